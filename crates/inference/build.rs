@@ -1,5 +1,9 @@
-//! Compiles the kernels for the host twin.
+//! Compiles the kernels for the host twin, and once more with each defect that tests plant.
 
 fn main() {
-    host_twin_build::Kernels::new("kernels").folder("kernels").compile();
+    let table = |name| host_twin_build::Kernels::new(name).include("../gpu/kernels").include("kernels");
+    table("kernels").folder("kernels").compile();
+    table("planted")
+        .planted("kernels/resident.cu", "DB_DEFECT_NO_GRID_BARRIER", "DB_DEFECT_NO_GRID_BARRIER")
+        .compile();
 }

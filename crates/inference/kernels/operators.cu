@@ -1,152 +1,11 @@
-/*! Operators of models for any GPU and for the host twin, in single or half precision; sums are in single precision.
- *
- * A value's element is found by strides, so that a value may be some channels of a larger one, and channels may be the
- * slowest axis or the fastest. Structs are those of `src/launch.rs`. All pointers lead to device memory. Launches end by
+/*! Kernels of models' operators for any GPU and for the host twin: one launch a step. The bodies are in `operators.h`. Launches end by
  * themselves.
  */
-#ifdef DB_TWIN
-#include <cuda_fp16.h>
-#endif
+#include "operators.h"
 
-/* What follows an operator: numbers of `activation_words` in src/launch.rs. */
-enum { ACTIVATION_NONE, ACTIVATION_CLIP, ACTIVATION_SIGMOID, ACTIVATION_HARD_SIGMOID, ACTIVATION_HARD_SWISH };
-
-/* Alpha and beta: the bounds of a clip, the factor and offset of a hard sigmoid. */
-struct activation {
-    unsigned int kind;
-    float alpha, beta;
-};
-
-struct window {
-    unsigned int rows, columns, stride_rows, stride_columns, pad_top, pad_left, dilation_rows, dilation_columns;
-};
-
-/* An image's extents, and the distances of images, channels and pixels. */
-struct extent {
-    unsigned int channels, rows, columns, image, channel, pixel;
-};
-
-struct convolution {
-    struct extent from, to, residual;
-    struct window window;
-    struct activation activation;
-    unsigned int groups;
-};
-
-struct pooling {
-    struct extent from, to;
-    struct window window;
-    /* 0: the greatest; 1: the mean of what lies in the image; 2: the mean with pads. */
-    unsigned int mean;
-    /* Rows and columns with the last pads. */
-    unsigned int padded_rows, padded_columns;
-};
-
-struct elements {
-    struct extent from, to, second;
-    struct activation activation;
-    /* 0: the first alone; 1: the sum; 2: the product; 3: the product with a number for each channel. */
-    unsigned int operation;
-};
-
-/* A number in half precision, as memory holds it. */
-struct half_number {
-    unsigned short bits;
-};
-
-static __device__ inline float number(float stored) { return stored; }
-static __device__ inline void keep(float *to, float x) { *to = x; }
-#ifdef DB_TWIN
-static __device__ inline float number(struct half_number stored) { return __half2float(__ushort_as_half(stored.bits)); }
-static __device__ inline void keep(struct half_number *to, float x) { to->bits = __half_as_ushort(__float2half(x)); }
-#else
-static __device__ inline float number(struct half_number stored) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(stored.bits));
-    return x;
-}
-static __device__ inline void keep(struct half_number *to, float x) {
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
-}
-#endif
-
-/* Where element `at` of an image lies, counted channel by channel. */
-static __device__ inline size_t place_of(const struct extent *of, unsigned int image, unsigned int at) {
-    unsigned int pixels = of->rows * of->columns;
-    return (size_t)image * of->image + (size_t)(at / pixels) * of->channel + (size_t)(at % pixels) * of->pixel;
-}
-
-/* Which element of an image a thread takes: neighbours take neighbours in memory. */
-static __device__ inline unsigned int element_of(const struct extent *of, unsigned int thread) {
-    if (of->channel != 1) return thread;
-    return thread % of->channels * (of->rows * of->columns) + thread / of->channels;
-}
-
-static __device__ float activate(struct activation of, float x) {
-    switch (of.kind) {
-    case ACTIVATION_CLIP: return fminf(fmaxf(x, of.alpha), of.beta);
-    case ACTIVATION_SIGMOID: return 1.0f / (1.0f + expf(-x));
-    case ACTIVATION_HARD_SIGMOID: return fminf(fmaxf(of.alpha * x + of.beta, 0.0f), 1.0f);
-    case ACTIVATION_HARD_SWISH: return x * fminf(fmaxf(x / 6.0f + 0.5f, 0.0f), 1.0f);
-    default: return x;
-    }
-}
-
-#define TILE 64 /* channels and pixels of a block */
-#define DEPTH 16 /* of the sum, between barriers */
-
-/* Adds bias and residual to a sum, applies the activation, and keeps the result. */
-template <typename T>
-static __device__ inline void finish(float sum, unsigned int output, unsigned int pixel, const float *bias, const T *residual, T *to,
-                                     const struct convolution *shape) {
-    unsigned int at = output * shape->to.rows * shape->to.columns + pixel;
-    if (bias) sum += bias[output];
-    if (residual) sum += number(residual[place_of(&shape->residual, blockIdx.z, at)]);
-    keep(&to[place_of(&shape->to, blockIdx.z, at)], activate(shape->activation, sum));
-}
-
-template <typename T>
-static __device__ inline void conv_tiled_of(const T *from, const T *weights, const float *bias, const T *residual, T *to,
-                                            const struct convolution *shape, float (*left)[TILE + 4], float (*right)[TILE + 4]) {
-    const struct window w = shape->window;
-    const struct extent in = shape->from;
-    const unsigned int me = threadIdx.x, pixels = shape->to.rows * shape->to.columns, of_kernel = w.rows * w.columns;
-    const unsigned int depth = in.channels * of_kernel;
-    const unsigned int first_pixel = blockIdx.x * TILE, first_output = blockIdx.y * TILE;
-    const T *image = from + (size_t)blockIdx.z * in.image;
-    /* What this thread brings: one pixel, four places of the depth; one place of the depth, four outputs. */
-    const unsigned int my_pixel = first_pixel + me % TILE, my_row = my_pixel / shape->to.columns * w.stride_rows;
-    const unsigned int my_column = my_pixel % shape->to.columns * w.stride_columns;
-    const unsigned int across = me % 16 * 4, down = me / 16 * 4;
-    float sums[4][4] = {{0}};
-    for (unsigned int begin = 0; begin < depth; begin += DEPTH) {
-        for (unsigned int step = 0; step < 4; step++) {
-            unsigned int at = begin + me / TILE + step * 4, row = me / DEPTH + step * 16;
-            float value = 0;
-            if (at < depth && my_pixel < pixels) {
-                unsigned int channel = at / of_kernel, in_kernel = at % of_kernel;
-                unsigned int y = my_row + in_kernel / w.columns * w.dilation_rows - w.pad_top;
-                unsigned int x = my_column + in_kernel % w.columns * w.dilation_columns - w.pad_left;
-                /* Above and left of the image the differences wrap. */
-                if (y < in.rows && x < in.columns)
-                    value = number(image[(size_t)channel * in.channel + (size_t)(y * in.columns + x) * in.pixel]);
-            }
-            right[me / TILE + step * 4][me % TILE] = value;
-            at = begin + me % DEPTH;
-            bool inside = at < depth && first_output + row < shape->to.channels;
-            left[me % DEPTH][row] = inside ? number(weights[(size_t)(first_output + row) * depth + at]) : 0.0f;
-        }
-        __syncthreads();
-        for (unsigned int k = 0; k < DEPTH; k++)
-            for (unsigned int i = 0; i < 4; i++)
-                for (unsigned int j = 0; j < 4; j++) sums[i][j] += left[k][down + i] * right[k][across + j];
-        __syncthreads();
-    }
-    for (unsigned int i = 0; i < 4; i++)
-        for (unsigned int j = 0; j < 4; j++) {
-            unsigned int output = first_output + down + i, pixel = first_pixel + across + j;
-            if (output < shape->to.channels && pixel < pixels) finish(sums[i][j], output, pixel, bias, residual, to, shape);
-        }
+static __device__ inline struct virtual_block launched(void) {
+    struct virtual_block b = {blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, blockDim.x};
+    return b;
 }
 
 /* Convolution as a product of matrices: weights times the pixels that each output sees. `residual` and `bias` may be null. For one
@@ -155,233 +14,100 @@ extern "C" __global__ void __launch_bounds__(256) conv_tiled(const float *from, 
                                                              const float *residual, float *to, struct convolution shape) {
     __shared__ float left[DEPTH][TILE + 4];
     __shared__ float right[DEPTH][TILE + 4];
-    conv_tiled_of(from, weights, bias, residual, to, &shape, left, right);
+    conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, left, right);
 }
 extern "C" __global__ void __launch_bounds__(256)
     conv_tiled_half(const struct half_number *from, const struct half_number *weights, const float *bias,
                     const struct half_number *residual, struct half_number *to, struct convolution shape) {
     __shared__ float left[DEPTH][TILE + 4];
     __shared__ float right[DEPTH][TILE + 4];
-    conv_tiled_of(from, weights, bias, residual, to, &shape, left, right);
-}
-
-template <typename T>
-static __device__ inline void conv_grouped_of(const T *from, const T *weights, const float *bias, const T *residual, T *to,
-                                              const struct convolution *shape) {
-    const struct window w = shape->window;
-    const struct extent in = shape->from;
-    const unsigned int thread = blockIdx.x * blockDim.x + threadIdx.x, pixels = shape->to.rows * shape->to.columns;
-    if (thread >= pixels * shape->to.channels) return;
-    const unsigned int at = element_of(&shape->to, thread), output = at / pixels, pixel = at % pixels;
-    const unsigned int of_group = in.channels / shape->groups;
-    const unsigned int row = pixel / shape->to.columns * w.stride_rows, column = pixel % shape->to.columns * w.stride_columns;
-    const unsigned int first = output / (shape->to.channels / shape->groups) * of_group;
-    const T *image = from + (size_t)blockIdx.z * in.image;
-    float sum = 0;
-    for (unsigned int channel = 0; channel < of_group; channel++)
-        for (unsigned int i = 0; i < w.rows; i++) {
-            unsigned int y = row + i * w.dilation_rows - w.pad_top;
-            if (y >= in.rows) continue;
-            for (unsigned int j = 0; j < w.columns; j++) {
-                unsigned int x = column + j * w.dilation_columns - w.pad_left;
-                if (x >= in.columns) continue;
-                sum += number(weights[((size_t)(output * of_group + channel) * w.rows + i) * w.columns + j]) *
-                       number(image[(size_t)(first + channel) * in.channel + (size_t)(y * in.columns + x) * in.pixel]);
-            }
-        }
-    finish(sum, output, pixel, bias, residual, to, shape);
+    conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, left, right);
 }
 
 /* Convolution in groups, one output a thread. Launch: 128 threads; blocks: elements of an image / 128, 1, images. */
 extern "C" __global__ void __launch_bounds__(128) conv_grouped(const float *from, const float *weights, const float *bias,
                                                                const float *residual, float *to, struct convolution shape) {
-    conv_grouped_of(from, weights, bias, residual, to, &shape);
+    conv_grouped_of(launched(), from, weights, bias, residual, to, &shape);
 }
 extern "C" __global__ void __launch_bounds__(128)
     conv_grouped_half(const struct half_number *from, const struct half_number *weights, const float *bias,
                       const struct half_number *residual, struct half_number *to, struct convolution shape) {
-    conv_grouped_of(from, weights, bias, residual, to, &shape);
-}
-
-template <typename T>
-static __device__ inline void conv_finish_of(const float *bias, const T *residual, T *to, const struct convolution *shape) {
-    const unsigned int thread = blockIdx.x * blockDim.x + threadIdx.x, pixels = shape->to.rows * shape->to.columns;
-    if (thread >= pixels * shape->to.channels) return;
-    const unsigned int at = element_of(&shape->to, thread);
-    finish(number(to[place_of(&shape->to, blockIdx.z, at)]), at / pixels, at % pixels, bias, residual, to, shape);
+    conv_grouped_of(launched(), from, weights, bias, residual, to, &shape);
 }
 
 /* Adds bias and residual to what a library's convolution left in `to`, and applies the activation. Launch: as `conv_grouped`. */
 extern "C" __global__ void __launch_bounds__(128) conv_finish(const float *bias, const float *residual, float *to,
                                                               struct convolution shape) {
-    conv_finish_of(bias, residual, to, &shape);
+    conv_finish_of(launched(), bias, residual, to, &shape);
 }
 extern "C" __global__ void __launch_bounds__(128)
     conv_finish_half(const float *bias, const struct half_number *residual, struct half_number *to, struct convolution shape) {
-    conv_finish_of(bias, residual, to, &shape);
-}
-
-template <typename T>
-static __device__ inline void linear_of(const T *from, const T *weights, const float *bias, T *to, const struct elements *shape) {
-    const unsigned int output = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, depth = shape->from.channels;
-    const T *row = from + (size_t)blockIdx.y * shape->from.image;
-    float sum = 0;
-    if (output < shape->to.channels)
-        for (unsigned int at = lane; at < depth; at += 32)
-            sum += number(row[(size_t)at * shape->from.channel]) * number(weights[(size_t)output * depth + at]);
-    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
-    if (lane == 0 && output < shape->to.channels)
-        keep(&to[place_of(&shape->to, blockIdx.y, output)], activate(shape->activation, sum + (bias ? bias[output] : 0)));
+    conv_finish_of(launched(), bias, residual, to, &shape);
 }
 
 /* Rows times the weights' transpose, a warp an output. `channels` of `from` and `to` are their columns.
  * Launch: 128 threads; blocks: outputs / 4, rows. */
 extern "C" __global__ void __launch_bounds__(128) linear(const float *from, const float *weights, const float *bias, float *to,
                                                          struct elements shape) {
-    linear_of(from, weights, bias, to, &shape);
+    linear_of(launched(), from, weights, bias, to, &shape);
 }
 extern "C" __global__ void __launch_bounds__(128) linear_half(const struct half_number *from, const struct half_number *weights,
                                                               const float *bias, struct half_number *to, struct elements shape) {
-    linear_of(from, weights, bias, to, &shape);
-}
-
-template <typename T> static __device__ inline void pool_of(const T *from, T *to, const struct pooling *shape) {
-    const struct window w = shape->window;
-    const struct extent in = shape->from;
-    const unsigned int thread = blockIdx.x * blockDim.x + threadIdx.x, pixels = shape->to.rows * shape->to.columns;
-    if (thread >= pixels * shape->to.channels) return;
-    const unsigned int at = element_of(&shape->to, thread), channel = at / pixels, pixel = at % pixels;
-    const unsigned int row = pixel / shape->to.columns * w.stride_rows, column = pixel % shape->to.columns * w.stride_columns;
-    const T *image = from + (size_t)blockIdx.y * in.image + (size_t)channel * in.channel;
-    float most = -__int_as_float(0x7f800000), sum = 0;
-    unsigned int seen = 0, with_pads = 0;
-    for (unsigned int i = 0; i < w.rows; i++)
-        for (unsigned int j = 0; j < w.columns; j++) {
-            unsigned int down = row + i * w.dilation_rows, across = column + j * w.dilation_columns;
-            unsigned int y = down - w.pad_top, x = across - w.pad_left;
-            with_pads += down < shape->padded_rows && across < shape->padded_columns;
-            if (y >= in.rows || x >= in.columns) continue;
-            float value = number(image[(size_t)(y * in.columns + x) * in.pixel]);
-            most = fmaxf(most, value);
-            sum += value;
-            seen++;
-        }
-    keep(&to[place_of(&shape->to, blockIdx.y, at)], shape->mean == 0 ? most : sum / (shape->mean == 1 ? seen : with_pads));
+    linear_of(launched(), from, weights, bias, to, &shape);
 }
 
 /* The greatest or the mean of a window, an element a thread. Launch: 256 threads; blocks: elements of an image / 256, images. */
 extern "C" __global__ void __launch_bounds__(256) pool(const float *from, float *to, struct pooling shape) {
-    pool_of(from, to, &shape);
+    pool_of(launched(), from, to, &shape);
 }
 extern "C" __global__ void __launch_bounds__(256) pool_half(const struct half_number *from, struct half_number *to,
                                                             struct pooling shape) {
-    pool_of(from, to, &shape);
-}
-
-template <typename T> static __device__ inline void mean_of(const T *from, T *to, const struct elements *shape) {
-    const struct extent in = shape->from;
-    const unsigned int channel = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, pixels = in.rows * in.columns;
-    const T *image = from + (size_t)blockIdx.y * in.image + (size_t)channel * in.channel;
-    float sum = 0;
-    if (channel < in.channels)
-        for (unsigned int at = lane; at < pixels; at += 32) sum += number(image[(size_t)at * in.pixel]);
-    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
-    if (lane == 0 && channel < in.channels)
-        keep(&to[place_of(&shape->to, blockIdx.y, channel)], activate(shape->activation, sum / pixels));
+    pool_of(launched(), from, to, &shape);
 }
 
 /* The mean of each channel, a warp a channel. Launch: 128 threads; blocks: channels / 4, images. */
 extern "C" __global__ void __launch_bounds__(128) mean(const float *from, float *to, struct elements shape) {
-    mean_of(from, to, &shape);
+    mean_of(launched(), from, to, &shape);
 }
 extern "C" __global__ void __launch_bounds__(128) mean_half(const struct half_number *from, struct half_number *to,
                                                             struct elements shape) {
-    mean_of(from, to, &shape);
-}
-
-template <typename T>
-static __device__ inline void elementwise_of(const T *from, const T *second, T *to, const struct elements *shape) {
-    const unsigned int thread = blockIdx.x * blockDim.x + threadIdx.x, pixels = shape->to.rows * shape->to.columns;
-    if (thread >= shape->to.channels * pixels) return;
-    const unsigned int at = element_of(&shape->to, thread);
-    float value = number(from[place_of(&shape->from, blockIdx.y, at)]);
-    if (shape->operation) {
-        float operand = number(second[place_of(&shape->second, blockIdx.y, shape->operation == 3 ? at / pixels : at)]);
-        value = shape->operation == 1 ? value + operand : value * operand;
-    }
-    keep(&to[place_of(&shape->to, blockIdx.y, at)], activate(shape->activation, value));
+    mean_of(launched(), from, to, &shape);
 }
 
 /* Sums, products, activations and copies, an element a thread. Launch: 256 threads; blocks: elements of an image / 256, images. */
 extern "C" __global__ void __launch_bounds__(256) elementwise(const float *from, const float *second, float *to,
                                                               struct elements shape) {
-    elementwise_of(from, second, to, &shape);
+    elementwise_of(launched(), from, second, to, &shape);
 }
 extern "C" __global__ void __launch_bounds__(256) elementwise_half(const struct half_number *from, const struct half_number *second,
                                                                    struct half_number *to, struct elements shape) {
-    elementwise_of(from, second, to, &shape);
-}
-
-/* Which element of `from` becomes element `at` of `to` when channels become blocks of rows and columns; `operation`: the block's side. */
-static __device__ inline unsigned int in_blocks(const struct elements *shape, unsigned int at) {
-    const unsigned int side = shape->operation;
-    const unsigned int column = at % shape->to.columns, row = at / shape->to.columns % shape->to.rows;
-    const unsigned int channel = (at / shape->to.columns / shape->to.rows * side + row % side) * side + column % side;
-    return (channel * shape->from.rows + row / side) * shape->from.columns + column / side;
-}
-
-template <typename T> static __device__ inline void depth_to_space_of(const T *from, T *to, const struct elements *shape) {
-    const unsigned int thread = blockIdx.x * blockDim.x + threadIdx.x;
-    if (thread >= shape->to.channels * shape->to.rows * shape->to.columns) return;
-    const unsigned int at = element_of(&shape->to, thread);
-    to[place_of(&shape->to, blockIdx.y, at)] = from[place_of(&shape->from, blockIdx.y, in_blocks(shape, at))];
+    elementwise_of(launched(), from, second, to, &shape);
 }
 
 /* Channels become blocks of rows and columns, an output a thread. Launch: as `elementwise`. */
 extern "C" __global__ void __launch_bounds__(256) depth_to_space(const float *from, float *to, struct elements shape) {
-    depth_to_space_of(from, to, &shape);
+    depth_to_space_of(launched(), from, to, &shape);
 }
 extern "C" __global__ void __launch_bounds__(256) depth_to_space_half(const struct half_number *from, struct half_number *to,
                                                                       struct elements shape) {
-    depth_to_space_of(from, to, &shape);
-}
-
-/* A tensor of a slot: it lies `offset` bytes behind the begin of the slot that `*index` names. A slot's tensors are of single
- * precision, channel by channel, the images one behind the other. */
-struct slot {
-    unsigned char *base;
-    const unsigned int *index;
-    unsigned long long stride, offset;
-};
-
-template <typename T> static __device__ inline void load_of(const struct slot *slot, T *to, const struct elements *shape) {
-    const unsigned int at = blockIdx.x * blockDim.x + threadIdx.x, count = shape->to.channels * shape->to.rows * shape->to.columns;
-    const float *from = (const float *)(slot->base + *slot->index * slot->stride + slot->offset);
-    if (at < count) keep(&to[place_of(&shape->to, blockIdx.y, at)], from[(size_t)blockIdx.y * count + at]);
+    depth_to_space_of(launched(), from, to, &shape);
 }
 
 /* The model's input, from its slot. Launch: as `elementwise`. */
 extern "C" __global__ void __launch_bounds__(256) load(struct slot slot, float *to, struct elements shape) {
-    load_of(&slot, to, &shape);
+    load_of(launched(), &slot, to, &shape);
 }
 extern "C" __global__ void __launch_bounds__(256) load_half(struct slot slot, struct half_number *to, struct elements shape) {
-    load_of(&slot, to, &shape);
-}
-
-template <typename T> static __device__ inline void store_of(const struct slot *slot, const T *from, const struct elements *shape) {
-    const unsigned int at = blockIdx.x * blockDim.x + threadIdx.x;
-    const unsigned int count = shape->to.channels * shape->to.rows * shape->to.columns;
-    float *to = (float *)(slot->base + *slot->index * slot->stride + slot->offset);
-    if (at < count) to[(size_t)blockIdx.y * count + at] = number(from[place_of(&shape->from, blockIdx.y, in_blocks(shape, at))]);
+    load_of(launched(), &slot, to, &shape);
 }
 
 /* The model's output, to its slot, its channels as blocks where the side is above 1. Launch: as `elementwise`. */
 extern "C" __global__ void __launch_bounds__(256) store(struct slot slot, const float *from, struct elements shape) {
-    store_of(&slot, from, &shape);
+    store_of(launched(), &slot, from, &shape);
 }
 extern "C" __global__ void __launch_bounds__(256) store_half(struct slot slot, const struct half_number *from,
                                                              struct elements shape) {
-    store_of(&slot, from, &shape);
+    store_of(launched(), &slot, from, &shape);
 }
 
 /* A number between -1 and 1 that depends on its place alone. */

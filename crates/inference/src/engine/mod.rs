@@ -3,6 +3,7 @@
 pub mod gpu;
 pub mod onnx_runtime;
 pub mod preprocess;
+pub mod resident;
 pub mod twin;
 
 use crate::launch::LaunchError;
@@ -46,6 +47,17 @@ pub enum EngineError {
     /// Fewer or more inputs than the model has.
     #[error("{given} inputs, the model takes {wanted}")]
     Inputs { given: usize, wanted: usize },
+    /// A resident kernel has only our operators.
+    #[error(
+        "step {step} is computed by {by}, and a resident kernel has only our own: load {model} without libraries"
+    )]
+    NotOwn { model: String, step: String, by: String },
+    /// Tensors of slots that are not the model's.
+    #[error("slots have {given:?} bytes of {what}, the model {wanted:?}")]
+    Slots { what: &'static str, given: Vec<usize>, wanted: Vec<usize> },
+    /// A block of a resident kernel did not come to the barrier.
+    #[error("{model}: blocks of the resident kernel waited longer than {limit:?} for one another")]
+    Late { model: String, limit: std::time::Duration },
     /// A kernel did not run to its end.
     #[error("step {step}: {source}")]
     Twin { step: String, source: host_twin::TwinError },

@@ -103,28 +103,12 @@ impl Twin {
         let (launch, kernel) = self.launches[at].clone();
         let mut arguments = Arguments::new();
         for argument in &launch.arguments {
-            arguments = match *argument {
-                Argument::Arena(byte) => {
-                    arguments.pointer(self.arena.as_mut_ptr().cast::<u8>().wrapping_add(byte))
-                }
-                Argument::Constant(number) if !self.halves.is_empty() => {
-                    arguments.pointer(self.halves[number].as_mut_ptr())
-                }
-                Argument::Constant(number) | Argument::Bias(number) => {
-                    arguments.pointer(self.plan.constants[number].as_ptr().cast_mut())
-                }
-                Argument::Null => arguments.pointer(std::ptr::null_mut::<f32>()),
-                Argument::Input(number) => {
-                    let base = self.inputs[number].as_mut_ptr();
-                    arguments.push(self.slot(base))
-                }
-                Argument::Output(number) => {
-                    let base = self.outputs[number].as_mut_ptr();
-                    arguments.push(self.slot(base))
-                }
-                Argument::Conv(words) => arguments.push(words),
-                Argument::Pool(words) => arguments.push(words),
-                Argument::Elements(words) => arguments.push(words),
+            arguments = match argument {
+                Argument::Conv(words) => arguments.push(*words),
+                Argument::Pool(words) => arguments.push(*words),
+                Argument::Elements(words) => arguments.push(*words),
+                Argument::Input(_) | Argument::Output(_) => arguments.push(self.slot(argument)),
+                address => arguments.push(self.address(address)),
             };
         }
         let [x, y, z] = launch.blocks;
@@ -136,14 +120,38 @@ impl Twin {
             .map_err(|source| EngineError::Twin { step: self.plan.steps[at].names.join(" "), source })
     }
 
-    /// `struct slot`.
-    fn slot(&mut self, base: *mut f32) -> [u64; 4] {
-        [
-            base.expose_provenance() as u64,
-            std::ptr::from_mut(&mut *self.slot).expose_provenance() as u64,
-            0,
-            0,
-        ]
+    /// Where what an argument names lies; 0 for one that names nothing.
+    pub(super) fn address(&mut self, argument: &Argument) -> u64 {
+        let address = match *argument {
+            Argument::Arena(byte) => {
+                self.arena.as_mut_ptr().cast::<u8>().wrapping_add(byte).expose_provenance()
+            }
+            Argument::Constant(number) if !self.halves.is_empty() => {
+                self.halves[number].as_mut_ptr().expose_provenance()
+            }
+            Argument::Constant(number) | Argument::Bias(number) => {
+                self.plan.constants[number].as_ptr().expose_provenance()
+            }
+            Argument::Input(number) => self.inputs[number].as_mut_ptr().expose_provenance(),
+            Argument::Output(number) => self.outputs[number].as_mut_ptr().expose_provenance(),
+            Argument::Null | Argument::Conv(_) | Argument::Pool(_) | Argument::Elements(_) => 0,
+        };
+        address as u64
+    }
+
+    /// `struct slot` of an input or output; of another argument the address alone counts.
+    pub(super) fn slot(&mut self, argument: &Argument) -> [u64; 4] {
+        [self.address(argument), std::ptr::from_mut(&mut *self.slot).expose_provenance() as u64, 0, 0]
+    }
+
+    /// The launches of its steps.
+    pub(super) fn launches(&self) -> Vec<Launch> {
+        self.launches.iter().map(|(launch, _)| launch.clone()).collect()
+    }
+
+    /// What the last run wrote.
+    pub(super) fn outputs(&self) -> Vec<Vec<f32>> {
+        self.outputs.clone()
     }
 }
 
@@ -157,7 +165,7 @@ impl Engine for Twin {
         for at in 0..self.launches.len() {
             self.launch(at)?;
         }
-        Ok(self.outputs.clone())
+        Ok(self.outputs())
     }
 }
 

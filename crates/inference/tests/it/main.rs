@@ -6,3 +6,4 @@ mod libraries;
 mod models;
 mod operators;
 mod preprocess;
+mod resident;

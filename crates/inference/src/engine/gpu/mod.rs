@@ -13,6 +13,7 @@ mod kept;
 mod libraries;
 mod library_plan;
 mod ready;
+mod resident;
 mod stamped;
 mod weights;
 
@@ -33,6 +34,7 @@ use weights::Weights;
 pub use fastest::{Fastest, fastest};
 pub use instance::{Instance, SelfLaunchingInstance};
 pub use libraries::{By, Chosen, Libraries, Library, Tried};
+pub use resident::{Resident, ResidentAlone};
 
 /// The longest that a copy or a run of a model may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -42,7 +44,8 @@ const BETWEEN: usize = 4 << 20;
 /// The units of all kernels.
 pub fn units() -> [Unit; 2] {
     [
-        Unit::new("operators.cu", include_str!("../../../kernels/operators.cu")),
+        Unit::new("operators.cu", include_str!("../../../kernels/operators.cu"))
+            .header("operators.h", include_str!("../../../kernels/operators.h")),
         Unit::new("preprocess.cu", include_str!("../../../kernels/preprocess.cu")),
     ]
 }

@@ -126,27 +126,33 @@ impl Place<'_> {
     }
 
     fn arguments(&self, launch: &Launch) -> gpu::Result<Arguments> {
-        let missing = || Error::Refused("a constant of a kernel is not there".into());
-        let constant = |number, form| self.weights.address((number, form)).ok_or_else(missing);
         launch.arguments.iter().try_fold(Arguments::new(), |arguments, argument| {
-            Ok(match *argument {
-                Argument::Arena(byte) => arguments.u64(self.memory.arena.address() + byte as u64),
-                Argument::Constant(number) => arguments.u64(constant(number, Form::Plan)?),
-                Argument::Bias(number) => arguments.u64(constant(number, Form::Single)?),
-                Argument::Null => arguments.u64(0),
-                Argument::Input(number) => arguments.bytes(&self.slot(&self.memory.inputs[number])),
-                Argument::Output(number) => arguments.bytes(&self.slot(&self.memory.outputs[number])),
-                Argument::Conv(ref words) => arguments.bytes(&words_of(words)),
-                Argument::Pool(ref words) => arguments.bytes(&words_of(words)),
-                Argument::Elements(ref words) => arguments.bytes(&words_of(words)),
+            Ok(match argument {
+                Argument::Input(_) | Argument::Output(_) => {
+                    let words = self.words(argument)?;
+                    arguments.bytes(&words.map(u64::to_le_bytes).concat())
+                }
+                Argument::Conv(words) => arguments.bytes(&words_of(words)),
+                Argument::Pool(words) => arguments.bytes(&words_of(words)),
+                Argument::Elements(words) => arguments.bytes(&words_of(words)),
+                address => arguments.u64(self.words(address)?[0]),
             })
         })
     }
 
-    /// `struct slot`: base, index, stride, offset.
-    fn slot(&self, base: &DeviceMemory) -> Vec<u8> {
-        let words = [base.address(), self.memory.slot.address(), 0, 0];
-        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    /// `struct slot` of an input or output: base, index, stride, offset; of another argument its address comes first.
+    pub fn words(&self, argument: &Argument) -> gpu::Result<[u64; 4]> {
+        let missing = || Error::Refused("a constant of a kernel is not there".into());
+        let constant = |number, form| self.weights.address((number, form)).ok_or_else(missing);
+        let address = match *argument {
+            Argument::Arena(byte) => self.memory.arena.address() + byte as u64,
+            Argument::Constant(number) => constant(number, Form::Plan)?,
+            Argument::Bias(number) => constant(number, Form::Single)?,
+            Argument::Input(number) => self.memory.inputs[number].address(),
+            Argument::Output(number) => self.memory.outputs[number].address(),
+            Argument::Null | Argument::Conv(_) | Argument::Pool(_) | Argument::Elements(_) => 0,
+        };
+        Ok([address, self.memory.slot.address(), 0, 0])
     }
 }
 

@@ -1,0 +1,306 @@
+/*! Bodies of the models' operators, in single or half precision; sums are in single precision. `operators.cu` has a kernel for each, of
+ * which a block of the launch computes a block; in `resident.cu` the blocks of one launch compute those of all steps.
+ *
+ * A value's element is found by strides, so that a value may be some channels of a larger one, and channels may be the
+ * slowest axis or the fastest. Structs are those of `src/launch.rs`. All pointers lead to device memory. Bodies wait for nothing but their
+ * own block.
+ */
+#ifndef DOORBELL_OPERATORS_H
+#define DOORBELL_OPERATORS_H
+
+#ifdef DB_TWIN
+#include <cuda_fp16.h>
+#endif
+
+/* What follows an operator: numbers of `activation_words` in src/launch.rs. */
+enum { ACTIVATION_NONE, ACTIVATION_CLIP, ACTIVATION_SIGMOID, ACTIVATION_HARD_SIGMOID, ACTIVATION_HARD_SWISH };
+
+/* Alpha and beta: the bounds of a clip, the factor and offset of a hard sigmoid. */
+struct activation {
+    unsigned int kind;
+    float alpha, beta;
+};
+
+struct window {
+    unsigned int rows, columns, stride_rows, stride_columns, pad_top, pad_left, dilation_rows, dilation_columns;
+};
+
+/* An image's extents, and the distances of images, channels and pixels. */
+struct extent {
+    unsigned int channels, rows, columns, image, channel, pixel;
+};
+
+struct convolution {
+    struct extent from, to, residual;
+    struct window window;
+    struct activation activation;
+    unsigned int groups;
+};
+
+struct pooling {
+    struct extent from, to;
+    struct window window;
+    /* 0: the greatest; 1: the mean of what lies in the image; 2: the mean with pads. */
+    unsigned int mean;
+    /* Rows and columns with the last pads. */
+    unsigned int padded_rows, padded_columns;
+};
+
+struct elements {
+    struct extent from, to, second;
+    struct activation activation;
+    /* 0: the first alone; 1: the sum; 2: the product; 3: the product with a number for each channel. */
+    unsigned int operation;
+};
+
+/* A number in half precision, as memory holds it. */
+struct half_number {
+    unsigned short bits;
+};
+
+static __device__ inline float number(float stored) { return stored; }
+static __device__ inline void keep(float *to, float x) { *to = x; }
+#ifdef DB_TWIN
+static __device__ inline float number(struct half_number stored) { return __half2float(__ushort_as_half(stored.bits)); }
+static __device__ inline void keep(struct half_number *to, float x) { to->bits = __half_as_ushort(__float2half(x)); }
+#else
+static __device__ inline float number(struct half_number stored) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(stored.bits));
+    return x;
+}
+static __device__ inline void keep(struct half_number *to, float x) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
+}
+#endif
+
+/* Of which block and thread a body computes the share: the launch's own, or one that a resident block takes in its turn. */
+struct virtual_block {
+    unsigned int x, y, z, thread, threads;
+};
+
+static __device__ inline unsigned int thread_of(struct virtual_block b) { return b.x * b.threads + b.thread; }
+
+/* Where element `at` of an image lies, counted channel by channel. */
+static __device__ inline size_t place_of(const struct extent *of, unsigned int image, unsigned int at) {
+    unsigned int pixels = of->rows * of->columns;
+    return (size_t)image * of->image + (size_t)(at / pixels) * of->channel + (size_t)(at % pixels) * of->pixel;
+}
+
+/* Which element of an image a thread takes: neighbours take neighbours in memory. */
+static __device__ inline unsigned int element_of(const struct extent *of, unsigned int thread) {
+    if (of->channel != 1) return thread;
+    return thread % of->channels * (of->rows * of->columns) + thread / of->channels;
+}
+
+static __device__ float activate(struct activation of, float x) {
+    switch (of.kind) {
+    case ACTIVATION_CLIP: return fminf(fmaxf(x, of.alpha), of.beta);
+    case ACTIVATION_SIGMOID: return 1.0f / (1.0f + expf(-x));
+    case ACTIVATION_HARD_SIGMOID: return fminf(fmaxf(of.alpha * x + of.beta, 0.0f), 1.0f);
+    case ACTIVATION_HARD_SWISH: return x * fminf(fmaxf(x / 6.0f + 0.5f, 0.0f), 1.0f);
+    default: return x;
+    }
+}
+
+#define TILE 64 /* channels and pixels of a block */
+#define DEPTH 16 /* of the sum, between barriers */
+
+/* Adds bias and residual to a sum, applies the activation, and keeps the result. */
+template <typename T>
+static __device__ inline void finish(struct virtual_block b, float sum, unsigned int output, unsigned int pixel, const float *bias,
+                                     const T *residual, T *to, const struct convolution *shape) {
+    unsigned int at = output * shape->to.rows * shape->to.columns + pixel;
+    if (bias) sum += bias[output];
+    if (residual) sum += number(residual[place_of(&shape->residual, b.z, at)]);
+    keep(&to[place_of(&shape->to, b.z, at)], activate(shape->activation, sum));
+}
+
+template <typename T>
+static __device__ inline void conv_tiled_of(struct virtual_block b, const T *from, const T *weights, const float *bias,
+                                            const T *residual, T *to, const struct convolution *shape,
+                                            float (*left)[TILE + 4], float (*right)[TILE + 4]) {
+    const struct window w = shape->window;
+    const struct extent in = shape->from;
+    const unsigned int me = b.thread, pixels = shape->to.rows * shape->to.columns, of_kernel = w.rows * w.columns;
+    const unsigned int depth = in.channels * of_kernel;
+    const unsigned int first_pixel = b.x * TILE, first_output = b.y * TILE;
+    const T *image = from + (size_t)b.z * in.image;
+    /* What this thread brings: one pixel, four places of the depth; one place of the depth, four outputs. */
+    const unsigned int my_pixel = first_pixel + me % TILE, my_row = my_pixel / shape->to.columns * w.stride_rows;
+    const unsigned int my_column = my_pixel % shape->to.columns * w.stride_columns;
+    const unsigned int across = me % 16 * 4, down = me / 16 * 4;
+    float sums[4][4] = {{0}};
+    for (unsigned int begin = 0; begin < depth; begin += DEPTH) {
+        for (unsigned int step = 0; step < 4; step++) {
+            unsigned int at = begin + me / TILE + step * 4, row = me / DEPTH + step * 16;
+            float value = 0;
+            if (at < depth && my_pixel < pixels) {
+                unsigned int channel = at / of_kernel, in_kernel = at % of_kernel;
+                unsigned int y = my_row + in_kernel / w.columns * w.dilation_rows - w.pad_top;
+                unsigned int x = my_column + in_kernel % w.columns * w.dilation_columns - w.pad_left;
+                /* Above and left of the image the differences wrap. */
+                if (y < in.rows && x < in.columns)
+                    value = number(image[(size_t)channel * in.channel + (size_t)(y * in.columns + x) * in.pixel]);
+            }
+            right[me / TILE + step * 4][me % TILE] = value;
+            at = begin + me % DEPTH;
+            bool inside = at < depth && first_output + row < shape->to.channels;
+            left[me % DEPTH][row] = inside ? number(weights[(size_t)(first_output + row) * depth + at]) : 0.0f;
+        }
+        __syncthreads();
+        for (unsigned int k = 0; k < DEPTH; k++)
+            for (unsigned int i = 0; i < 4; i++)
+                for (unsigned int j = 0; j < 4; j++) sums[i][j] += left[k][down + i] * right[k][across + j];
+        __syncthreads();
+    }
+    for (unsigned int i = 0; i < 4; i++)
+        for (unsigned int j = 0; j < 4; j++) {
+            unsigned int output = first_output + down + i, pixel = first_pixel + across + j;
+            if (output < shape->to.channels && pixel < pixels) finish(b, sums[i][j], output, pixel, bias, residual, to, shape);
+        }
+}
+
+template <typename T>
+static __device__ inline void conv_grouped_of(struct virtual_block b, const T *from, const T *weights, const float *bias,
+                                              const T *residual, T *to, const struct convolution *shape) {
+    const struct window w = shape->window;
+    const struct extent in = shape->from;
+    const unsigned int thread = thread_of(b), pixels = shape->to.rows * shape->to.columns;
+    if (thread >= pixels * shape->to.channels) return;
+    const unsigned int at = element_of(&shape->to, thread), output = at / pixels, pixel = at % pixels;
+    const unsigned int of_group = in.channels / shape->groups;
+    const unsigned int row = pixel / shape->to.columns * w.stride_rows, column = pixel % shape->to.columns * w.stride_columns;
+    const unsigned int first = output / (shape->to.channels / shape->groups) * of_group;
+    const T *image = from + (size_t)b.z * in.image;
+    float sum = 0;
+    for (unsigned int channel = 0; channel < of_group; channel++)
+        for (unsigned int i = 0; i < w.rows; i++) {
+            unsigned int y = row + i * w.dilation_rows - w.pad_top;
+            if (y >= in.rows) continue;
+            for (unsigned int j = 0; j < w.columns; j++) {
+                unsigned int x = column + j * w.dilation_columns - w.pad_left;
+                if (x >= in.columns) continue;
+                sum += number(weights[((size_t)(output * of_group + channel) * w.rows + i) * w.columns + j]) *
+                       number(image[(size_t)(first + channel) * in.channel + (size_t)(y * in.columns + x) * in.pixel]);
+            }
+        }
+    finish(b, sum, output, pixel, bias, residual, to, shape);
+}
+
+template <typename T>
+static __device__ inline void conv_finish_of(struct virtual_block b, const float *bias, const T *residual, T *to,
+                                             const struct convolution *shape) {
+    const unsigned int thread = thread_of(b), pixels = shape->to.rows * shape->to.columns;
+    if (thread >= pixels * shape->to.channels) return;
+    const unsigned int at = element_of(&shape->to, thread);
+    finish(b, number(to[place_of(&shape->to, b.z, at)]), at / pixels, at % pixels, bias, residual, to, shape);
+}
+
+template <typename T>
+static __device__ inline void linear_of(struct virtual_block b, const T *from, const T *weights, const float *bias, T *to,
+                                        const struct elements *shape) {
+    const unsigned int output = b.x * 4 + b.thread / 32, lane = b.thread % 32, depth = shape->from.channels;
+    const T *row = from + (size_t)b.y * shape->from.image;
+    float sum = 0;
+    if (output < shape->to.channels)
+        for (unsigned int at = lane; at < depth; at += 32)
+            sum += number(row[(size_t)at * shape->from.channel]) * number(weights[(size_t)output * depth + at]);
+    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+    if (lane == 0 && output < shape->to.channels)
+        keep(&to[place_of(&shape->to, b.y, output)], activate(shape->activation, sum + (bias ? bias[output] : 0)));
+}
+
+template <typename T>
+static __device__ inline void pool_of(struct virtual_block b, const T *from, T *to, const struct pooling *shape) {
+    const struct window w = shape->window;
+    const struct extent in = shape->from;
+    const unsigned int thread = thread_of(b), pixels = shape->to.rows * shape->to.columns;
+    if (thread >= pixels * shape->to.channels) return;
+    const unsigned int at = element_of(&shape->to, thread), channel = at / pixels, pixel = at % pixels;
+    const unsigned int row = pixel / shape->to.columns * w.stride_rows, column = pixel % shape->to.columns * w.stride_columns;
+    const T *image = from + (size_t)b.y * in.image + (size_t)channel * in.channel;
+    float most = -__int_as_float(0x7f800000), sum = 0;
+    unsigned int seen = 0, with_pads = 0;
+    for (unsigned int i = 0; i < w.rows; i++)
+        for (unsigned int j = 0; j < w.columns; j++) {
+            unsigned int down = row + i * w.dilation_rows, across = column + j * w.dilation_columns;
+            unsigned int y = down - w.pad_top, x = across - w.pad_left;
+            with_pads += down < shape->padded_rows && across < shape->padded_columns;
+            if (y >= in.rows || x >= in.columns) continue;
+            float value = number(image[(size_t)(y * in.columns + x) * in.pixel]);
+            most = fmaxf(most, value);
+            sum += value;
+            seen++;
+        }
+    keep(&to[place_of(&shape->to, b.y, at)], shape->mean == 0 ? most : sum / (shape->mean == 1 ? seen : with_pads));
+}
+
+template <typename T>
+static __device__ inline void mean_of(struct virtual_block b, const T *from, T *to, const struct elements *shape) {
+    const struct extent in = shape->from;
+    const unsigned int channel = b.x * 4 + b.thread / 32, lane = b.thread % 32, pixels = in.rows * in.columns;
+    const T *image = from + (size_t)b.y * in.image + (size_t)channel * in.channel;
+    float sum = 0;
+    if (channel < in.channels)
+        for (unsigned int at = lane; at < pixels; at += 32) sum += number(image[(size_t)at * in.pixel]);
+    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+    if (lane == 0 && channel < in.channels)
+        keep(&to[place_of(&shape->to, b.y, channel)], activate(shape->activation, sum / pixels));
+}
+
+template <typename T>
+static __device__ inline void elementwise_of(struct virtual_block b, const T *from, const T *second, T *to,
+                                             const struct elements *shape) {
+    const unsigned int thread = thread_of(b), pixels = shape->to.rows * shape->to.columns;
+    if (thread >= shape->to.channels * pixels) return;
+    const unsigned int at = element_of(&shape->to, thread);
+    float value = number(from[place_of(&shape->from, b.y, at)]);
+    if (shape->operation) {
+        float operand = number(second[place_of(&shape->second, b.y, shape->operation == 3 ? at / pixels : at)]);
+        value = shape->operation == 1 ? value + operand : value * operand;
+    }
+    keep(&to[place_of(&shape->to, b.y, at)], activate(shape->activation, value));
+}
+
+/* Which element of `from` becomes element `at` of `to` when channels become blocks of rows and columns; `operation`: the block's side. */
+static __device__ inline unsigned int in_blocks(const struct elements *shape, unsigned int at) {
+    const unsigned int side = shape->operation;
+    const unsigned int column = at % shape->to.columns, row = at / shape->to.columns % shape->to.rows;
+    const unsigned int channel = (at / shape->to.columns / shape->to.rows * side + row % side) * side + column % side;
+    return (channel * shape->from.rows + row / side) * shape->from.columns + column / side;
+}
+
+template <typename T>
+static __device__ inline void depth_to_space_of(struct virtual_block b, const T *from, T *to, const struct elements *shape) {
+    const unsigned int thread = thread_of(b);
+    if (thread >= shape->to.channels * shape->to.rows * shape->to.columns) return;
+    const unsigned int at = element_of(&shape->to, thread);
+    to[place_of(&shape->to, b.y, at)] = from[place_of(&shape->from, b.y, in_blocks(shape, at))];
+}
+
+/* A tensor of a slot: it lies `offset` bytes behind the begin of the slot that `*index` names. A slot's tensors are of single
+ * precision, channel by channel, the images one behind the other. */
+struct slot {
+    unsigned char *base;
+    const unsigned int *index;
+    unsigned long long stride, offset;
+};
+
+template <typename T>
+static __device__ inline void load_of(struct virtual_block b, const struct slot *slot, T *to, const struct elements *shape) {
+    const unsigned int at = thread_of(b), count = shape->to.channels * shape->to.rows * shape->to.columns;
+    const float *from = (const float *)(slot->base + *slot->index * slot->stride + slot->offset);
+    if (at < count) keep(&to[place_of(&shape->to, b.y, at)], from[(size_t)b.y * count + at]);
+}
+
+template <typename T>
+static __device__ inline void store_of(struct virtual_block b, const struct slot *slot, const T *from,
+                                       const struct elements *shape) {
+    const unsigned int at = thread_of(b);
+    const unsigned int count = shape->to.channels * shape->to.rows * shape->to.columns;
+    float *to = (float *)(slot->base + *slot->index * slot->stride + slot->offset);
+    if (at < count) to[(size_t)b.y * count + at] = number(from[place_of(&shape->from, b.y, in_blocks(shape, at))]);
+}
+
+#endif /* DOORBELL_OPERATORS_H */

@@ -1,0 +1,116 @@
+/*! All steps of a plan in one launch that stays on the GPU: its blocks compute the blocks of each step in turn, with the bodies of
+ * `operators.h`, and meet behind each step. So sums have the order that launches of `operators.cu` give them.
+ *
+ * Structs are written by `src/engine/resident.rs`. All pointers lead to device memory. What a NIC has written is read once the caller has
+ * acquired it. A wait for other blocks ends after the limit of the caller's grid.
+ */
+#include "grid.h"
+#include "operators.h"
+
+/* Numbers of `OPERATIONS` in src/engine/resident.rs. */
+enum {
+    OPERATION_CONV_TILED,
+    OPERATION_CONV_GROUPED,
+    OPERATION_LINEAR,
+    OPERATION_POOL,
+    OPERATION_MEAN,
+    OPERATION_ELEMENTWISE,
+    OPERATION_DEPTH_TO_SPACE,
+    OPERATION_LOAD,
+    OPERATION_STORE
+};
+
+#define RESIDENT_THREADS 256 /* of a block: as many as any operator's block has, or a multiple */
+
+/* One launch of operators.cu: its grid and its arguments. */
+struct step {
+    unsigned int operation, is_half, blocks[3], threads;
+    unsigned long long pointers[5]; /* in the order of the operator's arguments */
+    struct slot slot;
+    union {
+        struct convolution convolution;
+        struct pooling pooling;
+        struct elements elements;
+    } shape;
+};
+
+struct steps {
+    unsigned long long count;
+    struct step first[1];
+};
+
+/* One block of a step. The operators with barriers have blocks of RESIDENT_THREADS threads, so that all threads are in the same one. */
+template <typename T>
+static __device__ inline void run_block(const struct step *step, struct virtual_block b, float (*left)[TILE + 4],
+                                        float (*right)[TILE + 4]) {
+    const unsigned long long *to = step->pointers;
+    switch (step->operation) {
+    case OPERATION_CONV_TILED:
+        conv_tiled_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4], &step->shape.convolution,
+                      left, right);
+        break;
+    case OPERATION_CONV_GROUPED:
+        conv_grouped_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4],
+                        &step->shape.convolution);
+        break;
+    case OPERATION_LINEAR:
+        linear_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (T *)to[3], &step->shape.elements);
+        break;
+    case OPERATION_POOL: pool_of(b, (const T *)to[0], (T *)to[1], &step->shape.pooling); break;
+    case OPERATION_MEAN: mean_of(b, (const T *)to[0], (T *)to[1], &step->shape.elements); break;
+    case OPERATION_ELEMENTWISE: elementwise_of(b, (const T *)to[0], (const T *)to[1], (T *)to[2], &step->shape.elements); break;
+    case OPERATION_DEPTH_TO_SPACE: depth_to_space_of(b, (const T *)to[0], (T *)to[1], &step->shape.elements); break;
+    case OPERATION_LOAD: load_of(b, &step->slot, (T *)to[0], &step->shape.elements); break;
+    case OPERATION_STORE: store_of(b, &step->slot, (const T *)to[0], &step->shape.elements); break;
+    }
+}
+
+/* This block's share of a step: every so many of its blocks; several of them side by side where they have fewer threads. */
+static __device__ inline void run_step(const struct step *step, float (*left)[TILE + 4], float (*right)[TILE + 4]) {
+    const unsigned int *blocks = step->blocks, together = blockDim.x / step->threads;
+    const unsigned long long all = (unsigned long long)blocks[0] * blocks[1] * blocks[2];
+    struct virtual_block b = {0, 0, 0, threadIdx.x % step->threads, step->threads};
+    unsigned long long at;
+    for (at = (unsigned long long)blockIdx.x * together + threadIdx.x / step->threads; at < all; at += (unsigned long long)gridDim.x * together) {
+        b.x = (unsigned int)(at % blocks[0]);
+        b.y = (unsigned int)(at / blocks[0] % blocks[1]);
+        b.z = (unsigned int)(at / blocks[0] / blocks[1]);
+        if (step->is_half)
+            run_block<struct half_number>(step, b, left, right);
+        else
+            run_block<float>(step, b, left, right);
+    }
+}
+
+/* Runs a model once: all blocks of a cooperative launch call it, of RESIDENT_THREADS threads each, and have met when it returns. `model`:
+ * a struct steps. What came of the last meeting is in the grid. A resident kernel of another unit calls it by this name, and on the twin,
+ * which links no units, by the kernel's address. */
+#ifdef DB_TWIN
+extern "C" __global__ void db_model(unsigned long long model, struct db_grid *grid)
+#else
+extern "C" __device__ void db_model(unsigned long long model, struct db_grid *grid)
+#endif
+{
+    __shared__ float left[DEPTH][TILE + 4];
+    __shared__ float right[DEPTH][TILE + 4];
+    __shared__ struct step now;
+    const struct steps *steps = (const struct steps *)model;
+    const unsigned long long count = steps->count;
+    unsigned long long at;
+    unsigned int word;
+    for (at = 0; at < count; at++) {
+        for (word = threadIdx.x; word < sizeof now / 4; word += blockDim.x)
+            ((unsigned int *)&now)[word] = ((const unsigned int *)&steps->first[at])[word];
+        /* All threads have the step; behind it all blocks have what it wrote, and no thread needs it any more. */
+        __syncthreads();
+        run_step(&now, left, right);
+        if (db_grid_meet(grid)) return;
+    }
+}
+
+/* A model alone, several times. Launch: cooperative, RESIDENT_THREADS threads. `words`: of the grid's barrier. */
+extern "C" __global__ void __launch_bounds__(RESIDENT_THREADS)
+    resident(unsigned long long model, unsigned int *words, unsigned long long limit_ns, unsigned long long turns) {
+    struct db_grid grid = {words, limit_ns, 0, 0};
+    for (; turns && !grid.is_late; turns--) db_model(model, &grid);
+}

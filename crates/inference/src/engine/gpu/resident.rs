@@ -1,0 +1,145 @@
+//! A model on a GPU as the steps of one kernel that stays there.
+
+use std::sync::Arc;
+
+use gpu::{Arguments, DeviceMemory, Function, PinnedMemory, Priority, Shape, Stream, Way};
+
+use super::libraries::By;
+use super::ready::{Memory, Place, Ready, memory};
+use super::{BETWEEN, LIMIT, Loaded, bytes};
+use crate::engine::resident::{self, Slots, THREADS, late, table};
+use crate::engine::{Engine, EngineError};
+use crate::launch::{Argument, Launch};
+
+/// The steps of a model, and the memory that they work in, for a kernel that calls `db_model`.
+#[derive(Debug)]
+pub struct Resident {
+    steps: DeviceMemory,
+    memory: Memory,
+    loaded: Arc<Loaded>,
+}
+
+impl Resident {
+    /// Memory for one more instance; `slots`: where inputs and outputs lie if not there. Errors: a step that a library computes, with
+    /// its name and the library's; slots of other lengths; out of memory.
+    pub fn new(loaded: &Arc<Loaded>, slots: Option<&Slots>) -> Result<Resident, EngineError> {
+        let Loaded { code, plan, weights, .. } = &**loaded;
+        let launches = own(loaded)?;
+        slots.map_or(Ok(()), |slots| slots.check(plan))?;
+        let of_instance = Memory::new(&code.context, plan, 0)?;
+        let place = Place { code, plan, weights, memory: &of_instance };
+        let words = table(&launches, |argument| match (argument, slots) {
+            (Argument::Input(_) | Argument::Output(_), Some(slots)) => Ok(slots.of(argument)),
+            (argument, _) => place.words(argument),
+        })?;
+        let raw: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let steps = memory(&code.context, plan, "the steps of the resident kernel", raw.len())?;
+        let stream = Stream::new(&code.context, Priority::Least)?;
+        let between = PinnedMemory::new(&code.context, BETWEEN)?;
+        of_instance.slot.fill(0, &stream)?;
+        steps.write(0, &raw, Way { stream: &stream, between: &between, limit: LIMIT })?;
+        Ok(Resident { steps, memory: of_instance, loaded: loaded.clone() })
+    }
+
+    /// What a resident kernel gives to `db_model`.
+    pub fn address(&self) -> u64 {
+        self.steps.address()
+    }
+
+    /// The kernel that runs the model alone. Errors: the compiler's, the GPU's.
+    pub fn alone(self) -> Result<ResidentAlone, EngineError> {
+        let code = &self.loaded.code;
+        let module = super::module(&code.context, &code.builder, &resident::units())?;
+        let function = module.function("resident")?;
+        let blocks = function.resident_blocks(THREADS)?;
+        Ok(ResidentAlone {
+            stream: Stream::new(&code.context, Priority::Least)?,
+            between: PinnedMemory::new(&code.context, BETWEEN)?,
+            words: DeviceMemory::new(&code.context, 8)?,
+            function,
+            blocks,
+            resident: self,
+        })
+    }
+}
+
+/// The steps, if all are our kernels. Error: the first one that a library computes.
+fn own(loaded: &Loaded) -> Result<Vec<Launch>, EngineError> {
+    let all = loaded.ready.iter().zip(&loaded.plan.steps).zip(&loaded.chosen);
+    let launch = |((ready, step), chosen): ((&Ready, &crate::plan::Step), &super::Chosen)| match ready {
+        Ready::Own(launch) => Ok(launch.clone()),
+        Ready::Library(..) => Err(EngineError::NotOwn {
+            model: loaded.plan.name.clone(),
+            step: step.names.join(" "),
+            by: match &chosen.by {
+                By::Own => "a library".to_owned(),
+                by => by.to_string(),
+            },
+        }),
+    };
+    all.map(launch).collect()
+}
+
+/// A model in one kernel that runs by itself, as often as it is told.
+#[derive(Debug)]
+pub struct ResidentAlone {
+    stream: Stream,
+    between: PinnedMemory,
+    /// Of the grid's barrier.
+    words: DeviceMemory,
+    function: Function,
+    blocks: u32,
+    resident: Resident,
+}
+
+impl ResidentAlone {
+    /// Blocks of the kernel.
+    pub fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Runs the model so many times in one launch, and waits. Errors: the GPU's; a block that did not come to the barrier.
+    pub fn launch(&mut self, turns: u64) -> Result<(), EngineError> {
+        self.words.fill(0, &self.stream)?;
+        let arguments = Arguments::new()
+            .u64(self.resident.address())
+            .u64(self.words.address())
+            .u64(resident::LIMIT.as_nanos() as u64)
+            .u64(turns);
+        let shape = Shape { grid: [self.blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+        // SAFETY: the steps keep to the instance's memory and to what was loaded, which this value keeps; it lives until its stream is
+        // idle, or the context keeps its memory.
+        unsafe { self.stream.launch_cooperative(&self.function, shape, &arguments) }?;
+        self.stream.wait("a resident kernel", LIMIT)?;
+        let mut words = [0; 8];
+        self.words.read(0, &mut words, self.way())?;
+        late(&self.resident.loaded.plan, u32::from_le_bytes([words[4], words[5], words[6], words[7]]))
+    }
+
+    fn way(&self) -> Way<'_> {
+        Way { stream: &self.stream, between: &self.between, limit: LIMIT }
+    }
+}
+
+impl Engine for ResidentAlone {
+    fn name(&self) -> &'static str {
+        "own kernels, resident"
+    }
+
+    fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let Resident { memory, loaded, .. } = &self.resident;
+        let wanted: Vec<usize> = loaded.plan.inputs.iter().map(crate::graph::Shape::count).collect();
+        crate::engine::check_inputs(inputs, &wanted)?;
+        for (input, to) in inputs.iter().zip(&memory.inputs) {
+            to.write(0, bytes(input), self.way())?;
+        }
+        self.launch(1)?;
+        let Resident { memory, loaded, .. } = &self.resident;
+        let read = |(shape, from): (&crate::graph::Shape, &DeviceMemory)| {
+            let mut raw = vec![0; shape.count() * size_of::<f32>()];
+            from.read(0, &mut raw, self.way())?;
+            Ok(raw.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
+        };
+        loaded.plan.outputs.iter().zip(&memory.outputs).map(read).collect()
+    }
+}

@@ -1,0 +1,226 @@
+//! A plan as the steps of one kernel that stays on the GPU (`kernels/resident.cu`), and that kernel on the host twin.
+//!
+//! A resident kernel of another crate calls `db_model` with the address of the steps: a GPU's kernel by name, linked with [`units`], one
+//! of the twin's by [`twin_entry`]. Requests and answers may lie in slots: the first step reads and the last one writes the slot whose
+//! number lies in memory, so that nothing is copied ([`Slots`]).
+
+use std::time::Duration;
+
+use host_twin::{Arguments, Launch as Shape, TwinError, Visibility};
+
+use super::twin::Twin;
+use super::{Engine, EngineError, KERNELS};
+use crate::graph::Shape as Extents;
+use crate::launch::{Argument, Launch};
+use crate::plan::Plan;
+
+/// Threads of a block of a resident kernel.
+pub const THREADS: u32 = 256;
+/// The operators of `kernels/resident.cu` by number.
+const OPERATIONS: [&str; 9] = [
+    "conv_tiled",
+    "conv_grouped",
+    "linear",
+    "pool",
+    "mean",
+    "elementwise",
+    "depth_to_space",
+    "load",
+    "store",
+];
+/// The longest that a block waits for the others at a step's end.
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
+
+/// Where a tensor of a slot lies: `struct slot` of `kernels/operators.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InSlot {
+    /// Where slot 0 begins; where the slot's number lies, 32 bits; bytes from slot to slot, and to the tensor.
+    pub words: [u64; 4],
+    /// The tensor's length: of single precision, channel by channel.
+    pub bytes: usize,
+}
+
+/// The tensors of requests and answers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Slots {
+    /// In the order of the model's inputs.
+    pub inputs: Vec<InSlot>,
+    /// In the order of its outputs.
+    pub outputs: Vec<InSlot>,
+}
+
+impl Slots {
+    /// An error unless the tensors are as long as the model's.
+    pub(super) fn check(&self, plan: &Plan) -> Result<(), EngineError> {
+        let check = |what, tensors: &[InSlot], shapes: &[Extents]| {
+            let given: Vec<usize> = tensors.iter().map(|tensor| tensor.bytes).collect();
+            let wanted: Vec<usize> = shapes.iter().map(|shape| shape.count() * size_of::<f32>()).collect();
+            if given == wanted { Ok(()) } else { Err(EngineError::Slots { what, given, wanted }) }
+        };
+        check("inputs", &self.inputs, &plan.inputs)?;
+        check("outputs", &self.outputs, &plan.outputs)
+    }
+
+    /// The words of the tensor that an argument names.
+    pub(super) fn of(&self, argument: &Argument) -> [u64; 4] {
+        match *argument {
+            Argument::Input(number) => self.inputs[number].words,
+            Argument::Output(number) => self.outputs[number].words,
+            _ => [0; 4],
+        }
+    }
+}
+
+/// The sources of `db_model` for a GPU.
+pub fn units() -> [gpu::Unit; 1] {
+    let (name, text) = gpu::GRID_HEADER;
+    let unit = gpu::Unit::new("resident.cu", include_str!("../../kernels/resident.cu"));
+    [unit.header(name, text).header("operators.h", include_str!("../../kernels/operators.h"))]
+}
+
+/// Where `db_model` lies on the host twin. Error: no C++ compiler was there when this crate was built.
+pub fn twin_entry() -> Result<u64, TwinError> {
+    Ok(KERNELS.find("db_model")?.entry())
+}
+
+/// `struct steps`: the launches of a plan. `place`: `struct slot` of an input or output; of another argument its address comes first.
+pub(super) fn table<E>(
+    launches: &[Launch],
+    mut place: impl FnMut(&Argument) -> Result<[u64; 4], E>,
+) -> Result<Vec<u64>, E> {
+    let mut table = vec![launches.len() as u64];
+    for launch in launches {
+        let name = launch.kernel.strip_suffix("_half");
+        let operation = OPERATIONS.iter().position(|known| *known == name.unwrap_or(launch.kernel));
+        let operation =
+            operation.expect("a plan's steps are these operators; a library's rest is none") as u32;
+        let [x, y, z] = launch.blocks;
+        let (mut pointers, mut slot, mut shape) = (Vec::new(), [0; 4], [0; 30]);
+        for argument in &launch.arguments {
+            match argument {
+                Argument::Conv(words) => shape[..words.len()].copy_from_slice(words),
+                Argument::Pool(words) => shape[..words.len()].copy_from_slice(words),
+                Argument::Elements(words) => shape[..words.len()].copy_from_slice(words),
+                Argument::Input(_) | Argument::Output(_) => slot = place(argument)?,
+                other => pointers.push(place(other)?[0]),
+            }
+        }
+        pointers.resize(5, 0);
+        let head = [operation, u32::from(name.is_some()), x, y, z, launch.threads];
+        let pairs = |words: &[u32]| -> Vec<u64> {
+            words.chunks_exact(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32).collect()
+        };
+        table.extend(pairs(&head));
+        table.extend(pointers);
+        table.extend(slot);
+        table.extend(pairs(&shape));
+    }
+    Ok(table)
+}
+
+/// A model as a resident kernel on the host twin.
+#[derive(Debug)]
+pub struct TwinResident {
+    twin: Twin,
+    steps: Vec<u64>,
+    /// Blocks of the kernel when it runs alone.
+    blocks: u32,
+    kernel: host_twin::Kernel,
+}
+
+impl TwinResident {
+    /// A plan's steps with memory of their own; `slots`: where inputs and outputs lie if not there. Errors: the plan's; slots of other
+    /// lengths; no C++ compiler was there when this crate was built.
+    pub fn new(plan: Plan, slots: Option<&Slots>, blocks: u32) -> Result<TwinResident, EngineError> {
+        let kernel = KERNELS.find("resident").map_err(|source| twin_error(&plan, source))?;
+        slots.map_or(Ok(()), |slots| slots.check(&plan))?;
+        let mut twin = Twin::new(plan)?;
+        let launches = twin.launches();
+        let steps = table(&launches, |argument| {
+            Ok::<_, EngineError>(match (argument, slots) {
+                (Argument::Input(_) | Argument::Output(_), Some(slots)) => slots.of(argument),
+                (argument, _) => twin.slot(argument),
+            })
+        })?;
+        Ok(TwinResident { twin, steps, blocks, kernel })
+    }
+
+    /// What a resident kernel gives to `db_model`.
+    pub fn address(&self) -> u64 {
+        self.steps.as_ptr().expose_provenance() as u64
+    }
+
+    /// Runs it alone with what lies where the first step reads.
+    fn launch(&mut self) -> Result<(), EngineError> {
+        let mut words = [0_u32; 2];
+        let arguments = Arguments::new()
+            .push(self.address())
+            .pointer(words.as_mut_ptr())
+            .push(LIMIT.as_nanos() as u64)
+            .push(1_u64);
+        let shape =
+            Shape { cooperative: true, visibility: Visibility::InOrder, ..Shape::new(self.blocks, THREADS) };
+        // SAFETY: the steps lead to the plan's memory, as for `Twin::launch`; all of it and the words live until the kernel has ended.
+        let ran = unsafe { host_twin::run(self.kernel, &shape, arguments) };
+        ran.map_err(|source| twin_error(self.twin.plan(), source))?;
+        late(self.twin.plan(), words[1])
+    }
+}
+
+/// An error if the second word of the grid's barrier says that a block waited too long.
+pub(super) fn late(plan: &Plan, word: u32) -> Result<(), EngineError> {
+    if word == 0 { Ok(()) } else { Err(EngineError::Late { model: plan.name.clone(), limit: LIMIT }) }
+}
+
+fn twin_error(plan: &Plan, source: TwinError) -> EngineError {
+    EngineError::Twin { step: format!("all of {}", plan.name), source }
+}
+
+impl Engine for TwinResident {
+    fn name(&self) -> &'static str {
+        "host twin, resident"
+    }
+
+    fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.twin.bring(inputs)?;
+        self.launch()?;
+        Ok(self.twin.outputs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use zoo::Architecture;
+
+    use super::*;
+    use crate::import::import;
+    use crate::layers::Random;
+
+    host_twin::include_kernels!("planted");
+
+    fn bits(outputs: &[Vec<f32>]) -> Vec<u32> {
+        outputs.iter().flatten().map(|value| value.to_bits()).collect()
+    }
+
+    #[test]
+    fn a_model_in_a_resident_kernel_computes_what_launches_do() {
+        measure::need!(crate::engine::has_twin(), cc, "a C++ compiler");
+        let architecture = Architecture::SuperResolution { factor: 1, height: 24, width: 20 };
+        let graph = import(&architecture.build(1).encode_to_vec(), 1).unwrap();
+        let plan = Plan::new(&graph).unwrap();
+        let input = Random(3).tensor(plan.inputs[0].count());
+        let wanted = bits(&Twin::new(plan.clone()).unwrap().run(&[&input]).unwrap());
+        for blocks in [1, 5] {
+            let mut resident = TwinResident::new(plan.clone(), None, blocks).unwrap();
+            for run in 0..2 {
+                assert!(bits(&resident.run(&[&input]).unwrap()) == wanted, "{blocks} blocks, run {run}");
+            }
+        }
+        // Without the barrier the first block computes its share of all steps while a thread begins with the others. There are more
+        // blocks than the twin has threads.
+        let kernel = PLANTED.find("resident+DB_DEFECT_NO_GRID_BARRIER").unwrap();
+        let mut planted = TwinResident { kernel, ..TwinResident::new(plan, None, 20).unwrap() };
+        assert!(bits(&planted.run(&[&input]).unwrap()) != wanted, "the defect is not seen");
+    }
+}
