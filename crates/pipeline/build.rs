@@ -14,6 +14,9 @@ fn main() {
         ("kernels/wait.cu", "DB_DEFECT_NO_SENDING"),
         ("kernels/wait.cu", "DB_DEFECT_NO_TABLE"),
         ("kernels/wait.cu", "DB_DEFECT_ANY_SLOT"),
+        ("kernels/wait.cu", "DB_DEFECT_SLOT_NOT_SET"),
+        ("kernels/put.cu", "DB_DEFECT_REVERSED_COPY"),
+        ("kernels/put.cu", "DB_DEFECT_ONE_THREAD"),
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
     ]
     .iter()

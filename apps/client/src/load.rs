@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_a_stall_held_up_are_due_since_their_own_times() {
+    fn release_m10_requests_that_a_stall_held_up_are_due_since_their_own_times() {
         let mut load = Load::new(Arrivals::Constant { rate: 10.0 }, End::At(8 + SECOND), 8);
         assert_eq!(load.due(7, 0), None);
         // Nothing looked for half a second.

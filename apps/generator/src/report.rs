@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn post_times_keep_tenths_and_weigh_the_mean_by_posts() {
+    fn release_m5_post_times_keep_tenths_and_weigh_the_mean_by_posts() {
         let mut times = PostTimes::new();
         assert!(times.mean_ns().is_none() && times.spread().is_none());
         times.record(84, 10);

@@ -141,8 +141,8 @@ pub fn same(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> bool {
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use std::sync::{Arc, Barrier, Mutex};
 
     use super::*;
 
@@ -184,6 +184,47 @@ mod tests {
         assert_eq!(counted, ended.load(SeqCst) - at_begin[1]);
         let one_panics = vec![subject(false), subject(true)];
         assert!(all_at_once(one_panics, warmup, least, 1, || ()).is_err(), "the others do not wait for it");
+    }
+
+    /// Writes its own number into an output, and meets the others before anyone reads one.
+    struct Writes {
+        number: f32,
+        output: Arc<Mutex<f32>>,
+        written: Arc<Barrier>,
+        read: Arc<Barrier>,
+    }
+
+    impl Subject for Writes {
+        fn runs(&mut self) -> Result<(Duration, u64)> {
+            *self.output.lock().unwrap() = self.number;
+            self.written.wait();
+            Ok((Duration::from_micros(10), 1))
+        }
+
+        fn outputs(&self) -> Result<Cow<'_, [Vec<f32>]>> {
+            let found = *self.output.lock().unwrap();
+            self.read.wait();
+            Ok(Cow::Owned(vec![vec![found]]))
+        }
+    }
+
+    /// S13: the release's graphs of one model share all tensors, and nothing looks at what they compute.
+    #[test]
+    fn release_s13_instances_that_share_a_tensor_are_found_wrong() {
+        for (outputs, is_shared) in [(2, false), (1, true)] {
+            let outputs: Vec<_> = (0..outputs).map(|_| Arc::new(Mutex::new(0.0))).collect();
+            let [written, read] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
+            let subject = |(number, output): (f32, &Arc<Mutex<f32>>)| -> Alone<Box<dyn Subject>> {
+                let (output, written, read) = (output.clone(), written.clone(), read.clone());
+                (Box::new(Writes { number, output, written, read }), vec![vec![number]])
+            };
+            let subjects = [1.0, 2.0].into_iter().zip(outputs.iter().cycle()).map(subject).collect();
+            let (measured, ()) =
+                all_at_once(subjects, Duration::ZERO, (Duration::ZERO, 3), 1, || ()).unwrap();
+            let wrong: u64 = measured.iter().map(|one| one.wrong).sum();
+            let compared: u64 = measured.iter().map(|one| one.compared).sum();
+            assert_eq!((wrong, compared), (if is_shared { 3 } else { 0 }, 6));
+        }
     }
 
     /// Gives another output each time that it is `wrong`.

@@ -528,6 +528,17 @@ mod tests {
         assert_eq!((hollow(&svgs[0]), hollow(&svgs[1])), (8, 4));
     }
 
+    /// M17: the release's plot leaves out points of the CPU below 90 Gbit/s above 21 kB.
+    #[test]
+    fn release_m17_every_point_is_drawn_however_low() {
+        let rates = [(1000, 4.0), (22_000, 60.0), (40_000, 30.0), (65_536, 89.0)];
+        let points = rates.map(|(bytes, rate)| example("cpu-ibverbs", bytes).with("wire_gbps", rate));
+        let curves = measured(&experiment("fig4"), &points, "wire_gbps");
+        let drawn: Vec<_> =
+            curves.iter().flat_map(|curve| &curve.points).map(|[x, y, ..]| (*x as u64, *y)).collect();
+        assert_eq!(drawn, rates);
+    }
+
     #[test]
     fn an_axis_fits_what_is_drawn() {
         let axis = decades("y", 20.0, 1500.0);

@@ -222,3 +222,27 @@ fn colour(place: usize) -> Result<RGBColor> {
         .copied()
         .ok_or_else(|| anyhow!("{place} bars in one group, and {} colours", COLOURS.len()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::point::example;
+
+    /// M16: the release's plot shows the first run alone, and its curves have different numbers of samples.
+    #[test]
+    fn release_m16_each_run_is_a_curve_that_says_its_count() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let experiment = Experiment::read(&root.join("experiments"), "fig2").unwrap();
+        let plot = &experiment.spec.cdfs[0];
+        let runs = [(0, 500_000), (1, 1234)];
+        let points = runs.map(|(repetition, runs)| {
+            let mut point = example(&plot.series[0], 4);
+            point.repetition = repetition;
+            point.detail = serde_json::json!({ "runs": runs, "quantiles_ns": [1e6, 2e6, 3e6] });
+            point
+        });
+        let labels: Vec<String> =
+            distributions(&experiment, plot, &points).into_iter().map(|curve| curve.label).collect();
+        assert_eq!(labels, ["4 at once, 500000 runs", "4 at once, 1234 runs"]);
+    }
+}

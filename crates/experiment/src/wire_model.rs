@@ -72,7 +72,7 @@ mod tests {
     use crate::root;
 
     #[test]
-    fn headers_are_counted_packet_by_packet() {
+    fn release_m4_headers_are_counted_packet_by_packet() {
         for (payload, wire) in
             [(0, 82), (64, 146), (4096, 4178), (4097, 4097 + 78 + 66), (8193, 8193 + 78 + 62 + 66)]
         {

@@ -7,8 +7,15 @@
 extern "C" __global__ void put_outputs(const struct db_served *at, const struct db_turn *turn) {
     db_u32 me = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x, tensor;
     if (turn->state != DB_TURN_REQUEST || turn->status != DB_SLOT_STATUS_OK) return;
+#ifdef DB_DEFECT_ONE_THREAD
+    if (me) return;
+#endif
     for (tensor = 0; tensor < at->answer_tensors; tensor++) {
         db_u64 to = db_answer_at(at, turn->slot) + db_tensor_offset(at->answer_table, tensor);
+#ifdef DB_DEFECT_REVERSED_COPY
+        DB_COPY_SHARE(at->outputs[tensor], to, db_tensor_bytes(at->answer_table, tensor), me, all, db_store_segment);
+#else
         DB_COPY_SHARE(to, at->outputs[tensor], db_tensor_bytes(at->answer_table, tensor), me, all, db_store_segment);
+#endif
     }
 }

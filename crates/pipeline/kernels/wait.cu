@@ -90,7 +90,9 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     db_block_sync();
     if (db_block_thread()) return;
     db_store_relaxed32(last, sequence);
+#ifndef DB_DEFECT_SLOT_NOT_SET
     turn->slot = slot;
+#endif
     turn->sequence = sequence;
     turn->client = db_load_relaxed32(db_word(at->owners, slot));
     turn->status = db_status_of_faults(found->faults);

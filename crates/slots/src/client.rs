@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_waits_for_the_answer_that_is_late() {
+    fn release_s9_a_slot_waits_for_the_answer_that_is_late() {
         let mut client = client();
         let requests = [1, 2].map(|id| client.ask(id, 0, 0, 100 * id).unwrap());
         assert_eq!([client.expired(99), client.expired(100), client.expired(100)], [vec![], vec![1], vec![]]);

@@ -371,6 +371,22 @@ mod tests {
         assert_eq!(order, [0, 1, 0, 1, 0, 0]);
     }
 
+    /// S7: the release passes the first slot, counts one too many, and lets several slots begin at one address.
+    #[test]
+    fn release_s7_each_slot_is_granted_once_and_no_two_share_a_byte() {
+        let (geometry, mut server) = (geometry(), Server::new(geometry(), 7));
+        let mut granted: Vec<u32> = Vec::new();
+        for wanted in [3, 1, 3] {
+            granted.extend(server.grant(wanted).unwrap().1.iter().map(|(slot, _)| *slot));
+        }
+        assert_eq!(granted, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(server.grant(1), Err(ServerError::Full { wanted: 1, free: 0 }));
+        assert_eq!(server.expected(7), Err(ServerError::NoSlot(7)));
+        // A slot's last byte, which is its answer's, lies before the next slot.
+        let end = geometry.answer_offset() + geometry.answer.bytes();
+        assert!(geometry.request.bytes() <= geometry.answer_offset() && end <= geometry.server_stride());
+    }
+
     #[test]
     fn slots_of_a_client_that_is_gone_are_granted_when_nothing_uses_them() {
         let (mut server, mut client) = both(3);

@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn every_manifest_describes_what_its_builder_writes() {
+    fn release_r3_every_manifest_describes_what_its_builder_writes() {
         let manifests = committed();
         let names: Vec<&str> = manifests.iter().map(|manifest| manifest.name.as_str()).collect();
         assert_eq!(names.len(), 6, "{names:?}");

@@ -89,7 +89,7 @@ fn assert_refused(error: &anyhow::Error, words: &str) {
 }
 
 #[test]
-fn a_run_leaves_points_plots_and_verdicts() {
+fn release_r1_a_run_leaves_points_plots_and_verdicts() {
     let stage = stage("whole", "");
     stage.run(&options(false)).unwrap();
     let points = stage.points();
@@ -116,7 +116,7 @@ fn a_run_leaves_points_plots_and_verdicts() {
 }
 
 #[test]
-fn a_cut_run_resumes_where_it_was_cut() {
+fn release_r2_a_cut_run_resumes_where_it_was_cut() {
     let stage = stage("resume", "");
     stage.run(&options(false)).unwrap();
     let file = stage.out.join("results.jsonl");

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_is_no_posting_is_named() {
+    fn release_m2_each_thing_that_is_no_posting_is_named() {
         for (line, word) in [
             ("let now = Instant::now();", "Instant"),
             ("std::thread::sleep(SHORT);", "sleep"),

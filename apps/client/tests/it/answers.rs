@@ -27,6 +27,18 @@ fn every_way_to_learn_of_an_answer_gives_all_of_them() {
     }
 }
 
+/// S8: the release writes the whole slot, the area of the answer as well. The played server looks there.
+#[test]
+fn release_s8_a_request_writes_nothing_behind_itself() {
+    need!(device(), nic, "an RDMA device");
+    let files = Files::new("behind");
+    for arrival in ["flag", "tail"] {
+        let options = ["--arrival", arrival, "--slots", "4", "--count", "40"];
+        let ended = asked(&files, Spoil::Nothing, &options);
+        assert_eq!((ended.code, &ended.line()["answered"]), (Some(0), &json!(40)), "{ended:?}");
+    }
+}
+
 #[test]
 fn an_open_loop_counts_the_wait_for_a_slot() {
     need!(device(), nic, "an RDMA device");

@@ -42,7 +42,7 @@ fn each_fault_of_a_server_is_counted_as_what_it_is() {
 }
 
 #[test]
-fn an_answer_that_comes_again_is_counted_as_a_duplicate() {
+fn release_s10_an_answer_that_comes_again_is_counted_as_a_duplicate() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("twice");
     for arrival in ["flag", "tail", "completion"] {

@@ -46,6 +46,8 @@ const MODEL_ID: u32 = 3;
 /// Numbers of sends and of receives.
 const SEND: u64 = 0;
 const RECEIVE: u64 = 1;
+/// What a slot holds behind its first request until it has been answered.
+const UNTOUCHED: u8 = 0x5a;
 /// Longest life of a server.
 const LIFE: Duration = Duration::from_secs(60);
 
@@ -135,6 +137,12 @@ pub fn start(files: &Files, spoil: Spoil) -> (String, JoinHandle<()>) {
     (address, server)
 }
 
+/// Where the slot goes on behind a request, and for how many bytes.
+fn behind_request(geometry: &Geometry, place: usize) -> (usize, usize) {
+    let bytes = geometry.request.bytes();
+    (place * geometry.server_stride() + bytes, geometry.server_stride() - bytes)
+}
+
 struct Played {
     session: Session,
     qp: QueuePair,
@@ -182,6 +190,10 @@ impl Played {
         path.connect(&qp, offer, &theirs, theirs.queue_pairs[0]).unwrap();
         assert_eq!(theirs.regions.len(), REGIONS);
         session.barrier(wait).unwrap();
+        for place in 0..slots {
+            let (at, rest) = behind_request(&geometry, place);
+            memory.write(at, &vec![UNTOUCHED; rest]);
+        }
         let (remote, later) = (theirs.regions, Vec::new());
         Played {
             session,
@@ -240,6 +252,12 @@ impl Played {
         for slot in named {
             let mut prefix = [0; PREFIX_BYTES];
             self.slots.read((slot - first) as usize * self.geometry.server_stride(), &mut prefix);
+            if self.server.expected(slot) == Ok(1) {
+                let (at, rest) = behind_request(&self.geometry, (slot - first) as usize);
+                let mut bytes = vec![0; rest];
+                self.slots.read(at, &mut bytes);
+                assert!(bytes.iter().all(|byte| *byte == UNTOUCHED), "slot {slot}: a request wrote on");
+            }
             self.server.arrived(1, slot, &prefix).unwrap();
         }
     }

@@ -134,7 +134,7 @@ fn counts(line: &Value) -> [u64; 5] {
 type Lie = fn(u64, Vec<u8>) -> Option<Vec<u8>>;
 
 #[test]
-fn a_sender_that_corrupts_or_omits_messages_is_found_out() {
+fn release_m1_a_sender_that_corrupts_or_omits_messages_is_found_out() {
     need!(device(), nic, "an RDMA device");
     // After ten messages the four slots hold 8, 9, 6 and 7.
     let rows: &[(&str, Lie, i32, [u64; 5])] = &[

@@ -46,7 +46,7 @@ fn the_twin_serves_its_own_answers() {
 }
 
 #[test]
-fn two_models_have_their_own_slots_and_answers() {
+fn release_s11_two_models_have_their_own_slots_and_answers() {
     let nic = need!(device(), nic, "an RDMA device");
     let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
     let models = [SLOW, "mobilenet-v3-small"];

@@ -123,7 +123,7 @@ fn a_client_that_goes_during_its_set_up_and_a_stranger_leave_nothing_behind() {
 }
 
 #[test]
-fn at_its_end_the_server_answers_each_request_or_says_that_it_stops() {
+fn release_s12_at_its_end_the_server_answers_each_request_or_says_that_it_stops() {
     let nic = need!(device(), nic, "an RDMA device");
     let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
     let expected = Expected::of(&runtime, SLOW, 3);

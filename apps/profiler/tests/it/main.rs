@@ -113,7 +113,7 @@ fn a_machine_without_a_gpu_is_told_which_engine_runs_there() {
 }
 
 #[test]
-fn a_check_passes_and_fails_when_the_weights_of_one_layer_differ() {
+fn release_s14_a_check_passes_and_fails_when_the_weights_of_one_layer_differ() {
     need!(reference(), reference, "ONNX Runtime");
     let whole = said(0, &["check", "squeezenet-1.1"]);
     assert!(whole.contains("31 of 32 compared: all within 1e-4"), "{whole}");

@@ -15,6 +15,8 @@ use slots::{Tensor, TensorKind};
 
 use super::*;
 
+mod release;
+
 host_twin::include_kernels!("planted");
 
 const FLOATS: usize = 37;

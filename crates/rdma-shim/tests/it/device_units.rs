@@ -96,7 +96,7 @@ fn a_doorbell_is_fences_and_stores_in_that_order_and_no_fence_more() {
 
 /// P7: the release spends fences and a doorbell on each post; ours are for as many posts as the caller likes.
 #[test]
-fn p7_several_posts_take_one_fence_and_one_doorbell() {
+fn release_p7_several_posts_take_one_fence_and_one_doorbell() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     let compiler = Compiler::load(&toolkit).unwrap();
     let count = |flags: &[&str]| {

@@ -31,7 +31,7 @@ fn flood(queue: &Queue, messages: u32, per_ring: u32, signal_every: u32, patienc
 
 /// P1: both doorbell stores are releases of gpu scope, though ring, record and register are looked at by a device.
 #[test]
-fn p1_a_release_among_the_gpus_threads_does_not_reach_the_nic() {
+fn release_p1_a_release_among_the_gpus_threads_does_not_reach_the_nic() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(softnic(), softnic, "the software NIC");
     let kernel = PLANTED.find("post_thread+gpu-scope").unwrap();
@@ -45,7 +45,7 @@ fn p1_a_release_among_the_gpus_threads_does_not_reach_the_nic() {
 
 /// P2: the CQE is taken without a look at its owner bit, right after posting, when it cannot be there yet.
 #[test]
-fn p2_a_cqe_that_is_believed_unseen_completes_what_has_not_arrived() {
+fn release_p2_a_cqe_that_is_believed_unseen_completes_what_has_not_arrived() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     let mut queue = Queue::new(&context, STRICT);
@@ -62,7 +62,7 @@ fn p2_a_cqe_that_is_believed_unseen_completes_what_has_not_arrived() {
 
 /// P3: the CQ's consumer index is cut to 16 bits, and jumps back after 65,536 CQEs.
 #[test]
-fn p3_a_consumer_index_of_16_bits_ends_the_queue_at_its_wrap() {
+fn release_p3_a_consumer_index_of_16_bits_ends_the_queue_at_its_wrap() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     const BEYOND: u32 = 70_000;
@@ -80,7 +80,7 @@ fn p3_a_consumer_index_of_16_bits_ends_the_queue_at_its_wrap() {
 
 /// P4: nothing looks whether there is room in the send queue.
 #[test]
-fn p4_a_poster_that_does_not_look_for_room_laps_the_nic() {
+fn release_p4_a_poster_that_does_not_look_for_room_laps_the_nic() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     let mut queue = Queue::new(&context, STRICT);
@@ -99,7 +99,7 @@ fn p4_a_poster_that_does_not_look_for_room_laps_the_nic() {
 
 /// P5: the GPU rings with 8 bytes, the CPU pushes WQEs through the register: here either does either.
 #[test]
-fn p5_kernels_ring_both_ways() {
+fn release_p5_kernels_ring_both_ways() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     for doorbell in [0, 1] {
@@ -116,7 +116,7 @@ fn p5_kernels_ring_both_ways() {
 
 /// P6: one thread posts, without a lock. Many do here, and none takes another's blocks.
 #[test]
-fn p6_posters_that_do_not_reserve_overwrite_one_another() {
+fn release_p6_posters_that_do_not_reserve_overwrite_one_another() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     let many = |seed| Launch { blocks: 2.into(), ..launch(64, seed) };
@@ -141,7 +141,7 @@ fn p6_posters_that_do_not_reserve_overwrite_one_another() {
 
 /// P8: the index within the ring in the place of the counter, and bytes in the place of 16-byte units.
 #[test]
-fn p8_a_wqe_with_a_ring_index_or_a_length_in_bytes_is_not_executed() {
+fn release_p8_a_wqe_with_a_ring_index_or_a_length_in_bytes_is_not_executed() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     let mut queue = Queue::new(&context, STRICT);
@@ -161,7 +161,7 @@ fn p8_a_wqe_with_a_ring_index_or_a_length_in_bytes_is_not_executed() {
 
 /// P9: sizes that were fixed when the program was written. Ours are what libmlx5 says of each queue.
 #[test]
-fn p9_queues_of_every_size_work_and_a_size_that_is_assumed_does_not() {
+fn release_p9_queues_of_every_size_work_and_a_size_that_is_assumed_does_not() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     let kernel = KERNELS.find("post_thread").unwrap();
@@ -189,7 +189,7 @@ fn p9_queues_of_every_size_work_and_a_size_that_is_assumed_does_not() {
 
 /// P10: memory that is handed out without regard to alignment. Ours stores segments as a whole, and refuses a queue where it cannot.
 #[test]
-fn p10_a_queue_that_is_not_aligned_is_refused() {
+fn release_p10_a_queue_that_is_not_aligned_is_refused() {
     need!(compiler(), cc, "a C++ compiler");
     let fresh = db_sq { ring: 4096, record: 64, reg: 128, slots: 8192, blocks: 64, ..db_sq::default() };
     let init = |kernel: Kernel, mut sq: db_sq| {
@@ -247,7 +247,7 @@ fn unlike_mlx5dv(text: &str) -> Vec<&'static str> {
 
 /// P11: 1204 for 1024. Sizes of structs and numbers of the header are compared with what they stand for.
 #[test]
-fn p11_a_size_with_two_digits_exchanged_is_found() {
+fn release_p11_a_size_with_two_digits_exchanged_is_found() {
     need!(compiler(), cc, "a C++ compiler");
     let kernel = KERNELS.find("post_list").unwrap();
     let wanted: usize = kernel.parameters().iter().map(|&bytes| bytes as usize).sum();

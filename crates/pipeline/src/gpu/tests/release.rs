@@ -1,0 +1,103 @@
+//! What the paper's release does wrong when it serves, put back into our kernels (docs/notes/release-defects.md has the numbers).
+
+use ::gpu::{Arch, Compiler, Form, Unit};
+use rdma_shim::device::HEADERS;
+
+use super::*;
+
+/// The value of the answer to a request in each of two slots; none where an answer is not whole or not there.
+fn answers(planted: Option<(usize, &'static str)>) -> [Option<f32>; 2] {
+    let rig = Rig::new(Arrival::Flag, None, planted);
+    let mut peer = rig.join(0, 0, 2);
+    let slots = [1, 2].map(|id| rig.ask(&mut peer, id, 10.0 * id as f32).slot);
+    for _ in slots {
+        assert_eq!(rig.turn().1, State::Request);
+    }
+    peer.execute(0);
+    slots.map(|slot| peer.answer(slot).ok().and_then(|(_, value)| value))
+}
+
+/// The PTX of `wait_inputs`, where `planted` has taken the place of a text in one of its sources.
+fn wait_inputs_ptx(compiler: &Compiler, planted: Option<(&str, &str)>) -> String {
+    let mut changed = 0;
+    let mut plant = |text: &str| {
+        let Some((old, new)) = planted else { return text.to_owned() };
+        changed += text.matches(old).count();
+        text.replace(old, new)
+    };
+    let source = &launch::SOURCES[0];
+    let unit = Unit::new(source.name, plant(source.text));
+    let headers = HEADERS.iter().chain(source.headers);
+    let unit = headers.fold(unit, |unit, (name, text)| unit.header(*name, plant(text)));
+    assert_eq!(changed, usize::from(planted.is_some()), "{planted:?}");
+    let compiled = compiler.compile(&unit, Arch::sm(90), Form::Ptx).unwrap_or_else(|error| panic!("{error}"));
+    String::from_utf8(compiled.bytes).unwrap()
+}
+
+/// S2: the loads that poll are neither volatile nor acquiring, and neither is that of the stop flag.
+#[test]
+fn release_s2_flags_and_the_stop_word_are_read_afresh_and_acquired() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let compiler = Compiler::load(&toolkit).unwrap();
+    let count = |planted, instruction: &str| wait_inputs_ptx(&compiler, planted).matches(instruction).count();
+    for (what, instruction, ours, plain) in [
+        (
+            "the load of a slot's flag",
+            "ld.relaxed.sys.global.u64",
+            "db_load_cqe_tail(at->flags + slot * at->flag_stride)",
+            "*(const db_u64 *)(at->flags + slot * at->flag_stride)",
+        ),
+        (
+            "the fence between a flag and its request",
+            "fence.acquire.sys",
+            "            db_acquire_cqe();\n            atomicMin",
+            "            atomicMin",
+        ),
+        (
+            "the load of the stop word",
+            "ld.acquire.sys.global.u32",
+            "db_load_acquire_sys32(wait->cancel)",
+            "*(const db_u32 *)wait->cancel",
+        ),
+    ] {
+        let [all, without] = [None, Some((ours, plain))].map(|planted| count(planted, instruction));
+        assert_eq!(all, without + 1, "{what}: {instruction}");
+    }
+}
+
+/// S3: the kernel that copies outputs copies the slot into the model's output.
+#[test]
+fn release_s3_outputs_are_copied_into_the_slot() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(answers(None), [Some(11.0), Some(21.0)]);
+    let planted = answers(Some((2, "put_outputs+DB_DEFECT_REVERSED_COPY")));
+    assert_eq!(planted, [Some(0.0); 2], "the defect is not seen");
+}
+
+/// S4: grid and block are exchanged, nothing looks at the launch's status, and the slot to answer is never set.
+#[test]
+fn release_s4_a_launch_that_a_gpu_refuses_is_an_error_and_each_slot_has_its_own_answer() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let rig = Rig::new(Arrival::Flag, None, None);
+    for step in [1, 2] {
+        let mut told = rig.served.core.told;
+        // The release's launch for 1,228,800 bytes.
+        told.shapes[step] = [512, 2401];
+        let steps = launch::Steps::new(&rig.served.core.machine, told, None).unwrap();
+        let ran = steps.run(step, rig.served.core.wait, Arc::clone(&rig.served.core));
+        let error = ran.expect_err("a block of 2401 threads").to_string();
+        assert!(error.contains("2401"), "{error}");
+    }
+    assert_eq!(answers(None), [Some(11.0), Some(21.0)]);
+    let planted = answers(Some((0, "wait_inputs+DB_DEFECT_SLOT_NOT_SET")));
+    assert_eq!(planted, [None; 2], "the defect is not seen");
+}
+
+/// S5: one thread copies the outputs, which is its own few bytes of them.
+#[test]
+fn release_s5_all_threads_together_copy_the_whole_output() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(answers(None), [Some(11.0), Some(21.0)]);
+    let planted = answers(Some((2, "put_outputs+DB_DEFECT_ONE_THREAD")));
+    assert_eq!(planted, [None; 2], "the defect is not seen");
+}
