@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::workspace::{Metadata, Tree, root};
 
 mod arrows;
+mod defects;
 mod docs;
 mod invariants;
 mod licences;
@@ -49,6 +50,8 @@ pub enum Check {
     Licences,
     /// Numbers of invariants.
     Invariants,
+    /// Each defect of the paper's release has a row in the note, and the tests that it names exist.
+    Defects,
     /// Committed results are what `--record` writes.
     Measured,
     /// Nothing large is in git.
@@ -100,6 +103,11 @@ pub fn run(options: &Options) -> Result<()> {
     if checks.contains(&Check::Measured) {
         measured::outdated(&tree, &root).iter().for_each(|hint| say!("tidy measured: {hint}"));
     }
+    if checks.contains(&Check::Defects) {
+        let late = defects::not_yet(&tree);
+        say!("tidy defects: {} of the release's 48 defects are not yet covered whole", late.len());
+        late.iter().filter(|_| options.report).for_each(|one| say!("tidy defects: {one}"));
+    }
     if options.report {
         say!("{}", sizes::report(&tree));
     }
@@ -118,6 +126,7 @@ fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Viol
         Check::Docs => docs::check(tree),
         Check::Links => links::check(tree),
         Check::UnsafeCode => unsafe_code::check(tree),
+        Check::Defects => defects::check(tree),
         Check::Measured => measured::check(tree),
         Check::Large => sizes::large(tree),
         Check::Licences => licences::check(tree, metadata)?,

@@ -1,0 +1,225 @@
+//! The defects of the paper's release: the note lists all of them, and the tests that it names exist.
+
+use std::collections::BTreeMap;
+
+use super::{Violation, markdown};
+use crate::workspace::Tree;
+
+const NOTE: &str = "docs/notes/release-defects.md";
+/// Letters of the numbers, and how many defects each has.
+const FAMILIES: [(char, u32); 4] = [('P', 11), ('S', 14), ('M', 17), ('R', 6)];
+/// What a row says whose cover depends on a part that does not exist.
+const NOT_YET: &str = "not yet";
+
+/// A row of the note: its line, and its cells behind the number.
+struct Row<'a> {
+    line: usize,
+    cells: Vec<&'a str>,
+}
+
+impl Row<'_> {
+    /// What covers the defect.
+    fn cover(&self) -> &str {
+        self.cells.last().copied().unwrap_or_default()
+    }
+}
+
+/// Numbers that are missing, twice or unknown; tests and files that are named and do not exist; tests of a defect that
+/// its row does not name.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let Some(text) = tree.get(NOTE) else { return vec![Violation::new(NOTE, "is missing")] };
+    let mut violations = Vec::new();
+    let mut found: BTreeMap<&str, Row<'_>> = BTreeMap::new();
+    for (id, row) in rows(text) {
+        let line = row.line;
+        if found.insert(id, row).is_some() {
+            violations.push(Violation::at(NOTE, line, format!("{id} stands here twice")));
+        }
+    }
+    let all: Vec<String> = FAMILIES
+        .iter()
+        .flat_map(|(letter, count)| (1..=*count).map(move |number| format!("{letter}{number}")))
+        .collect();
+    for id in all.iter().filter(|id| !found.contains_key(id.as_str())) {
+        violations.push(Violation::new(NOTE, format!("{id} is missing")));
+    }
+    for (id, row) in &found {
+        let say = |text: String| Violation::at(NOTE, row.line, format!("{id} {text}"));
+        if !all.iter().any(|known| known == id) {
+            violations.push(say("is no defect of the release".into()));
+        }
+        if row.cells.len() != 3 || row.cells.iter().any(|cell| cell.is_empty()) {
+            violations.push(say("has not three cells: the defect, what stands here, what covers it".into()));
+        }
+        violations.extend(gone(tree, id, row.cover()).into_iter().map(say));
+    }
+    violations.extend(unnamed(tree, &found));
+    violations
+}
+
+/// The defects whose cover depends on a part that does not exist, with that part.
+pub fn not_yet(tree: &Tree) -> Vec<String> {
+    let late = |(id, row): (&str, Row<'_>)| {
+        let at = row.cover().find(NOT_YET)?;
+        Some(format!("{id} {}", &row.cover()[at..]))
+    };
+    tree.get(NOTE).map(|text| rows(text).into_iter().filter_map(late).collect()).unwrap_or_default()
+}
+
+/// Lines of tables that begin with a number such as S1.
+fn rows(text: &str) -> Vec<(&str, Row<'_>)> {
+    let mut rows = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let Some(inside) = line.strip_prefix('|').and_then(|rest| rest.trim_end().strip_suffix('|')) else {
+            continue;
+        };
+        let mut cells = inside.split('|').map(str::trim);
+        let id = cells.next().unwrap_or_default();
+        let is_number = id.len() >= 2
+            && id.starts_with(|c: char| c.is_ascii_uppercase())
+            && id[1..].chars().all(|c| c.is_ascii_digit());
+        if is_number {
+            rows.push((id, Row { line: index + 1, cells: cells.collect() }));
+        }
+    }
+    rows
+}
+
+/// What is wrong with the names of a cell that says what covers a defect.
+fn gone(tree: &Tree, id: &str, cover: &str) -> Vec<String> {
+    let spans: Vec<&str> = markdown::code_spans(cover).into_iter().map(|(_, span)| span).collect();
+    let mut wrong = Vec::new();
+    if !spans.iter().any(|span| span.contains('/')) && !cover.contains(NOT_YET) {
+        wrong.push(format!("names no test and no measurement, and does not say `{NOT_YET}`"));
+    }
+    for span in spans.into_iter().filter(|span| span.contains('/')) {
+        let Some((path, test)) = span.split_once("::") else {
+            if !tree.holds(span) {
+                wrong.push(format!("names {span}, which is not there"));
+            }
+            continue;
+        };
+        if !tree.get(path).is_some_and(|text| tests(text).any(|(name, _)| name == test)) {
+            wrong.push(format!("names the test {test}, which {path} does not have"));
+        }
+        if defect(test).is_some_and(|other| other != id) {
+            wrong.push(format!("names {test}, which is another defect's"));
+        }
+    }
+    wrong
+}
+
+/// Tests of a defect that its row does not name.
+fn unnamed(tree: &Tree, rows: &BTreeMap<&str, Row<'_>>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (path, text) in tree.rust().filter(|(path, _)| !path.ends_with(file!())) {
+        for (test, line) in tests(text) {
+            let Some(id) = defect(test) else { continue };
+            let span = format!("`{path}::{test}`");
+            if !rows.get(id.as_str()).is_some_and(|row| row.cover().contains(&span)) {
+                let text = format!("{test} is not in the row {id} of {NOTE}; name it there as {span}");
+                violations.push(Violation::at(path, line, text));
+            }
+        }
+    }
+    violations
+}
+
+/// The defect that a test is named after: S1 of `release_s1_…`.
+fn defect(test: &str) -> Option<String> {
+    let id = test.strip_prefix("release_")?.split('_').next()?;
+    let is_number = id.len() > 1 && id[1..].chars().all(|c| c.is_ascii_digit());
+    is_number.then(|| id.to_ascii_uppercase())
+}
+
+/// Functions with `#[test]` above them: name and line.
+fn tests(text: &str) -> impl Iterator<Item = (&str, usize)> {
+    let mut is_test = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let line = line.trim_start();
+        match line.strip_prefix("fn ") {
+            Some(rest) => {
+                let name = rest.split(['(', '<']).next().unwrap_or_default();
+                std::mem::take(&mut is_test).then_some((name, index + 1))
+            }
+            None => {
+                is_test |= line == "#[test]";
+                None
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::root;
+
+    const TEST: &str = "//! It.\n\n#[test]\nfn release_s1_flag() {\n}\nfn helper() {}\n";
+
+    /// All rows, of which those of `change` are as it says.
+    fn note(change: &[(&str, &str)]) -> String {
+        let ids =
+            FAMILIES.iter().flat_map(|(letter, count)| (1..=*count).map(move |n| format!("{letter}{n}")));
+        let row = |id: String| {
+            let changed = change.iter().find(|(changed, _)| *changed == id).map(|(_, cover)| *cover);
+            let own = if id == "S1" { "`a/b.rs::release_s1_flag`" } else { "not yet: a part" };
+            match changed {
+                Some("") => String::new(),
+                cover => format!("| {id} | was | is | {} |\n", cover.unwrap_or(own)),
+            }
+        };
+        format!(
+            "# Defects\n\n| n | was | here | by |\n|---|---|---|---|\n{}",
+            ids.map(row).collect::<String>()
+        )
+    }
+
+    fn found(note: &str) -> Vec<String> {
+        let tree = Tree::of(&[(NOTE, note), ("a/b.rs", TEST), ("experiments/fig4/measured.json", "{}")]);
+        check(&tree).iter().map(Violation::to_string).collect()
+    }
+
+    #[test]
+    fn a_whole_note_passes_and_its_gaps_are_counted() {
+        assert_eq!(found(&note(&[("M4", "`experiments/fig4/measured.json`")])), [""; 0]);
+        let late = not_yet(&Tree::of(&[(NOTE, &note(&[])), ("a/b.rs", TEST)]));
+        assert_eq!((late.len(), late[0].as_str()), (47, "P1 not yet: a part"));
+    }
+
+    #[test]
+    fn a_wrong_name_a_missing_row_and_a_row_without_cover_are_named() {
+        for (id, cover, words) in [
+            ("S1", "`a/b.rs::release_s1_flags`", "the test release_s1_flags, which a/b.rs does not have"),
+            ("S1", "`a/c.rs::release_s1_flag`", "which a/c.rs does not have"),
+            // A function that is no test.
+            ("S2", "`a/b.rs::helper`", "the test helper"),
+            ("S2", "`a/b.rs::release_s1_flag`", "another defect's"),
+            ("S2", "`experiments/fig9`", "experiments/fig9, which is not there"),
+            ("S2", "by eye", "names no test"),
+            ("S2", "", "S2 is missing"),
+        ] {
+            let found = found(&note(&[(id, cover)]));
+            assert!(found.iter().any(|one| one.contains(words)), "{id} {cover}: {found:?}");
+        }
+        let twice =
+            note(&[]) + "| S1 | was | is | not yet: a part |\n| S15 | was | is | not yet |\n| S16 | was |\n";
+        let found = found(&twice);
+        for words in ["S1 stands here twice", "S15 is no defect", "S16 has not three cells"] {
+            assert!(found.iter().any(|one| one.contains(words)), "{words}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_test_of_a_defect_that_no_row_names_is_found() {
+        let found = found(&note(&[("S1", "not yet: a part")]));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("a/b.rs:4: release_s1_flag is not in the row S1"), "{found:?}");
+    }
+
+    #[test]
+    fn the_committed_note_passes() {
+        let found = check(&Tree::read(&root()).unwrap());
+        assert!(found.is_empty(), "{found:?}");
+    }
+}
