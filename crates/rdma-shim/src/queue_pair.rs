@@ -134,12 +134,9 @@ impl QueuePair {
 
     /// Writes one request; [`QueuePair::ring`] publishes it.
     pub fn try_post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        let unsupported = |why| PostError { index: 0, kind: PostErrorKind::Unsupported(why) };
-        let raw = to_raw(request).map_err(unsupported)?;
         // SAFETY: the queue's addresses were libmlx5's when it was made, and `self.qp` and the tables keep them valid;
-        // `&mut self` makes this the only poster; inline entries are slices that the request borrows.
-        let code = unsafe { db_c_try_post(&raw mut self.sq, &raw const raw) };
-        if code == 0 { Ok(()) } else { Err(PostError::of(code, 0)) }
+        // `&mut self` makes this the only poster.
+        unsafe { try_post(&mut self.sq, request) }
     }
 
     /// Tells the device of everything written since the last ring.
@@ -172,23 +169,20 @@ impl QueuePair {
         list: &ReceiveList<'_>,
         range: std::ops::Range<usize>,
     ) -> Result<(), PostError> {
-        let requests = &list.as_raw()[range];
-        let mut bad = 0;
-        // SAFETY: as in `try_post`, for the receive queue; a queue without entries was given no ring, and its count of
-        // 0 makes the routine refuse before it stores.
-        let code = unsafe {
-            db_c_post_recv(&raw mut self.rq, requests.as_ptr(), requests.len() as u32, &raw mut bad)
-        };
-        if code == 0 { Ok(()) } else { Err(PostError::of(code, bad)) }
+        // SAFETY: as in `try_post`, for the receive queue.
+        unsafe { post_receives(&mut self.rq, &list.as_raw()[range]) }
     }
 
     /// Takes up to `out.len()` completions of both directions; gives their number.
     #[inline]
     pub fn poll(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
-        let taken = poll_one(&mut self.send_cq, &mut self.sq, &mut self.rq, out)?;
+        // SAFETY: ring and record are libmlx5's, kept by the `DirectCq` in the same object, and nobody else polls them:
+        // `QueuePair::create` consumed it.
+        let taken = unsafe { poll_one(&mut self.send_cq, &mut self.sq, &mut self.rq, out) }?;
         match &mut self.receive_cq {
             None => Ok(taken),
-            Some(cq) => Ok(taken + poll_one(cq, &mut self.sq, &mut self.rq, &mut out[taken..])?),
+            // SAFETY: as above.
+            Some(cq) => Ok(taken + unsafe { poll_one(cq, &mut self.sq, &mut self.rq, &mut out[taken..]) }?),
         }
     }
 
@@ -211,7 +205,35 @@ impl QueuePair {
     }
 }
 
-fn poll_one(
+/// Writes one request.
+///
+/// # Safety
+/// The queue's ring, record, register and slots are there, and the CPU alone posts to it.
+pub(crate) unsafe fn try_post(sq: &mut db_sq, request: &SendRequest<'_>) -> Result<(), PostError> {
+    let unsupported = |why| PostError { index: 0, kind: PostErrorKind::Unsupported(why) };
+    let raw = to_raw(request).map_err(unsupported)?;
+    // SAFETY: the caller's; inline entries are slices that the request borrows.
+    let code = unsafe { db_c_try_post(&raw mut *sq, &raw const raw) };
+    if code == 0 { Ok(()) } else { Err(PostError::of(code, 0)) }
+}
+
+/// Posts receives with one record update.
+///
+/// # Safety
+/// As [`try_post`]; a queue without entries was given no ring, and its count of 0 makes the routine refuse before it stores.
+pub(crate) unsafe fn post_receives(rq: &mut db_rq, requests: &[db_recv_wr]) -> Result<(), PostError> {
+    let mut bad = 0;
+    // SAFETY: the caller's.
+    let code =
+        unsafe { db_c_post_recv(&raw mut *rq, requests.as_ptr(), requests.len() as u32, &raw mut bad) };
+    if code == 0 { Ok(()) } else { Err(PostError::of(code, bad)) }
+}
+
+/// Takes completions.
+///
+/// # Safety
+/// The CQ's ring and record, and what the queues remember of requests, are there, and the CPU alone polls it.
+pub(crate) unsafe fn poll_one(
     cq: &mut db_cq,
     sq: &mut db_sq,
     rq: &mut db_rq,
@@ -219,8 +241,7 @@ fn poll_one(
 ) -> Result<usize, PollError> {
     let max = i32::try_from(out.len()).unwrap_or(i32::MAX);
     let out = out.as_mut_ptr().cast::<db_completion>();
-    // SAFETY: ring and record are libmlx5's, kept by the `DirectCq` in the same object, and nobody else polls them:
-    // `QueuePair::create` consumed it; `Completion` is a `db_completion`, of which there are `max`.
+    // SAFETY: the caller's; `Completion` is a `db_completion`, of which there are `max`.
     let taken = unsafe { db_c_poll(&raw mut *cq, &raw mut *sq, &raw mut *rq, out, max) };
     usize::try_from(taken).map_err(|_| PollError { cqn: cq.cqn })
 }

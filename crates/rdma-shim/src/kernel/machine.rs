@@ -86,6 +86,11 @@ impl Machine {
         HostMemory::new(self.context(), bytes)
     }
 
+    /// Pages that others use too, as its kernels see them: pinned while that memory lives, where there is a GPU.
+    pub fn show(&self, pages: &Arc<verbs::Pages>) -> Result<HostMemory, KernelError> {
+        HostMemory::of_pages(self.context(), pages)
+    }
+
     /// Its own memory, on pages that a NIC may be given; of unknown content. Where there is no GPU: host memory.
     pub fn own_memory(&self, bytes: usize) -> Result<Memory, KernelError> {
         match &*self.0 {
@@ -144,7 +149,7 @@ impl Machine {
     }
 
     /// The GPU's context, if it is one.
-    pub(super) fn context(&self) -> Option<&gpu::Context> {
+    pub fn context(&self) -> Option<&gpu::Context> {
         match &*self.0 {
             Inner::Gpu(on) => Some(&on.context),
             Inner::Twin(_) => None,

@@ -38,7 +38,7 @@ pub struct HostMemory(Arc<Host>);
 
 #[derive(Debug)]
 struct Host {
-    pages: ManuallyDrop<Pages>,
+    pages: ManuallyDrop<Arc<Pages>>,
     start: NonNull<u8>,
     len: usize,
     /// Where kernels see it.
@@ -54,10 +54,19 @@ unsafe impl Sync for Host {}
 impl HostMemory {
     /// Whole pages, at least `bytes`, shown to the GPU if there is one.
     pub(super) fn new(context: Option<&gpu::Context>, bytes: usize) -> Result<HostMemory, KernelError> {
-        let mut pages = Pages::new(bytes).map_err(|source| KernelError::Memory { bytes, source })?;
-        let (start, len) = (verbs::Memory::start(&mut pages), verbs::Memory::len(&pages));
+        let pages = Pages::new(bytes).map_err(|source| KernelError::Memory { bytes, source })?;
+        HostMemory::of_pages(context, &Arc::new(pages))
+    }
+
+    /// Pages that others use too.
+    pub(super) fn of_pages(
+        context: Option<&gpu::Context>,
+        pages: &Arc<Pages>,
+    ) -> Result<HostMemory, KernelError> {
+        let mut all = verbs::Part::new(pages, 0..verbs::Memory::len(&**pages))?;
+        let (start, len) = (verbs::Memory::start(&mut all), verbs::Memory::len(&all));
         let mut host = Host {
-            pages: ManuallyDrop::new(pages),
+            pages: ManuallyDrop::new(Arc::clone(pages)),
             start,
             len,
             kernel_address: start.as_ptr().expose_provenance() as u64,

@@ -46,10 +46,10 @@ const STATE_BYTES: usize = 320;
 pub struct Queue {
     machine: Machine,
     state: Memory,
-    /// As the CPU sees the queues, for when they are reset.
-    host: Structs,
-    _slots: Memory,
-    _wr_ids: Option<Memory>,
+    /// As the CPU sees the queues: for when they are reset, and for directions that are the CPU's.
+    pub(super) host: Structs,
+    slots: Memory,
+    wr_ids: Option<Memory>,
     shown: Vec<Registered>,
     // libmlx5's memory: stays when a kernel may still reach it.
     qp: ManuallyDrop<DirectQp>,
@@ -57,11 +57,11 @@ pub struct Queue {
 }
 
 #[derive(Debug, Clone)]
-struct Structs {
-    sq: db_sq,
-    rq: db_rq,
-    send_cq: db_cq,
-    receive_cq: Option<db_cq>,
+pub(super) struct Structs {
+    pub(super) sq: db_sq,
+    pub(super) rq: db_rq,
+    pub(super) send_cq: db_cq,
+    pub(super) receive_cq: Option<db_cq>,
 }
 
 impl Queue {
@@ -75,18 +75,34 @@ impl Queue {
         receive_cq: Option<DirectCq>,
         options: Options,
     ) -> Result<Queue, KernelError> {
+        let tables = |bytes| machine.own_memory(bytes);
+        Queue::with_tables(machine, builder, pd, [Some(send_cq), receive_cq], options, tables)
+    }
+
+    /// `tables`: makes the memory for what is remembered of requests.
+    pub(super) fn with_tables(
+        machine: &Machine,
+        builder: &QpBuilder,
+        pd: &Pd,
+        cqs: [Option<DirectCq>; 2],
+        options: Options,
+        tables: impl Fn(usize) -> Result<Memory, KernelError>,
+    ) -> Result<Queue, KernelError> {
+        let [Some(send_cq), receive_cq] = cqs else {
+            return Err(KernelError::Refused("a queue without a CQ for its sends".into()));
+        };
         let qp = builder.build_direct(pd, &send_cq, receive_cq.as_ref().unwrap_or(&send_cq));
         let qp = crate::queue_pair::checked(qp.map_err(ShimError::from)?, options)?;
         let (qpn, layout) = (qp.number(), qp.memory());
-        let slots = machine.own_memory(layout.send.entries as usize * size_of::<db_slot>())?;
+        let slots = tables(layout.send.entries as usize * size_of::<db_slot>())?;
         slots.fill(0)?;
         let wr_ids = match layout.receive.entries as usize {
             0 => None,
-            entries => Some(machine.own_memory(entries * 8)?),
+            entries => Some(tables(entries * 8)?),
         };
-        let wr_id_address = wr_ids.as_ref().map_or(0, Memory::kernel_address);
+        let wr_id_address = wr_ids.as_ref().map_or(0, Memory::address);
         let host = Structs {
-            sq: send_queue(&qp, &layout, slots.kernel_address(), options)?,
+            sq: send_queue(&qp, &layout, slots.address(), options)?,
             rq: receive_queue(&qp, &layout, wr_id_address)?,
             send_cq: completion_queue(qpn, &send_cq.layout())?,
             receive_cq: receive_cq.as_ref().map(|cq| completion_queue(qpn, &cq.layout())).transpose()?,
@@ -95,8 +111,8 @@ impl Queue {
             machine: machine.clone(),
             state: machine.host_memory(STATE_BYTES)?.into(),
             host: host.clone(),
-            _slots: slots,
-            _wr_ids: wr_ids,
+            slots,
+            wr_ids,
             shown: Vec::new(),
             qp: ManuallyDrop::new(qp),
             cqs: ManuallyDrop::new((send_cq, receive_cq)),
@@ -109,6 +125,8 @@ impl Queue {
     /// The same with addresses as kernels see them.
     fn show(&mut self, mut seen: Structs) -> Result<Structs, KernelError> {
         let layout = self.qp.memory();
+        seen.sq.slots = self.slots.kernel_address();
+        seen.rq.wr_ids = self.wr_ids.as_ref().map_or(0, Memory::kernel_address);
         let bytes = |ring: verbs::Ring| ring.entries as usize * ring.stride as usize;
         seen.sq.ring = self.see(layout.send.address, bytes(layout.send), Kind::Memory)?;
         let record = self.see(layout.record.cast(), 8, Kind::Memory)?;
@@ -205,7 +223,8 @@ impl Queue {
     pub fn emptied(mut self) -> Result<Queue, KernelError> {
         self.qp.reset()?;
         let (sq, rq): (db_sq, db_rq) = (self.state.get(SQ)?, self.state.get(RQ)?);
-        self.host.sq.producer = sq.producer;
+        // Of the two that post, one has.
+        self.host.sq.producer = self.host.sq.producer.max(sq.producer);
         // SAFETY: the addresses are libmlx5's as the CPU sees them; in RESET the device touches neither queue nor record.
         unsafe { db_c_reset_send(&raw mut self.host.sq) };
         if self.host.rq.wqes > 0 {
@@ -249,7 +268,8 @@ impl Room {
 /// Drops what a CQ holds, from where the kernel stopped on.
 fn drain(state: &Memory, offset: usize, host: &mut db_cq) -> Result<(), KernelError> {
     let mut seen: db_cq = state.get(offset)?;
-    host.consumer = seen.consumer;
+    // Of the two that poll, one has.
+    host.consumer = host.consumer.max(seen.consumer);
     // SAFETY: ring and record are libmlx5's, as the CPU sees them, and no kernel polls them now.
     if unsafe { db_c_drain(&raw mut *host) } < 0 {
         return Err(KernelError::Refused(format!(
