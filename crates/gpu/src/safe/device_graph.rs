@@ -123,7 +123,7 @@ impl Graph {
     }
 
     /// Makes it one that the host alone may launch.
-    pub(super) fn instantiate_for_host(self) -> Result<DeviceGraph> {
+    pub fn instantiate_for_host(self) -> Result<DeviceGraph> {
         let node_count = self.nodes()?.len();
         // SAFETY: the graph lives, and its context is current.
         let exec = unsafe { graph::instantiate(self.graph) }?;

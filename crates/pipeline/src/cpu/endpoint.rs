@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rdma_shim::kernel::{HostMemory, Machine, db_kernel_queue};
 use slots::layout::{FLAG_BYTES, PREFIX_BYTES, flag, next};
-use slots::{Arrival, Geometry};
+use slots::{Arrival, Geometry, Status, Work};
 use verbs::code::Access;
 use verbs::connect::RegionOffer;
 use verbs::{
@@ -15,6 +16,7 @@ use verbs::{
 };
 
 use super::CpuError;
+use super::offload::Job;
 use super::poster::{Done, Poster, RECEIVE};
 use crate::Mode;
 
@@ -27,6 +29,7 @@ pub struct Memory {
     pub geometry: Geometry,
     slots: Arc<Pages>,
     flags: Arc<Pages>,
+    shown: Option<(Machine, HostMemory)>,
 }
 
 impl Memory {
@@ -38,7 +41,19 @@ impl Memory {
     pub fn new(geometry: Geometry, slots: u32) -> std::io::Result<Memory> {
         let pages = |each: usize| Ok::<_, std::io::Error>(Arc::new(Pages::new(each * slots as usize)?));
         let (slots, flags) = (pages(geometry.server_stride())?, pages(FLAG_BYTES)?);
-        Ok(Memory { geometry, slots, flags })
+        Ok(Memory { geometry, slots, flags, shown: None })
+    }
+
+    /// Slots that kernels of a machine reach: on a GPU they are pinned.
+    pub fn shown_to(mut self, machine: &Machine) -> Result<Memory, CpuError> {
+        let shown = machine.show(&self.slots).map_err(|error| CpuError::Offload(error.to_string()))?;
+        self.shown = Some((machine.clone(), shown));
+        Ok(self)
+    }
+
+    /// The slots as kernels see them, if they do.
+    pub fn shown(&self) -> Option<&HostMemory> {
+        self.shown.as_ref().map(|(_, memory)| memory)
     }
 }
 
@@ -58,6 +73,16 @@ pub struct Counts {
     pub answered: u64,
     /// Answers that say why there is no result.
     pub refused: u64,
+}
+
+/// Where an answer's tensors are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Outputs<'a> {
+    /// Nowhere: the request was refused.
+    None,
+    Copied(&'a [Vec<f32>]),
+    /// In the slot already.
+    InPlace,
 }
 
 /// What is known of a slot.
@@ -107,9 +132,10 @@ impl Endpoint {
         let slots = region(&memory.slots, memory.geometry.server_stride())?;
         let flags = region(&memory.flags, FLAG_BYTES)?;
         let receives = if arrival == Arrival::Completion { count as u32 } else { 0 };
+        let machine = memory.shown.as_ref().map(|(machine, _)| machine);
         let none = RegionOffer { address: 0, bytes: 0, rkey: 0 };
         Ok(Endpoint {
-            poster: Poster::new(mode, &pd, kind, [2 * count as u32, receives])?,
+            poster: Poster::new(mode, machine, &pd, kind, [2 * count as u32, receives])?,
             slots,
             flags,
             geometry: memory.geometry.clone(),
@@ -217,6 +243,56 @@ impl Endpoint {
         is_flagged && ((self.arrival == Arrival::Flag && self.is_reliable) || at_tail() == expected)
     }
 
+    /// Where kernels find its queue, if they post there.
+    pub fn kernel_queue(&self) -> Option<db_kernel_queue> {
+        match &self.poster {
+            Poster::Kernels(queue) => Some(queue.addresses()),
+            _ => None,
+        }
+    }
+
+    /// Where the client's answers and their flags go.
+    pub fn answers(&self) -> [RegionOffer; 2] {
+        self.answers
+    }
+
+    /// Number of its first slot, and how many it has.
+    pub fn slot_numbers(&self) -> [u32; 2] {
+        [self.first, self.places.len() as u32]
+    }
+
+    /// Key of its slots for its queue.
+    pub fn lkey(&self) -> u32 {
+        self.slots.lkey()
+    }
+
+    /// The request of a slot as what computes it is told; `None`: no slot of the client.
+    pub(super) fn job(&self, work: &Work, status: Status) -> Option<Job> {
+        let place = self.place(work.slot)?;
+        let completed = match &self.poster {
+            Poster::Kernels(queue) => queue.sends_completed(),
+            _ => 0,
+        };
+        Some(Job {
+            client: work.client,
+            slot: work.slot,
+            sequence: (self.places[place].flag >> 32) as u32,
+            status,
+            header: work.header,
+            arrival: self.arrival,
+            completed,
+        })
+    }
+
+    /// Notes that a slot's answer is being posted, by what computes it. `next`: sequence of the slot's next request.
+    pub(super) fn handed_over(&mut self, (slot, next): (u32, u32), is_refused: bool, now_ns: u64) {
+        if let Some(place) = self.place(slot) {
+            self.places[place] = Place { flag: flag(next), is_served: false };
+        }
+        self.sending.push_back((slot, now_ns));
+        *(if is_refused { &mut self.counts.refused } else { &mut self.counts.answered }) += 1;
+    }
+
     /// What a request begins with. Read it once.
     pub(super) fn prefix(&self, slot: u32) -> [u8; PREFIX_BYTES] {
         let mut prefix = [0; PREFIX_BYTES];
@@ -240,14 +316,15 @@ impl Endpoint {
         &mut self,
         (slot, next): (u32, u32),
         prefix: &[u8; PREFIX_BYTES],
-        outputs: Option<&[Vec<f32>]>,
+        outputs: Outputs<'_>,
         now_ns: u64,
     ) -> Result<(), CpuError> {
         let place = self.place(slot).ok_or(CpuError::NoSlots)?;
         let (start, message) =
             (self.request_at(place) + self.geometry.answer_offset(), &self.geometry.answer);
         self.slots.write(start, prefix);
-        for (entry, output) in message.entries().iter().zip(outputs.unwrap_or_default()) {
+        let copied = if let Outputs::Copied(all) = outputs { all } else { &[] };
+        for (entry, output) in message.entries().iter().zip(copied) {
             self.slots.write_f32(start + entry.offset as usize, output);
         }
         let value = self.places[place].flag.to_le_bytes();
@@ -260,7 +337,8 @@ impl Endpoint {
         };
         let target = to(self.answers[0], place * self.geometry.client_stride());
         // A refusal is its prefix alone, unless its arrival is seen by the last bytes.
-        let is_whole = outputs.is_some() || self.arrival == Arrival::Tail;
+        let is_refused = matches!(outputs, Outputs::None);
+        let is_whole = !is_refused || self.arrival == Arrival::Tail;
         let length = if is_whole { message.bytes() } else { prefix.len() };
         let gather = [self.slots.sge(start..start + length)?];
         let inline = [InlineSlice::new(&value)];
@@ -277,7 +355,7 @@ impl Endpoint {
             self.poster.post(&[write])?;
         }
         self.sending.push_back((slot, now_ns));
-        *(if outputs.is_some() { &mut self.counts.answered } else { &mut self.counts.refused }) += 1;
+        *(if is_refused { &mut self.counts.refused } else { &mut self.counts.answered }) += 1;
         Ok(())
     }
 

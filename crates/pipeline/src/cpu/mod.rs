@@ -1,10 +1,12 @@
-//! The CPU modes: this thread waits, runs the model, and posts, by libibverbs or by the shim.
+//! The modes in which this thread waits. It runs the model and posts, by libibverbs or by the shim; or an [`Offload`] computes
+//! beside it, and may post.
 //!
 //! [`Served`] has the slots of one model. One thread calls it; other threads make a client's [`Endpoint`] and drop it,
 //! because that takes calls of the kernel. In order: [`Served::grant`], [`Endpoint::new`], its queue pair's states,
 //! [`Served::admit`]; at the end [`Served::remove`], the endpoint's drop, [`Served::withdraw`].
 
 mod endpoint;
+mod offload;
 mod poster;
 
 use std::collections::BTreeMap;
@@ -12,10 +14,13 @@ use std::time::Instant;
 
 use slots::layout::PREFIX_BYTES;
 use slots::server::ServerError;
-use slots::{Geometry, Server, Status, TensorKind, Work};
+use slots::{Geometry, Server, Status, TensorKind};
 
 pub use endpoint::{ACCESS, Counts, Endpoint, Memory, Setting};
+pub use offload::{Job, Offload};
 pub use poster::Poster;
+
+use endpoint::Outputs;
 
 use crate::Mode;
 
@@ -45,13 +50,16 @@ pub enum CpuError {
     Answers { needed: [usize; 2], offered: usize },
     #[error("a tensor that is not of f32")]
     Kind,
+    #[error(transparent)]
+    Slots(#[from] ServerError),
+    #[error("what computes the answers: {0}")]
+    Offload(String),
 }
 
 /// Makes outputs of inputs, in the memory of earlier ones where it can.
 pub type Model<'a> = dyn FnMut(&[Vec<f32>], &mut Vec<Vec<f32>>) -> Result<(), String> + 'a;
 
 /// The slots of one model, and its clients.
-#[derive(Debug)]
 pub struct Served {
     server: Server,
     memory: Memory,
@@ -64,11 +72,29 @@ pub struct Served {
     looks: u64,
     sent: Vec<u32>,
     arrived: Vec<u32>,
+    offload: Option<Box<dyn Offload>>,
+    /// A planted defect.
+    #[cfg(test)]
+    forgets_sending: bool,
+    /// When a slot's request was offloaded, by the clock of `began`.
+    begun: BTreeMap<u32, u64>,
+}
+
+impl std::fmt::Debug for Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Served({:?}, {} clients)", self.memory.geometry, self.endpoints.len())
+    }
 }
 
 impl Served {
     /// Error: no memory, or a model with tensors of another type.
     pub fn new(geometry: Geometry, slots: u32) -> Result<Served, CpuError> {
+        Served::with(Memory::new(geometry, slots)?, slots, None)
+    }
+
+    /// Has requests computed by `offload`, out of as many slots in `memory`, in the place of a model. Errors: as [`Self::new`].
+    pub fn with(memory: Memory, slots: u32, offload: Option<Box<dyn Offload>>) -> Result<Served, CpuError> {
+        let geometry = memory.geometry.clone();
         let messages = [&geometry.request, &geometry.answer];
         let mut entries = messages.iter().flat_map(|message| message.entries());
         if entries.any(|entry| entry.kind != TensorKind::F32.number()) {
@@ -78,14 +104,18 @@ impl Served {
         Ok(Served {
             inputs: geometry.request.entries().iter().map(room).collect(),
             outputs: Vec::new(),
-            server: Server::new(geometry.clone(), slots),
-            memory: Memory::new(geometry, slots)?,
+            server: Server::new(geometry, slots),
+            memory,
             endpoints: BTreeMap::new(),
             leaving: BTreeMap::new(),
             began: Instant::now(),
             looks: 0,
             sent: Vec::new(),
             arrived: Vec::new(),
+            offload,
+            #[cfg(test)]
+            forgets_sending: false,
+            begun: BTreeMap::new(),
         })
     }
 
@@ -100,14 +130,23 @@ impl Served {
     }
 
     /// Serves a client from now on.
-    pub fn admit(&mut self, client: u32, endpoint: Endpoint) {
+    pub fn admit(&mut self, client: u32, mut endpoint: Endpoint) {
+        if let Some(Err(error)) = self.offload.as_mut().map(|offload| offload.admit(client, &endpoint)) {
+            endpoint.failure.get_or_insert(error.to_string());
+        }
         self.endpoints.insert(client, endpoint);
     }
 
     /// Serves a client no longer. Drop its endpoint before [`Self::withdraw`].
     pub fn remove(&mut self, client: u32) -> Option<Endpoint> {
-        let endpoint = self.endpoints.remove(&client)?;
+        let mut endpoint = self.endpoints.remove(&client)?;
         self.leaving.insert(client, endpoint.sending().collect());
+        if let Some(Err(error)) = self.offload.as_mut().map(|offload| offload.remove(client)) {
+            // A kernel may still post there: memory, keys and queue stay for good.
+            endpoint.failure.get_or_insert(error.to_string());
+            std::mem::forget(endpoint);
+            return None;
+        }
         Some(endpoint)
     }
 
@@ -155,8 +194,11 @@ impl Served {
     }
 
     /// Serves the next request: whether there was one. `model` makes outputs of inputs; with none, requests are
-    /// answered with [`Status::Stopping`].
-    pub fn serve(&mut self, model: Option<&mut Model<'_>>) -> Result<bool, ServerError> {
+    /// answered with [`Status::Stopping`]. Where requests are offloaded, any model stands for that one.
+    pub fn serve(&mut self, model: Option<&mut Model<'_>>) -> Result<bool, CpuError> {
+        if self.offload.is_some() {
+            return self.serve_beside(model.is_some());
+        }
         let Some(work) = self.server.take() else { return Ok(false) };
         let began = self.began;
         let now_ns = || began.elapsed().as_nanos() as u64;
@@ -176,22 +218,84 @@ impl Served {
         };
         let times = [begun_ns, now_ns()];
         if let Some(prefix) = self.server.done(work.slot, status, times)? {
-            self.answer(&work, status, &prefix, times[1])?;
+            let outputs = std::mem::take(&mut self.outputs);
+            let given = if status == Status::Ok { Outputs::Copied(&outputs) } else { Outputs::None };
+            self.answer((work.client, work.slot), given, &prefix, times[1])?;
+            self.outputs = outputs;
+        }
+        Ok(true)
+    }
+
+    /// From now on a slot's request does not wait until the NIC has read the answer before.
+    #[cfg(test)]
+    pub(crate) fn forget_sending(&mut self) {
+        self.forgets_sending = true;
+    }
+
+    fn serve_beside(&mut self, computes: bool) -> Result<bool, CpuError> {
+        let Some(mut offload) = self.offload.take() else { return Ok(false) };
+        let served = self.serve_by(&mut *offload, computes);
+        self.offload = Some(offload);
+        served
+    }
+
+    fn serve_by(&mut self, offload: &mut dyn Offload, computes: bool) -> Result<bool, CpuError> {
+        let now_ns = |served: &Served| served.began.elapsed().as_nanos() as u64;
+        let mut did = false;
+        #[cfg(test)]
+        if self.forgets_sending {
+            let all: Vec<u32> = self.endpoints.values().flat_map(Endpoint::sending).collect();
+            all.into_iter().for_each(|slot| {
+                let _ = self.server.sent(slot);
+            });
+        }
+        while let Some(Job { client, slot, status, .. }) = offload.ended()? {
+            did = true;
+            let ended_ns = now_ns(self);
+            let begun_ns = self.begun.remove(&slot).unwrap_or(ended_ns);
+            if let Some(prefix) = self.server.done(slot, status, [begun_ns, ended_ns])? {
+                let given = if status == Status::Ok { Outputs::InPlace } else { Outputs::None };
+                self.answer((client, slot), given, &prefix, ended_ns)?;
+            }
+        }
+        let Some(work) = offload.has_room().then(|| self.server.take()).flatten() else { return Ok(did) };
+        let endpoint = self.endpoints.get(&work.client).filter(|endpoint| endpoint.failure.is_none());
+        let status = work.refused.unwrap_or(if computes { Status::Ok } else { Status::Stopping });
+        let begun_ns = now_ns(self);
+        match endpoint.and_then(|endpoint| endpoint.job(&work, status)) {
+            Some(job) if offload.posts() => {
+                if self.server.done(work.slot, status, [begun_ns; 2])?.is_some() {
+                    let next = self.server.expected(work.slot)?;
+                    if let Some(endpoint) = self.endpoints.get_mut(&work.client) {
+                        endpoint.handed_over((work.slot, next), status != Status::Ok, begun_ns);
+                    }
+                    offload.begin(job)?;
+                }
+            }
+            Some(job) if status == Status::Ok => {
+                self.begun.insert(work.slot, begun_ns);
+                offload.begin(job)?;
+            }
+            // Refused, or the client is gone.
+            _ => {
+                let refused = if status == Status::Ok { Status::Stopping } else { status };
+                if let Some(prefix) = self.server.done(work.slot, refused, [begun_ns; 2])? {
+                    self.answer((work.client, work.slot), Outputs::None, &prefix, begun_ns)?;
+                }
+            }
         }
         Ok(true)
     }
 
     fn answer(
         &mut self,
-        work: &Work,
-        status: Status,
+        (client, slot): (u32, u32),
+        outputs: Outputs<'_>,
         prefix: &[u8; PREFIX_BYTES],
         now_ns: u64,
     ) -> Result<(), ServerError> {
-        let next = self.server.expected(work.slot)?;
-        let numbers = (work.slot, next);
-        let outputs = (status == Status::Ok).then_some(&self.outputs[..]);
-        let endpoint = self.endpoints.get_mut(&work.client).filter(|endpoint| endpoint.failure.is_none());
+        let numbers = (slot, self.server.expected(slot)?);
+        let endpoint = self.endpoints.get_mut(&client).filter(|endpoint| endpoint.failure.is_none());
         let posted = endpoint.map(|endpoint| match endpoint.answer(numbers, prefix, outputs, now_ns) {
             Ok(()) => true,
             Err(error) => {
@@ -200,6 +304,6 @@ impl Served {
             }
         });
         // Nothing reads the answer of a client that is gone.
-        if posted == Some(true) { Ok(()) } else { self.server.sent(work.slot) }
+        if posted == Some(true) { Ok(()) } else { self.server.sent(slot) }
     }
 }

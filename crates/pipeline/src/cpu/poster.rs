@@ -1,6 +1,7 @@
-//! What posts and polls in a CPU mode: libibverbs, or the shim.
+//! What posts and polls where the CPU waits: libibverbs, or the shim, whose sends may be a kernel's.
 
-use rdma_shim::{Completion, Options};
+use rdma_shim::kernel::{Machine, MixedQueue};
+use rdma_shim::{Completion, Options, PollError};
 use slots::layout::FLAG_BYTES;
 use verbs::{
     Cq, Pd, Qp, QpBuilder, QpType, QueuePair, ReceiveRequest, SendList, SendOperations, SendRequest,
@@ -29,6 +30,8 @@ pub struct Done {
 pub enum Poster {
     Ibverbs(QueuePair, Cq),
     Shim(Box<rdma_shim::QueuePair>),
+    /// Kernels post, this thread does the rest.
+    Kernels(Box<MixedQueue>),
 }
 
 fn wrong(error: impl std::fmt::Display) -> CpuError {
@@ -36,20 +39,32 @@ fn wrong(error: impl std::fmt::Display) -> CpuError {
 }
 
 impl Poster {
-    /// With room for so many sends and receives. Error: the mode is none of the CPU's.
-    pub fn new(mode: Mode, pd: &Pd, kind: QpType, [sends, receives]: [u32; 2]) -> Result<Poster, CpuError> {
+    /// With room for so many sends and receives. `machine`: whose kernels post, where the mode has them do so. Error: in the mode the
+    /// CPU does not wait, or there is no such machine.
+    pub fn new(
+        mode: Mode,
+        machine: Option<&Machine>,
+        pd: &Pd,
+        kind: QpType,
+        [sends, receives]: [u32; 2],
+    ) -> Result<Poster, CpuError> {
         let builder = QpBuilder::new(kind).send_requests(sends).receive_requests(receives.max(1));
         let builder =
             builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE).own_register(true);
         let cq = Cq::new(pd.context(), sends + receives + 1)?;
-        match mode {
-            Mode::CpuCpuIbverbs => Ok(Poster::Ibverbs(builder.build(pd, &cq, &cq)?, cq)),
-            Mode::CpuCpuShim => {
+        match (mode, machine) {
+            (Mode::CpuCpuIbverbs, _) => Ok(Poster::Ibverbs(builder.build(pd, &cq, &cq)?, cq)),
+            (Mode::CpuCpuShim, _) => {
                 let cq = cq.into_direct()?;
                 let queue = rdma_shim::QueuePair::create(&builder, pd, cq, None, Options::default());
                 Ok(Poster::Shim(Box::new(queue.map_err(wrong)?)))
             }
-            other => Err(CpuError::Mode(other)),
+            (Mode::CpuGpu, Some(machine)) => {
+                let cq = cq.into_direct()?;
+                let queue = MixedQueue::create(machine, &builder, pd, cq, None, Options::default());
+                Ok(Poster::Kernels(Box::new(queue.map_err(wrong)?)))
+            }
+            (other, _) => Err(CpuError::Mode(other)),
         }
     }
 
@@ -57,6 +72,7 @@ impl Poster {
         match self {
             Poster::Ibverbs(queue, _) => queue,
             Poster::Shim(queue) => queue.qp(),
+            Poster::Kernels(queue) => queue.qp(),
         }
     }
 
@@ -66,6 +82,7 @@ impl Poster {
         match self {
             Poster::Ibverbs(queue, _) => queue.post_receive(&request).map_err(wrong),
             Poster::Shim(queue) => queue.post_receive(&request).map_err(wrong),
+            Poster::Kernels(queue) => queue.post_receive(&request).map_err(wrong),
         }
     }
 
@@ -82,6 +99,7 @@ impl Poster {
                 queue.ring();
                 Ok(())
             }
+            Poster::Kernels(queue) => Err(wrong(format!("{}: kernels alone post its sends", queue.name()))),
         }
     }
 
@@ -97,16 +115,23 @@ impl Poster {
                     failure: (!one.is_success()).then(|| one.status().to_string()),
                 }));
             }
-            Poster::Shim(queue) => {
-                let mut taken = [Completion::default(); AT_ONCE];
-                let count = queue.poll(&mut taken).map_err(wrong)?;
-                done.extend(taken[..count].iter().map(|one| Done {
-                    id: one.id(),
-                    immediate: one.is_success().then(|| one.immediate()).flatten(),
-                    failure: (!one.is_success()).then(|| one.status().to_string()),
-                }));
-            }
+            Poster::Shim(queue) => take(done, |taken| queue.poll(taken))?,
+            Poster::Kernels(queue) => take(done, |taken| queue.poll_posted_there(taken))?,
         }
         Ok(())
     }
+}
+
+fn take(
+    done: &mut Vec<Done>,
+    poll: impl FnOnce(&mut [Completion]) -> Result<usize, PollError>,
+) -> Result<(), CpuError> {
+    let mut taken = [Completion::default(); AT_ONCE];
+    let count = poll(&mut taken).map_err(wrong)?;
+    done.extend(taken[..count].iter().map(|one| Done {
+        id: one.id(),
+        immediate: one.is_success().then(|| one.immediate()).flatten(),
+        failure: (!one.is_success()).then(|| one.status().to_string()),
+    }));
+    Ok(())
 }

@@ -115,6 +115,7 @@ mod tests {
     use measure::need;
 
     use super::*;
+    use crate::gpu::by_cpu::db_asked;
 
     macro_rules! offsets {
         ($($name:ident { $($field:ident)* })*) => {
@@ -135,6 +136,7 @@ mod tests {
                 wait_ns slot_count client_count arrival model_id request_tensors answer_tensors request_tail answer_tail
                 answer_stride request_table answer_table inputs outputs
             }
+            db_asked { what slot sequence client status arrival request_id cookie sent_ns completed }
         };
         let mut there = vec![u32::MAX; here.len() + 1];
         let arguments = Arguments::new().pointer(there.as_mut_ptr()).push(there.len() as u32);

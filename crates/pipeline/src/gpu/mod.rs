@@ -4,10 +4,13 @@
 //! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
 //! over and gives it back. A request is refused for all that `slots::Server` refuses it for, except one: a request number that is
 //! outstanding twice is not noticed. A client's credits are its slots.
-//! Left out so far: `cpu-gpu`, `gpu-cpu`, `gpu-persistent`.
+//! Left out so far: `gpu-cpu`, `gpu-persistent`.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
+pub mod by_cpu;
+#[cfg(test)]
+mod by_cpu_tests;
 mod launch;
 mod layout;
 #[cfg(test)]

@@ -262,3 +262,13 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
         });
     }
 }
+
+/// The model that adds 1, on a machine of either kind; its input lies where `memory` begins, its output 4096 bytes behind.
+pub fn add_one_on(machine: &Machine, memory: &Memory) -> by_cpu::Model {
+    let memory = memory.clone();
+    if !machine.is_gpu() {
+        return by_cpu::Model::Called(Box::new(move || add_one(&memory)));
+    }
+    let module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
+    by_cpu::Model::Recorded(Box::new(AddOne { function: module.function("add_one").unwrap(), memory }))
+}

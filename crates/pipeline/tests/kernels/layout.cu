@@ -1,5 +1,5 @@
 /*! Tells where the fields of the structs of pipeline.h lie, and the structs' sizes, in the order of the test in src/gpu/layout.rs. */
-#include "pipeline.h"
+#include "asked.h"
 
 #define AT(type, field) __builtin_offsetof(struct type, field)
 #define ALL5(t, a, b, c, d, e) AT(t, a), AT(t, b), AT(t, c), AT(t, d), AT(t, e)
@@ -18,6 +18,8 @@ extern "C" __global__ void layout(db_u32 *words, db_u32 count) {
         ALL5(db_served, slots, slots_nic, slot_stride, answer, flags), ALL5(db_served, flag_stride, sequences, owners, sending, clients),
         ALL5(db_served, places, cancel, counts, wait_ns, slot_count),
         ALL5(db_served, client_count, arrival, model_id, request_tensors, answer_tensors), AT(db_served, request_tail),
-        AT(db_served, answer_tail), ALL5(db_served, answer_stride, request_table, answer_table, inputs, outputs), SIZE(db_served)};
+        AT(db_served, answer_tail), ALL5(db_served, answer_stride, request_table, answer_table, inputs, outputs), SIZE(db_served),
+        ALL5(db_asked, what, slot, sequence, client, status), ALL5(db_asked, arrival, request_id, cookie, sent_ns, completed),
+        SIZE(db_asked)};
     for (db_u32 index = 0; index < sizeof(all) / 8 && index < count; index++) words[index] = (db_u32)all[index];
 }

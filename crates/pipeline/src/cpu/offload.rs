@@ -1,0 +1,49 @@
+//! Requests that something else computes than the thread that serves: a GPU, which the CPU drives.
+
+use slots::layout::Header;
+use slots::{Arrival, Status};
+
+use super::{CpuError, Endpoint};
+
+/// A request on its way through an [`Offload`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    pub client: u32,
+    pub slot: u32,
+    /// Of the request in its slot.
+    pub sequence: u32,
+    /// A request that is not OK is answered and not computed.
+    pub status: Status,
+    pub header: Header,
+    pub arrival: Arrival,
+    /// Consumer index of the client's send queue, where kernels post.
+    pub completed: u64,
+}
+
+/// Computes answers out of slots, beside the thread that serves. It finds the tensors of a request in its slot, and leaves those of
+/// the answer there.
+pub trait Offload: Send {
+    /// Whether it posts the answers, too.
+    fn posts(&self) -> bool {
+        false
+    }
+
+    /// Serves a client from now on.
+    fn admit(&mut self, _client: u32, _endpoint: &Endpoint) -> Result<(), CpuError> {
+        Ok(())
+    }
+
+    /// Serves it no longer: nothing uses its queue from here on. Error: something still does.
+    fn remove(&mut self, _client: u32) -> Result<(), CpuError> {
+        Ok(())
+    }
+
+    /// Whether it takes a further request now.
+    fn has_room(&self) -> bool;
+
+    /// Begins a request, and does not wait for its end.
+    fn begin(&mut self, job: Job) -> Result<(), CpuError>;
+
+    /// A request that has ended, in the order of their beginnings; with what posts answers, none. Errors: what went wrong in it.
+    fn ended(&mut self) -> Result<Option<Job>, CpuError>;
+}
