@@ -92,7 +92,8 @@ impl<'a> Asking<'a> {
             error: None,
         };
         let start_ns = connection.now_ns();
-        let is_live = speaks_to_people(options.json.as_deref()) && std::io::stdout().is_terminal();
+        let speaks = speaks_to_people(options.json.as_deref());
+        let is_live = options.live || (speaks && std::io::stdout().is_terminal());
         Asking {
             tally: Tally { outcome, verifier, warm_up: options.warm_up, inputs: inputs.len() },
             load: options.load(start_ns),
@@ -161,7 +162,13 @@ impl<'a> Asking<'a> {
         {
             let answered = self.tally.outcome.counts.answered;
             self.tally.outcome.seconds = (now_ns - self.start_ns) as f64 / 1e9;
-            say!("{}", self.tally.outcome.live(answered - before));
+            self.tally.outcome.counts.duplicate = self.connection.duplicates();
+            let live = self.tally.outcome.live(answered - before);
+            if speaks_to_people(self.options.json.as_deref()) {
+                say!("{}", live.text());
+            } else {
+                emit(self.options.json.as_deref(), &live).map_err(Gone::Line)?;
+            }
             self.live = Some((next_ns + SECOND_NS, answered));
         }
         if self.connection.is_alive() { Ok(()) } else { Err(Gone::Server(self.connection.outstanding())) }
@@ -215,6 +222,8 @@ enum Gone {
     /// The server is gone, with so many requests outstanding.
     Server(usize),
     Connection(ConnectionError),
+    /// The line of a second could not be written.
+    Line(anyhow::Error),
 }
 
 impl From<ConnectionError> for Gone {
@@ -230,6 +239,7 @@ impl std::fmt::Display for Gone {
                 write!(f, "the server is gone, with {outstanding} requests outstanding")
             }
             Gone::Connection(error) => error.fmt(f),
+            Gone::Line(error) => write!(f, "{error:#}"),
         }
     }
 }

@@ -77,6 +77,9 @@ pub struct Options {
     /// First answers whose time is not recorded.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub warm_up: u64,
+    /// Say each second how far the run is: a line where --json - writes, too [default: only on a terminal].
+    #[arg(long)]
+    pub live: bool,
     /// Device and port.
     #[command(flatten)]
     pub nic: Nic,

@@ -68,17 +68,31 @@ impl Outcome {
         self.counts.is_clean() && self.error.is_none()
     }
 
-    /// A line of each second. `rate`: answers in it.
-    pub fn live(&self, rate: u64) -> String {
-        let (p50, p99) = (self.latency.percentile_ns(50.0), self.latency.percentile_ns(99.0));
-        let ms = |ns: u64| ns as f64 / 1e6;
-        format!(
-            "{:4.0} s  {rate:7}/s  p50 {:.2} ms  p99 {:.2} ms  {}",
-            self.seconds,
-            ms(p50),
-            ms(p99),
-            self.counts.text()
-        )
+    /// How far the run is. `rate`: answers in the last second.
+    pub fn live(&self, rate: u64) -> Live<'_> {
+        let ms = |percent| self.latency.percentile_ns(percent) as f64 / 1e6;
+        let (p50_ms, p99_ms) = (ms(50.0), ms(99.0));
+        Live { kind: "live", seconds: self.seconds, rate, p50_ms, p99_ms, counts: &self.counts }
+    }
+}
+
+/// The line of each second. Fields are described in README.md.
+#[derive(Debug, Serialize)]
+pub struct Live<'a> {
+    kind: &'static str,
+    seconds: f64,
+    rate: u64,
+    p50_ms: f64,
+    p99_ms: f64,
+    #[serde(flatten)]
+    counts: &'a Counts,
+}
+
+impl Live<'_> {
+    pub fn text(&self) -> String {
+        let Live { seconds, rate, p50_ms, p99_ms, counts, .. } = self;
+        let counts = counts.text();
+        format!("{seconds:4.0} s  {rate:7}/s  p50 {p50_ms:.2} ms  p99 {p99_ms:.2} ms  {counts}")
     }
 }
 
