@@ -19,6 +19,7 @@ mod bench_models;
 mod bench_nic;
 mod bundle;
 mod carried;
+mod demo;
 mod docs;
 mod doctor;
 mod figure;
@@ -90,6 +91,8 @@ enum Command {
     Bundle(bundle::Options),
     /// Put results of a machine that ran a bundle into the committed measured.json.
     Import(import::Options),
+    /// Serve SqueezeNet to a client over the software NIC, and check every answer.
+    Demo(demo::Options),
     /// The models: list, build with seeded weights, fetch trained ones, verify.
     Zoo(zoo::Options),
 }
@@ -156,7 +159,7 @@ impl Command {
             | Command::BenchPost { options, .. } => recorded(options),
             Command::BenchNic(options) | Command::BenchGpu(options) => options.record.then_some("--record"),
             Command::BenchModels(options) => options.record.then_some("--record"),
-            Command::Doctor | Command::Zoo(_) => None,
+            Command::Doctor | Command::Demo(_) | Command::Zoo(_) => None,
         }
     }
 }
@@ -167,7 +170,7 @@ fn run(command: Command) -> Result<()> {
         return Err(refused::refused(format!(
             "{what}: needs a checkout of the source, {bundle} is a bundle; here there are: doctor, test --gpu, figure, \
              bench-throughput, bench-post, bench-nic, bench-gpu, \
-             bench-models, zoo"
+             bench-models, demo, zoo"
         )));
     }
     match command {
@@ -191,6 +194,7 @@ fn run(command: Command) -> Result<()> {
         Command::BenchModels(options) => bench_models::run(&options),
         Command::Bundle(options) => bundle::run(&options),
         Command::Import(options) => import::run(&options),
+        Command::Demo(options) => demo::run(&options),
         Command::Zoo(options) => zoo::run(&options),
     }
 }
@@ -218,6 +222,7 @@ mod tests {
             ("bench-post --gpu --resume", &["--gpu", "--resume"]),
             ("test --resume", &["--gpu"]),
             ("import", &["<RESULTS>"]),
+            ("demo --answers 15", &["--answers", "16"]),
             ("setup everything", &["everything", "figure, bench, test"]),
             ("test --quick", &["--quick"]),
         ] {
@@ -254,6 +259,7 @@ mod tests {
             ("bench-post --gpu --record", Some("--record")),
             ("import DIR", Some("import")),
             ("doctor", None),
+            ("demo", None),
             ("zoo build --small", None),
         ] {
             let words = ["xtask"].into_iter().chain(arguments.split_whitespace());

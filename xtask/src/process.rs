@@ -201,11 +201,17 @@ impl Speaking {
 
     /// The next object of this `kind`, if one comes within `limit`. An end before it is an error with the program's words.
     pub fn try_json(&mut self, kind: &str, limit: Duration) -> Result<Option<Value>> {
+        self.try_json_of(&[kind], limit)
+    }
+
+    fn try_json_of(&mut self, kinds: &[&str], limit: Duration) -> Result<Option<Value>> {
         let until = Instant::now() + limit;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => match serde_json::from_str::<Value>(line.trim()) {
-                    Ok(object) if object["kind"] == kind => return Ok(Some(object)),
+                    Ok(object) if kinds.iter().any(|kind| object["kind"] == *kind) => {
+                        return Ok(Some(object));
+                    }
                     // Another kind, or something for people.
                     _ => {}
                 },
@@ -216,7 +222,7 @@ impl Speaking {
                     let last = said.lines().last().unwrap_or("it said nothing").to_owned();
                     return match ended {
                         Ended::Status(2) => Err(refused(last)),
-                        _ => bail!("it {ended} before it said `{kind}`: {last}"),
+                        _ => bail!("it {ended} before it said `{}`: {last}", kinds.join("` or `")),
                     };
                 }
             }
@@ -225,9 +231,15 @@ impl Speaking {
 
     /// The next object of this `kind`; it must come within `limit`.
     pub fn json(&mut self, kind: &str, limit: Duration) -> Result<Value> {
-        let answer = self.try_json(kind, limit)?;
+        self.json_of(&[kind], limit)
+    }
+
+    /// The next object of one of these `kinds`; it must come within `limit`.
+    pub fn json_of(&mut self, kinds: &[&str], limit: Duration) -> Result<Value> {
+        let answer = self.try_json_of(kinds, limit)?;
         answer.with_context(|| {
-            format!("it did not say `{kind}` within {} s; see {}", limit.as_secs(), self.log.display())
+            let (kinds, seconds) = (kinds.join("` or `"), limit.as_secs());
+            format!("it did not say `{kinds}` within {seconds} s; see {}", self.log.display())
         })
     }
 }

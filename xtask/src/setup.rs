@@ -97,6 +97,17 @@ fn tools(purpose: Purpose, no_install: bool, pip: impl Fn() -> Result<()>) -> Re
     wanted.iter().try_for_each(|wheels| wheels.prepare(no_install, &pip))
 }
 
+/// Makes sure that ONNX Runtime is there, for a command that needs no other wheels. Error: it cannot be had.
+pub fn onnx_runtime(no_install: bool) -> Result<()> {
+    if carried::folder().is_some() {
+        let folder = wheels::ONNX_RUNTIME.used();
+        return folder.exists().then_some(()).ok_or_else(|| {
+            refused(format!("no ONNX Runtime here; {} names its folder", wheels::ONNX_RUNTIME.variable))
+        });
+    }
+    wheels::ONNX_RUNTIME.prepare(no_install, || install(&["python3-pip"], false))
+}
+
 fn install(packages: &[&str], no_install: bool) -> Result<()> {
     let as_root = as_root();
     let prefix = as_root.clone().unwrap_or_else(|| vec!["sudo".into()]).join(" ");

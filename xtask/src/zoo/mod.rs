@@ -67,14 +67,18 @@ pub fn folder() -> PathBuf {
     carried::folder().map_or_else(|| workspace::target_dir().join("zoo"), |bundle| bundle.join("zoo"))
 }
 
+/// Folder of the manifests.
+pub fn manifests() -> PathBuf {
+    workspace::root().join(MANIFESTS)
+}
+
 impl Which {
     fn store(&self) -> Store {
         Store::at(self.store.clone().unwrap_or_else(folder))
     }
 
     fn manifests(&self) -> Result<Vec<Manifest>> {
-        let folder = workspace::root().join(MANIFESTS);
-        let mut manifests = Manifest::all(&folder, &self.models).map_err(mendable)?;
+        let mut manifests = Manifest::all(&manifests(), &self.models).map_err(mendable)?;
         manifests.retain(|model| !self.models.is_empty() || model.small || !self.small);
         Ok(manifests)
     }

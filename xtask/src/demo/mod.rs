@@ -1,0 +1,274 @@
+//! `cargo xtask demo`: a server and a client, two processes over the software NIC, and each answer compared with a reference.
+//!
+//! Without ONNX Runtime the host twin computes reference and answers, which the label says: then the run checks the way of requests and
+//! answers, and not the model's numbers. Times are of an emulated NIC, and no verdict rests on them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use experiment::resume;
+use serde_json::Value;
+
+use crate::process::{Ended, Speaking, WAIT, run_logged};
+use crate::setup::{self, Purpose};
+use crate::{carried, stop, wheels, workspace, zoo};
+
+const MODEL: &str = "squeezenet-1.1";
+/// Different inputs; the first answer to each is compared with the reference.
+const INPUTS: u64 = 16;
+/// Answers without `--answers`: by ONNX Runtime, and by the twin.
+const ANSWERS: [u64; 2] = [1000, 32];
+/// Longest that the reference, and a further line of the client, may take.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Packages of the programs.
+const PACKAGES: [&str; 8] = ["-p", "softnic", "-p", "inference-server", "-p", "client", "-p", "profiler"];
+/// Counts of the client that have to be 0, in the table's order.
+const FAULTS: [&str; 4] = ["wrong", "lost", "late", "duplicate"];
+
+#[derive(Args, Default)]
+pub struct Options {
+    /// Answers to ask for [default: 1000, by the twin 32].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(INPUTS..))]
+    answers: Option<u64>,
+    /// What runs the model [default: onnx where ONNX Runtime is or can be fetched, else twin].
+    #[arg(long, value_enum)]
+    engine: Option<Engine>,
+    /// Where logs go [default: results/demo].
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the command for missing packages instead of running it; without ONNX Runtime the twin runs the model.
+    #[arg(long)]
+    no_install: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// ONNX Runtime on the processor.
+    Onnx,
+    /// Our CUDA kernels, run by the host twin on the processor.
+    Twin,
+}
+
+impl Engine {
+    /// The server's and the profiler's name for it.
+    fn names(self) -> [&'static str; 2] {
+        match self {
+            Engine::Onnx => ["onnx", "cpu"],
+            Engine::Twin => ["twin", "twin"],
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Engine::Onnx => "GPU none; engine: ONNX Runtime on the processor",
+            Engine::Twin => {
+                "GPU emulated; engine: our CUDA kernels on the processor (host twin), the reference's too"
+            }
+        }
+    }
+}
+
+/// The programs of a run; stand-ins in tests.
+#[derive(Debug)]
+struct Programs {
+    softnic: PathBuf,
+    server: PathBuf,
+    client: PathBuf,
+    profiler: PathBuf,
+}
+
+impl Programs {
+    fn of(folder: &Path) -> Programs {
+        let [softnic, server, client, profiler] =
+            ["softnic", "inference-server", "doorbell-client", "profiler"].map(|name| folder.join(name));
+        Programs { softnic, server, client, profiler }
+    }
+}
+
+/// Sets up, builds, and runs.
+pub fn run(options: &Options) -> Result<()> {
+    let out = options.out.clone().unwrap_or_else(|| workspace::results("demo"));
+    let _locked = resume::lock(&out)?;
+    setup::prepare(Purpose::Figure, options.no_install)?;
+    let engine = engine(options)?;
+    if carried::folder().is_none() {
+        say!("building server, client, profiler and the software NIC, some minutes the first time");
+        workspace::build(&PACKAGES)?;
+    }
+    let folder = carried::folder().map_or_else(|| workspace::target_dir().join("debug"), Path::to_owned);
+    let answers = options.answers.unwrap_or(ANSWERS[engine as usize]);
+    stop::goes_on_with(format!("; logs are in {}", out.join("logs").display()));
+    execute(&Programs::of(&folder), &out, engine, answers)
+}
+
+/// The engine that was asked for, or the best that this machine can have.
+fn engine(options: &Options) -> Result<Engine> {
+    if options.engine == Some(Engine::Twin) {
+        return Ok(Engine::Twin);
+    }
+    match (setup::onnx_runtime(options.no_install), options.engine) {
+        (Ok(()), _) => Ok(Engine::Onnx),
+        (Err(error), Some(_)) => Err(error),
+        (Err(error), None) => {
+            say!("demo: {error:#}");
+            say!("demo: without ONNX Runtime the host twin runs the model");
+            Ok(Engine::Twin)
+        }
+    }
+}
+
+/// Runs both ends and judges what they counted.
+fn execute(programs: &Programs, out: &Path, engine: Engine, answers: u64) -> Result<()> {
+    let since = Instant::now();
+    let logs = out.join("logs");
+    let [served_by, reference_by] = engine.names();
+    let file = out.join("reference.f32");
+    // One of an earlier run must not be taken for this one's.
+    match fs::remove_file(&file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("removing {}", file.display()));
+        }
+        _ => {}
+    }
+    let inputs = INPUTS.to_string();
+    let mut reference = Command::new(&programs.profiler);
+    reference.args(["reference", MODEL, "--engine", reference_by, "--inputs", &inputs, "--out"]).arg(&file);
+    let log = logs.join("reference.log");
+    let ended = run_logged(with_models(&mut reference), &log, LIMIT)?;
+    ensure!(ended == Ended::Well && file.is_file(), "the profiler {ended}; see {}", log.display());
+
+    let on_nic = |program: &Path| {
+        let mut command = Command::new(&programs.softnic);
+        command.args(["run", "--fabric", &format!("xtask-demo-{}", std::process::id()), "--"]).arg(program);
+        command
+    };
+    let mut command = on_nic(&programs.server);
+    command.args(["--listen", "127.0.0.1:0", "--model", MODEL, "--engine", served_by, "--sessions", "1"]);
+    command.args(["--json", "-"]);
+    let mut server = Speaking::start(with_models(&mut command), &logs.join("server.log"))?;
+    let listening = server.json("listening", LIMIT).context("starting the server")?;
+    let address = listening["address"].as_str().context("the server does not say where it listens")?;
+    say!("{MODEL}: {INPUTS} inputs, reference by {reference_by}; server at {address}, {answers} requests");
+    let mut command = on_nic(&programs.client);
+    command.args(["--connect", address, "--model", MODEL, "--count", &answers.to_string()]);
+    command.args(["--inputs", &inputs, "--deadline", "60", "--live", "--json", "-"]);
+    command.arg("--manifests").arg(zoo::manifests()).arg("--reference").arg(&file);
+    let mut client = Speaking::start(&mut command, &logs.join("client.log"))?;
+    let run = table(&mut client);
+    // A server that is gone says more than its client does.
+    if let Some(ended) = server.child.poll()?.filter(|ended| *ended != Ended::Well) {
+        bail!("verdict: WRONG: the server {ended}; see {}", server.log.display());
+    }
+    let run = run.context("the client")?;
+    let client_ended = client.child.wait(WAIT)?;
+    let served = server.json("served", WAIT).context("the server")?;
+    let ends = [("client", client_ended), ("server", server.child.wait(WAIT)?)];
+
+    let mut faults = faults(&run, &served, answers);
+    let badly = ends.iter().filter(|(_, ended)| *ended != Ended::Well);
+    faults.extend(badly.map(|(end, ended)| format!("the {end} {ended}")));
+    summary(&run, engine, since.elapsed()).iter().for_each(|line| say!("{line}"));
+    if !faults.is_empty() {
+        bail!("verdict: WRONG: {}; logs are in {}", faults.join("; "), logs.display());
+    }
+    say!(
+        "verdict: right: {answers} of {answers} answers; the first one of each input lies within 1e-4 of the reference, each later one \
+         equals it bit for bit"
+    );
+    say!(
+        "go on: `cargo xtask figure 4 --quick`; apps/inference-server/README.md starts these programs by hand"
+    );
+    Ok(())
+}
+
+/// Tells a program where models are, and ONNX Runtime.
+fn with_models(command: &mut Command) -> &mut Command {
+    command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
+    let runtime = Some(wheels::ONNX_RUNTIME.used()).filter(|folder| folder.exists());
+    command.envs(runtime.map(|folder| (wheels::ONNX_RUNTIME.variable, folder)))
+}
+
+/// Prints a row for each second, and returns the client's last line.
+fn table(client: &mut Speaking) -> Result<Value> {
+    say!(
+        "{:>6} {:>9} {:>10} {:>9} {:>9} {:>7} {:>7} {:>7} {:>10}",
+        "s",
+        "answers",
+        "answers/s",
+        "p50, ms",
+        "p99, ms",
+        FAULTS[0],
+        FAULTS[1],
+        FAULTS[2],
+        FAULTS[3]
+    );
+    loop {
+        let line = client.json_of(&["live", "run"], LIMIT)?;
+        if line["kind"] == "run" {
+            return Ok(line);
+        }
+        let number = |name: &str| line[name].as_f64().unwrap_or(f64::NAN);
+        let [wrong, lost, late, duplicate] = FAULTS.map(number);
+        let (seconds, answers, rate) = (number("seconds"), number("answered"), number("rate"));
+        let (p50, p99) = (number("p50_ms"), number("p99_ms"));
+        say!(
+            "{seconds:>6.0} {answers:>9} {rate:>10} {p50:>9.2} {p99:>9.2} {wrong:>7} {lost:>7} {late:>7} {duplicate:>10}"
+        );
+    }
+}
+
+/// What is wrong with what both ends counted.
+fn faults(run: &Value, served: &Value, answers: u64) -> Vec<String> {
+    let mut faults = Vec::new();
+    for name in FAULTS {
+        match run[name].as_u64() {
+            Some(0) => {}
+            Some(count) => faults.push(format!("{count} {name}")),
+            None => faults.push(format!("the client does not count {name}")),
+        }
+    }
+    let refused = run["refused"].as_object();
+    faults.extend(refused.into_iter().flatten().map(|(status, count)| format!("{count} refused: {status}")));
+    faults.extend(["first_wrong", "error"].iter().filter_map(|name| run[*name].as_str().map(str::to_owned)));
+    for (name, count) in [
+        ("requests sent", &run["sent"]),
+        ("answers", &run["answered"]),
+        ("answers by the server's count", &served["answered"]),
+    ] {
+        if *count != answers {
+            faults.push(format!("{count} {name}, not {answers}"));
+        }
+    }
+    if run["reference"] != true {
+        faults.push("no answer was compared with the reference".into());
+    }
+    faults
+}
+
+/// Numbers and label.
+fn summary(run: &Value, engine: Engine, taken: Duration) -> Vec<String> {
+    let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
+    let counts = FAULTS.map(|name| format!("{} {name}", run[name])).join(", ");
+    vec![
+        format!("counts: {} answers, {counts}; {:.1} s in all", run["answered"], taken.as_secs_f64()),
+        format!(
+            "times: {:.1} answers/s, p50 {:.2} ms, p99 {:.2} ms; the NIC is emulated and shares these cores: they tell nothing of a card",
+            number("/answers_per_second"),
+            number("/latency/p50_ns") / 1e6,
+            number("/latency/p99_ns") / 1e6
+        ),
+        format!(
+            "label: NIC {}, link {}, two processes of this machine; {}",
+            run["nic"].as_str().unwrap_or("unknown"),
+            run["link"].as_str().unwrap_or("unknown"),
+            engine.label()
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests;
