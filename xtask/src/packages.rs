@@ -17,7 +17,7 @@ pub const PACKAGES: &[Package] = &[
     Package { name: "gpu", programs: &["gpu-probe"], gpu_tests: true },
     Package { name: "rdma-shim", programs: &[], gpu_tests: true },
     Package { name: "inference", programs: &[], gpu_tests: true },
-    Package { name: "pipeline", programs: &[], gpu_tests: true },
+    Package { name: "pipeline", programs: &["pipeline-graph"], gpu_tests: true },
     Package { name: "soft-nic", programs: &[], gpu_tests: true },
     Package { name: "verbs", programs: &[], gpu_tests: true },
     Package { name: "softnic", programs: &["softnic", LIBRARY], gpu_tests: true },

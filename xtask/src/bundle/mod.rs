@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     let commit = if revision.commit.is_empty() { "unknown" } else { &revision.commit };
     say!("{}: {profile}, revision {commit}{changes}, {:.1} MiB", folder.display(), mib(bytes));
     say!(
-        "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build, figure 1, figure 2, bench-models --gpu; with libibverbs1 and \
+        "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build, figure 1, figure 2, figure 3, bench-models --gpu; with libibverbs1 and \
          ibverbs-providers: figure 4, figure 5, bench-nic"
     );
     if libraries > 0 {

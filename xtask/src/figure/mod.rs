@@ -29,6 +29,7 @@ use crate::workspace::{self, root};
 
 pub mod models;
 mod nic;
+mod path;
 pub mod posts;
 mod transfer;
 
@@ -106,6 +107,9 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
             return Err(refused(format!("{name}: it needs no NIC; leave --nic and --rate-gbps out")));
         }
         return models::run(experiment, options);
+    }
+    if app == path::APP {
+        return path::run(experiment, options);
     }
     if app != transfer::APP {
         let given = [

@@ -86,6 +86,7 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
             Job::new(TEST_PROGRAMS, 1, &[], Work::Build(all)),
             Job::new("figure 1, dry run", 0, &[], Work::Step(ours("figure 1 --dry-run"))),
             Job::new("figure 2, dry run", 0, &[], Work::Step(ours("figure 2 --dry-run"))),
+            Job::new("figure 3, dry run", 0, &[], Work::Step(ours("figure 3 --dry-run"))),
             Job::new("figure 4, dry run", 0, &[], Work::Step(ours("figure 4 --dry-run"))),
             Job::new("figure 5, dry run", 0, &[], Work::Step(ours("figure 5 --dry-run"))),
             Job::new("symbols", 0, &[RELEASE_BUILD], Work::Symbols),

@@ -125,9 +125,9 @@ fn unnamed(tree: &Tree, rows: &BTreeMap<&str, Row<'_>>) -> Vec<Violation> {
     violations
 }
 
-/// The defect that a test is named after: S1 of `release_s1_…`.
+/// The defect that a test is named after: S1 of `release_s1_…` and of `gpu_release_s1_…`.
 fn defect(test: &str) -> Option<String> {
-    let id = test.strip_prefix("release_")?.split('_').next()?;
+    let id = test.strip_prefix("gpu_").unwrap_or(test).strip_prefix("release_")?.split('_').next()?;
     let is_number = id.len() > 1 && id[1..].chars().all(|c| c.is_ascii_digit());
     is_number.then(|| id.to_ascii_uppercase())
 }

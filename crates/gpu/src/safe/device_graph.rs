@@ -235,6 +235,11 @@ impl DeviceGraph {
         self.node_count
     }
 
+    /// Its nodes, in the order in which they were made.
+    pub fn nodes(&self) -> Result<Vec<Node>> {
+        self.graph.nodes()
+    }
+
     /// Puts it on the device, in `stream`: needed before the GPU launches it, and after each change.
     pub fn upload(&self, stream: &Stream) -> Result<()> {
         stream.same_context(&self.graph.context, "the graph")?;

@@ -13,6 +13,7 @@ use super::module::{Arguments, Function, Module};
 use super::stamps::{Stamps, with_stamp};
 use super::stream::{Priority, Stream};
 use super::wait;
+use crate::graph_rules::Node;
 use crate::result::driver::Shape;
 use crate::result::{Error, Result};
 
@@ -153,6 +154,11 @@ impl SelfLaunching {
         graph.upload(&stream)?;
         stream.wait("the upload of a graph", UPLOAD)?;
         Ok(SelfLaunching { graph, stream, control })
+    }
+
+    /// The nodes of a turn, in the order in which they were made; of [`Self::of_while`] the WHILE node alone.
+    pub fn nodes(&self) -> Result<Vec<Node>> {
+        self.graph.nodes()
     }
 
     /// Launches the first turn. Error: it still runs.

@@ -15,6 +15,7 @@ mod launch;
 mod layout;
 #[cfg(test)]
 mod nic_tests;
+mod structure;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,7 @@ use verbs::code::Access;
 use layout::{TABLE_WORDS, db_client, db_counts, db_place, db_served, db_turn};
 
 pub use launch::{Again, units};
+pub use structure::{Structure, structure};
 
 /// How a request and its answer arrive; `slots::layout` says what each needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
