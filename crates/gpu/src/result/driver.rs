@@ -264,6 +264,20 @@ pub unsafe fn event_create_untimed() -> Result<CUevent> {
     Ok(event)
 }
 
+/// An event that a thread sleeps for, in place of polling.
+pub unsafe fn event_create_blocking() -> Result<CUevent> {
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint
+        | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint;
+    let mut event = null_mut();
+    call!(cuEventCreate(&mut event, flags))?;
+    Ok(event)
+}
+
+/// Waits until an event has been reached, however long that takes.
+pub unsafe fn event_synchronize(event: CUevent) -> Result<()> {
+    call!(cuEventSynchronize(event))
+}
+
 /// Puts an event behind all that a context does now, in any stream. CUDA 12.5 on.
 pub unsafe fn event_record_behind_all(event: CUevent, context: CUcontext) -> Result<()> {
     call!(cuCtxRecordEvent(context, event))

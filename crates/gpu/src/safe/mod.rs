@@ -45,5 +45,5 @@ pub use registered::{Registered, registered_extents};
 pub use self_launch::{End, SelfLaunching, again_unit, relaunch_unit};
 pub use stamps::{Stamp, Stamps, stamp_unit};
 pub use stream::{Priority, Stream, spare_captures};
-pub use timer::GpuTimer;
+pub use timer::{GpuTimer, StreamEnd};
 pub use toolkit::{Toolkit, ToolkitMissing};

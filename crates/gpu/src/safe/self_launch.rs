@@ -12,6 +12,7 @@ use super::memory::PinnedMemory;
 use super::module::{Arguments, Function, Module};
 use super::stamps::{Stamps, with_stamp};
 use super::stream::{Priority, Stream};
+use super::timer::StreamEnd;
 use super::wait;
 use crate::graph_rules::Node;
 use crate::result::driver::Shape;
@@ -177,6 +178,17 @@ impl SelfLaunching {
     /// Whether nothing of it runs. Error: what went wrong in one of its kernels.
     pub fn is_idle(&self) -> Result<bool> {
         self.stream.is_idle()
+    }
+
+    /// The end of the chain of turns that was started, for a thread that sleeps until then. What a graph launches itself belongs to its
+    /// launch: the stream goes on behind the last turn.
+    pub fn end(&self) -> Result<StreamEnd> {
+        StreamEnd::new(&self.stream)
+    }
+
+    /// Where kernels find the word that [`Self::cancel`] sets: a turn that sets it is the last one.
+    pub fn cancel_address(&self) -> u64 {
+        self.control.device_address()
     }
 
     /// Tells it to end after the turn that sees it.

@@ -1,4 +1,4 @@
-//! A timer on the GPU's own clock: how long what was put into a stream between two points took.
+//! Events of a stream: a timer on the GPU's own clock, and the end that a thread sleeps for.
 
 use std::time::Duration;
 
@@ -61,6 +61,45 @@ impl GpuTimer {
         // SAFETY: as above, for both.
         let elapsed_ms = unsafe { driver::event_elapsed_ms(self.start, self.end) }?;
         Ok(Duration::from_secs_f64(f64::from(elapsed_ms.max(0.0)) / 1e3))
+    }
+}
+
+/// The end of all that a stream was given before, for a thread that sleeps until then.
+#[derive(Debug)]
+pub struct StreamEnd {
+    context: Context,
+    event: CUevent,
+}
+
+// SAFETY: the driver's calls about an event may come from any thread.
+unsafe impl Send for StreamEnd {}
+
+impl StreamEnd {
+    pub(super) fn new(stream: &Stream) -> Result<StreamEnd> {
+        let context = stream.context().clone();
+        context.enter()?;
+        // SAFETY: the context is current.
+        let event = unsafe { driver::event_create_blocking() }?;
+        let end = StreamEnd { context, event };
+        // SAFETY: both live, in the context that is current.
+        unsafe { driver::event_record(end.event, stream.handle()) }?;
+        Ok(end)
+    }
+
+    /// Sleeps until then, without a deadline and without polling. Error: what went wrong in what the stream was given.
+    pub fn sleep(&self) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: the event lives, in the context that is current.
+        unsafe { driver::event_synchronize(self.event) }
+    }
+}
+
+impl Drop for StreamEnd {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: it is this value's own; one that was not reached yet goes when it is.
+            let _ = unsafe { driver::event_destroy(self.event) };
+        }
     }
 }
 
