@@ -17,6 +17,9 @@ fn main() {
         ("kernels/wait.cu", "DB_DEFECT_SLOT_NOT_SET"),
         ("kernels/put.cu", "DB_DEFECT_REVERSED_COPY"),
         ("kernels/put.cu", "DB_DEFECT_ONE_THREAD"),
+        ("kernels/wait.cu", "DB_DEFECT_SLOTS_IN_TURN"),
+        ("kernels/wait.cu", "DB_DEFECT_NO_TAIL"),
+        ("kernels/wait.cu", "DB_DEFECT_TWICE"),
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
     ]
     .iter()

@@ -28,11 +28,14 @@ DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
     client->send_released = client->send_cq.consumer;
     client->receive_released = client->receive_cq.consumer;
     client->dead = 0;
+    client->turn = 0;
+    client->answered = client->refused = 0;
     for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
         /* What a client before has left there is not this one's next request. */
         db_store64(at->flags + slot * at->flag_stride, 0);
         db_store_relaxed32(db_word(at->sequences, slot), client->place.sequence);
         db_store_relaxed32(db_word(at->sending, slot), 0);
+        db_store_relaxed32(db_word(at->twice, slot), 0);
         db_store_relaxed32(db_word(at->owners, slot), index);
     }
     if (at->arrival == DB_ARRIVAL_COMPLETION) error = db_receive(client, client->place.count);
@@ -42,6 +45,7 @@ DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
 /* Gives a client back: nothing of it is used from here on. */
 DB_GPU_FN void db_leave(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
+    struct db_place *place = (struct db_place *)at->places + index;
     db_u32 slot;
     for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
         db_store_relaxed32(db_word(at->owners, slot), DB_NO_CLIENT);
@@ -52,6 +56,8 @@ DB_GPU_FN void db_leave(const struct db_served *at, db_u32 index) {
     *(struct db_cq *)client->place.queue.send_cq = client->send_cq;
     if (client->place.queue.receive_cq != client->place.queue.send_cq)
         *(struct db_cq *)client->place.queue.receive_cq = client->receive_cq;
+    place->answered = client->answered;
+    place->refused = client->refused;
 }
 
 /* Does what the host wants of a place, and tells it. */

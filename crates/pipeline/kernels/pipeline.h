@@ -52,6 +52,9 @@ struct db_turn {
     db_u64 cookie;
     db_u64 sent_ns;
     db_u64 begun_ns; /* when its request was found, by db_clock_ns() */
+    db_u64 attended_ns; /* of the last look across PCIe */
+    db_u32 next;        /* the slot behind those of the client that was served last: the search begins there */
+    db_u32 pad2;
     struct db_counts counts;
 };
 
@@ -69,6 +72,10 @@ struct db_place {
     db_u32 sequence; /* of each slot's request before */
     db_u32 wanted;
     db_u32 done; /* what the GPU has acted on */
+    db_u32 unreliable; /* a request may lose its middle: its flag alone says nothing */
+    db_u32 pad;
+    db_u64 answered; /* answers that were posted, and of these bad requests; written when it leaves */
+    db_u64 refused;
     struct db_kernel_end end; /* why its queue was given up; `code` is written last */
 };
 
@@ -81,6 +88,9 @@ struct db_client {
     db_u64 send_released, receive_released;
     db_u32 acted; /* the last `wanted`; an odd number: here */
     db_u32 dead;  /* its queue has failed */
+    db_u32 turn;  /* its slot whose turn is next, counted from its first */
+    db_u32 pad;
+    db_u64 answered, refused;
 };
 
 /* What all kernels are told. In the GPU's memory, constant while they run. */
@@ -94,17 +104,22 @@ struct db_served {
     db_u64 sequences;   /* 32-bit words, one a slot, the GPU's: of the last request */
     db_u64 owners;      /* likewise: the index of the client, or DB_NO_CLIENT */
     db_u64 sending;     /* likewise: not 0 while the NIC may read the answer */
+    db_u64 twice;       /* likewise: sequence of a request whose number was outstanding when it came; null: not used */
     db_u64 clients;     /* struct db_client, the GPU's */
     db_u64 places;      /* struct db_place, the host's */
     db_u64 cancel;      /* 32-bit word in host memory; anything but 0 ends a wait that found nothing for 64 rounds */
     db_u64 counts;      /* struct db_counts in host memory: what the turn has, for the host */
     db_u64 wait_ns;     /* longest wait */
+    db_u64 attend_ns;   /* time between two looks across PCIe while requests come */
+    db_u64 ends;        /* 32-bit word that ends the chain of turns when it is not 0; 0: there is none, and a queue that fails ends nothing */
     db_u32 slot_count;  /* 1 at least */
     db_u32 client_count;
     db_u32 arrival; /* DB_ARRIVAL_* */
     db_u32 model_id;
     db_u32 request_tensors, answer_tensors;
     db_u32 request_tail, answer_tail;   /* where the tail flag lies */
+    db_u32 refuses;                     /* DB_SLOT_STATUS_* that good requests get; 0: they are served */
+    db_u32 pad;
     db_u64 answer_stride;               /* from one answer to the next in the client's memory */
     db_u64 request_table[DB_TABLE_WORDS]; /* what follows a request's header: offset and length, then the kind, of each tensor */
     db_u64 answer_table[DB_TABLE_WORDS];
@@ -142,7 +157,14 @@ DB_GPU_FN db_u32 db_tensor_bytes(const db_u64 *table, db_u32 tensor) { return (d
 #define DB_COUNT(at, turn, count, by) \
     db_store_relaxed64(&((struct db_counts *)(at)->counts)->count, (turn)->counts.count += (by))
 
-/* Gives a queue up: the first reason stays. Its slots have no owner any more, so that the wait passes them. */
+/* Ends the chain of turns: the host hears of it, and may start it again. */
+DB_GPU_FN void db_end_chain(const struct db_served *at) {
+    if (!at->ends) return;
+    db_store_relaxed32((db_u32 *)at->cancel, 1);
+    db_store_release_sys32(at->ends, 1);
+}
+
+/* Gives a queue up: the first reason stays. Its slots have no owner any more, so that the wait passes them. The chain ends. */
 DB_GPU_FN void db_give_up(const struct db_served *at, db_u32 index, struct db_kernel_end end) {
     struct db_client *client = db_client_at(at, index);
     struct db_place *place = (struct db_place *)at->places + index;
@@ -158,6 +180,35 @@ DB_GPU_FN void db_give_up(const struct db_served *at, db_u32 index, struct db_ke
     place->end.vendor_syndrome = end.vendor_syndrome;
     place->end.is_send = end.is_send;
     db_store_release_sys32((db_u64)&place->end.code, end.code);
+    db_end_chain(at);
+}
+
+/* What looking at a slot gives. */
+#define DB_SLOT_EMPTY 0
+#define DB_SLOT_READY 1
+#define DB_SLOT_BLOCKED 2 /* the answer before it is not sent yet */
+
+/* Whether the next request of a slot is whole and may be taken. Loads across no more than the GPU's own bus, and no order: the finder
+ * acquires. */
+DB_GPU_FN int db_look(const struct db_served *at, db_u32 slot) {
+    db_u64 flag = db_load_cqe_tail(at->flags + slot * at->flag_stride);
+    db_u32 owner;
+#ifdef DB_DEFECT_ANY_FLAG
+    if (!flag) return DB_SLOT_EMPTY;
+#else
+    if (flag != db_slot_flag(db_slot_next(db_load_relaxed32(db_word(at->sequences, slot))))) return DB_SLOT_EMPTY;
+#endif
+    owner = db_load_relaxed32(db_word(at->owners, slot));
+    if (owner == DB_NO_CLIENT) return DB_SLOT_EMPTY;
+#ifndef DB_DEFECT_NO_TAIL
+    if (at->arrival == DB_ARRIVAL_FLAG && db_client_at(at, owner)->place.unreliable &&
+        db_load_cqe_tail(db_slot_at(at, slot) + at->request_tail) != flag)
+        return DB_SLOT_EMPTY;
+#endif
+#ifndef DB_DEFECT_NO_SENDING
+    if (db_load_relaxed32(db_word(at->sending, slot))) return DB_SLOT_BLOCKED;
+#endif
+    return DB_SLOT_READY;
 }
 
 /* Takes what completed of a client's sends: an answer that was sent may be overwritten. One thread a client. How many. */

@@ -68,6 +68,9 @@ extern "C" __global__ void send_outputs(const struct db_served *at, struct db_tu
         db_give_up(at, turn->client, db_kernel_end_of(client->sq.qpn, turn->slot, error, 0));
         return;
     }
+    client->answered++;
     DB_COUNT(at, turn, answered, 1);
-    if (turn->status != DB_SLOT_STATUS_OK) DB_COUNT(at, turn, refused, 1);
+    if (turn->status == DB_SLOT_STATUS_OK) return;
+    client->refused++;
+    DB_COUNT(at, turn, refused, 1);
 }

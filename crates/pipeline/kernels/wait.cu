@@ -1,17 +1,19 @@
 /*! Waits for a request, reads its prefix once and checks it: the first kernel of a turn.
  *
- * Slots have their turn: the search begins behind the slot that was served last. A slot is passed while the NIC may still read the
- * answer before; so neither the model nor put_outputs ever has to wait. A wait ends by a request, by the cancel word, or after
- * `wait_ns`. Across PCIe (cancel word, places, completions) it looks each 64th round, each 16th turn, and when nothing but a slot
- * that is being sent has a request.
- * Checked: magic, version, status, sequence, slot, model, table of tensors. Not checked: whether a request number is outstanding
- * twice, which harms only the client that does it. Credits are the client's slots.
+ * Clients have their turn, and each client's slots: the search begins behind the slots of the client that was served last. A slot is
+ * passed while the NIC may still read the answer before; so neither the model nor put_outputs ever has to wait. A wait ends by a
+ * request, by the cancel word, by a queue that fails, or after `wait_ns`. Across PCIe (cancel word, places, completions) it looks each
+ * 64th round, after `attend_ns`, and when nothing but a slot that is being sent has a request.
+ * Checked: magic, version, status, sequence, slot, model, table of tensors, and that the request's number is not outstanding
+ * (put_outputs marks those). Credits are the client's slots.
  */
 #include "members.h"
 
 /* What the threads of the block tell each other. */
 struct db_found {
-    db_u32 nearest; /* distance of the first request */
+    db_u32 nearest; /* distance of the first client with a request */
+    db_u32 nth;     /* its request: slots behind the one whose turn it is */
+    db_u32 attend;
     db_u32 faults;  /* DB_FAULT_* of its prefix */
     db_u32 over;
     db_u32 sent, strays;
@@ -21,27 +23,6 @@ struct db_found {
 #define DB_FAULT_SEQUENCE 2u
 #define DB_FAULT_MODEL 4u
 #define DB_FAULT_TENSORS 8u
-
-/* What looking at a slot gives. */
-#define DB_SLOT_EMPTY 0
-#define DB_SLOT_READY 1
-#define DB_SLOT_BLOCKED 2 /* the answer before it is not sent yet */
-
-/* Whether the next request of a slot is whole and may be taken. One load across no more than the GPU's own bus, and no order: the
- * finder acquires. */
-DB_GPU_FN int db_look(const struct db_served *at, db_u32 slot) {
-    db_u64 flag = db_load_cqe_tail(at->flags + slot * at->flag_stride);
-#ifdef DB_DEFECT_ANY_FLAG
-    if (!flag) return DB_SLOT_EMPTY;
-#else
-    if (flag != db_slot_flag(db_slot_next(db_load_relaxed32(db_word(at->sequences, slot))))) return DB_SLOT_EMPTY;
-#endif
-    if (db_load_relaxed32(db_word(at->owners, slot)) == DB_NO_CLIENT) return DB_SLOT_EMPTY;
-#ifndef DB_DEFECT_NO_SENDING
-    if (db_load_relaxed32(db_word(at->sending, slot))) return DB_SLOT_BLOCKED;
-#endif
-    return DB_SLOT_READY;
-}
 
 /* What lies across PCIe: places that the host has changed, and completions. All threads, which meet behind it. */
 DB_GPU_FN void db_attend(const struct db_served *at, struct db_found *found) {
@@ -96,19 +77,55 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     turn->sequence = sequence;
     turn->client = db_load_relaxed32(db_word(at->owners, slot));
     turn->status = db_status_of_faults(found->faults);
+#ifndef DB_DEFECT_TWICE
+    if (turn->status == DB_SLOT_STATUS_OK && db_load_relaxed32(db_word(at->twice, slot)) == sequence)
+        turn->status = DB_SLOT_STATUS_DUPLICATE_ID;
+#endif
+    if (turn->status == DB_SLOT_STATUS_OK && at->refuses) turn->status = at->refuses;
     turn->begun_ns = db_clock_ns();
     turn->state = DB_TURN_REQUEST;
 }
 
-/* One round over all slots: the distance of this thread's first request, or `slot_count`. */
-DB_GPU_FN db_u32 db_round(const struct db_served *at, db_u32 first, int *blocked) {
-    db_u32 distance, threads = db_block_threads();
-    for (distance = db_block_thread(); distance < at->slot_count; distance += threads) {
-        int looked = db_look(at, (first + distance) % at->slot_count);
-        if (looked == DB_SLOT_READY) return distance;
+/* Where a request lies: how far behind the begin of the search its client's slots begin, and how far in these behind its turn. */
+struct db_near {
+    db_u32 distance, nth;
+};
+
+/* One round over all slots: the nearest request of this thread; `slot_count` as distance: none. */
+DB_GPU_FN struct db_near db_round(const struct db_served *at, db_u32 first, int *blocked) {
+    struct db_near near = {at->slot_count, 0};
+    db_u32 slot, threads = db_block_threads();
+    for (slot = db_block_thread(); slot < at->slot_count; slot += threads) {
+        const struct db_client *client;
+        db_u32 owner, distance, nth;
+        int looked = db_look(at, slot);
         if (looked == DB_SLOT_BLOCKED) *blocked = 1;
+        if (looked != DB_SLOT_READY) continue;
+        owner = db_load_relaxed32(db_word(at->owners, slot));
+        client = db_client_at(at, owner);
+        distance = (client->place.first + at->slot_count - first) % at->slot_count;
+        nth = (slot - client->place.first + client->place.count - client->turn) % client->place.count;
+        if (distance > near.distance || (distance == near.distance && nth >= near.nth)) continue;
+        near.distance = distance;
+        near.nth = nth;
     }
-    return at->slot_count;
+    return near;
+}
+
+/* The slot that `found` tells of; its client's next turn begins behind it, and so does the next search behind that client. */
+DB_GPU_FN db_u32 db_chosen(const struct db_served *at, struct db_turn *turn, db_u32 first, const struct db_found *found) {
+    db_u32 base = (first + found->nearest) % at->slot_count;
+    struct db_client *client = db_client_at(at, db_load_relaxed32(db_word(at->owners, base)));
+    db_u32 nth = (client->turn + found->nth) % client->place.count;
+    /* All threads have read the turn. */
+    db_block_sync();
+    if (db_block_thread() == 0) {
+#ifndef DB_DEFECT_FROM_SLOT_0
+        client->turn = (nth + 1) % client->place.count;
+#endif
+        turn->next = (base + client->place.count) % at->slot_count;
+    }
+    return base + nth;
 }
 
 /* Launch: one block of any number of threads, by a graph or by the host; one thread walks from slot to slot, as the paper's release
@@ -119,19 +136,23 @@ extern "C" __global__ void wait_inputs(const struct db_served *told, struct db_t
     const struct db_served *at = told;
     struct db_wait wait = {db_deadline_ns(at->wait_ns), at->cancel, 0};
     db_u32 thread = db_block_thread(), index, nearest;
-#ifdef DB_DEFECT_FROM_SLOT_0
+#ifdef DB_DEFECT_SLOTS_IN_TURN
     db_u32 first = 0;
 #else
-    db_u32 first = turn->slot + 1;
+    db_u32 first = turn->next % at->slot_count;
 #endif
+    struct db_near mine;
     int attend = 0;
     if (thread == 0) {
-        struct db_found none = {at->slot_count, 0, 0, 0, 0};
+        struct db_found none = {at->slot_count, ~0u, 0, 0, 0, 0, 0};
+        db_u64 now = db_clock_ns();
+        none.attend = now - turn->attended_ns >= at->attend_ns;
+        if (none.attend) turn->attended_ns = now;
         found = none;
     }
     db_block_sync();
     /* Or clients could not come and go while there are requests. */
-    if (!(turn->counts.turns & 15)) db_attend(at, &found);
+    if (found.attend) db_attend(at, &found);
     for (;;) {
         int blocked = 0;
         if (at->arrival == DB_ARRIVAL_COMPLETION) {
@@ -142,19 +163,19 @@ extern "C" __global__ void wait_inputs(const struct db_served *told, struct db_t
             /* A slot's flag is another thread's to see. */
             db_block_sync();
         }
-        db_u32 mine = db_round(at, first, &blocked);
+        mine = db_round(at, first, &blocked);
         if (thread == 0) {
             int over = db_wait_over(&wait);
             if (over) found.over = (db_u32)over;
             attend |= over || !(wait.turns & 63);
         }
         /* One barrier a round, after which all threads know the same. */
-        if (!db_block_any(mine < at->slot_count || blocked || attend)) continue;
+        if (!db_block_any(mine.distance < at->slot_count || blocked || attend)) continue;
         attend = 0;
-        if (mine < at->slot_count) {
+        if (mine.distance < at->slot_count) {
             /* The request, before all that this and later kernels read of it. */
             db_acquire_cqe();
-            atomicMin(&found.nearest, mine);
+            atomicMin(&found.nearest, mine.distance);
         }
         db_block_sync();
         nearest = found.nearest;
@@ -162,7 +183,11 @@ extern "C" __global__ void wait_inputs(const struct db_served *told, struct db_t
         db_attend(at, &found);
         if (found.over) break;
     }
-    if (nearest < at->slot_count) db_take(at, turn, (first + nearest) % at->slot_count, &found);
+    if (nearest < at->slot_count) {
+        if (mine.distance == nearest) atomicMin(&found.nth, mine.nth);
+        db_block_sync();
+        db_take(at, turn, db_chosen(at, turn, first, &found), &found);
+    }
     if (thread) return;
     if (nearest >= at->slot_count) turn->state = found.over == DB_ECANCELED ? DB_TURN_STOP : DB_TURN_NONE;
     DB_COUNT(at, turn, turns, 1);

@@ -30,6 +30,9 @@ pub struct db_turn {
     pub cookie: u64,
     pub sent_ns: u64,
     pub begun_ns: u64,
+    pub attended_ns: u64,
+    pub next: u32,
+    pub pad2: u32,
     pub counts: db_counts,
 }
 
@@ -47,6 +50,10 @@ pub struct db_place {
     pub sequence: u32,
     pub wanted: u32,
     pub done: u32,
+    pub unreliable: u32,
+    pub pad: u32,
+    pub answered: u64,
+    pub refused: u64,
     pub end: db_kernel_end,
 }
 
@@ -62,6 +69,10 @@ pub struct db_client {
     pub receive_released: u64,
     pub acted: u32,
     pub dead: u32,
+    pub turn: u32,
+    pub pad: u32,
+    pub answered: u64,
+    pub refused: u64,
 }
 
 #[repr(C)]
@@ -76,11 +87,14 @@ pub struct db_served {
     pub sequences: u64,
     pub owners: u64,
     pub sending: u64,
+    pub twice: u64,
     pub clients: u64,
     pub places: u64,
     pub cancel: u64,
     pub counts: u64,
     pub wait_ns: u64,
+    pub attend_ns: u64,
+    pub ends: u64,
     pub slot_count: u32,
     pub client_count: u32,
     pub arrival: u32,
@@ -89,6 +103,8 @@ pub struct db_served {
     pub answer_tensors: u32,
     pub request_tail: u32,
     pub answer_tail: u32,
+    pub refuses: u32,
+    pub pad: u32,
     pub answer_stride: u64,
     pub request_table: [u64; TABLE_WORDS],
     pub answer_table: [u64; TABLE_WORDS],
@@ -128,13 +144,16 @@ mod tests {
         let kernel = need!(crate::gpu::tests::PLANTED.find("layout+none"), cc, "a C++ compiler");
         let here: Vec<usize> = offsets! {
             db_counts { turns answered refused sent strays }
-            db_turn { state slot sequence client status request_id cookie sent_ns begun_ns counts }
-            db_place { queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done end }
-            db_client { place sq rq send_cq receive_cq send_released receive_released acted dead }
+            db_turn { state slot sequence client status request_id cookie sent_ns begun_ns attended_ns next counts }
+            db_place {
+                queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done unreliable answered
+                refused end
+            }
+            db_client { place sq rq send_cq receive_cq send_released receive_released acted dead turn answered refused }
             db_served {
-                slots slots_nic slot_stride answer flags flag_stride sequences owners sending clients places cancel counts
-                wait_ns slot_count client_count arrival model_id request_tensors answer_tensors request_tail answer_tail
-                answer_stride request_table answer_table inputs outputs
+                slots slots_nic slot_stride answer flags flag_stride sequences owners sending twice clients places cancel counts
+                wait_ns attend_ns ends slot_count client_count arrival model_id request_tensors answer_tensors request_tail
+                answer_tail refuses answer_stride request_table answer_table inputs outputs
             }
             db_asked { what slot sequence client status arrival request_id cookie sent_ns completed }
         };

@@ -2,8 +2,7 @@
 //! launches one kernel after the other.
 //!
 //! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
-//! over and gives it back. A request is refused for all that `slots::Server` refuses it for, except one: a request number that is
-//! outstanding twice is not noticed. A client's credits are its slots.
+//! over and gives it back. A request is refused for all that `slots::Server` refuses it for. A client's credits are its slots.
 //! Left out so far: `gpu-cpu`, `gpu-persistent`.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
@@ -11,6 +10,8 @@
 pub mod by_cpu;
 #[cfg(test)]
 mod by_cpu_tests;
+mod chain;
+mod endpoint;
 mod launch;
 mod layout;
 #[cfg(test)]
@@ -21,10 +22,8 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gpu::{Recorded, SelfLaunching};
 use rdma_shim::kernel::{
     Failure, HostMemory, KernelError, Machine, Memory, Place, Plain, Queue, Share, Source, db_kernel_end,
 };
@@ -35,6 +34,10 @@ use verbs::code::Access;
 
 use layout::{TABLE_WORDS, db_client, db_counts, db_place, db_served, db_turn};
 
+use chain::Runs;
+
+pub use chain::{Model, OnEnd};
+pub use endpoint::{Endpoint, Pool};
 pub use launch::{Again, units};
 pub use structure::{Structure, structure};
 
@@ -62,6 +65,10 @@ pub enum ServedError {
     Deadline { what: String, limit: Duration },
     #[error("the thread that launches the kernels: {0}")]
     Thread(std::io::Error),
+    #[error("the model: {0}")]
+    Model(String),
+    #[error(transparent)]
+    Verbs(#[from] verbs::Error),
 }
 
 fn refuse<T>(why: impl Into<String>) -> Result<T, ServedError> {
@@ -102,6 +109,8 @@ pub struct Client {
     pub flags: (u64, u32),
     /// Key of the slots for its queue: [`Share::mr`]'s.
     pub lkey: u32,
+    /// Of an unreliable connection's request the flag says nothing of the bytes before: its last bytes must be there too.
+    pub is_reliable: bool,
 }
 
 /// Counts since the pipeline was made.
@@ -137,20 +146,14 @@ struct Core {
     /// The cancel word, and the counts on a line of their own.
     shared: HostMemory,
     /// What only kernels use: what they are told, clients, and words of each slot.
-    _own: [Memory; 3],
+    own: [Memory; 3],
     wait: Duration,
     told: launch::Told,
 }
 
 const COUNTS: usize = 128;
-
-/// How it runs.
-enum Runs {
-    Not,
-    Twin(JoinHandle<Result<(), ServedError>>),
-    // The graph first: it uses the model's memory.
-    Graph(SelfLaunching, Box<dyn Recorded>),
-}
+/// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes some microseconds.
+const ATTEND: Duration = Duration::from_micros(200);
 
 /// The slots of one model, and its clients.
 pub struct Served {
@@ -162,6 +165,7 @@ pub struct Served {
     slot_count: u32,
     /// Of each place its queue.
     queues: Vec<Option<Queue>>,
+    on_end: Option<OnEnd>,
     planted: Option<(usize, Source, &'static str)>,
 }
 
@@ -215,7 +219,7 @@ impl Served {
             _ => own(FLAG_BYTES * slot_count)?,
         };
         let (clients, words_of) =
-            (own(setting.clients as usize * size_of::<db_client>())?, own(12 * slot_count)?);
+            (own(setting.clients as usize * size_of::<db_client>())?, own(16 * slot_count)?);
         let places = machine.host_memory(setting.clients as usize * size_of::<db_place>())?;
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
@@ -237,11 +241,14 @@ impl Served {
                 sequences: word(0),
                 owners: word(1),
                 sending: word(2),
+                twice: word(3),
                 clients: clients.kernel_address(),
                 places: places.kernel_address(),
                 cancel: shared.kernel_address(),
                 counts: shared.kernel_address() + COUNTS as u64,
                 wait_ns: u64::try_from(setting.wait.as_nanos()).unwrap_or(u64::MAX),
+                attend_ns: ATTEND.as_nanos() as u64,
+                ends: 0,
                 slot_count: count,
                 client_count: setting.clients,
                 arrival: arrival as u32,
@@ -250,6 +257,8 @@ impl Served {
                 answer_tensors: geometry.answer.entries().len() as u32,
                 request_tail: geometry.request.tail as u32,
                 answer_tail: geometry.answer.tail as u32,
+                refuses: 0,
+                pad: 0,
                 answer_stride: geometry.client_stride() as u64,
                 request_table: words(&geometry.request.table()),
                 answer_table: words(&geometry.answer.table()),
@@ -257,8 +266,7 @@ impl Served {
                 outputs: buffers(setting.outputs, geometry.answer.entries().len(), "outputs")?,
             },
         )?;
-        // The first search begins at slot 0.
-        turn.put(0, &db_turn { slot: count - 1, ..db_turn::default() })?;
+        turn.put(0, &db_turn::default())?;
         let copying = setting.copying;
         let told = launch::Told {
             served: served.kernel_address(),
@@ -273,7 +281,7 @@ impl Served {
             flags,
             places,
             shared,
-            _own: [served, clients, words_of],
+            own: [served, clients, words_of],
             wait,
             told,
         };
@@ -285,11 +293,13 @@ impl Served {
             arrival,
             slot_count: count,
             queues: (0..setting.clients).map(|_| None).collect(),
+            on_end: None,
             planted: None,
         })
     }
 
-    /// Registers `count` slots for a client's protection domain: the slots, then their flags.
+    /// Clears `count` slots and registers them for a client's protection domain: the slots, then their flags. What a client before
+    /// wrote there is gone.
     pub fn shares(&self, pd: &Pd, first: u32, count: u32) -> Result<[Share; 2], ServedError> {
         if count == 0 || first.checked_add(count).is_none_or(|end| end > self.slot_count) {
             return refuse(format!("slots {first} and {count} more of {}", self.slot_count));
@@ -297,6 +307,10 @@ impl Served {
         let (first, count, stride) = (first as usize, count as usize, self.geometry.server_stride());
         let share = |memory: &Memory, each: usize| {
             let range = first * each..(first + count) * each;
+            let zeros = vec![0; range.len().min(1 << 20)];
+            for at in range.clone().step_by(zeros.len()) {
+                memory.write(at, &zeros[..zeros.len().min(range.end - at)])?;
+            }
             Share::new(
                 &self.core.machine,
                 pd,
@@ -307,6 +321,11 @@ impl Served {
             )
         };
         Ok([share(&self.core.slots, stride)?, share(&self.core.flags, FLAG_BYTES)?])
+    }
+
+    /// The model's layout of requests and answers.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     fn place_at(&self, index: u32) -> usize {
@@ -353,7 +372,8 @@ impl Served {
             sequence: client.sequence,
             wanted,
             done: wanted,
-            end: db_kernel_end::default(),
+            unreliable: u32::from(!client.is_reliable),
+            ..db_place::default()
         };
         // `wanted` and `done` stay as they are: no kernel reads the rest before `wanted` changes.
         self.core.places.write(self.place_at(number), place.bytes())?;
@@ -385,22 +405,50 @@ impl Served {
         Ok(())
     }
 
-    /// Has a client leave, and gives its queue, emptied and in RESET, when no kernel uses it any more. What was not answered is not.
-    /// Give the queue to the next client: while a graph runs, a GPU's queue that is dropped stays until the GPU is at rest. Error: as
-    /// [`Self::wait_done`], and then the queue stays.
-    pub fn remove_client(&mut self, index: u32, limit: Duration) -> Result<Queue, ServedError> {
+    /// Asks the kernels to let a client go: [`Self::is_done`] tells when they have. Ask again where it says so now and they had not
+    /// taken the client in yet.
+    pub fn let_go(&mut self, index: u32) -> Result<(), ServedError> {
         if self.queues.get(index as usize).is_none_or(Option::is_none) {
             return refuse(format!("place {index} has no client"));
         }
-        if self.word(index, std::mem::offset_of!(db_place, wanted)).load(Ordering::Relaxed) % 2 == 1 {
-            self.wait_done(index, limit)?;
+        let wanted = self.word(index, std::mem::offset_of!(db_place, wanted)).load(Ordering::Relaxed);
+        if wanted % 2 == 1 && self.is_done(index) {
             self.want(index);
         }
-        self.wait_done(index, limit)?;
-        match self.queues[index as usize].take() {
-            Some(queue) => Ok(queue.emptied()?),
-            None => refuse("the queue is gone"),
+        Ok(())
+    }
+
+    /// Whether the kernels have let a client go.
+    pub fn is_gone(&self, index: u32) -> bool {
+        let done = self.word(index, std::mem::offset_of!(db_place, done)).load(Ordering::Acquire);
+        done.is_multiple_of(2) && self.is_done(index)
+    }
+
+    /// Answers that a client got that is gone, and how many of them were refusals.
+    pub fn answered(&self, index: u32) -> Result<[u64; 2], ServedError> {
+        let place: db_place = Memory::from(self.core.places.clone()).get(self.place_at(index))?;
+        Ok([place.answered, place.refused])
+    }
+
+    /// Takes the queue of a client that is gone, emptied and in RESET. Give it to the next client: while a graph runs, a GPU's queue
+    /// that is dropped stays until the GPU is at rest.
+    pub fn take_queue(&mut self, index: u32) -> Result<Queue, ServedError> {
+        if !self.is_gone(index) {
+            return refuse(format!("the client in place {index} is not gone"));
         }
+        match self.queues.get_mut(index as usize).and_then(Option::take) {
+            Some(queue) => Ok(queue.emptied()?),
+            None => refuse(format!("place {index} has no client")),
+        }
+    }
+
+    /// [`Self::let_go`], then [`Self::take_queue`]. What was not answered is not. Error: as [`Self::wait_done`], and then the queue
+    /// stays.
+    pub fn remove_client(&mut self, index: u32, limit: Duration) -> Result<Queue, ServedError> {
+        self.wait_done(index, limit)?;
+        self.let_go(index)?;
+        self.wait_done(index, limit)?;
+        self.take_queue(index)
     }
 
     /// Why a client's queue was given up, if it was.
@@ -417,80 +465,14 @@ impl Served {
         let count = |nth: usize| words[nth].load(Ordering::Relaxed);
         Counters { turns: count(0), answered: count(1), refused: count(2), sent: count(3), strays: count(4) }
     }
-
-    fn begin(&self) -> Result<(), ServedError> {
-        self.core.shared.words()[0].store(0, Ordering::Release);
-        if matches!(self.runs, Runs::Not) { Ok(()) } else { refuse("it runs already") }
-    }
-
-    /// Has its turns on a thread that launches kernel after kernel: for the host twin. `model` computes outputs of inputs.
-    pub fn start_by_cpu(&mut self, mut model: impl FnMut() + Send + 'static) -> Result<(), ServedError> {
-        self.begin()?;
-        let core = Arc::clone(&self.core);
-        let steps = launch::Steps::new(&core.machine, core.told, self.planted)?;
-        let turns = move || {
-            while core.shared.words()[0].load(Ordering::Acquire) == 0 {
-                for step in 0..4 {
-                    if step == 2 && core.turn_now()?.1 == State::Request {
-                        model();
-                    }
-                    steps.run(step, core.wait, Arc::clone(&core))?;
-                }
-            }
-            Ok(())
-        };
-        let thread = std::thread::Builder::new().name("pipeline".into()).spawn(turns);
-        self.runs = Runs::Twin(thread.map_err(ServedError::Thread)?);
-        Ok(())
-    }
-
-    /// Has its turns on the GPU alone, with a model of that GPU.
-    pub fn start_graph(&mut self, again: Again, model: Box<dyn Recorded>) -> Result<(), ServedError> {
-        self.begin()?;
-        let mut graph = launch::graph(&self.core.machine, self.core.told, again, &*model, &self.core)?;
-        launch::start(&mut graph)?;
-        self.runs = Runs::Graph(graph, model);
-        Ok(())
-    }
-
-    /// Whether it has its turns. Error: what went wrong in a kernel of a graph; of the thread's, [`Self::stop`] tells.
-    pub fn is_running(&self) -> Result<bool, ServedError> {
-        match &self.runs {
-            Runs::Not => Ok(false),
-            Runs::Twin(thread) => Ok(!thread.is_finished()),
-            Runs::Graph(graph, _) => Ok(!graph.is_idle()?),
-        }
-    }
-
-    /// Ends after the turn that runs. Errors: what went wrong in it; `Deadline`, and then it still runs.
-    pub fn stop(&mut self, limit: Duration) -> Result<(), ServedError> {
-        self.core.shared.words()[0].store(1, Ordering::Release);
-        let since = Instant::now();
-        match std::mem::replace(&mut self.runs, Runs::Not) {
-            Runs::Not => Ok(()),
-            Runs::Twin(thread) => {
-                while !thread.is_finished() && since.elapsed() < limit {
-                    std::thread::sleep(Duration::from_micros(100));
-                }
-                if !thread.is_finished() {
-                    self.runs = Runs::Twin(thread);
-                    return Err(ServedError::Deadline { what: "the last turn's end".into(), limit });
-                }
-                thread.join().unwrap_or_else(|_| refuse("the thread that launches the kernels has panicked"))
-            }
-            Runs::Graph(graph, model) => {
-                graph.cancel();
-                if let Err(error) = graph.wait(limit) {
-                    self.runs = Runs::Graph(graph, model);
-                    return Err(error.into());
-                }
-                Ok(())
-            }
-        }
-    }
 }
 
 impl Core {
+    /// Where a field of what the kernels are told lies; no kernel runs.
+    fn tell(&self, field: usize, bytes: &[u8]) -> Result<(), ServedError> {
+        Ok(self.own[0].write(field, bytes)?)
+    }
+
     fn turn_now(&self) -> Result<(db_turn, State), ServedError> {
         let turn: db_turn = self.turn.get(0)?;
         let state = match turn.state {
@@ -506,9 +488,7 @@ impl Core {
 impl Drop for Served {
     fn drop(&mut self) {
         // Queues and slots are the kernels' until they have ended. What does not end keeps all of it.
-        if self.stop(self.core.wait.saturating_add(Duration::from_secs(60))).is_err()
-            && !matches!(self.runs, Runs::Not)
-        {
+        if self.stop(self.core.wait.saturating_add(Duration::from_secs(60))).is_err() && self.may_run() {
             std::mem::forget((
                 std::mem::replace(&mut self.runs, Runs::Not),
                 std::mem::take(&mut self.queues),

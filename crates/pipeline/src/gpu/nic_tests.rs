@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::gpu::{Function, Module, Shape, Stream, Unit};
+use ::gpu::{Function, Module, Recorded, Shape, Stream, Unit};
 use host_twin::{Kernels, Visibility};
 use measure::need;
 use rdma_shim::kernel::Reason;
@@ -76,6 +76,7 @@ impl Peer {
             answers: (memory.address(), memory.rkey() + wrong),
             flags: (memory.address() + FLAGS as u64, memory.rkey()),
             lkey: shares[0].mr().lkey(),
+            is_reliable: true,
         };
         let index = served.add_client(queue, there).unwrap();
         let granted: Vec<(u32, u32)> = (first..first + SLOTS).map(|slot| (slot, 0)).collect();
@@ -189,6 +190,9 @@ fn serves(context: &Context, machine: &Machine, arrival: Arrival, start: &dyn Fn
     served.wait_done(bad.index, LIMIT).unwrap();
     bad.ask(arrival, 1, 4.0);
     let failure = wait_for("failure", || served.failure(bad.index).unwrap());
+    // The chain ends with that, and goes on without it.
+    served.wait_end(LIMIT).unwrap();
+    served.start().unwrap();
     let Reason::Completion { status, is_send: true, .. } = failure.reason else { panic!("{failure}") };
     assert_eq!(status.to_string().split(' ').next(), Some("remote"), "{failure}");
     let slot = stays.ask(arrival, 901, 5.0);
@@ -212,7 +216,11 @@ fn twin_serves_clients_that_come_and_go() {
         let machine = Machine::twin(visibility);
         serves(&context, &machine, *arrival, &|served, model| {
             let model = model.clone();
-            served.start_by_cpu(move || add_one(&model)).unwrap();
+            let add = move || {
+                add_one(&model);
+                Ok(())
+            };
+            served.start_by_cpu(add).unwrap();
         });
     }
 }

@@ -1,0 +1,199 @@
+//! How a pipeline has its turns: a chain of them on a GPU, or a thread of the host twin's; how it ends and begins again.
+//!
+//! A chain ends by the cancel word, by a queue that fails, or by an error. Its end calls a function, on a thread that slept until then.
+
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gpu::{End, Recorded, SelfLaunching};
+use slots::layout::Status;
+
+use super::launch::Steps;
+use super::layout::db_served;
+use super::{Again, Core, Served, ServedError, State, launch, refuse};
+
+/// Computes outputs of inputs. Error: why it does not, for people; it ends the chain.
+pub type Model = dyn FnMut() -> Result<(), String> + Send;
+/// Called when a chain has ended.
+pub type OnEnd = Arc<dyn Fn() + Send + Sync>;
+
+/// What has the turns, and whether it does now.
+pub(super) enum Runs {
+    Not,
+    Twin {
+        steps: Arc<Steps>,
+        model: Arc<Mutex<Box<Model>>>,
+        thread: Option<JoinHandle<Result<(), ServedError>>>,
+        /// Set before the chain's end is told.
+        has_ended: Arc<AtomicBool>,
+    },
+    // The graph first: it uses the model's memory.
+    Graph {
+        graph: Box<SelfLaunching>,
+        _model: Box<dyn Recorded>,
+        is_started: bool,
+        /// Sleeps until the chain's end.
+        watcher: Option<JoinHandle<()>>,
+    },
+}
+
+fn turns(core: &Arc<Core>, steps: &Steps, model: &Mutex<Box<Model>>) -> Result<(), ServedError> {
+    let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
+    while core.shared.words()[0].load(Ordering::Acquire) == 0 {
+        for step in 0..4 {
+            if step == 2 && core.turn_now()?.1 == State::Request {
+                model().map_err(ServedError::Model)?;
+            }
+            steps.run(step, core.wait, Arc::clone(core))?;
+        }
+    }
+    Ok(())
+}
+
+impl Served {
+    /// Has `call` called whenever a chain has ended that is started from now on.
+    pub fn call_at_end(&mut self, call: OnEnd) {
+        self.on_end = Some(call);
+    }
+
+    /// Tells the chain to end after the turn that runs.
+    pub fn cancel(&self) {
+        self.core.shared.words()[0].store(1, Ordering::Release);
+        if let Runs::Graph { graph, .. } = &self.runs {
+            graph.cancel();
+        }
+    }
+
+    /// Has every good request answered with this status from now on, and not computed. `None`: requests are served. The chain is at rest.
+    pub fn refuse(&mut self, status: Option<Status>) -> Result<(), ServedError> {
+        if self.may_run() {
+            return refuse("kernels read what they are told while they run");
+        }
+        let word = status.map_or(0, |status| u32::from(status.number()));
+        self.core.tell(offset_of!(db_served, refuses), &word.to_ne_bytes())
+    }
+
+    /// Has its turns on a thread that launches kernel after kernel: for the host twin.
+    pub fn start_by_cpu(
+        &mut self,
+        model: impl FnMut() -> Result<(), String> + Send + 'static,
+    ) -> Result<(), ServedError> {
+        self.is_new()?;
+        let steps = Arc::new(Steps::new(&self.core.machine, self.core.told, self.planted)?);
+        self.ends(self.core.shared.kernel_address())?;
+        let model: Arc<Mutex<Box<Model>>> = Arc::new(Mutex::new(Box::new(model)));
+        self.runs = Runs::Twin { steps, model, thread: None, has_ended: Arc::default() };
+        self.start()
+    }
+
+    /// Has its turns on the GPU alone, with a model of that GPU.
+    pub fn start_graph(&mut self, again: Again, model: Box<dyn Recorded>) -> Result<(), ServedError> {
+        self.is_new()?;
+        let graph = launch::graph(&self.core.machine, self.core.told, again, &*model, &self.core)?;
+        self.ends(graph.cancel_address())?;
+        self.runs = Runs::Graph { graph: Box::new(graph), _model: model, is_started: false, watcher: None };
+        self.start()
+    }
+
+    /// Tells the kernels which word ends the chain.
+    fn ends(&self, address: u64) -> Result<(), ServedError> {
+        self.core.tell(offset_of!(db_served, ends), &address.to_ne_bytes())
+    }
+
+    fn is_new(&self) -> Result<(), ServedError> {
+        if matches!(self.runs, Runs::Not) { Ok(()) } else { refuse("it was started before: start it again") }
+    }
+
+    /// Starts the chain again that has ended, and was waited for.
+    pub fn start(&mut self) -> Result<(), ServedError> {
+        self.core.shared.words()[0].store(0, Ordering::Release);
+        match &mut self.runs {
+            Runs::Not => return refuse("it has no model"),
+            Runs::Twin { thread: Some(_), .. } | Runs::Graph { is_started: true, .. } => {
+                return refuse("it runs already");
+            }
+            Runs::Twin { steps, model, thread, has_ended } => {
+                has_ended.store(false, Ordering::Release);
+                let has_ended = Arc::clone(has_ended);
+                let (core, steps, model) = (Arc::clone(&self.core), Arc::clone(steps), Arc::clone(model));
+                let on_end = self.on_end.clone();
+                let work = move || {
+                    let ended = turns(&core, &steps, &model);
+                    has_ended.store(true, Ordering::Release);
+                    on_end.iter().for_each(|call| call());
+                    ended
+                };
+                // It stands for the GPU, as the twin's own threads do.
+                let builder = std::thread::Builder::new().name("twin-turns".into());
+                *thread = Some(builder.spawn(work).map_err(ServedError::Thread)?);
+            }
+            Runs::Graph { graph, is_started, watcher, .. } => {
+                launch::start(graph)?;
+                *is_started = true;
+                if let Some(call) = self.on_end.clone() {
+                    let end = graph.end()?;
+                    // An error is the stream's: `wait_end` tells it.
+                    let work = move || {
+                        let _ = end.sleep();
+                        call();
+                    };
+                    let builder = std::thread::Builder::new().name("chain-end".into());
+                    *watcher = Some(builder.spawn(work).map_err(ServedError::Thread)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it has its turns. Error: what went wrong in a kernel of a graph; of the thread's, [`Self::wait_end`] tells.
+    pub fn is_running(&self) -> Result<bool, ServedError> {
+        match &self.runs {
+            Runs::Twin { thread: Some(_), has_ended, .. } => Ok(!has_ended.load(Ordering::Acquire)),
+            Runs::Graph { graph, is_started: true, .. } => Ok(!graph.is_idle()?),
+            _ => Ok(false),
+        }
+    }
+
+    /// Ends after the turn that runs. Errors: what went wrong in it; `Deadline`, and then it still runs.
+    pub fn stop(&mut self, limit: Duration) -> Result<(), ServedError> {
+        self.cancel();
+        self.wait_end(limit)
+    }
+
+    /// Waits for the end of the chain. Errors: as [`Self::stop`]; the chain has ended unless it is `Deadline`.
+    pub fn wait_end(&mut self, limit: Duration) -> Result<(), ServedError> {
+        let since = Instant::now();
+        match &mut self.runs {
+            Runs::Twin { thread: running @ Some(_), .. } => {
+                while running.as_ref().is_some_and(|thread| !thread.is_finished()) {
+                    if since.elapsed() >= limit {
+                        return Err(ServedError::Deadline { what: "the last turn's end".into(), limit });
+                    }
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                let ended = running.take().map_or(Ok(Ok(())), JoinHandle::join);
+                ended.unwrap_or_else(|_| refuse("the thread that launches the kernels has panicked"))
+            }
+            Runs::Graph { graph, is_started: is_started @ true, watcher, .. } => {
+                let ended = graph.wait(limit);
+                *is_started = matches!(ended, Err(gpu::Error::Deadline { .. }));
+                if !*is_started {
+                    watcher.take().map(JoinHandle::join);
+                }
+                match ended? {
+                    End::Cancelled => Ok(()),
+                    other => refuse(format!("the chain of turns has ended by itself: {other:?}")),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a kernel may still use what the pipeline has.
+    pub(super) fn may_run(&self) -> bool {
+        matches!(self.runs, Runs::Twin { thread: Some(_), .. } | Runs::Graph { is_started: true, .. })
+    }
+}

@@ -1,0 +1,171 @@
+//! One client's end on the server: a queue of a pool, with a protection domain of its own, and regions over its slots and flags alone.
+//!
+//! A queue is reused: while a graph runs, one that is dropped would stay for good. The next client gets it with new registrations; the
+//! keys of the client before open nothing any more.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rdma_shim::Options;
+use rdma_shim::kernel::{Machine, Queue, Share};
+use slots::Geometry;
+use slots::layout::FLAG_BYTES;
+use verbs::connect::RegionOffer;
+use verbs::{Context, Cq, Qp, QpBuilder, QpType, SendOperations};
+
+use super::{Client, Served, ServedError, refuse};
+
+/// Queues for the clients of all models of a server.
+#[derive(Debug)]
+pub struct Pool {
+    machine: Machine,
+    context: Context,
+    slots: u32,
+    most: usize,
+    all: Mutex<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    unused: Vec<(QpType, Queue)>,
+    made: usize,
+}
+
+impl Pool {
+    /// Each queue is for clients of at most so many slots; `most`: queues of each kind at a time.
+    pub fn new(machine: &Machine, context: &Context, slots: u32, most: usize) -> Pool {
+        Pool {
+            machine: machine.clone(),
+            context: context.clone(),
+            slots,
+            most: 2 * most,
+            all: Mutex::default(),
+        }
+    }
+
+    fn take(&self, kind: QpType) -> Result<Queue, ServedError> {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = all.unused.iter().position(|(its, _)| *its == kind) {
+            return Ok(all.unused.swap_remove(at).1);
+        }
+        if all.made >= self.most {
+            return refuse(format!("all {} queue pairs are taken", self.most));
+        }
+        let pd = self.context.alloc_pd()?;
+        let builder = QpBuilder::new(kind).send_requests(2 * self.slots).receive_requests(self.slots);
+        let builder = builder.operations(SendOperations::WRITE).own_register(true);
+        // A quarter of the entries is given back late.
+        let cq = || Cq::new(&self.context, 4 * self.slots + 1)?.into_direct();
+        let (send, receive) = (cq()?, cq()?);
+        let queue = Queue::create(&self.machine, &builder, &pd, send, Some(receive), Options::default())?;
+        all.made += 1;
+        Ok(queue)
+    }
+
+    fn give(&self, kind: QpType, queue: Queue) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).unused.push((kind, queue));
+    }
+}
+
+/// A client's end. Its queue is in the pipeline while the client is served; dropped, it gives the queue back to the pool.
+#[derive(Debug)]
+pub struct Endpoint {
+    pool: Arc<Pool>,
+    kind: QpType,
+    queue: Option<Queue>,
+    shares: [Share; 2],
+    client: Client,
+    geometry: Geometry,
+}
+
+impl Endpoint {
+    /// Registers and clears the granted slots, numbers one behind the other with the sequences of their last requests, and takes a
+    /// queue.
+    pub fn new(
+        served: &Served,
+        pool: &Arc<Pool>,
+        kind: QpType,
+        granted: &[(u32, u32)],
+    ) -> Result<Endpoint, ServedError> {
+        let (Some(&(first, sequence)), count) = (granted.first(), granted.len() as u32) else {
+            return refuse("a client without slots");
+        };
+        if count > pool.slots {
+            return refuse(format!("{count} slots, and a client has {} at most", pool.slots));
+        }
+        let queue = pool.take(kind)?;
+        match served.shares(queue.qp().pd(), first, count) {
+            Ok(shares) => {
+                let lkey = shares[0].mr().lkey();
+                let client = Client {
+                    first,
+                    count,
+                    sequence,
+                    lkey,
+                    is_reliable: kind == QpType::Rc,
+                    ..Client::default()
+                };
+                let geometry = served.geometry().clone();
+                Ok(Endpoint { pool: Arc::clone(pool), kind, queue: Some(queue), shares, client, geometry })
+            }
+            Err(error) => {
+                pool.give(kind, queue);
+                Err(error)
+            }
+        }
+    }
+
+    /// The queue pair, in any state. `None` while the pipeline has it.
+    pub fn qp(&self) -> Option<&Qp> {
+        self.queue.as_ref().map(Queue::qp)
+    }
+
+    /// Slots and flags, as the client is to name them.
+    pub fn regions(&self) -> Vec<RegionOffer> {
+        self.shares.iter().map(|share| RegionOffer::new(share.mr())).collect()
+    }
+
+    /// Where the client wants its answers. Error: they do not fit there.
+    pub fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), ServedError> {
+        let count = self.client.count as usize;
+        let needed = [self.geometry.client_stride(), FLAG_BYTES].map(|each| each * count);
+        let fits = |(region, needed): (&RegionOffer, usize)| region.bytes >= needed as u64;
+        match offered {
+            [answers, flags] if offered.iter().zip(needed).all(fits) => {
+                self.client.answers = (answers.address, answers.rkey);
+                self.client.flags = (flags.address, flags.rkey);
+                Ok(())
+            }
+            _ => refuse(format!(
+                "{} regions for answers where 2 of at least {} and {} bytes are needed",
+                offered.len(),
+                needed[0],
+                needed[1]
+            )),
+        }
+    }
+
+    /// Has the client served: the place that it has. Its queue pair is connected.
+    pub fn admit(&mut self, served: &mut Served) -> Result<u32, ServedError> {
+        match self.queue.take() {
+            Some(queue) => served.add_client(queue, self.client),
+            None => refuse("the client is served already"),
+        }
+    }
+
+    /// Takes its queue back from the pipeline, whose kernels have let the client go: answers that were posted, and how many of them
+    /// were refusals.
+    pub fn leave(&mut self, served: &mut Served, place: u32) -> Result<[u64; 2], ServedError> {
+        let answered = served.answered(place)?;
+        self.queue = Some(served.take_queue(place)?);
+        Ok(answered)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // A queue that cannot be emptied is the pool's loss.
+        if let Some(queue) = self.queue.take().and_then(|queue| queue.emptied().ok()) {
+            self.pool.give(self.kind, queue);
+        }
+    }
+}
