@@ -23,7 +23,7 @@ pub const PACKAGES: &[Package] = &[
     Package { name: "softnic", programs: &["softnic", LIBRARY], gpu_tests: true },
     Package { name: "generator", programs: &["generator"], gpu_tests: true },
     Package { name: "echo", programs: &["doorbell-echo"], gpu_tests: true },
-    Package { name: "inference-server", programs: &["inference-server"], gpu_tests: false },
+    Package { name: "inference-server", programs: &["inference-server"], gpu_tests: true },
     Package { name: "client", programs: &["doorbell-client"], gpu_tests: false },
     Package { name: "profiler", programs: &["profiler"], gpu_tests: true },
 ];

@@ -10,6 +10,7 @@
 #[macro_use]
 extern crate cli;
 
+mod gpu;
 mod model;
 mod options;
 mod report;
@@ -20,12 +21,12 @@ use std::process::ExitCode;
 
 use cli::{check_address, stop_flag};
 
-use crate::options::Options;
+use crate::options::{BELONGS, Options};
 
 fn main() -> ExitCode {
-    cli::main("inference-server", &[], |options: Options| {
-        let stop = stop_flag()?;
+    cli::main("inference-server", &BELONGS, |options: Options| {
         check_address("--listen", &options.listen)?;
-        serve::run(&options, &stop)
+        options.check()?;
+        if options.mode.needs_gpu() { gpu::run(&options) } else { serve::run(&options, &*stop_flag()?) }
     })
 }

@@ -1,12 +1,16 @@
 //! The models that are served, each on an engine of its own.
 
 use anyhow::{Context as _, Result};
+use cli::sentence;
+use gpu::{Gpu, Toolkit};
 use inference::engine::Engine;
+use inference::engine::gpu::{Instance, Libraries, Loaded};
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 use inference::import::import;
 use inference::plan::Plan;
-use slots::Geometry;
+use rdma_shim::kernel::{HostMemory, Machine};
+use slots::{Geometry, Message};
 use zoo::{Manifest, Store};
 
 use crate::options::{self, Options};
@@ -31,32 +35,17 @@ impl Model {
 
     /// Loads a model and runs it as often as was asked for.
     pub fn load(options: &Options, manifest: &Manifest, geometry: Geometry) -> Result<Model> {
-        let (_, folder) = Manifest::find(&manifest.name, options.manifests.as_deref())?;
-        let store = options.store.as_ref().map_or_else(|| Store::beside(&folder), Store::at);
-        let (file, weights) = store.seeded(manifest)?;
+        let (file, weights) = file(options, manifest)?;
         let engine: Box<dyn Engine> = match options.engine {
             options::Engine::Onnx => {
                 let runtime = Runtime::load(options.onnxruntime.as_deref())
                     .context("--engine onnx; --engine twin needs no library, and is slow")?;
                 Box::new(runtime.model(&file, options.threads.into())?)
             }
-            options::Engine::Twin => {
-                let graph = import(&file, 1).with_context(|| weights.clone())?;
-                Box::new(Twin::new(Plan::new(&graph).with_context(|| weights.clone())?)?)
-            }
+            options::Engine::Twin => Box::new(Twin::new(plan(&file, &weights)?)?),
         };
         let mut model = Model { name: manifest.name.clone(), geometry, engine };
-        let inputs: Vec<Vec<f32>> = model
-            .geometry
-            .request
-            .entries()
-            .iter()
-            .map(|entry| vec![0.0; entry.length as usize / size_of::<f32>()])
-            .collect();
-        for _ in 0..options.warmup {
-            let ran = model.run(&inputs, &mut Vec::new());
-            ran.map_err(anyhow::Error::msg).with_context(|| format!("--warmup of {}", model.name))?;
-        }
+        warm_up(options, &model.name, &model.geometry, &mut *model.engine)?;
         Ok(model)
     }
 
@@ -65,4 +54,102 @@ impl Model {
         let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
         self.engine.run_into(&inputs, outputs).map_err(|error| error.to_string())
     }
+}
+
+/// The model's ONNX file, and where its weights are from.
+fn file(options: &Options, manifest: &Manifest) -> Result<(Vec<u8>, String)> {
+    let (_, folder) = Manifest::find(&manifest.name, options.manifests.as_deref())?;
+    let store = options.store.as_ref().map_or_else(|| Store::beside(&folder), Store::at);
+    Ok(store.seeded(manifest)?)
+}
+
+fn plan(file: &[u8], weights: &str) -> Result<Plan> {
+    let graph = import(file, 1).with_context(|| weights.to_owned())?;
+    Plan::new(&graph).with_context(|| weights.to_owned())
+}
+
+fn warm_up(options: &Options, name: &str, geometry: &Geometry, engine: &mut dyn Engine) -> Result<()> {
+    let zeros = |entry: &slots::layout::Entry| vec![0.0; entry.length as usize / size_of::<f32>()];
+    let inputs: Vec<Vec<f32>> = geometry.request.entries().iter().map(zeros).collect();
+    let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+    for _ in 0..options.warmup {
+        engine.run(&inputs).with_context(|| format!("--warmup of {name}"))?;
+    }
+    Ok(())
+}
+
+/// A model for kernels that lie before and behind it: what runs it, and the addresses of its inputs and outputs, as kernels see them.
+pub struct Recorded {
+    pub runs: Runs,
+    pub inputs: Vec<u64>,
+    pub outputs: Vec<u64>,
+}
+
+pub enum Runs {
+    Gpu(Box<Instance>),
+    Twin(Box<dyn FnMut() -> Result<(), String> + Send>),
+}
+
+impl Recorded {
+    /// Loads a model on a machine and runs it as often as was asked for.
+    pub fn load(
+        options: &Options,
+        machine: &Machine,
+        manifest: &Manifest,
+        geometry: &Geometry,
+    ) -> Result<Recorded> {
+        let (file, weights) = file(options, manifest)?;
+        let plan = plan(&file, &weights)?;
+        if machine.is_gpu() {
+            return Recorded::on_gpu(options, manifest, geometry, plan);
+        }
+        let mut twin = Twin::new(plan)?;
+        warm_up(options, &manifest.name, geometry, &mut twin)?;
+        let memories = |message: &Message| {
+            let memory = |entry: &slots::layout::Entry| machine.host_memory(entry.length as usize);
+            message.entries().iter().map(memory).collect::<Result<Vec<_>, _>>()
+        };
+        let (inputs, outputs) = (memories(&geometry.request)?, memories(&geometry.answer)?);
+        let addresses = |all: &[HostMemory]| all.iter().map(HostMemory::kernel_address).collect();
+        let (input_addresses, output_addresses) = (addresses(&inputs), addresses(&outputs));
+        let lengths = |message: &Message| -> Vec<usize> {
+            message.entries().iter().map(|entry| entry.length as usize).collect()
+        };
+        let (taken, made) = (lengths(&geometry.request), lengths(&geometry.answer));
+        let run = move || {
+            run_twin(&mut twin, (&inputs, &taken), (&outputs, &made)).map_err(|error| sentence(&error))
+        };
+        Ok(Recorded { runs: Runs::Twin(Box::new(run)), inputs: input_addresses, outputs: output_addresses })
+    }
+
+    fn on_gpu(options: &Options, manifest: &Manifest, geometry: &Geometry, plan: Plan) -> Result<Recorded> {
+        let gpu = options.gpu.gpu.map_or_else(Gpu::first, Gpu::of_ordinal)?;
+        let toolkit = Toolkit::find(options.gpu.cuda.as_deref())?;
+        let loaded = Loaded::new(gpu, toolkit, plan, &Libraries::if_found(None))
+            .with_context(|| format!("{} on the GPU", manifest.name))?;
+        let mut instance = Instance::new(&loaded)?;
+        warm_up(options, &manifest.name, geometry, &mut instance)?;
+        let [inputs, outputs] = instance.addresses();
+        Ok(Recorded { runs: Runs::Gpu(Box::new(instance)), inputs, outputs })
+    }
+}
+
+fn run_twin(
+    twin: &mut Twin,
+    (inputs, taken): (&[HostMemory], &[usize]),
+    (outputs, made): (&[HostMemory], &[usize]),
+) -> Result<()> {
+    let read = |(memory, length): (&HostMemory, &usize)| {
+        let mut bytes = vec![0; *length];
+        memory.read(0, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    };
+    let tensors: Vec<Vec<f32>> = inputs.iter().zip(taken).map(read).collect::<Result<_>>()?;
+    let tensors: Vec<&[f32]> = tensors.iter().map(Vec::as_slice).collect();
+    let results = twin.run(&tensors)?;
+    for ((memory, length), result) in outputs.iter().zip(made).zip(results) {
+        let bytes: Vec<u8> = result.iter().flat_map(|value| value.to_le_bytes()).collect();
+        memory.write(0, bytes.get(..*length).context("an output is too short")?)?;
+    }
+    Ok(())
 }

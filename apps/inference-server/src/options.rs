@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
-use cli::Nic;
+use cli::{Belongs, Gpu, Memory, Nic};
+use host_twin::Visibility;
 use pipeline::Mode;
+use rdma_shim::kernel::{Machine, Place};
+use serving::{Arrival, Transport};
 
 /// Serves models to clients over RDMA.
 #[derive(Debug, Parser)]
@@ -27,6 +30,14 @@ pub struct Options {
     /// gpu-gpu; the last two are new.
     #[arg(long, default_value = "cpu-cpu-ibverbs", value_parser = mode)]
     pub mode: Mode,
+    /// GPU modes: what runs the kernels.
+    #[arg(long, value_enum, default_value = "gpu")]
+    pub machine: MachineName,
+    #[command(flatten)]
+    pub gpu: Gpu,
+    /// GPU modes: where requests lie [default: gpu; with --machine twin host].
+    #[arg(long, value_enum)]
+    pub place: Option<Memory>,
     /// What runs a model in a CPU mode.
     #[arg(long, value_enum, default_value = "onnx")]
     pub engine: Engine,
@@ -51,7 +62,8 @@ pub struct Options {
     /// Serve only queue pairs of this service [default: the client chooses].
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
-    /// Serve only clients whose messages arrive this way [default: the client chooses].
+    /// Serve only clients whose messages arrive this way [default: the client chooses; in a GPU mode flag, since the kernels of a model
+    /// wait for one kind].
     #[arg(long, value_enum)]
     pub arrival: Option<ArrivalName>,
     /// Runs of each model before it listens.
@@ -77,9 +89,36 @@ pub struct Options {
     pub json: Option<PathBuf>,
 }
 
+/// Modes that the server has.
+const SERVED: [Mode; 4] = [Mode::CpuCpuIbverbs, Mode::CpuCpuShim, Mode::GpuGraph, Mode::GpuWhile];
+
 fn mode(text: &str) -> Result<Mode, String> {
     text.parse().map_err(|error: pipeline::UnknownMode| error.to_string())
 }
+
+/// What runs kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MachineName {
+    /// A GPU.
+    Gpu,
+    /// Threads of this processor, in place of a GPU; slow, and tells nothing about speed.
+    Twin,
+}
+
+/// Options that not every mode uses.
+pub const BELONGS: [Belongs<Options>; 3] = [
+    Belongs {
+        options: &["engine", "threads", "onnxruntime"],
+        to: "a CPU mode",
+        when: |options| !options.mode.needs_gpu(),
+    },
+    Belongs { options: &["machine", "place"], to: "a GPU mode", when: |options| options.mode.needs_gpu() },
+    Belongs {
+        options: &["gpu", "cuda"],
+        to: "a GPU mode with --machine gpu",
+        when: |options| options.mode.needs_gpu() && options.machine == MachineName::Gpu,
+    },
+];
 
 /// What runs a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -108,14 +147,34 @@ pub enum ArrivalName {
     Completion,
 }
 
+impl TransportName {
+    pub fn transport(self) -> Transport {
+        match self {
+            TransportName::Rc => Transport::Rc,
+            TransportName::Uc => Transport::Uc,
+        }
+    }
+}
+
+impl ArrivalName {
+    pub fn arrival(self) -> Arrival {
+        match self {
+            ArrivalName::Flag => Arrival::Flag,
+            ArrivalName::Tail => Arrival::Tail,
+            ArrivalName::Completion => Arrival::Completion,
+        }
+    }
+}
+
 impl Options {
     /// Whether such a server can be.
     pub fn check(&self) -> Result<()> {
-        if self.mode.needs_gpu() {
-            bail!(
-                "--mode {}: the modes with a GPU are not served yet; give --mode cpu-cpu-ibverbs or cpu-cpu-shim",
-                self.mode
-            );
+        if !SERVED.contains(&self.mode) {
+            let served = SERVED.map(Mode::name).join(", ");
+            bail!("--mode {}: it is not served yet; give one of {served}", self.mode);
+        }
+        if self.machine == MachineName::Twin && self.place.is_some_and(|place| place != Memory::Host) {
+            bail!("--place: only --machine gpu has GPU memory");
         }
         if let Some(twice) = (1..self.models.len()).find(|&at| self.models[..at].contains(&self.models[at])) {
             bail!("--model {}: named twice", self.models[twice]);
@@ -140,6 +199,36 @@ impl Options {
         )
     }
 
+    /// How messages arrive, if the client does not choose.
+    pub fn arrival(&self) -> Option<ArrivalName> {
+        self.arrival.or(self.mode.needs_gpu().then_some(ArrivalName::Flag))
+    }
+
+    /// Where requests lie in a GPU mode.
+    pub fn place(&self) -> Place {
+        match (self.place, self.machine) {
+            (Some(place), _) => place.place(),
+            (None, MachineName::Gpu) => Place::Gpu,
+            (None, MachineName::Twin) => Place::Host,
+        }
+    }
+
+    /// What runs the kernels of a GPU mode. Errors: no GPU, no driver, no toolkit, and where they were looked for.
+    pub fn machine(&self) -> Result<Machine> {
+        match self.machine {
+            MachineName::Gpu => self.gpu.machine(" --machine twin runs kernels on this processor"),
+            MachineName::Twin => Ok(Machine::twin(Visibility::InOrder)),
+        }
+    }
+
+    /// What runs the models, for results.
+    pub fn engine_name(&self) -> String {
+        match self.mode.needs_gpu() {
+            true => cli::name(self.machine),
+            false => cli::name(self.engine),
+        }
+    }
+
     pub fn max_time(&self) -> Duration {
         self.max_seconds.map_or(Duration::MAX, |seconds| Duration::from_secs(seconds.into()))
     }
@@ -161,9 +250,25 @@ mod tests {
         Options::command().debug_assert();
         for mode in Mode::ALL {
             let checked = parse(&format!("--mode {mode}")).check();
-            assert_eq!(checked.is_err(), mode.needs_gpu(), "{mode}");
+            assert_eq!(checked.is_ok(), SERVED.contains(&mode), "{mode}");
         }
         assert!(parse("--model b --model a").check().unwrap_err().to_string().contains("a: named twice"));
+    }
+
+    #[test]
+    fn an_option_that_the_mode_does_not_look_at_is_refused() {
+        let stray = |text: &str| cli::testing::stray(&format!("--listen h:1 --model a {text}"), &BELONGS);
+        for (option, heeded, idle) in [
+            ("--engine twin", "--mode cpu-cpu-shim", "--mode gpu-graph --machine twin"),
+            ("--machine twin", "--mode gpu-while", "--mode cpu-cpu-shim"),
+            ("--gpu 1", "--mode gpu-graph", "--mode gpu-graph --machine twin"),
+        ] {
+            assert_eq!(stray(&format!("{heeded} {option}")), None);
+            let said = stray(&format!("{idle} {option}")).unwrap();
+            assert!(said.starts_with(&format!("{option} would do nothing here")), "{said}");
+        }
+        let error = parse("--mode gpu-graph --machine twin --place gpu").check().unwrap_err().to_string();
+        assert!(error.starts_with("--place"), "{error}");
     }
 
     #[test]

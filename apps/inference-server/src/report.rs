@@ -1,7 +1,7 @@
 //! The lines of `--json`, and what is said to people.
 
 use anyhow::Result;
-use cli::{emit, speaks_to_people};
+use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
 use measure::Label;
 use pipeline::cpu::Counts;
 use serde::Serialize;
@@ -49,7 +49,7 @@ impl Totals {
         Totals {
             kind: "served",
             mode: options.mode.name(),
-            engine: cli::name(options.engine),
+            engine: options.engine_name(),
             models: options.models.clone(),
             nic: cli::nic_label(),
             clients: 0,
@@ -68,11 +68,18 @@ impl Totals {
         self.refused += refused;
     }
 
-    pub fn end(&self, options: &Options) -> Result<()> {
+    /// Says it: the exit code.
+    pub fn end(&self, options: &Options) -> Result<u8> {
         let json = options.json.as_deref();
         if speaks_to_people(json) {
             say!("{} clients: {} answers, {} refusals", self.clients, self.answered, self.refused);
         }
-        emit(json, self)
+        emit(json, self)?;
+        Ok(match options.sessions {
+            0 => 0,
+            _ if self.interrupted => INTERRUPTED,
+            _ if self.failed > 0 => FAILED,
+            _ => 0,
+        })
     }
 }

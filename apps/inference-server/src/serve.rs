@@ -2,76 +2,152 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use cli::{FAILED, INTERRUPTED, emit_listening, speaks_to_people};
-use pipeline::cpu::{Memory, Served};
-use serving::{Arrival, Transport};
-use verbs::connect::{Closer, Listener};
+use cli::{emit_listening, speaks_to_people};
+use pipeline::Mode;
+use pipeline::cpu::{Counts, Endpoint, Memory, Served, Setting};
+use serving::Arrival;
+use verbs::connect::{Closer, Listener, Path, RegionOffer};
+use verbs::{Context, Qp, QpType};
 
 use crate::model::Model;
-use crate::options::{ArrivalName, Options, TransportName};
+use crate::options::Options;
 use crate::report::Totals;
-use crate::session::{Command, Key, Shared, accept};
+use crate::session::{End, Granted, Key, Outcome, Service, Shared, accept};
 
 /// Rounds without anything to do before the core is offered to other threads.
 const IDLE_ROUNDS: u32 = 64;
 /// How long requests are answered with «stopping» before connections are closed.
-const STOPPING: Duration = Duration::from_millis(500);
+pub const STOPPING: Duration = Duration::from_millis(500);
 /// How long answers that are being sent, and clients that clear away, are waited for then.
-const ENDING: Duration = Duration::from_secs(5);
+pub const ENDING: Duration = Duration::from_secs(5);
 
-/// Serves until it is stopped: the exit code.
-pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
-    options.check()?;
-    let found = Model::geometries(options)?;
-    let bytes = |geometry| Memory::bytes(geometry, 1);
-    let each: Vec<_> =
-        found.iter().map(|(manifest, geometry)| (manifest.name.clone(), bytes(geometry))).collect();
+/// Checks that the slots fit, and listens.
+pub fn listen(
+    options: &Options,
+    found: &[(zoo::Manifest, slots::Geometry)],
+) -> Result<((Context, Path), Listener)> {
+    let each: Vec<_> = found
+        .iter()
+        .map(|(manifest, geometry)| (manifest.name.clone(), Memory::bytes(geometry, 1)))
+        .collect();
     options.check_memory(&each)?;
-    let (context, path) = options.nic.open("inference-server")?;
+    let nic = options.nic.open("inference-server")?;
     let listener = Listener::bind(&options.listen).map_err(|error| {
         anyhow!("{error}; give --listen an address of this host and a free port (0: any)")
     })?;
+    Ok((nic, listener))
+}
+
+/// Has clients accepted, and says so.
+pub fn begin<S: Service>(options: &Options, listener: Listener, shared: &Arc<Shared<S>>) -> Result<()> {
+    let (address, mine) = (listener.address()?.to_string(), Arc::clone(shared));
+    // It ends with the process: nothing wakes it but a client.
+    std::thread::Builder::new().name("accept".into()).spawn(move || accept(&listener, &mine))?;
+    let json = options.json.as_deref();
+    if speaks_to_people(json) {
+        say!("listening on {address}: {} by {}", options.models.join(", "), options.mode);
+    }
+    emit_listening(json, address)
+}
+
+/// Serves until it is stopped: the exit code.
+pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
+    let found = Model::geometries(options)?;
+    let ((context, path), listener) = listen(options, &found)?;
     let mut served = Vec::new();
     for (manifest, geometry) in found {
         let model = Model::load(options, &manifest, geometry.clone())?;
         served.push((model, Served::new(geometry, options.slots)?));
     }
-    let shared = Arc::new(Shared {
-        context,
-        path,
-        mode: options.mode,
-        models: served.iter().map(|(model, served)| (model.name.clone(), served.memory().clone())).collect(),
-        slots_per_client: options.slots_per_client,
-        transport: options.transport.map(|name| match name {
-            TransportName::Rc => Transport::Rc,
-            TransportName::Uc => Transport::Uc,
-        }),
-        arrival: options.arrival.map(|name| match name {
-            ArrivalName::Flag => Arrival::Flag,
-            ArrivalName::Tail => Arrival::Tail,
-            ArrivalName::Completion => Arrival::Completion,
-        }),
-        clients: options.clients.into(),
-        connections: AtomicUsize::new(0),
-        json: options.json.clone(),
-    });
-    let address = listener.address()?.to_string();
-    let (send, commands) = channel();
-    // It ends with the process: nothing wakes it but a client.
-    std::thread::Builder::new().name("accept".into()).spawn(move || accept(&listener, &shared, &send))?;
-    let json = options.json.as_deref();
-    if speaks_to_people(json) {
-        say!("listening on {address}: {} by {}", options.models.join(", "), options.mode);
-    }
-    emit_listening(json, address)?;
+    let (commands, receiver) = channel();
+    let memories: Vec<Memory> = served.iter().map(|(_, served)| served.memory().clone()).collect();
+    let models = served.iter().map(|(model, _)| (model.name.clone(), model.geometry.clone())).collect();
+    let polling = Polling { context, mode: options.mode, memories, commands };
+    begin(options, listener, &Shared::new(options, path, models, polling))?;
     let totals = Totals::new(options);
-    let server = Server { options, served, commands, closers: HashMap::new(), granted: 0, totals };
+    let server = Server { options, served, commands: receiver, closers: HashMap::new(), granted: 0, totals };
     server.run(stop)
+}
+
+/// What a connection's thread asks of the one that serves.
+enum Command {
+    /// Slots for a new client of a model.
+    Grant { model: usize, wanted: u16, reply: Sender<Result<Granted, String>> },
+    /// The client's queue pair is connected.
+    Admit { key: Key, endpoint: Box<Endpoint>, closer: Closer },
+    /// The client has gone.
+    Leave { key: Key, reply: Sender<Option<Endpoint>> },
+    /// Nothing of its queue pair is left.
+    Gone { key: Key, counts: Counts, has_failed: bool },
+}
+
+/// The thread that polls, as connections' threads know it.
+struct Polling {
+    context: Context,
+    mode: Mode,
+    memories: Vec<Memory>,
+    commands: Sender<Command>,
+}
+
+impl End for Endpoint {
+    fn qp(&self) -> Result<&Qp> {
+        Ok(Endpoint::qp(self))
+    }
+
+    fn regions(&self) -> Vec<RegionOffer> {
+        Endpoint::regions(self)
+    }
+
+    fn post_receives(&mut self) -> Result<()> {
+        Ok(Endpoint::post_receives(self)?)
+    }
+
+    fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<()> {
+        Ok(Endpoint::answer_to(self, offered)?)
+    }
+}
+
+impl Service for Polling {
+    type End = Endpoint;
+
+    fn grant(&self, model: usize, wanted: u16) -> Result<Granted> {
+        let (reply, granted) = channel();
+        self.commands.send(Command::Grant { model, wanted, reply }).map_err(|_| ending())?;
+        granted.recv().map_err(|_| ending())?.map_err(anyhow::Error::msg)
+    }
+
+    fn end(&self, model: usize, kind: QpType, arrival: Arrival, granted: &Granted) -> Result<Endpoint> {
+        let setting = Setting { mode: self.mode, kind, arrival, granted: &granted.1 };
+        Ok(Endpoint::new(&self.context, &self.memories[model], &setting)?)
+    }
+
+    fn admit(&self, key: Key, end: Endpoint, closer: Closer) -> Result<()> {
+        let admit = Command::Admit { key, endpoint: Box::new(end), closer };
+        self.commands.send(admit).map_err(|_| ending())
+    }
+
+    fn leave(&self, key: Key) -> Option<Outcome> {
+        let (reply, endpoint) = channel();
+        self.commands.send(Command::Leave { key, reply }).ok()?;
+        let endpoint = endpoint.recv().ok().flatten();
+        Some(endpoint.map_or_else(Outcome::default, |endpoint| Outcome {
+            counts: endpoint.counts,
+            failure: endpoint.failure.clone(),
+        }))
+    }
+
+    fn gone(&self, key: Key, counts: Counts, has_failed: bool) {
+        let _ = self.commands.send(Command::Gone { key, counts, has_failed });
+    }
+}
+
+pub fn ending() -> anyhow::Error {
+    anyhow!("the server is ending")
 }
 
 struct Server<'a> {
@@ -127,13 +203,7 @@ impl Server<'_> {
                 Phase::Ending(_) => {}
             }
         }
-        self.totals.end(self.options)?;
-        Ok(match self.options.sessions {
-            0 => 0,
-            _ if self.totals.interrupted => INTERRUPTED,
-            _ if self.totals.failed > 0 => FAILED,
-            _ => 0,
-        })
+        self.totals.end(self.options)
     }
 
     /// Serves a request of each model, if it has one: whether anything came or was served.
@@ -187,7 +257,7 @@ impl Server<'_> {
     }
 }
 
-fn close(closer: &mut Option<Closer>) {
+pub fn close(closer: &mut Option<Closer>) {
     if let Some(closer) = closer.take() {
         closer.close();
     }

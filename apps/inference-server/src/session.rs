@@ -5,46 +5,68 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use cli::{emit, sentence};
-use pipeline::Mode;
-use pipeline::cpu::{ACCESS, Counts, Endpoint, Memory, Setting};
+use pipeline::cpu::{ACCESS, Counts};
 use serde::de::IgnoredAny;
 use serving::{Arrival, Grant, Reply, Transport, Wish};
-use verbs::connect::{Closer, ConnectError, Hello, Listener, Path, QpOffer, Session, Wait};
-use verbs::{Context, QpType};
+use slots::Geometry;
+use verbs::connect::{Closer, ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, Session, Wait};
+use verbs::{Qp, QpType};
 
+use crate::options::{ArrivalName, Options, TransportName};
 use crate::report::{Joined, Left};
 
 /// Time for a client to set its end up.
-const SETUP: Duration = Duration::from_secs(10);
+pub const SETUP: Duration = Duration::from_secs(10);
 
-/// What this thread asks of the one that serves.
-pub enum Command {
-    /// Slots for a new client of a model.
-    Grant { model: usize, wanted: u16, reply: Sender<Result<Granted, String>> },
-    /// The client's queue pair is connected.
-    Admit { key: Key, endpoint: Box<Endpoint>, closer: Closer },
-    /// The client has gone.
-    Leave { key: Key, reply: Sender<Option<Endpoint>> },
-    /// Nothing of its queue pair is left.
-    Gone { key: Key, counts: Counts, has_failed: bool },
-}
-
+/// Its number among its model's clients, and its slots with the sequences of their last requests.
 pub type Granted = (u32, Vec<(u32, u32)>);
 
 /// A client: its model's place, and its number among that model's.
 pub type Key = (usize, u32);
 
+/// What came of a client that has left.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub counts: Counts,
+    /// What went wrong with its queue pair.
+    pub failure: Option<String>,
+}
+
+/// A client's end, its queue pair in any state.
+pub trait End: Send + 'static {
+    /// Error: it is served already.
+    fn qp(&self) -> Result<&Qp>;
+    /// Slots and flags, as the client is to name them.
+    fn regions(&self) -> Vec<RegionOffer>;
+    /// The queue pair is in INIT.
+    fn post_receives(&mut self) -> Result<()>;
+    /// Where the client wants its answers. Error: they do not fit there.
+    fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<()>;
+}
+
+/// What serves clients: a thread that polls, or kernels. Connections' threads call it, and may wait in it.
+pub trait Service: Send + Sync + 'static {
+    type End: End;
+    /// Slots for a new client of a model. Error: why there are none, for the client.
+    fn grant(&self, model: usize, wanted: u16) -> Result<Granted>;
+    fn end(&self, model: usize, kind: QpType, arrival: Arrival, granted: &Granted) -> Result<Self::End>;
+    /// Serves a client whose queue pair is connected: when this returns, it may write requests.
+    fn admit(&self, key: Key, end: Self::End, closer: Closer) -> Result<()>;
+    /// Serves it no longer; nothing of its queue pair is left. `None`: the server has ended.
+    fn leave(&self, key: Key) -> Option<Outcome>;
+    /// Takes its slots back.
+    fn gone(&self, key: Key, counts: Counts, has_failed: bool);
+}
+
 /// What all these threads know.
-pub struct Shared {
-    pub context: Context,
+pub struct Shared<S> {
+    pub service: S,
     pub path: Path,
-    pub mode: Mode,
-    pub models: Vec<(String, Memory)>,
+    pub models: Vec<(String, Geometry)>,
     pub slots_per_client: u16,
     pub transport: Option<Transport>,
     pub arrival: Option<Arrival>,
@@ -53,7 +75,21 @@ pub struct Shared {
     pub json: Option<PathBuf>,
 }
 
-impl Shared {
+impl<S> Shared<S> {
+    pub fn new(options: &Options, path: Path, models: Vec<(String, Geometry)>, service: S) -> Arc<Shared<S>> {
+        Arc::new(Shared {
+            service,
+            path,
+            models,
+            slots_per_client: options.slots_per_client,
+            transport: options.transport.map(TransportName::transport),
+            arrival: options.arrival().map(ArrivalName::arrival),
+            clients: options.clients.into(),
+            connections: AtomicUsize::new(0),
+            json: options.json.clone(),
+        })
+    }
+
     /// Says that a client comes or goes. A reader of these lines that is slow holds up that client's thread alone.
     fn say(&self, (model, client): Key, peer: &str, left: Option<Left<'_>>) {
         let model = &self.models[model].0;
@@ -68,17 +104,17 @@ impl Shared {
 }
 
 /// Accepts clients for ever. Nothing wakes this thread but a client.
-pub fn accept(listener: &Listener, shared: &Arc<Shared>, commands: &Sender<Command>) {
+pub fn accept<S: Service>(listener: &Listener, shared: &Arc<Shared<S>>) {
     loop {
         let Ok(session) = listener.accept(Wait::at_most(Duration::MAX)) else {
             // No descriptor is free, say; a client that leaves makes room.
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
-        let (mine, commands) = (Arc::clone(shared), commands.clone());
+        let mine = Arc::clone(shared);
         let is_full = shared.connections.fetch_add(1, Ordering::Relaxed) >= shared.clients;
         let attend = move || {
-            attend(session, &mine, &commands, is_full);
+            attend(session, &mine, is_full);
             mine.connections.fetch_sub(1, Ordering::Relaxed);
         };
         if std::thread::Builder::new().name("client".into()).stack_size(1 << 18).spawn(attend).is_err() {
@@ -87,9 +123,9 @@ pub fn accept(listener: &Listener, shared: &Arc<Shared>, commands: &Sender<Comma
     }
 }
 
-fn attend(mut session: Session, shared: &Shared, commands: &Sender<Command>, is_full: bool) {
+fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
     let peer = session.peer().to_string();
-    let (key, granted, wish) = match admitted(&mut session, shared, commands, is_full) {
+    let (key, granted, wish) = match admitted(&mut session, shared, is_full) {
         Ok(admitted) => admitted,
         Err(error) => {
             complain!("inference-server: {peer}: {}", sentence(&error));
@@ -97,7 +133,7 @@ fn attend(mut session: Session, shared: &Shared, commands: &Sender<Command>, is_
             return;
         }
     };
-    let joined = join(&mut session, shared, commands, key, &granted, &wish);
+    let joined = join(&mut session, shared, key, &granted, &wish);
     let mut error = joined.err().map(|error| sentence(&error));
     if error.is_none() {
         shared.say(key, &peer, None);
@@ -108,27 +144,18 @@ fn attend(mut session: Session, shared: &Shared, commands: &Sender<Command>, is_
             Ok(_) => Some("it said something where nothing is to be said".into()),
         };
     }
-    // The server has ended already if nothing answers.
-    let (reply, endpoint) = channel();
-    if commands.send(Command::Leave { key, reply }).is_err() {
-        return;
-    }
-    let endpoint = endpoint.recv().ok().flatten();
-    let counts = endpoint.as_ref().map_or_else(Counts::default, |endpoint| endpoint.counts);
+    let Some(Outcome { counts, failure }) = shared.service.leave(key) else { return };
     // An error of the queue pair is usually why the rest went wrong, or comes of the client's end.
-    let failure = endpoint.as_ref().and_then(|endpoint| endpoint.failure.clone());
-    drop(endpoint);
     let error = failure.or(error);
     let Counts { answered, refused } = counts;
     shared.say(key, &peer, Some(Left { answered, refused, error: error.as_deref() }));
-    let _ = commands.send(Command::Gone { key, counts, has_failed: error.is_some() });
+    shared.service.gone(key, counts, error.is_some());
 }
 
 /// Hears what the client wants, and gets it slots.
-fn admitted(
+fn admitted<S: Service>(
     session: &mut Session,
-    shared: &Shared,
-    commands: &Sender<Command>,
+    shared: &Shared<S>,
     is_full: bool,
 ) -> Result<(Key, Granted, Wish)> {
     let wish: Wish = session.receive("a wish", Wait::at_most(SETUP))?;
@@ -138,7 +165,7 @@ fn admitted(
     let names = || shared.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let model = shared.models.iter().position(|(name, _)| *name == wish.model);
     let model = model.with_context(|| format!("no model {:?} here; there is: {}", wish.model, names()))?;
-    wish.check(&shared.models[model].1.geometry)?;
+    wish.check(&shared.models[model].1)?;
     if wish.slots > shared.slots_per_client {
         bail!("{} slots are wanted, a client gets {} at most", wish.slots, shared.slots_per_client);
     }
@@ -148,50 +175,45 @@ fn admitted(
     if shared.arrival.is_some_and(|only| only != wish.arrival) {
         bail!("arrival by {:?} is wanted, {:?} alone is served", wish.arrival, shared.arrival);
     }
-    let (reply, granted) = channel();
-    let ending = || anyhow!("the server is ending");
-    commands.send(Command::Grant { model, wanted: wish.slots, reply }).map_err(|_| ending())?;
-    let granted = granted.recv().map_err(|_| ending())?.map_err(anyhow::Error::msg)?;
+    let granted = shared.service.grant(model, wish.slots)?;
     Ok(((model, granted.0), granted, wish))
 }
 
-/// Sets the client's endpoint up, and has it served.
-fn join(
+/// Sets the client's end up, and has it served.
+fn join<S: Service>(
     session: &mut Session,
-    shared: &Shared,
-    commands: &Sender<Command>,
+    shared: &Shared<S>,
     key: Key,
-    (client, granted): &Granted,
+    granted: &Granted,
     wish: &Wish,
 ) -> Result<()> {
     let kind = match wish.transport {
         Transport::Rc => QpType::Rc,
         Transport::Uc => QpType::Uc,
     };
-    let (memory, wait) = (&shared.models[key.0].1, Wait::at_most(SETUP));
-    let setting = Setting { mode: shared.mode, kind, arrival: wish.arrival, granted };
-    let mut endpoint = match Endpoint::new(&shared.context, memory, &setting) {
-        Ok(endpoint) => endpoint,
+    let (service, wait) = (&shared.service, Wait::at_most(SETUP));
+    let mut end = match service.end(key.0, kind, wish.arrival, granted) {
+        Ok(end) => end,
         Err(error) => {
-            session.send(&Reply::Refused(error.to_string()))?;
-            return Err(error.into());
+            session.send(&Reply::Refused(sentence(&error)))?;
+            return Err(error);
         }
     };
+    let (client, slots) = granted;
     session.send(&Reply::Granted(Grant {
         client: *client,
-        model_id: memory.geometry.model_id,
-        first: granted.first().map_or(0, |slot| slot.0),
-        sequences: granted.iter().map(|slot| slot.1).collect(),
+        model_id: shared.models[key.0].1.model_id,
+        first: slots.first().map_or(0, |slot| slot.0),
+        sequences: slots.iter().map(|slot| slot.1).collect(),
     }))?;
-    shared.path.to_init(endpoint.qp(), ACCESS, 0)?;
-    endpoint.post_receives()?;
-    let offer = QpOffer::new(endpoint.qp());
-    let ours = Hello::new(&shared.path, kind, vec![offer], endpoint.regions(), ());
+    shared.path.to_init(end.qp()?, ACCESS, 0)?;
+    end.post_receives()?;
+    let offer = QpOffer::new(end.qp()?);
+    let ours = Hello::new(&shared.path, kind, vec![offer], end.regions(), ());
     let theirs = session.exchange(&ours, wait)?;
-    endpoint.answer_to(&theirs.regions)?;
+    end.answer_to(&theirs.regions)?;
     let peers = theirs.queue_pairs.first().context("it offers no queue pair")?;
-    shared.path.connect(endpoint.qp(), offer, &theirs, *peers)?;
-    let admit = Command::Admit { key, endpoint: Box::new(endpoint), closer: session.closer()? };
-    commands.send(admit).map_err(|_| anyhow!("the server is ending"))?;
+    shared.path.connect(end.qp()?, offer, &theirs, *peers)?;
+    service.admit(key, end, session.closer()?)?;
     Ok(session.barrier(wait)?)
 }

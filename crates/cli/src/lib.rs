@@ -29,7 +29,8 @@ macro_rules! complain {
 }
 
 use std::fmt;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -108,6 +109,32 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
         signal_hook::flag::register(signal, stop.clone()).context("waiting for signals")?;
     }
     Ok(stop)
+}
+
+/// Has a thread that sleeps meanwhile call `call` at Ctrl-C and SIGTERM, so that the program's own thread may sleep as well.
+pub fn on_stop(call: impl FnMut() + Send + 'static) -> Result<()> {
+    on_signals(&[signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM], "stop", call)
+}
+
+/// As [`on_stop`], at SIGUSR1: somebody wants to know how the program is.
+pub fn on_question(call: impl FnMut() + Send + 'static) -> Result<()> {
+    on_signals(&[signal_hook::consts::SIGUSR1], "question", call)
+}
+
+fn on_signals(signals: &[i32], thread: &str, mut call: impl FnMut() + Send + 'static) -> Result<()> {
+    let what = "waiting for signals";
+    let (mut hears, tells) = UnixStream::pair().context(what)?;
+    for signal in signals {
+        let tells = tells.try_clone().context(what)?;
+        signal_hook::low_level::pipe::register(*signal, tells).context(what)?;
+    }
+    let listen = move || {
+        while hears.read_exact(&mut [0]).is_ok() {
+            call();
+        }
+    };
+    std::thread::Builder::new().name(thread.into()).spawn(listen).context(what)?;
+    Ok(())
 }
 
 /// The error as one line.

@@ -2,9 +2,6 @@
 
 use std::time::Instant;
 
-use inference::engine::twin::Twin;
-use inference::import::import;
-use inference::plan::Plan;
 use measure::need;
 use serving::{Arrival, Transport};
 
@@ -38,8 +35,7 @@ fn answers_are_the_engine_s_own_however_they_come() {
 fn the_twin_serves_its_own_answers() {
     let nic = need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
-    let graph = import(&manifest(SMALL).build(), 1).unwrap();
-    let expected = Expected::new(&mut Twin::new(Plan::new(&graph).unwrap()).unwrap(), SMALL, 2);
+    let expected = Expected::of_twin(SMALL, 2);
     let (mut server, address) = server(SMALL, &["--engine", "twin"]);
     Client::usual(&nic, &address, SMALL, 2).run(&expected, 6);
     assert_eq!(totals(&stopped(&mut server))["engine"], "twin");

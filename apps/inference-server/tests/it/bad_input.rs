@@ -9,7 +9,9 @@ use crate::served::*;
 fn what_cannot_be_served_is_refused_in_one_line() {
     need!(device(), nic, "an RDMA device");
     for (options, words) in [
-        (&["--mode", "gpu-graph"][..], &["--mode gpu-graph", "cpu-cpu-ibverbs"][..]),
+        (&["--mode", "gpu-cpu"][..], &["--mode gpu-cpu", "cpu-cpu-ibverbs"][..]),
+        (&["--mode", "gpu-graph", "--machine", "twin", "--place", "gpu"], &["--place", "--machine gpu"]),
+        (&["--mode", "gpu-graph", "--engine", "twin"], &["--engine twin", "a CPU mode"]),
         (&["--mode", "gpu-gpu"], &["gpu-graph"]),
         (&["--model", "resnet51"], &["resnet51"]),
         (&["--slots", "1000", "--memory", "1000000"], &["--slots 1000", "at most --slots 7"]),

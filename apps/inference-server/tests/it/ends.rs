@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Instant;
 
-use cli::testing::{Program, Signal, program};
+use cli::testing::{Program, Signal};
 use measure::need;
 use serving::{Arrival, Reply, Transport};
 use slots::Status;
@@ -12,16 +12,6 @@ use verbs::connect::{Session, Wait};
 
 use crate::rogue::Rogue;
 use crate::served::*;
-
-/// The client's program: beside the server where cargo has built it.
-fn client() -> Result<String, String> {
-    let beside = std::path::Path::new(&*SERVER).with_file_name("doorbell-client");
-    let path = program("CARGO_BIN_EXE_doorbell-client", &beside.display().to_string());
-    std::path::Path::new(&path)
-        .is_file()
-        .then(|| path.clone())
-        .ok_or(format!("{path}; `cargo build -p client`"))
-}
 
 /// Waits until a client has joined.
 fn joined(server: &mut Program) {

@@ -5,6 +5,7 @@
 mod answers;
 mod bad_input;
 mod ends;
+mod gpu;
 mod isolation;
 mod refusals;
 mod rogue;

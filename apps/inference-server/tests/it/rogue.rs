@@ -44,7 +44,23 @@ impl Rogue {
         Rogue::of(nic, address, SMALL, slots, arrival)
     }
 
+    /// It offers memory for answers that the server may not write.
+    pub fn with_wrong_answers(nic: &Nic, address: &str, slots: u16, arrival: Arrival) -> Rogue {
+        Rogue::with(nic, address, SMALL, slots, arrival, Access::LOCAL_WRITE)
+    }
+
     pub fn of(nic: &Nic, address: &str, model: &str, slots: u16, arrival: Arrival) -> Rogue {
+        Rogue::with(nic, address, model, slots, arrival, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+    }
+
+    fn with(
+        nic: &Nic,
+        address: &str,
+        model: &str,
+        slots: u16,
+        arrival: Arrival,
+        to_answers: Access,
+    ) -> Rogue {
         let (wait, geometry, since) = (Wait::at_most(PATIENCE), geometry(model), Instant::now());
         let (mut session, grant) = loop {
             let mut session = Session::connect(address, wait).unwrap();
@@ -59,9 +75,10 @@ impl Rogue {
         let cq = Cq::new(&nic.0, 64).unwrap();
         let mut qp = QpBuilder::new(QpType::Rc).build(&pd, &cq, &cq).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let memory = |bytes| Mr::register(&pd, Pages::new(bytes).unwrap(), access).unwrap();
-        let source = memory(count * (geometry.answer_offset() + FLAG_BYTES));
-        let (answers, flags) = (memory(count * geometry.client_stride()), memory(count * FLAG_BYTES));
+        let memory = |bytes, access| Mr::register(&pd, Pages::new(bytes).unwrap(), access).unwrap();
+        let source = memory(count * (geometry.answer_offset() + FLAG_BYTES), access);
+        let answers = memory(count * geometry.client_stride(), to_answers);
+        let flags = memory(count * FLAG_BYTES, access);
         nic.1.to_init(&qp, access, 0).unwrap();
         let offer = QpOffer::new(&qp);
         let regions = vec![RegionOffer::new(&answers), RegionOffer::new(&flags)];

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use cli::testing::{Program, command, program};
 use inference::engine::Engine;
 use inference::engine::onnx_runtime::Runtime;
+use inference::engine::twin::Twin;
+use inference::import::import;
+use inference::plan::Plan;
 use serde_json::Value;
 use serving::connection::Connection;
 use serving::{Arrival, Transport, Wish, model};
@@ -19,6 +22,8 @@ pub static SERVER: LazyLock<String> =
     LazyLock::new(|| program("CARGO_BIN_EXE_inference-server", env!("CARGO_BIN_EXE_inference-server")));
 /// A model that takes microseconds.
 pub const SMALL: &str = "small";
+/// Another one.
+pub const OTHER: &str = "other";
 /// A model that takes milliseconds.
 pub const SLOW: &str = "squeezenet-1.1";
 /// Longest wait for anything.
@@ -58,18 +63,23 @@ pub fn runtime() -> Result<Runtime, String> {
 }
 
 /// Where the manifest of the small model lies.
-fn manifests() -> PathBuf {
+pub fn manifests() -> PathBuf {
     let folder = std::env::temp_dir().join(format!("inference-server-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     // Two tests may write the same bytes at once: each file appears whole.
     let own = folder.join(format!("{:?}", std::thread::current().id()));
-    std::fs::write(&own, MANIFEST).unwrap();
-    std::fs::rename(&own, folder.join("small.toml")).unwrap();
+    let other = MANIFEST.replace("\"small\"", "\"other\"").replace("height = 12", "height = 6");
+    let other =
+        other.replace("[12, 8]", "[6, 8]").replace("12, 8]", "6, 8]").replace("bytes = 384", "bytes = 192");
+    for (text, file) in [(MANIFEST, "small.toml"), (&other, "other.toml")] {
+        std::fs::write(&own, text).unwrap();
+        std::fs::rename(&own, folder.join(file)).unwrap();
+    }
     folder
 }
 
 pub fn manifest(model: &str) -> Manifest {
-    let folder = (model == SMALL).then(manifests);
+    let folder = [SMALL, OTHER].contains(&model).then(manifests);
     Manifest::find(model, folder.as_deref()).unwrap().0
 }
 
@@ -82,6 +92,16 @@ pub fn server(model: &str, options: &[&str]) -> (Program, String) {
     let folder = manifests();
     let own: &[&str] = if model == SMALL { &["--manifests", folder.to_str().unwrap()] } else { &[] };
     Program::listening(&SERVER, &[&["--model", model], own, options].concat())
+}
+
+/// The client's program: beside the server where cargo has built it.
+pub fn client() -> Result<String, String> {
+    let beside = std::path::Path::new(&*SERVER).with_file_name("doorbell-client");
+    let path = program("CARGO_BIN_EXE_doorbell-client", &beside.display().to_string());
+    std::path::Path::new(&path)
+        .is_file()
+        .then(|| path.clone())
+        .ok_or(format!("{path}; `cargo build -p client`"))
 }
 
 /// What the small model's server says when it is refused.
@@ -98,6 +118,8 @@ pub fn refused(options: &[&str], words: &[&str]) {
 pub struct Expected {
     pub inputs: Vec<Vec<u8>>,
     outputs: Vec<Vec<u8>>,
+    /// Largest difference relative to an output's root mean square; 0: to the bit.
+    tolerance: f32,
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {
@@ -109,8 +131,11 @@ impl Expected {
         let manifest = manifest(model);
         let inputs: Vec<Vec<f32>> = (0..count).map(|number| manifest.test_input(number).unwrap()).collect();
         let outputs = inputs.iter().map(|input| bytes(&engine.run(&[input]).unwrap()[0]));
-        let expected =
-            Expected { outputs: outputs.collect(), inputs: inputs.iter().map(|one| bytes(one)).collect() };
+        let expected = Expected {
+            outputs: outputs.collect(),
+            inputs: inputs.iter().map(|one| bytes(one)).collect(),
+            tolerance: 0.0,
+        };
         assert!(count < 2 || expected.outputs[0] != expected.outputs[1]);
         expected
     }
@@ -119,6 +144,34 @@ impl Expected {
     pub fn of(runtime: &Runtime, model: &str, count: usize) -> Expected {
         let mut engine = runtime.model(&manifest(model).build(), 1).unwrap();
         Expected::new(&mut engine, model, count)
+    }
+
+    /// As a file of `profiler reference`: the outputs of one input behind those of the other.
+    pub fn reference(&self) -> Vec<u8> {
+        self.outputs.concat()
+    }
+
+    /// Of the host twin.
+    pub fn of_twin(model: &str, count: usize) -> Expected {
+        let graph = import(&manifest(model).build(), 1).unwrap();
+        Expected::new(&mut Twin::new(Plan::new(&graph).unwrap()).unwrap(), model, count)
+    }
+
+    fn is_met(&self, id: u64, output: &[u8]) -> bool {
+        let expected = &self.outputs[id as usize % self.inputs.len()];
+        let values = |bytes: &[u8]| -> Vec<f32> {
+            bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        };
+        let (found, wanted) = (values(output), values(expected));
+        let square: f32 = wanted.iter().map(|value| value * value).sum();
+        let most = self.tolerance * (square / wanted.len() as f32).sqrt();
+        let is_near = |(one, other): (&f32, &f32)| (one - other).abs() <= most;
+        output == expected || (most > 0.0 && found.iter().zip(&wanted).all(is_near))
+    }
+
+    /// The same, for an engine that adds in another order.
+    pub fn within(self, tolerance: f32) -> Expected {
+        Expected { tolerance, ..self }
     }
 
     pub fn input(&self, id: u64) -> &[u8] {
@@ -165,7 +218,7 @@ impl Client {
         let (status, id) = (found.answer.status, found.answer.header.request_id);
         if status == Status::Ok {
             let output = found.outputs().next().unwrap();
-            assert!(output == expected.outputs[id as usize % expected.inputs.len()], "request {id}");
+            assert!(expected.is_met(id, output), "request {id}");
         }
         self.answered += 1;
         Some(status)

@@ -1,0 +1,344 @@
+//! The GPU modes: kernels wait for requests, compute and answer, and this thread sleeps until there is something to do.
+//!
+//! What wakes it comes through one channel: a signal, the end of a chain of turns, a client that has left. A queue that fails ends the
+//! chain of its model; then the client is closed and the chain starts again.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use cli::{FAILED, on_stop, sentence};
+use pipeline::Mode;
+use pipeline::cpu::Counts;
+use pipeline::gpu::{Again, Endpoint, Pool, Served, Setting};
+use rdma_shim::kernel::Machine;
+use serving::Arrival;
+use slots::{Server, Status};
+use verbs::connect::{Closer, RegionOffer};
+use verbs::{Qp, QpType};
+
+use crate::model::{Model, Recorded, Runs};
+use crate::options::Options;
+use crate::report::Totals;
+use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
+use crate::session::{End, Granted, Key, Outcome, SETUP, Service, Shared};
+
+/// Longest wait of a kernel for a request: a wait that ends by its time runs the model for nothing, once in this time.
+const WAIT: Duration = Duration::from_secs(3600);
+/// Time for a turn that runs to end, the host twin's of a large model.
+const TURN: Duration = Duration::from_secs(120);
+
+/// What wakes the thread that sleeps.
+enum Event {
+    Stop,
+    /// A chain of turns has ended.
+    Ended,
+    Left {
+        counts: Counts,
+        has_failed: bool,
+    },
+}
+
+/// A model, its pipeline, and its clients by their numbers.
+struct Lane {
+    served: Served,
+    /// Gives slots; no request passes it.
+    slots: Server,
+    clients: HashMap<u32, Joined>,
+}
+
+struct Joined {
+    place: u32,
+    end: Endpoint,
+    /// `None` once it was closed.
+    closer: Option<Closer>,
+}
+
+/// The kernels, as connections' threads know them.
+struct Kernels {
+    lanes: Arc<Vec<Mutex<Lane>>>,
+    pool: Arc<Pool>,
+    events: Sender<Event>,
+    shared: Arc<State>,
+}
+
+/// What the thread that sleeps and connections' threads both know.
+#[derive(Debug, Default)]
+struct State {
+    has_ended: AtomicBool,
+    /// Clients that have slots, and those that have left and are not counted yet.
+    granted: AtomicUsize,
+}
+
+impl State {
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+}
+
+fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
+    lane.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl End for Endpoint {
+    fn qp(&self) -> Result<&Qp> {
+        Endpoint::qp(self).context("the client is served already")
+    }
+
+    fn regions(&self) -> Vec<RegionOffer> {
+        Endpoint::regions(self)
+    }
+
+    /// The kernel does when it takes the client in.
+    fn post_receives(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<()> {
+        Ok(Endpoint::answer_to(self, offered)?)
+    }
+}
+
+/// Waits with `look` for what kernels do when they look at it, for a short time at first.
+fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let (since, mut pause) = (Instant::now(), Duration::from_micros(50));
+    loop {
+        if let Some(seen) = look()? {
+            return Ok(seen);
+        }
+        if since.elapsed() >= limit {
+            bail!("the kernels have not looked for {limit:?}");
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(Duration::from_millis(10));
+    }
+}
+
+impl Kernels {
+    fn try_leave(&self, key: Key) -> Result<Option<Outcome>> {
+        let lane = &self.lanes[key.0];
+        wait_for(Duration::MAX, || {
+            if self.shared.has_ended() {
+                return Ok(Some(None));
+            }
+            let mut lane = locked(lane);
+            let lane = &mut *lane;
+            let Some(joined) = lane.clients.get_mut(&key.1) else {
+                return Ok(Some(Some(Outcome::default())));
+            };
+            if !lane.served.is_gone(joined.place) {
+                lane.served.let_go(joined.place)?;
+                return Ok(None);
+            }
+            let failure = lane.served.failure(joined.place)?.map(|failure| failure.to_string());
+            let [all, refused] = joined.end.leave(&mut lane.served, joined.place)?;
+            // Its queue goes to the pool when its registrations are gone.
+            lane.clients.remove(&key.1);
+            let counts = Counts { answered: all.saturating_sub(refused), refused };
+            Ok(Some(Some(Outcome { counts, failure })))
+        })
+    }
+}
+
+impl Service for Kernels {
+    type End = Endpoint;
+
+    fn grant(&self, model: usize, wanted: u16) -> Result<Granted> {
+        if self.shared.has_ended() {
+            return Err(ending());
+        }
+        let granted = locked(&self.lanes[model]).slots.grant(wanted)?;
+        self.shared.granted.fetch_add(1, Ordering::Relaxed);
+        Ok(granted)
+    }
+
+    fn end(&self, model: usize, kind: QpType, _arrival: Arrival, granted: &Granted) -> Result<Endpoint> {
+        Ok(Endpoint::new(&locked(&self.lanes[model]).served, &self.pool, kind, &granted.1)?)
+    }
+
+    fn admit(&self, key: Key, mut end: Endpoint, closer: Closer) -> Result<()> {
+        let place = {
+            let mut lane = locked(&self.lanes[key.0]);
+            let place = end.admit(&mut lane.served)?;
+            lane.clients.insert(key.1, Joined { place, end, closer: Some(closer) });
+            place
+        };
+        wait_for(SETUP, || Ok(locked(&self.lanes[key.0]).served.is_done(place).then_some(())))
+    }
+
+    fn leave(&self, key: Key) -> Option<Outcome> {
+        self.try_leave(key)
+            .unwrap_or_else(|error| Some(Outcome { failure: Some(sentence(&error)), ..Outcome::default() }))
+    }
+
+    fn gone(&self, key: Key, counts: Counts, has_failed: bool) {
+        // Its slots have no request of the allocator's, so that nothing keeps them.
+        let _ = locked(&self.lanes[key.0]).slots.withdraw(key.1);
+        let _ = self.events.send(Event::Left { counts, has_failed });
+    }
+}
+
+fn lane(options: &Options, machine: &Machine, served: &mut Served, model: Runs) -> Result<()> {
+    match model {
+        Runs::Twin(model) => served.start_by_cpu(model)?,
+        Runs::Gpu(model) => {
+            let again = if options.mode == Mode::GpuWhile { Again::While } else { Again::Relaunch };
+            served.start_graph(again, model).with_context(|| machine.name())?;
+        }
+    }
+    Ok(())
+}
+
+/// Serves until it is stopped: the exit code.
+pub fn run(options: &Options) -> Result<u8> {
+    let found = Model::geometries(options)?;
+    let ((context, path), listener) = listen(options, &found)?;
+    let machine = options.machine()?;
+    let (events, happened) = channel();
+    let arrival = match options.arrival().map_or(Arrival::Flag, |name| name.arrival()) {
+        Arrival::Flag => pipeline::gpu::Arrival::Flag,
+        Arrival::Tail => pipeline::gpu::Arrival::Tail,
+        Arrival::Completion => pipeline::gpu::Arrival::Completion,
+    };
+    // All models are loaded before the first graph runs: loading may wait for what runs.
+    let mut loaded = Vec::new();
+    for (manifest, geometry) in &found {
+        let model = Recorded::load(options, &machine, manifest, geometry)?;
+        let (threads, copying) = if machine.is_gpu() { (512, [8, 256]) } else { (32, [1, 32]) };
+        let setting = Setting {
+            geometry,
+            slots: options.slots,
+            clients: options.clients.into(),
+            arrival,
+            place: options.place(),
+            inputs: &model.inputs,
+            outputs: &model.outputs,
+            wait: WAIT,
+            threads,
+            copying,
+        };
+        loaded.push((Served::new(&machine, setting)?, model.runs));
+    }
+    let mut lanes = Vec::new();
+    for ((mut served, model), (_, geometry)) in loaded.into_iter().zip(&found) {
+        let tells = events.clone();
+        served.call_at_end(Arc::new(move || {
+            let _ = tells.send(Event::Ended);
+        }));
+        lane(options, &machine, &mut served, model)?;
+        let slots = Server::new(geometry.clone(), options.slots);
+        lanes.push(Mutex::new(Lane { served, slots, clients: HashMap::new() }));
+    }
+    let lanes = Arc::new(lanes);
+    let stops = events.clone();
+    on_stop(move || {
+        let _ = stops.send(Event::Stop);
+    })?;
+    let pool =
+        Arc::new(Pool::new(&machine, &context, options.slots_per_client.into(), options.clients.into()));
+    let shared = Arc::<State>::default();
+    let kernels = Kernels { lanes: Arc::clone(&lanes), pool, events, shared: Arc::clone(&shared) };
+    let models = found.into_iter().map(|(manifest, geometry)| (manifest.name, geometry)).collect();
+    begin(options, listener, &Shared::new(options, path, models, kernels))?;
+    let totals = Totals::new(options);
+    Sleeper { options, lanes, happened, shared, totals }.run()
+}
+
+/// The thread that sleeps.
+struct Sleeper<'a> {
+    options: &'a Options,
+    lanes: Arc<Vec<Mutex<Lane>>>,
+    happened: Receiver<Event>,
+    shared: Arc<State>,
+    totals: Totals,
+}
+
+impl Sleeper<'_> {
+    fn run(mut self) -> Result<u8> {
+        let since = Instant::now();
+        let until = since.checked_add(self.options.max_time());
+        let served = self.sleep(until, |sleeper| {
+            let sessions = sleeper.options.sessions;
+            sessions > 0 && sleeper.totals.clients >= sessions
+        });
+        let ended = served.and_then(|()| self.finish());
+        self.shared.has_ended.store(true, Ordering::Release);
+        if let Err(error) = &ended {
+            complain!("inference-server: {}", sentence(error));
+        }
+        for lane in &*self.lanes {
+            let mut lane = locked(lane);
+            lane.clients.values_mut().for_each(|joined| close(&mut joined.closer));
+            // After an error nothing runs that could be waited for.
+            let stopped = lane.served.stop(TURN);
+            if ended.is_ok() {
+                stopped?;
+            }
+        }
+        let code = self.totals.end(self.options)?;
+        Ok(if ended.is_err() { FAILED } else { code })
+    }
+
+    /// Handles what happens until `is_enough`, a signal, or `until`.
+    fn sleep(&mut self, until: Option<Instant>, is_enough: impl Fn(&Self) -> bool) -> Result<()> {
+        while !is_enough(self) {
+            let event = match until {
+                None => self.happened.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(until) => self.happened.recv_timeout(until.saturating_duration_since(Instant::now())),
+            };
+            match event {
+                Ok(Event::Stop) => {
+                    self.totals.interrupted = true;
+                    return Ok(());
+                }
+                Ok(Event::Left { counts, has_failed }) => {
+                    self.totals.left(counts, has_failed);
+                    self.shared.granted.fetch_sub(1, Ordering::Relaxed);
+                }
+                Ok(Event::Ended) => self.go_on()?,
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => bail!("no thread is left that could wake the server"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Chains that have ended: closes the clients whose queues have failed, and starts the chains again. Error: of a kernel or a model.
+    fn go_on(&self) -> Result<()> {
+        for lane in &*self.lanes {
+            let mut lane = locked(lane);
+            let Lane { served, clients, .. } = &mut *lane;
+            if served.is_running().unwrap_or(false) {
+                continue;
+            }
+            served.wait_end(TURN)?;
+            for joined in clients.values_mut() {
+                if served.failure(joined.place)?.is_some() {
+                    // Its thread wakes up, and takes it out.
+                    close(&mut joined.closer);
+                }
+            }
+            served.start()?;
+        }
+        Ok(())
+    }
+
+    /// Requests are answered with «stopping», and then connections are closed.
+    fn finish(&mut self) -> Result<()> {
+        for lane in &*self.lanes {
+            let mut lane = locked(lane);
+            lane.served.stop(TURN)?;
+            lane.served.refuse(Some(Status::Stopping))?;
+            lane.served.start()?;
+        }
+        let is_empty = |sleeper: &Self| sleeper.shared.granted.load(Ordering::Relaxed) == 0;
+        self.sleep(Instant::now().checked_add(STOPPING), is_empty)?;
+        self.lanes.iter().for_each(|lane| {
+            locked(lane).clients.values_mut().for_each(|joined| close(&mut joined.closer));
+        });
+        self.sleep(Instant::now().checked_add(ENDING), is_empty)
+    }
+}

@@ -1,0 +1,166 @@
+//! The modes in which kernels serve: on the host twin, and on a GPU where there is one.
+
+use std::process::Stdio;
+
+use measure::need;
+use serving::{Arrival, Transport};
+use slots::Status;
+
+use crate::served::*;
+
+const MODES: [&str; 2] = ["gpu-graph", "gpu-while"];
+const ARRIVALS: [(&str, Arrival); 3] =
+    [("flag", Arrival::Flag), ("tail", Arrival::Tail), ("completion", Arrival::Completion)];
+
+/// Clients of both transports, by each arrival; the second ones get queues and slots of the first.
+fn serves_every_way(machine: &[&str], expected: &Expected, count: u64) {
+    let nic = device().unwrap();
+    for (mode, (name, arrival)) in MODES.iter().flat_map(|mode| ARRIVALS.map(|arrival| (mode, arrival))) {
+        let options = ["--mode", mode, "--arrival", name, "--sessions", "4", "--slots", "4"];
+        let (mut server, address) = server(SMALL, &[machine, &options].concat());
+        for transport in [Transport::Rc, Transport::Uc, Transport::Rc, Transport::Uc] {
+            let wish = wish(SMALL, 4, arrival, transport);
+            // Slots of the client before may not be free yet.
+            let since = std::time::Instant::now();
+            let mut client = loop {
+                match Client::open(&nic, &address, SMALL, &wish) {
+                    Ok(client) => break client,
+                    Err(why) => assert!(since.elapsed() < PATIENCE, "{why}"),
+                }
+            };
+            client.run(expected, count);
+        }
+        let ended = server.end();
+        assert_eq!(ended.code, Some(0), "{mode} {name}: {ended:?}");
+        let totals = totals(&ended.lines);
+        let counts = ["clients", "failed", "answered", "refused"].map(|name| totals[name].as_u64().unwrap());
+        assert_eq!(counts, [4, 0, 4 * count, 0], "{mode} {name}: {ended:?}");
+        let left: Vec<_> = ended.lines.iter().filter(|line| line["kind"] == "left").collect();
+        assert!(left.iter().all(|line| line["answered"] == count && line["error"].is_null()), "{left:?}");
+        assert_eq!(totals["mode"], **mode);
+    }
+}
+
+#[test]
+fn kernels_of_the_twin_answer_however_requests_come() {
+    need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    serves_every_way(&["--machine", "twin"], &Expected::of_twin(SMALL, 3), 9);
+}
+
+/// A client's program against a server of kernels, its answers compared with a reference file.
+fn program_agrees(machine: &[&str], reference: &Expected, tolerance: &str) {
+    let client = client().unwrap();
+    let folder = manifests();
+    let file = folder.join(format!("reference-{}.f32", machine.len()));
+    std::fs::write(&file, reference.reference()).unwrap();
+    let (mut server, address) =
+        server(SMALL, &[&["--mode", "gpu-graph", "--sessions", "1"], machine].concat());
+    let (folder, file) = (folder.to_str().unwrap(), file.to_str().unwrap());
+    let options = ["--connect", &address, "--model", SMALL, "--manifests", folder, "--count", "40"];
+    let options = [&options[..], &["--slots", "4", "--reference", file, "--tolerance", tolerance]].concat();
+    let mut command = cli::testing::command(&client, &options);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(server.end().code, Some(0));
+}
+
+#[test]
+fn the_client_s_program_finds_the_twin_s_answers_right() {
+    need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    need!(client(), "doorbell-client beside the server");
+    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    program_agrees(&["--machine", "twin"], &Expected::of(&runtime, SMALL, 16), "1e-4");
+}
+
+#[test]
+fn two_models_have_pipelines_of_their_own() {
+    need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    serve_two_models(
+        &["--machine", "twin"],
+        [SMALL, OTHER],
+        &[SMALL, OTHER].map(|model| Expected::of_twin(model, 2)),
+    );
+}
+
+/// Both models have requests at the same time.
+fn serve_two_models(machine: &[&str], models: [&str; 2], expected: &[Expected; 2]) {
+    let nic = device().unwrap();
+    let options = ["--mode", "gpu-graph", "--model", models[1], "--slots", "2", "--slots-per-client", "2"];
+    let (mut server, address) = server(models[0], &[&options[..], machine].concat());
+    let mut clients = models.map(|model| Client::usual(&nic, &address, model, 2));
+    let since = std::time::Instant::now();
+    while clients.iter().any(|client| client.answered < 6) {
+        assert!(since.elapsed() < PATIENCE);
+        for (client, expected) in clients.iter_mut().zip(expected) {
+            client.ask(expected);
+            assert!(matches!(client.poll(expected), None | Some(Status::Ok)));
+        }
+    }
+    drop(clients);
+    stopped(&mut server);
+}
+
+#[test]
+fn a_client_that_errs_ends_alone_and_its_queue_serves_the_next() {
+    let nic = need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let expected = Expected::of_twin(SMALL, 3);
+    let options = ["--mode", "gpu-graph", "--machine", "twin", "--slots", "8", "--slots-per-client", "4"];
+    let (mut server, address) = server(SMALL, &options);
+    let mut good = Client::usual(&nic, &address, SMALL, 4);
+    for _ in 0..3 {
+        // It offers memory for answers that the server may not write.
+        let mut rogue = crate::rogue::Rogue::with_wrong_answers(&nic, &address, 4, Arrival::Flag);
+        rogue.ask(0, |_| {});
+        let line = std::iter::repeat_with(|| server.next_line()).find(|line| line["kind"] == "left").unwrap();
+        let error = line["error"].as_str().unwrap_or_default();
+        assert!(error.contains("remote access"), "{line}");
+        assert!(!rogue.session.is_alive());
+        good.run(&expected, 5);
+    }
+    drop(good);
+    let lines = stopped(&mut server);
+    assert_eq!((&totals(&lines)["clients"], &totals(&lines)["failed"]), (&4.into(), &3.into()), "{lines:?}");
+}
+
+/// Error: no GPU that programs here can use.
+fn gpu() -> Result<(), String> {
+    let found = cli::Gpu { gpu: None, cuda: None }.machine(", the tests of the twin run alone");
+    found.map(drop).map_err(|error| error.to_string())
+}
+
+/// The GPU adds in another order than the twin.
+fn near(model: &str) -> Expected {
+    Expected::of_twin(model, 3).within(1e-4)
+}
+
+#[test]
+fn gpu_kernels_answer_however_requests_come() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    for place in ["gpu", "host"] {
+        serves_every_way(&["--place", place], &near(SMALL), 50);
+    }
+}
+
+#[test]
+fn gpu_answers_are_what_the_client_s_program_takes_for_right() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    need!(client(), "doorbell-client beside the server");
+    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    program_agrees(&["--machine", "gpu"], &Expected::of(&runtime, SMALL, 16), "1e-4");
+}
+
+/// Each model's graph has its turns while the other's kernel waits.
+#[test]
+fn gpu_graphs_of_two_models_run_side_by_side() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    serve_two_models(&[], [SMALL, OTHER], &[SMALL, OTHER].map(near));
+}
