@@ -299,6 +299,11 @@ pub unsafe fn event_record(event: CUevent, stream: CUstream) -> Result<()> {
     call!(cuEventRecord(event, stream))
 }
 
+/// Has what is put into a stream from now on wait for an event.
+pub unsafe fn stream_wait_event(stream: CUstream, event: CUevent) -> Result<()> {
+    call!(cuStreamWaitEvent(stream, event, 0))
+}
+
 /// Whether an event has been reached.
 pub unsafe fn event_query(event: CUevent) -> Result<bool> {
     ended(call!(cuEventQuery(event)))

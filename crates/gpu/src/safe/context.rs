@@ -106,6 +106,18 @@ impl Context {
         self.0.at_rest(limit)
     }
 
+    /// Whether the GPU reaches host memory at an address of the CPU's: it is pinned.
+    pub fn is_pinned(&self, address: u64) -> Result<bool> {
+        self.enter()?;
+        // SAFETY: the address is looked up, and nothing is read there.
+        let seen = unsafe { driver::host_device_address(std::ptr::without_provenance_mut(address as usize)) };
+        match seen {
+            Ok(_) => Ok(true),
+            Err(error) if error.code() == Some(code::INVALID_VALUE) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Waits for a moment to call what waits for all that runs: when nothing does, or, after something did, when for a while
     /// nothing has run for long. That may take for ever: it is for a thread that has nothing else to do; no call of another
     /// thread waits for this one. Errors: a lost context, for which nothing is to be waited for.

@@ -101,7 +101,7 @@ impl Graph {
     }
 
     /// Keeps a kernel's code loaded as long as the graph.
-    pub(super) fn keep(&mut self, function: Function) {
+    pub fn keep(&mut self, function: Function) {
         self.functions.push(function);
     }
 
