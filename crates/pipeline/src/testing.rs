@@ -249,14 +249,17 @@ pub fn serves(context: &Context, served: &mut Served, mode: Mode, arrival: Arriv
 }
 
 /// The next request of a slot comes before the NIC could read the answer of the one before to its end: the client has no receive that
-/// the answer takes. Whether that answer comes whole, and the one after it too.
-pub fn read_late(context: &Context, served: &mut Served, mode: Mode) -> bool {
+/// the answer takes. Whether that answer comes whole. `waits`: without the planted defect.
+pub fn read_late(context: &Context, served: &mut Served, mode: Mode, waits: bool) -> bool {
+    if !waits {
+        served.forget_sending();
+    }
     let mut peer = join_with(context, served, mode, Arrival::Completion, 0, 0);
     let request = peer.client.ask(1, 2, 0, u64::MAX).unwrap();
     let first = peer.send(1, request.slot, request.sequence, &request.prefix, 7.0);
-    until_served(&mut peer, served);
+    until_served(&mut peer, served, 1);
     let second = peer.ask_early(first, &request.prefix, 70.0);
-    until_served(&mut peer, served);
+    until_served(&mut peer, served, if waits { 1 } else { 2 });
     peer.post_receive();
     wait_for("the first answer", || {
         served.look();
@@ -270,15 +273,15 @@ pub fn read_late(context: &Context, served: &mut Served, mode: Mode) -> bool {
     is_whole
 }
 
-/// Waits until a request has arrived, and serves until nothing more is to be done.
-fn until_served(peer: &mut Peer, served: &mut Served) {
+/// Waits until a request has arrived, and serves until so many are answered and nothing more is to be done.
+fn until_served(peer: &mut Peer, served: &mut Served, answers: u64) {
     wait_for("arrival", || (peer.qp.poll(&mut [Completion::default()]).unwrap() > 0).then_some(()));
     let mut idle = 0;
-    wait_for("idleness", || {
+    wait_for("service", || {
         let has_come = served.look();
         let did = served.serve(Some(&mut |_, _| Err("requests are offloaded".into()))).unwrap();
         idle = if has_come || did { 0 } else { idle + 1 };
-        (idle > 100).then_some(())
+        (idle > 100 && served.answered(peer.number) >= answers).then_some(())
     });
     assert_eq!(served.failed().next(), None);
 }

@@ -51,6 +51,12 @@ impl Memory {
         Ok(self)
     }
 
+    /// Where the CPU has the first slot.
+    pub fn address(&self) -> Result<u64, CpuError> {
+        let mut all = Part::new(&self.slots, 0..verbs::Memory::len(&*self.slots))?;
+        Ok(verbs::Memory::start(&mut all).as_ptr().expose_provenance() as u64)
+    }
+
     /// The slots as kernels see them, if they do.
     pub fn shown(&self) -> Option<&HostMemory> {
         self.shown.as_ref().map(|(_, memory)| memory)

@@ -232,6 +232,11 @@ impl Served {
         self.forgets_sending = true;
     }
 
+    #[cfg(test)]
+    pub(crate) fn answered(&self, client: u32) -> u64 {
+        self.endpoints.get(&client).map_or(0, |endpoint| endpoint.counts.answered)
+    }
+
     fn serve_beside(&mut self, computes: bool) -> Result<bool, CpuError> {
         let Some(mut offload) = self.offload.take() else { return Ok(false) };
         let served = self.serve_by(&mut *offload, computes);

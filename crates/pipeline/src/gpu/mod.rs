@@ -7,6 +7,7 @@
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
+pub mod baseline;
 pub mod by_cpu;
 #[cfg(test)]
 mod by_cpu_tests;

@@ -1,0 +1,154 @@
+//! The fair baseline: pinned slots, a stream for each direction of copies and one for the model, two instances of the model in turn, so
+//! that copies and computing overlap, and one thread for all of it.
+
+use std::collections::VecDeque;
+
+use gpu::{Context, DeviceGraph, Event, Graph, Priority, Recorded, Stream};
+use rdma_shim::kernel::Machine;
+
+use super::{Instance, LIMIT, Model, copy, failed, places};
+use crate::cpu::{CpuError, Job, Memory, Offload};
+use crate::gpu::{ServedError, buffers, refuse};
+
+/// Instances of the model.
+const LANES: usize = 2;
+
+enum Lane {
+    Twin(Box<dyn FnMut() + Send>),
+    // The graph first: it uses the model's memory.
+    Gpu { graph: DeviceGraph, arrived: Event, computed: Event, copied: Event, _model: Box<dyn Recorded> },
+}
+
+#[derive(Debug)]
+struct Streams {
+    copies_in: Stream,
+    compute: Stream,
+    copies_out: Stream,
+}
+
+/// See the module.
+pub struct Fair {
+    lanes: Vec<(Lane, Vec<u64>, Vec<u64>)>,
+    streams: Option<Streams>,
+    slots: Memory,
+    /// Slots as the CPU and as kernels address them.
+    start: [u64; 2],
+    /// Requests that were begun, each in the next lane.
+    begun: usize,
+    in_flight: VecDeque<Job>,
+}
+
+impl Fair {
+    /// Two instances of one model, for slots that are pinned for the machine. Errors: slots that are pageable; buffers that are not
+    /// the model's; the GPU's.
+    pub fn new(machine: &Machine, slots: &Memory, instances: [Instance; LANES]) -> Result<Fair, ServedError> {
+        let Some(shown) = slots.shown() else {
+            return refuse("the fair baseline copies from pinned slots, and these are pageable");
+        };
+        let context = machine.context();
+        let streams = context.map(|context| {
+            let stream = || Stream::new(context, Priority::Least);
+            Ok::<_, gpu::Error>(Streams { copies_in: stream()?, compute: stream()?, copies_out: stream()? })
+        });
+        let streams = streams.transpose()?;
+        let lane = |instance: Instance| {
+            buffers(&instance.inputs, slots.geometry.request.entries().len(), "inputs")?;
+            buffers(&instance.outputs, slots.geometry.answer.entries().len(), "outputs")?;
+            let lane = match (instance.model, context, &streams) {
+                (Model::Called(model), None, _) => Lane::Twin(model),
+                (Model::Recorded(model), Some(context), Some(streams)) => {
+                    lane_of(context, &streams.compute, model)?
+                }
+                _ => return refuse("a model of another kind of machine: one that is called is the twin's"),
+            };
+            Ok((lane, instance.inputs, instance.outputs))
+        };
+        let lanes = instances.into_iter().map(lane).collect::<Result<Vec<_>, ServedError>>()?;
+        let start = [shown.address(), shown.kernel_address()];
+        Ok(Fair { lanes, streams, slots: slots.clone(), start, begun: 0, in_flight: VecDeque::new() })
+    }
+
+    fn launch(&mut self, job: Job) -> Result<(), ServedError> {
+        let geometry = &self.slots.geometry;
+        let (lane, inputs, outputs) = &mut self.lanes[self.begun % LANES];
+        let requests = places(geometry, job.slot, &geometry.request, 0).zip(inputs);
+        let answers = places(geometry, job.slot, &geometry.answer, geometry.answer_offset()).zip(outputs);
+        let host = |at: usize| self.start[0] + at as u64;
+        match (lane, &self.streams) {
+            (Lane::Gpu { graph, arrived, computed, copied, .. }, Some(streams)) => {
+                for ((at, bytes), input) in requests {
+                    // SAFETY: slots and buffers are kept, and the streams are waited for before they go (`Drop`).
+                    unsafe { streams.copies_in.copy_from_host(*input, host(at), bytes) }?;
+                }
+                arrived.record(&streams.copies_in)?;
+                arrived.hold(&streams.compute)?;
+                // SAFETY: as above; `Recorded` promises the same of the model's memory.
+                unsafe { graph.launch(&streams.compute) }?;
+                computed.record(&streams.compute)?;
+                computed.hold(&streams.copies_out)?;
+                for ((at, bytes), output) in answers {
+                    // SAFETY: as above.
+                    unsafe { streams.copies_out.copy_to_host(host(at), *output, bytes) }?;
+                }
+                copied.record(&streams.copies_out)?;
+            }
+            (Lane::Twin(model), _) => {
+                for ((at, bytes), input) in requests {
+                    // SAFETY: slots and the model's buffers are there, and reached through atomics.
+                    unsafe { copy(*input, self.start[1] + at as u64, bytes) };
+                }
+                model();
+                for ((at, bytes), output) in answers {
+                    // SAFETY: as above.
+                    unsafe { copy(self.start[1] + at as u64, *output, bytes) };
+                }
+            }
+            (Lane::Gpu { .. }, None) => return refuse("a GPU's model without streams"),
+        }
+        self.begun += 1;
+        self.in_flight.push_back(job);
+        Ok(())
+    }
+
+    fn oldest_is_done(&self) -> gpu::Result<bool> {
+        match &self.lanes[(self.begun - self.in_flight.len()) % LANES].0 {
+            Lane::Twin(_) => Ok(true),
+            Lane::Gpu { copied, .. } => copied.is_reached(),
+        }
+    }
+}
+
+fn lane_of(context: &Context, compute: &Stream, model: Box<dyn Recorded>) -> Result<Lane, ServedError> {
+    // SAFETY: the lane keeps the model as long as its graph.
+    let graph = unsafe { Graph::capture(compute, |stream| model.record(stream)) }?;
+    let graph = graph.instantiate_for_host()?;
+    graph.upload(compute)?;
+    compute.wait("the upload of a graph", LIMIT)?;
+    let event = || Event::new(context);
+    Ok(Lane::Gpu { graph, arrived: event()?, computed: event()?, copied: event()?, _model: model })
+}
+
+impl Offload for Fair {
+    fn has_room(&self) -> bool {
+        self.in_flight.len() < LANES
+    }
+
+    fn begin(&mut self, job: Job) -> Result<(), CpuError> {
+        self.launch(job).map_err(failed)
+    }
+
+    fn ended(&mut self) -> Result<Option<Job>, CpuError> {
+        let is_done = !self.in_flight.is_empty() && self.oldest_is_done().map_err(failed)?;
+        Ok(if is_done { self.in_flight.pop_front() } else { None })
+    }
+}
+
+impl Drop for Fair {
+    fn drop(&mut self) {
+        let Some(Streams { copies_in, compute, copies_out }) = &self.streams else { return };
+        let ended = [copies_in, compute, copies_out].map(|stream| stream.wait("a baseline's work", LIMIT));
+        if ended.iter().any(Result::is_err) {
+            std::mem::forget((std::mem::take(&mut self.lanes), self.slots.clone()));
+        }
+    }
+}

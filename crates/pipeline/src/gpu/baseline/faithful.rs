@@ -1,0 +1,267 @@
+//! The faithful baseline, as the paper's release serves by its CPU: pageable slots and a slot on the GPU for each, two threads, and in
+//! front of each launch a copy of the slot's number from host to host on the graph's own stream, for which the driver waits until the
+//! graph before has ended. The graph copies from the slot on the GPU into the model, and back.
+//!
+//! One thread copies requests to the GPU and launches. The other one waits for the graph's end, copies the answer to the host, and
+//! posts; in the release the first one also looks for requests, here the second one does.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use gpu::{DeviceGraph, Event, Function, Graph, Priority, Recorded, Shape, Stream, Unit};
+use rdma_shim::kernel::{HostMemory, Machine, Plain, Source};
+use slots::Status;
+
+use super::{Instance, LIMIT, Model, copy, failed, places};
+use crate::cpu::{CpuError, Job, Memory, Offload};
+use crate::gpu::layout::{db_served, db_turn};
+use crate::gpu::{ServedError, buffers, launch, refuse, words};
+
+/// `DB_TURN_REQUEST`.
+const REQUEST: u32 = 1;
+/// Blocks that copy on the GPU, and threads of each.
+const COPYING: [u32; 2] = [64, 256];
+
+/// What both threads use.
+#[derive(Debug)]
+struct Shared {
+    slots: Memory,
+    /// The first slot, as the CPU addresses it.
+    start: u64,
+    /// A slot for each on the GPU.
+    there: rdma_shim::kernel::Memory,
+    _served: rdma_shim::kernel::Memory,
+    /// What the graph's kernels are told: of it the slot's number alone changes.
+    turn: HostMemory,
+}
+
+enum Launches {
+    Twin { steps: Box<launch::Steps>, model: Box<dyn FnMut() + Send> },
+    // The graph first: it uses the model's memory.
+    Gpu { graph: DeviceGraph, stream: Arc<Stream>, number: Box<u32>, _model: Box<dyn Recorded> },
+}
+
+/// A request whose graph was launched; it has ended when the event is reached.
+type Launched = Result<(Job, Option<Event>), String>;
+
+/// See the module.
+pub struct Faithful {
+    shared: Arc<Shared>,
+    jobs: Option<Sender<Job>>,
+    launched: Receiver<Launched>,
+    waiting: VecDeque<(Job, Option<Event>)>,
+    /// Of the GPU's: the graph's, and that of the copies to the host.
+    streams: Option<[Arc<Stream>; 2]>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Faithful {
+    /// One instance of a model, for `count` slots that are pageable. Errors: slots that are pinned; buffers that are not the model's; no
+    /// memory; the GPU's.
+    pub fn new(
+        machine: &Machine,
+        slots: &Memory,
+        count: u32,
+        instance: Instance,
+    ) -> Result<Faithful, ServedError> {
+        if slots.shown().is_some() {
+            return refuse("the faithful baseline copies from pageable slots, and these are pinned");
+        }
+        let geometry = &slots.geometry;
+        let own = |bytes: usize| {
+            let memory = machine.own_memory(bytes)?;
+            memory.fill(0)?;
+            Ok::<_, ServedError>(memory)
+        };
+        let there = own(geometry.server_stride() * count as usize)?;
+        let (served, turn) = (own(size_of::<db_served>())?, machine.host_memory(size_of::<db_turn>())?);
+        served.put(
+            0,
+            &db_served {
+                slots: there.kernel_address(),
+                slot_stride: geometry.server_stride() as u64,
+                answer: geometry.answer_offset() as u64,
+                slot_count: count,
+                request_tensors: geometry.request.entries().len() as u32,
+                answer_tensors: geometry.answer.entries().len() as u32,
+                request_table: words(&geometry.request.table()),
+                answer_table: words(&geometry.answer.table()),
+                inputs: buffers(&instance.inputs, geometry.request.entries().len(), "inputs")?,
+                outputs: buffers(&instance.outputs, geometry.answer.entries().len(), "outputs")?,
+                ..db_served::default()
+            },
+        )?;
+        let status = Status::Ok.number().into();
+        turn.write(0, db_turn { state: REQUEST, status, ..db_turn::default() }.bytes())?;
+        let told = launch::Told {
+            served: served.kernel_address(),
+            turn: turn.kernel_address(),
+            shapes: [[1, 1], COPYING, COPYING, [1, 1]],
+        };
+        let (launches, streams) = match (instance.model, machine.context()) {
+            (Model::Called(model), None) => {
+                let steps = launch::Steps::new(machine, told, None)?;
+                (Launches::Twin { steps: Box::new(steps), model }, None)
+            }
+            (Model::Recorded(model), Some(context)) => {
+                let stream = || Stream::new(context, Priority::Least).map(Arc::new);
+                let (stream, copies) = (stream()?, stream()?);
+                let graph = graph(machine, &stream, told, &*model)?;
+                let number = Box::new(0);
+                let graph = Launches::Gpu { graph, stream: Arc::clone(&stream), number, _model: model };
+                (graph, Some([stream, copies]))
+            }
+            _ => return refuse("a model of another kind of machine: one that is called is the twin's"),
+        };
+        let start = slots.address().map_err(|error| ServedError::Refused(error.to_string()))?;
+        let shared = Arc::new(Shared { slots: slots.clone(), start, there, _served: served, turn });
+        let ((jobs, wanted), (launched, seen)) = (channel(), channel());
+        let mine = Arc::clone(&shared);
+        let work = move || launcher(&mine, launches, &wanted, &launched);
+        let thread = std::thread::Builder::new().name("launcher".into()).spawn(work);
+        let thread = Some(thread.map_err(ServedError::Thread)?);
+        Ok(Faithful { shared, jobs: Some(jobs), launched: seen, waiting: VecDeque::new(), streams, thread })
+    }
+
+    /// Copies an answer out of its slot on the GPU.
+    fn bring(&self, job: &Job) -> Result<(), ServedError> {
+        let Shared { slots: Memory { geometry, .. }, start, there, .. } = &*self.shared;
+        for (at, bytes) in places(geometry, job.slot, &geometry.answer, geometry.answer_offset()) {
+            let (to, from) = (start + at as u64, there.kernel_address() + at as u64);
+            match &self.streams {
+                // SAFETY: slots on both sides are kept until the stream is idle, which is waited for.
+                Some([_, copies]) => unsafe { copies.copy_to_host(to, from, bytes) }?,
+                // SAFETY: slots of the twin are host memory, reached through atomics.
+                None => unsafe { copy(to, from, bytes) },
+            }
+        }
+        match &self.streams {
+            Some([_, copies]) => Ok(copies.wait("an answer's copy to the host", LIMIT)?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Copy into the model, model, copy back.
+fn graph(
+    machine: &Machine,
+    stream: &Stream,
+    told: launch::Told,
+    model: &dyn Recorded,
+) -> Result<DeviceGraph, ServedError> {
+    let units: Vec<Unit> = launch::SOURCES[1..3].iter().map(Source::unit).collect();
+    let module = machine.module(&units)?;
+    let functions = [module.function(launch::NAMES[1])?, module.function(launch::NAMES[2])?];
+    let record = |stream: &Stream| {
+        let put = |function: &Function| {
+            let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn);
+            let shape = Shape { grid: [COPYING[0], 1, 1], block: [COPYING[1], 1, 1], shared_bytes: 0 };
+            // SAFETY: what the kernels use is kept until the stream is idle.
+            unsafe { stream.launch(function, shape, &arguments) }
+        };
+        put(&functions[0])?;
+        model.record(stream)?;
+        put(&functions[1])
+    };
+    // SAFETY: the functions are kept with the graph; `Recorded` promises the same of the model's code.
+    let mut graph = unsafe { Graph::capture(stream, record) }?;
+    functions.into_iter().for_each(|function| graph.keep(function));
+    let graph = graph.instantiate_for_host()?;
+    graph.upload(stream)?;
+    stream.wait("the upload of a graph", LIMIT)?;
+    Ok(graph)
+}
+
+/// The thread that copies requests to the GPU and launches, until no more come.
+fn launcher(shared: &Arc<Shared>, mut launches: Launches, jobs: &Receiver<Job>, launched: &Sender<Launched>) {
+    while let Ok(job) = jobs.recv() {
+        let event = launch_one(shared, &mut launches, &job).map_err(|error| error.to_string());
+        if launched.send(event.map(|event| (job, event))).is_err() {
+            break;
+        }
+    }
+    // Until then the graph uses the model.
+    if let Launches::Gpu { stream, .. } = &launches {
+        let _ = stream.wait("a baseline's graphs", LIMIT);
+    }
+}
+
+fn launch_one(
+    shared: &Arc<Shared>,
+    launches: &mut Launches,
+    job: &Job,
+) -> Result<Option<Event>, ServedError> {
+    let geometry = &shared.slots.geometry;
+    let (at, bytes) = (job.slot as u64 * geometry.server_stride() as u64, geometry.request.bytes());
+    let (to, from) = (shared.there.kernel_address() + at, shared.start + at);
+    match launches {
+        Launches::Twin { steps, model } => {
+            // SAFETY: slots of the twin are host memory, reached through atomics.
+            unsafe { copy(to, from, bytes) };
+            shared.turn.words()[SLOT].store(job.slot, Ordering::Release);
+            steps.run(1, LIMIT, Arc::clone(shared))?;
+            model();
+            steps.run(2, LIMIT, Arc::clone(shared))?;
+            Ok(None)
+        }
+        Launches::Gpu { graph, stream, number, .. } => {
+            // SAFETY: slots on both sides are kept until the stream is idle (`Drop` of `Faithful`).
+            unsafe { stream.copy_from_host(to, from, bytes) }?;
+            **number = job.slot;
+            let from = std::ptr::from_ref(&**number).expose_provenance() as u64;
+            // SAFETY: the driver has copied from host to host when this returns; the kernels read the other word, on this stream.
+            unsafe { stream.copy(shared.turn.address() + 4 * SLOT as u64, from, 4) }?;
+            // SAFETY: as above.
+            unsafe { graph.launch(stream) }?;
+            let ended = Event::new(stream.context())?;
+            ended.record(stream)?;
+            Ok(Some(ended))
+        }
+    }
+}
+
+/// The word of `db_turn` that has the slot's number.
+const SLOT: usize = std::mem::offset_of!(db_turn, slot) / 4;
+
+impl Offload for Faithful {
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, job: Job) -> Result<(), CpuError> {
+        let sent = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(CpuError::Offload("the thread that launches has ended".into())),
+        }
+    }
+
+    fn ended(&mut self) -> Result<Option<Job>, CpuError> {
+        while let Ok(launched) = self.launched.try_recv() {
+            self.waiting.push_back(launched.map_err(CpuError::Offload)?);
+        }
+        let Some((job, event)) = self.waiting.front() else { return Ok(None) };
+        if let Some(event) = event
+            && !event.is_reached().map_err(failed)?
+        {
+            return Ok(None);
+        }
+        self.bring(job).map_err(failed)?;
+        Ok(self.waiting.pop_front().map(|(job, _)| job))
+    }
+}
+
+impl Drop for Faithful {
+    fn drop(&mut self) {
+        self.jobs = None;
+        let panicked = self.thread.take().is_some_and(|thread| thread.join().is_err());
+        let streams = self.streams.iter().flatten();
+        let mut ended = streams.map(|stream| stream.wait("a baseline's work", LIMIT));
+        if panicked || ended.any(|ended| ended.is_err()) {
+            std::mem::forget(Arc::clone(&self.shared));
+        }
+    }
+}

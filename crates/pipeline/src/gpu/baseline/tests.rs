@@ -1,0 +1,100 @@
+//! Both baselines over a NIC, on the host twin and on a GPU.
+
+use host_twin::Visibility;
+use measure::need;
+use rdma_shim::kernel::Machine;
+use rdma_shim::testing::device;
+use verbs::Context;
+
+use super::{Baseline, Fair, Faithful, Instance};
+use crate::Mode;
+use crate::cpu::{Memory, Offload, Served};
+use crate::gpu::nic_tests::add_one_on;
+use crate::gpu::{ServedError, launch};
+use crate::testing::{ARRIVALS, SLOTS, geometry, read_late, serves};
+
+fn instance(machine: &Machine) -> Instance {
+    let buffers = machine.own_memory(1 << 13).unwrap();
+    buffers.fill(0).unwrap();
+    let at = buffers.kernel_address();
+    Instance { inputs: vec![at], outputs: vec![at + 4096], model: add_one_on(machine, &buffers) }
+}
+
+fn memory() -> Memory {
+    Memory::new(geometry(), 3 * SLOTS).unwrap()
+}
+
+fn offload(machine: &Machine, baseline: Baseline, memory: &Memory) -> Result<Box<dyn Offload>, ServedError> {
+    Ok(match baseline {
+        Baseline::Fair => Box::new(Fair::new(machine, memory, [instance(machine), instance(machine)])?),
+        Baseline::Faithful => Box::new(Faithful::new(machine, memory, 3 * SLOTS, instance(machine))?),
+    })
+}
+
+fn served(machine: &Machine, baseline: Baseline) -> Served {
+    let memory = match baseline {
+        Baseline::Fair => memory().shown_to(machine).unwrap(),
+        Baseline::Faithful => memory(),
+    };
+    let offload = offload(machine, baseline, &memory).unwrap();
+    Served::with(memory, 3 * SLOTS, Some(offload)).unwrap()
+}
+
+fn both_serve(context: &Context, machine: &Machine) {
+    for (baseline, arrival) in Baseline::ALL.iter().flat_map(|one| ARRIVALS.map(|way| (*one, way))) {
+        let mut served = served(machine, baseline);
+        assert_eq!(serves(context, &mut served, Mode::CpuCpuIbverbs, arrival), 33, "{baseline:?}");
+    }
+}
+
+fn has_kernels() -> Result<(), String> {
+    launch::SOURCES[0].twin.find("put_outputs").map(drop).map_err(|error| error.to_string())
+}
+
+#[test]
+fn twin_serves_by_both_baselines() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    both_serve(&context, &Machine::twin(Visibility::InOrder));
+}
+
+#[test]
+fn an_answer_of_a_baseline_stays_until_the_nic_has_read_it() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    for baseline in Baseline::ALL {
+        let read = |waits| read_late(&context, &mut served(&machine, baseline), Mode::CpuCpuIbverbs, waits);
+        assert!(read(true), "{baseline:?}");
+        assert!(!read(false), "{baseline:?}: the defect is not seen");
+    }
+}
+
+#[test]
+fn a_baseline_refuses_slots_of_the_other_kind() {
+    let machine = Machine::twin(Visibility::InOrder);
+    let pinned = memory().shown_to(&machine).unwrap();
+    for (baseline, slots, why) in
+        [(Baseline::Fair, memory(), "these are pageable"), (Baseline::Faithful, pinned, "these are pinned")]
+    {
+        let error = offload(&machine, baseline, &slots).err().unwrap().to_string();
+        assert!(error.ends_with(why), "{error}");
+    }
+    let [one, mut other] = [instance(&machine), instance(&machine)];
+    other.outputs.clear();
+    let slots = memory().shown_to(&machine).unwrap();
+    let error = Fair::new(&machine, &slots, [one, other]).err().unwrap().to_string();
+    assert!(error.contains("0 outputs for 1 tensors"), "{error}");
+}
+
+#[test]
+fn gpu_serves_by_both_baselines() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    both_serve(&context, &machine);
+    // What they claim of their slots is what the driver says of them.
+    let driver = machine.context().unwrap();
+    let (pageable, pinned) = (memory(), memory().shown_to(&machine).unwrap());
+    assert!(!driver.is_pinned(pageable.address().unwrap()).unwrap());
+    assert!(driver.is_pinned(pinned.address().unwrap()).unwrap());
+}
