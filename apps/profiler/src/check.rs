@@ -57,6 +57,7 @@ impl Row {
 pub fn run(options: &Options) -> Result<bool> {
     let model = Model::find(&options.model)?;
     let inputs = model.inputs(SEED);
+    options.gpu.check(options.engine)?;
     let formats = options.format.formats(options.engine)?;
     let mut plans = model.plans(&formats)?;
     if let Some(layer) = &options.perturb {

@@ -50,6 +50,7 @@ struct Times {
 
 /// Prints the table.
 pub fn run(options: &Options) -> Result<bool> {
+    options.gpu.check(options.engine)?;
     let formats = options.format.formats(options.engine)?;
     let model = Model::find(&options.model)?;
     let plans = model.plans(&formats)?;

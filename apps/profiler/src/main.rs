@@ -15,6 +15,14 @@ macro_rules! say {
     }};
 }
 
+/// The same on standard error.
+macro_rules! complain {
+    ($($text:tt)*) => {{
+        use ::std::io::Write;
+        let _ = ::std::io::stderr().write_all(format!("{}\n", format_args!($($text)*)).as_bytes());
+    }};
+}
+
 mod check;
 mod energy;
 mod format;
@@ -29,7 +37,6 @@ mod subject;
 mod together;
 mod turns;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -72,7 +79,7 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::from(FAILED),
         Err(error) => {
             let line = format!("{error:#}").lines().map(str::trim).collect::<Vec<_>>().join(" ");
-            let _ = std::io::stderr().write_all(format!("profiler: {line}\n").as_bytes());
+            complain!("profiler: {line}");
             ExitCode::from(BAD_INPUT)
         }
     }

@@ -41,6 +41,7 @@ type Compute = dyn FnMut(&[&[f32]]) -> Result<Vec<Vec<f32>>>;
 
 /// Writes the file.
 pub fn run(options: &Options) -> Result<bool> {
+    options.gpu.check(options.engine)?;
     let formats = options.format.formats(options.engine)?;
     let model = Model::find(&options.model)?;
     anyhow::ensure!(model.batch == 1, "a reference has one input a run; leave --batch out");

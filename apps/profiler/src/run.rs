@@ -5,6 +5,7 @@
 //! computed alone.
 
 use std::fs;
+use std::io::IsTerminal;
 use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -115,6 +116,7 @@ pub fn run(options: &Options) -> Result<bool> {
         options.engine == Engine::Cpu || options.threads.is_none(),
         "--threads is for --engine cpu: the twin uses all cores, a GPU none"
     );
+    options.gpu.check(options.engine)?;
     let formats = options.format.formats(options.engine)?;
     if on_a_gpu && std::env::var_os(CONNECTIONS.0).is_none() {
         let us = std::env::current_exe().context("finding this program")?;
@@ -136,6 +138,10 @@ pub fn run(options: &Options) -> Result<bool> {
     start.skip();
     let mut plans = model.plans(&formats)?;
     start.part("import_plan");
+    if std::io::stderr().is_terminal() {
+        let (seconds, engine) = (options.seconds, format::name(options.engine));
+        complain!("profiler: {} on {engine}: it is loaded, then timed for {seconds} s", model.manifest.name);
+    }
     let layout = formats.first().map(|&format| Layout::of(format));
     let mut facts = Facts { layout, ..Facts::default() };
     let no_gpu = Meter::none("no GPU runs the model");

@@ -47,9 +47,9 @@ impl Engine {
 /// A GPU, the toolkit that compiles its kernels, and libraries.
 #[derive(Args)]
 pub struct Gpu {
-    /// Number of the GPU, as CUDA counts; with --engine own or cuda.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    gpu: u32,
+    /// Number of the GPU, as CUDA counts; with --engine own or cuda [default: 0].
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
     /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME,
     /// CUDA_PATH, /usr/local/cuda].
     #[arg(long, value_name = "FOLDER")]
@@ -57,6 +57,22 @@ pub struct Gpu {
     /// cuDNN's library, or its folder, with --engine cuda [default: DOORBELL_CUDNN, or the system's].
     #[arg(long, value_name = "PATH")]
     cudnn: Option<PathBuf>,
+}
+
+impl Gpu {
+    /// Refuses what an engine has no use for.
+    pub fn check(&self, engine: Engine) -> Result<()> {
+        let given = [
+            ("--gpu", self.gpu.is_some(), engine.is_on_a_gpu()),
+            ("--cuda", self.cuda.is_some(), engine.is_on_a_gpu()),
+            ("--cudnn", self.cudnn.is_some(), engine == Engine::Cuda),
+        ];
+        for (option, _, _) in given.into_iter().filter(|(_, is_given, is_used)| *is_given && !is_used) {
+            let engines = if option == "--cudnn" { "cuda" } else { "own and cuda" };
+            anyhow::bail!("{option} is for --engine {engines}: {} does not use it", name(engine));
+        }
+        Ok(())
+    }
 }
 
 /// A model on a GPU.
@@ -74,7 +90,7 @@ impl OnGpu {
     pub fn load(options: &Gpu, engine: Engine, plans: Vec<Plan>, start: &mut Start) -> Result<OnGpu> {
         let name = name(engine);
         let none = || format!("--engine {name}; without a GPU, `--engine twin` runs our kernels on the host");
-        let gpu = gpu::Gpu::of_ordinal(options.gpu).with_context(none)?;
+        let gpu = gpu::Gpu::of_ordinal(options.gpu.unwrap_or(0)).with_context(none)?;
         let toolkit = Toolkit::find(options.cuda.as_deref()).with_context(none)?;
         let device = format!("{}, {}", gpu.name()?, gpu.arch()?);
         // Kept until the model has a share in it, so that it is made here and once.

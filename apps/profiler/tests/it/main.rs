@@ -81,6 +81,9 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         ),
         (vec!["layers", "squeezenet-1.1", "--layout", "auto"], vec!["--layout auto", "name one"]),
         ([&run[..], &["twin", "--threads", "2"]].concat(), vec!["--threads is for --engine cpu"]),
+        ([&run[..], &["twin", "--gpu", "3"]].concat(), vec!["--gpu is for --engine own and cuda"]),
+        ([&run[..], &["cpu", "--cuda", "/opt"]].concat(), vec!["--cuda is for --engine own and cuda", "cpu"]),
+        ([&run[..], &["own", "--cudnn", "/opt"]].concat(), vec!["--cudnn is for --engine cuda"]),
     ] {
         let output = profiler(&arguments);
         let error = String::from_utf8_lossy(&output.stderr);
