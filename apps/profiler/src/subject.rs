@@ -67,11 +67,13 @@ impl Gpu {
             ("--cuda", self.cuda.is_some(), engine.is_on_a_gpu()),
             ("--cudnn", self.cudnn.is_some(), engine == Engine::Cuda),
         ];
-        for (option, _, _) in given.into_iter().filter(|(_, is_given, is_used)| *is_given && !is_used) {
-            let engines = if option == "--cudnn" { "cuda" } else { "own and cuda" };
-            anyhow::bail!("{option} is for --engine {engines}: {} does not use it", name(engine));
+        match given.into_iter().find(|(_, is_given, is_used)| *is_given && !is_used) {
+            Some((option, ..)) => {
+                let engines = if option == "--cudnn" { "cuda" } else { "own and cuda" };
+                anyhow::bail!("{option} is for --engine {engines}: {} does not use it", name(engine))
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
