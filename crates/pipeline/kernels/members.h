@@ -65,6 +65,9 @@ DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     struct db_place *place = (struct db_place *)at->places + index;
     db_u32 wanted = db_load_acquire_sys32((db_u64)&place->wanted);
+    /* Where the CPU posts, it tells so of a queue that has failed. */
+    if (at->told && (client->acted & 1) && !client->dead && db_load_acquire_sys32((db_u64)&place->end.code))
+        db_give_up(at, index, place->end);
     if (wanted == client->acted) return;
     if (wanted & 1)
         db_join(at, index);
@@ -87,6 +90,10 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
         if (!taken) break;
         if (taken < 0 || done.status != DB_WC_SUCCESS) {
             /* A send that fails flushes the receives: it is the reason. */
+            if (at->told && taken > 0) {
+                db_store_release_sys32((db_u64) & ((struct db_place *)at->places + index)->flushed, 1);
+                break;
+            }
             (void)db_poll_sends(at, index);
             db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, taken < 0 ? DB_EINVAL : 0, &done));
             break;

@@ -73,7 +73,7 @@ struct db_place {
     db_u32 wanted;
     db_u32 done; /* what the GPU has acted on */
     db_u32 unreliable; /* a request may lose its middle: its flag alone says nothing */
-    db_u32 pad;
+    db_u32 flushed;    /* where the CPU posts: receives failed, of which its sends may tell the reason */
     db_u64 answered; /* answers that were posted, and of these bad requests; written when it leaves */
     db_u64 refused;
     struct db_kernel_end end; /* why its queue was given up; `code` is written last */
@@ -93,6 +93,15 @@ struct db_client {
     db_u64 answered, refused;
 };
 
+/* An answer that lies in its slot, for the CPU to post. The next one is told in the next record; a slot is told again only after its
+ * `sending` is 0, so that no record is written over that the CPU has not read. */
+struct db_told {
+    db_u32 slot;
+    db_u32 client; /* index of its place */
+    db_u32 status; /* DB_SLOT_STATUS_* */
+    db_u32 number; /* how many were told with this one; written last */
+};
+
 /* What all kernels are told. In the GPU's memory, constant while they run. */
 struct db_served {
     db_u64 slots;       /* slot 0, in memory that the NIC writes */
@@ -103,7 +112,7 @@ struct db_served {
     db_u64 flag_stride; /* from one flag to the next, in bytes */
     db_u64 sequences;   /* 32-bit words, one a slot, the GPU's: of the last request */
     db_u64 owners;      /* likewise: the index of the client, or DB_NO_CLIENT */
-    db_u64 sending;     /* likewise: not 0 while the NIC may read the answer */
+    db_u64 sending;     /* likewise: not 0 while the NIC may read the answer; where the CPU posts, the host's */
     db_u64 twice;       /* likewise: sequence of a request whose number was outstanding when it came; null: not used */
     db_u64 clients;     /* struct db_client, the GPU's */
     db_u64 places;      /* struct db_place, the host's */
@@ -112,6 +121,7 @@ struct db_served {
     db_u64 wait_ns;     /* longest wait */
     db_u64 attend_ns;   /* time between two looks across PCIe while requests come */
     db_u64 ends;        /* 32-bit word that ends the chain of turns when it is not 0; 0: there is none, and a queue that fails ends nothing */
+    db_u64 told;        /* struct db_told, one a slot, in host memory: the CPU posts the answers; 0: the kernels do */
     db_u32 slot_count;  /* 1 at least */
     db_u32 client_count;
     db_u32 arrival; /* DB_ARRIVAL_* */
@@ -188,6 +198,12 @@ DB_GPU_FN void db_give_up(const struct db_served *at, db_u32 index, struct db_ke
 #define DB_SLOT_READY 1
 #define DB_SLOT_BLOCKED 2 /* the answer before it is not sent yet */
 
+/* Whether the NIC may still read a slot's answer. Where the CPU posts, it clears the word, which lies in host memory. */
+DB_GPU_FN db_u32 db_is_sending(const struct db_served *at, db_u32 slot) {
+    db_u32 *word = db_word(at->sending, slot);
+    return at->told ? db_load_acquire_sys32((db_u64)word) : db_load_relaxed32(word);
+}
+
 /* Whether the next request of a slot is whole and may be taken. Loads across no more than the GPU's own bus, and no order: the finder
  * acquires. */
 DB_GPU_FN int db_look(const struct db_served *at, db_u32 slot) {
@@ -206,7 +222,7 @@ DB_GPU_FN int db_look(const struct db_served *at, db_u32 slot) {
         return DB_SLOT_EMPTY;
 #endif
 #ifndef DB_DEFECT_NO_SENDING
-    if (db_load_relaxed32(db_word(at->sending, slot))) return DB_SLOT_BLOCKED;
+    if (db_is_sending(at, slot)) return DB_SLOT_BLOCKED;
 #endif
     return DB_SLOT_READY;
 }

@@ -1,4 +1,4 @@
-/*! Sends the answer: the last kernel of a turn before the relaunch. It waits for nothing.
+/*! Sends the answer, or tells the CPU to: the last kernel of a turn before the relaunch. It waits for nothing.
  *
  * A ring has two blocks for each slot of its client, and a slot is not served while its answer is being sent; so there is always
  * room. An answer that was refused is its prefix alone: what a slot's tensors hold is of an earlier request, perhaps another
@@ -42,6 +42,16 @@ DB_GPU_FN int db_post_answer(const struct db_served *at, const struct db_turn *t
     return db_try_post_write(sq, turn->slot, flag, remote, place->flags_rkey, DB_SEND_SIGNALED);
 }
 
+/* Tells the CPU of an answer. It is in memory before. */
+DB_GPU_FN void db_tell(const struct db_served *at, const struct db_turn *turn) {
+    db_u32 number = (db_u32)turn->counts.answered;
+    struct db_told *told = (struct db_told *)at->told + number % at->slot_count;
+    told->slot = turn->slot;
+    told->client = turn->client;
+    told->status = turn->status;
+    db_store_release_sys32((db_u64)&told->number, number + 1);
+}
+
 /* Launch: one block of any number of threads. */
 extern "C" __global__ void send_outputs(const struct db_served *at, struct db_turn *turn) {
     struct db_client *client = db_client_at(at, turn->client);
@@ -58,7 +68,10 @@ extern "C" __global__ void send_outputs(const struct db_served *at, struct db_tu
     if (db_block_thread()) return;
     db_store64(answer + at->answer_tail, db_slot_flag(turn->sequence));
     db_store_relaxed32(db_word(at->sending, turn->slot), 1);
-    {
+    if (at->told) {
+        db_tell(at, turn);
+        error = 0;
+    } else {
         struct db_sq sq = client->sq;
         error = db_post_answer(at, turn, &client->place, &sq);
         if (!error) db_ring(&sq);

@@ -134,6 +134,15 @@ impl Peer {
         self.qp.post_receive(&ReceiveRequest { id: 0, scatter: &[] }).unwrap();
     }
 
+    /// Waits until so many of its messages have arrived.
+    pub fn wait_sent(&mut self, mut count: usize) {
+        let mut done = [Completion::default(); 8];
+        wait_for("arrival", || {
+            count = count.saturating_sub(self.qp.poll(&mut done).unwrap());
+            (count == 0).then_some(())
+        });
+    }
+
     /// Whether an answer has come, as its last word tells.
     pub fn has(&mut self, asked: Asked) -> bool {
         let nth = (asked.slot - self.first) as usize;
@@ -275,7 +284,7 @@ pub fn read_late(context: &Context, served: &mut Served, mode: Mode, waits: bool
 
 /// Waits until a request has arrived, and serves until so many are answered and nothing more is to be done.
 fn until_served(peer: &mut Peer, served: &mut Served, answers: u64) {
-    wait_for("arrival", || (peer.qp.poll(&mut [Completion::default()]).unwrap() > 0).then_some(()));
+    peer.wait_sent(1);
     let mut idle = 0;
     wait_for("service", || {
         let has_come = served.look();

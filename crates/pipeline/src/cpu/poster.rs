@@ -1,6 +1,6 @@
 //! What posts and polls where the CPU waits: libibverbs, or the shim, whose sends may be a kernel's.
 
-use rdma_shim::kernel::{Machine, MixedQueue};
+use rdma_shim::kernel::{CpuPart, Machine, Queue};
 use rdma_shim::{Completion, Options, PollError};
 use slots::layout::FLAG_BYTES;
 use verbs::{
@@ -31,7 +31,7 @@ pub enum Poster {
     Ibverbs(QueuePair, Cq),
     Shim(Box<rdma_shim::QueuePair>),
     /// Kernels post, this thread does the rest.
-    Kernels(Box<MixedQueue>),
+    Kernels(Box<Queue>),
 }
 
 fn wrong(error: impl std::fmt::Display) -> CpuError {
@@ -61,7 +61,7 @@ impl Poster {
             }
             (Mode::CpuGpu, Some(machine)) => {
                 let cq = cq.into_direct()?;
-                let queue = MixedQueue::create(machine, &builder, pd, cq, None, Options::default());
+                let queue = Queue::create_mixed(machine, &builder, pd, cq, None, Options::default());
                 Ok(Poster::Kernels(Box::new(queue.map_err(wrong)?)))
             }
             (other, _) => Err(CpuError::Mode(other)),
@@ -82,7 +82,7 @@ impl Poster {
         match self {
             Poster::Ibverbs(queue, _) => queue.post_receive(&request).map_err(wrong),
             Poster::Shim(queue) => queue.post_receive(&request).map_err(wrong),
-            Poster::Kernels(queue) => queue.post_receive(&request).map_err(wrong),
+            Poster::Kernels(queue) => cpu_part(queue)?.post_receive(&request).map_err(wrong),
         }
     }
 
@@ -116,10 +116,17 @@ impl Poster {
                 }));
             }
             Poster::Shim(queue) => take(done, |taken| queue.poll(taken))?,
-            Poster::Kernels(queue) => take(done, |taken| queue.poll_posted_there(taken))?,
+            Poster::Kernels(queue) => {
+                let mut part = cpu_part(queue)?;
+                take(done, |taken| part.poll_posted_there(taken))?;
+            }
         }
         Ok(())
     }
+}
+
+fn cpu_part(queue: &mut Queue) -> Result<CpuPart<'_>, CpuError> {
+    queue.cpu_part().ok_or_else(|| wrong("a queue that is the kernels' alone"))
 }
 
 fn take(

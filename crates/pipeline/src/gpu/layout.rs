@@ -51,7 +51,7 @@ pub struct db_place {
     pub wanted: u32,
     pub done: u32,
     pub unreliable: u32,
-    pub pad: u32,
+    pub flushed: u32,
     pub answered: u64,
     pub refused: u64,
     pub end: db_kernel_end,
@@ -76,6 +76,15 @@ pub struct db_client {
 }
 
 #[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct db_told {
+    pub slot: u32,
+    pub client: u32,
+    pub status: u32,
+    pub number: u32,
+}
+
+#[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct db_served {
     pub slots: u64,
@@ -95,6 +104,7 @@ pub struct db_served {
     pub wait_ns: u64,
     pub attend_ns: u64,
     pub ends: u64,
+    pub told: u64,
     pub slot_count: u32,
     pub client_count: u32,
     pub arrival: u32,
@@ -146,15 +156,16 @@ mod tests {
             db_counts { turns answered refused sent strays }
             db_turn { state slot sequence client status request_id cookie sent_ns begun_ns attended_ns next counts }
             db_place {
-                queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done unreliable answered
-                refused end
+                queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done unreliable flushed
+                answered refused end
             }
             db_client { place sq rq send_cq receive_cq send_released receive_released acted dead turn answered refused }
             db_served {
                 slots slots_nic slot_stride answer flags flag_stride sequences owners sending twice clients places cancel counts
-                wait_ns attend_ns ends slot_count client_count arrival model_id request_tensors answer_tensors request_tail
+                wait_ns attend_ns ends told slot_count client_count arrival model_id request_tensors answer_tensors request_tail
                 answer_tail refuses answer_stride request_table answer_table inputs outputs
             }
+            db_told { slot client status number }
             db_asked { what slot sequence client status arrival request_id cookie sent_ns completed }
         };
         let mut there = vec![u32::MAX; here.len() + 1];

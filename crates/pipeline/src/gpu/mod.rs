@@ -3,7 +3,7 @@
 //!
 //! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
 //! over and gives it back. A request is refused for all that `slots::Server` refuses it for. A client's credits are its slots.
-//! Left out so far: `gpu-cpu`, `gpu-persistent`.
+//! Left out so far: `gpu-persistent`.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
@@ -20,6 +20,9 @@ mod nic_tests;
 mod structure;
 #[cfg(test)]
 mod tests;
+mod told;
+#[cfg(test)]
+mod told_tests;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,7 +36,9 @@ use slots::layout::{FLAG_BYTES, MOST_TENSORS};
 use verbs::Pd;
 use verbs::code::Access;
 
-use layout::{TABLE_WORDS, db_client, db_counts, db_place, db_served, db_turn};
+use layout::{TABLE_WORDS, db_client, db_counts, db_place, db_served, db_told, db_turn};
+
+use crate::Processor;
 
 use chain::Runs;
 
@@ -164,8 +169,9 @@ pub struct Served {
     geometry: Geometry,
     arrival: Arrival,
     slot_count: u32,
-    /// Of each place its queue.
-    queues: Vec<Option<Queue>>,
+    /// The thread that posts, if the CPU does. Ended before the queues go.
+    poster: Option<told::Poster>,
+    queues: Arc<told::Shared>,
     on_end: Option<OnEnd>,
     planted: Option<(usize, Source, &'static str)>,
 }
@@ -200,6 +206,16 @@ fn buffers(given: &[u64], wanted: usize, what: &str) -> Result<[u64; MOST_TENSOR
 impl Served {
     /// Memory for slots and flags of the machine's own. Errors: a machine that does not see what a NIC writes there; no memory.
     pub fn new(machine: &Machine, setting: Setting<'_>) -> Result<Served, ServedError> {
+        Served::posted_by(Processor::Gpu, machine, setting)
+    }
+
+    /// As [`Self::new`]; where the CPU posts (`gpu-cpu`), a thread of its own does it, and clients' queues are made by
+    /// [`Queue::create_mixed`].
+    pub fn posted_by(
+        posts: Processor,
+        machine: &Machine,
+        setting: Setting<'_>,
+    ) -> Result<Served, ServedError> {
         let Setting { geometry, slots: count, arrival, .. } = setting;
         let slot_count = count as usize;
         if count == 0 || setting.clients == 0 || setting.threads == 0 || setting.copying.contains(&0) {
@@ -230,6 +246,19 @@ impl Served {
             Arrival::Tail => [slots.kernel_address() + geometry.request.tail as u64, stride as u64],
             _ => [flags.kernel_address(), FLAG_BYTES as u64],
         };
+        let told = match posts {
+            Processor::Gpu => None,
+            Processor::Cpu => Some(told::Told {
+                ring: machine.host_memory(slot_count * size_of::<db_told>())?,
+                sending: machine.host_memory(4 * slot_count)?,
+                places: places.clone(),
+                shared: shared.clone(),
+                geometry: geometry.clone(),
+                arrival,
+                slots: slots.address(),
+                slot_count: count,
+            }),
+        };
         served.put(
             0,
             &db_served {
@@ -241,7 +270,7 @@ impl Served {
                 flag_stride,
                 sequences: word(0),
                 owners: word(1),
-                sending: word(2),
+                sending: told.as_ref().map_or(word(2), |told| told.sending.kernel_address()),
                 twice: word(3),
                 clients: clients.kernel_address(),
                 places: places.kernel_address(),
@@ -250,6 +279,7 @@ impl Served {
                 wait_ns: u64::try_from(setting.wait.as_nanos()).unwrap_or(u64::MAX),
                 attend_ns: ATTEND.as_nanos() as u64,
                 ends: 0,
+                told: told.as_ref().map_or(0, |told| told.ring.kernel_address()),
                 slot_count: count,
                 client_count: setting.clients,
                 arrival: arrival as u32,
@@ -269,6 +299,8 @@ impl Served {
         )?;
         turn.put(0, &db_turn::default())?;
         let copying = setting.copying;
+        let is_told = told.is_some();
+        let queues = told::Shared::new(setting.clients, told);
         let told = launch::Told {
             served: served.kernel_address(),
             turn: turn.kernel_address(),
@@ -293,7 +325,8 @@ impl Served {
             geometry: geometry.clone(),
             arrival,
             slot_count: count,
-            queues: (0..setting.clients).map(|_| None).collect(),
+            poster: is_told.then(|| told::Poster::start(&queues)).transpose()?,
+            queues,
             on_end: None,
             planted: None,
         })
@@ -322,6 +355,11 @@ impl Served {
             )
         };
         Ok([share(&self.core.slots, stride)?, share(&self.core.flags, FLAG_BYTES)?])
+    }
+
+    /// The processor that posts answers.
+    pub fn posts(&self) -> Processor {
+        if self.poster.is_some() { Processor::Cpu } else { Processor::Gpu }
     }
 
     /// The model's layout of requests and answers.
@@ -356,8 +394,12 @@ impl Served {
                 queue.name()
             ));
         }
-        let Some(index) = self.queues.iter().position(Option::is_none) else {
-            return refuse(format!("all {} places are taken", self.queues.len()));
+        if self.poster.is_some() && !queue.is_mixed() {
+            return refuse(format!("{}: the CPU cannot post there", queue.name()));
+        }
+        let mut queues = self.queues.lock();
+        let Some(index) = queues.free() else {
+            return refuse(format!("all {} places are taken", queues.count()));
         };
         let number = index as u32;
         let wanted = self.word(number, std::mem::offset_of!(db_place, wanted)).load(Ordering::Relaxed);
@@ -378,7 +420,8 @@ impl Served {
         };
         // `wanted` and `done` stay as they are: no kernel reads the rest before `wanted` changes.
         self.core.places.write(self.place_at(number), place.bytes())?;
-        self.queues[index] = Some(queue);
+        queues.put(index, queue, client);
+        drop(queues);
         self.want(number);
         Ok(number)
     }
@@ -409,7 +452,7 @@ impl Served {
     /// Asks the kernels to let a client go: [`Self::is_done`] tells when they have. Ask again where it says so now and they had not
     /// taken the client in yet.
     pub fn let_go(&mut self, index: u32) -> Result<(), ServedError> {
-        if self.queues.get(index as usize).is_none_or(Option::is_none) {
+        if !self.queues.lock().has(index as usize) {
             return refuse(format!("place {index} has no client"));
         }
         let wanted = self.word(index, std::mem::offset_of!(db_place, wanted)).load(Ordering::Relaxed);
@@ -437,7 +480,7 @@ impl Served {
         if !self.is_gone(index) {
             return refuse(format!("the client in place {index} is not gone"));
         }
-        match self.queues.get_mut(index as usize).and_then(Option::take) {
+        match self.queues.lock().take(index as usize) {
             Some(queue) => Ok(queue.emptied()?),
             None => refuse(format!("place {index} has no client")),
         }
@@ -492,7 +535,7 @@ impl Drop for Served {
         if self.stop(self.core.wait.saturating_add(Duration::from_secs(60))).is_err() && self.may_run() {
             std::mem::forget((
                 std::mem::replace(&mut self.runs, Runs::Not),
-                std::mem::take(&mut self.queues),
+                Arc::clone(&self.queues),
                 Arc::clone(&self.core),
             ));
         }

@@ -51,8 +51,8 @@ impl Peer {
         let server_pd = context.alloc_pd().unwrap();
         let cq = || Cq::new(context, 127).unwrap().into_direct().unwrap();
         let machine = served.core.machine.clone();
-        let queue =
-            Queue::create(&machine, &builder(), &server_pd, cq(), Some(cq()), Options::default()).unwrap();
+        let create = if served.posts() == Processor::Cpu { Queue::create_mixed } else { Queue::create };
+        let queue = create(&machine, &builder(), &server_pd, cq(), Some(cq()), Options::default()).unwrap();
         Peer::join_by(queue, served, first, wrong)
     }
 
@@ -143,7 +143,12 @@ impl Peer {
 }
 
 /// Two clients, several rounds, one that leaves while the other goes on; then the place is taken again.
-fn serves(context: &Context, machine: &Machine, arrival: Arrival, start: &dyn Fn(&mut Served, &Memory)) {
+fn serves(
+    context: &Context,
+    machine: &Machine,
+    (arrival, posts): (Arrival, Processor),
+    start: &dyn Fn(&mut Served, &Memory),
+) {
     let model = machine.own_memory(1 << 13).unwrap();
     model.fill(0).unwrap();
     let at = model.kernel_address();
@@ -159,7 +164,7 @@ fn serves(context: &Context, machine: &Machine, arrival: Arrival, start: &dyn Fn
         threads: 64,
         copying: [2, 64],
     };
-    let mut served = Served::new(machine, setting).unwrap();
+    let mut served = Served::posted_by(posts, machine, setting).unwrap();
     let mut peers = [Peer::join(context, &mut served, 0, 0), Peer::join(context, &mut served, SLOTS, 0)];
     start(&mut served, &model);
     peers.iter().for_each(|peer| served.wait_done(peer.index, LIMIT).unwrap());
@@ -210,11 +215,12 @@ fn twin_serves_clients_that_come_and_go() {
     let context = need!(device(), nic, "an mlx5 device");
     let kernels: &Kernels = launch::SOURCES[0].twin;
     need!(kernels.find("wait_inputs").map_err(|error| error.to_string()), cc, "a C++ compiler");
-    for (arrival, visibility) in
-        ARRIVALS.iter().zip([Visibility::Weak { seed: 1 }, Visibility::InOrder, Visibility::Weak { seed: 2 }])
+    let orders = [Visibility::Weak { seed: 1 }, Visibility::InOrder, Visibility::Weak { seed: 2 }];
+    for ((arrival, visibility), posts) in
+        ARRIVALS.iter().zip(orders).flat_map(|way| [Processor::Gpu, Processor::Cpu].map(|posts| (way, posts)))
     {
         let machine = Machine::twin(visibility);
-        serves(&context, &machine, *arrival, &|served, model| {
+        serves(&context, &machine, (*arrival, posts), &|served, model| {
             let model = model.clone();
             let add = move || {
                 add_one(&model);
@@ -260,10 +266,13 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
     let context = need!(device(), nic, "an mlx5 device");
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     let module: Module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
-    for (arrival, again) in
-        ARRIVALS.iter().flat_map(|way| [Again::Relaunch, Again::While].map(|again| (*way, again)))
-    {
-        serves(&context, &machine, arrival, &|served, memory| {
+    let ways = [
+        (Again::Relaunch, Processor::Gpu),
+        (Again::While, Processor::Gpu),
+        (Again::Relaunch, Processor::Cpu),
+    ];
+    for (arrival, (again, posts)) in ARRIVALS.iter().flat_map(|way| ways.map(|others| (*way, others))) {
+        serves(&context, &machine, (arrival, posts), &|served, memory| {
             let function = module.function("add_one").unwrap();
             let model = AddOne { function, memory: memory.clone() };
             served.start_graph(again, Box::new(model)).unwrap();

@@ -12,13 +12,14 @@ extern "C" __global__ void layout(db_u32 *words, db_u32 count) {
         ALL5(db_turn, state, slot, sequence, client, status), ALL5(db_turn, request_id, cookie, sent_ns, begun_ns, attended_ns),
         AT(db_turn, next), AT(db_turn, counts), SIZE(db_turn),
         ALL5(db_place, queue, answers, answer_flags, answers_rkey, flags_rkey), ALL5(db_place, lkey, first, count, sequence, wanted),
-        ALL5(db_place, done, unreliable, answered, refused, end), SIZE(db_place),
+        ALL5(db_place, done, unreliable, flushed, answered, refused), AT(db_place, end), SIZE(db_place),
         ALL5(db_client, place, sq, rq, send_cq, receive_cq), ALL5(db_client, send_released, receive_released, acted, dead, turn),
         AT(db_client, answered), AT(db_client, refused), SIZE(db_client),
         ALL5(db_served, slots, slots_nic, slot_stride, answer, flags), ALL5(db_served, flag_stride, sequences, owners, sending, twice),
-        ALL5(db_served, clients, places, cancel, counts, wait_ns), ALL5(db_served, attend_ns, ends, slot_count, client_count, arrival),
+        ALL5(db_served, clients, places, cancel, counts, wait_ns), ALL5(db_served, attend_ns, ends, told, slot_count, client_count), AT(db_served, arrival),
         ALL5(db_served, model_id, request_tensors, answer_tensors, request_tail, answer_tail), AT(db_served, refuses),
         ALL5(db_served, answer_stride, request_table, answer_table, inputs, outputs), SIZE(db_served),
+        AT(db_told, slot), AT(db_told, client), AT(db_told, status), AT(db_told, number), SIZE(db_told),
         ALL5(db_asked, what, slot, sequence, client, status), ALL5(db_asked, arrival, request_id, cookie, sent_ns, completed),
         SIZE(db_asked)};
     for (db_u32 index = 0; index < sizeof(all) / 8 && index < count; index++) words[index] = (db_u32)all[index];

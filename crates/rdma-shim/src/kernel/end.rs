@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::memory::Plain;
-use crate::Status;
+use crate::{Completion, Status};
 
 /// `struct db_kernel_end`, as a kernel wrote it.
 #[allow(missing_docs, reason = "fields of C")]
@@ -64,6 +64,20 @@ pub enum Reason {
 }
 
 impl db_kernel_end {
+    /// Of an error completion that the CPU took.
+    pub fn of(done: &Completion) -> db_kernel_end {
+        let done = done.0;
+        db_kernel_end {
+            wr_id: done.wr_id,
+            code: COMPLETION,
+            qpn: done.qpn,
+            status: done.status,
+            syndrome: done.syndrome,
+            vendor_syndrome: done.vendor_syndrome,
+            is_send: done.is_send,
+        }
+    }
+
     /// The failure that it tells of; `None` when all went well.
     pub fn failure(&self) -> Option<Failure> {
         let reason = match self.code {

@@ -1,56 +1,56 @@
 //! A queue pair of which the CPU has one part, and kernels the other.
 
-use verbs::{DirectCq, Pd, Qp, QpBuilder, ReceiveRequest, SendRequest};
+use verbs::{DirectCq, Pd, QpBuilder, ReceiveRequest, SendRequest};
 
 use super::error::KernelError;
 use super::machine::Machine;
 use super::memory::Memory;
-use super::queue::{Queue, Room, db_kernel_queue};
+use super::queue::Queue;
 use crate::completion::Completion;
 use crate::queue_pair::{Options, PollError, poll_one, post_receives, try_post};
 use crate::request::{PostError, ReceiveList};
 use crate::sys::db_c_ring;
 
-/// A queue pair of which the CPU has one part, and kernels the other; what is remembered of requests lies in host memory. Kernels
-/// post all sends or none. They take the completions of what they posted, or else the CPU does: [`MixedQueue::poll_posted_there`].
-#[derive(Debug)]
-pub struct MixedQueue(Queue);
-
-impl MixedQueue {
-    /// As [`Queue::create`].
-    pub fn create(
+impl Queue {
+    /// As [`Queue::create`], of a queue pair of which the CPU has a part; what is remembered of requests lies in host memory.
+    pub fn create_mixed(
         machine: &Machine,
         builder: &QpBuilder,
         pd: &Pd,
         send_cq: DirectCq,
         receive_cq: Option<DirectCq>,
         options: Options,
-    ) -> Result<MixedQueue, KernelError> {
+    ) -> Result<Queue, KernelError> {
         let tables = |bytes| machine.host_memory(bytes).map(Memory::from);
-        Queue::with_tables(machine, builder, pd, [Some(send_cq), receive_cq], options, tables).map(MixedQueue)
+        let mut queue =
+            Queue::with_tables(machine, builder, pd, [Some(send_cq), receive_cq], options, tables)?;
+        queue.is_mixed = true;
+        Ok(queue)
     }
 
-    /// The queue pair, for its states.
-    pub fn qp(&self) -> &Qp {
-        self.0.qp()
+    /// Whether the CPU may have a part of it.
+    pub fn is_mixed(&self) -> bool {
+        self.is_mixed
     }
 
-    /// For sentences: `QP 0x49`.
-    pub fn name(&self) -> String {
-        self.0.name()
+    /// The send queue's consumer index, as the CPU has it.
+    pub fn sends_completed(&self) -> u64 {
+        self.host.sq.consumer
     }
 
-    /// Where kernels find its structs.
-    pub fn addresses(&self) -> db_kernel_queue {
-        self.0.addresses()
+    /// The CPU's part. `None`: kernels have all of the queue.
+    pub fn cpu_part(&mut self) -> Option<CpuPart<'_>> {
+        self.is_mixed.then_some(CpuPart(self))
     }
+}
 
-    /// How much fits in it.
-    pub fn room(&self) -> Result<Room, KernelError> {
-        self.0.room()
-    }
+/// What the CPU does with a queue pair, while kernels do the rest. Kernels post all sends or none. They take the completions of what
+/// they posted, or else the CPU does: [`CpuPart::poll_posted_there`].
+#[derive(Debug)]
+pub struct CpuPart<'a>(&'a mut Queue);
 
-    /// Writes one request; [`MixedQueue::ring`] publishes it. No kernel posts sends.
+impl CpuPart<'_> {
+    /// Writes one request; [`CpuPart::ring`] publishes it. No kernel posts sends.
     pub fn try_post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         // SAFETY: the host's addresses are libmlx5's, which the queue keeps, and of slots in host memory; no kernel posts here.
         unsafe { try_post(&mut self.0.host.sq, request) }
@@ -78,21 +78,11 @@ impl MixedQueue {
     }
 
     /// Takes completions of the sends' CQ, where kernels have posted the sends and the CPU the receives. A kernel is to be told
-    /// [`MixedQueue::sends_completed`] before it posts again.
+    /// [`Queue::sends_completed`] before it posts again.
     pub fn poll_posted_there(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
         let sq = &mut self.0.host.sq;
         // How much kernels have rung for is theirs to know. A completion names what they have: any that the ring holds.
         sq.rung = sq.consumer + u64::from(sq.blocks);
         self.poll_sends(out)
-    }
-
-    /// The send queue's consumer index.
-    pub fn sends_completed(&self) -> u64 {
-        self.0.host.sq.consumer
-    }
-
-    /// Any state → RESET, with empty queues. No kernel uses it, and what kernels posted was stored back.
-    pub fn emptied(self) -> Result<MixedQueue, KernelError> {
-        self.0.emptied().map(MixedQueue)
     }
 }

@@ -27,7 +27,7 @@ pub use end::{Failure, Reason, db_kernel_end};
 pub use error::KernelError;
 pub use machine::{Kernel, Machine};
 pub use memory::{GpuMemory, HostMemory, Memory, Plain};
-pub use mixed::MixedQueue;
+pub use mixed::CpuPart;
 pub use queue::{Queue, Room, db_kernel_queue};
 pub use region::{Part, Place, Region, Share};
 pub use running::Running;

@@ -48,6 +48,8 @@ pub struct Queue {
     state: Memory,
     /// As the CPU sees the queues: for when they are reset, and for directions that are the CPU's.
     pub(super) host: Structs,
+    /// The CPU may use it too.
+    pub(super) is_mixed: bool,
     slots: Memory,
     wr_ids: Option<Memory>,
     shown: Vec<Registered>,
@@ -111,6 +113,7 @@ impl Queue {
             machine: machine.clone(),
             state: machine.host_memory(STATE_BYTES)?.into(),
             host: host.clone(),
+            is_mixed: false,
             slots,
             wr_ids,
             shown: Vec::new(),

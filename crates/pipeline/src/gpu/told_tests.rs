@@ -1,0 +1,109 @@
+//! `gpu-cpu` over a NIC: an answer stays in its slot until the NIC has read it. `nic_tests` has the rest.
+
+use std::time::Duration;
+
+use host_twin::Visibility;
+use measure::need;
+use rdma_shim::Options;
+use rdma_shim::kernel::{Machine, Place, Queue};
+use rdma_shim::testing::{device, wait_for};
+use slots::Status;
+use verbs::connect::RegionOffer;
+use verbs::{Context, Cq, QpBuilder, QpType};
+
+use super::by_cpu::Model;
+use super::nic_tests::add_one_on;
+use super::{Again, Arrival, Client, Served, Setting, launch};
+use crate::Processor;
+use crate::testing::{Peer, SLOTS, geometry};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The next request of a slot comes before the NIC could read the answer of the one before to its end: the client has no receive that
+/// the answer takes. Whether that answer comes whole. `waits`: without the planted defect.
+fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
+    let buffers = machine.own_memory(1 << 13).unwrap();
+    buffers.fill(0).unwrap();
+    let at = buffers.kernel_address();
+    let setting = Setting {
+        geometry: &geometry(),
+        slots: SLOTS,
+        clients: 1,
+        arrival: Arrival::Completion,
+        place: Place::Gpu,
+        inputs: &[at],
+        outputs: &[at + 4096],
+        wait: Duration::from_millis(2),
+        threads: 64,
+        copying: [2, 64],
+    };
+    let mut served = Served::posted_by(Processor::Cpu, machine, setting).unwrap();
+    served.queues.lock().forgets_sending = !waits;
+    let pd = context.alloc_pd().unwrap();
+    let cq = || Cq::new(context, 127).unwrap().into_direct().unwrap();
+    let builder = QpBuilder::new(QpType::Rc).send_requests(32).receive_requests(16).own_register(true);
+    let make = |cqs: [_; 2]| {
+        let [send, receive] = cqs;
+        Queue::create_mixed(machine, &builder, &pd, send, Some(receive), Options::default()).unwrap()
+    };
+    let queue = make([cq(), cq()]);
+    let shares = served.shares(&pd, 0, SLOTS).unwrap();
+    let there = [0, 1].map(|nth: usize| RegionOffer::new(shares[nth].mr()));
+    let granted: Vec<(u32, u32)> = (0..SLOTS).map(|slot| (slot, 0)).collect();
+    let mut peer = Peer::new(queue.qp(), there, slots::Arrival::Completion, 0, &granted, 0);
+    let [answers, flags] = peer.answers(0).map(|region| (region.address, region.rkey));
+    let lkey = shares[0].mr().lkey();
+    let client = Client { first: 0, count: SLOTS, sequence: 0, answers, flags, lkey, is_reliable: true };
+    let place = served.add_client(queue, client).unwrap();
+    match add_one_on(machine, &buffers) {
+        Model::Called(mut model) => served.start_by_cpu(move || {
+            model();
+            Ok(())
+        }),
+        Model::Recorded(model) => served.start_graph(Again::Relaunch, model),
+    }
+    .unwrap();
+    served.wait_done(place, LIMIT).unwrap();
+    let answered = |count: u64| wait_for("answers", || (served.counters().answered >= count).then_some(()));
+    let request = peer.client.ask(1, 2, 0, u64::MAX).unwrap();
+    let first = peer.send(1, request.slot, request.sequence, &request.prefix, 7.0);
+    answered(1);
+    let second = peer.ask_early(first, &request.prefix, 70.0);
+    peer.wait_sent(2);
+    if waits {
+        // Some turns that could serve it.
+        let turns = served.counters().turns + 5;
+        wait_for("turns", || (served.counters().turns >= turns).then_some(()));
+        assert_eq!(served.counters().answered, 1, "the answer before is still read");
+    } else {
+        answered(2);
+    }
+    peer.post_receive();
+    wait_for("the first answer", || (peer.has(first) || peer.has(second)).then_some(()));
+    let is_whole = peer.has(first) && peer.taken(first) == (Status::Ok, true);
+    if waits {
+        // The second one has its turn once the first was sent.
+        answered(2);
+        wait_for("completions", || (served.counters().sent >= 1).then_some(()));
+    }
+    served.stop(LIMIT).unwrap();
+    is_whole
+}
+
+#[test]
+fn an_answer_of_gpu_cpu_stays_until_the_nic_has_read_it() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let kernel = launch::SOURCES[0].twin.find("wait_inputs").map(drop).map_err(|error| error.to_string());
+    need!(kernel, cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    assert!(read_late(&context, &machine, true));
+    assert!(!read_late(&context, &machine, false), "the defect is not seen");
+}
+
+#[test]
+fn gpu_leaves_an_answer_to_the_cpu_until_the_nic_has_read_it() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    assert!(read_late(&context, &machine, true));
+    assert!(!read_late(&context, &machine, false), "the defect is not seen");
+}
