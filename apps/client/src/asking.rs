@@ -73,6 +73,8 @@ struct Tally {
     verifier: Verifier,
     warm_up: u64,
     inputs: usize,
+    /// The server has said that it stops: nothing more is asked.
+    is_stopping: bool,
 }
 
 impl<'a> Asking<'a> {
@@ -95,7 +97,13 @@ impl<'a> Asking<'a> {
         let speaks = speaks_to_people(options.json.as_deref());
         let is_live = options.live || (speaks && std::io::stdout().is_terminal());
         Asking {
-            tally: Tally { outcome, verifier, warm_up: options.warm_up, inputs: inputs.len() },
+            tally: Tally {
+                outcome,
+                verifier,
+                warm_up: options.warm_up,
+                inputs: inputs.len(),
+                is_stopping: false,
+            },
             load: options.load(start_ns),
             options,
             connection,
@@ -135,7 +143,9 @@ impl<'a> Asking<'a> {
                 return Ok(false);
             }
         }
-        while let Some(due) = self.load.due(self.connection.now_ns(), self.connection.outstanding()) {
+        while !self.tally.is_stopping
+            && let Some(due) = self.load.due(self.connection.now_ns(), self.connection.outstanding())
+        {
             let input = &self.inputs[input_of(due.id, self.inputs.len())];
             let deadline_ns = due.at_ns + self.patience_ns();
             if !self.connection.ask(due.id, due.at_ns, &[input], deadline_ns)? {
@@ -146,6 +156,9 @@ impl<'a> Asking<'a> {
         }
         let Some(found) = self.connection.poll()? else {
             std::thread::yield_now();
+            if self.tally.is_stopping && self.connection.outstanding() == 0 {
+                return Err(Gone::Stopping);
+            }
             return Ok(self.connection.outstanding() > 0 || !self.load.is_over(now_ns));
         };
         self.tally.take(self.start_ns, found);
@@ -202,6 +215,7 @@ impl Tally {
         outcome.counts.answered += 1;
         if answered.answer.status != Status::Ok {
             outcome.counts.refuse(answered.answer.status);
+            self.is_stopping |= answered.answer.status == Status::Stopping;
             return;
         }
         if outcome.counts.answered > self.warm_up {
@@ -222,6 +236,8 @@ enum Gone {
     /// The server is gone, with so many requests outstanding.
     Server(usize),
     Connection(ConnectionError),
+    /// The server takes no more requests.
+    Stopping,
     /// The line of a second could not be written.
     Line(anyhow::Error),
 }
@@ -239,6 +255,7 @@ impl std::fmt::Display for Gone {
                 write!(f, "the server is gone, with {outstanding} requests outstanding")
             }
             Gone::Connection(error) => error.fmt(f),
+            Gone::Stopping => f.write_str("the server is stopping"),
             Gone::Line(error) => write!(f, "{error:#}"),
         }
     }

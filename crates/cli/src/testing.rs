@@ -103,6 +103,11 @@ impl Program {
         })
     }
 
+    /// Number of its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal; returns the moment before it.
     pub fn signal(&self, signal: Signal) -> Instant {
         let before = Instant::now();

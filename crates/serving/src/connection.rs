@@ -5,7 +5,7 @@
 //! thread calls both in turn: nothing here waits but [`Connection::open`], which has a deadline.
 //!
 //! On UC a part of an answer may be lost while its flag arrives. So a flag alone is not believed there: the tail
-//! flag, which is in the last packet of the answer's WRITE, must have arrived too.
+//! flag, which is in the last packet of the answer's WRITE, must have arrived too. Else the answer is lost.
 
 use std::collections::VecDeque;
 use std::io;
@@ -296,11 +296,11 @@ impl Connection {
         let is_torn = (self.transport, self.arrival) == (Transport::Uc, Arrival::Flag)
             && Status::of(header.status) == Some(Status::Ok)
             && self.message[self.geometry.answer.tail..] != flag(sequence).to_le_bytes();
-        let answered = if is_torn {
-            Err(AnswerError::Wrong { slot, id: header.request_id, sequence: header.sequence })
-        } else {
-            self.client.answered(slot, prefix)
-        };
+        // What UC has lost a part of is no answer: its request is lost at its deadline.
+        if is_torn {
+            return Ok(None);
+        }
+        let answered = self.client.answered(slot, prefix);
         match answered {
             Ok(_) | Err(AnswerError::Late { .. }) => self.waiting.retain(|at| at.slot != slot),
             Err(AnswerError::Unasked { .. }) => self.duplicates += 1,
