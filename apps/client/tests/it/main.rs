@@ -1,4 +1,4 @@
-//! The client as its users start it, against a server that the tests play: it answers, and it can be wrong.
+//! The client as its users start it, against a server that the tests play, which can be wrong, and against the server.
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 
@@ -6,3 +6,5 @@ mod answers;
 mod bad_input;
 mod faults;
 mod played;
+mod server;
+mod server_ends;

@@ -24,7 +24,7 @@ pub static CLIENT: LazyLock<String> =
 pub const MODEL: &str = "small";
 /// Values of an input, and of an output.
 const VALUES: usize = 12 * 8;
-const MANIFEST: &str = r#"
+pub const MANIFEST: &str = r#"
 name = "small"
 title = "Small"
 architecture = { builder = "super-resolution", factor = 1, height = 12, width = 8 }

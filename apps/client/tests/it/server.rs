@@ -1,0 +1,164 @@
+//! The server's own program, and a file with the bits of its answers.
+
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use cli::testing::{Ended, Program, Signal, program};
+use inference::engine::Engine;
+use inference::engine::onnx_runtime::Runtime;
+use measure::need;
+use serde_json::{Value, json};
+use zoo::Manifest;
+
+use crate::played::{CLIENT, Files, MODEL, device};
+
+/// Longest wait for anything.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Beside the client, where cargo has built it.
+static SERVER: LazyLock<String> = LazyLock::new(|| {
+    let beside = Path::new(&*CLIENT).with_file_name("inference-server");
+    program("CARGO_BIN_EXE_inference-server", &beside.display().to_string())
+});
+pub const WAYS: [(&str, &str); 6] = [
+    ("rc", "flag"),
+    ("rc", "tail"),
+    ("rc", "completion"),
+    ("uc", "flag"),
+    ("uc", "tail"),
+    ("uc", "completion"),
+];
+
+/// What tests with a server need.
+pub struct World {
+    pub files: Files,
+    /// Outputs of 16 inputs by the server's engine: its answers have these bits, or are wrong.
+    pub reference: String,
+}
+
+impl World {
+    /// Error: no device, no ONNX Runtime, or no server.
+    pub fn new(test: &str) -> Result<World, String> {
+        device()?;
+        let runtime = Runtime::load(None).map_err(|error| error.to_string())?;
+        if !Path::new(&*SERVER).is_file() {
+            return Err(format!("{}; `cargo build -p inference-server`", *SERVER));
+        }
+        let files = Files::new(test);
+        let (manifest, _) = Manifest::find(MODEL, Some(Path::new(files.folder()))).unwrap();
+        let mut engine = runtime.model(&manifest.build(), 1).unwrap();
+        let mut outputs =
+            |number| engine.run(&[&manifest.test_input(number).unwrap()]).unwrap().swap_remove(0);
+        let bytes: Vec<u8> =
+            (0..16).flat_map(&mut outputs).flat_map(|value: f32| value.to_le_bytes()).collect();
+        let reference = format!("{}/bits.f32", files.folder());
+        std::fs::write(&reference, bytes).unwrap();
+        Ok(World { files, reference })
+    }
+
+    /// A server of the small model, and its address.
+    pub fn server(&self, options: &[&str]) -> (Program, String) {
+        self.server_at("127.0.0.1:0", options)
+    }
+
+    pub fn server_at(&self, address: &str, options: &[&str]) -> (Program, String) {
+        let own = ["--listen", address, "--model", MODEL, "--manifests", self.files.folder()];
+        let mut server = Program::start(&SERVER, &[&own, options].concat());
+        let line = server.next_line();
+        assert_eq!(line["kind"], "listening");
+        (server, line["address"].as_str().unwrap().to_owned())
+    }
+
+    /// A client whose answers have to have the reference's bits.
+    pub fn client(&self, address: &str, options: &[&str]) -> Program {
+        let own = ["--connect", address, "--model", MODEL, "--manifests", self.files.folder()];
+        let compared = ["--reference", &self.reference, "--tolerance", "0"];
+        Program::start(&CLIENT, &[&own[..], &compared, options].concat())
+    }
+
+    /// A client that is served well.
+    pub fn is_served(&self, address: &str, options: &[&str]) {
+        let ended = self.client(address, options).end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_clean(&ended, 160);
+    }
+}
+
+/// Waits until so many clients have joined.
+pub fn joined(server: &mut Program, clients: usize) {
+    let mut left = clients;
+    while left > 0 {
+        left -= usize::from(server.next_line()["kind"] == "joined");
+    }
+}
+
+/// Stops a server: its last line.
+pub fn totals(server: &mut Program) -> Value {
+    server.signal(Signal::SIGTERM);
+    let ended = server.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let last = ended.lines.last().unwrap();
+    assert_eq!(last["kind"], "served", "{ended:?}");
+    last.clone()
+}
+
+pub fn counts(run: &Value, names: [&str; 6]) -> [u64; 6] {
+    names.map(|name| run[name].as_u64().unwrap_or_else(|| panic!("{name}: {run}")))
+}
+
+/// `sent`, `answered`, and nothing that is wrong.
+pub fn assert_clean(ended: &Ended, count: u64) {
+    let run = ended.line();
+    let found = counts(run, ["sent", "answered", "wrong", "lost", "late", "duplicate"]);
+    assert_eq!((found, &run["reference"]), ([count, count, 0, 0, 0, 0], &json!(true)), "{ended:?}");
+}
+
+#[test]
+fn each_way_brings_the_bits_of_the_reference_in_both_cpu_modes() {
+    let world = need!(World::new("bits"), server, "a NIC, ONNX Runtime and inference-server");
+    for mode in ["cpu-cpu-ibverbs", "cpu-cpu-shim"] {
+        let (mut server, address) = world.server(&["--mode", mode, "--sessions", "6"]);
+        for (transport, arrival) in WAYS {
+            let way = ["--transport", transport, "--arrival", arrival, "--count", "160"];
+            world.is_served(&address, &way);
+        }
+        let ended = server.end();
+        let served = ended.lines.last().unwrap();
+        assert_eq!(
+            (ended.code, &served["answered"], &served["failed"]),
+            (Some(0), &json!(960), &json!(0)),
+            "{mode}"
+        );
+    }
+}
+
+#[test]
+fn answers_of_64_clients_at_once_have_the_same_bits_as_those_of_one() {
+    const CLIENTS: u64 = 64;
+    const EACH: u64 = 32;
+    let world = need!(World::new("many"), server, "a NIC, ONNX Runtime and inference-server");
+    let (mut server, address) = world.server(&["--slots", "128"]);
+    world.is_served(&address, &["--count", "160"]);
+    let each = EACH.to_string();
+    let way = |number: usize| {
+        let (transport, arrival) = WAYS[number % WAYS.len()];
+        ["--slots", "2", "--count", &each, "--transport", transport, "--arrival", arrival, "--deadline", "60"]
+    };
+    let mut clients: Vec<Program> =
+        (0..CLIENTS as usize).map(|number| world.client(&address, &way(number))).collect();
+    let rates: Vec<f64> = clients
+        .iter_mut()
+        .map(|client| {
+            let ended = client.end();
+            assert_eq!(ended.code, Some(0), "{ended:?}");
+            assert_clean(&ended, EACH);
+            ended.line()["answers_per_second"].as_f64().unwrap()
+        })
+        .collect();
+    let (least, most) =
+        rates.iter().fold((f64::MAX, 0.0_f64), |(least, most), rate| (least.min(*rate), most.max(*rate)));
+    println!("{CLIENTS} clients: {least:.0} to {most:.0} answers/s each, max/min {:.2}", most / least);
+    let totals = totals(&mut server);
+    let found = ["clients", "failed", "answered"].map(|name| totals[name].as_u64().unwrap());
+    assert_eq!(found, [CLIENTS + 1, 0, CLIENTS * EACH + 160], "{totals}");
+}
