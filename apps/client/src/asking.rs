@@ -23,6 +23,11 @@ const SETUP: Duration = Duration::from_secs(10);
 /// How often deadlines, the server and the user are looked after.
 const LOOK_NS: u64 = 5_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
+/// How long a core is used to wait for an answer, how long each sleep after that is asked to be, and how long before the next
+/// request is due none is begun.
+const SPIN_NS: u64 = 1_000_000;
+const SLEEP: Duration = Duration::from_micros(50);
+const NO_SLEEP_NS: u64 = 500_000;
 
 /// The exit code.
 pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
@@ -63,6 +68,8 @@ struct Asking<'a> {
     start_ns: u64,
     /// When deadlines are looked after again.
     look_ns: u64,
+    /// When something was sent or found last.
+    active_ns: u64,
     /// Whether each second has a line, when the next one is due, and the answers before it.
     live: Option<(u64, u64)>,
 }
@@ -110,6 +117,7 @@ impl<'a> Asking<'a> {
             inputs,
             start_ns,
             look_ns: start_ns,
+            active_ns: start_ns,
             live: is_live.then_some((start_ns + SECOND_NS, 0)),
         }
     }
@@ -153,15 +161,23 @@ impl<'a> Asking<'a> {
             }
             self.load.sent();
             self.tally.outcome.counts.sent += 1;
+            self.active_ns = now_ns;
         }
         let Some(found) = self.connection.poll()? else {
-            std::thread::yield_now();
+            // Other clients of this host need the cores.
+            let is_long = now_ns.saturating_sub(self.active_ns) > SPIN_NS;
+            if is_long && self.load.idle_ns(now_ns) > NO_SLEEP_NS {
+                std::thread::sleep(SLEEP);
+            } else {
+                std::thread::yield_now();
+            }
             if self.tally.is_stopping && self.connection.outstanding() == 0 {
                 return Err(Gone::Stopping);
             }
             return Ok(self.connection.outstanding() > 0 || !self.load.is_over(now_ns));
         };
         self.tally.take(self.start_ns, found);
+        self.active_ns = now_ns;
         Ok(true)
     }
 

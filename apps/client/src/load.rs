@@ -93,6 +93,15 @@ impl Load {
         self.queue.front().copied()
     }
 
+    /// How long nothing new will be due, in a closed loop without an answer for ever. Nothing waits in the queue.
+    pub fn idle_ns(&self, now_ns: u64) -> u64 {
+        match (&self.arrivals, self.queue.is_empty()) {
+            (Arrivals::Closed { .. }, _) => u64::MAX,
+            (_, true) => self.next_ns(now_ns).map_or(u64::MAX, |at_ns| at_ns.saturating_sub(now_ns)),
+            (_, false) => 0,
+        }
+    }
+
     /// Takes the next request out of the queue.
     pub fn sent(&mut self) {
         self.queue.pop_front();
@@ -156,6 +165,7 @@ mod tests {
         let times: Vec<u64> = all(&mut load, 8 + SECOND / 2).iter().map(|due| due.at_ns - 8).collect();
         assert_eq!(times, [0, 1, 2, 3, 4, 5].map(|tenth| tenth * SECOND / 10));
         assert!(!load.is_over(8 + SECOND / 2));
+        assert_eq!(load.idle_ns(8 + SECOND / 2), SECOND / 10);
         assert_eq!((all(&mut load, 9 * SECOND).len(), load.is_over(9 * SECOND)), (4, true));
     }
 
