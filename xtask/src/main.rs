@@ -61,7 +61,8 @@ enum Command {
     Docs(docs::Options),
     /// Measure and draw a figure of the paper, and judge its claims; or run another experiment.
     Figure {
-        /// 1 (models' bandwidth), 2 (models' run times), 3 (the way of a request), 4 (throughput) or 5 (time to post), the numbers in the paper; or a
+        /// 1 (models' bandwidth), 2 (models' run times), 3 (the way of a request), 4 (throughput), 5 (time to post) or 7 (CPU use of serving), the
+        /// numbers in the paper; or a
         /// folder of experiments/.
         #[arg(value_name = "FIGURE")]
         name: String,

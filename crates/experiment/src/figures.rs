@@ -320,7 +320,9 @@ pub(crate) fn steps(name: &str, most: f64) -> Axis {
     let step = [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude).into_iter().find(|step| most / step <= 8.0);
     let step = step.unwrap_or(magnitude * 10.0);
     let count = (most / step).ceil() as u32;
-    let ticks = (0..=count).map(|tick| f64::from(tick) * step).map(|value| (value, format!("{value}")));
+    let ticks = (0..=count)
+        .map(|tick| (f64::from(tick) * step * 1e9).round() / 1e9)
+        .map(|value| (value, format!("{value}")));
     Axis { name: name.to_owned(), range: 0.0..f64::from(count) * step, log: false, ticks: ticks.collect() }
 }
 

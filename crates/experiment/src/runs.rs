@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use crate::figures::{caption, decades, label, steps, wrapped};
 use crate::plot::{Axis, COLOURS, Curve, FAINT, FONT, GRID, INK, Kind, LINE, Panel, drawing, svg};
 use crate::point::Point;
-use crate::spec::{Bars, Cdf};
+use crate::spec::{Bars, Cdf, Timeline};
 use crate::statistics::by_x;
 use crate::{Experiment, Paper};
 
@@ -24,6 +24,12 @@ pub fn plots(
         let curves = distributions(experiment, plot, points);
         if !curves.is_empty() {
             drawn.push((plot.name.clone(), cdf(experiment, plot, curves, points, unmeasured)?));
+        }
+    }
+    for plot in &experiment.spec.timelines {
+        let curves = timelines(experiment, plot, points);
+        if !curves.is_empty() {
+            drawn.push((plot.name.clone(), timeline(experiment, plot, curves, points, unmeasured)?));
         }
     }
     for plot in &experiment.spec.bars {
@@ -107,6 +113,52 @@ fn cdf(
     let y = Axis { name: "runs that took no longer, %".into(), range: 0.0..100.0, log: false, ticks };
     let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
     let lines = text(experiment, points, unmeasured, &[], 920);
+    svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], &curves, &lines)
+}
+
+/// One curve for each repetition of the plot's series.
+fn timelines(experiment: &Experiment, plot: &Timeline, points: &[Point]) -> Vec<Curve> {
+    let mut own: Vec<&Point> = points.iter().filter(|point| plot.series.contains(&point.series)).collect();
+    own.sort_by_key(|point| (point.series.clone(), point.repetition));
+    let curve = |point: &&Point| {
+        let pairs = point.detail[plot.field.as_str()].as_array()?;
+        let pair = |pair: &serde_json::Value| Some((pair[0].as_f64()?, pair[1].as_f64()?));
+        let points: Vec<[f64; 4]> = pairs.iter().filter_map(pair).map(|(x, y)| [x, y, y, y]).collect();
+        (!points.is_empty()).then(|| Curve {
+            group: label(experiment, &point.series).to_owned(),
+            label: format!("run {}", point.repetition + 1),
+            kind: Kind::Plain,
+            points,
+            not_whole: Vec::new(),
+        })
+    };
+    own.iter().filter_map(curve).collect()
+}
+
+/// Draws runs over their time, from 0 on both axes.
+fn timeline(
+    experiment: &Experiment,
+    plot: &Timeline,
+    mut curves: Vec<Curve>,
+    points: &[Point],
+    unmeasured: &[String],
+) -> Result<String> {
+    if let Some(name) = &plot.beside {
+        let paper = experiment.paper(name)?;
+        let published = paper.series.iter().filter(|curve| plot.series.contains(&curve.ours));
+        curves.extend(published.map(|curve| Curve {
+            group: "paper (hardware)".into(),
+            label: curve.label.clone(),
+            kind: Kind::Broken,
+            points: curve.points.clone(),
+            not_whole: Vec::new(),
+        }));
+    }
+    let most =
+        |axis: usize| curves.iter().flat_map(|curve| &curve.points).map(|at| at[axis]).fold(1e-6, f64::max);
+    let (x, y) = (steps("time since the process began, s", most(0)), steps(&plot.y_name, most(1)));
+    let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
+    let lines = text(experiment, points, unmeasured, &plot.notes, 920);
     svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], &curves, &lines)
 }
 

@@ -35,6 +35,9 @@ pub struct Spec {
     /// Numbers of each series as bars.
     #[serde(default)]
     pub bars: Vec<Bars>,
+    /// A number over the time of each run.
+    #[serde(default, rename = "timeline")]
+    pub timelines: Vec<Timeline>,
     /// Experiments whose claims the points can judge.
     #[serde(default)]
     pub judges: Vec<Judges>,
@@ -117,6 +120,26 @@ pub struct Cdf {
     pub series: Vec<String>,
     /// An experiment whose published distributions stand beside.
     pub beside: Option<String>,
+}
+
+/// One curve for each run of some series: pairs of seconds and a number that each point keeps in its `detail`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timeline {
+    /// Stem of its files.
+    pub name: String,
+    pub title: String,
+    /// Name and unit of the y axis.
+    pub y_name: String,
+    /// The list of pairs in `detail`.
+    pub field: String,
+    /// Whose points; those that were measured are drawn.
+    pub series: Vec<String>,
+    /// An experiment whose published curves of the same series stand beside.
+    pub beside: Option<String>,
+    /// What a reader must know, a line each.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// Bars for each series: numbers at the smallest x, and at the x where they are largest.
@@ -270,6 +293,7 @@ impl Spec {
     pub fn pictures(&self) -> impl Iterator<Item = &str> {
         let names = self.plots.iter().map(|plot| &plot.name);
         let names = names.chain(self.cdfs.iter().map(|cdf| &cdf.name));
+        let names = names.chain(self.timelines.iter().map(|timeline| &timeline.name));
         names.chain(self.bars.iter().map(|bars| &bars.name)).map(String::as_str)
     }
 

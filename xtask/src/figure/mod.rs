@@ -31,6 +31,7 @@ pub mod models;
 mod nic;
 mod path;
 pub mod posts;
+mod serving;
 mod transfer;
 
 pub use nic::{Nic, Probe, Programs};
@@ -69,6 +70,9 @@ pub struct Options {
     /// The generator on that host: a path there, or a name in its PATH.
     #[arg(long, value_name = "PATH", requires = "peer", default_value = "generator")]
     peer_generator: String,
+    /// Figure 7: what runs the server's kernels; by the twin nothing is judged [default: gpu].
+    #[arg(long, value_enum, conflicts_with = "record")]
+    machine: Option<serving::Machine>,
     /// Install nothing; if a package is missing, print the command and end with exit status 2.
     #[arg(long)]
     pub no_install: bool,
@@ -107,6 +111,12 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
             return Err(refused(format!("{name}: it needs no NIC; leave --nic and --rate-gbps out")));
         }
         return models::run(experiment, options);
+    }
+    if options.machine.is_some() && app != serving::APP {
+        return Err(refused(format!("{name}: --machine is figure 7's; leave it out")));
+    }
+    if app == serving::APP {
+        return serving::run(experiment, options);
     }
     if app == path::APP {
         return path::run(experiment, options);
@@ -265,6 +275,7 @@ fn resuming(figure: &str, options: &Options, out: &Path) -> String {
         ("--no-install", options.no_install),
     ];
     words.extend(switches.iter().filter(|(_, given)| *given).map(|(name, _)| (*name).to_owned()));
+    words.extend(options.machine.map(|machine| format!("--machine {}", machine.name())));
     words.extend(options.rate_gbps.map(|rate| format!("--rate-gbps {rate}")));
     let generator = options.peer.is_some().then(|| options.peer_generator.clone());
     for (name, value) in

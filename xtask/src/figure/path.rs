@@ -352,11 +352,11 @@ fn svg(steps: &[Step]) -> String {
 mod tests {
     use super::*;
     use crate::gpu_machine::example;
+    use crate::process::script;
     use crate::refused::Refused;
     use crate::workspace::root;
     use experiment::spec::Extent;
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     fn fig3() -> (Experiment, Way) {
         let experiment = Experiment::read(&root().join("experiments"), "fig3").unwrap();
@@ -445,8 +445,7 @@ mod tests {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
         let program = folder.join(PROGRAM);
-        fs::write(&program, format!("#!/bin/sh\necho '{counts}'\n")).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        script(&program, &format!("#!/bin/sh\necho '{counts}'\n"));
         let (experiment, way) = fig3();
         let how = resume::Options {
             extent: Extent::Normal,

@@ -89,6 +89,7 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
             Job::new("figure 3, dry run", 0, &[], Work::Step(ours("figure 3 --dry-run"))),
             Job::new("figure 4, dry run", 0, &[], Work::Step(ours("figure 4 --dry-run"))),
             Job::new("figure 5, dry run", 0, &[], Work::Step(ours("figure 5 --dry-run"))),
+            Job::new("figure 7, dry run", 0, &[], Work::Step(ours("figure 7 --dry-run"))),
             Job::new("symbols", 0, &[RELEASE_BUILD], Work::Symbols),
         ]);
         // Behind the test programs, whose build scripts and macros it uses.

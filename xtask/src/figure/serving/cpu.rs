@@ -1,0 +1,304 @@
+//! What a process uses of the CPU: time and voluntary context switches by thread, from `/proc/PID`, with the NIC's threads apart.
+//!
+//! Follows proc(5): `stat` has CPU time in ticks of 1/100 s, that of the process with threads that have ended; `task/TID/status`
+//! has a thread's switches. A thread is told from a later one of the same number by the time at which it began.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// Ticks a second: `USER_HZ`, which is 100 on every Linux of x86-64.
+const TICKS: f64 = 100.0;
+/// Begin of the names of the NIC's threads.
+const NIC: &str = "softnic";
+/// Threads that ended between two looks stand under this name.
+const ENDED: &str = "(ended)";
+
+/// A thread's number, and when it began in ticks since the machine did.
+type ThreadId = (u32, u64);
+
+/// What a thread has used since it began.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Thread {
+    name: String,
+    ticks: u64,
+    switches: u64,
+}
+
+/// What a process had used at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// All of its threads, those that have ended included.
+    ticks: u64,
+    threads: BTreeMap<ThreadId, Thread>,
+}
+
+/// What a process used between two looks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Used {
+    pub seconds: f64,
+    /// CPU seconds of all threads but the NIC's; threads that ended in between count here.
+    pub own: f64,
+    /// CPU seconds of the NIC's threads.
+    pub nic: f64,
+    /// Voluntary context switches of all threads but the NIC's that lived at the end.
+    pub switches: u64,
+    /// CPU seconds by a thread's name.
+    pub by_name: BTreeMap<String, f64>,
+}
+
+impl Used {
+    pub fn own_cores(&self) -> f64 {
+        self.own / self.seconds.max(1e-9)
+    }
+
+    pub fn nic_cores(&self) -> f64 {
+        self.nic / self.seconds.max(1e-9)
+    }
+
+    pub fn switches_per_s(&self) -> f64 {
+        self.switches as f64 / self.seconds.max(1e-9)
+    }
+}
+
+/// Name, CPU ticks and begin in a text of `stat`. The name, in brackets, may hold brackets and spaces.
+fn stat(text: &str) -> Option<(String, u64, u64)> {
+    let (before, after) = text.rsplit_once(')')?;
+    let name = before.split_once('(')?.1.to_owned();
+    // The state is the first field behind the name, and field 3 of all.
+    let fields: Vec<&str> = after.split_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    Some((name, number(14)? + number(15)?, number(22)?))
+}
+
+/// Voluntary switches in a text of `status`.
+fn switches(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
+}
+
+impl Look {
+    /// Looks at a process; `folder`: `/proc/PID`. A process that has ended and was not waited for has its sum, and no threads.
+    /// Errors: it is gone; a file that is not as proc(5) says.
+    pub fn at(folder: &Path) -> Result<Look> {
+        let file = folder.join("stat");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let (_, ticks, _) = stat(&text)
+            .with_context(|| format!("{}: `{}` is no stat of proc(5)", file.display(), text.trim()))?;
+        let mut threads = BTreeMap::new();
+        for entry in fs::read_dir(folder.join("task")).into_iter().flatten().flatten() {
+            // A thread may end while it is looked at: it counts as ended.
+            let read = |name: &str| fs::read_to_string(entry.path().join(name)).ok();
+            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            let (Some(number), Some(text), Some(status)) = (number, read("stat"), read("status")) else {
+                continue;
+            };
+            let (Some((name, ticks, began)), Some(switches)) = (stat(&text), switches(&status)) else {
+                continue;
+            };
+            threads.insert((number, began), Thread { name, ticks, switches });
+        }
+        Ok(Look { ticks, threads })
+    }
+
+    /// What was used from `before` until this look.
+    pub fn since(&self, before: &Look, seconds: f64) -> Used {
+        let mut used = Used { seconds, ..Used::default() };
+        let mut alive = 0;
+        for (id, thread) in &self.threads {
+            let none = Thread::default();
+            let then = before.threads.get(id).unwrap_or(&none);
+            let ticks = thread.ticks.saturating_sub(then.ticks);
+            alive += ticks;
+            *used.by_name.entry(thread.name.clone()).or_default() += ticks as f64 / TICKS;
+            if thread.name.starts_with(NIC) {
+                used.nic += ticks as f64 / TICKS;
+            } else {
+                used.switches += thread.switches.saturating_sub(then.switches);
+            }
+        }
+        // The sum was read before the threads were, so that a running thread may be ahead of it.
+        let whole = self.ticks.saturating_sub(before.ticks).max(alive);
+        if whole > alive {
+            used.by_name.insert(ENDED.into(), (whole - alive) as f64 / TICKS);
+        }
+        used.own = whole as f64 / TICKS - used.nic;
+        used
+    }
+}
+
+/// One look of a [`Watch`]: seconds since it began.
+type Taken = (f64, Look);
+
+/// Looks at a process again and again, on a thread of its own.
+#[derive(Debug)]
+pub struct Watch {
+    began: Instant,
+    folder: PathBuf,
+    taken: Arc<Mutex<Vec<Taken>>>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Begins; looks are so far apart. Error: no thread.
+    pub fn start(process: u32, apart: Duration) -> Result<Watch> {
+        let folder = PathBuf::from(format!("/proc/{process}"));
+        let (taken, over, began) =
+            (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)), Instant::now());
+        let looks = {
+            let (folder, taken, over) = (folder.clone(), taken.clone(), over.clone());
+            move || {
+                while !over.load(Ordering::Relaxed) {
+                    if let (Ok(look), Ok(mut taken)) = (Look::at(&folder), taken.lock()) {
+                        taken.push((began.elapsed().as_secs_f64(), look));
+                    }
+                    std::thread::sleep(apart);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("cpu-watch".into()).spawn(looks)?;
+        Ok(Watch { began, folder, taken, over, thread: Some(thread) })
+    }
+
+    /// A look now, for the border of a phase. Error: the process is gone.
+    pub fn border(&self) -> Result<Taken> {
+        Ok((self.began.elapsed().as_secs_f64(), Look::at(&self.folder)?))
+    }
+
+    /// Ends: all looks in their order.
+    pub fn end(mut self) -> Vec<Taken> {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.taken.lock().map(|mut taken| std::mem::take(&mut *taken)).unwrap_or_default()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Cores between each two looks: the middle of the time, cores of its own and of the NIC's threads.
+pub fn timeline(taken: &[Taken]) -> Vec<[f64; 3]> {
+    let cores = |pair: &[Taken]| {
+        let used = pair[1].1.since(&pair[0].1, pair[1].0 - pair[0].0);
+        [(pair[0].0 + pair[1].0) / 2.0, used.own_cores(), used.nic_cores()]
+    };
+    taken.windows(2).map(cores).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line of `stat` with these fields, and others that are no zeros.
+    fn line(id: u32, name: &str, [utime, stime, began]: [u64; 3]) -> String {
+        format!(
+            "{id} ({name}) S 1 7 7 0 -1 4194560 99 98 97 96 {utime} {stime} 95 94 20 0 3 0 {began} 5000 60 18446744073709551615"
+        )
+    }
+
+    #[test]
+    fn a_name_may_hold_brackets_and_spaces_and_children_do_not_count() {
+        assert_eq!(stat(&line(7, "a) (b 1", [11, 5, 300])), Some(("a) (b 1".into(), 16, 300)));
+        for damaged in ["", "7", "7 (a", "7 (a) S 1 2 3", &line(7, "a", [1, 2, 3]).replace(" 1 2 ", " x 2 ")]
+        {
+            assert_eq!(stat(damaged), None, "{damaged}");
+        }
+        let status = "Name:\ta\nnonvoluntary_ctxt_switches:\t9\nvoluntary_ctxt_switches:\t41\n";
+        assert_eq!(switches(status), Some(41));
+        assert_eq!(switches("Name:\ta\n"), None);
+    }
+
+    /// A process in a folder: its sum, and threads by number, name, ticks, begin and switches.
+    fn process(name: &str, ticks: u64, threads: &[(u32, &str, u64, u64, u64)]) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("xtask-cpu-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("task")).unwrap();
+        fs::write(folder.join("stat"), line(1, "server", [ticks, 0, 50])).unwrap();
+        for (id, name, ticks, began, switches) in threads {
+            let task = folder.join(format!("task/{id}"));
+            fs::create_dir_all(&task).unwrap();
+            fs::write(task.join("stat"), line(*id, name, [*ticks - *ticks / 2, *ticks / 2, *began])).unwrap();
+            fs::write(task.join("status"), format!("voluntary_ctxt_switches:\t{switches}\n")).unwrap();
+        }
+        folder
+    }
+
+    /// M15: the release's sampler compares a core's number as text with numbers, and reads 0 of an unpinned run.
+    #[test]
+    fn release_m15_every_thread_counts_wherever_it_runs_and_those_that_ended_too() {
+        let before = process(
+            "before",
+            1000,
+            &[(1, "server", 400, 50, 10), (2, "softnic-nic", 500, 51, 1000), (3, "worker", 100, 52, 5)],
+        );
+        let after = process(
+            "after",
+            1760,
+            &[
+                (1, "server", 410, 50, 12),
+                (2, "softnic-nic", 1100, 51, 9000),
+                // Number 3 is another thread, and a further NIC thread is new.
+                (3, "later", 30, 900, 7),
+                (4, "softnic-ctl", 20, 901, 50),
+            ],
+        );
+        let [one, two] = [&before, &after].map(|folder| Look::at(folder).unwrap());
+        let used = two.since(&one, 10.0);
+        // 760 ticks in all: the server's 10, the later one's 30, the NIC's 620, and 100 of threads that ended.
+        let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+        assert_eq!([rounded(used.own), rounded(used.nic), used.seconds], [1.4, 6.2, 10.0]);
+        assert_eq!(used.switches, 2 + 7, "the NIC's switches do not count");
+        let names: Vec<(&str, f64)> =
+            used.by_name.iter().map(|(name, seconds)| (name.as_str(), *seconds)).collect();
+        let wanted =
+            [(ENDED, 1.0), ("later", 0.3), ("server", 0.1), ("softnic-ctl", 0.2), ("softnic-nic", 6.0)];
+        assert_eq!(names, wanted);
+        assert!((used.own_cores() - 0.14).abs() < 1e-9 && (used.switches_per_s() - 0.9).abs() < 1e-9);
+        for folder in [before, after] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_gone_or_damaged_is_an_error_that_names_the_file() {
+        let error = Look::at(Path::new("/proc/4194305")).unwrap_err();
+        assert!(format!("{error:#}").contains("/proc/4194305/stat"), "{error:#}");
+        let folder = process("damaged", 1, &[]);
+        fs::write(folder.join("stat"), "1 (a) S").unwrap();
+        let error = Look::at(&folder).unwrap_err().to_string();
+        assert!(error.contains("is no stat of proc(5)"), "{error}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn this_process_is_seen_to_work_and_a_watch_keeps_its_looks() {
+        let watch = Watch::start(std::process::id(), Duration::from_millis(1)).unwrap();
+        let first = watch.border().unwrap();
+        // Other tests of this process work too.
+        let worked = || watch.border().unwrap().1.since(&first.1, 1.0).own >= 0.05;
+        let since = Instant::now();
+        while !worked() {
+            assert!(since.elapsed() < Duration::from_secs(60));
+            (0..200_000_u64).for_each(|number| {
+                std::hint::black_box(number);
+            });
+        }
+        let taken = watch.end();
+        assert!(taken.len() >= 2 && taken.is_sorted_by(|one, next| one.0 <= next.0));
+        assert!(taken[0].1.threads.values().any(|thread| thread.name == "cpu-watch") || taken.len() > 2);
+        let line = timeline(&taken);
+        assert_eq!(line.len(), taken.len() - 1);
+        assert!(line.iter().any(|[_, own, nic]| *own > 0.0 && *nic == 0.0));
+    }
+}

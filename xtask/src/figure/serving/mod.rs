@@ -1,0 +1,429 @@
+//! Figure 7: what a server uses of the CPU while a GPU serves, by how its thread waits.
+//!
+//! A series is `gpu-LINE-MODEL`. A point is a server and a client of their own: the line is the server's `--sleep`. `cpu.rs` reads what the
+//! server's threads use; phases are initialisation, serving and end (`experiments/fig7/README.md`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use experiment::point::{Key, Point};
+use experiment::run::{self, Extra};
+use experiment::spec::{Extent, Grid};
+use experiment::{Experiment, Spec, resume};
+use measure::{Label, Part, Provenance};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::{Nic, Options, nic};
+use crate::gpu_machine::GpuMachine;
+use crate::process::{Ended, Speaking, WAIT, output};
+use crate::refused::refused;
+use crate::setup::{self, Purpose};
+use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
+
+mod cpu;
+
+use cpu::{Look, Used, Watch, timeline};
+
+/// What the spec calls the points of this figure.
+pub const APP: &str = "serving-cpu";
+/// Time between two looks at the server's threads.
+const APART: Duration = Duration::from_millis(500);
+/// Until the server listens: it compiles kernels and loads a model.
+const BEGIN: Duration = Duration::from_secs(180);
+/// Until the server has ended after the signal. Both, and the longest serving, are below nine minutes.
+const END: Duration = Duration::from_secs(60);
+/// Packages of the programs.
+const PACKAGES: [&str; 6] = ["-p", "inference-server", "-p", "client", "-p", "softnic"];
+/// Longest wait for a line of the client's, which says one each second.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// What runs the kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Machine {
+    #[default]
+    Gpu,
+    /// The host twin: the command is tried, nothing is judged.
+    Twin,
+}
+
+impl Machine {
+    pub fn name(self) -> &'static str {
+        match self {
+            Machine::Gpu => "gpu",
+            Machine::Twin => "twin",
+        }
+    }
+}
+
+/// The programs of a point; stand-ins in tests.
+#[derive(Debug)]
+struct Programs {
+    softnic: PathBuf,
+    server: PathBuf,
+    client: PathBuf,
+}
+
+impl Programs {
+    fn of(folder: &Path) -> Programs {
+        let [softnic, server, client] =
+            ["softnic", "inference-server", "doorbell-client"].map(|name| folder.join(name));
+        Programs { softnic, server, client }
+    }
+}
+
+/// A series taken apart.
+struct Line<'a> {
+    sleep: &'a str,
+    model: &'a str,
+}
+
+impl<'a> Line<'a> {
+    fn of(series: &'a str) -> Result<Line<'a>> {
+        let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
+        let (sleep, model) = parts.with_context(|| format!("series {series}: not gpu-LINE-MODEL"))?;
+        Ok(Line { sleep, model })
+    }
+}
+
+/// Measures and reports.
+pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
+    if options.nic.is_some() || options.rate_gbps.is_some() {
+        return Err(refused(
+            "fig7: both ends run on this host's software NIC; leave --nic and --rate-gbps out",
+        ));
+    }
+    let how = super::how(&experiment, options);
+    let machine = options.machine.unwrap_or_default();
+    if options.dry_run {
+        say!("{}", dry_run(&experiment.spec, &how, machine)?);
+        return Ok(());
+    }
+    let nic_options = nic::options(&experiment.spec.nic);
+    let known = |old: &Provenance| {
+        let ours = Provenance::of(workspace::revision(), &[]);
+        Provenance {
+            revision: ours.revision,
+            machine: ours.machine,
+            nic_options: nic_options.clone(),
+            ..old.clone()
+        }
+    };
+    resume::check(&experiment.spec, &how, &known, &|_| BTreeMap::new())?;
+    if options.record {
+        measured::allowed(&workspace::revision())?;
+    }
+    let _locked = resume::lock(&how.out)?;
+    let here = GpuMachine::ask()?;
+    if machine == Machine::Gpu && here.gpu().is_none() {
+        return Err(refused(format!(
+            "fig7: no GPU here: {}; --machine twin tries the command, and judges nothing",
+            here.why_none()
+        )));
+    }
+    setup::prepare(Purpose::Figure, options.no_install)?;
+    if carried::folder().is_none() {
+        say!("building server, client and the software NIC (release), some minutes the first time");
+        workspace::build_release(&PACKAGES)?;
+    }
+    execute(&experiment, &how, machine, &here, &Programs::of(&workspace::programs()))
+}
+
+/// The grid of an extent: `--quick` has one model.
+fn grid(spec: &Spec, extent: Extent) -> (Grid, Vec<String>) {
+    let mut grid = spec.grid(extent);
+    let first =
+        grid.series.first().and_then(|series| Line::of(series).ok()).map(|line| line.model.to_owned());
+    let is_kept = |series: &String| {
+        extent != Extent::Quick || first.as_ref().is_some_and(|model| series.ends_with(model))
+    };
+    let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
+    grid.series = kept;
+    (grid, left_out)
+}
+
+/// Seconds of serving of a series: its own, but for `--quick`.
+fn seconds(spec: &Spec, extent: Extent, series: &str, grid: f64) -> f64 {
+    let own =
+        spec.series.get(series).and_then(|own| own.options.get("seconds")).and_then(toml::Value::as_float);
+    own.filter(|_| extent != Extent::Quick).unwrap_or(grid)
+}
+
+fn option(spec: &Spec, name: &str) -> Result<i64> {
+    spec.options
+        .get(name)
+        .and_then(toml::Value::as_integer)
+        .with_context(|| format!("fig7: no option {name}"))
+}
+
+/// What a server is told.
+fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<String>> {
+    let slots = option(spec, "slots")?.to_string();
+    let words =
+        ["--mode", "gpu-graph", "--machine", machine.name(), "--sleep", line.sleep, "--model", line.model];
+    let rest = ["--slots", &slots, "--listen", "127.0.0.1:0", "--json", "-"];
+    Ok(words.into_iter().chain(rest).map(str::to_owned).collect())
+}
+
+/// What a client is told, but for the server's address. It serves a second more than is counted.
+fn client_options(spec: &Spec, line: &Line<'_>, seconds: f64) -> Result<Vec<String>> {
+    let [window, inputs] = [option(spec, "window")?.to_string(), option(spec, "inputs")?.to_string()];
+    let seconds = (seconds + 1.0).to_string();
+    let words = ["--model", line.model, "--slots", &window, "--inputs", &inputs, "--seconds", &seconds];
+    Ok(words.into_iter().chain(["--deadline", "60", "--live", "--json", "-"]).map(str::to_owned).collect())
+}
+
+fn execute(
+    experiment: &Experiment,
+    how: &resume::Options,
+    machine: Machine,
+    here: &GpuMachine,
+    programs: &Programs,
+) -> Result<()> {
+    let spec = &experiment.spec;
+    std::fs::create_dir_all(how.out.join("logs")).with_context(|| format!("--out {}", how.out.display()))?;
+    let mut provenance = Provenance::of(workspace::revision(), &[]);
+    provenance.versions.insert("profile".into(), workspace::profile()?);
+    (provenance.nic, provenance.link) = (Label::Emulated, Label::Emulated);
+    provenance.device = "mlx5_0".into();
+    provenance.nic_options = nic::options(&spec.nic);
+    provenance.gpu = if machine == Machine::Gpu { Label::Hardware } else { Label::Emulated };
+    if machine == Machine::Gpu {
+        here.name_in(&mut provenance);
+    } else {
+        say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
+    }
+    let (grid, left_out) = grid(spec, how.extent);
+    let nic = Nic::software(spec, &how.out)?;
+    let mut bench = Served { spec, how, machine, here, programs, nic: &nic, provenance: &provenance };
+    let results = how.out.join("results.jsonl");
+    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
+    let earlier = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
+    let timers = json!([{ "name": "serving", "start": "the client's first line, after a second", "stop": "its last line" }]);
+    run::report(experiment, how, &earlier, &Extra { left_out, timers, ..Extra::default() })
+}
+
+/// Points of a server and a client each.
+struct Served<'a> {
+    spec: &'a Spec,
+    how: &'a resume::Options,
+    machine: Machine,
+    here: &'a GpuMachine,
+    programs: &'a Programs,
+    nic: &'a Nic,
+    provenance: &'a Provenance,
+}
+
+/// What the phases of a server used.
+struct Phases {
+    init: Used,
+    serving: Used,
+    end: Used,
+    /// Seconds, cores, and the NIC's cores.
+    cores: Vec<[f64; 3]>,
+    watts: Option<f64>,
+    /// The client's last line.
+    run: Value,
+}
+
+impl run::Bench for Served<'_> {
+    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    fn measure(&mut self, key: &Key, wanted: f64) -> Result<Point> {
+        let line = Line::of(&key.series)?;
+        let seconds = seconds(self.spec, self.how.extent, &key.series, wanted);
+        let phases = self.serve(&line, &format!("{}-{}", key.series, key.repetition), seconds)?;
+        let label = self.provenance.label(&[Part::Gpu]);
+        let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
+        point.seconds = seconds;
+        fill(&mut point, &phases);
+        Ok(point)
+    }
+}
+
+/// Puts the numbers of a run into its point.
+fn fill(point: &mut Point, phases: &Phases) {
+    let Phases { init, serving, end, cores, watts, run } = phases;
+    let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64);
+    let values = [
+        ("serving_cores", Some(serving.own_cores())),
+        ("nic_cores", Some(serving.nic_cores())),
+        ("init_cores", Some(init.own_cores())),
+        ("end_cores", Some(end.own_cores())),
+        ("switches_per_s", Some(serving.switches_per_s())),
+        ("answers_per_s", number("/answers_per_second")),
+        ("p50_us", number("/latency/p50_ns").map(|ns| ns / 1e3)),
+        ("p99_us", number("/latency/p99_ns").map(|ns| ns / 1e3)),
+        ("gpu_watts", *watts),
+        ("serving_s", Some(serving.seconds)),
+        ("init_s", Some(init.seconds)),
+        ("end_s", Some(end.seconds)),
+    ];
+    point.values.extend(values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+    let bad = ["wrong", "lost", "duplicate"].map(|name| (run[name].as_u64(), name));
+    point.missing = bad.iter().find_map(|(count, name)| match count {
+        Some(0) => None,
+        Some(count) => Some(format!("{count} {name} of {} requests", run["sent"])),
+        None => Some(format!("the client does not count {name}")),
+    });
+    let seconds = |used: &Used| json!({ "own": used.own, "nic": used.nic, "threads": used.by_name });
+    point.detail = json!({
+        "cores": cores,
+        "cpu_seconds": { "init": seconds(init), "serving": seconds(serving), "end": seconds(end) },
+        "answered": run["answered"],
+        "latency": run["latency"],
+    });
+}
+
+impl Served<'_> {
+    /// A program on the NIC; options follow.
+    fn on_nic(&self, program: &Path) -> Command {
+        let Nic::Software { config, fabric } = self.nic else { return Command::new(program) };
+        let mut command = Command::new(&self.programs.softnic);
+        command.args(["run", "--config"]).arg(config).args(["--fabric", fabric, "--"]).arg(program);
+        command.envs(self.here.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
+        command
+    }
+
+    /// Serves for so long, and looks at the server's threads meanwhile.
+    fn serve(&self, line: &Line<'_>, name: &str, seconds: f64) -> Result<Phases> {
+        let log = |end: &str| self.how.out.join(format!("logs/{name}-{end}.log"));
+        let mut command = self.on_nic(&self.programs.server);
+        command.args(server_options(self.spec, line, self.machine)?);
+        command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
+        let mut server = Speaking::start(&mut command, &log("server"))?;
+        // The launcher becomes the server: one process, whose number stays.
+        let watch = Watch::start(server.child.0.id(), APART)?;
+        let listening = server.json("listening", BEGIN).context("starting the server")?;
+        let address = listening["address"].as_str().context("the server does not say where it listens")?;
+        let mut command = self.on_nic(&self.programs.client);
+        command.args(["--connect", address]).args(client_options(self.spec, line, seconds)?);
+        command.arg("--manifests").arg(zoo::manifests());
+        let mut client = Speaking::start(&mut command, &log("client"))?;
+        let first = client.json("live", BEGIN).context("the client")?;
+        let begun = watch.border()?;
+        let mut watts = Vec::new();
+        let limit = Instant::now() + Duration::from_secs_f64(seconds) + SILENCE;
+        let run = loop {
+            let said = client.json_of(&["live", "run"], SILENCE).context("the client")?;
+            if said["kind"] == "run" {
+                break said;
+            }
+            ensure!(
+                Instant::now() < limit,
+                "the client still runs after {seconds} s; see {}",
+                log("client").display()
+            );
+            watts.extend((self.machine == Machine::Gpu).then(power).flatten());
+        };
+        let served =
+            watch.border().with_context(|| format!("the server is gone; see {}", log("server").display()))?;
+        let client_ended = client.child.wait(WAIT)?;
+        ensure!(
+            client_ended == Ended::Well,
+            "the client {client_ended} (after {}); see {}",
+            first["seconds"],
+            log("client").display()
+        );
+        let process = server.child.0.id();
+        let signalled = (Instant::now(), watch.border()?.1);
+        kill(Pid::from_raw(i32::try_from(process)?), Signal::SIGTERM).context("asking the server to end")?;
+        let last = last_look(process, END).unwrap_or_else(|| signalled.1.clone());
+        let end = last.since(&signalled.1, signalled.0.elapsed().as_secs_f64());
+        let ended = server.child.wait(END)?;
+        ensure!(ended == Ended::Well, "the server {ended}; see {}", log("server").display());
+        let taken = watch.end();
+        let zero = Look::default();
+        Ok(Phases {
+            init: begun.1.since(&zero, begun.0),
+            serving: served.1.since(&begun.1, served.0 - begun.0),
+            end,
+            cores: timeline(&taken),
+            watts: (!watts.is_empty()).then(|| watts.iter().sum::<f64>() / watts.len() as f64),
+            run,
+        })
+    }
+}
+
+/// The last look at a process that ends: its sum is there until its parent waits for it.
+fn last_look(process: u32, limit: Duration) -> Option<Look> {
+    let folder = PathBuf::from(format!("/proc/{process}"));
+    let since = Instant::now();
+    let mut last = None;
+    while since.elapsed() < limit {
+        last = Look::at(&folder).ok().or(last);
+        let state = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
+        if state.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z')) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    last
+}
+
+/// What the first GPU draws now, in watts; `None` where `nvidia-smi` does not say.
+fn power() -> Option<f64> {
+    let mut ask = Command::new("nvidia-smi");
+    ask.args(["--query-gpu=power.draw", "--format=csv,noheader,nounits", "--id=0"]);
+    output(&mut ask, Duration::from_secs(5)).ok()?.trim().parse().ok()
+}
+
+/// What would be measured, drawn and judged (INV-10).
+fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<String> {
+    let (grid, left_out) = grid(spec, how.extent);
+    let of = |series: &String| seconds(spec, how.extent, series, grid.seconds);
+    let all: f64 = grid.series.iter().map(of).sum::<f64>() * f64::from(grid.repeat);
+    let mut lines = vec![
+        format!("{}: {}", spec.name, spec.title),
+        format!(
+            "{} points: {} series × {} repetitions, {:.0} s of serving in all; each point ends within nine minutes, --resume goes on",
+            grid.keys().len(),
+            grid.series.len(),
+            grid.repeat,
+            all
+        ),
+        format!(
+            "nic: the software NIC, two processes; its threads are counted apart; machine: {}",
+            machine.name()
+        ),
+        format!("results: {}", how.out.display()),
+    ];
+    for series in &grid.series {
+        let line = Line::of(series)?;
+        lines.push(format!(
+            "{series}, {} s: inference-server {}",
+            of(series),
+            server_options(spec, &line, machine)?.join(" ")
+        ));
+        lines.push(format!(
+            "  doorbell-client --connect … {}",
+            client_options(spec, &line, of(series))?.join(" ")
+        ));
+    }
+    if !left_out.is_empty() {
+        lines.push(format!("left out: {}", left_out.join(", ")));
+    }
+    lines.extend(
+        spec.timelines
+            .iter()
+            .filter(|plot| grid.series.iter().any(|series| plot.series.contains(series)))
+            .map(|plot| format!("draws: {}: {}", plot.name, plot.title)),
+    );
+    let claims: Vec<&str> = spec.claims.iter().map(|claim| claim.id.as_str()).collect();
+    lines.push(format!("judges the paper's claims (experiments/fig7/paper.toml), and {}", claims.join(", ")));
+    if machine == Machine::Twin {
+        lines
+            .push("label: emulated (the host twin): no claim about a GPU or a server's CPU is judged".into());
+    }
+    Ok(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests;

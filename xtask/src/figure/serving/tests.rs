@@ -1,0 +1,191 @@
+//! Figure 7 by stand-ins: a server that works as long as it is told to, and a client that says what a client says.
+
+use std::fs;
+
+use super::*;
+use crate::gpu_machine::example;
+use crate::process::script;
+use crate::workspace::root;
+
+/// `softnic run --config FILE --fabric NAME -- COMMAND`
+const SOFTNIC: &str = "#!/bin/sh\nshift 6\nexec \"$@\"\n";
+/// Works all the time where it is told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
+const SERVER: &str = r#"#!/bin/sh
+trap 'exit 0' TERM
+echo "$@" >> FOLDER/server-options
+echo $$ > FOLDER/server
+rm -f FOLDER/spins
+echo '{"kind":"listening","address":"127.0.0.1:1"}'
+case "$*" in
+*'--sleep spin'*) touch FOLDER/spins; while :; do :; done ;;
+*) while :; do sleep 0.05; done ;;
+esac
+"#;
+const CLIENT: &str = r#"#!/bin/sh
+echo "$@" >> FOLDER/client-options
+echo '{"kind":"live","seconds":1.0}'
+sleep 1
+server=$(cat FOLDER/server)
+used() { set -- $(cat /proc/$server/stat) && echo $((${14} + ${15})); }
+if [ -e FOLDER/spins ]; then
+  goal=$(($(used) + 40))
+  while [ $(used) -lt $goal ]; do sleep 0.1; done
+fi
+echo '{"kind":"live","seconds":2.0}'
+echo '{"kind":"run","sent":40,"answered":40,"wrong":0,"lost":0,"duplicate":0,"latency":{"p50_ns":1500000,"p99_ns":2500000},"answers_per_second":20.5}'
+"#;
+
+fn fig7() -> Experiment {
+    Experiment::read(&root().join("experiments"), "fig7").unwrap()
+}
+
+fn how(out: PathBuf, extent: Extent) -> resume::Options {
+    resume::Options { extent, resume: true, record: false, out, again: "again".into() }
+}
+
+struct Stage(PathBuf);
+
+impl Stage {
+    fn new(name: &str, bend: impl Fn(&str) -> String) -> Stage {
+        let folder = std::env::temp_dir().join(format!("xtask-fig7-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("out")).unwrap();
+        let programs = Programs::of(&folder);
+        for (path, text) in
+            [(&programs.softnic, SOFTNIC), (&programs.server, SERVER), (&programs.client, CLIENT)]
+        {
+            script(path, &bend(text).replace("FOLDER", &folder.display().to_string()));
+        }
+        Stage(folder)
+    }
+
+    /// Quick runs of the lines `event` and `spin`.
+    fn run(&self, machine: Machine) -> Result<Value> {
+        let mut experiment = fig7();
+        experiment.spec.keep(|series| !series.contains("block"));
+        let how = how(self.0.join("out"), Extent::Quick);
+        let here = if machine == Machine::Gpu { example() } else { GpuMachine::default() };
+        execute(&experiment, &how, machine, &here, &Programs::of(&self.0))?;
+        Ok(serde_json::from_str(&fs::read_to_string(how.out.join("summary.json"))?)?)
+    }
+
+    fn points(&self) -> Vec<Point> {
+        measure::json_lines::read(&self.0.join("out/results.jsonl")).unwrap().records
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+fn verdict(summary: &Value, id: &str) -> Value {
+    let all = summary["verdicts"].as_array().unwrap();
+    all.iter().find(|one| one["id"] == id).unwrap_or_else(|| panic!("{id}"))["verdict"].clone()
+}
+
+#[test]
+fn a_server_that_spins_is_told_from_one_that_sleeps() {
+    let stage = Stage::new("gpu", str::to_owned);
+    let summary = stage.run(Machine::Gpu).unwrap();
+    let points = stage.points();
+    let of = |series: &str, value: &str| {
+        points.iter().find(|point| point.series == series).unwrap().values.get(value).copied().unwrap()
+    };
+    let [event, spin] = ["gpu-event-squeezenet-1.1", "gpu-spin-squeezenet-1.1"];
+    let own = |series: &str| {
+        let point = points.iter().find(|point| point.series == series).unwrap();
+        point.detail["cpu_seconds"]["serving"]["own"].as_f64().unwrap()
+    };
+    assert!(own(spin) >= 0.3 && own(event) < 0.3, "{} {}", own(event), own(spin));
+    assert!(of(spin, "serving_cores") > 0.0);
+    assert_eq!(
+        (of(event, "nic_cores"), of(event, "p50_us"), of(event, "answers_per_s")),
+        (0.0, 1500.0, 20.5)
+    );
+    assert!(of(event, "serving_s") >= 0.9 && of(event, "end_s") < 30.0);
+    assert!(of(event, "switches_per_s") > 0.0, "it wakes up to sleep again");
+    assert_ne!(verdict(&summary, "few-wakes"), json!({ "needs-hardware": ["gpu"] }));
+    assert!(points.iter().all(|point| point.detail["cores"].as_array().unwrap().len() >= 2), "{points:?}");
+    let drawn = fs::read_to_string(stage.0.join("out/spin-squeezenet-1_1.svg")).unwrap();
+    assert!(
+        drawn.contains("run 1")
+            && drawn.contains("cudaDeviceSynchronize")
+            && !drawn.contains("interruptible")
+    );
+    let asked = fs::read_to_string(stage.0.join("server-options")).unwrap();
+    let lines: Vec<&str> = asked.lines().collect();
+    assert!(
+        lines[0].contains("--mode gpu-graph --machine gpu --sleep event --model squeezenet-1.1"),
+        "{asked}"
+    );
+    assert!(lines.len() == 2 && lines[1].contains("--sleep spin"), "{asked}");
+    assert!(fs::read_to_string(stage.0.join("client-options")).unwrap().contains("--seconds 6 "));
+    // What is there is not measured again.
+    stage.run(Machine::Gpu).unwrap();
+    assert_eq!(stage.points().len(), 2);
+}
+
+#[test]
+fn by_the_twin_nothing_is_judged_and_the_label_says_so() {
+    let stage = Stage::new("twin", str::to_owned);
+    let summary = stage.run(Machine::Twin).unwrap();
+    assert_eq!(summary["label"], "emulated");
+    for id in ["cpu-100", "cpu-0", "few-wakes", "no-perf-cost-squeezenet"] {
+        assert_eq!(verdict(&summary, id), json!({ "needs-hardware": ["gpu"] }), "{id}");
+    }
+    assert!(stage.points().iter().all(|point| point.provenance.gpu == Label::Emulated));
+    assert!(fs::read_to_string(stage.0.join("server-options")).unwrap().contains("--machine twin"));
+}
+
+#[test]
+fn what_goes_wrong_is_named_with_its_log() {
+    for (name, from, to, words, refused) in [
+        ("refused", "trap 'exit 0' TERM", "echo 'server: no --sleep' >&2; exit 2", "no --sleep", true),
+        ("died", "sleep 1\n", "exit 3\n", "the client", false),
+        ("status", "trap 'exit 0' TERM", "trap 'exit 5' TERM", "the server ended with status 5", false),
+        ("lost", "\"lost\":0", "\"lost\":4", "4 lost of 40 requests", false),
+    ] {
+        let stage = Stage::new(name, |text| text.replace(from, to));
+        let error = stage.run(Machine::Twin).unwrap_err();
+        let said = format!("{error:#}");
+        assert!(said.contains(words), "{name}: {said}");
+        assert_eq!(error.is::<crate::refused::Refused>(), refused, "{name}: {said}");
+    }
+}
+
+#[test]
+fn a_dry_run_says_lines_models_and_times() {
+    let spec = fig7().spec;
+    let of = |extent, machine| dry_run(&spec, &how(PathBuf::from("out"), extent), machine).unwrap();
+    let whole = of(Extent::Normal, Machine::Gpu);
+    for words in [
+        "30 points: 6 series × 5 repetitions, 1350 s of serving",
+        "gpu-event-squeezenet-1.1, 60 s",
+        "gpu-spin-super-resolution-x1, 30 s",
+        "--sleep block",
+        "--seconds 61",
+    ] {
+        assert!(whole.contains(words), "{words}: {whole}");
+    }
+    let quick = of(Extent::Quick, Machine::Twin);
+    for words in [
+        "3 points: 3 series × 1 repetitions, 15 s",
+        "left out: gpu-event-super",
+        "--machine twin",
+        "no claim",
+    ] {
+        assert!(quick.contains(words), "{words}: {quick}");
+    }
+    let lines = spec.grid(Extent::Normal).keys();
+    let first: Vec<&str> = lines.iter().take(3).map(|key| key.series.as_str()).collect();
+    assert_eq!(
+        first,
+        ["gpu-event-squeezenet-1.1", "gpu-block-squeezenet-1.1", "gpu-spin-squeezenet-1.1"],
+        "in turns"
+    );
+    assert!((BEGIN + END + Duration::from_secs(61) + SILENCE) < Duration::from_secs(9 * 60));
+}
