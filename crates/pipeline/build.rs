@@ -2,7 +2,11 @@
 
 fn main() {
     let includes = |kernels: host_twin_build::Kernels| {
-        kernels.include("../rdma-shim/include").include("../slots/include").include("kernels")
+        kernels
+            .include("../rdma-shim/include")
+            .include("../slots/include")
+            .include("../gpu/kernels")
+            .include("kernels")
     };
     includes(host_twin_build::Kernels::new("kernels")).folder("kernels").compile();
     let planted = includes(host_twin_build::Kernels::new("planted"));
@@ -21,9 +25,12 @@ fn main() {
         ("kernels/wait.cu", "DB_DEFECT_NO_TAIL"),
         ("kernels/wait.cu", "DB_DEFECT_TWICE"),
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
+        ("kernels/serve.cu", "DB_DEFECT_NO_STOP"),
+        ("tests/kernels/add_one.cu", "DB_DEFECT_NO_GRID_FENCE"),
     ]
     .iter()
     .fold(planted, plant)
     .planted("tests/kernels/layout.cu", "none", "DB_NO_DEFECT")
+    .planted("tests/kernels/add_one.cu", "none", "DB_NO_DEFECT")
     .compile();
 }

@@ -1,6 +1,9 @@
 /*! Copies the model's outputs into the answer of the slot: the kernel behind the model, which waits for nothing. The WRITE of the
  * answer before has completed, or wait_inputs had passed the slot.
  */
+#ifndef DB_PUT_CU
+#define DB_PUT_CU
+
 #include "pipeline.h"
 
 /* Marks the client's requests that have come with the number of the one that is served: they are refused in their turn. A request that
@@ -18,6 +21,7 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
     }
 }
 
+#ifndef DB_RESIDENT
 /* Launch: any number of blocks and threads. */
 extern "C" __global__ void put_outputs(const struct db_served *at, const struct db_turn *turn) {
     db_u32 me = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x, tensor;
@@ -36,3 +40,6 @@ extern "C" __global__ void put_outputs(const struct db_served *at, const struct 
 #endif
     }
 }
+#endif
+
+#endif /* DB_PUT_CU */

@@ -4,6 +4,9 @@
  * room. An answer that was refused is its prefix alone: what a slot's tensors hold is of an earlier request, perhaps another
  * client's. One completion an answer; an error CQE is taken by the next wait that looks.
  */
+#ifndef DB_SEND_CU
+#define DB_SEND_CU
+
 #include "pipeline.h"
 
 /* Word `index` of the answer's prefix. */
@@ -52,8 +55,8 @@ DB_GPU_FN void db_tell(const struct db_served *at, const struct db_turn *turn) {
     db_store_release_sys32((db_u64)&told->number, number + 1);
 }
 
-/* Launch: one block of any number of threads. */
-extern "C" __global__ void send_outputs(const struct db_served *at, struct db_turn *turn) {
+/* Sends the answer of this turn: all threads of a block. */
+DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn) {
     struct db_client *client = db_client_at(at, turn->client);
     db_u64 answer = db_answer_at(at, turn->slot);
     db_u32 index;
@@ -87,3 +90,10 @@ extern "C" __global__ void send_outputs(const struct db_served *at, struct db_tu
     client->refused++;
     DB_COUNT(at, turn, refused, 1);
 }
+
+#ifndef DB_RESIDENT
+/* Launch: one block of any number of threads. */
+extern "C" __global__ void send_outputs(const struct db_served *at, struct db_turn *turn) { db_send_outputs(at, turn); }
+#endif
+
+#endif /* DB_SEND_CU */

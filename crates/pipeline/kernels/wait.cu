@@ -7,6 +7,9 @@
  * Checked: magic, version, status, sequence, slot, model, table of tensors, and that the request's number is not outstanding
  * (put_outputs marks those). Credits are the client's slots.
  */
+#ifndef DB_WAIT_CU
+#define DB_WAIT_CU
+
 #include "members.h"
 
 /* What the threads of the block tell each other. */
@@ -128,11 +131,9 @@ DB_GPU_FN db_u32 db_chosen(const struct db_served *at, struct db_turn *turn, db_
     return base + nth;
 }
 
-/* Launch: one block of any number of threads, by a graph or by the host; one thread walks from slot to slot, as the paper's release
- * does. A round looks at all slots side by side, so that its time depends on their number by no more than a load for as many slots as
- * threads. */
-extern "C" __global__ void wait_inputs(const struct db_served *told, struct db_turn *turn) {
-    __shared__ struct db_found found;
+/* One wait, by all threads of a block, which share `found`. One thread walks from slot to slot, as the paper's release does. A round
+ * looks at all slots side by side, so that its time depends on their number by no more than a load for as many slots as threads. */
+DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn, struct db_found &found) {
     const struct db_served *at = told;
     struct db_wait wait = {db_deadline_ns(at->wait_ns), at->cancel, 0};
     db_u32 thread = db_block_thread(), index, nearest;
@@ -194,3 +195,13 @@ extern "C" __global__ void wait_inputs(const struct db_served *told, struct db_t
     if (found.sent) DB_COUNT(at, turn, sent, found.sent);
     if (found.strays) DB_COUNT(at, turn, strays, found.strays);
 }
+
+#ifndef DB_RESIDENT
+/* Launch: one block of any number of threads, by a graph or by the host. */
+extern "C" __global__ void wait_inputs(const struct db_served *told, struct db_turn *turn) {
+    __shared__ struct db_found found;
+    db_wait_inputs(told, turn, found);
+}
+#endif
+
+#endif /* DB_WAIT_CU */

@@ -21,15 +21,13 @@ mod module;
 pub mod nvml;
 mod pages;
 mod registered;
+mod resident;
 mod self_launch;
 mod stamps;
 mod stream;
 mod timer;
 mod toolkit;
 mod wait;
-
-/// Name and text of a header with a barrier of all blocks of a cooperative launch.
-pub const GRID_HEADER: (&str, &str) = ("grid.h", include_str!("../../kernels/grid.h"));
 
 pub use crate::result::driver::Shape;
 pub use allocation::Allocation;
@@ -44,6 +42,7 @@ pub use memory::{CancelWord, DeviceMemory, PinnedMemory, Way};
 pub use module::{Arguments, Function, Module};
 pub use pages::{How, Kind};
 pub use registered::{Registered, registered_extents};
+pub use resident::{GRID_HEADER, ResidentModel};
 pub use self_launch::{End, SelfLaunching, again_unit, relaunch_unit};
 pub use stamps::{Stamp, Stamps, stamp_unit};
 pub use stream::{Priority, Stream, spare_captures};

@@ -1,7 +1,6 @@
 //! A plan as the steps of one kernel that stays on the GPU (`kernels/resident.cu`), and that kernel on the host twin.
 //!
-//! A resident kernel of another crate calls `db_model` with the address of the steps: a GPU's kernel by name, linked with [`units`], one
-//! of the twin's by [`twin_entry`]. Requests and answers may lie in slots: the first step reads and the last one writes the slot whose
+//! A resident kernel of another crate calls `db_model` with the address of the steps ([`gpu::ResidentModel`]). Requests and answers may lie in slots: the first step reads and the last one writes the slot whose
 //! number lies in memory, so that nothing is copied ([`Slots`]).
 
 use std::time::Duration;
@@ -78,11 +77,6 @@ pub fn units() -> [gpu::Unit; 1] {
     [unit.header(name, text).header("operators.h", include_str!("../../kernels/operators.h"))]
 }
 
-/// Where `db_model` lies on the host twin. Error: no C++ compiler was there when this crate was built.
-pub fn twin_entry() -> Result<u64, TwinError> {
-    Ok(KERNELS.find("db_model")?.entry())
-}
-
 /// `struct steps`: the launches of a plan. `place`: `struct slot` of an input or output; of another argument its address comes first.
 pub(super) fn table<E>(
     launches: &[Launch],
@@ -126,13 +120,15 @@ pub struct TwinResident {
     /// Blocks of the kernel when it runs alone.
     blocks: u32,
     kernel: host_twin::Kernel,
+    model: host_twin::Kernel,
 }
 
 impl TwinResident {
     /// A plan's steps with memory of their own; `slots`: where inputs and outputs lie if not there. Errors: the plan's; slots of other
     /// lengths; no C++ compiler was there when this crate was built.
     pub fn new(plan: Plan, slots: Option<&Slots>, blocks: u32) -> Result<TwinResident, EngineError> {
-        let kernel = KERNELS.find("resident").map_err(|source| twin_error(&plan, source))?;
+        let find = |name| KERNELS.find(name).map_err(|source| twin_error(&plan, source));
+        let (kernel, model) = (find("resident")?, find("db_model")?);
         slots.map_or(Ok(()), |slots| slots.check(&plan))?;
         let mut twin = Twin::new(plan)?;
         let launches = twin.launches();
@@ -142,19 +138,14 @@ impl TwinResident {
                 (argument, _) => twin.slot(argument),
             })
         })?;
-        Ok(TwinResident { twin, steps, blocks, kernel })
-    }
-
-    /// What a resident kernel gives to `db_model`.
-    pub fn address(&self) -> u64 {
-        self.steps.as_ptr().expose_provenance() as u64
+        Ok(TwinResident { twin, steps, blocks, kernel, model })
     }
 
     /// Runs it alone with what lies where the first step reads.
     fn launch(&mut self) -> Result<(), EngineError> {
         let mut words = [0_u32; 2];
         let arguments = Arguments::new()
-            .push(self.address())
+            .push(gpu::ResidentModel::address(self))
             .pointer(words.as_mut_ptr())
             .push(LIMIT.as_nanos() as u64)
             .push(1_u64);
@@ -174,6 +165,25 @@ pub(super) fn late(plan: &Plan, word: u32) -> Result<(), EngineError> {
 
 fn twin_error(plan: &Plan, source: TwinError) -> EngineError {
     EngineError::Twin { step: format!("all of {}", plan.name), source }
+}
+
+// SAFETY: the steps lead to the plan's memory, which the value keeps, and to slots.
+unsafe impl gpu::ResidentModel for TwinResident {
+    fn units(&self) -> Vec<gpu::Unit> {
+        Vec::new()
+    }
+
+    fn twin_entry(&self) -> u64 {
+        self.model.entry()
+    }
+
+    fn address(&self) -> u64 {
+        self.steps.as_ptr().expose_provenance() as u64
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
 }
 
 impl Engine for TwinResident {

@@ -167,6 +167,7 @@ impl Turns {
         };
         served.put(0, &told)?;
         let told = launch::Told {
+            in_slots: false,
             served: served.kernel_address(),
             turn: turn.kernel_address(),
             shapes: [[1, 1], copying, copying, [1, 32]],

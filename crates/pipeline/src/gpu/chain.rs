@@ -1,4 +1,4 @@
-//! How a pipeline has its turns: a chain of them on a GPU, or a thread of the host twin's; how it ends and begins again.
+//! How a pipeline has its turns: a chain of them on a GPU, a thread of the host twin's, or one kernel; how it ends and begins again.
 //!
 //! A chain ends by the cancel word, by a queue that fails, or by an error. Its end calls a function, on a thread that slept until then.
 
@@ -13,6 +13,7 @@ use slots::layout::Status;
 
 use super::launch::Steps;
 use super::layout::db_served;
+use super::resident::Resident;
 use super::{Again, Core, Served, ServedError, State, launch, refuse};
 
 /// Computes outputs of inputs. Error: why it does not, for people; it ends the chain.
@@ -37,6 +38,14 @@ pub(super) enum Runs {
         is_started: bool,
         /// Sleeps until the chain's end.
         watcher: Option<JoinHandle<()>>,
+    },
+    /// One kernel that stays.
+    Resident {
+        kernel: Arc<Resident>,
+        /// Sleeps until its end.
+        thread: Option<JoinHandle<Result<(), ServedError>>>,
+        /// Set before the end is told.
+        has_ended: Arc<AtomicBool>,
     },
 }
 
@@ -99,11 +108,11 @@ impl Served {
     }
 
     /// Tells the kernels which word ends the chain.
-    fn ends(&self, address: u64) -> Result<(), ServedError> {
+    pub(super) fn ends(&self, address: u64) -> Result<(), ServedError> {
         self.core.tell(offset_of!(db_served, ends), &address.to_ne_bytes())
     }
 
-    fn is_new(&self) -> Result<(), ServedError> {
+    pub(super) fn is_new(&self) -> Result<(), ServedError> {
         if matches!(self.runs, Runs::Not) { Ok(()) } else { refuse("it was started before: start it again") }
     }
 
@@ -112,8 +121,23 @@ impl Served {
         self.core.shared.words()[0].store(0, Ordering::Release);
         match &mut self.runs {
             Runs::Not => return refuse("it has no model"),
-            Runs::Twin { thread: Some(_), .. } | Runs::Graph { is_started: true, .. } => {
+            Runs::Twin { thread: Some(_), .. }
+            | Runs::Resident { thread: Some(_), .. }
+            | Runs::Graph { is_started: true, .. } => {
                 return refuse("it runs already");
+            }
+            Runs::Resident { kernel, thread, has_ended } => {
+                has_ended.store(false, Ordering::Release);
+                let launched = kernel.launch(&self.core, 0)?;
+                let (has_ended, on_end) = (Arc::clone(has_ended), self.on_end.clone());
+                let work = move || {
+                    let ended = launched.ended();
+                    has_ended.store(true, Ordering::Release);
+                    on_end.iter().for_each(|call| call());
+                    ended
+                };
+                let builder = std::thread::Builder::new().name("chain-end".into());
+                *thread = Some(builder.spawn(work).map_err(ServedError::Thread)?);
             }
             Runs::Twin { steps, model, thread, has_ended } => {
                 has_ended.store(false, Ordering::Release);
@@ -151,7 +175,8 @@ impl Served {
     /// Whether it has its turns. Error: what went wrong in a kernel of a graph; of the thread's, [`Self::wait_end`] tells.
     pub fn is_running(&self) -> Result<bool, ServedError> {
         match &self.runs {
-            Runs::Twin { thread: Some(_), has_ended, .. } => Ok(!has_ended.load(Ordering::Acquire)),
+            Runs::Twin { thread: Some(_), has_ended, .. }
+            | Runs::Resident { thread: Some(_), has_ended, .. } => Ok(!has_ended.load(Ordering::Acquire)),
             Runs::Graph { graph, is_started: true, .. } => Ok(!graph.is_idle()?),
             _ => Ok(false),
         }
@@ -167,7 +192,8 @@ impl Served {
     pub fn wait_end(&mut self, limit: Duration) -> Result<(), ServedError> {
         let since = Instant::now();
         match &mut self.runs {
-            Runs::Twin { thread: running @ Some(_), .. } => {
+            Runs::Twin { thread: running @ Some(_), .. }
+            | Runs::Resident { thread: running @ Some(_), .. } => {
                 while running.as_ref().is_some_and(|thread| !thread.is_finished()) {
                     if since.elapsed() >= limit {
                         return Err(ServedError::Deadline { what: "the last turn's end".into(), limit });

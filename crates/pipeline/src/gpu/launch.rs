@@ -9,7 +9,7 @@ use super::ServedError;
 
 host_twin::include_kernels!("kernels");
 
-const HEADERS: &[(&str, &str)] = &[
+pub(super) const HEADERS: &[(&str, &str)] = &[
     ("pipeline.h", include_str!("../../kernels/pipeline.h")),
     ("members.h", include_str!("../../kernels/members.h")),
     ("slots.h", slots::header::TEXT),
@@ -33,6 +33,19 @@ pub struct Told {
     pub turn: u64,
     /// Blocks and threads of each kernel.
     pub shapes: [[u32; 2]; 4],
+    /// The model works in the slots: kernels have no buffers to copy to and from.
+    pub in_slots: bool,
+}
+
+impl Told {
+    fn copies(&self) -> Result<(), ServedError> {
+        match self.in_slots {
+            false => Ok(()),
+            true => super::refuse(
+                "the setting has no inputs and outputs of the model's: it is for a resident kernel",
+            ),
+        }
+    }
 }
 
 /// The kernels, ready to be launched one by one.
@@ -51,6 +64,7 @@ impl Steps {
         told: Told,
         planted: Option<(usize, Source, &'static str)>,
     ) -> Result<Steps, ServedError> {
+        told.copies()?;
         let kernel = |step: usize| match planted {
             Some((at, source, name)) if at == step => Kernel::prepare(machine, &source, name),
             _ => Kernel::prepare(machine, &SOURCES[step], NAMES[step]),
@@ -95,6 +109,7 @@ pub fn graph<T>(
     model: &dyn gpu::Recorded,
     _keep: &T,
 ) -> Result<SelfLaunching, ServedError> {
+    told.copies()?;
     let end = if again == Again::While { again_unit() } else { relaunch_unit() };
     let units: Vec<Unit> = units().into_iter().chain([end]).collect();
     let module: Module = machine.module(&units)?;

@@ -1,9 +1,8 @@
 //! Pipelines whose kernels wait, copy and post: on a GPU as a graph that has its turns by itself, or on the host twin, where the CPU
-//! launches one kernel after the other.
+//! launches one kernel after the other; on either as one kernel that stays there ([`Served::start_resident`]).
 //!
 //! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
 //! over and gives it back. A request is refused for all that `slots::Server` refuses it for. A client's credits are its slots.
-//! Left out so far: `gpu-persistent`.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
@@ -17,6 +16,9 @@ mod launch;
 mod layout;
 #[cfg(test)]
 mod nic_tests;
+mod resident;
+#[cfg(test)]
+mod resident_tests;
 mod structure;
 #[cfg(test)]
 mod tests;
@@ -45,6 +47,7 @@ use chain::Runs;
 pub use chain::{Model, OnEnd};
 pub use endpoint::{Endpoint, Pool};
 pub use launch::{Again, units};
+pub use resident::Tensor;
 pub use structure::{Structure, structure};
 
 /// How a request and its answer arrive; `slots::layout` says what each needs.
@@ -91,7 +94,7 @@ pub struct Setting<'a> {
     pub arrival: Arrival,
     /// Where requests lie.
     pub place: Place,
-    /// The model's buffers, as kernels see them: one for each tensor, at multiples of 16.
+    /// The model's buffers, as kernels see them: one for each tensor, at multiples of 16. None at all: it works in the slots.
     pub inputs: &'a [u64],
     pub outputs: &'a [u64],
     /// Longest wait of a turn.
@@ -242,6 +245,14 @@ impl Served {
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
         let word = |nth: usize| words_of.kernel_address() + (4 * nth * slot_count) as u64;
         words_of.write(4 * slot_count, &vec![0xff; 4 * slot_count])?;
+        let in_slots = setting.inputs.is_empty() && setting.outputs.is_empty();
+        let [inputs, outputs] = match in_slots {
+            true => [[0; MOST_TENSORS]; 2],
+            false => [
+                buffers(setting.inputs, geometry.request.entries().len(), "inputs")?,
+                buffers(setting.outputs, geometry.answer.entries().len(), "outputs")?,
+            ],
+        };
         let [flags_at, flag_stride] = match arrival {
             Arrival::Tail => [slots.kernel_address() + geometry.request.tail as u64, stride as u64],
             _ => [flags.kernel_address(), FLAG_BYTES as u64],
@@ -293,8 +304,8 @@ impl Served {
                 answer_stride: geometry.client_stride() as u64,
                 request_table: words(&geometry.request.table()),
                 answer_table: words(&geometry.answer.table()),
-                inputs: buffers(setting.inputs, geometry.request.entries().len(), "inputs")?,
-                outputs: buffers(setting.outputs, geometry.answer.entries().len(), "outputs")?,
+                inputs,
+                outputs,
             },
         )?;
         turn.put(0, &db_turn::default())?;
@@ -305,6 +316,7 @@ impl Served {
             served: served.kernel_address(),
             turn: turn.kernel_address(),
             shapes: [[1, setting.threads], copying, copying, [1, 32]],
+            in_slots,
         };
         let wait = setting.wait;
         let core = Core {

@@ -17,7 +17,7 @@ use verbs::{
 
 use super::*;
 
-const FLOATS: usize = 1000;
+pub const FLOATS: usize = 1000;
 const SLOTS: u32 = 4;
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -143,7 +143,7 @@ impl Peer {
 }
 
 /// Two clients, several rounds, one that leaves while the other goes on; then the place is taken again.
-fn serves(
+pub fn serves(
     context: &Context,
     machine: &Machine,
     (arrival, posts): (Arrival, Processor),
@@ -208,7 +208,7 @@ fn serves(
     assert_eq!((counters.answered, counters.refused, counters.strays), (34, 0, 0), "{counters:?}");
 }
 
-const ARRIVALS: [Arrival; 3] = [Arrival::Flag, Arrival::Tail, Arrival::Completion];
+pub const ARRIVALS: [Arrival; 3] = [Arrival::Flag, Arrival::Tail, Arrival::Completion];
 
 #[test]
 fn twin_serves_clients_that_come_and_go() {

@@ -19,7 +19,7 @@ mod release;
 
 host_twin::include_kernels!("planted");
 
-const FLOATS: usize = 37;
+pub const FLOATS: usize = 37;
 const ENTRIES: u32 = 64;
 const QPN: u32 = 0x49;
 /// Where the parts of a played queue lie.
@@ -28,9 +28,9 @@ const CQ: usize = 4096;
 const RECEIVES: usize = 8192;
 const RECEIVE_CQ: usize = 12288;
 const SLOTS: usize = 16384;
-const RECORD: usize = 20480;
+pub const RECORD: usize = 20480;
 const STRUCTS: usize = 24576;
-const ANSWERS: usize = 28672;
+pub const ANSWERS: usize = 28672;
 const FLAGS: usize = 61440;
 const SQ_AT: usize = 0;
 const RQ_AT: usize = 256;
@@ -38,24 +38,24 @@ const CQ_AT: usize = 512;
 const RECEIVE_CQ_AT: usize = 768;
 const REGISTER_AT: usize = 1024;
 
-fn geometry() -> Geometry {
+pub fn geometry() -> Geometry {
     let tensor = Tensor { kind: TensorKind::F32, count: FLOATS };
     Geometry::new(5, &[tensor], &[tensor]).unwrap()
 }
 
 /// A pipeline, a model that adds 1, and its kernels.
-struct Rig {
-    served: Served,
+pub struct Rig {
+    pub served: Served,
     steps: launch::Steps,
     model: HostMemory,
 }
 
 /// A client, its queue, and the NIC beneath that queue.
-struct Peer {
+pub struct Peer {
     index: u32,
     first: u32,
     count: u32,
-    memory: Memory,
+    pub memory: Memory,
     client: slots::Client,
     /// WQEs that the NIC has executed, CQEs that it wrote, WRITEs that it took a receive for.
     done: u32,
@@ -64,7 +64,7 @@ struct Peer {
 }
 
 impl Rig {
-    fn new(arrival: Arrival, seed: Option<u64>, planted: Option<(usize, &'static str)>) -> Rig {
+    pub fn new(arrival: Arrival, seed: Option<u64>, planted: Option<(usize, &'static str)>) -> Rig {
         let visibility = seed.map_or(Visibility::InOrder, |seed| Visibility::Weak { seed });
         let machine = Machine::twin(visibility);
         let model = machine.host_memory(8192).unwrap();
@@ -108,7 +108,7 @@ impl Rig {
         assert_eq!(self.turn().1, State::None);
     }
 
-    fn join(&self, index: u32, first: u32, count: u32) -> Peer {
+    pub fn join(&self, index: u32, first: u32, count: u32) -> Peer {
         let memory = Memory::from(self.served.core.machine.host_memory(1 << 16).unwrap());
         let at = |offset: usize| memory.kernel_address() + offset as u64;
         memory.write(CQ, &[0xf0; 64 * ENTRIES as usize]).unwrap();
@@ -168,10 +168,18 @@ impl Rig {
     }
 
     /// Writes a request as a client's NIC does.
-    fn ask(&self, peer: &mut Peer, id: u64, value: f32) -> slots::client::Request {
+    pub fn ask(&self, peer: &mut Peer, id: u64, value: f32) -> slots::client::Request {
         let request = peer.client.ask(id, id + 100, 0, u64::MAX).unwrap();
         self.arrive(peer, request.slot, request.sequence, &request.prefix, value);
         request
+    }
+
+    /// A request of another model: its slot.
+    pub fn ask_bad(&self, peer: &mut Peer, id: u64) -> u32 {
+        let mut request = peer.client.ask(id, 0, 0, u64::MAX).unwrap();
+        request.prefix[16] ^= 2;
+        self.arrive(peer, request.slot, request.sequence, &request.prefix, 3.0);
+        request.slot
     }
 
     fn arrive(&self, peer: &mut Peer, slot: u32, sequence: u32, prefix: &[u8; PREFIX_BYTES], value: f32) {
@@ -195,7 +203,7 @@ struct Word(u64);
 unsafe impl Plain for Word {}
 
 impl Peer {
-    fn word(&self, at: usize) -> u64 {
+    pub fn word(&self, at: usize) -> u64 {
         self.memory.get::<Word>(at).unwrap().0
     }
 
@@ -220,7 +228,7 @@ impl Peer {
     }
 
     /// The NIC executes what it was told of; `opcode`: of the CQEs.
-    fn execute(&mut self, opcode: u8) {
+    pub fn execute(&mut self, opcode: u8) {
         let told = u32::from_be((self.word(RECORD) >> 32) as u32);
         while self.done & 0xffff != told {
             let at = RING + 64 * (self.done % ENTRIES) as usize;
@@ -255,7 +263,7 @@ impl Peer {
     }
 
     /// The answer of a slot: its status, and the value if all of it is the same.
-    fn answer(&mut self, slot: u32) -> Result<(Status, Option<f32>), slots::client::AnswerError> {
+    pub fn answer(&mut self, slot: u32) -> Result<(Status, Option<f32>), slots::client::AnswerError> {
         let geometry = geometry();
         let at = ANSWERS + (slot - self.first) as usize * geometry.client_stride();
         let mut prefix = [0; PREFIX_BYTES];
@@ -271,7 +279,7 @@ impl Peer {
 
 const ARRIVALS: [Arrival; 3] = [Arrival::Flag, Arrival::Tail, Arrival::Completion];
 
-fn has_compiler() -> Result<(), String> {
+pub fn has_compiler() -> Result<(), String> {
     PLANTED.find("layout+none").map(|_| ()).map_err(|error| error.to_string())
 }
 

@@ -194,6 +194,30 @@ impl Kernel {
         Ok(Kernel { name, code })
     }
 
+    /// As [`Self::prepare`], of a kernel that calls functions of `units`, which a GPU's image is linked with. The host twin links none.
+    pub fn prepare_linked(
+        machine: &Machine,
+        source: &Source,
+        units: &[Unit],
+        name: &'static str,
+    ) -> Result<Kernel, KernelError> {
+        let Inner::Gpu(on) = &*machine.0 else { return Kernel::prepare(machine, source, name) };
+        let all: Vec<Unit> = [source.unit()].into_iter().chain(units.iter().cloned()).collect();
+        let function = machine.module(&all)?.function(name)?;
+        Ok(Kernel { name, code: Code::Gpu(function, Streams::new(&on.context)?) })
+    }
+
+    /// Blocks of so many threads for [`Self::launch_cooperative`]: on a GPU so many that short kernels have room beside them.
+    pub fn resident_blocks(&self, threads: u32) -> Result<u32, KernelError> {
+        match &self.code {
+            Code::Twin(_, Visibility::Weak { .. }) => {
+                Ok((host_twin::MAX_LANES as u32 / threads.max(1)).max(1))
+            }
+            Code::Twin(..) => Ok(2),
+            Code::Gpu(function, _) => Ok(function.resident_blocks(threads)?),
+        }
+    }
+
     /// Blocks of a launch for so many queue pairs. Error: more than run side by side here, when nothing else runs.
     pub fn blocks(&self, queues: usize, each: u32, threads: u32) -> Result<u32, KernelError> {
         let most = match &self.code {
@@ -222,19 +246,56 @@ impl Kernel {
         cancel: HostMemory,
         held: T,
     ) -> Result<Running<T>, KernelError> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_as(false, shape, arguments, cancel, held) }
+    }
+
+    /// As [`Self::launch`], of a kernel whose blocks wait for one another. Error also: more than run side by side.
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    pub unsafe fn launch_cooperative<T>(
+        &self,
+        shape: [u32; 2],
+        arguments: &Arguments,
+        cancel: HostMemory,
+        held: T,
+    ) -> Result<Running<T>, KernelError> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_as(true, shape, arguments, cancel, held) }
+    }
+
+    unsafe fn launch_as<T>(
+        &self,
+        cooperative: bool,
+        shape: [u32; 2],
+        arguments: &Arguments,
+        cancel: HostMemory,
+        held: T,
+    ) -> Result<Running<T>, KernelError> {
         cancel.words()[0].store(0, std::sync::atomic::Ordering::Release);
         let [blocks, threads] = shape;
         let launched = match &self.code {
             Code::Gpu(function, streams) => {
                 let stream = streams.take()?;
                 let shape = gpu::Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
-                // SAFETY: the caller's; `Running` keeps what the kernel uses until the stream is idle.
-                unsafe { stream.launch(function, shape, &arguments.for_gpu()) }?;
+                let arguments = arguments.for_gpu();
+                if cooperative {
+                    // SAFETY: the caller's; `Running` keeps what the kernel uses until the stream is idle.
+                    unsafe { stream.launch_cooperative(function, shape, &arguments) }
+                } else {
+                    // SAFETY: as above.
+                    unsafe { stream.launch(function, shape, &arguments) }
+                }?;
                 Launched::Gpu(stream)
             }
             Code::Twin(kernel, visibility) => {
-                let launch =
-                    Launch { visibility: *visibility, deadline: FOR_EVER, ..Launch::new(blocks, threads) };
+                let launch = Launch {
+                    visibility: *visibility,
+                    deadline: FOR_EVER,
+                    cooperative,
+                    ..Launch::new(blocks, threads)
+                };
                 // SAFETY: the caller's; `Running` keeps what the kernel uses until its lanes have ended.
                 Launched::Twin(unsafe { host_twin::start(*kernel, &launch, arguments.for_twin()) }?)
             }

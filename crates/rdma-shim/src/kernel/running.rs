@@ -59,6 +59,14 @@ impl<T> Running<T> {
         self.cancel.words()[0].store(1, Ordering::Release);
     }
 
+    /// Sleeps until its end, without a deadline and on a GPU without polling. Errors as [`Running::is_over`].
+    pub fn sleep(&self) -> Result<(), KernelError> {
+        match &self.launched {
+            Some(Launched::Gpu(stream)) => Ok(stream.end()?.sleep()?),
+            _ => self.wait(Duration::MAX).map(drop),
+        }
+    }
+
     /// Waits for its end, at most `limit`; says whether it came. Errors as [`Running::is_over`].
     pub fn wait(&self, limit: Duration) -> Result<bool, KernelError> {
         let since = Instant::now();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpu::{Arguments, DeviceMemory, Function, PinnedMemory, Priority, Shape, Stream, Way};
+use gpu::{Arguments, DeviceMemory, Function, PinnedMemory, Priority, ResidentModel, Shape, Stream, Way};
 
 use super::libraries::By;
 use super::ready::{Memory, Place, Ready, memory};
@@ -41,11 +41,6 @@ impl Resident {
         Ok(Resident { steps, memory: of_instance, loaded: loaded.clone() })
     }
 
-    /// What a resident kernel gives to `db_model`.
-    pub fn address(&self) -> u64 {
-        self.steps.address()
-    }
-
     /// The kernel that runs the model alone. Errors: the compiler's, the GPU's.
     pub fn alone(self) -> Result<ResidentAlone, EngineError> {
         let code = &self.loaded.code;
@@ -60,6 +55,25 @@ impl Resident {
             blocks,
             resident: self,
         })
+    }
+}
+
+// SAFETY: the steps keep to the instance's memory and to what was loaded, which the value keeps, and to slots.
+unsafe impl ResidentModel for Resident {
+    fn units(&self) -> Vec<gpu::Unit> {
+        resident::units().into()
+    }
+
+    fn twin_entry(&self) -> u64 {
+        0
+    }
+
+    fn address(&self) -> u64 {
+        self.steps.address()
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
     }
 }
 
@@ -102,7 +116,7 @@ impl ResidentAlone {
     pub fn launch(&mut self, turns: u64) -> Result<(), EngineError> {
         self.words.fill(0, &self.stream)?;
         let arguments = Arguments::new()
-            .u64(self.resident.address())
+            .u64(ResidentModel::address(&self.resident))
             .u64(self.words.address())
             .u64(resident::LIMIT.as_nanos() as u64)
             .u64(turns);

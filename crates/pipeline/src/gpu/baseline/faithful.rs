@@ -97,6 +97,7 @@ impl Faithful {
         let status = Status::Ok.number().into();
         turn.write(0, db_turn { state: REQUEST, status, ..db_turn::default() }.bytes())?;
         let told = launch::Told {
+            in_slots: false,
             served: served.kernel_address(),
             turn: turn.kernel_address(),
             shapes: [[1, 1], COPYING, COPYING, [1, 1]],

@@ -1,0 +1,448 @@
+//! The kernel that stays, on the host twin and on a GPU: protocol, planted defects, a real model, and what waiting and sending add.
+
+use std::mem::offset_of;
+
+use ::gpu::{Gpu, ResidentModel, Toolkit, Unit};
+use host_twin::{Kernels, Visibility};
+use inference::engine::Engine;
+use inference::engine::gpu::{Instance, Libraries, Loaded};
+use inference::engine::resident::{InSlot, Slots, TwinResident};
+use inference::engine::twin::Twin;
+use inference::import::import;
+use inference::layers::Random;
+use inference::plan::Plan;
+use measure::need;
+use prost::Message as _;
+use rdma_shim::kernel::db_kernel_queue;
+use rdma_shim::sys::{db_cq, db_rq, db_slot, db_sq};
+use rdma_shim::testing::{compile_everywhere, device, wait_for};
+use slots::layout::{Header, PREFIX_BYTES, Status, flag};
+use slots::{Tensor as Shape, TensorKind};
+use zoo::Architecture;
+
+use super::nic_tests::{ARRIVALS, serves};
+use super::tests::{ANSWERS, PLANTED, RECORD, Rig, geometry, has_compiler};
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Tests link this model (`tests/kernels/add_one.cu`).
+struct AddOne {
+    twin_entry: u64,
+    threads: u32,
+    told: Memory,
+    _between: Memory,
+}
+
+/// `struct add_one`.
+#[repr(C)]
+struct Told([u64; 7]);
+// SAFETY: numbers without padding.
+unsafe impl Plain for Told {}
+
+impl AddOne {
+    /// `kernel`: with a planted defect, or none.
+    fn new(served: &Served, kernel: &str, threads: u32) -> AddOne {
+        let machine = &served.core.machine;
+        let twin_entry = if machine.is_gpu() { 0 } else { PLANTED.find(kernel).unwrap().entry() };
+        let [inputs, outputs] = served.tensors();
+        let ([base, index, stride, request], [.., answer]) = (inputs[0].words, outputs[0].words);
+        let told = machine.own_memory(size_of::<Told>()).unwrap();
+        let between = machine.own_memory(inputs[0].bytes).unwrap();
+        let count = inputs[0].bytes as u64 / 4;
+        let words = [base, index, stride, request, answer, between.kernel_address(), count];
+        told.put(0, &Told(words)).unwrap();
+        AddOne { twin_entry, threads, told, _between: between }
+    }
+}
+
+fn add_one_unit() -> Unit {
+    rdma_shim::device::unit("add_one.cu", include_str!("../../tests/kernels/add_one.cu"))
+        .header(::gpu::GRID_HEADER.0, ::gpu::GRID_HEADER.1)
+}
+
+// SAFETY: the function keeps to the slots and to the memory that the value keeps.
+unsafe impl ResidentModel for AddOne {
+    fn units(&self) -> Vec<Unit> {
+        vec![add_one_unit()]
+    }
+    fn twin_entry(&self) -> u64 {
+        self.twin_entry
+    }
+    fn address(&self) -> u64 {
+        self.told.kernel_address()
+    }
+    fn threads(&self) -> u32 {
+        self.threads
+    }
+}
+
+const GOOD: &str = "db_model+none";
+
+#[test]
+fn twin_serves_clients_that_come_and_go_in_one_kernel() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let kernels: &Kernels = resident::SOURCE.twin;
+    need!(kernels.find("serve").map_err(|error| error.to_string()), cc, "a C++ compiler");
+    for (arrival, visibility) in
+        ARRIVALS.iter().zip([Visibility::Weak { seed: 1 }, Visibility::InOrder, Visibility::Weak { seed: 2 }])
+    {
+        let machine = Machine::twin(visibility);
+        serves(&context, &machine, (*arrival, Processor::Gpu), &|served, _| {
+            let model = AddOne::new(served, GOOD, 64);
+            served.start_resident(Box::new(model)).unwrap();
+        });
+    }
+}
+
+#[test]
+fn gpu_serves_clients_that_come_and_go_in_one_kernel() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    for arrival in ARRIVALS {
+        serves(&context, &machine, (arrival, Processor::Gpu), &|served, _| {
+            let model = AddOne::new(served, GOOD, 256);
+            served.start_resident(Box::new(model)).unwrap();
+        });
+    }
+}
+
+/// Serves four requests of a played NIC with a planted defect in the kernel or in the model: how many answers are right.
+fn right(seed: u64, serve: Option<&'static str>, model: &str) -> usize {
+    let planted = serve.map(|name| (4, name));
+    let mut rig = Rig::new(Arrival::Flag, Some(seed), None);
+    rig.served.planted =
+        planted.map(|(step, name)| (step, Source { twin: &PLANTED, ..resident::SOURCE }, name));
+    let mut peer = rig.join(0, 0, 2);
+    let model = AddOne::new(&rig.served, model, 32);
+    rig.served.start_resident(Box::new(model)).unwrap();
+    let mut right = 0;
+    for id in 0..4 {
+        let value = (id * 10) as f32;
+        let request = rig.ask(&mut peer, id, value);
+        let posted = 2 * (id + 1);
+        wait_for("doorbell", || {
+            (u32::from_be((peer.word(RECORD) >> 32) as u32) == posted as u32).then_some(())
+        });
+        peer.execute(0);
+        right += usize::from(peer.answer(request.slot).ok() == Some((Status::Ok, Some(value + 1.0))));
+    }
+    rig.served.stop(LIMIT).unwrap();
+    assert_eq!(rig.served.counters().answered, 4);
+    right
+}
+
+#[test]
+fn answers_are_whole_and_steps_see_what_other_blocks_stored() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    for seed in 1..4 {
+        assert_eq!(right(seed, None, GOOD), 4, "seed {seed}");
+    }
+    let seen = |model: &str| (1..20).any(|seed| right(seed, None, model) < 4);
+    assert!(seen("db_model+DB_DEFECT_NO_GRID_FENCE"), "no fence: the defect is not seen");
+}
+
+#[test]
+fn a_bad_request_is_answered_and_not_computed() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let mut rig = Rig::new(Arrival::Flag, Some(3), None);
+    let mut peer = rig.join(0, 0, 2);
+    let model = AddOne::new(&rig.served, GOOD, 64);
+    rig.served.start_resident(Box::new(model)).unwrap();
+    let slot = rig.ask_bad(&mut peer, 1);
+    wait_for("doorbell", || (peer.word(RECORD) >> 32 != 0).then_some(()));
+    peer.execute(0);
+    assert_eq!(peer.answer(slot).unwrap().0, Status::BadModel);
+    let tensor = ANSWERS + geometry().answer.entries()[0].offset as usize;
+    assert_eq!(peer.word(tensor), 0, "nothing but the prefix is sent");
+    rig.served.stop(LIMIT).unwrap();
+    let counters = rig.served.counters();
+    assert_eq!((counters.answered, counters.refused), (1, 1), "{counters:?}");
+}
+
+/// Whether it ends when it is told to, with nothing to serve, and again after it was started anew.
+fn stops(serve: Option<&'static str>, limit: Duration) -> bool {
+    let mut rig = Rig::new(Arrival::Flag, None, None);
+    rig.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
+    let model = AddOne::new(&rig.served, GOOD, 32);
+    rig.served.start_resident(Box::new(model)).unwrap();
+    for nth in 1..3 {
+        wait_for("a turn", || (rig.served.counters().turns > 20 * nth).then_some(()));
+        match rig.served.stop(limit) {
+            Ok(()) => {
+                assert!(!rig.served.is_running().unwrap());
+                rig.served.start().unwrap();
+            }
+            Err(error) => {
+                assert!(matches!(error, ServedError::Deadline { .. }), "{error}");
+                rig.served.core.shared.words()[0].store(2, Ordering::Release);
+                rig.served.wait_end(LIMIT).unwrap();
+                return false;
+            }
+        }
+    }
+    rig.served.stop(LIMIT).unwrap();
+    true
+}
+
+#[test]
+fn the_kernel_ends_when_it_is_told_to() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert!(stops(None, LIMIT));
+    assert!(!stops(Some("serve+DB_DEFECT_NO_STOP"), Duration::from_millis(200)), "the defect is not seen");
+}
+
+#[test]
+fn models_and_settings_that_do_not_fit_are_refused() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let geometry = geometry();
+    let machine = Machine::twin(Visibility::InOrder);
+    let setting = setting(&geometry, 1, Duration::ZERO);
+    let mut served = Served::new(&machine, setting).unwrap();
+    let error = served.start_by_cpu(|| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("for a resident kernel"), "{error}");
+    let of_gpu = AddOne { twin_entry: 0, ..AddOne::new(&served, GOOD, 32) };
+    let error = served.start_resident(Box::new(of_gpu)).unwrap_err().to_string();
+    assert!(error.contains("made for a GPU"), "{error}");
+    assert!(served.run_alone(Box::new(AddOne::new(&served, GOOD, 32)), 0).is_err());
+    served.run_alone(Box::new(AddOne::new(&served, GOOD, 32)), 3).unwrap();
+}
+
+#[test]
+fn the_resident_kernel_compiles_for_every_architecture() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    for arch in [80, 90, 100].map(::gpu::Arch::sm) {
+        let builder = ::gpu::ImageBuilder::new(toolkit.clone(), ::gpu::cache::Cache::off());
+        let units = [resident::SOURCE.unit(), add_one_unit()];
+        let image = builder.image(&units, arch, ::gpu::Form::Cubin);
+        let functions = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts.functions;
+        assert!(functions.contains("serve") && functions.contains("db_model"), "{arch}: {functions:?}");
+    }
+    compile_everywhere(toolkit, &units());
+}
+
+// ---- A model of the zoo, and what waiting and sending add ------------------------------------------------------------------------------
+
+fn setting(geometry: &Geometry, slots: u32, wait: Duration) -> Setting<'_> {
+    Setting {
+        geometry,
+        slots,
+        clients: 1,
+        arrival: Arrival::Flag,
+        place: Place::Gpu,
+        inputs: &[],
+        outputs: &[],
+        wait,
+        threads: 256,
+        copying: [1, 32],
+    }
+}
+
+/// Requests that all wait in their slots before the kernel begins; the queue's NIC reads nothing.
+struct Waiting {
+    served: Served,
+    geometry: Geometry,
+    plan: Plan,
+    on: On,
+    _queue: Memory,
+}
+
+enum On {
+    Twin,
+    Gpu(Arc<Loaded>),
+}
+
+impl Waiting {
+    fn new(machine: &Machine, plan: Plan, slots: u32) -> Waiting {
+        let tensor = |shape: &inference::graph::Shape| Shape { kind: TensorKind::F32, count: shape.count() };
+        let geometry = Geometry::new(5, &[tensor(&plan.inputs[0])], &[tensor(&plan.outputs[0])]).unwrap();
+        let mut served = Served::new(machine, setting(&geometry, slots, Duration::from_millis(50))).unwrap();
+        let on = match Gpu::first() {
+            Ok(gpu) if machine.is_gpu() => {
+                let toolkit = Toolkit::find(None).unwrap();
+                On::Gpu(Loaded::new(gpu, toolkit, plan.clone(), &Libraries::none()).unwrap())
+            }
+            _ => On::Twin,
+        };
+        let queue = played_queue(machine, &mut served, slots);
+        let mut waiting = Waiting { served, geometry, plan, on, _queue: queue };
+        waiting.served.want(0);
+        let model = waiting.model();
+        waiting.served.start_resident(model).unwrap();
+        waiting.until(0);
+        waiting
+    }
+
+    fn model(&self) -> Box<dyn ResidentModel> {
+        let [inputs, outputs] = self.served.tensors().map(|tensors| {
+            tensors.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect()
+        });
+        let slots = Slots { inputs, outputs };
+        match &self.on {
+            On::Twin => Box::new(TwinResident::new(self.plan.clone(), Some(&slots), 1).unwrap()),
+            On::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(&slots)).unwrap()),
+        }
+    }
+
+    /// Runs the kernel until so many answers were sent.
+    fn run(&mut self, answers: u64) {
+        self.served.start().unwrap();
+        self.until(answers);
+    }
+
+    /// Ends the kernel when the client is in and so many answers were sent.
+    fn until(&mut self, answers: u64) {
+        wait_for("the client and its answers", || {
+            assert!(self.served.is_running().unwrap(), "{:?}", self.served.stop(LIMIT));
+            (self.served.is_done(0) && self.served.counters().answered == answers).then_some(())
+        });
+        self.served.stop(LIMIT).unwrap();
+    }
+
+    /// Writes a request into each slot: input `nth % inputs.len()`.
+    fn fill(&self, inputs: &[Vec<f32>]) {
+        let slots = self.served.slot_count;
+        let granted: Vec<(u32, u32)> = (0..slots).map(|slot| (slot, 0)).collect();
+        let mut client = slots::Client::new(self.geometry.clone(), &granted);
+        let core = &self.served.core;
+        for nth in 0..slots as usize {
+            let request = client.ask(nth as u64, 0, 0, u64::MAX).unwrap();
+            let at = request.slot as usize * self.geometry.server_stride();
+            core.slots.write(at, &request.prefix).unwrap();
+            let bytes: Vec<u8> = inputs[request.slot as usize % inputs.len()]
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect();
+            core.slots.write(at + self.geometry.request.entries()[0].offset as usize, &bytes).unwrap();
+        }
+        core.flags.write(0, &flag(1).to_le_bytes().repeat(slots as usize)).unwrap();
+    }
+
+    /// Of each slot the begin and the end of its answer, and whether it is one of `wanted`.
+    fn answers(&self, wanted: &[Vec<f32>]) -> Vec<(u64, u64)> {
+        let of = |slot: usize| {
+            let at = slot * self.geometry.server_stride() + self.geometry.answer_offset();
+            let mut prefix = [0; PREFIX_BYTES];
+            self.served.core.slots.read(at, &mut prefix).unwrap();
+            let header = Header::read(&prefix).unwrap();
+            assert_eq!((header.status, header.slot), (Status::Ok.number(), slot as u32));
+            let expected: Vec<u8> =
+                wanted[slot % wanted.len()].iter().flat_map(|value| value.to_le_bytes()).collect();
+            let mut found = vec![0; expected.len()];
+            let offset = at + self.geometry.answer.entries()[0].offset as usize;
+            self.served.core.slots.read(offset, &mut found).unwrap();
+            assert!(found == expected, "slot {slot}: not the bits of a launch a step");
+            (header.begun_ns, header.ended_ns)
+        };
+        (0..self.served.slot_count as usize).map(of).collect()
+    }
+}
+
+/// A queue in host memory whose NIC does nothing, and the place of its client.
+fn played_queue(machine: &Machine, served: &mut Served, slots: u32) -> Memory {
+    let entries = (4 * slots).next_power_of_two();
+    let (ring, table, cq) = (0, 64 * entries as usize, 80 * entries as usize);
+    let rest = (cq + 64 * entries as usize).next_multiple_of(4096);
+    let memory = Memory::from(machine.host_memory(rest + (1 << 13)).unwrap());
+    memory.write(cq, &vec![0xf0; 64 * entries as usize]).unwrap();
+    let at = |offset: usize| memory.kernel_address() + offset as u64;
+    let (record, register, structs) = (rest, rest + 1024, rest + 4096);
+    let sq = db_sq {
+        ring: at(ring),
+        record: at(record + 4),
+        reg: at(register),
+        slots: at(table),
+        blocks: entries,
+        qpn: 0x49,
+        max_sge: 1,
+        opcodes: 0x7f,
+        ..db_sq::default()
+    };
+    assert_eq!(size_of::<db_slot>(), 16);
+    let send_cq = db_cq { ring: at(cq), record: at(record + 64), entries, ..db_cq::default() };
+    memory.put(structs, &sq).unwrap();
+    memory.put(structs + 512, &db_rq { qpn: 0x49, ..db_rq::default() }).unwrap();
+    memory.put(structs + 1024, &send_cq).unwrap();
+    let queue = db_kernel_queue {
+        sq: at(structs),
+        rq: at(structs + 512),
+        send_cq: at(structs + 1024),
+        receive_cq: at(structs + 1024),
+    };
+    let place =
+        db_place { queue, answers: 1 << 20, answer_flags: 1 << 20, count: slots, ..db_place::default() };
+    let places = Memory::from(served.core.places.clone());
+    places.put(served.place_at(0), &place).unwrap();
+    assert_eq!(served.word(0, offset_of!(db_place, wanted)).load(Ordering::Relaxed), 0);
+    memory
+}
+
+fn plan(architecture: &Architecture) -> Plan {
+    Plan::new(&import(&architecture.build(1).encode_to_vec(), 1).unwrap()).unwrap()
+}
+
+fn inputs(plan: &Plan) -> Vec<Vec<f32>> {
+    (0..3).map(|seed| Random(seed + 1).tensor(plan.inputs[0].count())).collect()
+}
+
+#[test]
+fn twin_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let plan = plan(&Architecture::SuperResolution { factor: 1, height: 9, width: 7 });
+    let inputs = inputs(&plan);
+    let mut twin = Twin::new(plan.clone()).unwrap();
+    let wanted: Vec<Vec<f32>> = inputs.iter().map(|input| twin.run(&[input]).unwrap().remove(0)).collect();
+    let mut waiting = Waiting::new(&Machine::twin(Visibility::InOrder), plan, 6);
+    waiting.fill(&inputs);
+    waiting.run(6);
+    waiting.answers(&wanted);
+    let alone = waiting.served.run_alone(waiting.model(), 2).unwrap();
+    assert!(alone > Duration::ZERO);
+}
+
+fn median(values: impl Iterator<Item = u64>) -> f64 {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    values[values.len() / 2] as f64 / 1000.0
+}
+
+/// Prints what waiting and sending add to a run of the kernel alone, requests waiting already. The lead of an answer's turn is by the GPU's
+/// global timer, so that the CPU has no part in it.
+#[test]
+fn gpu_what_waiting_and_sending_add_to_a_resident_model() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let machine = Machine::gpu(None, None).unwrap();
+    for (name, height, width, slots) in [
+        ("super-resolution-1 of 24x20", 24, 20, 2),
+        ("super-resolution-1 of 24x20", 24, 20, 64),
+        ("super-resolution-1 of 24x20", 24, 20, 4096),
+        ("super-resolution-1 of 640x480", 640, 480, 64),
+    ] {
+        let plan = plan(&Architecture::SuperResolution { factor: 1, height, width });
+        let inputs = inputs(&plan);
+        let loaded =
+            Loaded::new(gpu, Toolkit::find(None).unwrap(), plan.clone(), &Libraries::none()).unwrap();
+        let mut instance = Instance::new(&loaded).unwrap();
+        let wanted: Vec<Vec<f32>> =
+            inputs.iter().map(|input| instance.run(&[input]).unwrap().remove(0)).collect();
+        let graph = instance.period(50).unwrap();
+        let mut waiting = Waiting::new(&machine, plan, slots);
+        waiting.fill(&inputs);
+        waiting.run(u64::from(slots));
+        let mut turns = waiting.answers(&wanted);
+        turns.sort_unstable();
+        // The later half of three measurements, the first of which warms up.
+        let alone = (0..3).map(|_| waiting.served.run_alone(waiting.model(), 200).unwrap()).min().unwrap();
+        let alone = alone.as_nanos() as f64 / 1000.0;
+        let period = median(turns.windows(2).map(|pair| pair[1].0 - pair[0].0));
+        let mean = (turns[turns.len() - 1].0 - turns[0].0) as f64 / 1000.0 / (turns.len() - 1) as f64;
+        println!(
+            "TABLE {name}, {slots} slots: the model alone {alone:.2} us a run, with waiting and sending {period:.2} us a turn (median; \
+             mean {mean:.2}), which add {:.2} us; of a turn {:.2} us are the model's, {:.2} us from an answer's stamp to the next \
+             request; a graph's launch a run takes {graph:.2?}",
+            period - alone,
+            median(turns.iter().map(|turn| turn.1 - turn.0)),
+            median(turns.windows(2).map(|pair| pair[1].0 - pair[0].1)),
+        );
+    }
+}

@@ -1,0 +1,32 @@
+/*! A resident model that adds 1 to each number of a request, in two steps: the second one reads what other blocks have stored. */
+#include "grid.h"
+#include "order.h"
+
+/* As `struct slot` of a model's kernels: where request and answer lie in slot `*index`. */
+struct add_one {
+    db_u64 slots, index, stride, request, answer;
+    db_u64 between; /* as many words as numbers */
+    db_u64 count;
+};
+
+/* The first step reverses the numbers, the second one adds 1 and reverses them back: each reads what another block has stored. */
+#ifdef DB_TWIN
+extern "C" __global__ void db_model(unsigned long long model, struct db_grid *grid)
+#else
+extern "C" __device__ void db_model(unsigned long long model, struct db_grid *grid)
+#endif
+{
+    const struct add_one *at = (const struct add_one *)model;
+    const db_u64 slot = at->slots + *(const db_u32 *)at->index * at->stride;
+    const db_u64 all = (db_u64)gridDim.x * blockDim.x, last = at->count - 1;
+    db_u64 nth;
+    for (nth = blockIdx.x * blockDim.x + threadIdx.x; nth <= last; nth += all)
+        db_store_relaxed32((db_u32 *)at->between + (last - nth), db_load_relaxed32((const db_u32 *)(slot + at->request) + nth));
+    if (db_grid_meet(grid)) return;
+    for (nth = blockIdx.x * blockDim.x + threadIdx.x; nth <= last; nth += all) {
+        db_u32 bits = db_load_relaxed32((const db_u32 *)at->between + (last - nth));
+        bits = __float_as_uint(__uint_as_float(bits) + 1.0f);
+        db_store32(slot + at->answer + 4 * nth, bits);
+    }
+    db_grid_meet(grid);
+}
