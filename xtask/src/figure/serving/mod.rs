@@ -19,6 +19,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::models::Profiler;
 use super::{Nic, Options, nic};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, Speaking, WAIT, output};
@@ -39,7 +40,11 @@ const BEGIN: Duration = Duration::from_secs(180);
 /// Until the server has ended after the signal. Both, and the longest serving, are below nine minutes.
 const END: Duration = Duration::from_secs(60);
 /// Packages of the programs.
-const PACKAGES: [&str; 6] = ["-p", "inference-server", "-p", "client", "-p", "softnic"];
+const PACKAGES: [&str; 8] = ["-p", "inference-server", "-p", "client", "-p", "softnic", "-p", "profiler"];
+/// The series, in a line's place, that tells what polling takes from another program's kernels.
+const STEALS: &str = "steals";
+/// The one line that the twin has: it knows no driver's synchronisation.
+const EVENT: &str = "event";
 /// Longest wait for a line of the client's, which says one each second.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -67,13 +72,14 @@ struct Programs {
     softnic: PathBuf,
     server: PathBuf,
     client: PathBuf,
+    profiler: PathBuf,
 }
 
 impl Programs {
     fn of(folder: &Path) -> Programs {
-        let [softnic, server, client] =
-            ["softnic", "inference-server", "doorbell-client"].map(|name| folder.join(name));
-        Programs { softnic, server, client }
+        let [softnic, server, client, profiler] =
+            ["softnic", "inference-server", "doorbell-client", "profiler"].map(|name| folder.join(name));
+        Programs { softnic, server, client, profiler }
     }
 }
 
@@ -134,13 +140,15 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     execute(&experiment, &how, machine, &here, &Programs::of(&workspace::programs()))
 }
 
-/// The grid of an extent: `--quick` has one model.
-fn grid(spec: &Spec, extent: Extent) -> (Grid, Vec<String>) {
+/// The grid of an extent: `--quick` has one model, and the twin one line.
+fn grid(spec: &Spec, extent: Extent, machine: Machine) -> (Grid, Vec<String>) {
     let mut grid = spec.grid(extent);
     let first =
         grid.series.first().and_then(|series| Line::of(series).ok()).map(|line| line.model.to_owned());
     let is_kept = |series: &String| {
-        extent != Extent::Quick || first.as_ref().is_some_and(|model| series.ends_with(model))
+        let Ok(line) = Line::of(series) else { return true };
+        let has_model = extent != Extent::Quick || first.as_deref() == Some(line.model);
+        has_model && (machine == Machine::Gpu || line.sleep == EVENT)
     };
     let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
     grid.series = kept;
@@ -198,7 +206,7 @@ fn execute(
     } else {
         say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
     }
-    let (grid, left_out) = grid(spec, how.extent);
+    let (grid, left_out) = grid(spec, how.extent, machine);
     let nic = Nic::software(spec, &how.out)?;
     let mut bench = Served { spec, how, machine, here, programs, nic: &nic, provenance: &provenance };
     let results = how.out.join("results.jsonl");
@@ -239,11 +247,18 @@ impl run::Bench for Served<'_> {
     fn measure(&mut self, key: &Key, wanted: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
         let seconds = seconds(self.spec, self.how.extent, &key.series, wanted);
-        let phases = self.serve(&line, &format!("{}-{}", key.series, key.repetition), seconds)?;
+        let name = format!("{}-{}", key.series, key.repetition);
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
         point.seconds = seconds;
-        fill(&mut point, &phases);
+        if line.sleep == STEALS {
+            let [alone, beside] = self.steals(&line, &name, seconds)?;
+            let share = 1.0 - beside / alone.max(1e-9);
+            let values = [("alone_per_s", alone), ("beside_per_s", beside), ("stolen", share)];
+            point.values.extend(values.map(|(name, value)| (name.to_owned(), value)));
+        } else {
+            fill(&mut point, &self.serve(&line, &name, seconds)?);
+        }
         Ok(point)
     }
 }
@@ -292,19 +307,44 @@ impl Served<'_> {
         command
     }
 
-    /// Serves for so long, and looks at the server's threads meanwhile.
-    fn serve(&self, line: &Line<'_>, name: &str, seconds: f64) -> Result<Phases> {
-        let log = |end: &str| self.how.out.join(format!("logs/{name}-{end}.log"));
+    /// Starts a server, and waits until it listens: with where.
+    fn server(&self, line: &Line<'_>, log: &Path) -> Result<(Speaking, Watch, String)> {
         let mut command = self.on_nic(&self.programs.server);
         command.args(server_options(self.spec, line, self.machine)?);
         command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
-        let mut server = Speaking::start(&mut command, &log("server"))?;
+        let mut server = Speaking::start(&mut command, log)?;
         // The launcher becomes the server: one process, whose number stays.
         let watch = Watch::start(server.child.0.id(), APART)?;
         let listening = server.json("listening", BEGIN).context("starting the server")?;
         let address = listening["address"].as_str().context("the server does not say where it listens")?;
+        Ok((server, watch, address.to_owned()))
+    }
+
+    /// Runs a second of a model, by another program: alone before and after, and beside a server without requests.
+    fn steals(&self, line: &Line<'_>, name: &str, seconds: f64) -> Result<[f64; 2]> {
+        let logs = self.how.out.join("logs");
+        let profiler =
+            Profiler { program: &self.programs.profiler, machine: self.here, logs: &logs, limit: BEGIN };
+        let seconds = seconds.to_string();
+        let rate = |when: &str| {
+            let words = ["run", line.model, "--engine", "own", "--launch", "host", "--seconds", &seconds];
+            let said = profiler.line(&format!("{name}-{when}"), &words.map(str::to_owned))?;
+            said["runs_per_s"].as_f64().context("the profiler's line has no number runs_per_s")
+        };
+        let before = rate("before")?;
+        let log = logs.join(format!("{name}-server.log"));
+        let (mut server, ..) = self.server(&Line { sleep: EVENT, model: line.model }, &log)?;
+        let beside = rate("beside")?;
+        ended(&mut server, &log)?;
+        Ok([(before + rate("after")?) / 2.0, beside])
+    }
+
+    /// Serves for so long, and looks at the server's threads meanwhile.
+    fn serve(&self, line: &Line<'_>, name: &str, seconds: f64) -> Result<Phases> {
+        let log = |end: &str| self.how.out.join(format!("logs/{name}-{end}.log"));
+        let (mut server, watch, address) = self.server(line, &log("server"))?;
         let mut command = self.on_nic(&self.programs.client);
-        command.args(["--connect", address]).args(client_options(self.spec, line, seconds)?);
+        command.args(["--connect", &address]).args(client_options(self.spec, line, seconds)?);
         command.arg("--manifests").arg(zoo::manifests());
         let mut client = Speaking::start(&mut command, &log("client"))?;
         let first = client.json("live", BEGIN).context("the client")?;
@@ -334,7 +374,7 @@ impl Served<'_> {
         );
         let process = server.child.0.id();
         let signalled = (Instant::now(), watch.border()?.1);
-        kill(Pid::from_raw(i32::try_from(process)?), Signal::SIGTERM).context("asking the server to end")?;
+        terminate(process)?;
         let last = last_look(process, END).unwrap_or_else(|| signalled.1.clone());
         let end = last.since(&signalled.1, signalled.0.elapsed().as_secs_f64());
         let ended = server.child.wait(END)?;
@@ -350,6 +390,19 @@ impl Served<'_> {
             run,
         })
     }
+}
+
+/// Asks a process to end.
+fn terminate(process: u32) -> Result<()> {
+    kill(Pid::from_raw(i32::try_from(process)?), Signal::SIGTERM).context("asking the server to end")
+}
+
+/// Has a server end. Error: it does not end well.
+fn ended(server: &mut Speaking, log: &Path) -> Result<()> {
+    terminate(server.child.0.id())?;
+    let ended = server.child.wait(END)?;
+    ensure!(ended == Ended::Well, "the server {ended}; see {}", log.display());
+    Ok(())
 }
 
 /// The last look at a process that ends: its sum is there until its parent waits for it.
@@ -377,7 +430,7 @@ fn power() -> Option<f64> {
 
 /// What would be measured, drawn and judged (INV-10).
 fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<String> {
-    let (grid, left_out) = grid(spec, how.extent);
+    let (grid, left_out) = grid(spec, how.extent, machine);
     let of = |series: &String| seconds(spec, how.extent, series, grid.seconds);
     let all: f64 = grid.series.iter().map(of).sum::<f64>() * f64::from(grid.repeat);
     let mut lines = vec![
@@ -397,6 +450,11 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
     ];
     for series in &grid.series {
         let line = Line::of(series)?;
+        if line.sleep == STEALS {
+            let seconds = of(series);
+            lines.push(format!("{series}: profiler run, {seconds} s alone, {seconds} s beside an idle server, {seconds} s alone"));
+            continue;
+        }
         lines.push(format!(
             "{series}, {} s: inference-server {}",
             of(series),

@@ -35,6 +35,14 @@ echo '{"kind":"live","seconds":2.0}'
 echo '{"kind":"run","sent":40,"answered":40,"wrong":0,"lost":0,"duplicate":0,"latency":{"p50_ns":1500000,"p99_ns":2500000},"answers_per_second":20.5}'
 "#;
 
+/// Has a tenth less of its rate beside a server.
+const PROFILER: &str = r#"#!/bin/sh
+rate=1000
+[ -e FOLDER/server ] && kill -0 $(cat FOLDER/server) 2> FOLDER/kill && rate=900
+while [ $# -gt 0 ]; do [ $1 = --json ] && echo "{\"runs_per_s\":$rate}" > "$2"; shift; done
+exit 0
+"#;
+
 fn fig7() -> Experiment {
     Experiment::read(&root().join("experiments"), "fig7").unwrap()
 }
@@ -51,15 +59,18 @@ impl Stage {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join("out")).unwrap();
         let programs = Programs::of(&folder);
-        for (path, text) in
-            [(&programs.softnic, SOFTNIC), (&programs.server, SERVER), (&programs.client, CLIENT)]
-        {
+        for (path, text) in [
+            (&programs.softnic, SOFTNIC),
+            (&programs.server, SERVER),
+            (&programs.client, CLIENT),
+            (&programs.profiler, PROFILER),
+        ] {
             script(path, &bend(text).replace("FOLDER", &folder.display().to_string()));
         }
         Stage(folder)
     }
 
-    /// Quick runs of the lines `event` and `spin`.
+    /// Quick runs of the lines `event` and `spin`, and of what polling takes; by the twin of `event` alone.
     fn run(&self, machine: Machine) -> Result<Value> {
         let mut experiment = fig7();
         experiment.spec.keep(|series| !series.contains("block"));
@@ -109,7 +120,8 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
     assert!(of(event, "serving_s") >= 0.9 && of(event, "end_s") < 30.0);
     assert!(of(event, "switches_per_s") > 0.0, "it wakes up to sleep again");
     assert_ne!(verdict(&summary, "few-wakes"), json!({ "needs-hardware": ["gpu"] }));
-    assert!(points.iter().all(|point| point.detail["cores"].as_array().unwrap().len() >= 2), "{points:?}");
+    let drawn = |point: &&Point| point.detail["cores"].as_array().is_some_and(|cores| cores.len() >= 2);
+    assert_eq!(points.iter().filter(drawn).count(), 2, "{points:?}");
     let drawn = fs::read_to_string(stage.0.join("out/spin-squeezenet-1_1.svg")).unwrap();
     assert!(
         drawn.contains("run 1")
@@ -122,11 +134,14 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
         lines[0].contains("--mode gpu-graph --machine gpu --sleep event --model squeezenet-1.1"),
         "{asked}"
     );
-    assert!(lines.len() == 2 && lines[1].contains("--sleep spin"), "{asked}");
+    assert!(lines.len() == 3 && lines[1].contains("--sleep spin"), "{asked}");
+    let stolen = of("gpu-steals-squeezenet-1.1", "stolen");
+    assert!((stolen - 0.1).abs() < 1e-9 && lines[2].contains("--sleep event"), "{stolen} {asked}");
+    assert_eq!(verdict(&summary, "polling-takes"), "reported");
     assert!(fs::read_to_string(stage.0.join("client-options")).unwrap().contains("--seconds 6 "));
     // What is there is not measured again.
     stage.run(Machine::Gpu).unwrap();
-    assert_eq!(stage.points().len(), 2);
+    assert_eq!(stage.points().len(), 3);
 }
 
 #[test]
@@ -134,6 +149,7 @@ fn by_the_twin_nothing_is_judged_and_the_label_says_so() {
     let stage = Stage::new("twin", str::to_owned);
     let summary = stage.run(Machine::Twin).unwrap();
     assert_eq!(summary["label"], "emulated");
+    assert_eq!(stage.points().len(), 1, "the twin has one line");
     for id in ["cpu-100", "cpu-0", "few-wakes", "no-perf-cost-squeezenet"] {
         assert_eq!(verdict(&summary, id), json!({ "needs-hardware": ["gpu"] }), "{id}");
     }
@@ -163,7 +179,7 @@ fn a_dry_run_says_lines_models_and_times() {
     let of = |extent, machine| dry_run(&spec, &how(PathBuf::from("out"), extent), machine).unwrap();
     let whole = of(Extent::Normal, Machine::Gpu);
     for words in [
-        "30 points: 6 series × 5 repetitions, 1350 s of serving",
+        "35 points: 7 series × 5 repetitions, 1400 s of serving",
         "gpu-event-squeezenet-1.1, 60 s",
         "gpu-spin-super-resolution-x1, 30 s",
         "--sleep block",
@@ -172,12 +188,9 @@ fn a_dry_run_says_lines_models_and_times() {
         assert!(whole.contains(words), "{words}: {whole}");
     }
     let quick = of(Extent::Quick, Machine::Twin);
-    for words in [
-        "3 points: 3 series × 1 repetitions, 15 s",
-        "left out: gpu-event-super",
-        "--machine twin",
-        "no claim",
-    ] {
+    for words in
+        ["1 points: 1 series × 1 repetitions, 5 s", "left out: gpu-block", "--machine twin", "no claim"]
+    {
         assert!(quick.contains(words), "{words}: {quick}");
     }
     let lines = spec.grid(Extent::Normal).keys();
