@@ -16,6 +16,7 @@ use slots::{Tensor, TensorKind};
 use super::*;
 
 mod release;
+mod turns;
 
 host_twin::include_kernels!("planted");
 
@@ -109,6 +110,10 @@ impl Rig {
     }
 
     pub fn join(&self, index: u32, first: u32, count: u32) -> Peer {
+        self.join_by(index, first, count, 0)
+    }
+
+    fn join_by(&self, index: u32, first: u32, count: u32, unreliable: u32) -> Peer {
         let memory = Memory::from(self.served.core.machine.host_memory(1 << 16).unwrap());
         let at = |offset: usize| memory.kernel_address() + offset as u64;
         memory.write(CQ, &[0xf0; 64 * ENTRIES as usize]).unwrap();
@@ -154,6 +159,7 @@ impl Rig {
             answer_flags: at(FLAGS),
             first,
             count,
+            unreliable,
             wanted,
             done: wanted,
             ..db_place::default()

@@ -1,0 +1,101 @@
+//! Whose request is next, which one is refused, and when one is whole.
+
+use super::*;
+
+/// The clients of six turns; one has four slots and one has two, and each has a request in each.
+fn clients(planted: Option<(usize, &'static str)>) -> Vec<u32> {
+    let rig = Rig::new(Arrival::Flag, None, planted);
+    let mut peers = [rig.join(0, 0, 4), rig.join(1, 4, 2)];
+    for peer in &mut peers {
+        for id in 0..u64::from(peer.count) {
+            rig.ask(peer, id, 0.0);
+        }
+    }
+    (0..6).map(|_| rig.turn().0.client).collect()
+}
+
+#[test]
+fn clients_have_their_turn_however_many_slots_one_has() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(clients(None), [0, 1, 0, 1, 0, 0]);
+    let planted = clients(Some((0, "wait_inputs+DB_DEFECT_SLOTS_IN_TURN")));
+    assert_ne!(planted, [0, 1, 0, 1, 0, 0], "the defect is not seen");
+}
+
+/// Statuses of two requests of one number, and of a third one when both are answered.
+fn of_one_number(planted: Option<(usize, &'static str)>) -> [u32; 3] {
+    let rig = Rig::new(Arrival::Flag, Some(3), planted);
+    let mut peer = rig.join(0, 0, 2);
+    rig.ask(&mut peer, 1, 1.0);
+    let second = peer.client.ask(2, 0, 0, u64::MAX).unwrap();
+    let header = Header { request_id: 1, ..Header::read(&second.prefix).unwrap() };
+    rig.arrive(&mut peer, second.slot, second.sequence, &geometry().request.prefix(&header), 2.0);
+    let [one, two] = [(), ()].map(|()| rig.turn().0.status);
+    peer.execute(0);
+    rig.idle();
+    let third = Header { sequence: 2, ..header };
+    rig.arrive(&mut peer, second.slot, 2, &geometry().request.prefix(&third), 3.0);
+    [one, two, rig.turn().0.status]
+}
+
+#[test]
+fn a_number_that_is_outstanding_is_refused_and_may_be_used_again_when_it_is_answered() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let [ok, twice] = [Status::Ok, Status::DuplicateId].map(|status| u32::from(status.number()));
+    assert_eq!(of_one_number(None), [ok, twice, ok]);
+    let planted = of_one_number(Some((0, "wait_inputs+DB_DEFECT_TWICE")));
+    assert_eq!(planted, [ok, ok, ok], "the defect is not seen");
+}
+
+/// States after a request's flag, and after its last bytes.
+fn of_half_a_request(unreliable: u32, planted: Option<(usize, &'static str)>) -> [State; 2] {
+    let rig = Rig::new(Arrival::Flag, Some(4), planted);
+    let mut peer = rig.join_by(0, 0, 1, unreliable);
+    let request = rig.ask(&mut peer, 1, 1.0);
+    let before = rig.turn().1;
+    rig.served.core.slots.put(geometry().request.tail, &Word(flag(request.sequence))).unwrap();
+    [before, rig.turn().1]
+}
+
+#[test]
+fn without_a_reliable_connection_a_flag_is_believed_with_the_last_bytes_alone() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(of_half_a_request(1, None), [State::None, State::Request]);
+    assert_eq!(of_half_a_request(0, None), [State::Request, State::None]);
+    let planted = of_half_a_request(1, Some((0, "wait_inputs+DB_DEFECT_NO_TAIL")));
+    assert_eq!(planted, [State::Request, State::None], "the defect is not seen");
+}
+
+#[test]
+fn requests_are_refused_when_all_are_to_be() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let mut rig = Rig::new(Arrival::Flag, None, None);
+    rig.served.refuse(Some(Status::Stopping)).unwrap();
+    let mut peer = rig.join(0, 0, 1);
+    rig.ask(&mut peer, 1, 1.0);
+    assert_eq!(rig.turn().0.status, u32::from(Status::Stopping.number()));
+    peer.execute(0);
+    assert_eq!(peer.answer(0).unwrap().0, Status::Stopping);
+    rig.served.refuse(None).unwrap();
+    rig.ask(&mut peer, 2, 1.0);
+    rig.turn();
+    peer.execute(0);
+    assert_eq!(peer.answer(0).unwrap(), (Status::Ok, Some(2.0)));
+}
+
+#[test]
+fn a_queue_that_fails_ends_the_chain_of_turns() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let rig = Rig::new(Arrival::Flag, Some(2), None);
+    let cancel = &rig.served.core.shared;
+    rig.served.ends(cancel.kernel_address()).unwrap();
+    let mut peer = rig.join(0, 0, 1);
+    rig.ask(&mut peer, 1, 1.0);
+    assert_eq!(rig.turn().1, State::Request);
+    assert_eq!(cancel.words()[0].load(Ordering::Acquire), 0);
+    // An error CQE of a requester.
+    peer.execute(13);
+    assert_eq!(rig.turn().1, State::Stop);
+    assert_eq!(cancel.words()[0].load(Ordering::Acquire), 1);
+    assert!(rig.served.failure(0).unwrap().is_some());
+}
