@@ -1,7 +1,8 @@
 //! The GPU modes: kernels wait for requests, compute and answer, and this thread sleeps until there is something to do.
 //!
 //! What wakes it comes through one channel: a signal, the end of a chain of turns, a client that has left. A queue that fails ends the
-//! chain of its model; then the client is closed and the chain starts again.
+//! chain of its model; then the client is closed and the chain starts again. A GPU cannot wake a thread: another one sleeps in the
+//! driver until the chain has ended. With `--sleep block` or `spin` this thread waits there itself, and what else happens ends the chain.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use cli::{FAILED, on_stop, sentence};
+use cli::{FAILED, on_question, on_stop, sentence};
 use pipeline::Mode;
 use pipeline::cpu::Counts;
-use pipeline::gpu::{Again, Endpoint, Pool, Served, Setting};
+use pipeline::gpu::{Again, Endpoint, OnEnd, Pool, Served, Setting};
 use rdma_shim::kernel::Machine;
 use serving::Arrival;
 use slots::{Server, Status};
@@ -21,8 +22,8 @@ use verbs::connect::{Closer, RegionOffer};
 use verbs::{Qp, QpType};
 
 use crate::model::{Model, Recorded, Runs};
-use crate::options::Options;
-use crate::report::Totals;
+use crate::options::{Options, Sleep};
+use crate::report::{self, OfKernels, OfModel, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
 use crate::session::{End, Granted, Key, Outcome, SETUP, Service, Shared};
 
@@ -40,6 +41,26 @@ enum Event {
         counts: Counts,
         has_failed: bool,
     },
+    /// Counters are asked for.
+    Question,
+    /// The time is over.
+    Over,
+}
+
+/// What connections' and signals' threads wake the thread with that sleeps.
+#[derive(Clone)]
+struct Waker {
+    events: Sender<Event>,
+    /// The lane whose chain it waits for, with `--sleep block` or `spin`.
+    waits_for: Option<Arc<Vec<Mutex<Lane>>>>,
+}
+
+impl Waker {
+    fn wake(&self, event: Event) {
+        // The receiver is gone when the program ends.
+        let _ = self.events.send(event);
+        self.waits_for.iter().flat_map(|lanes| lanes.iter()).for_each(|lane| locked(lane).served.cancel());
+    }
 }
 
 /// A model, its pipeline, and its clients by their numbers.
@@ -61,7 +82,7 @@ struct Joined {
 struct Kernels {
     lanes: Arc<Vec<Mutex<Lane>>>,
     pool: Arc<Pool>,
-    events: Sender<Event>,
+    waker: Waker,
     shared: Arc<State>,
 }
 
@@ -177,7 +198,7 @@ impl Service for Kernels {
     fn gone(&self, key: Key, counts: Counts, has_failed: bool) {
         // Its slots have no request of the allocator's, so that nothing keeps them.
         let _ = locked(&self.lanes[key.0]).slots.withdraw(key.1);
-        let _ = self.events.send(Event::Left { counts, has_failed });
+        self.waker.wake(Event::Left { counts, has_failed });
     }
 }
 
@@ -190,6 +211,14 @@ fn lane(options: &Options, machine: &Machine, served: &mut Served, model: Runs) 
         }
     }
     Ok(())
+}
+
+/// Wakes the thread that sleeps at a chain's end.
+fn tells(events: &Sender<Event>) -> OnEnd {
+    let events = events.clone();
+    Arc::new(move || {
+        let _ = events.send(Event::Ended);
+    })
 }
 
 /// Serves until it is stopped: the exit code.
@@ -224,46 +253,66 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     let mut lanes = Vec::new();
     for ((mut served, model), (_, geometry)) in loaded.into_iter().zip(&found) {
-        let tells = events.clone();
-        served.call_at_end(Arc::new(move || {
-            let _ = tells.send(Event::Ended);
-        }));
+        if options.sleep == Sleep::Event {
+            served.call_at_end(tells(&events));
+        }
         lane(options, &machine, &mut served, model)?;
         let slots = Server::new(geometry.clone(), options.slots);
         lanes.push(Mutex::new(Lane { served, slots, clients: HashMap::new() }));
     }
     let lanes = Arc::new(lanes);
-    let stops = events.clone();
-    on_stop(move || {
-        let _ = stops.send(Event::Stop);
-    })?;
+    let waits_for = (options.sleep != Sleep::Event).then(|| Arc::clone(&lanes));
+    let waker = Waker { events: events.clone(), waits_for };
+    let stops = waker.clone();
+    on_stop(move || stops.wake(Event::Stop))?;
+    if options.status.is_some() {
+        let asks = waker.clone();
+        on_question(move || asks.wake(Event::Question))?;
+    }
+    if let (Some(seconds), true) = (options.max_seconds, options.sleep != Sleep::Event) {
+        let stops = waker.clone();
+        let limit = Duration::from_secs(seconds.into());
+        let wake = move || {
+            std::thread::sleep(limit);
+            stops.wake(Event::Over);
+        };
+        std::thread::Builder::new().name("max-seconds".into()).spawn(wake)?;
+    }
     let pool =
         Arc::new(Pool::new(&machine, &context, options.slots_per_client.into(), options.clients.into()));
     let shared = Arc::<State>::default();
-    let kernels = Kernels { lanes: Arc::clone(&lanes), pool, events, shared: Arc::clone(&shared) };
+    let kernels = Kernels { lanes: Arc::clone(&lanes), pool, waker, shared: Arc::clone(&shared) };
+    let names = options.models.clone();
     let models = found.into_iter().map(|(manifest, geometry)| (manifest.name, geometry)).collect();
     begin(options, listener, &Shared::new(options, path, models, kernels))?;
     let totals = Totals::new(options);
-    Sleeper { options, lanes, happened, shared, totals }.run()
+    Sleeper { options, machine, names, lanes, events, happened, shared, totals, began: Instant::now() }.run()
 }
 
 /// The thread that sleeps.
 struct Sleeper<'a> {
     options: &'a Options,
+    machine: Machine,
+    names: Vec<String>,
     lanes: Arc<Vec<Mutex<Lane>>>,
+    events: Sender<Event>,
     happened: Receiver<Event>,
     shared: Arc<State>,
     totals: Totals,
+    began: Instant,
 }
 
 impl Sleeper<'_> {
     fn run(mut self) -> Result<u8> {
-        let since = Instant::now();
-        let until = since.checked_add(self.options.max_time());
-        let served = self.sleep(until, |sleeper| {
+        let until = self.began.checked_add(self.options.max_time());
+        let is_enough = |sleeper: &Self| {
             let sessions = sleeper.options.sessions;
             sessions > 0 && sleeper.totals.clients >= sessions
-        });
+        };
+        let served = match (self.options.sleep, self.machine.context().cloned()) {
+            (Sleep::Block | Sleep::Spin, Some(context)) => self.synchronize(&context, is_enough),
+            _ => self.sleep(until, is_enough),
+        };
         let ended = served.and_then(|()| self.finish());
         self.shared.has_ended.store(true, Ordering::Release);
         if let Err(error) = &ended {
@@ -290,20 +339,70 @@ impl Sleeper<'_> {
                 Some(until) => self.happened.recv_timeout(until.saturating_duration_since(Instant::now())),
             };
             match event {
-                Ok(Event::Stop) => {
-                    self.totals.interrupted = true;
-                    return Ok(());
+                Ok(event) => {
+                    if self.handle(event)? {
+                        return Ok(());
+                    }
                 }
-                Ok(Event::Left { counts, has_failed }) => {
-                    self.totals.left(counts, has_failed);
-                    self.shared.granted.fetch_sub(1, Ordering::Relaxed);
-                }
-                Ok(Event::Ended) => self.go_on()?,
                 Err(RecvTimeoutError::Timeout) => return Ok(()),
                 Err(RecvTimeoutError::Disconnected) => bail!("no thread is left that could wake the server"),
             }
         }
         Ok(())
+    }
+
+    /// The same in the driver's own wait for all that runs: whatever happens ends the chain of turns, after it was put into the channel.
+    fn synchronize(&mut self, context: &gpu::Context, is_enough: impl Fn(&Self) -> bool) -> Result<()> {
+        loop {
+            // What has happened before the chain was started has not ended it.
+            while let Ok(event) = self.happened.try_recv() {
+                if self.handle(event)? {
+                    return Ok(());
+                }
+            }
+            if is_enough(self) {
+                return Ok(());
+            }
+            context.synchronize()?;
+            self.go_on()?;
+        }
+    }
+
+    /// Whether it is time to end.
+    fn handle(&mut self, event: Event) -> Result<bool> {
+        match event {
+            Event::Stop => {
+                self.totals.interrupted = true;
+                return Ok(true);
+            }
+            Event::Over => return Ok(true),
+            Event::Left { counts, has_failed } => {
+                self.totals.left(counts, has_failed);
+                self.shared.granted.fetch_sub(1, Ordering::Relaxed);
+            }
+            Event::Ended => self.go_on()?,
+            Event::Question => self.answer()?,
+        }
+        Ok(false)
+    }
+
+    /// Writes the counters, as the kernels keep them in host memory.
+    fn answer(&self) -> Result<()> {
+        let of = |(name, lane): (&String, &Mutex<Lane>)| {
+            let lane = locked(lane);
+            let pipeline::gpu::Counters { turns, answered, refused, sent, strays } = lane.served.counters();
+            let kernels = Some(OfKernels { turns, sent, strays });
+            let clients = lane.clients.len();
+            OfModel {
+                model: name.clone(),
+                clients,
+                answered: answered.saturating_sub(refused),
+                refused,
+                kernels,
+            }
+        };
+        let models = self.names.iter().zip(&*self.lanes).map(of).collect();
+        report::status(self.options, self.began.elapsed(), models)
     }
 
     /// Chains that have ended: closes the clients whose queues have failed, and starts the chains again. Error: of a kernel or a model.
@@ -332,6 +431,8 @@ impl Sleeper<'_> {
             let mut lane = locked(lane);
             lane.served.stop(TURN)?;
             lane.served.refuse(Some(Status::Stopping))?;
+            // However it was waited for until now.
+            lane.served.call_at_end(tells(&self.events));
             lane.served.start()?;
         }
         let is_empty = |sleeper: &Self| sleeper.shared.granted.load(Ordering::Relaxed) == 0;

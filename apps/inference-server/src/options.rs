@@ -38,6 +38,9 @@ pub struct Options {
     /// GPU modes: where requests lie [default: gpu; with --machine twin host].
     #[arg(long, value_enum)]
     pub place: Option<Memory>,
+    /// GPU modes: how the server's thread waits.
+    #[arg(long, value_enum, default_value = "event")]
+    pub sleep: Sleep,
     /// What runs a model in a CPU mode.
     #[arg(long, value_enum, default_value = "onnx")]
     pub engine: Engine,
@@ -66,6 +69,9 @@ pub struct Options {
     /// wait for one kind].
     #[arg(long, value_enum)]
     pub arrival: Option<ArrivalName>,
+    /// Write counters as a JSON line to this file at each SIGUSR1; - is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub status: Option<PathBuf>,
     /// Runs of each model before it listens.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub warmup: u32,
@@ -105,6 +111,17 @@ pub enum MachineName {
     Twin,
 }
 
+/// How the thread of a GPU mode waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sleep {
+    /// Asleep until something is to be done: a signal, a client, or the end of a model's turns.
+    Event,
+    /// In cudaDeviceSynchronize with blocking sync, for one model.
+    Block,
+    /// In cudaDeviceSynchronize spinning, for one model: it uses a core.
+    Spin,
+}
+
 /// Options that not every mode uses.
 pub const BELONGS: [Belongs<Options>; 3] = [
     Belongs {
@@ -112,7 +129,11 @@ pub const BELONGS: [Belongs<Options>; 3] = [
         to: "a CPU mode",
         when: |options| !options.mode.needs_gpu(),
     },
-    Belongs { options: &["machine", "place"], to: "a GPU mode", when: |options| options.mode.needs_gpu() },
+    Belongs {
+        options: &["machine", "place", "sleep"],
+        to: "a GPU mode",
+        when: |options| options.mode.needs_gpu(),
+    },
     Belongs {
         options: &["gpu", "cuda"],
         to: "a GPU mode with --machine gpu",
@@ -173,6 +194,12 @@ impl Options {
             let served = SERVED.map(Mode::name).join(", ");
             bail!("--mode {}: it is not served yet; give one of {served}", self.mode);
         }
+        if self.sleep != Sleep::Event && (self.machine == MachineName::Twin || self.models.len() > 1) {
+            bail!(
+                "--sleep {}: it is for one model on --machine gpu; give --sleep event",
+                cli::name(self.sleep)
+            );
+        }
         if self.machine == MachineName::Twin && self.place.is_some_and(|place| place != Memory::Host) {
             bail!("--place: only --machine gpu has GPU memory");
         }
@@ -216,7 +243,14 @@ impl Options {
     /// What runs the kernels of a GPU mode. Errors: no GPU, no driver, no toolkit, and where they were looked for.
     pub fn machine(&self) -> Result<Machine> {
         match self.machine {
-            MachineName::Gpu => self.gpu.machine(" --machine twin runs kernels on this processor"),
+            MachineName::Gpu => {
+                if self.sleep != Sleep::Event {
+                    let gpu = self.gpu.gpu.map_or_else(gpu::Gpu::first, gpu::Gpu::of_ordinal);
+                    // Where there is none, the machine's error says more.
+                    gpu.map_or(Ok(()), |gpu| gpu.wait_asleep(self.sleep == Sleep::Block))?;
+                }
+                self.gpu.machine(" --machine twin runs kernels on this processor")
+            }
             MachineName::Twin => Ok(Machine::twin(Visibility::InOrder)),
         }
     }
@@ -261,6 +295,7 @@ mod tests {
         for (option, heeded, idle) in [
             ("--engine twin", "--mode cpu-cpu-shim", "--mode gpu-graph --machine twin"),
             ("--machine twin", "--mode gpu-while", "--mode cpu-cpu-shim"),
+            ("--sleep spin", "--mode gpu-while", "--mode cpu-cpu-shim"),
             ("--gpu 1", "--mode gpu-graph", "--mode gpu-graph --machine twin"),
         ] {
             assert_eq!(stray(&format!("{heeded} {option}")), None);
@@ -269,6 +304,12 @@ mod tests {
         }
         let error = parse("--mode gpu-graph --machine twin --place gpu").check().unwrap_err().to_string();
         assert!(error.starts_with("--place"), "{error}");
+        parse("--mode gpu-graph --sleep block").check().unwrap();
+        for two in
+            ["--mode gpu-graph --machine twin --sleep spin", "--mode gpu-graph --model b --sleep block"]
+        {
+            assert!(parse(two).check().unwrap_err().to_string().starts_with("--sleep"), "{two}");
+        }
     }
 
     #[test]

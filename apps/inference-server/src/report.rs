@@ -1,5 +1,7 @@
 //! The lines of `--json`, and what is said to people.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
 use measure::Label;
@@ -26,6 +28,47 @@ pub struct Left<'a> {
     pub refused: u64,
     /// What went wrong, if anything did.
     pub error: Option<&'a str>,
+}
+
+/// The counters of `--status`.
+#[derive(Debug, Serialize)]
+struct Status {
+    kind: &'static str,
+    mode: &'static str,
+    /// Since the server listens.
+    seconds: f64,
+    models: Vec<OfModel>,
+}
+
+/// Those of a model.
+#[derive(Debug, Serialize)]
+pub struct OfModel {
+    pub model: String,
+    /// Clients that are served now.
+    pub clients: usize,
+    /// Since the server listens.
+    pub answered: u64,
+    pub refused: u64,
+    /// Of a GPU mode.
+    #[serde(flatten)]
+    pub kernels: Option<OfKernels>,
+}
+
+/// What kernels count.
+#[derive(Debug, Serialize)]
+pub struct OfKernels {
+    pub turns: u64,
+    /// Answers whose WRITE was seen to have completed.
+    pub sent: u64,
+    /// Receive completions that named a slot of another client, or one in use.
+    pub strays: u64,
+}
+
+/// Writes the counters where `--status` says.
+pub fn status(options: &Options, since: Duration, models: Vec<OfModel>) -> Result<()> {
+    let mode = options.mode.name();
+    let status = Status { kind: "status", mode, seconds: since.as_secs_f64(), models };
+    emit(options.status.as_deref(), &status)
 }
 
 /// All that was served.

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use cli::{emit_listening, speaks_to_people};
+use cli::{emit_listening, on_question, speaks_to_people};
 use pipeline::Mode;
 use pipeline::cpu::{Counts, Endpoint, Memory, Served, Setting};
 use serving::Arrival;
@@ -16,7 +16,7 @@ use verbs::{Context, Qp, QpType};
 
 use crate::model::Model;
 use crate::options::Options;
-use crate::report::Totals;
+use crate::report::{self, OfModel, Totals};
 use crate::session::{End, Granted, Key, Outcome, Service, Shared, accept};
 
 /// Rounds without anything to do before the core is offered to other threads.
@@ -69,8 +69,15 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let models = served.iter().map(|(model, _)| (model.name.clone(), model.geometry.clone())).collect();
     let polling = Polling { context, mode: options.mode, memories, commands };
     begin(options, listener, &Shared::new(options, path, models, polling))?;
-    let totals = Totals::new(options);
-    let server = Server { options, served, commands: receiver, closers: HashMap::new(), granted: 0, totals };
+    let (totals, question) = (Totals::new(options), Arc::new(AtomicBool::new(false)));
+    if options.status.is_some() {
+        let asks = Arc::clone(&question);
+        on_question(move || asks.store(true, Ordering::Relaxed))?;
+    }
+    let left = vec![Counts::default(); served.len()];
+    let commands = receiver;
+    let server =
+        Server { options, served, commands, closers: HashMap::new(), granted: 0, totals, question, left };
     server.run(stop)
 }
 
@@ -159,6 +166,10 @@ struct Server<'a> {
     /// Clients that have slots.
     granted: usize,
     totals: Totals,
+    /// Counters are asked for.
+    question: Arc<AtomicBool>,
+    /// What the clients of each model got that have left.
+    left: Vec<Counts>,
 }
 
 /// How far the end has come.
@@ -177,6 +188,9 @@ impl Server<'_> {
         loop {
             let did = self.hear(phase == Phase::Serving)? | self.round(phase == Phase::Serving)?;
             idle = if did { 0 } else { idle.saturating_add(1) };
+            if self.question.load(Ordering::Relaxed) && self.question.swap(false, Ordering::Relaxed) {
+                self.answer(since.elapsed())?;
+            }
             if idle >= IDLE_ROUNDS {
                 std::thread::yield_now();
             }
@@ -221,6 +235,17 @@ impl Server<'_> {
         Ok(did)
     }
 
+    /// Writes the counters.
+    fn answer(&self, since: Duration) -> Result<()> {
+        let of = |((model, served), left): (&(Model, Served), &Counts)| {
+            let (clients, now) = served.counts();
+            let (answered, refused) = (left.answered + now.answered, left.refused + now.refused);
+            OfModel { model: model.name.clone(), clients, answered, refused, kernels: None }
+        };
+        let models = self.served.iter().zip(&self.left).map(of).collect();
+        report::status(self.options, since, models)
+    }
+
     /// Does what clients' threads ask for.
     fn hear(&mut self, admits: bool) -> Result<bool> {
         let mut did = false;
@@ -250,6 +275,8 @@ impl Server<'_> {
                     self.granted -= 1;
                     self.served[key.0].1.withdraw(key.1)?;
                     self.totals.left(counts, has_failed);
+                    self.left[key.0].answered += counts.answered;
+                    self.left[key.0].refused += counts.refused;
                 }
             }
         }

@@ -1,7 +1,10 @@
 //! The modes in which kernels serve: on the host twin, and on a GPU where there is one.
 
+use std::collections::BTreeMap;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
+use cli::testing::Signal;
 use measure::need;
 use serving::{Arrival, Transport};
 use slots::Status;
@@ -21,7 +24,7 @@ fn serves_every_way(machine: &[&str], expected: &Expected, count: u64) {
         for transport in [Transport::Rc, Transport::Uc, Transport::Rc, Transport::Uc] {
             let wish = wish(SMALL, 4, arrival, transport);
             // Slots of the client before may not be free yet.
-            let since = std::time::Instant::now();
+            let since = Instant::now();
             let mut client = loop {
                 match Client::open(&nic, &address, SMALL, &wish) {
                     Ok(client) => break client,
@@ -57,7 +60,8 @@ fn program_agrees(machine: &[&str], reference: &Expected, tolerance: &str) {
     let (mut server, address) =
         server(SMALL, &[&["--mode", "gpu-graph", "--sessions", "1"], machine].concat());
     let (folder, file) = (folder.to_str().unwrap(), file.to_str().unwrap());
-    let options = ["--connect", &address, "--model", SMALL, "--manifests", folder, "--count", "40"];
+    let options =
+        ["--connect", &address, "--model", SMALL, "--manifests", folder, "--count", "40", "--deadline", "60"];
     let options = [&options[..], &["--slots", "4", "--reference", file, "--tolerance", tolerance]].concat();
     let mut command = cli::testing::command(&client, &options);
     let output = command.stdin(Stdio::null()).output().unwrap();
@@ -91,7 +95,7 @@ fn serve_two_models(machine: &[&str], models: [&str; 2], expected: &[Expected; 2
     let options = ["--mode", "gpu-graph", "--model", models[1], "--slots", "2", "--slots-per-client", "2"];
     let (mut server, address) = server(models[0], &[&options[..], machine].concat());
     let mut clients = models.map(|model| Client::usual(&nic, &address, model, 2));
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     while clients.iter().any(|client| client.answered < 6) {
         assert!(since.elapsed() < PATIENCE);
         for (client, expected) in clients.iter_mut().zip(expected) {
@@ -124,6 +128,114 @@ fn a_client_that_errs_ends_alone_and_its_queue_serves_the_next() {
     drop(good);
     let lines = stopped(&mut server);
     assert_eq!((&totals(&lines)["clients"], &totals(&lines)["failed"]), (&4.into(), &3.into()), "{lines:?}");
+}
+
+/// Voluntary context switches of a process's threads so far, by their names; without the NIC's, and the twin's, which stand for a GPU.
+fn switches(process: u32) -> BTreeMap<(u32, String), u64> {
+    let mut all = BTreeMap::new();
+    for task in std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten() {
+        // A thread may end meanwhile.
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let (name, status) = (read("comm").trim().to_owned(), read("status"));
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        let apart = ["softnic", "twin"].iter().any(|other| name.starts_with(other));
+        if let (Some(count), false) = (count, apart) {
+            let thread = task.file_name().to_str().unwrap().parse().unwrap();
+            all.insert((thread, name), count.trim().parse().unwrap());
+        }
+    }
+    all
+}
+
+/// Serves for a while: switches of each thread that was there all the time.
+fn switches_while_it_serves(machine: &[&str], expected: &Expected) -> Vec<((u32, String), u64)> {
+    let nic = device().unwrap();
+    let (mut server, address) = server(SMALL, &[&["--mode", "gpu-graph"], machine].concat());
+    let mut clients = [(); 2].map(|()| Client::usual(&nic, &address, SMALL, 4));
+    clients.iter_mut().for_each(|client| client.run(expected, 2));
+    let before = switches(server.id());
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(2) {
+        clients.iter_mut().for_each(|client| client.run(expected, 4));
+    }
+    let after = switches(server.id());
+    println!(
+        "TABLE {} answers in {:?}: {after:?}",
+        clients[0].answered + clients[1].answered,
+        since.elapsed()
+    );
+    assert!(before.keys().any(|(_, name)| name == "inference-serve"), "{before:?}");
+    drop(clients);
+    stopped(&mut server);
+    let more = |(thread, count): (&(u32, String), &u64)| Some((thread.clone(), after.get(thread)? - count));
+    before.iter().filter_map(more).collect()
+}
+
+#[test]
+fn no_thread_of_a_server_of_kernels_wakes_while_it_serves() {
+    need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let more = switches_while_it_serves(&["--machine", "twin"], &Expected::of_twin(SMALL, 2));
+    let sum: u64 = more.iter().map(|(_, count)| count).sum();
+    assert!(sum <= 4, "in two seconds: {more:?}");
+}
+
+#[test]
+fn counters_are_written_when_a_signal_asks_for_them() {
+    let nic = need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let expected = Expected::of_twin(SMALL, 2);
+    for mode in [&["--mode", "gpu-graph", "--machine", "twin"][..], &["--engine", "twin"]] {
+        let (mut server, address) = server(SMALL, &[mode, &["--status", "-"]].concat());
+        let mut client = Client::usual(&nic, &address, SMALL, 2);
+        assert_eq!(server.next_line()["kind"], "joined");
+        for answered in [4, 8] {
+            client.run(&expected, 4);
+            let asked = server.signal(Signal::SIGUSR1);
+            let line = server.next_line();
+            println!("TABLE a sleeping server answers after {:?}: {line}", asked.elapsed());
+            let model = &line["models"][0];
+            assert_eq!((&line["kind"], &model["clients"]), (&"status".into(), &1.into()), "{line}");
+            assert_eq!((&model["answered"], &model["refused"]), (&answered.into(), &0.into()), "{line}");
+            assert_eq!(model["turns"].is_u64(), mode.len() == 4, "{line}");
+        }
+        drop(client);
+        stopped(&mut server);
+    }
+}
+
+#[test]
+fn at_its_end_a_server_of_kernels_answers_each_request_or_says_that_it_stops() {
+    let nic = need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let expected = Expected::of_twin(SMALL, 3);
+    let (mut server, address) = server(SMALL, &["--mode", "gpu-while", "--machine", "twin"]);
+    let mut client = Client::usual(&nic, &address, SMALL, 4);
+    client.run(&expected, 2);
+    let signalled = server.signal(Signal::SIGTERM);
+    // Until it hears of it.
+    let (mut answered, mut stopping) = (0, 0);
+    while stopping == 0 || client.connection.outstanding() > 0 {
+        assert!(signalled.elapsed() < PATIENCE);
+        if stopping == 0 {
+            client.ask(&expected);
+        }
+        match client.poll(&expected) {
+            Some(Status::Ok) => answered += 1,
+            Some(Status::Stopping) => stopping += 1,
+            Some(other) => panic!("{other:?}"),
+            None => {}
+        }
+    }
+    println!("TABLE the first refusal came within {:?} of the signal", signalled.elapsed());
+    let ended = server.end_since(signalled);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let totals = totals(&ended.lines);
+    assert_eq!(
+        (&totals["answered"], &totals["refused"]),
+        (&(2 + answered).into(), &stopping.into()),
+        "{ended:?}"
+    );
 }
 
 /// Error: no GPU that programs here can use.
@@ -163,4 +275,37 @@ fn gpu_graphs_of_two_models_run_side_by_side() {
     need!(gpu(), gpu, "one CUDA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     serve_two_models(&[], [SMALL, OTHER], &[SMALL, OTHER].map(near));
+}
+
+#[test]
+fn gpu_server_s_threads_sleep_while_it_serves() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let more = switches_while_it_serves(&[], &near(SMALL));
+    // The driver's own threads are listed too.
+    let ours = |name: &str| ["inference-serve", "chain-end", "accept", "client", "stop"].contains(&name);
+    let sum: u64 = more.iter().filter(|((_, name), _)| ours(name)).map(|(_, count)| count).sum();
+    assert!(sum <= 4, "in two seconds: {more:?}");
+}
+
+#[test]
+fn gpu_server_waits_in_every_way_that_it_offers() {
+    let nic = need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let expected = near(SMALL);
+    for sleep in ["event", "block", "spin"] {
+        for mode in MODES {
+            let options = ["--mode", mode, "--sleep", sleep, "--sessions", "3", "--status", "-"];
+            let (mut server, address) = server(SMALL, &options);
+            for _ in 0..3 {
+                Client::usual(&nic, &address, SMALL, 4).run(&expected, 50);
+                server.signal(Signal::SIGUSR1);
+            }
+            let ended = server.end();
+            assert_eq!(ended.code, Some(0), "{sleep} {mode}: {ended:?}");
+            assert_eq!(totals(&ended.lines)["answered"], 150, "{sleep} {mode}: {ended:?}");
+        }
+    }
 }

@@ -188,6 +188,16 @@ pub fn primary_retain(device: CUdevice) -> Result<CUcontext> {
     Ok(context)
 }
 
+/// How threads wait in calls that synchronise: spinning, or sleeping (`CU_CTX_SCHED_*`). Keeps to the contexts that are made after it, and
+/// to the primary one in either case.
+pub fn primary_set_waiting(device: CUdevice, sleeping: bool) -> Result<()> {
+    let flags = match sleeping {
+        true => sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC,
+        false => sys::CUctx_flags::CU_CTX_SCHED_SPIN,
+    };
+    call!(cuDevicePrimaryCtxSetFlags_v2(device, flags as c_uint))
+}
+
 /// Gives the share back. Waits for the device when it was the last.
 pub unsafe fn primary_release(device: CUdevice) -> Result<()> {
     call!(cuDevicePrimaryCtxRelease_v2(device))

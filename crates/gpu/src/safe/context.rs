@@ -89,6 +89,14 @@ impl Context {
         self.0.gpu
     }
 
+    /// Waits for all that was launched in it, as `cudaDeviceSynchronize` does, without a deadline: asleep or spinning, as
+    /// [`Gpu::wait_asleep`] says. Error: what went wrong there.
+    pub fn synchronize(&self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the context is current, and nothing of it is changed.
+        unsafe { driver::synchronize() }
+    }
+
     /// The driver's handle, as a number to compare.
     pub(super) fn number(&self) -> usize {
         self.0.context as usize

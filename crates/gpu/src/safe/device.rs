@@ -50,6 +50,12 @@ impl Gpu {
         Ok(Gpu { device: driver::device(ordinal)?, ordinal })
     }
 
+    /// How [`super::Context::synchronize`] waits: asleep, or spinning, which is CUDA's choice on most machines. Call it before the first
+    /// context.
+    pub fn wait_asleep(&self, asleep: bool) -> Result<()> {
+        driver::primary_set_waiting(self.device, asleep)
+    }
+
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }

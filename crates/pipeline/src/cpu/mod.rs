@@ -158,6 +158,15 @@ impl Served {
         self.server.withdraw(client)
     }
 
+    /// How many clients are served, and what they got together.
+    pub fn counts(&self) -> (usize, Counts) {
+        let add = |all: Counts, endpoint: &Endpoint| Counts {
+            answered: all.answered + endpoint.counts.answered,
+            refused: all.refused + endpoint.counts.refused,
+        };
+        (self.endpoints.len(), self.endpoints.values().fold(Counts::default(), add))
+    }
+
     /// Whether no answer is being sent.
     pub fn is_quiet(&self) -> bool {
         self.endpoints

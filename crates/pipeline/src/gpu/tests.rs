@@ -15,6 +15,7 @@ use slots::{Tensor, TensorKind};
 
 use super::*;
 
+mod chain;
 mod release;
 mod turns;
 

@@ -1,0 +1,137 @@
+//! A chain of turns wakes a thread that sleeps when it ends, and not before.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use ::gpu::{Function, Shape, Stream, Unit};
+
+use super::*;
+
+/// Longest wait for anything that happens at once.
+const SOON: Duration = Duration::from_secs(20);
+
+fn ends(served: &mut Served) -> Receiver<()> {
+    let (tells, ended) = channel();
+    served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
+    ended
+}
+
+#[test]
+fn the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let mut rig = Rig::new(Arrival::Flag, None, None);
+    let mut peer = rig.join(0, 0, 1);
+    let ended = ends(&mut rig.served);
+    rig.served.start_by_cpu(|| Err("it is broken".into())).unwrap();
+    // Idle waits end by their time, and are no end of the chain.
+    assert!(ended.recv_timeout(Duration::from_millis(30)).is_err());
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        let since = Instant::now();
+        rig.served.cancel();
+        ended.recv_timeout(SOON).unwrap();
+        took.push(since.elapsed());
+        assert!(!rig.served.is_running().unwrap());
+        rig.served.wait_end(SOON).unwrap();
+        rig.served.start().unwrap();
+        assert!(rig.served.is_running().unwrap());
+    }
+    println!("TABLE the end of the chain is told after {took:?}");
+    rig.ask(&mut peer, 1, 1.0);
+    ended.recv_timeout(SOON).unwrap();
+    let error = rig.served.wait_end(SOON).unwrap_err().to_string();
+    assert_eq!(error, "the model: it is broken");
+    // It may be started again, and be told again.
+    rig.served.start().unwrap();
+    assert!(matches!(rig.served.start(), Err(ServedError::Refused(_))));
+    rig.served.stop(SOON).unwrap();
+    ended.recv_timeout(SOON).unwrap();
+}
+
+/// Counts its runs; told by a word, it stores where there is no memory.
+const COUNT: &str = "extern \"C\" __global__ void count_or_die(unsigned *words) {
+    atomicAdd(&words[0], 1u);
+    if (((volatile unsigned *)words)[1]) *(volatile unsigned *)16 = 1;
+}
+";
+
+struct Count(Function, Memory, #[allow(dead_code, reason = "kept")] Memory);
+
+// SAFETY: the kernel writes two words, which the value keeps; a store to no memory ends the context.
+unsafe impl ::gpu::Recorded for Count {
+    fn record(&self, stream: &Stream) -> ::gpu::Result<()> {
+        let arguments = ::gpu::Arguments::new().u64(self.1.kernel_address());
+        let shape = Shape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
+        // SAFETY: as above.
+        unsafe { stream.launch(&self.0, shape, &arguments) }
+    }
+}
+
+/// A pipeline on the GPU whose idle waits end each millisecond, and the model's words.
+fn counting(machine: &Machine, again: Again) -> (Served, HostMemory, Receiver<()>) {
+    let words = machine.host_memory(4096).unwrap();
+    let buffers = machine.own_memory(8192).unwrap();
+    let at = buffers.kernel_address();
+    let geometry = geometry();
+    let setting = Setting {
+        geometry: &geometry,
+        slots: 64,
+        clients: 2,
+        arrival: Arrival::Flag,
+        place: Place::Gpu,
+        inputs: &[at],
+        outputs: &[at + 4096],
+        wait: Duration::from_millis(1),
+        threads: 64,
+        copying: [2, 64],
+    };
+    let mut served = Served::new(machine, setting).unwrap();
+    let ended = ends(&mut served);
+    let module = machine.module(&[Unit::new("count.cu", COUNT)]).unwrap();
+    let function = module.function("count_or_die").unwrap();
+    let model = Count(function, words.clone().into(), buffers);
+    served.start_graph(again, Box::new(model)).unwrap();
+    (served, words, ended)
+}
+
+#[test]
+fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    for again in [Again::Relaunch, Again::While] {
+        let (mut served, words, ended) = counting(&machine, again);
+        let runs = || words.words()[0].load(Ordering::Acquire);
+        let since = Instant::now();
+        while runs() < 100 {
+            assert!(since.elapsed() < SOON, "{again:?}: {} turns", runs());
+            assert!(ended.try_recv().is_err(), "{again:?}: an end is told after {} turns", runs());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut took = Vec::new();
+        for _ in 0..3 {
+            let since = Instant::now();
+            served.cancel();
+            ended.recv_timeout(SOON).unwrap();
+            took.push(since.elapsed());
+            // What was told is the end of all turns.
+            let last = runs();
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(runs(), last, "{again:?}: a turn after the end");
+            served.wait_end(SOON).unwrap();
+            served.start().unwrap();
+        }
+        println!("TABLE {again:?}: the end of the chain is told after {took:?}");
+        served.stop(SOON).unwrap();
+    }
+}
+
+#[test]
+fn gpu_destructive_illegal_address_of_a_model_ends_the_sleep_with_an_error() {
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    let (mut served, words, ended) = counting(&machine, Again::Relaunch);
+    assert!(ended.recv_timeout(Duration::from_millis(50)).is_err());
+    let since = Instant::now();
+    words.words()[1].store(1, Ordering::Release);
+    ended.recv_timeout(SOON).unwrap();
+    println!("TABLE an illegal address is told after {:?}", since.elapsed());
+    let error = served.wait_end(SOON).unwrap_err();
+    assert!(matches!(&error, ServedError::Gpu(error) if error.is_context_lost()), "{error}");
+}
