@@ -205,6 +205,13 @@ impl Service for Kernels {
 fn lane(options: &Options, machine: &Machine, served: &mut Served, model: Runs) -> Result<()> {
     match model {
         Runs::Twin(model) => served.start_by_cpu(model)?,
+        Runs::Resident(model) => {
+            let tensors = served.tensors();
+            if options.warmup > 0 {
+                served.run_alone(model.in_slots(&tensors)?, options.warmup.into()).context("--warmup")?;
+            }
+            served.start_resident(model.in_slots(&tensors)?).with_context(|| machine.name())?;
+        }
         Runs::Gpu(model) => {
             let again = if options.mode == Mode::GpuWhile { Again::While } else { Again::Relaunch };
             served.start_graph(again, model).with_context(|| machine.name())?;

@@ -1,14 +1,19 @@
 //! The models that are served, each on an engine of its own.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result};
 use cli::sentence;
-use gpu::{Gpu, Toolkit};
+use gpu::{Gpu, ResidentModel, Toolkit};
 use inference::engine::Engine;
 use inference::engine::gpu::{Instance, Libraries, Loaded};
 use inference::engine::onnx_runtime::Runtime;
+use inference::engine::resident::{InSlot, Slots, TwinResident};
 use inference::engine::twin::Twin;
 use inference::import::import;
 use inference::plan::Plan;
+use pipeline::Mode;
+use pipeline::gpu::Tensor;
 use rdma_shim::kernel::{HostMemory, Machine};
 use slots::{Geometry, Message};
 use zoo::{Manifest, Store};
@@ -88,6 +93,28 @@ pub struct Recorded {
 pub enum Runs {
     Gpu(Box<Instance>),
     Twin(Box<dyn FnMut() -> Result<(), String> + Send>),
+    /// In one kernel that stays: it works in the slots.
+    Resident(Resident),
+}
+
+/// A model for a kernel that stays, which needs to know where the slots lie.
+pub enum Resident {
+    Gpu(Arc<Loaded>),
+    Twin(Box<Plan>),
+}
+
+impl Resident {
+    /// The model with these tensors of requests and answers. Errors: a step that is not our kernel's; no memory.
+    pub fn in_slots(&self, tensors: &[Vec<Tensor>; 2]) -> Result<Box<dyn ResidentModel>> {
+        let [inputs, outputs] = tensors.each_ref().map(|all| {
+            all.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect()
+        });
+        let slots = Slots { inputs, outputs };
+        Ok(match self {
+            Resident::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(&slots))?),
+            Resident::Twin(plan) => Box::new(TwinResident::new((**plan).clone(), Some(&slots), 1)?),
+        })
+    }
 }
 
 impl Recorded {
@@ -100,6 +127,15 @@ impl Recorded {
     ) -> Result<Recorded> {
         let (file, weights) = file(options, manifest)?;
         let plan = plan(&file, &weights)?;
+        if options.mode == Mode::GpuPersistent {
+            let resident = if machine.is_gpu() {
+                Resident::Gpu(loaded(options, manifest, plan, &Libraries::none())?)
+            } else {
+                Resident::Twin(Box::new(plan))
+            };
+            let runs = Runs::Resident(resident);
+            return Ok(Recorded { runs, inputs: Vec::new(), outputs: Vec::new() });
+        }
         if machine.is_gpu() {
             return Recorded::on_gpu(options, manifest, geometry, plan);
         }
@@ -123,15 +159,18 @@ impl Recorded {
     }
 
     fn on_gpu(options: &Options, manifest: &Manifest, geometry: &Geometry, plan: Plan) -> Result<Recorded> {
-        let gpu = options.gpu.gpu.map_or_else(Gpu::first, Gpu::of_ordinal)?;
-        let toolkit = Toolkit::find(options.gpu.cuda.as_deref())?;
-        let loaded = Loaded::new(gpu, toolkit, plan, &Libraries::if_found(None))
-            .with_context(|| format!("{} on the GPU", manifest.name))?;
+        let loaded = loaded(options, manifest, plan, &Libraries::if_found(None))?;
         let mut instance = Instance::new(&loaded)?;
         warm_up(options, &manifest.name, geometry, &mut instance)?;
         let [inputs, outputs] = instance.addresses();
         Ok(Recorded { runs: Runs::Gpu(Box::new(instance)), inputs, outputs })
     }
+}
+
+fn loaded(options: &Options, manifest: &Manifest, plan: Plan, libraries: &Libraries) -> Result<Arc<Loaded>> {
+    let gpu = options.gpu.gpu.map_or_else(Gpu::first, Gpu::of_ordinal)?;
+    let toolkit = Toolkit::find(options.gpu.cuda.as_deref())?;
+    Loaded::new(gpu, toolkit, plan, libraries).with_context(|| format!("{} on the GPU", manifest.name))
 }
 
 fn run_twin(

@@ -96,7 +96,8 @@ pub struct Options {
 }
 
 /// Modes that the server has.
-const SERVED: [Mode; 4] = [Mode::CpuCpuIbverbs, Mode::CpuCpuShim, Mode::GpuGraph, Mode::GpuWhile];
+const SERVED: [Mode; 5] =
+    [Mode::CpuCpuIbverbs, Mode::CpuCpuShim, Mode::GpuGraph, Mode::GpuWhile, Mode::GpuPersistent];
 
 fn mode(text: &str) -> Result<Mode, String> {
     text.parse().map_err(|error: pipeline::UnknownMode| error.to_string())
@@ -199,6 +200,9 @@ impl Options {
                 "--sleep {}: it is for one model on --machine gpu; give --sleep event",
                 cli::name(self.sleep)
             );
+        }
+        if self.mode == Mode::GpuPersistent && self.models.len() > 1 {
+            bail!("--mode gpu-persistent: the kernel of one model fills the GPU; give --model once");
         }
         if self.machine == MachineName::Twin && self.place.is_some_and(|place| place != Memory::Host) {
             bail!("--place: only --machine gpu has GPU memory");

@@ -13,6 +13,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         (&["--mode", "gpu-graph", "--machine", "twin", "--place", "gpu"], &["--place", "--machine gpu"]),
         (&["--mode", "gpu-graph", "--engine", "twin"], &["--engine twin", "a CPU mode"]),
         (&["--mode", "gpu-gpu"], &["gpu-graph"]),
+        (&["--mode", "gpu-persistent", "--model", "b"], &["one model", "--model once"]),
         (&["--model", "resnet51"], &["resnet51"]),
         (&["--slots", "1000", "--memory", "1000000"], &["--slots 1000", "at most --slots 7"]),
         (&["--onnxruntime", "/nowhere"], &["/nowhere", "cargo xtask setup", "--engine twin"]),

@@ -11,7 +11,7 @@ use slots::Status;
 
 use crate::served::*;
 
-const MODES: [&str; 2] = ["gpu-graph", "gpu-while"];
+const MODES: [&str; 3] = ["gpu-graph", "gpu-while", "gpu-persistent"];
 const ARRIVALS: [(&str, Arrival); 3] =
     [("flag", Arrival::Flag), ("tail", Arrival::Tail), ("completion", Arrival::Completion)];
 
