@@ -32,5 +32,7 @@ fn main() {
     .fold(planted, plant)
     .planted("tests/kernels/layout.cu", "none", "DB_NO_DEFECT")
     .planted("tests/kernels/add_one.cu", "none", "DB_NO_DEFECT")
+    .planted("tests/kernels/late.cu", "none", "DB_NO_DEFECT")
+    .planted("tests/kernels/late.cu", "DB_DEFECT_NO_GRID_BARRIER", "DB_DEFECT_NO_GRID_BARRIER")
     .compile();
 }

@@ -192,6 +192,24 @@ fn the_kernel_ends_when_it_is_told_to() {
     assert!(!stops(Some("serve+DB_DEFECT_NO_STOP"), Duration::from_millis(200)), "the defect is not seen");
 }
 
+/// What the barrier says to three blocks of which the third does not come, and whether it has told the host.
+fn late(kernel: &str) -> ([u32; 2], bool) {
+    let (mut words, mut late) = ([0_u32; 2], [9_u32; 3]);
+    let arguments = host_twin::Arguments::new().pointer(words.as_mut_ptr()).pointer(late.as_mut_ptr());
+    let launch = host_twin::Launch { cooperative: true, ..host_twin::Launch::new(3, 32) };
+    // SAFETY: the kernel has two words for its barrier and one for each block, which live until it has ended.
+    unsafe { host_twin::run(PLANTED.find(kernel).unwrap(), &launch, arguments) }.unwrap();
+    ([late[0], late[1]], words[1] != 0)
+}
+
+#[test]
+fn blocks_do_not_wait_for_ever_for_one_that_does_not_come() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(late("late+none"), ([3, 3], true));
+    let planted = late("late+DB_DEFECT_NO_GRID_BARRIER");
+    assert_eq!(planted, ([0, 0], false), "without the barrier no block waits");
+}
+
 #[test]
 fn models_and_settings_that_do_not_fit_are_refused() {
     need!(has_compiler(), cc, "a C++ compiler");
@@ -406,8 +424,8 @@ fn median(values: impl Iterator<Item = u64>) -> f64 {
     values[values.len() / 2] as f64 / 1000.0
 }
 
-/// Prints what waiting and sending add to a run of the kernel alone, requests waiting already. The lead of an answer's turn is by the GPU's
-/// global timer, so that the CPU has no part in it.
+/// Prints what waiting and sending add to a run of the kernel alone, requests waiting already. All times are of the GPU's global timer, so
+/// that the CPU has no part in them.
 #[test]
 fn gpu_what_waiting_and_sending_add_to_a_resident_model() {
     let gpu = need!(Gpu::first(), "one CUDA device");
@@ -431,7 +449,7 @@ fn gpu_what_waiting_and_sending_add_to_a_resident_model() {
         waiting.run(u64::from(slots));
         let mut turns = waiting.answers(&wanted);
         turns.sort_unstable();
-        // The later half of three measurements, the first of which warms up.
+        // The least of three: the first one warms up.
         let alone = (0..3).map(|_| waiting.served.run_alone(waiting.model(), 200).unwrap()).min().unwrap();
         let alone = alone.as_nanos() as f64 / 1000.0;
         let period = median(turns.windows(2).map(|pair| pair[1].0 - pair[0].0));
