@@ -293,10 +293,12 @@ impl Connection {
         let prefix: &[u8; PREFIX_BYTES] = self.message.first_chunk().expect("an answer has a prefix");
         let header = Header::read(prefix).unwrap_or_default();
         // An answer that refuses is its prefix alone, which one packet holds.
+        let is_refusal = header.sequence == sequence
+            && Status::of(header.status).is_some_and(|status| status != Status::Ok);
         let is_torn = (self.transport, self.arrival) == (Transport::Uc, Arrival::Flag)
-            && Status::of(header.status) == Some(Status::Ok)
+            && !is_refusal
             && self.message[self.geometry.answer.tail..] != flag(sequence).to_le_bytes();
-        // What UC has lost a part of is no answer: its request is lost at its deadline.
+        // What UC has lost, or a part of it, is no answer: its request is lost at its deadline.
         if is_torn {
             return Ok(None);
         }
