@@ -5,6 +5,8 @@
 mod answers;
 mod bad_input;
 mod faults;
+mod neighbours;
+mod nic_faults;
 mod played;
 mod server;
 mod server_ends;
