@@ -30,6 +30,7 @@ DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
     client->dead = 0;
     client->turn = 0;
     client->answered = client->refused = 0;
+    client->progress_ns = 0;
     for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
         /* What a client before has left there is not this one's next request. */
         db_store64(at->flags + slot * at->flag_stride, 0);
@@ -77,14 +78,17 @@ DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index) {
     db_store_release_sys32((db_u64)&place->done, wanted);
 }
 
-/* Takes a client's receive completions: each names a slot, whose flag is set here as the NIC sets it elsewhere. How many were strays. */
+/* Takes a client's receive completions, at most as many as it has slots, or a flood of them would hold up all clients: each names a slot, whose flag is set here as the NIC sets it elsewhere. How many were strays. */
 DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     struct db_completion done;
-    db_u32 strays = 0, slot, sequence;
+    db_u32 strays = 0, slot, sequence, left = client->place.count;
     int taken;
     if (!(client->acted & 1)) return 0;
-    while (!client->dead) {
+#ifdef DB_DEFECT_FLOOD
+    left = ~0u;
+#endif
+    for (; left && !client->dead; left--) {
         int error = 0;
         taken = db_gpu_take(&client->receive_cq, 0, &client->rq, &done, &client->receive_released);
         if (!taken) break;

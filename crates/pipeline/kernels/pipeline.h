@@ -91,6 +91,7 @@ struct db_client {
     db_u32 turn;  /* its slot whose turn is next, counted from its first */
     db_u32 pad;
     db_u64 answered, refused;
+    db_u64 progress_ns; /* when a send completed last, or the first one was seen; 0: none is in flight */
 };
 
 /* An answer that lies in its slot, for the CPU to post. The next one is told in the next record; a slot is told again only after its
@@ -119,6 +120,7 @@ struct db_served {
     db_u64 cancel;      /* 32-bit word in host memory; anything but 0 ends a wait that found nothing for 64 rounds */
     db_u64 counts;      /* struct db_counts in host memory: what the turn has, for the host */
     db_u64 wait_ns;     /* longest wait */
+    db_u64 patience_ns; /* longest time without a completion while answers are sent; 0: no limit */
     db_u64 attend_ns;   /* time between two looks across PCIe while requests come */
     db_u64 ends;        /* 32-bit word that ends the chain of turns when it is not 0; 0: there is none, and a queue that fails ends nothing */
     db_u64 told;        /* struct db_told, one a slot, in host memory: the CPU posts the answers; 0: the kernels do */
@@ -227,6 +229,20 @@ DB_GPU_FN int db_look(const struct db_served *at, db_u32 slot) {
     return DB_SLOT_READY;
 }
 
+/* Gives a client up whose answers the NIC has not sent for too long: it takes none. `count`: completions just now. */
+DB_GPU_FN void db_check_progress(const struct db_served *at, db_u32 index, db_u32 count) {
+    struct db_client *client = db_client_at(at, index);
+    db_u64 now;
+    if (client->sq.rung == client->sq.consumer) {
+        client->progress_ns = 0;
+        return;
+    }
+    now = db_clock_ns();
+    if (count || !client->progress_ns) client->progress_ns = now;
+    if (now - client->progress_ns > at->patience_ns)
+        db_give_up(at, index, db_kernel_end_of(client->sq.qpn, 0, DB_ETIMEDOUT, 0));
+}
+
 /* Takes what completed of a client's sends: an answer that was sent may be overwritten. One thread a client. How many. */
 DB_GPU_FN db_u32 db_poll_sends(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
@@ -244,6 +260,7 @@ DB_GPU_FN db_u32 db_poll_sends(const struct db_served *at, db_u32 index) {
             count++;
         }
     }
+    if (!failed && at->patience_ns) db_check_progress(at, index, count);
     return count;
 }
 

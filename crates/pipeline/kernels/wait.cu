@@ -136,7 +136,7 @@ DB_GPU_FN db_u32 db_chosen(const struct db_served *at, struct db_turn *turn, db_
 DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn, struct db_found &found) {
     const struct db_served *at = told;
     struct db_wait wait = {db_deadline_ns(at->wait_ns), at->cancel, 0};
-    db_u32 thread = db_block_thread(), index, nearest;
+    db_u32 thread = db_block_thread(), index, nearest, over = 0;
 #ifdef DB_DEFECT_SLOTS_IN_TURN
     db_u32 first = 0;
 #else
@@ -166,9 +166,9 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
         }
         mine = db_round(at, first, &blocked);
         if (thread == 0) {
-            int over = db_wait_over(&wait);
-            if (over) found.over = (db_u32)over;
-            attend |= over || !(wait.turns & 63);
+            int now = db_wait_over(&wait);
+            if (now) found.over = (db_u32)now;
+            attend |= now || !(wait.turns & 63);
         }
         /* One barrier a round, after which all threads know the same. */
         if (!db_block_any(mine.distance < at->slot_count || blocked || attend)) continue;
@@ -180,9 +180,11 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
         }
         db_block_sync();
         nearest = found.nearest;
+        /* Here, since the first thread may write it again behind the barrier of db_attend. */
+        over = found.over;
         if (nearest < at->slot_count) break;
         db_attend(at, &found);
-        if (found.over) break;
+        if (over) break;
     }
     if (nearest < at->slot_count) {
         if (mine.distance == nearest) atomicMin(&found.nth, mine.nth);
@@ -190,7 +192,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
         db_take(at, turn, db_chosen(at, turn, first, &found), &found);
     }
     if (thread) return;
-    if (nearest >= at->slot_count) turn->state = found.over == DB_ECANCELED ? DB_TURN_STOP : DB_TURN_NONE;
+    if (nearest >= at->slot_count) turn->state = over == DB_ECANCELED ? DB_TURN_STOP : DB_TURN_NONE;
     DB_COUNT(at, turn, turns, 1);
     if (found.sent) DB_COUNT(at, turn, sent, found.sent);
     if (found.strays) DB_COUNT(at, turn, strays, found.strays);

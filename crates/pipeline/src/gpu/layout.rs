@@ -73,6 +73,7 @@ pub struct db_client {
     pub pad: u32,
     pub answered: u64,
     pub refused: u64,
+    pub progress_ns: u64,
 }
 
 #[repr(C)]
@@ -102,6 +103,7 @@ pub struct db_served {
     pub cancel: u64,
     pub counts: u64,
     pub wait_ns: u64,
+    pub patience_ns: u64,
     pub attend_ns: u64,
     pub ends: u64,
     pub told: u64,
@@ -159,10 +161,10 @@ mod tests {
                 queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done unreliable flushed
                 answered refused end
             }
-            db_client { place sq rq send_cq receive_cq send_released receive_released acted dead turn answered refused }
+            db_client { place sq rq send_cq receive_cq send_released receive_released acted dead turn answered refused progress_ns }
             db_served {
                 slots slots_nic slot_stride answer flags flag_stride sequences owners sending twice clients places cancel counts
-                wait_ns attend_ns ends told slot_count client_count arrival model_id request_tensors answer_tensors request_tail
+                wait_ns patience_ns attend_ns ends told slot_count client_count arrival model_id request_tensors answer_tensors request_tail
                 answer_tail refuses answer_stride request_table answer_table inputs outputs
             }
             db_told { slot client status number }

@@ -163,6 +163,8 @@ struct Core {
 const COUNTS: usize = 128;
 /// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes some microseconds.
 const ATTEND: Duration = Duration::from_micros(200);
+/// Time for the NIC to take an answer. A client that posts no receives keeps it longer, and is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The slots of one model, and its clients.
 pub struct Served {
@@ -288,6 +290,7 @@ impl Served {
                 cancel: shared.kernel_address(),
                 counts: shared.kernel_address() + COUNTS as u64,
                 wait_ns: u64::try_from(setting.wait.as_nanos()).unwrap_or(u64::MAX),
+                patience_ns: PATIENCE.as_nanos() as u64,
                 attend_ns: ATTEND.as_nanos() as u64,
                 ends: 0,
                 told: told.as_ref().map_or(0, |told| told.ring.kernel_address()),

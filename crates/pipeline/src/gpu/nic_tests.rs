@@ -186,7 +186,16 @@ pub fn serves(
     let slot = stays.ask(arrival, 900, 3.0);
     assert_eq!(stays.answer(arrival, slot, 3.0), (Status::Ok, true));
     drop(gone);
+    // What the client before has written is gone.
+    let tensor = geometry().request.entries()[0].offset as usize;
+    let first_slot = |served: &Served| {
+        let mut bytes = vec![0; 4 * FLOATS];
+        served.core.slots.read(tensor, &mut bytes).unwrap();
+        bytes.iter().any(|byte| *byte != 0)
+    };
+    assert!(first_slot(&served));
     let mut next = Peer::join_by(queue, &mut served, 0, 0);
+    assert!(!first_slot(&served));
     served.wait_done(next.index, LIMIT).unwrap();
     let slot = next.ask(arrival, 1, 4.0);
     assert_eq!(next.answer(arrival, slot, 4.0), (Status::Ok, true));

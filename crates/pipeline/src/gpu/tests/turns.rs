@@ -99,3 +99,41 @@ fn a_queue_that_fails_ends_the_chain_of_turns() {
     assert_eq!(cancel.words()[0].load(Ordering::Acquire), 1);
     assert!(rig.served.failure(0).unwrap().is_some());
 }
+
+/// Stray completions that one turn takes which serves the request of the first completion.
+fn taken_of_a_flood(planted: Option<(usize, &'static str)>) -> u64 {
+    let rig = Rig::new(Arrival::Completion, None, planted);
+    let mut peer = rig.join(0, 0, 2);
+    rig.ask(&mut peer, 1, 1.0);
+    (0..9).for_each(|_| peer.receive(5));
+    assert_eq!(rig.turn().1, State::Request);
+    rig.served.counters().strays
+}
+
+#[test]
+fn a_flood_of_completions_does_not_hold_up_a_turn() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert!(taken_of_a_flood(None) < 2);
+    assert_eq!(taken_of_a_flood(Some((0, "wait_inputs+DB_DEFECT_FLOOD"))), 9, "the defect is not seen");
+}
+
+#[test]
+fn a_client_that_takes_no_answer_is_given_up_after_a_while() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let rig = Rig::new(Arrival::Flag, None, None);
+    let patience = Duration::from_millis(1).as_nanos() as u64;
+    rig.served.core.tell(offset_of!(db_served, patience_ns), &patience.to_ne_bytes()).unwrap();
+    let mut peers = [rig.join(0, 0, 1), rig.join(1, 1, 1)];
+    rig.ask(&mut peers[0], 1, 1.0);
+    assert_eq!(rig.turn().1, State::Request);
+    assert_eq!(rig.served.failure(0).unwrap(), None);
+    // A wait lasts for longer than that.
+    rig.idle();
+    let failure = rig.served.failure(0).unwrap().unwrap();
+    assert_eq!((failure.reason, failure.qpn), (rdma_shim::kernel::Reason::Deadline, QPN));
+    rig.ask(&mut peers[1], 1, 2.0);
+    assert_eq!(rig.turn().0.slot, 1);
+    peers[1].execute(0);
+    rig.idle();
+    assert_eq!(rig.served.failure(1).unwrap(), None);
+}
