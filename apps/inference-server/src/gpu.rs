@@ -195,9 +195,12 @@ impl Service for Kernels {
             .unwrap_or_else(|error| Some(Outcome { failure: Some(sentence(&error)), ..Outcome::default() }))
     }
 
-    fn gone(&self, key: Key, counts: Counts, has_failed: bool) {
+    fn gone(&self, key: Key) {
         // Its slots have no request of the allocator's, so that nothing keeps them.
         let _ = locked(&self.lanes[key.0]).slots.withdraw(key.1);
+    }
+
+    fn left(&self, _key: Key, counts: Counts, has_failed: bool) {
         self.waker.wake(Event::Left { counts, has_failed });
     }
 }

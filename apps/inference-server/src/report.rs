@@ -121,7 +121,7 @@ impl Totals {
         Ok(match options.sessions {
             0 => 0,
             _ if self.interrupted => INTERRUPTED,
-            _ if self.failed > 0 => FAILED,
+            sessions if self.failed > 0 || self.clients < sessions => FAILED,
             _ => 0,
         })
     }

@@ -90,7 +90,9 @@ enum Command {
     /// The client has gone.
     Leave { key: Key, reply: Sender<Option<Endpoint>> },
     /// Nothing of its queue pair is left.
-    Gone { key: Key, counts: Counts, has_failed: bool },
+    Gone { key: Key },
+    /// All is said of it.
+    Left { key: Key, counts: Counts, has_failed: bool },
 }
 
 /// The thread that polls, as connections' threads know it.
@@ -148,8 +150,12 @@ impl Service for Polling {
         }))
     }
 
-    fn gone(&self, key: Key, counts: Counts, has_failed: bool) {
-        let _ = self.commands.send(Command::Gone { key, counts, has_failed });
+    fn gone(&self, key: Key) {
+        let _ = self.commands.send(Command::Gone { key });
+    }
+
+    fn left(&self, key: Key, counts: Counts, has_failed: bool) {
+        let _ = self.commands.send(Command::Left { key, counts, has_failed });
     }
 }
 
@@ -185,8 +191,10 @@ enum Phase {
 impl Server<'_> {
     fn run(mut self, stop: &AtomicBool) -> Result<u8> {
         let (since, mut phase, mut idle) = (Instant::now(), Phase::Serving, 0_u32);
+        let mut rounds = 0_u32;
         loop {
             let did = self.hear(phase == Phase::Serving)? | self.round(phase == Phase::Serving)?;
+            rounds = rounds.wrapping_add(1);
             idle = if did { 0 } else { idle.saturating_add(1) };
             if self.question.load(Ordering::Relaxed) && self.question.swap(false, Ordering::Relaxed) {
                 self.answer(since.elapsed())?;
@@ -199,7 +207,8 @@ impl Server<'_> {
                     let sessions = self.options.sessions;
                     let is_enough = sessions > 0 && self.totals.clients >= sessions;
                     // The clock is read when there is time for it.
-                    let is_over = (idle % 256 == 1 || did) && since.elapsed() >= self.options.max_time();
+                    let is_over =
+                        (rounds.is_multiple_of(256) || did) && since.elapsed() >= self.options.max_time();
                     self.totals.interrupted = stop.load(Ordering::Relaxed);
                     if self.totals.interrupted || is_over || is_enough {
                         phase = Phase::Stopping(Instant::now());
@@ -271,9 +280,9 @@ impl Server<'_> {
                     self.closers.remove(&key);
                     let _ = reply.send(self.served[key.0].1.remove(key.1));
                 }
-                Command::Gone { key, counts, has_failed } => {
+                Command::Gone { key } => self.served[key.0].1.withdraw(key.1)?,
+                Command::Left { key, counts, has_failed } => {
                     self.granted -= 1;
-                    self.served[key.0].1.withdraw(key.1)?;
                     self.totals.left(counts, has_failed);
                     self.left[key.0].answered += counts.answered;
                     self.left[key.0].refused += counts.refused;

@@ -59,7 +59,9 @@ pub trait Service: Send + Sync + 'static {
     /// Serves it no longer; nothing of its queue pair is left. `None`: the server has ended.
     fn leave(&self, key: Key) -> Option<Outcome>;
     /// Takes its slots back.
-    fn gone(&self, key: Key, counts: Counts, has_failed: bool);
+    fn gone(&self, key: Key);
+    /// Counts it: the last thing of a client.
+    fn left(&self, key: Key, counts: Counts, has_failed: bool);
 }
 
 /// What all these threads know.
@@ -148,8 +150,10 @@ fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
     // An error of the queue pair is usually why the rest went wrong, or comes of the client's end.
     let error = failure.or(error);
     let Counts { answered, refused } = counts;
+    // Its slots first: a reader of these lines that is slow keeps them from no client.
+    shared.service.gone(key);
     shared.say(key, &peer, Some(Left { answered, refused, error: error.as_deref() }));
-    shared.service.gone(key, counts, error.is_some());
+    shared.service.left(key, counts, error.is_some());
 }
 
 /// Hears what the client wants, and gets it slots.
