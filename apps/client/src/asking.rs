@@ -52,9 +52,10 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
         complain!("doorbell-client: {error}");
     }
     Ok(match (outcome.interrupted, outcome.is_success()) {
-        (true, _) => INTERRUPTED,
+        // What was found before the signal is not hidden by it.
+        (true, _) if !outcome.counts.has_faults() => INTERRUPTED,
         (false, true) => 0,
-        (false, false) => FAILED,
+        _ => FAILED,
     })
 }
 
@@ -200,6 +201,9 @@ impl<'a> Asking<'a> {
             }
             self.live = Some((next_ns + SECOND_NS, answered));
         }
+        if self.connection.is_exhausted() {
+            return Err(Gone::Exhausted);
+        }
         if self.connection.is_alive() { Ok(()) } else { Err(Gone::Server(self.connection.outstanding())) }
     }
 
@@ -254,6 +258,8 @@ enum Gone {
     Connection(ConnectionError),
     /// The server takes no more requests.
     Stopping,
+    /// On UC every slot has lost a message.
+    Exhausted,
     /// The line of a second could not be written.
     Line(anyhow::Error),
 }
@@ -271,6 +277,9 @@ impl std::fmt::Display for Gone {
                 write!(f, "the server is gone, with {outstanding} requests outstanding")
             }
             Gone::Connection(error) => error.fmt(f),
+            Gone::Exhausted => {
+                f.write_str("no slot is left: UC has lost a message of each; ask for more --slots")
+            }
             Gone::Stopping => f.write_str("the server is stopping"),
             Gone::Line(error) => write!(f, "{error:#}"),
         }

@@ -35,9 +35,13 @@ impl Counts {
         *self.refused.entry(name.to_lowercase()).or_default() += 1;
     }
 
+    /// Whether something came that must not come, or was lost.
+    pub fn has_faults(&self) -> bool {
+        self.wrong + self.lost + self.duplicate + self.refused.values().sum::<u64>() > 0
+    }
+
     pub fn is_clean(&self) -> bool {
-        let bad = self.wrong + self.lost + self.duplicate + self.refused.values().sum::<u64>();
-        bad == 0 && self.answered > 0
+        !self.has_faults() && self.answered > 0
     }
 
     fn text(&self) -> String {

@@ -192,6 +192,11 @@ impl Connection {
         self.client.outstanding()
     }
 
+    /// Whether nothing can be asked any more: on UC each slot has lost a message, and is not used again.
+    pub fn is_exhausted(&self) -> bool {
+        self.transport == Transport::Uc && self.client.is_exhausted()
+    }
+
     /// Answers that came once more than they were asked for.
     pub fn duplicates(&self) -> u64 {
         self.duplicates
@@ -394,6 +399,11 @@ fn offered(
     let given: [RegionOffer; REGIONS] = regions
         .try_into()
         .map_err(|_| ConnectionError::Offer(format!("{} regions, not {REGIONS}", regions.len())))?;
+    if let Some(region) = given.iter().find(|region| region.address.checked_add(region.bytes).is_none()) {
+        let text =
+            format!("a region of {} bytes at {:#x}, beyond all addresses", region.bytes, region.address);
+        return Err(ConnectionError::Offer(text));
+    }
     match given.iter().zip(bytes).find(|(region, bytes)| region.bytes < *bytes as u64) {
         None => Ok(given),
         Some((region, bytes)) => {
@@ -419,5 +429,8 @@ mod tests {
             let error = offered(regions, [64, 8]).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
+        let far = RegionOffer { address: u64::MAX - 7, bytes: 1 << 40, rkey: 7 };
+        let error = offered(&[far, region(8)], [64, 8]).unwrap_err().to_string();
+        assert!(error.contains("beyond all addresses"), "{error}");
     }
 }

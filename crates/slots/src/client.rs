@@ -104,6 +104,11 @@ impl Client {
         self.outstanding.len() - self.late
     }
 
+    /// Whether every slot has a request whose deadline has passed.
+    pub fn is_exhausted(&self) -> bool {
+        self.late == self.slots.len()
+    }
+
     /// Takes a slot for a request. `cookie` comes back with the answer.
     pub fn ask(&mut self, id: u64, cookie: u64, now_ns: u64, deadline_ns: u64) -> Result<Request, AskError> {
         if self.outstanding.contains_key(&id) {

@@ -57,6 +57,12 @@ fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
         assert_eq!((sent, answered + lost, [wrong, late, duplicate]), (64, 64, [0; 3]), "{ended:?}");
         assert!(lost > 0 && answered > 0 && ended.code == Some(1), "{ended:?}");
     }
+    // A client whose slots have all lost something ends, and does not wait once for each request.
+    let load = ["--slots", "2", "--count", "100000", "--transport", "uc", "--deadline", "1"];
+    let ended = world.client(&address, &load).end();
+    let run = ended.line();
+    assert_eq!((&run["lost"], &run["wrong"], ended.code), (&json!(2), &json!(0), Some(1)), "{run}");
+    assert!(run["error"].as_str().unwrap().contains("no slot is left"), "{run}");
     world.is_served(&address, &["--count", "160", "--deadline", "60"]);
     let counted = ctl(&["counters", &server.id().to_string(), "--json"]).unwrap();
     let counted: Value = serde_json::from_str(&counted).unwrap();
