@@ -81,16 +81,6 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// Where an answer's tensors are.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Outputs<'a> {
-    /// Nowhere: the request was refused.
-    None,
-    Copied(&'a [Vec<f32>]),
-    /// In the slot already.
-    InPlace,
-}
-
 /// What is known of a slot.
 #[derive(Debug, Clone, Copy)]
 struct Place {
@@ -316,23 +306,30 @@ impl Endpoint {
         }
     }
 
-    /// Writes an answer into its slot and posts it. `next`: sequence of the slot's next request. The NIC does not read the
-    /// answer before it any more: [`slots::Server::take`] sees to that.
+    /// Writes a result into the slot's answer. The NIC does not read the answer before it any more: [`slots::Server::take`] sees to
+    /// that.
+    pub(super) fn put(&self, slot: u32, outputs: &[Vec<f32>]) -> Status {
+        let Some(place) = self.place(slot) else { return Status::Stopping };
+        let start = self.request_at(place) + self.geometry.answer_offset();
+        for (entry, output) in self.geometry.answer.entries().iter().zip(outputs) {
+            self.slots.write_f32(start + entry.offset as usize, output);
+        }
+        Status::Ok
+    }
+
+    /// Completes an answer, whose tensors are in its slot unless it is a refusal, and posts it. `next`: sequence of the slot's next
+    /// request.
     pub(super) fn answer(
         &mut self,
         (slot, next): (u32, u32),
         prefix: &[u8; PREFIX_BYTES],
-        outputs: Outputs<'_>,
+        is_refused: bool,
         now_ns: u64,
     ) -> Result<(), CpuError> {
         let place = self.place(slot).ok_or(CpuError::NoSlots)?;
         let (start, message) =
             (self.request_at(place) + self.geometry.answer_offset(), &self.geometry.answer);
         self.slots.write(start, prefix);
-        let copied = if let Outputs::Copied(all) = outputs { all } else { &[] };
-        for (entry, output) in message.entries().iter().zip(copied) {
-            self.slots.write_f32(start + entry.offset as usize, output);
-        }
         let value = self.places[place].flag.to_le_bytes();
         self.slots.write(start + message.tail, &value);
         // Before the answer: the client may send the next request as soon as it has it.
@@ -343,7 +340,6 @@ impl Endpoint {
         };
         let target = to(self.answers[0], place * self.geometry.client_stride());
         // A refusal is its prefix alone, unless its arrival is seen by the last bytes.
-        let is_refused = matches!(outputs, Outputs::None);
         let is_whole = !is_refused || self.arrival == Arrival::Tail;
         let length = if is_whole { message.bytes() } else { prefix.len() };
         let gather = [self.slots.sge(start..start + length)?];

@@ -20,14 +20,12 @@ pub use endpoint::{ACCESS, Counts, Endpoint, Memory, Setting};
 pub use offload::{Job, Offload};
 pub use poster::Poster;
 
-use endpoint::Outputs;
-
 use crate::Mode;
 
 /// Time for the NIC to take an answer. A client that posts no receives keeps it longer.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// Looks between two readings of the clock for that.
-const LOOKS: u64 = 1 << 14;
+/// Looks that find nothing between two readings of the clock for that.
+const LOOKS: u64 = 1 << 10;
 
 /// What goes wrong in a CPU mode.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +71,7 @@ pub struct Served {
     sent: Vec<u32>,
     arrived: Vec<u32>,
     offload: Option<Box<dyn Offload>>,
+    model_failure: Option<String>,
     /// A planted defect.
     #[cfg(test)]
     forgets_sending: bool,
@@ -113,6 +112,7 @@ impl Served {
             sent: Vec::new(),
             arrived: Vec::new(),
             offload,
+            model_failure: None,
             #[cfg(test)]
             forgets_sending: false,
             begun: BTreeMap::new(),
@@ -181,8 +181,6 @@ impl Served {
 
     /// Takes what has come from all clients: whether there was anything.
     pub fn look(&mut self) -> bool {
-        let is_time = self.looks.is_multiple_of(LOOKS);
-        self.looks = self.looks.wrapping_add(1);
         let mut has_come = false;
         for (&client, endpoint) in &mut self.endpoints {
             endpoint.look(&mut self.sent, &mut self.arrived);
@@ -195,9 +193,12 @@ impl Served {
             if let Err(error) = sent.and(arrived) {
                 endpoint.failure.get_or_insert(error.to_string());
             }
-            if is_time {
-                endpoint.expire(self.began.elapsed().as_nanos() as u64, PATIENCE_NS);
-            }
+        }
+        self.looks = self.looks.wrapping_add(1);
+        // Behind a look that found something a model may run for long.
+        if has_come || self.looks.is_multiple_of(LOOKS) {
+            let now_ns = self.began.elapsed().as_nanos() as u64;
+            self.endpoints.values_mut().for_each(|endpoint| endpoint.expire(now_ns, PATIENCE_NS));
         }
         has_come
     }
@@ -222,17 +223,28 @@ impl Served {
                 let entries = self.memory.geometry.answer.entries().iter();
                 let wanted = entries.map(|entry| entry.length as usize / size_of::<f32>());
                 let is_whole = wanted.eq(self.outputs.iter().map(Vec::len));
-                if done.is_ok() && is_whole { Status::Ok } else { Status::ModelFailed }
+                match done {
+                    Ok(()) if is_whole => endpoint.put(work.slot, &self.outputs),
+                    Ok(()) => self.note_failure("its outputs are not of the model's sizes"),
+                    Err(why) => self.note_failure(&why),
+                }
             }
         };
         let times = [begun_ns, now_ns()];
         if let Some(prefix) = self.server.done(work.slot, status, times)? {
-            let outputs = std::mem::take(&mut self.outputs);
-            let given = if status == Status::Ok { Outputs::Copied(&outputs) } else { Outputs::None };
-            self.answer((work.client, work.slot), given, &prefix, times[1])?;
-            self.outputs = outputs;
+            self.answer((work.client, work.slot), status != Status::Ok, &prefix, times[1])?;
         }
         Ok(true)
+    }
+
+    /// Why the model failed first, if it did: its requests are answered with [`Status::ModelFailed`].
+    pub fn model_failure(&self) -> Option<&str> {
+        self.model_failure.as_deref()
+    }
+
+    fn note_failure(&mut self, why: &str) -> Status {
+        self.model_failure.get_or_insert_with(|| why.to_owned());
+        Status::ModelFailed
     }
 
     /// From now on a slot's request does not wait until the NIC has read the answer before.
@@ -268,8 +280,7 @@ impl Served {
             let ended_ns = now_ns(self);
             let begun_ns = self.begun.remove(&slot).unwrap_or(ended_ns);
             if let Some(prefix) = self.server.done(slot, status, [begun_ns, ended_ns])? {
-                let given = if status == Status::Ok { Outputs::InPlace } else { Outputs::None };
-                self.answer((client, slot), given, &prefix, ended_ns)?;
+                self.answer((client, slot), status != Status::Ok, &prefix, ended_ns)?;
             }
         }
         let Some(work) = offload.has_room().then(|| self.server.take()).flatten() else { return Ok(did) };
@@ -294,7 +305,7 @@ impl Served {
             _ => {
                 let refused = if status == Status::Ok { Status::Stopping } else { status };
                 if let Some(prefix) = self.server.done(work.slot, refused, [begun_ns; 2])? {
-                    self.answer((work.client, work.slot), Outputs::None, &prefix, begun_ns)?;
+                    self.answer((work.client, work.slot), true, &prefix, begun_ns)?;
                 }
             }
         }
@@ -304,13 +315,13 @@ impl Served {
     fn answer(
         &mut self,
         (client, slot): (u32, u32),
-        outputs: Outputs<'_>,
+        is_refused: bool,
         prefix: &[u8; PREFIX_BYTES],
         now_ns: u64,
     ) -> Result<(), ServerError> {
         let numbers = (slot, self.server.expected(slot)?);
         let endpoint = self.endpoints.get_mut(&client).filter(|endpoint| endpoint.failure.is_none());
-        let posted = endpoint.map(|endpoint| match endpoint.answer(numbers, prefix, outputs, now_ns) {
+        let posted = endpoint.map(|endpoint| match endpoint.answer(numbers, prefix, is_refused, now_ns) {
             Ok(()) => true,
             Err(error) => {
                 endpoint.failure.get_or_insert(error.to_string());

@@ -25,6 +25,13 @@ pub struct Done {
     pub failure: Option<String>,
 }
 
+impl Done {
+    fn of(id: u64, immediate: Option<[u8; 4]>, is_success: bool, status: impl std::fmt::Display) -> Done {
+        let failure = (!is_success).then(|| status.to_string());
+        Done { id, immediate: immediate.filter(|_| is_success), failure }
+    }
+}
+
 /// A queue pair with a CQ of its own.
 #[derive(Debug)]
 pub enum Poster {
@@ -109,11 +116,10 @@ impl Poster {
             Poster::Ibverbs(_, cq) => {
                 let mut taken = [WorkCompletion::default(); AT_ONCE];
                 let count = cq.poll(&mut taken)?;
-                done.extend(taken[..count].iter().map(|one| Done {
-                    id: one.id(),
-                    immediate: one.is_success().then(|| one.immediate()).flatten(),
-                    failure: (!one.is_success()).then(|| one.status().to_string()),
-                }));
+                let all = taken[..count].iter();
+                done.extend(
+                    all.map(|one| Done::of(one.id(), one.immediate(), one.is_success(), one.status())),
+                );
             }
             Poster::Shim(queue) => take(done, |taken| queue.poll(taken))?,
             Poster::Kernels(queue) => {
@@ -135,10 +141,7 @@ fn take(
 ) -> Result<(), CpuError> {
     let mut taken = [Completion::default(); AT_ONCE];
     let count = poll(&mut taken).map_err(wrong)?;
-    done.extend(taken[..count].iter().map(|one| Done {
-        id: one.id(),
-        immediate: one.is_success().then(|| one.immediate()).flatten(),
-        failure: (!one.is_success()).then(|| one.status().to_string()),
-    }));
+    let all = taken[..count].iter();
+    done.extend(all.map(|one| Done::of(one.id(), one.immediate(), one.is_success(), one.status())));
     Ok(())
 }
