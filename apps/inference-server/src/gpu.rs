@@ -259,7 +259,7 @@ pub fn run(options: &Options) -> Result<u8> {
             threads,
             copying,
         };
-        loaded.push((Served::new(&machine, setting)?, model.runs));
+        loaded.push((Served::posted_by(options.mode.posts(), &machine, setting)?, model.runs));
     }
     let mut lanes = Vec::new();
     for ((mut served, model), (_, geometry)) in loaded.into_iter().zip(&found) {
@@ -288,8 +288,8 @@ pub fn run(options: &Options) -> Result<u8> {
         };
         std::thread::Builder::new().name("max-seconds".into()).spawn(wake)?;
     }
-    let pool =
-        Arc::new(Pool::new(&machine, &context, options.slots_per_client.into(), options.clients.into()));
+    let pool = Pool::new(&machine, &context, options.slots_per_client.into(), options.clients.into());
+    let pool = Arc::new(pool.posted_by(options.mode.posts()));
     let shared = Arc::<State>::default();
     let kernels = Kernels { lanes: Arc::clone(&lanes), pool, waker, shared: Arc::clone(&shared) };
     let names = options.models.clone();

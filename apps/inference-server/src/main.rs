@@ -12,6 +12,7 @@ extern crate cli;
 
 mod gpu;
 mod model;
+mod offload;
 mod options;
 mod report;
 mod serve;
@@ -20,6 +21,7 @@ mod session;
 use std::process::ExitCode;
 
 use cli::{check_address, stop_flag};
+use pipeline::Processor;
 
 use crate::options::{BELONGS, Options};
 
@@ -27,6 +29,9 @@ fn main() -> ExitCode {
     cli::main("inference-server", &BELONGS, |options: Options| {
         check_address("--listen", &options.listen)?;
         options.check()?;
-        if options.mode.needs_gpu() { gpu::run(&options) } else { serve::run(&options, &*stop_flag()?) }
+        match options.mode.waits() {
+            Processor::Gpu => gpu::run(&options),
+            Processor::Cpu => serve::run(&options, &*stop_flag()?),
+        }
     })
 }

@@ -24,7 +24,8 @@ use crate::options::{self, Options};
 pub struct Model {
     pub name: String,
     pub geometry: Geometry,
-    engine: Box<dyn Engine>,
+    /// None where it is computed elsewhere.
+    engine: Option<Box<dyn Engine>>,
 }
 
 impl Model {
@@ -41,23 +42,29 @@ impl Model {
     /// Loads a model and runs it as often as was asked for.
     pub fn load(options: &Options, manifest: &Manifest, geometry: Geometry) -> Result<Model> {
         let (file, weights) = file(options, manifest)?;
-        let engine: Box<dyn Engine> = match options.engine {
+        let mut engine: Box<dyn Engine> = match options.engine {
             options::Engine::Onnx => {
                 let runtime = Runtime::load(options.onnxruntime.as_deref())
                     .context("--engine onnx; --engine twin needs no library, and is slow")?;
                 Box::new(runtime.model(&file, options.threads.into())?)
             }
             options::Engine::Twin => Box::new(Twin::new(plan(&file, &weights)?)?),
+            options::Engine::Gpu => anyhow::bail!("--engine gpu computes beside this thread"),
         };
-        let mut model = Model { name: manifest.name.clone(), geometry, engine };
-        warm_up(options, &model.name, &model.geometry, &mut *model.engine)?;
-        Ok(model)
+        warm_up(options, &manifest.name, &geometry, &mut *engine)?;
+        Ok(Model { name: manifest.name.clone(), geometry, engine: Some(engine) })
+    }
+
+    /// A model whose requests are offloaded.
+    pub fn elsewhere(name: String, geometry: Geometry) -> Model {
+        Model { name, geometry, engine: None }
     }
 
     /// As a pipeline wants it.
     pub fn run(&mut self, inputs: &[Vec<f32>], outputs: &mut Vec<Vec<f32>>) -> Result<(), String> {
         let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
-        self.engine.run_into(&inputs, outputs).map_err(|error| error.to_string())
+        let engine = self.engine.as_mut().ok_or("it is computed elsewhere")?;
+        engine.run_into(&inputs, outputs).map_err(|error| error.to_string())
     }
 }
 
@@ -117,6 +124,17 @@ impl Resident {
     }
 }
 
+impl Runs {
+    /// As what is offloaded takes it.
+    pub fn model(self) -> Result<pipeline::gpu::by_cpu::Model> {
+        match self {
+            Runs::Gpu(instance) => Ok(pipeline::gpu::by_cpu::Model::Recorded(instance)),
+            Runs::Twin(run) => Ok(pipeline::gpu::by_cpu::Model::Called(run)),
+            Runs::Resident(_) => anyhow::bail!("a resident model is gpu-persistent's"),
+        }
+    }
+}
+
 impl Recorded {
     /// Loads a model on a machine and runs it as often as was asked for.
     pub fn load(
@@ -125,20 +143,42 @@ impl Recorded {
         manifest: &Manifest,
         geometry: &Geometry,
     ) -> Result<Recorded> {
+        let one = Recorded::load_several(options, machine, manifest, geometry, 1)?.pop();
+        one.context("no instance of the model")
+    }
+
+    /// Loads so many instances of it, which share the weights on a GPU.
+    pub fn load_several(
+        options: &Options,
+        machine: &Machine,
+        manifest: &Manifest,
+        geometry: &Geometry,
+        count: usize,
+    ) -> Result<Vec<Recorded>> {
         let (file, weights) = file(options, manifest)?;
-        let plan = plan(&file, &weights)?;
         if options.mode == Mode::GpuPersistent {
             let resident = if machine.is_gpu() {
-                Resident::Gpu(loaded(options, manifest, plan, &Libraries::none())?)
+                Resident::Gpu(loaded(options, manifest, plan(&file, &weights)?, &Libraries::none())?)
             } else {
-                Resident::Twin(Box::new(plan))
+                Resident::Twin(Box::new(plan(&file, &weights)?))
             };
             let runs = Runs::Resident(resident);
-            return Ok(Recorded { runs, inputs: Vec::new(), outputs: Vec::new() });
+            return Ok(vec![Recorded { runs, inputs: Vec::new(), outputs: Vec::new() }]);
         }
         if machine.is_gpu() {
-            return Recorded::on_gpu(options, manifest, geometry, plan);
+            return Recorded::on_gpu(options, manifest, geometry, plan(&file, &weights)?, count);
         }
+        let one = |_| Recorded::on_twin(options, machine, manifest, geometry, plan(&file, &weights)?);
+        (0..count).map(one).collect()
+    }
+
+    fn on_twin(
+        options: &Options,
+        machine: &Machine,
+        manifest: &Manifest,
+        geometry: &Geometry,
+        plan: Plan,
+    ) -> Result<Recorded> {
         let mut twin = Twin::new(plan)?;
         warm_up(options, &manifest.name, geometry, &mut twin)?;
         let memories = |message: &Message| {
@@ -158,12 +198,21 @@ impl Recorded {
         Ok(Recorded { runs: Runs::Twin(Box::new(run)), inputs: input_addresses, outputs: output_addresses })
     }
 
-    fn on_gpu(options: &Options, manifest: &Manifest, geometry: &Geometry, plan: Plan) -> Result<Recorded> {
+    fn on_gpu(
+        options: &Options,
+        manifest: &Manifest,
+        geometry: &Geometry,
+        plan: Plan,
+        count: usize,
+    ) -> Result<Vec<Recorded>> {
         let loaded = loaded(options, manifest, plan, &Libraries::if_found(None))?;
-        let mut instance = Instance::new(&loaded)?;
-        warm_up(options, &manifest.name, geometry, &mut instance)?;
-        let [inputs, outputs] = instance.addresses();
-        Ok(Recorded { runs: Runs::Gpu(Box::new(instance)), inputs, outputs })
+        let one = |_| {
+            let mut instance = Instance::new(&loaded)?;
+            warm_up(options, &manifest.name, geometry, &mut instance)?;
+            let [inputs, outputs] = instance.addresses();
+            Ok(Recorded { runs: Runs::Gpu(Box::new(instance)), inputs, outputs })
+        };
+        (0..count).map(one).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The thread that serves: it polls for requests of all clients and runs the models, one request at a time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,6 +15,7 @@ use verbs::connect::{Closer, Listener, Path, RegionOffer};
 use verbs::{Context, Qp, QpType};
 
 use crate::model::Model;
+use crate::offload;
 use crate::options::Options;
 use crate::report::{self, OfModel, Totals};
 use crate::session::{End, Granted, Key, Outcome, Service, Shared, accept};
@@ -59,10 +60,19 @@ pub fn begin<S: Service>(options: &Options, listener: Listener, shared: &Arc<Sha
 pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let found = Model::geometries(options)?;
     let ((context, path), listener) = listen(options, &found)?;
+    let machine = options.offloads().then(|| options.machine()).transpose()?;
     let mut served = Vec::new();
     for (manifest, geometry) in found {
-        let model = Model::load(options, &manifest, geometry.clone())?;
-        served.push((model, Served::new(geometry, options.slots)?));
+        served.push(match &machine {
+            Some(machine) => {
+                let served = offload::served(options, machine, &manifest, &geometry)?;
+                (Model::elsewhere(manifest.name, geometry), served)
+            }
+            None => {
+                let model = Model::load(options, &manifest, geometry.clone())?;
+                (model, Served::new(geometry, options.slots)?)
+            }
+        });
     }
     let (commands, receiver) = channel();
     let memories: Vec<Memory> = served.iter().map(|(_, served)| served.memory().clone()).collect();
@@ -76,8 +86,17 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     }
     let left = vec![Counts::default(); served.len()];
     let commands = receiver;
-    let server =
-        Server { options, served, commands, closers: HashMap::new(), granted: 0, totals, question, left };
+    let server = Server {
+        options,
+        served,
+        commands,
+        closers: HashMap::new(),
+        granted: 0,
+        totals,
+        question,
+        left,
+        complained: HashSet::new(),
+    };
     server.run(stop)
 }
 
@@ -172,6 +191,8 @@ struct Server<'a> {
     /// Clients that have slots.
     granted: usize,
     totals: Totals,
+    /// Models whose failure was told.
+    complained: HashSet<usize>,
     /// Counters are asked for.
     question: Arc<AtomicBool>,
     /// What the clients of each model got that have left.
@@ -240,6 +261,11 @@ impl Server<'_> {
             }
             let mut run = |inputs: &[Vec<f32>], outputs: &mut Vec<Vec<f32>>| model.run(inputs, outputs);
             did |= served.serve(computes.then_some(&mut run as _))?;
+            if let Some(why) = served.model_failure()
+                && self.complained.insert(number)
+            {
+                complain!("inference-server: {} failed, and its client is told so: {why}", model.name);
+            }
         }
         Ok(did)
     }

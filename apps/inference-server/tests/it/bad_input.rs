@@ -9,8 +9,10 @@ use crate::served::*;
 fn what_cannot_be_served_is_refused_in_one_line() {
     need!(device(), nic, "an RDMA device");
     for (options, words) in [
-        (&["--mode", "gpu-cpu"][..], &["--mode gpu-cpu", "cpu-cpu-ibverbs"][..]),
-        (&["--mode", "gpu-graph", "--machine", "twin", "--place", "gpu"], &["--place", "--machine gpu"]),
+        (
+            &["--mode", "gpu-graph", "--machine", "twin", "--place", "gpu"][..],
+            &["--place", "--machine gpu"][..],
+        ),
         (&["--mode", "gpu-graph", "--engine", "twin"], &["--engine twin", "a CPU mode"]),
         (&["--mode", "gpu-gpu"], &["gpu-graph"]),
         (&["--mode", "gpu-persistent", "--model", "b"], &["one model", "--model once"]),

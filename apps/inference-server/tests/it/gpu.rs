@@ -12,15 +12,23 @@ use slots::Status;
 use crate::served::*;
 
 const MODES: [&str; 3] = ["gpu-graph", "gpu-while", "gpu-persistent"];
+/// Kernels wait.
+const WAITING: [&[&str]; 4] = [&["gpu-graph"], &["gpu-while"], &["gpu-persistent"], &["gpu-cpu"]];
+/// The processor waits, and kernels compute.
+const DRIVEN: [&[&str]; 3] = [
+    &["cpu-gpu"],
+    &["cpu-cpu-ibverbs", "--engine", "gpu"],
+    &["cpu-cpu-shim", "--engine", "gpu", "--baseline", "faithful"],
+];
 const ARRIVALS: [(&str, Arrival); 3] =
     [("flag", Arrival::Flag), ("tail", Arrival::Tail), ("completion", Arrival::Completion)];
 
 /// Clients of both transports, by each arrival; the second ones get queues and slots of the first.
-fn serves_every_way(machine: &[&str], expected: &Expected, count: u64) {
+fn serves_every_way(modes: &[&[&str]], machine: &[&str], expected: &Expected, count: u64) {
     let nic = device().unwrap();
-    for (mode, (name, arrival)) in MODES.iter().flat_map(|mode| ARRIVALS.map(|arrival| (mode, arrival))) {
-        let options = ["--mode", mode, "--arrival", name, "--sessions", "4", "--slots", "4"];
-        let (mut server, address) = server(SMALL, &[machine, &options].concat());
+    for (mode, (name, arrival)) in modes.iter().flat_map(|mode| ARRIVALS.map(|arrival| (mode, arrival))) {
+        let options = ["--arrival", name, "--sessions", "4", "--slots", "4", "--mode"];
+        let (mut server, address) = server(SMALL, &[machine, &options, mode].concat());
         for transport in [Transport::Rc, Transport::Uc, Transport::Rc, Transport::Uc] {
             let wish = wish(SMALL, 4, arrival, transport);
             // Slots of the client before may not be free yet.
@@ -34,13 +42,13 @@ fn serves_every_way(machine: &[&str], expected: &Expected, count: u64) {
             client.run(expected, count);
         }
         let ended = server.end();
-        assert_eq!(ended.code, Some(0), "{mode} {name}: {ended:?}");
+        assert_eq!(ended.code, Some(0), "{mode:?} {name}: {ended:?}");
         let totals = totals(&ended.lines);
         let counts = ["clients", "failed", "answered", "refused"].map(|name| totals[name].as_u64().unwrap());
-        assert_eq!(counts, [4, 0, 4 * count, 0], "{mode} {name}: {ended:?}");
+        assert_eq!(counts, [4, 0, 4 * count, 0], "{mode:?} {name}: {ended:?}");
         let left: Vec<_> = ended.lines.iter().filter(|line| line["kind"] == "left").collect();
         assert!(left.iter().all(|line| line["answered"] == count && line["error"].is_null()), "{left:?}");
-        assert_eq!(totals["mode"], **mode);
+        assert_eq!(totals["mode"], mode[0]);
     }
 }
 
@@ -48,7 +56,9 @@ fn serves_every_way(machine: &[&str], expected: &Expected, count: u64) {
 fn kernels_of_the_twin_answer_however_requests_come() {
     need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
-    serves_every_way(&["--machine", "twin"], &Expected::of_twin(SMALL, 3), 9);
+    let expected = Expected::of_twin(SMALL, 3);
+    serves_every_way(&WAITING, &["--machine", "twin"], &expected, 9);
+    serves_every_way(&DRIVEN, &["--machine", "twin"], &expected, 9);
 }
 
 /// A client's program against a server of kernels, its answers compared with a reference file.
@@ -255,8 +265,16 @@ fn gpu_kernels_answer_however_requests_come() {
     need!(gpu(), gpu, "one CUDA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     for place in ["gpu", "host"] {
-        serves_every_way(&["--place", place], &near(SMALL), 50);
+        serves_every_way(&WAITING, &["--place", place], &near(SMALL), 50);
     }
+}
+
+#[test]
+fn gpu_driven_by_this_processor_answers_however_requests_come() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    serves_every_way(&DRIVEN, &[], &near(SMALL), 50);
 }
 
 #[test]

@@ -62,8 +62,8 @@ pub(super) const BEGIN: Source = Source {
 
 /// What computes outputs of inputs.
 pub enum Model {
-    /// Called between two kernels of the host twin.
-    Called(Box<dyn FnMut() + Send>),
+    /// Called between two kernels of the host twin. Error: why it failed; nothing is served any more.
+    Called(Box<super::Model>),
     /// Recorded into the graph.
     Recorded(Box<dyn Recorded>),
 }
@@ -97,7 +97,7 @@ struct Kept {
 }
 
 enum Launches {
-    Twin { begin: Kernel, steps: Box<launch::Steps>, unused: HostMemory, model: Box<dyn FnMut() + Send> },
+    Twin { begin: Kernel, steps: Box<launch::Steps>, unused: HostMemory, model: Box<super::Model> },
     // The graph first: it uses the model's memory.
     Gpu { graph: DeviceGraph, begin: Function, stream: Stream, _model: Box<dyn Recorded> },
 }
@@ -214,7 +214,7 @@ impl Turns {
                 if is_turn {
                     steps.run(1, LIMIT, Arc::clone(kept))?;
                     if asked.status == u32::from(Status::Ok.number()) {
-                        model();
+                        model().map_err(ServedError::Model)?;
                     }
                     steps.run(2, LIMIT, Arc::clone(kept))?;
                     steps.run(3, LIMIT, Arc::clone(kept))?;

@@ -12,6 +12,8 @@ use slots::layout::FLAG_BYTES;
 use verbs::connect::RegionOffer;
 use verbs::{Context, Cq, Qp, QpBuilder, QpType, SendOperations};
 
+use crate::Processor;
+
 use super::{Client, Served, ServedError, refuse};
 
 /// Queues for the clients of all models of a server.
@@ -21,6 +23,7 @@ pub struct Pool {
     context: Context,
     slots: u32,
     most: usize,
+    posts: Processor,
     all: Mutex<All>,
 }
 
@@ -38,8 +41,14 @@ impl Pool {
             context: context.clone(),
             slots,
             most: 2 * most,
+            posts: Processor::Gpu,
             all: Mutex::default(),
         }
+    }
+
+    /// Queues for pipelines whose answers this processor posts: [`Served::posted_by`].
+    pub fn posted_by(self, posts: Processor) -> Pool {
+        Pool { posts, ..self }
     }
 
     fn take(&self, kind: QpType) -> Result<Queue, ServedError> {
@@ -56,7 +65,8 @@ impl Pool {
         // A quarter of the entries is given back late.
         let cq = || Cq::new(&self.context, 4 * self.slots + 1)?.into_direct();
         let (send, receive) = (cq()?, cq()?);
-        let queue = Queue::create(&self.machine, &builder, &pd, send, Some(receive), Options::default())?;
+        let create = if self.posts == Processor::Cpu { Queue::create_mixed } else { Queue::create };
+        let queue = create(&self.machine, &builder, &pd, send, Some(receive), Options::default())?;
         all.made += 1;
         Ok(queue)
     }

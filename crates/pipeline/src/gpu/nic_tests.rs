@@ -293,7 +293,10 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
 pub fn add_one_on(machine: &Machine, memory: &Memory) -> by_cpu::Model {
     let memory = memory.clone();
     if !machine.is_gpu() {
-        return by_cpu::Model::Called(Box::new(move || add_one(&memory)));
+        return by_cpu::Model::Called(Box::new(move || {
+            add_one(&memory);
+            Ok(())
+        }));
     }
     let module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
     by_cpu::Model::Recorded(Box::new(AddOne { function: module.function("add_one").unwrap(), memory }))

@@ -56,10 +56,7 @@ fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
     let client = Client { first: 0, count: SLOTS, sequence: 0, answers, flags, lkey, is_reliable: true };
     let place = served.add_client(queue, client).unwrap();
     match add_one_on(machine, &buffers) {
-        Model::Called(mut model) => served.start_by_cpu(move || {
-            model();
-            Ok(())
-        }),
+        Model::Called(model) => served.start_by_cpu(model),
         Model::Recorded(model) => served.start_graph(Again::Relaunch, model),
     }
     .unwrap();

@@ -14,7 +14,7 @@ use crate::gpu::{ServedError, buffers, refuse};
 const LANES: usize = 2;
 
 enum Lane {
-    Twin(Box<dyn FnMut() + Send>),
+    Twin(Box<crate::gpu::Model>),
     // The graph first: it uses the model's memory.
     Gpu { graph: DeviceGraph, arrived: Event, computed: Event, copied: Event, _model: Box<dyn Recorded> },
 }
@@ -97,7 +97,7 @@ impl Fair {
                     // SAFETY: slots and the model's buffers are there, and reached through atomics.
                     unsafe { copy(*input, self.start[1] + at as u64, bytes) };
                 }
-                model();
+                model().map_err(ServedError::Model)?;
                 for ((at, bytes), output) in answers {
                     // SAFETY: as above.
                     unsafe { copy(self.start[1] + at as u64, *output, bytes) };

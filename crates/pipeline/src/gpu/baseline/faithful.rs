@@ -39,7 +39,7 @@ struct Shared {
 }
 
 enum Launches {
-    Twin { steps: Box<launch::Steps>, model: Box<dyn FnMut() + Send> },
+    Twin { steps: Box<launch::Steps>, model: Box<crate::gpu::Model> },
     // The graph first: it uses the model's memory.
     Gpu { graph: DeviceGraph, stream: Arc<Stream>, number: Box<u32>, _model: Box<dyn Recorded> },
 }
@@ -204,7 +204,7 @@ fn launch_one(
             unsafe { copy(to, from, bytes) };
             shared.turn.words()[SLOT].store(job.slot, Ordering::Release);
             steps.run(1, LIMIT, Arc::clone(shared))?;
-            model();
+            model().map_err(ServedError::Model)?;
             steps.run(2, LIMIT, Arc::clone(shared))?;
             Ok(None)
         }
