@@ -191,9 +191,9 @@ impl<'a> Asking<'a> {
             && now_ns >= next_ns
         {
             let answered = self.tally.outcome.counts.answered;
-            self.tally.outcome.seconds = (now_ns - self.start_ns) as f64 / 1e9;
+            let seconds = (now_ns - self.start_ns) as f64 / 1e9;
             self.tally.outcome.counts.duplicate = self.connection.duplicates();
-            let live = self.tally.outcome.live(answered - before);
+            let live = self.tally.outcome.live(seconds, answered - before);
             if speaks_to_people(self.options.json.as_deref()) {
                 say!("{}", live.text());
             } else {
