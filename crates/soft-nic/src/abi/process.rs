@@ -113,6 +113,7 @@ impl Process {
         let now = Now(system::monotonic_ns());
         let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
         nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
+        nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         let patience = Patience { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
         server.manager.get_or_init(|| Manager::new(server.ports.clone(), patience, seat, Box::new(memory)));

@@ -51,6 +51,11 @@ impl<M: Memory> Nic<M> {
         self.core.threads = Onlooker::new(threads);
     }
 
+    /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.
+    pub fn stamp_by(&mut self, clock: fn() -> Now) {
+        self.core.clock = clock;
+    }
+
     // What the devices are.
 
     /// The ports of all devices, those of `mlx5_0` first.

@@ -96,6 +96,26 @@ fn check_sends_and_writes(name: &str, service: ServiceType, setup: Setup<soft_ni
     assert_eq!(sends, LENGTHS.len() as u64);
 }
 
+#[test]
+fn a_long_message_s_completion_is_stamped_when_it_is_whole() {
+    let mut driver = Driver::new(Setup::new("stamped"));
+    const WHOLE: u64 = 1 << 50;
+    driver.nic.stamp_by(|| roce::Now(WHOLE));
+    let (a, b) = driver.pair(QpShape::default());
+    let (from, to) = (driver.region(1 << 17, ALL), driver.region(1 << 17, ALL));
+    let mut stamp = |len: u32| {
+        driver.post_receive(b, &[]);
+        driver
+            .post(a, &WorkRequest::new(SendOpcode::RdmaWriteImm).pointer(&from, 0, len).remote(&to, 0))
+            .settle();
+        driver.poll_receive(b).unwrap().timestamp()
+    };
+    // The time of its round is good enough for a short one.
+    let short = stamp(64);
+    assert!(short > 0 && short < WHOLE, "{short}");
+    assert_eq!(stamp(100_000), WHOLE);
+}
+
 /// Tests with helpers that copy, one by one: beside another they would copy alone.
 static HELPED: Mutex<()> = Mutex::new(());
 
