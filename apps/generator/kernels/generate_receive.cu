@@ -133,7 +133,7 @@ extern "C" __global__ void generate_receive(const struct db_receive_plan *plans,
     struct db_receive_plan plan = *plans;
     struct db_receive_lane lane = lanes[blockIdx.x];
     struct db_receive_result result = {0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}};
-    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     struct taker taker;
     db_u32 me = db_lane(), turns = 0, source_slot = 0, target_slot = 0;
     int error = 0;

@@ -106,6 +106,7 @@ struct db_recv_wr {
  * vendor_syndrome mean anything, as with libibverbs. */
 struct db_completion {
     db_u64 wr_id;
+    db_u64 timestamp;       /* of a receive: when the device wrote it, by its own clock; else 0 */
     db_u32 status;          /* DB_WC_* */
     db_u32 opcode;          /* DB_WC_* */
     db_u32 byte_len;        /* received bytes, or bytes read; 8 for atomics, else 0 */

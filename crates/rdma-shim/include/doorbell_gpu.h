@@ -243,6 +243,7 @@ DB_GPU_FN int db_warp_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq,
     if (rq) rq->consumer = db_warp_shuffle64(rq->consumer, 0);
     if (result) return result;
     out->wr_id = db_warp_shuffle64(out->wr_id, 0);
+    out->timestamp = db_warp_shuffle64(out->timestamp, 0);
     out->status = db_warp_shuffle32(out->status, 0);
     out->opcode = db_warp_shuffle32(out->opcode, 0);
     out->byte_len = db_warp_shuffle32(out->byte_len, 0);

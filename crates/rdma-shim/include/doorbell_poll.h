@@ -64,6 +64,7 @@ DB_FN int db_read_cqe(struct db_cq *cq, db_u64 tail, struct db_completion *out) 
     if (format == DB_CQE_FORMAT_MASK) return DB_POLL_COMPRESSED;
 
     out->wr_id = 0;
+    out->timestamp = 0;
     out->qpn = opcode_qpn & 0xffffff;
     out->wqe_index = db_be16((db_u16)(tail >> 32));
     out->status = format ? DB_WC_SCATTERED_TO_CQE : DB_WC_SUCCESS;
@@ -100,6 +101,8 @@ DB_FN int db_read_cqe(struct db_cq *cq, db_u64 tail, struct db_completion *out) 
     }
     /* A second trip, for what arrived and for what was read. */
     if (!out->is_send || out->opcode == DB_WC_RDMA_READ) out->byte_len = db_be32(db_load32(cqe + DB_CQE_BYTE_COUNT));
+    if (!out->is_send)
+        out->timestamp = (db_u64)db_be32(db_load32(cqe + DB_CQE_TIMESTAMP)) << 32 | db_be32(db_load32(cqe + DB_CQE_TIMESTAMP + 4));
     cq->consumer++;
     return 1;
 }

@@ -46,6 +46,7 @@
 #define DB_CQE_BYTES 0x40u
 #define DB_CQE_IMMEDIATE 0x24u
 #define DB_CQE_BYTE_COUNT 0x2cu
+#define DB_CQE_TIMESTAMP 0x30u
 #define DB_CQE_OPCODE_QPN 0x38u
 #define DB_CQE_WQE_COUNTER 0x3cu
 #define DB_CQE_OP_OWN 0x3fu

@@ -102,6 +102,11 @@ impl Completion {
     pub fn vendor_syndrome(&self) -> u8 {
         self.0.vendor_syndrome as u8
     }
+
+    /// When the device wrote a receive's completion, by its own clock (`verbs::Clock`); 0 for a send.
+    pub fn timestamp(&self) -> u64 {
+        self.0.timestamp
+    }
 }
 
 impl fmt::Debug for Completion {

@@ -113,6 +113,7 @@ fn completion() -> Constants {
         ("CQE_BYTES", cqe::CQE_BYTES),
         ("CQE_IMMEDIATE", at(CqeFields { immediate: [1; 4], ..good })),
         ("CQE_BYTE_COUNT", at(CqeFields { byte_count: u32::MAX, ..good })),
+        ("CQE_TIMESTAMP", at(CqeFields { timestamp: u64::MAX, ..good })),
         // One word: opcode of the WQE in its first byte, QPN in the other three.
         ("CQE_OPCODE_QPN", at(CqeFields { qpn: 0xff_ffff, ..good }) - 1),
         ("CQE_WQE_COUNTER", at(CqeFields { wqe_counter: u16::MAX, ..good })),
@@ -196,6 +197,7 @@ mod tests {
             ("DATA_ADDRESS", 0x8),
             ("CQE_IMMEDIATE", 36),
             ("CQE_BYTE_COUNT", 44),
+            ("CQE_TIMESTAMP", 48),
             ("CQE_OPCODE_QPN", 56),
             ("CQE_WQE_COUNTER", 60),
             ("CQE_OP_OWN", 63),

@@ -594,10 +594,12 @@ fn receives_end_at_the_invalid_key_and_fill_up() {
         opcode: CqeOpcode::ResponderSendImm,
         byte_count: 11,
         immediate: [1, 2, 3, 4],
+        timestamp: 0x1122_3344_5566_7788,
         ..CqeFields::default()
     });
     let (_, completion) = queues.poll();
     assert_eq!((completion.wr_id, completion.byte_len, completion.has_imm), (10, 11, 1));
+    assert_eq!(completion.timestamp, 0x1122_3344_5566_7788);
     assert_eq!(completion.imm_data.to_ne_bytes(), [1, 2, 3, 4]);
     assert_eq!(queues.rq.consumer, 1);
 }

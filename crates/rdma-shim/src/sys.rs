@@ -44,6 +44,7 @@ pub struct db_recv_wr {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct db_completion {
     pub wr_id: u64,
+    pub timestamp: u64,
     pub status: u32,
     pub opcode: u32,
     pub byte_len: u32,

@@ -15,7 +15,7 @@ struct db_wait_status {
 /* Waits for one completion: of the send queue, or of any kind where there is none. */
 extern "C" __global__ void wait_once(struct db_cq *cq, struct db_sq *sq, db_u64 deadline_ns, db_u32 *cancel,
                                      struct db_wait_status *out) {
-    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     struct db_wait wait = {db_clock_ns() + deadline_ns, (db_u64)cancel, 0};
     db_u64 released = cq->consumer;
     out->result = (db_u32)db_gpu_wait(cq, sq, 0, &done, &released, wait);
@@ -27,7 +27,7 @@ extern "C" __global__ void wait_once(struct db_cq *cq, struct db_sq *sq, db_u64 
 
 /* One look for sends. */
 extern "C" __global__ void take_sends(struct db_cq *cq, struct db_sq *sq, struct db_wait_status *out) {
-    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     db_u64 released = cq->consumer;
     out->taken = (db_u32)db_gpu_take_sends(cq, sq, &done, &released);
     out->status = done.status;
@@ -38,7 +38,7 @@ extern "C" __global__ void take_sends(struct db_cq *cq, struct db_sq *sq, struct
  * `seen`. Ends early with the first error. */
 extern "C" __global__ void receive(struct db_rq *rq, struct db_cq *cq, db_u64 local, db_u32 lkey, db_u32 window,
                                    db_u32 messages, db_u64 deadline_ns, db_u64 *seen, struct db_wait_status *out) {
-    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     db_u64 released = cq->consumer;
     db_u32 posted = 0, bad;
     out->result = 0;
