@@ -94,8 +94,9 @@ const MLX5: Unit = Unit {
     file: "mlx5.rs",
     header: "infiniband/mlx5dv.h",
     library: "Mlx5",
-    functions: &["mlx5dv_is_supported", "mlx5dv_init_obj", "mlx5dv_create_qp"],
+    functions: &["mlx5dv_is_supported", "mlx5dv_init_obj", "mlx5dv_create_qp", "mlx5dv_get_clock_info"],
     types: &[
+        "mlx5dv_clock_info",
         "mlx5dv_qp",
         "mlx5dv_qp__.*",
         "mlx5dv_qp_comp_mask",

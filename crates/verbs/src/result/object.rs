@@ -97,6 +97,18 @@ pub unsafe fn query_device(context: NonNull<sys::ibv_context>) -> Result<sys::ib
     Ok(attributes)
 }
 
+/// `mlx5dv_get_clock_info`.
+///
+/// # Safety
+/// `context` is live.
+pub unsafe fn clock_info(context: NonNull<sys::ibv_context>) -> Result<sys::mlx5dv_clock_info> {
+    let function = function!(mlx5, "libmlx5.so.1", mlx5dv_get_clock_info);
+    let mut info = sys::mlx5dv_clock_info::default();
+    // SAFETY: the caller's promise; the result is writable. Of a device that is not mlx5's it says EOPNOTSUPP.
+    check("mlx5dv_get_clock_info", unsafe { function(context.as_ptr(), &raw mut info) })?;
+    Ok(info)
+}
+
 /// `ibv_query_port`, the exported one, which fills what was there before `port_cap_flags2`: the same in 39 and 64.
 ///
 /// # Safety

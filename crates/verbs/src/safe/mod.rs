@@ -5,6 +5,7 @@
 //! a slice, and scatter-to-CQE (libmlx5 copies from a CQE to the address in a WQE, unchecked) is off.
 
 mod address;
+mod clock;
 mod completion;
 mod device;
 mod direct;
@@ -16,6 +17,7 @@ mod window;
 mod work_request;
 
 pub use address::{AddressAttributes, AddressHandle, Gid};
+pub use clock::Clock;
 pub(crate) use completion::wait_readable;
 pub use completion::{CompChannel, Cq, WorkCompletion};
 pub use device::{

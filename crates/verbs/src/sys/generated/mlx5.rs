@@ -758,6 +758,41 @@ pub const MLX5DV_OBJ_DM: mlx5dv_obj_type = 16;
 pub const MLX5DV_OBJ_AH: mlx5dv_obj_type = 32;
 pub const MLX5DV_OBJ_PD: mlx5dv_obj_type = 64;
 pub type mlx5dv_obj_type = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct mlx5dv_clock_info {
+    pub nsec: u64,
+    pub last_cycles: u64,
+    pub frac: u64,
+    pub mult: u32,
+    pub shift: u32,
+    pub mask: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of mlx5dv_clock_info"][::std::mem::size_of::<mlx5dv_clock_info>() - 40usize];
+    [
+        "Alignment of mlx5dv_clock_info",
+    ][::std::mem::align_of::<mlx5dv_clock_info>() - 8usize];
+    [
+        "Offset of field: mlx5dv_clock_info::nsec",
+    ][::std::mem::offset_of!(mlx5dv_clock_info, nsec) - 0usize];
+    [
+        "Offset of field: mlx5dv_clock_info::last_cycles",
+    ][::std::mem::offset_of!(mlx5dv_clock_info, last_cycles) - 8usize];
+    [
+        "Offset of field: mlx5dv_clock_info::frac",
+    ][::std::mem::offset_of!(mlx5dv_clock_info, frac) - 16usize];
+    [
+        "Offset of field: mlx5dv_clock_info::mult",
+    ][::std::mem::offset_of!(mlx5dv_clock_info, mult) - 24usize];
+    [
+        "Offset of field: mlx5dv_clock_info::shift",
+    ][::std::mem::offset_of!(mlx5dv_clock_info, shift) - 28usize];
+    [
+        "Offset of field: mlx5dv_clock_info::mask",
+    ][::std::mem::offset_of!(mlx5dv_clock_info, mask) - 32usize];
+};
 pub struct Mlx5 {
     __library: ::libloading::Library,
     pub mlx5dv_create_qp: Result<
@@ -772,6 +807,13 @@ pub struct Mlx5 {
         unsafe extern "C" fn(
             obj: *mut mlx5dv_obj,
             obj_type: u64,
+        ) -> ::std::os::raw::c_int,
+        ::libloading::Error,
+    >,
+    pub mlx5dv_get_clock_info: Result<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            clock_info: *mut mlx5dv_clock_info,
         ) -> ::std::os::raw::c_int,
         ::libloading::Error,
     >,
@@ -798,12 +840,15 @@ impl Mlx5 {
             .map(|sym| *sym);
         let mlx5dv_init_obj = unsafe { __library.get(b"mlx5dv_init_obj\0") }
             .map(|sym| *sym);
+        let mlx5dv_get_clock_info = unsafe { __library.get(b"mlx5dv_get_clock_info\0") }
+            .map(|sym| *sym);
         let mlx5dv_is_supported = unsafe { __library.get(b"mlx5dv_is_supported\0") }
             .map(|sym| *sym);
         Ok(Mlx5 {
             __library,
             mlx5dv_create_qp,
             mlx5dv_init_obj,
+            mlx5dv_get_clock_info,
             mlx5dv_is_supported,
         })
     }
@@ -830,6 +875,18 @@ impl Mlx5 {
                 .mlx5dv_init_obj
                 .as_ref()
                 .expect("Expected function, got error."))(obj, obj_type)
+        }
+    }
+    pub unsafe fn mlx5dv_get_clock_info(
+        &self,
+        context: *mut ibv_context,
+        clock_info: *mut mlx5dv_clock_info,
+    ) -> ::std::os::raw::c_int {
+        unsafe {
+            (self
+                .mlx5dv_get_clock_info
+                .as_ref()
+                .expect("Expected function, got error."))(context, clock_info)
         }
     }
     pub unsafe fn mlx5dv_is_supported(&self, device: *mut ibv_device) -> bool {
