@@ -5,7 +5,7 @@ use super::stream::Stream;
 use crate::result::Result;
 use crate::result::driver::{self, CUevent};
 
-/// A point of a stream. It keeps no time.
+/// A point of a stream. It keeps no time unless it is made so.
 #[derive(Debug)]
 pub struct Event {
     context: Context,
@@ -22,6 +22,22 @@ impl Event {
         // SAFETY: the context is current.
         let event = unsafe { driver::event_create_untimed() }?;
         Ok(Event { context: context.clone(), event })
+    }
+
+    /// One that keeps the time at which it was reached, by half a microsecond.
+    pub fn timed(context: &Context) -> Result<Event> {
+        context.enter()?;
+        // SAFETY: the context is current.
+        let event = unsafe { driver::event_create() }?;
+        Ok(Event { context: context.clone(), event })
+    }
+
+    /// Nanoseconds from another point to this one, both timed and reached; 0 if the other one came later. Error: one is not.
+    pub fn ns_since(&self, earlier: &Event) -> Result<u64> {
+        self.context.enter()?;
+        // SAFETY: both events live.
+        let ms = unsafe { driver::event_elapsed_ms(earlier.event, self.event) }?;
+        Ok((f64::from(ms.max(0.0)) * 1e6).round() as u64)
     }
 
     /// Sets it behind all that the stream was given.
