@@ -114,6 +114,7 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
             db_u64 *flag = (db_u64 *)(at->flags + slot * at->flag_stride), whole;
             sequence = db_load_relaxed32(db_word(at->sequences, slot));
             whole = db_slot_flag(db_slot_next(sequence));
+            if (at->steps) db_steps_at(at, slot)->arrived = done.timestamp;
             if (db_load_relaxed64(flag) == whole) strays++;
             db_store_relaxed64(flag, whole);
         }

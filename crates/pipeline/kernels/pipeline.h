@@ -58,6 +58,28 @@ struct db_turn {
     struct db_counts counts;
 };
 
+/* When the steps of a slot's request were taken, by db_clock_ns(), and the GPU's own memory: only while it is traced. */
+struct db_steps {
+    db_u64 arrived; /* the receive completion's timestamp, by the NIC's clock */
+    db_u64 looks;   /* the wait began that found it */
+    db_u64 begun;   /* it was found and checked */
+    db_u64 takes;   /* the copy into the model's inputs began */
+    db_u64 taken;   /* it ended, and the model began */
+    db_u64 puts;    /* the model ended, and the copy out of its outputs began */
+    db_u64 put;     /* it ended */
+    db_u64 rung;    /* the doorbell was rung */
+    db_u32 have_taken, have_put; /* blocks that have copied */
+};
+
+/* The same of an answer, for the host: a ring, the next one in the next record. `number` is written last. */
+struct db_traced {
+    struct db_steps steps;
+    db_u32 slot;
+    db_u32 client; /* index of its place */
+    db_u32 status; /* DB_SLOT_STATUS_*: only an answer that is OK has all steps */
+    db_u32 number; /* how many were answered with this one, its low half */
+};
+
 /* What the host wants of one client's place: host memory. The host writes `wanted` last, and the rest only while `done` equals
  * it. An odd number: a client is here. */
 struct db_place {
@@ -124,6 +146,8 @@ struct db_served {
     db_u64 attend_ns;   /* time between two looks across PCIe while requests come */
     db_u64 ends;        /* 32-bit word that ends the chain of turns when it is not 0; 0: there is none, and a queue that fails ends nothing */
     db_u64 told;        /* struct db_told, one a slot, in host memory: the CPU posts the answers; 0: the kernels do */
+    db_u64 steps;       /* struct db_steps, one a slot; 0: nothing is traced */
+    db_u64 traced;      /* struct db_traced in host memory; 0: whoever launches reads the steps */
     db_u32 slot_count;  /* 1 at least */
     db_u32 client_count;
     db_u32 arrival; /* DB_ARRIVAL_* */
@@ -131,7 +155,7 @@ struct db_served {
     db_u32 request_tensors, answer_tensors;
     db_u32 request_tail, answer_tail;   /* where the tail flag lies */
     db_u32 refuses;                     /* DB_SLOT_STATUS_* that good requests get; 0: they are served */
-    db_u32 pad;
+    db_u32 traced_count;                /* records of `traced` */
     db_u64 answer_stride;               /* from one answer to the next in the client's memory */
     db_u64 request_table[DB_TABLE_WORDS]; /* what follows a request's header: offset and length, then the kind, of each tensor */
     db_u64 answer_table[DB_TABLE_WORDS];
@@ -193,6 +217,17 @@ DB_GPU_FN void db_give_up(const struct db_served *at, db_u32 index, struct db_ke
     place->end.is_send = end.is_send;
     db_store_release_sys32((db_u64)&place->end.code, end.code);
     db_end_chain(at);
+}
+
+/* The steps of a slot's request, while it is traced. */
+DB_GPU_FN struct db_steps *db_steps_at(const struct db_served *at, db_u32 slot) { return (struct db_steps *)at->steps + slot; }
+
+/* Notes when the last block of a launch has copied: all threads of each block. */
+DB_GPU_FN void db_note_end(db_u64 *when, db_u32 *blocks) {
+    db_block_sync();
+    if (db_block_thread() || atomicAdd(blocks, 1u) + 1 != gridDim.x) return;
+    *blocks = 0;
+    *when = db_clock_ns();
 }
 
 /* What looking at a slot gives. */

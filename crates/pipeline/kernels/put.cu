@@ -29,6 +29,7 @@ extern "C" __global__ void put_outputs(const struct db_served *at, const struct 
 #ifdef DB_DEFECT_ONE_THREAD
     if (me) return;
 #endif
+    if (at->steps && me == 0) db_steps_at(at, turn->slot)->puts = db_clock_ns();
     /* Else the CPU has seen to it. */
     if (at->twice) db_mark_twice(at, turn, me, all);
     for (tensor = 0; tensor < at->answer_tensors; tensor++) {
@@ -39,6 +40,7 @@ extern "C" __global__ void put_outputs(const struct db_served *at, const struct 
         DB_COPY_SHARE(to, at->outputs[tensor], db_tensor_bytes(at->answer_table, tensor), me, all, db_store_segment);
 #endif
     }
+    if (at->steps) db_note_end(&db_steps_at(at, turn->slot)->put, &db_steps_at(at, turn->slot)->have_put);
 }
 #endif
 

@@ -55,6 +55,21 @@ DB_GPU_FN void db_tell(const struct db_served *at, const struct db_turn *turn) {
     db_store_release_sys32((db_u64)&told->number, number + 1);
 }
 
+/* Tells the host when the steps of this answer were taken, behind its doorbell. */
+DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn) {
+    struct db_steps *steps = db_steps_at(at, turn->slot);
+    db_u32 number = (db_u32)turn->counts.answered;
+    struct db_traced *traced;
+    steps->rung = db_clock_ns();
+    if (!at->traced) return;
+    traced = (struct db_traced *)at->traced + number % at->traced_count;
+    traced->steps = *steps;
+    traced->slot = turn->slot;
+    traced->client = turn->client;
+    traced->status = turn->status;
+    db_store_release_sys32((db_u64)&traced->number, number + 1);
+}
+
 /* Sends the answer of this turn: all threads of a block. */
 DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn) {
     struct db_client *client = db_client_at(at, turn->client);
@@ -84,6 +99,7 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
         db_give_up(at, turn->client, db_kernel_end_of(client->sq.qpn, turn->slot, error, 0));
         return;
     }
+    if (at->steps) db_trace(at, turn);
     client->answered++;
     DB_COUNT(at, turn, answered, 1);
     if (turn->status == DB_SLOT_STATUS_OK) return;

@@ -11,8 +11,10 @@
 extern "C" __global__ void take_inputs(const struct db_served *at, const struct db_turn *turn) {
     db_u32 me = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x, tensor;
     if (turn->state != DB_TURN_REQUEST || turn->status != DB_SLOT_STATUS_OK) return;
+    if (at->steps && me == 0) db_steps_at(at, turn->slot)->takes = db_clock_ns();
     for (tensor = 0; tensor < at->request_tensors; tensor++) {
         db_u64 from = db_slot_at(at, turn->slot) + db_tensor_offset(at->request_table, tensor);
         DB_COPY_SHARE(at->inputs[tensor], from, db_tensor_bytes(at->request_table, tensor), me, all, DB_PLAIN_STORE);
     }
+    if (at->steps) db_note_end(&db_steps_at(at, turn->slot)->taken, &db_steps_at(at, turn->slot)->have_taken);
 }

@@ -20,6 +20,7 @@ struct db_found {
     db_u32 faults;  /* DB_FAULT_* of its prefix */
     db_u32 over;
     db_u32 sent, strays;
+    db_u64 looks; /* when the wait began */
 };
 
 #define DB_FAULT_HEADER 1u
@@ -87,6 +88,11 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     if (turn->status == DB_SLOT_STATUS_OK && at->refuses) turn->status = at->refuses;
     turn->begun_ns = db_clock_ns();
     turn->state = DB_TURN_REQUEST;
+    if (at->steps) {
+        struct db_steps *steps = db_steps_at(at, slot);
+        steps->looks = found->looks;
+        steps->begun = turn->begun_ns;
+    }
 }
 
 /* Where a request lies: how far behind the begin of the search its client's slots begin, and how far in these behind its turn. */
@@ -145,8 +151,8 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
     struct db_near mine;
     int attend = 0;
     if (thread == 0) {
-        struct db_found none = {at->slot_count, ~0u, 0, 0, 0, 0, 0};
-        db_u64 now = db_clock_ns();
+        const db_u64 now = db_clock_ns();
+        struct db_found none = {at->slot_count, ~0u, 0, 0, 0, 0, 0, now};
         none.attend = now - turn->attended_ns >= at->attend_ns;
         if (none.attend) turn->attended_ns = now;
         found = none;

@@ -10,5 +10,6 @@ pub mod gpu;
 mod mode;
 #[cfg(test)]
 mod testing;
+pub mod trace;
 
 pub use mode::{Mode, Processor, UnknownMode};

@@ -182,7 +182,12 @@ impl Peer {
 
 /// A client of slots that the CPU watches, admitted.
 pub fn join(context: &Context, served: &mut Served, mode: Mode, arrival: Arrival, wrong: u32) -> Peer {
-    join_with(context, served, mode, arrival, wrong, 16)
+    join_with(context, served, mode, arrival, wrong, 16, false)
+}
+
+/// A client whose requests are traced.
+pub fn traced_peer(context: &Context, served: &mut Served) -> Peer {
+    join_with(context, served, Mode::CpuCpuShim, Arrival::Completion, 0, 16, true)
 }
 
 pub fn join_with(
@@ -192,9 +197,10 @@ pub fn join_with(
     arrival: Arrival,
     wrong: u32,
     receives: usize,
+    is_traced: bool,
 ) -> Peer {
     let (client, granted) = served.grant(SLOTS as u16).unwrap();
-    let setting = Setting { mode, kind: QpType::Rc, arrival, granted: &granted };
+    let setting = Setting { mode, kind: QpType::Rc, arrival, granted: &granted, is_traced };
     let mut endpoint = Endpoint::new(context, served.memory(), &setting).unwrap();
     let there = endpoint.regions().try_into().unwrap();
     let peer = Peer::new(endpoint.qp(), there, arrival, client, &granted, receives);
@@ -263,7 +269,7 @@ pub fn read_late(context: &Context, served: &mut Served, mode: Mode, waits: bool
     if !waits {
         served.forget_sending();
     }
-    let mut peer = join_with(context, served, mode, Arrival::Completion, 0, 0);
+    let mut peer = join_with(context, served, mode, Arrival::Completion, 0, 0, false);
     let request = peer.client.ask(1, 2, 0, u64::MAX).unwrap();
     let first = peer.send(1, request.slot, request.sequence, &request.prefix, 7.0);
     until_served(&mut peer, served, 1);

@@ -19,6 +19,7 @@ use super::CpuError;
 use super::offload::Job;
 use super::poster::{Done, Poster, RECEIVE};
 use crate::Mode;
+use crate::trace::{OffloadTimes, Sample, Step, Trace, unix_ns};
 
 /// The client writes requests and flags.
 pub const ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0);
@@ -71,6 +72,8 @@ pub struct Setting<'a> {
     pub arrival: Arrival,
     /// Numbers of its slots, one behind the other, with the sequences of their last requests.
     pub granted: &'a [(u32, u32)],
+    /// Notes when the steps of its requests are taken: of arrivals by receive completions that the shim polls.
+    pub is_traced: bool,
 }
 
 /// Answers that were posted.
@@ -79,6 +82,17 @@ pub struct Counts {
     pub answered: u64,
     /// Answers that say why there is no result.
     pub refused: u64,
+}
+
+/// What is traced of a client.
+#[derive(Debug)]
+struct Tracing {
+    context: Context,
+    /// When the look began that runs.
+    looks_ns: u64,
+    /// Of each slot's request: when it arrived, when it was looked for, and when it was begun.
+    begun_ns: Vec<[u64; 3]>,
+    trace: Trace,
 }
 
 /// What is known of a slot.
@@ -106,6 +120,7 @@ pub struct Endpoint {
     /// Slots whose answers the NIC may still read, in the order of posting, and since when.
     sending: VecDeque<(u32, u64)>,
     done: Vec<Done>,
+    tracing: Option<Box<Tracing>>,
     pub counts: Counts,
     pub failure: Option<String>,
 }
@@ -113,7 +128,10 @@ pub struct Endpoint {
 impl Endpoint {
     /// Registers and clears the granted slots, and makes a queue pair. What a client before wrote there is gone.
     pub fn new(context: &Context, memory: &Memory, setting: &Setting<'_>) -> Result<Endpoint, CpuError> {
-        let Setting { mode, kind, arrival, granted } = *setting;
+        let Setting { mode, kind, arrival, granted, is_traced } = *setting;
+        if is_traced && (mode != Mode::CpuCpuShim || arrival != Arrival::Completion) {
+            return Err(CpuError::NoTimestamps(mode));
+        }
         let (first, count) = (granted.first().ok_or(CpuError::NoSlots)?.0, granted.len());
         let pd = context.alloc_pd()?;
         let region = |pages: &Arc<Pages>, each: usize| {
@@ -145,6 +163,10 @@ impl Endpoint {
             answers: [none; 2],
             sending: VecDeque::with_capacity(count),
             done: Vec::new(),
+            tracing: is_traced.then(|| {
+                let (context, begun_ns) = (context.clone(), vec![[0; 3]; count]);
+                Box::new(Tracing { context, looks_ns: 0, begun_ns, trace: Trace::default() })
+            }),
             counts: Counts::default(),
             failure: None,
         })
@@ -195,9 +217,12 @@ impl Endpoint {
     }
 
     fn try_look(&mut self, sent: &mut Vec<u32>, arrived: &mut Vec<u32>) -> Result<(), String> {
+        if let Some(tracing) = &mut self.tracing {
+            tracing.looks_ns = unix_ns();
+        }
         let mut done = std::mem::take(&mut self.done);
         self.poster.poll(&mut done).map_err(|error| error.to_string())?;
-        for Done { id, immediate, failure } in done.drain(..) {
+        for Done { id, immediate, failure, timestamp } in done.drain(..) {
             let what = if id == RECEIVE { "a receive".into() } else { format!("the answer in slot {id}") };
             if let Some(failure) = failure {
                 return Err(format!("QP {:#x}, {what}: {failure}", self.qp().number()));
@@ -213,6 +238,10 @@ impl Endpoint {
                 return Err(format!("a request in slot {slot}, whose request is not answered"));
             }
             self.poster.receive().map_err(|error| error.to_string())?;
+            if let Some(tracing) = &mut self.tracing {
+                let clock = tracing.context.clock().map_err(|error| error.to_string())?;
+                tracing.begun_ns[place] = [clock.unix_ns(timestamp), tracing.looks_ns, 0];
+            }
             arrived.push(slot);
         }
         self.done = done;
@@ -277,7 +306,38 @@ impl Endpoint {
             header: work.header,
             arrival: self.arrival,
             completed,
+            times: OffloadTimes::default(),
         })
+    }
+
+    /// Notes that a slot's request is begun now, if it is traced.
+    pub(super) fn note_begin(&mut self, slot: u32) {
+        if let (Some(place), Some(tracing)) = (self.place(slot), &mut self.tracing) {
+            tracing.begun_ns[place][2] = unix_ns();
+        }
+    }
+
+    /// Notes that the doorbell of a slot's answer was rung, if it is traced. `times`: of the steps in between; `sends_ns`: when the
+    /// answer began to be written.
+    pub(super) fn note_end(&mut self, slot: u32, times: OffloadTimes, sends_ns: u64) {
+        let Some(place) = self.place(slot) else { return };
+        let Some(tracing) = &mut self.tracing else { return };
+        let (rung_ns, [arrived, looks, begun]) = (unix_ns(), tracing.begun_ns[place]);
+        let mut sample =
+            Sample { service_ns: rung_ns.saturating_sub(arrived), ..Sample::default() }.with(times);
+        sample.set(Step::Queue, looks.saturating_sub(arrived));
+        sample.set(Step::Wait, begun.saturating_sub(looks.max(arrived)));
+        sample.set(Step::Send, rung_ns.saturating_sub(sends_ns));
+        tracing.trace.push(sample);
+    }
+
+    pub(super) fn is_traced(&self) -> bool {
+        self.tracing.is_some()
+    }
+
+    /// Takes what was traced; `None`: nothing is traced.
+    pub fn take_trace(&mut self) -> Option<Trace> {
+        self.tracing.as_mut().map(|tracing| std::mem::take(&mut tracing.trace))
     }
 
     /// Notes that a slot's answer is being posted, by what computes it. `next`: sequence of the slot's next request.

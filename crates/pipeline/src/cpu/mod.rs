@@ -21,6 +21,7 @@ pub use offload::{Job, Offload};
 pub use poster::Poster;
 
 use crate::Mode;
+use crate::trace::unix_ns;
 
 /// Time for the NIC to take an answer. A client that posts no receives keeps it longer.
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -38,6 +39,8 @@ pub enum CpuError {
     Post(String),
     #[error("{0} is none of the CPU's modes")]
     Mode(Mode),
+    #[error("{0}: steps are traced of requests whose receive completions the shim polls, in cpu-cpu-shim")]
+    NoTimestamps(Mode),
     #[error("the client has no such slot")]
     NoSlots,
     #[error(
@@ -117,6 +120,14 @@ impl Served {
             forgets_sending: false,
             begun: BTreeMap::new(),
         })
+    }
+
+    /// Has what computes note how long the steps of a request take. Error: it cannot; nothing computes beside this thread.
+    pub fn trace(&mut self) -> Result<(), CpuError> {
+        match &mut self.offload {
+            Some(offload) => offload.trace(),
+            None => Err(CpuError::Offload("nothing computes beside the thread that serves".into())),
+        }
     }
 
     /// Where endpoints have their slots.
@@ -275,12 +286,17 @@ impl Served {
                 let _ = self.server.sent(slot);
             });
         }
-        while let Some(Job { client, slot, status, .. }) = offload.ended()? {
+        while let Some(Job { client, slot, status, times, .. }) = offload.ended()? {
             did = true;
             let ended_ns = now_ns(self);
+            let is_traced = self.endpoints.get(&client).is_some_and(Endpoint::is_traced);
+            let sends_ns = if is_traced { unix_ns() } else { 0 };
             let begun_ns = self.begun.remove(&slot).unwrap_or(ended_ns);
             if let Some(prefix) = self.server.done(slot, status, [begun_ns, ended_ns])? {
                 self.answer((client, slot), status != Status::Ok, &prefix, ended_ns)?;
+                if let Some(endpoint) = self.endpoints.get_mut(&client) {
+                    endpoint.note_end(slot, times, sends_ns);
+                }
             }
         }
         let Some(work) = offload.has_room().then(|| self.server.take()).flatten() else { return Ok(did) };
@@ -299,6 +315,9 @@ impl Served {
             }
             Some(job) if status == Status::Ok => {
                 self.begun.insert(work.slot, begun_ns);
+                if let Some(endpoint) = self.endpoints.get_mut(&work.client) {
+                    endpoint.note_begin(work.slot);
+                }
                 offload.begin(job)?;
             }
             // Refused, or the client is gone.

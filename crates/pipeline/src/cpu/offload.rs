@@ -4,6 +4,7 @@ use slots::layout::Header;
 use slots::{Arrival, Status};
 
 use super::{CpuError, Endpoint};
+use crate::trace::OffloadTimes;
 
 /// A request on its way through an [`Offload`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct Job {
     pub arrival: Arrival,
     /// Consumer index of the client's send queue, where kernels post.
     pub completed: u64,
+    /// How long it took, once it has ended and if it is traced.
+    pub times: OffloadTimes,
 }
 
 /// Computes answers out of slots, beside the thread that serves. It finds the tensors of a request in its slot, and leaves those of
@@ -36,6 +39,11 @@ pub trait Offload: Send {
     /// Serves it no longer: nothing uses its queue from here on. Error: something still does.
     fn remove(&mut self, _client: u32) -> Result<(), CpuError> {
         Ok(())
+    }
+
+    /// Notes from now on how long the steps of a request take. Before the first one. Error: it cannot.
+    fn trace(&mut self) -> Result<(), CpuError> {
+        Err(CpuError::Offload("steps are not traced here".into()))
     }
 
     /// Whether it takes a further request now.

@@ -23,12 +23,14 @@ pub struct Done {
     /// In network order.
     pub immediate: Option<[u8; 4]>,
     pub failure: Option<String>,
+    /// By the device's clock; 0: libibverbs does not tell.
+    pub timestamp: u64,
 }
 
 impl Done {
     fn of(id: u64, immediate: Option<[u8; 4]>, is_success: bool, status: impl std::fmt::Display) -> Done {
         let failure = (!is_success).then(|| status.to_string());
-        Done { id, immediate: immediate.filter(|_| is_success), failure }
+        Done { id, immediate: immediate.filter(|_| is_success), failure, timestamp: 0 }
     }
 }
 
@@ -142,6 +144,9 @@ fn take(
     let mut taken = [Completion::default(); AT_ONCE];
     let count = poll(&mut taken).map_err(wrong)?;
     let all = taken[..count].iter();
-    done.extend(all.map(|one| Done::of(one.id(), one.immediate(), one.is_success(), one.status())));
+    done.extend(all.map(|one| Done {
+        timestamp: one.timestamp(),
+        ..Done::of(one.id(), one.immediate(), one.is_success(), one.status())
+    }));
     Ok(())
 }

@@ -86,6 +86,31 @@ pub struct db_told {
 }
 
 #[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct db_steps {
+    pub arrived: u64,
+    pub looks: u64,
+    pub begun: u64,
+    pub takes: u64,
+    pub taken: u64,
+    pub puts: u64,
+    pub put: u64,
+    pub rung: u64,
+    pub have_taken: u32,
+    pub have_put: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct db_traced {
+    pub steps: db_steps,
+    pub slot: u32,
+    pub client: u32,
+    pub status: u32,
+    pub number: u32,
+}
+
+#[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct db_served {
     pub slots: u64,
@@ -107,6 +132,8 @@ pub struct db_served {
     pub attend_ns: u64,
     pub ends: u64,
     pub told: u64,
+    pub steps: u64,
+    pub traced: u64,
     pub slot_count: u32,
     pub client_count: u32,
     pub arrival: u32,
@@ -116,7 +143,7 @@ pub struct db_served {
     pub request_tail: u32,
     pub answer_tail: u32,
     pub refuses: u32,
-    pub pad: u32,
+    pub traced_count: u32,
     pub answer_stride: u64,
     pub request_table: [u64; TABLE_WORDS],
     pub answer_table: [u64; TABLE_WORDS],
@@ -128,6 +155,10 @@ pub struct db_served {
 unsafe impl Plain for db_counts {}
 // SAFETY: likewise.
 unsafe impl Plain for db_turn {}
+// SAFETY: likewise.
+unsafe impl Plain for db_steps {}
+// SAFETY: likewise.
+unsafe impl Plain for db_traced {}
 // SAFETY: likewise.
 unsafe impl Plain for db_place {}
 // SAFETY: likewise.
@@ -164,10 +195,12 @@ mod tests {
             db_client { place sq rq send_cq receive_cq send_released receive_released acted dead turn answered refused progress_ns }
             db_served {
                 slots slots_nic slot_stride answer flags flag_stride sequences owners sending twice clients places cancel counts
-                wait_ns patience_ns attend_ns ends told slot_count client_count arrival model_id request_tensors answer_tensors request_tail
-                answer_tail refuses answer_stride request_table answer_table inputs outputs
+                wait_ns patience_ns attend_ns ends told steps traced slot_count client_count arrival model_id request_tensors answer_tensors request_tail
+                answer_tail refuses traced_count answer_stride request_table answer_table inputs outputs
             }
             db_told { slot client status number }
+            db_steps { arrived looks begun takes taken puts put rung have_taken have_put }
+            db_traced { steps slot client status number }
             db_asked { what slot sequence client status arrival request_id cookie sent_ns completed }
         };
         let mut there = vec![u32::MAX; here.len() + 1];

@@ -22,9 +22,11 @@ mod resident_tests;
 mod structure;
 #[cfg(test)]
 mod tests;
+mod time;
 mod told;
 #[cfg(test)]
 mod told_tests;
+mod traced;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -158,6 +160,8 @@ struct Core {
     own: [Memory; 3],
     wait: Duration,
     told: launch::Told,
+    /// Steps of each slot's request, and the ring of records, where they are traced.
+    traced: std::sync::OnceLock<(Memory, HostMemory)>,
 }
 
 const COUNTS: usize = 128;
@@ -179,6 +183,7 @@ pub struct Served {
     queues: Arc<told::Shared>,
     on_end: Option<OnEnd>,
     planted: Option<(usize, Source, &'static str)>,
+    traces: Option<traced::Traces>,
 }
 
 impl std::fmt::Debug for Served {
@@ -303,7 +308,9 @@ impl Served {
                 request_tail: geometry.request.tail as u32,
                 answer_tail: geometry.answer.tail as u32,
                 refuses: 0,
-                pad: 0,
+                traced_count: 0,
+                steps: 0,
+                traced: 0,
                 answer_stride: geometry.client_stride() as u64,
                 request_table: words(&geometry.request.table()),
                 answer_table: words(&geometry.answer.table()),
@@ -332,6 +339,7 @@ impl Served {
             own: [served, clients, words_of],
             wait,
             told,
+            traced: std::sync::OnceLock::new(),
         };
         Ok(Served {
             runs: Runs::Not,
@@ -344,6 +352,7 @@ impl Served {
             queues,
             on_end: None,
             planted: None,
+            traces: None,
         })
     }
 

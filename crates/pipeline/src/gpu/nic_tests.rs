@@ -1,6 +1,6 @@
 //! Pipelines over a NIC: real queues of unmodified libibverbs, a client of the shim, and kernels of the host twin or of a GPU.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::gpu::{Function, Module, Recorded, Shape, Stream, Unit};
 use host_twin::{Kernels, Visibility};
@@ -16,6 +16,7 @@ use verbs::{
 };
 
 use super::*;
+use crate::trace::Step;
 
 pub const FLOATS: usize = 1000;
 const SLOTS: u32 = 4;
@@ -236,6 +237,100 @@ fn twin_serves_clients_that_come_and_go() {
                 Ok(())
             };
             served.start_by_cpu(add).unwrap();
+        });
+    }
+}
+
+/// Whether each answer's steps are known, one behind the other, and no longer than its service.
+fn traces(context: &Context, machine: &Machine, start: &dyn Fn(&mut Served, &Memory)) {
+    let model = machine.own_memory(1 << 13).unwrap();
+    model.fill(0).unwrap();
+    let at = model.kernel_address();
+    let setting = Setting {
+        geometry: &geometry(),
+        slots: 2 * SLOTS,
+        clients: 2,
+        arrival: Arrival::Completion,
+        place: Place::Gpu,
+        inputs: &[at],
+        outputs: &[at + 4096],
+        wait: Duration::from_millis(20),
+        threads: 64,
+        copying: [2, 64],
+    };
+    let mut served = Served::new(machine, setting).unwrap();
+    served.trace(context).unwrap();
+    let mut peers = [0, SLOTS].map(|first| Peer::join(context, &mut served, first, 0));
+    start(&mut served, &model);
+    peers.iter().for_each(|peer| served.wait_done(peer.index, LIMIT).unwrap());
+    let begun = Instant::now();
+    for id in 0..20 {
+        for peer in &mut peers {
+            let slot = peer.ask(Arrival::Completion, id, 1.0);
+            assert_eq!(peer.answer(Arrival::Completion, slot, 1.0), (Status::Ok, true));
+        }
+    }
+    let most = begun.elapsed().as_nanos() as u64;
+    for peer in peers {
+        drop(served.remove_client(peer.index, LIMIT).unwrap());
+        let trace = served.traced(peer.index).unwrap().unwrap();
+        assert_eq!((trace.samples.len(), trace.lost), (20, 0));
+        for sample in &trace.samples {
+            let steps: u64 = sample.steps_ns.iter().sum();
+            let service = sample.service_ns + 2 * trace.clock_error_ns;
+            assert!(
+                steps > 0 && steps <= service && service <= most + 2 * trace.clock_error_ns,
+                "{sample:?} {most}"
+            );
+            for step in [Step::CopyIn, Step::Run, Step::CopyOut, Step::Send] {
+                assert!(sample.ns(step) > 0, "{step:?}: {sample:?}");
+            }
+        }
+        assert_eq!(served.traced(peer.index).unwrap().unwrap().samples, []);
+    }
+    served.stop(LIMIT).unwrap();
+}
+
+#[test]
+fn twin_traces_the_steps_of_each_request() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(launch::SOURCES[0].twin.find("tell_time").map_err(|error| error.to_string()), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    traces(&context, &machine, &|served, model| {
+        let model = model.clone();
+        let add = move || {
+            add_one(&model);
+            Ok(())
+        };
+        served.start_by_cpu(add).unwrap();
+    });
+    // Without receive completions nothing tells when a request has arrived.
+    let at = machine.own_memory(1 << 13).unwrap().kernel_address();
+    let setting = Setting {
+        geometry: &geometry(),
+        slots: 1,
+        clients: 1,
+        arrival: Arrival::Flag,
+        place: Place::Gpu,
+        inputs: &[at],
+        outputs: &[at + 4096],
+        wait: Duration::from_millis(1),
+        threads: 32,
+        copying: [1, 32],
+    };
+    let error = Served::new(&machine, setting).unwrap().trace(&context).unwrap_err().to_string();
+    assert!(error.contains("receive completions"), "{error}");
+}
+
+#[test]
+fn gpu_traces_the_steps_of_each_request() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    let module: Module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
+    for again in [Again::Relaunch, Again::While] {
+        traces(&context, &machine, &|served, memory| {
+            let function = module.function("add_one").unwrap();
+            served.start_graph(again, Box::new(AddOne { function, memory: memory.clone() })).unwrap();
         });
     }
 }

@@ -16,11 +16,13 @@ extern "C" __global__ void layout(db_u32 *words, db_u32 count) {
         ALL5(db_client, place, sq, rq, send_cq, receive_cq), ALL5(db_client, send_released, receive_released, acted, dead, turn),
         AT(db_client, answered), AT(db_client, refused), AT(db_client, progress_ns), SIZE(db_client),
         ALL5(db_served, slots, slots_nic, slot_stride, answer, flags), ALL5(db_served, flag_stride, sequences, owners, sending, twice),
-        ALL5(db_served, clients, places, cancel, counts, wait_ns), ALL5(db_served, patience_ns, attend_ns, ends, told, slot_count),
-        AT(db_served, client_count), AT(db_served, arrival),
-        ALL5(db_served, model_id, request_tensors, answer_tensors, request_tail, answer_tail), AT(db_served, refuses),
+        ALL5(db_served, clients, places, cancel, counts, wait_ns), ALL5(db_served, patience_ns, attend_ns, ends, told, steps),
+        ALL5(db_served, traced, slot_count, client_count, arrival, model_id),
+        ALL5(db_served, request_tensors, answer_tensors, request_tail, answer_tail, refuses), AT(db_served, traced_count),
         ALL5(db_served, answer_stride, request_table, answer_table, inputs, outputs), SIZE(db_served),
         AT(db_told, slot), AT(db_told, client), AT(db_told, status), AT(db_told, number), SIZE(db_told),
+        ALL5(db_steps, arrived, looks, begun, takes, taken), ALL5(db_steps, puts, put, rung, have_taken, have_put), SIZE(db_steps),
+        ALL5(db_traced, steps, slot, client, status, number), SIZE(db_traced),
         ALL5(db_asked, what, slot, sequence, client, status), ALL5(db_asked, arrival, request_id, cookie, sent_ns, completed),
         SIZE(db_asked)};
     for (db_u32 index = 0; index < sizeof(all) / 8 && index < count; index++) words[index] = (db_u32)all[index];

@@ -2,6 +2,7 @@
 //! that copies and computing overlap, and one thread for all of it.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use gpu::{Context, DeviceGraph, Event, Graph, Priority, Recorded, Stream};
 use rdma_shim::kernel::Machine;
@@ -9,6 +10,7 @@ use rdma_shim::kernel::Machine;
 use super::{Instance, LIMIT, Model, copy, failed, places};
 use crate::cpu::{CpuError, Job, Memory, Offload};
 use crate::gpu::{ServedError, buffers, refuse};
+use crate::trace::OffloadTimes;
 
 /// Instances of the model.
 const LANES: usize = 2;
@@ -16,7 +18,34 @@ const LANES: usize = 2;
 enum Lane {
     Twin(Box<crate::gpu::Model>),
     // The graph first: it uses the model's memory.
-    Gpu { graph: DeviceGraph, arrived: Event, computed: Event, copied: Event, _model: Box<dyn Recorded> },
+    Gpu { graph: DeviceGraph, points: Points, _model: Box<dyn Recorded> },
+}
+
+/// Points of a request's way through the streams.
+struct Points {
+    arrived: Event,
+    computed: Event,
+    copied: Event,
+    /// Where the copy to the GPU and the model begin, if they are traced.
+    begins: Option<[Event; 2]>,
+}
+
+impl Points {
+    fn new(event: impl Fn() -> gpu::Result<Event>, is_traced: bool) -> gpu::Result<Points> {
+        let begins = if is_traced { Some([event()?, event()?]) } else { None };
+        Ok(Points { arrived: event()?, computed: event()?, copied: event()?, begins })
+    }
+
+    /// How long the steps took between points that are reached.
+    fn times(&self) -> gpu::Result<OffloadTimes> {
+        let Some([copies, computes]) = &self.begins else { return Ok(OffloadTimes::default()) };
+        Ok(OffloadTimes {
+            to_gpu_ns: self.arrived.ns_since(copies)?,
+            run_ns: self.computed.ns_since(computes)?,
+            to_cpu_ns: self.copied.ns_since(&self.computed)?,
+            ..OffloadTimes::default()
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -68,20 +97,27 @@ impl Fair {
         Ok(Fair { lanes, streams, slots: slots.clone(), start, begun: 0, in_flight: VecDeque::new() })
     }
 
-    fn launch(&mut self, job: Job) -> Result<(), ServedError> {
+    fn launch(&mut self, mut job: Job) -> Result<(), ServedError> {
         let geometry = &self.slots.geometry;
         let (lane, inputs, outputs) = &mut self.lanes[self.begun % LANES];
         let requests = places(geometry, job.slot, &geometry.request, 0).zip(inputs);
         let answers = places(geometry, job.slot, &geometry.answer, geometry.answer_offset()).zip(outputs);
         let host = |at: usize| self.start[0] + at as u64;
         match (lane, &self.streams) {
-            (Lane::Gpu { graph, arrived, computed, copied, .. }, Some(streams)) => {
+            (Lane::Gpu { graph, points, .. }, Some(streams)) => {
+                let Points { arrived, computed, copied, begins } = points;
+                if let Some([copies, _]) = begins {
+                    copies.record(&streams.copies_in)?;
+                }
                 for ((at, bytes), input) in requests {
                     // SAFETY: slots and buffers are kept, and the streams are waited for before they go (`Drop`).
                     unsafe { streams.copies_in.copy_from_host(*input, host(at), bytes) }?;
                 }
                 arrived.record(&streams.copies_in)?;
                 arrived.hold(&streams.compute)?;
+                if let Some([_, computes]) = begins {
+                    computes.record(&streams.compute)?;
+                }
                 // SAFETY: as above; `Recorded` promises the same of the model's memory.
                 unsafe { graph.launch(&streams.compute) }?;
                 computed.record(&streams.compute)?;
@@ -93,15 +129,24 @@ impl Fair {
                 copied.record(&streams.copies_out)?;
             }
             (Lane::Twin(model), _) => {
+                let begun = Instant::now();
                 for ((at, bytes), input) in requests {
                     // SAFETY: slots and the model's buffers are there, and reached through atomics.
                     unsafe { copy(*input, self.start[1] + at as u64, bytes) };
                 }
+                let computes = begun.elapsed();
                 model().map_err(ServedError::Model)?;
+                let computed = begun.elapsed();
                 for ((at, bytes), output) in answers {
                     // SAFETY: as above.
                     unsafe { copy(self.start[1] + at as u64, *output, bytes) };
                 }
+                job.times = OffloadTimes {
+                    to_gpu_ns: computes.as_nanos() as u64,
+                    run_ns: (computed - computes).as_nanos() as u64,
+                    to_cpu_ns: (begun.elapsed() - computed).as_nanos() as u64,
+                    ..OffloadTimes::default()
+                };
             }
             (Lane::Gpu { .. }, None) => return refuse("a GPU's model without streams"),
         }
@@ -110,10 +155,14 @@ impl Fair {
         Ok(())
     }
 
+    fn oldest(&self) -> &Lane {
+        &self.lanes[(self.begun - self.in_flight.len()) % LANES].0
+    }
+
     fn oldest_is_done(&self) -> gpu::Result<bool> {
-        match &self.lanes[(self.begun - self.in_flight.len()) % LANES].0 {
+        match self.oldest() {
             Lane::Twin(_) => Ok(true),
-            Lane::Gpu { copied, .. } => copied.is_reached(),
+            Lane::Gpu { points, .. } => points.copied.is_reached(),
         }
     }
 }
@@ -124,11 +173,21 @@ fn lane_of(context: &Context, compute: &Stream, model: Box<dyn Recorded>) -> Res
     let graph = graph.instantiate_for_host()?;
     graph.upload(compute)?;
     compute.wait("the upload of a graph", LIMIT)?;
-    let event = || Event::new(context);
-    Ok(Lane::Gpu { graph, arrived: event()?, computed: event()?, copied: event()?, _model: model })
+    Ok(Lane::Gpu { graph, points: Points::new(|| Event::new(context), false)?, _model: model })
 }
 
 impl Offload for Fair {
+    fn trace(&mut self) -> Result<(), CpuError> {
+        let Some(streams) = &self.streams else { return Ok(()) };
+        let context = streams.compute.context();
+        for (lane, ..) in &mut self.lanes {
+            if let Lane::Gpu { points, .. } = lane {
+                *points = Points::new(|| Event::timed(context), true).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
     fn has_room(&self) -> bool {
         self.in_flight.len() < LANES
     }
@@ -138,8 +197,15 @@ impl Offload for Fair {
     }
 
     fn ended(&mut self) -> Result<Option<Job>, CpuError> {
-        let is_done = !self.in_flight.is_empty() && self.oldest_is_done().map_err(failed)?;
-        Ok(if is_done { self.in_flight.pop_front() } else { None })
+        if self.in_flight.is_empty() || !self.oldest_is_done().map_err(failed)? {
+            return Ok(None);
+        }
+        let times = match self.oldest() {
+            Lane::Gpu { points, .. } => Some(points.times().map_err(failed)?),
+            Lane::Twin(_) => None,
+        };
+        let job = self.in_flight.pop_front();
+        Ok(job.map(|job| Job { times: times.unwrap_or(job.times), ..job }))
     }
 }
 

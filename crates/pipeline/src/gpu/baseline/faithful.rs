@@ -6,19 +6,22 @@
 //! posts; in the release the first one also looks for requests, here the second one does.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use gpu::{DeviceGraph, Event, Function, Graph, Priority, Recorded, Shape, Stream, Unit};
-use rdma_shim::kernel::{HostMemory, Machine, Plain, Source};
+use rdma_shim::kernel::{HostMemory, Machine, Memory, Plain, Source};
 use slots::Status;
 
 use super::{Instance, LIMIT, Model, copy, failed, places};
-use crate::cpu::{CpuError, Job, Memory, Offload};
-use crate::gpu::layout::{db_served, db_turn};
+use crate::cpu::{CpuError, Job, Memory as Slots, Offload};
+use crate::gpu::layout::{db_served, db_steps, db_turn};
 use crate::gpu::{ServedError, buffers, launch, refuse, words};
+use crate::trace::OffloadTimes;
 
 /// `DB_TURN_REQUEST`.
 const REQUEST: u32 = 1;
@@ -28,12 +31,15 @@ const COPYING: [u32; 2] = [64, 256];
 /// What both threads use.
 #[derive(Debug)]
 struct Shared {
-    slots: Memory,
+    slots: Slots,
     /// The first slot, as the CPU addresses it.
     start: u64,
     /// A slot for each on the GPU.
-    there: rdma_shim::kernel::Memory,
-    _served: rdma_shim::kernel::Memory,
+    there: Memory,
+    served: Memory,
+    /// Steps of each slot's request on the machine, and room for one slot's here, while they are traced.
+    steps: OnceLock<(Memory, HostMemory)>,
+    machine: Machine,
     /// What the graph's kernels are told: of it the slot's number alone changes.
     turn: HostMemory,
 }
@@ -44,15 +50,22 @@ enum Launches {
     Gpu { graph: DeviceGraph, stream: Arc<Stream>, number: Box<u32>, _model: Box<dyn Recorded> },
 }
 
-/// A request whose graph was launched; it has ended when the event is reached.
-type Launched = Result<(Job, Option<Event>), String>;
+/// A request whose graph was launched: on a GPU it has ended when `ended` is reached.
+struct Launch {
+    job: Job,
+    ended: Option<Event>,
+    /// Around the copy to the GPU and the wait for the graph before, as the release has them, while they are traced.
+    copy: Option<[Event; 2]>,
+}
+
+type Launched = Result<Launch, String>;
 
 /// See the module.
 pub struct Faithful {
     shared: Arc<Shared>,
     jobs: Option<Sender<Job>>,
     launched: Receiver<Launched>,
-    waiting: VecDeque<(Job, Option<Event>)>,
+    waiting: VecDeque<Launch>,
     /// Of the GPU's: the graph's, and that of the copies to the host.
     streams: Option<[Arc<Stream>; 2]>,
     thread: Option<JoinHandle<()>>,
@@ -63,7 +76,7 @@ impl Faithful {
     /// memory; the GPU's.
     pub fn new(
         machine: &Machine,
-        slots: &Memory,
+        slots: &Slots,
         count: u32,
         instance: Instance,
     ) -> Result<Faithful, ServedError> {
@@ -118,7 +131,8 @@ impl Faithful {
             _ => return refuse("a model of another kind of machine: one that is called is the twin's"),
         };
         let start = slots.address().map_err(|error| ServedError::Refused(error.to_string()))?;
-        let shared = Arc::new(Shared { slots: slots.clone(), start, there, _served: served, turn });
+        let (steps, machine) = (OnceLock::new(), machine.clone());
+        let shared = Arc::new(Shared { slots: slots.clone(), start, there, served, turn, steps, machine });
         let ((jobs, wanted), (launched, seen)) = (channel(), channel());
         let mine = Arc::clone(&shared);
         let work = move || launcher(&mine, launches, &wanted, &launched);
@@ -128,8 +142,9 @@ impl Faithful {
     }
 
     /// Copies an answer out of its slot on the GPU.
-    fn bring(&self, job: &Job) -> Result<(), ServedError> {
-        let Shared { slots: Memory { geometry, .. }, start, there, .. } = &*self.shared;
+    fn bring(&self, Launch { job, copy: around, .. }: &mut Launch) -> Result<(), ServedError> {
+        let begun = Instant::now();
+        let Shared { slots: Slots { geometry, .. }, start, there, steps, .. } = &*self.shared;
         for (at, bytes) in places(geometry, job.slot, &geometry.answer, geometry.answer_offset()) {
             let (to, from) = (start + at as u64, there.kernel_address() + at as u64);
             match &self.streams {
@@ -139,10 +154,34 @@ impl Faithful {
                 None => unsafe { copy(to, from, bytes) },
             }
         }
-        match &self.streams {
-            Some([_, copies]) => Ok(copies.wait("an answer's copy to the host", LIMIT)?),
-            None => Ok(()),
+        if let Some([_, copies]) = &self.streams {
+            copies.wait("an answer's copy to the host", LIMIT)?;
         }
+        let to_cpu_ns = begun.elapsed().as_nanos() as u64;
+        let Some((there, here)) = steps.get() else { return Ok(()) };
+        let at = job.slot as usize * size_of::<db_steps>();
+        let steps: db_steps = match &self.streams {
+            Some([_, copies]) => {
+                let (to, from) = (here.address(), there.kernel_address() + at as u64);
+                // SAFETY: both are kept until the stream is idle, which is waited for.
+                unsafe { copies.copy_to_host(to, from, size_of::<db_steps>()) }?;
+                copies.wait("the times of a graph's steps", LIMIT)?;
+                Memory::from(here.clone()).get(0)?
+            }
+            None => there.get(at)?,
+        };
+        let to_gpu_ns = match around {
+            Some([begins, ends]) => ends.ns_since(begins)?,
+            None => job.times.to_gpu_ns,
+        };
+        job.times = OffloadTimes {
+            to_gpu_ns,
+            copy_in_ns: steps.taken.saturating_sub(steps.takes),
+            run_ns: steps.puts.saturating_sub(steps.taken),
+            copy_out_ns: steps.put.saturating_sub(steps.puts),
+            to_cpu_ns,
+        };
+        Ok(())
     }
 }
 
@@ -179,8 +218,8 @@ fn graph(
 /// The thread that copies requests to the GPU and launches, until no more come.
 fn launcher(shared: &Arc<Shared>, mut launches: Launches, jobs: &Receiver<Job>, launched: &Sender<Launched>) {
     while let Ok(job) = jobs.recv() {
-        let event = launch_one(shared, &mut launches, &job).map_err(|error| error.to_string());
-        if launched.send(event.map(|event| (job, event))).is_err() {
+        let all = launch_one(shared, &mut launches, job).map_err(|error| error.to_string());
+        if launched.send(all).is_err() {
             break;
         }
     }
@@ -190,36 +229,45 @@ fn launcher(shared: &Arc<Shared>, mut launches: Launches, jobs: &Receiver<Job>, 
     }
 }
 
-fn launch_one(
-    shared: &Arc<Shared>,
-    launches: &mut Launches,
-    job: &Job,
-) -> Result<Option<Event>, ServedError> {
+fn launch_one(shared: &Arc<Shared>, launches: &mut Launches, mut job: Job) -> Result<Launch, ServedError> {
     let geometry = &shared.slots.geometry;
     let (at, bytes) = (job.slot as u64 * geometry.server_stride() as u64, geometry.request.bytes());
     let (to, from) = (shared.there.kernel_address() + at, shared.start + at);
     match launches {
         Launches::Twin { steps, model } => {
+            let begun = Instant::now();
             // SAFETY: slots of the twin are host memory, reached through atomics.
             unsafe { copy(to, from, bytes) };
+            job.times.to_gpu_ns = begun.elapsed().as_nanos() as u64;
             shared.turn.words()[SLOT].store(job.slot, Ordering::Release);
             steps.run(1, LIMIT, Arc::clone(shared))?;
             model().map_err(ServedError::Model)?;
             steps.run(2, LIMIT, Arc::clone(shared))?;
-            Ok(None)
+            Ok(Launch { job, ended: None, copy: None })
         }
         Launches::Gpu { graph, stream, number, .. } => {
+            let point = || {
+                let event = Event::timed(stream.context())?;
+                event.record(stream)?;
+                Ok::<_, gpu::Error>(event)
+            };
+            let is_traced = shared.steps.get().is_some();
+            let begins = is_traced.then(point).transpose()?;
             // SAFETY: slots on both sides are kept until the stream is idle (`Drop` of `Faithful`).
             unsafe { stream.copy_from_host(to, from, bytes) }?;
             **number = job.slot;
             let from = std::ptr::from_ref(&**number).expose_provenance() as u64;
             // SAFETY: the driver has copied from host to host when this returns; the kernels read the other word, on this stream.
             unsafe { stream.copy(shared.turn.address() + 4 * SLOT as u64, from, 4) }?;
+            let copy = match begins {
+                Some(begins) => Some([begins, point()?]),
+                None => None,
+            };
             // SAFETY: as above.
             unsafe { graph.launch(stream) }?;
             let ended = Event::new(stream.context())?;
             ended.record(stream)?;
-            Ok(Some(ended))
+            Ok(Launch { job, ended: Some(ended), copy })
         }
     }
 }
@@ -228,6 +276,19 @@ fn launch_one(
 const SLOT: usize = std::mem::offset_of!(db_turn, slot) / 4;
 
 impl Offload for Faithful {
+    fn trace(&mut self) -> Result<(), CpuError> {
+        let Shared { machine, there, served, slots, steps, .. } = &*self.shared;
+        let count = there.len() / slots.geometry.server_stride();
+        let all = || {
+            let all = machine.own_memory(count * size_of::<db_steps>())?;
+            all.fill(0)?;
+            served.write(offset_of!(db_served, steps), &all.kernel_address().to_ne_bytes())?;
+            Ok::<_, ServedError>((all, machine.host_memory(size_of::<db_steps>())?))
+        };
+        // No graph was launched yet.
+        steps.set(all().map_err(failed)?).map_err(|_| CpuError::Offload("it is traced already".into()))
+    }
+
     fn has_room(&self) -> bool {
         true
     }
@@ -244,14 +305,15 @@ impl Offload for Faithful {
         while let Ok(launched) = self.launched.try_recv() {
             self.waiting.push_back(launched.map_err(CpuError::Offload)?);
         }
-        let Some((job, event)) = self.waiting.front() else { return Ok(None) };
-        if let Some(event) = event
-            && !event.is_reached().map_err(failed)?
+        let Some(launch) = self.waiting.front() else { return Ok(None) };
+        if let Some(ended) = &launch.ended
+            && !ended.is_reached().map_err(failed)?
         {
             return Ok(None);
         }
-        self.bring(job).map_err(failed)?;
-        Ok(self.waiting.pop_front().map(|(job, _)| job))
+        let Some(mut launch) = self.waiting.pop_front() else { return Ok(None) };
+        self.bring(&mut launch).map_err(failed)?;
+        Ok(Some(launch.job))
     }
 }
 

@@ -4,6 +4,7 @@ use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::Machine;
 use rdma_shim::testing::device;
+use slots::Status;
 use verbs::Context;
 
 use super::{Baseline, Fair, Faithful, Instance};
@@ -11,7 +12,8 @@ use crate::Mode;
 use crate::cpu::{Memory, Offload, Served};
 use crate::gpu::nic_tests::add_one_on;
 use crate::gpu::{ServedError, launch};
-use crate::testing::{ARRIVALS, SLOTS, geometry, read_late, serves};
+use crate::testing::{ARRIVALS, SLOTS, geometry, pump, read_late, serves, traced_peer};
+use crate::trace::Step;
 
 fn instance(machine: &Machine) -> Instance {
     let buffers = machine.own_memory(1 << 13).unwrap();
@@ -58,6 +60,44 @@ fn twin_serves_by_both_baselines() {
     both_serve(&context, &Machine::twin(Visibility::InOrder));
 }
 
+/// Whether the steps of each answer are known, and no longer than its service.
+fn both_trace(context: &Context, machine: &Machine) {
+    for baseline in Baseline::ALL {
+        let mut served = served(machine, baseline);
+        served.trace().unwrap();
+        let mut peer = traced_peer(context, &mut served);
+        for id in 0..8 {
+            let asked = peer.ask(id, id as f32);
+            assert_eq!(peer.answer(asked, &mut || pump(&mut served)), (Status::Ok, true), "{baseline:?}");
+        }
+        let mut endpoint = served.remove(peer.number).unwrap();
+        let trace = endpoint.take_trace().unwrap();
+        assert_eq!((trace.samples.len(), trace.lost, trace.clock_error_ns), (8, 0, 0), "{baseline:?}");
+        let steps: &[Step] = match baseline {
+            Baseline::Fair => &[Step::ToGpu, Step::Run, Step::ToCpu, Step::Send],
+            Baseline::Faithful => {
+                &[Step::ToGpu, Step::CopyIn, Step::Run, Step::CopyOut, Step::ToCpu, Step::Send]
+            }
+        };
+        for sample in &trace.samples {
+            let sum: u64 = sample.steps_ns.iter().sum();
+            assert!(sample.service_ns > 0 && sample.service_ns < 60_000_000_000, "{baseline:?} {sample:?}");
+            // Events tell half a microsecond each.
+            assert!(sum <= sample.service_ns + 5_000, "{baseline:?} {sample:?}");
+            for step in steps {
+                assert!(sample.ns(*step) > 0, "{baseline:?} {step:?}: {sample:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn twin_traces_the_steps_of_both_baselines() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    both_trace(&context, &Machine::twin(Visibility::InOrder));
+}
+
 #[test]
 fn an_answer_of_a_baseline_stays_until_the_nic_has_read_it() {
     let context = need!(device(), nic, "an mlx5 device");
@@ -92,6 +132,7 @@ fn gpu_serves_by_both_baselines() {
     let context = need!(device(), nic, "an mlx5 device");
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     both_serve(&context, &machine);
+    both_trace(&context, &machine);
     // What they claim of their slots is what the driver says of them.
     let driver = machine.context().unwrap();
     let (pageable, pinned) = (memory(), memory().shown_to(&machine).unwrap());

@@ -1,0 +1,18 @@
+/*! Tells the GPU's time in turns with the CPU, for the offset between both clocks. Launched beside the kernels that serve.
+ *
+ * In each of `rounds` turns the CPU writes the turn's number, counted from 1, and this kernel the time and then the number. `words`, in
+ * host memory: the CPU's number at 0, the kernel's at 64, the time at 128. It ends after `limit_ns`.
+ */
+#include "pipeline.h"
+
+/* Launch: one thread. */
+extern "C" __global__ void tell_time(db_u64 words, db_u64 rounds, db_u64 limit_ns) {
+    db_u64 deadline = db_deadline_ns(limit_ns);
+    db_u32 round;
+    for (round = 1; round <= rounds; round++) {
+        while (db_load_acquire_sys32(words) != round)
+            if (db_clock_ns() >= deadline) return;
+        db_store_relaxed64((db_u64 *)(words + 128), db_clock_ns());
+        db_store_release_sys32(words + 64, round);
+    }
+}

@@ -1,0 +1,124 @@
+//! When the steps of served requests were taken, for figure 6 of the paper.
+//!
+//! A request's service begins when the NIC has written its receive completion, whose timestamp the device's clock gives, and ends
+//! behind the doorbell of its answer. Both are turned into the system's time: the NIC's by [`verbs::Clock`], a GPU's by an offset that
+//! was measured before and after.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A step of a request, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It waits for its turn: what serves was not looking yet. The paper's release leaves it out.
+    Queue,
+    /// Something looks for it, until it is found and checked.
+    Wait,
+    /// The CPU has it copied into the GPU's memory.
+    ToGpu,
+    /// The GPU copies it into the model's inputs.
+    CopyIn,
+    Run,
+    /// The GPU copies the model's outputs into the answer.
+    CopyOut,
+    /// The CPU has the answer copied into the host's memory.
+    ToCpu,
+    /// The answer's header is written, it is posted, and its doorbell is rung.
+    Send,
+}
+
+impl Step {
+    pub const ALL: [Step; 8] = [
+        Step::Queue,
+        Step::Wait,
+        Step::ToGpu,
+        Step::CopyIn,
+        Step::Run,
+        Step::CopyOut,
+        Step::ToCpu,
+        Step::Send,
+    ];
+
+    /// The name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Step::Queue => "queue",
+            Step::Wait => "wait",
+            Step::ToGpu => "to_gpu",
+            Step::CopyIn => "copy_in",
+            Step::Run => "run",
+            Step::CopyOut => "copy_out",
+            Step::ToCpu => "to_cpu",
+            Step::Send => "send",
+        }
+    }
+}
+
+/// How long a request and its steps took. What no step has is time between them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sample {
+    pub service_ns: u64,
+    pub steps_ns: [u64; Step::ALL.len()],
+}
+
+impl Sample {
+    pub fn ns(&self, step: Step) -> u64 {
+        self.steps_ns[step as usize]
+    }
+
+    pub(crate) fn set(&mut self, step: Step, ns: u64) {
+        self.steps_ns[step as usize] = ns;
+    }
+
+    /// What what computes tells of a request: [`crate::cpu::Job`].
+    pub(crate) fn with(mut self, times: OffloadTimes) -> Sample {
+        let OffloadTimes { to_gpu_ns, copy_in_ns, run_ns, copy_out_ns, to_cpu_ns } = times;
+        for (step, ns) in [
+            (Step::ToGpu, to_gpu_ns),
+            (Step::CopyIn, copy_in_ns),
+            (Step::Run, run_ns),
+            (Step::CopyOut, copy_out_ns),
+            (Step::ToCpu, to_cpu_ns),
+        ] {
+            self.set(step, ns);
+        }
+        self
+    }
+}
+
+/// How long the steps of a request took that is computed beside the thread that serves; 0 where there is no such step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OffloadTimes {
+    pub to_gpu_ns: u64,
+    pub copy_in_ns: u64,
+    pub run_ns: u64,
+    pub copy_out_ns: u64,
+    pub to_cpu_ns: u64,
+}
+
+/// What was traced of one client.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trace {
+    pub samples: Vec<Sample>,
+    /// Answers whose record was written over, or for which there was no room, before it was read.
+    pub lost: u64,
+    /// Largest error of the offset between the GPU's clock and the system's; 0: no GPU's clock took part.
+    pub clock_error_ns: u64,
+}
+
+/// Most samples of a client.
+pub(crate) const MOST: usize = 1 << 20;
+
+impl Trace {
+    pub(crate) fn push(&mut self, sample: Sample) {
+        if self.samples.len() < MOST {
+            self.samples.push(sample);
+        } else {
+            self.lost += 1;
+        }
+    }
+}
+
+/// Now, by the system's clock: nanoseconds since 1970.
+pub(crate) fn unix_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
