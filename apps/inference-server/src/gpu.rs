@@ -150,6 +150,7 @@ impl Kernels {
             let Some(joined) = lane.clients.get_mut(&key.1) else {
                 return Ok(Some(Some(Outcome::default())));
             };
+            let place = joined.place;
             if !lane.served.is_gone(joined.place) {
                 lane.served.let_go(joined.place)?;
                 return Ok(None);
@@ -159,7 +160,8 @@ impl Kernels {
             // Its queue goes to the pool when its registrations are gone.
             lane.clients.remove(&key.1);
             let counts = Counts { answered: all.saturating_sub(refused), refused };
-            Ok(Some(Some(Outcome { counts, failure })))
+            let trace = lane.served.traced(place)?;
+            Ok(Some(Some(Outcome { counts, failure, trace })))
         })
     }
 }
@@ -259,7 +261,11 @@ pub fn run(options: &Options) -> Result<u8> {
             threads,
             copying,
         };
-        loaded.push((Served::posted_by(options.mode.posts(), &machine, setting)?, model.runs));
+        let mut served = Served::posted_by(options.mode.posts(), &machine, setting)?;
+        if options.trace {
+            served.trace(&context)?;
+        }
+        loaded.push((served, model.runs));
     }
     let mut lanes = Vec::new();
     for ((mut served, model), (_, geometry)) in loaded.into_iter().zip(&found) {

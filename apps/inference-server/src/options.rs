@@ -72,6 +72,9 @@ pub struct Options {
     /// wait for one kind].
     #[arg(long, value_enum)]
     pub arrival: Option<ArrivalName>,
+    /// Note when the steps of each request are taken, and tell of each client that leaves how long they took, in a line `traced`.
+    #[arg(long)]
+    pub trace: bool,
     /// Write counters as a JSON line to this file at each SIGUSR1; - is standard output.
     #[arg(long, value_name = "FILE")]
     pub status: Option<PathBuf>,
@@ -123,7 +126,7 @@ pub enum Sleep {
 }
 
 /// Options that not every mode uses.
-pub const BELONGS: [Belongs<Options>; 5] = [
+pub const BELONGS: [Belongs<Options>; 6] = [
     Belongs {
         options: &["engine", "threads", "onnxruntime"],
         to: "a CPU mode",
@@ -135,6 +138,11 @@ pub const BELONGS: [Belongs<Options>; 5] = [
         when: |options| !options.mode.needs_gpu() && options.engine == Engine::Gpu,
     },
     Belongs { options: &["machine"], to: "a GPU mode or --engine gpu", when: Options::uses_machine },
+    Belongs {
+        options: &["trace"],
+        to: "gpu-graph, gpu-while, gpu-persistent, or cpu-cpu-shim with --engine gpu",
+        when: Options::can_trace,
+    },
     Belongs {
         options: &["place", "sleep"],
         to: "a mode whose GPU waits",
@@ -216,6 +224,11 @@ impl Options {
         if self.mode == Mode::GpuPersistent && self.models.len() > 1 {
             bail!("--mode gpu-persistent: the kernel of one model fills the GPU; give --model once");
         }
+        if self.trace && self.arrival != Some(ArrivalName::Completion) {
+            bail!(
+                "--trace: a receive completion tells when a request has arrived; give --arrival completion"
+            );
+        }
         if self.machine == MachineName::Twin && self.place.is_some_and(|place| place != Memory::Host) {
             bail!("--place: only --machine gpu has GPU memory");
         }
@@ -259,6 +272,15 @@ impl Options {
     /// Whether kernels of a machine are launched.
     pub fn uses_machine(&self) -> bool {
         self.mode.needs_gpu() || self.engine == Engine::Gpu
+    }
+
+    /// Whether what waits and what posts note their steps.
+    fn can_trace(&self) -> bool {
+        match (self.mode.waits(), self.mode.posts()) {
+            (Processor::Gpu, Processor::Gpu) => true,
+            (Processor::Cpu, Processor::Cpu) => self.mode == Mode::CpuCpuShim && self.engine == Engine::Gpu,
+            _ => false,
+        }
     }
 
     /// Whether a machine computes while this processor waits for requests.
@@ -331,6 +353,8 @@ mod tests {
             ("--machine twin", "--mode cpu-gpu", "--mode cpu-cpu-ibverbs"),
             ("--sleep spin", "--mode gpu-cpu", "--mode cpu-gpu"),
             ("--baseline fair", "--engine gpu", "--mode cpu-gpu"),
+            ("--trace", "--mode gpu-while", "--mode gpu-cpu"),
+            ("--trace", "--mode cpu-cpu-shim --engine gpu", "--mode cpu-cpu-shim"),
         ] {
             assert_eq!(stray(&format!("{heeded} {option}")), None);
             let said = stray(&format!("{idle} {option}")).unwrap();
@@ -338,6 +362,9 @@ mod tests {
         }
         let error = parse("--mode gpu-graph --machine twin --place gpu").check().unwrap_err().to_string();
         assert!(error.starts_with("--place"), "{error}");
+        let error = parse("--mode gpu-graph --trace").check().unwrap_err().to_string();
+        assert!(error.ends_with("give --arrival completion"), "{error}");
+        parse("--mode gpu-graph --trace --arrival completion").check().unwrap();
         parse("--mode gpu-graph --sleep block").check().unwrap();
         for two in
             ["--mode gpu-graph --machine twin --sleep spin", "--mode gpu-graph --model b --sleep block"]

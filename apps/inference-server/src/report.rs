@@ -1,11 +1,13 @@
 //! The lines of `--json`, and what is said to people.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
-use measure::Label;
+use measure::{Histogram, Label, Summary};
 use pipeline::cpu::Counts;
+use pipeline::trace::{Step, Trace};
 use serde::Serialize;
 
 use crate::options::Options;
@@ -28,6 +30,52 @@ pub struct Left<'a> {
     pub refused: u64,
     /// What went wrong, if anything did.
     pub error: Option<&'a str>,
+}
+
+/// How long the requests of a client that has left took, with `--trace`.
+#[derive(Debug, Serialize)]
+pub struct Traced<'a> {
+    kind: &'static str,
+    client: u32,
+    model: &'a str,
+    /// Answers that were traced, and those whose record was lost.
+    count: usize,
+    lost: u64,
+    clock_error_ns: u64,
+    /// From the receive completion to the doorbell.
+    service: Option<Summary>,
+    /// The same without its first step, the queue.
+    attended: Option<Summary>,
+    /// Its steps, and `other`, the time between them.
+    steps: BTreeMap<&'static str, Option<Summary>>,
+}
+
+impl<'a> Traced<'a> {
+    pub fn new(client: u32, model: &'a str, trace: &Trace) -> Traced<'a> {
+        let summary = |ns: &mut dyn Iterator<Item = u64>| {
+            let mut histogram = Histogram::new();
+            ns.for_each(|ns| histogram.record(ns));
+            histogram.summary()
+        };
+        let samples = || trace.samples.iter();
+        let step = |step: Step| (step.name(), summary(&mut samples().map(|sample| sample.ns(step))));
+        let other = summary(
+            &mut samples().map(|sample| sample.service_ns.saturating_sub(sample.steps_ns.iter().sum())),
+        );
+        Traced {
+            kind: "traced",
+            client,
+            model,
+            count: trace.samples.len(),
+            lost: trace.lost,
+            clock_error_ns: trace.clock_error_ns,
+            service: summary(&mut samples().map(|sample| sample.service_ns)),
+            attended: summary(
+                &mut samples().map(|sample| sample.service_ns.saturating_sub(sample.ns(Step::Queue))),
+            ),
+            steps: Step::ALL.map(step).into_iter().chain([("other", other)]).collect(),
+        }
+    }
 }
 
 /// The counters of `--status`.

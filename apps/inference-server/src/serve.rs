@@ -65,7 +65,10 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     for (manifest, geometry) in found {
         served.push(match &machine {
             Some(machine) => {
-                let served = offload::served(options, machine, &manifest, &geometry)?;
+                let mut served = offload::served(options, machine, &manifest, &geometry)?;
+                if options.trace {
+                    served.trace()?;
+                }
                 (Model::elsewhere(manifest.name, geometry), served)
             }
             None => {
@@ -77,7 +80,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let (commands, receiver) = channel();
     let memories: Vec<Memory> = served.iter().map(|(_, served)| served.memory().clone()).collect();
     let models = served.iter().map(|(model, _)| (model.name.clone(), model.geometry.clone())).collect();
-    let polling = Polling { context, mode: options.mode, memories, commands };
+    let polling = Polling { context, mode: options.mode, memories, is_traced: options.trace, commands };
     begin(options, listener, &Shared::new(options, path, models, polling))?;
     let (totals, question) = (Totals::new(options), Arc::new(AtomicBool::new(false)));
     if options.status.is_some() {
@@ -119,6 +122,7 @@ struct Polling {
     context: Context,
     mode: Mode,
     memories: Vec<Memory>,
+    is_traced: bool,
     commands: Sender<Command>,
 }
 
@@ -150,7 +154,8 @@ impl Service for Polling {
     }
 
     fn end(&self, model: usize, kind: QpType, arrival: Arrival, granted: &Granted) -> Result<Endpoint> {
-        let setting = Setting { mode: self.mode, kind, arrival, granted: &granted.1 };
+        let setting =
+            Setting { mode: self.mode, kind, arrival, granted: &granted.1, is_traced: self.is_traced };
         Ok(Endpoint::new(&self.context, &self.memories[model], &setting)?)
     }
 
@@ -163,9 +168,10 @@ impl Service for Polling {
         let (reply, endpoint) = channel();
         self.commands.send(Command::Leave { key, reply }).ok()?;
         let endpoint = endpoint.recv().ok().flatten();
-        Some(endpoint.map_or_else(Outcome::default, |endpoint| Outcome {
+        Some(endpoint.map_or_else(Outcome::default, |mut endpoint| Outcome {
             counts: endpoint.counts,
             failure: endpoint.failure.clone(),
+            trace: endpoint.take_trace(),
         }))
     }
 

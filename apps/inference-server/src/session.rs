@@ -10,6 +10,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use cli::{emit, sentence};
 use pipeline::cpu::{ACCESS, Counts};
+use pipeline::trace::Trace;
+use serde::Serialize;
 use serde::de::IgnoredAny;
 use serving::{Arrival, Grant, Reply, Transport, Wish};
 use slots::Geometry;
@@ -17,7 +19,7 @@ use verbs::connect::{Closer, ConnectError, Hello, Listener, Path, QpOffer, Regio
 use verbs::{Qp, QpType};
 
 use crate::options::{ArrivalName, Options, TransportName};
-use crate::report::{Joined, Left};
+use crate::report::{Joined, Left, Traced};
 
 /// Time for a client to set its end up.
 pub const SETUP: Duration = Duration::from_secs(10);
@@ -34,6 +36,8 @@ pub struct Outcome {
     pub counts: Counts,
     /// What went wrong with its queue pair.
     pub failure: Option<String>,
+    /// When the steps of its requests were taken, with `--trace`.
+    pub trace: Option<Trace>,
 }
 
 /// A client's end, its queue pair in any state.
@@ -99,7 +103,11 @@ impl<S> Shared<S> {
             complain!("inference-server: client {client} of {model} ({peer}): {error}");
         }
         let kind = if left.is_some() { "left" } else { "joined" };
-        if let Err(error) = emit(self.json.as_deref(), &Joined { kind, client, model, peer, left }) {
+        self.write(&Joined { kind, client, model, peer, left });
+    }
+
+    fn write(&self, line: &impl Serialize) {
+        if let Err(error) = emit(self.json.as_deref(), line) {
             complain!("inference-server: {}", sentence(&error));
         }
     }
@@ -146,12 +154,15 @@ fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
             Ok(_) => Some("it said something where nothing is to be said".into()),
         };
     }
-    let Some(Outcome { counts, failure }) = shared.service.leave(key) else { return };
+    let Some(Outcome { counts, failure, trace }) = shared.service.leave(key) else { return };
     // An error of the queue pair is usually why the rest went wrong, or comes of the client's end.
     let error = failure.or(error);
     let Counts { answered, refused } = counts;
     // Its slots first: a reader of these lines that is slow keeps them from no client.
     shared.service.gone(key);
+    if let Some(trace) = trace {
+        shared.write(&Traced::new(key.1, &shared.models[key.0].0, &trace));
+    }
     shared.say(key, &peer, Some(Left { answered, refused, error: error.as_deref() }));
     shared.service.left(key, counts, error.is_some());
 }
