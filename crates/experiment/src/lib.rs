@@ -33,6 +33,7 @@ pub mod resume;
 pub mod run;
 mod runs;
 pub mod spec;
+mod stacks;
 pub mod statistics;
 pub mod table;
 pub mod testing;

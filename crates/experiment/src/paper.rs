@@ -18,6 +18,9 @@ pub struct Paper {
     /// Published distributions.
     #[serde(default)]
     pub cdf: Vec<Distribution>,
+    /// Published stacks of numbers.
+    #[serde(default)]
+    pub stack: Vec<Published>,
     /// What the paper says about them.
     pub claim: Vec<Claim>,
 }
@@ -51,6 +54,18 @@ pub struct Curve {
     pub meaning: String,
     /// Payload bytes, value, and its lower and upper end.
     pub points: Vec<[f64; 4]>,
+}
+
+/// One published stack.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// What the plot writes below it.
+    pub label: String,
+    /// Our stack that has the same.
+    pub ours: String,
+    /// Numbers of a point by name, in the same unit.
+    pub values: std::collections::BTreeMap<String, f64>,
 }
 
 /// One published distribution.
@@ -166,7 +181,7 @@ pub enum Rule {
     /// repetitions. Without a bound it is reported.
     Bound {
         field: String,
-        /// Series that it is divided by.
+        /// Series that it is divided by; its `*` stands for what the star of the claim's series does.
         by: Option<String>,
         at_least: Option<f64>,
         at_most: Option<f64>,

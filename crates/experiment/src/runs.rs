@@ -11,7 +11,7 @@ use crate::plot::{Axis, COLOURS, Curve, FAINT, FONT, GRID, INK, Kind, LINE, Pane
 use crate::point::Point;
 use crate::spec::{Bars, Cdf, Timeline};
 use crate::statistics::by_x;
-use crate::{Experiment, Paper};
+use crate::{Experiment, Paper, stacks};
 
 /// All distributions and bars that there are points for: stem and SVG.
 pub fn plots(
@@ -30,6 +30,12 @@ pub fn plots(
         let curves = timelines(experiment, plot, points);
         if !curves.is_empty() {
             drawn.push((plot.name.clone(), timeline(experiment, plot, curves, points, unmeasured)?));
+        }
+    }
+    for plot in &experiment.spec.stacks {
+        let lines = text(experiment, points, unmeasured, &plot.notes, 920);
+        if let Some(drawing) = stacks::draw(experiment, plot, points, &lines)? {
+            drawn.push((plot.name.clone(), drawing));
         }
     }
     for plot in &experiment.spec.bars {

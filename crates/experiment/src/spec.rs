@@ -35,6 +35,9 @@ pub struct Spec {
     /// Numbers of each series as bars.
     #[serde(default)]
     pub bars: Vec<Bars>,
+    /// Numbers of each series on top of one another.
+    #[serde(default, rename = "stack")]
+    pub stacks: Vec<Stack>,
     /// A number over the time of each run.
     #[serde(default, rename = "timeline")]
     pub timelines: Vec<Timeline>,
@@ -160,6 +163,29 @@ pub struct Bars {
     pub notes: Vec<String>,
 }
 
+/// One bar for each series, made of numbers that add up, from 0 on.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stack {
+    /// Stem of its files.
+    pub name: String,
+    pub title: String,
+    /// Name and unit of the y axis.
+    pub y_name: String,
+    /// Numbers of a point from the bottom up, and what the legend calls them.
+    pub values: Vec<(String, String)>,
+    /// Those of them that are no part of what is judged: drawn hatched.
+    #[serde(default)]
+    pub hatched: Vec<String>,
+    /// Whose points; those that were measured are drawn.
+    pub series: Vec<String>,
+    /// An experiment whose published stacks stand beside.
+    pub beside: Option<String>,
+    /// What a reader must know, a line each.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Panel {
@@ -277,6 +303,7 @@ impl Spec {
             .iter()
             .map(|plot| plot.y.as_str())
             .chain(spec.bars.iter().flat_map(|bars| &bars.values).map(|(value, _)| value.as_str()))
+            .chain(spec.stacks.iter().flat_map(|stack| &stack.values).map(|(value, _)| value.as_str()))
             .chain(spec.claims.iter().filter_map(|claim| claim.rule.field()))
         {
             ensure!(spec.knows(field), "no number `{field}`; a point has {}", spec.values.join(", "));
@@ -294,6 +321,7 @@ impl Spec {
         let names = self.plots.iter().map(|plot| &plot.name);
         let names = names.chain(self.cdfs.iter().map(|cdf| &cdf.name));
         let names = names.chain(self.timelines.iter().map(|timeline| &timeline.name));
+        let names = names.chain(self.stacks.iter().map(|stack| &stack.name));
         names.chain(self.bars.iter().map(|bars| &bars.name)).map(String::as_str)
     }
 

@@ -80,7 +80,7 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
         Rule::Bound { field, by, at_least, at_most, below } => each(claim, points, &|series| {
             let found = match by {
                 None => own_values(points, series, field).into_values().collect(),
-                Some(by) => quotients(points, series, by, field),
+                Some(by) => quotients(points, series, &divisor(claim, series, by), field),
             };
             let Some(value) = median(&found) else { return Finding::missing(series, Vec::new()) };
             let keeps = [
@@ -88,7 +88,7 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
                 at_most.map(|aim| value <= aim),
                 below.map(|aim| value < aim),
             ];
-            let by = by.as_ref().map_or_else(String::new, |by| format!(" / {by}"));
+            let by = by.as_ref().map_or_else(String::new, |by| format!(" / {}", divisor(claim, series, by)));
             let holds = keeps.iter().flatten().copied().reduce(|one, other| one && other);
             Finding { holds, evidence: format!("{series}{by}: {}", number(Some(value))), needs: Vec::new() }
         }),
@@ -254,6 +254,16 @@ fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2],
 fn own_values(points: &[Point], series: &str, field: &str) -> BTreeMap<(u32, u64), f64> {
     let own = points.iter().filter(|point| point.series == series && point.is_base());
     own.filter_map(|point| Some(((point.repetition, point.x), *point.values.get(field)?))).collect()
+}
+
+/// The series that one is divided by: a star stands for what that of the claim's own pattern does.
+fn divisor(claim: &Claim, series: &str, by: &str) -> String {
+    let starts = claim.series.iter().filter_map(|pattern| pattern.strip_suffix('*'));
+    let tail = starts.filter_map(|start| series.strip_prefix(start)).min_by_key(|tail| tail.len());
+    match (by.strip_suffix('*'), tail) {
+        (Some(start), Some(tail)) => format!("{start}{tail}"),
+        _ => by.to_owned(),
+    }
 }
 
 /// Quotients within a repetition: both numbers share the machine's mood.
