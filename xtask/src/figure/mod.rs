@@ -70,7 +70,7 @@ pub struct Options {
     /// The generator on that host: a path there, or a name in its PATH.
     #[arg(long, value_name = "PATH", requires = "peer", default_value = "generator")]
     peer_generator: String,
-    /// Figure 7: what runs the server's kernels; by the twin nothing is judged [default: gpu].
+    /// Figures 6 and 7: what runs the server's kernels; by the twin nothing is judged [default: gpu].
     #[arg(long, value_enum, conflicts_with = "record")]
     machine: Option<serving::Machine>,
     /// Install nothing; if a package is missing, print the command and end with exit status 2.
@@ -112,11 +112,14 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
         }
         return models::run(experiment, options);
     }
-    if options.machine.is_some() && app != serving::APP {
-        return Err(refused(format!("{name}: --machine is figure 7's; leave it out")));
+    if options.machine.is_some() && app != serving::APP && app != serving::time::APP {
+        return Err(refused(format!("{name}: --machine is of figures 6 and 7; leave it out")));
     }
     if app == serving::APP {
         return serving::run(experiment, options);
+    }
+    if app == serving::time::APP {
+        return serving::time::run(experiment, options);
     }
     if app == path::APP {
         return path::run(experiment, options);

@@ -28,6 +28,7 @@ use crate::setup::{self, Purpose};
 use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
 
 mod cpu;
+pub mod time;
 
 use cpu::{Look, Used, Watch, timeline};
 
@@ -298,13 +299,8 @@ fn fill(point: &mut Point, phases: &Phases) {
 }
 
 impl Served<'_> {
-    /// A program on the NIC; options follow.
     fn on_nic(&self, program: &Path) -> Command {
-        let Nic::Software { config, fabric } = self.nic else { return Command::new(program) };
-        let mut command = Command::new(&self.programs.softnic);
-        command.args(["run", "--config"]).arg(config).args(["--fabric", fabric, "--"]).arg(program);
-        command.envs(self.here.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        command
+        on_nic(self.nic, self.programs, self.here, program)
     }
 
     /// Starts a server, and waits until it listens: with where.
@@ -390,6 +386,15 @@ impl Served<'_> {
             run,
         })
     }
+}
+
+/// A program on the NIC; options follow.
+fn on_nic(nic: &Nic, programs: &Programs, here: &GpuMachine, program: &Path) -> Command {
+    let Nic::Software { config, fabric } = nic else { return Command::new(program) };
+    let mut command = Command::new(&programs.softnic);
+    command.args(["run", "--config"]).arg(config).args(["--fabric", fabric, "--"]).arg(program);
+    command.envs(here.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
+    command
 }
 
 /// Asks a process to end.

@@ -1,0 +1,493 @@
+//! Figure 6: how long a server takes for a request, by what drives the GPU.
+//!
+//! A series is `gpu-DRIVER-MODEL`. A point is a server that notes its steps (`--trace`) and one client after the other, each with a load
+//! of its own; in the first repetition also a server that notes nothing, whose rate tells what the noting takes
+//! (`experiments/fig6/README.md`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use experiment::point::{Key, Point};
+use experiment::run::{self, Extra};
+use experiment::spec::{Extent, Grid};
+use experiment::{Experiment, Spec, resume};
+use measure::{Label, Part, Provenance};
+use serde_json::{Value, json};
+
+use super::{BEGIN, Machine, PACKAGES, Programs, SILENCE, ended, on_nic};
+use crate::figure::{Nic, Options, how, nic};
+use crate::gpu_machine::GpuMachine;
+use crate::process::{Ended, Speaking, WAIT};
+use crate::refused::refused;
+use crate::setup::{self, Purpose};
+use crate::{carried, measured, progress, stop, workspace, zoo};
+
+/// What the spec calls the points of this figure.
+pub const APP: &str = "serving-time";
+/// The steps of a request, as the server calls them.
+const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out", "to_cpu", "send", "other"];
+
+/// How a client loads the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    /// As many requests in flight as there are slots.
+    Full,
+    /// One request at a time.
+    One,
+    /// At a share of the rate of [`Load::Full`], whatever the answers do.
+    Half,
+    Most,
+}
+
+impl Load {
+    /// In the order in which they are measured: open loops need the rate of the first.
+    const ALL: [Load; 4] = [Load::Full, Load::One, Load::Half, Load::Most];
+
+    fn name(self) -> &'static str {
+        match self {
+            Load::Full => "full",
+            Load::One => "one",
+            Load::Half => "half",
+            Load::Most => "most",
+        }
+    }
+}
+
+/// A series taken apart.
+struct Line<'a> {
+    driver: &'a str,
+    model: &'a str,
+}
+
+impl<'a> Line<'a> {
+    fn of(series: &'a str) -> Result<Line<'a>> {
+        let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
+        let (driver, model) = parts.with_context(|| format!("series {series}: not gpu-DRIVER-MODEL"))?;
+        Ok(Line { driver, model })
+    }
+
+    /// What the server is told of what drives the GPU.
+    fn options(&self) -> Result<Vec<String>> {
+        let words: &[&str] = match self.driver {
+            "fair" | "faithful" => &["--mode", "cpu-cpu-shim", "--engine", "gpu", "--baseline", self.driver],
+            "graph" => &["--mode", "gpu-graph"],
+            "while" => &["--mode", "gpu-while"],
+            "persistent" => &["--mode", "gpu-persistent"],
+            other => bail!("no driver `{other}`: faithful, fair, graph, while or persistent"),
+        };
+        Ok(words.iter().map(|word| (*word).to_owned()).collect())
+    }
+}
+
+/// Measures and reports.
+pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
+    let spec = &experiment.spec;
+    if options.nic.is_some() || options.rate_gbps.is_some() {
+        return Err(refused(
+            "fig6: both ends run on this host's software NIC; leave --nic and --rate-gbps out",
+        ));
+    }
+    let how = how(&experiment, options);
+    let machine = options.machine.unwrap_or_default();
+    if options.dry_run {
+        say!("{}", dry_run(spec, &how, machine)?);
+        return Ok(());
+    }
+    let nic_options = nic::options(&spec.nic);
+    let known = |old: &Provenance| {
+        let ours = Provenance::of(workspace::revision(), &[]);
+        Provenance {
+            revision: ours.revision,
+            machine: ours.machine,
+            nic_options: nic_options.clone(),
+            ..old.clone()
+        }
+    };
+    resume::check(spec, &how, &known, &|_| BTreeMap::new())?;
+    if options.record {
+        measured::allowed(&workspace::revision())?;
+    }
+    let _locked = resume::lock(&how.out)?;
+    let here = GpuMachine::ask()?;
+    if machine == Machine::Gpu && here.gpu().is_none() {
+        return Err(refused(format!(
+            "fig6: no GPU here: {}; --machine twin tries the command, and judges nothing",
+            here.why_none()
+        )));
+    }
+    setup::prepare(Purpose::Figure, options.no_install)?;
+    if carried::folder().is_none() {
+        say!("building server, client and the software NIC (release), some minutes the first time");
+        workspace::build_release(&PACKAGES)?;
+    }
+    execute(&experiment, &how, machine, &here, &Programs::of(&workspace::programs()))
+}
+
+/// The grid of an extent: `--quick` has the first model.
+fn grid(spec: &Spec, extent: Extent) -> (Grid, Vec<String>) {
+    let mut grid = spec.grid(extent);
+    let model = |series: &str| Line::of(series).map(|line| line.model.to_owned()).unwrap_or_default();
+    let first = grid.series.first().map(|series| model(series));
+    let is_kept = |series: &String| extent != Extent::Quick || Some(model(series)) == first;
+    let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
+    grid.series = kept;
+    (grid, left_out)
+}
+
+/// An option of a series, or else of all.
+fn option<'a>(spec: &'a Spec, series: &str, name: &str) -> Result<&'a toml::Value> {
+    let own = spec.series.get(series).and_then(|own| own.options.get(name));
+    own.or_else(|| spec.options.get(name)).with_context(|| format!("fig6: no option {name}"))
+}
+
+fn whole(spec: &Spec, series: &str, name: &str) -> Result<i64> {
+    option(spec, series, name)?.as_integer().with_context(|| format!("fig6: {name} is no whole number"))
+}
+
+fn share(spec: &Spec, series: &str, name: &str) -> Result<f64> {
+    option(spec, series, name)?.as_float().with_context(|| format!("fig6: {name} is no number"))
+}
+
+/// Requests in flight of a series. The twin has no memory of a GPU's size, nor its speed.
+fn window(spec: &Spec, series: &str, machine: Machine) -> Result<i64> {
+    let window = whole(spec, series, "window")?;
+    Ok(if machine == Machine::Twin { window.min(4) } else { window })
+}
+
+/// What a server is told.
+fn server_options(spec: &Spec, series: &str, machine: Machine, is_traced: bool) -> Result<Vec<String>> {
+    let line = Line::of(series)?;
+    let [slots, memory] =
+        [window(spec, series, machine)?, whole(spec, series, "memory")?].map(|number| number.to_string());
+    let words = ["--machine", machine.name(), "--model", line.model, "--arrival", "completion"];
+    let rest = [
+        "--slots",
+        &slots,
+        "--slots-per-client",
+        &slots,
+        "--memory",
+        &memory,
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+        "-",
+    ];
+    let mut all = line.options()?;
+    all.extend(words.iter().chain(&rest).map(|word| (*word).to_owned()));
+    all.extend(is_traced.then(|| "--trace".to_owned()));
+    Ok(all)
+}
+
+/// What a client is told, but for the server's address. `per_s`: rate of an open loop.
+fn client_options(
+    spec: &Spec,
+    series: &str,
+    machine: Machine,
+    load: Load,
+    [seconds, per_s]: [f64; 2],
+) -> Result<Vec<String>> {
+    let slots = if load == Load::One { 1 } else { window(spec, series, machine)? }.to_string();
+    let [inputs, seconds, rate] =
+        [whole(spec, series, "inputs")?.to_string(), seconds.to_string(), format!("{per_s:.3}")];
+    let words = [
+        "--model",
+        Line::of(series)?.model,
+        "--arrival",
+        "completion",
+        "--slots",
+        &slots,
+        "--inputs",
+        &inputs,
+        "--seconds",
+        &seconds,
+    ];
+    let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    if matches!(load, Load::Half | Load::Most) {
+        all.extend(["--rate".to_owned(), rate]);
+    }
+    all.extend(["--deadline", "60", "--json", "-"].map(str::to_owned));
+    Ok(all)
+}
+
+fn execute(
+    experiment: &Experiment,
+    how: &resume::Options,
+    machine: Machine,
+    here: &GpuMachine,
+    programs: &Programs,
+) -> Result<()> {
+    let spec = &experiment.spec;
+    std::fs::create_dir_all(how.out.join("logs")).with_context(|| format!("--out {}", how.out.display()))?;
+    let mut provenance = Provenance::of(workspace::revision(), &[]);
+    provenance.versions.insert("profile".into(), workspace::profile()?);
+    (provenance.nic, provenance.link) = (Label::Emulated, Label::Emulated);
+    provenance.device = "mlx5_0".into();
+    provenance.nic_options = nic::options(&spec.nic);
+    provenance.gpu = if machine == Machine::Gpu { Label::Hardware } else { Label::Emulated };
+    if machine == Machine::Gpu {
+        here.name_in(&mut provenance);
+    } else {
+        say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
+    }
+    let (grid, left_out) = grid(spec, how.extent);
+    let nic = Nic::software(spec, &how.out)?;
+    let mut bench =
+        Timed { spec, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
+    let results = how.out.join("results.jsonl");
+    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
+    let earlier = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
+    let timers = json!([{
+        "name": "service",
+        "start": "the timestamp of the request's receive completion, by the NIC's clock",
+        "stop": "behind the answer's doorbell: the GPU's global timer, or the CPU's clock where it rings",
+    }]);
+    run::report(experiment, how, &earlier, &Extra { left_out, timers, ..Extra::default() })
+}
+
+/// Points of a server and its clients each.
+struct Timed<'a> {
+    spec: &'a Spec,
+    out: &'a Path,
+    machine: Machine,
+    here: &'a GpuMachine,
+    programs: &'a Programs,
+    nic: &'a Nic,
+    provenance: &'a Provenance,
+}
+
+impl run::Bench for Timed<'_> {
+    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let label = self.provenance.label(&[Part::Gpu]);
+        let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
+        point.seconds = seconds;
+        let (mut server, address, log) = self.server(key, true)?;
+        let mut full_per_s = 0.0;
+        for load in Load::ALL {
+            let share = match load {
+                Load::Full | Load::One => 0.0,
+                load => share(self.spec, &key.series, load.name())?,
+            };
+            let run = self.client(key, load, &address, [seconds, share * full_per_s])?;
+            let traced = server.json_of(&["traced"], SILENCE).context("the server")?;
+            if load == Load::Full {
+                full_per_s = run["answers_per_second"].as_f64().unwrap_or_default();
+            }
+            fill(&mut point, load, &run, &traced)?;
+        }
+        ended(&mut server, &log)?;
+        if key.repetition == 0 {
+            let (mut server, address, log) = self.server(key, false)?;
+            let run = self.client(key, Load::Full, &address, [seconds, 0.0])?;
+            ended(&mut server, &log)?;
+            let untraced = run["answers_per_second"].as_f64().unwrap_or_default();
+            ensure!(untraced > 0.0, "no answer without --trace; see {}", log.display());
+            point.values.insert("trace_cost".into(), 1.0 - full_per_s / untraced);
+        }
+        Ok(point)
+    }
+}
+
+/// Puts the numbers of a load into its point.
+fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()> {
+    let name = load.name();
+    let us = |from: &Value, pointer: &str| from.pointer(pointer).and_then(Value::as_f64).map(|ns| ns / 1e3);
+    let mut put = |what: &str, value: Option<f64>| {
+        point.values.extend(value.map(|value| (format!("{name}_{what}"), value)));
+    };
+    put("us", us(traced, "/service/p50_ns"));
+    put("p99_us", us(traced, "/service/p99_ns"));
+    put("end_us", us(run, "/latency/p50_ns"));
+    put("per_s", run["answers_per_second"].as_f64());
+    if matches!(load, Load::One | Load::Full) {
+        for step in STEPS {
+            put(&format!("{step}_us"), us(traced, &format!("/steps/{step}/mean_ns")));
+        }
+    }
+    if load == Load::One {
+        let [end, service] = [us(run, "/latency/mean_ns"), us(traced, "/service/mean_ns")];
+        put("nic_us", end.zip(service).map(|(end, service)| end - service));
+    }
+    if load == Load::Full {
+        put("attended_us", us(traced, "/attended/p50_ns"));
+        let posts = us(traced, "/steps/wait/mean_ns").zip(us(traced, "/steps/send/mean_ns"));
+        let share = posts.zip(us(traced, "/attended/mean_ns")).map(|((wait, send), all)| (wait + send) / all);
+        point.values.extend(share.map(|share| ("post_share".to_owned(), share)));
+    }
+    let error_us = us(traced, "/clock_error_ns").unwrap_or_default();
+    let worst = point.values.entry("clock_error_us".into()).or_default();
+    *worst = worst.max(error_us);
+    let bad = ["wrong", "lost", "duplicate"].map(|name| (run[name].as_u64(), name));
+    let missing = bad.iter().find_map(|(count, name)| match count {
+        Some(0) => None,
+        Some(count) => Some(format!("{count} {name} of {} requests", run["sent"])),
+        None => Some(format!("the client does not count {name}")),
+    });
+    let untraced = traced["lost"].as_u64().filter(|lost| *lost > 0);
+    let missing = missing.or(untraced.map(|lost| format!("{lost} answers were not traced")));
+    if point.missing.is_none() {
+        point.missing = missing.map(|missing| format!("{name}: {missing}"));
+    }
+    if point.detail.is_null() {
+        point.detail = json!({});
+    }
+    let detail = point.detail.as_object_mut().context("the detail of a point is no object")?;
+    let of_client = json!({ "latency": run["latency"], "service": run["service"], "answered": run["answered"], "rate": run["rate"] });
+    detail.insert(name.to_owned(), json!({ "service": traced["service"], "client": of_client }));
+    Ok(())
+}
+
+impl Timed<'_> {
+    /// Starts a server, and waits until it listens: with where, and its log.
+    fn server(&self, key: &Key, is_traced: bool) -> Result<(Speaking, String, PathBuf)> {
+        let what = if is_traced { "server" } else { "untraced" };
+        let log = self.out.join(format!("logs/{}-{}-{what}.log", key.series, key.repetition));
+        let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.server);
+        command.args(server_options(self.spec, &key.series, self.machine, is_traced)?);
+        command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
+        let mut server = Speaking::start(&mut command, &log)?;
+        let listening = server.json("listening", BEGIN).context("starting the server")?;
+        let address = listening["address"].as_str().context("the server does not say where it listens")?;
+        Ok((server, address.to_owned(), log))
+    }
+
+    /// Runs a client to its end: its last line.
+    fn client(&self, key: &Key, load: Load, address: &str, times: [f64; 2]) -> Result<Value> {
+        let log = self.out.join(format!("logs/{}-{}-{}.log", key.series, key.repetition, load.name()));
+        let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.client);
+        command.args(["--connect", address]);
+        command.args(client_options(self.spec, &key.series, self.machine, load, times)?);
+        command.arg("--manifests").arg(zoo::manifests());
+        let mut client = Speaking::start(&mut command, &log)?;
+        let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
+        let run = client.json("run", limit).with_context(|| format!("the client; see {}", log.display()))?;
+        let ended = client.child.wait(WAIT)?;
+        // Its numbers of wrong and lost answers say more than its exit code.
+        let counts = ["wrong", "lost", "duplicate"].map(|name| run[name].as_u64());
+        let is_told = counts.iter().any(|count| count.is_some_and(|count| count > 0));
+        ensure!(
+            ended == Ended::Well || is_told,
+            "the client {ended} after {:.1} s; see {}",
+            since.elapsed().as_secs_f64(),
+            log.display()
+        );
+        Ok(run)
+    }
+}
+
+/// What would be measured, drawn and judged (INV-10).
+fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<String> {
+    let (grid, left_out) = grid(spec, how.extent);
+    let mut lines = vec![
+        format!("{}: {}", spec.name, spec.title),
+        format!(
+            "{} points: {} series × {} repetitions, each of four loads of {} s; each point ends within nine minutes, --resume goes on",
+            grid.keys().len(),
+            grid.series.len(),
+            grid.repeat,
+            grid.seconds
+        ),
+        format!("nic: the software NIC, two processes; machine: {}", machine.name()),
+        format!("results: {}", how.out.display()),
+    ];
+    for series in &grid.series {
+        lines.push(format!(
+            "{series}: inference-server {}",
+            server_options(spec, series, machine, true)?.join(" ")
+        ));
+        for load in Load::ALL {
+            lines.push(format!(
+                "  {}: doorbell-client --connect … {}",
+                load.name(),
+                client_options(spec, series, machine, load, [grid.seconds, f64::NAN])?.join(" ").replace(
+                    "NaN",
+                    &format!(
+                        "{} of full's",
+                        option(spec, series, load.name()).unwrap_or(&toml::Value::Integer(1))
+                    )
+                )
+            ));
+        }
+    }
+    if !left_out.is_empty() {
+        lines.push(format!("left out: {}", left_out.join(", ")));
+    }
+    lines.extend(
+        spec.stacks
+            .iter()
+            .filter(|plot| grid.series.iter().any(|series| plot.series.contains(series)))
+            .map(|plot| format!("draws: {}: {}", plot.name, plot.title)),
+    );
+    let claims: Vec<&str> = spec.claims.iter().map(|claim| claim.id.as_str()).collect();
+    lines.push(format!("judges the paper's claims (experiments/fig6/paper.toml), and {}", claims.join(", ")));
+    if machine == Machine::Twin {
+        lines.push("label: emulated (the host twin): no claim about a GPU is judged".into());
+    }
+    Ok(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> Spec {
+        Spec::read(&workspace::root().join("experiments/fig6")).unwrap()
+    }
+
+    #[test]
+    fn each_model_has_both_baselines_beside_the_gpu_and_its_share_of_the_memory() {
+        let spec = spec();
+        let series = spec.grid(Extent::Normal).series;
+        let of = |model: &str| -> Vec<&str> {
+            let own = series.iter().filter_map(|series| Line::of(series).ok());
+            own.filter(|line| line.model == model).map(|line| line.driver).collect()
+        };
+        assert_eq!(of("super-resolution-x1"), ["faithful", "fair", "graph", "while", "persistent"]);
+        for model in ["squeezenet-1.1", "resnet50-v1.5"] {
+            assert_eq!(of(model), ["faithful", "fair", "graph", "while"]);
+        }
+        for series in &series {
+            let options = server_options(&spec, series, Machine::Gpu, true).unwrap();
+            assert!(options.contains(&"--trace".to_owned()), "{series}");
+            assert!(window(&spec, series, Machine::Gpu).unwrap() >= 500, "{series}");
+        }
+        assert_eq!(window(&spec, "gpu-fair-squeezenet-1.1", Machine::Gpu).unwrap(), 2000);
+    }
+
+    #[test]
+    fn steps_add_up_to_the_service_and_bad_answers_are_told() {
+        let spec = spec();
+        let key = Key { series: "gpu-graph-squeezenet-1.1".into(), x: 0, at: BTreeMap::new(), repetition: 0 };
+        let mut point = Point::new("fig6", key, Label::Emulated, Provenance::of(workspace::revision(), &[]));
+        let summary = |ns: u64| json!({ "p50_ns": ns, "p99_ns": 2 * ns, "mean_ns": ns as f64 });
+        let steps: serde_json::Map<String, Value> =
+            STEPS.iter().map(|step| ((*step).to_owned(), summary(1_000))).collect();
+        let traced = json!({
+            "service": summary(9_000), "attended": summary(8_000), "steps": steps, "clock_error_ns": 300, "lost": 0,
+        });
+        let run = |wrong: u64| {
+            json!({
+                "latency": summary(20_000), "answers_per_second": 7.0, "sent": 9,
+                "wrong": wrong, "lost": 0, "duplicate": 0,
+            })
+        };
+        for load in Load::ALL {
+            fill(&mut point, load, &run(0), &traced).unwrap();
+        }
+        point.values.insert("trace_cost".into(), 0.0);
+        let missing: Vec<&String> =
+            spec.values.iter().filter(|name| !point.values.contains_key(*name)).collect();
+        assert_eq!(missing, Vec::<&String>::new());
+        let one: f64 = STEPS.iter().map(|step| point.values[&format!("one_{step}_us")]).sum();
+        assert_eq!((one, point.values["one_us"], point.values["one_nic_us"]), (9.0, 9.0, 11.0));
+        assert_eq!((point.values["post_share"], point.values["clock_error_us"]), (0.25, 0.3));
+        assert_eq!(point.missing, None);
+        fill(&mut point, Load::Half, &run(2), &traced).unwrap();
+        assert_eq!(point.missing.as_deref(), Some("half: 2 wrong of 9 requests"));
+    }
+}
