@@ -184,6 +184,7 @@ pub struct Served {
     on_end: Option<OnEnd>,
     planted: Option<(usize, Source, &'static str)>,
     traces: Option<traced::Traces>,
+    early: Option<[Share; 2]>,
 }
 
 impl std::fmt::Debug for Served {
@@ -353,6 +354,7 @@ impl Served {
             on_end: None,
             planted: None,
             traces: None,
+            early: None,
         })
     }
 
@@ -379,6 +381,14 @@ impl Served {
             )
         };
         Ok([share(&self.core.slots, stride)?, share(&self.core.flags, FLAG_BYTES)?])
+    }
+
+    /// Registers a slot before kernels run, and keeps it registered. Errors: memory that the NIC does not reach. A software NIC also makes
+    /// ready for a GPU's memory here, which it cannot while a kernel stays there.
+    pub fn register_early(&mut self, context: &verbs::Context) -> Result<(), ServedError> {
+        let pd = context.alloc_pd()?;
+        self.early = Some(self.shares(&pd, 0, 1)?);
+        Ok(())
     }
 
     /// The processor that posts answers.

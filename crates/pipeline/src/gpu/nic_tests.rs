@@ -271,8 +271,10 @@ fn traces(context: &Context, machine: &Machine, start: &dyn Fn(&mut Served, &Mem
         }
     }
     let most = begun.elapsed().as_nanos() as u64;
+    // A queue that is dropped beside a graph that runs is waited for.
+    let mut queues = Vec::new();
     for peer in peers {
-        drop(served.remove_client(peer.index, LIMIT).unwrap());
+        queues.push(served.remove_client(peer.index, LIMIT).unwrap());
         let trace = served.traced(peer.index).unwrap().unwrap();
         assert_eq!((trace.samples.len(), trace.lost), (20, 0));
         for sample in &trace.samples {

@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use ::gpu::{Gpu, ResidentModel, Toolkit, Unit};
+use ::gpu::{Gpu, Recorded as _, ResidentModel, Toolkit, Unit};
 use host_twin::{Kernels, Visibility};
 use inference::engine::Engine;
 use inference::engine::gpu::{Instance, Libraries, Loaded};
@@ -291,6 +291,28 @@ impl Waiting {
         waiting
     }
 
+    /// The same before a graph that launches itself, with a model whose steps are launched one by one.
+    fn before_a_graph(machine: &Machine, loaded: &Arc<Loaded>, plan: Plan, slots: u32) -> Waiting {
+        let tensor = |shape: &inference::graph::Shape| Shape { kind: TensorKind::F32, count: shape.count() };
+        let geometry = Geometry::new(5, &[tensor(&plan.inputs[0])], &[tensor(&plan.outputs[0])]).unwrap();
+        let instance = Instance::new(loaded).unwrap();
+        let [inputs, outputs] = instance.addresses();
+        let setting = Setting {
+            inputs: &inputs,
+            outputs: &outputs,
+            threads: 512,
+            copying: [8, 256],
+            ..setting(&geometry, slots, Duration::from_millis(50))
+        };
+        let mut served = Served::new(machine, setting).unwrap();
+        let queue = played_queue(machine, &mut served, slots);
+        served.want(0);
+        served.start_graph(Again::Relaunch, Box::new(instance)).unwrap();
+        let mut waiting = Waiting { served, geometry, plan, on: On::Gpu(Arc::clone(loaded)), _queue: queue };
+        waiting.until(0);
+        waiting
+    }
+
     fn model(&self) -> Box<dyn ResidentModel> {
         let [inputs, outputs] = self.served.tensors().map(|tensors| {
             tensors.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect()
@@ -460,6 +482,49 @@ fn gpu_what_waiting_and_sending_add_to_a_resident_model() {
              request; a graph's launch a run takes {graph:.2?}",
             period - alone,
             median(turns.iter().map(|turn| turn.1 - turn.0)),
+            median(turns.windows(2).map(|pair| pair[1].0 - pair[0].1)),
+        );
+    }
+}
+
+/// The period of a graph that launches itself with nothing but the model: of so many turns, which the CPU waits for once.
+fn self_launched_period(machine: &Machine, loaded: &Arc<Loaded>, turns: u32) -> Duration {
+    let instance = Instance::new(loaded).unwrap();
+    let module = machine.module(&[::gpu::relaunch_unit()]).unwrap();
+    // SAFETY: the instance lives until the graph has ended.
+    let graph =
+        unsafe { ::gpu::SelfLaunching::of_capture(&module, turns, None, |stream| instance.record(stream)) };
+    let (mut graph, since) = (graph.unwrap(), Instant::now());
+    // SAFETY: as above.
+    unsafe { graph.start() }.unwrap();
+    graph.wait(LIMIT).unwrap();
+    since.elapsed() / turns
+}
+
+/// The same beside a graph that launches itself.
+#[test]
+fn gpu_what_waiting_and_sending_add_to_a_graph() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let machine = Machine::gpu(None, None).unwrap();
+    let plan = plan(&Architecture::SuperResolution { factor: 1, height: 24, width: 20 });
+    let inputs = inputs(&plan);
+    let loaded = Loaded::new(gpu, Toolkit::find(None).unwrap(), plan.clone(), &Libraries::none()).unwrap();
+    let mut instance = Instance::new(&loaded).unwrap();
+    let wanted: Vec<Vec<f32>> =
+        inputs.iter().map(|input| instance.run(&[input]).unwrap().remove(0)).collect();
+    let alone = (0..3).map(|_| self_launched_period(&machine, &loaded, 2000)).min().unwrap();
+    let alone = alone.as_nanos() as f64 / 1000.0;
+    for slots in [2, 64, 4096] {
+        let mut waiting = Waiting::before_a_graph(&machine, &loaded, plan.clone(), slots);
+        waiting.fill(&inputs);
+        waiting.run(u64::from(slots));
+        let mut turns = waiting.answers(&wanted);
+        turns.sort_unstable();
+        let period = median(turns.windows(2).map(|pair| pair[1].0 - pair[0].0));
+        println!(
+            "TABLE a graph that launches itself, {slots} slots: the model alone {alone:.2} us a turn, with waiting, copies and sending \
+             {period:.2} us (median), which add {:.2} us; from an answer's stamp to the next request {:.2} us",
+            period - alone,
             median(turns.windows(2).map(|pair| pair[1].0 - pair[0].1)),
         );
     }
