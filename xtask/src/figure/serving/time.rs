@@ -32,7 +32,7 @@ const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out
 /// How a client loads the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
-    /// As many requests in flight as there are slots.
+    /// As many requests in flight as keep the GPU busy.
     Full,
     /// One request at a time.
     One,
@@ -66,6 +66,11 @@ impl<'a> Line<'a> {
         let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
         let (driver, model) = parts.with_context(|| format!("series {series}: not gpu-DRIVER-MODEL"))?;
         Ok(Line { driver, model })
+    }
+
+    /// Whether the CPU drives the GPU.
+    fn is_baseline(&self) -> bool {
+        matches!(self.driver, "fair" | "faithful")
     }
 
     /// What the server is told of what drives the GPU.
@@ -150,45 +155,30 @@ fn share(spec: &Spec, series: &str, name: &str) -> Result<f64> {
     option(spec, series, name)?.as_float().with_context(|| format!("fig6: {name} is no number"))
 }
 
-/// Requests in flight of a series. The twin has no memory of a GPU's size, nor its speed.
-fn window(spec: &Spec, series: &str, machine: Machine) -> Result<i64> {
-    let window = whole(spec, series, "window")?;
-    Ok(if machine == Machine::Twin { window.min(4) } else { window })
-}
-
 /// What a server is told.
 fn server_options(spec: &Spec, series: &str, machine: Machine, is_traced: bool) -> Result<Vec<String>> {
     let line = Line::of(series)?;
-    let [slots, memory] =
-        [window(spec, series, machine)?, whole(spec, series, "memory")?].map(|number| number.to_string());
+    let slots = whole(spec, series, "slots")?.to_string();
     let words = ["--machine", machine.name(), "--model", line.model, "--arrival", "completion"];
-    let rest = [
-        "--slots",
-        &slots,
-        "--slots-per-client",
-        &slots,
-        "--memory",
-        &memory,
-        "--listen",
-        "127.0.0.1:0",
-        "--json",
-        "-",
-    ];
+    let rest = ["--slots", &slots, "--slots-per-client", &slots, "--listen", "127.0.0.1:0", "--json", "-"];
     let mut all = line.options()?;
+    if machine == Machine::Gpu && !line.is_baseline() {
+        let place = option(spec, series, "place")?.as_str().context("fig6: place is no word")?;
+        all.extend(["--place".to_owned(), place.to_owned()]);
+    }
     all.extend(words.iter().chain(&rest).map(|word| (*word).to_owned()));
     all.extend(is_traced.then(|| "--trace".to_owned()));
     Ok(all)
 }
 
 /// What a client is told, but for the server's address. `per_s`: rate of an open loop.
-fn client_options(
-    spec: &Spec,
-    series: &str,
-    machine: Machine,
-    load: Load,
-    [seconds, per_s]: [f64; 2],
-) -> Result<Vec<String>> {
-    let slots = if load == Load::One { 1 } else { window(spec, series, machine)? }.to_string();
+fn client_options(spec: &Spec, series: &str, load: Load, [seconds, per_s]: [f64; 2]) -> Result<Vec<String>> {
+    let slots = match load {
+        Load::One => 1,
+        Load::Full => whole(spec, series, "window")?,
+        Load::Half | Load::Most => whole(spec, series, "slots")?,
+    };
+    let slots = slots.to_string();
     let [inputs, seconds, rate] =
         [whole(spec, series, "inputs")?.to_string(), seconds.to_string(), format!("{per_s:.3}")];
     let words = [
@@ -361,7 +351,7 @@ impl Timed<'_> {
         let log = self.out.join(format!("logs/{}-{}-{}.log", key.series, key.repetition, load.name()));
         let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.client);
         command.args(["--connect", address]);
-        command.args(client_options(self.spec, &key.series, self.machine, load, times)?);
+        command.args(client_options(self.spec, &key.series, load, times)?);
         command.arg("--manifests").arg(zoo::manifests());
         let mut client = Speaking::start(&mut command, &log)?;
         let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
@@ -404,7 +394,7 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
             lines.push(format!(
                 "  {}: doorbell-client --connect … {}",
                 load.name(),
-                client_options(spec, series, machine, load, [grid.seconds, f64::NAN])?.join(" ").replace(
+                client_options(spec, series, load, [grid.seconds, f64::NAN])?.join(" ").replace(
                     "NaN",
                     &format!(
                         "{} of full's",
@@ -440,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn each_model_has_both_baselines_beside_the_gpu_and_its_share_of_the_memory() {
+    fn each_model_has_both_baselines_beside_the_gpu() {
         let spec = spec();
         let series = spec.grid(Extent::Normal).series;
         let of = |model: &str| -> Vec<&str> {
@@ -454,9 +444,7 @@ mod tests {
         for series in &series {
             let options = server_options(&spec, series, Machine::Gpu, true).unwrap();
             assert!(options.contains(&"--trace".to_owned()), "{series}");
-            assert!(window(&spec, series, Machine::Gpu).unwrap() >= 500, "{series}");
         }
-        assert_eq!(window(&spec, "gpu-fair-squeezenet-1.1", Machine::Gpu).unwrap(), 2000);
     }
 
     #[test]
