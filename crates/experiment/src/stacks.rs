@@ -140,8 +140,9 @@ mod tests {
     use super::*;
     use crate::point::example;
 
+    /// M10: the release's axis begins at 1 ms.
     #[test]
-    fn a_stack_begins_at_zero_and_names_the_sum_of_what_is_judged() {
+    fn release_m10_a_stack_begins_at_zero_and_names_the_sum_of_what_is_judged() {
         let experiment = Experiment::read(&crate::root().join("experiments"), "fig6").unwrap();
         let plot = experiment.spec.stacks.iter().find(|plot| plot.name == "super-resolution-x1").unwrap();
         let mut point = example(&plot.series[0], 0);

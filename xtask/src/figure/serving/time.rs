@@ -13,7 +13,7 @@ use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
 use experiment::{Experiment, Spec, resume};
-use measure::{Label, Part, Provenance};
+use measure::{Label, Part, Provenance, json_lines};
 use serde_json::{Value, json};
 
 use super::{BEGIN, Machine, PACKAGES, Programs, SILENCE, ended, on_nic};
@@ -36,14 +36,18 @@ enum Load {
     Full,
     /// One request at a time.
     One,
-    /// At a share of the rate of [`Load::Full`], whatever the answers do.
+    /// At a share of the rate that all reach under [`Load::Full`], whatever the answers do.
     Half,
     Most,
 }
 
 impl Load {
-    /// In the order in which they are measured: open loops need the rate of the first.
     const ALL: [Load; 4] = [Load::Full, Load::One, Load::Half, Load::Most];
+
+    /// Those of a pass, in their order. The open loops are in the second one: their rate depends on the first one of other series.
+    fn of_pass(pass: u64) -> [Load; 2] {
+        if pass == 0 { [Load::Full, Load::One] } else { [Load::Half, Load::Most] }
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -66,6 +70,11 @@ impl<'a> Line<'a> {
         let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
         let (driver, model) = parts.with_context(|| format!("series {series}: not gpu-DRIVER-MODEL"))?;
         Ok(Line { driver, model })
+    }
+
+    /// Whether one kernel stays on the GPU.
+    fn stays(&self) -> bool {
+        self.driver == "persistent"
     }
 
     /// Whether the CPU drives the GPU.
@@ -256,31 +265,42 @@ impl run::Bench for Timed<'_> {
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
         point.seconds = seconds;
+        let of_all = if key.x == 0 { 0.0 } else { self.rate_of_all(key)? };
         let (mut server, address, log) = self.server(key, true)?;
-        let mut full_per_s = 0.0;
-        for load in Load::ALL {
+        for load in Load::of_pass(key.x) {
             let share = match load {
                 Load::Full | Load::One => 0.0,
                 load => share(self.spec, &key.series, load.name())?,
             };
-            let run = self.client(key, load, &address, [seconds, share * full_per_s])?;
+            let run = self.client(key, load, &address, [seconds, share * of_all])?;
             let traced = server.json_of(&["traced"], SILENCE).context("the server")?;
-            if load == Load::Full {
-                full_per_s = run["answers_per_second"].as_f64().unwrap_or_default();
-            }
             fill(&mut point, load, &run, &traced)?;
         }
         ended(&mut server, &log)?;
-        if key.repetition == 0 {
+        if key.repetition == 0 && key.x == 0 {
             let (mut server, address, log) = self.server(key, false)?;
             let run = self.client(key, Load::Full, &address, [seconds, 0.0])?;
             ended(&mut server, &log)?;
             let untraced = run["answers_per_second"].as_f64().unwrap_or_default();
             ensure!(untraced > 0.0, "no answer without --trace; see {}", log.display());
-            point.values.insert("trace_cost".into(), 1.0 - full_per_s / untraced);
+            let traced = point.values.get("full_per_s").copied().unwrap_or_default();
+            point.values.insert("trace_cost".into(), 1.0 - traced / untraced);
         }
         Ok(point)
     }
+}
+
+/// The least rate under [`Load::Full`] of all that drive the series's model, in its repetition; a kernel that stays has its own.
+fn rate_of_all(points: &[Point], key: &Key) -> Result<f64> {
+    let line = Line::of(&key.series)?;
+    let is_of = |point: &&Point| {
+        let is_compared = Line::of(&point.series)
+            .is_ok_and(|other| other.model == line.model && other.stays() == line.stays());
+        is_compared && point.x == 0 && point.repetition == key.repetition
+    };
+    let rates = points.iter().filter(is_of).filter_map(|point| point.values.get("full_per_s").copied());
+    let least = rates.min_by(f64::total_cmp).filter(|rate| *rate > 0.0);
+    least.with_context(|| format!("{}: no rate of pass 0 in repetition {}", key.series, key.repetition))
 }
 
 /// Puts the numbers of a load into its point.
@@ -333,10 +353,16 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
 }
 
 impl Timed<'_> {
+    /// [`rate_of_all`], of the points that are finished.
+    fn rate_of_all(&self, key: &Key) -> Result<f64> {
+        let points = json_lines::read::<Point>(&self.out.join("results.jsonl"))?.records;
+        rate_of_all(&points, key)
+    }
+
     /// Starts a server, and waits until it listens: with where, and its log.
     fn server(&self, key: &Key, is_traced: bool) -> Result<(Speaking, String, PathBuf)> {
         let what = if is_traced { "server" } else { "untraced" };
-        let log = self.out.join(format!("logs/{}-{}-{what}.log", key.series, key.repetition));
+        let log = self.out.join(format!("logs/{}-{}-{what}-{}.log", key.series, key.repetition, key.x));
         let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.server);
         command.args(server_options(self.spec, &key.series, self.machine, is_traced)?);
         command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
@@ -376,7 +402,7 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
-            "{} points: {} series × {} repetitions, each of four loads of {} s; each point ends within nine minutes, --resume goes on",
+            "{} points: {} series × 2 passes × {} repetitions, each of two loads of {} s; each point ends within nine minutes, --resume goes on",
             grid.keys().len(),
             grid.series.len(),
             grid.repeat,
@@ -397,7 +423,7 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
                 client_options(spec, series, load, [grid.seconds, f64::NAN])?.join(" ").replace(
                     "NaN",
                     &format!(
-                        "{} of full's",
+                        "{} of the least full",
                         option(spec, series, load.name()).unwrap_or(&toml::Value::Integer(1))
                     )
                 )
@@ -429,8 +455,9 @@ mod tests {
         Spec::read(&workspace::root().join("experiments/fig6")).unwrap()
     }
 
+    /// M9: the release has the slow baseline alone.
     #[test]
-    fn each_model_has_both_baselines_beside_the_gpu() {
+    fn release_m9_each_model_has_both_baselines_beside_the_gpu() {
         let spec = spec();
         let series = spec.grid(Extent::Normal).series;
         let of = |model: &str| -> Vec<&str> {
@@ -445,6 +472,29 @@ mod tests {
             let options = server_options(&spec, series, Machine::Gpu, true).unwrap();
             assert!(options.contains(&"--trace".to_owned()), "{series}");
         }
+    }
+
+    #[test]
+    fn open_loops_offer_all_drivers_of_a_model_the_same_rate() {
+        let key =
+            |series: &str, x, repetition| Key { series: series.into(), x, at: BTreeMap::new(), repetition };
+        let point = |series: &str, repetition: u32, per_s: f64| {
+            let provenance = Provenance::of(workspace::revision(), &[]);
+            let mut point = Point::new("fig6", key(series, 0, repetition), Label::Emulated, provenance);
+            point.values.insert("full_per_s".into(), per_s);
+            point
+        };
+        let points = [
+            point("gpu-fair-m-1", 0, 300.0),
+            point("gpu-graph-m-1", 0, 200.0),
+            point("gpu-persistent-m-1", 0, 10.0),
+            point("gpu-fair-m-1", 1, 100.0),
+            point("gpu-fair-n", 0, 1.0),
+        ];
+        let rate = |series: &str, repetition| rate_of_all(&points, &key(series, 1, repetition)).ok();
+        assert_eq!([rate("gpu-fair-m-1", 0), rate("gpu-graph-m-1", 0)], [Some(200.0); 2]);
+        assert_eq!(rate("gpu-persistent-m-1", 0), Some(10.0));
+        assert_eq!((rate("gpu-graph-m-1", 1), rate("gpu-graph-m-1", 2)), (Some(100.0), None));
     }
 
     #[test]
