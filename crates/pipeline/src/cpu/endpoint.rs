@@ -3,8 +3,8 @@
 //! No key of a client opens another client's slots. An error ends this client's queue pair alone.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use rdma_shim::kernel::{HostMemory, Machine, db_kernel_queue};
 use slots::layout::{FLAG_BYTES, PREFIX_BYTES, flag, next};
@@ -19,6 +19,7 @@ use super::CpuError;
 use super::offload::Job;
 use super::poster::{Done, Poster, RECEIVE};
 use crate::Mode;
+use crate::gpu::Pool;
 use crate::trace::{OffloadTimes, Sample, Step, Trace, unix_ns};
 
 /// The client writes requests and flags.
@@ -30,7 +31,15 @@ pub struct Memory {
     pub geometry: Geometry,
     slots: Arc<Pages>,
     flags: Arc<Pages>,
-    shown: Option<(Machine, HostMemory)>,
+    shown: Option<Shown>,
+}
+
+/// The slots as kernels of a machine see them, and queues to which these post.
+#[derive(Debug, Clone)]
+struct Shown {
+    machine: Machine,
+    slots: HostMemory,
+    pool: Arc<OnceLock<Arc<Pool>>>,
 }
 
 impl Memory {
@@ -47,8 +56,8 @@ impl Memory {
 
     /// Slots that kernels of a machine reach: on a GPU they are pinned.
     pub fn shown_to(mut self, machine: &Machine) -> Result<Memory, CpuError> {
-        let shown = machine.show(&self.slots).map_err(|error| CpuError::Offload(error.to_string()))?;
-        self.shown = Some((machine.clone(), shown));
+        let slots = machine.show(&self.slots).map_err(|error| CpuError::Offload(error.to_string()))?;
+        self.shown = Some(Shown { machine: machine.clone(), slots, pool: Arc::default() });
         Ok(self)
     }
 
@@ -60,7 +69,12 @@ impl Memory {
 
     /// The slots as kernels see them, if they do.
     pub fn shown(&self) -> Option<&HostMemory> {
-        self.shown.as_ref().map(|(_, memory)| memory)
+        self.shown.as_ref().map(|shown| &shown.slots)
+    }
+
+    fn pool(&self, context: &Context) -> Option<&Arc<Pool>> {
+        let Shown { machine, pool, .. } = self.shown.as_ref()?;
+        Some(pool.get_or_init(|| Arc::new(Pool::polled_by_cpu(machine, context))))
     }
 }
 
@@ -106,10 +120,10 @@ struct Place {
 /// A client's end, its queue pair in any state.
 #[derive(Debug)]
 pub struct Endpoint {
-    // Dropped first: after it nothing touches the regions.
-    poster: Poster,
     slots: Mr<Part>,
     flags: Mr<Part>,
+    // Behind the regions: the next client of its protection domain finds none of them.
+    poster: Poster,
     geometry: Geometry,
     arrival: Arrival,
     is_reliable: bool,
@@ -133,10 +147,11 @@ impl Endpoint {
             return Err(CpuError::NoTimestamps(mode));
         }
         let (first, count) = (granted.first().ok_or(CpuError::NoSlots)?.0, granted.len());
-        let pd = context.alloc_pd()?;
+        let receives = if arrival == Arrival::Completion { count as u32 } else { 0 };
+        let poster = Poster::new(mode, context, memory.pool(context), kind, [count as u32, receives])?;
         let region = |pages: &Arc<Pages>, each: usize| {
             let start = first as usize * each;
-            let region = Mr::register(&pd, Part::new(pages, start..start + count * each)?, ACCESS)?;
+            let region = Mr::register(poster.qp().pd(), Part::new(pages, start..start + count * each)?, ACCESS)?;
             let zeros = [0; 4096];
             for at in (0..region.len()).step_by(zeros.len()) {
                 region.write(at, &zeros[..zeros.len().min(region.len() - at)]);
@@ -145,13 +160,11 @@ impl Endpoint {
         };
         let slots = region(&memory.slots, memory.geometry.server_stride())?;
         let flags = region(&memory.flags, FLAG_BYTES)?;
-        let receives = if arrival == Arrival::Completion { count as u32 } else { 0 };
-        let machine = memory.shown.as_ref().map(|(machine, _)| machine);
         let none = RegionOffer { address: 0, bytes: 0, rkey: 0 };
         Ok(Endpoint {
-            poster: Poster::new(mode, machine, &pd, kind, [2 * count as u32, receives])?,
             slots,
             flags,
+            poster,
             geometry: memory.geometry.clone(),
             arrival,
             is_reliable: kind == QpType::Rc,
@@ -271,7 +284,7 @@ impl Endpoint {
     /// Where kernels find its queue, if they post there.
     pub fn kernel_queue(&self) -> Option<db_kernel_queue> {
         match &self.poster {
-            Poster::Kernels(queue) => Some(queue.addresses()),
+            Poster::Kernels(pooled) => Some(pooled.queue().addresses()),
             _ => None,
         }
     }
@@ -295,7 +308,7 @@ impl Endpoint {
     pub(super) fn job(&self, work: &Work, status: Status) -> Option<Job> {
         let place = self.place(work.slot)?;
         let completed = match &self.poster {
-            Poster::Kernels(queue) => queue.sends_completed(),
+            Poster::Kernels(pooled) => pooled.queue().sends_completed(),
             _ => 0,
         };
         Some(Job {

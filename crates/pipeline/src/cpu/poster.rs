@@ -1,15 +1,18 @@
 //! What posts and polls where the CPU waits: libibverbs, or the shim, whose sends may be a kernel's.
 
-use rdma_shim::kernel::{CpuPart, Machine, Queue};
+use std::sync::Arc;
+
+use rdma_shim::kernel::{CpuPart, Queue};
 use rdma_shim::{Completion, Options, PollError};
 use slots::layout::FLAG_BYTES;
 use verbs::{
-    Cq, Pd, Qp, QpBuilder, QpType, QueuePair, ReceiveRequest, SendList, SendOperations, SendRequest,
+    Context, Cq, Qp, QpBuilder, QpType, QueuePair, ReceiveRequest, SendList, SendOperations, SendRequest,
     WorkCompletion,
 };
 
 use super::CpuError;
 use crate::Mode;
+use crate::gpu::Pool;
 
 /// Completions that one poll takes.
 const AT_ONCE: usize = 16;
@@ -40,7 +43,40 @@ pub enum Poster {
     Ibverbs(QueuePair, Cq),
     Shim(Box<rdma_shim::QueuePair>),
     /// Kernels post, this thread does the rest.
-    Kernels(Box<Queue>),
+    Kernels(Box<Pooled>),
+}
+
+/// A pool's queue; dropped, it is the pool's again. A GPU's that is destroyed while kernels run would stay for good.
+#[derive(Debug)]
+pub struct Pooled {
+    pool: Arc<Pool>,
+    kind: QpType,
+    slots: u32,
+    queue: Option<Queue>,
+}
+
+impl Pooled {
+    fn take(pool: &Arc<Pool>, kind: QpType, slots: u32) -> Result<Pooled, CpuError> {
+        let queue = Some(pool.take(kind, slots).map_err(wrong)?);
+        Ok(Pooled { pool: Arc::clone(pool), kind, slots, queue })
+    }
+
+    pub(super) fn queue(&self) -> &Queue {
+        self.queue.as_ref().expect("`Drop` alone takes it")
+    }
+
+    fn cpu_part(&mut self) -> Result<CpuPart<'_>, CpuError> {
+        let part = self.queue.as_mut().and_then(Queue::cpu_part);
+        part.ok_or_else(|| wrong("a queue that is the kernels' alone"))
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.take() {
+            self.pool.give(self.kind, self.slots, queue);
+        }
+    }
 }
 
 fn wrong(error: impl std::fmt::Display) -> CpuError {
@@ -48,32 +84,32 @@ fn wrong(error: impl std::fmt::Display) -> CpuError {
 }
 
 impl Poster {
-    /// With room for so many sends and receives. `machine`: whose kernels post, where the mode has them do so. Error: in the mode the
-    /// CPU does not wait, or there is no such machine.
+    /// For so many slots, with a protection domain of its own. `pool`: of queues to which kernels post, where the mode has them do so.
+    /// Error: in the mode the CPU does not wait, or there is no such pool.
     pub fn new(
         mode: Mode,
-        machine: Option<&Machine>,
-        pd: &Pd,
+        context: &Context,
+        pool: Option<&Arc<Pool>>,
         kind: QpType,
-        [sends, receives]: [u32; 2],
+        [slots, receives]: [u32; 2],
     ) -> Result<Poster, CpuError> {
+        if let (Mode::CpuGpu, Some(pool)) = (mode, pool) {
+            // Clients of other numbers of slots are to find one, too.
+            return Ok(Poster::Kernels(Box::new(Pooled::take(pool, kind, slots.next_power_of_two())?)));
+        }
+        let sends = 2 * slots;
         let builder = QpBuilder::new(kind).send_requests(sends).receive_requests(receives.max(1));
         let builder =
             builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE).own_register(true);
-        let cq = Cq::new(pd.context(), sends + receives + 1)?;
-        match (mode, machine) {
-            (Mode::CpuCpuIbverbs, _) => Ok(Poster::Ibverbs(builder.build(pd, &cq, &cq)?, cq)),
-            (Mode::CpuCpuShim, _) => {
+        let (pd, cq) = (context.alloc_pd()?, Cq::new(context, sends + receives + 1)?);
+        match mode {
+            Mode::CpuCpuIbverbs => Ok(Poster::Ibverbs(builder.build(&pd, &cq, &cq)?, cq)),
+            Mode::CpuCpuShim => {
                 let cq = cq.into_direct()?;
-                let queue = rdma_shim::QueuePair::create(&builder, pd, cq, None, Options::default());
+                let queue = rdma_shim::QueuePair::create(&builder, &pd, cq, None, Options::default());
                 Ok(Poster::Shim(Box::new(queue.map_err(wrong)?)))
             }
-            (Mode::CpuGpu, Some(machine)) => {
-                let cq = cq.into_direct()?;
-                let queue = Queue::create_mixed(machine, &builder, pd, cq, None, Options::default());
-                Ok(Poster::Kernels(Box::new(queue.map_err(wrong)?)))
-            }
-            (other, _) => Err(CpuError::Mode(other)),
+            other => Err(CpuError::Mode(other)),
         }
     }
 
@@ -81,7 +117,7 @@ impl Poster {
         match self {
             Poster::Ibverbs(queue, _) => queue,
             Poster::Shim(queue) => queue.qp(),
-            Poster::Kernels(queue) => queue.qp(),
+            Poster::Kernels(pooled) => pooled.queue().qp(),
         }
     }
 
@@ -91,7 +127,7 @@ impl Poster {
         match self {
             Poster::Ibverbs(queue, _) => queue.post_receive(&request).map_err(wrong),
             Poster::Shim(queue) => queue.post_receive(&request).map_err(wrong),
-            Poster::Kernels(queue) => cpu_part(queue)?.post_receive(&request).map_err(wrong),
+            Poster::Kernels(pooled) => pooled.cpu_part()?.post_receive(&request).map_err(wrong),
         }
     }
 
@@ -108,7 +144,9 @@ impl Poster {
                 queue.ring();
                 Ok(())
             }
-            Poster::Kernels(queue) => Err(wrong(format!("{}: kernels alone post its sends", queue.name()))),
+            Poster::Kernels(pooled) => {
+                Err(wrong(format!("{}: kernels alone post its sends", pooled.queue().name())))
+            }
         }
     }
 
@@ -124,17 +162,13 @@ impl Poster {
                 );
             }
             Poster::Shim(queue) => take(done, |taken| queue.poll(taken))?,
-            Poster::Kernels(queue) => {
-                let mut part = cpu_part(queue)?;
+            Poster::Kernels(pooled) => {
+                let mut part = pooled.cpu_part()?;
                 take(done, |taken| part.poll_posted_there(taken))?;
             }
         }
         Ok(())
     }
-}
-
-fn cpu_part(queue: &mut Queue) -> Result<CpuPart<'_>, CpuError> {
-    queue.cpu_part().ok_or_else(|| wrong("a queue that is the kernels' alone"))
 }
 
 fn take(

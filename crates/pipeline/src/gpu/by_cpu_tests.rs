@@ -5,12 +5,12 @@ use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::Machine;
 use rdma_shim::testing::{compile_everywhere, device};
-use verbs::Context;
+use verbs::{Context, QpType};
 
 use super::by_cpu::{Setting, Turns, units};
 use super::launch;
 use crate::Mode;
-use crate::cpu::{Memory, Served};
+use crate::cpu::{self, Endpoint, Memory, Served};
 use crate::testing::{ARRIVALS, SLOTS, geometry, read_late, serves};
 
 fn served(machine: &Machine) -> Served {
@@ -60,6 +60,26 @@ fn an_answer_of_cpu_gpu_stays_until_the_nic_has_read_it() {
     let read = |waits| read_late(&context, &mut served(&machine), Mode::CpuGpu, waits);
     assert!(read(true));
     assert!(!read(false), "the defect is not seen");
+}
+
+#[test]
+fn a_queue_of_cpu_gpu_is_the_next_clients() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let machine = Machine::twin(Visibility::InOrder);
+    let memory = Memory::new(geometry(), SLOTS).unwrap().shown_to(&machine).unwrap();
+    let endpoint = |slots: u32| {
+        let granted: Vec<(u32, u32)> = (0..slots).map(|slot| (slot, 0)).collect();
+        let (mode, kind, arrival) = (Mode::CpuGpu, QpType::Rc, ARRIVALS[0]);
+        let setting = cpu::Setting { mode, kind, arrival, granted: &granted, is_traced: false };
+        let endpoint = Endpoint::new(&context, &memory, &setting).unwrap();
+        (endpoint.qp().number(), endpoint.regions()[0].rkey, endpoint)
+    };
+    let (number, rkey, first) = endpoint(SLOTS - 1);
+    drop(first);
+    let (again, other_rkey, _second) = endpoint(SLOTS);
+    assert_eq!(again, number);
+    assert_ne!(other_rkey, rkey);
+    assert_ne!(endpoint(SLOTS).0, number, "it has a client");
 }
 
 #[test]

@@ -24,12 +24,15 @@ pub struct Pool {
     slots: u32,
     most: usize,
     posts: Processor,
+    /// Both directions complete in one CQ, which the CPU polls.
+    has_one_cq: bool,
     all: Mutex<All>,
 }
 
 #[derive(Debug, Default)]
 struct All {
-    unused: Vec<(QpType, Queue)>,
+    /// By kind, and by the slots that they are for.
+    unused: Vec<((QpType, u32), Queue)>,
     made: usize,
 }
 
@@ -42,6 +45,7 @@ impl Pool {
             slots,
             most: 2 * most,
             posts: Processor::Gpu,
+            has_one_cq: false,
             all: Mutex::default(),
         }
     }
@@ -51,28 +55,38 @@ impl Pool {
         Pool { posts, ..self }
     }
 
-    fn take(&self, kind: QpType) -> Result<Queue, ServedError> {
+    /// Queues that kernels post to while the CPU posts receives and polls. Without a limit: each is a client's.
+    pub(crate) fn polled_by_cpu(machine: &Machine, context: &Context) -> Pool {
+        Pool { most: usize::MAX, has_one_cq: true, ..Pool::new(machine, context, 0, 0) }
+    }
+
+    /// A queue in RESET for so many slots. Give it back.
+    pub(crate) fn take(&self, kind: QpType, slots: u32) -> Result<Queue, ServedError> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = all.unused.iter().position(|(its, _)| *its == kind) {
+        if let Some(at) = all.unused.iter().position(|(its, _)| *its == (kind, slots)) {
             return Ok(all.unused.swap_remove(at).1);
         }
         if all.made >= self.most {
             return refuse(format!("all {} queue pairs are taken", self.most));
         }
         let pd = self.context.alloc_pd()?;
-        let builder = QpBuilder::new(kind).send_requests(2 * self.slots).receive_requests(self.slots);
+        let builder = QpBuilder::new(kind).send_requests(2 * slots).receive_requests(slots);
         let builder = builder.operations(SendOperations::WRITE).own_register(true);
         // A quarter of the entries is given back late.
-        let cq = || Cq::new(&self.context, 4 * self.slots + 1)?.into_direct();
-        let (send, receive) = (cq()?, cq()?);
-        let create = if self.posts == Processor::Cpu { Queue::create_mixed } else { Queue::create };
-        let queue = create(&self.machine, &builder, &pd, send, Some(receive), Options::default())?;
+        let cq = || Cq::new(&self.context, 4 * slots + 1)?.into_direct();
+        let (send, receive) = (cq()?, (!self.has_one_cq).then(cq).transpose()?);
+        let is_mixed = self.posts == Processor::Cpu || self.has_one_cq;
+        let create = if is_mixed { Queue::create_mixed } else { Queue::create };
+        let queue = create(&self.machine, &builder, &pd, send, receive, Options::default())?;
         all.made += 1;
         Ok(queue)
     }
 
-    fn give(&self, kind: QpType, queue: Queue) {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).unused.push((kind, queue));
+    /// Takes a queue back that nothing uses. One that cannot be emptied is the pool's loss.
+    pub(crate) fn give(&self, kind: QpType, slots: u32, queue: Queue) {
+        if let Ok(queue) = queue.emptied() {
+            self.all.lock().unwrap_or_else(PoisonError::into_inner).unused.push(((kind, slots), queue));
+        }
     }
 }
 
@@ -102,7 +116,7 @@ impl Endpoint {
         if count > pool.slots {
             return refuse(format!("{count} slots, and a client has {} at most", pool.slots));
         }
-        let queue = pool.take(kind)?;
+        let queue = pool.take(kind, pool.slots)?;
         match served.shares(queue.qp().pd(), first, count) {
             Ok(shares) => {
                 let lkey = shares[0].mr().lkey();
@@ -118,7 +132,7 @@ impl Endpoint {
                 Ok(Endpoint { pool: Arc::clone(pool), kind, queue: Some(queue), shares, client, geometry })
             }
             Err(error) => {
-                pool.give(kind, queue);
+                pool.give(kind, pool.slots, queue);
                 Err(error)
             }
         }
@@ -173,9 +187,8 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // A queue that cannot be emptied is the pool's loss.
-        if let Some(queue) = self.queue.take().and_then(|queue| queue.emptied().ok()) {
-            self.pool.give(self.kind, queue);
+        if let Some(queue) = self.queue.take() {
+            self.pool.give(self.kind, self.pool.slots, queue);
         }
     }
 }
