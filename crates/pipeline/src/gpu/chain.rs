@@ -220,6 +220,11 @@ impl Served {
 
     /// Whether a kernel may still use what the pipeline has.
     pub(super) fn may_run(&self) -> bool {
-        matches!(self.runs, Runs::Twin { thread: Some(_), .. } | Runs::Graph { is_started: true, .. })
+        matches!(
+            self.runs,
+            Runs::Twin { thread: Some(_), .. }
+                | Runs::Resident { thread: Some(_), .. }
+                | Runs::Graph { is_started: true, .. }
+        )
     }
 }

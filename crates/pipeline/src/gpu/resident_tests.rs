@@ -192,6 +192,20 @@ fn the_kernel_ends_when_it_is_told_to() {
     assert!(!stops(Some("serve+DB_DEFECT_NO_STOP"), Duration::from_millis(200)), "the defect is not seen");
 }
 
+#[test]
+fn what_a_kernel_that_runs_reads_is_not_changed() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let mut rig = Rig::new(Arrival::Flag, None, None);
+    let model = || Box::new(AddOne::new(&rig.served, GOOD, 32));
+    let (served, alone) = (model(), model());
+    rig.served.start_resident(served).unwrap();
+    for refused in [rig.served.refuse(Some(Status::Stopping)), rig.served.run_alone(alone, 1).map(drop)] {
+        assert!(matches!(refused, Err(ServedError::Refused(_))), "{refused:?}");
+    }
+    rig.served.stop(LIMIT).unwrap();
+    rig.served.refuse(Some(Status::Stopping)).unwrap();
+}
+
 /// What the barrier says to three blocks of which the third does not come, and whether it has told the host.
 fn late(kernel: &str) -> ([u32; 2], bool) {
     let (mut words, mut late) = ([0_u32; 2], [9_u32; 3]);
