@@ -101,7 +101,7 @@ impl Served {
     /// Has its turns on the GPU alone, with a model of that GPU.
     pub fn start_graph(&mut self, again: Again, model: Box<dyn Recorded>) -> Result<(), ServedError> {
         self.is_new()?;
-        let graph = launch::graph(&self.core.machine, self.core.told, again, &*model, &self.core)?;
+        let graph = launch::graph(&self.core.machine, self.core.told, again, &*model)?;
         self.ends(graph.cancel_address())?;
         self.runs = Runs::Graph { graph: Box::new(graph), _model: model, is_started: false, watcher: None };
         self.start()

@@ -100,14 +100,13 @@ pub enum Again {
     While,
 }
 
-/// The kernels of a turn on a GPU, recorded with a model's between them, so often as it takes. `keep`: as in [`Steps::run`]; the graph
-/// and it are dropped together.
-pub fn graph<T>(
+/// The kernels of a turn on a GPU, recorded with a model's between them, so often as it takes. The caller keeps all memory that they use
+/// as long as the graph.
+pub fn graph(
     machine: &Machine,
     told: Told,
     again: Again,
     model: &dyn gpu::Recorded,
-    _keep: &T,
 ) -> Result<SelfLaunching, ServedError> {
     told.copies()?;
     let end = if again == Again::While { again_unit() } else { relaunch_unit() };

@@ -83,8 +83,7 @@ pub fn structure(machine: &Machine) -> Result<Structure, ServedError> {
     let served = Served::new(machine, setting)?;
     let function = machine.module(&[Unit::new("one_node.cu", COPY)])?.function("one_node")?;
     let model = OneNode { function, memory };
-    let core = &served.core;
-    let graph = launch::graph(machine, core.told, Again::Relaunch, &model, core)?;
+    let graph = launch::graph(machine, served.core.told, Again::Relaunch, &model)?;
     Ok(Structure::of(&graph.nodes()?))
 }
 
