@@ -22,7 +22,7 @@ use verbs::connect::{Closer, RegionOffer};
 use verbs::{Qp, QpType};
 
 use crate::model::{Model, Recorded, Runs};
-use crate::options::{Options, Sleep};
+use crate::options::{ArrivalName, Options, Sleep};
 use crate::report::{self, OfKernels, OfModel, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
 use crate::session::{End, Granted, Key, Outcome, SETUP, Service, Shared};
@@ -239,11 +239,7 @@ pub fn run(options: &Options) -> Result<u8> {
     let ((context, path), listener) = listen(options, &found)?;
     let machine = options.machine()?;
     let (events, happened) = channel();
-    let arrival = match options.arrival().map_or(Arrival::Flag, |name| name.arrival()) {
-        Arrival::Flag => pipeline::gpu::Arrival::Flag,
-        Arrival::Tail => pipeline::gpu::Arrival::Tail,
-        Arrival::Completion => pipeline::gpu::Arrival::Completion,
-    };
+    let arrival = options.arrival().map_or(Arrival::Flag, ArrivalName::arrival);
     // All models are loaded before the first graph runs: loading may wait for what runs.
     let mut loaded = Vec::new();
     for (manifest, geometry) in &found {

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 use rdma_shim::kernel::{
     Failure, HostMemory, KernelError, Machine, Memory, Place, Plain, Queue, Share, Source, db_kernel_end,
 };
-use slots::Geometry;
+use slots::{Arrival, Geometry};
 use slots::layout::{FLAG_BYTES, MOST_TENSORS};
 use verbs::Pd;
 use verbs::code::Access;
@@ -51,17 +51,6 @@ pub use endpoint::{Endpoint, Pool};
 pub use launch::{Again, units};
 pub use resident::Tensor;
 pub use structure::{Structure, structure};
-
-/// How a request and its answer arrive; `slots::layout` says what each needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
-    /// A second WRITE, of the flag.
-    Flag,
-    /// The last bytes of the message.
-    Tail,
-    /// A receive completion.
-    Completion,
-}
 
 /// Why a pipeline does not run.
 #[derive(Debug, thiserror::Error)]

@@ -5,141 +5,59 @@ use std::time::{Duration, Instant};
 use ::gpu::{Function, Module, Recorded, Shape, Stream, Unit};
 use host_twin::{Kernels, Visibility};
 use measure::need;
+use rdma_shim::Options;
 use rdma_shim::kernel::Reason;
-use rdma_shim::testing::{connect, device, wait_for};
-use rdma_shim::{Completion, Options, QueuePair};
-use slots::layout::{PREFIX_BYTES, Status, flag};
-use slots::{Tensor, TensorKind};
-use verbs::code::Access;
-use verbs::{
-    Context, Cq, Mr, Pages, Payload, Pd, QpBuilder, QpType, ReceiveRequest, SendOperation, SendRequest,
-};
+use rdma_shim::testing::{device, wait_for};
+use slots::layout::Status;
+use verbs::connect::RegionOffer;
+use verbs::{Context, Cq, QpBuilder, QpType};
 
 use super::*;
+use crate::testing::{ARRIVALS, Asked, FLOATS, Peer, SLOTS, geometry};
 use crate::trace::Step;
 
-pub const FLOATS: usize = 1000;
-const SLOTS: u32 = 4;
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn geometry() -> Geometry {
-    let tensor = Tensor { kind: TensorKind::F32, count: FLOATS };
-    Geometry::new(5, &[tensor], &[tensor]).unwrap()
+/// A client that a pipeline serves, and its registrations on the server.
+pub struct Member {
+    pub peer: Peer,
+    pub place: u32,
+    _shares: [Share; 2],
 }
 
-fn builder() -> QpBuilder {
-    QpBuilder::new(QpType::Rc).send_requests(32).receive_requests(16).own_register(true)
-}
-
-/// A client with memory for requests and answers, and its end of the connection.
-struct Peer {
-    qp: QueuePair,
-    memory: Mr<Pages>,
-    client: slots::Client,
-    shares: [Share; 2],
-    _pd: Pd,
-    index: u32,
-    first: u32,
-}
-
-/// Where the answers' flags lie in a client's memory, and where it makes its requests.
-const FLAGS: usize = 1 << 16;
-const REQUESTS: usize = 1 << 17;
-
-impl Peer {
+impl Member {
     /// `wrong`: is added to the key of its answers.
-    fn join(context: &Context, served: &mut Served, first: u32, wrong: u32) -> Peer {
-        let server_pd = context.alloc_pd().unwrap();
-        let cq = || Cq::new(context, 127).unwrap().into_direct().unwrap();
-        let machine = served.core.machine.clone();
-        let create = if served.posts() == Processor::Cpu { Queue::create_mixed } else { Queue::create };
-        let queue = create(&machine, &builder(), &server_pd, cq(), Some(cq()), Options::default()).unwrap();
-        Peer::join_by(queue, served, first, wrong)
-    }
-
-    fn join_by(queue: Queue, served: &mut Served, first: u32, wrong: u32) -> Peer {
-        let server_pd = queue.qp().pd().clone();
-        let context = server_pd.context();
+    fn join(context: &Context, served: &mut Served, first: u32, wrong: u32) -> Member {
         let pd = context.alloc_pd().unwrap();
         let cq = || Cq::new(context, 127).unwrap().into_direct().unwrap();
-        let mut qp = QueuePair::create(&builder(), &pd, cq(), Some(cq()), Options::default()).unwrap();
-        connect(queue.qp(), qp.qp().number());
-        connect(qp.qp(), queue.qp().number());
-        let memory = Mr::register(&pd, Pages::new(1 << 18).unwrap(), Access::ALL).unwrap();
-        let shares = served.shares(&server_pd, first, SLOTS).unwrap();
-        for _ in 0..16 {
-            qp.post_receive(&ReceiveRequest { id: 0, scatter: &[] }).unwrap();
-        }
-        let there = Client {
-            first,
-            count: SLOTS,
-            sequence: 0,
-            answers: (memory.address(), memory.rkey() + wrong),
-            flags: (memory.address() + FLAGS as u64, memory.rkey()),
-            lkey: shares[0].mr().lkey(),
-            is_reliable: true,
-        };
-        let index = served.add_client(queue, there).unwrap();
-        let granted: Vec<(u32, u32)> = (first..first + SLOTS).map(|slot| (slot, 0)).collect();
-        let client = slots::Client::new(geometry(), &granted);
-        Peer { qp, memory, client, shares, _pd: pd, index, first }
+        let builder = QpBuilder::new(QpType::Rc).send_requests(32).receive_requests(16).own_register(true);
+        let machine = served.core.machine.clone();
+        let create = if served.posts() == Processor::Cpu { Queue::create_mixed } else { Queue::create };
+        let queue = create(&machine, &builder, &pd, cq(), Some(cq()), Options::default()).unwrap();
+        Member::join_by(queue, served, [first, SLOTS], wrong, 16)
     }
 
-    fn ask(&mut self, arrival: Arrival, id: u64, value: f32) -> (u32, u32) {
-        let geometry = geometry();
-        let request = self.client.ask(id, id ^ 7, 0, u64::MAX).unwrap();
-        let at = REQUESTS + request.place * (1 << 14);
-        self.memory.write(at, &request.prefix);
-        let values: Vec<u8> = (0..FLOATS).flat_map(|nth| (value + nth as f32).to_le_bytes()).collect();
-        self.memory.write(at + geometry.request.entries()[0].offset as usize, &values);
-        self.memory.write(at + geometry.request.tail, &flag(request.sequence).to_le_bytes());
-        let [whole, tail] =
-            [at..at + geometry.request.bytes(), at + geometry.request.tail..at + geometry.request.bytes()]
-                .map(|range| [self.memory.sge(range).unwrap()]);
-        let nth = (request.slot - self.first) as usize;
-        let there = self.shares[0].mr().remote(nth * geometry.server_stride()).unwrap();
-        let flag_there = self.shares[1].mr().remote(nth * 8).unwrap();
-        let write = |qp: &mut QueuePair, operation, pieces: &[verbs::Sge]| {
-            qp.try_post(&SendRequest::new(id, operation, Payload::Gather(pieces))).unwrap();
-        };
-        match arrival {
-            Arrival::Completion => {
-                write(&mut self.qp, SendOperation::WriteImm(there, request.slot.to_be_bytes()), &whole);
-            }
-            Arrival::Tail => write(&mut self.qp, SendOperation::Write(there), &whole),
-            Arrival::Flag => {
-                write(&mut self.qp, SendOperation::Write(there), &whole);
-                write(&mut self.qp, SendOperation::Write(flag_there), &tail);
-            }
-        }
-        self.qp.ring();
-        (request.slot, request.sequence)
+    /// `receives`: that it posts at first.
+    pub fn join_by(
+        queue: Queue,
+        served: &mut Served,
+        [first, count]: [u32; 2],
+        wrong: u32,
+        receives: usize,
+    ) -> Member {
+        let shares = served.shares(queue.qp().pd(), first, count).unwrap();
+        let there = [0, 1].map(|nth: usize| RegionOffer::new(shares[nth].mr()));
+        let granted: Vec<(u32, u32)> = (first..first + count).map(|slot| (slot, 0)).collect();
+        let peer = Peer::new(queue.qp(), there, served.arrival, 0, &granted, receives);
+        let [answers, flags] = peer.answers(wrong).map(|region| (region.address, region.rkey));
+        let lkey = shares[0].mr().lkey();
+        let client = Client { first, count, sequence: 0, answers, flags, lkey, is_reliable: true };
+        let place = served.add_client(queue, client).unwrap();
+        Member { peer, place, _shares: shares }
     }
 
-    /// Waits for a slot's answer: whether its values are the model's.
-    fn answer(&mut self, arrival: Arrival, (slot, sequence): (u32, u32), value: f32) -> (Status, bool) {
-        let geometry = geometry();
-        let nth = (slot - self.first) as usize;
-        let at = nth * geometry.client_stride();
-        let word = match arrival {
-            Arrival::Flag => FLAGS + 8 * nth,
-            _ => at + geometry.answer.tail,
-        };
-        let mut completions = [Completion::default(); 8];
-        wait_for("answer", || {
-            let count = self.qp.poll(&mut completions).unwrap();
-            for _ in completions[..count].iter().filter(|completion| !completion.is_send()) {
-                self.qp.post_receive(&ReceiveRequest { id: 0, scatter: &[] }).unwrap();
-            }
-            (self.memory.word64(word).load(Ordering::Acquire) == flag(sequence)).then_some(())
-        });
-        let mut prefix = [0; PREFIX_BYTES];
-        self.memory.read(at, &mut prefix);
-        let mut values = vec![0; 4 * FLOATS];
-        self.memory.read(at + geometry.answer.entries()[0].offset as usize, &mut values);
-        let expected: Vec<u8> =
-            (0..FLOATS).flat_map(|nth| (value + nth as f32 + 1.0).to_le_bytes()).collect();
-        (self.client.answered(slot, &prefix).unwrap().status, values == expected)
+    fn answer(&mut self, asked: Asked) -> (Status, bool) {
+        self.peer.answer(asked, &mut || ())
     }
 }
 
@@ -166,26 +84,29 @@ pub fn serves(
         copying: [2, 64],
     };
     let mut served = Served::posted_by(posts, machine, setting).unwrap();
-    let mut peers = [Peer::join(context, &mut served, 0, 0), Peer::join(context, &mut served, SLOTS, 0)];
+    let mut members = [0, SLOTS].map(|first| Member::join(context, &mut served, first, 0));
     start(&mut served, &model);
-    peers.iter().for_each(|peer| served.wait_done(peer.index, LIMIT).unwrap());
+    members.iter().for_each(|member| served.wait_done(member.place, LIMIT).unwrap());
     for round in 0..5_u64 {
         let mut asked = Vec::new();
-        for (nth, peer) in peers.iter_mut().enumerate() {
+        for (nth, member) in members.iter_mut().enumerate() {
             for id in 0..u64::from(SLOTS - 1) {
                 let value = (round * 1000 + id * 10 + nth as u64) as f32;
-                asked.push((nth, peer.ask(arrival, round * 10 + id, value), value));
+                asked.push((nth, member.peer.ask(round * 10 + id, value)));
             }
         }
-        for (nth, slot, value) in asked {
-            let answer = peers[nth].answer(arrival, slot, value);
-            assert_eq!(answer, (Status::Ok, true), "{arrival:?} round {round} client {nth} {slot:?}");
+        for (nth, asked) in asked {
+            let answer = members[nth].answer(asked);
+            assert_eq!(answer, (Status::Ok, true), "{arrival:?} round {round} client {nth} {asked:?}");
         }
     }
-    let [gone, mut stays] = peers;
-    let queue = served.remove_client(gone.index, LIMIT).unwrap();
-    let slot = stays.ask(arrival, 900, 3.0);
-    assert_eq!(stays.answer(arrival, slot, 3.0), (Status::Ok, true));
+    let ask = |member: &mut Member, id: u64, value: f32| {
+        let asked = member.peer.ask(id, value);
+        assert_eq!(member.answer(asked), (Status::Ok, true), "{arrival:?} {id}");
+    };
+    let [gone, mut stays] = members;
+    let queue = served.remove_client(gone.place, LIMIT).unwrap();
+    ask(&mut stays, 900, 3.0);
     drop(gone);
     // What the client before has written is gone.
     let tensor = geometry().request.entries()[0].offset as usize;
@@ -195,30 +116,26 @@ pub fn serves(
         bytes.iter().any(|byte| *byte != 0)
     };
     assert!(first_slot(&served));
-    let mut next = Peer::join_by(queue, &mut served, 0, 0);
+    let mut next = Member::join_by(queue, &mut served, [0, SLOTS], 0, 16);
     assert!(!first_slot(&served));
-    served.wait_done(next.index, LIMIT).unwrap();
-    let slot = next.ask(arrival, 1, 4.0);
-    assert_eq!(next.answer(arrival, slot, 4.0), (Status::Ok, true));
+    served.wait_done(next.place, LIMIT).unwrap();
+    ask(&mut next, 1, 4.0);
     // A client whose memory refuses the answer: its queue alone is given up.
-    let mut bad = Peer::join(context, &mut served, 2 * SLOTS, 0x100);
-    served.wait_done(bad.index, LIMIT).unwrap();
-    bad.ask(arrival, 1, 4.0);
-    let failure = wait_for("failure", || served.failure(bad.index).unwrap());
+    let mut bad = Member::join(context, &mut served, 2 * SLOTS, 0x100);
+    served.wait_done(bad.place, LIMIT).unwrap();
+    bad.peer.ask(1, 4.0);
+    let failure = wait_for("failure", || served.failure(bad.place).unwrap());
     // The chain ends with that, and goes on without it.
     served.wait_end(LIMIT).unwrap();
     served.start().unwrap();
     let Reason::Completion { status, is_send: true, .. } = failure.reason else { panic!("{failure}") };
     assert_eq!(status.to_string().split(' ').next(), Some("remote"), "{failure}");
-    let slot = stays.ask(arrival, 901, 5.0);
-    assert_eq!(stays.answer(arrival, slot, 5.0), (Status::Ok, true));
-    assert_eq!(served.failure(stays.index).unwrap(), None);
+    ask(&mut stays, 901, 5.0);
+    assert_eq!(served.failure(stays.place).unwrap(), None);
     served.stop(LIMIT).unwrap();
     let counters = served.counters();
     assert_eq!((counters.answered, counters.refused, counters.strays), (34, 0, 0), "{counters:?}");
 }
-
-pub const ARRIVALS: [Arrival; 3] = [Arrival::Flag, Arrival::Tail, Arrival::Completion];
 
 #[test]
 fn twin_serves_clients_that_come_and_go() {
@@ -260,22 +177,22 @@ fn traces(context: &Context, machine: &Machine, start: &dyn Fn(&mut Served, &Mem
     };
     let mut served = Served::new(machine, setting).unwrap();
     served.trace(context).unwrap();
-    let mut peers = [0, SLOTS].map(|first| Peer::join(context, &mut served, first, 0));
+    let mut members = [0, SLOTS].map(|first| Member::join(context, &mut served, first, 0));
     start(&mut served, &model);
-    peers.iter().for_each(|peer| served.wait_done(peer.index, LIMIT).unwrap());
+    members.iter().for_each(|member| served.wait_done(member.place, LIMIT).unwrap());
     let begun = Instant::now();
     for id in 0..20 {
-        for peer in &mut peers {
-            let slot = peer.ask(Arrival::Completion, id, 1.0);
-            assert_eq!(peer.answer(Arrival::Completion, slot, 1.0), (Status::Ok, true));
+        for member in &mut members {
+            let asked = member.peer.ask(id, 1.0);
+            assert_eq!(member.answer(asked), (Status::Ok, true));
         }
     }
     let most = begun.elapsed().as_nanos() as u64;
     // A queue that is dropped beside a graph that runs is waited for.
     let mut queues = Vec::new();
-    for peer in peers {
-        queues.push(served.remove_client(peer.index, LIMIT).unwrap());
-        let trace = served.traced(peer.index).unwrap().unwrap();
+    for Member { place, .. } in members {
+        queues.push(served.remove_client(place, LIMIT).unwrap());
+        let trace = served.traced(place).unwrap().unwrap();
         assert_eq!((trace.samples.len(), trace.lost), (20, 0));
         for sample in &trace.samples {
             let steps: u64 = sample.steps_ns.iter().sum();
@@ -288,7 +205,7 @@ fn traces(context: &Context, machine: &Machine, start: &dyn Fn(&mut Served, &Mem
                 assert!(sample.ns(step) > 0, "{step:?}: {sample:?}");
             }
         }
-        assert_eq!(served.traced(peer.index).unwrap().unwrap().samples, []);
+        assert_eq!(served.traced(place).unwrap().unwrap().samples, []);
     }
     served.stop(LIMIT).unwrap();
 }

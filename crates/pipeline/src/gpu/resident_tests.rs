@@ -20,9 +20,10 @@ use slots::layout::{Header, PREFIX_BYTES, Status, flag};
 use slots::{Tensor as Shape, TensorKind};
 use zoo::Architecture;
 
-use super::nic_tests::{ARRIVALS, serves};
+use super::nic_tests::serves;
 use super::tests::{ANSWERS, PLANTED, RECORD, Rig, geometry, has_compiler};
 use super::*;
+use crate::testing::ARRIVALS;
 
 const LIMIT: Duration = Duration::from_secs(20);
 

@@ -50,7 +50,7 @@ fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
     let shares = served.shares(&pd, 0, SLOTS).unwrap();
     let there = [0, 1].map(|nth: usize| RegionOffer::new(shares[nth].mr()));
     let granted: Vec<(u32, u32)> = (0..SLOTS).map(|slot| (slot, 0)).collect();
-    let mut peer = Peer::new(queue.qp(), there, slots::Arrival::Completion, 0, &granted, 0);
+    let mut peer = Peer::new(queue.qp(), there, Arrival::Completion, 0, &granted, 0);
     let [answers, flags] = peer.answers(0).map(|region| (region.address, region.rkey));
     let lkey = shares[0].mr().lkey();
     let client = Client { first: 0, count: SLOTS, sequence: 0, answers, flags, lkey, is_reliable: true };
