@@ -265,6 +265,7 @@ impl Served {
                 arrival,
                 slots: slots.address(),
                 slot_count: count,
+                patience: PATIENCE,
             }),
         };
         served.put(

@@ -7,6 +7,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rdma_shim::kernel::{CpuPart, HostMemory, Plain, Queue, db_kernel_end};
 use rdma_shim::{Completion, PostError};
@@ -20,6 +21,8 @@ use super::{Arrival, COUNTS, Client, ServedError};
 /// `DB_END_COMPLETION` and `DB_EINVAL`.
 const COMPLETION: u32 = 0x10000;
 const INVALID: u32 = 22;
+/// `DB_ETIMEDOUT`.
+const TIMED_OUT: u32 = 110;
 /// `DB_WC_WR_FLUSH_ERR`.
 const FLUSHED: u32 = 5;
 /// Completions that one poll takes.
@@ -41,14 +44,16 @@ pub(super) struct Told {
     /// Slot 0 as the NIC addresses it.
     pub(super) slots: u64,
     pub(super) slot_count: u32,
+    /// Time for the NIC to take an answer.
+    pub(super) patience: Duration,
 }
 
-/// A place's queue, and its answers that the NIC may still read, in the order of posting.
+/// A place's queue, and its answers that the NIC may still read, in the order of posting and with its time.
 #[derive(Debug)]
 struct Taken {
     queue: Queue,
     client: Client,
-    in_flight: VecDeque<u32>,
+    in_flight: VecDeque<(u32, Instant)>,
     has_failed: bool,
 }
 
@@ -56,7 +61,7 @@ struct Taken {
 #[derive(Debug)]
 pub(super) struct Queues {
     places: Vec<Option<Taken>>,
-    told: Option<Told>,
+    pub(super) told: Option<Told>,
     /// Records that were read.
     read: u32,
     sent: u64,
@@ -156,7 +161,7 @@ impl Told {
             return;
         }
         match self.post(taken, record) {
-            Ok(()) => taken.in_flight.push_back(record.slot),
+            Ok(()) => taken.in_flight.push_back((record.slot, Instant::now())),
             Err(_) => {
                 let qpn = taken.queue.qp().number();
                 let end = db_kernel_end {
@@ -224,7 +229,7 @@ impl Told {
         let mut sent = 0;
         for one in &done[..count] {
             match taken.in_flight.pop_front() {
-                Some(slot) if one.is_success() => {
+                Some((slot, _)) if one.is_success() => {
                     self.sending.words()[slot as usize].store(0, Ordering::Release);
                     sent += 1;
                 }
@@ -237,6 +242,11 @@ impl Told {
         if is_flushed && count == 0 {
             let end = db_kernel_end { code: COMPLETION, qpn, status: FLUSHED, ..Default::default() };
             self.fail(place, taken, end);
+        } else if let Some((slot, since)) = taken.in_flight.front().filter(|_| count == 0)
+            && since.elapsed() > self.patience
+        {
+            let (wr_id, code) = (u64::from(*slot), TIMED_OUT);
+            self.fail(place, taken, db_kernel_end { wr_id, code, qpn, is_send: 1, ..Default::default() });
         }
         sent
     }

@@ -1,33 +1,36 @@
-//! `gpu-cpu` over a NIC: an answer stays in its slot until the NIC has read it. `nic_tests` has the rest.
+//! `gpu-cpu` over a NIC: what the thread that posts does while the NIC takes no answer. `nic_tests` has the rest.
 
 use std::time::Duration;
 
 use host_twin::Visibility;
 use measure::need;
 use rdma_shim::Options;
-use rdma_shim::kernel::{Machine, Place, Queue};
+use rdma_shim::kernel::{Machine, Place, Queue, Reason};
 use rdma_shim::testing::{device, wait_for};
 use slots::Status;
-use verbs::connect::RegionOffer;
 use verbs::{Context, Cq, QpBuilder, QpType};
 
 use super::by_cpu::Model;
-use super::nic_tests::add_one_on;
-use super::{Again, Arrival, Client, Served, Setting, launch};
+use super::nic_tests::{Member, add_one_on};
+use super::{Again, Arrival, Served, Setting, launch};
 use crate::Processor;
-use crate::testing::{Peer, SLOTS, geometry};
+use crate::testing::{SLOTS, geometry};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The next request of a slot comes before the NIC could read the answer of the one before to its end: the client has no receive that
-/// the answer takes. Whether that answer comes whole. `waits`: without the planted defect.
-fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
+/// A pipeline of one client, which has posted so many receives. `prepare`: before its first turn.
+fn served(
+    context: &Context,
+    machine: &Machine,
+    [slots, receives]: [u32; 2],
+    prepare: impl FnOnce(&mut Served),
+) -> (Served, Member) {
     let buffers = machine.own_memory(1 << 13).unwrap();
     buffers.fill(0).unwrap();
     let at = buffers.kernel_address();
     let setting = Setting {
         geometry: &geometry(),
-        slots: SLOTS,
+        slots,
         clients: 1,
         arrival: Arrival::Completion,
         place: Place::Gpu,
@@ -38,29 +41,28 @@ fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
         copying: [2, 64],
     };
     let mut served = Served::posted_by(Processor::Cpu, machine, setting).unwrap();
-    served.queues.lock().forgets_sending = !waits;
+    prepare(&mut served);
     let pd = context.alloc_pd().unwrap();
     let cq = || Cq::new(context, 127).unwrap().into_direct().unwrap();
     let builder = QpBuilder::new(QpType::Rc).send_requests(32).receive_requests(16).own_register(true);
-    let make = |cqs: [_; 2]| {
-        let [send, receive] = cqs;
-        Queue::create_mixed(machine, &builder, &pd, send, Some(receive), Options::default()).unwrap()
-    };
-    let queue = make([cq(), cq()]);
-    let shares = served.shares(&pd, 0, SLOTS).unwrap();
-    let there = [0, 1].map(|nth: usize| RegionOffer::new(shares[nth].mr()));
-    let granted: Vec<(u32, u32)> = (0..SLOTS).map(|slot| (slot, 0)).collect();
-    let mut peer = Peer::new(queue.qp(), there, Arrival::Completion, 0, &granted, 0);
-    let [answers, flags] = peer.answers(0).map(|region| (region.address, region.rkey));
-    let lkey = shares[0].mr().lkey();
-    let client = Client { first: 0, count: SLOTS, sequence: 0, answers, flags, lkey, is_reliable: true };
-    let place = served.add_client(queue, client).unwrap();
+    let queue =
+        Queue::create_mixed(machine, &builder, &pd, cq(), Some(cq()), Options::default()).unwrap();
+    let member = Member::join_by(queue, &mut served, [0, slots], 0, receives as usize);
     match add_one_on(machine, &buffers) {
         Model::Called(model) => served.start_by_cpu(model),
         Model::Recorded(model) => served.start_graph(Again::Relaunch, model),
     }
     .unwrap();
-    served.wait_done(place, LIMIT).unwrap();
+    served.wait_done(member.place, LIMIT).unwrap();
+    (served, member)
+}
+
+/// The next request of a slot comes before the NIC could read the answer of the one before to its end: the client has no receive that
+/// the answer takes. Whether that answer comes whole. `waits`: without the planted defect.
+fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
+    let prepare = |served: &mut Served| served.queues.lock().forgets_sending = !waits;
+    let (mut served, mut member) = served(context, machine, [SLOTS, 0], prepare);
+    let peer = &mut member.peer;
     let answered = |count: u64| wait_for("answers", || (served.counters().answered >= count).then_some(()));
     let request = peer.client.ask(1, 2, 0, u64::MAX).unwrap();
     let first = peer.send(1, request.slot, request.sequence, &request.prefix, 7.0);
@@ -87,14 +89,32 @@ fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
     is_whole
 }
 
+fn has_kernels() -> Result<(), String> {
+    launch::SOURCES[0].twin.find("wait_inputs").map(drop).map_err(|error| error.to_string())
+}
+
 #[test]
 fn an_answer_of_gpu_cpu_stays_until_the_nic_has_read_it() {
     let context = need!(device(), nic, "an mlx5 device");
-    let kernel = launch::SOURCES[0].twin.find("wait_inputs").map(drop).map_err(|error| error.to_string());
-    need!(kernel, cc, "a C++ compiler");
+    need!(has_kernels(), cc, "a C++ compiler");
     let machine = Machine::twin(Visibility::InOrder);
     assert!(read_late(&context, &machine, true));
     assert!(!read_late(&context, &machine, false), "the defect is not seen");
+}
+
+#[test]
+fn a_client_that_takes_no_answer_of_gpu_cpu_is_given_up() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    let (mut served, mut member) = served(&context, &machine, [SLOTS, 0], |served| {
+        served.queues.lock().told.as_mut().unwrap().patience = Duration::from_millis(50);
+    });
+    member.peer.ask(1, 1.0);
+    let failure = wait_for("failure", || served.failure(member.place).unwrap());
+    assert_eq!(failure.reason, Reason::Deadline, "{failure}");
+    // The chain ends with that.
+    served.wait_end(LIMIT).unwrap();
 }
 
 #[test]
