@@ -43,6 +43,8 @@ struct Slot {
     stage: Stage,
     /// The completion of the WRITE that reads the answer was not polled yet.
     is_sending: bool,
+    /// The request's number that is outstanding until then.
+    handed_over: Option<u64>,
 }
 
 impl Slot {
@@ -75,7 +77,7 @@ pub struct Server {
 impl Server {
     /// `slots` of them, with these numbers from 0.
     pub fn new(geometry: Geometry, slots: u32) -> Server {
-        let slot = Slot { client: None, sequence: 0, stage: Stage::Idle, is_sending: false };
+        let slot = Slot { client: None, sequence: 0, stage: Stage::Idle, is_sending: false, handed_over: None };
         Server { geometry, slots: vec![slot; slots as usize], peers: VecDeque::new(), next_client: 0 }
     }
 
@@ -156,11 +158,16 @@ impl Server {
         }
         let mut refused = self.fault(slot, found.sequence, &header, prefix);
         let peer = self.peer(client)?;
+        // The next request of a slot is one whose client has the answer before.
+        if let Some(before) = found.handed_over {
+            peer.outstanding.remove(&before);
+        }
         if refused.is_none() && !peer.outstanding.insert(header.request_id) {
             refused = Some(Status::DuplicateId);
         }
         peer.ready.push_back(slot);
         let place = &mut self.slots[slot as usize];
+        place.handed_over = None;
         place.sequence = next(place.sequence);
         place.stage = Stage::Ready(Work { slot, client, header, refused });
         Ok(())
@@ -208,14 +215,7 @@ impl Server {
         status: Status,
         [begun_ns, ended_ns]: [u64; 2],
     ) -> Result<Option<[u8; PREFIX_BYTES]>, ServerError> {
-        let found = *self.slot(slot)?;
-        let Stage::Running(work) = found.stage else { return Err(ServerError::State(slot)) };
-        let place = &mut self.slots[slot as usize];
-        place.stage = Stage::Idle;
-        if found.client != Some(work.client) {
-            return Ok(None);
-        }
-        place.is_sending = true;
+        let Some(work) = self.end(slot)? else { return Ok(None) };
         let peer = self.peer(work.client)?;
         if work.refused.is_none() {
             peer.outstanding.remove(&work.header.request_id);
@@ -233,10 +233,31 @@ impl Server {
         Ok(Some(self.geometry.answer.prefix(&header)))
     }
 
+    /// As [`Self::done`], of a request that is computed and answered elsewhere: whether its client is there. Its number stays
+    /// outstanding until [`Self::sent`].
+    pub fn hand_over(&mut self, slot: u32) -> Result<bool, ServerError> {
+        let Some(work) = self.end(slot)? else { return Ok(false) };
+        self.slots[slot as usize].handed_over = work.refused.is_none().then_some(work.header.request_id);
+        Ok(true)
+    }
+
+    /// Ends a request that runs; `None`: its client is gone.
+    fn end(&mut self, slot: u32) -> Result<Option<Work>, ServerError> {
+        let Stage::Running(work) = self.slot(slot)?.stage else { return Err(ServerError::State(slot)) };
+        let place = &mut self.slots[slot as usize];
+        place.stage = Stage::Idle;
+        place.is_sending = place.client == Some(work.client);
+        Ok(place.is_sending.then_some(work))
+    }
+
     /// The completion of the WRITE that read a slot's answer was polled.
     pub fn sent(&mut self, slot: u32) -> Result<(), ServerError> {
-        let is_sending = self.slot(slot)?.is_sending;
-        self.slots[slot as usize].is_sending = false;
+        let Slot { client, is_sending, handed_over, .. } = *self.slot(slot)?;
+        let place = &mut self.slots[slot as usize];
+        (place.is_sending, place.handed_over) = (false, None);
+        if let (Some(client), Some(number)) = (client, handed_over) {
+            self.peer(client)?.outstanding.remove(&number);
+        }
         if is_sending { Ok(()) } else { Err(ServerError::State(slot)) }
     }
 
@@ -316,6 +337,30 @@ mod tests {
         let again = Header { sequence: 2, slot: 1, ..Header::read(&first.prefix).unwrap() };
         server.arrived(0, 1, &geometry().request.prefix(&again)).unwrap();
         assert_eq!(server.take().unwrap().refused, Some(Status::DuplicateId));
+    }
+
+    #[test]
+    fn a_number_that_was_handed_over_is_outstanding_until_its_answer_was_sent() {
+        // Or until the slot's next request says that its client has it.
+        for is_sent in [true, false] {
+            let (mut server, mut client) = both(3);
+            let requests = [1, 2, 3].map(|id| client.ask(id, 0, 0, 9).unwrap());
+            let same = |server: &mut Server, slot: usize| {
+                let prefix = changed(&requests[slot], |header| header.request_id = 1);
+                server.arrived(0, slot as u32, &prefix).unwrap();
+                server.take().unwrap().refused
+            };
+            assert_eq!(same(&mut server, 0), None);
+            assert_eq!(server.hand_over(0), Ok(true));
+            assert_eq!(same(&mut server, 1), Some(Status::DuplicateId));
+            let next = changed(&requests[0], |header| (header.sequence, header.request_id) = (2, 4));
+            match is_sent {
+                true => server.sent(0),
+                false => server.arrived(0, 0, &next),
+            }
+            .unwrap();
+            assert_eq!(same(&mut server, 2), None);
+        }
     }
 
     #[test]

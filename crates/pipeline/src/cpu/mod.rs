@@ -305,7 +305,7 @@ impl Served {
         let begun_ns = now_ns(self);
         match endpoint.and_then(|endpoint| endpoint.job(&work, status)) {
             Some(job) if offload.posts() => {
-                if self.server.done(work.slot, status, [begun_ns; 2])?.is_some() {
+                if self.server.hand_over(work.slot)? {
                     let next = self.server.expected(work.slot)?;
                     if let Some(endpoint) = self.endpoints.get_mut(&work.client) {
                         endpoint.handed_over((work.slot, next), status != Status::Ok, begun_ns);

@@ -4,14 +4,16 @@ use ::gpu::Toolkit;
 use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::Machine;
-use rdma_shim::testing::{compile_everywhere, device};
+use rdma_shim::testing::{compile_everywhere, device, wait_for};
+use slots::Arrival;
+use slots::layout::Header;
 use verbs::{Context, QpType};
 
 use super::by_cpu::{Setting, Turns, units};
 use super::launch;
 use crate::Mode;
 use crate::cpu::{self, Endpoint, Memory, Served};
-use crate::testing::{ARRIVALS, SLOTS, geometry, read_late, serves};
+use crate::testing::{ARRIVALS, SLOTS, geometry, join_with, pump, read_late, serves};
 
 fn served(machine: &Machine) -> Served {
     let slots = 3 * SLOTS;
@@ -60,6 +62,27 @@ fn an_answer_of_cpu_gpu_stays_until_the_nic_has_read_it() {
     let read = |waits| read_late(&context, &mut served(&machine), Mode::CpuGpu, waits);
     assert!(read(true));
     assert!(!read(false), "the defect is not seen");
+}
+
+#[test]
+fn a_number_is_outstanding_until_the_answer_of_cpu_gpu_was_sent() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let mut served = served(&Machine::twin(Visibility::InOrder));
+    // Without receives no answer is sent.
+    let mut peer = join_with(&context, &mut served, Mode::CpuGpu, Arrival::Completion, 0, 0, false);
+    let until = |served: &mut Served, answered: u64, refused: u64| {
+        wait_for("service", || {
+            pump(served);
+            (served.counts().1 == cpu::Counts { answered, refused }).then_some(())
+        });
+    };
+    peer.ask(1, 1.0);
+    until(&mut served, 1, 0);
+    let request = peer.client.ask(2, 0, 0, u64::MAX).unwrap();
+    let header = Header { request_id: 1, ..Header::read(&request.prefix).unwrap() };
+    peer.send(1, request.slot, request.sequence, &geometry().request.prefix(&header), 2.0);
+    until(&mut served, 1, 1);
 }
 
 #[test]
