@@ -151,7 +151,8 @@ impl Endpoint {
         let poster = Poster::new(mode, context, memory.pool(context), kind, [count as u32, receives])?;
         let region = |pages: &Arc<Pages>, each: usize| {
             let start = first as usize * each;
-            let region = Mr::register(poster.qp().pd(), Part::new(pages, start..start + count * each)?, ACCESS)?;
+            let region =
+                Mr::register(poster.qp().pd(), Part::new(pages, start..start + count * each)?, ACCESS)?;
             let zeros = [0; 4096];
             for at in (0..region.len()).step_by(zeros.len()) {
                 region.write(at, &zeros[..zeros.len().min(region.len() - at)]);

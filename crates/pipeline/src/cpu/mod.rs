@@ -286,6 +286,11 @@ impl Served {
                 let _ = self.server.sent(slot);
             });
         }
+        for (client, endpoint) in &mut self.endpoints {
+            if endpoint.failure.is_none() {
+                endpoint.failure = offload.failure(*client);
+            }
+        }
         while let Some(Job { client, slot, status, times, .. }) = offload.ended()? {
             did = true;
             let ended_ns = now_ns(self);

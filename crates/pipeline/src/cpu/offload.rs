@@ -52,6 +52,11 @@ pub trait Offload: Send {
     /// Begins a request, and does not wait for its end.
     fn begin(&mut self, job: Job) -> Result<(), CpuError>;
 
+    /// Whether the posts to a client's queue have failed: why.
+    fn failure(&self, _client: u32) -> Option<String> {
+        None
+    }
+
     /// A request that has ended, in the order of their beginnings; with what posts answers, none. Errors: what went wrong in it.
     fn ended(&mut self) -> Result<Option<Job>, CpuError>;
 }

@@ -17,7 +17,7 @@ use slots::Status;
 use slots::layout::FLAG_BYTES;
 
 use super::layout::{db_client, db_counts, db_place, db_served, db_turn};
-use super::{COUNTS, ServedError, buffers, launch, refuse, words};
+use super::{COUNTS, ServedError, buffers, failure, launch, refuse, words};
 use crate::cpu::{self, CpuError, Endpoint, Job, Offload};
 
 /// `DB_ASKED_ENTRIES`.
@@ -340,6 +340,11 @@ impl Offload for Turns {
 
     fn remove(&mut self, client: u32) -> Result<(), CpuError> {
         self.leave(client).map_err(failed)
+    }
+
+    fn failure(&self, client: u32) -> Option<String> {
+        let found = failure(&self.kept.places, *self.clients.get(&client)?);
+        found.map_or_else(|error| Some(error.to_string()), |failure| Some(failure?.to_string()))
     }
 
     fn has_room(&self) -> bool {

@@ -4,6 +4,7 @@ use ::gpu::Toolkit;
 use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::Machine;
+use rdma_shim::sys::db_sq;
 use rdma_shim::testing::{compile_everywhere, device, wait_for};
 use slots::Arrival;
 use slots::layout::Header;
@@ -13,7 +14,7 @@ use super::by_cpu::{Setting, Turns, units};
 use super::launch;
 use crate::Mode;
 use crate::cpu::{self, Endpoint, Memory, Served};
-use crate::testing::{ARRIVALS, SLOTS, geometry, join_with, pump, read_late, serves};
+use crate::testing::{ARRIVALS, Peer, SLOTS, geometry, join_with, pump, read_late, serves};
 
 fn served(machine: &Machine) -> Served {
     let slots = 3 * SLOTS;
@@ -83,6 +84,30 @@ fn a_number_is_outstanding_until_the_answer_of_cpu_gpu_was_sent() {
     let header = Header { request_id: 1, ..Header::read(&request.prefix).unwrap() };
     peer.send(1, request.slot, request.sequence, &geometry().request.prefix(&header), 2.0);
     until(&mut served, 1, 1);
+}
+
+#[test]
+fn a_client_of_cpu_gpu_is_told_why_its_answer_was_not_posted() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let mut served = served(&Machine::twin(Visibility::InOrder));
+    let (client, granted) = served.grant(1).unwrap();
+    let (mode, kind, arrival) = (Mode::CpuGpu, QpType::Rc, Arrival::Flag);
+    let setting = cpu::Setting { mode, kind, arrival, granted: &granted, is_traced: false };
+    let mut endpoint = Endpoint::new(&context, served.memory(), &setting).unwrap();
+    let there = endpoint.regions().try_into().unwrap();
+    let mut peer = Peer::new(endpoint.qp(), there, arrival, client, &granted, 0);
+    endpoint.answer_to(&peer.answers(0)).unwrap();
+    let sq = std::ptr::with_exposed_provenance_mut::<db_sq>(endpoint.kernel_queue().unwrap().sq as usize);
+    // SAFETY: the endpoint keeps its queue's structs, and no kernel has the queue yet.
+    unsafe { (*sq).blocks = 0 };
+    served.admit(client, endpoint);
+    peer.ask(1, 1.0);
+    let why = wait_for("failure", || {
+        pump(&mut served);
+        served.failed().next().map(|(_, why)| why.to_owned())
+    });
+    assert!(why.contains("cannot be posted on this queue"), "{why}");
 }
 
 #[test]

@@ -28,6 +28,7 @@ mod told;
 mod told_tests;
 mod traced;
 
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -35,8 +36,8 @@ use std::time::{Duration, Instant};
 use rdma_shim::kernel::{
     Failure, HostMemory, KernelError, Machine, Memory, Place, Plain, Queue, Share, Source, db_kernel_end,
 };
-use slots::{Arrival, Geometry};
 use slots::layout::{FLAG_BYTES, MOST_TENSORS};
+use slots::{Arrival, Geometry};
 use verbs::Pd;
 use verbs::code::Access;
 
@@ -201,6 +202,17 @@ fn buffers(given: &[u64], wanted: usize, what: &str) -> Result<[u64; MOST_TENSOR
     }
     all[..wanted].copy_from_slice(given);
     Ok(all)
+}
+
+/// Why the queue of a place was given up, if it was.
+fn failure(places: &HostMemory, index: u32) -> Result<Option<Failure>, KernelError> {
+    let at = index as usize * size_of::<db_place>() + offset_of!(db_place, end);
+    let code = places.words()[(at + offset_of!(db_kernel_end, code)) / 4].load(Ordering::Acquire);
+    if code == 0 {
+        return Ok(None);
+    }
+    let end: db_kernel_end = Memory::from(places.clone()).get(at)?;
+    Ok(db_kernel_end { code, ..end }.failure())
 }
 
 impl Served {
@@ -426,7 +438,7 @@ impl Served {
             return refuse(format!("all {} places are taken", queues.count()));
         };
         let number = index as u32;
-        let wanted = self.word(number, std::mem::offset_of!(db_place, wanted)).load(Ordering::Relaxed);
+        let wanted = self.word(number, offset_of!(db_place, wanted)).load(Ordering::Relaxed);
         let place = db_place {
             queue: queue.addresses(),
             answers: client.answers.0,
@@ -451,12 +463,12 @@ impl Served {
     }
 
     fn want(&self, index: u32) {
-        self.word(index, std::mem::offset_of!(db_place, wanted)).fetch_add(1, Ordering::Release);
+        self.word(index, offset_of!(db_place, wanted)).fetch_add(1, Ordering::Release);
     }
 
     /// Whether the kernels have seen what was asked for a place last: a client to join, or to leave.
     pub fn is_done(&self, index: u32) -> bool {
-        let [wanted, done] = [std::mem::offset_of!(db_place, wanted), std::mem::offset_of!(db_place, done)]
+        let [wanted, done] = [offset_of!(db_place, wanted), offset_of!(db_place, done)]
             .map(|field| self.word(index, field).load(Ordering::Acquire));
         wanted == done
     }
@@ -479,7 +491,7 @@ impl Served {
         if !self.queues.lock().has(index as usize) {
             return refuse(format!("place {index} has no client"));
         }
-        let wanted = self.word(index, std::mem::offset_of!(db_place, wanted)).load(Ordering::Relaxed);
+        let wanted = self.word(index, offset_of!(db_place, wanted)).load(Ordering::Relaxed);
         if wanted % 2 == 1 && self.is_done(index) {
             self.want(index);
         }
@@ -488,7 +500,7 @@ impl Served {
 
     /// Whether the kernels have let a client go.
     pub fn is_gone(&self, index: u32) -> bool {
-        let done = self.word(index, std::mem::offset_of!(db_place, done)).load(Ordering::Acquire);
+        let done = self.word(index, offset_of!(db_place, done)).load(Ordering::Acquire);
         done.is_multiple_of(2) && self.is_done(index)
     }
 
@@ -521,11 +533,7 @@ impl Served {
 
     /// Why a client's queue was given up, if it was.
     pub fn failure(&self, index: u32) -> Result<Option<Failure>, ServedError> {
-        let at = std::mem::offset_of!(db_place, end);
-        let code = self.word(index, at + std::mem::offset_of!(db_kernel_end, code)).load(Ordering::Acquire);
-        let mut end: db_kernel_end = Memory::from(self.core.places.clone()).get(self.place_at(index) + at)?;
-        end.code = code;
-        Ok(end.failure())
+        Ok(failure(&self.core.places, index)?)
     }
 
     pub fn counters(&self) -> Counters {

@@ -45,8 +45,7 @@ fn served(
     let pd = context.alloc_pd().unwrap();
     let cq = || Cq::new(context, 127).unwrap().into_direct().unwrap();
     let builder = QpBuilder::new(QpType::Rc).send_requests(32).receive_requests(16).own_register(true);
-    let queue =
-        Queue::create_mixed(machine, &builder, &pd, cq(), Some(cq()), Options::default()).unwrap();
+    let queue = Queue::create_mixed(machine, &builder, &pd, cq(), Some(cq()), Options::default()).unwrap();
     let member = Member::join_by(queue, &mut served, [0, slots], 0, receives as usize);
     match add_one_on(machine, &buffers) {
         Model::Called(model) => served.start_by_cpu(model),
