@@ -1,8 +1,8 @@
 /*! Begins a turn that the CPU has launched: the first kernel of cpu-gpu, in the place of wait_inputs. It waits for nothing.
  *
  * The CPU has found the request, checked its prefix, and seen to it that the WRITE of the slot's answer before has completed. It has
- * written the record before it launched this kernel, which orders the two, and does not write it again before `turns` says that it
- * was read.
+ * written the record before it launched this kernel, which orders the two, and does not write it again before `turns`, which is stored
+ * with release, says that it was read.
  */
 #include "asked.h"
 
@@ -36,5 +36,6 @@ extern "C" __global__ void begin_turn(struct db_served *at, struct db_turn *turn
         turn->begun_ns = db_clock_ns();
         turn->state = DB_TURN_REQUEST;
     }
-    DB_COUNT(at, turn, turns, 1);
+    /* Behind all reads of the record and of the place: the CPU writes both again once it has seen this count. */
+    db_store_release_sys64((db_u64) & ((struct db_counts *)at->counts)->turns, ++turn->counts.turns);
 }

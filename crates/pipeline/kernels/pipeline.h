@@ -189,7 +189,8 @@ DB_GPU_FN struct db_client *db_client_at(const struct db_served *at, db_u32 clie
 DB_GPU_FN db_u32 db_tensor_offset(const db_u64 *table, db_u32 tensor) { return (db_u32)table[2 * tensor]; }
 DB_GPU_FN db_u32 db_tensor_bytes(const db_u64 *table, db_u32 tensor) { return (db_u32)(table[2 * tensor] >> 32); }
 
-/* Adds to one of the turn's counts, and tells the host: a store alone, since a load from there would cross PCIe. No order. */
+/* Adds to one of the turn's counts, and tells the host: a store alone, since a load from there would cross PCIe. No
+ * order: the host takes none of these counts as a sign that something else was read or written. */
 #define DB_COUNT(at, turn, count, by) \
     db_store_relaxed64(&((struct db_counts *)(at)->counts)->count, (turn)->counts.count += (by))
 

@@ -244,6 +244,9 @@ DB_GPU_FN db_u32 db_load_acquire_sys32(db_u64 address) {
 DB_GPU_FN void db_store_release_sys32(db_u64 address, db_u32 value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+DB_GPU_FN void db_store_release_sys64(db_u64 address, db_u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
 
 /* Nanoseconds of the GPU's global timer, which ticks in steps of 32 ns or more: for deadlines, not for timing a post. */
 DB_GPU_FN db_u64 db_clock_ns(void) {

@@ -194,6 +194,9 @@ DB_GPU_FN db_u32 db_load_acquire_sys32(db_u64 address, DB_TWIN_HERE) {
 DB_GPU_FN void db_store_release_sys32(db_u64 address, db_u32 value, DB_TWIN_HERE) {
     db_twin_signal(address, value, 4, DB_TWIN_RELEASE(DB_TWIN_SYS), file, line);
 }
+DB_GPU_FN void db_store_release_sys64(db_u64 address, db_u64 value, DB_TWIN_HERE) {
+    db_twin_signal(address, value, 8, DB_TWIN_RELEASE(DB_TWIN_SYS), file, line);
+}
 
 DB_GPU_FN db_u64 db_clock_ns(DB_TWIN_HERE) { return db_twin_now(file, line); }
 

@@ -192,7 +192,7 @@ impl Turns {
         Ok(Turns { launches, kept: Arc::new(kept), begun: 0, clients: BTreeMap::new(), place_count: clients })
     }
 
-    /// Turns that have begun, as their kernels tell.
+    /// Turns that have begun: each has read its record, and the place that it names.
     fn seen(&self) -> u64 {
         self.kept.shared.long_words()[COUNTS / 8].load(Ordering::Acquire)
     }

@@ -1,6 +1,6 @@
 //! `cpu-gpu` over a NIC: real queues of unmodified libibverbs, a client of the shim, and kernels of the host twin or of a GPU.
 
-use ::gpu::Toolkit;
+use ::gpu::{Compiler, Toolkit};
 use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::Machine;
@@ -10,8 +10,9 @@ use slots::Arrival;
 use slots::layout::Header;
 use verbs::{Context, QpType};
 
-use super::by_cpu::{Setting, Turns, units};
+use super::by_cpu::{BEGIN, Setting, Turns, units};
 use super::launch;
+use super::tests::ptx;
 use crate::Mode;
 use crate::cpu::{self, Endpoint, Memory, Served};
 use crate::testing::{ARRIVALS, Peer, SLOTS, geometry, join_with, pump, read_late, serves};
@@ -128,6 +129,16 @@ fn a_queue_of_cpu_gpu_is_the_next_clients() {
     assert_eq!(again, number);
     assert_ne!(other_rkey, rkey);
     assert_ne!(endpoint(SLOTS).0, number, "it has a client");
+}
+
+#[test]
+fn the_count_that_gives_a_record_back_is_stored_with_release() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let compiler = Compiler::load(&toolkit).unwrap();
+    let release =
+        "db_store_release_sys64((db_u64) & ((struct db_counts *)at->counts)->turns, ++turn->counts.turns)";
+    let count = |planted| ptx(&compiler, &BEGIN, planted).matches("st.release.sys.global.u64").count();
+    assert_eq!([None, Some((release, "DB_COUNT(at, turn, turns, 1)"))].map(count), [1, 0]);
 }
 
 #[test]

@@ -4,9 +4,10 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ::gpu::Toolkit;
+use ::gpu::{Arch, Compiler, Form, Toolkit, Unit};
 use host_twin::Visibility;
 use measure::need;
+use rdma_shim::device::HEADERS;
 use rdma_shim::kernel::db_kernel_queue;
 use rdma_shim::sys::{db_cq, db_rq, db_sq};
 use rdma_shim::testing::compile_everywhere;
@@ -43,6 +44,22 @@ const REGISTER_AT: usize = 1024;
 pub fn geometry() -> Geometry {
     let tensor = Tensor { kind: TensorKind::F32, count: FLOATS };
     Geometry::new(5, &[tensor], &[tensor]).unwrap()
+}
+
+/// The PTX of a kernel, where `planted` has taken the place of a text in one of its sources.
+pub fn ptx(compiler: &Compiler, source: &Source, planted: Option<(&str, &str)>) -> String {
+    let mut changed = 0;
+    let mut plant = |text: &str| {
+        let Some((old, new)) = planted else { return text.to_owned() };
+        changed += text.matches(old).count();
+        text.replace(old, new)
+    };
+    let unit = Unit::new(source.name, plant(source.text));
+    let headers = HEADERS.iter().chain(source.headers);
+    let unit = headers.fold(unit, |unit, (name, text)| unit.header(*name, plant(text)));
+    assert_eq!(changed, usize::from(planted.is_some()), "{planted:?}");
+    let compiled = compiler.compile(&unit, Arch::sm(90), Form::Ptx).unwrap_or_else(|error| panic!("{error}"));
+    String::from_utf8(compiled.bytes).unwrap()
 }
 
 /// A pipeline, a model that adds 1, and its kernels.

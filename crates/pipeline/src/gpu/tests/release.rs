@@ -1,7 +1,6 @@
 //! What the paper's release does wrong when it serves, put back into our kernels (docs/notes/release-defects.md has the numbers).
 
-use ::gpu::{Arch, Compiler, Form, Unit};
-use rdma_shim::device::HEADERS;
+use ::gpu::Compiler;
 
 use super::*;
 
@@ -17,29 +16,11 @@ fn answers(planted: Option<(usize, &'static str)>) -> [Option<f32>; 2] {
     slots.map(|slot| peer.answer(slot).ok().and_then(|(_, value)| value))
 }
 
-/// The PTX of `wait_inputs`, where `planted` has taken the place of a text in one of its sources.
-fn wait_inputs_ptx(compiler: &Compiler, planted: Option<(&str, &str)>) -> String {
-    let mut changed = 0;
-    let mut plant = |text: &str| {
-        let Some((old, new)) = planted else { return text.to_owned() };
-        changed += text.matches(old).count();
-        text.replace(old, new)
-    };
-    let source = &launch::SOURCES[0];
-    let unit = Unit::new(source.name, plant(source.text));
-    let headers = HEADERS.iter().chain(source.headers);
-    let unit = headers.fold(unit, |unit, (name, text)| unit.header(*name, plant(text)));
-    assert_eq!(changed, usize::from(planted.is_some()), "{planted:?}");
-    let compiled = compiler.compile(&unit, Arch::sm(90), Form::Ptx).unwrap_or_else(|error| panic!("{error}"));
-    String::from_utf8(compiled.bytes).unwrap()
-}
-
 /// S2: the loads that poll are neither volatile nor acquiring, and neither is that of the stop flag.
 #[test]
 fn release_s2_flags_and_the_stop_word_are_read_afresh_and_acquired() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     let compiler = Compiler::load(&toolkit).unwrap();
-    let count = |planted, instruction: &str| wait_inputs_ptx(&compiler, planted).matches(instruction).count();
     for (what, instruction, ours, plain) in [
         (
             "the load of a slot's flag",
@@ -60,7 +41,8 @@ fn release_s2_flags_and_the_stop_word_are_read_afresh_and_acquired() {
             "*(const db_u32 *)wait->cancel",
         ),
     ] {
-        let [all, without] = [None, Some((ours, plain))].map(|planted| count(planted, instruction));
+        let count = |planted| ptx(&compiler, &launch::SOURCES[0], planted).matches(instruction).count();
+        let [all, without] = [None, Some((ours, plain))].map(count);
         assert_eq!(all, without + 1, "{what}: {instruction}");
     }
 }
