@@ -122,7 +122,8 @@ struct db_told {
     db_u32 slot;
     db_u32 client; /* index of its place */
     db_u32 status; /* DB_SLOT_STATUS_* */
-    db_u32 number; /* how many were told with this one; written last */
+    db_u32 pad;
+    db_u64 number; /* how many were told with this one; written last */
 };
 
 /* What all kernels are told. In the GPU's memory, constant while they run. */

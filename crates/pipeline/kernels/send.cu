@@ -47,12 +47,12 @@ DB_GPU_FN int db_post_answer(const struct db_served *at, const struct db_turn *t
 
 /* Tells the CPU of an answer. It is in memory before. */
 DB_GPU_FN void db_tell(const struct db_served *at, const struct db_turn *turn) {
-    db_u32 number = (db_u32)turn->counts.answered;
+    db_u64 number = turn->counts.answered;
     struct db_told *told = (struct db_told *)at->told + number % at->slot_count;
     told->slot = turn->slot;
     told->client = turn->client;
     told->status = turn->status;
-    db_store_release_sys32((db_u64)&told->number, number + 1);
+    db_store_release_sys64((db_u64)&told->number, number + 1);
 }
 
 /* Tells the host when the steps of this answer were taken, behind its doorbell. */

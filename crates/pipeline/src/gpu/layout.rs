@@ -82,7 +82,8 @@ pub struct db_told {
     pub slot: u32,
     pub client: u32,
     pub status: u32,
-    pub number: u32,
+    pub pad: u32,
+    pub number: u64,
 }
 
 #[repr(C)]

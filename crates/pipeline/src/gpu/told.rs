@@ -63,7 +63,7 @@ pub(super) struct Queues {
     places: Vec<Option<Taken>>,
     pub(super) told: Option<Told>,
     /// Records that were read.
-    read: u32,
+    pub(super) read: u64,
     sent: u64,
     /// A planted defect: a slot counts as sent when it is posted.
     pub(super) forgets_sending: bool,
@@ -121,7 +121,7 @@ impl Queues {
         let Some(told) = &self.told else { return false };
         let mut did = false;
         while let Some(record) = told.record(self.read) {
-            self.read = self.read.wrapping_add(1);
+            self.read += 1;
             did = true;
             if let Some(Some(taken)) = self.places.get_mut(record.client as usize) {
                 told.answer(taken, &record);
@@ -145,14 +145,15 @@ impl Queues {
 
 impl Told {
     /// The record that was told behind so many.
-    fn record(&self, read: u32) -> Option<db_told> {
-        let at = (read % self.slot_count) as usize * size_of::<db_told>() / 4;
-        let words = &self.ring.words()[at..at + size_of::<db_told>() / 4];
-        if words[3].load(Ordering::Acquire) != read.wrapping_add(1) {
+    fn record(&self, read: u64) -> Option<db_told> {
+        let at = (read % u64::from(self.slot_count)) as usize * size_of::<db_told>();
+        let number = &self.ring.long_words()[(at + offset_of!(db_told, number)) / 8];
+        if number.load(Ordering::Acquire) != read + 1 {
             return None;
         }
+        let words = &self.ring.words()[at / 4..];
         let [slot, client, status] = [0, 1, 2].map(|word| words[word].load(Ordering::Relaxed));
-        (slot < self.slot_count).then_some(db_told { slot, client, status, number: read.wrapping_add(1) })
+        (slot < self.slot_count).then_some(db_told { slot, client, status, pad: 0, number: read + 1 })
     }
 
     /// Posts an answer that lies in its slot.

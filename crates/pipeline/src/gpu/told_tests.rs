@@ -11,6 +11,7 @@ use slots::Status;
 use verbs::{Context, Cq, QpBuilder, QpType};
 
 use super::by_cpu::Model;
+use super::layout::db_turn;
 use super::nic_tests::{Member, add_one_on};
 use super::{Again, Arrival, Served, Setting, launch};
 use crate::Processor;
@@ -114,6 +115,28 @@ fn a_client_that_takes_no_answer_of_gpu_cpu_is_given_up() {
     assert_eq!(failure.reason, Reason::Deadline, "{failure}");
     // The chain ends with that.
     served.wait_end(LIMIT).unwrap();
+}
+
+/// The CPU reads no record while two answers are told of, of which the second one's number has 33 bits.
+#[test]
+fn answers_are_told_of_beyond_32_bits_in_a_ring_of_any_length() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    let before = u64::from(u32::MAX);
+    let (mut served, mut member) = served(&context, &machine, [3, 3], |served| {
+        let mut turn: db_turn = served.core.turn.get(0).unwrap();
+        turn.counts.answered = before;
+        served.core.turn.put(0, &turn).unwrap();
+        served.queues.lock().read = before;
+    });
+    let held = served.queues.lock();
+    let asked = [1, 2].map(|id| member.peer.ask(id, id as f32));
+    wait_for("answers", || (served.counters().answered == before + 2).then_some(()));
+    drop(held);
+    let answers = asked.map(|asked| member.peer.answer(asked, &mut || ()));
+    assert_eq!(answers, [(Status::Ok, true); 2]);
+    served.stop(LIMIT).unwrap();
 }
 
 #[test]
