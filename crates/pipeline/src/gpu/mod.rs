@@ -248,7 +248,7 @@ impl Served {
             _ => own(FLAG_BYTES * slot_count)?,
         };
         let (clients, words_of) =
-            (own(setting.clients as usize * size_of::<db_client>())?, own(16 * slot_count)?);
+            (own(setting.clients as usize * size_of::<db_client>())?, own(24 * slot_count)?);
         let places = machine.host_memory(setting.clients as usize * size_of::<db_place>())?;
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
@@ -264,7 +264,9 @@ impl Served {
         };
         let [flags_at, flag_stride] = match arrival {
             Arrival::Tail => [slots.kernel_address() + geometry.request.tail as u64, stride as u64],
-            _ => [flags.kernel_address(), FLAG_BYTES as u64],
+            Arrival::Flag => [flags.kernel_address(), FLAG_BYTES as u64],
+            // The kernels' own: a client may write to its share of the others.
+            Arrival::Completion => [word(4), FLAG_BYTES as u64],
         };
         let told = match posts {
             Processor::Gpu => None,

@@ -47,6 +47,16 @@ fn a_number_that_is_outstanding_is_refused_and_may_be_used_again_when_it_is_answ
     assert_eq!(planted, [ok, ok, ok], "the defect is not seen");
 }
 
+#[test]
+fn a_client_whose_requests_come_as_completions_has_no_flag_to_write() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let rig = Rig::new(Arrival::Completion, None, None);
+    let _peer = rig.join(0, 0, 2);
+    rig.idle();
+    rig.served.core.flags.put(0, &Word(flag(1))).unwrap();
+    rig.idle();
+}
+
 /// States after a request's flag, and after its last bytes.
 fn of_half_a_request(unreliable: u32, planted: Option<(usize, &'static str)>) -> [State; 2] {
     let rig = Rig::new(Arrival::Flag, Some(4), planted);
