@@ -17,7 +17,7 @@ use slots::Status;
 use slots::layout::FLAG_BYTES;
 
 use super::layout::{db_client, db_counts, db_place, db_served, db_turn};
-use super::{COUNTS, ServedError, buffers, failure, launch, refuse, words};
+use super::{COUNTS, ServedError, buffers, failure, launch, refuse};
 use crate::cpu::{self, CpuError, Endpoint, Job, Offload};
 
 /// `DB_ASKED_ENTRIES`.
@@ -141,8 +141,6 @@ impl Turns {
         let told = db_served {
             slots: shown.kernel_address(),
             slots_nic: shown.address(),
-            slot_stride: geometry.server_stride() as u64,
-            answer: geometry.answer_offset() as u64,
             flag_stride: FLAG_BYTES as u64,
             sequences: word(0),
             owners: word(1),
@@ -153,17 +151,9 @@ impl Turns {
             counts: shared.kernel_address() + COUNTS as u64,
             slot_count,
             client_count: clients,
-            model_id: geometry.model_id,
-            request_tensors: geometry.request.entries().len() as u32,
-            answer_tensors: geometry.answer.entries().len() as u32,
-            request_tail: geometry.request.tail as u32,
-            answer_tail: geometry.answer.tail as u32,
-            answer_stride: geometry.client_stride() as u64,
-            request_table: words(&geometry.request.table()),
-            answer_table: words(&geometry.answer.table()),
             inputs: buffers(setting.inputs, geometry.request.entries().len(), "inputs")?,
             outputs: buffers(setting.outputs, geometry.answer.entries().len(), "outputs")?,
-            ..db_served::default()
+            ..db_served::of(geometry)
         };
         served.put(0, &told)?;
         let told = launch::Told {

@@ -2,6 +2,7 @@
 
 use rdma_shim::kernel::{Plain, db_kernel_end, db_kernel_queue};
 use rdma_shim::sys::{db_cq, db_rq, db_sq};
+use slots::Geometry;
 use slots::layout::{Header, MOST_TENSORS, PREFIX_BYTES};
 
 /// Words of the table behind a header.
@@ -150,6 +151,34 @@ pub struct db_served {
     pub answer_table: [u64; TABLE_WORDS],
     pub inputs: [u64; MOST_TENSORS],
     pub outputs: [u64; MOST_TENSORS],
+}
+
+fn words(bytes: &[u8]) -> [u64; TABLE_WORDS] {
+    let mut words = [0; TABLE_WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+impl db_served {
+    /// What a model's slots and its messages are like.
+    pub fn of(geometry: &Geometry) -> db_served {
+        let Geometry { request, answer, .. } = geometry;
+        db_served {
+            slot_stride: geometry.server_stride() as u64,
+            answer: geometry.answer_offset() as u64,
+            model_id: geometry.model_id,
+            request_tensors: request.entries().len() as u32,
+            answer_tensors: answer.entries().len() as u32,
+            request_tail: request.tail as u32,
+            answer_tail: answer.tail as u32,
+            answer_stride: geometry.client_stride() as u64,
+            request_table: words(&request.table()),
+            answer_table: words(&answer.table()),
+            ..db_served::default()
+        }
+    }
 }
 
 // SAFETY: numbers without padding.

@@ -41,7 +41,7 @@ use slots::{Arrival, Geometry};
 use verbs::Pd;
 use verbs::code::Access;
 
-use layout::{TABLE_WORDS, db_client, db_counts, db_place, db_served, db_told, db_turn};
+use layout::{db_client, db_counts, db_place, db_served, db_told, db_turn};
 
 use crate::Processor;
 
@@ -183,14 +183,6 @@ impl std::fmt::Debug for Served {
     }
 }
 
-fn words(bytes: &[u8]) -> [u64; TABLE_WORDS] {
-    let mut words = [0; TABLE_WORDS];
-    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
-        *word = u64::from_le_bytes(*bytes);
-    }
-    words
-}
-
 /// Makes `buffers` the first of all.
 fn buffers(given: &[u64], wanted: usize, what: &str) -> Result<[u64; MOST_TENSORS], ServedError> {
     let mut all = [0; MOST_TENSORS];
@@ -287,8 +279,6 @@ impl Served {
             &db_served {
                 slots: slots.kernel_address(),
                 slots_nic: slots.address(),
-                slot_stride: stride as u64,
-                answer: geometry.answer_offset() as u64,
                 flags: flags_at,
                 flag_stride,
                 sequences: word(0),
@@ -302,25 +292,13 @@ impl Served {
                 wait_ns: u64::try_from(setting.wait.as_nanos()).unwrap_or(u64::MAX),
                 patience_ns: PATIENCE.as_nanos() as u64,
                 attend_ns: ATTEND.as_nanos() as u64,
-                ends: 0,
                 told: told.as_ref().map_or(0, |told| told.ring.kernel_address()),
                 slot_count: count,
                 client_count: setting.clients,
                 arrival: arrival as u32,
-                model_id: geometry.model_id,
-                request_tensors: geometry.request.entries().len() as u32,
-                answer_tensors: geometry.answer.entries().len() as u32,
-                request_tail: geometry.request.tail as u32,
-                answer_tail: geometry.answer.tail as u32,
-                refuses: 0,
-                traced_count: 0,
-                steps: 0,
-                traced: 0,
-                answer_stride: geometry.client_stride() as u64,
-                request_table: words(&geometry.request.table()),
-                answer_table: words(&geometry.answer.table()),
                 inputs,
                 outputs,
+                ..db_served::of(geometry)
             },
         )?;
         turn.put(0, &db_turn::default())?;

@@ -20,7 +20,7 @@ use slots::Status;
 use super::{Instance, LIMIT, Model, copy, failed, places};
 use crate::cpu::{CpuError, Job, Memory as Slots, Offload};
 use crate::gpu::layout::{db_served, db_steps, db_turn};
-use crate::gpu::{ServedError, buffers, launch, refuse, words};
+use crate::gpu::{ServedError, buffers, launch, refuse};
 use crate::trace::OffloadTimes;
 
 /// `DB_TURN_REQUEST`.
@@ -95,16 +95,10 @@ impl Faithful {
             0,
             &db_served {
                 slots: there.kernel_address(),
-                slot_stride: geometry.server_stride() as u64,
-                answer: geometry.answer_offset() as u64,
                 slot_count: count,
-                request_tensors: geometry.request.entries().len() as u32,
-                answer_tensors: geometry.answer.entries().len() as u32,
-                request_table: words(&geometry.request.table()),
-                answer_table: words(&geometry.answer.table()),
                 inputs: buffers(&instance.inputs, geometry.request.entries().len(), "inputs")?,
                 outputs: buffers(&instance.outputs, geometry.answer.entries().len(), "outputs")?,
-                ..db_served::default()
+                ..db_served::of(geometry)
             },
         )?;
         let status = Status::Ok.number().into();
