@@ -179,7 +179,9 @@ impl Service for Kernels {
     }
 
     fn end(&self, model: usize, kind: QpType, _arrival: Arrival, granted: &Granted) -> Result<Endpoint> {
-        Ok(Endpoint::new(&locked(&self.lanes[model]).served, &self.pool, kind, &granted.1)?)
+        // Not under the lock: registrations and queue pairs take calls of the kernel and of the driver.
+        let slots = locked(&self.lanes[model]).served.slots();
+        Ok(Endpoint::new(&slots, &self.pool, kind, &granted.1)?)
     }
 
     fn admit(&self, key: Key, mut end: Endpoint, closer: Closer) -> Result<()> {

@@ -14,7 +14,7 @@ use verbs::{Context, Cq, Qp, QpBuilder, QpType, SendOperations};
 
 use crate::Processor;
 
-use super::{Client, Served, ServedError, refuse};
+use super::{Client, Served, ServedError, Slots, refuse};
 
 /// Queues for the clients of all models of a server.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Endpoint {
     /// Registers and clears the granted slots, numbers one behind the other with the sequences of their last requests, and takes a
     /// queue.
     pub fn new(
-        served: &Served,
+        slots: &Slots,
         pool: &Arc<Pool>,
         kind: QpType,
         granted: &[(u32, u32)],
@@ -117,7 +117,7 @@ impl Endpoint {
             return refuse(format!("{count} slots, and a client has {} at most", pool.slots));
         }
         let queue = pool.take(kind, pool.slots)?;
-        match served.shares(queue.qp().pd(), first, count) {
+        match slots.shares(queue.qp().pd(), first, count) {
             Ok(shares) => {
                 let lkey = shares[0].mr().lkey();
                 let client = Client {
@@ -128,7 +128,7 @@ impl Endpoint {
                     is_reliable: kind == QpType::Rc,
                     ..Client::default()
                 };
-                let geometry = served.geometry().clone();
+                let geometry = slots.geometry().clone();
                 Ok(Endpoint { pool: Arc::clone(pool), kind, queue: Some(queue), shares, client, geometry })
             }
             Err(error) => {

@@ -140,6 +140,9 @@ pub enum State {
 #[derive(Debug)]
 struct Core {
     machine: Machine,
+    place: Place,
+    geometry: Geometry,
+    slot_count: u32,
     turn: Memory,
     slots: Memory,
     flags: Memory,
@@ -164,10 +167,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Served {
     runs: Runs,
     core: Arc<Core>,
-    place: Place,
-    geometry: Geometry,
     arrival: Arrival,
-    slot_count: u32,
     /// The thread that posts, if the CPU does. Ended before the queues go.
     poster: Option<told::Poster>,
     queues: Arc<told::Shared>,
@@ -177,9 +177,13 @@ pub struct Served {
     early: Option<[Share; 2]>,
 }
 
+/// The slots of a pipeline, without its turns and its clients; clones are the same.
+#[derive(Debug, Clone)]
+pub struct Slots(Arc<Core>);
+
 impl std::fmt::Debug for Served {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Served({:?}, {} slots)", self.arrival, self.slot_count)
+        write!(f, "Served({:?}, {} slots)", self.arrival, self.core.slot_count)
     }
 }
 
@@ -314,6 +318,9 @@ impl Served {
         let wait = setting.wait;
         let core = Core {
             machine: machine.clone(),
+            place: setting.place,
+            geometry: geometry.clone(),
+            slot_count: count,
             turn,
             slots,
             flags,
@@ -327,10 +334,7 @@ impl Served {
         Ok(Served {
             runs: Runs::Not,
             core: Arc::new(core),
-            place: setting.place,
-            geometry: geometry.clone(),
             arrival,
-            slot_count: count,
             poster: is_told.then(|| told::Poster::start(&queues)).transpose()?,
             queues,
             on_end: None,
@@ -340,47 +344,22 @@ impl Served {
         })
     }
 
-    /// Clears `count` slots and registers them for a client's protection domain: the slots, then their flags. What a client before
-    /// wrote there is gone.
-    pub fn shares(&self, pd: &Pd, first: u32, count: u32) -> Result<[Share; 2], ServedError> {
-        if count == 0 || first.checked_add(count).is_none_or(|end| end > self.slot_count) {
-            return refuse(format!("slots {first} and {count} more of {}", self.slot_count));
-        }
-        let (first, count, stride) = (first as usize, count as usize, self.geometry.server_stride());
-        let share = |memory: &Memory, each: usize| {
-            let range = first * each..(first + count) * each;
-            let zeros = vec![0; range.len().min(1 << 20)];
-            for at in range.clone().step_by(zeros.len()) {
-                memory.write(at, &zeros[..zeros.len().min(range.end - at)])?;
-            }
-            Share::new(
-                &self.core.machine,
-                pd,
-                self.place,
-                memory,
-                range,
-                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
-            )
-        };
-        Ok([share(&self.core.slots, stride)?, share(&self.core.flags, FLAG_BYTES)?])
+    /// Its slots, for the set-up of a client.
+    pub fn slots(&self) -> Slots {
+        Slots(Arc::clone(&self.core))
     }
 
     /// Registers a slot before kernels run, and keeps it registered. Errors: memory that the NIC does not reach. A software NIC also makes
     /// ready for a GPU's memory here, which it cannot while a kernel stays there.
     pub fn register_early(&mut self, context: &verbs::Context) -> Result<(), ServedError> {
         let pd = context.alloc_pd()?;
-        self.early = Some(self.shares(&pd, 0, 1)?);
+        self.early = Some(self.slots().shares(&pd, 0, 1)?);
         Ok(())
     }
 
     /// The processor that posts answers.
     pub fn posts(&self) -> Processor {
         if self.poster.is_some() { Processor::Cpu } else { Processor::Gpu }
-    }
-
-    /// The model's layout of requests and answers.
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
     }
 
     fn place_at(&self, index: u32) -> usize {
@@ -395,9 +374,7 @@ impl Served {
     /// look of the waiting kernel on: [`Self::has_joined`]. Errors: no place; a queue that its slots could overrun.
     pub fn add_client(&mut self, queue: Queue, client: Client) -> Result<u32, ServedError> {
         let (room, Client { first, count, .. }) = (queue.room()?, client);
-        if count == 0 || first.checked_add(count).is_none_or(|end| end > self.slot_count) {
-            return refuse(format!("slots {first} and {count} more of {}", self.slot_count));
-        }
+        self.core.check(first, count)?;
         let receives = if self.arrival == Arrival::Completion { count } else { 0 };
         if room.sends < 2 * count
             || room.flushes() < 2 * count
@@ -523,7 +500,39 @@ impl Served {
     }
 }
 
+impl Slots {
+    /// Clears `count` slots and registers them for a client's protection domain: the slots, then their flags. What a client before
+    /// wrote there is gone.
+    pub fn shares(&self, pd: &Pd, first: u32, count: u32) -> Result<[Share; 2], ServedError> {
+        let core = &*self.0;
+        core.check(first, count)?;
+        let (first, count, stride) = (first as usize, count as usize, core.geometry.server_stride());
+        let share = |memory: &Memory, each: usize| {
+            let range = first * each..(first + count) * each;
+            let zeros = vec![0; range.len().min(1 << 20)];
+            for at in range.clone().step_by(zeros.len()) {
+                memory.write(at, &zeros[..zeros.len().min(range.end - at)])?;
+            }
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            Share::new(&core.machine, pd, core.place, memory, range, access)
+        };
+        Ok([share(&core.slots, stride)?, share(&core.flags, FLAG_BYTES)?])
+    }
+
+    /// The model's layout of requests and answers.
+    pub fn geometry(&self) -> &Geometry {
+        &self.0.geometry
+    }
+}
+
 impl Core {
+    fn check(&self, first: u32, count: u32) -> Result<(), ServedError> {
+        match count == 0 || first.checked_add(count).is_none_or(|end| end > self.slot_count) {
+            true => refuse(format!("slots {first} and {count} more of {}", self.slot_count)),
+            false => Ok(()),
+        }
+    }
+
     /// Where a field of what the kernels are told lies; no kernel runs.
     fn tell(&self, field: usize, bytes: &[u8]) -> Result<(), ServedError> {
         Ok(self.own[0].write(field, bytes)?)

@@ -45,7 +45,7 @@ impl Member {
         wrong: u32,
         receives: usize,
     ) -> Member {
-        let shares = served.shares(queue.qp().pd(), first, count).unwrap();
+        let shares = served.slots().shares(queue.qp().pd(), first, count).unwrap();
         let there = [0, 1].map(|nth: usize| RegionOffer::new(shares[nth].mr()));
         let granted: Vec<(u32, u32)> = (first..first + count).map(|slot| (slot, 0)).collect();
         let peer = Peer::new(queue.qp(), there, served.arrival, 0, &granted, receives);

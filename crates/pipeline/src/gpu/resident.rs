@@ -121,7 +121,7 @@ impl Served {
     pub fn tensors(&self) -> [Vec<Tensor>; 2] {
         let core = &self.core;
         let slot = core.told.turn + std::mem::offset_of!(db_turn, slot) as u64;
-        let (base, stride) = (core.slots.kernel_address(), self.geometry.server_stride() as u64);
+        let (base, stride) = (core.slots.kernel_address(), core.geometry.server_stride() as u64);
         let of = |message: &slots::Message, begin: usize| {
             let tensor = |entry: &slots::layout::Entry| Tensor {
                 words: [base, slot, stride, begin as u64 + u64::from(entry.offset)],
@@ -129,7 +129,7 @@ impl Served {
             };
             message.entries().iter().map(tensor).collect()
         };
-        [of(&self.geometry.request, 0), of(&self.geometry.answer, self.geometry.answer_offset())]
+        [of(&core.geometry.request, 0), of(&core.geometry.answer, core.geometry.answer_offset())]
     }
 
     fn resident(&self, model: Box<dyn ResidentModel>) -> Result<Arc<Resident>, ServedError> {

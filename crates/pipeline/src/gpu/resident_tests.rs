@@ -356,7 +356,7 @@ impl Waiting {
 
     /// Writes a request into each slot: input `nth % inputs.len()`.
     fn fill(&self, inputs: &[Vec<f32>]) {
-        let slots = self.served.slot_count;
+        let slots = self.served.core.slot_count;
         let granted: Vec<(u32, u32)> = (0..slots).map(|slot| (slot, 0)).collect();
         let mut client = slots::Client::new(self.geometry.clone(), &granted);
         let core = &self.served.core;
@@ -389,7 +389,7 @@ impl Waiting {
             assert!(found == expected, "slot {slot}: not the bits of a launch a step");
             (header.begun_ns, header.ended_ns)
         };
-        (0..self.served.slot_count as usize).map(of).collect()
+        (0..self.served.core.slot_count as usize).map(of).collect()
     }
 }
 

@@ -57,7 +57,7 @@ impl Served {
         }
         self.is_new()?;
         let machine = &self.core.machine;
-        let steps = machine.own_memory(self.slot_count as usize * size_of::<db_steps>())?;
+        let steps = machine.own_memory(self.core.slot_count as usize * size_of::<db_steps>())?;
         steps.fill(0)?;
         let records = machine.host_memory(RECORDS as usize * size_of::<db_traced>())?;
         let clock = MachineClock::new(machine)?;
