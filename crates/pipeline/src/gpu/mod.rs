@@ -467,25 +467,23 @@ impl Served {
         Ok([place.answered, place.refused])
     }
 
-    /// Takes the queue of a client that is gone, emptied and in RESET. Give it to the next client: while a graph runs, a GPU's queue
-    /// that is dropped stays until the GPU is at rest.
+    /// Takes the queue of a client that is gone, as its kernels left it. Give it to the next client, [`Queue::emptied`]: while a graph
+    /// runs, a GPU's queue that is dropped stays until the GPU is at rest.
     pub fn take_queue(&mut self, index: u32) -> Result<Queue, ServedError> {
         if !self.is_gone(index) {
             return refuse(format!("the client in place {index} is not gone"));
         }
-        match self.queues.lock().take(index as usize) {
-            Some(queue) => Ok(queue.emptied()?),
-            None => refuse(format!("place {index} has no client")),
-        }
+        let queue = self.queues.lock().take(index as usize);
+        queue.map_or_else(|| refuse(format!("place {index} has no client")), Ok)
     }
 
-    /// [`Self::let_go`], then [`Self::take_queue`]. What was not answered is not. Error: as [`Self::wait_done`], and then the queue
+    /// [`Self::let_go`], then [`Self::take_queue`], emptied and in RESET. What was not answered is not. Error: as [`Self::wait_done`], and then the queue
     /// stays.
     pub fn remove_client(&mut self, index: u32, limit: Duration) -> Result<Queue, ServedError> {
         self.wait_done(index, limit)?;
         self.let_go(index)?;
         self.wait_done(index, limit)?;
-        self.take_queue(index)
+        Ok(self.take_queue(index)?.emptied()?)
     }
 
     /// Why a client's queue was given up, if it was.
