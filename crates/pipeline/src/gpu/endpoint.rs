@@ -96,7 +96,8 @@ pub struct Endpoint {
     pool: Arc<Pool>,
     kind: QpType,
     queue: Option<Queue>,
-    shares: [Share; 2],
+    /// Slots and flags.
+    shares: Vec<Share>,
     client: Client,
     geometry: Geometry,
 }
@@ -129,7 +130,8 @@ impl Endpoint {
                     ..Client::default()
                 };
                 let geometry = slots.geometry().clone();
-                Ok(Endpoint { pool: Arc::clone(pool), kind, queue: Some(queue), shares, client, geometry })
+                let (pool, queue, shares) = (Arc::clone(pool), Some(queue), shares.into());
+                Ok(Endpoint { pool, kind, queue, shares, client, geometry })
             }
             Err(error) => {
                 pool.give(kind, pool.slots, queue);
@@ -187,6 +189,8 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        // First: the next client of the queue's protection domain finds none of them.
+        self.shares.clear();
         if let Some(queue) = self.queue.take() {
             self.pool.give(self.kind, self.pool.slots, queue);
         }
