@@ -288,10 +288,9 @@ impl Offload for Faithful {
     }
 
     fn begin(&mut self, job: Job) -> Result<(), CpuError> {
-        let sent = self.jobs.as_ref().map(|jobs| jobs.send(job));
-        match sent {
-            Some(Ok(())) => Ok(()),
-            _ => Err(CpuError::Offload("the thread that launches has ended".into())),
+        match self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok()) {
+            true => Ok(()),
+            false => Err(CpuError::Offload("the thread that launches has ended".into())),
         }
     }
 
