@@ -166,7 +166,7 @@ impl Turns {
         let launches = match (machine.context(), model) {
             (None, Model::Called(model)) => Launches::Twin {
                 begin: Kernel::prepare(machine, &BEGIN, "begin_turn")?,
-                steps: Box::new(launch::Steps::new(machine, told, None)?),
+                steps: Box::new(launch::Steps::new(machine, told)?),
                 unused: machine.host_memory(4)?,
                 model,
             },

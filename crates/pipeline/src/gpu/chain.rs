@@ -91,11 +91,22 @@ impl Served {
         model: impl FnMut() -> Result<(), String> + Send + 'static,
     ) -> Result<(), ServedError> {
         self.is_new()?;
-        let steps = Arc::new(Steps::new(&self.core.machine, self.core.told, self.planted)?);
+        let steps = Arc::new(self.steps()?);
         self.ends(self.core.shared.kernel_address())?;
         let model: Arc<Mutex<Box<Model>>> = Arc::new(Mutex::new(Box::new(model)));
         self.runs = Runs::Twin { steps, model, thread: None, has_ended: Arc::default() };
         self.start()
+    }
+
+    /// The kernels of a turn. A test may have a defect in one.
+    pub(super) fn steps(&self) -> Result<Steps, ServedError> {
+        #[cfg(test)]
+        if let Some((at, source, name)) = self.planted {
+            let (mut sources, mut names) = (launch::SOURCES, launch::NAMES);
+            (sources[at], names[at]) = (source, name);
+            return Steps::of(&self.core.machine, self.core.told, &sources, &names);
+        }
+        Steps::new(&self.core.machine, self.core.told)
     }
 
     /// Has its turns on the GPU alone, with a model of that GPU.

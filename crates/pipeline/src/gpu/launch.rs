@@ -58,17 +58,19 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// `planted`: takes one kernel's place.
-    pub fn new(
+    pub fn new(machine: &Machine, told: Told) -> Result<Steps, ServedError> {
+        Steps::of(machine, told, &SOURCES, &NAMES)
+    }
+
+    /// As [`Self::new`], of these kernels in the places of those.
+    pub fn of(
         machine: &Machine,
         told: Told,
-        planted: Option<(usize, Source, &'static str)>,
+        sources: &[Source; 4],
+        names: &[&'static str; 4],
     ) -> Result<Steps, ServedError> {
         told.copies()?;
-        let kernel = |step: usize| match planted {
-            Some((at, source, name)) if at == step => Kernel::prepare(machine, &source, name),
-            _ => Kernel::prepare(machine, &SOURCES[step], NAMES[step]),
-        };
+        let kernel = |step: usize| Kernel::prepare(machine, &sources[step], names[step]);
         let kernels = [kernel(0)?, kernel(1)?, kernel(2)?, kernel(3)?];
         Ok(Steps { kernels, unused: machine.host_memory(4)?, told })
     }

@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rdma_shim::kernel::{
-    Failure, HostMemory, KernelError, Machine, Memory, Place, Plain, Queue, Share, Source, db_kernel_end,
+    Failure, HostMemory, KernelError, Machine, Memory, Place, Plain, Queue, Share, db_kernel_end,
 };
 use slots::layout::{FLAG_BYTES, MOST_TENSORS};
 use slots::{Arrival, Geometry};
@@ -172,7 +172,9 @@ pub struct Served {
     poster: Option<told::Poster>,
     queues: Arc<told::Shared>,
     on_end: Option<OnEnd>,
-    planted: Option<(usize, Source, &'static str)>,
+    /// A kernel with a defect, and its place in a turn.
+    #[cfg(test)]
+    planted: Option<(usize, rdma_shim::kernel::Source, &'static str)>,
     traces: Option<traced::Traces>,
     early: Option<[Share; 2]>,
 }
@@ -338,6 +340,7 @@ impl Served {
             poster: is_told.then(|| told::Poster::start(&queues)).transpose()?,
             queues,
             on_end: None,
+            #[cfg(test)]
             planted: None,
             traces: None,
             early: None,

@@ -133,7 +133,10 @@ impl Served {
     }
 
     fn resident(&self, model: Box<dyn ResidentModel>) -> Result<Arc<Resident>, ServedError> {
-        let (source, name) = self.planted.map_or((SOURCE, "serve"), |(_, source, name)| (source, name));
+        let kernel = (SOURCE, "serve");
+        #[cfg(test)]
+        let kernel = self.planted.map_or(kernel, |(_, source, name)| (source, name));
+        let (source, name) = kernel;
         Ok(Arc::new(Resident::new(&self.core, &source, name, model)?))
     }
 

@@ -13,7 +13,7 @@ use inference::layers::Random;
 use inference::plan::Plan;
 use measure::need;
 use prost::Message as _;
-use rdma_shim::kernel::db_kernel_queue;
+use rdma_shim::kernel::{Source, db_kernel_queue};
 use rdma_shim::sys::{db_cq, db_rq, db_slot, db_sq};
 use rdma_shim::testing::{compile_everywhere, device, wait_for};
 use slots::layout::{Header, PREFIX_BYTES, Status, flag};

@@ -8,7 +8,7 @@ use ::gpu::{Arch, Compiler, Form, Toolkit, Unit};
 use host_twin::Visibility;
 use measure::need;
 use rdma_shim::device::HEADERS;
-use rdma_shim::kernel::db_kernel_queue;
+use rdma_shim::kernel::{Source, db_kernel_queue};
 use rdma_shim::sys::{db_cq, db_rq, db_sq};
 use rdma_shim::testing::compile_everywhere;
 use slots::layout::{Header, PREFIX_BYTES, Status, flag};
@@ -102,7 +102,7 @@ impl Rig {
         let mut served = Served::new(&machine, setting).unwrap();
         served.planted =
             planted.map(|(step, name)| (step, Source { twin: &PLANTED, ..launch::SOURCES[step] }, name));
-        let steps = launch::Steps::new(&machine, served.core.told, served.planted).unwrap();
+        let steps = served.steps().unwrap();
         Rig { served, steps, model }
     }
 

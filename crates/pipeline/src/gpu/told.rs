@@ -66,6 +66,7 @@ pub(super) struct Queues {
     pub(super) read: u64,
     sent: u64,
     /// A planted defect: a slot counts as sent when it is posted.
+    #[cfg(test)]
     pub(super) forgets_sending: bool,
 }
 
@@ -80,7 +81,14 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(places: u32, told: Option<Told>) -> Arc<Shared> {
         let places = (0..places).map(|_| None).collect();
-        let queues = Queues { places, told, read: 0, sent: 0, forgets_sending: false };
+        let queues = Queues {
+            places,
+            told,
+            read: 0,
+            sent: 0,
+            #[cfg(test)]
+            forgets_sending: false,
+        };
         Arc::new(Shared { queues: Mutex::new(queues), wanted: AtomicUsize::new(0) })
     }
 
@@ -125,6 +133,7 @@ impl Queues {
             did = true;
             if let Some(Some(taken)) = self.places.get_mut(record.client as usize) {
                 told.answer(taken, &record);
+                #[cfg(test)]
                 if self.forgets_sending {
                     told.sending.words()[record.slot as usize].store(0, Ordering::Release);
                 }

@@ -111,7 +111,7 @@ impl Faithful {
         };
         let (launches, streams) = match (instance.model, machine.context()) {
             (Model::Called(model), None) => {
-                let steps = launch::Steps::new(machine, told, None)?;
+                let steps = launch::Steps::new(machine, told)?;
                 (Launches::Twin { steps: Box::new(steps), model }, None)
             }
             (Model::Recorded(model), Some(context)) => {

@@ -65,7 +65,7 @@ fn release_s4_a_launch_that_a_gpu_refuses_is_an_error_and_each_slot_has_its_own_
         let mut told = rig.served.core.told;
         // The release's launch for 1,228,800 bytes.
         told.shapes[step] = [512, 2401];
-        let steps = launch::Steps::new(&rig.served.core.machine, told, None).unwrap();
+        let steps = launch::Steps::new(&rig.served.core.machine, told).unwrap();
         let ran = steps.run(step, rig.served.core.wait, Arc::clone(&rig.served.core));
         let error = ran.expect_err("a block of 2401 threads").to_string();
         assert!(error.contains("2401"), "{error}");
