@@ -138,34 +138,6 @@ fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> 
     }
 }
 
-impl Kernels {
-    fn try_leave(&self, key: Key) -> Result<Option<Outcome>> {
-        let lane = &self.lanes[key.0];
-        wait_for(Duration::MAX, || {
-            if self.shared.has_ended() {
-                return Ok(Some(None));
-            }
-            let mut lane = locked(lane);
-            let lane = &mut *lane;
-            let Some(joined) = lane.clients.get_mut(&key.1) else {
-                return Ok(Some(Some(Outcome::default())));
-            };
-            let place = joined.place;
-            if !lane.served.is_gone(joined.place) {
-                lane.served.let_go(joined.place)?;
-                return Ok(None);
-            }
-            let failure = lane.served.failure(joined.place)?.map(|failure| failure.to_string());
-            let [all, refused] = joined.end.leave(&mut lane.served, joined.place)?;
-            // Its queue goes to the pool when its registrations are gone.
-            lane.clients.remove(&key.1);
-            let counts = Counts { answered: all.saturating_sub(refused), refused };
-            let trace = lane.served.traced(place)?;
-            Ok(Some(Some(Outcome { counts, failure, trace })))
-        })
-    }
-}
-
 impl Service for Kernels {
     type End = Endpoint;
 
@@ -194,9 +166,33 @@ impl Service for Kernels {
         wait_for(SETUP, || Ok(locked(&self.lanes[key.0]).served.is_done(place).then_some(())))
     }
 
-    fn leave(&self, key: Key) -> Option<Outcome> {
-        self.try_leave(key)
-            .unwrap_or_else(|error| Some(Outcome { failure: Some(sentence(&error)), ..Outcome::default() }))
+    fn leave(&self, key: Key) -> Result<Option<Outcome>> {
+        let left = wait_for(Duration::MAX, || {
+            if self.shared.has_ended() {
+                return Ok(Some(None));
+            }
+            let mut lane = locked(&self.lanes[key.0]);
+            let Lane { served, clients, .. } = &mut *lane;
+            let Some(Joined { place, end, .. }) = clients.get_mut(&key.1) else {
+                return Ok(Some(Some((Outcome::default(), None))));
+            };
+            let place = *place;
+            if !served.is_gone(place) {
+                served.let_go(place)?;
+                return Ok(None);
+            }
+            let failure = served.failure(place)?.map(|failure| failure.to_string());
+            let [all, refused] = end.leave(served, place)?;
+            let counts = Counts { answered: all.saturating_sub(refused), refused };
+            let (trace, untraced) = match served.traced(place) {
+                Ok(trace) => (trace, None),
+                Err(error) => (None, Some(error.to_string())),
+            };
+            let outcome = Outcome { counts, failure: failure.or(untraced), trace };
+            Ok(Some(Some((outcome, clients.remove(&key.1)))))
+        })?;
+        // Its end is dropped here, not under the lock: that unregisters its slots and resets its queue pair.
+        Ok(left.map(|(outcome, _)| outcome))
     }
 
     fn gone(&self, key: Key) {

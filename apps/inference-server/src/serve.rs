@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use cli::{emit_listening, on_question, speaks_to_people};
 use pipeline::Mode;
-use pipeline::cpu::{Counts, Endpoint, Memory, Served, Setting};
+use pipeline::cpu::{Counts, CpuError, Endpoint, Memory, Served, Setting};
 use serving::Arrival;
 use verbs::connect::{Closer, Listener, Path, RegionOffer};
 use verbs::{Context, Qp, QpType};
@@ -110,7 +110,7 @@ enum Command {
     /// The client's queue pair is connected.
     Admit { key: Key, endpoint: Box<Endpoint>, closer: Closer },
     /// The client has gone.
-    Leave { key: Key, reply: Sender<Option<Endpoint>> },
+    Leave { key: Key, reply: Sender<Result<Option<Endpoint>, CpuError>> },
     /// Nothing of its queue pair is left.
     Gone { key: Key },
     /// All is said of it.
@@ -164,15 +164,17 @@ impl Service for Polling {
         self.commands.send(admit).map_err(|_| ending())
     }
 
-    fn leave(&self, key: Key) -> Option<Outcome> {
+    fn leave(&self, key: Key) -> Result<Option<Outcome>> {
         let (reply, endpoint) = channel();
-        self.commands.send(Command::Leave { key, reply }).ok()?;
-        let endpoint = endpoint.recv().ok().flatten();
-        Some(endpoint.map_or_else(Outcome::default, |mut endpoint| Outcome {
+        if self.commands.send(Command::Leave { key, reply }).is_err() {
+            return Ok(None);
+        }
+        let endpoint = endpoint.recv().unwrap_or(Ok(None))?;
+        Ok(Some(endpoint.map_or_else(Outcome::default, |mut endpoint| Outcome {
             counts: endpoint.counts,
             failure: endpoint.failure.clone(),
             trace: endpoint.take_trace(),
-        }))
+        })))
     }
 
     fn gone(&self, key: Key) {

@@ -60,8 +60,9 @@ pub trait Service: Send + Sync + 'static {
     fn end(&self, model: usize, kind: QpType, arrival: Arrival, granted: &Granted) -> Result<Self::End>;
     /// Serves a client whose queue pair is connected: when this returns, it may write requests.
     fn admit(&self, key: Key, end: Self::End, closer: Closer) -> Result<()>;
-    /// Serves it no longer; nothing of its queue pair is left. `None`: the server has ended.
-    fn leave(&self, key: Key) -> Option<Outcome>;
+    /// Serves it no longer; nothing of its queue pair is left. `None`: the server has ended. Error: something may still write to its
+    /// slots, which no other client is to get.
+    fn leave(&self, key: Key) -> Result<Option<Outcome>>;
     /// Takes its slots back.
     fn gone(&self, key: Key);
     /// Counts it: the last thing of a client.
@@ -154,17 +155,24 @@ fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
             Ok(_) => Some("it said something where nothing is to be said".into()),
         };
     }
-    let Some(Outcome { counts, failure, trace }) = shared.service.leave(key) else { return };
+    let Some(Outcome { counts, failure, trace }) = cleared(&shared.service, key) else { return };
     // An error of the queue pair is usually why the rest went wrong, or comes of the client's end.
     let error = failure.or(error);
     let Counts { answered, refused } = counts;
-    // Its slots first: a reader of these lines that is slow keeps them from no client.
-    shared.service.gone(key);
     if let Some(trace) = trace {
         shared.write(&Traced::new(key.1, &shared.models[key.0].0, &trace));
     }
     shared.say(key, &peer, Some(Left { answered, refused, error: error.as_deref() }));
     shared.service.left(key, counts, error.is_some());
+}
+
+/// Has a client served no longer, and its slots taken back. Before anything is said of it: a reader of these lines that is slow keeps
+/// them from no client.
+fn cleared<S: Service>(service: &S, key: Key) -> Option<Outcome> {
+    match service.leave(key) {
+        Ok(outcome) => outcome.inspect(|_| service.gone(key)),
+        Err(error) => Some(Outcome { failure: Some(sentence(&error)), ..Outcome::default() }),
+    }
 }
 
 /// Hears what the client wants, and gets it slots.
@@ -231,4 +239,47 @@ fn join<S: Service>(
     shared.path.connect(end.qp()?, offer, &theirs, *peers)?;
     service.admit(key, end, session.closer()?)?;
     Ok(session.barrier(wait)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    /// What serves one client, which it may not be able to let go.
+    struct One {
+        is_stuck: bool,
+        is_gone: AtomicBool,
+    }
+
+    impl Service for One {
+        type End = pipeline::cpu::Endpoint;
+        fn grant(&self, _: usize, _: u16) -> Result<Granted> {
+            bail!("it has one client")
+        }
+        fn end(&self, _: usize, _: QpType, _: Arrival, _: &Granted) -> Result<Self::End> {
+            bail!("it has one client")
+        }
+        fn admit(&self, _: Key, _: Self::End, _: Closer) -> Result<()> {
+            bail!("it has one client")
+        }
+        fn leave(&self, _: Key) -> Result<Option<Outcome>> {
+            if self.is_stuck { bail!("a kernel still posts") } else { Ok(Some(Outcome::default())) }
+        }
+        fn gone(&self, _: Key) {
+            self.is_gone.store(true, Ordering::Relaxed);
+        }
+        fn left(&self, _: Key, _: Counts, _: bool) {}
+    }
+
+    #[test]
+    fn slots_of_a_client_that_cannot_be_let_go_are_not_granted_again() {
+        for (is_stuck, failure) in [(false, None), (true, Some("a kernel still posts"))] {
+            let service = One { is_stuck, is_gone: AtomicBool::new(false) };
+            let outcome = cleared(&service, (0, 0)).unwrap();
+            assert_eq!(outcome.failure.as_deref(), failure);
+            assert_eq!(service.is_gone.into_inner(), !is_stuck);
+        }
+    }
 }

@@ -148,17 +148,16 @@ impl Served {
         self.endpoints.insert(client, endpoint);
     }
 
-    /// Serves a client no longer. Drop its endpoint before [`Self::withdraw`].
-    pub fn remove(&mut self, client: u32) -> Option<Endpoint> {
-        let mut endpoint = self.endpoints.remove(&client)?;
-        self.leaving.insert(client, endpoint.sending().collect());
+    /// Serves a client no longer. Drop its endpoint before [`Self::withdraw`]. Error: a kernel may still post there. Its memory, keys
+    /// and queue stay for good, and so do its slots: do not withdraw them.
+    pub fn remove(&mut self, client: u32) -> Result<Option<Endpoint>, CpuError> {
+        let Some(endpoint) = self.endpoints.remove(&client) else { return Ok(None) };
         if let Some(Err(error)) = self.offload.as_mut().map(|offload| offload.remove(client)) {
-            // A kernel may still post there: memory, keys and queue stay for good.
-            endpoint.failure.get_or_insert(error.to_string());
             std::mem::forget(endpoint);
-            return None;
+            return Err(error);
         }
-        Some(endpoint)
+        self.leaving.insert(client, endpoint.sending().collect());
+        Ok(Some(endpoint))
     }
 
     /// Takes a client's slots back. Nothing of its queue pair is left.

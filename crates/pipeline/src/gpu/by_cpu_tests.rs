@@ -14,8 +14,8 @@ use super::by_cpu::{BEGIN, Setting, Turns, units};
 use super::launch;
 use super::tests::ptx;
 use crate::Mode;
-use crate::cpu::{self, Endpoint, Memory, Served};
-use crate::testing::{ARRIVALS, Peer, SLOTS, geometry, join_with, pump, read_late, serves};
+use crate::cpu::{self, CpuError, Endpoint, Job, Memory, Offload, Served};
+use crate::testing::{ARRIVALS, Peer, SLOTS, geometry, join, join_with, pump, read_late, serves};
 
 fn served(machine: &Machine) -> Served {
     let slots = 3 * SLOTS;
@@ -109,6 +109,34 @@ fn a_client_of_cpu_gpu_is_told_why_its_answer_was_not_posted() {
         served.failed().next().map(|(_, why)| why.to_owned())
     });
     assert!(why.contains("cannot be posted on this queue"), "{why}");
+}
+
+/// Computes nothing, and lets no client go.
+struct Stuck;
+
+impl Offload for Stuck {
+    fn remove(&mut self, _: u32) -> Result<(), CpuError> {
+        Err(CpuError::Offload("a kernel still posts".into()))
+    }
+    fn has_room(&self) -> bool {
+        false
+    }
+    fn begin(&mut self, _: Job) -> Result<(), CpuError> {
+        Ok(())
+    }
+    fn ended(&mut self) -> Result<Option<Job>, CpuError> {
+        Ok(None)
+    }
+}
+
+#[test]
+fn a_client_that_cannot_be_let_go_is_an_error() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let memory = Memory::new(geometry(), SLOTS).unwrap();
+    let mut served = Served::with(memory, SLOTS, Some(Box::new(Stuck))).unwrap();
+    let peer = join(&context, &mut served, Mode::CpuCpuShim, Arrival::Flag, 0);
+    let error = served.remove(peer.number).unwrap_err().to_string();
+    assert!(error.ends_with("a kernel still posts"), "{error}");
 }
 
 #[test]

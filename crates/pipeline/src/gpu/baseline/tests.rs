@@ -70,7 +70,7 @@ fn both_trace(context: &Context, machine: &Machine) {
             let asked = peer.ask(id, id as f32);
             assert_eq!(peer.answer(asked, &mut || pump(&mut served)), (Status::Ok, true), "{baseline:?}");
         }
-        let mut endpoint = served.remove(peer.number).unwrap();
+        let mut endpoint = served.remove(peer.number).unwrap().unwrap();
         let trace = endpoint.take_trace().unwrap();
         assert_eq!((trace.samples.len(), trace.lost, trace.clock_error_ns), (8, 0, 0), "{baseline:?}");
         let steps: &[Step] = match baseline {
