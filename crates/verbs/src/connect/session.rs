@@ -1,5 +1,6 @@
 //! The TCP connection: lines of JSON, each waited for with a deadline.
 
+use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
@@ -14,6 +15,15 @@ use crate::safe::wait_readable;
 
 /// Longest line; a hello of a thousand queue pairs has a tenth of it.
 const MAX_LINE_BYTES: usize = 1 << 20;
+/// Options of a connection, by which a peer whose host is gone is lost after half a minute: two probes after ten seconds of silence.
+const KEEP_ALIVE: [(c_int, c_int, c_int); 5] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 10),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 2),
+    // In milliseconds; of what was sent and is not acknowledged.
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000),
+];
 /// How often a stop flag is looked at.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -51,6 +61,25 @@ impl<'a> Wait<'a> {
         }
         Ok(if self.stop.is_some() { left.min(SLICE) } else { left })
     }
+}
+
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    for (level, option, value) in KEEP_ALIVE {
+        // SAFETY: the option's value is an int, which is read before the call returns.
+        let set = unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                level,
+                option,
+                (&raw const value).cast(),
+                size_of::<c_int>() as libc::socklen_t,
+            )
+        };
+        if set != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// The side that waits for the other.
@@ -135,6 +164,7 @@ impl Session {
         stream.set_nodelay(true).map_err(socket)?;
         // A line fits in the socket's buffer, so that a write waits only for a peer that reads nothing.
         stream.set_write_timeout(Some(Duration::from_secs(5))).map_err(socket)?;
+        keep_alive(&stream).map_err(socket)?;
         Ok(Self { stream, peer, buffer: Vec::new(), barriers: 0 })
     }
 

@@ -202,3 +202,26 @@ fn a_stop_flag_ends_a_wait() {
     let error = listener.accept(Wait::at_most(Duration::from_secs(60)).unless(&stop)).unwrap_err();
     assert!(matches!(error, ConnectError::Stopped { .. }), "{error}");
 }
+
+#[test]
+fn a_peer_whose_host_is_gone_is_lost_within_a_minute() {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.address().unwrap().to_string();
+    let peer = thread::spawn(move || Session::connect(&address, Wait::at_most(SOON)).unwrap());
+    let accepted = listener.accept(Wait::at_most(SOON)).unwrap();
+    for session in [accepted, peer.join().unwrap()] {
+        let get = |level: c_int, option: c_int| {
+            let (mut value, mut bytes): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
+            let fd = session.stream.as_raw_fd();
+            // SAFETY: the option's value is an int, for which there is room.
+            let got = unsafe { libc::getsockopt(fd, level, option, (&raw mut value).cast(), &raw mut bytes) };
+            assert_eq!(got, 0);
+            value
+        };
+        let tcp = |option| get(libc::IPPROTO_TCP, option);
+        assert_eq!(get(libc::SOL_SOCKET, libc::SO_KEEPALIVE), 1);
+        let silent = tcp(libc::TCP_KEEPIDLE) + tcp(libc::TCP_KEEPINTVL) * tcp(libc::TCP_KEEPCNT);
+        let unacknowledged = tcp(libc::TCP_USER_TIMEOUT) / 1000;
+        assert!((1..60).contains(&silent) && (1..60).contains(&unacknowledged), "{silent} {unacknowledged}");
+    }
+}
