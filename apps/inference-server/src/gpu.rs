@@ -23,7 +23,7 @@ use verbs::{Qp, QpType};
 
 use crate::model::{Model, Recorded, Runs};
 use crate::options::{ArrivalName, Options, Sleep};
-use crate::report::{self, OfKernels, OfModel, Totals};
+use crate::report::{OfKernels, OfModel, StatusWriter, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
 use crate::session::{End, Granted, Key, Outcome, SETUP, Service, Shared};
 
@@ -276,7 +276,8 @@ pub fn run(options: &Options) -> Result<u8> {
     let waker = Waker { events: events.clone(), waits_for };
     let stops = waker.clone();
     on_stop(move || stops.wake(Event::Stop))?;
-    if options.status.is_some() {
+    let status = StatusWriter::start(options)?;
+    if status.is_some() {
         let asks = waker.clone();
         on_question(move || asks.wake(Event::Question))?;
     }
@@ -297,7 +298,8 @@ pub fn run(options: &Options) -> Result<u8> {
     let models = found.into_iter().map(|(manifest, geometry)| (manifest.name, geometry)).collect();
     begin(options, listener, &Shared::new(options, path, models, kernels))?;
     let totals = Totals::new(options);
-    Sleeper { options, machine, names, lanes, events, happened, shared, totals, began: Instant::now() }.run()
+    let began = Instant::now();
+    Sleeper { options, machine, names, lanes, events, happened, shared, status, totals, began }.run()
 }
 
 /// The thread that sleeps.
@@ -309,6 +311,7 @@ struct Sleeper<'a> {
     events: Sender<Event>,
     happened: Receiver<Event>,
     shared: Arc<State>,
+    status: Option<StatusWriter>,
     totals: Totals,
     began: Instant,
 }
@@ -392,13 +395,14 @@ impl Sleeper<'_> {
                 self.shared.granted.fetch_sub(1, Ordering::Relaxed);
             }
             Event::Ended => self.go_on()?,
-            Event::Question => self.answer()?,
+            Event::Question => self.answer(),
         }
         Ok(false)
     }
 
     /// Writes the counters, as the kernels keep them in host memory.
-    fn answer(&self) -> Result<()> {
+    fn answer(&self) {
+        let Some(status) = &self.status else { return };
         let of = |(name, lane): (&String, &Mutex<Lane>)| {
             let lane = locked(lane);
             let pipeline::gpu::Counters { turns, answered, refused, sent, strays } = lane.served.counters();
@@ -413,7 +417,7 @@ impl Sleeper<'_> {
             }
         };
         let models = self.names.iter().zip(&*self.lanes).map(of).collect();
-        report::status(self.options, self.began.elapsed(), models)
+        status.write(self.began.elapsed(), models);
     }
 
     /// Chains that have ended: closes the clients whose queues have failed, and starts the chains again. Error: of a kernel or a model.

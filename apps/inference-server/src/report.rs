@@ -1,10 +1,11 @@
 //! The lines of `--json`, and what is said to people.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use anyhow::Result;
-use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
+use cli::{FAILED, INTERRUPTED, emit, sentence, speaks_to_people};
 use measure::{Histogram, Label, Summary};
 use pipeline::cpu::Counts;
 use pipeline::trace::{Step, Trace};
@@ -112,11 +113,32 @@ pub struct OfKernels {
     pub strays: u64,
 }
 
-/// Writes the counters where `--status` says.
-pub fn status(options: &Options, since: Duration, models: Vec<OfModel>) -> Result<()> {
-    let mode = options.mode.name();
-    let status = Status { kind: "status", mode, seconds: since.as_secs_f64(), models };
-    emit(options.status.as_deref(), &status)
+/// Writes the counters of `--status`, on a thread of its own: a reader that has stopped holds up no request.
+pub struct StatusWriter {
+    mode: &'static str,
+    lines: SyncSender<Status>,
+}
+
+impl StatusWriter {
+    pub fn start(options: &Options) -> Result<Option<StatusWriter>> {
+        let Some(file) = options.status.clone() else { return Ok(None) };
+        let (lines, waiting) = sync_channel::<Status>(1);
+        let write = move || {
+            for line in waiting {
+                if let Err(error) = emit(Some(&file), &line) {
+                    complain!("inference-server: --status: {}", sentence(&error));
+                }
+            }
+        };
+        std::thread::Builder::new().name("status".into()).spawn(write)?;
+        Ok(Some(StatusWriter { mode: options.mode.name(), lines }))
+    }
+
+    /// Has the counters written, and does not wait for that. Those of a question that comes while two wait are dropped.
+    pub fn write(&self, since: Duration, models: Vec<OfModel>) {
+        let seconds = since.as_secs_f64();
+        let _ = self.lines.try_send(Status { kind: "status", mode: self.mode, seconds, models });
+    }
 }
 
 /// All that was served.
@@ -172,5 +194,32 @@ impl Totals {
             sessions if self.failed > 0 || self.clients < sessions => FAILED,
             _ => 0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[test]
+    fn counters_that_nobody_reads_and_that_cannot_be_written_hold_up_nothing() {
+        let pipe = std::env::temp_dir().join(format!("inference-server-status-{}", std::process::id()));
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for file in ["/dev/null/status".into(), pipe.clone()] {
+            let options = ["inference-server", "--listen", "127.0.0.1:0", "--model", "a", "--status"];
+            let mut options = Options::parse_from(options.into_iter().chain(["-"]));
+            options.status = Some(file);
+            let writer = StatusWriter::start(&options).unwrap().unwrap();
+            for seconds in 0..5 {
+                writer.write(Duration::from_secs(seconds), Vec::new());
+            }
+        }
+        let text = std::fs::read_to_string(&pipe).unwrap();
+        std::fs::remove_file(&pipe).unwrap();
+        assert!(text.starts_with("{\"kind\":\"status\",") && text.ends_with("\n"), "{text}");
     }
 }

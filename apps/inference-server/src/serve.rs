@@ -17,7 +17,7 @@ use verbs::{Context, Qp, QpType};
 use crate::model::Model;
 use crate::offload;
 use crate::options::Options;
-use crate::report::{self, OfModel, Totals};
+use crate::report::{OfModel, StatusWriter, Totals};
 use crate::session::{End, Granted, Key, Outcome, Service, Shared, accept};
 
 /// Rounds without anything to do before the core is offered to other threads.
@@ -83,7 +83,8 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let polling = Polling { context, mode: options.mode, memories, is_traced: options.trace, commands };
     begin(options, listener, &Shared::new(options, path, models, polling))?;
     let (totals, question) = (Totals::new(options), Arc::new(AtomicBool::new(false)));
-    if options.status.is_some() {
+    let status = StatusWriter::start(options)?;
+    if status.is_some() {
         let asks = Arc::clone(&question);
         on_question(move || asks.store(true, Ordering::Relaxed))?;
     }
@@ -97,6 +98,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
         granted: 0,
         totals,
         question,
+        status,
         left,
         complained: HashSet::new(),
     };
@@ -203,6 +205,7 @@ struct Server<'a> {
     complained: HashSet<usize>,
     /// Counters are asked for.
     question: Arc<AtomicBool>,
+    status: Option<StatusWriter>,
     /// What the clients of each model got that have left.
     left: Vec<Counts>,
 }
@@ -226,7 +229,7 @@ impl Server<'_> {
             rounds = rounds.wrapping_add(1);
             idle = if did { 0 } else { idle.saturating_add(1) };
             if self.question.load(Ordering::Relaxed) && self.question.swap(false, Ordering::Relaxed) {
-                self.answer(since.elapsed())?;
+                self.answer(since.elapsed());
             }
             if idle >= IDLE_ROUNDS {
                 std::thread::yield_now();
@@ -279,14 +282,15 @@ impl Server<'_> {
     }
 
     /// Writes the counters.
-    fn answer(&self, since: Duration) -> Result<()> {
+    fn answer(&self, since: Duration) {
+        let Some(status) = &self.status else { return };
         let of = |((model, served), left): (&(Model, Served), &Counts)| {
             let (clients, now) = served.counts();
             let (answered, refused) = (left.answered + now.answered, left.refused + now.refused);
             OfModel { model: model.name.clone(), clients, answered, refused, kernels: None }
         };
         let models = self.served.iter().zip(&self.left).map(of).collect();
-        report::status(self.options, since, models)
+        status.write(since, models);
     }
 
     /// Does what clients' threads ask for.
