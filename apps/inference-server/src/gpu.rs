@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use cli::{FAILED, on_question, on_stop, sentence};
 use pipeline::Mode;
 use pipeline::cpu::Counts;
-use pipeline::gpu::{Again, Endpoint, OnEnd, Pool, Served, Setting};
+use pipeline::gpu::{Again, Endpoint, OnEnd, Pool, Served, ServedError, Setting};
 use rdma_shim::kernel::Machine;
 use serving::Arrival;
 use slots::{Server, Status};
@@ -302,6 +302,12 @@ pub fn run(options: &Options) -> Result<u8> {
     Sleeper { options, machine, names, lanes, events, happened, shared, status, totals, began }.run()
 }
 
+/// Time for chains to end: none once one has not ended in that time.
+fn patience(ended: &Result<()>) -> Duration {
+    let is_late = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(ServedError::Deadline { .. }));
+    if ended.as_ref().is_err_and(is_late) { Duration::ZERO } else { TURN }
+}
+
 /// The thread that sleeps.
 struct Sleeper<'a> {
     options: &'a Options,
@@ -332,11 +338,11 @@ impl Sleeper<'_> {
         if let Err(error) = &ended {
             complain!("inference-server: {}", sentence(error));
         }
+        let limit = patience(&ended);
         for lane in &*self.lanes {
             let mut lane = locked(lane);
             lane.clients.values_mut().for_each(|joined| close(&mut joined.closer));
-            // After an error nothing runs that could be waited for.
-            let stopped = lane.served.stop(TURN);
+            let stopped = lane.served.stop(limit);
             if ended.is_ok() {
                 stopped?;
             }
@@ -456,5 +462,23 @@ impl Sleeper<'_> {
             locked(lane).clients.values_mut().for_each(|joined| close(&mut joined.closer));
         });
         self.sleep(Instant::now().checked_add(ENDING), is_empty)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_hangs_is_waited_for_once() {
+        let late = || ServedError::Deadline { what: "the last turn's end".into(), limit: TURN };
+        for (ended, limit) in [
+            (Ok(()), TURN),
+            (Err(anyhow::anyhow!("the model")), TURN),
+            (Err(late()).context("stopping"), Duration::ZERO),
+            (Err(late().into()), Duration::ZERO),
+        ] {
+            assert_eq!(patience(&ended), limit, "{ended:?}");
+        }
     }
 }
