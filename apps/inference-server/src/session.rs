@@ -2,6 +2,7 @@
 //!
 //! Calls of the kernel are made here, so that the thread that serves makes none.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -190,16 +191,28 @@ fn admitted<S: Service>(
     let model = model.with_context(|| format!("no model {:?} here; there is: {}", wish.model, names()))?;
     wish.check(&shared.models[model].1)?;
     if wish.slots > shared.slots_per_client {
-        bail!("{} slots are wanted, a client gets {} at most", wish.slots, shared.slots_per_client);
+        let most = shared.slots_per_client;
+        bail!(
+            "{} slots are wanted, a client gets {most} at most: give the client --slots {most} or less",
+            wish.slots
+        );
     }
-    if shared.transport.is_some_and(|only| only != wish.transport) {
-        bail!("{:?} is wanted, {:?} alone is served", wish.transport, shared.transport);
-    }
-    if shared.arrival.is_some_and(|only| only != wish.arrival) {
-        bail!("arrival by {:?} is wanted, {:?} alone is served", wish.arrival, shared.arrival);
-    }
+    served_alone("transport", wish.transport, shared.transport)?;
+    served_alone("arrival", wish.arrival, shared.arrival)?;
     let granted = shared.service.grant(model, wish.slots)?;
     Ok(((model, granted.0), granted, wish))
+}
+
+/// Refuses a client that wants another kind of an option than the one that is served.
+fn served_alone<T: Debug + PartialEq>(option: &str, wanted: T, only: Option<T>) -> Result<()> {
+    let name = |kind: &T| format!("{kind:?}").to_lowercase();
+    match only.filter(|only| *only != wanted).as_ref().map(name) {
+        None => Ok(()),
+        Some(only) => bail!(
+            "{option} {} is wanted, and {only} alone is served: give the client --{option} {only}",
+            name(&wanted)
+        ),
+    }
 }
 
 /// Sets the client's end up, and has it served.

@@ -11,7 +11,9 @@ use crate::layout::{Header, MAGIC, PREFIX_BYTES, Status, VERSION, next};
 pub enum ServerError {
     #[error("slot {0} does not exist, or the client does not have it")]
     NoSlot(u32),
-    #[error("{wanted} slots are wanted, {free} are free one behind the other")]
+    #[error(
+        "{wanted} slots are wanted, {free} are free one behind the other: ask for fewer slots, or wait until a client leaves"
+    )]
     Full { wanted: usize, free: usize },
     #[error("client {0} is unknown")]
     Client(u32),
@@ -77,7 +79,8 @@ pub struct Server {
 impl Server {
     /// `slots` of them, with these numbers from 0.
     pub fn new(geometry: Geometry, slots: u32) -> Server {
-        let slot = Slot { client: None, sequence: 0, stage: Stage::Idle, is_sending: false, handed_over: None };
+        let slot =
+            Slot { client: None, sequence: 0, stage: Stage::Idle, is_sending: false, handed_over: None };
         Server { geometry, slots: vec![slot; slots as usize], peers: VecDeque::new(), next_client: 0 }
     }
 

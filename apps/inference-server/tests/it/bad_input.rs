@@ -37,9 +37,15 @@ fn a_client_hears_why_it_gets_no_slots() {
     let (_server, address) = server(SMALL, &options);
     let usual = || wish(SMALL, 4, Arrival::Flag, Transport::Rc);
     for (wrong, words) in [
-        (wish(SMALL, 5, Arrival::Flag, Transport::Rc), "5 slots are wanted, a client gets 4"),
+        (
+            wish(SMALL, 5, Arrival::Flag, Transport::Rc),
+            "5 slots are wanted, a client gets 4 at most: give the client --slots 4 or less",
+        ),
         (wish(SMALL, 0, Arrival::Flag, Transport::Rc), "0 slots are wanted"),
-        (wish(SMALL, 4, Arrival::Flag, Transport::Uc), "Uc is wanted"),
+        (
+            wish(SMALL, 4, Arrival::Flag, Transport::Uc),
+            "transport uc is wanted, and rc alone is served: give the client --transport rc",
+        ),
         (Wish { model: "other".into(), ..usual() }, "no model \"other\" here; there is: small"),
         (Wish { bytes: [1, 2], ..usual() }, "the server's manifest of the model says"),
         (Wish { serving: 99, ..usual() }, "use the same build"),

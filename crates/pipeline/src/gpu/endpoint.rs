@@ -67,7 +67,8 @@ impl Pool {
             return Ok(all.unused.swap_remove(at).1);
         }
         if all.made >= self.most {
-            return refuse(format!("all {} queue pairs are taken", self.most));
+            let remedy = "wait until a client leaves, or start the server again";
+            return refuse(format!("all {} queue pairs are taken: {remedy}", self.most));
         }
         let pd = self.context.alloc_pd()?;
         let builder = QpBuilder::new(kind).send_requests(2 * slots).receive_requests(slots);
