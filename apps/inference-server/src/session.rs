@@ -25,6 +25,10 @@ use crate::report::{Joined, Left, Traced};
 /// Time for a client to set its end up.
 pub const SETUP: Duration = Duration::from_secs(10);
 
+/// Time for a client that is refused to say what it wants, and how many have it at a time. Further connections are closed at once.
+const HEARING: Duration = Duration::from_secs(1);
+const REFUSED: usize = 16;
+
 /// Its number among its model's clients, and its slots with the sequences of their last requests.
 pub type Granted = (u32, Vec<(u32, u32)>);
 
@@ -79,8 +83,26 @@ pub struct Shared<S> {
     pub transport: Option<Transport>,
     pub arrival: Option<Arrival>,
     pub clients: usize,
-    pub connections: AtomicUsize,
+    connections: Count,
+    /// Connections beyond the most, which hear why.
+    refused: Count,
     pub json: Option<PathBuf>,
+}
+
+/// How many there are of something that has a limit.
+#[derive(Debug, Default)]
+struct Count(AtomicUsize);
+
+impl Count {
+    /// Whether there was room for another.
+    fn take(&self, most: usize) -> bool {
+        let more = |count: usize| (count < most).then_some(count + 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn give(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl<S> Shared<S> {
@@ -93,9 +115,15 @@ impl<S> Shared<S> {
             transport: options.transport.map(TransportName::transport),
             arrival: options.arrival().map(ArrivalName::arrival),
             clients: options.clients.into(),
-            connections: AtomicUsize::new(0),
+            connections: Count::default(),
+            refused: Count::default(),
             json: options.json.clone(),
         })
+    }
+
+    /// Those that a connection is among.
+    fn count(&self, is_full: bool) -> &Count {
+        if is_full { &self.refused } else { &self.connections }
     }
 
     /// Says that a client comes or goes. A reader of these lines that is slow holds up that client's thread alone.
@@ -124,13 +152,16 @@ pub fn accept<S: Service>(listener: &Listener, shared: &Arc<Shared<S>>) {
             continue;
         };
         let mine = Arc::clone(shared);
-        let is_full = shared.connections.fetch_add(1, Ordering::Relaxed) >= shared.clients;
+        let is_full = !shared.connections.take(shared.clients);
+        if is_full && !shared.refused.take(REFUSED) {
+            continue;
+        }
         let attend = move || {
             attend(session, &mine, is_full);
-            mine.connections.fetch_sub(1, Ordering::Relaxed);
+            mine.count(is_full).give();
         };
         if std::thread::Builder::new().name("client".into()).stack_size(1 << 18).spawn(attend).is_err() {
-            shared.connections.fetch_sub(1, Ordering::Relaxed);
+            shared.count(is_full).give();
         }
     }
 }
@@ -182,7 +213,8 @@ fn admitted<S: Service>(
     shared: &Shared<S>,
     is_full: bool,
 ) -> Result<(Key, Granted, Wish)> {
-    let wish: Wish = session.receive("a wish", Wait::at_most(SETUP))?;
+    let limit = if is_full { HEARING } else { SETUP };
+    let wish: Wish = session.receive("a wish", Wait::at_most(limit))?;
     if is_full {
         bail!("{} clients are connected, and that is the most", shared.clients);
     }

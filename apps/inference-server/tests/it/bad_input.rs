@@ -1,5 +1,9 @@
 //! Command lines that cannot be, and clients that want what is not there.
 
+use std::io::Read as _;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
 use measure::need;
 use serving::{Arrival, Transport, Wish};
 
@@ -56,5 +60,11 @@ fn a_client_hears_why_it_gets_no_slots() {
     let clients = [usual(), usual()].map(|wish| Client::open(&nic, &address, SMALL, &wish).unwrap());
     let said = Client::open(&nic, &address, SMALL, &usual()).err().unwrap();
     assert!(said.contains("2 clients are connected"), "{said}");
+    // Of connections that say nothing some hear why within a second, and no thread waits for the others.
+    let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let since = Instant::now();
+    let hears = |mut connection: &TcpStream| connection.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0);
+    let heard = silent.iter().filter(|connection| hears(connection)).count();
+    assert!((1..=16).contains(&heard) && since.elapsed() < Duration::from_secs(5), "{heard} {since:?}");
     drop(clients);
 }
