@@ -297,14 +297,9 @@ impl Connection {
         self.zero(place);
         let prefix: &[u8; PREFIX_BYTES] = self.message.first_chunk().expect("an answer has a prefix");
         let header = Header::read(prefix).unwrap_or_default();
-        // An answer that refuses is its prefix alone, which one packet holds.
-        let is_refusal = header.sequence == sequence
-            && Status::of(header.status).is_some_and(|status| status != Status::Ok);
-        let is_torn = (self.transport, self.arrival) == (Transport::Uc, Arrival::Flag)
-            && !is_refusal
-            && self.message[self.geometry.answer.tail..] != flag(sequence).to_le_bytes();
+        let has_tail = self.message[self.geometry.answer.tail..] == flag(sequence).to_le_bytes();
         // What UC has lost, or a part of it, is no answer: its request is lost at its deadline.
-        if is_torn {
+        if self.transport == Transport::Uc && is_torn(self.arrival, &header, sequence, has_tail) {
             return Ok(None);
         }
         let answered = self.client.answered(slot, prefix);
@@ -384,6 +379,19 @@ impl Connection {
     }
 }
 
+/// Whether a part of an answer is lost whose arrival was seen. `has_tail`: its last bytes are there.
+fn is_torn(arrival: Arrival, header: &Header, sequence: u32, has_tail: bool) -> bool {
+    let is_new = header.sequence == sequence;
+    // A refusal is its prefix alone, which one packet holds. Its flag or tail is a WRITE of its own.
+    let is_refusal = is_new && Status::of(header.status).is_some_and(|status| status != Status::Ok);
+    let is_old = header.sequence == 0 || (sequence.wrapping_sub(header.sequence) as i32) > 0;
+    match arrival {
+        Arrival::Flag => !is_refusal && !has_tail,
+        Arrival::Tail => is_old,
+        Arrival::Completion => false,
+    }
+}
+
 /// A receive for a WRITE with immediate data, which has no memory.
 fn post_receive(qp: &mut QueuePair) -> Result<(), ConnectionError> {
     let (what, qpn) = ("a receive", qp.number());
@@ -416,6 +424,27 @@ fn offered(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_without_its_prefix_or_its_last_bytes_is_torn() {
+        const FAILED: Status = Status::ModelFailed;
+        for (arrival, status, sequence, has_tail, torn) in [
+            (Arrival::Flag, Status::Ok, 9, true, false),
+            (Arrival::Flag, Status::Ok, 9, false, true),
+            (Arrival::Flag, FAILED, 9, false, false),
+            (Arrival::Flag, FAILED, 8, false, true),
+            (Arrival::Tail, Status::Ok, 9, true, false),
+            (Arrival::Tail, FAILED, 9, true, false),
+            (Arrival::Tail, Status::Ok, 8, true, true),
+            (Arrival::Tail, Status::Ok, 0, true, true),
+            // The server has not sent this number yet: the answer is wrong, not lost.
+            (Arrival::Tail, Status::Ok, 10, true, false),
+            (Arrival::Completion, Status::Ok, 8, true, false),
+        ] {
+            let header = Header { status: status.number(), sequence, ..Header::default() };
+            assert_eq!(is_torn(arrival, &header, 9, has_tail), torn, "{arrival:?} {status:?} {sequence}");
+        }
+    }
 
     #[test]
     fn regions_that_are_too_few_or_too_short_are_refused() {
