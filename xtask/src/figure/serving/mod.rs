@@ -283,12 +283,7 @@ fn fill(point: &mut Point, phases: &Phases) {
         ("end_s", Some(end.seconds)),
     ];
     point.values.extend(values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
-    let bad = ["wrong", "lost", "duplicate"].map(|name| (run[name].as_u64(), name));
-    point.missing = bad.iter().find_map(|(count, name)| match count {
-        Some(0) => None,
-        Some(count) => Some(format!("{count} {name} of {} requests", run["sent"])),
-        None => Some(format!("the client does not count {name}")),
-    });
+    point.missing = missing(run);
     let seconds = |used: &Used| json!({ "own": used.own, "nic": used.nic, "threads": used.by_name });
     point.detail = json!({
         "cores": cores,
@@ -296,6 +291,17 @@ fn fill(point: &mut Point, phases: &Phases) {
         "answered": run["answered"],
         "latency": run["latency"],
     });
+}
+
+/// Why a client's last line is no measurement: answers that are wrong, lost, of no request, or refusals.
+fn missing(run: &Value) -> Option<String> {
+    let refused = run["refused"].as_object().map(|all| all.values().filter_map(Value::as_u64).sum());
+    let counts = ["wrong", "lost", "duplicate"].map(|name| (name, run[name].as_u64()));
+    counts.into_iter().chain([("refused", refused)]).find_map(|(name, count)| match count {
+        Some(0) => None,
+        Some(count) => Some(format!("{count} {name} of {} requests", run["sent"])),
+        None => Some(format!("the client does not count {name}")),
+    })
 }
 
 impl Served<'_> {
@@ -362,8 +368,9 @@ impl Served<'_> {
         let served =
             watch.border().with_context(|| format!("the server is gone; see {}", log("server").display()))?;
         let client_ended = client.child.wait(WAIT)?;
+        // What it counts says more than its exit status.
         ensure!(
-            client_ended == Ended::Well,
+            client_ended == Ended::Well || missing(&run).is_some(),
             "the client {client_ended} (after {}); see {}",
             first["seconds"],
             log("client").display()

@@ -32,7 +32,7 @@ if [ -e FOLDER/spins ]; then
   while [ $(used) -lt $goal ]; do sleep 0.1; done
 fi
 echo '{"kind":"live","seconds":2.0}'
-echo '{"kind":"run","sent":40,"answered":40,"wrong":0,"lost":0,"duplicate":0,"latency":{"p50_ns":1500000,"p99_ns":2500000},"answers_per_second":20.5}'
+echo '{"kind":"run","sent":40,"answered":40,"wrong":0,"lost":0,"duplicate":0,"refused":{},"latency":{"p50_ns":1500000,"p99_ns":2500000},"answers_per_second":20.5}'
 "#;
 
 /// Has a tenth less of its rate beside a server.
@@ -163,9 +163,14 @@ fn what_goes_wrong_is_named_with_its_log() {
         ("refused", "trap 'exit 0' TERM", "echo 'server: no --sleep' >&2; exit 2", "no --sleep", true),
         ("died", "sleep 1\n", "exit 3\n", "the client", false),
         ("status", "trap 'exit 0' TERM", "trap 'exit 5' TERM", "the server ended with status 5", false),
+        // The client ends with 1 then.
         ("lost", "\"lost\":0", "\"lost\":4", "4 lost of 40 requests", false),
+        ("refusals", "{},\"latency\"", "{\"stopping\":3},\"latency\"", "3 refused of 40 requests", false),
     ] {
-        let stage = Stage::new(name, |text| text.replace(from, to));
+        let stage = Stage::new(name, |text| match text.replace(from, to) {
+            bent if bent.contains("\"run\"") && bent != text => format!("{bent}exit 1\n"),
+            bent => bent,
+        });
         let error = stage.run(Machine::Twin).unwrap_err();
         let said = format!("{error:#}");
         assert!(said.contains(words), "{name}: {said}");
