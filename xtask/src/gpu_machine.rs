@@ -46,6 +46,9 @@ pub struct Gpu {
     pub name: String,
     /// `sm_90`.
     pub arch: String,
+    /// Its place on the PCI bus, as `0000:17:00.0`.
+    #[serde(default)]
+    pub bus: Option<String>,
 }
 
 impl GpuMachine {
@@ -61,6 +64,11 @@ impl GpuMachine {
     /// Name and architecture of the first GPU, which is the one that programs take.
     pub fn gpu(&self) -> Option<String> {
         self.gpus.first().map(|gpu| format!("{}, {}", gpu.name, gpu.arch))
+    }
+
+    /// The first GPU's place on the PCI bus, by which other programs know it.
+    pub fn bus(&self) -> Option<String> {
+        self.gpus.first()?.bus.clone()
     }
 
     /// Why there is no GPU to use, in a sentence.

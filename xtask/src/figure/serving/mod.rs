@@ -6,6 +6,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -351,7 +354,10 @@ impl Served<'_> {
         let mut client = Speaking::start(&mut command, &log("client"))?;
         let first = client.json("live", BEGIN).context("the client")?;
         let begun = watch.border()?;
-        let mut watts = Vec::new();
+        let power = match self.here.bus().filter(|_| self.machine == Machine::Gpu) {
+            Some(bus) => Some(Power::start(move || power(&bus))?),
+            None => None,
+        };
         let limit = Instant::now() + Duration::from_secs_f64(seconds) + SILENCE;
         let run = loop {
             let said = client.json_of(&["live", "run"], SILENCE).context("the client")?;
@@ -363,10 +369,10 @@ impl Served<'_> {
                 "the client still runs after {seconds} s; see {}",
                 log("client").display()
             );
-            watts.extend((self.machine == Machine::Gpu).then(power).flatten());
         };
         let served =
             watch.border().with_context(|| format!("the server is gone; see {}", log("server").display()))?;
+        let watts = power.and_then(Power::stop);
         let client_ended = client.child.wait(WAIT)?;
         // What it counts says more than its exit status.
         ensure!(
@@ -389,7 +395,7 @@ impl Served<'_> {
             serving: served.1.since(&begun.1, served.0 - begun.0),
             end,
             cores: timeline(&taken),
-            watts: (!watts.is_empty()).then(|| watts.iter().sum::<f64>() / watts.len() as f64),
+            watts: watts.and_then(mean),
             run,
         })
     }
@@ -433,10 +439,55 @@ fn last_look(process: u32, limit: Duration) -> Option<Look> {
     last
 }
 
-/// What the first GPU draws now, in watts; `None` where `nvidia-smi` does not say.
-fn power() -> Option<f64> {
+/// Reads what a GPU draws, again and again, on a thread of its own: a reading takes some time.
+struct Power {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Vec<f64>>>,
+}
+
+impl Power {
+    fn start(read: impl Fn() -> Option<f64> + Send + 'static) -> Result<Power> {
+        let over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&over);
+        let reads = move || {
+            let mut watts = Vec::new();
+            loop {
+                let now = read();
+                if ends.load(Ordering::Relaxed) {
+                    return watts;
+                }
+                watts.extend(now);
+                std::thread::park_timeout(Duration::from_secs(1));
+            }
+        };
+        let thread = std::thread::Builder::new().name("power".into()).spawn(reads)?;
+        Ok(Power { over, thread: Some(thread) })
+    }
+
+    /// Counts no reading that has not ended by now. The thread still has to be waited for.
+    fn stop(mut self) -> Option<JoinHandle<Vec<f64>>> {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.take().inspect(|thread| thread.thread().unpark())
+    }
+}
+
+impl Drop for Power {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The mean of all readings, if there are any.
+fn mean(watts: JoinHandle<Vec<f64>>) -> Option<f64> {
+    let watts = watts.join().ok().filter(|watts| !watts.is_empty())?;
+    Some(watts.iter().sum::<f64>() / watts.len() as f64)
+}
+
+/// What the GPU at that place of the PCI bus draws now, in watts; `None` where `nvidia-smi` does not say. It numbers GPUs in another
+/// order than CUDA.
+fn power(bus: &str) -> Option<f64> {
     let mut ask = Command::new("nvidia-smi");
-    ask.args(["--query-gpu=power.draw", "--format=csv,noheader,nounits", "--id=0"]);
+    ask.args(["--query-gpu=power.draw", "--format=csv,noheader,nounits", "--id", bus]);
     output(&mut ask, Duration::from_secs(5)).ok()?.trim().parse().ok()
 }
 

@@ -179,6 +179,24 @@ fn what_goes_wrong_is_named_with_its_log() {
 }
 
 #[test]
+fn a_reading_of_the_power_that_ends_late_holds_up_and_counts_nothing() {
+    let begun = std::sync::mpsc::channel();
+    let late = move || {
+        let _ = begun.0.send(());
+        std::thread::sleep(Duration::from_millis(300));
+        Some(900.0)
+    };
+    let (since, power) = (Instant::now(), Power::start(late).unwrap());
+    begun.1.recv().unwrap();
+    let watts = power.stop().unwrap();
+    assert!(since.elapsed() < Duration::from_millis(200));
+    assert_eq!(mean(watts), None);
+    let power = Power::start(|| Some(70.0)).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(power.stop().and_then(mean), Some(70.0));
+}
+
+#[test]
 fn a_dry_run_says_lines_models_and_times() {
     let spec = fig7().spec;
     let of = |extent, machine| dry_run(&spec, &how(PathBuf::from("out"), extent), machine).unwrap();
