@@ -49,6 +49,8 @@ pub struct Used {
     pub nic: f64,
     /// Voluntary context switches of all threads but the NIC's that lived at the end.
     pub switches: u64,
+    /// Threads that did not live at the end any more, whose switches are not known.
+    pub ended: usize,
     /// CPU seconds by a thread's name.
     pub by_name: BTreeMap<String, f64>,
 }
@@ -106,6 +108,12 @@ impl Look {
         Ok(Look { ticks, threads })
     }
 
+    /// Takes what a later look saw. Threads that it did not see any more keep what they had used.
+    pub fn update(&mut self, later: Look) {
+        self.ticks = later.ticks;
+        self.threads.extend(later.threads);
+    }
+
     /// What was used from `before` until this look.
     pub fn since(&self, before: &Look, seconds: f64) -> Used {
         let mut used = Used { seconds, ..Used::default() };
@@ -122,6 +130,7 @@ impl Look {
                 used.switches += thread.switches.saturating_sub(then.switches);
             }
         }
+        used.ended = before.threads.keys().filter(|id| !self.threads.contains_key(id)).count();
         // The sum was read before the threads were, so that a running thread may be ahead of it.
         let whole = self.ticks.saturating_sub(before.ticks).max(alive);
         if whole > alive {
@@ -166,9 +175,14 @@ impl Watch {
         Ok(Watch { began, folder, taken, over, thread: Some(thread) })
     }
 
+    /// Seconds since it began.
+    pub fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
     /// A look now, for the border of a phase. Error: the process is gone.
     pub fn border(&self) -> Result<Taken> {
-        Ok((self.began.elapsed().as_secs_f64(), Look::at(&self.folder)?))
+        Ok((self.seconds(), Look::at(&self.folder)?))
     }
 
     /// Ends: all looks in their order.
@@ -258,7 +272,7 @@ mod tests {
         // 760 ticks in all: the server's 10, the later one's 30, the NIC's 620, and 100 of threads that ended.
         let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
         assert_eq!([rounded(used.own), rounded(used.nic), used.seconds], [1.4, 6.2, 10.0]);
-        assert_eq!(used.switches, 2 + 7, "the NIC's switches do not count");
+        assert_eq!((used.switches, used.ended), (2 + 7, 1), "the NIC's switches do not count");
         let names: Vec<(&str, f64)> =
             used.by_name.iter().map(|(name, seconds)| (name.as_str(), *seconds)).collect();
         let wanted =
@@ -268,6 +282,22 @@ mod tests {
         for folder in [before, after] {
             fs::remove_dir_all(folder).unwrap();
         }
+    }
+
+    #[test]
+    fn the_nics_threads_of_a_process_that_has_ended_are_still_the_nics() {
+        let folders = [
+            process("lives", 1000, &[(1, "server", 400, 50, 10), (2, "softnic-nic", 600, 51, 1000)]),
+            process("ends", 1300, &[(1, "server", 410, 50, 11), (2, "softnic-nic", 890, 51, 1900)]),
+            // A zombie: the leader alone is there.
+            process("zombie", 1310, &[(1, "server", 420, 50, 12)]),
+        ];
+        let [lives, ends, zombie] = folders.each_ref().map(|folder| Look::at(folder).unwrap());
+        let mut last = lives.clone();
+        [ends, zombie].into_iter().for_each(|look| last.update(look));
+        let used = last.since(&lives, 1.0);
+        assert_eq!([used.own, used.nic].map(|seconds| (seconds * 100.0).round()), [20.0, 290.0]);
+        folders.iter().for_each(|folder| fs::remove_dir_all(folder).unwrap());
     }
 
     #[test]
@@ -296,7 +326,8 @@ mod tests {
         }
         let taken = watch.end();
         assert!(taken.len() >= 2 && taken.is_sorted_by(|one, next| one.0 <= next.0));
-        assert!(taken[0].1.threads.values().any(|thread| thread.name == "cpu-watch") || taken.len() > 2);
+        let has_itself = |look: &Look| look.threads.values().any(|thread| thread.name == "cpu-watch");
+        assert!(taken.iter().all(|(_, look)| has_itself(look)));
         let line = timeline(&taken);
         assert_eq!(line.len(), taken.len() - 1);
         assert!(line.iter().any(|[_, own, nic]| *own > 0.0 && *nic == 0.0));

@@ -287,7 +287,7 @@ fn fill(point: &mut Point, phases: &Phases) {
     ];
     point.values.extend(values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     point.missing = missing(run);
-    let seconds = |used: &Used| json!({ "own": used.own, "nic": used.nic, "threads": used.by_name });
+    let seconds = |used: &Used| json!({ "own": used.own, "nic": used.nic, "threads": used.by_name, "ended": used.ended });
     point.detail = json!({
         "cores": cores,
         "cpu_seconds": { "init": seconds(init), "serving": seconds(serving), "end": seconds(end) },
@@ -382,10 +382,9 @@ impl Served<'_> {
             log("client").display()
         );
         let process = server.child.0.id();
-        let signalled = (Instant::now(), watch.border()?.1);
         terminate(process)?;
-        let last = last_look(process, END).unwrap_or_else(|| signalled.1.clone());
-        let end = last.since(&signalled.1, signalled.0.elapsed().as_secs_f64());
+        let last = last_look(process, END, served.1.clone());
+        let end = last.since(&served.1, watch.seconds() - served.0);
         let ended = server.child.wait(END)?;
         ensure!(ended == Ended::Well, "the server {ended}; see {}", log("server").display());
         let taken = watch.end();
@@ -423,13 +422,14 @@ fn ended(server: &mut Speaking, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The last look at a process that ends: its sum is there until its parent waits for it.
-fn last_look(process: u32, limit: Duration) -> Option<Look> {
+/// The last look at a process that ends, behind `last`: its sum is there until its parent waits for it, its threads are not.
+fn last_look(process: u32, limit: Duration, mut last: Look) -> Look {
     let folder = PathBuf::from(format!("/proc/{process}"));
     let since = Instant::now();
-    let mut last = None;
     while since.elapsed() < limit {
-        last = Look::at(&folder).ok().or(last);
+        if let Ok(look) = Look::at(&folder) {
+            last.update(look);
+        }
         let state = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
         if state.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z')) {
             break;
