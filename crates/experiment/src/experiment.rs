@@ -62,6 +62,13 @@ impl Experiment {
         judged.extend(aims.map(|claim| Judged { aim: true, ..judge(claim, points) }));
         judged
     }
+
+    /// Whether no claim compares one series with another.
+    pub fn judges_series_one_by_one(&self) -> bool {
+        let is_judged = |paper: &&Paper| self.spec.judges.iter().any(|judges| judges.paper == paper.name);
+        let published = self.papers.iter().filter(is_judged).flat_map(|paper| &paper.claim);
+        !published.chain(&self.spec.claims).any(|claim| claim.rule.compares_series())
+    }
 }
 
 /// Every experiment with a spec.

@@ -30,7 +30,8 @@ struct Summary {
 
 /// Reads the folder that a run's `--out` was; the experiment's name, the entry computed from its points, and what is to be said
 /// of a machine that was busy. With `part`, a way to the file that has other parts, series without a point are left out of what
-/// is wanted, and rows of other series stay that were recorded there of the same revision, machine and extent.
+/// is wanted, and rows of other series stay that were recorded there of the same machine and extent. They keep their
+/// revision; where a claim compares series, only rows of the same revision and versions stay.
 /// Errors: a file that is damaged or cut, an experiment that is not known, points that are not whole, not of one run, or not all
 /// that it measures; a part of an experiment that compares its series by more than their rows.
 pub fn imported(
@@ -99,7 +100,11 @@ pub fn imported(
         ratios: summary.ratios,
     };
     let former = match part {
-        Some(file) => Measured::read(&file(name))?.entries.into_iter().find(|old| old.is_part_with(&entry)),
+        Some(file) => {
+            let one_by_one = experiment.judges_series_one_by_one();
+            let is_part = |old: &Entry| old.is_part_with(&entry, one_by_one);
+            Measured::read(&file(name))?.entries.into_iter().find(is_part)
+        }
         None => None,
     };
     let mut all = points;
@@ -114,6 +119,10 @@ pub fn imported(
     }
     entry.label = point::label_of(&all);
     entry.rows = table::rows(&all);
+    for row in &mut entry.rows {
+        let own = all.iter().find(|point| point.series == row.series).map(|point| &point.provenance);
+        row.provenance = own.filter(|own| resume::differs(own, &entry.provenance).is_some()).cloned();
+    }
     entry.verdicts = experiment.judge(&all);
     let was_disturbed = former.is_some_and(|former| former.verdicts.iter().any(|one| one.disturbed));
     entry.verdicts.iter_mut().for_each(|one| one.disturbed |= was_disturbed);
@@ -129,7 +138,7 @@ fn again(row: &Row, entry: &Entry, experiment: &str) -> Result<Point> {
         row.repetitions
     );
     let key = Key { series: row.series.clone(), x: row.x, at: row.at.clone(), repetition: 0 };
-    let mut point = Point::new(experiment, key, entry.label, entry.provenance.clone());
+    let mut point = Point::new(experiment, key, entry.label, entry.of(row).clone());
     point.settings = row.settings.clone();
     point.values = row.values.iter().map(|(name, [median, ..])| (name.clone(), *median)).collect();
     point.spread =

@@ -66,10 +66,21 @@ impl Entry {
         format!("{} ({}{gpu}{rate})", self.machine, self.label)
     }
 
-    /// Whether both are parts of one measurement: of one machine, label, GPU, rate, extent, revision and versions.
-    pub(crate) fn is_part_with(&self, other: &Entry) -> bool {
+    /// Whether both are parts of one measurement: of one machine, label, GPU, rate and extent. Series that are not judged
+    /// `one_by_one` are compared, so they must be of one revision and of the same versions too.
+    pub(crate) fn is_part_with(&self, other: &Entry, one_by_one: bool) -> bool {
         let is_same = (self.subject(), &self.extent) == (other.subject(), &other.extent);
-        is_same && resume::differs(&self.provenance, &other.provenance).is_none()
+        is_same && (one_by_one || resume::differs(&self.provenance, &other.provenance).is_none())
+    }
+
+    /// Where one of its rows comes from.
+    pub fn of<'a>(&'a self, row: &'a Row) -> &'a Provenance {
+        row.provenance.as_ref().unwrap_or(&self.provenance)
+    }
+
+    /// Where its rows come from: the entry's own first.
+    fn sources(&self) -> impl Iterator<Item = &Provenance> {
+        std::iter::once(&self.provenance).chain(self.rows.iter().filter_map(|row| row.provenance.as_ref()))
     }
 
     /// Why its numbers say nothing, if they do not.
@@ -123,8 +134,8 @@ pub fn problems(text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let mut seen = BTreeSet::new();
     for entry in &measured.entries {
-        let (subject, revision) = (entry.subject(), &entry.provenance.revision);
-        if revision.dirty || revision.commit.len() != 40 {
+        let subject = entry.subject();
+        if entry.sources().any(|from| from.revision.dirty || from.revision.commit.len() != 40) {
             problems.push(format!("{subject}: no clean revision names its source"));
         }
         problems.extend(entry.empty().map(|why| format!("{subject}: {why}")));

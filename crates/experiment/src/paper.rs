@@ -217,6 +217,11 @@ impl Rule {
             Rule::Saturates { .. } | Rule::Fills { .. } | Rule::Linear { .. } | Rule::Background {} => None,
         }
     }
+
+    /// Whether it looks at two series at once: their numbers must be of one revision.
+    pub fn compares_series(&self) -> bool {
+        matches!(self, Rule::Ratio { .. } | Rule::Order { .. } | Rule::Bound { by: Some(_), .. })
+    }
 }
 
 fn whole() -> f64 {

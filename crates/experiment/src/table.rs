@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use measure::Provenance;
 use serde::{Deserialize, Serialize};
 
 use crate::Spec;
@@ -25,6 +26,9 @@ pub struct Row {
     pub content_ok: bool,
     /// Median, least, most, by the names of the points' numbers.
     pub values: BTreeMap<String, [f64; 3]>,
+    /// Where the row comes from, if it is of another revision or of other versions than its entry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provenance: Option<Provenance>,
 }
 
 /// What the points of one row share: series, other factors, x.
@@ -58,6 +62,7 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
             repetitions: own.len(),
             content_ok: own.iter().all(|point| point.is_whole()),
             values: values.into_iter().filter_map(whole).collect(),
+            provenance: None,
         }
     };
     groups.into_iter().map(row).collect()

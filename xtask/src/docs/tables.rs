@@ -129,9 +129,9 @@ fn aims(entries: &[Entry]) -> Vec<Vec<String>> {
     table
 }
 
-/// Models beside their peers, each way of the peer in µs.
+/// Models beside their peers, each way of the peer in µs, and the revision that each row was measured at.
 fn models(entries: &[Entry]) -> Vec<Vec<String>> {
-    const NUMBERS: [&str; 10] = [
+    const NUMBERS: [&str; 11] = [
         "ours_us",
         "python_us",
         "eager_nchw_us",
@@ -142,8 +142,16 @@ fn models(entries: &[Entry]) -> Vec<Vec<String>> {
         "self_ratio",
         "over_span_us",
         "arena_ratio",
+        "difference",
     ];
-    listed(entries, None, &NUMBERS)
+    let mut table = listed(entries, None, &NUMBERS);
+    // Parts of an entry may be of several revisions.
+    let revisions =
+        entries.iter().flat_map(|entry| entry.rows.iter().map(|row| &entry.of(row).revision.commit));
+    let cells = revisions.map(|commit| format!("`{}`", commit.get(..10).unwrap_or("unknown")));
+    let cells = ["revision".to_owned()].into_iter().chain(cells);
+    table.iter_mut().zip(cells).for_each(|(line, cell)| line.push(cell));
+    table
 }
 
 fn bandwidths(entries: &[Entry]) -> Vec<Vec<String>> {
@@ -196,7 +204,7 @@ fn rates(entries: &[Entry]) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use experiment::point::example;
+    use experiment::point::{Point, example};
     use experiment::table::rows;
     use experiment::verdict::Judged;
 
@@ -279,13 +287,21 @@ mod tests {
         let point = [("ours_us", 100.0), ("compiled_nhwc_us", 80.0), ("ratio", 1.25)];
         let point =
             point.iter().fold(example("gpu-fp16/a", 0), |point, (name, value)| point.with(name, *value));
-        let measured = serde_json::to_string(&Measured { entries: vec![entry(rows(&[point]))] }).unwrap();
+        let mut part = rows(&[Point { series: "gpu-fp32/a".into(), ..point.clone() }]).remove(0);
+        let mut entry = entry(rows(&[point]));
+        part.provenance = Some(entry.provenance.clone());
+        (entry.provenance.revision.commit, part.provenance.as_mut().unwrap().revision.commit) =
+            ("0".repeat(40), "1".repeat(40));
+        entry.rows.push(part);
+        let measured = serde_json::to_string(&Measured { entries: vec![entry] }).unwrap();
         let tree = Tree::of(&[("experiments/bench-models/measured.json", &measured)]);
         let text = renewed(&tree, &format!("\n{BEGIN}bench-models -->\n{END}")).unwrap();
-        assert!(
-            text.contains("| m | `gpu-fp16/a` | 100 | — | — | — | — | 80.0 | 1.25 | — | — | — |"),
-            "{text}"
-        );
+        for (series, revision) in [("gpu-fp16/a", "0000000000"), ("gpu-fp32/a", "1111111111")] {
+            let line = format!(
+                "| m | `{series}` | 100 | — | — | — | — | 80.0 | 1.25 | — | — | — | — | `{revision}` |"
+            );
+            assert!(text.contains(&line), "{text}");
+        }
     }
 
     #[test]

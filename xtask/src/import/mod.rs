@@ -20,8 +20,9 @@ pub struct Options {
     /// Folder that `figure N`, `bench-post --gpu`, `bench-gpu`, `bench-nic` or `bench-models` wrote (their --out).
     #[arg(value_name = "RESULTS")]
     folder: PathBuf,
-    /// Record whole series although others were not measured. Rows of others that were recorded of the same revision, versions,
-    /// machine and extent stay; verdicts are taken over all.
+    /// Record whole series although others were not measured. Rows of others that were recorded of the same machine and extent
+    /// stay, each with its revision and versions; verdicts are taken over all. Where a claim compares series, rows of another
+    /// revision or of other versions go.
     #[arg(long)]
     part: bool,
 }

@@ -254,7 +254,7 @@ fn parts_of_one_revision_become_one_entry() {
     write(&other);
     stage.import_as(true).unwrap();
     assert_eq!(recorded(&path), whole);
-    // Of another revision nothing is joined.
+    // Figure 4's claims compare series: of another revision nothing is joined.
     let older: Vec<String> =
         one.iter().map(|line| line.replace(&*stage.commits[0], &stage.commits[1])).collect();
     write(&older.iter().collect::<Vec<_>>());
@@ -273,6 +273,59 @@ fn parts_of_one_revision_become_one_entry() {
         assert_eq!(result.is_ok(), is_taken, "{result:?}");
         assert!(is_taken || result.unwrap_err().to_string().contains("measure all parts in one folder"));
     }
+}
+
+#[test]
+fn a_part_of_another_revision_replaces_its_series_and_the_others_keep_their_revision() {
+    let stage = Stage::new("revisions");
+    let experiment = experiment::Experiment::read(&root().join("experiments"), "bench-models").unwrap();
+    let grid = experiment.spec.grid(experiment::spec::Extent::Normal);
+    fs::write(
+        stage.results().join("summary.json"),
+        r#"{"experiment":"bench-models","extent":"normal","repeat":1}"#,
+    )
+    .unwrap();
+    let import = |precision: &str, commit: &str, ratio: f64, said: &str| -> Vec<(String, String, f64)> {
+        let line = |series: &String| {
+            let mut point = example(series, 0).with("ratio", ratio);
+            (point.experiment, point.label) = ("bench-models".into(), Label::Hardware);
+            point.at.clear();
+            point.provenance.gpu = Label::Hardware;
+            point.provenance.gpu_device = "NVIDIA H200, sm_90".into();
+            point.provenance.versions.insert("profile".into(), "release".into());
+            point.provenance.revision = Revision { commit: commit.to_owned(), dirty: false };
+            serde_json::to_string(&point).unwrap() + "\n"
+        };
+        let own = grid.series.iter().filter(|series| series.starts_with(precision));
+        fs::write(stage.results().join("results.jsonl"), own.map(line).collect::<String>()).unwrap();
+        let text = fs::read_to_string(stage.import_as(true).unwrap()).unwrap();
+        assert_eq!(measured::problems(&text), [""; 0]);
+        let mut entries = serde_json::from_str::<measured::Measured>(&text).unwrap().entries;
+        let entry = entries.remove(0);
+        assert!(
+            entries.is_empty() && entry.provenance.revision.commit == commit,
+            "one entry, of the newest part"
+        );
+        let verdict = entry.verdicts.iter().find(|one| one.id == "fp32").unwrap();
+        assert_eq!(verdict.said(), said);
+        let row = |row: &experiment::table::Row| {
+            let from = entry.of(row).revision.commit.clone();
+            (row.series.clone(), from, row.values["ratio"][0])
+        };
+        entry.rows.iter().map(row).collect()
+    };
+    let [new, old] = [&*stage.commits[0], &*stage.commits[1]];
+    assert_eq!(import("gpu-", old, 0.9, "aim met").len(), 18);
+    let rows = import("gpu-fp32/", new, 1.5, "aim not met");
+    assert_eq!(rows.len(), 18);
+    for (series, commit, ratio) in &rows {
+        let wanted = if series.starts_with("gpu-fp32/") { (new, 1.5) } else { (old, 0.9) };
+        assert_eq!((commit.as_str(), *ratio), wanted, "{series}");
+    }
+    // A third part: what was of two revisions stays so, and the entry's own rows name theirs.
+    let rows = import("gpu-fp32/squeezenet-1.1", old, 0.8, "aim not met");
+    let count = |commit: &str| rows.iter().filter(|(_, from, _)| from == commit).count();
+    assert_eq!((count(new), count(old)), (5, 13));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Committed results (`experiments/*/measured.json`) are what `--record` and `import` write: whole, each from a clean revision (INV-10).
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -44,15 +45,14 @@ pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
             tree.get(&format!("experiments/{name}/spec.toml")).and_then(|text| toml::from_str(text).ok());
         let Some(Sources { sources }) = spec else { continue };
         let measured: Measured = serde_json::from_str(text).unwrap_or_default();
-        for entry in measured.entries {
-            let commit = &entry.provenance.revision.commit;
+        for (machine, commit) in measured.entries.into_iter().flat_map(Origin::revisions) {
             let range = format!("{commit}..HEAD");
             let mut git = Command::new("git");
             git.args(["log", "--format=%h", &range, "--"]).args(&sources).current_dir(root);
             let Some(log) = git.output().ok().filter(|output| output.status.success()) else { continue };
             let changes = String::from_utf8_lossy(&log.stdout).lines().count();
             if changes > 0 && !sources.is_empty() {
-                let (machine, at) = (entry.machine, commit.get(..10).unwrap_or_default());
+                let at = commit.get(..10).unwrap_or_default();
                 hints.push(format!(
                     "{path}: {machine}: its sources changed {changes} times since {at}; measure it again"
                 ));
@@ -79,6 +79,22 @@ struct Measured {
 struct Origin {
     machine: String,
     provenance: Provenance,
+    #[serde(default)]
+    rows: Vec<RowOrigin>,
+}
+
+#[derive(Deserialize)]
+struct RowOrigin {
+    provenance: Option<Provenance>,
+}
+
+impl Origin {
+    /// Machine and revision of the entry, and of each part of it that is of another one.
+    fn revisions(self) -> impl Iterator<Item = (String, String)> {
+        let parts = self.rows.into_iter().filter_map(|row| row.provenance);
+        let all: BTreeSet<String> = parts.chain([self.provenance]).map(|from| from.revision.commit).collect();
+        all.into_iter().map(move |commit| (self.machine.clone(), commit))
+    }
 }
 
 #[cfg(test)]
@@ -105,10 +121,16 @@ mod tests {
         let first = git(&["rev-parse", "HEAD"]);
         std::fs::write(folder.join("b/x"), "2").unwrap();
         git(&["commit", "-q", "-a", "-m", "two"]);
-        let mut provenance = experiment::point::example("a", 1).provenance;
-        let mut said = |commit: &str, sources: &str| {
+        let of = |commit: &str| {
+            let mut provenance = experiment::point::example("a", 1).provenance;
             provenance.revision.commit = commit.to_owned();
-            let entry = serde_json::json!({"entries": [{"machine": "m", "provenance": provenance}]});
+            provenance
+        };
+        let said_of = |commit: &str, part: Option<&str>, sources: &str| {
+            let rows = part.map(|part| serde_json::json!({"series": "a", "provenance": of(part)}));
+            let entry =
+                serde_json::json!({"machine": "m", "provenance": of(commit), "rows": rows.as_slice()});
+            let entry = serde_json::json!({"entries": [entry]});
             let (measured, spec) = (entry.to_string(), format!("sources = {sources}"));
             let files = [
                 ("experiments/e/measured.json", measured.as_str()),
@@ -118,8 +140,11 @@ mod tests {
         };
         let hint =
             format!("experiments/e/measured.json: m: its sources changed 1 times since {}", &first[..10]);
+        let said = |commit: &str, sources: &str| said_of(commit, None, sources);
         assert!(said(&first, "[\"b\"]")[0].starts_with(&hint));
         let head = git(&["rev-parse", "HEAD"]);
+        let of_part = said_of(&head, Some(&first), "[\"b\"]");
+        assert!(of_part.len() == 1 && of_part[0].starts_with(&hint), "{of_part:?}");
         for (commit, sources) in
             [(&*first, "[\"a\"]"), (&*head, "[\"b\"]"), (&*first, "[]"), ("0123", "[\"b\"]")]
         {
