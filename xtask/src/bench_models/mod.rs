@@ -27,7 +27,7 @@ mod peer;
 mod turns;
 
 use peer::Peer;
-use turns::{ON_THE_CPU, Turns, WAYS, period_name};
+use turns::{ON_THE_CPU, Turns, WAYS, difference_name, period_name};
 
 /// What a spec calls these points.
 pub const APP: &str = "bench-models";
@@ -182,7 +182,7 @@ fn execute(
     run::report(experiment, how, &points, &Extra { lines, timers, left_out, ..Extra::default() })
 }
 
-/// What is printed of a point: the ways, the parts of the start, and what is not known.
+/// What is printed of a point: the ways, the parts of the start, ways with other outputs, and what is not known.
 fn lines(point: &Point, names: &[String]) -> Vec<String> {
     let value = |name: &str| number(point.values.get(name).copied());
     let way = |way: &&str| format!("{way} {}", value(&period_name(way)));
@@ -200,6 +200,11 @@ fn lines(point: &Point, names: &[String]) -> Vec<String> {
         point.detail["ours"]["start_ms"].as_object().into_iter().flatten().map(parts).collect();
     let failed = point.detail["failed"].as_object().into_iter().flatten();
     let failed = failed.map(|(way, why)| format!("  {way}: n/a: {}", why.as_str().unwrap_or_default()));
+    let allowed = point.detail["allowed_difference"].as_f64().unwrap_or(f64::INFINITY);
+    let other = all.iter().filter_map(|way| {
+        let apart = point.values.get(&difference_name(way)).copied().filter(|apart| *apart > allowed)?;
+        Some(format!("  {way}: its outputs differ from ours by {apart:.1e}, at most {allowed:.0e}"))
+    });
     let absent = names
         .iter()
         .filter(|name| needs_gpu(&point.series) && !point.values.contains_key(*name) && !name.contains("_n"));
@@ -207,6 +212,7 @@ fn lines(point: &Point, names: &[String]) -> Vec<String> {
     [ours, format!("  ms from process start to first answer: {}", start.join(", "))]
         .into_iter()
         .chain(failed)
+        .chain(other)
         .chain(absent)
         .collect()
 }

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use experiment::paper::Rule;
+
 use super::turns::difference;
 use super::*;
 use crate::gpu_machine::example;
@@ -65,7 +67,7 @@ def answer(asked):
         raise ValueError("it was not prepared")
     if asked["do"] == "output":
         given = open(asked["input"], "rb").read()
-        open(asked["output"], "wb").write(given[:12] + struct.pack("<f", LAST))
+        open(asked["output"], "wb").write(given[:12] + struct.pack("<f", OTHERS.get(way, LAST)))
         return {}
     print("for people")
     # The first of two repetitions is slower for this one.
@@ -100,7 +102,13 @@ fn stage(name: &str, gpu: bool, changes: &[(&str, &str)]) -> Stage {
     fs::create_dir_all(&folder).unwrap();
     let protocol = format!("{:?}", workspace::root().join("experiments/peers").display().to_string());
     let words = [("PROTOCOL", &*protocol), ("WRONG", "0"), ("MORE", ""), ("FAILS", "0"), ("DIES", "0")];
-    let more = [("STICKS", "None"), ("LAST_PERIODS", "{}"), ("ALONE", "{}"), ("PYTHONS", "1.31.1")];
+    let more = [
+        ("STICKS", "None"),
+        ("OTHERS", "{}"),
+        ("LAST_PERIODS", "{}"),
+        ("ALONE", "{}"),
+        ("PYTHONS", "1.31.1"),
+    ];
     let words = words.into_iter().chain(more).chain([("LAST", "1.00001"), ("HELLO", "None")]);
     let filled = |text: &str| {
         let changed =
@@ -307,7 +315,7 @@ fn a_way_that_fails_is_printed_and_the_rest_is_measured() {
 #[test]
 fn outputs_that_are_not_the_peers_or_not_our_own_leave_no_number() {
     for (name, change, words) in [
-        ("peer", ("LAST", "1.2"), "outputs differ from those of the peer, eager-nchw, by 9."),
+        ("peer", ("LAST", "1.2"), "outputs differ from those of each way of the peer: eager-nchw by 9."),
         ("nan", ("LAST", "float('nan')"), "is no number"),
         ("own", ("WRONG", "3"), "3 of 7 outputs of ours are wrong"),
     ] {
@@ -315,6 +323,38 @@ fn outputs_that_are_not_the_peers_or_not_our_own_leave_no_number() {
         let error = format!("{:#}", stage.run(false).unwrap_err());
         let point = stage.points().remove(0);
         assert!(error.contains(words) && point.values.is_empty() && !point.is_whole(), "{name}: {error}");
+    }
+}
+
+#[test]
+fn one_way_with_other_outputs_is_named_and_judged_and_the_point_is_kept() {
+    let stage = stage("other", true, &[("OTHERS", "{\"compiled-nchw\": 1.2}")]);
+    stage.run(false).unwrap();
+    let point = stage.points().remove(0);
+    let apart = |name: &str| point.values[name];
+    assert!(point.is_whole() && apart("compiled_nchw_difference") > 4e-2);
+    assert_eq!(apart("difference"), apart("compiled_nchw_difference"));
+    assert!(apart("eager_nchw_difference") < 1e-5 && apart("compiled_nhwc_difference") < 1e-5);
+    assert_eq!(verdict(&stage.summary(), "fp16-outputs"), "not-reproduced");
+    let said = lines(&point, &[]).join("\n");
+    assert!(said.contains("compiled-nchw: its outputs differ from ours by 9."), "{said}");
+    assert_eq!(said.matches("its outputs differ").count(), 1, "{said}");
+}
+
+#[test]
+fn the_spec_allows_the_differences_that_a_run_allows() {
+    let experiment = Experiment::read(&workspace::root().join("experiments"), APP).unwrap();
+    let stage = stage("allowed", true, &[]);
+    let path = stage.folder.join("one");
+    fs::write(&path, 1f32.to_le_bytes()).unwrap();
+    for precision in ["fp32", "tf32", "fp16"] {
+        let id = format!("{precision}-outputs");
+        let claim = experiment.spec.claims.iter().find(|claim| claim.id == id).unwrap();
+        let allowed = difference(precision, &path, &path).unwrap().1;
+        assert_eq!(claim.series, [format!("gpu-{precision}/*")]);
+        assert!(
+            matches!(&claim.rule, Rule::Bound { field, at_most, .. } if field == "difference" && *at_most == Some(allowed))
+        );
     }
 }
 
