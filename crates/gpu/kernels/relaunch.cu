@@ -1,25 +1,21 @@
-// Last kernel of a graph that launches itself again; one block of one thread, launched by the graph it is in.
+// Kernels that launch the graph they are in again; one block of one thread each, launched by that graph.
 //
-// control: 16 bytes of pinned host memory, aligned to 8, mapped to the device, seen by the CPU while this runs:
+// control: 16 bytes of pinned host memory, aligned to 8, mapped to the device, seen by the CPU while they run:
 //   [0] cancel, written by the CPU: not 0 ends the graph after the turn that sees it
 //   [1] turns that have ended, written here
 //   [2] why there will be no further turn, written here last: 1 cancelled, 2 `limit` reached, 3 the launch failed; 0: there will
 //   [3] the cudaError_t of a launch that failed
 // limit: turns at most; 0: no limit. ring: as of `stamp`, which notes the end of the run; null: nothing is noted.
-// Waits for nothing. Stops by [0], by `limit`, or by a failed launch.
+// They wait for nothing. The graph stops by [0], by `limit`, or by a failed launch.
 #include "stamp.h"
 
-extern "C" __global__ void doorbell_relaunch(volatile unsigned *control, unsigned limit, volatile unsigned long long *ring)
+// Counts a turn, and launches the next one if there is to be one; why not otherwise. It begins when all of this turn has ended.
+static __device__ inline unsigned next_turn(volatile unsigned *control, unsigned limit, unsigned *turns)
 {
-    if (blockIdx.x || threadIdx.x)
-        return;
-    if (ring)
-        stamp(ring, 1);
-    // One read over the bus for both words: it takes about a microsecond, most of what this kernel costs.
+    // One read over the bus for both words: it takes about a microsecond.
     unsigned long long words = *(volatile unsigned long long *)control;
-    unsigned turns = (unsigned)(words >> 32) + 1;
-    unsigned end = (unsigned)words ? 1 : limit && turns >= limit ? 2 : 0;
-    control[1] = turns;
+    *turns = (unsigned)(words >> 32) + 1;
+    unsigned end = (unsigned)words ? 1 : limit && *turns >= limit ? 2 : 0;
     if (!end) {
         cudaError_t error = cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch);
         if (error != cudaSuccess) {
@@ -27,9 +23,48 @@ extern "C" __global__ void doorbell_relaunch(volatile unsigned *control, unsigne
             end = 3;
         }
     }
+    return end;
+}
+
+// Tells the CPU that a turn has ended, and why it was the last one.
+static __device__ inline void tell(volatile unsigned *control, unsigned turns, unsigned end)
+{
+    control[1] = turns;
     if (end) {
         // The CPU takes [2] as the word that the others are final.
         __threadfence_system();
         control[2] = end;
     }
+}
+
+// Last kernel of a graph: a turn of which a kernel sets [0] is the last one.
+extern "C" __global__ void doorbell_relaunch(volatile unsigned *control, unsigned limit, volatile unsigned long long *ring)
+{
+    if (blockIdx.x || threadIdx.x)
+        return;
+    if (ring)
+        stamp(ring, 1);
+    unsigned turns, end = next_turn(control, limit, &turns);
+    tell(control, turns, end);
+}
+
+// Runs beside a graph's other kernels, so that its reads and its launch take no time of their own. A turn of which a kernel sets [0] may
+// have one more behind it. state: 8 bytes of device memory for `doorbell_turn`.
+extern "C" __global__ void doorbell_next(volatile unsigned *control, unsigned limit, volatile unsigned *state)
+{
+    if (blockIdx.x || threadIdx.x)
+        return;
+    unsigned turns, end = next_turn(control, limit, &turns);
+    state[0] = turns;
+    state[1] = end;
+}
+
+// Last kernel of a graph that has a `doorbell_next`.
+extern "C" __global__ void doorbell_turn(volatile unsigned *control, const volatile unsigned *state, volatile unsigned long long *ring)
+{
+    if (blockIdx.x || threadIdx.x)
+        return;
+    if (ring)
+        stamp(ring, 1);
+    tell(control, state[0], state[1]);
 }

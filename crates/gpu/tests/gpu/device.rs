@@ -418,20 +418,28 @@ fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
         bench.launch(stream, "add", Arguments::new().u64(counter.device_address()).u32(1))
     };
     // SAFETY: memory and module live until the graph has ended.
-    let mut graph = unsafe { SelfLaunching::of_capture(&bench.module, 0, None, record) }.unwrap();
-    for _ in 0..2 {
-        // SAFETY: as above.
-        unsafe { graph.start() }.unwrap();
-        // SAFETY: it is refused.
-        let error = unsafe { graph.start() }.unwrap_err().to_string();
-        assert!(error.contains("still runs"), "{error}");
-        soon("a hundred turns", || graph.turns() > 100);
-        assert_eq!(graph.ended().unwrap(), None);
-        let since = Instant::now();
-        graph.cancel();
-        assert_eq!(graph.wait(LIMIT).unwrap(), End::Cancelled);
-        println!("TABLE cancelled after {} turns, seen in {} us", graph.turns(), since.elapsed().as_micros());
-        assert!(graph.turns() > 100, "{}", graph.turns());
+    let behind = unsafe { SelfLaunching::of_capture(&bench.module, 0, None, record) }.unwrap();
+    // SAFETY: as above.
+    let beside = unsafe { SelfLaunching::of_capture_beside(&bench.module, 0, None, record) }.unwrap();
+    for mut graph in [behind, beside] {
+        for _ in 0..2 {
+            // SAFETY: as above.
+            unsafe { graph.start() }.unwrap();
+            // SAFETY: it is refused.
+            let error = unsafe { graph.start() }.unwrap_err().to_string();
+            assert!(error.contains("still runs"), "{error}");
+            soon("a hundred turns", || graph.turns() > 100);
+            assert_eq!(graph.ended().unwrap(), None);
+            let since = Instant::now();
+            graph.cancel();
+            assert_eq!(graph.wait(LIMIT).unwrap(), End::Cancelled);
+            println!(
+                "TABLE cancelled after {} turns, seen in {} us",
+                graph.turns(),
+                since.elapsed().as_micros()
+            );
+            assert!(graph.turns() > 100, "{}", graph.turns());
+        }
     }
     assert_eq!(bench.kept(), 0);
 }
@@ -444,13 +452,19 @@ struct Stamped {
 }
 
 impl Stamped {
-    fn new(bench: &Bench, kept: usize, turns: u32, way: Way<'_>) -> Stamped {
+    /// `beside`: what launches it again runs beside the kernel that passes time.
+    fn new(bench: &Bench, kept: usize, turns: u32, beside: bool, way: Way<'_>) -> Stamped {
         let stamps = Stamps::new(&bench.module, kept, way).unwrap();
         let record = |stream: &Stream| bench.launch(stream, "pass_time", Arguments::new().u64(20_000));
-        // SAFETY: module and stamps live until the graph has ended.
-        let graph =
-            unsafe { SelfLaunching::of_capture(&bench.module, turns, Some(&stamps), record) }.unwrap();
-        Stamped { graph, stamps }
+        let (module, some) = (&bench.module, Some(&stamps));
+        let graph = if beside {
+            // SAFETY: module and stamps live until the graph has ended.
+            unsafe { SelfLaunching::of_capture_beside(module, turns, some, record) }
+        } else {
+            // SAFETY: as above.
+            unsafe { SelfLaunching::of_capture(module, turns, some, record) }
+        };
+        Stamped { graph: graph.unwrap(), stamps }
     }
 
     fn start(&mut self) {
@@ -464,21 +478,23 @@ fn gpu_stamps_tell_begin_and_end_of_the_last_runs_and_how_many_were_overwritten(
     let bench = need!(Bench::new(), gpu, "one CUDA device");
     let (stream, between) = (bench.stream(), PinnedMemory::new(&bench.context, 100).unwrap());
     let way = Way { stream: &stream, between: &between, limit: LIMIT };
-    let mut stamped = Stamped::new(&bench, 13, 40, way);
-    stamped.start();
-    assert_eq!(stamped.graph.wait(LIMIT).unwrap(), End::LimitReached);
-    assert_eq!(stamped.stamps.runs(way).unwrap(), 40);
-    // 16 are kept, from number 24 on.
-    for (wanted, count, lost) in
-        [(0..40, 16, 24), (30..1000, 10, 0), (20..26, 2, 4), (0..10, 0, 10), (40..50, 0, 0)]
-    {
-        let (stamps, overwritten) = stamped.stamps.read(wanted.clone(), way).unwrap();
-        assert_eq!((stamps.len(), overwritten), (count, lost), "{wanted:?}");
-        assert!(stamps.iter().all(|stamp| stamp.end_ns >= stamp.start_ns + 19_000), "{stamps:?}");
-        assert!(stamps.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns), "{stamps:?}");
+    for beside in [false, true] {
+        let mut stamped = Stamped::new(&bench, 13, 40, beside, way);
+        stamped.start();
+        assert_eq!(stamped.graph.wait(LIMIT).unwrap(), End::LimitReached);
+        assert_eq!((stamped.stamps.runs(way).unwrap(), stamped.graph.turns()), (40, 40));
+        // 16 are kept, from number 24 on.
+        for (wanted, count, lost) in
+            [(0..40, 16, 24), (30..1000, 10, 0), (20..26, 2, 4), (0..10, 0, 10), (40..50, 0, 0)]
+        {
+            let (stamps, overwritten) = stamped.stamps.read(wanted.clone(), way).unwrap();
+            assert_eq!((stamps.len(), overwritten), (count, lost), "{wanted:?}");
+            assert!(stamps.iter().all(|stamp| stamp.end_ns >= stamp.start_ns + 19_000), "{stamps:?}");
+            assert!(stamps.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns), "{stamps:?}");
+        }
+        stamped.stamps.clear(way).unwrap();
+        assert_eq!(stamped.stamps.read(0..40, way).unwrap(), (Vec::new(), 0));
     }
-    stamped.stamps.clear(way).unwrap();
-    assert_eq!(stamped.stamps.read(0..40, way).unwrap(), (Vec::new(), 0));
     let refused = Stamps::new(&bench.module, usize::MAX, way).unwrap_err();
     assert!(refused.to_string().contains("at most"), "{refused}");
 }
@@ -488,7 +504,7 @@ fn gpu_graphs_that_launch_themselves_run_at_the_same_time() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");
     let (stream, between) = (bench.stream(), PinnedMemory::new(&bench.context, 4096).unwrap());
     let way = Way { stream: &stream, between: &between, limit: LIMIT };
-    let mut both = [(); 2].map(|()| Stamped::new(&bench, 1 << 16, 0, way));
+    let mut both = [false, true].map(|beside| Stamped::new(&bench, 1 << 16, 0, beside, way));
     both.iter_mut().for_each(Stamped::start);
     soon("fifty turns of each", || both.iter().all(|one| one.graph.turns() > 50));
     both.iter().for_each(|one| one.graph.cancel());

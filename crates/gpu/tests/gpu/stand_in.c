@@ -52,17 +52,20 @@ struct kernel {
     const char *name;
     unsigned bytes[4]; /* of its parameters; 0 ends the list */
 };
-enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, STAMP, KERNELS };
+enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, NEXT, TURN, STAMP, KERNELS };
 static const struct kernel kernels[KERNELS] = {
     [ADD] = {"add", {8, 4, 0}},       [SPIN] = {"spin", {8, 8, 0}},
     [PASS_TIME] = {"pass_time", {8, 0, 0}}, [RING] = {"ring", {8, 8, 0}},
     [RELAUNCH] = {"doorbell_relaunch", {8, 4, 8, 0}}, [STAMP] = {"doorbell_stamp", {8, 4, 0}},
+    [NEXT] = {"doorbell_next", {8, 4, 8, 0}}, [TURN] = {"doorbell_turn", {8, 8, 8, 0}},
 };
 
 /* ---- what a stream does ---- */
 enum kind { KERNEL = 0, COPY = 1, FILL = 2, EVENT, GRAPH };
+struct graph;
 struct event {
     int state; /* 0 never recorded, 1 in a stream, 2 reached */
+    struct graph *records; /* the graph in which it was recorded last, which may be gone */
     struct timespec at;
 };
 struct exec;
@@ -109,10 +112,33 @@ static void stamp(uint64_t *ring, uint64_t is_end)
     ring[0] += is_end;
 }
 
+/* `next_turn` of `relaunch.cu`: turns, and why there is no further one. */
+static void next_turn(const struct op *op, const struct exec *in, volatile uint32_t *state)
+{
+    volatile uint32_t *control = (volatile uint32_t *)op->argument[0];
+    uint32_t limit = (uint32_t)op->argument[1], turns = control[1] + 1;
+    uint32_t end = control[0] ? 1 : limit && turns >= limit ? 2 : 0;
+    if (!end && !(in && in->uploaded)) {
+        control[3] = INVALID_VALUE;
+        end = 3;
+    }
+    state[0] = turns;
+    state[1] = end;
+}
+
+/* `tell` of `relaunch.cu`. */
+static void tell(volatile uint32_t *control, const volatile uint32_t *state)
+{
+    control[1] = state[0];
+    if (state[1])
+        __atomic_store_n(&control[2], state[1], __ATOMIC_RELEASE);
+}
+
 /* Runs one operation without the lock; not 0: the graph is to run again. */
 static int run(const struct op *op, const struct exec *in)
 {
     volatile uint32_t *word = (volatile uint32_t *)op->argument[0];
+    uint32_t state[2];
     struct timespec start, now;
     switch (op->kind) {
     case COPY:
@@ -150,19 +176,20 @@ static int run(const struct op *op, const struct exec *in)
     case RING:
         __atomic_store_n((uint64_t *)op->argument[0], op->argument[1], __ATOMIC_RELEASE);
         return 0;
-    case RELAUNCH: {
+    case RELAUNCH:
         if (op->argument[2])
             stamp((uint64_t *)op->argument[2], 1);
-        uint32_t limit = (uint32_t)op->argument[1], turns = word[1] + 1, end = word[0] ? 1 : limit && turns >= limit ? 2 : 0;
-        word[1] = turns;
-        if (!end && !(in && in->uploaded)) {
-            word[3] = INVALID_VALUE;
-            end = 3;
-        }
-        if (end)
-            __atomic_store_n(&word[2], end, __ATOMIC_RELEASE);
-        return !end;
-    }
+        next_turn(op, in, state);
+        tell(word, state);
+        return !state[1];
+    case NEXT:
+        next_turn(op, in, (volatile uint32_t *)op->argument[2]);
+        return !((volatile uint32_t *)op->argument[2])[1];
+    case TURN:
+        if (op->argument[2])
+            stamp((uint64_t *)op->argument[2], 1);
+        tell(word, (volatile uint32_t *)op->argument[1]);
+        return 0;
     case STAMP:
         stamp((uint64_t *)op->argument[0], op->argument[1]);
         return 0;
@@ -454,8 +481,19 @@ CUresult cuEventDestroy_v2(struct event *event)
 CUresult cuEventRecord(struct event *event, struct stream *stream)
 {
     ENTER();
-    event->state = 1;
+    event->records = stream->records;
+    event->state = stream->records ? 0 : 1;
     LEAVE(put(stream, (struct op){.kind = EVENT, .event = event}));
+}
+
+/* Only of an event of a graph that is being recorded: the stream then records into it as well. */
+CUresult cuStreamWaitEvent(struct stream *stream, struct event *event, unsigned flags)
+{
+    ENTER();
+    if (flags || !event->records || (stream->records && stream->records != event->records))
+        LEAVE(INVALID_VALUE);
+    stream->records = event->records;
+    LEAVE(0);
 }
 
 CUresult cuEventQuery(struct event *event)
@@ -668,7 +706,9 @@ CUresult cuStreamEndCapture(struct stream *stream, struct graph **graph)
 {
     ENTER();
     *graph = stream->records;
-    stream->records = NULL;
+    for (struct stream *one = streams; *graph && one; one = one->next)
+        if (one->records == *graph)
+            one->records = NULL;
     LEAVE(*graph ? 0 : INVALID_VALUE);
 }
 

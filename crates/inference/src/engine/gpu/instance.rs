@@ -144,7 +144,7 @@ impl Instance {
         let put = |stream: &Stream| put_all(&self.loaded, &self.memory, stream);
         let (module, stamps) = (&self.loaded.code.module, self.stamps.as_ref());
         // SAFETY: as in `new`; the instance keeps its stamps as well.
-        let graph = unsafe { SelfLaunching::of_capture(module, turns, stamps, put) }?;
+        let graph = unsafe { SelfLaunching::of_capture_beside(module, turns, stamps, put) }?;
         Ok(SelfLaunchingInstance { graph, instance: self })
     }
 
