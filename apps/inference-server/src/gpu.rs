@@ -18,14 +18,14 @@ use pipeline::gpu::{Again, Endpoint, OnEnd, Pool, Served, Setting};
 use rdma_shim::kernel::Machine;
 use serving::Arrival;
 use slots::{Server, Status};
-use verbs::connect::{Closer, RegionOffer};
-use verbs::{Qp, QpType};
+use verbs::QpType;
+use verbs::connect::Closer;
 
 use crate::model::{Model, Recorded, Runs};
 use crate::options::{Options, Sleep};
 use crate::report::{self, OfKernels, OfModel, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
-use crate::session::{End, Granted, Key, Outcome, SETUP, Service, Shared};
+use crate::session::{Granted, Key, Outcome, SETUP, Service, Shared};
 
 /// Longest wait of a kernel for a request: a wait that ends by its time runs the model for nothing, once in this time.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -102,25 +102,6 @@ impl State {
 
 fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
     lane.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl End for Endpoint {
-    fn qp(&self) -> Result<&Qp> {
-        Endpoint::qp(self).context("the client is served already")
-    }
-
-    fn regions(&self) -> Vec<RegionOffer> {
-        Endpoint::regions(self)
-    }
-
-    /// The kernel does when it takes the client in.
-    fn post_receives(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<()> {
-        Ok(Endpoint::answer_to(self, offered)?)
-    }
 }
 
 /// Waits with `look` for what kernels do when they look at it, for a short time at first.

@@ -11,14 +11,14 @@ use cli::{emit_listening, on_question, speaks_to_people};
 use pipeline::Mode;
 use pipeline::cpu::{Counts, Endpoint, Memory, Served, Setting};
 use serving::Arrival;
-use verbs::connect::{Closer, Listener, Path, RegionOffer};
-use verbs::{Context, Qp, QpType};
+use verbs::connect::{Closer, Listener, Path};
+use verbs::{Context, QpType};
 
 use crate::model::Model;
 use crate::offload;
 use crate::options::Options;
 use crate::report::{self, OfModel, Totals};
-use crate::session::{End, Granted, Key, Outcome, Service, Shared, accept};
+use crate::session::{Granted, Key, Outcome, Service, Shared, accept};
 
 /// Rounds without anything to do before the core is offered to other threads.
 const IDLE_ROUNDS: u32 = 64;
@@ -124,24 +124,6 @@ struct Polling {
     memories: Vec<Memory>,
     is_traced: bool,
     commands: Sender<Command>,
-}
-
-impl End for Endpoint {
-    fn qp(&self) -> Result<&Qp> {
-        Ok(Endpoint::qp(self))
-    }
-
-    fn regions(&self) -> Vec<RegionOffer> {
-        Endpoint::regions(self)
-    }
-
-    fn post_receives(&mut self) -> Result<()> {
-        Ok(Endpoint::post_receives(self)?)
-    }
-
-    fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<()> {
-        Ok(Endpoint::answer_to(self, offered)?)
-    }
 }
 
 impl Service for Polling {

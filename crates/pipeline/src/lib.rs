@@ -6,10 +6,12 @@
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 
 pub mod cpu;
+mod end;
 pub mod gpu;
 mod mode;
 #[cfg(test)]
 mod testing;
 pub mod trace;
 
+pub use end::{End, EndError};
 pub use mode::{Mode, Processor, UnknownMode};
