@@ -423,6 +423,12 @@ impl Sleeper<'_> {
         Ok(())
     }
 
+    /// Of each model, how many answers were posted, and how many WRITEs of them have completed.
+    fn progress(&self) -> Vec<[u64; 2]> {
+        let counters = self.lanes.iter().map(|lane| locked(lane).served.counters());
+        counters.map(|counters| [counters.answered, counters.sent]).collect()
+    }
+
     /// Requests are answered with «stopping», and then connections are closed.
     fn finish(&mut self) -> Result<()> {
         for lane in &*self.lanes {
@@ -434,7 +440,15 @@ impl Sleeper<'_> {
             lane.served.start()?;
         }
         let is_empty = |sleeper: &Self| sleeper.shared.granted.load(Ordering::Relaxed) == 0;
-        self.sleep(Instant::now().checked_add(STOPPING), is_empty)?;
+        let (since, mut before) = (Instant::now(), self.progress());
+        loop {
+            self.sleep(Instant::now().checked_add(STOPPING), is_empty)?;
+            let now = self.progress();
+            if now == before || is_empty(self) || since.elapsed() > ENDING {
+                break;
+            }
+            before = now;
+        }
         self.lanes.iter().for_each(|lane| {
             locked(lane).clients.values_mut().for_each(|joined| close(&mut joined.closer));
         });

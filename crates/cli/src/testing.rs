@@ -115,6 +115,11 @@ impl Program {
         before
     }
 
+    /// Whether it runs no longer.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits for the end; `after` counts from the call.
     pub fn end(&mut self) -> Ended {
         self.end_since(Instant::now())
