@@ -15,7 +15,7 @@ use verbs::{
     WorkCompletion,
 };
 
-use crate::served::{Nic, PATIENCE, SMALL, geometry, wish};
+use crate::served::{Nic, PATIENCE, PAUSE, SMALL, geometry, wish};
 
 const RECEIVE: u64 = 1;
 
@@ -201,7 +201,7 @@ impl Rogue {
                 return Status::of(Header::read(&prefix).unwrap().status);
             }
             assert!(since.elapsed() < PATIENCE, "no answer in slot {place}");
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -219,7 +219,7 @@ impl Rogue {
                 return None;
             }
             assert!(since.elapsed() < PATIENCE);
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
     }
 

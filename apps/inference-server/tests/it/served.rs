@@ -26,6 +26,8 @@ pub const SMALL: &str = "small";
 pub const OTHER: &str = "other";
 /// A model that takes milliseconds.
 pub const SLOW: &str = "squeezenet-1.1";
+/// Between two looks: a wait leaves the cores to the programs under test.
+pub const PAUSE: Duration = Duration::from_micros(50);
 /// Longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -234,7 +236,7 @@ impl Client {
             }
             match self.poll(expected) {
                 Some(status) => assert_eq!(status, Status::Ok),
-                None => std::thread::yield_now(),
+                None => std::thread::sleep(PAUSE),
             }
         }
     }
