@@ -63,19 +63,21 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let machine = options.offloads().then(|| options.machine()).transpose()?;
     let mut served = Vec::new();
     for (manifest, geometry) in found {
-        served.push(match &machine {
+        let (model, mut lane) = match &machine {
             Some(machine) => {
-                let mut served = offload::served(options, machine, &manifest, &geometry)?;
+                let mut lane = offload::served(options, machine, &manifest, &geometry)?;
                 if options.trace {
-                    served.trace()?;
+                    lane.trace()?;
                 }
-                (Model::elsewhere(manifest.name, geometry), served)
+                (Model::elsewhere(manifest.name, geometry), lane)
             }
             None => {
                 let model = Model::load(options, &manifest, geometry.clone())?;
                 (model, Served::new(geometry, options.slots)?)
             }
-        });
+        };
+        lane.give_up_after(options.patience());
+        served.push((model, lane));
     }
     let (commands, receiver) = channel();
     let memories: Vec<Memory> = served.iter().map(|(_, served)| served.memory().clone()).collect();

@@ -13,5 +13,10 @@ mod mode;
 mod testing;
 pub mod trace;
 
+use std::time::Duration;
+
 pub use end::{End, EndError};
 pub use mode::{Mode, Processor, UnknownMode};
+
+/// Time for the NIC to take an answer. A client that posts no receives keeps it longer, and is given up.
+pub const PATIENCE: Duration = Duration::from_secs(10);

@@ -7,6 +7,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rdma_shim::kernel::{CpuPart, HostMemory, Plain, Queue, db_kernel_end};
 use rdma_shim::{Completion, PostError};
@@ -16,16 +17,21 @@ use verbs::{Payload, Remote, SendFlags, SendOperation, SendRequest, Sge};
 
 use super::layout::{db_counts, db_place, db_told};
 use super::{Arrival, COUNTS, Client, ServedError};
+use crate::PATIENCE;
 
 /// `DB_END_COMPLETION` and `DB_EINVAL`.
 const COMPLETION: u32 = 0x10000;
 const INVALID: u32 = 22;
+/// `DB_ETIMEDOUT`.
+const TIMED_OUT: u32 = 110;
 /// `DB_WC_WR_FLUSH_ERR`.
 const FLUSHED: u32 = 5;
 /// Completions that one poll takes.
 const AT_ONCE: usize = 16;
 /// Rounds without anything to do before the core is offered to other threads.
 const IDLE_ROUNDS: u32 = 64;
+/// Rounds between two looks for clients that take no answers: the clock is not read in between.
+const LOOKS: u32 = 1 << 10;
 
 /// Memory that kernels and the thread share, and what answers are like.
 #[derive(Debug)]
@@ -49,6 +55,8 @@ struct Taken {
     queue: Queue,
     client: Client,
     in_flight: VecDeque<u32>,
+    /// Since when a look has found answers in flight and none was sent.
+    waits_since: Option<Instant>,
     has_failed: bool,
 }
 
@@ -60,6 +68,9 @@ pub(super) struct Queues {
     /// Records that were read.
     read: u32,
     sent: u64,
+    rounds: u32,
+    /// Time for the NIC to take an answer.
+    pub(super) patience: Duration,
     /// A planted defect: a slot counts as sent when it is posted.
     pub(super) forgets_sending: bool,
 }
@@ -75,7 +86,8 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(places: u32, told: Option<Told>) -> Arc<Shared> {
         let places = (0..places).map(|_| None).collect();
-        let queues = Queues { places, told, read: 0, sent: 0, forgets_sending: false };
+        let (read, sent, rounds, patience) = (0, 0, 0, PATIENCE);
+        let queues = Queues { places, told, read, sent, rounds, patience, forgets_sending: false };
         Arc::new(Shared { queues: Mutex::new(queues), wanted: AtomicUsize::new(0) })
     }
 
@@ -102,7 +114,7 @@ impl Queues {
 
     pub(super) fn put(&mut self, place: usize, queue: Queue, client: Client) {
         let in_flight = VecDeque::with_capacity(client.count as usize);
-        self.places[place] = Some(Taken { queue, client, in_flight, has_failed: false });
+        self.places[place] = Some(Taken { queue, client, in_flight, waits_since: None, has_failed: false });
     }
 
     /// The queue of a client that kernels have let go: no record tells of it any more.
@@ -125,9 +137,15 @@ impl Queues {
                 }
             }
         }
+        self.rounds = self.rounds.wrapping_add(1);
+        let now = self.rounds.is_multiple_of(LOOKS).then(Instant::now);
         let mut sent = 0;
         for (place, taken) in self.places.iter_mut().enumerate() {
-            sent += taken.as_mut().map_or(0, |taken| told.poll(place, taken));
+            let Some(taken) = taken else { continue };
+            sent += told.poll(place, taken);
+            if let Some(now) = now {
+                told.expire(place, taken, now, self.patience);
+            }
         }
         if sent > 0 {
             self.sent += sent;
@@ -226,6 +244,7 @@ impl Told {
             match taken.in_flight.pop_front() {
                 Some(slot) if one.is_success() => {
                     self.sending.words()[slot as usize].store(0, Ordering::Release);
+                    taken.waits_since = None;
                     sent += 1;
                 }
                 _ => {
@@ -239,6 +258,20 @@ impl Told {
             self.fail(place, taken, end);
         }
         sent
+    }
+
+    /// Gives a client up of which no answer was sent for too long.
+    fn expire(&self, place: usize, taken: &mut Taken, now: Instant, patience: Duration) {
+        let Some(&slot) = taken.in_flight.front().filter(|_| !taken.has_failed) else {
+            taken.waits_since = None;
+            return;
+        };
+        let since = *taken.waits_since.get_or_insert(now);
+        if now.saturating_duration_since(since) > patience {
+            let (qpn, wr_id) = (taken.queue.qp().number(), slot.into());
+            let end = db_kernel_end { wr_id, code: TIMED_OUT, qpn, is_send: 1, ..Default::default() };
+            self.fail(place, taken, end);
+        }
     }
 
     /// Tells kernels and host of a queue that has failed. The reason that is there first stays.
