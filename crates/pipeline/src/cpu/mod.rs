@@ -8,6 +8,8 @@
 mod endpoint;
 mod offload;
 mod poster;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -3,17 +3,21 @@
 use ::gpu::Toolkit;
 use host_twin::Visibility;
 use measure::need;
-use rdma_shim::kernel::Machine;
+use rdma_shim::kernel::{Machine, Memory as MachineMemory};
 use rdma_shim::testing::{compile_everywhere, device};
 use verbs::Context;
 
-use super::by_cpu::{Setting, Turns, units};
+use super::by_cpu::{Model, Setting, Turns, units};
 use super::launch;
 use crate::Mode;
 use crate::cpu::{Memory, Served};
-use crate::testing::{ARRIVALS, SLOTS, geometry, read_late, serves};
+use crate::testing::{ARRIVALS, SLOTS, broken, failure, geometry, read_late, serves};
 
 fn served(machine: &Machine) -> Served {
+    served_by(machine, |buffers| super::nic_tests::add_one_on(machine, buffers))
+}
+
+fn served_by(machine: &Machine, model: impl FnOnce(&MachineMemory) -> Model) -> Served {
     let slots = 3 * SLOTS;
     let memory = Memory::new(geometry(), slots).unwrap().shown_to(machine).unwrap();
     let buffers = machine.own_memory(1 << 13).unwrap();
@@ -27,8 +31,7 @@ fn served(machine: &Machine) -> Served {
         outputs: &[at + 4096],
         copying: [2, 64],
     };
-    let model = super::nic_tests::add_one_on(machine, &buffers);
-    let turns = Turns::new(machine, &setting, model).unwrap();
+    let turns = Turns::new(machine, &setting, model(&buffers)).unwrap();
     Served::with(memory, slots, Some(Box::new(turns))).unwrap()
 }
 
@@ -60,6 +63,15 @@ fn an_answer_of_cpu_gpu_stays_until_the_nic_has_read_it() {
     let read = |waits| read_late(&context, &mut served(&machine), Mode::CpuGpu, waits);
     assert!(read(true));
     assert!(!read(false), "the defect is not seen");
+}
+
+#[test]
+fn a_model_that_fails_ends_cpu_gpu_with_its_reason() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    let error = failure(&context, &mut served_by(&machine, broken), Mode::CpuGpu);
+    assert!(error.ends_with("the model: 8192 bytes are broken"), "{error}");
 }
 
 #[test]
