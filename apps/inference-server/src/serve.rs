@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use cli::{emit_listening, on_question, speaks_to_people};
+use cli::{FAILED, emit_listening, on_question, sentence, speaks_to_people};
 use pipeline::Mode;
 use pipeline::cpu::{Counts, Endpoint, Memory, Served, Setting};
 use serving::Arrival;
@@ -200,7 +200,17 @@ enum Phase {
 }
 
 impl Server<'_> {
+    /// The exit code. After an error of a model's kernels connections end with the program, and clients see that.
     fn run(mut self, stop: &AtomicBool) -> Result<u8> {
+        let ended = self.serve(stop);
+        if let Err(error) = &ended {
+            complain!("inference-server: {}", sentence(error));
+        }
+        let code = self.totals.end(self.options)?;
+        Ok(if ended.is_err() { FAILED } else { code })
+    }
+
+    fn serve(&mut self, stop: &AtomicBool) -> Result<()> {
         let (since, mut phase, mut idle) = (Instant::now(), Phase::Serving, 0_u32);
         let mut rounds = 0_u32;
         loop {
@@ -237,7 +247,7 @@ impl Server<'_> {
                 Phase::Ending(_) => {}
             }
         }
-        self.totals.end(self.options)
+        Ok(())
     }
 
     /// Serves a request of each model, if it has one: whether anything came or was served.
