@@ -57,7 +57,7 @@ fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
         let (mut server, address) = world.server(&["--slots", "256"]);
         ctl(&["set", &server.id().to_string(), "--loss", "0.1", "--seed", "5"]).unwrap();
         // Each request has a slot of its own: on UC a slot that has lost something is not used again.
-        let load = ["--slots", "64", "--count", "64", "--rate", "200", "--deadline", "2"];
+        let load = ["--slots", "64", "--count", "64", "--rate", "200", "--deadline", "1"];
         let mut uc: Vec<_> = arrivals
             .iter()
             .map(|way| {

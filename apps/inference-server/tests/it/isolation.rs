@@ -59,36 +59,42 @@ fn a_client_that_names_another_s_slot_harms_itself_alone() {
     for options in ways(Arrival::Completion) {
         let (mut server, address) = server(SMALL, &[options, &["--status", "-"]].concat());
         let mut good = Client::by(&nic, &address, 4, Arrival::Completion);
-        let mut rogue = Rogue::new(&nic, &address, 2, Arrival::Completion);
-        while server.next_line()["client"] != 1 {}
-        // A slot in which the other client has no request now.
-        rogue.name(3);
-        good.run(&expected, 3);
-        let waits_in_kernels = options.iter().any(|word| word.starts_with("gpu-"));
-        if waits_in_kernels {
-            // They count it, and go on: it has used one of its own receives.
-            let since = Instant::now();
-            let model = loop {
-                server.signal(Signal::SIGUSR1);
-                let model = server.next_line()["models"][0].take();
-                if model["strays"] != 0 || since.elapsed() > PATIENCE {
-                    break model;
-                }
-                // A wait tells of them when it ends.
-                good.run(&expected, 1);
-            };
-            assert_eq!((&model["strays"], &model["refused"]), (&1.into(), &0.into()), "{options:?} {model}");
-            rogue.receive();
-            rogue.ask(1, |_| {});
-            assert_eq!(rogue.answer(1), Some(Status::Ok), "{options:?}");
-        } else {
-            let line = server.next_line();
-            let error = line["error"].as_str().unwrap_or_default();
-            assert!(error.contains("slot 3 is none of the client's"), "{options:?} {line}");
-            assert!(!rogue.session.is_alive());
+        // A slot in which the other client has no request now, and one that is nobody's.
+        for (strays, slot) in [(1, 3), (2, 1000)] {
+            let mut rogue = Rogue::new(&nic, &address, 2, Arrival::Completion);
+            while server.next_line()["client"] != strays {}
+            rogue.name(slot);
+            good.run(&expected, 3);
+            if options.iter().any(|word| word.starts_with("gpu-")) {
+                // Kernels count it, and go on: it has used one of its own receives.
+                let since = Instant::now();
+                let model = loop {
+                    server.signal(Signal::SIGUSR1);
+                    let model = server.next_line()["models"][0].take();
+                    if model["strays"] == strays || since.elapsed() > PATIENCE {
+                        break model;
+                    }
+                    // A wait tells of them when it ends.
+                    good.run(&expected, 1);
+                };
+                let counts = (&model["strays"], &model["refused"]);
+                assert_eq!(counts, (&strays.into(), &0.into()), "{options:?} {model}");
+                rogue.receive();
+                rogue.ask(1, |_| {});
+                assert_eq!(rogue.answer(1), Some(Status::Ok), "{options:?}");
+                rogue.close(&mut server);
+            } else {
+                let line = server.next_line();
+                let error = line["error"].as_str().unwrap_or_default();
+                assert!(
+                    error.contains(&format!("slot {slot} is none of the client's")),
+                    "{options:?} {line}"
+                );
+                assert!(!rogue.session.is_alive());
+            }
+            good.run(&expected, 1);
         }
-        good.run(&expected, 1);
-        drop((good, rogue));
+        drop(good);
         stopped(&mut server);
     }
 }
