@@ -6,7 +6,7 @@ use cli::testing::Signal;
 use measure::need;
 use serde_json::{Value, json};
 
-use crate::server::{KERNELS, PATIENCE, WANTED, World, counts, joined, totals};
+use crate::server::{GRAPH, KERNELS, PATIENCE, WANTED, World, counts, joined, totals};
 
 /// A client that asks for longer than the test takes.
 const LOAD: [&str; 4] = ["--seconds", "50", "--deadline", "3"];
@@ -85,21 +85,24 @@ fn at_a_sigterm_under_load_each_request_is_answered_refused_or_lost() {
 
 #[test]
 fn requests_of_a_server_that_is_held_up_are_lost_at_their_deadline_and_their_answers_late() {
-    let world = need!(World::new("held"), server, "a NIC, ONNX Runtime and inference-server");
-    let (mut server, address) = world.server(&[]);
-    let load = ["--rate", "100", "--arrivals", "constant", "--seconds", "4", "--deadline", "1"];
-    let mut client = world.client(&address, &load);
-    joined(&mut server, 1);
-    std::thread::sleep(SOME_LOAD);
-    server.signal(Signal::SIGSTOP);
-    std::thread::sleep(Duration::from_secs(2));
-    server.signal(Signal::SIGCONT);
-    let ended = client.end();
-    let run = ended.line();
-    let [_, answered, lost, late] = reported(run);
-    // Eight were in slots, and the others found none in time.
-    assert!(answered > 0 && late > 0 && lost >= late && answered + lost == 400, "{run}");
-    assert!(ended.code == Some(1) && run["error"].is_null(), "{run}");
-    world.is_served(&address, "flag", &[]);
-    assert_eq!(totals(&mut server)["failed"], 0);
+    const SECONDS: u64 = 4;
+    for (world, rate) in need!(World::each("held", &[GRAPH]), server, WANTED).iter().zip([100, 20]) {
+        let (mut server, address) = world.server(&[]);
+        let times = [rate, SECONDS].map(|number| number.to_string());
+        let load = ["--rate", &times[0], "--arrivals", "constant", "--seconds", &times[1], "--deadline", "1"];
+        let mut client = world.client(&address, &load);
+        joined(&mut server, 1);
+        std::thread::sleep(SOME_LOAD);
+        server.signal(Signal::SIGSTOP);
+        std::thread::sleep(Duration::from_secs(2));
+        server.signal(Signal::SIGCONT);
+        let ended = client.end();
+        let run = ended.line();
+        let [_, answered, lost, late] = reported(run);
+        // Eight were in slots, and the others found none in time.
+        assert!(late > 0 && lost >= late && answered + lost == rate * SECONDS, "{:?}: {run}", world.served);
+        assert!(ended.code == Some(1) && run["error"].is_null(), "{run}");
+        world.is_served(&address, "flag", &[]);
+        assert_eq!(totals(&mut server)["failed"], 0);
+    }
 }
