@@ -223,12 +223,13 @@ fn a_thousand_connections_leave_no_descriptor_thread_memory_slot_or_queue_pair()
             come_and_go((&context, &path), &address, &wish, &geometry, [asks, number % 7 > 0]);
             left(&mut server);
         }
-        // Its thread ends behind its line.
+        // The last one's thread ends, and closes its connection, behind its line.
         let (then, ours) = before.unwrap();
         let since = Instant::now();
         let now = loop {
             let now = holds(&process);
-            if now.threads <= then.threads || since.elapsed() > PATIENCE {
+            let is_clear = now.threads <= then.threads && now.descriptors <= then.descriptors;
+            if is_clear || since.elapsed() > PATIENCE {
                 break now;
             }
             std::thread::sleep(Duration::from_millis(10));
