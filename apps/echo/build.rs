@@ -2,5 +2,6 @@
 
 fn main() {
     let kernels = host_twin_build::Kernels::new("kernels").include("../../crates/rdma-shim/include");
+    let kernels = kernels.include("../../crates/gpu/kernels");
     kernels.folder("kernels").compile();
 }

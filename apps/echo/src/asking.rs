@@ -16,7 +16,7 @@ use crate::options::Options;
 use crate::report::Run;
 
 /// How long a service may take to begin to listen.
-const CONNECT: Duration = Duration::from_secs(3);
+pub const CONNECT: Duration = Duration::from_secs(3);
 /// Bytes of a question where nothing else is asked for.
 pub const BYTES: u32 = 64;
 /// Threads of a kernel that fill and check a question.

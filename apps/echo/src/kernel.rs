@@ -6,6 +6,8 @@
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
+pub mod add;
+
 use std::time::Duration;
 
 use rdma_shim::kernel::{
@@ -289,6 +291,6 @@ mod tests {
     #[test]
     fn every_kernel_compiles_and_links_for_every_architecture() {
         let toolkit = measure::need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-        rdma_shim::testing::compile_everywhere(toolkit, &[super::SOURCE.unit()]);
+        rdma_shim::testing::compile_everywhere(toolkit, &[super::SOURCE.unit(), super::add::unit()]);
     }
 }

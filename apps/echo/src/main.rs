@@ -14,6 +14,7 @@ mod asking;
 mod cpu;
 mod end;
 mod loopback;
+mod modes;
 mod options;
 mod report;
 mod service;
@@ -35,7 +36,10 @@ fn main() -> ExitCode {
                 .and_then(|()| service::run(&options, address, &stop)),
             (None, Some(address)) => check_address("--connect", address)
                 .and_then(|()| options.check_asking())
-                .and_then(|()| asking::run(&options, address, &stop)),
+                .and_then(|()| match options.mode {
+                    Some(mode) => modes::client::run(&options, mode, address, &stop),
+                    None => asking::run(&options, address, &stop),
+                }),
             (None, None) if options.loopback => options
                 .check_service()
                 .and_then(|()| options.check_asking())

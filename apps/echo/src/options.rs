@@ -7,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use cli::{Belongs, Gpu, Memory, Nic, name};
 use host_twin::Visibility;
 use measure::Label;
+use pipeline::{Mode, Processor};
 use rdma_shim::kernel::Machine;
 
 /// Longest message.
@@ -32,6 +33,10 @@ pub struct Options {
     /// Run service and client in this process. On one GPU, kernels of two processes would take turns.
     #[arg(long, conflicts_with_all = ["listen", "connect"])]
     pub loopback: bool,
+    /// Serve through the slots of the pipeline, in this mode; the client says the same one. Without it one kernel that stays answers
+    /// SENDs by SENDs.
+    #[arg(long, value_parser = mode)]
+    pub mode: Option<Mode>,
     /// Where this process's kernel runs.
     #[arg(long, value_enum, default_value = "gpu")]
     pub machine: MachineName,
@@ -43,12 +48,13 @@ pub struct Options {
     /// Client: number of questions, one after the other.
     #[arg(long, default_value_t = 10_000)]
     pub count: u32,
-    /// Client: bytes of a question, a multiple of 8 [default: 64]. Service: bytes of the longest message that it takes [default: 65536].
+    /// Client: bytes of a question, a multiple of 8 [default: 64]. Service: bytes of the longest message that it takes [default: 65536];
+    /// with --mode, of each message [default: 64].
     #[arg(long, value_name = "BYTES")]
     pub payload: Option<u32>,
-    /// Service: messages in flight.
-    #[arg(long, default_value_t = 8)]
-    pub window: u32,
+    /// Service: messages in flight [default: 8]. With --mode they have a slot each, and a client may have several in flight, too [default: 1].
+    #[arg(long, value_name = "N")]
+    pub window: Option<u32>,
     /// Service: number of clients, one after another, before it ends; 0: until it is stopped.
     #[arg(long, default_value_t = 1)]
     pub sessions: u32,
@@ -58,6 +64,10 @@ pub struct Options {
     /// Write JSON lines to this file; - is standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    text.parse().map_err(|error: pipeline::UnknownMode| error.to_string())
 }
 
 /// What runs a kernel.
@@ -72,10 +82,16 @@ pub enum MachineName {
 }
 
 /// Options that not every role uses. A command line without a role is refused first.
-pub const BELONGS: [Belongs<Options>; 3] = [
+pub const BELONGS: [Belongs<Options>; 5] = [
     Belongs { options: &["count"], to: "--connect or --loopback", when: |options| options.listen.is_none() },
+    Belongs { options: &["mode"], to: "--listen or --connect", when: |options| !options.loopback },
     Belongs {
-        options: &["window", "sessions"],
+        options: &["window"],
+        to: "--listen or --mode",
+        when: |options| options.mode.is_some() || (options.connect.is_none() && !options.loopback),
+    },
+    Belongs {
+        options: &["sessions"],
         to: "--listen",
         when: |options| options.connect.is_none() && !options.loopback,
     },
@@ -89,11 +105,16 @@ pub const BELONGS: [Belongs<Options>; 3] = [
 impl Options {
     /// Whether a service can be as was asked for.
     pub fn check_service(&self) -> Result<()> {
-        if self.machine == MachineName::Cpu {
-            bail!("--machine cpu: a kernel answers; give --machine gpu or twin");
+        let has_kernels = self.mode.is_none_or(Mode::needs_gpu);
+        match (has_kernels, self.machine) {
+            (true, MachineName::Cpu) => bail!("--machine cpu: a kernel answers; give --machine gpu or twin"),
+            (false, MachineName::Gpu | MachineName::Twin) => {
+                bail!("--machine {}: no kernel answers in this mode; give --machine cpu", name(self.machine))
+            }
+            _ => {}
         }
-        if !(1..=1024).contains(&self.window) {
-            bail!("--window {}: give 1 to 1024 messages", self.window);
+        if self.mode.is_some_and(|mode| mode.waits() == Processor::Cpu) && self.memory != Memory::Host {
+            bail!("--memory {}: where the CPU waits, messages lie in host memory", name(self.memory));
         }
         self.check_ends()
     }
@@ -103,10 +124,24 @@ impl Options {
         if !(1..=MOST_QUESTIONS).contains(&self.count) {
             bail!("--count {}: give 1 to {MOST_QUESTIONS} questions", self.count);
         }
+        if self.mode.is_some() && self.machine != MachineName::Cpu {
+            bail!(
+                "--machine {}: a client of a mode posts through libibverbs; give --machine cpu",
+                name(self.machine)
+            );
+        }
         self.check_ends()
     }
 
+    /// Messages in flight.
+    pub fn window(&self) -> u32 {
+        self.window.unwrap_or(if self.connect.is_some() { 1 } else { 8 })
+    }
+
     fn check_ends(&self) -> Result<()> {
+        if !(1..=1024).contains(&self.window()) {
+            bail!("--window {}: give 1 to 1024 messages", self.window());
+        }
         if self.machine != MachineName::Gpu && self.memory != Memory::Host {
             bail!("--memory {}: only --machine gpu has GPU memory", name(self.memory));
         }
@@ -158,9 +193,10 @@ mod tests {
     fn an_option_that_this_end_does_not_look_at_is_refused() {
         let stray = |text: &str| cli::testing::stray(text, &BELONGS);
         // Where it means something, and where not.
-        let cases: [(_, _, &[&str]); 5] = [
+        let cases: [(_, _, &[&str]); 6] = [
             ("--count 4", "--connect h:1", &["--listen h:1"]),
             ("--window 4", "--listen h:1", &["--connect h:1", "--loopback"]),
+            ("--mode cpu-gpu", "--connect h:1", &["--loopback"]),
             ("--sessions 4", "--listen h:1", &["--connect h:1 --machine cpu", "--loopback"]),
             ("--gpu 3", "--loopback", &["--loopback --machine twin", "--connect h:1 --machine cpu"]),
             ("--cuda DIR", "--listen h:1 --machine gpu", &["--listen h:1 --machine twin"]),
@@ -190,12 +226,20 @@ mod tests {
             ("--connect h:1 --payload 1048584", "--payload 1048584"),
             ("--connect h:1 --machine cpu --memory gpu", "--memory gpu: only --machine gpu"),
             ("--connect h:1 --machine twin --memory gpu-dma-buf", "--memory gpu-dma-buf: only"),
+            ("--connect h:1 --machine twin --mode gpu-cpu", "--machine twin: a client of a mode"),
+            ("--connect h:1 --machine cpu --mode gpu-cpu --window 0", "--window 0"),
         ] {
             let error = parse(options).check_asking().unwrap_err().to_string();
             assert!(error.starts_with(words), "{error}");
         }
         for (options, words) in [
             ("--listen h:1 --machine cpu", "--machine cpu"),
+            ("--listen h:1 --machine cpu --mode gpu-while", "--machine cpu: a kernel answers"),
+            (
+                "--listen h:1 --machine twin --mode cpu-cpu-shim",
+                "--machine twin: no kernel answers in this mode",
+            ),
+            ("--listen h:1 --memory gpu --mode cpu-gpu", "--memory gpu: where the CPU waits"),
             ("--listen h:1 --window 0", "--window 0"),
             ("--listen h:1 --window 1025", "--window 1025: give 1 to 1024"),
             ("--listen h:1 --payload 7", "--payload 7"),

@@ -2,6 +2,7 @@
 
 use cli::name;
 use measure::{Histogram, Label, Summary, Timer, timer};
+use pipeline::Mode;
 use serde::Serialize;
 use verbs::connect::Path;
 
@@ -12,6 +13,8 @@ use crate::options::Options;
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
     pub kind: &'static str,
+    pub mode: Option<&'static str>,
+    pub window: Option<u32>,
     pub machine: String,
     pub memory: String,
     pub label: Label,
@@ -53,6 +56,8 @@ impl Run {
         let parts = [nic, nic, gpu].into_iter().filter(|&part| part != Label::None);
         Run {
             kind: "run",
+            mode: options.mode.map(Mode::name),
+            window: options.mode.map(|_| options.window()),
             machine: name(options.machine),
             memory: name(options.memory),
             label: Label::weakest(parts),

@@ -9,10 +9,11 @@ use echo::kernel::{Echo, Listening};
 use rdma_shim::kernel::{Machine, Reason, Region, Running};
 use serde::Serialize;
 use verbs::Pd;
-use verbs::connect::{ConnectError, Listener, Session, Wait};
+use verbs::connect::{ConnectError, Listener, Path, Session, Wait};
 
 use crate::end::{Answered, Asked, LOOK, PATIENCE, SETUP, is_stranger, join, queue};
 use crate::options::Options;
+use crate::{asking, modes};
 
 /// Longest message where nothing else is asked for.
 const BYTES: u32 = 1 << 16;
@@ -25,23 +26,43 @@ struct Ended {
     interrupted: bool,
 }
 
+/// What answers clients, one after the other.
+pub trait Answers {
+    /// Makes all that needs memory, before somebody waits for it and before a launch.
+    fn prepare(&mut self) -> Result<()>;
+    /// Connects a client.
+    fn join(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<()>;
+    /// Answers it until it is through or gone, what answers has failed, or a signal came.
+    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<Answered>;
+}
+
 /// Answers as many askers as were asked for.
 pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
-    let machine = options.machine()?.context("a kernel answers")?;
+    let machine = options.machine()?;
+    let name = machine.as_ref().map_or_else(|| "none".into(), Machine::name);
     let (context, path) = options.nic.open("doorbell-echo")?;
-    let pd = context.alloc_pd()?;
+    let mut answers: Box<dyn Answers> = match options.mode {
+        Some(mode) => {
+            let bytes = options.payload.unwrap_or(asking::BYTES);
+            Box::new(modes::Service::new(options, mode, (&context, &path), bytes)?)
+        }
+        None => {
+            let machine = machine.context("a kernel answers")?;
+            let bytes = options.payload.unwrap_or(BYTES);
+            Box::new(Resident { options, machine, path: &path, pd: context.alloc_pd()?, bytes, echo: None })
+        }
+    };
     let listener = Listener::bind(address).map_err(|error| {
         anyhow!("{error}; give --listen an address of this host and a free port (0: any)")
     })?;
-    let (json, bytes) = (options.json.as_deref(), options.payload.unwrap_or(BYTES));
+    let json = options.json.as_deref();
     let (mut worst, mut sessions, mut told) = (0, 0, false);
     while options.sessions == 0 || sessions < options.sessions {
-        // All that needs memory is made before somebody waits for it, and before a launch.
-        let (echo, _region) = prepare(options, &machine, &pd, bytes)?;
+        answers.prepare()?;
         if !std::mem::replace(&mut told, true) {
             let address = listener.address()?.to_string();
             if speaks_to_people(json) {
-                say!("listening on {address}; kernels run on: {}", machine.name());
+                say!("listening on {address}; kernels run on: {name}");
             }
             emit_listening(json, address)?;
         }
@@ -51,7 +72,7 @@ pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
             }
             session => session?,
         };
-        match join(&mut session, &path, echo.queue().qp(), bytes, true, stop) {
+        match answers.join(&mut session, stop) {
             Err(error) if is_stranger(&error) => {
                 complain!("doorbell-echo: {}; still listening", sentence(&error));
                 continue;
@@ -61,7 +82,10 @@ pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
                 complain!("doorbell-echo: {}", sentence(&error));
                 worst = worst.max(FAILED);
             }
-            Ok(_) => worst = worst.max(finish(serve(echo, &mut session, stop), &mut session, options, stop)?),
+            Ok(()) => {
+                let ended = answers.serve(&mut session, stop);
+                worst = worst.max(finish(ended, &mut session, options, stop)?);
+            }
         }
         sessions += 1;
         if stop.load(Ordering::Relaxed) {
@@ -71,11 +95,36 @@ pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
     Ok(worst)
 }
 
-fn prepare(options: &Options, machine: &Machine, pd: &Pd, most_bytes: u32) -> Result<(Echo, Region)> {
-    let window = options.window;
-    let bytes = u64::from(window) * u64::from(most_bytes);
-    let (queue, region) = queue(options, machine, pd, window, bytes)?;
-    Ok((Echo::new(queue, &region, Listening { window, most_bytes, patience: PATIENCE })?, region))
+/// The kernel that answers SENDs, one for each client.
+struct Resident<'a> {
+    options: &'a Options,
+    machine: Machine,
+    path: &'a Path,
+    pd: Pd,
+    /// Of the longest message.
+    bytes: u32,
+    echo: Option<(Echo, Region)>,
+}
+
+impl Answers for Resident<'_> {
+    fn prepare(&mut self) -> Result<()> {
+        let (window, most_bytes) = (self.options.window(), self.bytes);
+        let bytes = u64::from(window) * u64::from(most_bytes);
+        let (queue, region) = queue(self.options, &self.machine, &self.pd, window, bytes)?;
+        let listening = Listening { window, most_bytes, patience: PATIENCE };
+        self.echo = Some((Echo::new(queue, &region, listening)?, region));
+        Ok(())
+    }
+
+    fn join(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<()> {
+        let (echo, _) = self.echo.as_ref().context("no kernel is ready")?;
+        join(session, self.path, echo.queue().qp(), self.bytes, true, stop).map(drop)
+    }
+
+    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<Answered> {
+        let (echo, _region) = self.echo.take().context("no kernel is ready")?;
+        serve(echo, session, stop)
+    }
 }
 
 /// Answers one asker until it is through or gone, the kernel has ended, or a signal came.

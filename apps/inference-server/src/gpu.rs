@@ -18,14 +18,14 @@ use pipeline::gpu::{Again, Endpoint, OnEnd, Pool, Served, ServedError, Setting};
 use rdma_shim::kernel::Machine;
 use serving::Arrival;
 use slots::{Server, Status};
-use verbs::connect::{Closer, RegionOffer};
-use verbs::{Qp, QpType};
+use verbs::QpType;
+use verbs::connect::Closer;
 
 use crate::model::{Model, Recorded, Runs};
 use crate::options::{ArrivalName, Options, Sleep};
 use crate::report::{OfKernels, OfModel, StatusWriter, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
-use crate::session::{End, Granted, Key, Outcome, SETUP, Service, Shared};
+use crate::session::{Granted, Key, Outcome, SETUP, Service, Shared};
 
 /// Longest wait of a kernel for a request: a wait that ends by its time runs the model for nothing, once in this time.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -102,25 +102,6 @@ impl State {
 
 fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
     lane.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl End for Endpoint {
-    fn qp(&self) -> Result<&Qp> {
-        Endpoint::qp(self).context("the client is served already")
-    }
-
-    fn regions(&self) -> Vec<RegionOffer> {
-        Endpoint::regions(self)
-    }
-
-    /// The kernel does when it takes the client in.
-    fn post_receives(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<()> {
-        Ok(Endpoint::answer_to(self, offered)?)
-    }
 }
 
 /// Waits with `look` for what kernels do when they look at it, for a short time at first.
@@ -256,6 +237,7 @@ pub fn run(options: &Options) -> Result<u8> {
             copying,
         };
         let mut served = Served::posted_by(options.mode.posts(), &machine, setting)?;
+        served.give_up_after(options.patience())?;
         served.register_early(&context).with_context(|| format!("registering slots of {}", manifest.name))?;
         if options.trace {
             served.trace(&context)?;
@@ -446,6 +428,12 @@ impl Sleeper<'_> {
         Ok(())
     }
 
+    /// Of each model, how many answers were posted, and how many WRITEs of them have completed.
+    fn progress(&self) -> Vec<[u64; 2]> {
+        let counters = self.lanes.iter().map(|lane| locked(lane).served.counters());
+        counters.map(|counters| [counters.answered, counters.sent]).collect()
+    }
+
     /// Requests are answered with «stopping», and then connections are closed.
     fn finish(&mut self) -> Result<()> {
         for lane in &*self.lanes {
@@ -457,7 +445,15 @@ impl Sleeper<'_> {
             lane.served.start()?;
         }
         let is_empty = |sleeper: &Self| sleeper.shared.granted.load(Ordering::Relaxed) == 0;
-        self.sleep(Instant::now().checked_add(STOPPING), is_empty)?;
+        let (since, mut before) = (Instant::now(), self.progress());
+        loop {
+            self.sleep(Instant::now().checked_add(STOPPING), is_empty)?;
+            let now = self.progress();
+            if now == before || is_empty(self) || since.elapsed() > ENDING {
+                break;
+            }
+            before = now;
+        }
         self.lanes.iter().for_each(|lane| {
             locked(lane).clients.values_mut().for_each(|joined| close(&mut joined.closer));
         });

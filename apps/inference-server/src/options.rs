@@ -65,6 +65,9 @@ pub struct Options {
     /// Most connections at a time.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub clients: u16,
+    /// Give a client up that has not taken an answer for so long.
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub patience: u32,
     /// Serve only queue pairs of this service [default: the client chooses].
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
@@ -313,6 +316,10 @@ impl Options {
             true => cli::name(self.machine),
             false => cli::name(self.engine),
         }
+    }
+
+    pub fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience.into())
     }
 
     pub fn max_time(&self) -> Duration {

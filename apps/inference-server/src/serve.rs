@@ -7,18 +7,18 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use cli::{emit_listening, on_question, speaks_to_people};
+use cli::{FAILED, emit_listening, on_question, sentence, speaks_to_people};
 use pipeline::Mode;
 use pipeline::cpu::{Counts, CpuError, Endpoint, Memory, Served, Setting};
 use serving::Arrival;
-use verbs::connect::{Closer, Listener, Path, RegionOffer};
-use verbs::{Context, Qp, QpType};
+use verbs::connect::{Closer, Listener, Path};
+use verbs::{Context, QpType};
 
 use crate::model::Model;
 use crate::offload;
 use crate::options::Options;
 use crate::report::{OfModel, StatusWriter, Totals};
-use crate::session::{End, Granted, Key, Outcome, Service, Shared, accept};
+use crate::session::{Granted, Key, Outcome, Service, Shared, accept};
 
 /// Rounds without anything to do before the core is offered to other threads.
 const IDLE_ROUNDS: u32 = 64;
@@ -63,19 +63,21 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let machine = options.offloads().then(|| options.machine()).transpose()?;
     let mut served = Vec::new();
     for (manifest, geometry) in found {
-        served.push(match &machine {
+        let (model, mut lane) = match &machine {
             Some(machine) => {
-                let mut served = offload::served(options, machine, &manifest, &geometry)?;
+                let mut lane = offload::served(options, machine, &manifest, &geometry)?;
                 if options.trace {
-                    served.trace()?;
+                    lane.trace()?;
                 }
-                (Model::elsewhere(manifest.name, geometry), served)
+                (Model::elsewhere(manifest.name, geometry), lane)
             }
             None => {
                 let model = Model::load(options, &manifest, geometry.clone())?;
                 (model, Served::new(geometry, options.slots)?)
             }
-        });
+        };
+        lane.give_up_after(options.patience());
+        served.push((model, lane));
     }
     let (commands, receiver) = channel();
     let memories: Vec<Memory> = served.iter().map(|(_, served)| served.memory().clone()).collect();
@@ -126,24 +128,6 @@ struct Polling {
     memories: Vec<Memory>,
     is_traced: bool,
     commands: Sender<Command>,
-}
-
-impl End for Endpoint {
-    fn qp(&self) -> Result<&Qp> {
-        Ok(Endpoint::qp(self))
-    }
-
-    fn regions(&self) -> Vec<RegionOffer> {
-        Endpoint::regions(self)
-    }
-
-    fn post_receives(&mut self) -> Result<()> {
-        Ok(Endpoint::post_receives(self)?)
-    }
-
-    fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<()> {
-        Ok(Endpoint::answer_to(self, offered)?)
-    }
 }
 
 impl Service for Polling {
@@ -221,7 +205,17 @@ enum Phase {
 }
 
 impl Server<'_> {
+    /// The exit code. After an error of a model's kernels connections end with the program, and clients see that.
     fn run(mut self, stop: &AtomicBool) -> Result<u8> {
+        let ended = self.serve(stop);
+        if let Err(error) = &ended {
+            complain!("inference-server: {}", sentence(error));
+        }
+        let code = self.totals.end(self.options)?;
+        Ok(if ended.is_err() { FAILED } else { code })
+    }
+
+    fn serve(&mut self, stop: &AtomicBool) -> Result<()> {
         let (since, mut phase, mut idle) = (Instant::now(), Phase::Serving, 0_u32);
         let mut rounds = 0_u32;
         loop {
@@ -258,7 +252,7 @@ impl Server<'_> {
                 Phase::Ending(_) => {}
             }
         }
-        self.totals.end(self.options)
+        Ok(())
     }
 
     /// Serves a request of each model, if it has one: whether anything came or was served.

@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use cli::{emit, sentence};
-use pipeline::cpu::{ACCESS, Counts};
+use pipeline::End;
+use pipeline::cpu::Counts;
 use pipeline::trace::Trace;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use serving::{Arrival, Grant, Reply, Transport, Wish};
 use slots::Geometry;
-use verbs::connect::{Closer, ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, Session, Wait};
-use verbs::{Qp, QpType};
+use verbs::QpType;
+use verbs::connect::{Closer, ConnectError, Listener, Path, Session, Wait};
 
 use crate::options::{ArrivalName, Options, TransportName};
 use crate::report::{Joined, Left, Traced};
@@ -43,18 +44,6 @@ pub struct Outcome {
     pub failure: Option<String>,
     /// When the steps of its requests were taken, with `--trace`.
     pub trace: Option<Trace>,
-}
-
-/// A client's end, its queue pair in any state.
-pub trait End: Send + 'static {
-    /// Error: it is served already.
-    fn qp(&self) -> Result<&Qp>;
-    /// Slots and flags, as the client is to name them.
-    fn regions(&self) -> Vec<RegionOffer>;
-    /// The queue pair is in INIT.
-    fn post_receives(&mut self) -> Result<()>;
-    /// Where the client wants its answers. Error: they do not fit there.
-    fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<()>;
 }
 
 /// What serves clients: a thread that polls, or kernels. Connections' threads call it, and may wait in it.
@@ -274,14 +263,7 @@ fn join<S: Service>(
         first: slots.first().map_or(0, |slot| slot.0),
         sequences: slots.iter().map(|slot| slot.1).collect(),
     }))?;
-    shared.path.to_init(end.qp()?, ACCESS, 0)?;
-    end.post_receives()?;
-    let offer = QpOffer::new(end.qp()?);
-    let ours = Hello::new(&shared.path, kind, vec![offer], end.regions(), ());
-    let theirs = session.exchange(&ours, wait)?;
-    end.answer_to(&theirs.regions)?;
-    let peers = theirs.queue_pairs.first().context("it offers no queue pair")?;
-    shared.path.connect(end.qp()?, offer, &theirs, *peers)?;
+    end.connect(session, &shared.path, kind, wait)?;
     service.admit(key, end, session.closer()?)?;
     Ok(session.barrier(wait)?)
 }

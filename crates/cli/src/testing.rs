@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a helper of tests")]
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 pub use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -14,7 +16,7 @@ use serde_json::Value;
 
 use crate::Belongs;
 
-/// Longest life of anything here.
+/// Longest life of anything here, and longest wait for a line.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// A running program with JSON on its standard output.
@@ -91,8 +93,13 @@ impl Program {
         (listening, address)
     }
 
-    /// The next line. Panics with what was said on standard error when there is none.
+    /// The next line. Panics with what was said on standard error when there is none, and when none comes.
     pub fn next_line(&mut self) -> Value {
+        if self.lines.buffer().is_empty() {
+            let mut pipe = [PollFd::new(self.lines.get_ref().as_fd(), PollFlags::POLLIN)];
+            let ready = poll(&mut pipe, PollTimeout::try_from(DEADLINE).unwrap()).unwrap();
+            assert!(ready > 0, "no line within {DEADLINE:?}");
+        }
         let mut text = String::new();
         self.lines.read_line(&mut text).unwrap();
         serde_json::from_str(&text).unwrap_or_else(|_| {
@@ -113,6 +120,11 @@ impl Program {
         let before = Instant::now();
         kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
         before
+    }
+
+    /// Whether it runs no longer.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// Waits for the end; `after` counts from the call.

@@ -6,10 +6,17 @@
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 
 pub mod cpu;
+mod end;
 pub mod gpu;
 mod mode;
 #[cfg(test)]
 mod testing;
 pub mod trace;
 
+use std::time::Duration;
+
+pub use end::{End, EndError};
 pub use mode::{Mode, Processor, UnknownMode};
+
+/// Time for the NIC to take an answer. A client that posts no receives keeps it longer, and is given up.
+pub const PATIENCE: Duration = Duration::from_secs(10);

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use rdma_shim::kernel::Memory;
 use rdma_shim::testing::{connect, wait_for};
 use rdma_shim::{Completion, Options, QueuePair};
 use slots::layout::{Header, PREFIX_BYTES, Status, flag};
@@ -15,6 +16,7 @@ use verbs::{
 
 use crate::Mode;
 use crate::cpu::{Endpoint, Served, Setting};
+use crate::gpu::by_cpu::Model;
 
 pub const FLOATS: usize = 1000;
 pub const SLOTS: u32 = 4;
@@ -214,6 +216,23 @@ pub fn join_with(
 pub fn pump(served: &mut Served) {
     served.look();
     served.serve(Some(&mut |_, _| Err("requests are offloaded".into()))).unwrap();
+}
+
+/// A model of the host twin that fails. It keeps its buffers, as each model does.
+pub fn broken(buffers: &Memory) -> Model {
+    let buffers = buffers.clone();
+    Model::Called(Box::new(move || Err(format!("{} bytes are broken", buffers.len()))))
+}
+
+/// What the service says when such a model fails: it ends with that.
+pub fn failure(context: &Context, served: &mut Served, mode: Mode) -> String {
+    let mut peer = join(context, served, mode, Arrival::Flag, 0);
+    peer.ask(1, 2.0);
+    wait_for("the model's failure", || {
+        served.look();
+        let mut other = |_: &[Vec<f32>], _: &mut Vec<Vec<f32>>| Err("requests are offloaded".into());
+        served.serve(Some(&mut other)).err().map(|error| error.to_string())
+    })
 }
 
 /// Two clients, several rounds, one that leaves while the other goes on; then its slots are granted again, and a client whose memory

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::Command;
 
-use cli::testing::Program;
+use cli::testing::{Ended, Program};
 use measure::need;
 use serde_json::{Value, json};
 
 use crate::played::CLIENT;
-use crate::server::{World, assert_clean, counts, joined, totals};
+use crate::server::{GRAPH, KERNELS, Served, World, assert_clean, counts, joined, totals};
 
 /// What `softnic ctl` says. Error: there is none, or its own words.
 pub fn ctl(arguments: &[&str]) -> Result<String, String> {
@@ -33,65 +33,90 @@ fn first_qpn(program: &Program) -> String {
     format!("{:#x}", slot << 17 | 0x40)
 }
 
-/// A world on the software NIC. Error: no such world, or a card.
-fn world(test: &str) -> Result<World, String> {
-    let world = World::new(test)?;
+/// Worlds on the software NIC. Error: no such world, or a card.
+fn worlds(test: &str, others: &[Served]) -> Result<Vec<World>, String> {
+    let worlds = World::each(test, others)?;
     ctl(&["list"])?;
-    Ok(world)
+    Ok(worlds)
+}
+
+const SOFTNIC: &str = "the software NIC, ONNX Runtime, a C++ compiler and inference-server";
+
+/// Of 64 requests each was answered or lost, and some were.
+fn assert_lossy(ended: &Ended) {
+    let [sent, answered, lost, wrong, _, duplicate] =
+        counts(ended.line(), ["sent", "answered", "lost", "wrong", "late", "duplicate"]);
+    assert_eq!((sent, answered + lost, [wrong, duplicate]), (64, 64, [0; 2]), "{ended:?}");
+    assert!(lost > 0 && answered > 0 && ended.code == Some(1), "{ended:?}");
 }
 
 #[test]
 fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
-    let world = need!(world("loses"), softnic, "the software NIC, ONNX Runtime and inference-server");
-    let (mut server, address) = world.server(&["--slots", "256"]);
-    ctl(&["set", &server.id().to_string(), "--loss", "0.1", "--seed", "5"]).unwrap();
-    // Each request has a slot of its own: on UC a slot that has lost something is not used again.
-    let load = ["--slots", "64", "--count", "64", "--rate", "400", "--deadline", "2"];
-    let uc = ["flag", "tail", "completion"].map(|arrival| {
-        world.client(&address, &[&load[..], &["--transport", "uc", "--arrival", arrival]].concat())
-    });
-    for mut client in uc {
-        let ended = client.end();
-        let [sent, answered, lost, wrong, late, duplicate] =
-            counts(ended.line(), ["sent", "answered", "lost", "wrong", "late", "duplicate"]);
-        assert_eq!((sent, answered + lost, [wrong, late, duplicate]), (64, 64, [0; 3]), "{ended:?}");
-        assert!(lost > 0 && answered > 0 && ended.code == Some(1), "{ended:?}");
+    for world in need!(worlds("loses", &[GRAPH]), softnic, SOFTNIC) {
+        let arrivals = world.served.arrivals;
+        let (mut server, address) = world.server(&["--slots", "256"]);
+        ctl(&["set", &server.id().to_string(), "--loss", "0.1", "--seed", "5"]).unwrap();
+        // Each request has a slot of its own: on UC a slot that has lost something is not used again.
+        let load = ["--slots", "64", "--count", "64", "--rate", "200", "--deadline", "1"];
+        let mut uc: Vec<_> = arrivals
+            .iter()
+            .map(|way| {
+                world.client(&address, &[&load[..], &["--transport", "uc", "--arrival", way]].concat())
+            })
+            .collect();
+        joined(&mut server, uc.len());
+        for client in &mut uc {
+            assert_lossy(&client.end());
+        }
+        // A NIC loses what its process sends. Above it lost answers, and here it loses requests.
+        let mut client = world.client(&address, &[&load[..], &["--transport", "uc"]].concat());
+        joined(&mut server, 1);
+        ctl(&["set", &client.id().to_string(), "--loss", "0.3", "--seed", "5"]).unwrap();
+        assert_lossy(&client.end());
+        // A client whose slots have all lost something ends, and does not wait once for each request.
+        let load = ["--slots", "2", "--count", "100000", "--transport", "uc", "--deadline", "1"];
+        let ended = world.client(&address, &load).end();
+        let run = ended.line();
+        assert_eq!((&run["lost"], &run["wrong"], ended.code), (&json!(2), &json!(0), Some(1)), "{run}");
+        assert!(run["error"].as_str().unwrap().contains("no slot is left"), "{run}");
+        world.is_served(&address, arrivals[0], &["--deadline", "60"]);
+        let counted = ctl(&["counters", &server.id().to_string(), "--json"]).unwrap();
+        let counted: Value = serde_json::from_str(&counted).unwrap();
+        assert!(counted["counters"]["injected_lost_requests"].as_u64() > Some(3), "{counted}");
+        // A flag without its request is none: nothing was refused.
+        let totals = totals(&mut server);
+        assert_eq!((&totals["failed"], &totals["refused"]), (&json!(0), &json!(0)), "{totals}");
     }
-    // A client whose slots have all lost something ends, and does not wait once for each request.
-    let load = ["--slots", "2", "--count", "100000", "--transport", "uc", "--deadline", "1"];
-    let ended = world.client(&address, &load).end();
-    let run = ended.line();
-    assert_eq!((&run["lost"], &run["wrong"], ended.code), (&json!(2), &json!(0), Some(1)), "{run}");
-    assert!(run["error"].as_str().unwrap().contains("no slot is left"), "{run}");
-    world.is_served(&address, &["--count", "160", "--deadline", "60"]);
-    let counted = ctl(&["counters", &server.id().to_string(), "--json"]).unwrap();
-    let counted: Value = serde_json::from_str(&counted).unwrap();
-    assert!(counted["counters"]["injected_lost_requests"].as_u64() > Some(3), "{counted}");
-    assert_eq!(totals(&mut server)["failed"], 0);
 }
 
 #[test]
 fn a_long_link_delays_answers_and_changes_none() {
-    let world = need!(world("delays"), softnic, "the software NIC, ONNX Runtime and inference-server");
-    let (mut server, address) = world.server(&[]);
-    ctl(&["set", &server.id().to_string(), "--delay", "5ms"]).unwrap();
-    for arrival in ["flag", "completion"] {
-        let ended = world.client(&address, &["--count", "160", "--arrival", arrival]).end();
-        assert_clean(&ended, 160);
-        assert!(ended.line()["latency"]["min_ns"].as_u64() >= Some(5_000_000), "{ended:?}");
+    for world in need!(worlds("delays", &KERNELS), softnic, SOFTNIC) {
+        let (mut server, address) = world.server(&[]);
+        ctl(&["set", &server.id().to_string(), "--delay", "5ms"]).unwrap();
+        for arrival in world.served.arrivals {
+            let ended = world.short(&address, arrival, &[]).end();
+            assert_clean(&ended, world.count());
+            assert!(ended.line()["latency"]["min_ns"].as_u64() >= Some(5_000_000), "{ended:?}");
+        }
+        totals(&mut server);
     }
-    totals(&mut server);
 }
 
 #[test]
 fn an_error_cqe_ends_one_client_and_no_other() {
-    let world = need!(world("errs"), softnic, "the software NIC, ONNX Runtime and inference-server");
-    for at_server in [true, false] {
+    let worlds = need!(worlds("errs", &KERNELS), softnic, SOFTNIC);
+    let cases =
+        worlds.iter().map(|world| (world, true)).chain(worlds[..2].iter().map(|world| (world, false)));
+    for (world, at_server) in cases {
         let (mut server, address) = world.server(&[]);
-        let load = ["--seconds", "60", "--deadline", "5"];
-        let mut first = world.client(&address, &load);
+        let arrival = world.served.arrivals[0];
+        let mut first = world.client(&address, &["--seconds", "60", "--deadline", "5", "--arrival", arrival]);
         joined(&mut server, 1);
-        let mut second = world.client(&address, &["--count", "1500"]);
+        // It still asks when the first one ends.
+        let asked = world.count() * if world.served.options.is_empty() { 9 } else { 4 };
+        let count = asked.to_string();
+        let mut second = world.client(&address, &["--count", &count, "--arrival", arrival]);
         joined(&mut server, 1);
         let failing = if at_server { &server } else { &first };
         let (process, qpn) = (failing.id().to_string(), first_qpn(failing));
@@ -100,10 +125,10 @@ fn an_error_cqe_ends_one_client_and_no_other() {
         let run = ended.line();
         let [sent, answered, lost, wrong, late, duplicate] =
             counts(run, ["sent", "answered", "lost", "wrong", "late", "duplicate"]);
-        assert!(ended.code == Some(1) && run["error"].is_string() && lost > 0, "{run}");
+        assert!(ended.code == Some(1) && run["error"].is_string() && lost > 0, "{:?}: {run}", world.served);
         assert_eq!((sent, [wrong, late, duplicate]), (answered + lost, [0; 3]), "{run}");
-        assert_clean(&second.end(), 1500);
-        world.is_served(&address, &["--count", "160"]);
+        assert_clean(&second.end(), asked);
+        world.is_served(&address, arrival, &[]);
         assert_eq!((&totals(&mut server)["clients"], at_server), (&json!(3), at_server));
     }
 }

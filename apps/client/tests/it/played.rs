@@ -48,6 +48,8 @@ const SEND: u64 = 0;
 const RECEIVE: u64 = 1;
 /// What a slot holds behind its first request until it has been answered.
 const UNTOUCHED: u8 = 0x5a;
+/// Between two looks: a wait leaves the cores to the programs under test.
+pub const PAUSE: Duration = Duration::from_micros(50);
 /// Longest life of a server.
 const LIFE: Duration = Duration::from_secs(60);
 
@@ -228,7 +230,7 @@ impl Played {
                 }
                 self.answer(work.slot, work.header.request_id);
             } else {
-                std::thread::yield_now();
+                std::thread::sleep(PAUSE);
             }
             let now = Instant::now();
             while let Some(at) = self.later.iter().position(|(due, ..)| *due <= now) {

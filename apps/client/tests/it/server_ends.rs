@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use cli::testing::Signal;
 use measure::need;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::server::{PATIENCE, World, counts, joined, totals};
+use crate::server::{GRAPH, KERNELS, PATIENCE, WANTED, World, counts, joined, totals};
 
 /// A client that asks for longer than the test takes.
 const LOAD: [&str; 4] = ["--seconds", "50", "--deadline", "3"];
@@ -26,76 +26,83 @@ fn refused(run: &Value) -> u64 {
 
 #[test]
 fn after_a_sigkill_each_outstanding_request_is_lost_and_the_next_server_serves() {
-    let world = need!(World::new("killed"), server, "a NIC, ONNX Runtime and inference-server");
-    let (mut server, address) = world.server(&[]);
-    for arrival in ["flag", "completion"] {
-        let options = [&LOAD[..], &["--arrival", arrival]].concat();
-        let mut clients = [0, 1].map(|_| world.client(&address, &options));
-        joined(&mut server, clients.len());
-        std::thread::sleep(SOME_LOAD);
-        let killed = server.signal(Signal::SIGKILL);
-        server.end();
-        for client in &mut clients {
-            let ended = client.end_since(killed);
-            let run = ended.line();
-            let [sent, answered, lost, _] = reported(run);
-            assert!(answered > 0 && lost > 0 && sent == answered + lost, "{run}");
-            assert!(ended.code == Some(1) && run["error"].is_string(), "{run}");
-            // They see the end of the connection, and need not wait for the deadlines.
-            assert!(ended.after < PATIENCE / 2, "{:?}", ended.after);
+    for world in need!(World::each("killed", &KERNELS), server, WANTED) {
+        let (mut server, address) = world.server(&[]);
+        for arrival in world.served.arrivals {
+            let options = [&LOAD[..], &["--arrival", arrival]].concat();
+            let mut clients = [0, 1].map(|_| world.client(&address, &options));
+            joined(&mut server, clients.len());
+            std::thread::sleep(SOME_LOAD);
+            let killed = server.signal(Signal::SIGKILL);
+            server.end();
+            for client in &mut clients {
+                let ended = client.end_since(killed);
+                let run = ended.line();
+                let [sent, answered, lost, _] = reported(run);
+                assert!(lost > 0 && sent == answered + lost, "{:?}: {run}", world.served);
+                assert!(ended.code == Some(1) && run["error"].is_string(), "{run}");
+                // They see the end of the connection, and need not wait for the deadlines.
+                assert!(ended.after < PATIENCE / 2, "{:?}", ended.after);
+            }
+            server = world.server_at(&address, &[]).0;
+            let count = world.is_served(&address, arrival, &[]);
+            joined(&mut server, 1);
+            let left = server.next_line();
+            assert_eq!((&left["kind"], &left["answered"]), (&json!("left"), &json!(count)), "{left}");
         }
-        server = world.server_at(&address, &[]).0;
-        world.is_served(&address, &["--count", "160", "--arrival", arrival]);
-        joined(&mut server, 1);
+        totals(&mut server);
     }
-    assert_eq!(totals(&mut server)["answered"], 160);
 }
 
 #[test]
 fn at_a_sigterm_under_load_each_request_is_answered_refused_or_lost() {
-    let world = need!(World::new("terminated"), server, "a NIC, ONNX Runtime and inference-server");
-    let (mut server, address) = world.server(&[]);
-    let loads =
-        ["flag", "tail", "completion", "flag"].map(|arrival| [&LOAD[..], &["--arrival", arrival]].concat());
-    let mut clients: Vec<_> = loads.iter().map(|load| world.client(&address, load)).collect();
-    joined(&mut server, clients.len());
-    std::thread::sleep(SOME_LOAD);
-    let signalled = server.signal(Signal::SIGTERM);
-    let (mut results, mut stopping) = (0, 0);
-    for client in &mut clients {
-        let ended = client.end_since(signalled);
-        let run = ended.line();
-        let [sent, answered, lost, late] = reported(run);
-        // The server has answered all that it took: nothing is lost.
-        assert_eq!((sent, lost, late), (answered, 0, 0), "{run}");
-        assert!(ended.code == Some(1) && run["error"].as_str().unwrap().contains("stopping"), "{run}");
-        results += answered - refused(run);
-        stopping += refused(run);
+    for world in need!(World::each("terminated", &KERNELS), server, WANTED) {
+        let (mut server, address) = world.server(&[]);
+        let arrivals = world.served.arrivals.iter().cycle().take(4);
+        let loads = arrivals.map(|arrival| [&LOAD[..], &["--arrival", arrival]].concat());
+        let mut clients: Vec<_> = loads.map(|load| world.client(&address, &load)).collect();
+        joined(&mut server, clients.len());
+        std::thread::sleep(SOME_LOAD);
+        let signalled = server.signal(Signal::SIGTERM);
+        let (mut results, mut stopping) = (0, 0);
+        for client in &mut clients {
+            let ended = client.end_since(signalled);
+            let run = ended.line();
+            let [sent, answered, lost, late] = reported(run);
+            // The server has answered all that it took: nothing is lost.
+            assert_eq!((sent, lost, late), (answered, 0, 0), "{:?}: {run}", world.served);
+            assert!(ended.code == Some(1) && run["error"].as_str().unwrap().contains("stopping"), "{run}");
+            results += answered - refused(run);
+            stopping += refused(run);
+        }
+        let ended = server.end_since(signalled);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let served = ended.lines.last().unwrap();
+        let found = ["answered", "refused"].map(|name| served[name].as_u64().unwrap());
+        assert_eq!((found, stopping > 0), ([results, stopping], true), "{served}");
     }
-    let ended = server.end_since(signalled);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let served = ended.lines.last().unwrap();
-    let found = ["answered", "refused"].map(|name| served[name].as_u64().unwrap());
-    assert_eq!((found, stopping > 0), ([results, stopping], true), "{served}");
 }
 
 #[test]
 fn requests_of_a_server_that_is_held_up_are_lost_at_their_deadline_and_their_answers_late() {
-    let world = need!(World::new("held"), server, "a NIC, ONNX Runtime and inference-server");
-    let (mut server, address) = world.server(&[]);
-    let load = ["--rate", "100", "--arrivals", "constant", "--seconds", "4", "--deadline", "1"];
-    let mut client = world.client(&address, &load);
-    joined(&mut server, 1);
-    std::thread::sleep(SOME_LOAD);
-    server.signal(Signal::SIGSTOP);
-    std::thread::sleep(Duration::from_secs(2));
-    server.signal(Signal::SIGCONT);
-    let ended = client.end();
-    let run = ended.line();
-    let [_, answered, lost, late] = reported(run);
-    // Eight were in slots, and the others found none in time.
-    assert!(answered > 0 && late > 0 && lost >= late && answered + lost == 400, "{run}");
-    assert!(ended.code == Some(1) && run["error"].is_null(), "{run}");
-    world.is_served(&address, &["--count", "160"]);
-    assert_eq!(totals(&mut server)["failed"], 0);
+    const SECONDS: u64 = 4;
+    for (world, rate) in need!(World::each("held", &[GRAPH]), server, WANTED).iter().zip([100, 20]) {
+        let (mut server, address) = world.server(&[]);
+        let times = [rate, SECONDS].map(|number| number.to_string());
+        let load = ["--rate", &times[0], "--arrivals", "constant", "--seconds", &times[1], "--deadline", "1"];
+        let mut client = world.client(&address, &load);
+        joined(&mut server, 1);
+        std::thread::sleep(SOME_LOAD);
+        server.signal(Signal::SIGSTOP);
+        std::thread::sleep(Duration::from_secs(2));
+        server.signal(Signal::SIGCONT);
+        let ended = client.end();
+        let run = ended.line();
+        let [_, answered, lost, late] = reported(run);
+        // Eight were in slots, and the others found none in time.
+        assert!(late > 0 && lost >= late && answered + lost == rate * SECONDS, "{:?}: {run}", world.served);
+        assert!(ended.code == Some(1) && run["error"].is_null(), "{run}");
+        world.is_served(&address, "flag", &[]);
+        assert_eq!(totals(&mut server)["failed"], 0);
+    }
 }

@@ -5,5 +5,6 @@
 mod answers;
 mod bad_input;
 mod ends;
+mod modes;
 mod service;
 mod signals;

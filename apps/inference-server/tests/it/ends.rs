@@ -51,65 +51,59 @@ fn slots_of_a_killed_client_are_cleared_and_granted_again() {
 #[test]
 fn a_client_that_takes_no_answer_holds_up_itself_alone() {
     let nic = need!(device(), nic, "an RDMA device");
-    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
-    let expected = Expected::of(&runtime, SMALL, 3);
-    let (mut server, address) = server(SMALL, &[]);
-    // Without receives each answer waits for ever.
-    let mut silent = Rogue::new(&nic, &address, 4, Arrival::Completion);
-    (0..4).for_each(|place| silent.ask(place, |_| {}));
-    Client::usual(&nic, &address, SMALL, 4).run(&expected, 200);
-    let error = std::iter::repeat_with(|| server.next_line()["error"].take()).find(|error| error.is_string());
-    let error = error.unwrap().to_string();
-    assert!(error.contains("slot 0 was not taken within 10 s"), "{error}");
-    assert!(!silent.session.is_alive());
-    let mut next = loop {
-        let all = wish(SMALL, 64, Arrival::Flag, Transport::Rc);
-        if let Ok(next) = Client::open(&nic, &address, SMALL, &all) {
-            break next;
-        }
-    };
-    next.run(&expected, 200);
-    stopped(&mut server);
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let expected = Expected::of_twin(SMALL, 3);
+    for options in ways(Arrival::Completion) {
+        let (mut server, address) = server(SMALL, &[options, &["--patience", "1"]].concat());
+        // Without receives each answer waits for ever.
+        let mut silent = Rogue::new(&nic, &address, 4, Arrival::Completion);
+        (0..4).for_each(|place| silent.ask(place, |_| {}));
+        Client::by(&nic, &address, 4, Arrival::Completion).run(&expected, 8);
+        let error =
+            std::iter::repeat_with(|| server.next_line()["error"].take()).find(|error| error.is_string());
+        let error = error.unwrap().to_string();
+        let says = ["was not taken within 1 s", "deadline"].iter().any(|words| error.contains(words));
+        assert!(says && !silent.session.is_alive(), "{options:?} {error}");
+        Client::by(&nic, &address, 64, Arrival::Completion).run(&expected, 3);
+        stopped(&mut server);
+    }
 }
 
 #[test]
 fn a_client_that_goes_during_its_set_up_and_a_stranger_leave_nothing_behind() {
     let nic = need!(device(), nic, "an RDMA device");
-    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
-    let expected = Expected::of(&runtime, SMALL, 3);
-    let (mut server, address) = server(SMALL, &["--slots", "8"]);
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let expected = Expected::of_twin(SMALL, 3);
     let wait = || Wait::at_most(PATIENCE);
-    // These stay, and say nothing or nonsense.
-    let silent: Vec<_> = (0..4).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    let mut stranger = TcpStream::connect(&address).unwrap();
-    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    for step in 0..12 {
-        let mut session = Session::connect(&address, wait()).unwrap();
-        // Slots of the client before may not be free yet.
-        let reply = loop {
-            session.send(&wish(SMALL, 8, Arrival::Flag, Transport::Rc)).unwrap();
-            if step % 3 == 0 {
-                break None;
+    for options in BOTH {
+        let (mut server, address) = server(SMALL, &[options, &["--slots", "8"]].concat());
+        // These stay, and say nothing or nonsense.
+        let silent: Vec<_> = (0..4).map(|_| TcpStream::connect(&address).unwrap()).collect();
+        let mut stranger = TcpStream::connect(&address).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        for step in 0..12 {
+            let mut session = Session::connect(&address, wait()).unwrap();
+            // Slots of the client before may not be free yet.
+            let reply = loop {
+                session.send(&wish(SMALL, 8, Arrival::Flag, Transport::Rc)).unwrap();
+                if step % 3 == 0 {
+                    break None;
+                }
+                match session.receive("a grant", wait()).unwrap() {
+                    Reply::Granted(grant) => break Some(grant),
+                    Reply::Refused(_) => session = Session::connect(&address, wait()).unwrap(),
+                }
+            };
+            if step % 3 == 2 {
+                assert_eq!(reply.unwrap().sequences.len(), 8);
+                session.send(&"no greeting").unwrap();
             }
-            match session.receive("a grant", wait()).unwrap() {
-                Reply::Granted(grant) => break Some(grant),
-                Reply::Refused(_) => session = Session::connect(&address, wait()).unwrap(),
-            }
-        };
-        if step % 3 == 2 {
-            assert_eq!(reply.unwrap().sequences.len(), 8);
-            session.send(&"no greeting").unwrap();
         }
+        let mut next = Client::by(&nic, &address, 8, Arrival::Flag);
+        next.run(&expected, 20);
+        drop((next, silent, stranger));
+        assert_eq!(totals(&stopped(&mut server))["answered"], 20);
     }
-    let mut next = loop {
-        let all = wish(SMALL, 8, Arrival::Flag, Transport::Rc);
-        if let Ok(next) = Client::open(&nic, &address, SMALL, &all) {
-            break next;
-        }
-    };
-    next.run(&expected, 50);
-    drop((next, silent, stranger));
-    assert_eq!(totals(&stopped(&mut server))["answered"], 50);
 }
 
 #[test]

@@ -57,8 +57,8 @@ fn kernels_of_the_twin_answer_however_requests_come() {
     need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     let expected = Expected::of_twin(SMALL, 3);
-    serves_every_way(&WAITING, &["--machine", "twin"], &expected, 9);
-    serves_every_way(&DRIVEN, &["--machine", "twin"], &expected, 9);
+    serves_every_way(&WAITING, &["--machine", "twin"], &expected, 5);
+    serves_every_way(&DRIVEN, &["--machine", "twin"], &expected, 5);
 }
 
 /// A client's program against a server of kernels, its answers compared with a reference file.

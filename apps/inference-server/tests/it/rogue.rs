@@ -15,7 +15,7 @@ use verbs::{
     WorkCompletion,
 };
 
-use crate::served::{Nic, PATIENCE, SMALL, geometry, wish};
+use crate::served::{Nic, PATIENCE, PAUSE, SMALL, geometry, wish};
 
 const RECEIVE: u64 = 1;
 
@@ -140,8 +140,15 @@ impl Rogue {
 
     /// Sends the next request of a slot, its prefix changed.
     pub fn ask(&mut self, place: usize, change: impl Fn(&mut [u8])) {
-        let SendRequestParts { start, target, slot } = self.prepare(place, change);
-        let message = start..start + self.geometry.request.bytes();
+        let parts = self.prepare(place, change);
+        self.finish(place, 0, &parts);
+    }
+
+    /// Writes the part of a request from `begin` on, and has it arrive.
+    pub fn finish(&mut self, place: usize, begin: usize, parts: &SendRequestParts) {
+        let SendRequestParts { start, target, slot } = *parts;
+        let message = start + begin..start + self.geometry.request.bytes();
+        let target = Remote { address: target.address + begin as u64, ..target };
         match self.arrival {
             Arrival::Completion => self.post(SendOperation::WriteImm(target, slot.to_be_bytes()), message),
             _ => self.post(SendOperation::Write(target), message),
@@ -152,14 +159,44 @@ impl Rogue {
         }
     }
 
-    /// Sends requests into both slots, whose flags arrive by one WRITE.
-    pub fn ask_twice(&mut self, change: impl Fn(&mut [u8])) {
-        for place in [0, 1] {
-            let SendRequestParts { start, target, .. } = self.prepare(place, &change);
-            self.post(SendOperation::Write(target), start..start + self.geometry.request.bytes());
+    /// Writes the first half of a request. [`Self::finish`] has the rest, from the number of bytes on that this returns.
+    pub fn begin(&mut self, place: usize) -> (usize, SendRequestParts) {
+        let (parts, half) = (self.prepare(place, |_| {}), self.geometry.request.bytes() / 2);
+        self.post(SendOperation::Write(parts.target), parts.start..parts.start + half);
+        (half, parts)
+    }
+
+    /// Has a request arrive of which the header is there alone.
+    pub fn ask_cut(&mut self, place: usize) {
+        let SendRequestParts { start, target, slot } = self.prepare(place, |_| {});
+        let header = start..start + Header::BYTES;
+        match self.arrival {
+            Arrival::Completion => self.post(SendOperation::WriteImm(target, slot.to_be_bytes()), header),
+            _ => self.post(SendOperation::Write(target), header),
         }
-        let from = self.flag_source(0);
-        self.post(SendOperation::Write(self.at(1, 0)), from..from + 2 * FLAG_BYTES);
+        let (from, flag) = (self.flag_source(place), self.at(1, place * FLAG_BYTES));
+        let tail = Remote { address: target.address + self.geometry.request.tail as u64, ..target };
+        match self.arrival {
+            Arrival::Flag => self.post(SendOperation::Write(flag), from..from + FLAG_BYTES),
+            Arrival::Tail => self.post(SendOperation::Write(tail), from..from + FLAG_BYTES),
+            Arrival::Completion => {}
+        }
+    }
+
+    /// Sends requests into both slots, which arrive one right behind the other: their flags by one WRITE.
+    pub fn ask_twice(&mut self, change: impl Fn(&mut [u8])) {
+        let both = [0, 1].map(|place| self.prepare(place, &change));
+        for SendRequestParts { start, target, slot } in both {
+            let operation = match self.arrival {
+                Arrival::Completion => SendOperation::WriteImm(target, slot.to_be_bytes()),
+                _ => SendOperation::Write(target),
+            };
+            self.post(operation, start..start + self.geometry.request.bytes());
+        }
+        if self.arrival == Arrival::Flag {
+            let from = self.flag_source(0);
+            self.post(SendOperation::Write(self.at(1, 0)), from..from + 2 * FLAG_BYTES);
+        }
     }
 
     /// Writes the flags of the next requests, which a client with this arrival does not need.
@@ -181,27 +218,31 @@ impl Rogue {
         self.post(SendOperation::WriteImm(target, slot.to_be_bytes()), 0..0);
     }
 
-    /// Waits for the answer to a slot's last request: its status.
+    /// Whether the answer to a slot's last request has come.
+    pub fn is_answered(&mut self, place: usize) -> bool {
+        let _ = self.completion(false);
+        let (whole, start) = (flag(self.sequences[place]), place * self.geometry.client_stride());
+        match self.arrival {
+            Arrival::Flag => self.flags.word64(place * FLAG_BYTES).load(Ordering::Acquire) == whole,
+            Arrival::Tail => {
+                self.answers.word64(start + self.geometry.answer.tail).load(Ordering::Acquire) == whole
+            }
+            Arrival::Completion => self.received > 0,
+        }
+    }
+
+    /// Waits for the answer to a slot's last request: its status. By a receive completion, the answers have to come in that order.
     pub fn answer(&mut self, place: usize) -> Option<Status> {
         let since = Instant::now();
-        let whole = flag(self.sequences[place]);
-        let start = place * self.geometry.client_stride();
         loop {
-            let _ = self.completion(false);
-            let has_come = match self.arrival {
-                Arrival::Flag => self.flags.word64(place * FLAG_BYTES).load(Ordering::Acquire) == whole,
-                Arrival::Tail => {
-                    self.answers.word64(start + self.geometry.answer.tail).load(Ordering::Acquire) == whole
-                }
-                Arrival::Completion => std::mem::take(&mut self.received) > 0,
-            };
-            if has_come {
+            if self.is_answered(place) {
+                self.received = self.received.saturating_sub(1);
                 let mut prefix = [0; PREFIX_BYTES];
-                self.answers.read(start, &mut prefix);
+                self.answers.read(place * self.geometry.client_stride(), &mut prefix);
                 return Status::of(Header::read(&prefix).unwrap().status);
             }
             assert!(since.elapsed() < PATIENCE, "no answer in slot {place}");
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -219,7 +260,7 @@ impl Rogue {
                 return None;
             }
             assert!(since.elapsed() < PATIENCE);
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -243,7 +284,8 @@ impl Rogue {
 }
 
 /// Where a request lies, and where it goes.
-struct SendRequestParts {
+#[derive(Debug, Clone, Copy)]
+pub struct SendRequestParts {
     start: usize,
     target: Remote,
     slot: u32,

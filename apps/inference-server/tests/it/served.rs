@@ -26,6 +26,29 @@ pub const SMALL: &str = "small";
 pub const OTHER: &str = "other";
 /// A model that takes milliseconds.
 pub const SLOW: &str = "squeezenet-1.1";
+const ALL: &[Arrival] = &[Arrival::Flag, Arrival::Tail, Arrival::Completion];
+/// Ways to serve a model by our own kernels on the twin, so that the bits are the same: options, and how requests may arrive. Where
+/// kernels wait, those of a model wait for one kind. `gpu-while` has the kernels of `gpu-graph`, and on the twin the same launches.
+pub const WAYS: [(&[&str], &[Arrival]); 7] = [
+    (&["--engine", "twin"], ALL),
+    (&["--machine", "twin", "--mode", "cpu-gpu"], ALL),
+    (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "flag"], &[Arrival::Flag]),
+    (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "tail"], &[Arrival::Tail]),
+    (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "completion"], &[Arrival::Completion]),
+    (&["--machine", "twin", "--mode", "gpu-persistent", "--arrival", "flag"], &[Arrival::Flag]),
+    (&["--machine", "twin", "--mode", "gpu-cpu", "--arrival", "completion"], &[Arrival::Completion]),
+];
+
+/// The first way in which the processor waits, and the first one in which kernels do: requests arrive by flags.
+pub const BOTH: [&[&str]; 2] = [WAYS[0].0, WAYS[2].0];
+
+/// Those by which requests may arrive so.
+pub fn ways(arrival: Arrival) -> impl Iterator<Item = &'static [&'static str]> {
+    WAYS.iter().filter(move |(_, arrivals)| arrivals.contains(&arrival)).map(|(options, _)| *options)
+}
+
+/// Between two looks: a wait leaves the cores to the programs under test.
+pub const PAUSE: Duration = Duration::from_micros(50);
 /// Longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -204,6 +227,18 @@ impl Client {
         Client::open(nic, address, model, &wish(model, slots, Arrival::Flag, Transport::Rc)).unwrap()
     }
 
+    /// With RC, when its slots are free.
+    pub fn by(nic: &Nic, address: &str, slots: u16, arrival: Arrival) -> Client {
+        let (wish, since) = (wish(SMALL, slots, arrival, Transport::Rc), Instant::now());
+        loop {
+            match Client::open(nic, address, SMALL, &wish) {
+                Ok(client) => break client,
+                Err(why) => assert!(since.elapsed() < PATIENCE, "{why}"),
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     /// Sends a request, if there is a slot.
     pub fn ask(&mut self, expected: &Expected) -> bool {
         let deadline = self.connection.now_ns() + PATIENCE.as_nanos() as u64;
@@ -234,7 +269,7 @@ impl Client {
             }
             match self.poll(expected) {
                 Some(status) => assert_eq!(status, Status::Ok),
-                None => std::thread::yield_now(),
+                None => std::thread::sleep(PAUSE),
             }
         }
     }

@@ -8,9 +8,11 @@
 mod endpoint;
 mod offload;
 mod poster;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slots::layout::PREFIX_BYTES;
 use slots::server::ServerError;
@@ -20,11 +22,9 @@ pub use endpoint::{ACCESS, Counts, Endpoint, Memory, Setting};
 pub use offload::{Job, Offload};
 pub use poster::Poster;
 
-use crate::Mode;
 use crate::trace::unix_ns;
+use crate::{Mode, PATIENCE};
 
-/// Time for the NIC to take an answer. A client that posts no receives keeps it longer.
-const PATIENCE_NS: u64 = 10_000_000_000;
 /// Looks that find nothing between two readings of the clock for that.
 const LOOKS: u64 = 1 << 10;
 
@@ -71,6 +71,7 @@ pub struct Served {
     outputs: Vec<Vec<f32>>,
     began: Instant,
     looks: u64,
+    patience_ns: u64,
     sent: Vec<u32>,
     arrived: Vec<u32>,
     offload: Option<Box<dyn Offload>>,
@@ -112,6 +113,7 @@ impl Served {
             leaving: BTreeMap::new(),
             began: Instant::now(),
             looks: 0,
+            patience_ns: PATIENCE.as_nanos() as u64,
             sent: Vec::new(),
             arrived: Vec::new(),
             offload,
@@ -128,6 +130,11 @@ impl Served {
             Some(offload) => offload.trace(),
             None => Err(CpuError::Offload("nothing computes beside the thread that serves".into())),
         }
+    }
+
+    /// Gives clients up that have not taken an answer for so long, in place of [`PATIENCE`].
+    pub fn give_up_after(&mut self, patience: Duration) {
+        self.patience_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
     }
 
     /// Where endpoints have their slots.
@@ -208,7 +215,7 @@ impl Served {
         // Behind a look that found something a model may run for long.
         if has_come || self.looks.is_multiple_of(LOOKS) {
             let now_ns = self.began.elapsed().as_nanos() as u64;
-            self.endpoints.values_mut().for_each(|endpoint| endpoint.expire(now_ns, PATIENCE_NS));
+            self.endpoints.values_mut().for_each(|endpoint| endpoint.expire(now_ns, self.patience_ns));
         }
         has_come
     }

@@ -3,21 +3,27 @@
 use ::gpu::{Compiler, Toolkit};
 use host_twin::Visibility;
 use measure::need;
-use rdma_shim::kernel::Machine;
+use rdma_shim::kernel::{Machine, Memory as MachineMemory};
 use rdma_shim::sys::db_sq;
 use rdma_shim::testing::{compile_everywhere, device, wait_for};
 use slots::Arrival;
 use slots::layout::Header;
 use verbs::{Context, QpType};
 
-use super::by_cpu::{BEGIN, Setting, Turns, units};
+use super::by_cpu::{BEGIN, Model, Setting, Turns, units};
 use super::launch;
 use super::tests::ptx;
 use crate::Mode;
 use crate::cpu::{self, CpuError, Endpoint, Job, Memory, Offload, Served};
-use crate::testing::{ARRIVALS, Peer, SLOTS, geometry, join, join_with, pump, read_late, serves};
+use crate::testing::{
+    ARRIVALS, Peer, SLOTS, broken, failure, geometry, join, join_with, pump, read_late, serves,
+};
 
 fn served(machine: &Machine) -> Served {
+    served_by(machine, |buffers| super::nic_tests::add_one_on(machine, buffers))
+}
+
+fn served_by(machine: &Machine, model: impl FnOnce(&MachineMemory) -> Model) -> Served {
     let slots = 3 * SLOTS;
     let memory = Memory::new(geometry(), slots).unwrap().shown_to(machine).unwrap();
     let buffers = machine.own_memory(1 << 13).unwrap();
@@ -31,8 +37,7 @@ fn served(machine: &Machine) -> Served {
         outputs: &[at + 4096],
         copying: [2, 64],
     };
-    let model = super::nic_tests::add_one_on(machine, &buffers);
-    let turns = Turns::new(machine, &setting, model).unwrap();
+    let turns = Turns::new(machine, &setting, model(&buffers)).unwrap();
     Served::with(memory, slots, Some(Box::new(turns))).unwrap()
 }
 
@@ -167,6 +172,15 @@ fn the_count_that_gives_a_record_back_is_stored_with_release() {
         "db_store_release_sys64((db_u64) & ((struct db_counts *)at->counts)->turns, ++turn->counts.turns)";
     let count = |planted| ptx(&compiler, &BEGIN, planted).matches("st.release.sys.global.u64").count();
     assert_eq!([None, Some((release, "DB_COUNT(at, turn, turns, 1)"))].map(count), [1, 0]);
+}
+
+#[test]
+fn a_model_that_fails_ends_cpu_gpu_with_its_reason() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    let error = failure(&context, &mut served_by(&machine, broken), Mode::CpuGpu);
+    assert!(error.ends_with("the model: 8192 bytes are broken"), "{error}");
 }
 
 #[test]

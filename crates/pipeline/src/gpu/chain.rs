@@ -85,6 +85,16 @@ impl Served {
         self.core.tell(offset_of!(db_served, refuses), &word.to_ne_bytes())
     }
 
+    /// Gives clients up that have not taken an answer for so long, in place of [`crate::PATIENCE`]. The chain is at rest.
+    pub fn give_up_after(&mut self, patience: Duration) -> Result<(), ServedError> {
+        if self.may_run() {
+            return refuse("kernels read what they are told while they run");
+        }
+        let ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        self.queues.lock().patience = patience;
+        self.core.tell(offset_of!(db_served, patience_ns), &ns.to_ne_bytes())
+    }
+
     /// Has its turns on a thread that launches kernel after kernel: for the host twin.
     pub fn start_by_cpu(
         &mut self,

@@ -43,7 +43,7 @@ use verbs::code::Access;
 
 use layout::{db_client, db_counts, db_place, db_served, db_told, db_turn};
 
-use crate::Processor;
+use crate::{PATIENCE, Processor};
 
 use chain::Runs;
 
@@ -160,8 +160,6 @@ struct Core {
 const COUNTS: usize = 128;
 /// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes some microseconds.
 const ATTEND: Duration = Duration::from_micros(200);
-/// Time for the NIC to take an answer. A client that posts no receives keeps it longer, and is given up.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The slots of one model, and its clients.
 pub struct Served {
@@ -277,7 +275,6 @@ impl Served {
                 arrival,
                 slots: slots.address(),
                 slot_count: count,
-                patience: PATIENCE,
             }),
         };
         served.put(

@@ -17,6 +17,7 @@ use verbs::{Payload, Remote, SendFlags, SendOperation, SendRequest, Sge};
 
 use super::layout::{db_counts, db_place, db_told};
 use super::{Arrival, COUNTS, Client, ServedError};
+use crate::PATIENCE;
 
 /// `DB_END_COMPLETION` and `DB_EINVAL`.
 const COMPLETION: u32 = 0x10000;
@@ -29,6 +30,8 @@ const FLUSHED: u32 = 5;
 const AT_ONCE: usize = 16;
 /// Rounds without anything to do before the core is offered to other threads.
 const IDLE_ROUNDS: u32 = 64;
+/// Rounds between two looks for clients that take no answers: the clock is not read in between.
+const LOOKS: u32 = 1 << 10;
 
 /// Memory that kernels and the thread share, and what answers are like.
 #[derive(Debug)]
@@ -44,16 +47,16 @@ pub(super) struct Told {
     /// Slot 0 as the NIC addresses it.
     pub(super) slots: u64,
     pub(super) slot_count: u32,
-    /// Time for the NIC to take an answer.
-    pub(super) patience: Duration,
 }
 
-/// A place's queue, and its answers that the NIC may still read, in the order of posting and with its time.
+/// A place's queue, and its answers that the NIC may still read, in the order of posting.
 #[derive(Debug)]
 struct Taken {
     queue: Queue,
     client: Client,
-    in_flight: VecDeque<(u32, Instant)>,
+    in_flight: VecDeque<u32>,
+    /// Since when a look has found answers in flight and none was sent.
+    waits_since: Option<Instant>,
     has_failed: bool,
 }
 
@@ -65,6 +68,9 @@ pub(super) struct Queues {
     /// Records that were read.
     pub(super) read: u64,
     sent: u64,
+    rounds: u32,
+    /// Time for the NIC to take an answer.
+    pub(super) patience: Duration,
     /// A planted defect: a slot counts as sent when it is posted.
     #[cfg(test)]
     pub(super) forgets_sending: bool,
@@ -81,11 +87,14 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(places: u32, told: Option<Told>) -> Arc<Shared> {
         let places = (0..places).map(|_| None).collect();
+        let (read, sent, rounds, patience) = (0, 0, 0, PATIENCE);
         let queues = Queues {
             places,
             told,
-            read: 0,
-            sent: 0,
+            read,
+            sent,
+            rounds,
+            patience,
             #[cfg(test)]
             forgets_sending: false,
         };
@@ -115,7 +124,7 @@ impl Queues {
 
     pub(super) fn put(&mut self, place: usize, queue: Queue, client: Client) {
         let in_flight = VecDeque::with_capacity(client.count as usize);
-        self.places[place] = Some(Taken { queue, client, in_flight, has_failed: false });
+        self.places[place] = Some(Taken { queue, client, in_flight, waits_since: None, has_failed: false });
     }
 
     /// The queue of a client that kernels have let go: no record tells of it any more.
@@ -139,9 +148,15 @@ impl Queues {
                 }
             }
         }
+        self.rounds = self.rounds.wrapping_add(1);
+        let now = self.rounds.is_multiple_of(LOOKS).then(Instant::now);
         let mut sent = 0;
         for (place, taken) in self.places.iter_mut().enumerate() {
-            sent += taken.as_mut().map_or(0, |taken| told.poll(place, taken));
+            let Some(taken) = taken else { continue };
+            sent += told.poll(place, taken);
+            if let Some(now) = now {
+                told.expire(place, taken, now, self.patience);
+            }
         }
         if sent > 0 {
             self.sent += sent;
@@ -171,7 +186,7 @@ impl Told {
             return;
         }
         match self.post(taken, record) {
-            Ok(()) => taken.in_flight.push_back((record.slot, Instant::now())),
+            Ok(()) => taken.in_flight.push_back(record.slot),
             Err(_) => {
                 let qpn = taken.queue.qp().number();
                 let end = db_kernel_end {
@@ -239,8 +254,9 @@ impl Told {
         let mut sent = 0;
         for one in &done[..count] {
             match taken.in_flight.pop_front() {
-                Some((slot, _)) if one.is_success() => {
+                Some(slot) if one.is_success() => {
                     self.sending.words()[slot as usize].store(0, Ordering::Release);
+                    taken.waits_since = None;
                     sent += 1;
                 }
                 _ => {
@@ -252,13 +268,22 @@ impl Told {
         if is_flushed && count == 0 {
             let end = db_kernel_end { code: COMPLETION, qpn, status: FLUSHED, ..Default::default() };
             self.fail(place, taken, end);
-        } else if let Some((slot, since)) = taken.in_flight.front().filter(|_| count == 0)
-            && since.elapsed() > self.patience
-        {
-            let (wr_id, code) = (u64::from(*slot), TIMED_OUT);
-            self.fail(place, taken, db_kernel_end { wr_id, code, qpn, is_send: 1, ..Default::default() });
         }
         sent
+    }
+
+    /// Gives a client up of which no answer was sent for too long.
+    fn expire(&self, place: usize, taken: &mut Taken, now: Instant, patience: Duration) {
+        let Some(&slot) = taken.in_flight.front().filter(|_| !taken.has_failed) else {
+            taken.waits_since = None;
+            return;
+        };
+        let since = *taken.waits_since.get_or_insert(now);
+        if now.saturating_duration_since(since) > patience {
+            let (qpn, wr_id) = (taken.queue.qp().number(), slot.into());
+            let end = db_kernel_end { wr_id, code: TIMED_OUT, qpn, is_send: 1, ..Default::default() };
+            self.fail(place, taken, end);
+        }
     }
 
     /// Tells kernels and host of a queue that has failed. The reason that is there first stays.

@@ -108,7 +108,7 @@ fn a_client_that_takes_no_answer_of_gpu_cpu_is_given_up() {
     need!(has_kernels(), cc, "a C++ compiler");
     let machine = Machine::twin(Visibility::InOrder);
     let (mut served, mut member) = served(&context, &machine, [SLOTS, 0], |served| {
-        served.queues.lock().told.as_mut().unwrap().patience = Duration::from_millis(50);
+        served.queues.lock().patience = Duration::from_millis(50);
     });
     member.peer.ask(1, 1.0);
     let failure = wait_for("failure", || served.failure(member.place).unwrap());

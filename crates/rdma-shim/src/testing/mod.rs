@@ -19,14 +19,22 @@ pub fn compile_everywhere(toolkit: Toolkit, units: &[Unit]) {
         for unit in units {
             let image = builder.image(std::slice::from_ref(unit), arch, Form::Cubin);
             let facts = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts;
-            let mut kernels =
-                unit.text.split("__global__ void ").skip(1).filter_map(|rest| rest.split_once('('));
+            let text = without_twin(&unit.text);
+            let mut kernels = text.split("__global__ void ").skip(1).filter_map(|rest| rest.split_once('('));
             let absent = kernels.find(|(kernel, _)| !facts.functions.contains(*kernel));
             assert_eq!(absent, None, "{arch} {}: {:?}", unit.name, facts.functions);
             let missing = facts.undefined.iter().find(|symbol| !symbol.starts_with(".nv.reservedSmem."));
             assert_eq!(missing, None, "{arch} {}", unit.name);
         }
     }
+}
+
+/// The text without what the host twin alone compiles.
+fn without_twin(text: &str) -> String {
+    let mut parts = text.split("#ifdef DB_TWIN\n");
+    let first = parts.next().unwrap_or_default().to_owned();
+    let rest = |part: &str| part.find("\n#").map_or(String::new(), |end| part[end..].to_owned());
+    parts.fold(first, |text, part| text + &rest(part))
 }
 
 /// Two tests of one function that takes a [`Bench`]: of the host twin, which needs the table `KERNELS`, and of a GPU.

@@ -2,7 +2,7 @@
 
 use host_twin::Visibility;
 use measure::need;
-use rdma_shim::kernel::Machine;
+use rdma_shim::kernel::{Machine, Memory as MachineMemory};
 use rdma_shim::testing::device;
 use slots::Status;
 use verbs::Context;
@@ -10,16 +10,21 @@ use verbs::Context;
 use super::{Baseline, Fair, Faithful, Instance};
 use crate::Mode;
 use crate::cpu::{Memory, Offload, Served};
+use crate::gpu::by_cpu::Model;
 use crate::gpu::nic_tests::add_one_on;
 use crate::gpu::{ServedError, launch};
-use crate::testing::{ARRIVALS, SLOTS, geometry, pump, read_late, serves, traced_peer};
+use crate::testing::{ARRIVALS, SLOTS, broken, failure, geometry, pump, read_late, serves, traced_peer};
 use crate::trace::Step;
 
 fn instance(machine: &Machine) -> Instance {
+    instance_by(machine, &|buffers| add_one_on(machine, buffers))
+}
+
+fn instance_by(machine: &Machine, model: &dyn Fn(&MachineMemory) -> Model) -> Instance {
     let buffers = machine.own_memory(1 << 13).unwrap();
     buffers.fill(0).unwrap();
     let at = buffers.kernel_address();
-    Instance { inputs: vec![at], outputs: vec![at + 4096], model: add_one_on(machine, &buffers) }
+    Instance { inputs: vec![at], outputs: vec![at + 4096], model: model(&buffers) }
 }
 
 fn memory() -> Memory {
@@ -27,18 +32,31 @@ fn memory() -> Memory {
 }
 
 fn offload(machine: &Machine, baseline: Baseline, memory: &Memory) -> Result<Box<dyn Offload>, ServedError> {
+    offload_by(machine, baseline, memory, &|| instance(machine))
+}
+
+fn offload_by(
+    machine: &Machine,
+    baseline: Baseline,
+    memory: &Memory,
+    instance: &dyn Fn() -> Instance,
+) -> Result<Box<dyn Offload>, ServedError> {
     Ok(match baseline {
-        Baseline::Fair => Box::new(Fair::new(machine, memory, [instance(machine), instance(machine)])?),
-        Baseline::Faithful => Box::new(Faithful::new(machine, memory, 3 * SLOTS, instance(machine))?),
+        Baseline::Fair => Box::new(Fair::new(machine, memory, [instance(), instance()])?),
+        Baseline::Faithful => Box::new(Faithful::new(machine, memory, 3 * SLOTS, instance())?),
     })
 }
 
 fn served(machine: &Machine, baseline: Baseline) -> Served {
+    served_by(machine, baseline, &|| instance(machine))
+}
+
+fn served_by(machine: &Machine, baseline: Baseline, instance: &dyn Fn() -> Instance) -> Served {
     let memory = match baseline {
         Baseline::Fair => memory().shown_to(machine).unwrap(),
         Baseline::Faithful => memory(),
     };
-    let offload = offload(machine, baseline, &memory).unwrap();
+    let offload = offload_by(machine, baseline, &memory, instance).unwrap();
     Served::with(memory, 3 * SLOTS, Some(offload)).unwrap()
 }
 
@@ -107,6 +125,18 @@ fn an_answer_of_a_baseline_stays_until_the_nic_has_read_it() {
         let read = |waits| read_late(&context, &mut served(&machine, baseline), Mode::CpuCpuIbverbs, waits);
         assert!(read(true), "{baseline:?}");
         assert!(!read(false), "{baseline:?}: the defect is not seen");
+    }
+}
+
+#[test]
+fn a_model_that_fails_ends_a_baseline_with_its_reason() {
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    let fails = || instance_by(&machine, &broken);
+    for baseline in Baseline::ALL {
+        let error = failure(&context, &mut served_by(&machine, baseline, &fails), Mode::CpuCpuIbverbs);
+        assert!(error.contains("8192 bytes are broken"), "{baseline:?}: {error}");
     }
 }
 

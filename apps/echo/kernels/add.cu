@@ -1,0 +1,32 @@
+/*! The model of the echo in the modes of the pipeline: an answer is its request with 1 added to its last word of 8 bytes.
+ *
+ * Between the kernels of a turn it works in the one buffer that they copy into and out of. In the kernel that stays it works in the slots,
+ * and there it copies as well.
+ */
+#include "grid.h"
+#include "order.h"
+
+/* Where request and answer lie in slot `*index`, and how many words they have. src/kernel/add.rs has the same. */
+struct db_add {
+    db_u64 slots, index, stride, request, answer, words;
+};
+
+/* Called by all blocks of the kernel that stays: pipeline's serve.cu. */
+#ifdef DB_TWIN
+extern "C" __global__ void db_model(unsigned long long model, struct db_grid *grid)
+#else
+extern "C" __device__ void db_model(unsigned long long model, struct db_grid *grid)
+#endif
+{
+    const struct db_add *at = (const struct db_add *)model;
+    const db_u64 slot = at->slots + *(const db_u32 *)at->index * at->stride;
+    const db_u64 all = (db_u64)gridDim.x * blockDim.x;
+    db_u64 nth;
+    for (nth = blockIdx.x * blockDim.x + threadIdx.x; nth < at->words; nth += all)
+        db_store64(slot + at->answer + 8 * nth,
+                   db_load_relaxed64((const db_u64 *)(slot + at->request) + nth) + (nth + 1 == at->words));
+    db_grid_meet(grid);
+}
+
+/* Launch: one thread, between take_inputs and put_outputs. `last`: address of the buffer's last word. */
+extern "C" __global__ void add_last(db_u64 last) { db_store64(last, db_load_relaxed64((const db_u64 *)last) + 1); }

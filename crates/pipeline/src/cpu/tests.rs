@@ -1,0 +1,42 @@
+//! A model that fails, over a NIC, run by the thread that serves.
+
+use measure::need;
+use rdma_shim::testing::device;
+use slots::{Arrival, Status};
+
+use super::Served;
+use crate::Mode;
+use crate::testing::{FLOATS, SLOTS, geometry, join};
+
+#[test]
+fn a_model_that_fails_is_told_to_its_client_and_the_next_request_is_served() {
+    let context = need!(device(), nic, "an mlx5 device");
+    type Model = fn(&[Vec<f32>]) -> Result<Vec<Vec<f32>>, String>;
+    let models: [(Model, Status); 5] = [
+        (|_| Err("it is broken".into()), Status::ModelFailed),
+        (|_| Ok(vec![vec![0.0; FLOATS - 1]]), Status::ModelFailed),
+        (|_| Ok(vec![vec![0.0; FLOATS]; 2]), Status::ModelFailed),
+        (|_| Ok(Vec::new()), Status::ModelFailed),
+        (|inputs| Ok(vec![inputs[0].iter().map(|value| value + 1.0).collect()]), Status::Ok),
+    ];
+    for mode in [Mode::CpuCpuIbverbs, Mode::CpuCpuShim] {
+        let mut served = Served::new(geometry(), 2 * SLOTS).unwrap();
+        let mut peers = [0, 1].map(|_| join(&context, &mut served, mode, Arrival::Flag, 0));
+        for (id, (model, status)) in (0..).zip(models) {
+            for peer in &mut peers {
+                let asked = peer.ask(id, 3.0 * id as f32);
+                let mut pump = || {
+                    served.look();
+                    let mut run = |inputs: &[Vec<f32>], outputs: &mut Vec<Vec<f32>>| {
+                        *outputs = model(inputs)?;
+                        Ok(())
+                    };
+                    served.serve(Some(&mut run)).unwrap();
+                };
+                let is_right = status == Status::Ok;
+                assert_eq!(peer.answer(asked, &mut pump), (status, is_right), "{mode} model {id}");
+            }
+        }
+        assert_eq!(served.model_failure(), Some("it is broken"));
+    }
+}
