@@ -123,7 +123,7 @@ struct db_generate_poster {
 DB_GPU_FN struct db_generate_poster db_generate_begin(const struct db_generate_lane *lane) {
     struct db_generate_poster poster = {*(const struct db_cq *)lane->queue.send_cq,
                                         0,
-                                        {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+                                        {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
                                         {db_clock_ns(), 0, 0, 0},
                                         {0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}},
                                         0,

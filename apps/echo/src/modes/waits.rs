@@ -131,7 +131,7 @@ impl Waits for OnCpu {
     fn leave(&mut self) -> Result<Answered> {
         self.end = None;
         let Some(client) = self.client.take() else { return Ok(Answered::default()) };
-        let endpoint = self.served.remove(client);
+        let endpoint = self.served.remove(client)?;
         let left = endpoint.map_or_else(Answered::default, |endpoint| {
             answered(endpoint.counts.answered, endpoint.counts.refused, endpoint.failure.clone())
         });
@@ -171,7 +171,7 @@ impl OnGpu {
             geometry,
             slots,
             clients: 1,
-            arrival: gpu::Arrival::Completion,
+            arrival: slots::Arrival::Completion,
             place: options.memory.place(),
             inputs: at,
             outputs: at,
@@ -208,8 +208,9 @@ impl Waits for OnGpu {
     fn grant(&mut self, wanted: u16) -> Result<Grant> {
         let (client, granted) = self.slots.grant(wanted)?;
         self.client = Some(client);
-        self.end = Some(gpu::Endpoint::new(&self.served, &self.pool, QpType::Rc, &granted)?);
-        Ok(grant(self.served.geometry(), client, &granted))
+        let slots = self.served.slots();
+        self.end = Some(gpu::Endpoint::new(&slots, &self.pool, QpType::Rc, &granted)?);
+        Ok(grant(slots.geometry(), client, &granted))
     }
 
     fn join(&mut self, session: &mut Session, path: &Path, wait: Wait<'_>) -> Result<()> {

@@ -93,9 +93,11 @@ fn a_number_that_is_outstanding_is_refused() {
                 busy.poll(&expected);
                 std::thread::sleep(PAUSE);
             }
-            assert!(statuses[0] == Status::Ok, "{options:?} {statuses:?}");
-            assert!([Status::Ok, Status::DuplicateId].contains(&statuses[1]), "{options:?} {statuses:?}");
-            statuses[1] == Status::DuplicateId
+            // Either may be taken first: the slots of a client have their turn.
+            let refused = statuses.iter().filter(|status| **status == Status::DuplicateId).count();
+            let served = statuses.iter().filter(|status| **status == Status::Ok).count();
+            assert!(served > 0 && served + refused == 2, "{options:?} {statuses:?}");
+            refused == 1
         };
         assert!((0..20).any(|_| once()), "{options:?}");
     }

@@ -227,19 +227,25 @@ impl Rogue {
             Arrival::Tail => {
                 self.answers.word64(start + self.geometry.answer.tail).load(Ordering::Acquire) == whole
             }
-            Arrival::Completion => self.received > 0,
+            // The slots were cleared, and of several answers any may come first.
+            Arrival::Completion => self.received > 0 && self.header(place).sequence == self.sequences[place],
         }
     }
 
-    /// Waits for the answer to a slot's last request: its status. By a receive completion, the answers have to come in that order.
+    /// What lies where the answer of a slot begins.
+    fn header(&self, place: usize) -> Header {
+        let mut prefix = [0; PREFIX_BYTES];
+        self.answers.read(place * self.geometry.client_stride(), &mut prefix);
+        Header::read(&prefix).unwrap()
+    }
+
+    /// Waits for the answer to a slot's last request: its status.
     pub fn answer(&mut self, place: usize) -> Option<Status> {
         let since = Instant::now();
         loop {
             if self.is_answered(place) {
                 self.received = self.received.saturating_sub(1);
-                let mut prefix = [0; PREFIX_BYTES];
-                self.answers.read(place * self.geometry.client_stride(), &mut prefix);
-                return Status::of(Header::read(&prefix).unwrap().status);
+                return Status::of(self.header(place).status);
             }
             assert!(since.elapsed() < PATIENCE, "no answer in slot {place}");
             std::thread::sleep(PAUSE);

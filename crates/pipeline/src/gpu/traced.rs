@@ -102,7 +102,7 @@ impl Traces {
             let written = self.records.words()[number_at(at)].load(Ordering::Acquire);
             let record: db_traced = all.get(at)?;
             let trace = self.of.entry(record.client).or_default();
-            match written == number as u32 + 1 {
+            match written == (number as u32).wrapping_add(1) {
                 true if record.status == u32::from(Status::Ok.number()) => {
                     trace.push(sample(&record.steps, &nic, &clocks))
                 }

@@ -332,12 +332,7 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
     let error_us = us(traced, "/clock_error_ns").unwrap_or_default();
     let worst = point.values.entry("clock_error_us".into()).or_default();
     *worst = worst.max(error_us);
-    let bad = ["wrong", "lost", "duplicate"].map(|name| (run[name].as_u64(), name));
-    let missing = bad.iter().find_map(|(count, name)| match count {
-        Some(0) => None,
-        Some(count) => Some(format!("{count} {name} of {} requests", run["sent"])),
-        None => Some(format!("the client does not count {name}")),
-    });
+    let missing = super::missing(run);
     let untraced = traced["lost"].as_u64().filter(|lost| *lost > 0);
     let missing = missing.or(untraced.map(|lost| format!("{lost} answers were not traced")));
     if point.missing.is_none() {
@@ -383,9 +378,8 @@ impl Timed<'_> {
         let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
         let run = client.json("run", limit).with_context(|| format!("the client; see {}", log.display()))?;
         let ended = client.child.wait(WAIT)?;
-        // Its numbers of wrong and lost answers say more than its exit code.
-        let counts = ["wrong", "lost", "duplicate"].map(|name| run[name].as_u64());
-        let is_told = counts.iter().any(|count| count.is_some_and(|count| count > 0));
+        // What it counts says more than its exit code.
+        let is_told = super::missing(&run).is_some();
         ensure!(
             ended == Ended::Well || is_told,
             "the client {ended} after {:.1} s; see {}",
@@ -511,7 +505,7 @@ mod tests {
         let run = |wrong: u64| {
             json!({
                 "latency": summary(20_000), "answers_per_second": 7.0, "sent": 9,
-                "wrong": wrong, "lost": 0, "duplicate": 0,
+                "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {},
             })
         };
         for load in Load::ALL {
