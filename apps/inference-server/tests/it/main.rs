@@ -10,3 +10,4 @@ mod isolation;
 mod refusals;
 mod rogue;
 mod served;
+mod trace;

@@ -35,7 +35,8 @@ pub struct Rogue {
     grant: Grant,
     /// The sequence of each slot's last request.
     sequences: Vec<u32>,
-    received: usize,
+    /// Slots that receive completions named.
+    received: Vec<u32>,
 }
 
 impl Rogue {
@@ -99,7 +100,7 @@ impl Rogue {
             arrival,
             sequences: grant.sequences.clone(),
             grant,
-            received: 0,
+            received: Vec::new(),
         }
     }
 
@@ -227,8 +228,8 @@ impl Rogue {
             Arrival::Tail => {
                 self.answers.word64(start + self.geometry.answer.tail).load(Ordering::Acquire) == whole
             }
-            // The slots were cleared, and of several answers any may come first.
-            Arrival::Completion => self.received > 0 && self.header(place).sequence == self.sequences[place],
+            // Of several answers any may come first.
+            Arrival::Completion => self.received.contains(&(self.grant.first + place as u32)),
         }
     }
 
@@ -244,7 +245,7 @@ impl Rogue {
         let since = Instant::now();
         loop {
             if self.is_answered(place) {
-                self.received = self.received.saturating_sub(1);
+                self.received.retain(|slot| *slot != self.grant.first + place as u32);
                 return Status::of(self.header(place).status);
             }
             assert!(since.elapsed() < PATIENCE, "no answer in slot {place}");
@@ -252,7 +253,7 @@ impl Rogue {
         }
     }
 
-    /// The next completion of a send, if there is one. Those of receives are counted.
+    /// The next completion of a send, if there is one. Those of receives are noted.
     fn completion(&mut self, waits: bool) -> Option<WcStatus> {
         let (since, mut done) = (Instant::now(), [WorkCompletion::default()]);
         loop {
@@ -260,7 +261,7 @@ impl Rogue {
                 if done[0].id() != RECEIVE {
                     return Some(done[0].status());
                 }
-                self.received += 1;
+                self.received.extend(done[0].immediate().map(u32::from_be_bytes));
             }
             if !waits {
                 return None;

@@ -305,7 +305,10 @@ impl Served {
             let begun_ns = self.begun.remove(&slot).unwrap_or(ended_ns);
             if let Some(prefix) = self.server.done(slot, status, [begun_ns, ended_ns])? {
                 self.answer((client, slot), status != Status::Ok, &prefix, ended_ns)?;
-                if let Some(endpoint) = self.endpoints.get_mut(&client) {
+                // An answer that could not be posted has no doorbell.
+                if let Some(endpoint) = self.endpoints.get_mut(&client)
+                    && endpoint.failure.is_none()
+                {
                     endpoint.note_end(slot, times, sends_ns);
                 }
             }

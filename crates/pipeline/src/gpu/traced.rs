@@ -94,20 +94,18 @@ impl Traces {
         let error_ns = self.last.error_ns.max(now.error_ns);
         let (first, all) =
             (answered.saturating_sub(RECORDS.into()).max(self.read), Memory::from(self.records.clone()));
-        // Whose they were is not known any more.
-        let lost = first - self.read;
+        // Whose those were that were written over is not known any more.
+        let mut lost = first - self.read;
         let number_at = |at: usize| (at + offset_of!(db_traced, number)) / 4;
         for number in first..answered {
             let at = (number % u64::from(RECORDS)) as usize * size_of::<db_traced>();
             let written = self.records.words()[number_at(at)].load(Ordering::Acquire);
             let record: db_traced = all.get(at)?;
-            let trace = self.of.entry(record.client).or_default();
-            match written == (number as u32).wrapping_add(1) {
-                true if record.status == u32::from(Status::Ok.number()) => {
-                    trace.push(sample(&record.steps, &nic, &clocks))
-                }
-                true => {}
-                false => trace.lost += 1,
+            if written != (number as u32).wrapping_add(1) {
+                lost += 1;
+            } else if record.status == u32::from(Status::Ok.number()) {
+                let trace = self.of.entry(record.client).or_default();
+                trace.push(sample(&record.steps, &nic, &clocks));
             }
         }
         self.read = answered;

@@ -6,7 +6,7 @@
 use super::device::Context;
 use crate::result::{Result, object};
 
-/// How timestamps become time, as of a moment. A card's crystal is followed by the kernel, so ask again after some seconds.
+/// How timestamps become time, as of a moment: ask again after some seconds, since clocks run apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Clock {
     nsec: u64,
