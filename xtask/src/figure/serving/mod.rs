@@ -103,18 +103,37 @@ impl<'a> Line<'a> {
 
 /// Measures and reports.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
+    let Some(begun) = begin(&experiment, options, dry_run)? else { return Ok(()) };
+    execute(&experiment, &begun.how, begun.machine, &begun.here, &Programs::of(&workspace::programs()))
+}
+
+/// What a figure of a server is measured with.
+struct Begun {
+    how: resume::Options,
+    machine: Machine,
+    here: GpuMachine,
+    _locked: resume::Locked,
+}
+
+/// Checks what the user can mend, and builds the programs; `None`: a dry run, which is said.
+fn begin(
+    experiment: &Experiment,
+    options: &Options,
+    dry_run: fn(&Spec, &resume::Options, Machine) -> Result<String>,
+) -> Result<Option<Begun>> {
+    let (spec, name) = (&experiment.spec, &experiment.spec.name);
     if options.nic.is_some() || options.rate_gbps.is_some() {
-        return Err(refused(
-            "fig7: both ends run on this host's software NIC; leave --nic and --rate-gbps out",
-        ));
+        return Err(refused(format!(
+            "{name}: both ends run on this host's software NIC; leave --nic and --rate-gbps out"
+        )));
     }
-    let how = super::how(&experiment, options);
+    let how = super::how(experiment, options);
     let machine = options.machine.unwrap_or_default();
     if options.dry_run {
-        say!("{}", dry_run(&experiment.spec, &how, machine)?);
-        return Ok(());
+        say!("{}", dry_run(spec, &how, machine)?);
+        return Ok(None);
     }
-    let nic_options = nic::options(&experiment.spec.nic);
+    let nic_options = nic::options(&spec.nic);
     let known = |old: &Provenance| {
         let ours = Provenance::of(workspace::revision(), &[]);
         Provenance {
@@ -124,7 +143,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
             ..old.clone()
         }
     };
-    resume::check(&experiment.spec, &how, &known, &|_| BTreeMap::new())?;
+    resume::check(spec, &how, &known, &|_| BTreeMap::new())?;
     if options.record {
         measured::allowed(&workspace::revision())?;
     }
@@ -132,7 +151,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     let here = GpuMachine::ask()?;
     if machine == Machine::Gpu && here.gpu().is_none() {
         return Err(refused(format!(
-            "fig7: no GPU here: {}; --machine twin tries the command, and judges nothing",
+            "{name}: no GPU here: {}; --machine twin tries the command, and judges nothing",
             here.why_none()
         )));
     }
@@ -141,7 +160,23 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
         say!("building server, client and the software NIC (release), some minutes the first time");
         workspace::build_release(&PACKAGES)?;
     }
-    execute(&experiment, &how, machine, &here, &Programs::of(&workspace::programs()))
+    Ok(Some(Begun { how, machine, here, _locked }))
+}
+
+/// What the points of such a figure stand on.
+fn provenance(spec: &Spec, machine: Machine, here: &GpuMachine) -> Result<Provenance> {
+    let mut provenance = Provenance::of(workspace::revision(), &[]);
+    provenance.versions.insert("profile".into(), workspace::profile()?);
+    (provenance.nic, provenance.link) = (Label::Emulated, Label::Emulated);
+    provenance.device = "mlx5_0".into();
+    provenance.nic_options = nic::options(&spec.nic);
+    provenance.gpu = if machine == Machine::Gpu { Label::Hardware } else { Label::Emulated };
+    if machine == Machine::Gpu {
+        here.name_in(&mut provenance);
+    } else {
+        say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
+    }
+    Ok(provenance)
 }
 
 /// The grid of an extent: `--quick` has one model, and the twin one line.
@@ -199,17 +234,7 @@ fn execute(
 ) -> Result<()> {
     let spec = &experiment.spec;
     std::fs::create_dir_all(how.out.join("logs")).with_context(|| format!("--out {}", how.out.display()))?;
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
-    (provenance.nic, provenance.link) = (Label::Emulated, Label::Emulated);
-    provenance.device = "mlx5_0".into();
-    provenance.nic_options = nic::options(&spec.nic);
-    provenance.gpu = if machine == Machine::Gpu { Label::Hardware } else { Label::Emulated };
-    if machine == Machine::Gpu {
-        here.name_in(&mut provenance);
-    } else {
-        say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
-    }
+    let provenance = provenance(spec, machine, here)?;
     let (grid, left_out) = grid(spec, how.extent, machine);
     let nic = Nic::software(spec, &how.out)?;
     let mut bench = Served { spec, how, machine, here, programs, nic: &nic, provenance: &provenance };

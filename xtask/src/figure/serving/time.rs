@@ -13,16 +13,14 @@ use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
 use experiment::{Experiment, Spec, resume};
-use measure::{Label, Part, Provenance, json_lines};
+use measure::{Part, Provenance, json_lines};
 use serde_json::{Value, json};
 
-use super::{BEGIN, Machine, PACKAGES, Programs, SILENCE, ended, on_nic};
-use crate::figure::{Nic, Options, how, nic};
+use super::{BEGIN, Machine, Programs, SILENCE, begin, ended, on_nic, provenance};
+use crate::figure::{Nic, Options};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, Speaking, WAIT};
-use crate::refused::refused;
-use crate::setup::{self, Purpose};
-use crate::{carried, measured, progress, stop, workspace, zoo};
+use crate::{progress, stop, workspace, zoo};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-time";
@@ -97,46 +95,8 @@ impl<'a> Line<'a> {
 
 /// Measures and reports.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    let spec = &experiment.spec;
-    if options.nic.is_some() || options.rate_gbps.is_some() {
-        return Err(refused(
-            "fig6: both ends run on this host's software NIC; leave --nic and --rate-gbps out",
-        ));
-    }
-    let how = how(&experiment, options);
-    let machine = options.machine.unwrap_or_default();
-    if options.dry_run {
-        say!("{}", dry_run(spec, &how, machine)?);
-        return Ok(());
-    }
-    let nic_options = nic::options(&spec.nic);
-    let known = |old: &Provenance| {
-        let ours = Provenance::of(workspace::revision(), &[]);
-        Provenance {
-            revision: ours.revision,
-            machine: ours.machine,
-            nic_options: nic_options.clone(),
-            ..old.clone()
-        }
-    };
-    resume::check(spec, &how, &known, &|_| BTreeMap::new())?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
-    let here = GpuMachine::ask()?;
-    if machine == Machine::Gpu && here.gpu().is_none() {
-        return Err(refused(format!(
-            "fig6: no GPU here: {}; --machine twin tries the command, and judges nothing",
-            here.why_none()
-        )));
-    }
-    setup::prepare(Purpose::Figure, options.no_install)?;
-    if carried::folder().is_none() {
-        say!("building server, client and the software NIC (release), some minutes the first time");
-        workspace::build_release(&PACKAGES)?;
-    }
-    execute(&experiment, &how, machine, &here, &Programs::of(&workspace::programs()))
+    let Some(begun) = begin(&experiment, options, dry_run)? else { return Ok(()) };
+    execute(&experiment, &begun.how, begun.machine, &begun.here, &Programs::of(&workspace::programs()))
 }
 
 /// The grid of an extent: `--quick` has the first model.
@@ -219,17 +179,7 @@ fn execute(
 ) -> Result<()> {
     let spec = &experiment.spec;
     std::fs::create_dir_all(how.out.join("logs")).with_context(|| format!("--out {}", how.out.display()))?;
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
-    (provenance.nic, provenance.link) = (Label::Emulated, Label::Emulated);
-    provenance.device = "mlx5_0".into();
-    provenance.nic_options = nic::options(&spec.nic);
-    provenance.gpu = if machine == Machine::Gpu { Label::Hardware } else { Label::Emulated };
-    if machine == Machine::Gpu {
-        here.name_in(&mut provenance);
-    } else {
-        say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
-    }
+    let provenance = provenance(spec, machine, here)?;
     let (grid, left_out) = grid(spec, how.extent);
     let nic = Nic::software(spec, &how.out)?;
     let mut bench =
@@ -443,6 +393,8 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
 
 #[cfg(test)]
 mod tests {
+    use measure::Label;
+
     use super::*;
 
     fn spec() -> Spec {
