@@ -42,10 +42,12 @@ pub struct Traced<'a> {
     /// Answers that were traced, and those whose record was lost.
     count: usize,
     lost: u64,
+    /// Answers whose receive completion is stamped later than it was found.
+    disordered: u64,
     clock_error_ns: u64,
     /// From the receive completion to the doorbell.
     service: Option<Summary>,
-    /// The same without its first step, the queue.
+    /// The sum of the steps without the queue, and without the time between them.
     attended: Option<Summary>,
     /// Its steps, and `other`, the time between them.
     steps: BTreeMap<&'static str, Option<Summary>>,
@@ -69,10 +71,11 @@ impl<'a> Traced<'a> {
             model,
             count: trace.samples.len(),
             lost: trace.lost,
+            disordered: trace.disordered,
             clock_error_ns: trace.clock_error_ns,
             service: summary(&mut samples().map(|sample| sample.service_ns)),
             attended: summary(
-                &mut samples().map(|sample| sample.service_ns.saturating_sub(sample.ns(Step::Queue))),
+                &mut samples().map(|sample| sample.steps_ns.iter().sum::<u64>() - sample.ns(Step::Queue)),
             ),
             steps: Step::ALL.map(step).into_iter().chain([("other", other)]).collect(),
         }

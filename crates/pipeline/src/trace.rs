@@ -9,11 +9,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A step of a request, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// It waits for its turn: what serves was not looking yet. The paper's release leaves it out.
+    /// It waits for its turn: what serves was not looking yet, or had no room. The paper's release leaves it out.
     Queue,
-    /// Something looks for it, until it is found and checked.
+    /// The server looks for it, until it is found, checked and begun.
     Wait,
-    /// The CPU has it copied into the GPU's memory.
+    /// The CPU has it copied into the GPU's memory; in the faithful baseline with the wait for the run before, as in the release.
     ToGpu,
     /// The GPU copies it into the model's inputs.
     CopyIn,
@@ -69,10 +69,11 @@ impl Sample {
         self.steps_ns[step as usize] = ns;
     }
 
-    /// What what computes tells of a request: [`crate::cpu::Job`].
+    /// The sample with the steps of an [`Offload`](crate::cpu::Offload).
     pub(crate) fn with(mut self, times: OffloadTimes) -> Sample {
-        let OffloadTimes { to_gpu_ns, copy_in_ns, run_ns, copy_out_ns, to_cpu_ns } = times;
+        let OffloadTimes { queue_ns, to_gpu_ns, copy_in_ns, run_ns, copy_out_ns, to_cpu_ns } = times;
         for (step, ns) in [
+            (Step::Queue, self.ns(Step::Queue) + queue_ns),
             (Step::ToGpu, to_gpu_ns),
             (Step::CopyIn, copy_in_ns),
             (Step::Run, run_ns),
@@ -88,6 +89,8 @@ impl Sample {
 /// How long the steps of a request took that is computed beside the thread that serves; 0 where there is no such step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OffloadTimes {
+    /// Until a thread took the request that was begun.
+    pub queue_ns: u64,
     pub to_gpu_ns: u64,
     pub copy_in_ns: u64,
     pub run_ns: u64,
@@ -101,6 +104,8 @@ pub struct Trace {
     pub samples: Vec<Sample>,
     /// Answers whose record was written over, or for which there was no room, before it was read.
     pub lost: u64,
+    /// Samples whose receive completion is later than the moment when it was found, by more than `clock_error_ns`: of no use.
+    pub disordered: u64,
     /// Largest error of the offset between the GPU's clock and the system's; 0: no GPU's clock took part.
     pub clock_error_ns: u64,
 }

@@ -104,9 +104,30 @@ struct Tracing {
     context: Context,
     /// When the look began that runs.
     looks_ns: u64,
-    /// Of each slot's request: when it arrived, when it was looked for, and when it was begun.
-    begun_ns: Vec<[u64; 3]>,
+    begun: Vec<Begun>,
     trace: Trace,
+}
+
+/// The way of a slot's request until it was begun, by the system's clock.
+#[derive(Debug, Clone, Copy, Default)]
+struct Begun {
+    arrived_ns: u64,
+    /// When the look began that found it, and when it was found.
+    looked_ns: [u64; 2],
+    /// Its turn began, and its prefix was checked and its work begun.
+    turn_ns: [u64; 2],
+}
+
+impl Begun {
+    /// Its steps so far: it waits while it is looked for and begun, and else is in the queue.
+    fn sample(&self, rung_ns: u64) -> Sample {
+        let Begun { arrived_ns, looked_ns: [looks, found], turn_ns: [turn, begun] } = *self;
+        let mut sample = Sample { service_ns: rung_ns.saturating_sub(arrived_ns), ..Sample::default() };
+        let wait_ns = found.saturating_sub(looks.max(arrived_ns)) + begun.saturating_sub(turn);
+        sample.set(Step::Wait, wait_ns);
+        sample.set(Step::Queue, begun.saturating_sub(arrived_ns).saturating_sub(wait_ns));
+        sample
+    }
 }
 
 /// What is known of a slot.
@@ -178,8 +199,8 @@ impl Endpoint {
             sending: VecDeque::with_capacity(count),
             done: Vec::new(),
             tracing: is_traced.then(|| {
-                let (context, begun_ns) = (context.clone(), vec![[0; 3]; count]);
-                Box::new(Tracing { context, looks_ns: 0, begun_ns, trace: Trace::default() })
+                let (context, begun) = (context.clone(), vec![Begun::default(); count]);
+                Box::new(Tracing { context, looks_ns: 0, begun, trace: Trace::default() })
             }),
             counts: Counts::default(),
             failure: None,
@@ -254,7 +275,8 @@ impl Endpoint {
             self.poster.receive().map_err(|error| error.to_string())?;
             if let Some(tracing) = &mut self.tracing {
                 let clock = tracing.context.clock().map_err(|error| error.to_string())?;
-                tracing.begun_ns[place] = [clock.unix_ns(timestamp), tracing.looks_ns, 0];
+                let (arrived_ns, looked_ns) = (clock.unix_ns(timestamp), [tracing.looks_ns, unix_ns()]);
+                tracing.begun[place] = Begun { arrived_ns, looked_ns, turn_ns: [0; 2] };
             }
             arrived.push(slot);
         }
@@ -320,28 +342,25 @@ impl Endpoint {
             header: work.header,
             arrival: self.arrival,
             completed,
-            times: OffloadTimes::default(),
         })
     }
 
-    /// Notes that a slot's request is begun now, if it is traced.
-    pub(super) fn note_begin(&mut self, slot: u32) {
+    /// Notes that a slot's request is begun now, if it is traced. `turn_ns`: since when there was room for it.
+    pub(super) fn note_begin(&mut self, slot: u32, turn_ns: u64) {
         if let (Some(place), Some(tracing)) = (self.place(slot), &mut self.tracing) {
-            tracing.begun_ns[place][2] = unix_ns();
+            tracing.begun[place].turn_ns = [turn_ns, unix_ns()];
         }
     }
 
-    /// Notes that the doorbell of a slot's answer was rung, if it is traced. `times`: of the steps in between; `sends_ns`: when the
-    /// answer began to be written.
-    pub(super) fn note_end(&mut self, slot: u32, times: OffloadTimes, sends_ns: u64) {
+    /// Notes a slot's answer, if it is traced. `times`: of the steps between its begin and its answer; `sent_ns`: when the answer began
+    /// to be written, and when its doorbell was rung.
+    pub(super) fn note_end(&mut self, slot: u32, times: OffloadTimes, sent_ns: [u64; 2]) {
         let Some(place) = self.place(slot) else { return };
         let Some(tracing) = &mut self.tracing else { return };
-        let (rung_ns, [arrived, looks, begun]) = (unix_ns(), tracing.begun_ns[place]);
-        let mut sample =
-            Sample { service_ns: rung_ns.saturating_sub(arrived), ..Sample::default() }.with(times);
-        sample.set(Step::Queue, looks.saturating_sub(arrived));
-        sample.set(Step::Wait, begun.saturating_sub(looks.max(arrived)));
+        let ([sends_ns, rung_ns], begun) = (sent_ns, tracing.begun[place]);
+        let mut sample = begun.sample(rung_ns).with(times);
         sample.set(Step::Send, rung_ns.saturating_sub(sends_ns));
+        tracing.trace.disordered += u64::from(begun.arrived_ns > begun.looked_ns[1]);
         tracing.trace.push(sample);
     }
 

@@ -297,7 +297,7 @@ impl Served {
                 endpoint.failure = offload.failure(*client);
             }
         }
-        while let Some(Job { client, slot, status, times, .. }) = offload.ended()? {
+        while let Some(Job { client, slot, status, .. }) = offload.ended()? {
             did = true;
             let ended_ns = now_ns(self);
             let is_traced = self.endpoints.get(&client).is_some_and(Endpoint::is_traced);
@@ -306,13 +306,16 @@ impl Served {
             if let Some(prefix) = self.server.done(slot, status, [begun_ns, ended_ns])? {
                 self.answer((client, slot), status != Status::Ok, &prefix, ended_ns)?;
                 // An answer that could not be posted has no doorbell.
-                if let Some(endpoint) = self.endpoints.get_mut(&client)
+                if is_traced
+                    && let Some(endpoint) = self.endpoints.get_mut(&client)
                     && endpoint.failure.is_none()
                 {
-                    endpoint.note_end(slot, times, sends_ns);
+                    let rung_ns = unix_ns();
+                    endpoint.note_end(slot, offload.times()?, [sends_ns, rung_ns]);
                 }
             }
         }
+        let turn_ns = unix_ns();
         let Some(work) = offload.has_room().then(|| self.server.take()).flatten() else { return Ok(did) };
         let endpoint = self.endpoints.get(&work.client).filter(|endpoint| endpoint.failure.is_none());
         let status = work.refused.unwrap_or(if computes { Status::Ok } else { Status::Stopping });
@@ -330,7 +333,7 @@ impl Served {
             Some(job) if status == Status::Ok => {
                 self.begun.insert(work.slot, begun_ns);
                 if let Some(endpoint) = self.endpoints.get_mut(&work.client) {
-                    endpoint.note_begin(work.slot);
+                    endpoint.note_begin(work.slot, turn_ns);
                 }
                 offload.begin(job)?;
             }

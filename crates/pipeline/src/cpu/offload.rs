@@ -19,8 +19,6 @@ pub struct Job {
     pub arrival: Arrival,
     /// Consumer index of the client's send queue, where kernels post.
     pub completed: u64,
-    /// How long it took, once it has ended and if it is traced.
-    pub times: OffloadTimes,
 }
 
 /// Computes answers out of slots, beside the thread that serves. It finds the tensors of a request in its slot, and leaves those of
@@ -59,4 +57,10 @@ pub trait Offload: Send {
 
     /// A request that has ended, in the order of their beginnings; with what posts answers, none. Errors: what went wrong in it.
     fn ended(&mut self) -> Result<Option<Job>, CpuError>;
+
+    /// How long the steps of the request took that [`Self::ended`] returned last, if steps are noted. Asked for behind the answer's
+    /// doorbell, so that reading them is no part of its service.
+    fn times(&mut self) -> Result<OffloadTimes, CpuError> {
+        Ok(OffloadTimes::default())
+    }
 }

@@ -158,8 +158,11 @@ fn twin_serves_clients_that_come_and_go() {
     }
 }
 
+/// Steps of a request whose model works in memory of its own.
+const COPIED: [Step; 4] = [Step::CopyIn, Step::Run, Step::CopyOut, Step::Send];
+
 /// Whether each answer's steps are known, one behind the other, and no longer than its service.
-fn traces(context: &Context, machine: &Machine, start: &dyn Fn(&mut Served, &Memory)) {
+pub fn traces(context: &Context, machine: &Machine, steps: &[Step], start: &dyn Fn(&mut Served, &Memory)) {
     let model = machine.own_memory(1 << 13).unwrap();
     model.fill(0).unwrap();
     let at = model.kernel_address();
@@ -193,16 +196,16 @@ fn traces(context: &Context, machine: &Machine, start: &dyn Fn(&mut Served, &Mem
     for Member { place, .. } in members {
         queues.push(served.remove_client(place, LIMIT).unwrap());
         let trace = served.traced(place).unwrap().unwrap();
-        assert_eq!((trace.samples.len(), trace.lost), (20, 0));
+        assert_eq!((trace.samples.len(), trace.lost, trace.disordered), (20, 0, 0));
         for sample in &trace.samples {
-            let steps: u64 = sample.steps_ns.iter().sum();
+            let all: u64 = sample.steps_ns.iter().sum();
             let service = sample.service_ns + 2 * trace.clock_error_ns;
             assert!(
-                steps > 0 && steps <= service && service <= most + 2 * trace.clock_error_ns,
+                all > 0 && all <= service && service <= most + 2 * trace.clock_error_ns,
                 "{sample:?} {most}"
             );
-            for step in [Step::CopyIn, Step::Run, Step::CopyOut, Step::Send] {
-                assert!(sample.ns(step) > 0, "{step:?}: {sample:?}");
+            for step in steps {
+                assert!(sample.ns(*step) > 0, "{step:?}: {sample:?}");
             }
         }
         assert_eq!(served.traced(place).unwrap().unwrap().samples, []);
@@ -215,7 +218,7 @@ fn twin_traces_the_steps_of_each_request() {
     let context = need!(device(), nic, "an mlx5 device");
     need!(launch::SOURCES[0].twin.find("tell_time").map_err(|error| error.to_string()), cc, "a C++ compiler");
     let machine = Machine::twin(Visibility::InOrder);
-    traces(&context, &machine, &|served, model| {
+    traces(&context, &machine, &COPIED, &|served, model| {
         let model = model.clone();
         let add = move || {
             add_one(&model);
@@ -247,7 +250,7 @@ fn gpu_traces_the_steps_of_each_request() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     let module: Module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
     for again in [Again::Relaunch, Again::While] {
-        traces(&context, &machine, &|served, memory| {
+        traces(&context, &machine, &COPIED, &|served, memory| {
             let function = module.function("add_one").unwrap();
             served.start_graph(again, Box::new(AddOne { function, memory: memory.clone() })).unwrap();
         });

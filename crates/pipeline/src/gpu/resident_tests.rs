@@ -18,12 +18,14 @@ use rdma_shim::sys::{db_cq, db_rq, db_slot, db_sq};
 use rdma_shim::testing::{compile_everywhere, device, wait_for};
 use slots::layout::{Header, PREFIX_BYTES, Status, flag};
 use slots::{Tensor as Shape, TensorKind};
+use verbs::Context;
 use zoo::Architecture;
 
-use super::nic_tests::serves;
+use super::nic_tests::{serves, traces};
 use super::tests::{ANSWERS, PLANTED, RECORD, Rig, geometry, has_compiler};
 use super::*;
 use crate::testing::ARRIVALS;
+use crate::trace::Step;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -94,6 +96,15 @@ fn twin_serves_clients_that_come_and_go_in_one_kernel() {
             served.start_resident(Box::new(model)).unwrap();
         });
     }
+    trace_in_one_kernel(&context, &Machine::twin(Visibility::InOrder), 64);
+}
+
+/// The model works in the slots: nothing is copied.
+fn trace_in_one_kernel(context: &Context, machine: &Machine, threads: u32) {
+    traces(context, machine, &[Step::Run, Step::Send], &|served, _| {
+        let model = AddOne::new(served, GOOD, threads);
+        served.start_resident(Box::new(model)).unwrap();
+    });
 }
 
 #[test]
@@ -106,6 +117,7 @@ fn gpu_serves_clients_that_come_and_go_in_one_kernel() {
             served.start_resident(Box::new(model)).unwrap();
         });
     }
+    trace_in_one_kernel(&context, &machine, 256);
 }
 
 /// Serves four requests of a played NIC with a planted defect in the kernel or in the model: how many answers are right.

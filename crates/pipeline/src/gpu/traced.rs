@@ -31,7 +31,8 @@ pub(super) struct Traces {
     of: BTreeMap<u32, Trace>,
 }
 
-fn sample(steps: &db_steps, nic: &Clock, clocks: &[Meeting; 2]) -> Sample {
+/// The sample of a record, and by how much its receive completion is later than the moment when it was found.
+fn sample(steps: &db_steps, nic: &Clock, clocks: &[Meeting; 2]) -> (Sample, u64) {
     let unix = |machine_ns: u64| between(&clocks[0], &clocks[1], machine_ns);
     let (arrived, looks, begun) = (nic.unix_ns(steps.arrived), unix(steps.looks), unix(steps.begun));
     let mut sample = Sample { service_ns: unix(steps.rung).saturating_sub(arrived), ..Sample::default() };
@@ -45,7 +46,7 @@ fn sample(steps: &db_steps, nic: &Clock, clocks: &[Meeting; 2]) -> Sample {
     ] {
         sample.set(step, to.saturating_sub(from));
     }
-    sample
+    (sample, arrived.saturating_sub(begun))
 }
 
 impl Served {
@@ -81,8 +82,10 @@ impl Served {
     pub fn traced(&mut self, place: u32) -> Result<Option<Trace>, ServedError> {
         let answered = self.counters().answered;
         let Some(traces) = &mut self.traces else { return Ok(None) };
-        traces.read(answered)?;
-        Ok(Some(traces.of.remove(&place).unwrap_or_default()))
+        let read = traces.read(answered);
+        // Taken after an error too: the place's next client has a trace of its own.
+        let trace = traces.of.remove(&place).unwrap_or_default();
+        read.map(|()| Some(trace))
     }
 }
 
@@ -105,7 +108,9 @@ impl Traces {
                 lost += 1;
             } else if record.status == u32::from(Status::Ok.number()) {
                 let trace = self.of.entry(record.client).or_default();
-                trace.push(sample(&record.steps, &nic, &clocks));
+                let (sample, late_ns) = sample(&record.steps, &nic, &clocks);
+                trace.disordered += u64::from(late_ns > error_ns);
+                trace.push(sample);
             }
         }
         self.read = answered;

@@ -27,6 +27,9 @@ pub const APP: &str = "serving-time";
 /// The steps of a request, as the server calls them.
 const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out", "to_cpu", "send", "other"];
 
+/// One of so many answers may have a receive completion that is stamped too late.
+const DISORDERED: u64 = 1000;
+
 /// How a client loads the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
@@ -182,8 +185,9 @@ fn execute(
     let provenance = provenance(spec, machine, here)?;
     let (grid, left_out) = grid(spec, how.extent);
     let nic = Nic::software(spec, &how.out)?;
+    let series = &grid.series;
     let mut bench =
-        Timed { spec, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
+        Timed { spec, series, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
     let results = how.out.join("results.jsonl");
     stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
     let earlier = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
@@ -198,6 +202,8 @@ fn execute(
 /// Points of a server and its clients each.
 struct Timed<'a> {
     spec: &'a Spec,
+    /// Those of the grid.
+    series: &'a [String],
     out: &'a Path,
     machine: Machine,
     here: &'a GpuMachine,
@@ -240,17 +246,29 @@ impl run::Bench for Timed<'_> {
     }
 }
 
-/// The least rate under [`Load::Full`] of all that drive the series's model, in its repetition; a kernel that stays has its own.
-fn rate_of_all(points: &[Point], key: &Key) -> Result<f64> {
+/// The least rate under [`Load::Full`] of all series that drive the series's model, in its repetition; a kernel that stays has its
+/// own. Error: one of them has no whole point.
+fn rate_of_all(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
     let line = Line::of(&key.series)?;
-    let is_of = |point: &&Point| {
-        let is_compared = Line::of(&point.series)
-            .is_ok_and(|other| other.model == line.model && other.stays() == line.stays());
-        is_compared && point.x == 0 && point.repetition == key.repetition
-    };
-    let rates = points.iter().filter(is_of).filter_map(|point| point.values.get("full_per_s").copied());
-    let least = rates.min_by(f64::total_cmp).filter(|rate| *rate > 0.0);
-    least.with_context(|| format!("{}: no rate of pass 0 in repetition {}", key.series, key.repetition))
+    let mut least = f64::INFINITY;
+    for series in all {
+        let other = Line::of(series)?;
+        if other.model != line.model || other.stays() != line.stays() {
+            continue;
+        }
+        let is_of =
+            |point: &&Point| point.series == *series && point.x == 0 && point.repetition == key.repetition;
+        let whole = points.iter().filter(is_of).find(|point| point.missing.is_none());
+        let rate = whole.and_then(|point| point.values.get("full_per_s").copied());
+        let rate = rate.filter(|rate| *rate > 0.0).with_context(|| {
+            format!(
+                "{series}: no whole point of pass 0 in repetition {}, whose rate is needed",
+                key.repetition
+            )
+        })?;
+        least = least.min(rate);
+    }
+    Ok(least)
 }
 
 /// Puts the numbers of a load into its point.
@@ -279,12 +297,22 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
         let share = posts.zip(us(traced, "/attended/mean_ns")).map(|((wait, send), all)| (wait + send) / all);
         point.values.extend(share.map(|share| ("post_share".to_owned(), share)));
     }
-    let error_us = us(traced, "/clock_error_ns").unwrap_or_default();
+    let counted = |name: &str| {
+        traced[name].as_u64().with_context(|| format!("the server's line `traced` has no {name}"))
+    };
+    let error_us = counted("clock_error_ns")? as f64 / 1e3;
     let worst = point.values.entry("clock_error_us".into()).or_default();
     *worst = worst.max(error_us);
-    let missing = super::missing(run);
-    let untraced = traced["lost"].as_u64().filter(|lost| *lost > 0);
-    let missing = missing.or(untraced.map(|lost| format!("{lost} answers were not traced")));
+    let [lost, disordered, count] = [counted("lost")?, counted("disordered")?, counted("count")?];
+    let missing = super::missing(run)
+        .or_else(|| (lost > 0).then(|| format!("{lost} answers were not traced")))
+        .or_else(|| (count == 0).then(|| "no answer was traced".to_owned()))
+        .or_else(|| {
+            let is_bad = disordered * DISORDERED > count;
+            is_bad.then(|| {
+                format!("{disordered} of {count} receive completions are stamped later than they were found")
+            })
+        });
     if point.missing.is_none() {
         point.missing = missing.map(|missing| format!("{name}: {missing}"));
     }
@@ -301,7 +329,7 @@ impl Timed<'_> {
     /// [`rate_of_all`], of the points that are finished.
     fn rate_of_all(&self, key: &Key) -> Result<f64> {
         let points = json_lines::read::<Point>(&self.out.join("results.jsonl"))?.records;
-        rate_of_all(&points, key)
+        rate_of_all(self.series, &points, key)
     }
 
     /// Starts a server, and waits until it listens: with where, and its log.
@@ -437,10 +465,16 @@ mod tests {
             point("gpu-fair-m-1", 1, 100.0),
             point("gpu-fair-n", 0, 1.0),
         ];
-        let rate = |series: &str, repetition| rate_of_all(&points, &key(series, 1, repetition)).ok();
-        assert_eq!([rate("gpu-fair-m-1", 0), rate("gpu-graph-m-1", 0)], [Some(200.0); 2]);
-        assert_eq!(rate("gpu-persistent-m-1", 0), Some(10.0));
-        assert_eq!((rate("gpu-graph-m-1", 1), rate("gpu-graph-m-1", 2)), (Some(100.0), None));
+        let all = ["gpu-fair-m-1", "gpu-graph-m-1", "gpu-persistent-m-1", "gpu-fair-n"].map(str::to_owned);
+        let rate = |series: &str, repetition| {
+            let rate = rate_of_all(&all, &points, &key(series, 1, repetition));
+            rate.map_err(|error| error.to_string())
+        };
+        assert_eq!([rate("gpu-fair-m-1", 0), rate("gpu-graph-m-1", 0)], [Ok(200.0), Ok(200.0)]);
+        assert_eq!((rate("gpu-persistent-m-1", 0), rate("gpu-fair-n", 0)), (Ok(10.0), Ok(1.0)));
+        // A rate that one of them has not shown is not offered to the others.
+        let error = rate("gpu-fair-m-1", 1).unwrap_err();
+        assert!(error.starts_with("gpu-graph-m-1: no whole point of pass 0 in repetition 1"), "{error}");
     }
 
     #[test]
@@ -453,6 +487,7 @@ mod tests {
             STEPS.iter().map(|step| ((*step).to_owned(), summary(1_000))).collect();
         let traced = json!({
             "service": summary(9_000), "attended": summary(8_000), "steps": steps, "clock_error_ns": 300, "lost": 0,
+            "disordered": 1, "count": 1_000,
         });
         let run = |wrong: u64| {
             json!({
@@ -473,5 +508,19 @@ mod tests {
         assert_eq!(point.missing, None);
         fill(&mut point, Load::Half, &run(2), &traced).unwrap();
         assert_eq!(point.missing.as_deref(), Some("half: 2 wrong of 9 requests"));
+        for (field, value, why) in [
+            ("disordered", 2, "full: 2 of 1000 receive completions are stamped later than they were found"),
+            ("lost", 7, "full: 7 answers were not traced"),
+            ("count", 0, "full: no answer was traced"),
+        ] {
+            let mut traced = traced.clone();
+            traced[field] = value.into();
+            point.missing = None;
+            fill(&mut point, Load::Full, &run(0), &traced).unwrap();
+            assert_eq!(point.missing.as_deref(), Some(why));
+            traced.as_object_mut().unwrap().remove(field);
+            let error = fill(&mut point, Load::Full, &run(0), &traced).unwrap_err().to_string();
+            assert_eq!(error, format!("the server's line `traced` has no {field}"));
+        }
     }
 }

@@ -16,7 +16,7 @@ use crate::trace::OffloadTimes;
 const LANES: usize = 2;
 
 enum Lane {
-    Twin(Box<crate::gpu::Model>),
+    Twin { model: Box<crate::gpu::Model>, times: OffloadTimes },
     // The graph first: it uses the model's memory.
     Gpu { graph: DeviceGraph, points: Points, _model: Box<dyn Recorded> },
 }
@@ -84,7 +84,7 @@ impl Fair {
             buffers(&instance.inputs, slots.geometry.request.entries().len(), "inputs")?;
             buffers(&instance.outputs, slots.geometry.answer.entries().len(), "outputs")?;
             let lane = match (instance.model, context, &streams) {
-                (Model::Called(model), None, _) => Lane::Twin(model),
+                (Model::Called(model), None, _) => Lane::Twin { model, times: OffloadTimes::default() },
                 (Model::Recorded(model), Some(context), Some(streams)) => {
                     lane_of(context, &streams.compute, model)?
                 }
@@ -97,7 +97,7 @@ impl Fair {
         Ok(Fair { lanes, streams, slots: slots.clone(), start, begun: 0, in_flight: VecDeque::new() })
     }
 
-    fn launch(&mut self, mut job: Job) -> Result<(), ServedError> {
+    fn launch(&mut self, job: Job) -> Result<(), ServedError> {
         let geometry = &self.slots.geometry;
         let (lane, inputs, outputs) = &mut self.lanes[self.begun % LANES];
         let requests = places(geometry, job.slot, &geometry.request, 0).zip(inputs);
@@ -128,7 +128,7 @@ impl Fair {
                 }
                 copied.record(&streams.copies_out)?;
             }
-            (Lane::Twin(model), _) => {
+            (Lane::Twin { model, times }, _) => {
                 let begun = Instant::now();
                 for ((at, bytes), input) in requests {
                     // SAFETY: slots and the model's buffers are there, and reached through atomics.
@@ -141,7 +141,7 @@ impl Fair {
                     // SAFETY: as above.
                     unsafe { copy(self.start[1] + at as u64, *output, bytes) };
                 }
-                job.times = OffloadTimes {
+                *times = OffloadTimes {
                     to_gpu_ns: computes.as_nanos() as u64,
                     run_ns: (computed - computes).as_nanos() as u64,
                     to_cpu_ns: (begun.elapsed() - computed).as_nanos() as u64,
@@ -155,13 +155,9 @@ impl Fair {
         Ok(())
     }
 
-    fn oldest(&self) -> &Lane {
-        &self.lanes[(self.begun - self.in_flight.len()) % LANES].0
-    }
-
     fn oldest_is_done(&self) -> gpu::Result<bool> {
-        match self.oldest() {
-            Lane::Twin(_) => Ok(true),
+        match &self.lanes[(self.begun - self.in_flight.len()) % LANES].0 {
+            Lane::Twin { .. } => Ok(true),
             Lane::Gpu { points, .. } => points.copied.is_reached(),
         }
     }
@@ -200,12 +196,18 @@ impl Offload for Fair {
         if self.in_flight.is_empty() || !self.oldest_is_done().map_err(failed)? {
             return Ok(None);
         }
-        let times = match self.oldest() {
-            Lane::Gpu { points, .. } => Some(points.times().map_err(failed)?),
-            Lane::Twin(_) => None,
+        Ok(self.in_flight.pop_front())
+    }
+
+    fn times(&mut self) -> Result<OffloadTimes, CpuError> {
+        // No request has begun since, so that its lane is not used again.
+        let Some(last) = self.begun.checked_sub(self.in_flight.len() + 1) else {
+            return Ok(OffloadTimes::default());
         };
-        let job = self.in_flight.pop_front();
-        Ok(job.map(|job| Job { times: times.unwrap_or(job.times), ..job }))
+        match &self.lanes[last % LANES].0 {
+            Lane::Gpu { points, .. } => points.times().map_err(failed),
+            Lane::Twin { times, .. } => Ok(*times),
+        }
     }
 }
 

@@ -50,12 +50,14 @@ enum Launches {
     Gpu { graph: DeviceGraph, stream: Arc<Stream>, number: Box<u32>, _model: Box<dyn Recorded> },
 }
 
+/// A request, and when it was handed to the thread that launches.
+type Handed = (Job, Instant);
+
 /// A request whose graph was launched: on a GPU it has ended when `ended` is reached.
 struct Launch {
     job: Job,
     ended: Option<Event>,
-    /// Around the copy to the GPU and the wait for the graph before, as the release has them, while they are traced.
-    copy: Option<[Event; 2]>,
+    times: OffloadTimes,
 }
 
 type Launched = Result<Launch, String>;
@@ -63,9 +65,11 @@ type Launched = Result<Launch, String>;
 /// See the module.
 pub struct Faithful {
     shared: Arc<Shared>,
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<Handed>>,
     launched: Receiver<Launched>,
     waiting: VecDeque<Launch>,
+    /// The one that has ended last: its slot, and the steps that this processor took.
+    last: (u32, OffloadTimes),
     /// Of the GPU's: the graph's, and that of the copies to the host.
     streams: Option<[Arc<Stream>; 2]>,
     thread: Option<JoinHandle<()>>,
@@ -132,14 +136,14 @@ impl Faithful {
         let work = move || launcher(&mine, launches, &wanted, &launched);
         let thread = std::thread::Builder::new().name("launcher".into()).spawn(work);
         let thread = Some(thread.map_err(ServedError::Thread)?);
-        Ok(Faithful { shared, jobs: Some(jobs), launched: seen, waiting: VecDeque::new(), streams, thread })
+        let (waiting, last) = (VecDeque::new(), (0, OffloadTimes::default()));
+        Ok(Faithful { shared, jobs: Some(jobs), launched: seen, waiting, last, streams, thread })
     }
 
     /// Copies an answer out of its slot on the GPU.
-    fn bring(&self, Launch { job, copy: around, .. }: &mut Launch) -> Result<(), ServedError> {
-        let begun = Instant::now();
-        let Shared { slots: Slots { geometry, .. }, start, there, steps, .. } = &*self.shared;
-        for (at, bytes) in places(geometry, job.slot, &geometry.answer, geometry.answer_offset()) {
+    fn bring(&self, slot: u32) -> Result<(), ServedError> {
+        let Shared { slots: Slots { geometry, .. }, start, there, .. } = &*self.shared;
+        for (at, bytes) in places(geometry, slot, &geometry.answer, geometry.answer_offset()) {
             let (to, from) = (start + at as u64, there.kernel_address() + at as u64);
             match &self.streams {
                 // SAFETY: slots on both sides are kept until the stream is idle, which is waited for.
@@ -151,10 +155,14 @@ impl Faithful {
         if let Some([_, copies]) = &self.streams {
             copies.wait("an answer's copy to the host", LIMIT)?;
         }
-        let to_cpu_ns = begun.elapsed().as_nanos() as u64;
-        let Some((there, here)) = steps.get() else { return Ok(()) };
-        let at = job.slot as usize * size_of::<db_steps>();
-        let steps: db_steps = match &self.streams {
+        Ok(())
+    }
+
+    /// The steps that the graph's kernels noted of a slot's request; `None`: they note nothing.
+    fn steps(&self, slot: u32) -> Result<Option<db_steps>, ServedError> {
+        let Some((there, here)) = self.shared.steps.get() else { return Ok(None) };
+        let at = slot as usize * size_of::<db_steps>();
+        Ok(Some(match &self.streams {
             Some([_, copies]) => {
                 let (to, from) = (here.address(), there.kernel_address() + at as u64);
                 // SAFETY: both are kept until the stream is idle, which is waited for.
@@ -163,19 +171,7 @@ impl Faithful {
                 Memory::from(here.clone()).get(0)?
             }
             None => there.get(at)?,
-        };
-        let to_gpu_ns = match around {
-            Some([begins, ends]) => ends.ns_since(begins)?,
-            None => job.times.to_gpu_ns,
-        };
-        job.times = OffloadTimes {
-            to_gpu_ns,
-            copy_in_ns: steps.taken.saturating_sub(steps.takes),
-            run_ns: steps.puts.saturating_sub(steps.taken),
-            copy_out_ns: steps.put.saturating_sub(steps.puts),
-            to_cpu_ns,
-        };
-        Ok(())
+        }))
     }
 }
 
@@ -210,9 +206,14 @@ fn graph(
 }
 
 /// The thread that copies requests to the GPU and launches, until no more come.
-fn launcher(shared: &Arc<Shared>, mut launches: Launches, jobs: &Receiver<Job>, launched: &Sender<Launched>) {
-    while let Ok(job) = jobs.recv() {
-        let all = launch_one(shared, &mut launches, job).map_err(|error| error.to_string());
+fn launcher(
+    shared: &Arc<Shared>,
+    mut launches: Launches,
+    jobs: &Receiver<Handed>,
+    launched: &Sender<Launched>,
+) {
+    while let Ok(handed) = jobs.recv() {
+        let all = launch_one(shared, &mut launches, handed).map_err(|error| error.to_string());
         if launched.send(all).is_err() {
             break;
         }
@@ -223,45 +224,45 @@ fn launcher(shared: &Arc<Shared>, mut launches: Launches, jobs: &Receiver<Job>, 
     }
 }
 
-fn launch_one(shared: &Arc<Shared>, launches: &mut Launches, mut job: Job) -> Result<Launch, ServedError> {
+fn launch_one(
+    shared: &Arc<Shared>,
+    launches: &mut Launches,
+    (job, handed): Handed,
+) -> Result<Launch, ServedError> {
+    let begun = Instant::now();
+    let times = |copied: Instant| OffloadTimes {
+        queue_ns: (begun - handed).as_nanos() as u64,
+        to_gpu_ns: (copied - begun).as_nanos() as u64,
+        ..OffloadTimes::default()
+    };
     let geometry = &shared.slots.geometry;
     let (at, bytes) = (job.slot as u64 * geometry.server_stride() as u64, geometry.request.bytes());
     let (to, from) = (shared.there.kernel_address() + at, shared.start + at);
     match launches {
         Launches::Twin { steps, model } => {
-            let begun = Instant::now();
             // SAFETY: slots of the twin are host memory, reached through atomics.
             unsafe { copy(to, from, bytes) };
-            job.times.to_gpu_ns = begun.elapsed().as_nanos() as u64;
+            let times = times(Instant::now());
             shared.turn.words()[SLOT].store(job.slot, Ordering::Release);
             steps.run(1, LIMIT, Arc::clone(shared))?;
             model().map_err(ServedError::Model)?;
             steps.run(2, LIMIT, Arc::clone(shared))?;
-            Ok(Launch { job, ended: None, copy: None })
+            Ok(Launch { job, ended: None, times })
         }
         Launches::Gpu { graph, stream, number, .. } => {
-            let point = || {
-                let event = Event::timed(stream.context())?;
-                event.record(stream)?;
-                Ok::<_, gpu::Error>(event)
-            };
-            let is_traced = shared.steps.get().is_some();
-            let begins = is_traced.then(point).transpose()?;
             // SAFETY: slots on both sides are kept until the stream is idle (`Drop` of `Faithful`).
             unsafe { stream.copy_from_host(to, from, bytes) }?;
             **number = job.slot;
             let from = std::ptr::from_ref(&**number).expose_provenance() as u64;
             // SAFETY: the driver has copied from host to host when this returns; the kernels read the other word, on this stream.
             unsafe { stream.copy(shared.turn.address() + 4 * SLOT as u64, from, 4) }?;
-            let copy = match begins {
-                Some(begins) => Some([begins, point()?]),
-                None => None,
-            };
+            // With the wait for the graph before, as the release has this step.
+            let times = times(Instant::now());
             // SAFETY: as above.
             unsafe { graph.launch(stream) }?;
             let ended = Event::new(stream.context())?;
             ended.record(stream)?;
-            Ok(Launch { job, ended: Some(ended), copy })
+            Ok(Launch { job, ended: Some(ended), times })
         }
     }
 }
@@ -288,7 +289,7 @@ impl Offload for Faithful {
     }
 
     fn begin(&mut self, job: Job) -> Result<(), CpuError> {
-        match self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok()) {
+        match self.jobs.as_ref().is_some_and(|jobs| jobs.send((job, Instant::now())).is_ok()) {
             true => Ok(()),
             false => Err(CpuError::Offload("the thread that launches has ended".into())),
         }
@@ -304,9 +305,23 @@ impl Offload for Faithful {
         {
             return Ok(None);
         }
-        let Some(mut launch) = self.waiting.pop_front() else { return Ok(None) };
-        self.bring(&mut launch).map_err(failed)?;
-        Ok(Some(launch.job))
+        let Some(Launch { job, mut times, .. }) = self.waiting.pop_front() else { return Ok(None) };
+        let begun = Instant::now();
+        self.bring(job.slot).map_err(failed)?;
+        times.to_cpu_ns = begun.elapsed().as_nanos() as u64;
+        self.last = (job.slot, times);
+        Ok(Some(job))
+    }
+
+    fn times(&mut self) -> Result<OffloadTimes, CpuError> {
+        let (slot, times) = self.last;
+        let Some(steps) = self.steps(slot).map_err(failed)? else { return Ok(times) };
+        Ok(OffloadTimes {
+            copy_in_ns: steps.taken.saturating_sub(steps.takes),
+            run_ns: steps.puts.saturating_sub(steps.taken),
+            copy_out_ns: steps.put.saturating_sub(steps.puts),
+            ..times
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Both baselines over a NIC, on the host twin and on a GPU.
 
+use std::time::Duration;
+
 use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::{Machine, Memory as MachineMemory};
@@ -13,8 +15,10 @@ use crate::cpu::{Memory, Offload, Served};
 use crate::gpu::by_cpu::Model;
 use crate::gpu::nic_tests::add_one_on;
 use crate::gpu::{ServedError, launch};
-use crate::testing::{ARRIVALS, SLOTS, broken, failure, geometry, pump, read_late, serves, traced_peer};
-use crate::trace::Step;
+use crate::testing::{
+    ARRIVALS, Asked, SLOTS, broken, failure, geometry, pump, read_late, serves, traced_peer,
+};
+use crate::trace::{Step, Trace};
 
 fn instance(machine: &Machine) -> Instance {
     instance_by(machine, &|buffers| add_one_on(machine, buffers))
@@ -78,19 +82,29 @@ fn twin_serves_by_both_baselines() {
     both_serve(&context, &Machine::twin(Visibility::InOrder));
 }
 
+/// Traces of requests: first [`SLOTS`] in flight, which have all arrived before the first one is served, then one at a time.
+fn traced(context: &Context, served: &mut Served) -> Trace {
+    served.trace().unwrap();
+    let mut peer = traced_peer(context, served);
+    let all: Vec<Asked> = (0..u64::from(SLOTS)).map(|id| peer.ask(id, id as f32)).collect();
+    peer.wait_sent(all.len());
+    for asked in all {
+        assert_eq!(peer.answer(asked, &mut || pump(served)), (Status::Ok, true));
+    }
+    for id in 100..104 {
+        let asked = peer.ask(id, id as f32);
+        assert_eq!(peer.answer(asked, &mut || pump(served)), (Status::Ok, true));
+    }
+    let trace = served.remove(peer.number).unwrap().unwrap().take_trace().unwrap();
+    let found = [trace.lost, trace.disordered, trace.clock_error_ns];
+    assert_eq!((trace.samples.len(), found), (4 + SLOTS as usize, [0; 3]));
+    trace
+}
+
 /// Whether the steps of each answer are known, and no longer than its service.
 fn both_trace(context: &Context, machine: &Machine) {
     for baseline in Baseline::ALL {
-        let mut served = served(machine, baseline);
-        served.trace().unwrap();
-        let mut peer = traced_peer(context, &mut served);
-        for id in 0..8 {
-            let asked = peer.ask(id, id as f32);
-            assert_eq!(peer.answer(asked, &mut || pump(&mut served)), (Status::Ok, true), "{baseline:?}");
-        }
-        let mut endpoint = served.remove(peer.number).unwrap().unwrap();
-        let trace = endpoint.take_trace().unwrap();
-        assert_eq!((trace.samples.len(), trace.lost, trace.clock_error_ns), (8, 0, 0), "{baseline:?}");
+        let trace = traced(context, &mut served(machine, baseline));
         let steps: &[Step] = match baseline {
             Baseline::Fair => &[Step::ToGpu, Step::Run, Step::ToCpu, Step::Send],
             Baseline::Faithful => {
@@ -114,6 +128,30 @@ fn twin_traces_the_steps_of_both_baselines() {
     let context = need!(device(), nic, "an mlx5 device");
     need!(has_kernels(), cc, "a C++ compiler");
     both_trace(&context, &Machine::twin(Visibility::InOrder));
+}
+
+/// What waits behind another run is in the queue, wherever it waits.
+#[test]
+fn requests_behind_others_are_traced_as_queued_in_both_baselines() {
+    const RUN: Duration = Duration::from_millis(2);
+    let context = need!(device(), nic, "an mlx5 device");
+    need!(has_kernels(), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    let slow = |buffers: &MachineMemory| {
+        let Model::Called(mut add) = add_one_on(&machine, buffers) else { panic!("a model that is called") };
+        Model::Called(Box::new(move || {
+            std::thread::sleep(RUN);
+            add()
+        }))
+    };
+    for baseline in Baseline::ALL {
+        let trace = traced(&context, &mut served_by(&machine, baseline, &|| instance_by(&machine, &slow)));
+        for (nth, sample) in (0..).zip(&trace.samples[..SLOTS as usize]) {
+            let queue = Duration::from_nanos(sample.ns(Step::Queue));
+            assert!(queue >= nth * RUN, "{baseline:?} {nth}: {sample:?}");
+            assert!(Duration::from_nanos(sample.ns(Step::Run)) >= RUN, "{baseline:?} {nth}: {sample:?}");
+        }
+    }
 }
 
 #[test]
