@@ -152,6 +152,18 @@ impl Program {
     }
 }
 
+/// Tries longer and longer loads, the first for `load`, until one has done something: on a busy machine the programs may have done
+/// nothing in a moment. Panics if a minute of it is not enough.
+pub fn until_loaded<T>(mut load: Duration, mut run: impl FnMut(Duration) -> Option<T>) -> T {
+    loop {
+        if let Some(found) = run(load) {
+            return found;
+        }
+        load *= 3;
+        assert!(load < Duration::from_secs(60), "nothing was done in {:?}", load / 3);
+    }
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();

@@ -27,8 +27,13 @@ pub fn run(options: &Options, mode: Mode, address: &str, stop: &AtomicBool) -> R
     let wait = Wait::at_most(CONNECT).unless(stop);
     let connection = Connection::open((&context, &path), address, &wish, geometry, wait);
     let connection = connection.with_context(|| format!("the service at {address}"))?;
-    let mut asking =
-        Asking { connection, question: vec![0; bytes as usize], asked: 0, outcome: Outcome::default() };
+    let mut asking = Asking {
+        connection,
+        question: vec![0; bytes as usize],
+        filled: None,
+        asked: 0,
+        outcome: Outcome::default(),
+    };
     let ended = asking.ask_all(options, stop);
     let outcome = Outcome { error: ended.err().map(|error| format!("{error:#}")), ..asking.outcome };
     say_run(options, bytes, context.name(), &path, &outcome, stop.load(Ordering::Relaxed))
@@ -37,6 +42,8 @@ pub fn run(options: &Options, mode: Mode, address: &str, stop: &AtomicBool) -> R
 struct Asking {
     connection: Connection,
     question: Vec<u8>,
+    /// Number of the question that `question` has.
+    filled: Option<u32>,
     asked: u32,
     outcome: Outcome,
 }
@@ -71,8 +78,11 @@ impl Asking {
 
     /// Sends the next question, if there is a slot.
     fn ask_one(&mut self) -> Result<bool> {
-        for (word, bytes) in (0..).zip(self.question.as_chunks_mut().0) {
-            *bytes = question_word(self.asked, word).to_le_bytes();
+        // It is tried at each poll until a slot is free.
+        if self.filled.replace(self.asked) != Some(self.asked) {
+            for (word, bytes) in (0..).zip(self.question.as_chunks_mut().0) {
+                *bytes = question_word(self.asked, word).to_le_bytes();
+            }
         }
         let now_ns = self.connection.now_ns();
         let deadline_ns = now_ns + SETUP.as_nanos() as u64;

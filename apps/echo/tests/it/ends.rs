@@ -1,8 +1,12 @@
 //! A running end, and what this machine has for it.
 
 use std::sync::{LazyLock, OnceLock};
+use std::time::Duration;
 
-use cli::testing::{Program, command, program};
+use cli::testing::{Ended, Program, command, program};
+
+/// In which both ends do something on a quiet machine.
+pub const MOMENT: Duration = Duration::from_millis(500);
 
 /// Path of the program.
 pub static ECHO: LazyLock<String> =
@@ -45,4 +49,9 @@ pub fn service(options: &[&str]) -> (Program, String) {
 /// A client of that service.
 pub fn asking(address: &str, options: &[&str]) -> Program {
     Program::start(&ECHO, &[&["--connect", address], options].concat())
+}
+
+/// Whether an end has given or got answers.
+pub fn has_answers(ended: &Ended) -> bool {
+    ended.lines.first().is_some_and(|line| line["answered"].as_u64() > Some(0))
 }
