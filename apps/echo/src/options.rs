@@ -35,7 +35,7 @@ pub struct Options {
     pub loopback: bool,
     /// Serve through the slots of the pipeline, in this mode; the client says the same one. Without it one kernel that stays answers
     /// SENDs by SENDs.
-    #[arg(long, value_parser = mode)]
+    #[arg(long)]
     pub mode: Option<Mode>,
     /// Where this process's kernel runs.
     #[arg(long, value_enum, default_value = "gpu")]
@@ -64,10 +64,6 @@ pub struct Options {
     /// Write JSON lines to this file; - is standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
-}
-
-fn mode(text: &str) -> Result<Mode, String> {
-    text.parse().map_err(|error: pipeline::UnknownMode| error.to_string())
 }
 
 /// What runs a kernel.

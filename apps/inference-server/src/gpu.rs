@@ -237,7 +237,7 @@ pub fn run(options: &Options) -> Result<u8> {
             copying,
         };
         let mut served = Served::posted_by(options.mode.posts(), &machine, setting)?;
-        served.give_up_after(options.patience())?;
+        served.set_patience(options.patience())?;
         served.register_early(&context).with_context(|| format!("registering slots of {}", manifest.name))?;
         if options.trace {
             served.trace(&context)?;

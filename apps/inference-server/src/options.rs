@@ -28,7 +28,7 @@ pub struct Options {
     pub models: Vec<String>,
     /// How requests are served. In the paper's release the first two are cpu-cpu, then cpu-gpu, gpu-cpu, and gpu-graph is
     /// gpu-gpu; the last two are new.
-    #[arg(long, default_value = "cpu-cpu-ibverbs", value_parser = mode)]
+    #[arg(long, default_value = "cpu-cpu-ibverbs")]
     pub mode: Mode,
     /// GPU modes: what runs the kernels.
     #[arg(long, value_enum, default_value = "gpu")]
@@ -65,7 +65,7 @@ pub struct Options {
     /// Most connections at a time.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub clients: u16,
-    /// Give a client up that has not taken an answer for so long.
+    /// Disconnect a client that has not taken an answer for so long.
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub patience: u32,
     /// Serve only queue pairs of this service [default: the client chooses].
@@ -102,10 +102,6 @@ pub struct Options {
     /// Write JSON lines to this file; - is standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
-}
-
-fn mode(text: &str) -> Result<Mode, String> {
-    text.parse().map_err(|error: pipeline::UnknownMode| error.to_string())
 }
 
 /// What runs kernels.

@@ -221,7 +221,11 @@ mod tests {
                 writer.write(Duration::from_secs(seconds), Vec::new());
             }
         }
-        let text = std::fs::read_to_string(&pipe).unwrap();
+        let (told, read) = std::sync::mpsc::channel();
+        let file = pipe.clone();
+        // A pipe that no line is written into is not read to its end.
+        std::thread::spawn(move || told.send(std::fs::read_to_string(file)));
+        let text = read.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
         std::fs::remove_file(&pipe).unwrap();
         assert!(text.starts_with("{\"kind\":\"status\",") && text.ends_with("\n"), "{text}");
     }

@@ -76,7 +76,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
                 (model, Served::new(geometry, options.slots)?)
             }
         };
-        lane.give_up_after(options.patience());
+        lane.set_patience(options.patience());
         served.push((model, lane));
     }
     let (commands, receiver) = channel();

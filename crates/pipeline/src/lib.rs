@@ -18,5 +18,5 @@ use std::time::Duration;
 pub use end::{End, EndError};
 pub use mode::{Mode, Processor, UnknownMode};
 
-/// Time for the NIC to take an answer. A client that posts no receives keeps it longer, and is given up.
+/// Time for the NIC to take an answer. A client that posts no receives keeps it longer, and is disconnected.
 pub const PATIENCE: Duration = Duration::from_secs(10);

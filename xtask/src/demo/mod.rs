@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use experiment::resume;
 use serde_json::Value;
 
+use crate::figure::serving::Programs;
 use crate::process::{Ended, Speaking, WAIT, run_logged};
 use crate::setup::{self, Purpose};
 use crate::{carried, stop, wheels, workspace, zoo};
@@ -69,23 +70,6 @@ impl Engine {
                 "GPU emulated; engine: our CUDA kernels on the processor (host twin), the reference's too"
             }
         }
-    }
-}
-
-/// The programs of a run; stand-ins in tests.
-#[derive(Debug)]
-struct Programs {
-    softnic: PathBuf,
-    server: PathBuf,
-    client: PathBuf,
-    profiler: PathBuf,
-}
-
-impl Programs {
-    fn of(folder: &Path) -> Programs {
-        let [softnic, server, client, profiler] =
-            ["softnic", "inference-server", "doorbell-client", "profiler"].map(|name| folder.join(name));
-        Programs { softnic, server, client, profiler }
     }
 }
 

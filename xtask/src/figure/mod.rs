@@ -31,7 +31,7 @@ pub mod models;
 mod nic;
 mod path;
 pub mod posts;
-mod serving;
+pub mod serving;
 mod transfer;
 
 pub use nic::{Nic, Probe, Programs};

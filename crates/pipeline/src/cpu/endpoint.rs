@@ -459,7 +459,7 @@ impl Endpoint {
         self.sending.iter().map(|(slot, _)| *slot)
     }
 
-    /// Gives a client up whose answer was not taken in time.
+    /// Fails a client whose answer was not taken in time.
     pub(super) fn expire(&mut self, now_ns: u64, patience_ns: u64) {
         if let Some((slot, since)) = self.sending.front()
             && now_ns.saturating_sub(*since) > patience_ns

@@ -132,8 +132,8 @@ impl Served {
         }
     }
 
-    /// Gives clients up that have not taken an answer for so long, in place of [`PATIENCE`].
-    pub fn give_up_after(&mut self, patience: Duration) {
+    /// Fails clients that have not taken an answer for so long, in place of [`PATIENCE`].
+    pub fn set_patience(&mut self, patience: Duration) {
         self.patience_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
     }
 

@@ -85,8 +85,8 @@ impl Served {
         self.core.tell(offset_of!(db_served, refuses), &word.to_ne_bytes())
     }
 
-    /// Gives clients up that have not taken an answer for so long, in place of [`crate::PATIENCE`]. The chain is at rest.
-    pub fn give_up_after(&mut self, patience: Duration) -> Result<(), ServedError> {
+    /// Fails clients that have not taken an answer for so long, in place of [`crate::PATIENCE`]. The chain is at rest.
+    pub fn set_patience(&mut self, patience: Duration) -> Result<(), ServedError> {
         if self.may_run() {
             return refuse("kernels read what they are told while they run");
         }

@@ -200,7 +200,7 @@ fn buffers(given: &[u64], wanted: usize, what: &str) -> Result<[u64; MOST_TENSOR
     Ok(all)
 }
 
-/// Why the queue of a place was given up, if it was.
+/// Why the queue of a place failed, if it did.
 fn failure(places: &HostMemory, index: u32) -> Result<Option<Failure>, KernelError> {
     let at = index as usize * size_of::<db_place>() + offset_of!(db_place, end);
     let code = places.words()[(at + offset_of!(db_kernel_end, code)) / 4].load(Ordering::Acquire);
@@ -486,7 +486,7 @@ impl Served {
         Ok(self.take_queue(index)?.emptied()?)
     }
 
-    /// Why a client's queue was given up, if it was.
+    /// Why a client's queue failed, if it did.
     pub fn failure(&self, index: u32) -> Result<Option<Failure>, ServedError> {
         Ok(failure(&self.core.places, index)?)
     }

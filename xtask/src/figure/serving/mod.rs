@@ -70,17 +70,17 @@ impl Machine {
     }
 }
 
-/// The programs of a point; stand-ins in tests.
+/// The programs of a point, or of the demo; stand-ins in tests.
 #[derive(Debug)]
-struct Programs {
-    softnic: PathBuf,
-    server: PathBuf,
-    client: PathBuf,
-    profiler: PathBuf,
+pub struct Programs {
+    pub softnic: PathBuf,
+    pub server: PathBuf,
+    pub client: PathBuf,
+    pub profiler: PathBuf,
 }
 
 impl Programs {
-    fn of(folder: &Path) -> Programs {
+    pub fn of(folder: &Path) -> Programs {
         let [softnic, server, client, profiler] =
             ["softnic", "inference-server", "doorbell-client", "profiler"].map(|name| folder.join(name));
         Programs { softnic, server, client, profiler }
@@ -553,22 +553,32 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
             client_options(spec, &line, of(series))?.join(" ")
         ));
     }
+    let plots = spec.timelines.iter().map(|plot| (&plot.name, &plot.title, &plot.series));
+    lines.extend(drawn_and_judged(spec, plots, (&grid.series, &left_out), machine));
+    Ok(lines.join("\n"))
+}
+
+/// The end of a dry run: which of `plots` (name, title, series) are drawn of the series that are kept, and what is judged.
+fn drawn_and_judged<'a>(
+    spec: &Spec,
+    plots: impl Iterator<Item = (&'a String, &'a String, &'a Vec<String>)>,
+    (kept, left_out): (&[String], &[String]),
+    machine: Machine,
+) -> Vec<String> {
+    let mut lines = Vec::new();
     if !left_out.is_empty() {
         lines.push(format!("left out: {}", left_out.join(", ")));
     }
-    lines.extend(
-        spec.timelines
-            .iter()
-            .filter(|plot| grid.series.iter().any(|series| plot.series.contains(series)))
-            .map(|plot| format!("draws: {}: {}", plot.name, plot.title)),
-    );
+    let drawn = plots.filter(|(_, _, series)| kept.iter().any(|one| series.contains(one)));
+    lines.extend(drawn.map(|(name, title, _)| format!("draws: {name}: {title}")));
     let claims: Vec<&str> = spec.claims.iter().map(|claim| claim.id.as_str()).collect();
-    lines.push(format!("judges the paper's claims (experiments/fig7/paper.toml), and {}", claims.join(", ")));
+    let (name, claims) = (&spec.name, claims.join(", "));
+    lines.push(format!("judges the paper's claims (experiments/{name}/paper.toml), and {claims}"));
     if machine == Machine::Twin {
         lines
             .push("label: emulated (the host twin): no claim about a GPU or a server's CPU is judged".into());
     }
-    Ok(lines.join("\n"))
+    lines
 }
 
 #[cfg(test)]

@@ -402,20 +402,8 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
             ));
         }
     }
-    if !left_out.is_empty() {
-        lines.push(format!("left out: {}", left_out.join(", ")));
-    }
-    lines.extend(
-        spec.stacks
-            .iter()
-            .filter(|plot| grid.series.iter().any(|series| plot.series.contains(series)))
-            .map(|plot| format!("draws: {}: {}", plot.name, plot.title)),
-    );
-    let claims: Vec<&str> = spec.claims.iter().map(|claim| claim.id.as_str()).collect();
-    lines.push(format!("judges the paper's claims (experiments/fig6/paper.toml), and {}", claims.join(", ")));
-    if machine == Machine::Twin {
-        lines.push("label: emulated (the host twin): no claim about a GPU is judged".into());
-    }
+    let plots = spec.stacks.iter().map(|plot| (&plot.name, &plot.title, &plot.series));
+    lines.extend(super::drawn_and_judged(spec, plots, (&grid.series, &left_out), machine));
     Ok(lines.join("\n"))
 }
 

@@ -105,7 +105,10 @@ fn a_queue_that_fails_ends_the_chain_of_turns() {
     assert_eq!(cancel.words()[0].load(Ordering::Acquire), 0);
     // An error CQE of a requester.
     peer.execute(13);
-    assert_eq!(rig.turn().1, State::Stop);
+    // A wait whose time is over before its first look, on a busy machine, takes the CQE as it ends; the next one stops.
+    let first = rig.turn().1;
+    let last = if first == State::None { rig.turn().1 } else { first };
+    assert_eq!(last, State::Stop);
     assert_eq!(cancel.words()[0].load(Ordering::Acquire), 1);
     assert!(rig.served.failure(0).unwrap().is_some());
 }
