@@ -23,6 +23,7 @@ fn main() {
         ("kernels/put.cu", "DB_DEFECT_ONE_THREAD"),
         ("kernels/wait.cu", "DB_DEFECT_SLOTS_IN_TURN"),
         ("kernels/wait.cu", "DB_DEFECT_FLOOD"),
+        ("kernels/wait.cu", "DB_DEFECT_LATE_REFILL"),
         ("kernels/wait.cu", "DB_DEFECT_NO_TAIL"),
         ("kernels/wait.cu", "DB_DEFECT_TWICE"),
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),

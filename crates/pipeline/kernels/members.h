@@ -6,20 +6,33 @@
 
 #include "pipeline.h"
 
-/* Posts so many receives without buffers: a WRITE with immediate data takes one each. */
-DB_GPU_FN int db_receive(struct db_client *client, db_u32 count) {
-    struct db_recv_wr wr = {0, 0, 0};
-    db_u32 bad;
+/* Receives of one update of the doorbell record, which costs a full fence. */
+#define DB_RECEIVES_AT_ONCE 8u
+
+/* Posts receives without buffers, of which a WRITE with immediate data takes one, until there are two for each slot, once there is no
+ * more than one for each. A client has a request in each slot at most; so it finds a receive, and the fence is paid once in as many
+ * requests as it has slots. */
+DB_GPU_FN void db_refill(const struct db_served *at, db_u32 index) {
+    const struct db_recv_wr wrs[DB_RECEIVES_AT_ONCE] = {};
+    struct db_client *client = db_client_at(at, index);
+    db_u32 posted = (db_u32)(client->rq.producer - client->rq.consumer), left, bad;
     int error = 0;
-    for (; count && !error; count--) error = db_post_recv(&client->rq, &wr, 1, &bad);
-    return error;
+#ifdef DB_DEFECT_LATE_REFILL
+    if (posted) return;
+#endif
+    if (posted > client->place.count) return;
+    for (left = 2 * client->place.count - posted; left && !error;) {
+        db_u32 count = left < DB_RECEIVES_AT_ONCE ? left : DB_RECEIVES_AT_ONCE;
+        error = db_post_recv(&client->rq, wrs, count, &bad);
+        left -= count;
+    }
+    if (error) db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, error, 0));
 }
 
 /* Takes a client over: its structs from host memory, and its slots. */
 DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     db_u32 slot;
-    int error = 0;
     client->place = ((const struct db_place *)at->places)[index];
     client->sq = *(const struct db_sq *)client->place.queue.sq;
     client->rq = *(const struct db_rq *)client->place.queue.rq;
@@ -39,8 +52,7 @@ DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
         db_store_relaxed32(db_word(at->twice, slot), 0);
         db_store_relaxed32(db_word(at->owners, slot), index);
     }
-    if (at->arrival == DB_ARRIVAL_COMPLETION) error = db_receive(client, client->place.count);
-    if (error) db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, error, 0));
+    if (at->arrival == DB_ARRIVAL_COMPLETION) db_refill(at, index);
 }
 
 /* Gives a client back: nothing of it is used from here on. */
@@ -78,18 +90,20 @@ DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index) {
     db_store_release_sys32((db_u64)&place->done, wanted);
 }
 
-/* Takes a client's receive completions, at most as many as it has slots, or a flood of them would hold up all clients: each names a slot, whose flag is set here as the NIC sets it elsewhere. How many were strays. */
+/* Takes a client's next receive completion, which names a slot, whose flag is set here as the NIC sets it elsewhere. One a round: the
+ * turn serves one request, a look at a further completion is another trip across PCIe, and a flood would hold up all clients. How many
+ * were strays. */
 DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     struct db_completion done;
-    db_u32 strays = 0, slot, sequence, left = client->place.count;
+    db_u32 strays = 0, slot, sequence, left = 1;
     int taken;
     if (!(client->acted & 1)) return 0;
 #ifdef DB_DEFECT_FLOOD
     left = ~0u;
 #endif
     for (; left && !client->dead; left--) {
-        int error = 0;
+        db_refill(at, index);
         taken = db_gpu_take(&client->receive_cq, 0, &client->rq, &done, &client->receive_released);
         if (!taken) break;
         if (taken < 0 || done.status != DB_WC_SUCCESS) {
@@ -118,8 +132,6 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
             if (db_load_relaxed64(flag) == whole) strays++;
             db_store_relaxed64(flag, whole);
         }
-        error = db_receive(client, 1);
-        if (error) db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, error, 0));
     }
     return strays;
 }

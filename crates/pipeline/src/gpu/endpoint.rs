@@ -71,7 +71,7 @@ impl Pool {
             return refuse(format!("all {} queue pairs are taken: {remedy}", self.most));
         }
         let pd = self.context.alloc_pd()?;
-        let builder = QpBuilder::new(kind).send_requests(2 * slots).receive_requests(slots);
+        let builder = QpBuilder::new(kind).send_requests(2 * slots).receive_requests(2 * slots);
         let builder = builder.operations(SendOperations::WRITE).own_register(true);
         // A quarter of the entries is given back late.
         let cq = || Cq::new(&self.context, 4 * slots + 1)?.into_direct();

@@ -243,6 +243,12 @@ impl Peer {
         self.memory.put(at + 56, &Word(u64::from_le_bytes(whole))).unwrap();
     }
 
+    /// Whether the NIC has a receive for the next WRITE with immediate data.
+    fn has_receive(&self) -> bool {
+        let posted = u32::from_be(self.word(RECORD) as u32) as u16;
+        posted != self.received as u16
+    }
+
     fn receive(&mut self, slot: u32) {
         let mut tail = [0; 6];
         tail[..4].copy_from_slice(&(QPN + self.index).to_be_bytes());

@@ -113,6 +113,35 @@ fn a_queue_that_fails_ends_the_chain_of_turns() {
     assert!(rig.served.failure(0).unwrap().is_some());
 }
 
+/// How many requests of a client that always has one in each slot find a receive, of 40.
+fn received(planted: Option<(usize, &'static str)>) -> usize {
+    let rig = Rig::new(Arrival::Completion, None, planted);
+    let mut peer = rig.join(0, 0, 2);
+    let mut asked = 0;
+    for _ in 0..40 {
+        // A slot's next request arrives as soon as its answer does.
+        while asked < 40 && peer.client.outstanding() < 2 {
+            if !peer.has_receive() {
+                return asked;
+            }
+            rig.ask(&mut peer, asked as u64, 1.0);
+            asked += 1;
+        }
+        let (turn, state) = rig.turn();
+        assert_eq!(state, State::Request);
+        peer.execute(0);
+        assert_eq!(peer.answer(turn.slot).unwrap(), (Status::Ok, Some(2.0)));
+    }
+    asked
+}
+
+#[test]
+fn each_request_of_a_client_finds_a_receive() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(received(None), 40);
+    assert!(received(Some((0, "wait_inputs+DB_DEFECT_LATE_REFILL"))) < 40, "the defect is not seen");
+}
+
 /// Stray completions that one turn takes which serves the request of the first completion.
 fn taken_of_a_flood(planted: Option<(usize, &'static str)>) -> u64 {
     let rig = Rig::new(Arrival::Completion, None, planted);
