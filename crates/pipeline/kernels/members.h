@@ -90,19 +90,20 @@ DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index) {
     db_store_release_sys32((db_u64)&place->done, wanted);
 }
 
-/* Takes a client's next receive completion, which names a slot, whose flag is set here as the NIC sets it elsewhere. One a round: the
- * turn serves one request, a look at a further completion is another trip across PCIe, and a flood would hold up all clients. How many
- * were strays. */
+/* Takes a client's receive completions: each names a slot, whose flag is set here as the NIC sets it elsewhere. At most as many as it
+ * has slots, since a flood would hold up all clients. How many were strays. */
 DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     struct db_completion done;
-    db_u32 strays = 0, slot, sequence, left = 1;
-    int taken;
+    db_u32 strays = 0, slot, sequence, left = client->place.count;
+    int taken, more = 1;
     if (!(client->acted & 1)) return 0;
 #ifdef DB_DEFECT_FLOOD
     left = ~0u;
 #endif
-    for (; left && !client->dead; left--) {
+    for (; more && left && !client->dead; left--) {
+        /* With the load of the one before it: a single completion costs no further trip across PCIe. */
+        const db_u64 behind = db_load_cqe_tail(db_cqe_at(&client->receive_cq, 1) + DB_CQE_OPCODE_QPN);
         db_refill(at, index);
         taken = db_gpu_take(&client->receive_cq, 0, &client->rq, &done, &client->receive_released);
         if (!taken) break;
@@ -116,6 +117,7 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
             db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, taken < 0 ? DB_EINVAL : 0, &done));
             break;
         }
+        more = db_cqe_is_there(&client->receive_cq, 0, behind);
         slot = done.has_imm ? db_be32(done.imm_data) : DB_NO_CLIENT;
 #ifdef DB_DEFECT_ANY_SLOT
         if (slot >= at->slot_count) {
