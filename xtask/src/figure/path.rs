@@ -468,8 +468,10 @@ mod tests {
     #[test]
     fn claims_are_judged_by_the_recorded_graph_and_need_a_gpu() {
         let good = r#"{"nodes":6,"kernels":6,"host_nodes":0,"copies":0,"host_copies":0}"#;
+        let count =
+            |all: &[(String, Value)], which: &str| all.iter().filter(|(_, said)| said == which).count();
         let all = verdicts("good", &example(), good);
-        assert!(all.len() == 5 && all.iter().all(|(_, verdict)| verdict == "reproduced"), "{all:?}");
+        assert_eq!((count(&all, "reproduced"), count(&all, "background"), all.len()), (5, 3, 9), "{all:?}");
         // The release's: copies through host memory, and kernels that take times.
         let bad = r#"{"nodes":25,"kernels":21,"host_nodes":1,"copies":3,"host_copies":2}"#;
         let all = verdicts("bad", &example(), bad);
@@ -478,7 +480,10 @@ mod tests {
             .filter(|(_, verdict)| verdict == "not-reproduced")
             .map(|(id, _)| id.as_str())
             .collect();
-        assert_eq!(not, ["graph-four", "graph-nothing-else", "no-cpu-node", "four-copies"]);
+        assert_eq!(
+            not,
+            ["graph-four", "four-copies", "loop-one-thread", "graph-nothing-else", "no-cpu-node"]
+        );
         let none = verdicts("none", &GpuMachine::default(), "");
         let needs =
             |id: &str| none.iter().find(|(one, _)| one == id).map(|(_, verdict)| verdict.clone()).unwrap();
