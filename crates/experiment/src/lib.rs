@@ -25,6 +25,8 @@ pub mod import;
 pub mod measured;
 pub mod modelled;
 pub mod paper;
+mod pdf;
+mod pictures;
 mod plot;
 mod png;
 pub mod point;
@@ -42,6 +44,8 @@ pub mod wire_model;
 
 pub use experiment::{Experiment, names};
 pub use paper::Paper;
+pub use pdf::pdf;
+pub use pictures::{Picture, pictures};
 pub use png::png;
 pub use point::Point;
 pub use spec::Spec;

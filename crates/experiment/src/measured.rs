@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use measure::{Label, Provenance, Revision};
 use serde::{Deserialize, Serialize};
 
+use crate::point::{Key, Point};
 use crate::refused::refused;
 use crate::resume;
 use crate::run::write_whole;
@@ -58,7 +59,7 @@ impl Measured {
 
 impl Entry {
     /// Machine, label, GPU and rate in words: two entries with the same ones are one measurement at two times.
-    fn subject(&self) -> String {
+    pub fn subject(&self) -> String {
         let from = &self.provenance;
         let gpu = if from.gpu_device.is_empty() { String::new() } else { format!(", {}", from.gpu_device) };
         let rate = from.nic_options.get("rate_gbps");
@@ -71,6 +72,32 @@ impl Entry {
     pub(crate) fn is_part_with(&self, other: &Entry, one_by_one: bool) -> bool {
         let is_same = (self.subject(), &self.extent) == (other.subject(), &other.extent);
         is_same && (one_by_one || resume::differs(&self.provenance, &other.provenance).is_none())
+    }
+
+    /// Points whose medians, least and most are those of the rows: a recorded run keeps no more of each repetition.
+    pub fn points(&self, experiment: &str) -> Vec<Point> {
+        let spread = |repetitions: usize, at: usize| match (repetitions, at) {
+            (2, at) => at + 1,
+            (_, at @ 0..3) => at,
+            _ => 0,
+        };
+        let of_row = |row: &Row| -> Vec<Point> {
+            let value = |at: usize, (name, values): (&String, &[f64; 3])| {
+                (name.clone(), values[spread(row.repetitions, at)])
+            };
+            let point = |at: usize| {
+                let key =
+                    Key { series: row.series.clone(), x: row.x, at: row.at.clone(), repetition: at as u32 };
+                Point {
+                    settings: row.settings.clone(),
+                    values: row.values.iter().map(|values| value(at, values)).collect(),
+                    missing: (!row.content_ok).then(|| "recorded as not whole".to_owned()),
+                    ..Point::new(experiment, key, self.label, self.of(row).clone())
+                }
+            };
+            (0..row.repetitions).map(point).collect()
+        };
+        self.rows.iter().flat_map(of_row).collect()
     }
 
     /// Where one of its rows comes from.

@@ -264,6 +264,11 @@ impl TryFrom<String> for Need {
 }
 
 impl Paper {
+    /// Whether it has numbers that are drawn.
+    pub fn has_curves(&self) -> bool {
+        !self.series.is_empty() || !self.cdf.is_empty() || !self.stack.is_empty()
+    }
+
     /// Those of every folder that has one, in the order of their figures.
     pub fn all(experiments: &Path) -> Result<Vec<Paper>> {
         let folders = std::fs::read_dir(experiments).with_context(|| experiments.display().to_string())?;

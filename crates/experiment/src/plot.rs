@@ -257,9 +257,7 @@ fn marks(chart: &mut Chart<'_, '_>, panel: &Panel) -> Result<()> {
     let (bottom, top) = (panel.y.range.start, panel.y.range.end);
     for (x, text) in panel.marks.iter().filter(|(x, _)| panel.x.range.contains(x)) {
         let line = vec![(*x, bottom), (*x, top)];
-        chart
-            .draw_series(DashedLineSeries::new(line, 1, 3, FAINT.mix(0.6).stroke_width(1)))
-            .map_err(drawing)?;
+        chart.draw_series(DashedLineSeries::new(line, 1, 3, FAINT.stroke_width(1))).map_err(drawing)?;
         let style = (FONT, 8.5).into_font().color(&FAINT).pos(Pos::new(HPos::Left, VPos::Top));
         let at = EmptyElement::at((*x, top)) + Text::new(text.clone(), (2, 1), style);
         chart.draw_series([at]).map_err(drawing)?;
@@ -353,7 +351,7 @@ fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
             y += LINE;
         }
         sample(area, curve, *look, y)?;
-        let style = (FONT, 11.0).into_font().color(&look.colour).pos(Pos::new(HPos::Left, VPos::Center));
+        let style = (FONT, 11.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
         area.draw_text(&curve.label, &style, (SAMPLE + 8, y)).map_err(drawing)?;
         y += LINE;
     }

@@ -27,10 +27,10 @@ fn bars(experiment: &Experiment, plot: &Stack, points: &[Point]) -> Result<Vec<B
             Some((field.clone(), medians.values().next()?[0]))
         };
         let values: BTreeMap<String, f64> = plot.values.iter().filter_map(median).collect();
-        (!values.is_empty()).then(|| Bar { name: label(experiment, series).to_owned(), values })
+        (!values.is_empty()).then(|| Bar { name: format!("{}\n(ours)", label(experiment, series)), values })
     });
     let mut all: Vec<Bar> = ours.collect();
-    if let (Some(paper), false) = (&plot.beside, all.is_empty()) {
+    if let (Some(paper), true) = (&plot.beside, points.is_empty() || !all.is_empty()) {
         let published = experiment.paper(paper)?.stack.iter().filter(|stack| stack.ours == plot.name);
         all.extend(published.map(|stack| Bar {
             name: format!("paper: {}\n(hardware)", stack.label),
@@ -157,6 +157,7 @@ mod tests {
         assert!(svg.contains("1200.0"), "the NIC's part is not judged");
         // Of an axis from zero on.
         assert!(svg.contains(">\n0\n<"), "{svg}");
-        assert_eq!(draw(&experiment, plot, &[], &[]).unwrap(), None);
+        assert_eq!(super::bars(&experiment, plot, &[]).unwrap().len(), 2, "the paper's alone");
+        assert_eq!(draw(&experiment, plot, &[example("gpu-other", 0)], &[]).unwrap(), None);
     }
 }
