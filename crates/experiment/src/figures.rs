@@ -105,7 +105,7 @@ pub(crate) fn beside(curve: &crate::paper::Curve) -> Curve {
     Curve {
         group: "paper (hardware)".into(),
         label: curve.label.clone(),
-        kind: Kind::Broken,
+        kind: Kind::Published,
         points: curve.points.clone(),
         not_whole: Vec::new(),
     }

@@ -19,6 +19,7 @@ macro_rules! tell {
     ($($text:tt)*) => { $crate::print(&mut ::std::io::stderr(), ::std::format_args!($($text)*)) };
 }
 
+mod csv;
 mod experiment;
 pub mod figures;
 pub mod import;
@@ -42,10 +43,12 @@ pub mod testing;
 pub mod verdict;
 pub mod wire_model;
 
+pub use csv::csv;
 pub use experiment::{Experiment, names};
 pub use paper::Paper;
 pub use pdf::pdf;
 pub use pictures::{Picture, pictures};
+pub use plot::on_dark as plot_colours;
 pub use png::png;
 pub use point::Point;
 pub use spec::Spec;

@@ -28,17 +28,19 @@ pub struct Paper {
 /// Where a published figure's numbers come from.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(dead_code, reason = "the file says it to its reader; the program needs the number only")]
 pub struct Source {
-    doi: String,
+    pub doi: String,
     pub figure: u32,
-    x: String,
-    y: String,
+    pub x: String,
+    pub y: String,
+    #[allow(dead_code, reason = "for the reader of the file")]
     columns: [String; 4],
-    source: String,
-    extraction: String,
-    tolerance: String,
-    left_out: String,
+    /// Where the numbers come from, or why there are none.
+    pub source: String,
+    /// How they were read.
+    pub extraction: String,
+    pub tolerance: String,
+    pub left_out: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -80,7 +80,9 @@ mod tests {
         let point = example("gpu-squeezenet-1.1", 4).with("least_ms", 1.0).with("p50_ms", 2.0);
         let svgs = drawn("fig2", &[point]);
         let cdf = svgs.iter().find(|picture| picture.name == "cdf-squeezenet").unwrap();
-        assert!(cdf.svg.contains("ours: SqueezeNet 1.1") && cdf.svg.contains("4: least, median, p99"));
+        assert!(
+            cdf.svg.contains("ours: SqueezeNet 1.1") && cdf.svg.contains("4 at once: least, median, p99")
+        );
     }
 
     #[test]

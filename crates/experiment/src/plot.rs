@@ -15,6 +15,8 @@ pub const FONT: &str = "DejaVu Sans, sans-serif";
 pub const INK: RGBColor = RGBColor(40, 40, 40);
 pub const GRID: RGBColor = RGBColor(225, 225, 225);
 pub const FAINT: RGBColor = RGBColor(110, 110, 110);
+/// The ground of plots in a dark page.
+const DARK: RGBColor = RGBColor(28, 31, 36);
 
 /// One colour a curve: Okabe and Ito's first, which colour-blind readers tell apart, then others that are darker or paler.
 pub const COLOURS: [RGBColor; 16] = [
@@ -36,6 +38,32 @@ pub const COLOURS: [RGBColor; 16] = [
     RGBColor(130, 130, 130),
 ];
 
+/// Every colour of a plot on white, and the one in its place on a dark ground, as CSS has them.
+pub fn on_dark() -> Vec<[String; 2]> {
+    let css = |colour: RGBColor| format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2);
+    let grounds = [
+        (WHITE, DARK),
+        (INK, RGBColor(222, 224, 228)),
+        (FAINT, RGBColor(160, 165, 172)),
+        (GRID, RGBColor(58, 62, 68)),
+    ];
+    // As much white as the dark ones need to stand out: luminance 0.23 is 4.5 times that of the ground (WCAG 2.2, with gamma 2).
+    let paler = |RGBColor(red, green, blue): RGBColor| {
+        let mixed = |tenths: u16| {
+            [red, green, blue].map(|part| (u16::from(part) + (255 - u16::from(part)) * tenths / 10) as u8)
+        };
+        let luminance = |rgb: [u8; 3]| {
+            let parts = rgb.iter().zip([0.2126, 0.7152, 0.0722]);
+            parts.map(|(part, share)| share * (f64::from(*part) / 255.0).powi(2)).sum::<f64>()
+        };
+        let [red, green, blue] =
+            mixed((0..10).find(|tenths| luminance(mixed(*tenths)) >= 0.23).unwrap_or(10));
+        RGBColor(red, green, blue)
+    };
+    let curves = COLOURS.iter().map(|colour| (*colour, paler(*colour)));
+    grounds.into_iter().chain(curves).map(|(light, dark)| [css(light), css(dark)]).collect()
+}
+
 /// Lengths of dash and gap, in pixels, one pair a broken line.
 const DASHES: [(u32, u32); 12] =
     [(9, 4), (5, 3), (14, 4), (3, 3), (9, 9), (2, 6), (14, 10), (1, 3), (6, 8), (20, 4), (3, 9), (20, 12)];
@@ -49,8 +77,21 @@ pub enum Kind {
     Variant,
     /// A measured distribution: solid, without markers.
     Plain,
-    /// Published, or a formula: broken, without markers.
+    /// Published: broken, without markers.
+    Published,
+    /// A formula: the same, and thin.
     Broken,
+}
+
+impl Kind {
+    fn is_broken(self) -> bool {
+        matches!(self, Kind::Published | Kind::Broken)
+    }
+
+    /// Of its stroke, in pixels.
+    fn width(self) -> u32 {
+        if matches!(self, Kind::Variant | Kind::Broken) { 1 } else { 2 }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -85,7 +126,7 @@ fn looks(curves: &[Curve]) -> Result<Vec<Look>> {
     }
     let (mut solid, mut broken) = (0, 0);
     let look = |(curve, colour): (&Curve, &RGBColor)| {
-        let count = if curve.kind == Kind::Broken { &mut broken } else { &mut solid };
+        let count = if curve.kind.is_broken() { &mut broken } else { &mut solid };
         *count += 1;
         Look { colour: *colour, dash: DASHES[(*count - 1) % DASHES.len()], marker: *count - 1 }
     };
@@ -138,7 +179,7 @@ pub fn svg(
         let caption_height = LINE * caption.len() as i32 + 14;
         let (above, below) = root.split_vertically(size.1 as i32 - caption_height);
         for (index, line) in caption.iter().enumerate() {
-            let style = (FONT, 10.5).into_font().color(&FAINT);
+            let style = (FONT, 11.5).into_font().color(&FAINT);
             below.draw_text(line, &style, (14, 8 + LINE * index as i32)).map_err(drawing)?;
         }
         let (head, plot) = above.split_vertically(26);
@@ -225,7 +266,7 @@ fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[Look]) -> Res
         .x_desc(&panel.x.name)
         .y_desc(&panel.y.name)
         .axis_desc_style((FONT, 12.5).into_font().color(&INK))
-        .label_style((FONT, 11.0).into_font().color(&INK))
+        .label_style((FONT, 12.0).into_font().color(&INK))
         .x_label_formatter(&|value| written(&panel.x, value))
         .y_label_formatter(&|value| written(&panel.y, value))
         .x_labels(panel.x.ticks.len())
@@ -237,7 +278,7 @@ fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[Look]) -> Res
     // Published and modelled first: what was measured lies on top.
     let inside = || curves.iter().map(|curve| clipped(curve, panel)).zip(looks);
     for measured in [false, true] {
-        for (curve, look) in inside().filter(|(curve, _)| (curve.kind != Kind::Broken) == measured) {
+        for (curve, look) in inside().filter(|(curve, _)| curve.kind.is_broken() != measured) {
             stroke(&mut chart, &curve, *look)?;
         }
     }
@@ -255,11 +296,16 @@ fn grid(chart: &mut Chart<'_, '_>, panel: &Panel) -> Result<()> {
 /// Upright lines where something changes, with what it is from there on at the top.
 fn marks(chart: &mut Chart<'_, '_>, panel: &Panel) -> Result<()> {
     let (bottom, top) = (panel.y.range.start, panel.y.range.end);
+    // Where the last text of each of two rows ends: one that has room in neither is left to the caption.
+    let mut ends = [i32::MIN; 2];
     for (x, text) in panel.marks.iter().filter(|(x, _)| panel.x.range.contains(x)) {
         let line = vec![(*x, bottom), (*x, top)];
         chart.draw_series(DashedLineSeries::new(line, 1, 3, FAINT.stroke_width(1))).map_err(drawing)?;
         let style = (FONT, 8.5).into_font().color(&FAINT).pos(Pos::new(HPos::Left, VPos::Top));
-        let at = EmptyElement::at((*x, top)) + Text::new(text.clone(), (2, 1), style);
+        let from = chart.backend_coord(&(*x, top)).0;
+        let Some(row) = ends.iter().position(|end| *end < from) else { continue };
+        ends[row] = from + 6 + 6 * text.chars().count() as i32;
+        let at = EmptyElement::at((*x, top)) + Text::new(text.clone(), (2, 1 + 10 * row as i32), style);
         chart.draw_series([at]).map_err(drawing)?;
     }
     Ok(())
@@ -312,13 +358,15 @@ macro_rules! markers {
 fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: Look) -> Result<()> {
     let line: Vec<(f64, f64)> = curve.points.iter().map(|[x, y, ..]| (*x, *y)).collect();
     let colour = look.colour;
-    if curve.kind == Kind::Broken {
+    let width = curve.kind.width();
+    if curve.kind.is_broken() {
         let (dash, gap) = look.dash;
-        chart.draw_series(DashedLineSeries::new(line, dash, gap, colour.stroke_width(1))).map_err(drawing)?;
+        let dashes = DashedLineSeries::new(line, dash, gap, colour.stroke_width(width));
+        chart.draw_series(dashes).map_err(drawing)?;
         return Ok(());
     }
     if curve.kind == Kind::Plain {
-        chart.draw_series(LineSeries::new(line, colour.stroke_width(2))).map_err(drawing)?;
+        chart.draw_series(LineSeries::new(line, colour.stroke_width(width))).map_err(drawing)?;
         return Ok(());
     }
     let upper = curve.points.iter().map(|[x, _, _, most]| (*x, *most));
@@ -328,7 +376,6 @@ fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: Look) -> Result<()> {
         chart.draw_series([Polygon::new(band, colour.mix(0.18).filled())]).map_err(drawing)?;
     }
     let bold = curve.kind == Kind::Measured;
-    let width = if bold { 2 } else { 1 };
     chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(width))).map_err(drawing)?;
     markers!(look, bold, line.into_iter(), |all| chart.draw_series(all).map(drop));
     for [x, y, ..] in curve.points.iter().filter(|[x, ..]| curve.not_whole.contains(x)) {
@@ -346,12 +393,12 @@ fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
     for (curve, look) in curves.iter().zip(looks) {
         if curve.group != heading {
             heading = &curve.group;
-            let style = (FONT, 11.5).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
+            let style = (FONT, 12.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
             area.draw_text(heading, &style, (0, y)).map_err(drawing)?;
             y += LINE;
         }
         sample(area, curve, *look, y)?;
-        let style = (FONT, 11.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
+        let style = (FONT, 12.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
         area.draw_text(&curve.label, &style, (SAMPLE + 8, y)).map_err(drawing)?;
         y += LINE;
     }
@@ -359,10 +406,9 @@ fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
 }
 
 fn sample(area: &Area<'_>, curve: &Curve, look: Look, y: i32) -> Result<()> {
-    let (dash, gap, width) = match curve.kind {
-        Kind::Broken => (look.dash.0 as i32, look.dash.1 as i32, 1),
-        kind => (SAMPLE, 0, if kind == Kind::Variant { 1 } else { 2 }),
-    };
+    let (dash, gap) =
+        if curve.kind.is_broken() { (look.dash.0 as i32, look.dash.1 as i32) } else { (SAMPLE, 0) };
+    let width = curve.kind.width();
     for from in (0..SAMPLE).step_by((dash + gap) as usize) {
         let piece = vec![(from, y), ((from + dash).min(SAMPLE), y)];
         area.draw(&PathElement::new(piece, look.colour.stroke_width(width))).map_err(drawing)?;

@@ -112,7 +112,7 @@ fn recorded_distributions(experiment: &Experiment, plot: &Cdf, points: &[Point])
         let xs: Vec<u64> = quantiles[0].0.keys().copied().collect();
         let curve = |x: &u64| Curve {
             group: group(experiment, series),
-            label: format!("{x}: least, median, p99"),
+            label: format!("{x} at once: least, median, p99"),
             kind: Kind::Measured,
             points: quantiles
                 .iter()
@@ -128,8 +128,8 @@ fn recorded_distributions(experiment: &Experiment, plot: &Cdf, points: &[Point])
 fn published(paper: &Paper) -> impl Iterator<Item = Curve> + '_ {
     paper.cdf.iter().map(|one| Curve {
         group: "paper (hardware)".into(),
-        label: one.at.to_string(),
-        kind: Kind::Broken,
+        label: format!("{} at once", one.at),
+        kind: Kind::Published,
         points: one
             .points
             .iter()
@@ -154,7 +154,10 @@ fn cdf(
     let ticks = (0..=5).map(|tick| f64::from(tick) * 20.0).map(|tick| (tick, format!("{tick}"))).collect();
     let y = Axis { name: "runs that took no longer, %".into(), range: 0.0..100.0, log: false, ticks };
     let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
-    let lines = text(experiment, points, unmeasured, &[], 920);
+    let is_recorded = !points.is_empty() && points.iter().all(|point| point.detail.is_null());
+    let note = "ours are the three times that a recorded run keeps, joined by straight lines".to_owned();
+    let notes: &[String] = if is_recorded { &[note] } else { &[] };
+    let lines = text(experiment, points, unmeasured, notes, 920);
     svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 
@@ -279,7 +282,7 @@ fn bars(plot: &Bars, groups: &[Group], ours: &str, lines: &[String]) -> Result<S
         write(&plot.y_name, 11.0, &INK, HPos::Left, (14, 36))?;
         for (tick, said) in &axis.ticks {
             stroke((left, y(*tick)), (end, y(*tick)), GRID)?;
-            write(said, 11.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
+            write(said, 12.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
         }
         let width = (end - left) / groups.len() as i32;
         for (at, group) in groups.iter().enumerate() {
@@ -293,7 +296,7 @@ fn bars(plot: &Bars, groups: &[Group], ours: &str, lines: &[String]) -> Result<S
             }
             for (line, said) in group.name.split('\n').enumerate() {
                 let at = (from + width * 4 / 10, bottom + 14 + LINE * line as i32);
-                write(said, 10.0, &INK, HPos::Center, at)?;
+                write(said, 11.0, &INK, HPos::Center, at)?;
             }
         }
         stroke((left, bottom), (end, bottom), INK)?;
@@ -304,18 +307,18 @@ fn bars(plot: &Bars, groups: &[Group], ours: &str, lines: &[String]) -> Result<S
             below = place;
             stroke((left, height), (end, height), FAINT)?;
             stroke((end, height), (end + 8, place), FAINT)?;
-            write(name, 10.0, &FAINT, HPos::Left, (end + 11, place))?;
+            write(name, 11.0, &FAINT, HPos::Left, (end + 11, place))?;
         }
         for (place, name) in names.iter().enumerate() {
             let at = bottom - 60 + LINE * place as i32 - LINE * names.len() as i32;
             let (colour, from) = (colour(place)?, end + 11);
             root.draw(&Rectangle::new([(from, at - 5), (from + 10, at + 5)], colour.filled()))
                 .map_err(drawing)?;
-            write(name, 10.0, &INK, HPos::Left, (from + 15, at))?;
+            write(name, 11.0, &INK, HPos::Left, (from + 15, at))?;
         }
-        write(ours, 10.0, &INK, HPos::Left, (end + 11, bottom - 60 - LINE * (names.len() as i32 + 1)))?;
+        write(ours, 11.0, &INK, HPos::Left, (end + 11, bottom - 60 - LINE * (names.len() as i32 + 1)))?;
         for (place, line) in lines.iter().enumerate() {
-            write(line, 10.5, &FAINT, HPos::Left, (14, bottom + 62 + LINE * place as i32))?;
+            write(line, 11.5, &FAINT, HPos::Left, (14, bottom + 62 + LINE * place as i32))?;
         }
         root.present().map_err(drawing)?;
     }

@@ -100,7 +100,7 @@ pub fn draw(
         write(&plot.y_name, 11.0, &INK, HPos::Left, (14, 36))?;
         for (tick, said) in &axis.ticks {
             stroke((left, y(*tick)), (end, y(*tick)), GRID)?;
-            write(said, 11.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
+            write(said, 12.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
         }
         let width = (end - left) / bars.len() as i32;
         for (at, bar) in bars.iter().enumerate() {
@@ -117,7 +117,7 @@ pub fn draw(
             let middle = (from + to) / 2;
             write(&format!("{:.1}", judged(bar)), 10.5, &INK, HPos::Center, (middle, y(below) - 8))?;
             for (line, said) in bar.name.split('\n').enumerate() {
-                write(said, 10.0, &INK, HPos::Center, (middle, bottom + 14 + LINE * line as i32))?;
+                write(said, 11.0, &INK, HPos::Center, (middle, bottom + 14 + LINE * line as i32))?;
             }
         }
         stroke((left, bottom), (end, bottom), INK)?;
@@ -125,10 +125,10 @@ pub fn draw(
         for (place, (field, name)) in plot.values.iter().enumerate() {
             let (at, from) = (bottom - 10 - LINE * place as i32, end + 14);
             part(place, field, [at + 5, at - 5], [from, from + 12])?;
-            write(name, 10.0, &INK, HPos::Left, (from + 18, at))?;
+            write(name, 11.0, &INK, HPos::Left, (from + 18, at))?;
         }
         for (place, line) in lines.iter().enumerate() {
-            write(line, 10.5, &FAINT, HPos::Left, (14, bottom + 66 + LINE * place as i32))?;
+            write(line, 11.5, &FAINT, HPos::Left, (14, bottom + 66 + LINE * place as i32))?;
         }
         root.present().map_err(drawing)?;
     }
