@@ -5,84 +5,49 @@ use crate::measured::Entry;
 use crate::point::revision;
 
 /// Titles of the columns.
-const TITLES: [&str; 15] = [
-    "source",
-    "machine",
-    "label",
-    "nic",
-    "gpu",
-    "link",
-    "revision",
-    "series",
-    "factors",
-    "x",
-    "number",
-    "median",
-    "least",
-    "most",
-    "repetitions",
-];
+const TITLES: &str =
+    "source,machine,label,nic,gpu,link,revision,series,factors,x,number,median,least,most,repetitions\n";
 
 /// All rows of `entries`, then the curves, distributions and stacks of `paper`.
 pub fn csv(entries: &[&Entry], paper: &Paper) -> String {
-    let mut out = line(&TITLES.map(str::to_owned));
-    for entry in entries {
-        for row in &entry.rows {
-            let from = entry.of(row);
-            let factors = row.at.iter().map(|(name, value)| format!("{name}={value}"));
-            let factors = factors.collect::<Vec<_>>().join(" ");
-            for (number, [median, least, most]) in &row.values {
-                out += &line(&[
-                    "measured".to_owned(),
-                    entry.machine.clone(),
-                    entry.label.to_string(),
-                    from.nic.to_string(),
-                    from.gpu.to_string(),
-                    from.link.to_string(),
-                    revision(from),
-                    row.series.clone(),
-                    factors.clone(),
-                    row.x.to_string(),
-                    number.clone(),
-                    median.to_string(),
-                    least.to_string(),
-                    most.to_string(),
-                    row.repetitions.to_string(),
-                ]);
-            }
+    let mut out = TITLES.to_owned();
+    for (entry, row) in entries.iter().flat_map(|entry| entry.rows.iter().map(move |row| (entry, row))) {
+        let (from, machine, series) = (entry.of(row), cell(&entry.machine), cell(&row.series));
+        let origin = format!("{},{},{},{},{}", entry.label, from.nic, from.gpu, from.link, revision(from));
+        let factors: Vec<String> = row.at.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let what = format!("{series},{},{}", cell(&factors.join(" ")), row.x);
+        for (number, [median, least, most]) in &row.values {
+            let (number, count) = (cell(number), row.repetitions);
+            out += &format!("measured,{machine},{origin},{what},{number},{median},{least},{most},{count}\n");
         }
     }
-    let mut published = |series: &str, x: String, number: &str, [median, least, most]: [f64; 3]| {
-        let numbers = [median, least, most].map(|value| value.to_string());
-        let start = ["published", "", "hardware", "hardware", "hardware", "hardware", ""].map(str::to_owned);
-        let what = [series.to_owned(), String::new(), x, number.to_owned()];
-        out += &line(&[&start[..], &what, &numbers, &[String::new()]].concat());
-    };
+    let mut published =
+        |series: &str, x: &dyn std::fmt::Display, number: &str, [y, least, most]: [f64; 3]| {
+            let (series, number) = (cell(series), cell(number));
+            let origin = "published,,hardware,hardware,hardware,hardware,";
+            out += &format!("{origin},{series},,{x},{number},{y},{least},{most},\n");
+        };
     for curve in &paper.series {
-        curve.points.iter().for_each(|[x, y, least, most]| {
-            published(&curve.name, x.to_string(), &paper.paper.y, [*y, *least, *most]);
-        });
+        let y = &paper.paper.y;
+        curve.points.iter().for_each(|[x, rest @ ..]| published(&curve.name, x, y, *rest));
     }
     for one in &paper.cdf {
-        let name = format!("distribution at {}", one.at);
-        one.points.iter().for_each(|[ms, share]| {
-            published(&name, ms.to_string(), "share of runs that took at most x ms", [*share; 3]);
-        });
+        let (name, y) = (format!("distribution at {}", one.at), "share of runs that took at most x ms");
+        one.points.iter().for_each(|[ms, share]| published(&name, ms, y, [*share; 3]));
     }
     for stack in &paper.stack {
-        stack.values.iter().for_each(|(number, value)| {
-            published(&format!("{}: {}", stack.ours, stack.label), String::new(), number, [*value; 3]);
-        });
+        let name = format!("{}: {}", stack.ours, stack.label);
+        stack.values.iter().for_each(|(number, value)| published(&name, &"", number, [*value; 3]));
     }
     out
 }
 
-fn line(cells: &[String]) -> String {
-    let quoted = |cell: &String| match cell.contains(['"', ',', '\n', '\r']) {
-        true => format!("\"{}\"", cell.replace('"', "\"\"")),
-        false => cell.clone(),
-    };
-    cells.iter().map(quoted).collect::<Vec<_>>().join(",") + "\n"
+/// Quoted, where it would break the line.
+fn cell(words: &str) -> String {
+    match words.contains(['"', ',', '\n', '\r']) {
+        true => format!("\"{}\"", words.replace('"', "\"\"")),
+        false => words.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -107,6 +72,6 @@ mod tests {
 
     #[test]
     fn a_cell_that_would_break_the_line_is_quoted() {
-        assert_eq!(line(&["a".into(), "b,\"c\"\n".into()]), "a,\"b,\"\"c\"\"\n\"\n");
+        assert_eq!([cell("a"), cell("b,\"c\"\n")], ["a", "\"b,\"\"c\"\"\n\""]);
     }
 }

@@ -19,6 +19,7 @@ macro_rules! tell {
     ($($text:tt)*) => { $crate::print(&mut ::std::io::stderr(), ::std::format_args!($($text)*)) };
 }
 
+mod colours;
 mod csv;
 mod experiment;
 pub mod figures;
@@ -43,12 +44,12 @@ pub mod testing;
 pub mod verdict;
 pub mod wire_model;
 
+pub use colours::on_dark as plot_colours;
 pub use csv::csv;
 pub use experiment::{Experiment, names};
 pub use paper::Paper;
 pub use pdf::pdf;
 pub use pictures::{Picture, pictures};
-pub use plot::on_dark as plot_colours;
 pub use png::png;
 pub use point::Point;
 pub use spec::Spec;

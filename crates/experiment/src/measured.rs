@@ -76,28 +76,32 @@ impl Entry {
 
     /// Points whose medians, least and most are those of the rows: a recorded run keeps no more of each repetition.
     pub fn points(&self, experiment: &str) -> Vec<Point> {
-        let spread = |repetitions: usize, at: usize| match (repetitions, at) {
-            (2, at) => at + 1,
-            (_, at @ 0..3) => at,
-            _ => 0,
-        };
-        let of_row = |row: &Row| -> Vec<Point> {
-            let value = |at: usize, (name, values): (&String, &[f64; 3])| {
-                (name.clone(), values[spread(row.repetitions, at)])
+        self.rows.iter().flat_map(|row| self.points_of(row, experiment)).collect()
+    }
+
+    /// Those of one row; a single one has all that its program found.
+    pub(crate) fn points_of(&self, row: &Row, experiment: &str) -> Vec<Point> {
+        let point = |at: usize| {
+            // Of the median, the least and the most.
+            let place = match (row.repetitions, at) {
+                (2, at) => at + 1,
+                (_, at @ 0..3) => at,
+                _ => 0,
             };
-            let point = |at: usize| {
-                let key =
-                    Key { series: row.series.clone(), x: row.x, at: row.at.clone(), repetition: at as u32 };
-                Point {
-                    settings: row.settings.clone(),
-                    values: row.values.iter().map(|values| value(at, values)).collect(),
-                    missing: (!row.content_ok).then(|| "recorded as not whole".to_owned()),
-                    ..Point::new(experiment, key, self.label, self.of(row).clone())
+            let (series, others) = (row.series.clone(), row.at.clone());
+            let key = Key { series, x: row.x, at: others, repetition: at as u32 };
+            let mut point = Point::new(experiment, key, self.label, self.of(row).clone());
+            point.settings = row.settings.clone();
+            for (name, values) in &row.values {
+                point.values.insert(name.clone(), values[place]);
+                if row.repetitions == 1 {
+                    point.spread.insert(name.clone(), [values[1], values[2]]);
                 }
-            };
-            (0..row.repetitions).map(point).collect()
+            }
+            point.missing = (!row.content_ok).then(|| "recorded as not whole".to_owned());
+            point
         };
-        self.rows.iter().flat_map(of_row).collect()
+        (0..row.repetitions).map(point).collect()
     }
 
     /// Where one of its rows comes from.

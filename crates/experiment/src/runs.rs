@@ -6,8 +6,9 @@ use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::colours::{COLOURS, FAINT, GRID, INK};
 use crate::figures::{self, caption, decades, label, ours, steps, wrapped};
-use crate::plot::{Axis, COLOURS, Curve, FAINT, FONT, GRID, INK, Kind, LINE, Panel, drawing, svg};
+use crate::plot::{Axis, Curve, FONT, Kind, LINE, Panel, drawing, svg};
 use crate::point::Point;
 use crate::spec::{Bars, Cdf, Timeline};
 use crate::statistics::by_x;

@@ -7,8 +7,9 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::Experiment;
+use crate::colours::{COLOURS, FAINT, GRID, INK};
 use crate::figures::{label, steps};
-use crate::plot::{COLOURS, FAINT, FONT, GRID, INK, LINE, drawing};
+use crate::plot::{FONT, LINE, drawing};
 use crate::point::Point;
 use crate::spec::Stack;
 use crate::statistics::by_x;
