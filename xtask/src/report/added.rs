@@ -12,6 +12,11 @@ use crate::refused::refused;
 /// Puts what `results` holds at the end of its figure's entries. Error: refused with what is wrong, and what to do.
 pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<()> {
     let at = results.display();
+    if !results.exists() {
+        return Err(refused(format!(
+            "report: --add {at}: there is no such file or folder; give the --out of `figure`"
+        )));
+    }
     let (name, entries) = read(&root.join("experiments"), results).map_err(|error| {
         refused(format!(
             "report: --add {at}: {error:#}; it is damaged, or of another version: copy it again, or measure with this version and give \
@@ -32,7 +37,6 @@ pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<()> {
 
 /// The experiment's name, and its entries. A folder of a run has one, a `measured.json` as many as it has.
 fn read(experiments: &Path, results: &Path) -> Result<(String, Vec<Entry>)> {
-    ensure!(results.exists(), "there is no such file or folder");
     let folder = match results.is_dir() {
         true => results,
         false => results.parent().unwrap_or(results),

@@ -1,5 +1,6 @@
 //! The table of claims: one line for each claim of the paper, with the verdict of every entry that judges it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use experiment::paper::{Claim, Rule};
@@ -20,15 +21,6 @@ pub enum Standing {
 }
 
 impl Standing {
-    pub const ALL: [Standing; 6] = [
-        Standing::Reproduced,
-        Standing::InPart,
-        Standing::NotReproduced,
-        Standing::NeedsHardware,
-        Standing::NotRecorded,
-        Standing::Background,
-    ];
-
     /// As style and script name it.
     pub fn key(self) -> String {
         self.to_string().replace(' ', "-")
@@ -86,9 +78,10 @@ pub fn lines(figures: &[Figure]) -> Vec<Line<'_>> {
 }
 
 /// How many claims stand how.
-pub fn counts(lines: &[Line<'_>]) -> Vec<(Standing, usize)> {
-    let count = |standing| (standing, lines.iter().filter(|line| line.standing == standing).count());
-    Standing::ALL.map(count).into_iter().filter(|(_, count)| *count > 0).collect()
+pub fn counts(lines: &[Line<'_>]) -> BTreeMap<Standing, usize> {
+    let mut counts = BTreeMap::new();
+    lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
+    counts
 }
 
 fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line<'a> {
@@ -115,21 +108,12 @@ fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line
         };
     }
     let by = deciding(&judged);
-    let missing = || {
-        let needs = figure.needs();
-        let needs = if needs.is_empty() {
-            String::new()
-        } else {
-            format!("; it needs hardware ({})", needs.join(", "))
-        };
-        format!("`{}` measures and records it{needs}", figure.recording())
-    };
     let standing = by.map_or(Standing::NotRecorded, |(_, judged)| Standing::of(&judged.verdict));
     let said = match (standing, by) {
         (Standing::NotRecorded, _) | (_, None) => Standing::NotRecorded.to_string(),
         (_, Some((_, judged))) => judged.said(),
     };
-    let reason = (standing == Standing::NotRecorded).then(missing);
+    let reason = (standing == Standing::NotRecorded).then(|| figure.missing());
     Line { figure, claim, standing, said, by: by.map(|(shown, _)| shown), judged, reason }
 }
 

@@ -27,6 +27,8 @@ pub struct Figure {
 pub struct Shown {
     /// `4b`: figure, and a letter for the entry.
     pub id: String,
+    /// Name of its figure.
+    pub figure: String,
     pub entry: Entry,
     /// The file that holds it.
     pub from: String,
@@ -50,7 +52,8 @@ impl Shown {
         // Verdicts are those of the run, which saw each repetition; claims that are newer are judged by what was kept.
         let judged = experiment.judge(&entry.points(&experiment.spec.name));
         let judged = judged.into_iter().map(|judged| known(&judged).cloned().unwrap_or(judged)).collect();
-        Shown { id: String::new(), entry, from, judged, pictures: Vec::new(), day: None }
+        let figure = experiment.spec.name.clone();
+        Shown { id: String::new(), figure, entry, from, judged, pictures: Vec::new(), day: None }
     }
 }
 
@@ -82,24 +85,21 @@ impl Figure {
     /// Where its numbers come from, or the command that records them.
     pub fn standing(&self) -> String {
         match self.shown.len() {
-            0 => format!("not recorded yet; `{}` records it", self.recording()),
+            0 => format!("not recorded yet: {}", self.missing()),
             1 => "1 entry".to_owned(),
             count => format!("{count} entries"),
         }
     }
 
-    /// The command that records it.
-    pub fn recording(&self) -> String {
-        format!("cargo xtask figure {} --record", self.number())
-    }
-
-    /// Parts that must be hardware for some claim of it.
-    pub fn needs(&self) -> Vec<String> {
+    /// The command that records it, and the parts that must be hardware for some claim of it.
+    pub fn missing(&self) -> String {
         let needs = self.paper.claim.iter().flat_map(|claim| &claim.needs).filter(|need| need.hardware);
         let mut parts: Vec<String> = needs.map(|need| need.part.to_string()).collect();
         parts.sort_unstable();
         parts.dedup();
-        parts
+        let needs =
+            if parts.is_empty() { String::new() } else { format!(", with hardware: {}", parts.join(", ")) };
+        format!("`cargo xtask figure {} --record` measures and records it{needs}", self.number())
     }
 }
 

@@ -106,8 +106,7 @@ fn row(line: &Line<'_>) -> String {
     let data = match line.judged.is_empty() {
         true => "none".to_owned(),
         false => {
-            let mut names: Vec<String> =
-                line.judged.iter().map(|(shown, _)| format!("fig{}", number_of(&shown.id))).collect();
+            let mut names: Vec<&str> = line.judged.iter().map(|(shown, _)| shown.figure.as_str()).collect();
             names.dedup();
             let links = names.iter().map(|name| format!("<a href=\"#{name}-data\">{name}.csv</a>"));
             links.collect::<Vec<_>>().join(" ")
@@ -122,11 +121,6 @@ fn row(line: &Line<'_>) -> String {
         text(&claim.source),
         badge(line.standing, &line.said),
     )
-}
-
-/// The figure of an entry.
-fn number_of(id: &str) -> String {
-    id.chars().take_while(char::is_ascii_digit).collect()
 }
 
 /// The plots' colours as they are in light, and in dark with enough white that they stand out there.

@@ -17,7 +17,9 @@ pub fn section(figure: &Figure, lines: &[Line<'_>]) -> String {
     let mut out = format!("<section id=\"{name}\">\n<h2><span>Figure {number}</span> {title}</h2>\n");
     out += &format!("<p class=\"published\"><b>Published.</b> {}</p>\n", text(source.source.trim()));
     if figure.shown.is_empty() {
-        out += &format!("<p class=\"missing\"><b>Not recorded yet.</b> {}</p>\n", missing(figure));
+        let alone = if figure.alone.is_empty() { "" } else { " The published series stand alone." };
+        let missing = prose(&figure.missing());
+        out += &format!("<p class=\"missing\"><b>Not recorded yet:</b> {missing}.{alone}</p>\n");
     }
     out += &entries(figure);
     out += &figure.alone.iter().map(drawing).collect::<String>();
@@ -33,18 +35,6 @@ pub fn section(figure: &Figure, lines: &[Line<'_>]) -> String {
     out += &side_by_side(figure, lines);
     out += &format!("<h3 id=\"{name}-data\">Raw data</h3>\n<p>{}</p>\n</section>\n", downloads(figure));
     out
-}
-
-/// Why nothing of ours is there, and the command that changes it.
-fn missing(figure: &Figure) -> String {
-    let needs = figure.needs();
-    let needs = if needs.is_empty() {
-        String::new()
-    } else {
-        format!(" Its claims need hardware: {}.", needs.join(", "))
-    };
-    let alone = if figure.alone.is_empty() { "" } else { " The published series stand alone." };
-    format!("<code>{}</code> measures and records it.{needs}{alone}", text(&figure.recording()))
 }
 
 /// A tab for each entry, or the only one.

@@ -120,7 +120,7 @@ fn all_36_claims_are_listed_each_with_verdict_evidence_and_provenance() {
     let figures = committed();
     let (lines, page) = (claims::lines(&figures), page::page(&figures));
     assert_eq!((lines.len(), page.matches("<tr data-standing=").count()), (36, 36));
-    assert_eq!(claims::counts(&lines).iter().map(|(_, count)| count).sum::<usize>(), 36);
+    assert_eq!(claims::counts(&lines).values().sum::<usize>(), 36);
     for line in &lines {
         assert!(page.contains(&format!("<code>{}</code>", line.claim.id)), "{}", line.claim.id);
         // What was judged names its entries; what was not says why.
@@ -237,7 +237,6 @@ fn results_that_are_damaged_or_of_another_version_are_refused_and_no_page_is_wri
     let fewer = good.lines().skip(1).map(|line| line.to_owned() + "\n").collect::<String>();
     let cut = good[..good.len() - 9].to_owned();
     for (results, text, words) in [
-        (stage.0.join("gone"), &good, "no such file or folder"),
         (empty, &good, "neither summary.json nor measured.json"),
         (fig4, &good, "measured.json: EOF"),
         (nameless, &good, "names no figure"),
@@ -256,6 +255,8 @@ fn results_that_are_damaged_or_of_another_version_are_refused_and_no_page_is_wri
         assert!(!stage.out().exists(), "{words}");
         assert_eq!(fs::read_to_string(&file).unwrap(), *text);
     }
+    let error = gathered(&root(), &[stage.0.join("gone")]).err().unwrap().to_string();
+    assert!(error.contains("gone: there is no such file or folder; give the --out"), "{error}");
     let bench = root().join("experiments/bench-nic/measured.json");
     let error = gathered(&root(), &[bench]).err().unwrap().to_string();
     assert!(error.contains("it is of bench-nic, and the page has fig1, fig2"), "{error}");

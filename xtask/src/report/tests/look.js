@@ -31,7 +31,8 @@
     if (numbers) numbers.open = true;
   }
   found.needed = Math.max(root.scrollWidth, document.body.scrollWidth);
-  found.wide = all("body *").filter((e) => !e.closest(".wide, .plot") && e.getBoundingClientRect().right > innerWidth + 1)
+  const scrolls = (e) => e && (getComputedStyle(e).overflowX === "auto" || scrolls(e.parentElement));
+  found.wide = all("body *").filter((e) => !scrolls(e) && e.getBoundingClientRect().right > innerWidth + 1)
     .slice(0, 5).map((e) => e.tagName + "." + e.className + " " + e.textContent.slice(0, 40)).join("; ");
 
   const parts = (colour) => (colour.match(/[\d.]+/g) || []).map(Number);
