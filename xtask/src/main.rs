@@ -29,6 +29,7 @@ mod import;
 mod packages;
 mod process;
 mod progress;
+mod report;
 mod setup;
 mod stop;
 mod test;
@@ -92,6 +93,8 @@ enum Command {
     Bundle(bundle::Options),
     /// Put results of a machine that ran a bundle into the committed measured.json.
     Import(import::Options),
+    /// One page of all figures and of all claims of the paper, and each figure as SVG, PNG, PDF and CSV.
+    Report(report::Options),
     /// Serve SqueezeNet to a client over the software NIC, and check every answer.
     Demo(demo::Options),
     /// The models: list, build with seeded weights, fetch trained ones, verify.
@@ -154,6 +157,7 @@ impl Command {
             Command::Docs(_) => Some("docs"),
             Command::Bundle(_) => Some("bundle"),
             Command::Import(_) => Some("import"),
+            Command::Report(_) => Some("report"),
             Command::Test(options) => (!options.gpu).then_some("test without --gpu"),
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
@@ -195,6 +199,7 @@ fn run(command: Command) -> Result<()> {
         Command::BenchModels(options) => bench_models::run(&options),
         Command::Bundle(options) => bundle::run(&options),
         Command::Import(options) => import::run(&options),
+        Command::Report(options) => report::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Zoo(options) => zoo::run(&options),
     }
@@ -259,6 +264,7 @@ mod tests {
             ("bench-post --gpu", None),
             ("bench-post --gpu --record", Some("--record")),
             ("import DIR", Some("import")),
+            ("report", Some("report")),
             ("doctor", None),
             ("demo", None),
             ("zoo build --small", None),

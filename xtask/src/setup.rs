@@ -40,17 +40,28 @@ pub enum Purpose {
 struct Package {
     name: &'static str,
     purpose: Purpose,
+    /// Whether no other system has it.
+    debian: bool,
     why: &'static str,
 }
 
-/// Lines of purpose, name and reason, one a package.
+impl Package {
+    /// Whether the system that calls itself so has it.
+    fn is_of(&self, system: &str) -> bool {
+        !self.debian || system.starts_with("Debian")
+    }
+}
+
+/// Lines of purpose, name and reason, one a package; `@debian` behind the purpose where other systems have none of that name.
 const LIST: &str = include_str!("../packages.txt");
 
 fn list() -> impl Iterator<Item = Package> {
     LIST.lines().filter_map(|line| {
         let (purpose, rest) = line.split_once(' ')?;
         let (name, why) = rest.split_once(' ')?;
-        Some(Package { name, purpose: Purpose::from_str(purpose, false).ok()?, why })
+        let (purpose, system) = purpose.split_once('@').unwrap_or((purpose, ""));
+        let purpose = Purpose::from_str(purpose, false).ok()?;
+        Some(Package { name, purpose, debian: system == "debian", why })
     })
 }
 
@@ -80,8 +91,8 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
             ))
         });
     }
-    let missing: Vec<Package> =
-        wanted(purpose).into_iter().filter(|package| !installed(package.name)).collect();
+    let is_missing = |package: &Package| package.is_of(&system.name) && !installed(package.name);
+    let missing: Vec<Package> = wanted(purpose).into_iter().filter(is_missing).collect();
     if !missing.is_empty() {
         say!("setup: {} lacks {} of the packages for `{}`:", system.name, missing.len(), name(purpose));
         missing.iter().for_each(|package| say!("  {:18} {}", package.name, package.why));
@@ -282,6 +293,15 @@ mod tests {
         assert_eq!((count(Purpose::Test), lines > 10), (lines, true), "a line that is no package");
         let first = names(&wanted(Purpose::Figure));
         assert!(["libibverbs1", "g++", "iproute2"].iter().all(|name| first.contains(name)), "{first:?}");
+    }
+
+    #[test]
+    fn a_package_that_debian_alone_has_is_asked_for_there_alone() {
+        let all = wanted(Purpose::Test);
+        let of = |system: &str| all.iter().filter(|package| package.is_of(system)).count();
+        assert_eq!(of("Debian GNU/Linux 12 (bookworm)"), all.len());
+        let off = all.iter().find(|package| !package.is_of("Ubuntu 24.04.1 LTS")).unwrap();
+        assert_eq!((off.name, of("Ubuntu 24.04.1 LTS")), ("chromium-headless-shell", all.len() - 1));
     }
 
     #[test]

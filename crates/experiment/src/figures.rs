@@ -97,14 +97,28 @@ fn counts(name: &str, curves: &[Curve]) -> Axis {
 }
 
 fn published(paper: &Paper) -> Vec<Curve> {
-    let curve = |curve: &crate::paper::Curve| Curve {
+    paper.series.iter().map(beside).collect()
+}
+
+/// A published curve as it is drawn beside ours.
+pub(crate) fn beside(curve: &crate::paper::Curve) -> Curve {
+    Curve {
         group: "paper (hardware)".into(),
         label: curve.label.clone(),
-        kind: Kind::Broken,
+        kind: Kind::Published,
         points: curve.points.clone(),
         not_whole: Vec::new(),
-    };
-    paper.series.iter().map(curve).collect()
+    }
+}
+
+/// The heading of what was measured here: it says what of it was no hardware.
+pub(crate) fn ours(points: &[Point]) -> String {
+    let from = provenance_of(points);
+    match from.map_or((Label::None, Label::None), |from| (from.nic, from.gpu)) {
+        (Label::None, Label::None) => "ours (no NIC)".to_owned(),
+        (Label::None, gpu) => format!("ours ({gpu} GPU)"),
+        (nic, _) => format!("ours ({nic} NIC)"),
+    }
 }
 
 /// A formula, finer than a pixel on both axes.
@@ -139,8 +153,7 @@ fn measured(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve
         points.iter().map(|point| (point.series.as_str(), &point.at)).collect();
     keys.sort_unstable();
     keys.dedup();
-    let nic = provenance_of(points).map_or(Label::None, |from| from.nic);
-    let group = if nic == Label::None { "ours (no NIC)".to_owned() } else { format!("ours ({nic} NIC)") };
+    let group = ours(points);
     let curve = |(series, at): (&str, &BTreeMap<String, u64>)| {
         let own: Vec<Point> =
             points.iter().filter(|point| point.series == series && point.at == *at).cloned().collect();
@@ -193,7 +206,13 @@ fn said_of(windows: &[(u64, u64, String)]) -> Option<String> {
 
 /// What the numbers stand on, below every plot.
 pub(crate) fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> Vec<String> {
-    let Some(from) = provenance_of(points) else { return vec!["no points of ours".into()] };
+    let published = experiment.papers.iter().any(Paper::has_curves).then(|| {
+        "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
+            .to_owned()
+    });
+    let Some(from) = provenance_of(points) else {
+        return ["no points of ours".to_owned()].into_iter().chain(published).collect();
+    };
     let gpu =
         if from.gpu == Label::None { "none".into() } else { format!("{} ({})", from.gpu, from.gpu_device) };
     let version = |name: &str| from.versions.get(name).map_or("unknown", String::as_str);
@@ -231,11 +250,7 @@ pub(crate) fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[S
         ),
     ];
     let mut lines = if experiment.spec.nic.is_empty() { without_a_nic } else { on_a_nic };
-    let papers = experiment.papers.first();
-    lines.extend(papers.map(|_| {
-        "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
-            .to_owned()
-    }));
+    lines.extend(published);
     if !unmeasured.is_empty() {
         let gpu = if unmeasured.iter().any(|series| needs_gpu(series)) { " (gpu-* need a GPU)" } else { "" };
         lines.push(format!("not measured: {}{gpu}", unmeasured.join(", ")));
@@ -457,27 +472,11 @@ mod tests {
         }
     }
 
-    /// Median, least and most of each committed row as three repetitions.
+    /// The points of each committed entry.
     fn committed(name: &str) -> Vec<Vec<Point>> {
-        let text = std::fs::read(root().join("experiments").join(name).join("measured.json")).unwrap();
-        let measured: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        let entry = |entry: &serde_json::Value| {
-            let entry: crate::measured::Entry = serde_json::from_value(entry.clone()).unwrap();
-            let points = entry.rows.iter().flat_map(|row| {
-                (0..3_u32).map(|repetition| {
-                    let value =
-                        |(name, spread): (&String, &[f64; 3])| (name.clone(), spread[repetition as usize]);
-                    let mut point = example(&row.series, row.x);
-                    (point.at, point.settings, point.repetition) =
-                        (row.at.clone(), row.settings.clone(), repetition);
-                    point.values = row.values.iter().map(value).collect();
-                    point.provenance = entry.provenance.clone();
-                    point
-                })
-            });
-            points.collect()
-        };
-        measured["entries"].as_array().unwrap().iter().map(entry).collect()
+        let path = root().join("experiments").join(name).join("measured.json");
+        let measured = crate::measured::Measured::read(&path).unwrap();
+        measured.entries.iter().map(|entry| entry.points(name)).collect()
     }
 
     #[test]

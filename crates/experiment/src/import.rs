@@ -137,12 +137,5 @@ fn again(row: &Row, entry: &Entry, experiment: &str) -> Result<Point> {
         row.series,
         row.repetitions
     );
-    let key = Key { series: row.series.clone(), x: row.x, at: row.at.clone(), repetition: 0 };
-    let mut point = Point::new(experiment, key, entry.label, entry.of(row).clone());
-    point.settings = row.settings.clone();
-    point.values = row.values.iter().map(|(name, [median, ..])| (name.clone(), *median)).collect();
-    point.spread =
-        row.values.iter().map(|(name, [_, least, most])| (name.clone(), [*least, *most])).collect();
-    point.missing = (!row.content_ok).then(|| "recorded as not whole".to_owned());
-    Ok(point)
+    entry.points_of(row, experiment).pop().context("the recorded row has no point")
 }

@@ -19,12 +19,16 @@ macro_rules! tell {
     ($($text:tt)*) => { $crate::print(&mut ::std::io::stderr(), ::std::format_args!($($text)*)) };
 }
 
+mod colours;
+mod csv;
 mod experiment;
 pub mod figures;
 pub mod import;
 pub mod measured;
 pub mod modelled;
 pub mod paper;
+mod pdf;
+mod pictures;
 mod plot;
 mod png;
 pub mod point;
@@ -40,8 +44,12 @@ pub mod testing;
 pub mod verdict;
 pub mod wire_model;
 
+pub use colours::on_dark as plot_colours;
+pub use csv::csv;
 pub use experiment::{Experiment, names};
 pub use paper::Paper;
+pub use pdf::pdf;
+pub use pictures::{Picture, pictures};
 pub use png::png;
 pub use point::Point;
 pub use spec::Spec;

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use measure::{Label, Provenance, Revision};
 use serde::{Deserialize, Serialize};
 
+use crate::point::{Key, Point};
 use crate::refused::refused;
 use crate::resume;
 use crate::run::write_whole;
@@ -58,7 +59,7 @@ impl Measured {
 
 impl Entry {
     /// Machine, label, GPU and rate in words: two entries with the same ones are one measurement at two times.
-    fn subject(&self) -> String {
+    pub fn subject(&self) -> String {
         let from = &self.provenance;
         let gpu = if from.gpu_device.is_empty() { String::new() } else { format!(", {}", from.gpu_device) };
         let rate = from.nic_options.get("rate_gbps");
@@ -71,6 +72,36 @@ impl Entry {
     pub(crate) fn is_part_with(&self, other: &Entry, one_by_one: bool) -> bool {
         let is_same = (self.subject(), &self.extent) == (other.subject(), &other.extent);
         is_same && (one_by_one || resume::differs(&self.provenance, &other.provenance).is_none())
+    }
+
+    /// Points whose medians, least and most are those of the rows: a recorded run keeps no more of each repetition.
+    pub fn points(&self, experiment: &str) -> Vec<Point> {
+        self.rows.iter().flat_map(|row| self.points_of(row, experiment)).collect()
+    }
+
+    /// Those of one row; a single one has all that its program found.
+    pub(crate) fn points_of(&self, row: &Row, experiment: &str) -> Vec<Point> {
+        let point = |at: usize| {
+            // Of the median, the least and the most.
+            let place = match (row.repetitions, at) {
+                (2, at) => at + 1,
+                (_, at @ 0..3) => at,
+                _ => 0,
+            };
+            let (series, others) = (row.series.clone(), row.at.clone());
+            let key = Key { series, x: row.x, at: others, repetition: at as u32 };
+            let mut point = Point::new(experiment, key, self.label, self.of(row).clone());
+            point.settings = row.settings.clone();
+            for (name, values) in &row.values {
+                point.values.insert(name.clone(), values[place]);
+                if row.repetitions == 1 {
+                    point.spread.insert(name.clone(), [values[1], values[2]]);
+                }
+            }
+            point.missing = (!row.content_ok).then(|| "recorded as not whole".to_owned());
+            point
+        };
+        (0..row.repetitions).map(point).collect()
     }
 
     /// Where one of its rows comes from.

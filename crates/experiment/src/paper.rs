@@ -28,17 +28,19 @@ pub struct Paper {
 /// Where a published figure's numbers come from.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(dead_code, reason = "the file says it to its reader; the program needs the number only")]
 pub struct Source {
-    doi: String,
+    pub doi: String,
     pub figure: u32,
-    x: String,
-    y: String,
+    pub x: String,
+    pub y: String,
+    #[allow(dead_code, reason = "for the reader of the file")]
     columns: [String; 4],
-    source: String,
-    extraction: String,
-    tolerance: String,
-    left_out: String,
+    /// Where the numbers come from, or why there are none.
+    pub source: String,
+    /// How they were read.
+    pub extraction: String,
+    pub tolerance: String,
+    pub left_out: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -122,7 +124,7 @@ impl TryFrom<toml::Table> for Claim {
             common.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
         let wrong = |why: &str| format!("claim `{}`: {why}", common.id);
         let rule: Rule = rule.try_into().map_err(|error: toml::de::Error| wrong(error.message()))?;
-        if common.series.is_empty() && !matches!(rule, Rule::Background {}) {
+        if common.series.is_empty() && !matches!(rule, Rule::Background {} | Rule::Differs { .. }) {
             return Err(wrong("is about no series"));
         }
         let Common { id, text, source, note, series, needs } = common;
@@ -197,8 +199,10 @@ pub enum Rule {
     },
     /// Each series grows with x, from one x to the next, and by this factor from the first to the last.
     Grows { field: String, at_least: f64 },
-    /// A fact that the figure rests on and no run here can judge.
+    /// A fact that the figure rests on and no run here can judge; the claim's note says why.
     Background {},
+    /// What is built here otherwise on purpose: it is not reproduced, whatever is measured.
+    Differs { why: String },
 }
 
 impl Rule {
@@ -214,7 +218,11 @@ impl Rule {
             | Rule::Logarithmic { field, .. }
             | Rule::Grows { field, .. }
             | Rule::Falls { field, .. } => Some(field),
-            Rule::Saturates { .. } | Rule::Fills { .. } | Rule::Linear { .. } | Rule::Background {} => None,
+            Rule::Saturates { .. }
+            | Rule::Fills { .. }
+            | Rule::Linear { .. }
+            | Rule::Differs { .. }
+            | Rule::Background {} => None,
         }
     }
 
@@ -258,6 +266,21 @@ impl TryFrom<String> for Need {
 }
 
 impl Paper {
+    /// Whether it has numbers that are drawn.
+    pub fn has_curves(&self) -> bool {
+        !self.series.is_empty() || !self.cdf.is_empty() || !self.stack.is_empty()
+    }
+
+    /// Those of every folder that has one, in the order of their figures.
+    pub fn all(experiments: &Path) -> Result<Vec<Paper>> {
+        let folders = std::fs::read_dir(experiments).with_context(|| experiments.display().to_string())?;
+        let folders = folders.flatten().map(|folder| folder.path());
+        let with = folders.filter(|folder| folder.join("paper.toml").is_file());
+        let mut papers: Vec<Paper> = with.map(|folder| Paper::read(&folder)).collect::<Result<_>>()?;
+        papers.sort_by_key(|paper| paper.paper.figure);
+        Ok(papers)
+    }
+
     /// Reads `paper.toml` in an experiment's folder.
     pub fn read(folder: &Path) -> Result<Paper> {
         let path = folder.join("paper.toml");
@@ -305,6 +328,18 @@ mod tests {
         ] {
             let error = claim(&more).unwrap_err();
             assert!(error.contains(word), "{word}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_claim_of_the_paper_stands_in_one_file_with_its_rule_or_the_reason_why_it_has_none() {
+        let papers = Paper::all(&root().join("experiments")).unwrap();
+        assert_eq!(papers.iter().map(|paper| paper.paper.figure).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7]);
+        let claims = || papers.iter().flat_map(|paper| &paper.claim);
+        let ids: std::collections::BTreeSet<&str> = claims().map(|claim| claim.id.as_str()).collect();
+        assert_eq!((claims().count(), ids.len()), (36, 36), "{ids:?}");
+        for claim in claims().filter(|claim| matches!(claim.rule, Rule::Background {})) {
+            assert!(claim.note.is_some(), "{}: background without a reason", claim.id);
         }
     }
 

@@ -10,31 +10,10 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::colours::{COLOURS, FAINT, GRID, INK};
+
 /// Every text of a plot; the first one is embedded for the PNG, the second serves other viewers of the SVG.
 pub const FONT: &str = "DejaVu Sans, sans-serif";
-pub const INK: RGBColor = RGBColor(40, 40, 40);
-pub const GRID: RGBColor = RGBColor(225, 225, 225);
-pub const FAINT: RGBColor = RGBColor(110, 110, 110);
-
-/// One colour a curve: Okabe and Ito's first, which colour-blind readers tell apart, then others that are darker or paler.
-pub const COLOURS: [RGBColor; 16] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(170, 90, 140),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(120, 30, 40),
-    RGBColor(60, 60, 130),
-    RGBColor(120, 160, 40),
-    RGBColor(250, 120, 140),
-    RGBColor(20, 90, 70),
-    RGBColor(150, 110, 220),
-    RGBColor(140, 100, 50),
-    RGBColor(0, 0, 0),
-    RGBColor(200, 30, 160),
-    RGBColor(130, 130, 130),
-];
 
 /// Lengths of dash and gap, in pixels, one pair a broken line.
 const DASHES: [(u32, u32); 12] =
@@ -49,8 +28,21 @@ pub enum Kind {
     Variant,
     /// A measured distribution: solid, without markers.
     Plain,
-    /// Published, or a formula: broken, without markers.
+    /// Published: broken, without markers.
+    Published,
+    /// A formula: the same, and thin.
     Broken,
+}
+
+impl Kind {
+    fn is_broken(self) -> bool {
+        matches!(self, Kind::Published | Kind::Broken)
+    }
+
+    /// Of its stroke, in pixels.
+    fn width(self) -> u32 {
+        if matches!(self, Kind::Variant | Kind::Broken) { 1 } else { 2 }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -85,7 +77,7 @@ fn looks(curves: &[Curve]) -> Result<Vec<Look>> {
     }
     let (mut solid, mut broken) = (0, 0);
     let look = |(curve, colour): (&Curve, &RGBColor)| {
-        let count = if curve.kind == Kind::Broken { &mut broken } else { &mut solid };
+        let count = if curve.kind.is_broken() { &mut broken } else { &mut solid };
         *count += 1;
         Look { colour: *colour, dash: DASHES[(*count - 1) % DASHES.len()], marker: *count - 1 }
     };
@@ -138,7 +130,7 @@ pub fn svg(
         let caption_height = LINE * caption.len() as i32 + 14;
         let (above, below) = root.split_vertically(size.1 as i32 - caption_height);
         for (index, line) in caption.iter().enumerate() {
-            let style = (FONT, 10.5).into_font().color(&FAINT);
+            let style = (FONT, 11.5).into_font().color(&FAINT);
             below.draw_text(line, &style, (14, 8 + LINE * index as i32)).map_err(drawing)?;
         }
         let (head, plot) = above.split_vertically(26);
@@ -225,7 +217,7 @@ fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[Look]) -> Res
         .x_desc(&panel.x.name)
         .y_desc(&panel.y.name)
         .axis_desc_style((FONT, 12.5).into_font().color(&INK))
-        .label_style((FONT, 11.0).into_font().color(&INK))
+        .label_style((FONT, 12.0).into_font().color(&INK))
         .x_label_formatter(&|value| written(&panel.x, value))
         .y_label_formatter(&|value| written(&panel.y, value))
         .x_labels(panel.x.ticks.len())
@@ -237,7 +229,7 @@ fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[Look]) -> Res
     // Published and modelled first: what was measured lies on top.
     let inside = || curves.iter().map(|curve| clipped(curve, panel)).zip(looks);
     for measured in [false, true] {
-        for (curve, look) in inside().filter(|(curve, _)| (curve.kind != Kind::Broken) == measured) {
+        for (curve, look) in inside().filter(|(curve, _)| curve.kind.is_broken() != measured) {
             stroke(&mut chart, &curve, *look)?;
         }
     }
@@ -255,13 +247,16 @@ fn grid(chart: &mut Chart<'_, '_>, panel: &Panel) -> Result<()> {
 /// Upright lines where something changes, with what it is from there on at the top.
 fn marks(chart: &mut Chart<'_, '_>, panel: &Panel) -> Result<()> {
     let (bottom, top) = (panel.y.range.start, panel.y.range.end);
+    // Where the last text of each of two rows ends: one that has room in neither is left to the caption.
+    let mut ends = [i32::MIN; 2];
     for (x, text) in panel.marks.iter().filter(|(x, _)| panel.x.range.contains(x)) {
         let line = vec![(*x, bottom), (*x, top)];
-        chart
-            .draw_series(DashedLineSeries::new(line, 1, 3, FAINT.mix(0.6).stroke_width(1)))
-            .map_err(drawing)?;
+        chart.draw_series(DashedLineSeries::new(line, 1, 3, FAINT.stroke_width(1))).map_err(drawing)?;
         let style = (FONT, 8.5).into_font().color(&FAINT).pos(Pos::new(HPos::Left, VPos::Top));
-        let at = EmptyElement::at((*x, top)) + Text::new(text.clone(), (2, 1), style);
+        let from = chart.backend_coord(&(*x, top)).0;
+        let Some(row) = ends.iter().position(|end| *end < from) else { continue };
+        ends[row] = from + 6 + 6 * text.chars().count() as i32;
+        let at = EmptyElement::at((*x, top)) + Text::new(text.clone(), (2, 1 + 10 * row as i32), style);
         chart.draw_series([at]).map_err(drawing)?;
     }
     Ok(())
@@ -314,13 +309,15 @@ macro_rules! markers {
 fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: Look) -> Result<()> {
     let line: Vec<(f64, f64)> = curve.points.iter().map(|[x, y, ..]| (*x, *y)).collect();
     let colour = look.colour;
-    if curve.kind == Kind::Broken {
+    let width = curve.kind.width();
+    if curve.kind.is_broken() {
         let (dash, gap) = look.dash;
-        chart.draw_series(DashedLineSeries::new(line, dash, gap, colour.stroke_width(1))).map_err(drawing)?;
+        let dashes = DashedLineSeries::new(line, dash, gap, colour.stroke_width(width));
+        chart.draw_series(dashes).map_err(drawing)?;
         return Ok(());
     }
     if curve.kind == Kind::Plain {
-        chart.draw_series(LineSeries::new(line, colour.stroke_width(2))).map_err(drawing)?;
+        chart.draw_series(LineSeries::new(line, colour.stroke_width(width))).map_err(drawing)?;
         return Ok(());
     }
     let upper = curve.points.iter().map(|[x, _, _, most]| (*x, *most));
@@ -330,7 +327,6 @@ fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: Look) -> Result<()> {
         chart.draw_series([Polygon::new(band, colour.mix(0.18).filled())]).map_err(drawing)?;
     }
     let bold = curve.kind == Kind::Measured;
-    let width = if bold { 2 } else { 1 };
     chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(width))).map_err(drawing)?;
     markers!(look, bold, line.into_iter(), |all| chart.draw_series(all).map(drop));
     for [x, y, ..] in curve.points.iter().filter(|[x, ..]| curve.not_whole.contains(x)) {
@@ -348,12 +344,12 @@ fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
     for (curve, look) in curves.iter().zip(looks) {
         if curve.group != heading {
             heading = &curve.group;
-            let style = (FONT, 11.5).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
+            let style = (FONT, 12.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
             area.draw_text(heading, &style, (0, y)).map_err(drawing)?;
             y += LINE;
         }
         sample(area, curve, *look, y)?;
-        let style = (FONT, 11.0).into_font().color(&look.colour).pos(Pos::new(HPos::Left, VPos::Center));
+        let style = (FONT, 12.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
         area.draw_text(&curve.label, &style, (SAMPLE + 8, y)).map_err(drawing)?;
         y += LINE;
     }
@@ -361,10 +357,9 @@ fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
 }
 
 fn sample(area: &Area<'_>, curve: &Curve, look: Look, y: i32) -> Result<()> {
-    let (dash, gap, width) = match curve.kind {
-        Kind::Broken => (look.dash.0 as i32, look.dash.1 as i32, 1),
-        kind => (SAMPLE, 0, if kind == Kind::Variant { 1 } else { 2 }),
-    };
+    let (dash, gap) =
+        if curve.kind.is_broken() { (look.dash.0 as i32, look.dash.1 as i32) } else { (SAMPLE, 0) };
+    let width = curve.kind.width();
     for from in (0..SAMPLE).step_by((dash + gap) as usize) {
         let piece = vec![(from, y), ((from + dash).min(SAMPLE), y)];
         area.draw(&PathElement::new(piece, look.colour.stroke_width(width))).map_err(drawing)?;

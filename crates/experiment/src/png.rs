@@ -9,13 +9,18 @@ const FONT: &[u8] = include_bytes!("../fonts/DejaVuSans.ttf");
 
 /// Rasterises `svg` at `scale` pixels per unit.
 pub fn png(svg: &str, scale: f32) -> Result<Vec<u8>> {
-    let mut options = Options { font_family: "DejaVu Sans".into(), ..Options::default() };
-    options.fontdb_mut().load_font_data(FONT.to_vec());
-    let tree = Tree::from_str(svg, &options).context("reading our own SVG")?;
+    let tree = tree(svg)?;
     let size = tree.size().to_int_size().scale_by(scale).context("the plot has no size")?;
     let mut pixels = Pixmap::new(size.width(), size.height()).context("the plot has no size")?;
     resvg::render(&tree, Transform::from_scale(scale, scale), &mut pixels.as_mut());
     pixels.encode_png().context("encoding the PNG")
+}
+
+/// The SVG as shapes, its text set in our font.
+pub(crate) fn tree(svg: &str) -> Result<Tree> {
+    let mut options = Options { font_family: "DejaVu Sans".into(), ..Options::default() };
+    options.fontdb_mut().load_font_data(FONT.to_vec());
+    Tree::from_str(svg, &options).context("reading our own SVG")
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::point::{self, Key, Point, crowded, disturbed, label_of, provenance_of
 use crate::resume::{self, Earlier, Options};
 use crate::spec::Grid;
 use crate::verdict::Judged;
-use crate::{Experiment, figures, png, runs, table};
+use crate::{Experiment, Picture, pictures, png, table};
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
@@ -129,13 +129,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     let again = || format!("make room or mend it, then {}", options.again);
     let text = serde_json::to_string_pretty(&summary)? + "\n";
     write_whole(&out.join("summary.json"), text.as_bytes()).with_context(again)?;
-    for plot in &spec.plots {
-        let svg = figures::plot(experiment, plot, points, &extra.modelled, &unmeasured)?;
-        let path = |kind: &str| out.join(format!("{}.{kind}", plot.name));
-        write_whole(&path("png"), &png(&svg, PNG_SCALE)?).with_context(again)?;
-        write_whole(&path("svg"), svg.as_bytes()).with_context(again)?;
-    }
-    for (name, svg) in runs::plots(experiment, points, &unmeasured)? {
+    for Picture { name, svg, .. } in pictures(experiment, points, &extra.modelled, &unmeasured)? {
         let path = |kind: &str| out.join(format!("{name}.{kind}"));
         write_whole(&path("png"), &png(&svg, PNG_SCALE)?).with_context(again)?;
         write_whole(&path("svg"), svg.as_bytes()).with_context(again)?;

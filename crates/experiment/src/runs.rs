@@ -6,43 +6,56 @@ use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::figures::{caption, decades, label, steps, wrapped};
-use crate::plot::{Axis, COLOURS, Curve, FAINT, FONT, GRID, INK, Kind, LINE, Panel, drawing, svg};
+use crate::colours::{COLOURS, FAINT, GRID, INK};
+use crate::figures::{self, caption, decades, label, ours, steps, wrapped};
+use crate::plot::{Axis, Curve, FONT, Kind, LINE, Panel, drawing, svg};
 use crate::point::Point;
 use crate::spec::{Bars, Cdf, Timeline};
 use crate::statistics::by_x;
-use crate::{Experiment, Paper, stacks};
+use crate::{Experiment, Paper, Picture, stacks};
 
-/// All distributions and bars that there are points for: stem and SVG.
-pub fn plots(
-    experiment: &Experiment,
-    points: &[Point],
-    unmeasured: &[String],
-) -> Result<Vec<(String, String)>> {
+/// The quantiles of a distribution that a recorded run keeps, in ms, and the share of runs that took no longer.
+const QUANTILES: [(&str, f64); 3] = [("least_ms", 0.0), ("p50_ms", 50.0), ("p99_ms", 99.0)];
+/// The phases of a timeline that a recorded run keeps: seconds, and the number meanwhile.
+const PHASES: [(&str, &str); 3] =
+    [("init_s", "init_cores"), ("serving_s", "serving_cores"), ("end_s", "end_cores")];
+
+/// All distributions and bars that there are points for; without any point the published ones alone.
+pub fn plots(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> Result<Vec<Picture>> {
     let mut drawn = Vec::new();
+    let mut picture = |name: &String, title: &String, svg: String| {
+        drawn.push(Picture { name: name.clone(), title: title.clone(), svg });
+    };
+    let alone = |curves: &mut Vec<Curve>, beside: Vec<Curve>| {
+        if points.is_empty() || !curves.is_empty() {
+            curves.extend(beside);
+        }
+        !curves.is_empty()
+    };
     for plot in &experiment.spec.cdfs {
-        let curves = distributions(experiment, plot, points);
-        if !curves.is_empty() {
-            drawn.push((plot.name.clone(), cdf(experiment, plot, curves, points, unmeasured)?));
+        let mut curves = distributions(experiment, plot, points);
+        let beside = plot.beside.as_ref().map(|name| experiment.paper(name)).transpose()?;
+        if alone(&mut curves, beside.into_iter().flat_map(published).collect()) {
+            picture(&plot.name, &plot.title, cdf(experiment, plot, &curves, points, unmeasured)?);
         }
     }
     for plot in &experiment.spec.timelines {
-        let curves = timelines(experiment, plot, points);
-        if !curves.is_empty() {
-            drawn.push((plot.name.clone(), timeline(experiment, plot, curves, points, unmeasured)?));
+        let mut curves = timelines(experiment, plot, points);
+        if alone(&mut curves, published_timelines(experiment, plot)?) {
+            picture(&plot.name, &plot.title, timeline(experiment, plot, &curves, points, unmeasured)?);
         }
     }
     for plot in &experiment.spec.stacks {
         let lines = text(experiment, points, unmeasured, &plot.notes, 920);
         if let Some(drawing) = stacks::draw(experiment, plot, points, &lines)? {
-            drawn.push((plot.name.clone(), drawing));
+            picture(&plot.name, &plot.title, drawing);
         }
     }
     for plot in &experiment.spec.bars {
         let groups = groups(experiment, plot, points);
         if !groups.is_empty() {
             let lines = text(experiment, points, unmeasured, &plot.notes, 920);
-            drawn.push((plot.name.clone(), bars(plot, &groups, &lines)?));
+            picture(&plot.name, &plot.title, bars(plot, &groups, &ours(points), &lines)?);
         }
     }
     Ok(drawn)
@@ -61,8 +74,11 @@ fn text(
     lines.iter().flat_map(|line| wrapped(line, width / 6)).collect()
 }
 
-/// One curve for each x and repetition of the plot's series.
+/// One curve for each x and repetition of the plot's series; of a recorded run one for each x, of what it keeps.
 fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<Curve> {
+    if points.iter().all(|point| point.detail.is_null()) {
+        return recorded_distributions(experiment, plot, points);
+    }
     let mut own: Vec<&Point> = points.iter().filter(|point| plot.series.contains(&point.series)).collect();
     own.sort_by_key(|point| (point.series.clone(), point.x, point.repetition));
     let curve = |point: &&Point| {
@@ -76,7 +92,7 @@ fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<C
         let runs = point.detail["runs"].as_u64().unwrap_or_default();
         let beside = if point.x == 1 { "alone" } else { "at once" };
         Some(Curve {
-            group: label(experiment, &point.series).to_owned(),
+            group: group(experiment, &point.series),
             label: format!("{} {beside}, {runs} runs", point.x),
             kind: Kind::Plain,
             points: quantiles.into_iter().enumerate().map(at).collect(),
@@ -86,11 +102,35 @@ fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<C
     own.iter().filter_map(curve).collect()
 }
 
+/// The heading of our curves of one series.
+fn group(experiment: &Experiment, series: &str) -> String {
+    format!("ours: {}", label(experiment, series))
+}
+
+fn recorded_distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<Curve> {
+    let of = |series: &String| -> Vec<Curve> {
+        let quantiles = QUANTILES.map(|(field, share)| (by_x(points, series, field, |_| true), share));
+        let xs: Vec<u64> = quantiles[0].0.keys().copied().collect();
+        let curve = |x: &u64| Curve {
+            group: group(experiment, series),
+            label: format!("{x} at once: least, median, p99"),
+            kind: Kind::Measured,
+            points: quantiles
+                .iter()
+                .filter_map(|(by_x, share)| Some([by_x.get(x)?[0], *share, *share, *share]))
+                .collect(),
+            not_whole: Vec::new(),
+        };
+        xs.iter().map(curve).collect()
+    };
+    plot.series.iter().flat_map(of).collect()
+}
+
 fn published(paper: &Paper) -> impl Iterator<Item = Curve> + '_ {
     paper.cdf.iter().map(|one| Curve {
         group: "paper (hardware)".into(),
-        label: one.at.to_string(),
-        kind: Kind::Broken,
+        label: format!("{} at once", one.at),
+        kind: Kind::Published,
         points: one
             .points
             .iter()
@@ -103,13 +143,10 @@ fn published(paper: &Paper) -> impl Iterator<Item = Curve> + '_ {
 fn cdf(
     experiment: &Experiment,
     plot: &Cdf,
-    mut curves: Vec<Curve>,
+    curves: &[Curve],
     points: &[Point],
     unmeasured: &[String],
 ) -> Result<String> {
-    if let Some(name) = &plot.beside {
-        curves.extend(published(experiment.paper(name)?));
-    }
     let xs = || curves.iter().flat_map(|curve| &curve.points).map(|[ms, ..]| *ms);
     let (least, most) = (xs().fold(f64::INFINITY, f64::min).max(1e-6), xs().fold(1e-6, f64::max));
     // Runs of one level may take ten times as long as those of another.
@@ -118,12 +155,18 @@ fn cdf(
     let ticks = (0..=5).map(|tick| f64::from(tick) * 20.0).map(|tick| (tick, format!("{tick}"))).collect();
     let y = Axis { name: "runs that took no longer, %".into(), range: 0.0..100.0, log: false, ticks };
     let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
-    let lines = text(experiment, points, unmeasured, &[], 920);
-    svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], &curves, &lines)
+    let is_recorded = !points.is_empty() && points.iter().all(|point| point.detail.is_null());
+    let note = "ours are the three times that a recorded run keeps, joined by straight lines".to_owned();
+    let notes: &[String] = if is_recorded { &[note] } else { &[] };
+    let lines = text(experiment, points, unmeasured, notes, 920);
+    svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 
 /// One curve for each repetition of the plot's series.
 fn timelines(experiment: &Experiment, plot: &Timeline, points: &[Point]) -> Vec<Curve> {
+    if points.iter().all(|point| point.detail.is_null()) {
+        return plot.series.iter().filter_map(|series| phases(experiment, series, points)).collect();
+    }
     let mut own: Vec<&Point> = points.iter().filter(|point| plot.series.contains(&point.series)).collect();
     own.sort_by_key(|point| (point.series.clone(), point.repetition));
     let curve = |point: &&Point| {
@@ -131,7 +174,7 @@ fn timelines(experiment: &Experiment, plot: &Timeline, points: &[Point]) -> Vec<
         let pair = |pair: &serde_json::Value| Some((pair[0].as_f64()?, pair[1].as_f64()?));
         let points: Vec<[f64; 4]> = pairs.iter().filter_map(pair).map(|(x, y)| [x, y, y, y]).collect();
         (!points.is_empty()).then(|| Curve {
-            group: label(experiment, &point.series).to_owned(),
+            group: group(experiment, &point.series),
             label: format!("run {}", point.repetition + 1),
             kind: Kind::Plain,
             points,
@@ -141,31 +184,39 @@ fn timelines(experiment: &Experiment, plot: &Timeline, points: &[Point]) -> Vec<
     own.iter().filter_map(curve).collect()
 }
 
+/// The medians of a recorded run's phases, one after the other.
+fn phases(experiment: &Experiment, series: &str, points: &[Point]) -> Option<Curve> {
+    let median = |field: &str| Some(by_x(points, series, field, |_| true).values().next()?[0]);
+    let (mut drawn, mut from) = (Vec::new(), 0.0);
+    for (seconds, number) in PHASES {
+        let (to, y) = (from + median(seconds)?, median(number)?);
+        drawn.extend([from, to].map(|x| [x, y, y, y]));
+        from = to;
+    }
+    let (group, label) = (group(experiment, series), "medians of begin, serving, end".to_owned());
+    Some(Curve { group, label, kind: Kind::Plain, points: drawn, not_whole: Vec::new() })
+}
+
+fn published_timelines(experiment: &Experiment, plot: &Timeline) -> Result<Vec<Curve>> {
+    let Some(name) = &plot.beside else { return Ok(Vec::new()) };
+    let published = experiment.paper(name)?.series.iter().filter(|curve| plot.series.contains(&curve.ours));
+    Ok(published.map(figures::beside).collect())
+}
+
 /// Draws runs over their time, from 0 on both axes.
 fn timeline(
     experiment: &Experiment,
     plot: &Timeline,
-    mut curves: Vec<Curve>,
+    curves: &[Curve],
     points: &[Point],
     unmeasured: &[String],
 ) -> Result<String> {
-    if let Some(name) = &plot.beside {
-        let paper = experiment.paper(name)?;
-        let published = paper.series.iter().filter(|curve| plot.series.contains(&curve.ours));
-        curves.extend(published.map(|curve| Curve {
-            group: "paper (hardware)".into(),
-            label: curve.label.clone(),
-            kind: Kind::Broken,
-            points: curve.points.clone(),
-            not_whole: Vec::new(),
-        }));
-    }
     let most =
         |axis: usize| curves.iter().flat_map(|curve| &curve.points).map(|at| at[axis]).fold(1e-6, f64::max);
     let (x, y) = (steps("time since the process began, s", most(0)), steps(&plot.y_name, most(1)));
     let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
     let lines = text(experiment, points, unmeasured, &plot.notes, 920);
-    svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], &curves, &lines)
+    svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 
 /// One series: its name, and a bar for each number at each of two x.
@@ -197,7 +248,7 @@ fn groups(experiment: &Experiment, plot: &Bars, points: &[Point]) -> Vec<Group> 
 }
 
 /// Draws the groups side by side on a logarithmic axis, with the plot's levels across.
-fn bars(plot: &Bars, groups: &[Group], lines: &[String]) -> Result<String> {
+fn bars(plot: &Bars, groups: &[Group], ours: &str, lines: &[String]) -> Result<String> {
     let names: Vec<&String> = groups[0].bars.iter().map(|(name, _)| name).collect();
     let heights = || {
         groups.iter().flat_map(|group| &group.bars).map(|(_, height)| *height).filter(|height| *height > 0.0)
@@ -232,7 +283,7 @@ fn bars(plot: &Bars, groups: &[Group], lines: &[String]) -> Result<String> {
         write(&plot.y_name, 11.0, &INK, HPos::Left, (14, 36))?;
         for (tick, said) in &axis.ticks {
             stroke((left, y(*tick)), (end, y(*tick)), GRID)?;
-            write(said, 11.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
+            write(said, 12.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
         }
         let width = (end - left) / groups.len() as i32;
         for (at, group) in groups.iter().enumerate() {
@@ -246,7 +297,7 @@ fn bars(plot: &Bars, groups: &[Group], lines: &[String]) -> Result<String> {
             }
             for (line, said) in group.name.split('\n').enumerate() {
                 let at = (from + width * 4 / 10, bottom + 14 + LINE * line as i32);
-                write(said, 10.0, &INK, HPos::Center, at)?;
+                write(said, 11.0, &INK, HPos::Center, at)?;
             }
         }
         stroke((left, bottom), (end, bottom), INK)?;
@@ -257,17 +308,18 @@ fn bars(plot: &Bars, groups: &[Group], lines: &[String]) -> Result<String> {
             below = place;
             stroke((left, height), (end, height), FAINT)?;
             stroke((end, height), (end + 8, place), FAINT)?;
-            write(name, 10.0, &FAINT, HPos::Left, (end + 11, place))?;
+            write(name, 11.0, &FAINT, HPos::Left, (end + 11, place))?;
         }
         for (place, name) in names.iter().enumerate() {
             let at = bottom - 60 + LINE * place as i32 - LINE * names.len() as i32;
             let (colour, from) = (colour(place)?, end + 11);
             root.draw(&Rectangle::new([(from, at - 5), (from + 10, at + 5)], colour.filled()))
                 .map_err(drawing)?;
-            write(name, 10.0, &colour, HPos::Left, (from + 15, at))?;
+            write(name, 11.0, &INK, HPos::Left, (from + 15, at))?;
         }
+        write(ours, 11.0, &INK, HPos::Left, (end + 11, bottom - 60 - LINE * (names.len() as i32 + 1)))?;
         for (place, line) in lines.iter().enumerate() {
-            write(line, 10.5, &FAINT, HPos::Left, (14, bottom + 62 + LINE * place as i32))?;
+            write(line, 11.5, &FAINT, HPos::Left, (14, bottom + 62 + LINE * place as i32))?;
         }
         root.present().map_err(drawing)?;
     }

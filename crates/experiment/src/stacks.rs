@@ -7,8 +7,9 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::Experiment;
+use crate::colours::{COLOURS, FAINT, GRID, INK};
 use crate::figures::{label, steps};
-use crate::plot::{COLOURS, FAINT, FONT, GRID, INK, LINE, drawing};
+use crate::plot::{FONT, LINE, drawing};
 use crate::point::Point;
 use crate::spec::Stack;
 use crate::statistics::by_x;
@@ -27,10 +28,10 @@ fn bars(experiment: &Experiment, plot: &Stack, points: &[Point]) -> Result<Vec<B
             Some((field.clone(), medians.values().next()?[0]))
         };
         let values: BTreeMap<String, f64> = plot.values.iter().filter_map(median).collect();
-        (!values.is_empty()).then(|| Bar { name: label(experiment, series).to_owned(), values })
+        (!values.is_empty()).then(|| Bar { name: format!("{}\n(ours)", label(experiment, series)), values })
     });
     let mut all: Vec<Bar> = ours.collect();
-    if let (Some(paper), false) = (&plot.beside, all.is_empty()) {
+    if let (Some(paper), true) = (&plot.beside, points.is_empty() || !all.is_empty()) {
         let published = experiment.paper(paper)?.stack.iter().filter(|stack| stack.ours == plot.name);
         all.extend(published.map(|stack| Bar {
             name: format!("paper: {}\n(hardware)", stack.label),
@@ -100,7 +101,7 @@ pub fn draw(
         write(&plot.y_name, 11.0, &INK, HPos::Left, (14, 36))?;
         for (tick, said) in &axis.ticks {
             stroke((left, y(*tick)), (end, y(*tick)), GRID)?;
-            write(said, 11.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
+            write(said, 12.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
         }
         let width = (end - left) / bars.len() as i32;
         for (at, bar) in bars.iter().enumerate() {
@@ -117,7 +118,7 @@ pub fn draw(
             let middle = (from + to) / 2;
             write(&format!("{:.1}", judged(bar)), 10.5, &INK, HPos::Center, (middle, y(below) - 8))?;
             for (line, said) in bar.name.split('\n').enumerate() {
-                write(said, 10.0, &INK, HPos::Center, (middle, bottom + 14 + LINE * line as i32))?;
+                write(said, 11.0, &INK, HPos::Center, (middle, bottom + 14 + LINE * line as i32))?;
             }
         }
         stroke((left, bottom), (end, bottom), INK)?;
@@ -125,10 +126,10 @@ pub fn draw(
         for (place, (field, name)) in plot.values.iter().enumerate() {
             let (at, from) = (bottom - 10 - LINE * place as i32, end + 14);
             part(place, field, [at + 5, at - 5], [from, from + 12])?;
-            write(name, 10.0, &INK, HPos::Left, (from + 18, at))?;
+            write(name, 11.0, &INK, HPos::Left, (from + 18, at))?;
         }
         for (place, line) in lines.iter().enumerate() {
-            write(line, 10.5, &FAINT, HPos::Left, (14, bottom + 66 + LINE * place as i32))?;
+            write(line, 11.5, &FAINT, HPos::Left, (14, bottom + 66 + LINE * place as i32))?;
         }
         root.present().map_err(drawing)?;
     }
@@ -157,6 +158,7 @@ mod tests {
         assert!(svg.contains("1200.0"), "the NIC's part is not judged");
         // Of an axis from zero on.
         assert!(svg.contains(">\n0\n<"), "{svg}");
-        assert_eq!(draw(&experiment, plot, &[], &[]).unwrap(), None);
+        assert_eq!(super::bars(&experiment, plot, &[]).unwrap().len(), 2, "the paper's alone");
+        assert_eq!(draw(&experiment, plot, &[example("gpu-other", 0)], &[]).unwrap(), None);
     }
 }

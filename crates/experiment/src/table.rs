@@ -68,8 +68,9 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
     groups.into_iter().map(row).collect()
 }
 
-/// The table, ready to print: factors, settings, medians of the numbers that the spec declares, and the range of the spec's `range`.
-pub fn table(spec: &Spec, rows: &[Row]) -> String {
+/// The table as cells, titles first: factors, settings, medians of the numbers that the spec declares, and the range of the spec's
+/// `range`.
+pub fn cells(spec: &Spec, rows: &[Row]) -> Vec<Vec<String>> {
     let names = |of: fn(&Row) -> &BTreeMap<String, u64>| -> Vec<&String> {
         let mut names: Vec<&String> = rows.iter().flat_map(|row| of(row).keys()).collect();
         names.sort_unstable();
@@ -104,6 +105,12 @@ pub fn table(spec: &Spec, rows: &[Row]) -> String {
         line.push(if row.content_ok { "ok".to_owned() } else { "NOT OK".to_owned() });
         lines.push(line);
     }
+    lines
+}
+
+/// The table, ready to print.
+pub fn table(spec: &Spec, rows: &[Row]) -> String {
+    let lines = cells(spec, rows);
     let count = lines[0].len();
     let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..count).map(width).collect();

@@ -29,7 +29,7 @@ use crate::workspace::{self, root};
 
 pub mod models;
 mod nic;
-mod path;
+pub mod path;
 pub mod posts;
 pub mod serving;
 mod transfer;

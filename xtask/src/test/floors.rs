@@ -28,7 +28,7 @@ pub struct Floors {
 struct Floor {
     /// Tests that must have been executed, skipped ones not counted.
     tests: usize,
-    /// How many of them only Debian executes: they unpack another Debian release from the machine's own mirror.
+    /// How many of them only Debian executes: they unpack another Debian release from the machine's own mirror, or start Chromium.
     #[serde(default)]
     debian_only: usize,
     /// Tests named `gpu_*` that `test --gpu` must have executed on a machine with a GPU; none: the suite is not run there.

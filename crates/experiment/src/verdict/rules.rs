@@ -59,6 +59,7 @@ pub fn asks_nothing(rule: &Rule) -> bool {
 pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
     match &claim.rule {
         Rule::Background {} => Vec::new(),
+        Rule::Differs { why } => vec![Finding::judged(false, why.clone())],
         Rule::Saturates { at_least } => each(claim, points, &|series| saturates(points, series, *at_least)),
         Rule::Fills { at_least, payload_bytes, posting } => each_of(claim, points, named, &|series| {
             fills(points, series, *at_least, *payload_bytes, *posting)
@@ -128,7 +129,7 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
 /// What the rule asks of each thing it looks at, in words with its bound.
 pub fn criterion(rule: &Rule) -> String {
     match rule {
-        Rule::Background {} => String::new(),
+        Rule::Background {} | Rule::Differs { .. } => String::new(),
         Rule::Saturates { at_least } => {
             format!("holds from {:.0} % of the link's capacity on", at_least * 100.0)
         }

@@ -150,7 +150,7 @@ fn by_the_twin_nothing_is_judged_and_the_label_says_so() {
     let summary = stage.run(Machine::Twin).unwrap();
     assert_eq!(summary["label"], "emulated");
     assert_eq!(stage.points().len(), 1, "the twin has one line");
-    for id in ["cpu-100", "cpu-0", "few-wakes", "no-perf-cost-squeezenet"] {
+    for id in ["cpu-100", "cpu-0", "few-wakes", "no-perf-cost"] {
         assert_eq!(verdict(&summary, id), json!({ "needs-hardware": ["gpu"] }), "{id}");
     }
     assert!(stage.points().iter().all(|point| point.provenance.gpu == Label::Emulated));

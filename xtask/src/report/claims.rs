@@ -1,0 +1,140 @@
+//! The table of claims: one line for each claim of the paper, with the verdict of every entry that judges it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use experiment::paper::{Claim, Rule};
+use experiment::verdict::{Judged, Verdict, judge};
+use measure::Label;
+
+use super::figures::{Figure, Shown};
+
+/// What became of a claim over all entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    Reproduced,
+    InPart,
+    NotReproduced,
+    NeedsHardware,
+    NotRecorded,
+    Background,
+}
+
+impl Standing {
+    /// As style and script name it.
+    pub fn key(self) -> String {
+        self.to_string().replace(' ', "-")
+    }
+
+    pub fn of(verdict: &Verdict) -> Standing {
+        match verdict {
+            Verdict::Reproduced | Verdict::Reported => Standing::Reproduced,
+            Verdict::InPart => Standing::InPart,
+            Verdict::NotReproduced => Standing::NotReproduced,
+            Verdict::NeedsHardware(_) => Standing::NeedsHardware,
+            Verdict::NeedsData => Standing::NotRecorded,
+            Verdict::Background => Standing::Background,
+        }
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Standing::Reproduced => "reproduced",
+            Standing::InPart => "in part",
+            Standing::NotReproduced => "not reproduced",
+            Standing::NeedsHardware => "needs hardware",
+            Standing::NotRecorded => "not recorded",
+            Standing::Background => "background",
+        })
+    }
+}
+
+/// One claim of the paper.
+pub struct Line<'a> {
+    pub figure: &'a Figure,
+    pub claim: &'a Claim,
+    pub standing: Standing,
+    /// The verdict in words.
+    pub said: String,
+    /// The entry that the verdict is of.
+    pub by: Option<&'a Shown>,
+    /// Every entry that judges it, with its verdict.
+    pub judged: Vec<(&'a Shown, &'a Judged)>,
+    /// Why there is no measured evidence, where that is so.
+    pub reason: Option<String>,
+}
+
+/// All claims, figure by figure; those that no run can judge last.
+pub fn lines(figures: &[Figure]) -> Vec<Line<'_>> {
+    let of = |figure| {
+        let figure: &Figure = figure;
+        figure.paper.claim.iter().map(move |claim| line(figures, figure, claim))
+    };
+    let mut lines: Vec<Line<'_>> = figures.iter().flat_map(of).collect();
+    lines.sort_by_key(|line| line.standing == Standing::Background);
+    lines
+}
+
+/// How many claims stand how.
+pub fn counts(lines: &[Line<'_>]) -> BTreeMap<Standing, usize> {
+    let mut counts = BTreeMap::new();
+    lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
+    counts
+}
+
+fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line<'a> {
+    let judges =
+        |other: &&Figure| other.experiment.spec.judges.iter().any(|judges| judges.paper == figure.paper.name);
+    let shown = figures.iter().filter(judges).flat_map(|other| &other.shown);
+    let judged: Vec<(&Shown, &Judged)> = shown
+        .flat_map(|shown| {
+            shown.judged.iter().filter(|one| one.id == claim.id && !one.aim).map(move |one| (shown, one))
+        })
+        .collect();
+    // What no run can change needs none.
+    if matches!(claim.rule, Rule::Background {} | Rule::Differs { .. }) {
+        let by_rule = judge(claim, &[]);
+        let reason = by_rule.evidence.first().map(|why| why.trim_start_matches("fails: ").to_owned());
+        return Line {
+            figure,
+            claim,
+            standing: Standing::of(&by_rule.verdict),
+            said: by_rule.said(),
+            by: None,
+            judged: Vec::new(),
+            reason: reason.or_else(|| claim.note.clone()),
+        };
+    }
+    let by = deciding(&judged);
+    let standing = by.map_or(Standing::NotRecorded, |(_, judged)| Standing::of(&judged.verdict));
+    let said = match (standing, by) {
+        (Standing::NotRecorded, _) | (_, None) => Standing::NotRecorded.to_string(),
+        (_, Some((_, judged))) => judged.said(),
+    };
+    let reason = (standing == Standing::NotRecorded).then(|| figure.missing());
+    Line { figure, claim, standing, said, by: by.map(|(shown, _)| shown), judged, reason }
+}
+
+/// The entry whose verdict is the claim's: of those that could judge it, those with the strongest label, and of these the one that is
+/// furthest from reproducing it. Where none could, the one that lacks least.
+fn deciding<'a>(judged: &[(&'a Shown, &'a Judged)]) -> Option<(&'a Shown, &'a Judged)> {
+    let rank = |(_, judged): &&(&Shown, &Judged)| {
+        let (could, worst, lacks) = match &judged.verdict {
+            Verdict::NotReproduced => (3, 3, 0),
+            Verdict::InPart => (3, 2, 0),
+            Verdict::Reproduced | Verdict::Reported => (3, 1, 0),
+            Verdict::NeedsHardware(parts) => (2, 0, parts.len()),
+            Verdict::NeedsData | Verdict::Background => (1, 0, 0),
+        };
+        let label = match judged.label {
+            Label::Hardware => 3,
+            Label::Emulated => 2,
+            Label::Modelled => 1,
+            Label::None => 0,
+        };
+        (could, if could == 3 { label } else { 0 }, worst, std::cmp::Reverse(lacks))
+    };
+    judged.iter().max_by_key(rank).copied()
+}

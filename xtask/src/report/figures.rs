@@ -1,0 +1,164 @@
+//! The figures that a report shows: each with the paper's numbers and claims, its entries, and their drawings.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use experiment::measured::{Entry, Measured};
+use experiment::verdict::Judged;
+use experiment::{Experiment, Paper, Picture, modelled, pictures};
+
+use crate::figure::path;
+
+/// One figure of the paper.
+pub struct Figure {
+    pub paper: Paper,
+    pub experiment: Experiment,
+    /// What was measured where: recorded entries first, then added ones.
+    pub shown: Vec<Shown>,
+    /// Drawings without any of ours, where nothing is measured.
+    pub alone: Vec<Drawn>,
+    /// Figure 3's steps: where, crate and function, what it does, file and line.
+    pub steps: Vec<[String; 4]>,
+}
+
+/// One entry as the page shows it.
+pub struct Shown {
+    /// `4b`: figure, and a letter for the entry.
+    pub id: String,
+    /// Name of its figure.
+    pub figure: String,
+    pub entry: Entry,
+    /// The file that holds it.
+    pub from: String,
+    /// Its verdicts, of every claim that its experiment judges.
+    pub judged: Vec<Judged>,
+    pub pictures: Vec<Drawn>,
+    /// Day of its revision's commit; none where this repository does not know the revision.
+    pub day: Option<String>,
+}
+
+/// A drawing, and the stem of its files.
+pub struct Drawn {
+    pub stem: String,
+    pub picture: Picture,
+}
+
+impl Shown {
+    /// `entry` of `experiment`; id and drawings come with [`finish`].
+    pub fn new(experiment: &Experiment, entry: Entry, from: String) -> Shown {
+        let known = |judged: &Judged| entry.verdicts.iter().find(|one| one.id == judged.id);
+        // Verdicts are those of the run, which saw each repetition; claims that are newer are judged by what was kept.
+        let judged = experiment.judge(&entry.points(&experiment.spec.name));
+        let judged = judged.into_iter().map(|judged| known(&judged).cloned().unwrap_or(judged)).collect();
+        let figure = experiment.spec.name.clone();
+        Shown { id: String::new(), figure, entry, from, judged, pictures: Vec::new(), day: None }
+    }
+}
+
+impl Figure {
+    pub fn number(&self) -> u32 {
+        self.paper.paper.figure
+    }
+
+    /// Name of its folder.
+    pub fn name(&self) -> &str {
+        &self.paper.name
+    }
+
+    pub fn entries(&self) -> Vec<&Entry> {
+        self.shown.iter().map(|shown| &shown.entry).collect()
+    }
+
+    /// Whether there is anything to put into its CSV.
+    pub fn has_numbers(&self) -> bool {
+        !self.shown.is_empty() || self.paper.has_curves()
+    }
+
+    /// Stems and SVGs of all its drawings.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+        let all = self.shown.iter().flat_map(|shown| &shown.pictures).chain(&self.alone);
+        all.map(|drawn| (drawn.stem.as_str(), drawn.picture.svg.as_str()))
+    }
+
+    /// Where its numbers come from, or the command that records them.
+    pub fn standing(&self) -> String {
+        match self.shown.len() {
+            0 => format!("not recorded yet: {}", self.missing()),
+            1 => "1 entry".to_owned(),
+            count => format!("{count} entries"),
+        }
+    }
+
+    /// The command that records it, and the parts that must be hardware for some claim of it.
+    pub fn missing(&self) -> String {
+        let needs = self.paper.claim.iter().flat_map(|claim| &claim.needs).filter(|need| need.hardware);
+        let mut parts: Vec<String> = needs.map(|need| need.part.to_string()).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        let needs =
+            if parts.is_empty() { String::new() } else { format!(", with hardware: {}", parts.join(", ")) };
+        format!("`cargo xtask figure {} --record` measures and records it{needs}", self.number())
+    }
+}
+
+/// Every figure that has a `paper.toml`, with the entries of its `measured.json`.
+pub fn recorded(root: &Path) -> Result<Vec<Figure>> {
+    let experiments = root.join("experiments");
+    let figure = |paper: Paper| {
+        let experiment = Experiment::read(&experiments, &paper.name)?;
+        let file = format!("experiments/{}/measured.json", paper.name);
+        let entries = Measured::read(&root.join(&file))?.entries.into_iter();
+        let mut shown: Vec<Shown> =
+            entries.map(|entry| Shown::new(&experiment, entry, file.clone())).collect();
+        let mut steps = Vec::new();
+        if experiment.spec.app == path::APP {
+            let (entry, found) = path::in_source(&experiment, root)?;
+            let from = "this tree's source, read for this page".to_owned();
+            shown.push(Shown::new(&experiment, entry, from));
+            steps = found;
+        }
+        Ok(Figure { paper, experiment, shown, alone: Vec::new(), steps })
+    };
+    Paper::all(&experiments)?.into_iter().map(figure).collect()
+}
+
+/// Names every entry, and draws it.
+pub fn finish(figures: &mut [Figure], root: &Path) -> Result<()> {
+    let posts = root.join("experiments/bench-post-gpu/measured.json");
+    let modelled = modelled::known(&posts, Path::new(""))?;
+    let mut days: BTreeMap<String, Option<String>> = BTreeMap::new();
+    for figure in figures {
+        let (number, name) = (figure.number(), figure.name().to_owned());
+        for (at, shown) in figure.shown.iter_mut().enumerate() {
+            let letter = char::from_u32('a' as u32 + at as u32 % 26).unwrap_or('a');
+            shown.id = format!("{number}{letter}{}", "'".repeat(at / 26));
+            let commit = &shown.entry.provenance.revision.commit;
+            shown.day = days.entry(commit.clone()).or_insert_with(|| day(root, commit)).clone();
+            let points = shown.entry.points(&name);
+            let all = match figure.experiment.spec.app == path::APP {
+                true => vec![path::picture(&figure.experiment)?],
+                false => pictures(&figure.experiment, &points, &modelled, &[])
+                    .with_context(|| format!("drawing {name} of {}", shown.from))?,
+            };
+            let stem = |picture: &Picture| format!("{name}-{}-{}", picture.name, shown.id.replace('\'', "_"));
+            shown.pictures = all.into_iter().map(|picture| Drawn { stem: stem(&picture), picture }).collect();
+        }
+        if figure.shown.is_empty() {
+            let all = pictures(&figure.experiment, &[], &[], &[])?.into_iter();
+            let alone = |picture: Picture| Drawn { stem: format!("{name}-{}", picture.name), picture };
+            figure.alone = all.map(alone).collect();
+        }
+    }
+    Ok(())
+}
+
+/// Day of a commit, if this repository has it.
+fn day(root: &Path, commit: &str) -> Option<String> {
+    let is_hash = commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let mut git = Command::new("git");
+    git.arg("-C").arg(root).args(["show", "-s", "--format=%cs", commit]);
+    let output = is_hash.then(|| git.output().ok()).flatten().filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

@@ -1,0 +1,111 @@
+//! `cargo xtask report`: one static page of all figures and of all claims of the paper, and each figure as SVG, PNG, PDF and CSV.
+//!
+//! Numbers, verdicts and drawings are the harness's (`crates/experiment`). The page stands by itself: style, script, drawings and
+//! numbers are in it, and nothing is fetched. Every file is replaced whole, the page last.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use experiment::run::write_whole;
+use experiment::{csv, pdf, png};
+
+use crate::workspace::{root, target_dir};
+
+mod added;
+mod claims;
+mod figures;
+mod html;
+mod page;
+mod section;
+#[cfg(test)]
+mod tests;
+
+use figures::Figure;
+
+/// Pixels of a PNG per unit of its SVG.
+const PNG_SCALE: f32 = 2.0;
+/// The page's file.
+const PAGE: &str = "index.html";
+
+#[derive(Args)]
+pub struct Options {
+    /// Folder of the page and of the figures' files [default: target/report].
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Open the page in the browser.
+    #[arg(long)]
+    open: bool,
+    /// Show these results beside the recorded ones, without a commit: the folder that was --out of `figure`, a file in it, or a
+    /// measured.json. May be given several times.
+    #[arg(long, value_name = "RESULTS")]
+    add: Vec<PathBuf>,
+}
+
+/// Reads what is recorded and what is added, then draws and writes.
+pub fn run(options: &Options) -> Result<()> {
+    let out = options.out.clone().unwrap_or_else(|| target_dir().join("report"));
+    let figures = gathered(&root(), &options.add)?;
+    let page = written(&figures, &out)?;
+    for figure in &figures {
+        say!("figure {}: {}", figure.number(), figure.standing());
+    }
+    let lines = claims::lines(&figures);
+    let counts: Vec<String> =
+        claims::counts(&lines).into_iter().map(|(standing, count)| format!("{count} {standing}")).collect();
+    say!("{} claims: {}", lines.len(), counts.join(", "));
+    say!("report: {}", page.display());
+    if options.open {
+        open(&page);
+    }
+    Ok(())
+}
+
+/// All figures with their recorded entries and those of `add`.
+fn gathered(root: &Path, add: &[PathBuf]) -> Result<Vec<Figure>> {
+    let mut figures = figures::recorded(root)?;
+    add.iter().try_for_each(|results| added::add(&mut figures, root, results))?;
+    figures::finish(&mut figures, root)?;
+    Ok(figures)
+}
+
+/// Writes all files; the path of the page.
+fn written(figures: &[Figure], out: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(out).with_context(|| format!("--out {}", out.display()))?;
+    for figure in figures.iter().filter(|figure| figure.has_numbers()) {
+        let text = csv(&figure.entries(), &figure.paper);
+        write_whole(&out.join(format!("{}.csv", figure.name())), text.as_bytes())?;
+    }
+    let pictures: Vec<(&str, &str)> = figures.iter().flat_map(Figure::files).collect();
+    let next = AtomicUsize::new(0);
+    let draw = || -> Result<()> {
+        while let Some((stem, svg)) = pictures.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let path = |kind: &str| out.join(format!("{stem}.{kind}"));
+            write_whole(&path("svg"), svg.as_bytes())?;
+            write_whole(&path("png"), &png(svg, PNG_SCALE)?)?;
+            write_whole(&path("pdf"), &pdf(svg)?)?;
+        }
+        Ok(())
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(draw)).collect();
+        let ended =
+            threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("drawing a figure failed")));
+        ended.collect::<Result<Vec<_>>>()?.into_iter().collect::<Result<()>>()
+    })?;
+    let page = out.join(PAGE);
+    write_whole(&page, page::page(figures).as_bytes())?;
+    Ok(page)
+}
+
+/// Hands the page to the desktop; where there is none, its path was printed.
+fn open(page: &Path) {
+    let mut opener = Command::new("xdg-open");
+    opener.arg(page).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if !opener.status().is_ok_and(|status| status.success()) {
+        say!("no program here opens a page (xdg-open): open the file in a browser");
+    }
+}
