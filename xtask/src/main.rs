@@ -20,6 +20,7 @@ mod bench_nic;
 mod bundle;
 mod carried;
 mod demo;
+mod dist;
 mod docs;
 mod doctor;
 mod figure;
@@ -97,6 +98,8 @@ enum Command {
     Report(report::Options),
     /// Serve SqueezeNet to a client over the software NIC, and check every answer.
     Demo(demo::Options),
+    /// Make a tarball of the programs for any x86-64 Linux with glibc 2.31 or newer.
+    Dist(dist::Options),
     /// The models: list, build with seeded weights, fetch trained ones, verify.
     Zoo(zoo::Options),
 }
@@ -156,6 +159,7 @@ impl Command {
             Command::Headers(_) => Some("headers"),
             Command::Docs(_) => Some("docs"),
             Command::Bundle(_) => Some("bundle"),
+            Command::Dist(_) => Some("dist"),
             Command::Import(_) => Some("import"),
             Command::Report(_) => Some("report"),
             Command::Test(options) => (!options.gpu).then_some("test without --gpu"),
@@ -201,6 +205,7 @@ fn run(command: Command) -> Result<()> {
         Command::Import(options) => import::run(&options),
         Command::Report(options) => report::run(&options),
         Command::Demo(options) => demo::run(&options),
+        Command::Dist(options) => dist::run(&options),
         Command::Zoo(options) => zoo::run(&options),
     }
 }

@@ -116,7 +116,12 @@ pub fn onnx_runtime(no_install: bool) -> Result<()> {
             refused(format!("no ONNX Runtime here; {} names its folder", wheels::ONNX_RUNTIME.variable))
         });
     }
-    wheels::ONNX_RUNTIME.prepare(no_install, || install(&["python3-pip"], false))
+    fetched(&wheels::ONNX_RUNTIME, no_install)
+}
+
+/// Makes sure that these wheels are there. Error: they cannot be had.
+pub fn fetched(wheels: &wheels::Wheels, no_install: bool) -> Result<()> {
+    wheels.prepare(no_install, || install(&["python3-pip"], false))
 }
 
 fn install(packages: &[&str], no_install: bool) -> Result<()> {

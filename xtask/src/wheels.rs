@@ -68,7 +68,18 @@ pub const ONNX_RUNTIME: Wheels = Wheels {
     ],
 };
 
-/// All of them.
+/// What `dist` links with.
+pub const LINKER: Wheels = Wheels {
+    what: "a linker that knows old glibc versions",
+    variable: "DOORBELL_ZIG",
+    list: ("xtask/dist-wheels.txt", include_str!("../dist-wheels.txt")),
+    folder: "zig",
+    inner: "",
+    megabytes: 98,
+    python: &[],
+};
+
+/// All that the suites need.
 pub const ALL: [&Wheels; 2] = [&CUDA, &ONNX_RUNTIME];
 
 impl Wheels {
@@ -175,7 +186,7 @@ mod tests {
 
     #[test]
     fn every_wheel_has_its_version_and_its_hash() {
-        for (wheels, count) in [(CUDA, 3), (ONNX_RUNTIME, 1)] {
+        for (wheels, count) in [(CUDA, 3), (ONNX_RUNTIME, 1), (LINKER, 2)] {
             let lines: Vec<&str> = wheels.list.1.lines().filter(|line| !line.starts_with('#')).collect();
             assert_eq!(lines.len(), count);
             for line in lines {

@@ -19,7 +19,7 @@ mod jobs;
 mod outcome;
 mod path;
 mod suites;
-mod symbols;
+pub mod symbols;
 
 use budget::{Budget, Meter, Standing};
 use floors::Floors;

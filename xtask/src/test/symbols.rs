@@ -65,6 +65,11 @@ fn dynamic_symbols(binary: &Path) -> Result<BTreeSet<String>> {
     Ok(names.map(|name| name.split('@').next().unwrap_or(name).to_owned()).collect())
 }
 
+/// The versions of symbols that a program asks for, as readelf prints them.
+pub fn wanted(binary: &Path) -> Result<String> {
+    tool("readelf", &["-VW"], binary)
+}
+
 fn readelf(binary: &Path) -> Result<String> {
     tool("readelf", &["-dW"], binary)
 }

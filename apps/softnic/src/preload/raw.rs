@@ -97,7 +97,11 @@ pub fn pid() -> i32 {
     unsafe { syscall!(SYS_getpid) as i32 }
 }
 
-/// A libc function behind this library's, looked up once.
+/// Functions of which a library keeps an older one for old programs, and the version that programs are linked with today: before 2.36
+/// glibc gives the older one behind RTLD_NEXT to who asks without a version (its bug 14932).
+const VERSIONS: [(&CStr, &CStr); 2] = [(c"realpath", c"GLIBC_2.3"), (c"ibv_open_device", c"IBVERBS_1.1")];
+
+/// A function behind this library's, looked up once.
 pub struct Behind {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -115,8 +119,13 @@ impl Behind {
         if !found.is_null() {
             return found;
         }
-        // SAFETY: the name is a C string; RTLD_NEXT means "after this library".
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let (next, name) = (libc::RTLD_NEXT, self.name.as_ptr());
+        let found = match VERSIONS.iter().find(|(known, _)| *known == self.name) {
+            // SAFETY: two C strings; RTLD_NEXT means "after this library".
+            Some((_, version)) => unsafe { libc::dlvsym(next, name, version.as_ptr()) },
+            // SAFETY: the name is a C string.
+            None => unsafe { libc::dlsym(next, name) },
+        };
         self.found.store(found, Ordering::Relaxed);
         found
     }

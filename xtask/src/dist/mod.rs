@@ -1,0 +1,227 @@
+//! `cargo xtask dist`: a tarball of the programs that runs on any x86-64 Linux with glibc 2.31 or newer.
+//!
+//! The programs are linked against the symbols of glibc 2.31 by Zig's linker, which brings them for each version; what they ask for is
+//! checked afterwards. Beside them: the headers of the shim with a pkg-config file, licence texts, a list of parts (SPDX 2.3), and
+//! SHA-256 sums. Left out: rdma-core, which each program finds on its host, and CUDA.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use measure::Revision;
+use zoo::Digest;
+
+use crate::refused::refused;
+use crate::setup::{self, Purpose};
+use crate::test::symbols;
+use crate::wheels;
+use crate::workspace::{self, Metadata, revision_text, root, target_dir};
+
+mod parts;
+mod trial;
+
+/// The oldest glibc that they run on: that of Debian 11 and Ubuntu 20.04.
+const GLIBC: (u32, u32) = (2, 31);
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Packages whose programs are in the tarball.
+const PACKAGES: [&str; 5] = ["softnic", "generator", "echo", "inference-server", "client"];
+const PROGRAMS: [&str; 5] = ["softnic", "generator", "doorbell-echo", "inference-server", "doorbell-client"];
+const LIBRARY: &str = "libsoftnic_preload.so";
+/// Folders of headers.
+const HEADERS: [&str; 2] = ["crates/rdma-shim/include", "crates/slots/include"];
+
+#[derive(Args)]
+pub struct Options {
+    /// Folder for the tarball, and for what is in it.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Unpack it in this root and run `ibv_devinfo` and `ib_write_bw` there: of another distribution, made by debootstrap, with ibverbs-utils
+    /// and perftest. Needs root.
+    #[arg(long, value_name = "ROOT")]
+    try_in: Option<PathBuf>,
+    /// Fetch nothing; if the linker is missing, print the command that fetches it, and end with exit status 2.
+    #[arg(long)]
+    no_install: bool,
+}
+
+/// Builds, checks, packs, and tries it.
+pub fn run(options: &Options) -> Result<()> {
+    if let Some(root) = &options.try_in {
+        trial::check(root)?;
+    }
+    setup::prepare(Purpose::Figure, options.no_install)?;
+    setup::fetched(&wheels::LINKER, options.no_install)?;
+    let revision = workspace::revision();
+    let built = build(&revision)?;
+    check(&built)?;
+    let out = options.out.clone().unwrap_or_else(|| target_dir().join("dist"));
+    let name = format!("doorbell-{}-x86_64-linux", version(&revision));
+    let folder = out.join(&name);
+    let _ = fs::remove_dir_all(&folder);
+    fill(&folder, &built, &revision).with_context(|| format!("filling {}", folder.display()))?;
+    let tarball = pack(&out, &name)?;
+    let bytes = fs::metadata(&tarball).context("the tarball")?.len();
+    say!(
+        "{}: {:.1} MiB, glibc {}.{} or newer",
+        tarball.display(),
+        bytes as f64 / f64::from(1 << 20),
+        GLIBC.0,
+        GLIBC.1
+    );
+    match &options.try_in {
+        Some(root) => trial::run(root, &tarball, &name),
+        None => Ok(()),
+    }
+}
+
+/// The workspace's version, and the revision where it is known.
+fn version(revision: &Revision) -> String {
+    let changes = if revision.dirty { ".changed" } else { "" };
+    match revision.commit.get(..12) {
+        Some(commit) => format!("{}+{commit}{changes}", env!("CARGO_PKG_VERSION")),
+        None => env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+/// Builds the programs: the folder that they lie in.
+fn build(revision: &Revision) -> Result<PathBuf> {
+    let (linker, folder) = (wheels::LINKER.used(), target_dir().join("dist-build"));
+    let mut cargo = Command::new(linker.join("bin/cargo-zigbuild"));
+    cargo.args(["zigbuild", "--release", "--locked", "--quiet"]).current_dir(root());
+    cargo.args(PACKAGES.iter().flat_map(|package| ["-p", package]));
+    cargo.arg("--target").arg(format!("{TARGET}.{}.{}", GLIBC.0, GLIBC.1)).arg("--target-dir").arg(&folder);
+    cargo.env("CARGO_ZIGBUILD_ZIG_PATH", linker.join("ziglang/zig"));
+    cargo.env("DOORBELL_REVISION", revision_text(revision));
+    say!("building the programs for glibc {}.{}, some minutes the first time", GLIBC.0, GLIBC.1);
+    let status = cargo.status().context("starting cargo-zigbuild")?;
+    ensure!(status.success(), "cargo-zigbuild failed");
+    Ok(folder.join(TARGET).join("release"))
+}
+
+/// Whether they start on the oldest system, and without rdma-core and CUDA.
+fn check(built: &Path) -> Result<()> {
+    let mut problems = symbols::check(built, &PROGRAMS)?;
+    for name in PROGRAMS.iter().chain([&LIBRARY]) {
+        problems.extend(newer(name, &symbols::wanted(&built.join(name))?, GLIBC));
+    }
+    ensure!(problems.is_empty(), "{}", problems.join("\n"));
+    Ok(())
+}
+
+/// Versions of glibc that a program asks for, of those newer than `most`: one line each. `wanted`: what `readelf -V` prints.
+fn newer(name: &str, wanted: &str, most: (u32, u32)) -> Vec<String> {
+    let words = wanted.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_"));
+    let mut versions: Vec<(u32, u32)> = words
+        .filter_map(|version| {
+            let mut parts = version.split('.').map(|part| part.parse().ok());
+            Some((parts.next()??, parts.next()??))
+        })
+        .filter(|version| *version > most)
+        .collect();
+    versions.sort_unstable();
+    versions.dedup();
+    let of =
+        |(major, minor)| format!("{name} asks for glibc {major}.{minor}, newer than {}.{}", most.0, most.1);
+    versions.into_iter().map(of).collect()
+}
+
+/// Puts all that the tarball holds below the folder.
+fn fill(folder: &Path, built: &Path, revision: &Revision) -> Result<()> {
+    let tree = root();
+    fs::create_dir_all(folder.join("licences"))?;
+    for name in PROGRAMS.iter().chain([&LIBRARY]) {
+        let mut strip = Command::new("strip");
+        strip.arg("-o").arg(folder.join(name)).arg(built.join(name));
+        ensure!(strip.status().context("starting strip (binutils)")?.success(), "strip {name} failed");
+    }
+    let version = version(revision);
+    headers(folder, &version)?;
+    fs::write(folder.join("README"), readme(&version))?;
+    fs::copy(tree.join("LICENSE"), folder.join("LICENSE"))?;
+    let parts = parts::of(&Metadata::read(&tree)?, &PACKAGES)?;
+    parts::licences(&parts, &folder.join("licences"))?;
+    fs::write(folder.join("parts.spdx.json"), parts::spdx(&parts, &version)?)?;
+    let sums = sums(folder, folder)?;
+    Ok(fs::write(folder.join("SHA256SUMS"), sums)?)
+}
+
+/// The headers, and where pkg-config finds them.
+fn headers(folder: &Path, version: &str) -> Result<()> {
+    let (include, pkg_config_at) = (folder.join("include"), folder.join("lib/pkgconfig"));
+    fs::create_dir_all(&include)?;
+    fs::create_dir_all(&pkg_config_at)?;
+    for from in HEADERS.map(|headers| root().join(headers)) {
+        for name in workspace::names_in(&from) {
+            fs::copy(from.join(&name), include.join(&name))?;
+        }
+    }
+    Ok(fs::write(pkg_config_at.join("doorbell.pc"), pkg_config(version))?)
+}
+
+/// The headers alone: the shim has no library.
+fn pkg_config(version: &str) -> String {
+    format!(
+        "prefix=${{pcfiledir}}/../..\n\
+         Name: doorbell\n\
+         Description: posts RDMA requests to mlx5 queues, on the host and in CUDA kernels: headers alone\n\
+         Version: {version}\n\
+         Cflags: -I${{prefix}}/include\n"
+    )
+}
+
+fn readme(version: &str) -> String {
+    format!(
+        "Doorbell {version}: a software ConnectX for RDMA programs, and programs that post to a ConnectX directly.\n\
+         \n\
+         The host needs libibverbs and its mlx5 provider (Debian: libibverbs1, ibverbs-providers). Nothing is installed, and no root is needed:\n\
+         \n\
+         \x20   ./softnic run --model cx7 -- ibv_devinfo\n\
+         \x20   ./softnic run -- ib_write_bw & sleep 1; ./softnic run -- ib_write_bw 127.0.0.1\n\
+         \n\
+         Each program says what it does with --help. SHA256SUMS lists all files, parts.spdx.json what they are made of, licences/ the terms.\n"
+    )
+}
+
+/// `sha256sum`'s lines of all files below a folder, in order of their paths.
+fn sums(top: &Path, folder: &Path) -> Result<String> {
+    let mut lines = String::new();
+    for name in workspace::names_in(folder) {
+        let path = folder.join(&name);
+        if path.is_dir() {
+            lines.push_str(&sums(top, &path)?);
+            continue;
+        }
+        let file = fs::File::open(&path).with_context(|| path.display().to_string())?;
+        let sum = Digest::of_reader(file).with_context(|| path.display().to_string())?;
+        lines.push_str(&format!("{sum}  {}\n", path.strip_prefix(top)?.display()));
+    }
+    Ok(lines)
+}
+
+/// Packs a folder so that the same files give the same bytes.
+fn pack(out: &Path, name: &str) -> Result<PathBuf> {
+    let tarball = out.join(format!("{name}.tar.gz"));
+    let unfinished = out.join(format!("{name}.tar.gz.part"));
+    let mut tar = Command::new("tar");
+    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "-czf"]);
+    tar.arg(&unfinished).arg("-C").arg(out).arg(name);
+    match tar.status().context("starting tar")?.success() {
+        true => fs::rename(&unfinished, &tarball).context("naming the tarball")?,
+        false => bail!("tar failed: {}", unfinished.display()),
+    }
+    Ok(tarball)
+}
+
+/// Refuses what cannot be tried before minutes of building.
+fn not_a_root(root: &Path, why: &str) -> anyhow::Error {
+    refused(format!(
+        "--try-in {}: {why}; make one with: debootstrap --variant=minbase --include=ibverbs-utils,perftest bullseye {}",
+        root.display(),
+        root.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! What the programs are made of: crates of others that are linked into them, with their licences.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use crate::workspace::{self, Metadata};
+
+/// A crate of others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Part {
+    pub name: String,
+    pub version: String,
+    /// SPDX expression.
+    pub licence: String,
+    /// Where its source lies.
+    pub folder: PathBuf,
+}
+
+/// Beginnings of the names of files that hold terms.
+const TEXTS: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
+
+/// The crates that are linked into the programs of these packages.
+pub fn of(metadata: &Metadata, packages: &[&str]) -> Result<Vec<Part>> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["tree", "--locked", "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+    cargo.args(packages.iter().flat_map(|package| ["-p", package]));
+    let output = cargo.output().context("starting cargo tree")?;
+    ensure!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr).trim());
+    linked(metadata, &String::from_utf8_lossy(&output.stdout))
+}
+
+/// The crates of a listing, a line `NAME vVERSION …` each; ours have no source.
+fn linked(metadata: &Metadata, listing: &str) -> Result<Vec<Part>> {
+    let mut parts = Vec::new();
+    for line in listing.lines().filter(|line| !line.is_empty()) {
+        let mut words = line.split_whitespace();
+        let (name, version) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let version = version.trim_start_matches('v');
+        let found = metadata.packages.iter().find(|one| one.name == name && one.version == version);
+        let package = found.with_context(|| format!("cargo metadata knows no {name} {version}"))?;
+        if package.source.is_none() {
+            continue;
+        }
+        let licence =
+            package.license.clone().with_context(|| format!("{name} {version} states no licence"))?;
+        let folder = package.manifest_path.parent().map(Path::to_owned).unwrap_or_default();
+        parts.push(Part { name: name.to_owned(), version: version.to_owned(), licence, folder });
+    }
+    parts.sort();
+    parts.dedup();
+    Ok(parts)
+}
+
+/// Copies each crate's terms into a file of its name. A crate without such a file gets its SPDX expression.
+pub fn licences(parts: &[Part], to: &Path) -> Result<()> {
+    for part in parts {
+        let names = workspace::names_in(&part.folder);
+        let of_terms = names.iter().filter(|name| {
+            let upper = name.to_uppercase();
+            TEXTS.iter().any(|begin| upper.starts_with(begin))
+        });
+        let mut text = format!("{} {}: {}\n", part.name, part.version, part.licence);
+        for name in of_terms {
+            let path = part.folder.join(name);
+            // Some keep a folder of terms; its crate names them.
+            if path.is_file() {
+                let terms = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+                text.push_str(&format!("\n==== {name} ====\n\n{terms}"));
+            }
+        }
+        fs::write(to.join(format!("{}-{}.txt", part.name, part.version)), text)?;
+    }
+    Ok(())
+}
+
+/// The list of parts as SPDX 2.3 has it.
+pub fn spdx(parts: &[Part], version: &str) -> Result<String> {
+    let id = |name: &str| {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+        format!("SPDXRef-{}", name.chars().map(plain).collect::<String>())
+    };
+    let whole = json!({
+        "name": "doorbell", "SPDXID": id("doorbell"), "versionInfo": version, "licenseConcluded": "Apache-2.0",
+        "downloadLocation": "NOASSERTION", "filesAnalyzed": false,
+    });
+    let of = |part: &Part| {
+        let Part { name, version, licence, .. } = part;
+        json!({
+            "name": name, "SPDXID": id(&format!("{name}-{version}")), "versionInfo": version,
+            // `/` is the old spelling of OR.
+            "licenseConcluded": licence.replace('/', " OR "), "filesAnalyzed": false,
+            "downloadLocation": format!("https://crates.io/crates/{name}/{version}"),
+            "externalRefs": [{
+                "referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl",
+                "referenceLocator": format!("pkg:cargo/{name}@{version}"),
+            }],
+        })
+    };
+    let contains = |part: &Part| {
+        let to = id(&format!("{}-{}", part.name, part.version));
+        json!({ "spdxElementId": id("doorbell"), "relationshipType": "CONTAINS", "relatedSpdxElement": to })
+    };
+    let describes = json!({
+        "spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": id("doorbell"),
+    });
+    let document = BTreeMap::from([
+        ("spdxVersion", json!("SPDX-2.3")),
+        ("SPDXID", json!("SPDXRef-DOCUMENT")),
+        ("dataLicense", json!("CC0-1.0")),
+        ("name", json!(format!("doorbell-{version}"))),
+        ("documentNamespace", json!(format!("https://spdx.org/spdxdocs/doorbell-{version}"))),
+        // The same sources give the same bytes: the time of the build is no part of it.
+        (
+            "creationInfo",
+            json!({ "created": "1970-01-01T00:00:00Z", "creators": ["Tool: cargo-xtask-dist"] }),
+        ),
+        ("packages", std::iter::once(whole).chain(parts.iter().map(of)).collect()),
+        ("relationships", std::iter::once(describes).chain(parts.iter().map(contains)).collect()),
+    ]);
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const METADATA: &str = r#"{"packages": [
+        {"name": "ours", "version": "0.0.0", "license": "Apache-2.0", "source": null, "dependencies": []},
+        {"name": "b", "version": "1.0.0", "license": "MIT/Apache-2.0", "source": "x", "dependencies": [], "manifest_path": "/c/b/Cargo.toml"},
+        {"name": "b", "version": "2.0.0", "license": null, "source": "x", "dependencies": []}
+    ]}"#;
+
+    #[test]
+    fn crates_of_others_are_listed_once_with_their_licences() {
+        let metadata: Metadata = serde_json::from_str(METADATA).unwrap();
+        let parts = linked(&metadata, "ours v0.0.0 (/x)\nb v1.0.0\n\nb v1.0.0 (*)\n").unwrap();
+        assert_eq!(parts.len(), 1);
+        assert_eq!((parts[0].name.as_str(), parts[0].folder.as_path()), ("b", Path::new("/c/b")));
+        let text: serde_json::Value = serde_json::from_str(&spdx(&parts, "1").unwrap()).unwrap();
+        assert_eq!(text["packages"][1]["licenseConcluded"], "MIT OR Apache-2.0");
+        assert_eq!(text["packages"][1]["SPDXID"], text["relationships"][1]["relatedSpdxElement"]);
+        for (listing, why) in [("b v2.0.0", "b 2.0.0 states no licence"), ("c v1.0.0", "knows no c 1.0.0")] {
+            let error = linked(&metadata, listing).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_crate_brings_its_terms() {
+        let top = std::env::temp_dir().join(format!("xtask-dist-{}", std::process::id()));
+        let (from, to) = (top.join("b"), top.join("licences"));
+        fs::create_dir_all(from.join("LICENSES")).unwrap();
+        fs::create_dir_all(&to).unwrap();
+        fs::write(from.join("license-MIT"), "MIT terms\n").unwrap();
+        fs::write(from.join("lib.rs"), "no terms\n").unwrap();
+        let part = Part { name: "b".into(), version: "1.0.0".into(), licence: "MIT".into(), folder: from };
+        licences(&[part], &to).unwrap();
+        let text = fs::read_to_string(to.join("b-1.0.0.txt")).unwrap();
+        assert_eq!(text, "b 1.0.0: MIT\n\n==== license-MIT ====\n\nMIT terms\n");
+        fs::remove_dir_all(top).unwrap();
+    }
+}

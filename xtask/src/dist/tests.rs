@@ -1,0 +1,69 @@
+//! The tarball: its version, what it asks for, headers, and the same bytes from the same files.
+
+use measure::need;
+
+use super::*;
+
+#[test]
+fn a_version_of_glibc_that_an_older_system_lacks_is_named() {
+    let wanted = "  0x0020:   Name: GLIBC_2.34  Flags: none\n  Name: GLIBC_2.2.5  Flags\n Name: GLIBC_2.34\n Name: GLIBC_PRIVATE\n Name: GLIBC_2.31";
+    assert_eq!(newer("softnic", wanted, GLIBC), ["softnic asks for glibc 2.34, newer than 2.31"]);
+    assert_eq!(newer("softnic", wanted, (2, 34)), [""; 0]);
+}
+
+#[test]
+fn the_version_names_the_revision_and_its_changes() {
+    let revision = |commit: &str, dirty| Revision { commit: commit.into(), dirty };
+    let own = env!("CARGO_PKG_VERSION");
+    assert_eq!(version(&revision(&"ab".repeat(20), false)), format!("{own}+abababababab"));
+    assert_eq!(version(&revision(&"ab".repeat(20), true)), format!("{own}+abababababab.changed"));
+    assert_eq!(version(&revision("", true)), own);
+}
+
+#[test]
+fn every_program_of_the_tarball_is_one_that_users_start() {
+    let known: Vec<&str> = crate::packages::programs().collect();
+    assert!(PROGRAMS.iter().all(|name| known.contains(name)), "{known:?}");
+    for headers in HEADERS {
+        assert!(!workspace::names_in(&root().join(headers)).is_empty(), "{headers}");
+    }
+}
+
+#[test]
+fn a_program_compiles_by_what_pkg_config_says_of_the_headers() {
+    let found =
+        |program: &str| Command::new(program).arg("--version").output().map(drop).map_err(|e| e.to_string());
+    need!(found("pkg-config"), pkg_config, "pkg-config");
+    need!(found("cc"), cc, "a C compiler");
+    let folder = std::env::temp_dir().join(format!("xtask-dist-headers-{}", std::process::id()));
+    headers(&folder, "1").unwrap();
+    let mut ask = Command::new("pkg-config");
+    ask.args(["--cflags", "doorbell"]).env("PKG_CONFIG_PATH", folder.join("lib/pkgconfig"));
+    let flags = String::from_utf8(ask.output().unwrap().stdout).unwrap();
+    let source = folder.join("user.c");
+    fs::write(&source, "#include <doorbell.h>\n#include <slots.h>\nint main(void) { return 0; }\n").unwrap();
+    let mut compile = Command::new("cc");
+    compile.args(flags.split_whitespace()).args(["-Wall", "-Werror", "-fsyntax-only"]).arg(&source);
+    let said = compile.output().unwrap();
+    assert!(said.status.success(), "{flags}: {}", String::from_utf8_lossy(&said.stderr));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn the_same_files_give_the_same_tarball_and_each_has_its_sum() {
+    let out = std::env::temp_dir().join(format!("xtask-dist-pack-{}", std::process::id()));
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        let folder = out.join("a/include");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("x.h"), "int x;\n").unwrap();
+        fs::write(out.join("a/README"), "read\n").unwrap();
+        all.push(fs::read(pack(&out, "a").unwrap()).unwrap());
+    }
+    assert!(all[0] == all[1] && !all[0].is_empty());
+    let sums = sums(&out.join("a"), &out.join("a")).unwrap();
+    let paths: Vec<&str> = sums.lines().map(|line| &line[66..]).collect();
+    assert_eq!(paths, ["README", "include/x.h"]);
+    fs::remove_dir_all(out).unwrap();
+}

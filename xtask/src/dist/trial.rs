@@ -1,0 +1,89 @@
+//! The tarball in a root of another distribution: unpacked, and its NIC used by programs of that root.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::not_a_root;
+use crate::process::output;
+
+/// Programs of the root that are run on the NIC.
+const WANTED: [&str; 2] = ["usr/bin/ibv_devinfo", "usr/bin/ib_write_bw"];
+/// Longer than both take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What runs there, in the unpacked folder: a device that is shown as a ConnectX-7, then WRITEs between two processes.
+const STEPS: &str = "set -e
+./softnic run --model cx7 -- ibv_devinfo
+./softnic run -- ib_write_bw > /tmp/server.log 2>&1 & server=$!
+for try in $(seq 100); do ./softnic run -- ib_write_bw 127.0.0.1 && break; sleep 0.1; done
+wait $server";
+
+/// Refuses what is no such root.
+pub fn check(root: &Path) -> Result<()> {
+    for wanted in WANTED {
+        if !root.join(wanted).exists() {
+            return Err(not_a_root(root, &format!("it has no /{wanted}")));
+        }
+    }
+    Ok(())
+}
+
+/// Unpacks and runs it there.
+pub fn run(root: &Path, tarball: &Path, name: &str) -> Result<()> {
+    let place = root.join("tmp");
+    let _ = fs::remove_dir_all(place.join(name));
+    let mut tar = Command::new("tar");
+    tar.arg("-xzf").arg(tarball).arg("-C").arg(&place);
+    ensure!(tar.status().context("starting tar")?.success(), "unpacking into {} failed", place.display());
+    // Of its own: processes that a test leaves, and /proc and /dev as a booted system has them.
+    let inside = format!(
+        "mount -t proc proc '{root}/proc' && mount --rbind /dev '{root}/dev' && exec chroot '{root}' /bin/sh -c \"$0\"",
+        root = root.display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &inside]);
+    command.arg(format!("cd '/tmp/{name}'\n{STEPS}"));
+    let said = output(&mut command, LIMIT).context("the tarball in its root")?;
+    said.lines().for_each(|line| say!("  {line}"));
+    let problems = missing(&said);
+    ensure!(problems.is_empty(), "{}: {}", root.display(), problems.join("; "));
+    say!("{}: the NIC was found there, and WRITEs passed between two processes", root.display());
+    Ok(())
+}
+
+/// What the programs did not say.
+fn missing(said: &str) -> Vec<&'static str> {
+    let is_device = said.contains("hca_id:") && said.contains("PORT_ACTIVE");
+    // perftest's row: bytes, iterations, three rates.
+    let is_row = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.len() >= 4 && words[0] == "65536" && words[3].parse::<f64>().is_ok_and(|rate| rate > 0.0)
+    };
+    [(is_device, "ibv_devinfo shows no active port"), (said.lines().any(is_row), "ib_write_bw shows no rate")]
+        .into_iter()
+        .filter_map(|(is_there, what)| (!is_there).then_some(what))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_that_do_not_say_what_they_should_are_named() {
+        let said = "hca_id: mlx5_0\n state: PORT_ACTIVE (4)\n 65536      5000             3000.00            2900.50		   0.046\n";
+        assert_eq!(missing(said), [""; 0]);
+        assert_eq!(missing(&said.replace("PORT_ACTIVE", "PORT_DOWN")), ["ibv_devinfo shows no active port"]);
+        assert_eq!(missing(&said.replace("2900.50", "0.00")), ["ib_write_bw shows no rate"]);
+    }
+
+    #[test]
+    fn a_folder_without_the_programs_is_refused_with_the_command_that_makes_a_root() {
+        let error = check(Path::new("/nonexistent")).unwrap_err().to_string();
+        assert!(error.contains("it has no /usr/bin/ibv_devinfo; make one with: debootstrap"), "{error}");
+    }
+}
