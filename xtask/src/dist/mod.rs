@@ -62,7 +62,9 @@ pub fn run(options: &Options) -> Result<()> {
     let _ = fs::remove_dir_all(&folder);
     fill(&folder, &built, &revision).with_context(|| format!("filling {}", folder.display()))?;
     let tarball = pack(&out, &name)?;
+    let wheel = wheel(&out, &folder, &version(&revision))?;
     let bytes = fs::metadata(&tarball).context("the tarball")?.len();
+    say!("{}: `pip install` brings the command softnic, and pytest a fixture of the name", wheel.display());
     say!(
         "{}: {:.1} MiB, glibc {}.{} or newer",
         tarball.display(),
@@ -212,6 +214,16 @@ fn pack(out: &Path, name: &str) -> Result<PathBuf> {
         false => bail!("tar failed: {}", unfinished.display()),
     }
     Ok(tarball)
+}
+
+/// Packs the NIC and the plug-in of pytest for Python.
+fn wheel(out: &Path, folder: &Path, version: &str) -> Result<PathBuf> {
+    let wheel = out.join(format!("softnic-{version}-py3-none-manylinux_2_31_x86_64.whl"));
+    let mut python = Command::new("python3");
+    python.arg("-c").arg(include_str!("wheel.py")).arg(folder);
+    python.arg(root().join("packaging/python")).arg(version).arg(&wheel);
+    ensure!(python.status().context("starting python3")?.success(), "packing {} failed", wheel.display());
+    Ok(wheel)
 }
 
 /// Refuses what cannot be tried before minutes of building.

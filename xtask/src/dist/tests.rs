@@ -67,3 +67,101 @@ fn the_same_files_give_the_same_tarball_and_each_has_its_sum() {
     assert_eq!(paths, ["README", "include/x.h"]);
     fs::remove_dir_all(out).unwrap();
 }
+
+#[test]
+fn the_wheel_installs_its_command_and_the_same_files_give_the_same_wheel() {
+    let pip = || Command::new("python3").args(["-m", "pip", "--version"]).output();
+    need!(
+        pip().map_err(|e| e.to_string()).and_then(|said| said
+            .status
+            .success()
+            .then_some(())
+            .ok_or("no pip".into())),
+        pip,
+        "pip"
+    );
+    let out = std::env::temp_dir().join(format!("xtask-dist-wheel-{}", std::process::id()));
+    let folder = out.join("files");
+    fs::create_dir_all(&folder).unwrap();
+    for name in ["libsoftnic_preload.so", "LICENSE", "parts.spdx.json"] {
+        fs::write(folder.join(name), name).unwrap();
+    }
+    fs::write(folder.join("softnic"), "#!/bin/sh\necho \"stand-in $@\"\n").unwrap();
+    let made = wheel(&out, &folder, "1.2+ab").unwrap();
+    let first = fs::read(&made).unwrap();
+    assert!(fs::read(wheel(&out, &folder, "1.2+ab").unwrap()).unwrap() == first);
+    let there = installed(&made, &out);
+    let mut run = Command::new(there.join("bin/softnic"));
+    let said = run.args(["run", "--", "a"]).env("PYTHONPATH", &there).output().unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&said.stdout),
+        "stand-in run -- a\n",
+        "{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    fs::remove_dir_all(out).unwrap();
+}
+
+/// The plug-in's own tests, by pytest, over the NIC that users get.
+#[test]
+fn programs_run_on_a_fabric_under_pytest() {
+    let softnic = std::env::var_os("CARGO_BIN_EXE_softnic")
+        .map_or_else(|| target_dir().join("release/softnic"), PathBuf::from);
+    let library = softnic.with_file_name(LIBRARY);
+    let is_built =
+        || (softnic.is_file() && library.is_file()).then_some(()).ok_or(softnic.display().to_string());
+    need!(is_built(), softnic, "a release build of softnic");
+    let imports = |modules: &str| {
+        let said = Command::new("python3").args(["-c", &format!("import {modules}")]).output();
+        said.map_err(|e| e.to_string())
+            .and_then(|said| said.status.success().then_some(()).ok_or("python3 has none".into()))
+    };
+    need!(imports("pytest, pip"), pytest, "pytest and pip");
+    let perftest =
+        || Command::new("ib_write_bw").arg("--version").output().map(drop).map_err(|e| e.to_string());
+    need!(perftest(), perftest, "perftest");
+    let out = std::env::temp_dir().join(format!("xtask-dist-pytest-{}", std::process::id()));
+    let folder = out.join("files");
+    fs::create_dir_all(&folder).unwrap();
+    for (from, name) in [(&softnic, "softnic"), (&library, LIBRARY)] {
+        fs::copy(from, folder.join(name)).unwrap();
+    }
+    for name in ["LICENSE", "parts.spdx.json"] {
+        fs::write(folder.join(name), name).unwrap();
+    }
+    let there = installed(&wheel(&out, &folder, "1").unwrap(), &out);
+    let tests = root().join("packaging/python/test_softnic.py");
+    let mut pytest = Command::new("python3");
+    pytest
+        .args(["-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"])
+        .arg(tests)
+        .current_dir(&out)
+        .env("PYTHONPATH", there);
+    let said = pytest.output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(
+        said.status.success() && text.contains("6 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    fs::remove_dir_all(out).unwrap();
+}
+
+/// Where pip installs a wheel.
+fn installed(wheel: &Path, out: &Path) -> PathBuf {
+    let there = out.join("there");
+    let mut install = Command::new("python3");
+    install.args([
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--target",
+    ]);
+    let said = install.arg(&there).arg(wheel).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    there
+}
