@@ -165,3 +165,44 @@ fn installed(wheel: &Path, out: &Path) -> PathBuf {
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     there
 }
+
+/// The scripts of the CI action, as they stand there.
+fn steps(action: &str) -> Vec<String> {
+    let blocks = action.split("      run: |\n").skip(1);
+    let lines = |block: &str| {
+        block
+            .lines()
+            .map_while(|line| line.strip_prefix("        "))
+            .fold(String::new(), |all, line| all + line + "\n")
+    };
+    blocks.map(lines).collect()
+}
+
+#[test]
+fn the_steps_of_the_ci_action_unpack_the_tarball_and_refuse_a_damaged_one() {
+    let out = std::env::temp_dir().join(format!("xtask-dist-action-{}", std::process::id()));
+    let (folder, temp, paths) = (out.join("doorbell-1"), out.join("temp"), out.join("paths"));
+    for folder in [&folder, &temp] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::write(folder.join("softnic"), "#!/bin/sh\necho \"stand-in $@\"\n").unwrap();
+    fs::write(folder.join("SHA256SUMS"), sums(&folder, &folder).unwrap()).unwrap();
+    let action = fs::read_to_string(root().join("packaging/action/action.yml")).unwrap();
+    let steps = steps(&action);
+    assert_eq!(steps.len(), 2);
+    let run = |step: &str| {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", step]).env("RUNNER_TEMP", &temp).env("GITHUB_PATH", &paths);
+        bash.env("TARBALL", out.join("doorbell-1.tar.gz")).output().unwrap()
+    };
+    pack(&out, "doorbell-1").unwrap();
+    let said = run(&steps[0]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert_eq!(fs::read_to_string(&paths).unwrap(), format!("{}\n", temp.join("softnic").display()));
+    assert!(temp.join("softnic/softnic").is_file());
+    // Its sums stay those of before.
+    fs::write(folder.join("softnic"), "damaged\n").unwrap();
+    pack(&out, "doorbell-1").unwrap();
+    assert!(!run(&steps[0]).status.success());
+    fs::remove_dir_all(out).unwrap();
+}
