@@ -32,6 +32,7 @@ mod progress;
 mod setup;
 mod stop;
 mod test;
+mod testbed;
 mod tidy;
 mod wheels;
 mod workspace;
@@ -94,6 +95,8 @@ enum Command {
     Import(import::Options),
     /// Serve SqueezeNet to a client over the software NIC, and check every answer.
     Demo(demo::Options),
+    /// Two nodes on this machine, with networks, host names and files of their own, reached by ssh.
+    Testbed(testbed::Options),
     /// The models: list, build with seeded weights, fetch trained ones, verify.
     Zoo(zoo::Options),
 }
@@ -106,7 +109,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            tell!("xtask: {}", one_line(&error));
+            tell!("xtask: {}", one_line(&error, std::env::args().nth(1).as_deref()));
             return ExitCode::from(2);
         }
     };
@@ -123,10 +126,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with the command line; clap's own text has lines for the tip and the usage too.
-fn one_line(error: &clap::Error) -> String {
-    let command = Arguments::command();
-    let names: Vec<&str> = command.get_subcommands().map(|command| command.get_name()).collect();
+/// What is wrong with the command line, whose first word is given; clap's own text has lines for the tip and the usage too.
+fn one_line(error: &clap::Error, first: Option<&str>) -> String {
+    let whole = Arguments::command();
+    let first = first.and_then(|first| whole.find_subcommand(first));
+    let command = first.filter(|command| command.has_subcommands()).unwrap_or(&whole);
+    let listed = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let names: Vec<&str> = listed.map(|command| command.get_name()).collect();
     let names = names.join(", ");
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return format!("no command was given; there are: {names} (--help tells more)");
@@ -154,6 +160,7 @@ impl Command {
             Command::Docs(_) => Some("docs"),
             Command::Bundle(_) => Some("bundle"),
             Command::Import(_) => Some("import"),
+            Command::Testbed(_) => Some("testbed"),
             Command::Test(options) => (!options.gpu).then_some("test without --gpu"),
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
@@ -196,6 +203,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bundle(options) => bundle::run(&options),
         Command::Import(options) => import::run(&options),
         Command::Demo(options) => demo::run(&options),
+        Command::Testbed(options) => testbed::run(&options),
         Command::Zoo(options) => zoo::run(&options),
     }
 }
@@ -224,13 +232,16 @@ mod tests {
             ("test --resume", &["--gpu"]),
             ("import", &["<RESULTS>"]),
             ("demo --answers 15", &["--answers", "16"]),
-            ("setup everything", &["everything", "figure, bench, test"]),
+            ("setup everything", &["everything", "figure, bench, testbed, test"]),
             ("test --quick", &["--quick"]),
+            ("testbed", &["no command", "there are: up, status, down (--help"]),
+            ("testbed bogus", &["bogus", "there are: up, status, down (--help"]),
+            ("testbed up --port 0", &["--port", "0"]),
         ] {
             let words_given = ["xtask"].into_iter().chain(arguments.split_whitespace());
             let error = Arguments::try_parse_from(words_given).err().unwrap();
             assert!(error.use_stderr(), "{arguments}");
-            let line = one_line(&error);
+            let line = one_line(&error, arguments.split_whitespace().next());
             assert_eq!(line.lines().count(), 1, "{arguments}: {line}");
             assert!(words.iter().all(|word| line.contains(word)), "{arguments}: {line}");
             assert!(
@@ -259,6 +270,7 @@ mod tests {
             ("bench-post --gpu", None),
             ("bench-post --gpu --record", Some("--record")),
             ("import DIR", Some("import")),
+            ("testbed status", Some("testbed")),
             ("doctor", None),
             ("demo", None),
             ("zoo build --small", None),
