@@ -152,7 +152,6 @@ fn one_line(error: &clap::Error, first: Option<&str>) -> String {
 impl Command {
     /// What of it needs the source tree, and so cannot be had in a bundle.
     fn needs_tree(&self) -> Option<&'static str> {
-        let recorded = |options: &figure::Options| options.record.then_some("--record");
         match self {
             Command::Setup(_) => Some("setup"),
             Command::Tidy(_) => Some("tidy"),
@@ -164,7 +163,7 @@ impl Command {
             Command::Test(options) => (!options.gpu).then_some("test without --gpu"),
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
-            | Command::BenchPost { options, .. } => recorded(options),
+            | Command::BenchPost { options, .. } => options.needs_tree(),
             Command::BenchNic(options) | Command::BenchGpu(options) => options.record.then_some("--record"),
             Command::BenchModels(options) => options.record.then_some("--record"),
             Command::Doctor | Command::Demo(_) | Command::Zoo(_) => None,
@@ -221,6 +220,8 @@ mod tests {
             ("figure 4 --frobnicate", &["--frobnicate"]),
             ("figure 4 --quik", &["--quik", "a similar argument exists: '--quick'"]),
             ("figure 4 --quick --full", &["--quick", "--full"]),
+            ("figure 4 --smoke --record", &["--smoke", "--record"]),
+            ("figure 4 --where mars", &["mars", "local, netns"]),
             ("figure 4 --out", &["--out", "value"]),
             ("figure 4 --rate-gbps 0", &["--rate-gbps", "0.001 to 1000"]),
             ("figure 4 --rate-gbps fast", &["--rate-gbps", "no number"]),
@@ -261,6 +262,8 @@ mod tests {
             ("test --gpu", None),
             ("figure 4 --quick", None),
             ("figure 4 --record", Some("--record")),
+            ("figure 4 --where local", None),
+            ("figure 4 --where netns", Some("--where netns")),
             ("bench-nic --record", Some("--record")),
             ("bench-nic", None),
             ("bench-gpu", None),

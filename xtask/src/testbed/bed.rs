@@ -51,12 +51,12 @@ impl Testbed {
         let text = dir.display().to_string();
         if quoted(&text) != text || text.contains(['%', ',', ':']) {
             return Err(refused(format!(
-                "--dir {text}: give a path of letters, digits and / . _ - + = @ alone"
+                "testbed in {text}: give a path of letters, digits and / . _ - + = @ alone"
             )));
         }
         if text.len() > LONGEST_DIR {
             return Err(refused(format!(
-                "--dir {text}: its {} bytes leave no room for ssh's sockets; give a path of {LONGEST_DIR} at most",
+                "testbed in {text}: its {} bytes leave no room for ssh's sockets; give a path of {LONGEST_DIR} at most",
                 text.len()
             )));
         }

@@ -166,6 +166,11 @@ fn end(testbed: &Testbed, signal: Signal) {
     }
 }
 
+/// Processor seconds of all that runs on the nodes, and of what ended there and was waited for.
+pub fn seconds(testbed: &Testbed) -> f64 {
+    Found::of(testbed).processes().into_iter().filter_map(measure::others::seconds_of).sum()
+}
+
 /// What tells one namespace from another.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))

@@ -19,9 +19,11 @@ use crate::{stop, workspace};
 mod bed;
 mod found;
 mod node;
+pub mod playbook;
 
-pub use bed::Testbed;
+pub use bed::{Node, Testbed};
 use found::Found;
+pub use found::seconds;
 
 /// Longest that a small program such as `ip` may take, in seconds.
 const TOOL_S: u32 = 10;
@@ -75,6 +77,7 @@ pub fn run(options: &Options) -> Result<()> {
                 say!("testbed: already up in {}", testbed.dir().display());
             } else {
                 up(&testbed, port)?;
+                stop::removes_nothing();
             }
             testbed.use_lines().iter().for_each(|line| say!("  {line}"));
             Ok(())
@@ -82,7 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Makes both nodes. A failure or a signal removes what was made until then.
+/// Makes both nodes. A failure removes them, and so does a signal, until [`stop::removes_nothing`] is called.
 pub fn up(testbed: &Testbed, port: u16) -> Result<()> {
     allowed()?;
     let found = Found::of(testbed);
@@ -103,7 +106,6 @@ pub fn up(testbed: &Testbed, port: u16) -> Result<()> {
         let _ = found::remove(testbed);
         return Err(error);
     }
-    stop::removes_nothing();
     say!("testbed: up in {:.1} s", since.elapsed().as_secs_f64());
     Ok(())
 }
@@ -144,6 +146,11 @@ fn start(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
+/// Removes what a killed command left, if it left something.
+pub fn clear(testbed: &Testbed) -> Result<()> {
+    if Found::of(testbed).is_nothing() { Ok(()) } else { down(testbed) }
+}
+
 /// Removes all of it, and says what is left. A second call finds nothing, which is no error.
 pub fn down(testbed: &Testbed) -> Result<()> {
     if Found::of(testbed).is_nothing() {
@@ -173,7 +180,7 @@ fn status(testbed: &Testbed) -> Result<()> {
 }
 
 /// Refuses a process that may not make the namespaces, before anything is made.
-fn allowed() -> Result<()> {
+pub fn allowed() -> Result<()> {
     let lacks = |why: &str| {
         refused(format!(
             "testbed: {why}; making network and mount namespaces takes CAP_SYS_ADMIN and CAP_NET_ADMIN: run it as root, in a \

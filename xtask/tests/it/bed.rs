@@ -1,7 +1,7 @@
 //! A testbed of a test's own, and what it left on the machine, looked up without xtask.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -131,17 +131,18 @@ impl Said {
 
 /// Whether a testbed can be made here.
 pub fn machine() -> Result<(), String> {
-    for name in ["ip", "sshd", "ssh", "ssh-keygen", "unshare"] {
-        if !has(name) {
-            return Err(format!("there is no {name}"));
-        }
+    let setup =
+        Said::of(Command::new(env!("CARGO_BIN_EXE_xtask")).args(["setup", "testbed", "--no-install"]));
+    let programs = ["ip", "sshd", "ssh", "ssh-keygen", "unshare", "ansible-playbook"];
+    if let Some(missing) = programs.iter().find(|name| !has(name)) {
+        return Err(format!("there is no {missing}"));
     }
-    let made = Command::new("unshare").args(["-nmu", "true"]).output().map_err(|error| error.to_string())?;
-    made.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&made.stderr).into_owned())
+    let made = Said::of(Command::new("unshare").args(["-nmu", "true"]));
+    [setup, made].into_iter().find(|said| !said.ok).map_or(Ok(()), |said| Err(said.text.replace('\n', " ")))
 }
 
 fn has(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    folders.any(|folder: PathBuf| Path::new(&folder).join(name).is_file())
+    folders.any(|folder| folder.join(name).is_file())
 }

@@ -2,5 +2,6 @@
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 
+mod ansible;
 mod bed;
 mod testbed;

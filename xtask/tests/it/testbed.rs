@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::bed::{Bed, LIMIT, Said, machine};
 
-const NEEDS: &str = "root, iproute2, openssh-server and openssh-client";
+pub const NEEDS: &str = "root, iproute2, openssh-server, openssh-client and ansible-core";
 
 fn send(process: u32, signal: Signal) {
     kill(Pid::from_raw(process.try_into().unwrap()), signal).unwrap();
