@@ -142,11 +142,11 @@ pub fn remove(testbed: &Testbed) -> Result<Found> {
     if left.is_nothing() && wrong.is_empty() {
         return Ok(before);
     }
-    let wrong: Vec<String> = wrong.iter().map(|error| format!("{error:#}")).collect();
+    let wrong: Vec<String> = wrong.iter().map(|error| format!("{error:#}; ")).collect();
     bail!(
-        "testbed: not all of {} could be removed ({}); left: {}",
+        "testbed: not all of {} could be removed: {}left: {}",
         testbed.dir().display(),
-        wrong.join("; "),
+        wrong.concat(),
         left.words().join(", ")
     )
 }

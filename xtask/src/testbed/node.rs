@@ -31,6 +31,10 @@ cd private
 mkdir -m 755 etc etc.work opt opt.work
 mount -t overlay -o lowerdir=/etc,upperdir=etc,workdir=etc.work overlay /etc
 mount -t overlay -o lowerdir=/opt,upperdir=opt,workdir=opt.work overlay /opt
+# What follows would otherwise write the machine's own files.
+for at in /etc /opt; do
+    grep -q "^overlay $at overlay " /proc/self/mounts || { echo "no overlay is mounted on $at" >&2; exit 1; }
+done
 echo "$name" > /etc/hostname
 printf '127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.2 node2\n' > /etc/hosts
 sed -i 's/^root:!/root:*/' /etc/shadow
