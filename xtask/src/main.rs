@@ -34,6 +34,7 @@ mod report;
 mod setup;
 mod stop;
 mod test;
+mod testbed;
 mod tidy;
 mod wheels;
 mod workspace;
@@ -100,6 +101,8 @@ enum Command {
     Demo(demo::Options),
     /// Make a tarball of the programs for any x86-64 Linux with glibc 2.31 or newer.
     Dist(dist::Options),
+    /// Two nodes on this machine, with networks, host names and files of their own, reached by ssh.
+    Testbed(testbed::Options),
     /// The models: list, build with seeded weights, fetch trained ones, verify.
     Zoo(zoo::Options),
 }
@@ -112,7 +115,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            tell!("xtask: {}", one_line(&error));
+            tell!("xtask: {}", one_line(&error, std::env::args().nth(1).as_deref()));
             return ExitCode::from(2);
         }
     };
@@ -129,10 +132,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with the command line; clap's own text has lines for the tip and the usage too.
-fn one_line(error: &clap::Error) -> String {
-    let command = Arguments::command();
-    let names: Vec<&str> = command.get_subcommands().map(|command| command.get_name()).collect();
+/// What is wrong with the command line, whose first word is given; clap's own text has lines for the tip and the usage too.
+fn one_line(error: &clap::Error, first: Option<&str>) -> String {
+    let whole = Arguments::command();
+    let first = first.and_then(|first| whole.find_subcommand(first));
+    let command = first.filter(|command| command.has_subcommands()).unwrap_or(&whole);
+    let listed = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let names: Vec<&str> = listed.map(|command| command.get_name()).collect();
     let names = names.join(", ");
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return format!("no command was given; there are: {names} (--help tells more)");
@@ -152,7 +158,6 @@ fn one_line(error: &clap::Error) -> String {
 impl Command {
     /// What of it needs the source tree, and so cannot be had in a bundle.
     fn needs_tree(&self) -> Option<&'static str> {
-        let recorded = |options: &figure::Options| options.record.then_some("--record");
         match self {
             Command::Setup(_) => Some("setup"),
             Command::Tidy(_) => Some("tidy"),
@@ -162,10 +167,11 @@ impl Command {
             Command::Dist(_) => Some("dist"),
             Command::Import(_) => Some("import"),
             Command::Report(_) => Some("report"),
+            Command::Testbed(_) => Some("testbed"),
             Command::Test(options) => (!options.gpu).then_some("test without --gpu"),
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
-            | Command::BenchPost { options, .. } => recorded(options),
+            | Command::BenchPost { options, .. } => options.needs_tree(),
             Command::BenchNic(options) | Command::BenchGpu(options) => options.record.then_some("--record"),
             Command::BenchModels(options) => options.record.then_some("--record"),
             Command::Doctor | Command::Demo(_) | Command::Zoo(_) => None,
@@ -206,6 +212,7 @@ fn run(command: Command) -> Result<()> {
         Command::Report(options) => report::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Dist(options) => dist::run(&options),
+        Command::Testbed(options) => testbed::run(&options),
         Command::Zoo(options) => zoo::run(&options),
     }
 }
@@ -223,6 +230,8 @@ mod tests {
             ("figure 4 --frobnicate", &["--frobnicate"]),
             ("figure 4 --quik", &["--quik", "a similar argument exists: '--quick'"]),
             ("figure 4 --quick --full", &["--quick", "--full"]),
+            ("figure 4 --smoke --record", &["--smoke", "--record"]),
+            ("figure 4 --where mars", &["mars", "local, netns"]),
             ("figure 4 --out", &["--out", "value"]),
             ("figure 4 --rate-gbps 0", &["--rate-gbps", "0.001 to 1000"]),
             ("figure 4 --rate-gbps fast", &["--rate-gbps", "no number"]),
@@ -234,13 +243,16 @@ mod tests {
             ("test --resume", &["--gpu"]),
             ("import", &["<RESULTS>"]),
             ("demo --answers 15", &["--answers", "16"]),
-            ("setup everything", &["everything", "figure, bench, test"]),
+            ("setup everything", &["everything", "figure, bench, testbed, test"]),
             ("test --quick", &["--quick"]),
+            ("testbed", &["no command", "there are: up, status, down (--help"]),
+            ("testbed bogus", &["bogus", "there are: up, status, down (--help"]),
+            ("testbed up --port 0", &["--port", "0"]),
         ] {
             let words_given = ["xtask"].into_iter().chain(arguments.split_whitespace());
             let error = Arguments::try_parse_from(words_given).err().unwrap();
             assert!(error.use_stderr(), "{arguments}");
-            let line = one_line(&error);
+            let line = one_line(&error, arguments.split_whitespace().next());
             assert_eq!(line.lines().count(), 1, "{arguments}: {line}");
             assert!(words.iter().all(|word| line.contains(word)), "{arguments}: {line}");
             assert!(
@@ -260,6 +272,8 @@ mod tests {
             ("test --gpu", None),
             ("figure 4 --quick", None),
             ("figure 4 --record", Some("--record")),
+            ("figure 4 --where local", None),
+            ("figure 4 --where netns", Some("--where netns")),
             ("bench-nic --record", Some("--record")),
             ("bench-nic", None),
             ("bench-gpu", None),
@@ -270,6 +284,7 @@ mod tests {
             ("bench-post --gpu --record", Some("--record")),
             ("import DIR", Some("import")),
             ("report", Some("report")),
+            ("testbed status", Some("testbed")),
             ("doctor", None),
             ("demo", None),
             ("zoo build --small", None),

@@ -31,6 +31,8 @@ pub enum Purpose {
     Figure,
     /// `bench-nic`: perftest as well.
     Bench,
+    /// `testbed`: sshd and ansible as well.
+    Testbed,
     /// The tests: headers, test programs, lint tools, and a CUDA compiler (133 MB).
     Test,
 }
@@ -292,7 +294,9 @@ mod tests {
     fn each_purpose_holds_the_ones_before_it() {
         let count = |purpose| wanted(purpose).len();
         assert!(
-            count(Purpose::Figure) < count(Purpose::Bench) && count(Purpose::Bench) < count(Purpose::Test)
+            [Purpose::Figure, Purpose::Bench, Purpose::Testbed, Purpose::Test]
+                .map(count)
+                .is_sorted_by(|one, next| one < next)
         );
         let lines = LIST.lines().filter(|line| !line.starts_with('#')).count();
         assert_eq!((count(Purpose::Test), lines > 10), (lines, true), "a line that is no package");

@@ -29,6 +29,10 @@ const SOON: Duration = Duration::from_millis(50);
 static STOPPING: AtomicBool = AtomicBool::new(false);
 static AT_PACKAGES: AtomicBool = AtomicBool::new(false);
 static GOES_ON: Mutex<String> = Mutex::new(String::new());
+static REMOVES: Mutex<Option<Removal>> = Mutex::new(None);
+
+/// Removes what no process's end removes; an error is what is left.
+type Removal = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
 /// From now on a signal ends everything.
 pub fn watch() -> Result<()> {
@@ -83,6 +87,20 @@ pub fn goes_on_with(words: String) {
     }
 }
 
+/// What a stopped run does once all that it started has ended. It must start nothing through [`crate::process`], which holds.
+pub fn removes(removal: impl FnOnce() -> Result<(), String> + Send + 'static) {
+    if let Ok(mut removes) = REMOVES.lock() {
+        *removes = Some(Box::new(removal));
+    }
+}
+
+/// There is nothing to remove any more, or it is to stay.
+pub fn removes_nothing() {
+    if let Ok(mut removes) = REMOVES.lock() {
+        *removes = None;
+    }
+}
+
 /// Never returns once a signal came: called where a program was found ended, and before one is started, so that nothing
 /// more is said or done.
 pub fn hold() {
@@ -112,6 +130,10 @@ fn end() -> ! {
         }
     } else {
         end_all(PATIENCE);
+        let removal = REMOVES.lock().ok().and_then(|mut removes| removes.take());
+        if let Some(Err(left)) = removal.map(|removal| removal()) {
+            goes_on.push_str(&format!("; {left}"));
+        }
     }
     let _ = writeln!(stderr, "{start}xtask: stopped by a signal{goes_on}");
     std::process::exit(INTERRUPTED)

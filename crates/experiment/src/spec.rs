@@ -250,6 +250,8 @@ struct Less {
 /// Which of the grids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
+    /// The first and the last x of `quick`, once.
+    Smoke,
     /// Within a minute.
     Quick,
     /// As the spec says.
@@ -262,6 +264,7 @@ impl Extent {
     /// As results call it.
     pub fn name(self) -> &'static str {
         match self {
+            Extent::Smoke => "smoke",
             Extent::Quick => "quick",
             Extent::Normal => "normal",
             Extent::Full => "full",
@@ -270,7 +273,8 @@ impl Extent {
 
     /// The one that results call so.
     pub fn named(name: &str) -> Option<Extent> {
-        [Extent::Quick, Extent::Normal, Extent::Full].into_iter().find(|extent| extent.name() == name)
+        let all = [Extent::Smoke, Extent::Quick, Extent::Normal, Extent::Full];
+        all.into_iter().find(|extent| extent.name() == name)
     }
 }
 
@@ -331,12 +335,19 @@ impl Spec {
         let repeats = self.series.iter().filter_map(|(name, series)| Some((name.clone(), series.repeat?)));
         let mut grid = Grid { x: self.x.clone(), own, repeats: repeats.collect(), ..self.grid.clone() };
         let other = match extent {
-            Extent::Quick => &self.quick,
+            Extent::Smoke | Extent::Quick => &self.quick,
             Extent::Full => &self.full,
             Extent::Normal => return grid,
         };
         grid.factors.extend(other.factors.clone());
         (grid.repeat, grid.seconds) = (other.repeat, other.seconds);
+        if extent == Extent::Smoke {
+            grid.repeat = 1;
+            if let Some(xs) = self.x.as_ref().and_then(|x| grid.factors.get_mut(x)) {
+                let last = xs.len().saturating_sub(1);
+                xs.drain(1.min(last)..last);
+            }
+        }
         grid
     }
 
@@ -420,6 +431,8 @@ mod tests {
             let spec = spec(figure);
             assert_eq!(spec.nic.get("pump").and_then(toml::Value::as_bool), Some(false));
             assert_eq!(spec.nic.get("strict").and_then(toml::Value::as_bool), Some(true));
+            let smoke = spec.grid(Extent::Smoke);
+            assert_eq!((smoke.xs(), smoke.repeat), (vec![64, 1 << 20], 1), "{figure}");
             for extent in [Extent::Quick, Extent::Normal, Extent::Full] {
                 let sizes = spec.grid(extent).xs();
                 assert_eq!(
@@ -478,6 +491,7 @@ mod tests {
         };
         assert_eq!(order(Extent::Normal), "a64.0 b64.0 a128.0 b128.0 a64.1 b64.1 a128.1 b128.1 ");
         assert_eq!(order(Extent::Quick), "a64.0 b64.0 ");
+        assert_eq!(order(Extent::Smoke), "a64.0 b64.0 ", "there is only one size");
         assert_eq!(spec.grid(Extent::Full).keys().len(), 12, "sizes as in the grid");
         let once = Spec::parse("s", &format!("{SPEC}[series.b]\nrepeat = 1\n")).unwrap();
         assert_eq!(once.grid(Extent::Full).keys().len(), 8, "one of them is measured once");

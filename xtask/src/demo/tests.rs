@@ -105,7 +105,8 @@ fn the_label_says_what_was_no_hardware_and_which_engine_computed() {
 fn built() -> Option<(Programs, Engine)> {
     let programs = Programs::of(&workspace::target_dir().join("debug"));
     let Programs { softnic, server, client, profiler } = &programs;
-    let all = [softnic, server, client, profiler].into_iter().all(|program| program.is_file());
+    let library = softnic.with_file_name("libsoftnic_preload.so");
+    let all = [softnic, &library, server, client, profiler].into_iter().all(|file| file.is_file());
     let engine = if wheels::ONNX_RUNTIME.used().exists() { Engine::Onnx } else { Engine::Twin };
     all.then_some((programs, engine))
 }

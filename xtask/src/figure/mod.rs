@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use experiment::modelled;
 use experiment::point::needs_gpu;
 use experiment::run::{self, Extra};
@@ -28,6 +28,7 @@ use crate::stop;
 use crate::workspace::{self, root};
 
 pub mod models;
+mod netns;
 mod nic;
 pub mod path;
 pub mod posts;
@@ -43,6 +44,12 @@ pub struct Options {
     /// Fewer and shorter points: at most a minute after the build.
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
+    /// Figures 4 and 5: two sizes a series, once each, to see that everything works.
+    #[arg(long, conflicts_with_all = ["quick", "full", "record"])]
+    smoke: bool,
+    /// Figures 4 and 5: where both ends run [default: local].
+    #[arg(long = "where", value_enum, value_name = "WHERE")]
+    place: Option<Place>,
     /// Every published size, more and longer repetitions.
     #[arg(long)]
     full: bool,
@@ -78,9 +85,25 @@ pub struct Options {
     pub no_install: bool,
 }
 
+/// Where both ends of a transfer run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Place {
+    /// On this host, or with --nic here and on --peer.
+    Local,
+    /// On two nodes that are made for the run: network namespaces of this machine.
+    Netns,
+}
+
 impl Options {
+    /// What of it needs the source tree, and so cannot be had in a bundle.
+    pub fn needs_tree(&self) -> Option<&'static str> {
+        let on_nodes = (self.place == Some(Place::Netns)).then_some("--where netns");
+        self.record.then_some("--record").or(on_nodes)
+    }
+
     fn extent(&self) -> Extent {
         match (self.quick, self.full) {
+            _ if self.smoke => Extent::Smoke,
             (true, _) => Extent::Quick,
             (_, true) => Extent::Full,
             _ => Extent::Normal,
@@ -106,6 +129,11 @@ fn rate_gbps(text: &str) -> Result<f64, String> {
 pub fn run(name: &str, options: &Options) -> Result<()> {
     let mut experiment = Experiment::read(&experiments(), name)?;
     let app = experiment.spec.app.as_str();
+    let on_nodes = options.place == Some(Place::Netns);
+    if app != transfer::APP && (options.smoke || on_nodes) {
+        let option = if options.smoke { "--smoke" } else { "--where netns" };
+        return Err(refused(format!("{name}: {option} is of figures 4 and 5; leave it out")));
+    }
     if app == models::APP {
         if options.nic.is_some() || options.rate_gbps.is_some() {
             return Err(refused(format!("{name}: it needs no NIC; leave --nic and --rate-gbps out")));
@@ -148,6 +176,9 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     if let Some(rate) = options.rate_gbps {
         experiment.spec.nic.insert("rate_gbps".into(), rate.into());
     }
+    if on_nodes {
+        netns::prepare(&mut experiment.spec, options)?;
+    }
     // What the user can mend is said before minutes of building.
     let how = check(&experiment, options)?;
     if options.dry_run {
@@ -164,9 +195,15 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     if let Some(device) = &options.nic {
         Nic::card(device)?;
     }
+    if on_nodes {
+        netns::testbed(&how.out)?;
+    }
     let _locked = resume::lock(&how.out)?;
-    setup::prepare(Purpose::Figure, options.no_install)?;
+    setup::prepare(if on_nodes { Purpose::Testbed } else { Purpose::Figure }, options.no_install)?;
     build()?;
+    if on_nodes {
+        return netns::execute(&experiment, options, &how.out);
+    }
     execute(&experiment, options, &how.out, &Programs::release())
 }
 
@@ -273,6 +310,8 @@ fn resuming(figure: &str, options: &Options, out: &Path) -> String {
     let mut words = vec![workspace::us(), "figure".to_owned(), figure.to_owned()];
     let switches = [
         ("--quick", options.quick),
+        ("--smoke", options.smoke),
+        ("--where netns", options.place == Some(Place::Netns)),
         ("--full", options.full),
         ("--record", options.record),
         ("--no-install", options.no_install),
@@ -326,6 +365,10 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
     let whole = grid.keys().len();
     let on_a_gpu = grid.without_gpu();
     let keys = grid.keys();
+    let software = match options.place {
+        Some(Place::Netns) => "the software NIC on two nodes, RoCEv2 between them",
+        _ => "the software NIC, two processes",
+    };
     let lists = |series: &str| -> Vec<u64> { grid.others(series).iter().map(|at| at["list"]).collect() };
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
@@ -338,7 +381,7 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
             grid.repeat,
             grid.seconds
         ),
-        format!("nic: {}", options.nic.as_deref().unwrap_or("the software NIC, two processes")),
+        format!("nic: {}", options.nic.as_deref().unwrap_or(software)),
         format!("results: {}", out.display()),
     ];
     if let Some(rate) = options.rate_gbps {

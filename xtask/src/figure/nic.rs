@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use measure::{Label, Provenance, Revision};
 use serde::Deserialize;
 
+use super::netns::Nodes;
 use crate::process::{Ended, Speaking, WAIT};
 use crate::refused::refused;
 use crate::workspace;
@@ -61,6 +62,8 @@ pub enum Nic {
         /// `mlx5_0`
         device: String,
     },
+    /// The software NIC on both nodes of a testbed, RoCEv2 between them.
+    Nodes(Nodes),
 }
 
 impl Nic {
@@ -104,15 +107,22 @@ impl Nic {
 
     pub fn device(&self) -> &str {
         match self {
-            Nic::Software { .. } => "mlx5_0",
+            Nic::Software { .. } | Nic::Nodes(_) => "mlx5_0",
             Nic::Card { device } => device,
         }
+    }
+
+    /// Counts what other programs take from now on, where that of this host's own processes is not enough.
+    pub fn others(&self) -> Option<impl Fn() -> Option<f64>> {
+        let Nic::Nodes(nodes) = self else { return None };
+        Some(nodes.others())
     }
 
     /// The generator on this NIC; options follow.
     pub fn generator(&self, programs: &Programs) -> Command {
         match self {
             Nic::Card { .. } => Command::new(&programs.generator),
+            Nic::Nodes(nodes) => nodes.sender(),
             Nic::Software { config, fabric } => {
                 let mut command = Command::new(&programs.softnic);
                 command
@@ -159,9 +169,18 @@ pub struct Peer<'a> {
 }
 
 impl Receiver {
+    /// One that `session` keeps running.
+    pub fn standing(address: String, session: Speaking) -> Receiver {
+        Receiver::Standing { address, _session: Some(Box::new(session)) }
+    }
+
     /// The receiver for `nic`: started over ssh on `peer`, or by hand on a host that the user then names.
     pub fn find(nic: &Nic, peer: Option<Peer<'_>>, logs: &Path) -> Result<Receiver> {
-        let Nic::Card { device } = nic else { return Ok(Receiver::Each) };
+        let device = match nic {
+            Nic::Software { .. } => return Ok(Receiver::Each),
+            Nic::Nodes(nodes) => return nodes.receiver(logs),
+            Nic::Card { device } => device,
+        };
         let listen = |port: u16| format!("--listen 0.0.0.0:{port} --nic {device} --sessions 0 --json -");
         let Some(Peer { host, generator, ssh, port }) = peer else {
             say!(
@@ -184,10 +203,7 @@ impl Receiver {
         command.arg(format!("{} {}", super::quoted(generator), listen(port)));
         let mut session = Speaking::start(&mut command, &logs.join("receiver.log"))?;
         match session.json("listening", WAIT) {
-            Ok(_) => Ok(Receiver::Standing {
-                address: format!("{host}:{port}"),
-                _session: Some(Box::new(session)),
-            }),
+            Ok(_) => Ok(Receiver::standing(format!("{host}:{port}"), session)),
             Err(error) => Err(refused(format!(
                 "no receiver on {host}: {error:#}; say where its generator is (--peer-generator PATH), or run \
                  `generator {}` there and leave --peer out here",
@@ -258,8 +274,8 @@ impl Probe {
     pub fn link_gbps(&self, nic: &Nic) -> Option<f64> {
         let device = self.devices.iter().find(|device| device.name == nic.device());
         match nic {
-            // Shared memory has no rate; what the port claims is for programs that ask.
-            Nic::Software { .. } => None,
+            // Neither shared memory nor a veth pair has a rate; what the port claims is for programs that ask.
+            Nic::Software { .. } | Nic::Nodes(_) => None,
             Nic::Card { .. } => device?.ports.first()?.speed_gbps,
         }
     }
@@ -269,7 +285,7 @@ impl Probe {
     pub fn provenance(&self, nic: &Nic, options: &toml::Table, revision: Revision) -> Result<Provenance> {
         let mut provenance = Provenance::of(revision, &[]);
         let label = match nic {
-            Nic::Software { .. } => Label::Emulated,
+            Nic::Software { .. } | Nic::Nodes(_) => Label::Emulated,
             Nic::Card { .. } => Label::Hardware,
         };
         (provenance.nic, provenance.link) = (label, label);
@@ -282,7 +298,7 @@ impl Probe {
             }
         }
         provenance.nic_options = match nic {
-            Nic::Software { .. } => self::options(options),
+            Nic::Software { .. } | Nic::Nodes(_) => self::options(options),
             Nic::Card { .. } => self.card_options(nic.device()),
         };
         Ok(provenance)

@@ -206,6 +206,7 @@ impl run::Bench for Bench<'_> {
 
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let series = &key.series;
+        let others = self.nic.others();
         let mut receiver = None;
         let address = match self.receiver {
             Receiver::Standing { address, .. } => address.clone(),
@@ -226,6 +227,7 @@ impl run::Bench for Bench<'_> {
         command.args(self.transfer.sender_options(self.spec, series, key.x, list(key), seconds));
         let mut sender = Speaking::start(&mut command, &self.logs.join("sender.log"))?;
         let (answer, posting_threads) = watch(&mut sender, RESULT + Duration::from_secs_f64(seconds))?;
+        let others = others.and_then(|others| others());
         let run: Run = serde_json::from_value(answer.clone()).context("reading the sender's result")?;
         match sender.child.wait(WAIT)? {
             _ if run.interrupted => bail!("stopped by a signal"),
@@ -264,6 +266,7 @@ impl run::Bench for Bench<'_> {
             settings: [("window".to_owned(), run.window), ("batch".to_owned(), run.batch)].into(),
             values: numbers.collect(),
             missing: run.missing(),
+            others,
             detail: answer,
             ..Point::new(&self.spec.name, key.clone(), label, provenance)
         })

@@ -1,0 +1,267 @@
+//! `cargo xtask testbed`: two nodes on this machine, each with a network, a host name and files of its own, reached by ssh.
+//!
+//! Follows `network_namespaces(7)`, `mount_namespaces(7)` and `sshd_config(5)`. A supervisor owns both sshds, so that `up` can
+//! return. Left out: PID and user namespaces; `/usr`, `/var` and `/home` are the machine's own.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+
+use crate::process::Speaking;
+use crate::refused::refused;
+use crate::setup::{self, Purpose};
+use crate::{stop, workspace};
+
+mod bed;
+mod found;
+mod node;
+pub mod playbook;
+
+pub use bed::{Node, Testbed};
+use found::Found;
+pub use found::seconds;
+
+/// Longest that a small program such as `ip` may take, in seconds.
+const TOOL_S: u32 = 10;
+/// Longest until both sshds listen.
+const LISTENING: Duration = Duration::from_secs(10);
+
+#[derive(Args)]
+pub struct Options {
+    #[command(subcommand)]
+    what: What,
+    /// Folder of the testbed's keys, logs and ssh configuration [default: target/testbed].
+    #[arg(long, value_name = "DIR", global = true)]
+    dir: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Make both nodes, and check a login to each.
+    Up {
+        /// Port of sshd on each node's own address.
+        #[arg(long, default_value = "2222", value_parser = clap::value_parser!(u16).range(1..))]
+        port: u16,
+        /// Install nothing; if a package is missing, print the command and end with exit status 2.
+        #[arg(long)]
+        no_install: bool,
+    },
+    /// Say what of the testbed is there; exit status 0 when all of it is.
+    Status,
+    /// End and remove all of it, from any state, and check that nothing is left.
+    Down,
+    /// Own the sshds until a signal comes: `up` starts it.
+    #[command(hide = true)]
+    Hold,
+}
+
+impl Options {
+    fn testbed(&self) -> Result<Testbed> {
+        Testbed::at(&self.dir.clone().unwrap_or_else(|| workspace::target_dir().join("testbed")))
+    }
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    let testbed = options.testbed()?;
+    match options.what {
+        What::Hold => node::hold(&testbed),
+        What::Down => down(&testbed),
+        What::Status => status(&testbed),
+        What::Up { port, no_install } => {
+            setup::prepare(Purpose::Testbed, no_install)?;
+            if Found::of(&testbed).is_whole() {
+                say!("testbed: already up in {}", testbed.dir().display());
+            } else {
+                up(&testbed, port)?;
+                stop::removes_nothing();
+            }
+            testbed.use_lines().iter().for_each(|line| say!("  {line}"));
+            Ok(())
+        }
+    }
+}
+
+/// Makes both nodes. A failure removes them, and so does a signal, until [`stop::removes_nothing`] is called.
+pub fn up(testbed: &Testbed, port: u16) -> Result<()> {
+    allowed()?;
+    let found = Found::of(testbed);
+    if !found.is_nothing() {
+        return Err(refused(format!(
+            "a part of a testbed is in {} ({}); remove it with `{}`, then try again",
+            testbed.dir().display(),
+            found.words().join(", "),
+            testbed.command("down")
+        )));
+    }
+    let since = Instant::now();
+    testbed.make(port)?;
+    let to_remove = testbed.clone();
+    stop::removes(move || found::remove(&to_remove).map(drop).map_err(|error| format!("{error:#}")));
+    if let Err(error) = start(testbed) {
+        // The first error is the one to tell; `down` tells what could not be removed.
+        let _ = found::remove(testbed);
+        return Err(error);
+    }
+    say!("testbed: up in {:.1} s", since.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn start(testbed: &Testbed) -> Result<()> {
+    let [one, two] = testbed.nodes();
+    for node in [&one, &two] {
+        tool(&["ip", "netns", "add", &node.namespace])?;
+    }
+    let mtu = bed::MTU.to_string();
+    tool(
+        &[
+            &["ip", "link", "add", "eth0", "mtu", &mtu, "netns", &one.namespace, "type", "veth"][..],
+            &["peer", "name", "eth0", "mtu", &mtu, "netns", &two.namespace],
+        ]
+        .concat(),
+    )?;
+    for node in [&one, &two] {
+        let address = format!("{}/24", node.address);
+        tool(&["ip", "-n", &node.namespace, "link", "set", "lo", "up"])?;
+        tool(&["ip", "-n", &node.namespace, "addr", "add", &address, "dev", "eth0"])?;
+        tool(&["ip", "-n", &node.namespace, "link", "set", "eth0", "up"])?;
+    }
+    let us = std::env::current_exe().context("finding this program")?;
+    let mut command = Command::new(us);
+    command.args(["testbed", "hold", "--dir"]).arg(testbed.dir());
+    let mut supervisor = Speaking::start(&mut command, &testbed.dir().join("supervisor.log"))?;
+    supervisor.json("up", LISTENING).context("starting sshd on both nodes")?;
+    // It outlives this command: dropping it would end it.
+    std::mem::forget(supervisor);
+    for node in [&one, &two] {
+        let said = tool(&[&testbed.ssh().display().to_string(), &node.name, "hostname"])
+            .with_context(|| format!("logging in to {}", node.name))?;
+        if said.trim() != node.name {
+            bail!("{} calls itself `{}`", node.name, said.trim());
+        }
+    }
+    Ok(())
+}
+
+/// Removes what a killed command left, if it left something.
+pub fn clear(testbed: &Testbed) -> Result<()> {
+    if Found::of(testbed).is_nothing() { Ok(()) } else { down(testbed) }
+}
+
+/// Removes all of it, and says what is left. A second call finds nothing, which is no error.
+pub fn down(testbed: &Testbed) -> Result<()> {
+    if Found::of(testbed).is_nothing() {
+        say!("testbed: there is none in {}", testbed.dir().display());
+        return Ok(());
+    }
+    let since = Instant::now();
+    let removed = found::remove(testbed)?;
+    let seconds = since.elapsed().as_secs_f64();
+    say!("testbed: removed in {seconds:.1} s: {}; nothing is left", removed.words().join(", "));
+    Ok(())
+}
+
+fn status(testbed: &Testbed) -> Result<()> {
+    let (found, dir) = (Found::of(testbed), testbed.dir().display());
+    if found.is_nothing() {
+        bail!("testbed: there is none in {dir}; `{}` makes it", testbed.command("up"));
+    }
+    let state = if found.is_whole() { "up" } else { "not whole" };
+    say!("testbed: {state} in {dir}");
+    found.lines(testbed).iter().for_each(|line| say!("  {line}"));
+    if !found.is_whole() {
+        bail!("testbed: it is not whole; `{}` removes what is there", testbed.command("down"));
+    }
+    testbed.use_lines().iter().for_each(|line| say!("  {line}"));
+    Ok(())
+}
+
+/// Refuses a process that may not make the namespaces, before anything is made.
+pub fn allowed() -> Result<()> {
+    let lacks = |why: &str| {
+        refused(format!(
+            "testbed: {why}; making network and mount namespaces takes CAP_SYS_ADMIN and CAP_NET_ADMIN: run it as root, in a \
+             container with these capabilities. `{} figure 4 --where local` measures without a testbed",
+            workspace::us()
+        ))
+    };
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if let Some(name) = missing_right(&status) {
+        return Err(lacks(&format!("this process lacks {name}")));
+    }
+    // A container's filter of system calls may forbid it all the same.
+    tool(&["unshare", "-nmu", "true"]).map(drop).map_err(|error| lacks(&format!("{error:#}")))
+}
+
+/// The first missing capability, by `CapEff` of `proc_pid_status(5)`; numbers as in `linux/capability.h`.
+fn missing_right(status: &str) -> Option<&'static str> {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    let rights = [("CAP_SYS_ADMIN", 21), ("CAP_NET_ADMIN", 12)];
+    rights.into_iter().find(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| name)
+}
+
+/// What a small program says on stdout. It is ended after [`TOOL_S`] seconds; its last line on stderr is the error.
+///
+/// Not by [`crate::process::output`], which starts nothing once a signal came: this also removes what a stopped `up` made.
+fn tool(words: &[&str]) -> Result<String> {
+    let output = Command::new("timeout")
+        .args(["--kill-after=1", &TOOL_S.to_string()])
+        .args(words)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .context("starting timeout")?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let last = said.trim().lines().last().unwrap_or("it said nothing");
+    match output.status.code() {
+        Some(124 | 137) => bail!("`{}` took longer than {TOOL_S} s", words.join(" ")),
+        _ => bail!("`{}` failed: {last}", words.join(" ")),
+    }
+}
+
+/// The program of this name; the absolute path by which sshd has to be started.
+fn program(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    let found = folders.map(|folder| folder.join(name)).find(|program| program.is_file());
+    // A node does not see every folder of the machine's PATH.
+    found
+        .and_then(|program| fs::canonicalize(program).ok())
+        .with_context(|| format!("there is no {name} on this machine"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_missing_right_is_named() {
+        let status = |mask: &str| format!("Name:\tx\nCapEff:\t{mask}\nCapBnd:\t0\n");
+        for (mask, missing) in [
+            ("000001ffffffffff", None),
+            ("000001ffffdfffff", Some("CAP_SYS_ADMIN")),
+            ("0000000000200000", Some("CAP_NET_ADMIN")),
+            ("0000000000000000", Some("CAP_SYS_ADMIN")),
+            ("?", Some("CAP_SYS_ADMIN")),
+        ] {
+            assert_eq!(missing_right(&status(mask)), missing, "{mask}");
+        }
+    }
+
+    #[test]
+    fn a_tool_that_fails_or_hangs_is_named_with_its_words() {
+        assert_eq!(tool(&["echo", "said"]).unwrap(), "said\n");
+        let error = tool(&["sh", "-c", "echo first >&2; echo last >&2; exit 3"]).unwrap_err().to_string();
+        assert!(error.ends_with("failed: last"), "{error}");
+        assert!(Path::new(&program("sh").unwrap()).is_absolute());
+        assert!(program("no-such-program").unwrap_err().to_string().contains("no-such-program"));
+    }
+}

@@ -1,0 +1,66 @@
+//! Runs a playbook of `ansible/` on a testbed's nodes; ansible's own files stay in the testbed's folder.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+
+use super::Testbed;
+use crate::process::{Ended, run_logged};
+use crate::workspace;
+
+/// Longest that a playbook may take: ten times what it took on two busy cores.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs `playbook` with `variables` of the form `NAME=VALUE`. Error: what went wrong on which host, and the log's path.
+pub fn run(testbed: &Testbed, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
+    let ansible = workspace::root().join("ansible");
+    let mut command = Command::new("ansible-playbook");
+    command.current_dir(&ansible).args(["-i", "inventories/netns.yml", playbook]);
+    command.args(["-e", &format!("testbed_dir={}", testbed.dir().display())]);
+    command.args(variables.iter().flat_map(|variable| ["-e", variable]));
+    command.env("ANSIBLE_CONFIG", ansible.join("ansible.cfg"));
+    command.env("ANSIBLE_HOME", testbed.dir().join("ansible"));
+    // It starts in no other locale.
+    command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_NOCOLOR", "1")]);
+    let ended = run_logged(&mut command, log, LIMIT)?;
+    if ended == Ended::Well {
+        return Ok(());
+    }
+    let said = fs::read_to_string(log).unwrap_or_default();
+    let failures: Vec<String> = said.lines().filter_map(failure).collect();
+    let why = if failures.is_empty() { ended.to_string() } else { failures.join("; ") };
+    bail!("{playbook}: {why} (whole log: {})", log.display())
+}
+
+/// Host and reason in a line such as `fatal: [node2]: FAILED! => {"msg": "…"}`.
+fn failure(line: &str) -> Option<String> {
+    let rest = ["fatal: [", "failed: ["].iter().find_map(|begin| line.strip_prefix(begin))?;
+    let (host, rest) = rest.split_once(']')?;
+    let object = rest.split_once("=> ").and_then(|(_, object)| serde_json::from_str::<Value>(object).ok());
+    let field = |name: &str| Some(object.as_ref()?[name].as_str()?.to_owned());
+    let why = field("stderr").filter(|text| !text.is_empty()).or_else(|| field("msg"));
+    Some(format!("{host}: {}", why.unwrap_or_else(|| rest.trim_start_matches(':').trim().to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_task_names_its_host_and_reason() {
+        for (line, said) in [
+            (r#"fatal: [node2]: FAILED! => {"msg": "no room"}"#, Some("node2: no room")),
+            (r#"fatal: [node1]: UNREACHABLE! => {"msg": "timed out"}"#, Some("node1: timed out")),
+            (r#"failed: [a.b] (item=x) => {"msg": "rc", "stderr": "why"}"#, Some("a.b: why")),
+            (r#"failed: [a] (item=[1]) => {"msg": "rc", "stderr": ""}"#, Some("a: rc")),
+            ("fatal: [node1]: odd", Some("node1: odd")),
+            ("ok: [node1]", None),
+        ] {
+            assert_eq!(failure(line).as_deref(), said, "{line}");
+        }
+    }
+}

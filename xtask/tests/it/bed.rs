@@ -1,0 +1,148 @@
+//! A testbed of a test's own, and what it left on the machine, looked up without xtask.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that a command of these tests takes on a machine that is busy with others.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Removed when it is dropped.
+pub struct Bed {
+    pub dir: PathBuf,
+}
+
+impl Bed {
+    /// A folder of that name where no testbed is yet; ssh's sockets need a short path.
+    pub fn new(name: &str) -> Bed {
+        Bed { dir: std::env::temp_dir().join(format!("tb-{name}-{}", std::process::id())) }
+    }
+
+    /// The same with both nodes up.
+    pub fn up(name: &str) -> Bed {
+        let bed = Bed::new(name);
+        let up = bed.testbed("up");
+        assert!(up.ok, "{up:?}");
+        bed
+    }
+
+    pub fn command(&self, what: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.args(["testbed", what, "--dir"]).arg(&self.dir).stdin(Stdio::null());
+        if what == "up" {
+            command.arg("--no-install");
+        }
+        command
+    }
+
+    pub fn testbed(&self, what: &str) -> Said {
+        Said::of(&mut self.command(what))
+    }
+
+    pub fn start(&self, what: &str) -> Child {
+        self.command(what).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Runs a line of shell on a node.
+    pub fn on(&self, node: &str, line: &str) -> Said {
+        Said::of(Command::new(self.dir.join("ssh")).args([node, line]))
+    }
+
+    /// What is left on this machine: names of namespaces, processes, mounts, the folder.
+    pub fn left(&self) -> Vec<String> {
+        let dir = self.dir.display().to_string();
+        let mut left = Vec::new();
+        for name in self.namespaces() {
+            left.push(format!("network namespace {name}"));
+        }
+        for process in fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path()) {
+            let command = fs::read(process.join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command).replace('\0', " ");
+            if command.contains(&dir) {
+                left.push(format!("process {command}"));
+            }
+            if fs::read_to_string(process.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&dir)) {
+                left.push(format!("mount seen by {} {command}", process.display()));
+            }
+        }
+        if self.dir.exists() {
+            left.push(dir);
+        }
+        left
+    }
+
+    /// Of this testbed, by the folder's name in `ssh`, or all that were not there before if that is gone.
+    fn namespaces(&self) -> Vec<String> {
+        let known = KNOWN.lock().unwrap();
+        let names = known.iter().filter(|(dir, _)| *dir == self.dir).map(|(_, tag)| tag.clone());
+        let tags: Vec<String> = names.collect();
+        let there = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        let there = there.map(|entry| entry.file_name().into_string().unwrap());
+        there.filter(|name| tags.iter().any(|tag| name.contains(tag))).collect()
+    }
+
+    /// Notes what the namespaces of this testbed are called, while its files still say so.
+    pub fn note(&self) {
+        let script = fs::read_to_string(self.dir.join("ssh")).unwrap();
+        let tag = script.split("doorbell-").nth(1).unwrap().split('-').next().unwrap();
+        KNOWN.lock().unwrap().push((self.dir.clone(), tag.to_owned()));
+    }
+
+    /// The process that owns the sshds.
+    pub fn supervisor(&self) -> u32 {
+        let status = self.testbed("status").text;
+        let line = status.lines().find_map(|line| line.trim().strip_prefix("supervisor "));
+        line.unwrap().parse().unwrap()
+    }
+}
+
+static KNOWN: std::sync::Mutex<Vec<(PathBuf, String)>> = std::sync::Mutex::new(Vec::new());
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.testbed("down");
+    }
+}
+
+/// How a program ended and what it said on both streams.
+#[derive(Debug)]
+pub struct Said {
+    pub ok: bool,
+    pub code: Option<i32>,
+    pub text: String,
+}
+
+impl Said {
+    /// Of a program that ends within [`LIMIT`].
+    pub fn of(command: &mut Command) -> Said {
+        let since = Instant::now();
+        let Output { status, stdout, stderr } = command.output().unwrap();
+        assert!(since.elapsed() < LIMIT, "{command:?}");
+        let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        Said { ok: status.success(), code: status.code(), text }
+    }
+
+    #[track_caller]
+    pub fn has(&self, words: &[&str]) {
+        assert!(words.iter().all(|word| self.text.contains(word)), "{words:?}: {self:?}");
+    }
+}
+
+/// Whether a testbed can be made here.
+pub fn machine() -> Result<(), String> {
+    let setup =
+        Said::of(Command::new(env!("CARGO_BIN_EXE_xtask")).args(["setup", "testbed", "--no-install"]));
+    let programs = ["ip", "sshd", "ssh", "ssh-keygen", "unshare", "ansible-playbook"];
+    if let Some(missing) = programs.iter().find(|name| !has(name)) {
+        return Err(format!("there is no {missing}"));
+    }
+    let made = Said::of(Command::new("unshare").args(["-nmu", "true"]));
+    [setup, made].into_iter().find(|said| !said.ok).map_or(Ok(()), |said| Err(said.text.replace('\n', " ")))
+}
+
+fn has(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    folders.any(|folder| folder.join(name).is_file())
+}

@@ -1,0 +1,149 @@
+//! `testbed up`, `status` and `down`, from every state that a cut run leaves.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use measure::need;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::bed::{Bed, LIMIT, Said, machine};
+
+pub const NEEDS: &str = "root, iproute2, openssh-server, openssh-client and ansible-core";
+
+fn send(process: u32, signal: Signal) {
+    kill(Pid::from_raw(process.try_into().unwrap()), signal).unwrap();
+}
+
+#[test]
+fn up_makes_two_nodes_with_files_of_their_own_and_down_leaves_nothing() {
+    need!(machine(), testbed, NEEDS);
+    let bed = Bed::new("round");
+    assert_eq!(bed.testbed("status").code, Some(1));
+    let since = Instant::now();
+    bed.testbed("up").has(&["up in", "log in:", "remove:"]);
+    assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
+    bed.note();
+    bed.testbed("up").has(&["already up"]);
+    let status = bed.testbed("status");
+    assert!(status.ok, "{status:?}");
+    status.has(&["testbed: up", "node1  10.77.0.1", "node2  10.77.0.2"]);
+
+    let own = format!("doorbell-testbed-{}", std::process::id());
+    for (node, other, address) in [("node1", "node2", "10.77.0.1"), ("node2", "node1", "10.77.0.2")] {
+        assert_eq!(bed.on(node, "hostname").text, format!("{node}\n"));
+        assert_eq!(bed.on(node, "cat /etc/hostname").text, format!("{node}\n"));
+        bed.on(node, "ip -br addr show eth0").has(&[address]);
+        bed.on(node, "cat /sys/class/net/eth0/mtu").has(&["4200"]);
+        for folder in ["/etc", "/tmp", "/opt", "/run", "/root", "/dev/shm"] {
+            let file = format!("{folder}/{own}");
+            assert!(bed.on(node, &format!("echo {node} > {file}")).ok, "{node}: {file}");
+            assert!(!Path::new(&file).exists(), "{file} of {node} is on this machine");
+            assert!(!bed.on(other, &format!("ls {file}")).ok, "{file} of {node} is on {other}");
+            assert!(bed.on(node, &format!("rm {file}")).ok, "{node}: {file}");
+        }
+    }
+    // A host key that is not the node's is not taken.
+    let known = bed.dir.join("known_hosts");
+    let other =
+        fs::read_to_string(&known).unwrap().replace("10.77.0.2", "x").replace("10.77.0.1", "10.77.0.2");
+    fs::write(&known, other).unwrap();
+    let options = ["-o", "ControlPath=none", "node2", "true"];
+    let refused = Said::of(Command::new(bed.dir.join("ssh")).args(options));
+    assert!(!refused.ok, "{refused:?}");
+    refused.has(&["Host key verification failed"]);
+
+    let down = bed.testbed("down");
+    assert!(down.ok, "{down:?}");
+    down.has(&["nothing is left"]);
+    assert_eq!(bed.left(), [""; 0]);
+    let again = bed.testbed("down");
+    assert!(again.ok, "{again:?}");
+    again.has(&["there is none"]);
+}
+
+#[test]
+fn down_removes_what_an_up_left_that_was_killed_at_any_moment() {
+    need!(machine(), testbed, NEEDS);
+    for after_ms in [30, 80, 150, 300] {
+        let bed = Bed::new(&format!("half{after_ms}"));
+        let mut up = bed.start("up");
+        sleep(Duration::from_millis(after_ms));
+        send(up.id(), Signal::SIGKILL);
+        up.wait().unwrap();
+        let is_noted = bed.dir.join("ssh").exists();
+        if is_noted {
+            bed.note();
+            // A supervisor that was started goes on, and may finish meanwhile.
+            let up = bed.testbed("up");
+            match up.code {
+                Some(0) => up.has(&["already up"]),
+                _ => up.has(&["a part of a testbed", "testbed down"]),
+            }
+        }
+        let down = bed.testbed("down");
+        assert!(down.ok, "{after_ms} ms: {down:?}");
+        assert_eq!(bed.left(), [""; 0], "{after_ms} ms");
+    }
+}
+
+#[test]
+fn down_ends_logins_and_sshds_whose_supervisor_was_killed() {
+    need!(machine(), testbed, NEEDS);
+    let bed = Bed::up("killed");
+    bed.note();
+    let mut login = Command::new(bed.dir.join("ssh"));
+    let mut login = login.args(["-o", "ControlPath=none", "node1", "echo in; exec sleep 600"]);
+    login = login.stdout(std::process::Stdio::piped());
+    let mut login = login.spawn().unwrap();
+    let mut said = [0; 3];
+    std::io::Read::read_exact(login.stdout.as_mut().unwrap(), &mut said).unwrap();
+    send(bed.supervisor(), Signal::SIGKILL);
+    let since = Instant::now();
+    while bed.testbed("status").ok {
+        assert!(since.elapsed() < LIMIT, "its end is not seen");
+        sleep(Duration::from_millis(10));
+    }
+    bed.testbed("status").has(&["not whole", "supervisor none"]);
+    let down = bed.testbed("down");
+    assert!(down.ok, "{down:?}");
+    assert_eq!(bed.left(), [""; 0]);
+    login.wait().unwrap();
+}
+
+#[test]
+fn a_signal_during_up_removes_what_was_made() {
+    need!(machine(), testbed, NEEDS);
+    let bed = Bed::new("signal");
+    let up = bed.start("up");
+    let since = Instant::now();
+    while !bed.dir.join("supervisor.log").exists() {
+        assert!(since.elapsed() < LIMIT, "no supervisor was started");
+        sleep(Duration::from_millis(5));
+    }
+    bed.note();
+    send(up.id(), Signal::SIGTERM);
+    let ended = up.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(130), "{said}");
+    assert!(said.ends_with("stopped by a signal\n"), "{said}");
+    assert_eq!(bed.left(), [""; 0]);
+}
+
+#[test]
+fn a_process_without_the_right_is_told_which_and_what_to_do() {
+    need!(machine(), testbed, NEEDS);
+    let bed = Bed::new("right");
+    let up = bed.command("up");
+    for (lost, name) in [("-sys_admin", "CAP_SYS_ADMIN"), ("-net_admin", "CAP_NET_ADMIN")] {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", lost, "--inh-caps", lost]).arg(up.get_program()).args(up.get_args());
+        let said = Said::of(&mut command);
+        assert_eq!(said.code, Some(2), "{said:?}");
+        said.has(&[&format!("lacks {name}"), "root", "--where local"]);
+        assert_eq!(bed.left(), [""; 0]);
+    }
+}
