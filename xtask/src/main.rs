@@ -64,9 +64,8 @@ enum Command {
     Docs(docs::Options),
     /// Measure and draw a figure of the paper, and judge its claims; or run another experiment.
     Figure {
-        /// 1 (models' bandwidth), 2 (models' run times), 3 (the way of a request), 4 (throughput), 5 (time to post) or 7 (CPU use of serving), the
-        /// numbers in the paper; or a
-        /// folder of experiments/.
+        /// The number in the paper: 1 (models' bandwidth), 2 (their run times), 3 (the way of a request), 4 (throughput), 5 (time to post),
+        /// 6 (service time) or 7 (CPU use of serving); `all` of them, one after the other; or a folder of experiments/.
         #[arg(value_name = "FIGURE")]
         name: String,
         #[command(flatten)]

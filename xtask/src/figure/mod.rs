@@ -27,6 +27,7 @@ use crate::setup::{self, Purpose};
 use crate::stop;
 use crate::workspace::{self, root};
 
+mod all;
 pub mod models;
 mod netns;
 mod nic;
@@ -44,7 +45,7 @@ pub struct Options {
     /// Fewer and shorter points: at most a minute after the build.
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
-    /// Figures 4 and 5: two sizes a series, once each, to see that everything works.
+    /// Figures 1, 2, 4 and 5: two points a series, once each, to see that everything works.
     #[arg(long, conflicts_with_all = ["quick", "full", "record"])]
     smoke: bool,
     /// Figures 4 and 5: where both ends run [default: local].
@@ -127,12 +128,17 @@ fn rate_gbps(text: &str) -> Result<f64, String> {
 
 /// Runs the experiment `name`, by the function that its `app` names.
 pub fn run(name: &str, options: &Options) -> Result<()> {
+    if name == all::NAME {
+        return all::run(options);
+    }
     let mut experiment = Experiment::read(&experiments(), name)?;
     let app = experiment.spec.app.as_str();
     let on_nodes = options.place == Some(Place::Netns);
-    if app != transfer::APP && (options.smoke || on_nodes) {
-        let option = if options.smoke { "--smoke" } else { "--where netns" };
-        return Err(refused(format!("{name}: {option} is of figures 4 and 5; leave it out")));
+    let has_no_smoke = ![transfer::APP, models::APP].contains(&app) && options.smoke;
+    if has_no_smoke || (app != transfer::APP && on_nodes) {
+        let (option, figures) =
+            if has_no_smoke { ("--smoke", "1, 2, 4 and 5") } else { ("--where netns", "4 and 5") };
+        return Err(refused(format!("{name}: {option} is of figures {figures}; leave it out")));
     }
     if app == models::APP {
         if options.nic.is_some() || options.rate_gbps.is_some() {

@@ -1,0 +1,198 @@
+//! `cargo xtask figure all`: every figure, each by a process of its own, so that one that fails leaves the others; then what came of each.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Options, Place};
+use crate::gpu_machine::GpuMachine;
+use crate::refused::refused;
+use crate::{stop, workspace};
+
+/// What stands for all of them on the command line.
+pub const NAME: &str = "all";
+/// In the order of measuring: the short ones first.
+const FIGURES: [&str; 7] = ["3", "5", "4", "1", "2", "6", "7"];
+/// Figures whose points are transfers: of `--nic`, `--peer`, `--rate-gbps` and `--where`.
+const TRANSFERS: [&str; 2] = ["4", "5"];
+/// Figures of models' runs.
+const OF_MODELS: [&str; 2] = ["1", "2"];
+/// Figures that are of a GPU alone; by the host twin they judge nothing, and take long.
+const OF_A_GPU: [&str; 2] = ["6", "7"];
+
+/// What came of a figure.
+#[derive(Debug, PartialEq, Eq)]
+enum Came {
+    Measured,
+    /// Exit code, or the signal.
+    Failed(String),
+    LeftOut(String),
+}
+
+/// Measures all; the error names what failed.
+pub fn run(options: &Options) -> Result<()> {
+    if options.out.is_none() && options.rate_gbps.is_some() {
+        return Err(refused(
+            "figure all --rate-gbps: a shaped link is another run; give an --out of its own",
+        ));
+    }
+    let program = std::env::current_exe().context("finding out where this command itself lies")?;
+    let no_gpu = match options.dry_run {
+        true => None,
+        false => {
+            let machine = GpuMachine::ask()?;
+            machine.gpu().is_none().then(|| machine.why_none())
+        }
+    };
+    run_by(&program, options, no_gpu.as_deref())
+}
+
+/// The same by a program, which is a stand-in in tests. `no_gpu`: why there is none.
+fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()> {
+    let mut came = Vec::new();
+    for (nth, figure) in (1..).zip(FIGURES) {
+        let words = words(figure, options);
+        say!("figure {figure} ({nth} of {}): {} {}", FIGURES.len(), workspace::us(), words.join(" "));
+        let since = Instant::now();
+        let what = match no_gpu.filter(|_| OF_A_GPU.contains(&figure) && options.machine.is_none()) {
+            Some(why) => Came::LeftOut(format!("no GPU here ({why}); --machine twin tries the command")),
+            None => measured(program, &words)?,
+        };
+        came.push((figure, what, since.elapsed()));
+    }
+    say!("");
+    for (figure, what, took) in &came {
+        say!("{}", line(figure, what, *took));
+    }
+    let failed: Vec<&str> = came
+        .iter()
+        .filter(|(_, what, _)| matches!(what, Came::Failed(_)))
+        .map(|(figure, ..)| *figure)
+        .collect();
+    if !failed.is_empty() {
+        let again = words("all", &Options { resume: true, ..options.clone() }).join(" ");
+        bail!("figures that failed: {}; go on with: {} {again}", failed.join(", "), workspace::us());
+    }
+    if !options.dry_run {
+        let results = options.out.clone().unwrap_or_else(|| PathBuf::from("results"));
+        let added: Vec<String> = came
+            .iter()
+            .filter(|(_, what, _)| *what == Came::Measured)
+            .map(|(figure, ..)| {
+                format!(
+                    "--add {}",
+                    super::quoted(&results.join(format!("fig{figure}")).display().to_string())
+                )
+            })
+            .collect();
+        say!("one page of them beside the recorded ones: {} report {}", workspace::us(), added.join(" "));
+    }
+    Ok(())
+}
+
+fn measured(program: &Path, words: &[String]) -> Result<Came> {
+    stop::hold();
+    let status = Command::new(program).args(words).status().context("starting a figure")?;
+    stop::hold_if_soon();
+    Ok(if status.success() { Came::Measured } else { Came::Failed(status.to_string()) })
+}
+
+/// A figure's command line: of the options those that it takes.
+fn words(figure: &str, options: &Options) -> Vec<String> {
+    let is_transfer = TRANSFERS.contains(&figure) || figure == NAME;
+    let is_served = OF_A_GPU.contains(&figure) || figure == NAME;
+    let mut words = vec!["figure".to_owned(), figure.to_owned()];
+    let is_smoked = options.smoke && (is_transfer || OF_MODELS.contains(&figure));
+    for (name, is_given) in [
+        ("--smoke", is_smoked),
+        ("--quick", (options.quick || (options.smoke && !is_smoked))),
+        ("--full", options.full),
+        ("--resume", options.resume),
+        ("--record", options.record),
+        ("--dry-run", options.dry_run),
+        ("--no-install", options.no_install),
+    ] {
+        words.extend(is_given.then(|| name.to_owned()));
+    }
+    let mut value = |name: &str, value: Option<String>| {
+        words.extend(value.into_iter().flat_map(|value| [name.to_owned(), value]));
+    };
+    if is_transfer {
+        value("--where", options.place.filter(|place| *place == Place::Netns).map(|_| "netns".to_owned()));
+        value("--nic", options.nic.clone());
+        value("--peer", options.peer.clone());
+        value("--peer-generator", options.peer.as_ref().map(|_| options.peer_generator.clone()));
+        value("--rate-gbps", options.rate_gbps.map(|rate| rate.to_string()));
+    }
+    if is_served {
+        value("--machine", options.machine.map(|machine| machine.name().to_owned()));
+    }
+    let folder = |out: &PathBuf| if figure == NAME { out.clone() } else { out.join(format!("fig{figure}")) };
+    value("--out", options.out.as_ref().map(folder).map(|folder| folder.display().to_string()));
+    words
+}
+
+fn line(figure: &str, what: &Came, took: Duration) -> String {
+    match what {
+        Came::Measured => format!("figure {figure}: measured in {:.0} s", took.as_secs_f64()),
+        Came::Failed(how) => format!("figure {figure}: FAILED after {:.0} s ({how})", took.as_secs_f64()),
+        Came::LeftOut(why) => format!("figure {figure}: left out: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn of(figure: &str, options: &Options) -> String {
+        words(figure, options).join(" ")
+    }
+
+    #[test]
+    fn each_figure_gets_the_options_that_it_takes() {
+        let options = Options {
+            smoke: true,
+            resume: true,
+            machine: Some(crate::figure::serving::Machine::Twin),
+            nic: Some("mlx5_1".into()),
+            out: Some("/o".into()),
+            ..Options::default()
+        };
+        for (figure, expected) in [
+            ("4", "figure 4 --smoke --resume --nic mlx5_1 --out /o/fig4"),
+            ("1", "figure 1 --smoke --resume --out /o/fig1"),
+            ("3", "figure 3 --quick --resume --out /o/fig3"),
+            ("7", "figure 7 --quick --resume --machine twin --out /o/fig7"),
+            ("all", "figure all --smoke --resume --nic mlx5_1 --machine twin --out /o"),
+        ] {
+            assert_eq!(of(figure, &options), expected);
+        }
+        assert_eq!(
+            of("5", &Options { place: Some(Place::Netns), ..Options::default() }),
+            "figure 5 --where netns"
+        );
+    }
+
+    /// A stand-in that fails for one figure, and notes all.
+    #[test]
+    fn a_figure_that_fails_leaves_the_others_and_is_named() {
+        let folder = std::env::temp_dir().join(format!("xtask-figure-all-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (program, log) = (folder.join("xtask"), folder.join("log"));
+        let text = format!("#!/bin/sh\necho $2 >> {}\n[ $2 != 4 ]\n", log.display());
+        crate::process::script(&program, &text);
+        let error =
+            run_by(&program, &Options { quick: true, ..Options::default() }, Some("no driver")).unwrap_err();
+        assert!(error.to_string().starts_with("figures that failed: 4; go on with: "), "{error}");
+        assert!(error.to_string().ends_with("figure all --quick --resume"), "{error}");
+        assert_eq!(fs::read_to_string(&log).unwrap(), "3\n5\n4\n1\n2\n");
+        fs::write(&log, "").unwrap();
+        run_by(&program, &Options::default(), None).unwrap_err();
+        assert_eq!(fs::read_to_string(&log).unwrap(), "3\n5\n4\n1\n2\n6\n7\n");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
