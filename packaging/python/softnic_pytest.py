@@ -12,6 +12,7 @@ Options of `softnic run` are keywords of the fixture's methods: `softnic.start(.
 
 import json
 import os
+import signal
 import subprocess
 import time
 import uuid
@@ -41,16 +42,26 @@ class Program:
         try:
             said, _ = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            said, _ = self.process.communicate()
+            said = self.kill()
             raise Failed(f"{' '.join(self.words)} has not ended within {timeout} s:\n{said}") from None
         if self.process.returncode != 0:
             raise Failed(f"{' '.join(self.words)} ended with {self.process.returncode}:\n{said}")
         return said
 
+    def kill(self):
+        """Kills the program and all that it started: what it wrote, if its end is seen."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        try:
+            return self.process.communicate(timeout=10)[0]
+        except subprocess.TimeoutExpired:
+            return "(something that it started still holds its output)"
+
 
 class Fabric:
-    """Programs that reach each other through software NICs, and nobody else."""
+    """Programs that reach each other, and no others, through software NICs."""
 
     def __init__(self, folder):
         self.name = f"pytest-{uuid.uuid4().hex[:12]}"
@@ -73,6 +84,7 @@ class Fabric:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         program = Program(words, process)
         self.programs.append(program)
@@ -83,7 +95,7 @@ class Fabric:
         return self.start(*words, env=env, **options).wait(timeout)
 
     def run_until(self, *words, timeout=60, env=None, **options):
-        """The same for a client whose server may not listen yet: tries it again for `timeout` seconds."""
+        """Runs a client whose server may not listen yet: tries it again for `timeout` seconds."""
         until = time.monotonic() + timeout
         while True:
             try:
@@ -121,8 +133,7 @@ class Fabric:
         """Kills what still runs."""
         for program in self.programs:
             if program.process.poll() is None:
-                program.process.kill()
-                program.process.communicate()
+                program.kill()
 
 
 @pytest.fixture

@@ -99,35 +99,38 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
     if !missing.is_empty() {
         say!("setup: {} lacks {} of the packages for `{}`:", system.name, missing.len(), name(purpose));
         missing.iter().for_each(|package| say!("  {:18} {}", package.name, package.why));
-        install(&names(&missing), no_install)?;
-        if missing.iter().any(|package| package.name == SSH_SERVER) {
-            stop_ssh_server()?;
+        match missing.iter().any(|package| package.name == SSH_SERVER) && !no_install {
+            true => without_ssh_server(|| install(&names(&missing), no_install))?,
+            false => install(&names(&missing), no_install)?,
         }
     }
     tools(purpose, no_install, || install(&["python3-pip"], false))
 }
 
-/// The testbed's nodes start this package's sshd. The package itself starts one for the whole machine, and at each boot.
+/// The testbed's nodes start this package's sshd. The package itself would start one for the whole machine, and at each boot.
 const SSH_SERVER: &str = "openssh-server";
 
-/// Stops and disables the machine's ssh server, which was not there before its package came: tests open no port of the machine.
-fn stop_ssh_server() -> Result<()> {
-    if !Path::new("/run/systemd/system").exists() {
-        return Ok(());
-    }
-    let mut words = as_root().unwrap_or_default();
-    words.extend(["systemctl", "disable", "--now", "ssh.service", "ssh.socket"].map(str::to_owned));
-    say!("setup: {SSH_SERVER} has started an ssh server for this machine; running {}", words.join(" "));
-    let output = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("starting {}", words[0]))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        bail!(
-            "the ssh server that {SSH_SERVER} has started still runs ({said}); stop it with: {}",
-            words.join(" ")
-        );
-    }
-    Ok(())
+/// Installs it without the machine's ssh server, which was not there before: tests open no port of the machine. Its units are masked
+/// before the package comes, so that an interrupted set-up has started nothing either.
+fn without_ssh_server(install: impl FnOnce() -> Result<()>) -> Result<()> {
+    let is_systemd = Path::new("/run/systemd/system").exists();
+    let Some(root) = as_root().filter(|_| is_systemd) else { return install() };
+    let systemctl = |what: &str| {
+        let words =
+            [&root[..], &["systemctl", what, "ssh.service", "ssh.socket"].map(str::to_owned)].concat();
+        say!("setup: {}", words.join(" "));
+        let output = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+        let output = output.with_context(|| format!("starting {}", words[0]))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => bail!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim()),
+        }
+    };
+    systemctl("mask")?;
+    let installed = install();
+    systemctl("unmask")?;
+    installed?;
+    systemctl("disable")
 }
 
 /// What comes from no package of the system.

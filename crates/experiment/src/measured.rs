@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use measure::{Label, Provenance, Revision};
 use serde::{Deserialize, Serialize};
 
@@ -49,13 +49,28 @@ impl Measured {
     pub fn read(path: &Path) -> Result<Measured> {
         match std::fs::read(path) {
             Ok(bytes) => {
-                serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))
+                let read = || format!("reading {}", path.display());
+                let measured: Measured = serde_json::from_slice(&bytes).with_context(read)?;
+                let rows = measured.entries.iter().flat_map(|entry| &entry.rows);
+                // A point is made of each.
+                if let Some(row) = rows.into_iter().find(|row| row.repetitions > MOST_REPETITIONS) {
+                    bail!(
+                        "{}: {} repetitions of {}, and {MOST_REPETITIONS} at most are believed",
+                        read(),
+                        row.repetitions,
+                        row.series
+                    );
+                }
+                Ok(measured)
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Measured::default()),
             Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
         }
     }
 }
+
+/// More than any run has.
+const MOST_REPETITIONS: usize = 10_000;
 
 impl Entry {
     /// Machine, label, GPU and rate in words: two entries with the same ones are one measurement at two times.

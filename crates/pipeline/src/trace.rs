@@ -104,7 +104,7 @@ pub struct Trace {
     pub samples: Vec<Sample>,
     /// Answers whose record was written over, or for which there was no room, before it was read.
     pub lost: u64,
-    /// Samples whose receive completion is later than the moment when it was found, by more than `clock_error_ns`: of no use.
+    /// Answers whose receive completion is stamped later than it was found, by more than `clock_error_ns`: they give no sample.
     pub disordered: u64,
     /// Largest error of the offset between the GPU's clock and the system's; 0: no GPU's clock took part.
     pub clock_error_ns: u64,
@@ -114,8 +114,11 @@ pub struct Trace {
 pub(crate) const MOST: usize = 1 << 20;
 
 impl Trace {
-    pub(crate) fn push(&mut self, sample: Sample) {
-        if self.samples.len() < MOST {
+    /// `late_ns`: by how much the receive completion is stamped later than it was found.
+    pub(crate) fn push(&mut self, sample: Sample, late_ns: u64, error_ns: u64) {
+        if late_ns > error_ns {
+            self.disordered += 1;
+        } else if self.samples.len() < MOST {
             self.samples.push(sample);
         } else {
             self.lost += 1;

@@ -59,7 +59,12 @@ pub fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| target_dir().join("dist"));
     let name = format!("doorbell-{}-x86_64-linux", version(&revision));
     let folder = out.join(&name);
-    let _ = fs::remove_dir_all(&folder);
+    match fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("removing {}", folder.display()));
+        }
+        _ => {}
+    }
     fill(&folder, &built, &revision).with_context(|| format!("filling {}", folder.display()))?;
     let tarball = pack(&out, &name)?;
     let wheel = wheel(&out, &folder, &version(&revision))?;
@@ -221,8 +226,11 @@ fn wheel(out: &Path, folder: &Path, version: &str) -> Result<PathBuf> {
     let wheel = out.join(format!("softnic-{version}-py3-none-manylinux_2_31_x86_64.whl"));
     let mut python = Command::new("python3");
     python.arg("-c").arg(include_str!("wheel.py")).arg(folder);
-    python.arg(root().join("packaging/python")).arg(version).arg(&wheel);
+    python.arg(root().join("packaging/python")).arg(version);
+    let unfinished = wheel.with_extension("part");
+    python.arg(&unfinished);
     ensure!(python.status().context("starting python3")?.success(), "packing {} failed", wheel.display());
+    fs::rename(&unfinished, &wheel).context("naming the wheel")?;
     Ok(wheel)
 }
 

@@ -200,6 +200,18 @@ fn the_steps_of_the_ci_action_unpack_the_tarball_and_refuse_a_damaged_one() {
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     assert_eq!(fs::read_to_string(&paths).unwrap(), format!("{}\n", temp.join("softnic").display()));
     assert!(temp.join("softnic/softnic").is_file());
+    // A program of that name, as a hosted runner's long list and as one without the driver.
+    let bin = out.join("bin");
+    fs::create_dir_all(&bin).unwrap();
+    let needed = ["libibverbs.so.1", "libmlx5.so.1"];
+    for (lists, is_there) in [(&needed[..], true), (&needed[..1], false), (&[], false)] {
+        let lines: Vec<String> = lists.iter().map(|name| format!("echo '\t{name} (libc6,x86-64)'")).collect();
+        let text = format!("#!/bin/sh\n{}\nseq 100000\n", lines.join("\n"));
+        crate::process::script(&bin.join("ldconfig"), &text);
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let said = Command::new("bash").args(["-c", &steps[1]]).env("PATH", path).output().unwrap();
+        assert_eq!(said.status.success(), is_there, "{lists:?} {said:?}");
+    }
     // Its sums stay those of before.
     fs::write(folder.join("softnic"), "damaged\n").unwrap();
     pack(&out, "doorbell-1").unwrap();

@@ -40,13 +40,10 @@ pub fn run(root: &Path, tarball: &Path, name: &str) -> Result<()> {
     tar.arg("-xzf").arg(tarball).arg("-C").arg(&place);
     ensure!(tar.status().context("starting tar")?.success(), "unpacking into {} failed", place.display());
     // Of its own: processes that a test leaves, and /proc and /dev as a booted system has them.
-    let inside = format!(
-        "mount -t proc proc '{root}/proc' && mount --rbind /dev '{root}/dev' && exec chroot '{root}' /bin/sh -c \"$0\"",
-        root = root.display()
-    );
+    let inside = "mount -t proc proc \"$1/proc\" && mount --rbind /dev \"$1/dev\" && exec chroot \"$1\" /bin/sh -c \"$0\"";
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &inside]);
-    command.arg(format!("cd '/tmp/{name}'\n{STEPS}"));
+    command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside]);
+    command.arg(format!("cd '/tmp/{name}'\n{STEPS}")).arg(root);
     let said = output(&mut command, LIMIT).context("the tarball in its root")?;
     said.lines().for_each(|line| say!("  {line}"));
     let problems = missing(&said);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::{Options, Place};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::refused;
-use crate::{stop, workspace};
+use crate::{carried, stop, workspace};
 
 /// What stands for all of them on the command line.
 pub const NAME: &str = "all";
@@ -26,6 +26,8 @@ const OF_A_GPU: [&str; 2] = ["6", "7"];
 #[derive(Debug, PartialEq, Eq)]
 enum Came {
     Measured,
+    /// What would be measured was said.
+    Said,
     /// Exit code, or the signal.
     Failed(String),
     LeftOut(String),
@@ -49,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     run_by(&program, options, no_gpu.as_deref())
 }
 
-/// The same by a program, which is a stand-in in tests. `no_gpu`: why there is none.
+/// Measures all by a program, which is a stand-in in tests. `no_gpu`: why there is no GPU.
 fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()> {
     let mut came = Vec::new();
     for (nth, figure) in (1..).zip(FIGURES) {
@@ -58,7 +60,10 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         let since = Instant::now();
         let what = match no_gpu.filter(|_| OF_A_GPU.contains(&figure) && options.machine.is_none()) {
             Some(why) => Came::LeftOut(format!("no GPU here ({why}); --machine twin tries the command")),
-            None => measured(program, &words)?,
+            None => match measured(program, &words)? {
+                Came::Measured if options.dry_run => Came::Said,
+                came => came,
+            },
         };
         came.push((figure, what, since.elapsed()));
     }
@@ -75,17 +80,15 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         let again = words("all", &Options { resume: true, ..options.clone() }).join(" ");
         bail!("figures that failed: {}; go on with: {} {again}", failed.join(", "), workspace::us());
     }
-    if !options.dry_run {
-        let results = options.out.clone().unwrap_or_else(|| PathBuf::from("results"));
+    if !options.dry_run && carried::folder().is_none() {
+        let results = |figure: &str| {
+            let name = format!("fig{figure}");
+            options.out.as_ref().map_or_else(|| workspace::results(&name), |out| out.join(&name))
+        };
         let added: Vec<String> = came
             .iter()
             .filter(|(_, what, _)| *what == Came::Measured)
-            .map(|(figure, ..)| {
-                format!(
-                    "--add {}",
-                    super::quoted(&results.join(format!("fig{figure}")).display().to_string())
-                )
-            })
+            .map(|(figure, ..)| format!("--add {}", super::quoted(&results(figure).display().to_string())))
             .collect();
         say!("one page of them beside the recorded ones: {} report {}", workspace::us(), added.join(" "));
     }
@@ -136,6 +139,7 @@ fn words(figure: &str, options: &Options) -> Vec<String> {
 
 fn line(figure: &str, what: &Came, took: Duration) -> String {
     match what {
+        Came::Said => format!("figure {figure}: said"),
         Came::Measured => format!("figure {figure}: measured in {:.0} s", took.as_secs_f64()),
         Came::Failed(how) => format!("figure {figure}: FAILED after {:.0} s ({how})", took.as_secs_f64()),
         Came::LeftOut(why) => format!("figure {figure}: left out: {why}"),

@@ -45,7 +45,7 @@ pub struct Options {
     /// Fewer and shorter points: at most a minute after the build.
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
-    /// Figures 1, 2, 4 and 5: two points a series, once each, to see that everything works.
+    /// Figures 1, 2, 4 and 5: two points a series, once each, to see that everything works; with `all` the others are quick.
     #[arg(long, conflicts_with_all = ["quick", "full", "record"])]
     smoke: bool,
     /// Figures 4 and 5: where both ends run [default: local].

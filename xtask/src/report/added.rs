@@ -31,7 +31,10 @@ pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<()> {
         )));
     };
     let from = format!("{at} (added, not recorded)");
-    figure.shown.extend(entries.into_iter().map(|entry| Shown::new(&figure.experiment, entry, from.clone())));
+    // What a file says of itself is no verdict of the harness.
+    let unjudged = |entry: Entry| Entry { verdicts: Vec::new(), ..entry };
+    let shown = |entry: Entry| Shown::new(&figure.experiment, unjudged(entry), from.clone());
+    figure.shown.extend(entries.into_iter().map(shown).collect::<Vec<_>>());
     Ok(())
 }
 

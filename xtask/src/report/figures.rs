@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use experiment::measured::{Entry, Measured};
-use experiment::verdict::Judged;
+use experiment::verdict::{Judged, Verdict};
 use experiment::{Experiment, Paper, Picture, modelled, pictures};
 
 use crate::figure::path;
@@ -45,13 +45,28 @@ pub struct Drawn {
     pub picture: Picture,
 }
 
+/// What is said of a verdict that no run gave.
+const BY_MEDIANS: &str = "judged by the kept medians: claim or rule is newer than the run";
+
 impl Shown {
     /// `entry` of `experiment`; id and drawings come with [`finish`].
     pub fn new(experiment: &Experiment, entry: Entry, from: String) -> Shown {
-        let known = |judged: &Judged| entry.verdicts.iter().find(|one| one.id == judged.id);
-        // Verdicts are those of the run, which saw each repetition; claims that are newer are judged by what was kept.
+        // A run saw each repetition: its verdict stands as long as claim and rule do.
+        let of_run = |judged: &Judged| {
+            let is_same = |one: &&Judged| {
+                (&one.id, &one.text, &one.criterion) == (&judged.id, &judged.text, &judged.criterion)
+            };
+            entry.verdicts.iter().find(is_same).cloned()
+        };
+        let by_medians = |mut judged: Judged| {
+            let is_judged =
+                [Verdict::Reproduced, Verdict::InPart, Verdict::NotReproduced].contains(&judged.verdict);
+            judged.evidence.extend(is_judged.then(|| BY_MEDIANS.to_owned()));
+            judged
+        };
         let judged = experiment.judge(&entry.points(&experiment.spec.name));
-        let judged = judged.into_iter().map(|judged| known(&judged).cloned().unwrap_or(judged)).collect();
+        let judged =
+            judged.into_iter().map(|judged| of_run(&judged).unwrap_or_else(|| by_medians(judged))).collect();
         let figure = experiment.spec.name.clone();
         Shown { id: String::new(), figure, entry, from, judged, pictures: Vec::new(), day: None }
     }

@@ -17,8 +17,8 @@ use crate::workspace;
 pub const MTU: u32 = 4200;
 /// ssh's control sockets lie in the folder, and a Unix socket's path has 108 bytes.
 const LONGEST_DIR: usize = 70;
-/// Names the folder as one that `down` may remove.
-const MARK: &str = "testbed";
+/// Name of the file by which `down` knows a folder that it may remove.
+const MARK: &str = ".doorbell-testbed";
 
 /// A testbed, there or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,15 +98,20 @@ impl Testbed {
         ]
     }
 
-    /// Makes the folder with keys and configurations. Error: refused where there is something else.
-    pub fn make(&self, port: u16) -> Result<()> {
+    /// Makes the folder, empty but for its mark. Error: refused where there is something, another `up`'s too.
+    pub fn claim(&self) -> Result<()> {
         let dir = self.dir.display();
         fs::create_dir_all(self.dir.parent().context("a folder below another")?)?;
         // Fails where another `up` was quicker.
         DirBuilder::new().mode(0o700).create(&self.dir).map_err(|error| {
             refused(format!("--dir {dir}: {error}; give a folder that does not exist yet"))
         })?;
-        self.write(MARK, "made by `cargo xtask testbed up`, and removed by `down`\n")?;
+        self.write(MARK, &self.mark())
+    }
+
+    /// Fills it with keys and configurations.
+    pub fn make(&self, port: u16) -> Result<()> {
+        let dir = self.dir.display();
         let key = |path: &Path| {
             let path = path.display().to_string();
             tool(&["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "testbed", "-f", &path])
@@ -141,7 +146,12 @@ impl Testbed {
 
     /// Whether the folder is there and is a testbed's.
     pub fn is_folder(&self) -> bool {
-        self.dir.join(MARK).exists()
+        fs::read_to_string(self.dir.join(MARK)).is_ok_and(|text| text == self.mark())
+    }
+
+    /// What the mark says: a folder that was copied or moved is no testbed's.
+    fn mark(&self) -> String {
+        format!("{} was made by `cargo xtask testbed up`, and is removed by `down`\n", self.dir.display())
     }
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
@@ -203,13 +213,16 @@ mod tests {
     #[test]
     fn a_folder_of_something_else_is_neither_used_nor_removed() {
         let dir = std::env::temp_dir().join(format!("xtask-testbed-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        fs::create_dir_all(dir.join("testbed")).unwrap();
         fs::write(dir.join("kept"), "").unwrap();
         let testbed = Testbed::at(&dir).unwrap();
-        let error = testbed.make(2222).unwrap_err().to_string();
+        let error = testbed.claim().unwrap_err().to_string();
         assert!(error.contains("does not exist yet"), "{error}");
-        testbed.remove_folder().unwrap();
-        assert!(dir.join("kept").exists() && !testbed.is_folder());
+        for mark in ["", "/elsewhere was made by `cargo xtask testbed up`, and is removed by `down`\n"] {
+            testbed.remove_folder().unwrap();
+            assert!(dir.join("kept").exists() && !testbed.is_folder());
+            fs::write(dir.join(MARK), mark).unwrap();
+        }
         fs::remove_dir_all(dir).unwrap();
     }
 }

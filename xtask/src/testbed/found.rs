@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub struct Found {
     supervisors: Vec<u32>,
     nodes: [OfNode; 2],
-    /// Processes that see a mount of the testbed, and are in no namespace of its names.
+    /// Processes that see the private mount of a node, and are in no namespace of its names: a login that lives on.
     strays: Vec<u32>,
     folder: bool,
 }
@@ -49,7 +49,8 @@ impl Found {
         }
         let dir = testbed.dir().display().to_string();
         let holds = format!("\0testbed\0hold\0--dir\0{dir}\0");
-        let mounts = format!(" {dir}/");
+        // `proc_pid_mountinfo(5)`: the mount point stands between spaces.
+        let mounts = nodes.each_ref().map(|node| format!(" {}/private ", node.folder.display()));
         for process in processes() {
             let of = |name: &str| PathBuf::from(format!("/proc/{process}/{name}"));
             let network = identity(&of("ns/net"));
@@ -58,7 +59,7 @@ impl Found {
                 found.supervisors.push(process);
             } else if let Some(at) = namespaces.iter().position(|one| one.is_some() && *one == network) {
                 found.nodes[at].processes.push(process);
-            } else if fs::read_to_string(of("mountinfo")).is_ok_and(|all| all.contains(&mounts)) {
+            } else if fs::read_to_string(of("mountinfo")).is_ok_and(|all| sees_one(&all, &mounts)) {
                 found.strays.push(process);
             }
         }
@@ -171,6 +172,11 @@ pub fn seconds(testbed: &Testbed) -> f64 {
     Found::of(testbed).processes().into_iter().filter_map(measure::others::seconds_of).sum()
 }
 
+/// Whether a `mountinfo` has one of these mount points.
+fn sees_one(mountinfo: &str, mounts: &[String]) -> bool {
+    mounts.iter().any(|mount| mountinfo.contains(mount))
+}
+
 /// What tells one namespace from another.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
@@ -181,4 +187,25 @@ fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     all.filter(|process| crate::process::is_alive(*process))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `down` kills what it finds, as root.
+    #[test]
+    fn a_process_is_a_testbeds_by_the_private_mount_of_a_node_alone() {
+        let of = |dir: &str| [1, 2].map(|number| format!(" {dir}/node{number}/private "));
+        let mountinfo = "22 1 0:20 / /sys rw shared:2 - sysfs sysfs rw\n\
+                         30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n\
+                         99 1 0:90 / /t/bed/node2/private rw - tmpfs tmpfs rw\n";
+        assert!(sees_one(mountinfo, &of("/t/bed")));
+        for dir in ["/sys", "/t", "/t/be", "/"] {
+            assert!(!sees_one(mountinfo, &of(dir)), "{dir}");
+        }
+        // A folder without a testbed has nothing to end, whatever runs.
+        let testbed = Testbed::at(Path::new("/sys")).unwrap();
+        assert!(Found::of(&testbed).is_nothing());
+    }
 }

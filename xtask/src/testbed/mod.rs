@@ -97,14 +97,15 @@ pub fn up(testbed: &Testbed, port: u16) -> Result<()> {
             testbed.command("down")
         )));
     }
-    let since = Instant::now();
-    testbed.make(port)?;
-    let to_remove = testbed.clone();
+    let (since, to_remove) = (Instant::now(), testbed.clone());
+    // From here on what is there is this command's.
+    testbed.claim()?;
     stop::removes(move || found::remove(&to_remove).map(drop).map_err(|error| format!("{error:#}")));
-    if let Err(error) = start(testbed) {
-        // The first error is the one to tell; `down` tells what could not be removed.
-        let _ = found::remove(testbed);
-        return Err(error);
+    if let Err(error) = testbed.make(port).and_then(|()| start(testbed)) {
+        return Err(match found::remove(testbed) {
+            Ok(_) => error,
+            Err(left) => error.context(format!("{left:#}")),
+        });
     }
     say!("testbed: up in {:.1} s", since.elapsed().as_secs_f64());
     Ok(())
@@ -113,6 +114,8 @@ pub fn up(testbed: &Testbed, port: u16) -> Result<()> {
 fn start(testbed: &Testbed) -> Result<()> {
     let [one, two] = testbed.nodes();
     for node in [&one, &two] {
+        // Behind a signal this would come back after its removal.
+        stop::hold();
         tool(&["ip", "netns", "add", &node.namespace])?;
     }
     let mtu = bed::MTU.to_string();
@@ -192,7 +195,7 @@ pub fn allowed() -> Result<()> {
     if let Some(name) = missing_right(&status) {
         return Err(lacks(&format!("this process lacks {name}")));
     }
-    // A container's filter of system calls may forbid it all the same.
+    // A container's filter of system calls may forbid it too.
     tool(&["unshare", "-nmu", "true"]).map(drop).map_err(|error| lacks(&format!("{error:#}")))
 }
 

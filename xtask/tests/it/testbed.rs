@@ -23,9 +23,7 @@ fn up_makes_two_nodes_with_files_of_their_own_and_down_leaves_nothing() {
     need!(machine(), testbed, NEEDS);
     let bed = Bed::new("round");
     assert_eq!(bed.testbed("status").code, Some(1));
-    let since = Instant::now();
     bed.testbed("up").has(&["up in", "log in:", "remove:"]);
-    assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
     bed.note();
     bed.testbed("up").has(&["already up"]);
     let status = bed.testbed("status");

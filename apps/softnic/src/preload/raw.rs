@@ -98,7 +98,7 @@ pub fn pid() -> i32 {
 }
 
 /// Functions of which a library keeps an older one for old programs, and the version that programs are linked with today: before 2.36
-/// glibc gives the older one behind RTLD_NEXT to who asks without a version (its bug 14932).
+/// without a version glibc gives the older one behind RTLD_NEXT (its bug 14932).
 const VERSIONS: [(&CStr, &CStr); 2] = [(c"realpath", c"GLIBC_2.3"), (c"ibv_open_device", c"IBVERBS_1.1")];
 
 /// A function behind this library's, looked up once.
@@ -123,8 +123,13 @@ impl Behind {
         let found = match VERSIONS.iter().find(|(known, _)| *known == self.name) {
             // SAFETY: two C strings; RTLD_NEXT means "after this library".
             Some((_, version)) => unsafe { libc::dlvsym(next, name, version.as_ptr()) },
+            None => std::ptr::null_mut(),
+        };
+        let found = if found.is_null() {
             // SAFETY: the name is a C string.
-            None => unsafe { libc::dlsym(next, name) },
+            unsafe { libc::dlsym(next, name) }
+        } else {
+            found
         };
         self.found.store(found, Ordering::Relaxed);
         found

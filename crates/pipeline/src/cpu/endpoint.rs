@@ -360,8 +360,8 @@ impl Endpoint {
         let ([sends_ns, rung_ns], begun) = (sent_ns, tracing.begun[place]);
         let mut sample = begun.sample(rung_ns).with(times);
         sample.set(Step::Send, rung_ns.saturating_sub(sends_ns));
-        tracing.trace.disordered += u64::from(begun.arrived_ns > begun.looked_ns[1]);
-        tracing.trace.push(sample);
+        let late_ns = begun.arrived_ns.saturating_sub(begun.looked_ns[1]);
+        tracing.trace.push(sample, late_ns, 0);
     }
 
     pub(super) fn is_traced(&self) -> bool {

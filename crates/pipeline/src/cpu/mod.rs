@@ -315,8 +315,11 @@ impl Served {
                 }
             }
         }
+        if !offload.has_room() {
+            return Ok(did);
+        }
         let turn_ns = unix_ns();
-        let Some(work) = offload.has_room().then(|| self.server.take()).flatten() else { return Ok(did) };
+        let Some(work) = self.server.take() else { return Ok(did) };
         let endpoint = self.endpoints.get(&work.client).filter(|endpoint| endpoint.failure.is_none());
         let status = work.refused.unwrap_or(if computes { Status::Ok } else { Status::Stopping });
         let begun_ns = now_ns(self);

@@ -109,8 +109,7 @@ impl Traces {
             } else if record.status == u32::from(Status::Ok.number()) {
                 let trace = self.of.entry(record.client).or_default();
                 let (sample, late_ns) = sample(&record.steps, &nic, &clocks);
-                trace.disordered += u64::from(late_ns > error_ns);
-                trace.push(sample);
+                trace.push(sample, late_ns, error_ns);
             }
         }
         self.read = answered;
