@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::workspace::{Metadata, Tree, root};
 
 mod arrows;
+mod artifact;
 mod defects;
 mod docs;
 mod invariants;
@@ -52,6 +53,8 @@ pub enum Check {
     Invariants,
     /// Each defect of the paper's release has a row in the note, and the tests that it names exist.
     Defects,
+    /// Each claim of the paper has a row in docs/artifact.md, with its command and the recorded verdict.
+    Artifact,
     /// Committed results are what `--record` writes.
     Measured,
     /// Nothing large is in git.
@@ -127,6 +130,7 @@ fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Viol
         Check::Links => links::check(tree),
         Check::UnsafeCode => unsafe_code::check(tree),
         Check::Defects => defects::check(tree),
+        Check::Artifact => artifact::check(tree),
         Check::Measured => measured::check(tree),
         Check::Large => sizes::large(tree),
         Check::Licences => licences::check(tree, metadata)?,
