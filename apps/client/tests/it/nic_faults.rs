@@ -77,7 +77,9 @@ fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
         let load = ["--slots", "2", "--count", "100000", "--transport", "uc", "--deadline", "1"];
         let ended = world.client(&address, &load).end();
         let run = ended.line();
-        assert_eq!((&run["lost"], &run["wrong"], ended.code), (&json!(2), &json!(0), Some(1)), "{run}");
+        let [lost, late] = ["lost", "late"].map(|name| run[name].as_u64().unwrap());
+        // On a busy machine an answer may come behind its deadline: it counts as lost, and as late when it comes.
+        assert_eq!((lost - late, &run["wrong"], ended.code), (2, &json!(0), Some(1)), "{run}");
         assert!(run["error"].as_str().unwrap().contains("no slot is left"), "{run}");
         world.is_served(&address, arrivals[0], &["--deadline", "60"]);
         let counted = ctl(&["counters", &server.id().to_string(), "--json"]).unwrap();
