@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A step of a request, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// It waits for its turn: what serves was not looking yet, or had no room. The paper's release leaves it out.
+    /// It waits for its turn: the server was not looking yet, or had no room. The paper's release leaves it out.
     Queue,
     /// The server looks for it, until it is found, checked and begun.
     Wait,

@@ -90,7 +90,10 @@ pub fn execute(experiment: &Experiment, options: &Options, out: &Path) -> Result
     let measured = measure(&testbed, experiment, options, out);
     let removed = testbed::down(&testbed);
     stop::removes_nothing();
-    measured.and(removed)
+    match (measured, removed) {
+        (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
+        (measured, removed) => measured.and(removed),
+    }
 }
 
 fn measure(testbed: &Testbed, experiment: &Experiment, options: &Options, out: &Path) -> Result<()> {

@@ -28,12 +28,13 @@ impl Standing {
 
     pub fn of(verdict: &Verdict) -> Standing {
         match verdict {
-            Verdict::Reproduced | Verdict::Reported => Standing::Reproduced,
+            Verdict::Reproduced => Standing::Reproduced,
             Verdict::InPart => Standing::InPart,
             Verdict::NotReproduced => Standing::NotReproduced,
             Verdict::NeedsHardware(_) => Standing::NeedsHardware,
             Verdict::NeedsData => Standing::NotRecorded,
-            Verdict::Background => Standing::Background,
+            // Nothing was aimed at.
+            Verdict::Background | Verdict::Reported => Standing::Background,
         }
     }
 }

@@ -57,7 +57,7 @@ enum Said {
 
 /// Starts both nodes, and holds them until a signal ends this process and all below it. Error: one of them ended by itself.
 pub fn hold(testbed: &Testbed) -> Result<()> {
-    // A hangup of the terminal of `up` is none of ours.
+    // The terminal of `up` may hang up.
     setsid().context("leaving the session")?;
     let (tell, said) = channel();
     let mut sshds = Vec::new();

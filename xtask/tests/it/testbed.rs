@@ -24,7 +24,7 @@ fn up_makes_two_nodes_with_files_of_their_own_and_down_leaves_nothing() {
     let bed = Bed::new("round");
     assert_eq!(bed.testbed("status").code, Some(1));
     bed.testbed("up").has(&["up in", "log in:", "remove:"]);
-    bed.note();
+    bed.has_namespaces();
     bed.testbed("up").has(&["already up"]);
     let status = bed.testbed("status");
     assert!(status.ok, "{status:?}");
@@ -72,9 +72,7 @@ fn down_removes_what_an_up_left_that_was_killed_at_any_moment() {
         sleep(Duration::from_millis(after_ms));
         send(up.id(), Signal::SIGKILL);
         up.wait().unwrap();
-        let is_noted = bed.dir.join("ssh").exists();
-        if is_noted {
-            bed.note();
+        if bed.dir.join("ssh").exists() {
             // A supervisor that was started goes on, and may finish meanwhile.
             let up = bed.testbed("up");
             match up.code {
@@ -92,7 +90,7 @@ fn down_removes_what_an_up_left_that_was_killed_at_any_moment() {
 fn down_ends_logins_and_sshds_whose_supervisor_was_killed() {
     need!(machine(), testbed, NEEDS);
     let bed = Bed::up("killed");
-    bed.note();
+    bed.has_namespaces();
     let mut login = Command::new(bed.dir.join("ssh"));
     let mut login = login.args(["-o", "ControlPath=none", "node1", "echo in; exec sleep 600"]);
     login = login.stdout(std::process::Stdio::piped());
@@ -122,7 +120,7 @@ fn a_signal_during_up_removes_what_was_made() {
         assert!(since.elapsed() < LIMIT, "no supervisor was started");
         sleep(Duration::from_millis(5));
     }
-    bed.note();
+    bed.has_namespaces();
     send(up.id(), Signal::SIGTERM);
     let ended = up.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
