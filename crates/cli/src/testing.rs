@@ -159,6 +159,7 @@ pub fn until_loaded<T>(mut load: Duration, mut run: impl FnMut(Duration) -> Opti
         if let Some(found) = run(load) {
             return found;
         }
+        crate::complain!("nothing was done in {load:?}: the load is tried for longer");
         load *= 3;
         assert!(load < Duration::from_secs(60), "nothing was done in {:?}", load / 3);
     }
