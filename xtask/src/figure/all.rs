@@ -139,7 +139,7 @@ fn words(figure: &str, options: &Options) -> Vec<String> {
 
 fn line(figure: &str, what: &Came, took: Duration) -> String {
     match what {
-        Came::Said => format!("figure {figure}: said"),
+        Came::Said => format!("figure {figure}: dry run"),
         Came::Measured => format!("figure {figure}: measured in {:.0} s", took.as_secs_f64()),
         Came::Failed(how) => format!("figure {figure}: FAILED after {:.0} s ({how})", took.as_secs_f64()),
         Came::LeftOut(why) => format!("figure {figure}: left out: {why}"),

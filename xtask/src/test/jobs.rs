@@ -84,12 +84,7 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
             Job::new("fmt", 1, &[], Work::Step(words("cargo fmt --all --check"))),
             Job::new("tidy", 1, &[], Work::Step(ours("tidy"))),
             Job::new(TEST_PROGRAMS, 1, &[], Work::Build(all)),
-            Job::new("figure 1, dry run", 0, &[], Work::Step(ours("figure 1 --dry-run"))),
-            Job::new("figure 2, dry run", 0, &[], Work::Step(ours("figure 2 --dry-run"))),
-            Job::new("figure 3, dry run", 0, &[], Work::Step(ours("figure 3 --dry-run"))),
-            Job::new("figure 4, dry run", 0, &[], Work::Step(ours("figure 4 --dry-run"))),
-            Job::new("figure 5, dry run", 0, &[], Work::Step(ours("figure 5 --dry-run"))),
-            Job::new("figure 7, dry run", 0, &[], Work::Step(ours("figure 7 --dry-run"))),
+            Job::new("dry runs", 0, &[], Work::Step(ours("figure all --dry-run"))),
             Job::new("symbols", 0, &[RELEASE_BUILD], Work::Symbols),
         ]);
         // Behind the test programs, whose build scripts and macros it uses.
