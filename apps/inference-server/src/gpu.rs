@@ -186,15 +186,25 @@ impl Service for Kernels {
     }
 }
 
+/// A model in the slots is given these. Before any graph runs, since a driver may wait for it.
+fn placed(options: &Options, served: &Served, model: Runs) -> Result<Runs> {
+    match model {
+        Runs::InSlots(model) if options.mode != Mode::GpuPersistent => {
+            Ok(Runs::Gpu(model.recorded(options, &served.tensors())?))
+        }
+        other => Ok(other),
+    }
+}
+
 fn lane(options: &Options, machine: &Machine, served: &mut Served, model: Runs) -> Result<()> {
     match model {
         Runs::Twin(model) => served.start_by_cpu(model)?,
-        Runs::Resident(model) => {
+        Runs::InSlots(model) => {
             let tensors = served.tensors();
             if options.warmup > 0 {
-                served.run_alone(model.in_slots(&tensors)?, options.warmup.into()).context("--warmup")?;
+                served.run_alone(model.resident(&tensors)?, options.warmup.into()).context("--warmup")?;
             }
-            served.start_resident(model.in_slots(&tensors)?).with_context(|| machine.name())?;
+            served.start_resident(model.resident(&tensors)?).with_context(|| machine.name())?;
         }
         Runs::Gpu(model) => {
             let again = if options.mode == Mode::GpuWhile { Again::While } else { Again::Relaunch };
@@ -242,7 +252,8 @@ pub fn run(options: &Options) -> Result<u8> {
         if options.trace {
             served.trace(&context)?;
         }
-        loaded.push((served, model.runs));
+        let runs = placed(options, &served, model.runs).with_context(|| manifest.name.clone())?;
+        loaded.push((served, runs));
     }
     let mut lanes = Vec::new();
     for ((mut served, model), (_, geometry)) in loaded.into_iter().zip(&found) {

@@ -100,27 +100,41 @@ pub struct Recorded {
 pub enum Runs {
     Gpu(Box<Instance>),
     Twin(Box<dyn FnMut() -> Result<(), String> + Send>),
-    /// In one kernel that stays: it works in the slots.
-    Resident(Resident),
+    /// It works in the slots.
+    InSlots(InSlots),
 }
 
-/// A model for a kernel that stays, which needs to know where the slots lie.
-pub enum Resident {
+/// A model that needs to know where the slots lie: for a graph that launches itself, or for a kernel that stays.
+pub enum InSlots {
     Gpu(Arc<Loaded>),
     Twin(Box<Plan>),
 }
 
-impl Resident {
-    /// The model with these tensors of requests and answers. Errors: a step that is not our kernel's; no memory.
-    pub fn in_slots(&self, tensors: &[Vec<Tensor>; 2]) -> Result<Box<dyn ResidentModel>> {
-        let [inputs, outputs] = tensors.each_ref().map(|all| {
-            all.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect()
-        });
-        let slots = Slots { inputs, outputs };
+/// The same as the inference engine names it.
+fn slots_of(tensors: &[Vec<Tensor>; 2]) -> Slots {
+    let [inputs, outputs] = tensors
+        .each_ref()
+        .map(|all| all.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect());
+    Slots { inputs, outputs }
+}
+
+impl InSlots {
+    /// The model for a kernel that stays, with these tensors of requests and answers. Errors: a step that is not our kernel's; no memory.
+    pub fn resident(&self, tensors: &[Vec<Tensor>; 2]) -> Result<Box<dyn ResidentModel>> {
+        let slots = slots_of(tensors);
         Ok(match self {
-            Resident::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(&slots))?),
-            Resident::Twin(plan) => Box::new(TwinResident::new((**plan).clone(), Some(&slots), 1)?),
+            InSlots::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(&slots))?),
+            InSlots::Twin(plan) => Box::new(TwinResident::new((**plan).clone(), Some(&slots), 1)?),
         })
+    }
+
+    /// The model for a graph, which the twin has none of. It is run as often as was asked for, in the spare slot.
+    pub fn recorded(&self, options: &Options, tensors: &[Vec<Tensor>; 2]) -> Result<Box<Instance>> {
+        let InSlots::Gpu(loaded) = self else { anyhow::bail!("the host twin has no graphs") };
+        let instance = Instance::in_slots(loaded, &slots_of(tensors))?;
+        instance.launch(options.warmup as usize)?;
+        instance.wait()?;
+        Ok(Box::new(instance))
     }
 }
 
@@ -130,24 +144,33 @@ impl Runs {
         match self {
             Runs::Gpu(instance) => Ok(pipeline::gpu::by_cpu::Model::Recorded(instance)),
             Runs::Twin(run) => Ok(pipeline::gpu::by_cpu::Model::Called(run)),
-            Runs::Resident(_) => anyhow::bail!("a resident model is gpu-persistent's"),
+            Runs::InSlots(_) => anyhow::bail!("a model in the slots is of a mode whose kernels wait"),
         }
     }
 }
 
 impl Recorded {
-    /// Loads a model on a machine and runs it as often as was asked for.
+    /// Loads a model for kernels that wait: on a GPU, or in one kernel that stays, it works in the slots. Elsewhere it is run as often as
+    /// was asked for.
     pub fn load(
         options: &Options,
         machine: &Machine,
         manifest: &Manifest,
         geometry: &Geometry,
     ) -> Result<Recorded> {
-        let one = Recorded::load_several(options, machine, manifest, geometry, 1)?.pop();
-        one.context("no instance of the model")
+        let (file, weights) = file(options, manifest)?;
+        let plan = plan(&file, &weights)?;
+        let stays = options.mode == Mode::GpuPersistent;
+        let in_slots = match (machine.is_gpu(), stays) {
+            (false, false) => return Recorded::on_twin(options, machine, manifest, geometry, plan),
+            (false, true) => InSlots::Twin(Box::new(plan)),
+            (true, true) => InSlots::Gpu(loaded(options, manifest, plan, &Libraries::none())?),
+            (true, false) => InSlots::Gpu(loaded(options, manifest, plan, &Libraries::if_found(None))?),
+        };
+        Ok(Recorded { runs: Runs::InSlots(in_slots), inputs: Vec::new(), outputs: Vec::new() })
     }
 
-    /// Loads so many instances of it, which share the weights on a GPU.
+    /// Loads so many instances of it with buffers of their own, which share the weights on a GPU.
     pub fn load_several(
         options: &Options,
         machine: &Machine,
@@ -156,15 +179,6 @@ impl Recorded {
         count: usize,
     ) -> Result<Vec<Recorded>> {
         let (file, weights) = file(options, manifest)?;
-        if options.mode == Mode::GpuPersistent {
-            let resident = if machine.is_gpu() {
-                Resident::Gpu(loaded(options, manifest, plan(&file, &weights)?, &Libraries::none())?)
-            } else {
-                Resident::Twin(Box::new(plan(&file, &weights)?))
-            };
-            let runs = Runs::Resident(resident);
-            return Ok(vec![Recorded { runs, inputs: Vec::new(), outputs: Vec::new() }]);
-        }
         if machine.is_gpu() {
             return Recorded::on_gpu(options, manifest, geometry, plan(&file, &weights)?, count);
         }

@@ -73,15 +73,17 @@ DB_GPU_FN void db_leave(const struct db_served *at, db_u32 index) {
     place->refused = client->refused;
 }
 
-/* Does what the host wants of a place, and tells it. */
-DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index) {
+/* Does what the host wants of a place, and tells it. `early`: what it wanted when the caller looked, without any order. */
+DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index, db_u32 early) {
     struct db_client *client = db_client_at(at, index);
     struct db_place *place = (struct db_place *)at->places + index;
-    db_u32 wanted = db_load_acquire_sys32((db_u64)&place->wanted);
+    db_u32 wanted = early;
     /* Where the CPU posts, it tells so of a queue that has failed. */
     if (at->told && (client->acted & 1) && !client->dead && db_load_acquire_sys32((db_u64)&place->end.code))
         db_give_up(at, index, place->end);
     if (wanted == client->acted) return;
+    /* The rest of the place was written before. */
+    wanted = db_load_acquire_sys32((db_u64)&place->wanted);
     if (wanted & 1)
         db_join(at, index);
     else

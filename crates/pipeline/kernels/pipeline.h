@@ -1,8 +1,9 @@
 /*! What the kernels of a pipeline share with each other and with the Rust program that launches them. Each struct is mirrored in
  * src/gpu/layout.rs; a test compares every offset.
  *
- * One turn is a row of launches, in order: wait_inputs, take_inputs, the model, put_outputs, send_outputs. Launches of one stream or
- * graph end before the next one begins, which orders them for the GPU. Only what a NIC or the CPU writes needs more:
+ * One turn is a row of launches, in order: wait_inputs, take_inputs, the model, put_outputs, send_outputs; or, with a model that reads
+ * and writes the slot itself, wait_inputs, the model, send_outputs. Launches of one stream or graph end before the next one begins, which
+ * orders them for the GPU. Only what a NIC or the CPU writes needs more:
  *
  *   a flag or a CQE       relaxed loads, then db_acquire_cqe(): the request lies in the same memory and was written before it
  *   an answer             db_ring(): its system-scope release covers what earlier launches stored, since this launch observed them
@@ -47,7 +48,7 @@ struct db_turn {
     db_u32 sequence; /* of the request */
     db_u32 client;   /* index of its client */
     db_u32 status;   /* DB_SLOT_STATUS_*: a request that is not OK is answered and not computed */
-    db_u32 pad;
+    db_u32 model_slot; /* where a model works that has no buffers: the request's slot; without a good one the spare one behind all */
     db_u64 request_id;
     db_u64 cookie;
     db_u64 sent_ns;
@@ -221,6 +222,9 @@ DB_GPU_FN void db_give_up(const struct db_served *at, db_u32 index, struct db_ke
     db_end_chain(at);
 }
 
+/* Whether the model has no buffers of its own: then nothing is copied. */
+DB_GPU_FN int db_works_in_slots(const struct db_served *at) { return !at->inputs[0]; }
+
 /* The steps of a slot's request, while it is traced. */
 DB_GPU_FN struct db_steps *db_steps_at(const struct db_served *at, db_u32 slot) { return (struct db_steps *)at->steps + slot; }
 
@@ -237,31 +241,42 @@ DB_GPU_FN void db_note_end(db_u64 *when, db_u32 *blocks) {
 #define DB_SLOT_READY 1
 #define DB_SLOT_BLOCKED 2 /* the answer before it is not sent yet */
 
-/* Whether the NIC may still read a slot's answer. Where the CPU posts, it clears the word, which lies in host memory. */
-DB_GPU_FN db_u32 db_is_sending(const struct db_served *at, db_u32 slot) {
-    db_u32 *word = db_word(at->sending, slot);
-    return at->told ? db_load_acquire_sys32((db_u64)word) : db_load_relaxed32(word);
+/* What a look at a slot loads, side by side: one trip of the GPU's own bus. */
+struct db_seen {
+    db_u64 flag;
+    db_u32 sequence, owner, sending;
+};
+
+/* Slots that a thread looks at side by side. */
+#define DB_SEEN 4u
+
+/* Loads alone, and no order: the finder acquires. Where the CPU posts, `sending` lies across PCIe and is read by db_judge(). */
+DB_GPU_FN struct db_seen db_see(const struct db_served *at, db_u32 slot) {
+    struct db_seen seen;
+    seen.flag = db_load_cqe_tail(at->flags + slot * at->flag_stride);
+    seen.sequence = db_load_relaxed32(db_word(at->sequences, slot));
+    seen.owner = db_load_relaxed32(db_word(at->owners, slot));
+    seen.sending = at->told ? 0 : db_load_relaxed32(db_word(at->sending, slot));
+    return seen;
 }
 
-/* Whether the next request of a slot is whole and may be taken. Loads across no more than the GPU's own bus, and no order: the finder
- * acquires. */
-DB_GPU_FN int db_look(const struct db_served *at, db_u32 slot) {
-    db_u64 flag = db_load_cqe_tail(at->flags + slot * at->flag_stride);
-    db_u32 owner;
+/* Whether the next request of a slot is whole and may be taken. */
+DB_GPU_FN int db_judge(const struct db_served *at, db_u32 slot, struct db_seen seen) {
 #ifdef DB_DEFECT_ANY_FLAG
-    if (!flag) return DB_SLOT_EMPTY;
+    if (!seen.flag) return DB_SLOT_EMPTY;
 #else
-    if (flag != db_slot_flag(db_slot_next(db_load_relaxed32(db_word(at->sequences, slot))))) return DB_SLOT_EMPTY;
+    if (seen.flag != db_slot_flag(db_slot_next(seen.sequence))) return DB_SLOT_EMPTY;
 #endif
-    owner = db_load_relaxed32(db_word(at->owners, slot));
-    if (owner == DB_NO_CLIENT) return DB_SLOT_EMPTY;
+    if (seen.owner == DB_NO_CLIENT) return DB_SLOT_EMPTY;
 #ifndef DB_DEFECT_NO_TAIL
-    if (at->arrival == DB_ARRIVAL_FLAG && db_client_at(at, owner)->place.unreliable &&
-        db_load_cqe_tail(db_slot_at(at, slot) + at->request_tail) != flag)
+    if (at->arrival == DB_ARRIVAL_FLAG && db_client_at(at, seen.owner)->place.unreliable &&
+        db_load_cqe_tail(db_slot_at(at, slot) + at->request_tail) != seen.flag)
         return DB_SLOT_EMPTY;
 #endif
 #ifndef DB_DEFECT_NO_SENDING
-    if (db_is_sending(at, slot)) return DB_SLOT_BLOCKED;
+    /* The NIC may still read the slot's answer. The CPU clears the word once it may not. */
+    if (at->told) seen.sending = db_load_acquire_sys32((db_u64)db_word(at->sending, slot));
+    if (seen.sending) return DB_SLOT_BLOCKED;
 #endif
     return DB_SLOT_READY;
 }
@@ -299,6 +314,12 @@ DB_GPU_FN db_u32 db_poll_sends(const struct db_served *at, db_u32 index) {
     }
     if (!failed && at->patience_ns) db_check_progress(at, index, count);
     return count;
+}
+
+/* The tail of a client's next send completion; of none, if no answer is in flight. */
+DB_GPU_FN db_u64 db_sent_tail(const struct db_client *client) {
+    if (!(client->acted & 1) || client->dead || client->sq.rung == client->sq.consumer) return ~0ull;
+    return db_load_cqe_tail(db_cqe_at(&client->send_cq, 0) + DB_CQE_OPCODE_QPN);
 }
 
 /* Copies `bytes` side by side, of which thread `me` of `all` does its share; both addresses are multiples of 16. `STORE` takes the

@@ -2,7 +2,6 @@
 #ifndef DB_RESIDENT
 #define DB_RESIDENT
 
-#include "put.cu"
 #include "send.cu"
 #include "wait.cu"
 

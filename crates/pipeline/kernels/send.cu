@@ -11,17 +11,51 @@
 
 /* Word `index` of the answer's prefix. */
 DB_GPU_FN db_u64 db_answer_word(const struct db_served *at, const struct db_turn *turn, db_u32 credits, db_u32 index) {
+    /* All loads side by side: in the branches each would take a trip of its own. */
+    const db_u64 request_id = turn->request_id, cookie = turn->cookie, sent_ns = turn->sent_ns, begun_ns = turn->begun_ns;
+    const db_u64 entry = at->answer_table[index < DB_HEADER_WORDS ? 0 : index - DB_HEADER_WORDS];
+    const db_u64 status = turn->status, sequence = turn->sequence, slot = turn->slot, model_id = at->model_id;
+    const db_u64 tensors = at->answer_tensors;
     switch (index) {
-    case 0: return DB_SLOT_MAGIC | (db_u64)DB_SLOT_VERSION << 32 | (db_u64)turn->status << 48;
-    case DB_SLOT_HEADER_REQUEST_ID / 8: return turn->request_id;
-    case DB_SLOT_HEADER_MODEL_ID / 8: return at->model_id | (db_u64)turn->sequence << 32;
-    case DB_SLOT_HEADER_COOKIE / 8: return turn->cookie;
-    case DB_SLOT_HEADER_SENT_NS / 8: return turn->sent_ns;
-    case DB_SLOT_HEADER_BEGUN_NS / 8: return turn->begun_ns;
+    case 0: return DB_SLOT_MAGIC | (db_u64)DB_SLOT_VERSION << 32 | status << 48;
+    case DB_SLOT_HEADER_REQUEST_ID / 8: return request_id;
+    case DB_SLOT_HEADER_MODEL_ID / 8: return model_id | sequence << 32;
+    case DB_SLOT_HEADER_COOKIE / 8: return cookie;
+    case DB_SLOT_HEADER_SENT_NS / 8: return sent_ns;
+    case DB_SLOT_HEADER_BEGUN_NS / 8: return begun_ns;
     case DB_SLOT_HEADER_ENDED_NS / 8: return db_clock_ns();
-    case DB_SLOT_HEADER_TENSORS / 8:
-        return at->answer_tensors | (db_u64)(credits & 0xffff) << 16 | (db_u64)turn->slot << 32;
-    default: return at->answer_table[index - DB_HEADER_WORDS];
+    case DB_SLOT_HEADER_TENSORS / 8: return tensors | (db_u64)(credits & 0xffff) << 16 | slot << 32;
+    default: return entry;
+    }
+}
+
+/* Marks the client's requests that have come with the number of the one that is served: they are refused in their turn. A request that
+ * comes between here and the answer's doorbell is not seen. All threads of a block. */
+DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *turn) {
+    const struct db_place *place = &db_client_at(at, turn->client)->place;
+    const db_u32 threads = db_block_threads(), served = turn->slot;
+    const db_u64 request_id = turn->request_id;
+    db_u32 from, i;
+    for (from = db_block_thread(); from < place->count; from += DB_SEEN * threads) {
+        struct db_seen seen[DB_SEEN];
+        db_u64 id[DB_SEEN];
+        DB_UNROLL
+        for (i = 0; i < DB_SEEN; i++) {
+            const db_u32 slot = place->first + from + i * threads;
+            if (from + i * threads >= place->count) continue;
+            seen[i] = db_see(at, slot);
+            id[i] = db_load_relaxed64((const db_u64 *)(db_slot_at(at, slot) + DB_SLOT_HEADER_REQUEST_ID));
+        }
+        DB_UNROLL
+        for (i = 0; i < DB_SEEN; i++) {
+            const db_u32 slot = place->first + from + i * threads;
+            if (from + i * threads >= place->count || slot == served || id[i] != request_id) continue;
+            if (db_judge(at, slot, seen[i]) == DB_SLOT_EMPTY) continue;
+            /* The number may be of the request before: it was written before the flag that was seen. */
+            db_acquire_cqe();
+            if (db_load_relaxed64((const db_u64 *)(db_slot_at(at, slot) + DB_SLOT_HEADER_REQUEST_ID)) != request_id) continue;
+            db_store_relaxed32(db_word(at->twice, slot), db_slot_next(seen[i].sequence));
+        }
     }
 }
 
@@ -77,8 +111,14 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
     db_u32 index;
     int error;
     if (turn->state != DB_TURN_REQUEST) return;
+    if (at->steps && db_works_in_slots(at) && !db_block_thread()) {
+        struct db_steps *steps = db_steps_at(at, turn->slot);
+        steps->puts = steps->put = db_clock_ns();
+    }
     for (index = db_block_thread(); index < DB_PREFIX_WORDS; index += db_block_threads())
         db_store64(answer + 8ull * index, db_answer_word(at, turn, client->place.count, index));
+    /* Else the CPU has seen to it. */
+    if (at->twice && turn->status == DB_SLOT_STATUS_OK) db_mark_twice(at, turn);
     /* The other threads' stores are the first one's to publish once it has met them. */
 #ifndef DB_DEFECT_NO_SEND_SYNC
     db_block_sync();

@@ -64,21 +64,12 @@ extern "C" __global__ void __launch_bounds__(DB_RESIDENT_THREADS)
 #else
         if (state == DB_TURN_STOP) break;
 #endif
-        if (is_good && is_first && at->steps) {
-            struct db_steps *steps = db_steps_at(at, turn->slot);
-            steps->takes = steps->taken = db_clock_ns();
-        }
         if (is_good)
             db_run_model(model, entry, &grid);
         else
             (void)db_grid_meet(&grid);
-        if (is_good && is_first && at->steps) {
-            struct db_steps *steps = db_steps_at(at, turn->slot);
-            steps->puts = steps->put = db_clock_ns();
-        }
         if (grid.is_late) break;
         if (state != DB_TURN_REQUEST || blockIdx.x) continue;
-        if (is_good && at->twice) db_mark_twice(at, turn, db_block_thread(), db_block_threads());
         db_send_outputs(at, turn);
     }
 }

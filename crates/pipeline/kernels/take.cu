@@ -1,4 +1,5 @@
-/*! Copies a request's tensors out of its slot into the model's inputs: the second kernel of a turn, which waits for nothing.
+/*! Copies a request's tensors out of its slot into the model's inputs: the second kernel of a turn whose model has
+ * buffers of its own. It waits for nothing.
  *
  * Lengths and offsets are those of the model, which the prefix was compared with; nothing that the client wrote leads anywhere.
  * Once it has ended the client may write its next request there.

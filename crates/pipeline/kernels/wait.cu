@@ -12,14 +12,23 @@
 
 #include "members.h"
 
+#define DB_NOWHERE 0xffffffffu
+
+/* A request that a round has found. */
+struct db_near {
+    db_u32 distance; /* slots from the begin of the search to its client's, and from that client's turn to it; DB_NOWHERE: none */
+    db_u32 slot, client, sequence;
+};
+
 /* What the threads of the block tell each other. */
 struct db_found {
-    db_u32 nearest; /* distance of the first client with a request */
-    db_u32 nth;     /* its request: slots behind the one whose turn it is */
+    db_u32 nearest; /* the least distance */
     db_u32 attend;
-    db_u32 faults;  /* DB_FAULT_* of its prefix */
+    db_u32 faults; /* DB_FAULT_* of its prefix */
     db_u32 over;
     db_u32 sent, strays;
+    db_u32 twice; /* the sequence of its slot's request whose number was outstanding */
+    struct db_near is;
     db_u64 looks; /* when the wait began */
 };
 
@@ -32,26 +41,31 @@ struct db_found {
 DB_GPU_FN void db_attend(const struct db_served *at, struct db_found *found) {
     db_u32 index;
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
+        const struct db_place *place = (const struct db_place *)at->places + index;
+        /* With the completions' trip: `wanted` is its low half. */
+        const db_u64 wanted = db_load_cqe_tail((db_u64)&place->wanted);
         db_u32 sent = db_poll_sends(at, index);
-        db_attend_place(at, index);
+        db_attend_place(at, index, (db_u32)wanted);
         if (sent) atomicAdd(&found->sent, sent);
     }
     db_block_sync();
 }
 
 /* Which faults word `index` of a request's prefix shows. */
-DB_GPU_FN db_u32 db_faults(const struct db_served *at, db_u32 slot, db_u32 sequence, db_u32 index, db_u64 word) {
+DB_GPU_FN db_u32 db_faults(const struct db_served *at, const struct db_near *request, db_u32 index, db_u64 word) {
     const db_u64 begin = DB_SLOT_MAGIC | (db_u64)DB_SLOT_VERSION << 32;
+#ifdef DB_DEFECT_NO_TABLE
+    const db_u64 entry = word;
+#else
+    const db_u64 entry = at->request_table[index < DB_HEADER_WORDS ? 0 : index - DB_HEADER_WORDS];
+#endif
+    const db_u32 model_id = at->model_id, tensors = at->request_tensors;
     if (index == 0) return word == begin ? 0 : DB_FAULT_HEADER;
     if (index == DB_SLOT_HEADER_MODEL_ID / 8)
-        return ((db_u32)word == at->model_id ? 0 : DB_FAULT_MODEL) | ((db_u32)(word >> 32) == sequence ? 0 : DB_FAULT_SEQUENCE);
+        return ((db_u32)word == model_id ? 0 : DB_FAULT_MODEL) | ((db_u32)(word >> 32) == request->sequence ? 0 : DB_FAULT_SEQUENCE);
     if (index == DB_SLOT_HEADER_TENSORS / 8)
-        return ((word & 0xffff) == at->request_tensors ? 0 : DB_FAULT_TENSORS) |
-               ((db_u32)(word >> 32) == slot ? 0 : DB_FAULT_SEQUENCE);
-#ifndef DB_DEFECT_NO_TABLE
-    if (index >= DB_HEADER_WORDS && word != at->request_table[index - DB_HEADER_WORDS]) return DB_FAULT_TENSORS;
-#endif
-    return 0;
+        return ((word & 0xffff) == tensors ? 0 : DB_FAULT_TENSORS) | ((db_u32)(word >> 32) == request->slot ? 0 : DB_FAULT_SEQUENCE);
+    return index >= DB_HEADER_WORDS && word != entry ? DB_FAULT_TENSORS : 0;
 }
 
 DB_GPU_FN db_u32 db_status_of_faults(db_u32 faults) {
@@ -61,12 +75,13 @@ DB_GPU_FN db_u32 db_status_of_faults(db_u32 faults) {
     return faults ? DB_SLOT_STATUS_BAD_TENSORS : DB_SLOT_STATUS_OK;
 }
 
-/* Takes the request of a slot: a thread a word of its prefix, each read once. */
-DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 slot, struct db_found *found) {
-    db_u32 *last = db_word(at->sequences, slot), sequence = db_slot_next(db_load_relaxed32(last)), index;
+/* Takes the request that was found: a thread a word of its prefix, each read once. */
+DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, struct db_found *found) {
+    const struct db_near request = found->is;
+    db_u32 index, status;
     for (index = db_block_thread(); index < DB_PREFIX_WORDS; index += db_block_threads()) {
-        db_u64 word = db_load_relaxed64((const db_u64 *)db_slot_at(at, slot) + index);
-        db_u32 faults = db_faults(at, slot, sequence, index, word);
+        db_u64 word = db_load_relaxed64((const db_u64 *)db_slot_at(at, request.slot) + index);
+        db_u32 faults = db_faults(at, &request, index, word);
         if (faults) atomicOr(&found->faults, faults);
         if (index == DB_SLOT_HEADER_REQUEST_ID / 8) turn->request_id = word;
         if (index == DB_SLOT_HEADER_COOKIE / 8) turn->cookie = word;
@@ -74,85 +89,109 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     }
     db_block_sync();
     if (db_block_thread()) return;
-    db_store_relaxed32(last, sequence);
-#ifndef DB_DEFECT_SLOT_NOT_SET
-    turn->slot = slot;
-#endif
-    turn->sequence = sequence;
-    turn->client = db_load_relaxed32(db_word(at->owners, slot));
-    turn->status = db_status_of_faults(found->faults);
+    status = db_status_of_faults(found->faults);
 #ifndef DB_DEFECT_TWICE
-    if (turn->status == DB_SLOT_STATUS_OK && db_load_relaxed32(db_word(at->twice, slot)) == sequence)
-        turn->status = DB_SLOT_STATUS_DUPLICATE_ID;
+    if (status == DB_SLOT_STATUS_OK && found->twice == request.sequence) status = DB_SLOT_STATUS_DUPLICATE_ID;
 #endif
-    if (turn->status == DB_SLOT_STATUS_OK && at->refuses) turn->status = at->refuses;
+    if (status == DB_SLOT_STATUS_OK && at->refuses) status = at->refuses;
+    db_store_relaxed32(db_word(at->sequences, request.slot), request.sequence);
+#ifndef DB_DEFECT_SLOT_NOT_SET
+    turn->slot = request.slot;
+#endif
+    turn->sequence = request.sequence;
+    turn->client = request.client;
+    turn->status = status;
+    turn->model_slot = status == DB_SLOT_STATUS_OK ? turn->slot : at->slot_count;
     turn->begun_ns = db_clock_ns();
     turn->state = DB_TURN_REQUEST;
     if (at->steps) {
-        struct db_steps *steps = db_steps_at(at, slot);
+        struct db_steps *steps = db_steps_at(at, request.slot);
         steps->looks = found->looks;
-        steps->begun = turn->begun_ns;
+        steps->begun = steps->takes = steps->taken = turn->begun_ns;
     }
 }
 
-/* Where a request lies: how far behind the begin of the search its client's slots begin, and how far in these behind its turn. */
-struct db_near {
-    db_u32 distance, nth;
-};
+/* How far `at` lies behind `begin` in a ring of `count`. */
+DB_GPU_FN db_u32 db_behind(db_u32 at, db_u32 begin, db_u32 count) { return at >= begin ? at - begin : at + count - begin; }
 
-/* One round over all slots: the nearest request of this thread; `slot_count` as distance: none. */
+/* One round over all slots: the nearest request of this thread. No two are as near, since each slot is one client's, and a client's slots
+ * follow one another. */
 DB_GPU_FN struct db_near db_round(const struct db_served *at, db_u32 first, int *blocked) {
-    struct db_near near = {at->slot_count, 0};
-    db_u32 slot, threads = db_block_threads();
-    for (slot = db_block_thread(); slot < at->slot_count; slot += threads) {
-        const struct db_client *client;
-        db_u32 owner, distance, nth;
-        int looked = db_look(at, slot);
-        if (looked == DB_SLOT_BLOCKED) *blocked = 1;
-        if (looked != DB_SLOT_READY) continue;
-        owner = db_load_relaxed32(db_word(at->owners, slot));
-        client = db_client_at(at, owner);
-        distance = (client->place.first + at->slot_count - first) % at->slot_count;
-        nth = (slot - client->place.first + client->place.count - client->turn) % client->place.count;
-        if (distance > near.distance || (distance == near.distance && nth >= near.nth)) continue;
-        near.distance = distance;
-        near.nth = nth;
+    struct db_near near = {DB_NOWHERE, 0, 0, 0};
+    db_u32 slot, nth, threads = db_block_threads();
+    for (slot = db_block_thread(); slot < at->slot_count; slot += DB_SEEN * threads) {
+        struct db_seen seen[DB_SEEN];
+        DB_UNROLL
+        for (nth = 0; nth < DB_SEEN; nth++)
+            if (slot + nth * threads < at->slot_count) seen[nth] = db_see(at, slot + nth * threads);
+        DB_UNROLL
+        for (nth = 0; nth < DB_SEEN; nth++) {
+            const db_u32 is = slot + nth * threads;
+            const struct db_client *client;
+            db_u32 distance;
+            int judged = is < at->slot_count ? db_judge(at, is, seen[nth]) : DB_SLOT_EMPTY;
+            if (judged == DB_SLOT_BLOCKED) *blocked = 1;
+            if (judged != DB_SLOT_READY) continue;
+            client = db_client_at(at, seen[nth].owner);
+            distance = db_behind(client->place.first, first, at->slot_count) +
+                       db_behind(is - client->place.first, client->turn, client->place.count);
+            if (distance >= near.distance) continue;
+            near.distance = distance;
+            near.slot = is;
+            near.client = seen[nth].owner;
+            near.sequence = db_slot_next(seen[nth].sequence);
+        }
     }
     return near;
 }
 
-/* The slot that `found` tells of; its client's next turn begins behind it, and so does the next search behind that client. */
-DB_GPU_FN db_u32 db_chosen(const struct db_served *at, struct db_turn *turn, db_u32 first, const struct db_found *found) {
-    db_u32 base = (first + found->nearest) % at->slot_count;
-    struct db_client *client = db_client_at(at, db_load_relaxed32(db_word(at->owners, base)));
-    db_u32 nth = (client->turn + found->nth) % client->place.count;
-    /* All threads have read the turn. */
-    db_block_sync();
-    if (db_block_thread() == 0) {
+/* Has the nearest request be the turn's: the thread that found it. Its client's next turn begins behind it, and the next search behind
+ * that client. */
+DB_GPU_FN void db_choose(const struct db_served *at, struct db_turn *turn, struct db_near mine, struct db_found *found) {
+    struct db_client *client = db_client_at(at, mine.client);
+    const db_u32 begin = client->place.first, behind = begin + client->place.count;
+    /* The request, before all that this and later kernels read of it. */
+    db_acquire_cqe();
+    found->is = mine;
+    if (at->twice) found->twice = db_load_relaxed32(db_word(at->twice, mine.slot));
 #ifndef DB_DEFECT_FROM_SLOT_0
-        client->turn = (nth + 1) % client->place.count;
+    client->turn = mine.slot + 1 == behind ? 0 : mine.slot + 1 - begin;
 #endif
-        turn->next = (base + client->place.count) % at->slot_count;
-    }
-    return base + nth;
+    turn->next = behind == at->slot_count ? 0 : behind;
 }
 
-/* One wait, by all threads of a block, which share `found`. One thread walks from slot to slot, as the paper's release does. A round
+/* Takes completions: of requests, and once a round has found nothing, of answers, so that a slot is free when its next request comes.
+ * All threads, which meet behind it, since a slot's words are another thread's to see. */
+DB_GPU_FN void db_poll(const struct db_served *at, int with_sends, struct db_found *found) {
+    db_u32 index;
+    for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
+        const struct db_client *client = db_client_at(at, index);
+        const db_u64 tail = with_sends ? db_sent_tail(client) : ~0ull;
+        db_u32 strays = at->arrival == DB_ARRIVAL_COMPLETION ? db_poll_receives(at, index) : 0, sent;
+        if (strays) atomicAdd(&found->strays, strays);
+        if (!db_cqe_is_there(&client->send_cq, 0, tail)) continue;
+        sent = db_poll_sends(at, index);
+        if (sent) atomicAdd(&found->sent, sent);
+    }
+    db_block_sync();
+}
+
+/* One wait, by all threads of a block, which share `found`. A block of one thread walks from slot to slot, as the paper's release does. A round
  * looks at all slots side by side, so that its time depends on their number by no more than a load for as many slots as threads. */
 DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn, struct db_found &found) {
     const struct db_served *at = told;
     struct db_wait wait = {db_deadline_ns(at->wait_ns), at->cancel, 0};
-    db_u32 thread = db_block_thread(), index, nearest, over = 0;
+    db_u32 thread = db_block_thread(), over = 0;
 #ifdef DB_DEFECT_SLOTS_IN_TURN
     db_u32 first = 0;
 #else
-    db_u32 first = turn->next % at->slot_count;
+    db_u32 first = turn->next;
 #endif
     struct db_near mine;
-    int attend = 0;
+    int attend = 0, again = 0, has_found;
     if (thread == 0) {
         const db_u64 now = db_clock_ns();
-        struct db_found none = {at->slot_count, ~0u, 0, 0, 0, 0, 0, now};
+        struct db_found none = {DB_NOWHERE, 0, 0, 0, 0, 0, 0, {DB_NOWHERE, 0, 0, 0}, now};
         none.attend = now - turn->attended_ns >= at->attend_ns;
         if (none.attend) turn->attended_ns = now;
         found = none;
@@ -160,16 +199,9 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
     db_block_sync();
     /* Or clients could not come and go while there are requests. */
     if (found.attend) db_attend(at, &found);
-    for (;;) {
+    for (;; again = 1) {
         int blocked = 0;
-        if (at->arrival == DB_ARRIVAL_COMPLETION) {
-            for (index = thread; index < at->client_count; index += db_block_threads()) {
-                db_u32 strays = db_poll_receives(at, index);
-                if (strays) atomicAdd(&found.strays, strays);
-            }
-            /* A slot's flag is another thread's to see. */
-            db_block_sync();
-        }
+        if (again || at->arrival == DB_ARRIVAL_COMPLETION) db_poll(at, again, &found);
         mine = db_round(at, first, &blocked);
         if (thread == 0) {
             int now = db_wait_over(&wait);
@@ -177,28 +209,29 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
             attend |= now || !(wait.turns & 63);
         }
         /* One barrier a round, after which all threads know the same. */
-        if (!db_block_any(mine.distance < at->slot_count || blocked || attend)) continue;
+        if (!db_block_any(mine.distance != DB_NOWHERE || blocked || attend)) continue;
         attend = 0;
-        if (mine.distance < at->slot_count) {
-            /* The request, before all that this and later kernels read of it. */
-            db_acquire_cqe();
-            atomicMin(&found.nearest, mine.distance);
-        }
+        if (mine.distance != DB_NOWHERE) atomicMin(&found.nearest, mine.distance);
         db_block_sync();
-        nearest = found.nearest;
+        has_found = found.nearest != DB_NOWHERE;
         /* Here, since the first thread may write it again behind the barrier of db_attend. */
         over = found.over;
-        if (nearest < at->slot_count) break;
+        if (has_found) break;
         db_attend(at, &found);
         if (over) break;
     }
-    if (nearest < at->slot_count) {
-        if (mine.distance == nearest) atomicMin(&found.nth, mine.nth);
+    if (has_found) {
+        if (mine.distance == found.nearest) db_choose(at, turn, mine, &found);
         db_block_sync();
-        db_take(at, turn, db_chosen(at, turn, first, &found), &found);
+        db_take(at, turn, &found);
     }
     if (thread) return;
-    if (nearest >= at->slot_count) turn->state = over == DB_ECANCELED ? DB_TURN_STOP : DB_TURN_NONE;
+    if (!has_found) {
+        turn->state = over == DB_ECANCELED ? DB_TURN_STOP : DB_TURN_NONE;
+#ifndef DB_DEFECT_ALWAYS_IN_SLOT
+        turn->model_slot = at->slot_count;
+#endif
+    }
     DB_COUNT(at, turn, turns, 1);
     if (found.sent) DB_COUNT(at, turn, sent, found.sent);
     if (found.strays) DB_COUNT(at, turn, strays, found.strays);

@@ -55,6 +55,9 @@ pub enum EngineError {
     /// Tensors of slots that are not the model's.
     #[error("slots have {given:?} bytes of {what}, the model {wanted:?}")]
     Slots { what: &'static str, given: Vec<usize>, wanted: Vec<usize> },
+    /// The model works in slots.
+    #[error("the model's inputs and outputs lie in slots, not in memory of its own")]
+    InSlots,
     /// A block of a resident kernel did not come to the barrier.
     #[error("{model}: blocks of the resident kernel waited longer than {limit:?} for one another")]
     Late { model: String, limit: std::time::Duration },

@@ -53,10 +53,13 @@ fn turns(core: &Arc<Core>, steps: &Steps, model: &Mutex<Box<Model>>) -> Result<(
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     while core.shared.words()[0].load(Ordering::Acquire) == 0 {
         for step in 0..4 {
-            if step == 2 && core.turn_now()?.1 == State::Request {
+            // A model in the slots runs in each turn, as in a graph; what it writes without a request is nobody's.
+            if step == 2 && (core.told.in_slots || core.turn_now()?.1 == State::Request) {
                 model().map_err(ServedError::Model)?;
             }
-            steps.run(step, core.wait, Arc::clone(core))?;
+            if core.told.has(step) {
+                steps.run(step, core.wait, Arc::clone(core))?;
+            }
         }
     }
     Ok(())

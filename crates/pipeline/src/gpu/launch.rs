@@ -15,7 +15,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("slots.h", slots::header::TEXT),
 ];
 
-/// The kernels of a turn in their order; the model's are between the second and the third.
+/// The kernels of a turn in their order; the model's are between the second and the third, which only a model with buffers needs.
 pub const SOURCES: [Source; 4] = [
     Source { name: "wait.cu", text: include_str!("../../kernels/wait.cu"), headers: HEADERS, twin: &KERNELS },
     Source { name: "take.cu", text: include_str!("../../kernels/take.cu"), headers: HEADERS, twin: &KERNELS },
@@ -33,18 +33,14 @@ pub struct Told {
     pub turn: u64,
     /// Blocks and threads of each kernel.
     pub shapes: [[u32; 2]; 4],
-    /// The model works in the slots: kernels have no buffers to copy to and from.
+    /// The model works in the slots: there are no buffers to copy to and from.
     pub in_slots: bool,
 }
 
 impl Told {
-    fn copies(&self) -> Result<(), ServedError> {
-        match self.in_slots {
-            false => Ok(()),
-            true => super::refuse(
-                "the setting has no inputs and outputs of the model's: it is for a resident kernel",
-            ),
-        }
+    /// Whether a turn has that kernel.
+    pub fn has(&self, step: usize) -> bool {
+        !(self.in_slots && (step == 1 || step == 2))
     }
 }
 
@@ -69,7 +65,6 @@ impl Steps {
         sources: &[Source; 4],
         names: &[&'static str; 4],
     ) -> Result<Steps, ServedError> {
-        told.copies()?;
         let kernel = |step: usize| Kernel::prepare(machine, &sources[step], names[step]);
         let kernels = [kernel(0)?, kernel(1)?, kernel(2)?, kernel(3)?];
         Ok(Steps { kernels, unused: machine.host_memory(4)?, told })
@@ -110,11 +105,11 @@ pub fn graph(
     again: Again,
     model: &dyn gpu::Recorded,
 ) -> Result<SelfLaunching, ServedError> {
-    told.copies()?;
     let end = if again == Again::While { again_unit() } else { relaunch_unit() };
     let units: Vec<Unit> = units().into_iter().chain([end]).collect();
     let module: Module = machine.module(&units)?;
     let functions = NAMES.iter().map(|name| module.function(name)).collect::<gpu::Result<Vec<Function>>>()?;
+    let before = if told.in_slots { 0 } else { 1 };
     let put = |stream: &Stream, step: usize| {
         let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn);
         let [blocks, threads] = told.shapes[step];
@@ -123,11 +118,13 @@ pub fn graph(
         unsafe { stream.launch(&functions[step], shape, &arguments) }
     };
     let record = |stream: &Stream| {
-        put(stream, 0)?;
-        put(stream, 1)?;
-        model.record(stream)?;
-        put(stream, 2)?;
-        put(stream, 3)
+        for step in (0..4).filter(|step| told.has(*step)) {
+            put(stream, step)?;
+            if step == before {
+                model.record(stream)?;
+            }
+        }
+        Ok(())
     };
     let graph = match again {
         // SAFETY: what the kernels use is kept as long as the graph, and `Recorded` promises the same of the model's. The module is the

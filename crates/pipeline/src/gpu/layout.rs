@@ -26,7 +26,7 @@ pub struct db_turn {
     pub sequence: u32,
     pub client: u32,
     pub status: u32,
-    pub pad: u32,
+    pub model_slot: u32,
     pub request_id: u64,
     pub cookie: u64,
     pub sent_ns: u64,
@@ -217,7 +217,7 @@ mod tests {
         let kernel = need!(crate::gpu::tests::PLANTED.find("layout+none"), cc, "a C++ compiler");
         let here: Vec<usize> = offsets! {
             db_counts { turns answered refused sent strays }
-            db_turn { state slot sequence client status request_id cookie sent_ns begun_ns attended_ns next counts }
+            db_turn { state slot sequence client status request_id cookie sent_ns begun_ns attended_ns model_slot next counts }
             db_place {
                 queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done unreliable flushed
                 answered refused end

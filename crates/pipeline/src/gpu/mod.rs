@@ -86,7 +86,8 @@ pub struct Setting<'a> {
     pub arrival: Arrival,
     /// Where requests lie.
     pub place: Place,
-    /// The model's buffers, as kernels see them: one for each tensor, at multiples of 16. None at all: it works in the slots.
+    /// The model's buffers, as kernels see them: one for each tensor, at multiples of 16. None at all: it works in the slots, at
+    /// [`Served::tensors`].
     pub inputs: &'a [u64],
     pub outputs: &'a [u64],
     /// Longest wait of a turn.
@@ -235,9 +236,11 @@ impl Served {
             memory.fill(0)?;
             Ok::<_, ServedError>(memory)
         };
+        // The last one is no client's: a model works there in a turn without a good request.
+        let bytes = stride * (slot_count + 1);
         let slots = match setting.place {
-            Place::Host => machine.host_memory(stride * slot_count)?.into(),
-            _ => own(stride * slot_count)?,
+            Place::Host => machine.host_memory(bytes)?.into(),
+            _ => own(bytes)?,
         };
         let flags = match (setting.place, arrival) {
             (Place::Host, Arrival::Flag) => machine.host_memory(FLAG_BYTES * slot_count)?.into(),
@@ -304,14 +307,14 @@ impl Served {
                 ..db_served::of(geometry)
             },
         )?;
-        turn.put(0, &db_turn::default())?;
+        turn.put(0, &db_turn { model_slot: count, ..db_turn::default() })?;
         let copying = setting.copying;
         let is_told = told.is_some();
         let queues = told::Shared::new(setting.clients, told);
         let told = launch::Told {
             served: served.kernel_address(),
             turn: turn.kernel_address(),
-            shapes: [[1, setting.threads], copying, copying, [1, 32]],
+            shapes: [[1, setting.threads], copying, copying, [1, setting.threads.max(32)]],
             in_slots,
         };
         let wait = setting.wait;

@@ -65,7 +65,7 @@ impl Member {
 pub fn serves(
     context: &Context,
     machine: &Machine,
-    (arrival, posts): (Arrival, Processor),
+    (arrival, posts, in_slots): (Arrival, Processor, bool),
     start: &dyn Fn(&mut Served, &Memory),
 ) {
     let model = machine.own_memory(1 << 13).unwrap();
@@ -77,8 +77,8 @@ pub fn serves(
         clients: 3,
         arrival,
         place: Place::Gpu,
-        inputs: &[at],
-        outputs: &[at + 4096],
+        inputs: &[at][usize::from(in_slots)..],
+        outputs: &[at + 4096][usize::from(in_slots)..],
         wait: Duration::from_millis(20),
         threads: 64,
         copying: [2, 64],
@@ -147,7 +147,7 @@ fn twin_serves_clients_that_come_and_go() {
         ARRIVALS.iter().zip(orders).flat_map(|way| [Processor::Gpu, Processor::Cpu].map(|posts| (way, posts)))
     {
         let machine = Machine::twin(visibility);
-        serves(&context, &machine, (*arrival, posts), &|served, model| {
+        serves(&context, &machine, (*arrival, posts, false), &|served, model| {
             let model = model.clone();
             let add = move || {
                 add_one(&model);
@@ -162,7 +162,12 @@ fn twin_serves_clients_that_come_and_go() {
 const COPIED: [Step; 4] = [Step::CopyIn, Step::Run, Step::CopyOut, Step::Send];
 
 /// Whether each answer's steps are known, one behind the other, and no longer than its service.
-pub fn traces(context: &Context, machine: &Machine, steps: &[Step], start: &dyn Fn(&mut Served, &Memory)) {
+pub fn traces(
+    context: &Context,
+    machine: &Machine,
+    (steps, in_slots): (&[Step], bool),
+    start: &dyn Fn(&mut Served, &Memory),
+) {
     let model = machine.own_memory(1 << 13).unwrap();
     model.fill(0).unwrap();
     let at = model.kernel_address();
@@ -172,8 +177,8 @@ pub fn traces(context: &Context, machine: &Machine, steps: &[Step], start: &dyn 
         clients: 2,
         arrival: Arrival::Completion,
         place: Place::Gpu,
-        inputs: &[at],
-        outputs: &[at + 4096],
+        inputs: &[at][usize::from(in_slots)..],
+        outputs: &[at + 4096][usize::from(in_slots)..],
         wait: Duration::from_millis(20),
         threads: 64,
         copying: [2, 64],
@@ -218,7 +223,7 @@ fn twin_traces_the_steps_of_each_request() {
     let context = need!(device(), nic, "an mlx5 device");
     need!(launch::SOURCES[0].twin.find("tell_time").map_err(|error| error.to_string()), cc, "a C++ compiler");
     let machine = Machine::twin(Visibility::InOrder);
-    traces(&context, &machine, &COPIED, &|served, model| {
+    traces(&context, &machine, (&COPIED, false), &|served, model| {
         let model = model.clone();
         let add = move || {
             add_one(&model);
@@ -250,9 +255,11 @@ fn gpu_traces_the_steps_of_each_request() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     let module: Module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
     for again in [Again::Relaunch, Again::While] {
-        traces(&context, &machine, &COPIED, &|served, memory| {
-            let function = module.function("add_one").unwrap();
-            served.start_graph(again, Box::new(AddOne { function, memory: memory.clone() })).unwrap();
+        traces(&context, &machine, (&COPIED, false), &|served, memory| {
+            served.start_graph(again, Box::new(AddOne::of(&module, memory))).unwrap();
+        });
+        traces(&context, &machine, (&[Step::Run, Step::Send], true), &|served, memory| {
+            served.start_graph(again, Box::new(AddOne::in_slots(&module, memory, served))).unwrap();
         });
     }
 }
@@ -265,22 +272,41 @@ fn add_one(model: &Memory) {
     model.write(4096, &more).unwrap();
 }
 
-const ADD_ONE: &str = "extern \"C\" __global__ void add_one(const float *in, float *out, int count) {
+const ADD_ONE: &str = "struct slot { char *base; const int *index; unsigned long long stride, offset; };
+extern \"C\" __global__ void add_one(struct slot in, struct slot out, int count) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) out[i] = in[i] + 1.0f;
+    const float *from = (const float *)(in.base + *in.index * in.stride + in.offset);
+    if (i < count) ((float *)(out.base + *out.index * out.stride + out.offset))[i] = from[i] + 1.0f;
 }
 ";
 
 struct AddOne {
     function: Function,
-    memory: Memory,
+    /// Where the request and the answer lie: `struct slot` each.
+    places: [[u64; 4]; 2],
+    _memory: Memory,
 }
 
-// SAFETY: the kernel reads and writes the memory, and the value keeps both.
+impl AddOne {
+    /// Its input lies where the memory begins, its output 4096 bytes behind; the number of its only slot behind both.
+    fn of(module: &Module, memory: &Memory) -> AddOne {
+        let at = memory.kernel_address();
+        memory.write((1 << 13) - 4, &[0; 4]).unwrap();
+        let places = [at, at + 4096].map(|base| [base, at + (1 << 13) - 4, 0, 0]);
+        AddOne { function: module.function("add_one").unwrap(), places, _memory: memory.clone() }
+    }
+
+    fn in_slots(module: &Module, memory: &Memory, served: &Served) -> AddOne {
+        let places = served.tensors().map(|tensors| tensors[0].words);
+        AddOne { places, ..AddOne::of(module, memory) }
+    }
+}
+
+// SAFETY: the kernel reads and writes the memory, which the value keeps, or slots of the pipeline that has the graph.
 unsafe impl Recorded for AddOne {
     fn record(&self, stream: &Stream) -> ::gpu::Result<()> {
-        let at = self.memory.kernel_address();
-        let arguments = ::gpu::Arguments::new().u64(at).u64(at + 4096).u32(FLOATS as u32);
+        let words: Vec<u8> = self.places.as_flattened().iter().flat_map(|word| word.to_le_bytes()).collect();
+        let arguments = ::gpu::Arguments::new().bytes(&words[..32]).bytes(&words[32..]).u32(FLOATS as u32);
         let shape = Shape { grid: [4, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
         // SAFETY: as above.
         unsafe { stream.launch(&self.function, shape, &arguments) }
@@ -293,14 +319,20 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     let module: Module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
     let ways = [
-        (Again::Relaunch, Processor::Gpu),
-        (Again::While, Processor::Gpu),
-        (Again::Relaunch, Processor::Cpu),
+        (Again::Relaunch, Processor::Gpu, true),
+        (Again::Relaunch, Processor::Gpu, false),
+        (Again::While, Processor::Gpu, true),
+        (Again::Relaunch, Processor::Cpu, true),
     ];
-    for (arrival, (again, posts)) in ARRIVALS.iter().flat_map(|way| ways.map(|others| (*way, others))) {
-        serves(&context, &machine, (arrival, posts), &|served, memory| {
-            let function = module.function("add_one").unwrap();
-            let model = AddOne { function, memory: memory.clone() };
+    for (arrival, (again, posts, in_slots)) in
+        ARRIVALS.iter().flat_map(|way| ways.map(|others| (*way, others)))
+    {
+        serves(&context, &machine, (arrival, posts, in_slots), &|served, memory| {
+            let model = if in_slots {
+                AddOne::in_slots(&module, memory, served)
+            } else {
+                AddOne::of(&module, memory)
+            };
             served.start_graph(again, Box::new(model)).unwrap();
         });
     }
@@ -316,5 +348,5 @@ pub fn add_one_on(machine: &Machine, memory: &Memory) -> by_cpu::Model {
         }));
     }
     let module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
-    by_cpu::Model::Recorded(Box::new(AddOne { function: module.function("add_one").unwrap(), memory }))
+    by_cpu::Model::Recorded(Box::new(AddOne::of(&module, &memory)))
 }

@@ -1,5 +1,6 @@
 //! A pipeline in one kernel that stays on the GPU (`kernels/serve.cu`), with a model that works in the slots: mode `gpu-persistent`.
 
+use std::mem::offset_of;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ const MODEL: Duration = Duration::from_secs(30);
 /// Where a tensor of a slot lies, for a model that works there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tensor {
-    /// Where slot 0 begins; where the number of the request's slot lies, 32 bits; bytes from slot to slot, and to the tensor.
+    /// Where slot 0 begins; where the number of the model's slot lies, 32 bits; bytes from slot to slot, and to the tensor.
     pub words: [u64; 4],
     pub bytes: usize,
 }
@@ -66,7 +67,9 @@ impl Resident {
             );
         }
         let kernel = Kernel::prepare_linked(machine, source, &model.units(), name)?;
-        let shape = [kernel.resident_blocks(model.threads())?, model.threads()];
+        // Room for one block of another kernel: the one that reads the clock.
+        let blocks = kernel.resident_blocks(model.threads())?.saturating_sub(1).max(1);
+        let shape = [blocks, model.threads()];
         let limit = core.wait.saturating_add(MODEL);
         Ok(Resident { kernel, shape, grid: machine.own_memory(8)?, model: Mutex::new(model), limit })
     }
@@ -120,7 +123,7 @@ impl Served {
     /// Where the model's tensors lie in the slots: of requests, and of answers.
     pub fn tensors(&self) -> [Vec<Tensor>; 2] {
         let core = &self.core;
-        let slot = core.told.turn + std::mem::offset_of!(db_turn, slot) as u64;
+        let slot = core.told.turn + offset_of!(db_turn, model_slot) as u64;
         let (base, stride) = (core.slots.kernel_address(), core.geometry.server_stride() as u64);
         let of = |message: &slots::Message, begin: usize| {
             let tensor = |entry: &slots::layout::Entry| Tensor {
@@ -141,9 +144,14 @@ impl Served {
     }
 
     /// Has its turns in one kernel that stays on the machine, with a model of that machine that works in [`Self::tensors`]. Threads that
-    /// wait are the model's; what the setting says of threads and of the model's own inputs and outputs is not used.
+    /// wait are the model's; what the setting says of threads is not used. Error also: the setting has buffers of the model's.
     pub fn start_resident(&mut self, model: Box<dyn ResidentModel>) -> Result<(), ServedError> {
         self.is_new()?;
+        if !self.core.told.in_slots {
+            return refuse(
+                "the setting has inputs and outputs of the model's own, and the kernel that stays has none",
+            );
+        }
         let kernel = self.resident(model)?;
         self.ends(self.core.shared.kernel_address())?;
         self.runs = Runs::Resident { kernel, thread: None, has_ended: Arc::default() };
@@ -151,7 +159,7 @@ impl Served {
     }
 
     /// Runs a model alone so many times by the same kernel, which waits for nothing and sends nothing: how long a run took by the GPU's
-    /// clock, for measurements. The slot that was served last is the model's. Error also: the pipeline has its turns.
+    /// clock, for measurements. The slot of the turn before is the model's, or the spare one. Error also: the pipeline has its turns.
     pub fn run_alone(&mut self, model: Box<dyn ResidentModel>, runs: u64) -> Result<Duration, ServedError> {
         if runs == 0 || self.may_run() {
             return refuse("no run, or the pipeline has its turns");

@@ -91,7 +91,7 @@ fn twin_serves_clients_that_come_and_go_in_one_kernel() {
         ARRIVALS.iter().zip([Visibility::Weak { seed: 1 }, Visibility::InOrder, Visibility::Weak { seed: 2 }])
     {
         let machine = Machine::twin(visibility);
-        serves(&context, &machine, (*arrival, Processor::Gpu), &|served, _| {
+        serves(&context, &machine, (*arrival, Processor::Gpu, true), &|served, _| {
             let model = AddOne::new(served, GOOD, 64);
             served.start_resident(Box::new(model)).unwrap();
         });
@@ -101,7 +101,7 @@ fn twin_serves_clients_that_come_and_go_in_one_kernel() {
 
 /// The model works in the slots: nothing is copied.
 fn trace_in_one_kernel(context: &Context, machine: &Machine, threads: u32) {
-    traces(context, machine, &[Step::Run, Step::Send], &|served, _| {
+    traces(context, machine, (&[Step::Run, Step::Send], true), &|served, _| {
         let model = AddOne::new(served, GOOD, threads);
         served.start_resident(Box::new(model)).unwrap();
     });
@@ -112,7 +112,7 @@ fn gpu_serves_clients_that_come_and_go_in_one_kernel() {
     let context = need!(device(), nic, "an mlx5 device");
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     for arrival in ARRIVALS {
-        serves(&context, &machine, (arrival, Processor::Gpu), &|served, _| {
+        serves(&context, &machine, (arrival, Processor::Gpu, true), &|served, _| {
             let model = AddOne::new(served, GOOD, 256);
             served.start_resident(Box::new(model)).unwrap();
         });
@@ -123,7 +123,7 @@ fn gpu_serves_clients_that_come_and_go_in_one_kernel() {
 /// Serves four requests of a played NIC with a planted defect in the kernel or in the model: how many answers are right.
 fn right(seed: u64, serve: Option<&'static str>, model: &str) -> usize {
     let planted = serve.map(|name| (4, name));
-    let mut rig = Rig::new(Arrival::Flag, Some(seed), None);
+    let mut rig = Rig::of(Arrival::Flag, Some(seed), None, true);
     rig.served.planted =
         planted.map(|(step, name)| (step, Source { twin: &PLANTED, ..resident::SOURCE }, name));
     let mut peer = rig.join(0, 0, 2);
@@ -158,7 +158,7 @@ fn answers_are_whole_and_steps_see_what_other_blocks_stored() {
 #[test]
 fn a_bad_request_is_answered_and_not_computed() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let mut rig = Rig::new(Arrival::Flag, Some(3), None);
+    let mut rig = Rig::of(Arrival::Flag, Some(3), None, true);
     let mut peer = rig.join(0, 0, 2);
     let model = AddOne::new(&rig.served, GOOD, 64);
     rig.served.start_resident(Box::new(model)).unwrap();
@@ -175,7 +175,7 @@ fn a_bad_request_is_answered_and_not_computed() {
 
 /// Whether it ends when it is told to, with nothing to serve, and again after it was started anew.
 fn stops(serve: Option<&'static str>, limit: Duration) -> bool {
-    let mut rig = Rig::new(Arrival::Flag, None, None);
+    let mut rig = Rig::of(Arrival::Flag, None, None, true);
     rig.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
     let model = AddOne::new(&rig.served, GOOD, 32);
     rig.served.start_resident(Box::new(model)).unwrap();
@@ -208,7 +208,7 @@ fn the_kernel_ends_when_it_is_told_to() {
 #[test]
 fn what_a_kernel_that_runs_reads_is_not_changed() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let mut rig = Rig::new(Arrival::Flag, None, None);
+    let mut rig = Rig::of(Arrival::Flag, None, None, true);
     let model = || Box::new(AddOne::new(&rig.served, GOOD, 32));
     let (served, alone) = (model(), model());
     rig.served.start_resident(served).unwrap();
@@ -244,8 +244,6 @@ fn models_and_settings_that_do_not_fit_are_refused() {
     let machine = Machine::twin(Visibility::InOrder);
     let setting = setting(&geometry, 1, Duration::ZERO);
     let mut served = Served::new(&machine, setting).unwrap();
-    let error = served.start_by_cpu(|| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("for a resident kernel"), "{error}");
     let of_gpu = AddOne { twin_entry: 0, ..AddOne::new(&served, GOOD, 32) };
     let error = served.start_resident(Box::new(of_gpu)).unwrap_err().to_string();
     assert!(error.contains("made for a GPU"), "{error}");
@@ -292,6 +290,13 @@ struct Waiting {
     _queue: Memory,
 }
 
+fn slots_of(served: &Served) -> Slots {
+    let [inputs, outputs] = served.tensors().map(|tensors| {
+        tensors.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect()
+    });
+    Slots { inputs, outputs }
+}
+
 enum On {
     Twin,
     Gpu(Arc<Loaded>),
@@ -322,18 +327,11 @@ impl Waiting {
     fn before_a_graph(machine: &Machine, loaded: &Arc<Loaded>, plan: Plan, slots: u32) -> Waiting {
         let tensor = |shape: &inference::graph::Shape| Shape { kind: TensorKind::F32, count: shape.count() };
         let geometry = Geometry::new(5, &[tensor(&plan.inputs[0])], &[tensor(&plan.outputs[0])]).unwrap();
-        let instance = Instance::new(loaded).unwrap();
-        let [inputs, outputs] = instance.addresses();
-        let setting = Setting {
-            inputs: &inputs,
-            outputs: &outputs,
-            threads: 512,
-            copying: [8, 256],
-            ..setting(&geometry, slots, Duration::from_millis(50))
-        };
+        let setting = Setting { threads: 512, ..setting(&geometry, slots, Duration::from_millis(50)) };
         let mut served = Served::new(machine, setting).unwrap();
         let queue = played_queue(machine, &mut served, slots);
         served.want(0);
+        let instance = Instance::in_slots(loaded, &slots_of(&served)).unwrap();
         served.start_graph(Again::Relaunch, Box::new(instance)).unwrap();
         let mut waiting = Waiting { served, geometry, plan, on: On::Gpu(Arc::clone(loaded)), _queue: queue };
         waiting.until(0);
@@ -341,10 +339,7 @@ impl Waiting {
     }
 
     fn model(&self) -> Box<dyn ResidentModel> {
-        let [inputs, outputs] = self.served.tensors().map(|tensors| {
-            tensors.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect()
-        });
-        let slots = Slots { inputs, outputs };
+        let slots = slots_of(&self.served);
         match &self.on {
             On::Twin => Box::new(TwinResident::new(self.plan.clone(), Some(&slots), 1).unwrap()),
             On::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(&slots)).unwrap()),
@@ -549,7 +544,7 @@ fn gpu_what_waiting_and_sending_add_to_a_graph() {
         turns.sort_unstable();
         let period = median(turns.windows(2).map(|pair| pair[1].0 - pair[0].0));
         println!(
-            "TABLE a graph that launches itself, {slots} slots: the model alone {alone:.2} us a turn, with waiting, copies and sending \
+            "TABLE a graph that launches itself, {slots} slots: the model alone {alone:.2} us a turn, with waiting and sending \
              {period:.2} us (median), which add {:.2} us; from an answer's stamp to the next request {:.2} us",
             period - alone,
             median(turns.windows(2).map(|pair| pair[1].0 - pair[0].1)),

@@ -239,7 +239,7 @@ impl<'a> Bench<'a> {
             code,
             plan,
             weights,
-            memory: Memory::new(context, plan, limit)?,
+            memory: Memory::new(context, plan, limit, None)?,
             original: copy()?,
             wanted: copy()?,
             before: copy()?,

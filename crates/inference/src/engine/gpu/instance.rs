@@ -8,6 +8,7 @@ use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, Stamps, Str
 use super::choose::Timed;
 use super::ready::{Memory, Place, Ready};
 use super::{BETWEEN, LIMIT, Loaded, bytes};
+use crate::engine::resident::Slots;
 use crate::engine::{Engine, EngineError, gathered};
 use crate::plan::{Precision, Task};
 
@@ -30,8 +31,18 @@ pub struct Instance {
 impl Instance {
     /// Memory for one more instance, and its graph.
     pub fn new(loaded: &Arc<Loaded>) -> Result<Instance, EngineError> {
+        Instance::of(loaded, None)
+    }
+
+    /// The same, whose inputs and outputs lie in slots: it has neither [`Self::bring`] nor [`Self::outputs`]. It runs here at once, with
+    /// what lies in the slot that is named. Errors also: slots of other lengths.
+    pub fn in_slots(loaded: &Arc<Loaded>, slots: &Slots) -> Result<Instance, EngineError> {
+        Instance::of(loaded, Some(slots))
+    }
+
+    fn of(loaded: &Arc<Loaded>, slots: Option<&Slots>) -> Result<Instance, EngineError> {
         let context = &loaded.code.context;
-        let memory = Memory::new(context, &loaded.plan, loaded.workspace())?;
+        let memory = Memory::new(context, &loaded.plan, loaded.workspace(), slots)?;
         let (stream, between) =
             (Stream::new(context, Priority::Least)?, PinnedMemory::new(context, BETWEEN)?);
         memory.slot.fill(0, &stream)?;
@@ -84,8 +95,14 @@ impl Instance {
         (0..loaded.plan.steps.len()).map(of_step).collect()
     }
 
-    /// Copies inputs to where the graph reads them.
+    /// An error if inputs and outputs lie in slots.
+    fn has_own(&self) -> Result<(), EngineError> {
+        if self.memory.slots.is_none() { Ok(()) } else { Err(EngineError::InSlots) }
+    }
+
+    /// Copies inputs to where the graph reads them. Error also: they lie in slots.
     pub fn bring(&self, inputs: &[&[f32]]) -> Result<(), EngineError> {
+        self.has_own()?;
         let wanted: Vec<usize> = self.loaded.plan.inputs.iter().map(crate::graph::Shape::count).collect();
         crate::engine::check_inputs(inputs, &wanted)?;
         for (input, memory) in inputs.iter().zip(&self.memory.inputs) {
@@ -117,18 +134,19 @@ impl Instance {
         Ok(self.stream.wait("a model", LIMIT)?)
     }
 
-    /// Where the GPU reads the inputs and writes the outputs, one address a tensor.
+    /// Where the GPU reads the inputs and writes the outputs, one address a tensor; none where they lie in slots.
     pub fn addresses(&self) -> [Vec<u64>; 2] {
         let of = |all: &[gpu::DeviceMemory]| all.iter().map(gpu::DeviceMemory::address).collect();
         [of(&self.memory.inputs), of(&self.memory.outputs)]
     }
 
-    /// What the last run wrote.
+    /// What the last run wrote. Error also: it lies in slots.
     pub fn outputs(&self) -> Result<Vec<Vec<f32>>, EngineError> {
         self.outputs_by(self.way())
     }
 
     pub(super) fn outputs_by(&self, way: Way<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.has_own()?;
         let mut outputs = Vec::new();
         for (shape, memory) in self.loaded.plan.outputs.iter().zip(&self.memory.outputs) {
             let mut raw = vec![0; shape.count() * size_of::<f32>()];

@@ -7,6 +7,7 @@ use super::convolution;
 use super::library_plan::LibraryPlan;
 use super::weights::{Form, Weights};
 use crate::engine::EngineError;
+use crate::engine::resident::Slots;
 use crate::launch::{Argument, Launch};
 use crate::plan::arena::ALIGNMENT;
 use crate::plan::{Plan, Step};
@@ -47,11 +48,22 @@ pub struct Memory {
     pub outputs: Vec<DeviceMemory>,
     /// Which slot is served; there is one here.
     pub slot: DeviceMemory,
+    /// Where inputs and outputs lie instead, if not here.
+    pub slots: Option<Slots>,
 }
 
 impl Memory {
-    /// Memory for a plan whose libraries need so many bytes. Error: out of memory.
-    pub fn new(context: &Context, plan: &Plan, workspace: usize) -> Result<Memory, EngineError> {
+    /// Memory for a plan whose libraries need so many bytes; `slots`: where its inputs and outputs lie, if not in memory of its own.
+    /// Errors: slots of other lengths; out of memory.
+    pub fn new(
+        context: &Context,
+        plan: &Plan,
+        workspace: usize,
+        slots: Option<&Slots>,
+    ) -> Result<Memory, EngineError> {
+        slots.map_or(Ok(()), |slots| slots.check(plan))?;
+        let own =
+            |shapes: &'_ [crate::graph::Shape]| if slots.is_some() { Vec::new() } else { shapes.to_vec() };
         let of = |what, bytes| memory(context, plan, what, bytes);
         let all = |what, shapes: &[crate::graph::Shape]| {
             shapes
@@ -62,9 +74,10 @@ impl Memory {
         Ok(Memory {
             arena: of("the arena", plan.arena.bytes)?,
             workspace: of("the libraries' workspace", workspace)?,
-            inputs: all("the input", &plan.inputs)?,
-            outputs: all("the output", &plan.outputs)?,
+            inputs: all("the input", &own(&plan.inputs))?,
+            outputs: all("the output", &own(&plan.outputs))?,
             slot: of("the slot's number", size_of::<u32>())?,
+            slots: slots.cloned(),
         })
     }
 }
@@ -142,6 +155,9 @@ impl Place<'_> {
 
     /// `struct slot` of an input or output: base, index, stride, offset; of another argument its address comes first.
     pub fn words(&self, argument: &Argument) -> gpu::Result<[u64; 4]> {
+        if let (Argument::Input(_) | Argument::Output(_), Some(slots)) = (argument, &self.memory.slots) {
+            return Ok(slots.of(argument));
+        }
         let missing = || Error::Refused("a constant of a kernel is not there".into());
         let constant = |number, form| self.weights.address((number, form)).ok_or_else(missing);
         let address = match *argument {

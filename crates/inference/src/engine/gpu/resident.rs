@@ -9,7 +9,7 @@ use super::ready::{Memory, Place, Ready, memory};
 use super::{BETWEEN, LIMIT, Loaded, bytes};
 use crate::engine::resident::{self, Slots, THREADS, late, table};
 use crate::engine::{Engine, EngineError};
-use crate::launch::{Argument, Launch};
+use crate::launch::Launch;
 
 /// The steps of a model, and the memory that they work in, for a kernel that calls `db_model`.
 #[derive(Debug)]
@@ -25,13 +25,9 @@ impl Resident {
     pub fn new(loaded: &Arc<Loaded>, slots: Option<&Slots>) -> Result<Resident, EngineError> {
         let Loaded { code, plan, weights, .. } = &**loaded;
         let launches = own(loaded)?;
-        slots.map_or(Ok(()), |slots| slots.check(plan))?;
-        let of_instance = Memory::new(&code.context, plan, 0)?;
+        let of_instance = Memory::new(&code.context, plan, 0, slots)?;
         let place = Place { code, plan, weights, memory: &of_instance };
-        let words = table(&launches, |argument| match (argument, slots) {
-            (Argument::Input(_) | Argument::Output(_), Some(slots)) => Ok(slots.of(argument)),
-            (argument, _) => place.words(argument),
-        })?;
+        let words = table(&launches, |argument| place.words(argument))?;
         let raw: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let steps = memory(&code.context, plan, "the steps of the resident kernel", raw.len())?;
         let stream = Stream::new(&code.context, Priority::Least)?;

@@ -31,8 +31,8 @@ fn release_s2_flags_and_the_stop_word_are_read_afresh_and_acquired() {
         (
             "the fence between a flag and its request",
             "fence.acquire.sys",
-            "            db_acquire_cqe();\n            atomicMin",
-            "            atomicMin",
+            "    db_acquire_cqe();\n    found->is = mine;",
+            "    found->is = mine;",
         ),
         (
             "the load of the stop word",
@@ -43,7 +43,8 @@ fn release_s2_flags_and_the_stop_word_are_read_afresh_and_acquired() {
     ] {
         let count = |planted| ptx(&compiler, &launch::SOURCES[0], planted).matches(instruction).count();
         let [all, without] = [None, Some((ours, plain))].map(count);
-        assert_eq!(all, without + 1, "{what}: {instruction}");
+        // A loop that is unrolled has it several times.
+        assert!(all > without, "{what}: {instruction}");
     }
 }
 

@@ -47,6 +47,47 @@ fn a_number_that_is_outstanding_is_refused_and_may_be_used_again_when_it_is_answ
     assert_eq!(planted, [ok, ok, ok], "the defect is not seen");
 }
 
+/// What the client has of an answer that the NIC reads only after two turns without a request, while the slot's next request arrives.
+fn read_while_nothing_is_served(planted: Option<(usize, &'static str)>) -> Option<f32> {
+    let rig = Rig::of(Arrival::Flag, Some(6), planted, true);
+    let mut peer = rig.join(0, 0, 1);
+    let request = rig.ask(&mut peer, 1, 7.0);
+    assert_eq!(rig.turn().1, State::Request);
+    // The client's next request has begun to arrive: its flag has not.
+    let at = geometry().request.entries()[0].offset as usize;
+    rig.served.core.slots.write(at, &50.0_f32.to_le_bytes().repeat(FLOATS)).unwrap();
+    rig.idle();
+    rig.idle();
+    peer.execute(0);
+    peer.answer(request.slot).ok().and_then(|(_, value)| value)
+}
+
+#[test]
+fn a_model_in_the_slots_writes_nobodys_answer_while_nothing_is_served() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(read_while_nothing_is_served(None), Some(8.0));
+    // With the slot of the request before in the place of the spare one.
+    let planted = read_while_nothing_is_served(Some((0, "wait_inputs+DB_DEFECT_ALWAYS_IN_SLOT")));
+    assert_ne!(planted, Some(8.0), "the defect is not seen");
+}
+
+/// Whether a bad request's slot is left alone by a model that works in slots.
+#[test]
+fn a_bad_request_is_computed_in_the_spare_slot() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let rig = Rig::of(Arrival::Flag, None, None, true);
+    let mut peer = rig.join(0, 0, 2);
+    let slot = rig.ask_bad(&mut peer, 1);
+    let (turn, state) = rig.turn();
+    assert_eq!((state, turn.slot, turn.model_slot), (State::Request, slot, 6));
+    peer.execute(0);
+    assert_eq!(peer.answer(slot).unwrap().0, Status::BadModel);
+    let tensor = geometry().answer_offset() + geometry().answer.entries()[0].offset as usize;
+    let computed: Word =
+        rig.served.core.slots.get(slot as usize * geometry().server_stride() + tensor).unwrap();
+    assert_eq!(computed.0, 0, "the model wrote into the slot of a bad request");
+}
+
 #[test]
 fn a_client_whose_requests_come_as_completions_has_no_flag_to_write() {
     need!(has_compiler(), cc, "a C++ compiler");
