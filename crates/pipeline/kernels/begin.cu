@@ -34,6 +34,8 @@ extern "C" __global__ void begin_turn(struct db_served *at, struct db_turn *turn
         turn->cookie = asked->cookie;
         turn->sent_ns = asked->sent_ns;
         turn->begun_ns = db_clock_ns();
+        turn->first = client->place.first;
+        turn->count = client->place.count;
         turn->state = DB_TURN_REQUEST;
     }
     /* Behind all reads of the record and of the place: the CPU writes both again once it has seen this count. */

@@ -34,7 +34,7 @@
 
 /* Counts since the pipeline was made. */
 struct db_counts {
-    db_u64 turns;
+    db_u64 turns;    /* that have begun */
     db_u64 answered; /* answers that were posted */
     db_u64 refused;  /* of these, requests that were bad */
     db_u64 sent;     /* answers whose WRITE has completed */
@@ -55,7 +55,8 @@ struct db_turn {
     db_u64 begun_ns; /* when its request was found, by db_clock_ns() */
     db_u64 attended_ns; /* of the last look across PCIe */
     db_u32 next;        /* the slot behind those of the client that was served last: the search begins there */
-    db_u32 pad2;
+    db_u32 first, count; /* the slots of its client */
+    db_u32 pad;
     struct db_counts counts;
 };
 
@@ -165,11 +166,8 @@ struct db_served {
     db_u64 outputs[DB_SLOT_MOST_TENSORS];
 };
 
-/* When a wait of so many nanoseconds is over; the end of time, if that is behind it. */
-DB_GPU_FN db_u64 db_deadline_ns(db_u64 wait_ns) {
-    db_u64 now = db_clock_ns();
-    return now + wait_ns < now ? ~0ull : now + wait_ns;
-}
+/* When a wait of so many nanoseconds from now is over; the end of time, if that is behind it. */
+DB_GPU_FN db_u64 db_deadline_ns(db_u64 now, db_u64 wait_ns) { return now + wait_ns < now ? ~0ull : now + wait_ns; }
 
 /* The sequence that follows: never 0. */
 DB_GPU_FN db_u32 db_slot_next(db_u32 sequence) { return sequence + 1 ? sequence + 1 : 1; }
@@ -247,16 +245,30 @@ struct db_seen {
     db_u32 sequence, owner, sending;
 };
 
+/* Threads of a block that waits or sends: as many as have registers. */
+#define DB_MOST_THREADS 512
+
 /* Slots that a thread looks at side by side. */
 #define DB_SEEN 4u
 
-/* Loads alone, and no order: the finder acquires. Where the CPU posts, `sending` lies across PCIe and is read by db_judge(). */
-DB_GPU_FN struct db_seen db_see(const struct db_served *at, db_u32 slot) {
+/* Where a look finds them, in registers: an access of another thread's word has the compiler load again what it knew before. */
+struct db_words {
+    db_u64 flags, flag_stride, sequences, owners, sending;
+};
+
+/* Where the CPU posts, `sending` lies across PCIe and is read by db_judge(); another word is in its place. */
+DB_GPU_FN struct db_words db_words_of(const struct db_served *at) {
+    struct db_words words = {at->flags, at->flag_stride, at->sequences, at->owners, at->told ? at->owners : at->sending};
+    return words;
+}
+
+/* Loads alone, and no order: the finder acquires. */
+DB_GPU_FN struct db_seen db_see(struct db_words words, db_u32 slot) {
     struct db_seen seen;
-    seen.flag = db_load_cqe_tail(at->flags + slot * at->flag_stride);
-    seen.sequence = db_load_relaxed32(db_word(at->sequences, slot));
-    seen.owner = db_load_relaxed32(db_word(at->owners, slot));
-    seen.sending = at->told ? 0 : db_load_relaxed32(db_word(at->sending, slot));
+    seen.flag = db_load_cqe_tail(words.flags + slot * words.flag_stride);
+    seen.sequence = db_load_relaxed32(db_word(words.sequences, slot));
+    seen.owner = db_load_relaxed32(db_word(words.owners, slot));
+    seen.sending = db_load_relaxed32(db_word(words.sending, slot));
     return seen;
 }
 

@@ -30,28 +30,30 @@ DB_GPU_FN db_u64 db_answer_word(const struct db_served *at, const struct db_turn
 }
 
 /* Marks the client's requests that have come with the number of the one that is served: they are refused in their turn. A request that
- * comes between here and the answer's doorbell is not seen. All threads of a block. */
-DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *turn) {
-    const struct db_place *place = &db_client_at(at, turn->client)->place;
-    const db_u32 threads = db_block_threads(), served = turn->slot;
+ * comes between here and the answer's doorbell is not seen. Thread `me` of so many. */
+DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *turn, db_u32 me, db_u32 threads) {
+    const struct db_words words = db_words_of(at);
+    const db_u32 served = turn->slot, first = turn->first, count = turn->count;
     const db_u64 request_id = turn->request_id;
     db_u32 from, i;
-    for (from = db_block_thread(); from < place->count; from += DB_SEEN * threads) {
+    for (from = me; from < count; from += DB_SEEN * threads) {
         struct db_seen seen[DB_SEEN];
         db_u64 id[DB_SEEN];
         DB_UNROLL
         for (i = 0; i < DB_SEEN; i++) {
-            const db_u32 slot = place->first + from + i * threads;
-            if (from + i * threads >= place->count) continue;
-            seen[i] = db_see(at, slot);
-            id[i] = db_load_relaxed64((const db_u64 *)(db_slot_at(at, slot) + DB_SLOT_HEADER_REQUEST_ID));
+            if (from + i * threads < count) seen[i] = db_see(words, first + from + i * threads);
         }
         DB_UNROLL
         for (i = 0; i < DB_SEEN; i++) {
-            const db_u32 slot = place->first + from + i * threads;
-            if (from + i * threads >= place->count || slot == served || id[i] != request_id) continue;
-            if (db_judge(at, slot, seen[i]) == DB_SLOT_EMPTY) continue;
-            /* The number may be of the request before: it was written before the flag that was seen. */
+            const db_u32 slot = first + from + i * threads;
+            const int looks = from + i * threads < count && slot != served && db_judge(at, slot, seen[i]) != DB_SLOT_EMPTY;
+            id[i] = looks ? db_load_relaxed64((const db_u64 *)(db_slot_at(at, slot) + DB_SLOT_HEADER_REQUEST_ID)) : ~request_id;
+        }
+        DB_UNROLL
+        for (i = 0; i < DB_SEEN; i++) {
+            const db_u32 slot = first + from + i * threads;
+            if (id[i] != request_id) continue;
+            /* The number may be of the slot's request before: the right one was written before the flag that was seen. */
             db_acquire_cqe();
             if (db_load_relaxed64((const db_u64 *)(db_slot_at(at, slot) + DB_SLOT_HEADER_REQUEST_ID)) != request_id) continue;
             db_store_relaxed32(db_word(at->twice, slot), db_slot_next(seen[i].sequence));
@@ -108,29 +110,40 @@ DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn) 
 DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn) {
     struct db_client *client = db_client_at(at, turn->client);
     db_u64 answer = db_answer_at(at, turn->slot);
+    const db_u32 thread = db_block_thread(), threads = db_block_threads();
+    /* The first warp writes the prefix while the others look at slots. */
+    const int apart = threads > DB_WARP;
     db_u32 index;
-    int error;
+    int error = 0;
+    db_u64 answered = 0, of_client = 0;
+    struct db_sq sq;
     if (turn->state != DB_TURN_REQUEST) return;
-    if (at->steps && db_works_in_slots(at) && !db_block_thread()) {
+    if (!thread) {
+        /* Before all that waits: what the doorbell needs comes with what the prefix needs. */
+        sq = client->sq;
+        answered = turn->counts.answered + 1;
+        of_client = client->answered + 1;
+    }
+    if (at->steps && db_works_in_slots(at) && !thread) {
         struct db_steps *steps = db_steps_at(at, turn->slot);
         steps->puts = steps->put = db_clock_ns();
     }
-    for (index = db_block_thread(); index < DB_PREFIX_WORDS; index += db_block_threads())
-        db_store64(answer + 8ull * index, db_answer_word(at, turn, client->place.count, index));
+    if (!apart || thread < DB_WARP)
+        for (index = thread; index < DB_PREFIX_WORDS; index += apart ? DB_WARP : threads)
+            db_store64(answer + 8ull * index, db_answer_word(at, turn, turn->count, index));
     /* Else the CPU has seen to it. */
-    if (at->twice && turn->status == DB_SLOT_STATUS_OK) db_mark_twice(at, turn);
+    if (at->twice && turn->status == DB_SLOT_STATUS_OK && (!apart || thread >= DB_WARP))
+        db_mark_twice(at, turn, apart ? thread - DB_WARP : thread, apart ? threads - DB_WARP : threads);
     /* The other threads' stores are the first one's to publish once it has met them. */
 #ifndef DB_DEFECT_NO_SEND_SYNC
     db_block_sync();
 #endif
-    if (db_block_thread()) return;
+    if (thread) return;
     db_store64(answer + at->answer_tail, db_slot_flag(turn->sequence));
     db_store_relaxed32(db_word(at->sending, turn->slot), 1);
     if (at->told) {
         db_tell(at, turn);
-        error = 0;
     } else {
-        struct db_sq sq = client->sq;
         error = db_post_answer(at, turn, &client->place, &sq);
         if (!error) db_ring(&sq);
         client->sq = sq;
@@ -140,16 +153,17 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
         return;
     }
     if (at->steps) db_trace(at, turn);
-    client->answered++;
-    DB_COUNT(at, turn, answered, 1);
+    client->answered = of_client;
+    turn->counts.answered = answered;
+    db_store_relaxed64(&((struct db_counts *)at->counts)->answered, answered);
     if (turn->status == DB_SLOT_STATUS_OK) return;
     client->refused++;
     DB_COUNT(at, turn, refused, 1);
 }
 
 #ifndef DB_RESIDENT
-/* Launch: one block of any number of threads. */
-extern "C" __global__ void send_outputs(const struct db_served *at, struct db_turn *turn) { db_send_outputs(at, turn); }
+/* Launch: one block. */
+extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) send_outputs(const struct db_served *at, struct db_turn *turn) { db_send_outputs(at, turn); }
 #endif
 
 #endif /* DB_SEND_CU */

@@ -7,7 +7,7 @@
 
 /* Launch: one thread. */
 extern "C" __global__ void tell_time(db_u64 words, db_u64 rounds, db_u64 limit_ns) {
-    db_u64 deadline = db_deadline_ns(limit_ns);
+    db_u64 deadline = db_deadline_ns(db_clock_ns(), limit_ns);
     db_u32 round;
     for (round = 1; round <= rounds; round++) {
         while (db_load_acquire_sys32(words) != round)

@@ -12,23 +12,18 @@
 
 #include "members.h"
 
-#define DB_NOWHERE 0xffffffffu
-
-/* A request that a round has found. */
-struct db_near {
-    db_u32 distance; /* slots from the begin of the search to its client's, and from that client's turn to it; DB_NOWHERE: none */
-    db_u32 slot, client, sequence;
-};
+/* A request that a round has found, as one number, of which the least is the nearest: how many slots lie from the begin of the search to
+ * its client's, and from that client's turn to it, and in the low half its slot. */
+typedef unsigned long long db_near;
+#define DB_NOWHERE (~0ull)
 
 /* What the threads of the block tell each other. */
 struct db_found {
-    db_u32 nearest; /* the least distance */
+    db_near nearest;
     db_u32 attend;
     db_u32 faults; /* DB_FAULT_* of its prefix */
     db_u32 over;
     db_u32 sent, strays;
-    db_u32 twice; /* the sequence of its slot's request whose number was outstanding */
-    struct db_near is;
     db_u64 looks; /* when the wait began */
 };
 
@@ -52,7 +47,7 @@ DB_GPU_FN void db_attend(const struct db_served *at, struct db_found *found) {
 }
 
 /* Which faults word `index` of a request's prefix shows. */
-DB_GPU_FN db_u32 db_faults(const struct db_served *at, const struct db_near *request, db_u32 index, db_u64 word) {
+DB_GPU_FN db_u32 db_faults(const struct db_served *at, db_u32 slot, db_u32 sequence, db_u32 index, db_u64 word) {
     const db_u64 begin = DB_SLOT_MAGIC | (db_u64)DB_SLOT_VERSION << 32;
 #ifdef DB_DEFECT_NO_TABLE
     const db_u64 entry = word;
@@ -62,9 +57,9 @@ DB_GPU_FN db_u32 db_faults(const struct db_served *at, const struct db_near *req
     const db_u32 model_id = at->model_id, tensors = at->request_tensors;
     if (index == 0) return word == begin ? 0 : DB_FAULT_HEADER;
     if (index == DB_SLOT_HEADER_MODEL_ID / 8)
-        return ((db_u32)word == model_id ? 0 : DB_FAULT_MODEL) | ((db_u32)(word >> 32) == request->sequence ? 0 : DB_FAULT_SEQUENCE);
+        return ((db_u32)word == model_id ? 0 : DB_FAULT_MODEL) | ((db_u32)(word >> 32) == sequence ? 0 : DB_FAULT_SEQUENCE);
     if (index == DB_SLOT_HEADER_TENSORS / 8)
-        return ((word & 0xffff) == tensors ? 0 : DB_FAULT_TENSORS) | ((db_u32)(word >> 32) == request->slot ? 0 : DB_FAULT_SEQUENCE);
+        return ((word & 0xffff) == tensors ? 0 : DB_FAULT_TENSORS) | ((db_u32)(word >> 32) == slot ? 0 : DB_FAULT_SEQUENCE);
     return index >= DB_HEADER_WORDS && word != entry ? DB_FAULT_TENSORS : 0;
 }
 
@@ -75,13 +70,20 @@ DB_GPU_FN db_u32 db_status_of_faults(db_u32 faults) {
     return faults ? DB_SLOT_STATUS_BAD_TENSORS : DB_SLOT_STATUS_OK;
 }
 
-/* Takes the request that was found: a thread a word of its prefix, each read once. */
-DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, struct db_found *found) {
-    const struct db_near request = found->is;
+/* Takes the request of a slot: a thread a word of its prefix, each read once. */
+DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 slot, struct db_found *found) {
+    const db_u32 sequence = db_slot_next(db_load_relaxed32(db_word(at->sequences, slot)));
+    const db_u32 client = db_load_relaxed32(db_word(at->owners, slot));
+    const db_u32 refuses = at->refuses, spare = at->slot_count;
+#ifdef DB_DEFECT_TWICE
+    const db_u32 twice = 0;
+#else
+    const db_u32 twice = at->twice ? db_load_relaxed32(db_word(at->twice, slot)) : 0;
+#endif
     db_u32 index, status;
     for (index = db_block_thread(); index < DB_PREFIX_WORDS; index += db_block_threads()) {
-        db_u64 word = db_load_relaxed64((const db_u64 *)db_slot_at(at, request.slot) + index);
-        db_u32 faults = db_faults(at, &request, index, word);
+        db_u64 word = db_load_relaxed64((const db_u64 *)db_slot_at(at, slot) + index);
+        db_u32 faults = db_faults(at, slot, sequence, index, word);
         if (faults) atomicOr(&found->faults, faults);
         if (index == DB_SLOT_HEADER_REQUEST_ID / 8) turn->request_id = word;
         if (index == DB_SLOT_HEADER_COOKIE / 8) turn->cookie = word;
@@ -90,22 +92,20 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, struct 
     db_block_sync();
     if (db_block_thread()) return;
     status = db_status_of_faults(found->faults);
-#ifndef DB_DEFECT_TWICE
-    if (status == DB_SLOT_STATUS_OK && found->twice == request.sequence) status = DB_SLOT_STATUS_DUPLICATE_ID;
-#endif
-    if (status == DB_SLOT_STATUS_OK && at->refuses) status = at->refuses;
-    db_store_relaxed32(db_word(at->sequences, request.slot), request.sequence);
+    if (status == DB_SLOT_STATUS_OK && twice == sequence) status = DB_SLOT_STATUS_DUPLICATE_ID;
+    if (status == DB_SLOT_STATUS_OK && refuses) status = refuses;
+    db_store_relaxed32(db_word(at->sequences, slot), sequence);
 #ifndef DB_DEFECT_SLOT_NOT_SET
-    turn->slot = request.slot;
+    turn->slot = slot;
 #endif
-    turn->sequence = request.sequence;
-    turn->client = request.client;
+    turn->sequence = sequence;
+    turn->client = client;
     turn->status = status;
-    turn->model_slot = status == DB_SLOT_STATUS_OK ? turn->slot : at->slot_count;
+    turn->model_slot = status == DB_SLOT_STATUS_OK ? turn->slot : spare;
     turn->begun_ns = db_clock_ns();
     turn->state = DB_TURN_REQUEST;
     if (at->steps) {
-        struct db_steps *steps = db_steps_at(at, request.slot);
+        struct db_steps *steps = db_steps_at(at, slot);
         steps->looks = found->looks;
         steps->begun = steps->takes = steps->taken = turn->begun_ns;
     }
@@ -116,48 +116,43 @@ DB_GPU_FN db_u32 db_behind(db_u32 at, db_u32 begin, db_u32 count) { return at >=
 
 /* One round over all slots: the nearest request of this thread. No two are as near, since each slot is one client's, and a client's slots
  * follow one another. */
-DB_GPU_FN struct db_near db_round(const struct db_served *at, db_u32 first, int *blocked) {
-    struct db_near near = {DB_NOWHERE, 0, 0, 0};
+DB_GPU_FN db_near db_round(const struct db_served *at, db_u32 first, int *blocked) {
+    const struct db_words words = db_words_of(at);
+    const db_u32 count = at->slot_count;
+    db_near near = DB_NOWHERE;
     db_u32 slot, nth, threads = db_block_threads();
-    for (slot = db_block_thread(); slot < at->slot_count; slot += DB_SEEN * threads) {
+    for (slot = db_block_thread(); slot < count; slot += DB_SEEN * threads) {
         struct db_seen seen[DB_SEEN];
         DB_UNROLL
         for (nth = 0; nth < DB_SEEN; nth++)
-            if (slot + nth * threads < at->slot_count) seen[nth] = db_see(at, slot + nth * threads);
+            if (slot + nth * threads < count) seen[nth] = db_see(words, slot + nth * threads);
         DB_UNROLL
         for (nth = 0; nth < DB_SEEN; nth++) {
             const db_u32 is = slot + nth * threads;
             const struct db_client *client;
             db_u32 distance;
-            int judged = is < at->slot_count ? db_judge(at, is, seen[nth]) : DB_SLOT_EMPTY;
+            int judged = is < count ? db_judge(at, is, seen[nth]) : DB_SLOT_EMPTY;
             if (judged == DB_SLOT_BLOCKED) *blocked = 1;
             if (judged != DB_SLOT_READY) continue;
             client = db_client_at(at, seen[nth].owner);
-            distance = db_behind(client->place.first, first, at->slot_count) +
+            distance = db_behind(client->place.first, first, count) +
                        db_behind(is - client->place.first, client->turn, client->place.count);
-            if (distance >= near.distance) continue;
-            near.distance = distance;
-            near.slot = is;
-            near.client = seen[nth].owner;
-            near.sequence = db_slot_next(seen[nth].sequence);
+            if (((db_near)distance << 32 | is) < near) near = (db_near)distance << 32 | is;
         }
     }
     return near;
 }
 
-/* Has the nearest request be the turn's: the thread that found it. Its client's next turn begins behind it, and the next search behind
- * that client. */
-DB_GPU_FN void db_choose(const struct db_served *at, struct db_turn *turn, struct db_near mine, struct db_found *found) {
-    struct db_client *client = db_client_at(at, mine.client);
+/* Notes the request's client. Its next turn begins behind the request, and the next search behind that client. One thread. */
+DB_GPU_FN void db_pass(const struct db_served *at, struct db_turn *turn, db_u32 slot) {
+    struct db_client *client = db_client_at(at, db_load_relaxed32(db_word(at->owners, slot)));
     const db_u32 begin = client->place.first, behind = begin + client->place.count;
-    /* The request, before all that this and later kernels read of it. */
-    db_acquire_cqe();
-    found->is = mine;
-    if (at->twice) found->twice = db_load_relaxed32(db_word(at->twice, mine.slot));
 #ifndef DB_DEFECT_FROM_SLOT_0
-    client->turn = mine.slot + 1 == behind ? 0 : mine.slot + 1 - begin;
+    client->turn = slot + 1 == behind ? 0 : slot + 1 - begin;
 #endif
     turn->next = behind == at->slot_count ? 0 : behind;
+    turn->first = begin;
+    turn->count = client->place.count;
 }
 
 /* Takes completions: of requests, and once a round has found nothing, of answers, so that a slot is free when its next request comes.
@@ -180,18 +175,21 @@ DB_GPU_FN void db_poll(const struct db_served *at, int with_sends, struct db_fou
  * looks at all slots side by side, so that its time depends on their number by no more than a load for as many slots as threads. */
 DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn, struct db_found &found) {
     const struct db_served *at = told;
-    struct db_wait wait = {db_deadline_ns(at->wait_ns), at->cancel, 0};
+    struct db_wait wait = {0, at->cancel, 0}; /* the first thread's */
     db_u32 thread = db_block_thread(), over = 0;
 #ifdef DB_DEFECT_SLOTS_IN_TURN
     db_u32 first = 0;
 #else
     db_u32 first = turn->next;
 #endif
-    struct db_near mine;
-    int attend = 0, again = 0, has_found;
+    db_near mine, nearest;
+    int attend = 0, again = 0;
     if (thread == 0) {
         const db_u64 now = db_clock_ns();
-        struct db_found none = {DB_NOWHERE, 0, 0, 0, 0, 0, 0, {DB_NOWHERE, 0, 0, 0}, now};
+        struct db_found none = {DB_NOWHERE, 0, 0, 0, 0, 0, now};
+        wait.deadline_ns = db_deadline_ns(now, at->wait_ns);
+        /* Across PCIe, and first: a kernel does not end before its stores have arrived. */
+        DB_COUNT(at, turn, turns, 1);
         none.attend = now - turn->attended_ns >= at->attend_ns;
         if (none.attend) turn->attended_ns = now;
         found = none;
@@ -208,38 +206,39 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
             if (now) found.over = (db_u32)now;
             attend |= now || !(wait.turns & 63);
         }
+        if (mine != DB_NOWHERE) atomicMin(&found.nearest, mine);
         /* One barrier a round, after which all threads know the same. */
-        if (!db_block_any(mine.distance != DB_NOWHERE || blocked || attend)) continue;
+        if (!db_block_any(mine != DB_NOWHERE || blocked || attend)) continue;
         attend = 0;
-        if (mine.distance != DB_NOWHERE) atomicMin(&found.nearest, mine.distance);
-        db_block_sync();
-        has_found = found.nearest != DB_NOWHERE;
+        nearest = found.nearest;
         /* Here, since the first thread may write it again behind the barrier of db_attend. */
         over = found.over;
-        if (has_found) break;
+        if (nearest != DB_NOWHERE) break;
         db_attend(at, &found);
         if (over) break;
     }
-    if (has_found) {
-        if (mine.distance == found.nearest) db_choose(at, turn, mine, &found);
+    if (nearest != DB_NOWHERE) {
+        /* The request, before all that this and later kernels read of it. */
+        if (mine == nearest) db_acquire_cqe();
         db_block_sync();
-        db_take(at, turn, &found);
+        db_take(at, turn, (db_u32)nearest, &found);
+        /* Behind the barrier in there: all threads have read what says where the search began. */
+        if (thread == db_block_threads() - 1) db_pass(at, turn, (db_u32)nearest);
     }
     if (thread) return;
-    if (!has_found) {
+    if (nearest == DB_NOWHERE) {
         turn->state = over == DB_ECANCELED ? DB_TURN_STOP : DB_TURN_NONE;
 #ifndef DB_DEFECT_ALWAYS_IN_SLOT
         turn->model_slot = at->slot_count;
 #endif
     }
-    DB_COUNT(at, turn, turns, 1);
     if (found.sent) DB_COUNT(at, turn, sent, found.sent);
     if (found.strays) DB_COUNT(at, turn, strays, found.strays);
 }
 
 #ifndef DB_RESIDENT
-/* Launch: one block of any number of threads, by a graph or by the host. */
-extern "C" __global__ void wait_inputs(const struct db_served *told, struct db_turn *turn) {
+/* Launch: one block, by a graph or by the host. */
+extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) wait_inputs(const struct db_served *told, struct db_turn *turn) {
     __shared__ struct db_found found;
     db_wait_inputs(told, turn, found);
 }

@@ -15,10 +15,10 @@ pub enum Step {
     Wait,
     /// The CPU has it copied into the GPU's memory; in the faithful baseline with the wait for the run before, as in the release.
     ToGpu,
-    /// The GPU copies it into the model's inputs.
+    /// The GPU copies it into the model's inputs, unless the model reads the slot.
     CopyIn,
     Run,
-    /// The GPU copies the model's outputs into the answer.
+    /// The GPU copies the model's outputs into the answer, unless the model writes it there.
     CopyOut,
     /// The CPU has the answer copied into the host's memory.
     ToCpu,

@@ -33,7 +33,9 @@ pub struct db_turn {
     pub begun_ns: u64,
     pub attended_ns: u64,
     pub next: u32,
-    pub pad2: u32,
+    pub first: u32,
+    pub count: u32,
+    pub pad: u32,
     pub counts: db_counts,
 }
 
@@ -217,7 +219,7 @@ mod tests {
         let kernel = need!(crate::gpu::tests::PLANTED.find("layout+none"), cc, "a C++ compiler");
         let here: Vec<usize> = offsets! {
             db_counts { turns answered refused sent strays }
-            db_turn { state slot sequence client status request_id cookie sent_ns begun_ns attended_ns model_slot next counts }
+            db_turn { state slot sequence client status request_id cookie sent_ns begun_ns attended_ns model_slot next first count counts }
             db_place {
                 queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done unreliable flushed
                 answered refused end

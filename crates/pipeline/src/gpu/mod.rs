@@ -76,6 +76,9 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, ServedError> {
     Err(ServedError::Refused(why.into()))
 }
 
+/// `DB_MOST_THREADS`.
+pub const MOST_THREADS: u32 = 512;
+
 /// What a pipeline is made for.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting<'a> {
@@ -92,7 +95,7 @@ pub struct Setting<'a> {
     pub outputs: &'a [u64],
     /// Longest wait of a turn.
     pub wait: Duration,
-    /// Threads that wait; one walks from slot to slot, as in the paper's release.
+    /// Threads that wait, if there is something to do for so many, [`MOST_THREADS`] at most; one walks from slot to slot, as in the paper's release.
     pub threads: u32,
     /// Blocks that copy, and threads of each.
     pub copying: [u32; 2],
@@ -159,8 +162,9 @@ struct Core {
 }
 
 const COUNTS: usize = 128;
-/// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes some microseconds.
-const ATTEND: Duration = Duration::from_micros(200);
+/// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes 4 us on an H200. A client that joins or
+/// leaves waits so long at most, and so does a slot's next request behind its answer's completion where all others are served first.
+const ATTEND: Duration = Duration::from_millis(1);
 
 /// The slots of one model, and its clients.
 pub struct Served {
@@ -229,6 +233,9 @@ impl Served {
         let slot_count = count as usize;
         if count == 0 || setting.clients == 0 || setting.threads == 0 || setting.copying.contains(&0) {
             return refuse("a pipeline has a slot, a client, a thread and a block at least");
+        }
+        if setting.threads > MOST_THREADS {
+            return refuse(format!("{} threads that wait: {MOST_THREADS} at most", setting.threads));
         }
         let stride = geometry.server_stride();
         let own = |bytes: usize| {
@@ -308,13 +315,15 @@ impl Served {
             },
         )?;
         turn.put(0, &db_turn { model_slot: count, ..db_turn::default() })?;
-        let copying = setting.copying;
+        // A thread looks at four slots side by side (`DB_SEEN`). More threads make a barrier slower.
+        let useful = count.div_ceil(4).max(setting.clients).max(64).next_multiple_of(32);
+        let (threads, copying) = (setting.threads.min(useful), setting.copying);
         let is_told = told.is_some();
         let queues = told::Shared::new(setting.clients, told);
         let told = launch::Told {
             served: served.kernel_address(),
             turn: turn.kernel_address(),
-            shapes: [[1, setting.threads], copying, copying, [1, setting.threads.max(32)]],
+            shapes: [[1, threads], copying, copying, [1, threads.max(32)]],
             in_slots,
         };
         let wait = setting.wait;

@@ -20,13 +20,22 @@ pub fn compile_everywhere(toolkit: Toolkit, units: &[Unit]) {
             let image = builder.image(std::slice::from_ref(unit), arch, Form::Cubin);
             let facts = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts;
             let text = without_twin(&unit.text);
-            let mut kernels = text.split("__global__ void ").skip(1).filter_map(|rest| rest.split_once('('));
-            let absent = kernels.find(|(kernel, _)| !facts.functions.contains(*kernel));
+            let mut kernels = text.split("__global__ void ").skip(1).filter_map(name_of);
+            let absent = kernels.find(|kernel| !facts.functions.contains(*kernel));
             assert_eq!(absent, None, "{arch} {}: {:?}", unit.name, facts.functions);
             let missing = facts.undefined.iter().find(|symbol| !symbol.starts_with(".nv.reservedSmem."));
             assert_eq!(missing, None, "{arch} {}", unit.name);
         }
     }
+}
+
+/// The name of a kernel, whose bounds may stand before it.
+fn name_of(rest: &str) -> Option<&str> {
+    let rest = match rest.strip_prefix("__launch_bounds__(") {
+        Some(bounds) => bounds.split_once(')')?.1.trim_start(),
+        None => rest,
+    };
+    Some(rest.split_once('(')?.0)
 }
 
 /// The text without what the host twin alone compiles.
