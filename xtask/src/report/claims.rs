@@ -5,7 +5,6 @@ use std::fmt;
 
 use experiment::paper::{Claim, Rule};
 use experiment::verdict::{Judged, Verdict, judge};
-use measure::Label;
 
 use super::figures::{Figure, Shown};
 
@@ -118,24 +117,7 @@ fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line
     Line { figure, claim, standing, said, by: by.map(|(shown, _)| shown), judged, reason }
 }
 
-/// The entry whose verdict is the claim's: of those that could judge it, those with the strongest label, and of these the one that is
-/// furthest from reproducing it. Where none could, the one that lacks least.
+/// The entry whose verdict is the claim's.
 fn deciding<'a>(judged: &[(&'a Shown, &'a Judged)]) -> Option<(&'a Shown, &'a Judged)> {
-    let rank = |(_, judged): &&(&Shown, &Judged)| {
-        let (could, worst, lacks) = match &judged.verdict {
-            Verdict::NotReproduced => (3, 3, 0),
-            Verdict::InPart => (3, 2, 0),
-            Verdict::Reproduced | Verdict::Reported => (3, 1, 0),
-            Verdict::NeedsHardware(parts) => (2, 0, parts.len()),
-            Verdict::NeedsData | Verdict::Background => (1, 0, 0),
-        };
-        let label = match judged.label {
-            Label::Hardware => 3,
-            Label::Emulated => 2,
-            Label::Modelled => 1,
-            Label::None => 0,
-        };
-        (could, if could == 3 { label } else { 0 }, worst, std::cmp::Reverse(lacks))
-    };
-    judged.iter().max_by_key(rank).copied()
+    judged.iter().max_by_key(|(_, judged)| judged.verdict.rank(judged.label)).copied()
 }
