@@ -66,22 +66,26 @@ pub struct Line<'a> {
     pub reason: Option<String>,
 }
 
-/// All claims, figure by figure; those that no run can judge last.
-pub fn lines(figures: &[Figure]) -> Vec<Line<'_>> {
-    let of = |figure| {
-        let figure: &Figure = figure;
-        figure.paper.claim.iter().map(move |claim| line(figures, figure, claim))
-    };
-    let mut lines: Vec<Line<'_>> = figures.iter().flat_map(of).collect();
-    lines.sort_by_key(|line| line.standing == Standing::Background);
-    lines
+/// The claims of all figures.
+pub struct Claims<'a> {
+    /// Figure by figure; those that no run can judge last.
+    pub lines: Vec<Line<'a>>,
+    /// How many claims stand how.
+    pub counts: BTreeMap<Standing, usize>,
 }
 
-/// How many claims stand how.
-pub fn counts(lines: &[Line<'_>]) -> BTreeMap<Standing, usize> {
-    let mut counts = BTreeMap::new();
-    lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
-    counts
+impl Claims<'_> {
+    pub fn of(figures: &[Figure]) -> Claims<'_> {
+        let of = |figure| {
+            let figure: &Figure = figure;
+            figure.paper.claim.iter().map(move |claim| line(figures, figure, claim))
+        };
+        let mut lines: Vec<Line<'_>> = figures.iter().flat_map(of).collect();
+        lines.sort_by_key(|line| line.standing == Standing::Background);
+        let mut counts = BTreeMap::new();
+        lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
+        Claims { lines, counts }
+    }
 }
 
 fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line<'a> {
