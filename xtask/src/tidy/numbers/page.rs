@@ -113,8 +113,9 @@ impl<'a> Page<'a> {
                 at += rest[1..].find('`').map_or(rest.len(), |end| end + 2);
             } else if rest.starts_with("](") {
                 at += rest.find(')').unwrap_or(rest.len());
-            } else if let Some(figure) = figure(line, &prose[..at], rest) {
+            } else if let Some(mut figure) = figure(line, &prose[..at], rest) {
                 at += figure.said.len();
+                figure.unit = figure.unit.or_else(|| of_range(&prose[at..]));
                 // A number alone is a figure only with a source.
                 if figure.unit.is_some() || prose[at..].starts_with("<!-- =") {
                     self.figures.push(figure);
@@ -125,6 +126,16 @@ impl<'a> Page<'a> {
             }
         }
     }
+}
+
+/// The unit of «3 to 5 ms» and «3–5 ms» for the first number, which the text stands behind.
+fn of_range(rest: &str) -> Option<&'static Unit> {
+    let rest = match rest.strip_prefix(OPEN) {
+        Some(comment) => comment.split_once(CLOSE)?.1,
+        None => rest,
+    };
+    let last = [" to ", " to\n", "\nto ", "–"].iter().find_map(|to| rest.strip_prefix(to))?;
+    figure(|| 0, "", last)?.unit
 }
 
 /// The figure that a text begins with: a number that is no part of a word or of a longer number, and its unit.

@@ -129,6 +129,16 @@ fn a_figure_may_end_a_line_between_number_and_unit() {
 }
 
 #[test]
+fn both_ends_of_a_range_have_its_unit() {
+    let cited = "<!-- = a/src/ring.rs#RING -->";
+    for range in ["2A to 2 MiBA", "2A\nto 2 MiBA", "2A–2 MiBA", "2 MiBA to 2 MiBA"] {
+        assert_eq!(found(&format!("It is {}.\n", range.replace('A', cited))), [""; 0], "{range}");
+        assert_eq!(found(&format!("It is {}.\n", range.replace('A', ""))).len(), 2, "{range}");
+    }
+    assert_eq!(found("Sizes of 64 to 4096, lists of 1 to 16 B.\n"), [""; 0]);
+}
+
+#[test]
 fn what_is_no_figure_of_prose_needs_no_source() {
     for text in [
         "A WQE has 64 bytes and 4 segments; see RFC 2119, version 4.5, H100s, 10.0.0.1, 1.92 or newer.\n",
