@@ -4,7 +4,7 @@
         server = softnic.start("ib_write_bw", "-n", "100")
         softnic.run_until("ib_write_bw", "-n", "100", "127.0.0.1")
         server.wait()
-        assert softnic.counters("requests_received") > 0
+        assert softnic.counters("messages_received") > 0
         softnic.assert_clean()
 
 Options of `softnic run` are keywords of the fixture's methods: `softnic.start(..., model="cx7", rate_gbps=10)`.

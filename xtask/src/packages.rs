@@ -28,8 +28,8 @@ pub const PACKAGES: &[Package] = &[
     Package { name: "profiler", programs: &["profiler"], gpu_tests: true },
 ];
 
-/// No program, and looked at apart.
-const LIBRARY: &str = "libsoftnic_preload.so";
+/// What `softnic` puts in front of the C library: no program, and looked at apart.
+pub const LIBRARY: &str = "libsoftnic_preload.so";
 
 /// Packages with programs, but for this one.
 pub fn apps() -> impl Iterator<Item = &'static Package> {

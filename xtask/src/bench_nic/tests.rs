@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::*;
+use crate::packages::LIBRARY;
 use crate::refused::Refused;
 
 const GENERATOR: &str = r#"#!/bin/sh
@@ -32,7 +33,7 @@ fn stage(name: &str, tool: &str) -> Stage {
         let path = folder.join(name);
         process::script(&path, text);
     }
-    fs::write(folder.join("libsoftnic_preload.so"), "").unwrap();
+    fs::write(folder.join(LIBRARY), "").unwrap();
     Stage { folder }
 }
 
@@ -146,9 +147,9 @@ fn a_program_that_hangs_is_ended_at_its_deadline() {
 #[test]
 fn a_folder_without_our_programs_is_refused() {
     let stage = stage("empty", NO_TOOL);
-    fs::remove_file(stage.folder.join("libsoftnic_preload.so")).unwrap();
+    fs::remove_file(stage.folder.join(LIBRARY)).unwrap();
     let error = Programs::in_folder(&stage.folder).unwrap_err();
-    assert!(error.is::<Refused>() && error.to_string().contains("libsoftnic_preload.so"), "{error}");
+    assert!(error.is::<Refused>() && error.to_string().contains(LIBRARY), "{error}");
     let options = Options { only: Some("nothing".into()), ..Options::default() };
     assert!(chosen("bench-nic", &options).unwrap_err().is::<Refused>());
 }

@@ -182,7 +182,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn strip(from: &Path, to: &Path) -> Result<()> {
+/// Copies a program without its symbols.
+pub(crate) fn strip(from: &Path, to: &Path) -> Result<()> {
     // Not over a program that may be running: a new file under the old name.
     let _ = fs::remove_file(to);
     let status =

@@ -7,6 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::*;
+use crate::packages::LIBRARY;
 use crate::process::{descendants, is_alive, script};
 
 /// `softnic run --fabric NAME -- COMMAND`
@@ -105,7 +106,7 @@ fn the_label_says_what_was_no_hardware_and_which_engine_computed() {
 fn built() -> Option<(Programs, Engine)> {
     let programs = Programs::of(&workspace::target_dir().join("debug"));
     let Programs { softnic, server, client, profiler } = &programs;
-    let library = softnic.with_file_name("libsoftnic_preload.so");
+    let library = softnic.with_file_name(LIBRARY);
     let all = [softnic, &library, server, client, profiler].into_iter().all(|file| file.is_file());
     let engine = if wheels::ONNX_RUNTIME.used().exists() { Engine::Onnx } else { Engine::Twin };
     all.then_some((programs, engine))

@@ -13,6 +13,8 @@ use clap::Args;
 use measure::Revision;
 use zoo::Digest;
 
+use crate::bundle::strip;
+use crate::packages::{self, LIBRARY};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::test::symbols;
@@ -27,8 +29,6 @@ const GLIBC: (u32, u32) = (2, 31);
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Packages whose programs are in the tarball.
 const PACKAGES: [&str; 5] = ["softnic", "generator", "echo", "inference-server", "client"];
-const PROGRAMS: [&str; 5] = ["softnic", "generator", "doorbell-echo", "inference-server", "doorbell-client"];
-const LIBRARY: &str = "libsoftnic_preload.so";
 /// Folders of headers.
 const HEADERS: [&str; 2] = ["crates/rdma-shim/include", "crates/slots/include"];
 
@@ -57,7 +57,8 @@ pub fn run(options: &Options) -> Result<()> {
     let built = build(&revision)?;
     check(&built)?;
     let out = options.out.clone().unwrap_or_else(|| target_dir().join("dist"));
-    let name = format!("doorbell-{}-x86_64-linux", version(&revision));
+    let version = version(&revision);
+    let name = format!("doorbell-{version}-x86_64-linux");
     let folder = out.join(&name);
     match fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -65,9 +66,9 @@ pub fn run(options: &Options) -> Result<()> {
         }
         _ => {}
     }
-    fill(&folder, &built, &revision).with_context(|| format!("filling {}", folder.display()))?;
+    fill(&folder, &built, &version).with_context(|| format!("filling {}", folder.display()))?;
     let tarball = pack(&out, &name)?;
-    let wheel = wheel(&out, &folder, &version(&revision))?;
+    let wheel = wheel(&out, &folder, &version)?;
     let bytes = fs::metadata(&tarball).context("the tarball")?.len();
     say!("{}: `pip install` brings the command softnic, and pytest a fixture of the name", wheel.display());
     say!(
@@ -81,6 +82,12 @@ pub fn run(options: &Options) -> Result<()> {
         Some(root) => trial::run(root, &tarball, &name),
         None => Ok(()),
     }
+}
+
+/// What cargo leaves of [`PACKAGES`]: the programs, and [`LIBRARY`].
+fn files() -> impl Iterator<Item = &'static str> {
+    let ours = packages::PACKAGES.iter().filter(|package| PACKAGES.contains(&package.name));
+    ours.flat_map(|package| package.programs).copied()
 }
 
 /// The workspace's version, and the revision where it is known.
@@ -109,8 +116,9 @@ fn build(revision: &Revision) -> Result<PathBuf> {
 
 /// Whether they start on the oldest system, and without rdma-core and CUDA.
 fn check(built: &Path) -> Result<()> {
-    let mut problems = symbols::check(built, &PROGRAMS)?;
-    for name in PROGRAMS.iter().chain([&LIBRARY]) {
+    let programs: Vec<&str> = files().filter(|name| *name != LIBRARY).collect();
+    let mut problems = symbols::check(built, &programs)?;
+    for name in files() {
         problems.extend(newer(name, &symbols::wanted(&built.join(name))?, GLIBC));
     }
     ensure!(problems.is_empty(), "{}", problems.join("\n"));
@@ -135,21 +143,18 @@ fn newer(name: &str, wanted: &str, most: (u32, u32)) -> Vec<String> {
 }
 
 /// Puts all that the tarball holds below the folder.
-fn fill(folder: &Path, built: &Path, revision: &Revision) -> Result<()> {
+fn fill(folder: &Path, built: &Path, version: &str) -> Result<()> {
     let tree = root();
     fs::create_dir_all(folder.join("licences"))?;
-    for name in PROGRAMS.iter().chain([&LIBRARY]) {
-        let mut strip = Command::new("strip");
-        strip.arg("-o").arg(folder.join(name)).arg(built.join(name));
-        ensure!(strip.status().context("starting strip (binutils)")?.success(), "strip {name} failed");
+    for name in files() {
+        strip(&built.join(name), &folder.join(name))?;
     }
-    let version = version(revision);
-    headers(folder, &version)?;
-    fs::write(folder.join("README"), readme(&version))?;
+    headers(folder, version)?;
+    fs::write(folder.join("README"), readme(version))?;
     fs::copy(tree.join("LICENSE"), folder.join("LICENSE"))?;
     let parts = parts::of(&Metadata::read(&tree)?, &PACKAGES)?;
     parts::licences(&parts, &folder.join("licences"))?;
-    fs::write(folder.join("parts.spdx.json"), parts::spdx(&parts, &version)?)?;
+    fs::write(folder.join("parts.spdx.json"), parts::spdx(&parts, version)?)?;
     let sums = sums(folder, folder)?;
     Ok(fs::write(folder.join("SHA256SUMS"), sums)?)
 }

@@ -22,8 +22,8 @@ fn the_version_names_the_revision_and_its_changes() {
 
 #[test]
 fn every_program_of_the_tarball_is_one_that_users_start() {
-    let known: Vec<&str> = crate::packages::programs().collect();
-    assert!(PROGRAMS.iter().all(|name| known.contains(name)), "{known:?}");
+    let known: Vec<&str> = packages::apps().map(|package| package.name).collect();
+    assert!(PACKAGES.iter().all(|name| known.contains(name)), "{known:?}");
     for headers in HEADERS {
         assert!(!workspace::names_in(&root().join(headers)).is_empty(), "{headers}");
     }
@@ -83,7 +83,7 @@ fn the_wheel_installs_its_command_and_the_same_files_give_the_same_wheel() {
     let out = std::env::temp_dir().join(format!("xtask-dist-wheel-{}", std::process::id()));
     let folder = out.join("files");
     fs::create_dir_all(&folder).unwrap();
-    for name in ["libsoftnic_preload.so", "LICENSE", "parts.spdx.json"] {
+    for name in [LIBRARY, "LICENSE", "parts.spdx.json"] {
         fs::write(folder.join(name), name).unwrap();
     }
     fs::write(folder.join("softnic"), "#!/bin/sh\necho \"stand-in $@\"\n").unwrap();

@@ -1,12 +1,12 @@
 //! `cargo xtask figure all`: every figure, each by a process of its own, so that one that fails leaves the others; then what came of each.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Options, Place};
+use super::Options;
 use crate::gpu_machine::GpuMachine;
 use crate::refused::refused;
 use crate::{carried, stop, workspace};
@@ -105,36 +105,19 @@ fn measured(program: &Path, words: &[String]) -> Result<Came> {
 /// A figure's command line: of the options those that it takes.
 fn words(figure: &str, options: &Options) -> Vec<String> {
     let is_transfer = TRANSFERS.contains(&figure) || figure == NAME;
-    let is_served = OF_A_GPU.contains(&figure) || figure == NAME;
-    let mut words = vec!["figure".to_owned(), figure.to_owned()];
     let is_smoked = options.smoke && (is_transfer || OF_MODELS.contains(&figure));
-    for (name, is_given) in [
-        ("--smoke", is_smoked),
-        ("--quick", (options.quick || (options.smoke && !is_smoked))),
-        ("--full", options.full),
-        ("--resume", options.resume),
-        ("--record", options.record),
-        ("--dry-run", options.dry_run),
-        ("--no-install", options.no_install),
-    ] {
-        words.extend(is_given.then(|| name.to_owned()));
+    let is_quick = options.quick || (options.smoke && !is_smoked);
+    let mut taken = Options { smoke: is_smoked, quick: is_quick, ..options.clone() };
+    if !is_transfer {
+        taken = Options { place: None, nic: None, peer: None, rate_gbps: None, ..taken };
     }
-    let mut value = |name: &str, value: Option<String>| {
-        words.extend(value.into_iter().flat_map(|value| [name.to_owned(), value]));
-    };
-    if is_transfer {
-        value("--where", options.place.filter(|place| *place == Place::Netns).map(|_| "netns".to_owned()));
-        value("--nic", options.nic.clone());
-        value("--peer", options.peer.clone());
-        value("--peer-generator", options.peer.as_ref().map(|_| options.peer_generator.clone()));
-        value("--rate-gbps", options.rate_gbps.map(|rate| rate.to_string()));
+    if !OF_A_GPU.contains(&figure) && figure != NAME {
+        taken.machine = None;
     }
-    if is_served {
-        value("--machine", options.machine.map(|machine| machine.name().to_owned()));
+    if figure != NAME {
+        taken.out = taken.out.map(|out| out.join(format!("fig{figure}")));
     }
-    let folder = |out: &PathBuf| if figure == NAME { out.clone() } else { out.join(format!("fig{figure}")) };
-    value("--out", options.out.as_ref().map(folder).map(|folder| folder.display().to_string()));
-    words
+    taken.words(figure)
 }
 
 fn line(figure: &str, what: &Came, took: Duration) -> String {
@@ -151,6 +134,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::figure::Place;
 
     fn of(figure: &str, options: &Options) -> String {
         words(figure, options).join(" ")

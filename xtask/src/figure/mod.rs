@@ -102,6 +102,34 @@ impl Options {
         self.record.then_some("--record").or(on_nodes)
     }
 
+    /// The command line that has these options, after the program's name: switches first.
+    fn words(&self, figure: &str) -> Vec<String> {
+        let switches = [
+            ("--smoke", self.smoke),
+            ("--quick", self.quick),
+            ("--full", self.full),
+            ("--resume", self.resume),
+            ("--record", self.record),
+            ("--dry-run", self.dry_run),
+            ("--no-install", self.no_install),
+        ];
+        let is_netns = self.place == Some(Place::Netns);
+        let values = [
+            ("--where", is_netns.then(|| "netns".to_owned())),
+            ("--nic", self.nic.clone()),
+            ("--peer", self.peer.clone()),
+            ("--peer-generator", self.peer.as_ref().map(|_| self.peer_generator.clone())),
+            ("--rate-gbps", self.rate_gbps.map(|rate| rate.to_string())),
+            ("--machine", self.machine.map(|machine| machine.name().to_owned())),
+            ("--out", self.out.as_ref().map(|out| out.display().to_string())),
+        ];
+        let mut words = vec!["figure".to_owned(), figure.to_owned()];
+        words.extend(switches.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| (*name).to_owned()));
+        let given = values.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?]));
+        words.extend(given.flatten());
+        words
+    }
+
     fn extent(&self) -> Extent {
         match (self.quick, self.full) {
             _ if self.smoke => Extent::Smoke,
@@ -311,28 +339,11 @@ fn execute_on(
     run::report(experiment, &how, &earlier, &extra)
 }
 
-/// The command that goes on with a cut run.
+/// The command that goes on with a cut run, for a shell.
 fn resuming(figure: &str, options: &Options, out: &Path) -> String {
-    let mut words = vec![workspace::us(), "figure".to_owned(), figure.to_owned()];
-    let switches = [
-        ("--quick", options.quick),
-        ("--smoke", options.smoke),
-        ("--where netns", options.place == Some(Place::Netns)),
-        ("--full", options.full),
-        ("--record", options.record),
-        ("--no-install", options.no_install),
-    ];
-    words.extend(switches.iter().filter(|(_, given)| *given).map(|(name, _)| (*name).to_owned()));
-    words.extend(options.machine.map(|machine| format!("--machine {}", machine.name())));
-    words.extend(options.rate_gbps.map(|rate| format!("--rate-gbps {rate}")));
-    let generator = options.peer.is_some().then(|| options.peer_generator.clone());
-    for (name, value) in
-        [("--nic", &options.nic), ("--peer", &options.peer), ("--peer-generator", &generator)]
-    {
-        words.extend(value.iter().flat_map(|value| [name.to_owned(), quoted(value)]));
-    }
-    words.extend(["--resume --out".to_owned(), quoted(&out.display().to_string())]);
-    words.join(" ")
+    let new = Options { resume: false, dry_run: false, out: None, ..options.clone() };
+    let words: Vec<String> = new.words(figure).iter().map(|word| quoted(word)).collect();
+    format!("{} {} --resume --out {}", workspace::us(), words.join(" "), quoted(&out.display().to_string()))
 }
 
 /// As a shell takes it for one word.

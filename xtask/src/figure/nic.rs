@@ -10,6 +10,7 @@ use measure::{Label, Provenance, Revision};
 use serde::Deserialize;
 
 use super::netns::Nodes;
+use crate::packages::LIBRARY;
 use crate::process::{Ended, Speaking, WAIT};
 use crate::refused::refused;
 use crate::workspace;
@@ -36,7 +37,7 @@ impl Programs {
     pub fn in_folder(folder: &Path) -> Result<Programs> {
         // `softnic` runs a program that is named without a folder from `PATH`.
         let folder = std::path::absolute(folder).context("finding the folder of programs")?;
-        for name in ["generator", "softnic", "libsoftnic_preload.so"] {
+        for name in ["generator", "softnic", LIBRARY] {
             if !folder.join(name).is_file() {
                 return Err(refused(format!(
                     "--bin {}: no {name} there; `cargo xtask bundle DIR` makes a folder with all programs",

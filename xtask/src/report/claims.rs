@@ -5,7 +5,6 @@ use std::fmt;
 
 use experiment::paper::{Claim, Rule};
 use experiment::verdict::{Judged, Verdict, judge};
-use measure::Label;
 
 use super::figures::{Figure, Shown};
 
@@ -67,22 +66,26 @@ pub struct Line<'a> {
     pub reason: Option<String>,
 }
 
-/// All claims, figure by figure; those that no run can judge last.
-pub fn lines(figures: &[Figure]) -> Vec<Line<'_>> {
-    let of = |figure| {
-        let figure: &Figure = figure;
-        figure.paper.claim.iter().map(move |claim| line(figures, figure, claim))
-    };
-    let mut lines: Vec<Line<'_>> = figures.iter().flat_map(of).collect();
-    lines.sort_by_key(|line| line.standing == Standing::Background);
-    lines
+/// The claims of all figures.
+pub struct Claims<'a> {
+    /// Figure by figure; those that no run can judge last.
+    pub lines: Vec<Line<'a>>,
+    /// How many claims stand how.
+    pub counts: BTreeMap<Standing, usize>,
 }
 
-/// How many claims stand how.
-pub fn counts(lines: &[Line<'_>]) -> BTreeMap<Standing, usize> {
-    let mut counts = BTreeMap::new();
-    lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
-    counts
+impl Claims<'_> {
+    pub fn of(figures: &[Figure]) -> Claims<'_> {
+        let of = |figure| {
+            let figure: &Figure = figure;
+            figure.paper.claim.iter().map(move |claim| line(figures, figure, claim))
+        };
+        let mut lines: Vec<Line<'_>> = figures.iter().flat_map(of).collect();
+        lines.sort_by_key(|line| line.standing == Standing::Background);
+        let mut counts = BTreeMap::new();
+        lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
+        Claims { lines, counts }
+    }
 }
 
 fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line<'a> {
@@ -118,24 +121,7 @@ fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line
     Line { figure, claim, standing, said, by: by.map(|(shown, _)| shown), judged, reason }
 }
 
-/// The entry whose verdict is the claim's: of those that could judge it, those with the strongest label, and of these the one that is
-/// furthest from reproducing it. Where none could, the one that lacks least.
+/// The entry whose verdict is the claim's.
 fn deciding<'a>(judged: &[(&'a Shown, &'a Judged)]) -> Option<(&'a Shown, &'a Judged)> {
-    let rank = |(_, judged): &&(&Shown, &Judged)| {
-        let (could, worst, lacks) = match &judged.verdict {
-            Verdict::NotReproduced => (3, 3, 0),
-            Verdict::InPart => (3, 2, 0),
-            Verdict::Reproduced | Verdict::Reported => (3, 1, 0),
-            Verdict::NeedsHardware(parts) => (2, 0, parts.len()),
-            Verdict::NeedsData | Verdict::Background => (1, 0, 0),
-        };
-        let label = match judged.label {
-            Label::Hardware => 3,
-            Label::Emulated => 2,
-            Label::Modelled => 1,
-            Label::None => 0,
-        };
-        (could, if could == 3 { label } else { 0 }, worst, std::cmp::Reverse(lacks))
-    };
-    judged.iter().max_by_key(rank).copied()
+    judged.iter().max_by_key(|(_, judged)| judged.verdict.rank(judged.label)).copied()
 }

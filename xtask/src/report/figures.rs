@@ -17,7 +17,7 @@ pub struct Figure {
     pub experiment: Experiment,
     /// What was measured where: recorded entries first, then added ones.
     pub shown: Vec<Shown>,
-    /// Drawings without any of ours, where nothing is measured.
+    /// Drawings of the published series alone, for a figure without an entry.
     pub alone: Vec<Drawn>,
     /// Figure 3's steps: where, crate and function, what it does, file and line.
     pub steps: Vec<[String; 4]>,

@@ -35,14 +35,19 @@ pub fn data_link(media: &str, content: &str) -> String {
 
 /// A table whose columns the script sorts; it scrolls in a box of its own. `cells` are HTML already.
 pub fn table(titles: &[String], rows: &[Vec<String>]) -> String {
-    let head: String = titles.iter().map(|title| format!("<th scope=\"col\">{title}</th>")).collect();
     let row = |cells: &Vec<String>| {
         let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
         format!("<tr>{cells}</tr>\n")
     };
-    let rows: String = rows.iter().map(row).collect();
+    table_of("sortable", titles, &rows.iter().map(row).collect::<String>())
+}
+
+/// A table of a class of its own, whose `rows` are HTML already.
+pub fn table_of(class: &str, titles: &[impl AsRef<str>], rows: &str) -> String {
+    let head: String =
+        titles.iter().map(|title| format!("<th scope=\"col\">{}</th>", title.as_ref())).collect();
     format!(
-        "<div class=\"wide\" tabindex=\"0\"><table class=\"sortable\"><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
+        "<div class=\"wide\" tabindex=\"0\"><table class=\"{class}\"><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
     )
 }
 

@@ -23,6 +23,7 @@ mod section;
 #[cfg(test)]
 mod tests;
 
+use claims::Claims;
 use figures::Figure;
 
 /// Pixels of a PNG per unit of its SVG.
@@ -48,14 +49,14 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| target_dir().join("report"));
     let figures = gathered(&root(), &options.add)?;
-    let page = written(&figures, &out)?;
+    let claims = Claims::of(&figures);
+    let page = written(&figures, &claims, &out)?;
     for figure in &figures {
         say!("figure {}: {}", figure.number(), figure.standing());
     }
-    let lines = claims::lines(&figures);
     let counts: Vec<String> =
-        claims::counts(&lines).into_iter().map(|(standing, count)| format!("{count} {standing}")).collect();
-    say!("{} claims: {}", lines.len(), counts.join(", "));
+        claims.counts.iter().map(|(standing, count)| format!("{count} {standing}")).collect();
+    say!("{} claims: {}", claims.lines.len(), counts.join(", "));
     say!("report: {}", page.display());
     if options.open {
         open(&page);
@@ -72,7 +73,7 @@ fn gathered(root: &Path, add: &[PathBuf]) -> Result<Vec<Figure>> {
 }
 
 /// Writes all files; the path of the page.
-fn written(figures: &[Figure], out: &Path) -> Result<PathBuf> {
+fn written(figures: &[Figure], claims: &Claims<'_>, out: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(out).with_context(|| format!("--out {}", out.display()))?;
     for figure in figures.iter().filter(|figure| figure.has_numbers()) {
         let text = csv(&figure.entries(), &figure.paper);
@@ -97,7 +98,7 @@ fn written(figures: &[Figure], out: &Path) -> Result<PathBuf> {
         ended.collect::<Result<Vec<_>>>()?.into_iter().collect::<Result<()>>()
     })?;
     let page = out.join(PAGE);
-    write_whole(&page, page::page(figures).as_bytes())?;
+    write_whole(&page, page::page(figures, claims).as_bytes())?;
     Ok(page)
 }
 

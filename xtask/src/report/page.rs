@@ -1,18 +1,18 @@
 //! The page: head, summary, contents, the table of all claims, and a section for each figure.
 
-use super::claims::{Line, Standing, counts, lines};
+use super::claims::{Claims, Line, Standing};
 use super::figures::Figure;
-use super::html::{attribute, prose, text};
+use super::html::{attribute, prose, table_of, text};
 use super::section::{badge, evidence, link, repetitions, section, source};
 use experiment::plot_colours;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-pub fn page(figures: &[Figure]) -> String {
-    let lines = lines(figures);
+/// The whole page; `claims` are those of the figures.
+pub fn page(figures: &[Figure], claims: &Claims<'_>) -> String {
     let doi = figures.first().map_or("", |figure| figure.paper.paper.doi.as_str());
-    let sections: String = figures.iter().map(|figure| section(figure, &lines)).collect();
+    let sections: String = figures.iter().map(|figure| section(figure, &claims.lines)).collect();
     let contents: String = figures
         .iter()
         .map(|figure| {
@@ -31,40 +31,39 @@ pub fn page(figures: &[Figure]) -> String {
          <a href=\"https://doi.org/{doi}\">doi {doi}</a>) again. Every number says what NIC, GPU and link it was measured on.</p>\n\
          {}</header>\n<main>\n<nav aria-label=\"contents\">\n<h2>Contents</h2>\n<ol>\n<li><a href=\"#claims\">All claims</a></li>\n{contents}</ol>\n</nav>\n\
          {}{sections}</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
-        summary(&lines),
-        claims(&lines)
+        summary(claims),
+        table(claims)
     )
 }
 
 /// How many claims stand how.
-fn summary(lines: &[Line<'_>]) -> String {
-    let tile = |(standing, count): (Standing, usize)| {
+fn summary(claims: &Claims<'_>) -> String {
+    let tile = |(standing, count): (&Standing, &usize)| {
         format!("<li class=\"{}\"><b>{count}</b> {standing}</li>\n", standing.key())
     };
-    let tiles: String = counts(lines).into_iter().map(tile).collect();
+    let tiles: String = claims.counts.iter().map(tile).collect();
     format!("<ul class=\"tiles\" aria-label=\"claims by verdict\">\n{tiles}</ul>\n")
 }
 
 /// The table of all claims, with a button for each verdict.
-fn claims(lines: &[Line<'_>]) -> String {
-    let button = |(standing, count): (Standing, usize)| {
+fn table(claims: &Claims<'_>) -> String {
+    let button = |(standing, count): (&Standing, &usize)| {
         format!(
             "<button type=\"button\" data-show=\"{}\" aria-pressed=\"false\">{standing} {count}</button>\n",
             standing.key()
         )
     };
-    let buttons: String = counts(lines).into_iter().map(button).collect();
-    let rows: String = lines.iter().map(row).collect();
+    let buttons: String = claims.counts.iter().map(button).collect();
+    let rows: String = claims.lines.iter().map(row).collect();
     let titles = ["claim", "figure", "verdict", "evidence", "provenance", "raw data"];
-    let titles: String = titles.iter().map(|title| format!("<th scope=\"col\">{title}</th>")).collect();
     format!(
         "<section id=\"claims\">\n<h2>All claims</h2>\n<p>The paper makes {count} claims. A claim's verdict is that of the entry with the strongest \
          label; of entries with the same label it is the least favourable one. The evidence lists every entry.</p>\n\
          <div class=\"filter\" role=\"group\" aria-label=\"show claims by verdict\" hidden>\n\
          <button type=\"button\" data-show=\"\" aria-pressed=\"true\">all {count}</button>\n{buttons}</div>\n\
-         <div class=\"wide\" tabindex=\"0\"><table class=\"sortable claims\"><thead><tr>{titles}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n\
-         </section>\n",
-        count = lines.len()
+         {table}</section>\n",
+        count = claims.lines.len(),
+        table = table_of("sortable claims", &titles, &rows)
     )
 }
 

@@ -85,9 +85,14 @@ fn unbalanced(html: &str) -> Option<String> {
     (!open.is_empty()).then(|| format!("open at the end: {open:?}"))
 }
 
+/// The page of figures as it is written.
+fn whole(figures: &[Figure]) -> String {
+    page::page(figures, &Claims::of(figures))
+}
+
 #[test]
 fn the_page_is_well_formed_and_fetches_nothing() {
-    let page = page::page(&committed());
+    let page = whole(&committed());
     assert_eq!(unbalanced(&page), None);
     assert!(unbalanced("<p><b></p></b>").is_some() && unbalanced("<p>a < b</p>").is_some());
     for fetching in [
@@ -118,10 +123,11 @@ fn the_page_is_well_formed_and_fetches_nothing() {
 #[test]
 fn all_36_claims_are_listed_each_with_verdict_evidence_and_provenance() {
     let figures = committed();
-    let (lines, page) = (claims::lines(&figures), page::page(&figures));
+    let claims = Claims::of(&figures);
+    let (lines, page) = (&claims.lines, page::page(&figures, &claims));
     assert_eq!((lines.len(), page.matches("<tr data-standing=").count()), (36, 36));
-    assert_eq!(claims::counts(&lines).values().sum::<usize>(), 36);
-    for line in &lines {
+    assert_eq!(claims.counts.values().sum::<usize>(), 36);
+    for line in lines {
         assert!(page.contains(&format!("<code>{}</code>", line.claim.id)), "{}", line.claim.id);
         // What was judged names its entries; what was not says why.
         assert!(line.judged.is_empty() == line.by.is_none() && (line.by.is_some() || line.reason.is_some()));
@@ -143,7 +149,7 @@ fn all_36_claims_are_listed_each_with_verdict_evidence_and_provenance() {
 #[test]
 fn every_drawing_and_number_lies_beside_the_page_too() {
     let (stage, figures) = (Stage::new("files"), committed());
-    let page = written(&figures, &stage.out()).unwrap();
+    let page = written(&figures, &Claims::of(&figures), &stage.out()).unwrap();
     let text = fs::read_to_string(&page).unwrap();
     let start = |file: &str| fs::read(stage.out().join(file)).unwrap()[..4].to_vec();
     for figure in &figures {
@@ -186,7 +192,7 @@ fn what_comes_from_files_is_escaped() {
         (one.evidence, one.criterion) = (vec![bad.into(); 4], bad.into());
     });
     figures::finish(&mut figures, &root()).unwrap();
-    let page = page::page(&figures);
+    let page = whole(&figures);
     assert_eq!(unbalanced(&page), None);
     assert_eq!((page.matches("<script").count(), page.matches("alert(\"1\")</script").count()), (1, 0));
     assert!(page.matches("&lt;script&gt;alert(").count() > 20);
@@ -210,10 +216,10 @@ fn results_of_a_user_stand_beside_the_recorded_ones_and_stay_as_they_are() {
     let mine = fig4.shown.last().unwrap();
     assert!(mine.from.ends_with("(added, not recorded)") && mine.id == "4e" && mine.day.is_none());
     // A card is a stronger label than the software NIC: its verdict is the claim's.
-    let lines = claims::lines(&figures);
+    let lines = Claims::of(&figures).lines;
     let own = lines.iter().find(|line| line.claim.id == "own-equals-vanilla").unwrap();
     assert_eq!((own.by.unwrap().id.as_str(), own.said.as_str(), own.judged.len()), ("4e", "reproduced", 5));
-    let page = page::page(&figures);
+    let page = whole(&figures);
     assert!(page.contains("<b>4e</b> my card (hardware)") && page.contains("not in this repository"));
     assert_eq!(fs::read(results.join("results.jsonl")).unwrap(), before);
 }
@@ -267,11 +273,12 @@ fn a_report_that_cannot_be_written_leaves_the_old_page() {
     let (stage, figures) = (Stage::new("whole"), committed());
     fs::create_dir_all(stage.out().join("fig5.csv")).unwrap();
     fs::write(stage.out().join(PAGE), "old").unwrap();
-    let error = format!("{:#}", written(&figures, &stage.out()).unwrap_err());
+    let error = format!("{:#}", written(&figures, &Claims::of(&figures), &stage.out()).unwrap_err());
     assert!(error.contains("writing") && error.contains("fig5.csv"), "{error}");
     assert_eq!(fs::read_to_string(stage.out().join(PAGE)).unwrap(), "old");
     fs::write(stage.0.join("file"), "").unwrap();
-    let error = format!("{:#}", written(&figures, &stage.0.join("file/below")).unwrap_err());
+    let error =
+        format!("{:#}", written(&figures, &Claims::of(&figures), &stage.0.join("file/below")).unwrap_err());
     assert!(error.contains("--out") && error.contains("file/below"), "{error}");
 }
 
@@ -300,7 +307,7 @@ fn a_claims_verdict_is_that_of_the_strongest_label_and_of_the_least_favourable_a
             let one = shown.judged.iter_mut().find(|one| one.id == "single-thread").unwrap();
             (one.label, one.verdict) = (*label, verdict.clone());
         }
-        let lines = claims::lines(&figures);
+        let lines = Claims::of(&figures).lines;
         let line = lines.iter().find(|line| line.claim.id == "single-thread").unwrap();
         assert_eq!((line.standing, line.by.unwrap().id.as_str()), (standing, by), "{verdicts:?}");
     }

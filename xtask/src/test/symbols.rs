@@ -7,6 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::packages::LIBRARY;
+
 /// Libraries that are found at run time, never by the loader.
 const FOUND_AT_RUN_TIME: [&str; 7] =
     ["libibverbs", "libmlx5", "librdmacm", "libcuda", "libcudart", "libnvrtc", "libnvJitLink"];
@@ -23,14 +25,13 @@ pub fn check(folder: &Path, programs: &[&str]) -> Result<Vec<String>> {
         problems.extend(exports_of_libc(program, &exported, &libc));
         problems.extend(needed_early(program, &readelf(&folder.join(program))?));
     }
-    let library = "libsoftnic_preload.so";
-    let exported = dynamic_symbols(&folder.join(library))?;
+    let exported = dynamic_symbols(&folder.join(LIBRARY))?;
     let absent = INTERPOSED.iter().filter(|name| !exported.contains(**name));
     problems.extend(
-        absent.map(|name| format!("{library} does not export `{name}`, so it interposes nothing there")),
+        absent.map(|name| format!("{LIBRARY} does not export `{name}`, so it interposes nothing there")),
     );
-    problems.extend(foreign_exports(library, &exported, &libc));
-    problems.extend(needed_early(library, &readelf(&folder.join(library))?));
+    problems.extend(foreign_exports(LIBRARY, &exported, &libc));
+    problems.extend(needed_early(LIBRARY, &readelf(&folder.join(LIBRARY))?));
     Ok(problems)
 }
 

@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use experiment::verdict::Verdict;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{Violation, markdown};
 use crate::workspace::Tree;
 
 const PAGE: &str = "docs/artifact.md";
-/// Weakest first.
-const LABELS: [&str; 4] = ["none", "modelled", "emulated", "hardware"];
-/// Most favourable first.
-const VERDICTS: [&str; 3] = ["reproduced", "in-part", "not-reproduced"];
 
 /// What a row must say of a claim.
 struct Expected {
@@ -65,17 +63,24 @@ fn claims(tree: &Tree) -> BTreeMap<String, Expected> {
     all
 }
 
-/// The verdict of the strongest label, and of equals the least favourable one: the rule of `docs/report.md`.
+/// The verdict that counts of those in an experiment's entries.
 fn recorded(measured: Option<&str>, id: &str) -> String {
     let Some(text) = measured else { return "not recorded".to_owned() };
     let measured: Value = serde_json::from_str(text).unwrap_or_default();
     let entries = measured["entries"].as_array().into_iter().flatten();
     let verdicts = entries.flat_map(|entry| entry["verdicts"].as_array().into_iter().flatten());
-    let rank = |names: &[&str], value: &Value| names.iter().position(|name| value.as_str() == Some(name));
-    let judged = verdicts.filter(|verdict| verdict["id"] == id).filter_map(|verdict| {
-        Some((rank(&LABELS, &verdict["label"]), rank(&VERDICTS, &verdict["verdict"])?))
-    });
-    judged.max().map_or("needs hardware".to_owned(), |(_, verdict)| VERDICTS[verdict].replace('-', " "))
+    let of_claim = verdicts.filter(|verdict| verdict["id"] == id);
+    let judged = of_claim.filter_map(|one| Some((read(&one["verdict"])?, read(&one["label"])?)));
+    match judged.max_by_key(|(verdict, label)| Verdict::rank(verdict, *label)) {
+        Some((verdict @ (Verdict::Reproduced | Verdict::InPart | Verdict::NotReproduced), _)) => {
+            verdict.to_string()
+        }
+        _ => "needs hardware".to_owned(),
+    }
+}
+
+fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
+    serde_json::from_value(value.clone()).ok()
 }
 
 #[cfg(test)]

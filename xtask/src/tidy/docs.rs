@@ -49,6 +49,7 @@ fn abbreviations(tree: &Tree) -> Vec<Violation> {
         if !is_rust && (!is_prose || path == GLOSSARY) {
             continue;
         }
+        let text = if is_rust { text } else { &markdown::without_comments(text) };
         let mut fenced = false;
         for (index, line) in text.lines().enumerate() {
             let prose = match is_rust {

@@ -12,6 +12,18 @@ fn cells(line: &str) -> Vec<String> {
     line.trim().trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
 }
 
+/// The text without HTML comments; its lines stay where they are.
+pub fn without_comments(text: &str) -> String {
+    let mut parts = text.split("<!--");
+    let mut prose = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (comment, rest) = part.split_once("-->").unwrap_or((part, ""));
+        prose.extend(comment.chars().filter(|c| *c == '\n'));
+        prose += rest;
+    }
+    prose
+}
+
 /// Code spans as (line number, text), fenced blocks left out.
 pub fn code_spans(text: &str) -> Vec<(usize, &str)> {
     let mut fenced = false;
@@ -50,6 +62,11 @@ mod tests {
         assert_eq!(table(text, "n").unwrap(), [["7", "x y"], ["8", ""]]);
         assert_eq!(table(text, "a").unwrap(), [["1", "2"]]);
         assert_eq!(table(text, "z"), None);
+    }
+
+    #[test]
+    fn a_comment_goes_and_leaves_its_lines() {
+        assert_eq!(without_comments("a<!-- b -->c\n<!--\nd\n-->\ne<!-- f"), "ac\n\n\n\ne");
     }
 
     #[test]

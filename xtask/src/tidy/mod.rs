@@ -16,6 +16,7 @@ mod licences;
 mod links;
 pub mod markdown;
 mod measured;
+mod numbers;
 mod posting;
 mod prose;
 mod purity;
@@ -57,6 +58,8 @@ pub enum Check {
     Artifact,
     /// Committed results are what `--record` writes.
     Measured,
+    /// Figures with a unit in the documents equal the JSON field, the paper's point or the constant that they name.
+    Numbers,
     /// Nothing large is in git.
     Large,
 }
@@ -111,6 +114,14 @@ pub fn run(options: &Options) -> Result<()> {
         say!("tidy defects: {} of the release's 48 defects are not yet covered whole", late.len());
         late.iter().filter(|_| options.report).for_each(|one| say!("tidy defects: {one}"));
     }
+    if checks.contains(&Check::Numbers) {
+        let numbers::Counts { pages, compared, of_notes } = numbers::counts(&tree);
+        say!(
+            "tidy numbers: {compared} figures of {pages} documents (README.md, ARCHITECTURE.md, docs) name a source; {of_notes} stand \
+             without one in the laboratory notes {}",
+            numbers::NOTES.join(", ")
+        );
+    }
     if options.report {
         say!("{}", sizes::report(&tree));
     }
@@ -132,6 +143,7 @@ fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Viol
         Check::Defects => defects::check(tree),
         Check::Artifact => artifact::check(tree),
         Check::Measured => measured::check(tree),
+        Check::Numbers => numbers::check(tree),
         Check::Large => sizes::large(tree),
         Check::Licences => licences::check(tree, metadata)?,
         Check::Invariants => {

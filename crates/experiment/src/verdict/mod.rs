@@ -1,5 +1,6 @@
 //! Verdicts: each claim of the paper against our points, by the rule that its `paper.toml` states.
 
+use std::cmp::Reverse;
 use std::fmt;
 
 use measure::Label;
@@ -34,6 +35,22 @@ pub enum Verdict {
     Reported,
     /// No run of this project can judge it.
     Background,
+}
+
+impl Verdict {
+    /// Of several verdicts on one claim the greatest counts: of those that could judge it, those with the strongest label, and of these the
+    /// one that is furthest from reproducing it. Where none could, the one that lacks least.
+    pub fn rank(&self, label: Label) -> impl Ord + use<> {
+        let (could, worst, lacks) = match self {
+            Verdict::NotReproduced => (3, 3, 0),
+            Verdict::InPart => (3, 2, 0),
+            Verdict::Reproduced | Verdict::Reported => (3, 1, 0),
+            Verdict::NeedsHardware(parts) => (2, 0, parts.len()),
+            Verdict::NeedsData | Verdict::Background => (1, 0, 0),
+        };
+        let label = if could == 3 { label } else { Label::None };
+        (could, Reverse(label), worst, Reverse(lacks))
+    }
 }
 
 impl fmt::Display for Verdict {

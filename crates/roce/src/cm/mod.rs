@@ -40,9 +40,12 @@ pub use names::slot_of;
 pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
 pub use state::State;
 
-/// Nanoseconds of a 5-bit time code: 4.096 us times 2 to it (IBTA vol. 1 §12.6).
+/// What a time code multiplies (IBTA vol. 1 §12.6).
+const TIME_UNIT_NS: u64 = 4_096;
+
+/// Nanoseconds of a 5-bit time code: the unit times 2 to it.
 pub const fn code_ns(code: u8) -> u64 {
-    4_096 << (code & 31)
+    TIME_UNIT_NS << (code & 31)
 }
 
 /// The code of a local ACK time-out: covers two packet lifetimes and the other end's delay, as Linux computes it.

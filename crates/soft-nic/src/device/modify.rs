@@ -24,6 +24,9 @@ const SENT_AHEAD: u32 = 256 << 10;
 /// Messages that a queue has under way at most; what lies behind them waits in the ring.
 const WINDOW_MESSAGES: u32 = 128;
 
+/// Least ack time-out code in shared memory: 4.2 ms.
+const LEAST_TIMEOUT: u8 = 10;
+
 impl<M: Memory> Core<M> {
     pub(super) fn modify_qp(
         &mut self,
@@ -276,5 +279,5 @@ fn requester_config(qp: &Qp) -> RequesterConfig {
 /// a request and answering it; codes below 4.2 ms would then end healthy connections. Cards have a floor as well. On a wire
 /// packets are lost, and a program that asks for a short time-out wants them sent again soon.
 fn patient(route: Option<Route>, timeout: u8) -> u8 {
-    if timeout == 0 || route.is_some() { timeout } else { timeout.max(10) }
+    if timeout == 0 || route.is_some() { timeout } else { timeout.max(LEAST_TIMEOUT) }
 }

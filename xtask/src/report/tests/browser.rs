@@ -55,7 +55,7 @@ fn list(found: &Value) -> Vec<&str> {
 fn in_a_browser_the_page_is_quiet_fits_a_telephone_and_can_be_read_in_both_themes() {
     let chromium = measure::need!(chromium(), chromium, "headless Chromium");
     let (stage, figures) = (Stage::new("browser"), committed());
-    let page = page::page(&figures);
+    let page = whole(&figures);
     for (theme, width) in [("light", NARROW), ("dark", NARROW), ("light", 1280)] {
         let (found, console) = looked(&chromium, &stage, &page, theme, width);
         assert_eq!(console, [""; 0], "{theme}, {width} px");
@@ -92,9 +92,9 @@ fn in_a_browser_the_page_is_quiet_fits_a_telephone_and_can_be_read_in_both_theme
 fn in_a_browser_tables_sort_and_claims_are_filtered_by_verdict() {
     let chromium = measure::need!(chromium(), chromium, "headless Chromium");
     let (stage, figures) = (Stage::new("script"), committed());
-    let lines = claims::lines(&figures);
-    let (found, _) = looked(&chromium, &stage, &page::page(&figures), "light", 1280);
-    let (standing, count) = claims::counts(&lines).pop_first().unwrap();
+    let mut claims = Claims::of(&figures);
+    let (found, _) = looked(&chromium, &stage, &page::page(&figures, &claims), "light", 1280);
+    let (standing, count) = claims.counts.pop_first().unwrap();
     assert_eq!(
         (&found["filtered"]["by"], &found["filtered"]["shown"]),
         (&standing.key().into(), &count.into())

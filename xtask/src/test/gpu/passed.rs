@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Outcome;
 use crate::carried::TestProgram;
+use crate::packages::LIBRARY;
 use crate::workspace;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -36,7 +37,7 @@ pub struct Mark {
 /// Reads the programs.
 pub fn mark(programs: &[&TestProgram], on_nic: bool, gpu: &str) -> Result<Mark> {
     let folder = workspace::programs();
-    let nic = ["softnic", "libsoftnic_preload.so"].map(|name| folder.join(name));
+    let nic = ["softnic", LIBRARY].map(|name| folder.join(name));
     let nic = nic.iter().filter(|_| on_nic).map(std::path::PathBuf::as_path);
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     for path in programs.iter().map(|program| program.path.as_path()).chain(nic) {

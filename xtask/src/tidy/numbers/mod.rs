@@ -1,0 +1,119 @@
+//! A figure with a unit in our documents names where it comes from, and equals that (style: a number has a home, prose cites it).
+//!
+//! `CONTRIBUTING.md`, «Numbers in documents», says how one is written. Code blocks, code spans and generated tables are no prose.
+//! Laboratory notes ([`NOTES`]) are records themselves: what they cite is compared, and the rest of their figures needs no source.
+
+use std::collections::BTreeMap;
+
+use super::Violation;
+use crate::workspace::Tree;
+
+mod formula;
+mod origin;
+mod page;
+mod quantity;
+#[cfg(test)]
+mod tests;
+
+use origin::Of;
+use page::Page;
+use quantity::{Quantity, Unit};
+
+/// Laboratory notes: pages that are the only record of what they measured, so that their figures may stand without a source.
+pub const NOTES: [&str; 3] =
+    ["docs/notes/copies.md", "docs/notes/posting-costs.md", "docs/notes/soft-roce.md"];
+
+/// Figures of all pages, as counts.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub pages: usize,
+    /// Figures that were compared with their source.
+    pub compared: usize,
+    /// Figures with a unit of laboratory notes that have none.
+    pub of_notes: usize,
+}
+
+/// Figures without a source, sources that are not there, and figures that do not equal theirs.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    pages(tree).flat_map(|(path, text)| of_page(tree, path, &Page::read(text))).collect()
+}
+
+/// What was compared.
+pub fn counts(tree: &Tree) -> Counts {
+    let mut counts = Counts::default();
+    for (path, text) in pages(tree) {
+        let page = Page::read(text);
+        counts.pages += 1;
+        counts.compared += page.figures.iter().filter(|figure| figure.source.is_some()).count();
+        let bare = page.figures.iter().filter(|figure| figure.source.is_none() && figure.is_asked());
+        counts.of_notes += if NOTES.contains(&path) { bare.count() } else { 0 };
+    }
+    counts
+}
+
+fn pages(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
+    let is_page = |path: &str| {
+        ["README.md", "ARCHITECTURE.md"].contains(&path)
+            || (path.starts_with("docs/") && path.ends_with(".md"))
+    };
+    tree.files().filter(move |(path, _)| is_page(path))
+}
+
+fn of_page(tree: &Tree, path: &str, page: &Page<'_>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut say = |line: usize, text: String| violations.push(Violation::at(path, line, text));
+    let mut names = BTreeMap::new();
+    for (line, name, source) in &page.names {
+        match value(tree, &names, source) {
+            _ if names.contains_key(*name) => say(*line, format!("{name} is defined twice")),
+            Ok(quantity) => drop(names.insert((*name).to_owned(), quantity)),
+            Err(why) => say(*line, format!("{name} = {source}: {why}")),
+        }
+        if !page.uses(name) {
+            say(*line, format!("no figure uses {name}"));
+        }
+    }
+    for (line, comment) in &page.strays {
+        say(*line, format!("«{comment}» stands behind no figure; write it directly behind one"));
+    }
+    for figure in &page.figures {
+        let said = figure.said.replace('\n', " ");
+        match figure.source {
+            Some(source) => {
+                let quantity = value(tree, &names, source);
+                if let Err(why) = quantity.and_then(|quantity| quantity.compare(figure.number, figure.unit)) {
+                    say(figure.line, format!("«{said}» is not {source}: {why}"));
+                }
+            }
+            None if NOTES.contains(&path) || !figure.is_asked() => {}
+            None => {
+                let how = "(CONTRIBUTING.md, «Numbers in documents»), or reword the sentence";
+                say(figure.line, format!("«{said}» has no source: write {said}<!-- = FILE#WHERE --> {how}"));
+            }
+        }
+    }
+    violations
+}
+
+/// What a source says: `FILE#WHERE`, after `least` or `most` of several elements, or a formula of names of the page; at its end `in UNIT`, where
+/// the place does not tell it.
+fn value(tree: &Tree, names: &BTreeMap<String, Quantity>, source: &str) -> Result<Quantity, String> {
+    let with_unit = source.rsplit_once(" in ").and_then(|(before, unit)| Some((before, Unit::named(unit)?)));
+    if let Some((before, unit)) = with_unit {
+        return value(tree, names, before)?.in_unit(unit);
+    }
+    if let Some((file, place)) = source.split_once('#') {
+        let of_several = [("least ", Of::Least), ("most ", Of::Most)];
+        let prefix = of_several.iter().find_map(|(word, of)| Some((file.strip_prefix(word)?, *of)));
+        let (file, of) = prefix.unwrap_or((file, Of::One));
+        return origin::read(tree, file.trim(), place, of);
+    }
+    let mut words = formula::words(source).peekable();
+    if words.peek().is_none() {
+        return Err("it names no file, and nothing that the page defines".into());
+    }
+    if let Some(unknown) = words.find(|word| !names.contains_key(*word)) {
+        return Err(format!("the page defines no {unknown}"));
+    }
+    formula::evaluate(source, &|name| names.get(name).copied().ok_or_else(|| format!("no {name}")))
+}
