@@ -1,7 +1,7 @@
 //! `cargo xtask dist`: a tarball of the programs that runs on any x86-64 Linux with glibc 2.31 or newer.
 //!
 //! The programs are linked against the symbols of glibc 2.31 by Zig's linker, which brings them for each version; what they ask for is
-//! checked afterwards. Beside them: the headers of the shim with a pkg-config file, licence texts, a list of parts (SPDX 2.3), and
+//! checked afterwards. Beside them: man pages and completions, the headers of the shim with a pkg-config file, licence texts, a list of parts (SPDX 2.3), and
 //! SHA-256 sums. Left out: rdma-core, which each program finds on its host, and CUDA.
 
 use std::fs;
@@ -13,6 +13,7 @@ use clap::Args;
 use measure::Revision;
 use zoo::Digest;
 
+use crate::man;
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::test::symbols;
@@ -143,6 +144,7 @@ fn fill(folder: &Path, built: &Path, revision: &Revision) -> Result<()> {
         strip.arg("-o").arg(folder.join(name)).arg(built.join(name));
         ensure!(strip.status().context("starting strip (binutils)")?.success(), "strip {name} failed");
     }
+    man::write(folder, &PROGRAMS, &folder.join("share"))?;
     let version = version(revision);
     headers(folder, &version)?;
     fs::write(folder.join("README"), readme(&version))?;
@@ -187,7 +189,7 @@ fn readme(version: &str) -> String {
          \x20   ./softnic run --model cx7 -- ibv_devinfo\n\
          \x20   ./softnic run -- ib_write_bw & sleep 1; ./softnic run -- ib_write_bw 127.0.0.1\n\
          \n\
-         Each program says what it does with --help. SHA256SUMS lists all files, parts.spdx.json what they are made of, licences/ the terms.\n"
+         Each program says what it does with --help; share/ has man pages (man -M share/man softnic) and completions for shells. SHA256SUMS lists all files, parts.spdx.json what they are made of, licences/ the terms.\n"
     )
 }
 
