@@ -19,6 +19,8 @@ mod bench_models;
 mod bench_nic;
 mod bundle;
 mod carried;
+#[cfg(test)]
+mod commands;
 mod demo;
 mod dist;
 mod docs;
@@ -51,8 +53,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What this machine has and lacks.
-    Doctor,
+    /// What this machine has and lacks, and what a card has yet to confirm.
+    Doctor(doctor::Options),
     /// Install what a command needs.
     Setup(setup::Options),
     /// Set-up, tidy, fmt, clippy, all tests, dry runs of the figures.
@@ -176,7 +178,7 @@ impl Command {
             | Command::BenchPost { options, .. } => options.needs_tree(),
             Command::BenchNic(options) | Command::BenchGpu(options) => options.record.then_some("--record"),
             Command::BenchModels(options) => options.record.then_some("--record"),
-            Command::Doctor | Command::Demo(_) | Command::Man(_) | Command::Zoo(_) => None,
+            Command::Doctor(_) | Command::Demo(_) | Command::Man(_) | Command::Zoo(_) => None,
         }
     }
 }
@@ -191,7 +193,7 @@ fn run(command: Command) -> Result<()> {
         )));
     }
     match command {
-        Command::Doctor => doctor::run(),
+        Command::Doctor(options) => doctor::run(&options),
         Command::Setup(options) => setup::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Tidy(options) => tidy::run(&options),
