@@ -48,6 +48,10 @@ impl Programs {
         if first == "xtask" {
             return ours(arguments);
         }
+        // What it starts on the other host.
+        if let ("ssh", [_, there]) = (first, arguments) {
+            return self.wrong(there).into_iter().next().map_or(Ok(()), Err);
+        }
         if !man::PROGRAMS.iter().any(|(name, _)| *name == first) || !self.0.join(first).is_file() {
             return Ok(());
         }
@@ -238,6 +242,7 @@ mod tests {
             ("cargo xtask figure 4 --quick", None),
             ("cd x && cargo xtask figure 4 --quik", Some("--quik")),
             ("DIR/xtask test --gpu", None),
+            ("ssh host 'cd x; DIR/xtask tset'", Some("tset")),
             ("cargo xtask tset", Some("tset")),
             ("cargo xtask figure 4 --quick --full", Some("cannot be used with")),
         ] {
@@ -269,6 +274,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_figure_of_the_tutorial_can_be_measured() {
+        let page = std::fs::read_to_string(root().join("docs/tutorials/own-kernel.md")).unwrap();
+        let (_, shown) = page.split_once("`experiments/operations/spec.toml` in").unwrap();
+        let (_, shown) = shown.split_once("```toml\n").unwrap();
+        let spec = experiment::Spec::parse("operations", shown.split_once("```").unwrap().0).unwrap();
+        assert_eq!((spec.app.as_str(), spec.claims.len()), ("generator", 1));
+        assert_eq!(spec.pictures().collect::<Vec<_>>(), ["operations"]);
     }
 
     #[test]
