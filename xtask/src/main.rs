@@ -19,6 +19,8 @@ mod bench_models;
 mod bench_nic;
 mod bundle;
 mod carried;
+#[cfg(test)]
+mod commands;
 mod demo;
 mod dist;
 mod docs;
@@ -27,6 +29,7 @@ mod figure;
 mod gpu_machine;
 mod headers;
 mod import;
+mod man;
 mod packages;
 mod process;
 mod progress;
@@ -50,8 +53,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What this machine has and lacks.
-    Doctor,
+    /// What this machine has and lacks, and what a card has yet to confirm.
+    Doctor(doctor::Options),
     /// Install what a command needs.
     Setup(setup::Options),
     /// Set-up, tidy, fmt, clippy, all tests, dry runs of the figures.
@@ -100,6 +103,8 @@ enum Command {
     Demo(demo::Options),
     /// Make a tarball of the programs for any x86-64 Linux with glibc 2.31 or newer.
     Dist(dist::Options),
+    /// Man pages and shell completions of the programs and of these commands, in folders as /usr/share has them.
+    Man(man::Options),
     /// Two nodes on this machine, with networks, host names and files of their own, reached by ssh.
     Testbed(testbed::Options),
     /// The models: list, build with seeded weights, fetch trained ones, verify.
@@ -173,7 +178,7 @@ impl Command {
             | Command::BenchPost { options, .. } => options.needs_tree(),
             Command::BenchNic(options) | Command::BenchGpu(options) => options.record.then_some("--record"),
             Command::BenchModels(options) => options.record.then_some("--record"),
-            Command::Doctor | Command::Demo(_) | Command::Zoo(_) => None,
+            Command::Doctor(_) | Command::Demo(_) | Command::Man(_) | Command::Zoo(_) => None,
         }
     }
 }
@@ -184,11 +189,11 @@ fn run(command: Command) -> Result<()> {
         return Err(refused::refused(format!(
             "{what}: needs a checkout of the source, {bundle} is a bundle; here there are: doctor, test --gpu, figure, \
              bench-throughput, bench-post, bench-nic, bench-gpu, \
-             bench-models, demo, zoo"
+             bench-models, demo, man, zoo"
         )));
     }
     match command {
-        Command::Doctor => doctor::run(),
+        Command::Doctor(options) => doctor::run(&options),
         Command::Setup(options) => setup::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Tidy(options) => tidy::run(&options),
@@ -211,6 +216,7 @@ fn run(command: Command) -> Result<()> {
         Command::Report(options) => report::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Dist(options) => dist::run(&options),
+        Command::Man(options) => man::run(&options, Arguments::command()),
         Command::Testbed(options) => testbed::run(&options),
         Command::Zoo(options) => zoo::run(&options),
     }
@@ -286,6 +292,7 @@ mod tests {
             ("testbed status", Some("testbed")),
             ("doctor", None),
             ("demo", None),
+            ("man DIR", None),
             ("zoo build --small", None),
         ] {
             let words = ["xtask"].into_iter().chain(arguments.split_whitespace());

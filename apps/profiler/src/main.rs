@@ -39,7 +39,7 @@ mod turns;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Exit code: a result is wrong.
 const FAILED: u8 = 1;
@@ -68,11 +68,9 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    let done = match Options::parse().action {
-        Action::Check(options) => check::run(&options),
-        Action::Run(options) => run::run(&options),
-        Action::Layers(options) => layers::run(&options),
-        Action::Reference(options) => reference::run(&options),
+    let done = match manual::asked(Options::command(), std::env::args_os()) {
+        Some(written) => written.map(|_| true).map_err(anyhow::Error::from),
+        None => run(Options::parse().action),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -82,5 +80,14 @@ fn main() -> ExitCode {
             complain!("profiler: {line}");
             ExitCode::from(BAD_INPUT)
         }
+    }
+}
+
+fn run(action: Action) -> anyhow::Result<bool> {
+    match action {
+        Action::Check(options) => check::run(&options),
+        Action::Run(options) => run::run(&options),
+        Action::Layers(options) => layers::run(&options),
+        Action::Reference(options) => reference::run(&options),
     }
 }

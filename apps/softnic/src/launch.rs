@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, LinkLayer, LinkPath, STATS_VARIABLE};
 use soft_nic::dma::{Interface, interfaces};
 
@@ -114,6 +114,9 @@ fn after_help() -> String {
 /// Parses, checks and becomes the program. Returns only for `--help`, or with what was wrong.
 pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<()> {
     let arguments: Vec<OsString> = arguments.collect();
+    if let Some(written) = manual::asked(Cli::command(), arguments.clone()) {
+        return Ok(written.map(drop)?);
+    }
     let is_ctl = arguments.get(1).is_some_and(|action| action == "ctl");
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,

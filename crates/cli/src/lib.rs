@@ -64,8 +64,11 @@ pub fn print(stream: &mut dyn Write, text: fmt::Arguments<'_>) {
 }
 
 /// A program from its command line to its exit code: `--help` and the like succeed; an error of `run` is bad input, and so is an
-/// option that `table` gives to others.
+/// option that `table` gives to others. `--write-manual` is answered here ([`manual`]).
 pub fn main<C: Parser>(program: &str, table: &[Belongs<C>], run: impl FnOnce(C) -> Result<u8>) -> ExitCode {
+    if let Some(written) = manual::asked(C::command(), std::env::args_os()) {
+        return written.map_or_else(|error| bad_input(program, &error.to_string()), |_| ExitCode::SUCCESS);
+    }
     let matches = C::command().try_get_matches();
     let parsed = matches.and_then(|matches| Ok((C::from_arg_matches(&matches)?, matches)));
     let command = match parsed {

@@ -1,7 +1,7 @@
 //! `cargo xtask dist`: a tarball of the programs that runs on any x86-64 Linux with glibc 2.31 or newer.
 //!
 //! The programs are linked against the symbols of glibc 2.31 by Zig's linker, which brings them for each version; what they ask for is
-//! checked afterwards. Beside them: the headers of the shim with a pkg-config file, licence texts, a list of parts (SPDX 2.3), and
+//! checked afterwards. Beside them: man pages and completions, the headers of the shim with a pkg-config file, licence texts, a list of parts (SPDX 2.3), and
 //! SHA-256 sums. Left out: rdma-core, which each program finds on its host, and CUDA.
 
 use std::fs;
@@ -14,6 +14,7 @@ use measure::Revision;
 use zoo::Digest;
 
 use crate::bundle::strip;
+use crate::man;
 use crate::packages::{self, LIBRARY};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
@@ -90,6 +91,11 @@ fn files() -> impl Iterator<Item = &'static str> {
     ours.flat_map(|package| package.programs).copied()
 }
 
+/// The programs alone.
+fn programs() -> impl Iterator<Item = &'static str> {
+    files().filter(|name| *name != LIBRARY)
+}
+
 /// The workspace's version, and the revision where it is known.
 fn version(revision: &Revision) -> String {
     let changes = if revision.dirty { ".changed" } else { "" };
@@ -116,7 +122,7 @@ fn build(revision: &Revision) -> Result<PathBuf> {
 
 /// Whether they start on the oldest system, and without rdma-core and CUDA.
 fn check(built: &Path) -> Result<()> {
-    let programs: Vec<&str> = files().filter(|name| *name != LIBRARY).collect();
+    let programs: Vec<&str> = programs().collect();
     let mut problems = symbols::check(built, &programs)?;
     for name in files() {
         problems.extend(newer(name, &symbols::wanted(&built.join(name))?, GLIBC));
@@ -149,6 +155,7 @@ fn fill(folder: &Path, built: &Path, version: &str) -> Result<()> {
     for name in files() {
         strip(&built.join(name), &folder.join(name))?;
     }
+    man::write(folder, &programs().collect::<Vec<_>>(), &folder.join("share"))?;
     headers(folder, version)?;
     fs::write(folder.join("README"), readme(version))?;
     fs::copy(tree.join("LICENSE"), folder.join("LICENSE"))?;
@@ -192,7 +199,7 @@ fn readme(version: &str) -> String {
          \x20   ./softnic run --model cx7 -- ibv_devinfo\n\
          \x20   ./softnic run -- ib_write_bw & sleep 1; ./softnic run -- ib_write_bw 127.0.0.1\n\
          \n\
-         Each program says what it does with --help. SHA256SUMS lists all files, parts.spdx.json what they are made of, licences/ the terms.\n"
+         Each program says what it does with --help; share/ has man pages (man -M share/man softnic) and completions for shells. SHA256SUMS lists all files, parts.spdx.json what they are made of, licences/ the terms.\n"
     )
 }
 

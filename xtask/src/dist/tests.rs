@@ -30,6 +30,24 @@ fn every_program_of_the_tarball_is_one_that_users_start() {
 }
 
 #[test]
+fn every_program_of_the_tarball_brings_its_manual() {
+    for name in programs() {
+        assert!(man::PROGRAMS.iter().any(|(known, _)| *known == name), "{name} has no row in man::PROGRAMS");
+    }
+    // Stand-ins of all of them, of which one has no manual.
+    let folder = std::env::temp_dir().join(format!("xtask-dist-man-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for name in programs() {
+        let writes = format!("#!/bin/sh\nmkdir -p $2/man/man1 && : > $2/man/man1/{name}.1\n");
+        crate::process::script(&folder.join(name), if name == "generator" { "#!/bin/sh\n" } else { &writes });
+    }
+    let error =
+        man::write(&folder, &programs().collect::<Vec<_>>(), &folder.join("share")).unwrap_err().to_string();
+    assert!(error.starts_with("generator --write-manual wrote no "), "{error}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn a_program_compiles_by_what_pkg_config_says_of_the_headers() {
     let found =
         |program: &str| Command::new(program).arg("--version").output().map(drop).map_err(|e| e.to_string());

@@ -15,8 +15,9 @@ const WANTED: [&str; 2] = ["usr/bin/ibv_devinfo", "usr/bin/ib_write_bw"];
 /// Longer than both take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What runs there, in the unpacked folder: a device that is shown as a ConnectX-7, then WRITEs between two processes.
+/// What runs there, in the unpacked folder: a look for the manual, a device that is shown as a ConnectX-7, then WRITEs between two processes.
 const STEPS: &str = "set -e
+test -s share/man/man1/softnic-run.1 -a -s share/bash-completion/completions/softnic.bash
 ./softnic run --model cx7 -- ibv_devinfo
 ./softnic run -- ib_write_bw > /tmp/server.log 2>&1 & server=$!
 for try in $(seq 100); do ./softnic run -- ib_write_bw 127.0.0.1 && break; sleep 0.1; done

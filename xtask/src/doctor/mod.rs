@@ -1,16 +1,32 @@
 //! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing but
-//! `target/`, where it builds `gpu-probe`; a bundle carries one.
+//! `target/`, where it builds `gpu-probe`; a bundle carries one. `docs/hardware.md` explains every message.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
+use clap::Args;
 use measure::provenance::library_version;
 
 use crate::process::{WAIT, output};
 use crate::{carried, gpu_machine, setup, wheels, workspace};
 
-pub fn run() -> Result<()> {
+#[cfg(test)]
+mod explained;
+mod hardware;
+
+#[derive(Args)]
+pub struct Options {
+    /// What emulation could not confirm: for each the command, the line to expect, and whether it can be tried here.
+    #[arg(long)]
+    hardware: bool,
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    if options.hardware {
+        say!("{}", hardware::list(&hardware::Found::below(Path::new("/"))).trim_end());
+        return Ok(());
+    }
     let provenance = measure::Provenance::of(workspace::revision(), &[]);
     let system = setup::System::read();
     row("system", &format!("{}, kernel {}", system.name, provenance.versions["kernel"]));
