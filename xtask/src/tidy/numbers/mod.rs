@@ -19,9 +19,19 @@ use origin::Of;
 use page::Page;
 use quantity::{Quantity, Unit};
 
-/// Laboratory notes: pages that are the only record of what they measured, so that their figures may stand without a source.
-pub const NOTES: [&str; 3] =
-    ["docs/notes/copies.md", "docs/notes/posting-costs.md", "docs/notes/soft-roce.md"];
+/// Pages that are the only record of what they measured, so that their figures may stand without a source: laboratory notes, and how long
+/// the steps of a tutorial took on the machine that it names.
+pub const NOTES: [&str; 9] = [
+    "docs/notes/copies.md",
+    "docs/notes/posting-costs.md",
+    "docs/notes/soft-roce.md",
+    "docs/tutorial.md",
+    "docs/tutorials/one-machine.md",
+    "docs/tutorials/own-kernel.md",
+    "docs/tutorials/rdma-developer.md",
+    "docs/tutorials/two-machines.md",
+    "docs/tutorials/two-namespaces.md",
+];
 
 /// Figures of all pages, as counts.
 #[derive(Debug, Default, PartialEq, Eq)]
