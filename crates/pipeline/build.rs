@@ -27,6 +27,7 @@ fn main() {
         ("kernels/wait.cu", "DB_DEFECT_NO_TAIL"),
         ("kernels/wait.cu", "DB_DEFECT_TWICE"),
         ("kernels/wait.cu", "DB_DEFECT_ALWAYS_IN_SLOT"),
+        ("kernels/wait.cu", "DB_DEFECT_PASSED_FOR_LONG"),
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
         ("kernels/serve.cu", "DB_DEFECT_NO_STOP"),
         ("tests/kernels/add_one.cu", "DB_DEFECT_NO_GRID_FENCE"),

@@ -56,7 +56,7 @@ struct db_turn {
     db_u64 attended_ns; /* of the last look across PCIe */
     db_u32 next;        /* the slot behind those of the client that was served last: the search begins there */
     db_u32 first, count; /* the slots of its client */
-    db_u32 pad;
+    db_u32 passed;       /* a request waits for its slot's completion and would be next: the next wait looks for that first */
     struct db_counts counts;
 };
 

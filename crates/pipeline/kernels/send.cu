@@ -39,6 +39,7 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
     for (from = me; from < count; from += DB_SEEN * threads) {
         struct db_seen seen[DB_SEEN];
         db_u64 id[DB_SEEN];
+        int looks[DB_SEEN], any = 0;
         DB_UNROLL
         for (i = 0; i < DB_SEEN; i++) {
             if (from + i * threads < count) seen[i] = db_see(words, first + from + i * threads);
@@ -46,18 +47,20 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
         DB_UNROLL
         for (i = 0; i < DB_SEEN; i++) {
             const db_u32 slot = first + from + i * threads;
-            const int looks = from + i * threads < count && slot != served && db_judge(at, slot, seen[i]) != DB_SLOT_EMPTY;
-            id[i] = looks ? db_load_relaxed64((const db_u64 *)(db_slot_at(at, slot) + DB_SLOT_HEADER_REQUEST_ID)) : ~request_id;
+            looks[i] = from + i * threads < count && slot != served && db_judge(at, slot, seen[i]) != DB_SLOT_EMPTY;
+            any |= looks[i];
         }
+        /* Numbers were written before the flags that were seen. */
+        if (any) db_acquire_cqe();
         DB_UNROLL
         for (i = 0; i < DB_SEEN; i++) {
-            const db_u32 slot = first + from + i * threads;
-            if (id[i] != request_id) continue;
-            /* The number may be of the slot's request before: the right one was written before the flag that was seen. */
-            db_acquire_cqe();
-            if (db_load_relaxed64((const db_u64 *)(db_slot_at(at, slot) + DB_SLOT_HEADER_REQUEST_ID)) != request_id) continue;
-            db_store_relaxed32(db_word(at->twice, slot), db_slot_next(seen[i].sequence));
+            const db_u64 at_slot = db_slot_at(at, first + from + i * threads);
+            id[i] = looks[i] ? db_load_relaxed64((const db_u64 *)(at_slot + DB_SLOT_HEADER_REQUEST_ID)) : ~request_id;
         }
+        DB_UNROLL
+        for (i = 0; i < DB_SEEN; i++)
+            if (id[i] == request_id)
+                db_store_relaxed32(db_word(at->twice, first + from + i * threads), db_slot_next(seen[i].sequence));
     }
 }
 

@@ -1,11 +1,11 @@
 /*! Waits for a request, reads its prefix once and checks it: the first kernel of a turn.
  *
  * Clients have their turn, and each client's slots: the search begins behind the slots of the client that was served last. A slot is
- * passed while the NIC may still read the answer before; so neither the model nor put_outputs ever has to wait. A wait ends by a
+ * passed while the NIC may still read the answer before; so neither the model nor send_outputs ever has to wait. A wait ends by a
  * request, by the cancel word, by a queue that fails, or after `wait_ns`. Across PCIe (cancel word, places, completions) it looks each
  * 64th round, after `attend_ns`, and when nothing but a slot that is being sent has a request.
  * Checked: magic, version, status, sequence, slot, model, table of tensors, and that the request's number is not outstanding
- * (put_outputs marks those). Credits are the client's slots.
+ * (send_outputs marks those). Credits are the client's slots.
  */
 #ifndef DB_WAIT_CU
 #define DB_WAIT_CU
@@ -23,6 +23,7 @@ struct db_found {
     db_u32 attend;
     db_u32 faults; /* DB_FAULT_* of its prefix */
     db_u32 over;
+    db_u32 passed; /* in the turn before */
     db_u32 sent, strays;
     db_u64 looks; /* when the wait began */
 };
@@ -114,9 +115,14 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
 /* How far `at` lies behind `begin` in a ring of `count`. */
 DB_GPU_FN db_u32 db_behind(db_u32 at, db_u32 begin, db_u32 count) { return at >= begin ? at - begin : at + count - begin; }
 
+/* Requests whose slots are still being sent: the nearest and the farthest of a thread; of none DB_NOWHERE and 0. */
+struct db_blocked {
+    db_near near, far;
+};
+
 /* One round over all slots: the nearest request of this thread. No two are as near, since each slot is one client's, and a client's slots
  * follow one another. */
-DB_GPU_FN db_near db_round(const struct db_served *at, db_u32 first, int *blocked) {
+DB_GPU_FN db_near db_round(const struct db_served *at, db_u32 first, struct db_blocked *blocked) {
     const struct db_words words = db_words_of(at);
     const db_u32 count = at->slot_count;
     db_near near = DB_NOWHERE;
@@ -130,17 +136,29 @@ DB_GPU_FN db_near db_round(const struct db_served *at, db_u32 first, int *blocke
         for (nth = 0; nth < DB_SEEN; nth++) {
             const db_u32 is = slot + nth * threads;
             const struct db_client *client;
-            db_u32 distance;
+            db_near it;
             int judged = is < count ? db_judge(at, is, seen[nth]) : DB_SLOT_EMPTY;
-            if (judged == DB_SLOT_BLOCKED) *blocked = 1;
-            if (judged != DB_SLOT_READY) continue;
+            if (judged == DB_SLOT_EMPTY) continue;
             client = db_client_at(at, seen[nth].owner);
-            distance = db_behind(client->place.first, first, count) +
-                       db_behind(is - client->place.first, client->turn, client->place.count);
-            if (((db_near)distance << 32 | is) < near) near = (db_near)distance << 32 | is;
+            it = db_behind(client->place.first, first, count) + db_behind(is - client->place.first, client->turn, client->place.count);
+            it = it << 32 | is;
+            if (judged == DB_SLOT_READY) {
+                if (it < near) near = it;
+                continue;
+            }
+            if (it < blocked->near) blocked->near = it;
+            if (it > blocked->far) blocked->far = it;
         }
     }
     return near;
+}
+
+/* Whether a request waits for nothing but its slot's completion that is nearer than the one to be served, or another client's: the next
+ * wait looks for it. A client's own, behind that one, have time until a round finds nothing. */
+DB_GPU_FN int db_passes(const struct db_served *at, const struct db_blocked *blocked, db_near nearest) {
+    if (blocked->near == DB_NOWHERE) return 0;
+    if (blocked->near < nearest) return 1;
+    return db_load_relaxed32(db_word(at->owners, (db_u32)blocked->far)) != db_load_relaxed32(db_word(at->owners, (db_u32)nearest));
 }
 
 /* Notes the request's client. Its next turn begins behind the request, and the next search behind that client. One thread. */
@@ -155,8 +173,8 @@ DB_GPU_FN void db_pass(const struct db_served *at, struct db_turn *turn, db_u32 
     turn->count = client->place.count;
 }
 
-/* Takes completions: of requests, and once a round has found nothing, of answers, so that a slot is free when its next request comes.
- * All threads, which meet behind it, since a slot's words are another thread's to see. */
+/* Takes completions: of requests; and of answers, once a round has found nothing, or the turn before has passed a slot that was being
+ * sent, so that a slot is free when its next request comes. All threads, which meet behind it, since a slot's words are another thread's to see. */
 DB_GPU_FN void db_poll(const struct db_served *at, int with_sends, struct db_found *found) {
     db_u32 index;
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
@@ -171,7 +189,7 @@ DB_GPU_FN void db_poll(const struct db_served *at, int with_sends, struct db_fou
     db_block_sync();
 }
 
-/* One wait, by all threads of a block, which share `found`. A block of one thread walks from slot to slot, as the paper's release does. A round
+/* One wait, by all threads of a block, which share `found`. A block of one thread walks over all slots, as the paper's release does. A round
  * looks at all slots side by side, so that its time depends on their number by no more than a load for as many slots as threads. */
 DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn, struct db_found &found) {
     const struct db_served *at = told;
@@ -182,24 +200,32 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
 #else
     db_u32 first = turn->next;
 #endif
+    struct db_blocked blocked;
     db_near mine, nearest;
-    int attend = 0, again = 0;
+    int attend = 0, sends;
     if (thread == 0) {
         const db_u64 now = db_clock_ns();
-        struct db_found none = {DB_NOWHERE, 0, 0, 0, 0, 0, now};
+        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, now};
         wait.deadline_ns = db_deadline_ns(now, at->wait_ns);
         /* Across PCIe, and first: a kernel does not end before its stores have arrived. */
         DB_COUNT(at, turn, turns, 1);
         none.attend = now - turn->attended_ns >= at->attend_ns;
         if (none.attend) turn->attended_ns = now;
+        turn->passed = 0;
         found = none;
     }
     db_block_sync();
+#ifdef DB_DEFECT_PASSED_FOR_LONG
+    sends = 0;
+#else
+    sends = found.passed != 0;
+#endif
     /* Or clients could not come and go while there are requests. */
     if (found.attend) db_attend(at, &found);
-    for (;; again = 1) {
-        int blocked = 0;
-        if (again || at->arrival == DB_ARRIVAL_COMPLETION) db_poll(at, again, &found);
+    for (;; sends = 1) {
+        blocked.near = DB_NOWHERE;
+        blocked.far = 0;
+        if (sends || at->arrival == DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
         mine = db_round(at, first, &blocked);
         if (thread == 0) {
             int now = db_wait_over(&wait);
@@ -208,7 +234,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
         }
         if (mine != DB_NOWHERE) atomicMin(&found.nearest, mine);
         /* One barrier a round, after which all threads know the same. */
-        if (!db_block_any(mine != DB_NOWHERE || blocked || attend)) continue;
+        if (!db_block_any(mine != DB_NOWHERE || blocked.near != DB_NOWHERE || attend)) continue;
         attend = 0;
         nearest = found.nearest;
         /* Here, since the first thread may write it again behind the barrier of db_attend. */
@@ -220,6 +246,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
     if (nearest != DB_NOWHERE) {
         /* The request, before all that this and later kernels read of it. */
         if (mine == nearest) db_acquire_cqe();
+        if (db_passes(at, &blocked, nearest)) turn->passed = 1;
         db_block_sync();
         db_take(at, turn, (db_u32)nearest, &found);
         /* Behind the barrier in there: all threads have read what says where the search began. */

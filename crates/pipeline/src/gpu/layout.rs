@@ -35,7 +35,7 @@ pub struct db_turn {
     pub next: u32,
     pub first: u32,
     pub count: u32,
-    pub pad: u32,
+    pub passed: u32,
     pub counts: db_counts,
 }
 

@@ -95,7 +95,7 @@ pub struct Setting<'a> {
     pub outputs: &'a [u64],
     /// Longest wait of a turn.
     pub wait: Duration,
-    /// Threads that wait, if there is something to do for so many, [`MOST_THREADS`] at most; one walks from slot to slot, as in the paper's release.
+    /// Threads that wait, if there is something to do for so many, [`MOST_THREADS`] at most; one walks over all slots, as in the paper's release.
     pub threads: u32,
     /// Blocks that copy, and threads of each.
     pub copying: [u32; 2],
@@ -163,7 +163,7 @@ struct Core {
 
 const COUNTS: usize = 128;
 /// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes 4 us on an H200. A client that joins or
-/// leaves waits so long at most, and so does a slot's next request behind its answer's completion where all others are served first.
+/// leaves waits so long at most.
 const ATTEND: Duration = Duration::from_millis(1);
 
 /// The slots of one model, and its clients.

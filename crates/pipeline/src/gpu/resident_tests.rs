@@ -22,7 +22,8 @@ use verbs::Context;
 use zoo::Architecture;
 
 use super::nic_tests::{serves, traces};
-use super::tests::{ANSWERS, PLANTED, RECORD, Rig, geometry, has_compiler};
+use super::tests::rig::{ANSWERS, RECORD, Rig, geometry};
+use super::tests::{PLANTED, has_compiler};
 use super::*;
 use crate::testing::ARRIVALS;
 use crate::trace::Step;

@@ -2,9 +2,12 @@
 
 use super::*;
 
+/// One thread looks at all slots, some at once; a second warp looks for numbers that are outstanding.
+const THREADS: [u32; 3] = [1, 32, 64];
+
 /// The clients of six turns; one has four slots and one has two, and each has a request in each.
-fn clients(planted: Option<(usize, &'static str)>) -> Vec<u32> {
-    let rig = Rig::new(Arrival::Flag, None, planted);
+fn clients(threads: u32, planted: Option<(usize, &'static str)>) -> Vec<u32> {
+    let rig = Rig::by(threads, Arrival::Flag, None, planted, false);
     let mut peers = [rig.join(0, 0, 4), rig.join(1, 4, 2)];
     for peer in &mut peers {
         for id in 0..u64::from(peer.count) {
@@ -17,14 +20,46 @@ fn clients(planted: Option<(usize, &'static str)>) -> Vec<u32> {
 #[test]
 fn clients_have_their_turn_however_many_slots_one_has() {
     need!(has_compiler(), cc, "a C++ compiler");
-    assert_eq!(clients(None), [0, 1, 0, 1, 0, 0]);
-    let planted = clients(Some((0, "wait_inputs+DB_DEFECT_SLOTS_IN_TURN")));
+    for threads in THREADS {
+        assert_eq!(clients(threads, None), [0, 1, 0, 1, 0, 0], "{threads} threads");
+    }
+    let planted = clients(32, Some((0, "wait_inputs+DB_DEFECT_SLOTS_IN_TURN")));
     assert_ne!(planted, [0, 1, 0, 1, 0, 0], "the defect is not seen");
 }
 
+/// The clients of six turns; one has a slot and one has five, and each asks again in a slot as soon as it is answered there.
+fn clients_that_ask_again(planted: Option<(usize, &'static str)>) -> Vec<u32> {
+    let rig = Rig::new(Arrival::Flag, None, planted);
+    // What the NIC has sent is seen by chance otherwise.
+    rig.served.core.tell(offset_of!(db_served, attend_ns), &u64::MAX.to_ne_bytes()).unwrap();
+    let mut peers = [rig.join(0, 0, 1), rig.join(1, 1, 5)];
+    for peer in &mut peers {
+        for id in 0..u64::from(peer.count) {
+            rig.ask(peer, id, 0.0);
+        }
+    }
+    let mut turn = |nth: u64| {
+        let turn = rig.turn().0;
+        let peer = &mut peers[turn.client as usize];
+        peer.execute(0);
+        peer.answer(turn.slot).unwrap();
+        rig.ask(peer, 100 + nth, 0.0);
+        turn.client
+    };
+    (0..6).map(&mut turn).collect()
+}
+
+#[test]
+fn a_client_of_one_slot_has_its_turn_beside_one_that_has_always_a_request() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(clients_that_ask_again(None), [0, 1, 0, 1, 0, 1]);
+    let planted = clients_that_ask_again(Some((0, "wait_inputs+DB_DEFECT_PASSED_FOR_LONG")));
+    assert_eq!(planted, [0, 1, 1, 1, 1, 1], "the defect is not seen");
+}
+
 /// Statuses of two requests of one number, and of a third one when both are answered.
-fn of_one_number(planted: Option<(usize, &'static str)>) -> [u32; 3] {
-    let rig = Rig::new(Arrival::Flag, Some(3), planted);
+fn of_one_number(threads: u32, planted: Option<(usize, &'static str)>) -> [u32; 3] {
+    let rig = Rig::by(threads, Arrival::Flag, Some(3), planted, false);
     let mut peer = rig.join(0, 0, 2);
     rig.ask(&mut peer, 1, 1.0);
     let second = peer.client.ask(2, 0, 0, u64::MAX).unwrap();
@@ -42,8 +77,10 @@ fn of_one_number(planted: Option<(usize, &'static str)>) -> [u32; 3] {
 fn a_number_that_is_outstanding_is_refused_and_may_be_used_again_when_it_is_answered() {
     need!(has_compiler(), cc, "a C++ compiler");
     let [ok, twice] = [Status::Ok, Status::DuplicateId].map(|status| u32::from(status.number()));
-    assert_eq!(of_one_number(None), [ok, twice, ok]);
-    let planted = of_one_number(Some((0, "wait_inputs+DB_DEFECT_TWICE")));
+    for threads in THREADS {
+        assert_eq!(of_one_number(threads, None), [ok, twice, ok], "{threads} threads");
+    }
+    let planted = of_one_number(32, Some((0, "wait_inputs+DB_DEFECT_TWICE")));
     assert_eq!(planted, [ok, ok, ok], "the defect is not seen");
 }
 
