@@ -301,6 +301,12 @@ impl Spec {
         for factor in spec.x.iter().chain(spec.quick.factors.keys()).chain(spec.full.factors.keys()) {
             ensure!(factors.contains(factor), "no factor `{factor}` in the grid");
         }
+        let own = spec.series.values().map(|series| &series.factors);
+        for (factor, values) in
+            [&spec.grid.factors, &spec.quick.factors, &spec.full.factors].into_iter().chain(own).flatten()
+        {
+            ensure!(!values.is_empty(), "factor `{factor}` has no values");
+        }
         ensure!(spec.values.contains(&spec.range), "`range` is none of `values`");
         for field in spec
             .plots
@@ -504,6 +510,9 @@ mod tests {
             (SPEC.replace("x = \"size\"", "x = \"width\""), "no factor `width`"),
             (SPEC.replace("0.1, size", "0.1, width"), "no factor `width`"),
             (SPEC.replace("range = \"rate\"", "range = \"time\""), "`range` is none of"),
+            (SPEC.replace("[64, 128]", "[]"), "factor `size` has no values"),
+            (SPEC.replace("size = [64] }", "size = [] }"), "factor `size` has no values"),
+            (format!("{SPEC}[series.a.factors]\nlist = []\n"), "factor `list` has no values"),
             (format!("{SPEC}[series.c]\n"), "no series `c`"),
             (format!("{SPEC}[series.a.factors]\nwidth = [1]\n"), "no factor `width`"),
             (format!("{SPEC}{claim}\"time\"\n"), "no number `time`; a point has rate"),
