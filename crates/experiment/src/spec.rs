@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::paper::{Claim, Need};
 use crate::point::{Key, needs_gpu};
+use crate::verdict::ensure_named;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -318,6 +319,9 @@ impl Spec {
         {
             ensure!(spec.knows(field), "no number `{field}`; a point has {}", spec.values.join(", "));
         }
+        for claim in &spec.claims {
+            ensure_named(claim, &spec.grid.series, &[])?;
+        }
         Ok(spec)
     }
 
@@ -506,6 +510,10 @@ mod tests {
     #[test]
     fn a_spec_that_names_what_is_not_there_is_refused() {
         let claim = "[[claim]]\nid = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"a\"]\nrule = \"flat\"\nat_most = 1.1\nfield = ";
+        let bound = |series: &str, by: &str| {
+            let of = format!("[[claim]]\nid = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = {series}\n");
+            format!("{SPEC}{of}rule = \"bound\"\nfield = \"rate\"\nby = \"{by}\"\n")
+        };
         for (text, words) in [
             (SPEC.replace("x = \"size\"", "x = \"width\""), "no factor `width`"),
             (SPEC.replace("0.1, size", "0.1, width"), "no factor `width`"),
@@ -517,10 +525,28 @@ mod tests {
             (format!("{SPEC}[series.a.factors]\nwidth = [1]\n"), "no factor `width`"),
             (format!("{SPEC}{claim}\"time\"\n"), "no number `time`; a point has rate"),
             (format!("{SPEC}more = 1\n"), "more"),
+            (
+                bound("[\"a\", \"c*\"]", "b"),
+                "claim `i`: `c*` of its `series` names no series of the grid; there are `a`, `b`",
+            ),
+            (
+                bound("[\"a\"]", "c"),
+                "claim `i`: by = \"c\" means `c` for `a`, which is no series of the grid",
+            ),
+            (bound("[\"a\"]", "b*"), "by = \"b*\" means `b*` for `a`"),
+            (bound("[\"*\"]", "b*"), "by = \"b*\" means `ba` for `a`"),
         ] {
             let error = format!("{:#}", Spec::parse("s", &text).unwrap_err());
             assert!(error.contains(words), "{words}: {error}");
         }
-        Spec::parse("s", &format!("{SPEC}{claim}\"rate\"\n")).unwrap();
+        let no_series = SPEC.replace("series = [\"a\", \"b\"], ", "");
+        for text in [
+            format!("{SPEC}{claim}\"rate\"\n"),
+            bound("[\"a\"]", "b"),
+            bound("[\"a*\"]", "b*"),
+            format!("{no_series}{claim}\"rate\"\n"),
+        ] {
+            Spec::parse("s", &text).unwrap();
+        }
     }
 }
