@@ -202,7 +202,7 @@ fn a_dry_run_says_lines_models_and_times() {
     let of = |extent, machine| dry_run(&spec, &how(PathBuf::from("out"), extent), machine).unwrap();
     let whole = of(Extent::Normal, Machine::Gpu);
     for words in [
-        "35 points: 7 series × 5 repetitions, 1400 s of serving",
+        "35 points: 7 series × 5 repetitions, 1375 s of serving",
         "gpu-event-squeezenet-1.1, 60 s",
         "gpu-spin-super-resolution-x1, 30 s",
         "--sleep block",
