@@ -66,11 +66,14 @@ impl Experiment {
             let claims = self.papers.iter().filter(|paper| paper.name == judges.paper);
             judged.extend(claims.flat_map(|paper| &paper.claim).map(|claim| judge(claim, &points)));
         }
-        // An aim about a shaped link is not asked of another one.
-        let asked = |claim: &&Claim| !matches!(claim.rule, Rule::Fills { .. }) || shaped_to(points).is_some();
-        let aims = self.spec.claims.iter().filter(asked);
+        let aims = self.aims(shaped_to(points).is_some());
         judged.extend(aims.map(|claim| Judged { aim: true, ..judge(claim, points) }));
         judged
+    }
+
+    /// Its own claims. An aim about a shaped link is not asked of another one.
+    pub fn aims(&self, is_shaped: bool) -> impl Iterator<Item = &Claim> {
+        self.spec.claims.iter().filter(move |claim| is_shaped || !matches!(claim.rule, Rule::Fills { .. }))
     }
 
     /// Whether no claim compares one series with another.
