@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use crate::figures::ran_with;
 use crate::paper::{Claim, Rule};
 use crate::refused::refused;
-use crate::verdict::{Judged, judge, shaped_to};
+use crate::spec::Extent;
+use crate::verdict::{Judged, ensure_named, judge, shaped_to};
 use crate::{Paper, Point, Spec};
 
 /// A folder of `experiments`.
@@ -34,10 +35,19 @@ impl Experiment {
         wanted.dedup();
         let papers: Vec<Paper> =
             wanted.into_iter().map(|name| Paper::read(&experiments.join(name))).collect::<Result<_>>()?;
-        for claim in papers.iter().flat_map(|paper| &paper.claim) {
-            if let Some(field) = claim.rule.field().filter(|field| !spec.knows(field)) {
-                let values = spec.values.join(", ");
-                anyhow::bail!("claim `{}`: {name} has no number `{field}`; it has {values}", claim.id);
+        let grid = spec.grid(Extent::Normal).series;
+        for paper in &papers {
+            let is_judged = spec.judges.iter().any(|judges| judges.paper == paper.name);
+            for claim in &paper.claim {
+                if let Some(field) = claim.rule.field().filter(|field| !spec.knows(field)) {
+                    let values = spec.values.join(", ");
+                    anyhow::bail!("claim `{}`: {name} has no number `{field}`; it has {values}", claim.id);
+                }
+                if is_judged {
+                    let path = experiments.join(&paper.name).join("paper.toml");
+                    ensure_named(claim, &grid, &paper.series)
+                        .with_context(|| format!("{}, judged by the points of {name}", path.display()))?;
+                }
             }
         }
         Ok(Experiment { spec, folder, papers })
@@ -56,11 +66,14 @@ impl Experiment {
             let claims = self.papers.iter().filter(|paper| paper.name == judges.paper);
             judged.extend(claims.flat_map(|paper| &paper.claim).map(|claim| judge(claim, &points)));
         }
-        // An aim about a shaped link is not asked of another one.
-        let asked = |claim: &&Claim| !matches!(claim.rule, Rule::Fills { .. }) || shaped_to(points).is_some();
-        let aims = self.spec.claims.iter().filter(asked);
+        let aims = self.aims(shaped_to(points).is_some());
         judged.extend(aims.map(|claim| Judged { aim: true, ..judge(claim, points) }));
         judged
+    }
+
+    /// Its own claims. An aim about a shaped link is not asked of another one.
+    pub fn aims(&self, is_shaped: bool) -> impl Iterator<Item = &Claim> {
+        self.spec.claims.iter().filter(move |claim| is_shaped || !matches!(claim.rule, Rule::Fills { .. }))
     }
 
     /// Whether no claim compares one series with another.
@@ -100,6 +113,43 @@ mod tests {
             error.is::<crate::refused::Refused>() && error.to_string().contains("fig4, fig5"),
             "{error:#}"
         );
+    }
+
+    #[test]
+    fn a_paper_whose_claim_is_about_no_series_of_the_grid_is_refused_with_claim_and_series() {
+        let committed = root().join("experiments/fig6");
+        let experiments = std::env::temp_dir().join(format!("experiment-no-series-{}", std::process::id()));
+        let folder = experiments.join("fig6");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::copy(committed.join("spec.toml"), folder.join("spec.toml")).unwrap();
+        let paper = std::fs::read_to_string(committed.join("paper.toml")).unwrap();
+        let by = "by = \"gpu-faithful-super-resolution-*\"";
+        for (from, to, words) in [
+            // As it was once: the star stands for `x1` alone.
+            (
+                by,
+                "by = \"gpu-faithful-*\"",
+                "claim `superres-halved`: by = \"gpu-faithful-*\" means `gpu-faithful-x1` for `gpu-graph-super-",
+            ),
+            (by, "by = \"gpu-faithful-super-resolution-?1\"", "means `gpu-faithful-super-resolution-?1` for"),
+            (
+                "series = [\"gpu-graph-*\"]",
+                "series = [\"gpu-graphs-*\"]",
+                "claim `resp-time-halved`: `gpu-graphs-*` of its `series`",
+            ),
+        ] {
+            assert!(paper.contains(from), "{from}");
+            std::fs::write(folder.join("paper.toml"), paper.replace(from, to)).unwrap();
+            let error = format!("{:#}", Experiment::read(&experiments, "fig6").unwrap_err());
+            for words in [
+                "fig6/paper.toml, judged by the points of fig6: ",
+                words,
+                "there are `gpu-faithful-squeezenet-1.1`, `",
+            ] {
+                assert!(error.contains(words), "{words}: {error}");
+            }
+        }
+        std::fs::remove_dir_all(&experiments).unwrap();
     }
 
     #[test]

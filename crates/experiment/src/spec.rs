@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::paper::{Claim, Need};
 use crate::point::{Key, needs_gpu};
+use crate::verdict::ensure_named;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -301,6 +302,12 @@ impl Spec {
         for factor in spec.x.iter().chain(spec.quick.factors.keys()).chain(spec.full.factors.keys()) {
             ensure!(factors.contains(factor), "no factor `{factor}` in the grid");
         }
+        let own = spec.series.values().map(|series| &series.factors);
+        for (factor, values) in
+            [&spec.grid.factors, &spec.quick.factors, &spec.full.factors].into_iter().chain(own).flatten()
+        {
+            ensure!(!values.is_empty(), "factor `{factor}` has no values");
+        }
         ensure!(spec.values.contains(&spec.range), "`range` is none of `values`");
         for field in spec
             .plots
@@ -311,6 +318,9 @@ impl Spec {
             .chain(spec.claims.iter().filter_map(|claim| claim.rule.field()))
         {
             ensure!(spec.knows(field), "no number `{field}`; a point has {}", spec.values.join(", "));
+        }
+        for claim in &spec.claims {
+            ensure_named(claim, &spec.grid.series, &[])?;
         }
         Ok(spec)
     }
@@ -500,18 +510,43 @@ mod tests {
     #[test]
     fn a_spec_that_names_what_is_not_there_is_refused() {
         let claim = "[[claim]]\nid = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"a\"]\nrule = \"flat\"\nat_most = 1.1\nfield = ";
+        let bound = |series: &str, by: &str| {
+            let of = format!("[[claim]]\nid = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = {series}\n");
+            format!("{SPEC}{of}rule = \"bound\"\nfield = \"rate\"\nby = \"{by}\"\n")
+        };
         for (text, words) in [
             (SPEC.replace("x = \"size\"", "x = \"width\""), "no factor `width`"),
             (SPEC.replace("0.1, size", "0.1, width"), "no factor `width`"),
             (SPEC.replace("range = \"rate\"", "range = \"time\""), "`range` is none of"),
+            (SPEC.replace("[64, 128]", "[]"), "factor `size` has no values"),
+            (SPEC.replace("size = [64] }", "size = [] }"), "factor `size` has no values"),
+            (format!("{SPEC}[series.a.factors]\nlist = []\n"), "factor `list` has no values"),
             (format!("{SPEC}[series.c]\n"), "no series `c`"),
             (format!("{SPEC}[series.a.factors]\nwidth = [1]\n"), "no factor `width`"),
             (format!("{SPEC}{claim}\"time\"\n"), "no number `time`; a point has rate"),
             (format!("{SPEC}more = 1\n"), "more"),
+            (
+                bound("[\"a\", \"c*\"]", "b"),
+                "claim `i`: `c*` of its `series` names no series of the grid; there are `a`, `b`",
+            ),
+            (
+                bound("[\"a\"]", "c"),
+                "claim `i`: by = \"c\" means `c` for `a`, which is no series of the grid",
+            ),
+            (bound("[\"a\"]", "b*"), "by = \"b*\" means `b*` for `a`"),
+            (bound("[\"*\"]", "b*"), "by = \"b*\" means `ba` for `a`"),
         ] {
             let error = format!("{:#}", Spec::parse("s", &text).unwrap_err());
             assert!(error.contains(words), "{words}: {error}");
         }
-        Spec::parse("s", &format!("{SPEC}{claim}\"rate\"\n")).unwrap();
+        let no_series = SPEC.replace("series = [\"a\", \"b\"], ", "");
+        for text in [
+            format!("{SPEC}{claim}\"rate\"\n"),
+            bound("[\"a\"]", "b"),
+            bound("[\"a*\"]", "b*"),
+            format!("{no_series}{claim}\"rate\"\n"),
+        ] {
+            Spec::parse("s", &text).unwrap();
+        }
     }
 }

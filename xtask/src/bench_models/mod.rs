@@ -18,7 +18,7 @@ use measure::{Label, Provenance};
 use serde_json::{Value, json};
 
 use crate::figure::models::Profiler;
-use crate::figure::quoted;
+use crate::figure::{judged, quoted};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::refused;
 use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
@@ -113,6 +113,7 @@ pub fn run(options: &Options) -> Result<()> {
         say!("{} repetitions of each, in turns with the peer: {}", grid.repeat, grid.series.join(", "));
         say!("a point takes some minutes; `timeout 540 … --resume` measures in parts");
         say!("results: {}", how.out.display());
+        judged(&experiment, false).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
     if options.record {

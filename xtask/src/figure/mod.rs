@@ -28,6 +28,7 @@ use crate::stop;
 use crate::workspace::{self, root};
 
 mod all;
+mod judged;
 pub mod models;
 mod netns;
 mod nic;
@@ -36,6 +37,7 @@ pub mod posts;
 pub mod serving;
 mod transfer;
 
+pub use judged::judged;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
 use transfer::{Bench, InFlight, Transfer};
@@ -427,13 +429,7 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
         let curves: Vec<String> = curves.collect();
         lines.push(format!("beside figure {} of the paper: {}", paper.paper.figure, curves.join(", ")));
     }
-    let judged = |name: &String| spec.judges.iter().any(|judges| judges.paper == *name);
-    let papers = experiment.papers.iter().filter(|paper| judged(&paper.name));
-    let claims = papers.flat_map(|paper| &paper.claim);
-    let aims = spec.claims.iter().filter(|_| options.rate_gbps.is_some());
-    let claims: Vec<&str> = claims.chain(aims).map(|claim| claim.id.as_str()).collect();
-    let rules = "their rules: paper.toml and spec.toml in experiments/";
-    lines.push(format!("judges {} claims ({rules}): {}", claims.len(), claims.join(", ")));
+    lines.extend(judged(experiment, options.rate_gbps.is_some()));
     Ok(lines.join("\n") + "\n")
 }
 

@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(9 * 60);
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     let how = super::how(&experiment, options);
     if options.dry_run {
-        say!("{}", dry_run(&experiment.spec, &how));
+        say!("{}", dry_run(&experiment, &how));
         return Ok(());
     }
     resume::check(&experiment.spec, &how, &known, &|_| BTreeMap::new())?;
@@ -254,7 +254,8 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
 }
 
 /// What would be measured, drawn and judged (INV-10).
-fn dry_run(spec: &Spec, how: &resume::Options) -> String {
+fn dry_run(experiment: &Experiment, how: &resume::Options) -> String {
+    let spec = &experiment.spec;
     let grid = spec.grid(how.extent);
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
@@ -272,6 +273,7 @@ fn dry_run(spec: &Spec, how: &resume::Options) -> String {
             .push(words.map_or_else(|error| error.to_string(), |words| format!("{APP} {}", words.join(" "))));
     }
     lines.extend(spec.pictures().map(|name| format!("draws: {name}")));
+    lines.extend(super::judged(experiment, false));
     lines.push("a point takes less than nine minutes; `timeout 540 … --resume` measures in parts".into());
     lines.join("\n")
 }
@@ -319,6 +321,17 @@ EOF
 
     fn summary(out: &Path) -> Value {
         serde_json::from_slice(&fs::read(out.join("summary.json")).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_dry_run_says_series_pictures_and_claims() {
+        let experiment = Experiment::read(&experiments(), "fig2").unwrap();
+        let text = dry_run(&experiment, &crate::figure::how(&experiment, &Options::default()));
+        for words in
+            ["--instances 1 ", "draws: ", "judges 3 claims of experiments/fig2/paper.toml: log-throughput"]
+        {
+            assert!(text.contains(words), "{words}: {text}");
+        }
     }
 
     #[test]

@@ -166,15 +166,9 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     steps.iter().for_each(|step| say!("{step}"));
     let how = super::how(&experiment, options);
     if options.dry_run {
-        let claims: Vec<&str> =
-            experiment.papers.iter().flat_map(|paper| &paper.claim).map(|claim| claim.id.as_str()).collect();
         say!("draws: path.svg, path.png in {}", how.out.display());
         say!("counts: nodes of the recorded graph, with a GPU; files that define `{}`", way.posting.begins);
-        say!(
-            "judges {} claims (their rules: experiments/fig3/paper.toml): {}",
-            claims.len(),
-            claims.join(", ")
-        );
+        super::judged(&experiment, false).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
     resume::check(&experiment.spec, &how, &|old| old.clone(), &|_| BTreeMap::new())?;

@@ -522,7 +522,7 @@ fn a_dry_run_says_grid_plots_curves_and_claims() {
     let text = dry_run(&experiment("fig4").unwrap(), &shaped, Path::new("out")).unwrap();
     let words =
         "link: shaped to 100 Gbit/s of wire bytes; measured.json keeps such a run apart from unshaped ones";
-    assert!(text.contains(words) && text.contains(", fills-shaped-link"), "{text}");
+    assert!(text.contains(words) && text.contains("/spec.toml: fills-shaped-link"), "{text}");
 }
 
 /// The test below as the process that is stopped: its folder.

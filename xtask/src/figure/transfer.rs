@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use experiment::point::{Key, Point, poster};
+use experiment::spec::Extent;
 use experiment::{Spec, run};
 use measure::{Label, Part, Provenance};
 use serde::Deserialize;
@@ -55,10 +56,16 @@ const WINDOWS_IN_USE: u64 = 3;
 /// The generator's own window for small messages.
 const MOST_IN_FLIGHT: u64 = 512;
 
+/// The factor that is every transfer's x.
+const PAYLOAD: &str = "payload_bytes";
+/// The other factor: requests that a point hands over in one call.
+const LIST: &str = "list";
+
 impl Transfer {
-    /// Of a spec. Error: another program, or an unknown option.
+    /// Of a spec. Error: another program, an unknown option, or a grid that is not of payloads and lists.
     pub fn of(spec: &Spec) -> Result<Transfer> {
         ensure!(spec.app == APP, "{}: no program `{}` is known to measure", spec.name, spec.app);
+        grid_of_payloads(spec)?;
         spec.options.clone().try_into().with_context(|| format!("{}: options", spec.name))
     }
 
@@ -132,9 +139,31 @@ impl Transfer {
     }
 }
 
+/// Refuses a grid that has another x than the payload, no lists, or a factor that no option of the sender takes.
+fn grid_of_payloads(spec: &Spec) -> Result<()> {
+    let wrong = |what: String| Err(refused(format!("experiments/{}/spec.toml: {what}", spec.name)));
+    if spec.x.as_deref() != Some(PAYLOAD) {
+        let x = spec.x.as_ref().map_or("there is no x".to_owned(), |x| format!("x is `{x}`"));
+        return wrong(format!(
+            "{x}, but the generator sweeps the payload; write x = \"{PAYLOAD}\", and its sizes in [grid]"
+        ));
+    }
+    let factors = spec.grid(Extent::Normal).factors;
+    if !factors.contains_key(LIST) {
+        return wrong(format!("[grid] has no `{LIST}`; write {LIST} = [1] there to post one by one"));
+    }
+    match factors.keys().find(|name| ![PAYLOAD, LIST].contains(&name.as_str())) {
+        None => Ok(()),
+        Some(other) => wrong(format!(
+            "[grid] sweeps `{other}`, but the generator's factors are `{PAYLOAD}` and `{LIST}`; write one value of it in \
+             [options.generator], or a series for each value"
+        )),
+    }
+}
+
 /// Requests that a point hands over in one call.
 fn list(key: &Key) -> u64 {
-    key.at.get("list").copied().unwrap_or(1)
+    key.at.get(LIST).copied().unwrap_or(1)
 }
 
 /// What a run needs beside its key.
@@ -327,7 +356,8 @@ fn busy(ticks: &[u64]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use experiment::spec::{Extent, Series};
+    use experiment::refused::Refused;
+    use experiment::spec::Series;
 
     use super::*;
 
@@ -356,6 +386,37 @@ mod tests {
         let spec = Spec::read(&crate::workspace::root().join("experiments").join(name)).unwrap();
         let transfer = Transfer::of(&spec).unwrap();
         (spec, transfer)
+    }
+
+    #[test]
+    fn a_grid_that_is_not_of_payloads_is_refused_with_what_to_write() {
+        let spec = |x: &str, factors: &str| {
+            let less = "{ repeat = 1, seconds = 0.1 }";
+            let text = format!(
+                "title = \"t\"\napp = \"generator\"\n{x}\nvalues = [\"post_ns\"]\nrange = \"post_ns\"\nquick = {less}\n\
+                 full = {less}\noptions = {{ generator = {{}} }}\n\
+                 grid = {{ series = [\"cpu-shim\"], {factors}, repeat = 1, seconds = 0.1 }}\n"
+            );
+            Spec::parse("e", &text).unwrap()
+        };
+        let (x, both) = ("x = \"payload_bytes\"", "payload_bytes = [64], list = [1]");
+        Transfer::of(&spec(x, both)).unwrap();
+        for (x, factors, words) in [
+            (
+                "x = \"list\"",
+                both,
+                "x is `list`, but the generator sweeps the payload; write x = \"payload_bytes\"",
+            ),
+            ("x = \"size\"", "size = [64], list = [1]", "x is `size`"),
+            ("", both, "there is no x"),
+            (x, "payload_bytes = [64]", "[grid] has no `list`; write list = [1]"),
+            (x, "payload_bytes = [64], list = [1], queues = [2]", "[grid] sweeps `queues`"),
+        ] {
+            let error = Transfer::of(&spec(x, factors)).unwrap_err();
+            let said = error.to_string();
+            assert!(error.is::<Refused>() && said.starts_with("experiments/e/spec.toml: "), "{said}");
+            assert!(said.contains(words) && said.lines().count() == 1, "{words}: {said}");
+        }
     }
 
     #[test]

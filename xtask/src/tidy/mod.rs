@@ -117,7 +117,7 @@ pub fn run(options: &Options) -> Result<()> {
     if checks.contains(&Check::Numbers) {
         let numbers::Counts { pages, compared, of_notes } = numbers::counts(&tree);
         say!(
-            "tidy numbers: {compared} figures of {pages} documents (README.md, ARCHITECTURE.md, docs) name a source; {of_notes} stand \
+            "tidy numbers: {compared} figures of {pages} documents (README.md, ARCHITECTURE.md, docs, experiments) name a source; {of_notes} stand \
              without one in the laboratory notes {}",
             numbers::NOTES.join(", ")
         );

@@ -13,6 +13,7 @@ mod tests;
 
 use self::rules::Finding;
 pub use self::rules::shaped_to;
+pub use self::series::ensure_named;
 use self::series::{matches, needed_parts};
 use crate::paper::{Claim, Rule};
 use crate::point::{Point, disturbed};

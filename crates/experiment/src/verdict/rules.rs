@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use measure::label::Part;
 
-use super::series::{each, each_of, named, pairs};
+use super::series::{divisor, each, each_of, named, pairs};
 use crate::paper::{Claim, Rule};
 use crate::point::Point;
 use crate::statistics::{by_x, line, log_fit, median, medians, rank_correlation};
@@ -255,16 +255,6 @@ fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2],
 fn own_values(points: &[Point], series: &str, field: &str) -> BTreeMap<(u32, u64), f64> {
     let own = points.iter().filter(|point| point.series == series && point.is_base());
     own.filter_map(|point| Some(((point.repetition, point.x), *point.values.get(field)?))).collect()
-}
-
-/// The series that one is divided by: a star stands for what that of the claim's own pattern does.
-fn divisor(claim: &Claim, series: &str, by: &str) -> String {
-    let starts = claim.series.iter().filter_map(|pattern| pattern.strip_suffix('*'));
-    let tail = starts.filter_map(|start| series.strip_prefix(start)).min_by_key(|tail| tail.len());
-    match (by.strip_suffix('*'), tail) {
-        (Some(start), Some(tail)) => format!("{start}{tail}"),
-        _ => by.to_owned(),
-    }
 }
 
 /// Quotients within a repetition: both numbers share the machine's mood.

@@ -1,10 +1,11 @@
 //! Which series of a run a claim is about, and what they lack to be judged.
 
+use anyhow::{Result, ensure};
 use measure::Label;
 use measure::label::Part;
 
 use super::rules::Finding;
-use crate::paper::Claim;
+use crate::paper::{Claim, Curve, Rule};
 use crate::point::Point;
 
 pub fn matches(pattern: &str, series: &str) -> bool {
@@ -26,6 +27,46 @@ pub fn named(pattern: &str, points: &[Point]) -> Vec<String> {
     found.sort_unstable();
     found.dedup();
     if found.is_empty() { vec![pattern.to_owned()] } else { found }
+}
+
+/// The series that one is divided by: a star stands for what that of the claim's own pattern does.
+pub fn divisor(claim: &Claim, series: &str, by: &str) -> String {
+    let starts = claim.series.iter().filter_map(|pattern| pattern.strip_suffix('*'));
+    let tail = starts.filter_map(|start| series.strip_prefix(start)).min_by_key(|tail| tail.len());
+    match (by.strip_suffix('*'), tail) {
+        (Some(start), Some(tail)) => format!("{start}{tail}"),
+        _ => by.to_owned(),
+    }
+}
+
+/// Refuses a claim that no points could judge: a pattern that names no series of the grid, or a series without its baseline.
+///
+/// A claim may name the series of a published curve, which only a run on that very GPU has. A grid without series says nothing.
+pub fn ensure_named(claim: &Claim, grid: &[String], published: &[Curve]) -> Result<()> {
+    if grid.is_empty() {
+        return Ok(());
+    }
+    let (id, there) = (&claim.id, || format!("`{}`", grid.join("`, `")));
+    for pattern in &claim.series {
+        let mut all = grid.iter().chain(published.iter().map(|curve| &curve.ours));
+        ensure!(
+            all.any(|series| matches(pattern, series)),
+            "claim `{id}`: `{pattern}` of its `series` names no series of the grid; there are {}",
+            there()
+        );
+    }
+    let Rule::Bound { by: Some(by), .. } = &claim.rule else { return Ok(()) };
+    let is_judged = |series: &&String| claim.series.iter().any(|pattern| matches(pattern, series));
+    for series in grid.iter().filter(is_judged) {
+        let baseline = divisor(claim, series, by);
+        ensure!(
+            grid.contains(&baseline),
+            "claim `{id}`: by = \"{by}\" means `{baseline}` for `{series}`, which is no series of the grid; the star of `by` stands for \
+             the same text as the star of `series`; there are {}",
+            there()
+        );
+    }
+    Ok(())
 }
 
 /// Parts that a claim asks of one series: a CPU's points need no GPU.

@@ -119,7 +119,7 @@ struct Begun {
 fn begin(
     experiment: &Experiment,
     options: &Options,
-    dry_run: fn(&Spec, &resume::Options, Machine) -> Result<String>,
+    dry_run: fn(&Experiment, &resume::Options, Machine) -> Result<String>,
 ) -> Result<Option<Begun>> {
     let (spec, name) = (&experiment.spec, &experiment.spec.name);
     if options.nic.is_some() || options.rate_gbps.is_some() {
@@ -130,7 +130,7 @@ fn begin(
     let how = super::how(experiment, options);
     let machine = options.machine.unwrap_or_default();
     if options.dry_run {
-        say!("{}", dry_run(spec, &how, machine)?);
+        say!("{}", dry_run(experiment, &how, machine)?);
         return Ok(None);
     }
     let nic_options = nic::options(&spec.nic);
@@ -517,7 +517,8 @@ fn power(bus: &str) -> Option<f64> {
 }
 
 /// What would be measured, drawn and judged (INV-10).
-fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<String> {
+fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> Result<String> {
+    let spec = &experiment.spec;
     let (grid, left_out) = grid(spec, how.extent, machine);
     let of = |series: &String| seconds(spec, how.extent, series, grid.seconds);
     let all: f64 = grid.series.iter().map(of).sum::<f64>() * f64::from(grid.repeat);
@@ -554,13 +555,13 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
         ));
     }
     let plots = spec.timelines.iter().map(|plot| (&plot.name, &plot.title, &plot.series));
-    lines.extend(drawn_and_judged(spec, plots, (&grid.series, &left_out), machine));
+    lines.extend(drawn_and_judged(experiment, plots, (&grid.series, &left_out), machine));
     Ok(lines.join("\n"))
 }
 
 /// The end of a dry run: which of `plots` (name, title, series) are drawn of the series that are kept, and what is judged.
 fn drawn_and_judged<'a>(
-    spec: &Spec,
+    experiment: &Experiment,
     plots: impl Iterator<Item = (&'a String, &'a String, &'a Vec<String>)>,
     (kept, left_out): (&[String], &[String]),
     machine: Machine,
@@ -571,9 +572,7 @@ fn drawn_and_judged<'a>(
     }
     let drawn = plots.filter(|(_, _, series)| kept.iter().any(|one| series.contains(one)));
     lines.extend(drawn.map(|(name, title, _)| format!("draws: {name}: {title}")));
-    let claims: Vec<&str> = spec.claims.iter().map(|claim| claim.id.as_str()).collect();
-    let (name, claims) = (&spec.name, claims.join(", "));
-    lines.push(format!("judges the paper's claims (experiments/{name}/paper.toml), and {claims}"));
+    lines.extend(super::judged(experiment, false));
     if machine == Machine::Twin {
         lines
             .push("label: emulated (the host twin): no claim about a GPU or a server's CPU is judged".into());

@@ -198,15 +198,17 @@ fn a_reading_of_the_power_that_ends_late_holds_up_and_counts_nothing() {
 
 #[test]
 fn a_dry_run_says_lines_models_and_times() {
-    let spec = fig7().spec;
-    let of = |extent, machine| dry_run(&spec, &how(PathBuf::from("out"), extent), machine).unwrap();
+    let experiment = fig7();
+    let of = |extent, machine| dry_run(&experiment, &how(PathBuf::from("out"), extent), machine).unwrap();
     let whole = of(Extent::Normal, Machine::Gpu);
     for words in [
-        "35 points: 7 series × 5 repetitions, 1400 s of serving",
+        "35 points: 7 series × 5 repetitions, 1375 s of serving",
         "gpu-event-squeezenet-1.1, 60 s",
         "gpu-spin-super-resolution-x1, 30 s",
         "--sleep block",
         "--seconds 61",
+        "judges 6 claims of experiments/fig7/paper.toml: cpu-100, ",
+        "judges 5 claims of experiments/fig7/spec.toml: block-alone, ",
     ] {
         assert!(whole.contains(words), "{words}: {whole}");
     }
@@ -216,7 +218,7 @@ fn a_dry_run_says_lines_models_and_times() {
     {
         assert!(quick.contains(words), "{words}: {quick}");
     }
-    let lines = spec.grid(Extent::Normal).keys();
+    let lines = experiment.spec.grid(Extent::Normal).keys();
     let first: Vec<&str> = lines.iter().take(3).map(|key| key.series.as_str()).collect();
     assert_eq!(
         first,

@@ -376,7 +376,8 @@ impl Timed<'_> {
 }
 
 /// What would be measured, drawn and judged (INV-10).
-fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<String> {
+fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> Result<String> {
+    let spec = &experiment.spec;
     let (grid, left_out) = grid(spec, how.extent);
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
@@ -410,7 +411,7 @@ fn dry_run(spec: &Spec, how: &resume::Options, machine: Machine) -> Result<Strin
         }
     }
     let plots = spec.stacks.iter().map(|plot| (&plot.name, &plot.title, &plot.series));
-    lines.extend(super::drawn_and_judged(spec, plots, (&grid.series, &left_out), machine));
+    lines.extend(super::drawn_and_judged(experiment, plots, (&grid.series, &left_out), machine));
     Ok(lines.join("\n"))
 }
 

@@ -65,6 +65,7 @@ fn pages(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
     let is_page = |path: &str| {
         ["README.md", "ARCHITECTURE.md"].contains(&path)
             || (path.starts_with("docs/") && path.ends_with(".md"))
+            || (path.starts_with("experiments/") && path.ends_with("/README.md"))
     };
     tree.files().filter(move |(path, _)| is_page(path))
 }

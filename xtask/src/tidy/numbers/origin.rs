@@ -45,8 +45,9 @@ fn at(whole: &Value, path: &str, of: Of) -> Result<Quantity, String> {
             name = part;
         }
     }
+    // An option of a command is a string; its number has no unit.
     if let [Value::String(text)] = here[..] {
-        return said(text);
+        return text.parse().map_or_else(|_| said(text), |value| Ok(Quantity::plain(value)));
     }
     let numbers: Option<Vec<f64>> = here.into_iter().map(Value::as_f64).collect();
     let mut numbers = numbers.ok_or_else(|| format!("{path} is no number"))?;

@@ -8,6 +8,7 @@ const MEASURED: &str = r#"{"entries": [
         {"series": "cpu-shim", "x": 64, "at": {"list": 16}, "values": {"post_ns": [9.96]}}]},
     {"machine": "b", "label": "emulated", "provenance": {"rate_gbps": 100.0}, "rows": [],
         "ratios": {"shim/libmlx5": 0.8984, "value": 12.5}}]}"#;
+const SPEC: &str = "[series.a]\noptions = [\"-s\", \"65536\", \"-u\", \"8\"]\n";
 const PAPER: &str = "[[series]]\nours = \"cpu-shim\"\npoints = [[4000, 18.514], [8000, 36.44]]\n\
     [[claim]]\nid = \"c\"\ntext = \"The L40 runs at 2.49 GHz\"\n[[claim]]\nid = \"d\"\ntext = \"Up to half\"\n";
 const SOURCE: &str = "//! x\n/// Not RING here: const RING.\npub const RING: usize = 2 << 20;\nconst ALL: usize = 4 * RING;\n\
@@ -21,6 +22,7 @@ fn found_in(path: &str, text: &str) -> Vec<String> {
     let files = [
         ("experiments/e/measured.json", MEASURED),
         ("experiments/e/paper.toml", PAPER),
+        ("experiments/e/spec.toml", SPEC),
         ("a/src/ring.rs", SOURCE),
         ("a/src/delay.rs", OTHER),
         ("a/x.h", HEADER),
@@ -54,6 +56,7 @@ fn a_figure_that_equals_its_source_passes() {
         ("10 ns", format!("least {}", ROW.replace("&at.list=1", "")) + "/post_ns/0"),
         ("37.4 ns", format!("most {}", ROW.replace("&at.list=1", "")) + "/post_ns/0"),
         ("2.49 GHz", "experiments/e/paper.toml#/claim/id=c/text".into()),
+        ("64 KiB", "experiments/e/spec.toml#/series/a/options/1".into()),
         ("2 MiB", "a/src/ring.rs#RING".into()),
         ("8 MiB", "a/src/ring.rs#ALL".into()),
         ("0.2 ms", "a/src/ring.rs#WAIT".into()),
@@ -175,6 +178,8 @@ fn a_source_that_is_not_there_or_says_another_number_is_named() {
         ("37 ns", "experiments/e/measured.json#/entries/label=hardware/x", "holds for none of 2 elements"),
         ("37 ns", "experiments/gone/measured.json#/x", "experiments/gone/measured.json is not there"),
         ("37 ns", "experiments/e/paper.toml#/claim/id=d/text", "has 0 figures with a unit, not one"),
+        ("1 ms", "experiments/e/spec.toml#/series/a/options/3", "its unit is not known"),
+        ("1 MiB", "experiments/e/spec.toml#/series/a/options/0", "«-s» has 0 figures with a unit, not one"),
         ("1 MiB", "a/src/ring.rs#RING", "that is 2.0 MiB"),
         ("2 ms", "a/src/ring.rs#RING", "its unit is not known"),
         ("2 MiB", "a/src/ring.rs#RINGS", "RINGS is defined there 0 times, not once"),
@@ -206,7 +211,7 @@ fn laboratory_notes_need_no_source_but_what_they_cite_is_compared() {
         assert_eq!(found_in(note, "It is 3 MiB<!-- = a/src/ring.rs#RING -->.\n").len(), 1, "{note}");
     }
     assert_eq!(found_in("CHANGELOG.md", "It took 5 µs.\n"), [""; 0], "no page of the check");
-    for page in ["README.md", "ARCHITECTURE.md", "docs/x.md", "docs/notes/x.md"] {
+    for page in ["README.md", "ARCHITECTURE.md", "docs/x.md", "docs/notes/x.md", "experiments/e/README.md"] {
         assert_eq!(found_in(page, "It took 5 µs.\n").len(), 1, "{page}");
     }
 }
@@ -217,5 +222,5 @@ fn the_documents_have_their_sources() {
     let found = check(&tree);
     assert!(found.is_empty(), "{found:?}");
     let counts = counts(&tree);
-    assert!(counts.pages > 20 && counts.compared > 70, "{counts:?}");
+    assert!(counts.pages > 40 && counts.compared > 120, "{counts:?}");
 }
