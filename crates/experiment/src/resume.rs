@@ -272,7 +272,7 @@ fn like(point: &Point, provenance: &Provenance, grid: &Grid, file: &Path, asked:
         Difference::of(format!("{name} of {} at {} B", key.series, key.x), was, told)
     };
     let different = differs(&point.provenance, provenance)
-        .or_else(|| Difference::of("time a point in seconds", point.seconds, grid.seconds))
+        .or_else(|| Difference::of("time a point in seconds", point.seconds, grid.seconds_of(&key.series)))
         .or_else(|| asked(&key).into_iter().find_map(told));
     let why = match different {
         Some(Difference { what, old, new }) => {

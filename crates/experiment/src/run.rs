@@ -85,7 +85,7 @@ pub fn measure(
         let count = earlier.points.len();
         progress(count as u64, &key.to_string());
         let others = Others::watch();
-        let measured = bench.measure(key, grid.seconds);
+        let measured = bench.measure(key, grid.seconds_of(&key.series));
         let mut point =
             measured.with_context(|| format!("{key} ({count} points are in {})", file.display()))?;
         if point.others.is_none() {

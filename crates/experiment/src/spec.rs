@@ -80,6 +80,8 @@ pub struct Series {
     pub unit: Option<String>,
     /// How often it is measured, where that is less than the grid says.
     pub repeat: Option<u32>,
+    /// How long each time, where that is not what the grid says; `--quick` has one time for all.
+    pub seconds: Option<f64>,
 }
 
 /// A plot of one number against x.
@@ -237,6 +239,8 @@ pub struct Grid {
     own: BTreeMap<String, BTreeMap<String, Vec<u64>>>,
     #[serde(skip)]
     repeats: BTreeMap<String, u32>,
+    #[serde(skip)]
+    own_seconds: BTreeMap<String, f64>,
 }
 
 /// What `--quick` and `--full` put in the grid's place.
@@ -344,6 +348,10 @@ impl Spec {
         let own = self.series.iter().map(|(name, series)| (name.clone(), own(series))).collect();
         let repeats = self.series.iter().filter_map(|(name, series)| Some((name.clone(), series.repeat?)));
         let mut grid = Grid { x: self.x.clone(), own, repeats: repeats.collect(), ..self.grid.clone() };
+        if matches!(extent, Extent::Normal | Extent::Full) {
+            let seconds = |(name, series): (&String, &Series)| Some((name.clone(), series.seconds?));
+            grid.own_seconds = self.series.iter().filter_map(seconds).collect();
+        }
         let other = match extent {
             Extent::Smoke | Extent::Quick => &self.quick,
             Extent::Full => &self.full,
@@ -373,6 +381,11 @@ impl Spec {
 }
 
 impl Grid {
+    /// How long a point of a series is measured.
+    pub fn seconds_of(&self, series: &str) -> f64 {
+        self.own_seconds.get(series).copied().unwrap_or(self.seconds)
+    }
+
     /// Leaves out the series that need a GPU; which they were.
     pub fn without_gpu(&mut self) -> Vec<String> {
         let (out, left) = self.series.drain(..).partition(|series| needs_gpu(series));

@@ -17,6 +17,8 @@ use anyhow::{Context, Result};
 const TICKS: f64 = 100.0;
 /// Begin of the names of the NIC's threads.
 const NIC: &str = "softnic";
+/// Begin of the names of the CUDA driver's own threads, which every program that uses it has.
+pub const DRIVER: &str = "cuda";
 /// Threads that ended between two looks stand under this name.
 const ENDED: &str = "(ended)";
 
@@ -47,8 +49,8 @@ pub struct Used {
     pub own: f64,
     /// CPU seconds of the NIC's threads.
     pub nic: f64,
-    /// Voluntary context switches of all threads but the NIC's that lived at the end.
-    pub switches: u64,
+    /// Voluntary context switches by name of all threads but the NIC's that lived at the end.
+    pub switches: BTreeMap<String, u64>,
     /// Threads that did not live at the end any more, whose switches are not known.
     pub ended: usize,
     /// CPU seconds by a thread's name.
@@ -64,8 +66,11 @@ impl Used {
         self.nic / self.seconds.max(1e-9)
     }
 
-    pub fn switches_per_s(&self) -> f64 {
-        self.switches as f64 / self.seconds.max(1e-9)
+    /// Without threads whose name begins so, if that says anything.
+    pub fn switches_per_s(&self, without: &str) -> f64 {
+        let counts = |name: &str| without.is_empty() || !name.starts_with(without);
+        let all = self.switches.iter().filter(|(name, _)| counts(name)).map(|(_, count)| count);
+        all.sum::<u64>() as f64 / self.seconds.max(1e-9)
     }
 }
 
@@ -127,7 +132,8 @@ impl Look {
             if thread.name.starts_with(NIC) {
                 used.nic += ticks as f64 / TICKS;
             } else {
-                used.switches += thread.switches.saturating_sub(then.switches);
+                *used.switches.entry(thread.name.clone()).or_default() +=
+                    thread.switches.saturating_sub(then.switches);
             }
         }
         used.ended = before.threads.keys().filter(|id| !self.threads.contains_key(id)).count();
@@ -254,7 +260,12 @@ mod tests {
         let before = process(
             "before",
             1000,
-            &[(1, "server", 400, 50, 10), (2, "softnic-nic", 500, 51, 1000), (3, "worker", 100, 52, 5)],
+            &[
+                (1, "server", 400, 50, 10),
+                (2, "softnic-nic", 500, 51, 1000),
+                (3, "worker", 100, 52, 5),
+                (5, "cuda-EvtHandlr", 1, 53, 20),
+            ],
         );
         let after = process(
             "after",
@@ -265,6 +276,7 @@ mod tests {
                 // Number 3 is another thread, and a further NIC thread is new.
                 (3, "later", 30, 900, 7),
                 (4, "softnic-ctl", 20, 901, 50),
+                (5, "cuda-EvtHandlr", 1, 53, 220),
             ],
         );
         let [one, two] = [&before, &after].map(|folder| Look::at(folder).unwrap());
@@ -272,13 +284,25 @@ mod tests {
         // 760 ticks in all: the server's 10, the later one's 30, the NIC's 620, and 100 of threads that ended.
         let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
         assert_eq!([rounded(used.own), rounded(used.nic), used.seconds], [1.4, 6.2, 10.0]);
-        assert_eq!((used.switches, used.ended), (2 + 7, 1), "the NIC's switches do not count");
+        assert_eq!(used.ended, 1);
+        let apart = [("cuda-EvtHandlr".to_owned(), 200), ("later".into(), 7), ("server".into(), 2)];
+        assert_eq!(used.switches, BTreeMap::from(apart), "the NIC's switches do not count");
         let names: Vec<(&str, f64)> =
             used.by_name.iter().map(|(name, seconds)| (name.as_str(), *seconds)).collect();
-        let wanted =
-            [(ENDED, 1.0), ("later", 0.3), ("server", 0.1), ("softnic-ctl", 0.2), ("softnic-nic", 6.0)];
+        let wanted = [
+            (ENDED, 1.0),
+            ("cuda-EvtHandlr", 0.0),
+            ("later", 0.3),
+            ("server", 0.1),
+            ("softnic-ctl", 0.2),
+            ("softnic-nic", 6.0),
+        ];
         assert_eq!(names, wanted);
-        assert!((used.own_cores() - 0.14).abs() < 1e-9 && (used.switches_per_s() - 0.9).abs() < 1e-9);
+        assert!(
+            (used.own_cores() - 0.14).abs() < 1e-9
+                && (used.switches_per_s(DRIVER) - 0.9).abs() < 1e-9
+                && (used.switches_per_s("") - 20.9).abs() < 1e-9
+        );
         for folder in [before, after] {
             fs::remove_dir_all(folder).unwrap();
         }

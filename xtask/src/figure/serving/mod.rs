@@ -33,7 +33,7 @@ use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
 mod cpu;
 pub mod time;
 
-use cpu::{Look, Used, Watch, timeline};
+use cpu::{DRIVER, Look, Used, Watch, timeline};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-cpu";
@@ -194,13 +194,6 @@ fn grid(spec: &Spec, extent: Extent, machine: Machine) -> (Grid, Vec<String>) {
     (grid, left_out)
 }
 
-/// Seconds of serving of a series: its own, but for `--quick`.
-fn seconds(spec: &Spec, extent: Extent, series: &str, grid: f64) -> f64 {
-    let own =
-        spec.series.get(series).and_then(|own| own.options.get("seconds")).and_then(toml::Value::as_float);
-    own.filter(|_| extent != Extent::Quick).unwrap_or(grid)
-}
-
 fn option(spec: &Spec, name: &str) -> Result<i64> {
     spec.options
         .get(name)
@@ -273,9 +266,8 @@ impl run::Bench for Served<'_> {
         BTreeMap::new()
     }
 
-    fn measure(&mut self, key: &Key, wanted: f64) -> Result<Point> {
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
-        let seconds = seconds(self.spec, self.how.extent, &key.series, wanted);
         let name = format!("{}-{}", key.series, key.repetition);
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
@@ -301,7 +293,8 @@ fn fill(point: &mut Point, phases: &Phases) {
         ("nic_cores", Some(serving.nic_cores())),
         ("init_cores", Some(init.own_cores())),
         ("end_cores", Some(end.own_cores())),
-        ("switches_per_s", Some(serving.switches_per_s())),
+        ("switches_per_s", Some(serving.switches_per_s(""))),
+        ("own_switches_per_s", Some(serving.switches_per_s(DRIVER))),
         ("answers_per_s", number("/answers_per_second")),
         ("p50_us", number("/latency/p50_ns").map(|ns| ns / 1e3)),
         ("p99_us", number("/latency/p99_ns").map(|ns| ns / 1e3)),
@@ -316,6 +309,7 @@ fn fill(point: &mut Point, phases: &Phases) {
     point.detail = json!({
         "cores": cores,
         "cpu_seconds": { "init": seconds(init), "serving": seconds(serving), "end": seconds(end) },
+        "switches": serving.switches,
         "answered": run["answered"],
         "latency": run["latency"],
     });
@@ -520,7 +514,7 @@ fn power(bus: &str) -> Option<f64> {
 fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> Result<String> {
     let spec = &experiment.spec;
     let (grid, left_out) = grid(spec, how.extent, machine);
-    let of = |series: &String| seconds(spec, how.extent, series, grid.seconds);
+    let of = |series: &String| grid.seconds_of(series);
     let all: f64 = grid.series.iter().map(of).sum::<f64>() * f64::from(grid.repeat);
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),

@@ -119,7 +119,9 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
     );
     assert!(of(event, "serving_s") >= 0.9 && of(event, "end_s") < 30.0);
     assert!(of(event, "switches_per_s") > 0.0, "it wakes up to sleep again");
-    assert_ne!(verdict(&summary, "few-wakes"), json!({ "needs-hardware": ["gpu"] }));
+    for id in ["few-wakes", "few-wakes-of-ours"] {
+        assert_ne!(verdict(&summary, id), json!({ "needs-hardware": ["gpu"] }));
+    }
     let drawn = |point: &&Point| point.detail["cores"].as_array().is_some_and(|cores| cores.len() >= 2);
     assert_eq!(points.iter().filter(drawn).count(), 2, "{points:?}");
     let drawn = fs::read_to_string(stage.0.join("out/spin-squeezenet-1_1.svg")).unwrap();
@@ -142,6 +144,23 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
     // What is there is not measured again.
     stage.run(Machine::Gpu).unwrap();
     assert_eq!(stage.points().len(), 3);
+}
+
+#[test]
+fn a_run_goes_on_whose_series_have_times_of_their_own() {
+    let stage = Stage::new("times", str::to_owned);
+    let mut experiment = fig7();
+    let two = ["gpu-event-squeezenet-1.1", "gpu-steals-squeezenet-1.1"];
+    experiment.spec.keep(|series| two.contains(&series));
+    let mut grid = experiment.spec.grid(Extent::Normal);
+    (grid.repeat, grid.seconds) = (1, 0.5);
+    experiment.spec.set_grid(grid);
+    let how = how(stage.0.join("out"), Extent::Normal);
+    for _ in 0..2 {
+        execute(&experiment, &how, Machine::Gpu, &example(), &Programs::of(&stage.0)).unwrap();
+    }
+    let seconds: Vec<f64> = stage.points().iter().map(|point| point.seconds).collect();
+    assert_eq!(seconds, [0.5, 5.0]);
 }
 
 #[test]
