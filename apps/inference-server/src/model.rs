@@ -4,16 +4,15 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use cli::sentence;
-use gpu::{Gpu, ResidentModel, Toolkit};
+use gpu::{Gpu, ResidentModel, SlotTensors, Toolkit};
 use inference::engine::Engine;
 use inference::engine::gpu::{Instance, Libraries, Loaded};
 use inference::engine::onnx_runtime::Runtime;
-use inference::engine::resident::{InSlot, Slots, TwinResident};
+use inference::engine::resident::TwinResident;
 use inference::engine::twin::Twin;
 use inference::import::import;
 use inference::plan::Plan;
 use pipeline::Mode;
-use pipeline::gpu::Tensor;
 use rdma_shim::kernel::{HostMemory, Machine};
 use slots::{Geometry, Message};
 use zoo::{Manifest, Store};
@@ -110,28 +109,19 @@ pub enum InSlots {
     Twin(Box<Plan>),
 }
 
-/// The same as the inference engine names it.
-fn slots_of(tensors: &[Vec<Tensor>; 2]) -> Slots {
-    let [inputs, outputs] = tensors
-        .each_ref()
-        .map(|all| all.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect());
-    Slots { inputs, outputs }
-}
-
 impl InSlots {
     /// The model for a kernel that stays, with these tensors of requests and answers. Errors: a step that is not our kernel's; no memory.
-    pub fn resident(&self, tensors: &[Vec<Tensor>; 2]) -> Result<Box<dyn ResidentModel>> {
-        let slots = slots_of(tensors);
+    pub fn resident(&self, slots: &SlotTensors) -> Result<Box<dyn ResidentModel>> {
         Ok(match self {
-            InSlots::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(&slots))?),
-            InSlots::Twin(plan) => Box::new(TwinResident::new((**plan).clone(), Some(&slots), 1)?),
+            InSlots::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(slots))?),
+            InSlots::Twin(plan) => Box::new(TwinResident::new((**plan).clone(), Some(slots), 1)?),
         })
     }
 
     /// The model for a graph, which the twin has none of. It is run as often as was asked for, in the spare slot.
-    pub fn recorded(&self, options: &Options, tensors: &[Vec<Tensor>; 2]) -> Result<Box<Instance>> {
+    pub fn recorded(&self, options: &Options, slots: &SlotTensors) -> Result<Box<Instance>> {
         let InSlots::Gpu(loaded) = self else { anyhow::bail!("the host twin has no graphs") };
-        let instance = Instance::in_slots(loaded, &slots_of(tensors))?;
+        let instance = Instance::in_slots(loaded, slots)?;
         instance.launch(options.warmup as usize)?;
         instance.wait()?;
         Ok(Box::new(instance))

@@ -240,7 +240,8 @@ impl Options {
     /// Whether the slots fit into the memory. `each`: name and bytes of a slot of each model.
     pub fn check_memory(&self, each: &[(String, u64)]) -> Result<()> {
         let all: u64 = each.iter().map(|(_, bytes)| bytes).sum();
-        let needed = all.saturating_mul(self.slots.into());
+        let spare = u64::from(self.works_in_slots());
+        let needed = all.saturating_mul(u64::from(self.slots) + spare);
         if needed <= self.memory {
             return Ok(());
         }
@@ -250,8 +251,14 @@ impl Options {
             self.slots,
             names.join(", "),
             self.memory,
-            self.memory / all.max(1)
+            (self.memory / all.max(1)).saturating_sub(spare)
         )
+    }
+
+    /// Whether models work in the slots, and in a spare one of each model where there is no good request.
+    pub fn works_in_slots(&self) -> bool {
+        self.mode.waits() == Processor::Gpu
+            && (self.machine == MachineName::Gpu || self.mode == Mode::GpuPersistent)
     }
 
     /// How messages arrive, if the client does not choose.
@@ -382,5 +389,13 @@ mod tests {
         parse("--slots 10 --memory 1000").check_memory(&each).unwrap();
         let error = parse("--slots 11 --memory 1099").check_memory(&each).unwrap_err().to_string();
         assert!(error.contains("1100 bytes") && error.ends_with("at most --slots 10"), "{error}");
+        // With a spare slot of each model.
+        for mode in ["gpu-graph --machine gpu", "gpu-persistent --machine twin"] {
+            parse(&format!("--mode {mode} --slots 9 --memory 1000")).check_memory(&each).unwrap();
+            let ten = parse(&format!("--mode {mode} --slots 10 --memory 1000"));
+            let error = ten.check_memory(&each).unwrap_err().to_string();
+            assert!(error.contains("1100 bytes") && error.ends_with("at most --slots 9"), "{error}");
+        }
+        parse("--mode gpu-graph --machine twin --slots 10 --memory 1000").check_memory(&each).unwrap();
     }
 }

@@ -1,7 +1,6 @@
 //! `kernels/add.cu`: the model of the echo in the modes of the pipeline. It adds 1 to the last word of a message.
 
-use gpu::{Function, Recorded, ResidentModel, Shape, Stream, Unit};
-use pipeline::gpu::Tensor;
+use gpu::{Function, Recorded, ResidentModel, Shape, SlotTensors, Stream, Unit};
 use pipeline::gpu::by_cpu::Model;
 use rdma_shim::kernel::{KernelError, Machine, Memory, Plain};
 
@@ -106,13 +105,13 @@ pub struct Resident {
 
 impl Resident {
     /// With the tensors of requests and answers, one of each and of the same length. Errors: no memory; no C++ compiler was there for the twin's.
-    pub fn new(machine: &Machine, [inputs, outputs]: &[Vec<Tensor>; 2]) -> Result<Resident, KernelError> {
-        let ([request], [answer]) = (&inputs[..], &outputs[..]) else {
+    pub fn new(machine: &Machine, tensors: &SlotTensors) -> Result<Resident, KernelError> {
+        let ([request], [answer]) = (&tensors.inputs[..], &tensors.outputs[..]) else {
             return Err(KernelError::Refused("an echo has one tensor each way".into()));
         };
-        let ([slots, index, stride, request_at], [.., answer_at]) = (request.words, answer.words);
+        let ([slots, index, stride, request_at], [.., answer_at]) = (request.words(), answer.words());
         let told = machine.own_memory(size_of::<db_add>())?;
-        told.put(0, &db_add([slots, index, stride, request_at, answer_at, request.bytes as u64 / 8]))?;
+        told.put(0, &db_add([slots, index, stride, request_at, answer_at, request.bytes() as u64 / 8]))?;
         let twin_entry = if machine.is_gpu() { 0 } else { KERNELS.find("db_model")?.entry() };
         Ok(Resident { told, twin_entry, threads: THREADS[usize::from(machine.is_gpu())] })
     }

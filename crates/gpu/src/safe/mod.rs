@@ -42,7 +42,7 @@ pub use memory::{CancelWord, DeviceMemory, PinnedMemory, Way};
 pub use module::{Arguments, Function, Module};
 pub use pages::{How, Kind};
 pub use registered::{Registered, registered_extents};
-pub use resident::{GRID_HEADER, ResidentModel};
+pub use resident::{GRID_HEADER, ResidentModel, SlotTensor, SlotTensors};
 pub use self_launch::{End, SelfLaunching, again_unit, relaunch_unit};
 pub use stamps::{Stamp, Stamps, stamp_unit};
 pub use stream::{Priority, Stream, spare_captures};

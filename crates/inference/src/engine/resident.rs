@@ -1,10 +1,12 @@
 //! A plan as the steps of one kernel that stays on the GPU (`kernels/resident.cu`), and that kernel on the host twin.
 //!
-//! A resident kernel of another crate calls `db_model` with the address of the steps ([`gpu::ResidentModel`]). Requests and answers may lie in slots: the first step reads and the last one writes the slot whose
-//! number lies in memory, so that nothing is copied ([`Slots`]).
+//! A resident kernel of another crate calls `db_model` with the address of the steps ([`gpu::ResidentModel`]). Requests and answers may
+//! lie in slots: the first step reads and the last one writes the slot whose number lies in memory, so that nothing is copied
+//! ([`SlotTensors`]).
 
 use std::time::Duration;
 
+use gpu::{SlotTensor, SlotTensors};
 use host_twin::{Arguments, Launch as Shape, TwinError, Visibility};
 
 use super::twin::Twin;
@@ -30,43 +32,23 @@ const OPERATIONS: [&str; 9] = [
 /// The longest that a block waits for the others at a step's end.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
-/// Where a tensor of a slot lies: `struct slot` of `kernels/operators.h`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InSlot {
-    /// Where slot 0 begins; where the slot's number lies, 32 bits; bytes from slot to slot, and to the tensor.
-    pub words: [u64; 4],
-    /// The tensor's length: of single precision, channel by channel.
-    pub bytes: usize,
+/// An error unless the tensors are as long as the model's.
+pub(super) fn check(slots: &SlotTensors, plan: &Plan) -> Result<(), EngineError> {
+    let check = |what, tensors: &[SlotTensor], shapes: &[Extents]| {
+        let given: Vec<usize> = tensors.iter().map(SlotTensor::bytes).collect();
+        let wanted: Vec<usize> = shapes.iter().map(|shape| shape.count() * size_of::<f32>()).collect();
+        if given == wanted { Ok(()) } else { Err(EngineError::Slots { what, given, wanted }) }
+    };
+    check("inputs", &slots.inputs, &plan.inputs)?;
+    check("outputs", &slots.outputs, &plan.outputs)
 }
 
-/// The tensors of requests and answers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Slots {
-    /// In the order of the model's inputs.
-    pub inputs: Vec<InSlot>,
-    /// In the order of its outputs.
-    pub outputs: Vec<InSlot>,
-}
-
-impl Slots {
-    /// An error unless the tensors are as long as the model's.
-    pub(super) fn check(&self, plan: &Plan) -> Result<(), EngineError> {
-        let check = |what, tensors: &[InSlot], shapes: &[Extents]| {
-            let given: Vec<usize> = tensors.iter().map(|tensor| tensor.bytes).collect();
-            let wanted: Vec<usize> = shapes.iter().map(|shape| shape.count() * size_of::<f32>()).collect();
-            if given == wanted { Ok(()) } else { Err(EngineError::Slots { what, given, wanted }) }
-        };
-        check("inputs", &self.inputs, &plan.inputs)?;
-        check("outputs", &self.outputs, &plan.outputs)
-    }
-
-    /// The words of the tensor that an argument names.
-    pub(super) fn of(&self, argument: &Argument) -> [u64; 4] {
-        match *argument {
-            Argument::Input(number) => self.inputs[number].words,
-            Argument::Output(number) => self.outputs[number].words,
-            _ => [0; 4],
-        }
+/// `struct slot` of `kernels/operators.h` for the tensor that an argument names.
+pub(super) fn words_of(slots: &SlotTensors, argument: &Argument) -> [u64; 4] {
+    match *argument {
+        Argument::Input(number) => slots.inputs[number].words(),
+        Argument::Output(number) => slots.outputs[number].words(),
+        _ => [0; 4],
     }
 }
 
@@ -121,24 +103,26 @@ pub struct TwinResident {
     blocks: u32,
     kernel: host_twin::Kernel,
     model: host_twin::Kernel,
+    /// Keeps their memory.
+    _slots: Option<SlotTensors>,
 }
 
 impl TwinResident {
     /// A plan's steps with memory of their own; `slots`: where inputs and outputs lie if not there. Errors: the plan's; slots of other
     /// lengths; no C++ compiler was there when this crate was built.
-    pub fn new(plan: Plan, slots: Option<&Slots>, blocks: u32) -> Result<TwinResident, EngineError> {
+    pub fn new(plan: Plan, slots: Option<&SlotTensors>, blocks: u32) -> Result<TwinResident, EngineError> {
         let find = |name| KERNELS.find(name).map_err(|source| twin_error(&plan, source));
         let (kernel, model) = (find("resident")?, find("db_model")?);
-        slots.map_or(Ok(()), |slots| slots.check(&plan))?;
+        slots.map_or(Ok(()), |slots| check(slots, &plan))?;
         let mut twin = Twin::new(plan)?;
         let launches = twin.launches();
         let steps = table(&launches, |argument| {
             Ok::<_, EngineError>(match (argument, slots) {
-                (Argument::Input(_) | Argument::Output(_), Some(slots)) => slots.of(argument),
+                (Argument::Input(_) | Argument::Output(_), Some(slots)) => words_of(slots, argument),
                 (argument, _) => twin.slot(argument),
             })
         })?;
-        Ok(TwinResident { twin, steps, blocks, kernel, model })
+        Ok(TwinResident { twin, steps, blocks, kernel, model, _slots: slots.cloned() })
     }
 
     /// Runs it alone with what lies where the first step reads.
@@ -167,7 +151,7 @@ fn twin_error(plan: &Plan, source: TwinError) -> EngineError {
     EngineError::Twin { step: format!("all of {}", plan.name), source }
 }
 
-// SAFETY: the steps lead to the plan's memory, which the value keeps, and to slots.
+// SAFETY: the steps lead to the plan's memory and to slots, and the value keeps both.
 unsafe impl gpu::ResidentModel for TwinResident {
     fn units(&self) -> Vec<gpu::Unit> {
         Vec::new()

@@ -50,7 +50,6 @@ use chain::Runs;
 pub use chain::{Model, OnEnd};
 pub use endpoint::{Endpoint, Pool};
 pub use launch::{Again, units};
-pub use resident::Tensor;
 pub use structure::{Structure, structure};
 
 /// Why a pipeline does not run.
@@ -243,8 +242,9 @@ impl Served {
             memory.fill(0)?;
             Ok::<_, ServedError>(memory)
         };
-        // The last one is no client's: a model works there in a turn without a good request.
-        let bytes = stride * (slot_count + 1);
+        let in_slots = setting.inputs.is_empty() && setting.outputs.is_empty();
+        // The last one is no client's: a model in the slots works there in a turn without a good request.
+        let bytes = stride * (slot_count + usize::from(in_slots));
         let slots = match setting.place {
             Place::Host => machine.host_memory(bytes)?.into(),
             _ => own(bytes)?,
@@ -260,7 +260,6 @@ impl Served {
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
         let word = |nth: usize| words_of.kernel_address() + (4 * nth * slot_count) as u64;
         words_of.write(4 * slot_count, &vec![0xff; 4 * slot_count])?;
-        let in_slots = setting.inputs.is_empty() && setting.outputs.is_empty();
         let [inputs, outputs] = match in_slots {
             true => [[0; MOST_TENSORS]; 2],
             false => [

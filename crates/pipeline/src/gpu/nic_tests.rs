@@ -297,7 +297,8 @@ impl AddOne {
     }
 
     fn in_slots(module: &Module, memory: &Memory, served: &Served) -> AddOne {
-        let places = served.tensors().map(|tensors| tensors[0].words);
+        let tensors = served.tensors();
+        let places = [tensors.inputs[0].words(), tensors.outputs[0].words()];
         AddOne { places, ..AddOne::of(module, memory) }
     }
 }

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use gpu::ResidentModel;
+use gpu::{ResidentModel, SlotTensor, SlotTensors};
 use rdma_shim::kernel::{Arguments, Kernel, Memory, Running, Source};
 
 use super::chain::Runs;
@@ -30,14 +30,6 @@ pub(super) const SOURCE: Source = Source {
 };
 /// Longer than any model runs: what blocks wait for one another beside the longest wait for a request.
 const MODEL: Duration = Duration::from_secs(30);
-
-/// Where a tensor of a slot lies, for a model that works there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tensor {
-    /// Where slot 0 begins; where the number of the model's slot lies, 32 bits; bytes from slot to slot, and to the tensor.
-    pub words: [u64; 4],
-    pub bytes: usize,
-}
 
 /// The kernel with its model, ready to be launched again and again.
 pub(super) struct Resident {
@@ -120,19 +112,21 @@ impl Launched {
 }
 
 impl Served {
-    /// Where the model's tensors lie in the slots: of requests, and of answers.
-    pub fn tensors(&self) -> [Vec<Tensor>; 2] {
+    /// Where the model's tensors lie in the slots.
+    pub fn tensors(&self) -> SlotTensors {
         let core = &self.core;
         let slot = core.told.turn + offset_of!(db_turn, model_slot) as u64;
         let (base, stride) = (core.slots.kernel_address(), core.geometry.server_stride() as u64);
         let of = |message: &slots::Message, begin: usize| {
-            let tensor = |entry: &slots::layout::Entry| Tensor {
-                words: [base, slot, stride, begin as u64 + u64::from(entry.offset)],
-                bytes: entry.length as usize,
+            let tensor = |entry: &slots::layout::Entry| {
+                let words = [base, slot, stride, begin as u64 + u64::from(entry.offset)];
+                // SAFETY: the core keeps the slots and the turn, whose slot is one of them.
+                unsafe { SlotTensor::new(words, entry.length as usize, core.clone()) }
             };
             message.entries().iter().map(tensor).collect()
         };
-        [of(&core.geometry.request, 0), of(&core.geometry.answer, core.geometry.answer_offset())]
+        let answers = of(&core.geometry.answer, core.geometry.answer_offset());
+        SlotTensors { inputs: of(&core.geometry.request, 0), outputs: answers }
     }
 
     fn resident(&self, model: Box<dyn ResidentModel>) -> Result<Arc<Resident>, ServedError> {

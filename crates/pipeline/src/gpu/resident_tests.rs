@@ -2,11 +2,11 @@
 
 use std::mem::offset_of;
 
-use ::gpu::{Gpu, Recorded as _, ResidentModel, Toolkit, Unit};
+use ::gpu::{Gpu, Recorded as _, ResidentModel, SlotTensors, Toolkit, Unit};
 use host_twin::{Kernels, Visibility};
 use inference::engine::Engine;
 use inference::engine::gpu::{Instance, Libraries, Loaded};
-use inference::engine::resident::{InSlot, Slots, TwinResident};
+use inference::engine::resident::TwinResident;
 use inference::engine::twin::Twin;
 use inference::import::import;
 use inference::layers::Random;
@@ -49,11 +49,11 @@ impl AddOne {
     fn new(served: &Served, kernel: &str, threads: u32) -> AddOne {
         let machine = &served.core.machine;
         let twin_entry = if machine.is_gpu() { 0 } else { PLANTED.find(kernel).unwrap().entry() };
-        let [inputs, outputs] = served.tensors();
-        let ([base, index, stride, request], [.., answer]) = (inputs[0].words, outputs[0].words);
+        let SlotTensors { inputs, outputs } = served.tensors();
+        let ([base, index, stride, request], [.., answer]) = (inputs[0].words(), outputs[0].words());
         let told = machine.own_memory(size_of::<Told>()).unwrap();
-        let between = machine.own_memory(inputs[0].bytes).unwrap();
-        let count = inputs[0].bytes as u64 / 4;
+        let between = machine.own_memory(inputs[0].bytes()).unwrap();
+        let count = inputs[0].bytes() as u64 / 4;
         let words = [base, index, stride, request, answer, between.kernel_address(), count];
         told.put(0, &Told(words)).unwrap();
         AddOne { twin_entry, threads, told, _between: between }
@@ -291,13 +291,6 @@ struct Waiting {
     _queue: Memory,
 }
 
-fn slots_of(served: &Served) -> Slots {
-    let [inputs, outputs] = served.tensors().map(|tensors| {
-        tensors.iter().map(|tensor| InSlot { words: tensor.words, bytes: tensor.bytes }).collect()
-    });
-    Slots { inputs, outputs }
-}
-
 enum On {
     Twin,
     Gpu(Arc<Loaded>),
@@ -332,7 +325,7 @@ impl Waiting {
         let mut served = Served::new(machine, setting).unwrap();
         let queue = played_queue(machine, &mut served, slots);
         served.want(0);
-        let instance = Instance::in_slots(loaded, &slots_of(&served)).unwrap();
+        let instance = Instance::in_slots(loaded, &served.tensors()).unwrap();
         served.start_graph(Again::Relaunch, Box::new(instance)).unwrap();
         let mut waiting = Waiting { served, geometry, plan, on: On::Gpu(Arc::clone(loaded)), _queue: queue };
         waiting.until(0);
@@ -340,7 +333,7 @@ impl Waiting {
     }
 
     fn model(&self) -> Box<dyn ResidentModel> {
-        let slots = slots_of(&self.served);
+        let slots = self.served.tensors();
         match &self.on {
             On::Twin => Box::new(TwinResident::new(self.plan.clone(), Some(&slots), 1).unwrap()),
             On::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(&slots)).unwrap()),

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, Stamps, Stream, Way};
+use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, SlotTensors, Stamps, Stream, Way};
 
 use super::choose::Timed;
 use super::ready::{Memory, Place, Ready};
 use super::{BETWEEN, LIMIT, Loaded, bytes};
-use crate::engine::resident::Slots;
 use crate::engine::{Engine, EngineError, gathered};
 use crate::plan::{Precision, Task};
 
@@ -36,11 +35,11 @@ impl Instance {
 
     /// The same, whose inputs and outputs lie in slots: it has neither [`Self::bring`] nor [`Self::outputs`]. It runs here at once, with
     /// what lies in the slot that is named. Errors also: slots of other lengths.
-    pub fn in_slots(loaded: &Arc<Loaded>, slots: &Slots) -> Result<Instance, EngineError> {
+    pub fn in_slots(loaded: &Arc<Loaded>, slots: &SlotTensors) -> Result<Instance, EngineError> {
         Instance::of(loaded, Some(slots))
     }
 
-    fn of(loaded: &Arc<Loaded>, slots: Option<&Slots>) -> Result<Instance, EngineError> {
+    fn of(loaded: &Arc<Loaded>, slots: Option<&SlotTensors>) -> Result<Instance, EngineError> {
         let context = &loaded.code.context;
         let memory = Memory::new(context, &loaded.plan, loaded.workspace(), slots)?;
         let (stream, between) =
@@ -176,7 +175,7 @@ impl Instance {
     }
 }
 
-// SAFETY: the steps keep to the instance's memory and to what was loaded, which it keeps; `put` has more.
+// SAFETY: the steps keep to the instance's memory, to slots and to what was loaded, all of which it keeps; `put` has more.
 unsafe impl gpu::Recorded for Instance {
     fn record(&self, stream: &Stream) -> gpu::Result<()> {
         put_all(&self.loaded, &self.memory, stream)

@@ -1,13 +1,13 @@
 //! Steps that are ready to be put into a stream, and the memory that they work in.
 
-use gpu::{Arguments, Context, DeviceMemory, Error, Shape, Stream};
+use gpu::{Arguments, Context, DeviceMemory, Error, Shape, SlotTensors, Stream};
 
 use super::Code;
 use super::convolution;
 use super::library_plan::LibraryPlan;
 use super::weights::{Form, Weights};
 use crate::engine::EngineError;
-use crate::engine::resident::Slots;
+use crate::engine::resident;
 use crate::launch::{Argument, Launch};
 use crate::plan::arena::ALIGNMENT;
 use crate::plan::{Plan, Step};
@@ -49,7 +49,7 @@ pub struct Memory {
     /// Which slot is served; there is one here.
     pub slot: DeviceMemory,
     /// Where inputs and outputs lie instead, if not here.
-    pub slots: Option<Slots>,
+    pub slots: Option<SlotTensors>,
 }
 
 impl Memory {
@@ -59,9 +59,9 @@ impl Memory {
         context: &Context,
         plan: &Plan,
         workspace: usize,
-        slots: Option<&Slots>,
+        slots: Option<&SlotTensors>,
     ) -> Result<Memory, EngineError> {
-        slots.map_or(Ok(()), |slots| slots.check(plan))?;
+        slots.map_or(Ok(()), |slots| resident::check(slots, plan))?;
         let own =
             |shapes: &'_ [crate::graph::Shape]| if slots.is_some() { Vec::new() } else { shapes.to_vec() };
         let of = |what, bytes| memory(context, plan, what, bytes);
@@ -156,7 +156,7 @@ impl Place<'_> {
     /// `struct slot` of an input or output: base, index, stride, offset; of another argument its address comes first.
     pub fn words(&self, argument: &Argument) -> gpu::Result<[u64; 4]> {
         if let (Argument::Input(_) | Argument::Output(_), Some(slots)) = (argument, &self.memory.slots) {
-            return Ok(slots.of(argument));
+            return Ok(resident::words_of(slots, argument));
         }
         let missing = || Error::Refused("a constant of a kernel is not there".into());
         let constant = |number, form| self.weights.address((number, form)).ok_or_else(missing);

@@ -7,7 +7,7 @@ use gpu::{Arguments, DeviceMemory, Function, PinnedMemory, Priority, ResidentMod
 use super::libraries::By;
 use super::ready::{Memory, Place, Ready, memory};
 use super::{BETWEEN, LIMIT, Loaded, bytes};
-use crate::engine::resident::{self, Slots, THREADS, late, table};
+use crate::engine::resident::{self, THREADS, late, table};
 use crate::engine::{Engine, EngineError};
 use crate::launch::Launch;
 
@@ -22,7 +22,7 @@ pub struct Resident {
 impl Resident {
     /// Memory for one more instance; `slots`: where inputs and outputs lie if not there. Errors: a step that a library computes, with
     /// its name and the library's; slots of other lengths; out of memory.
-    pub fn new(loaded: &Arc<Loaded>, slots: Option<&Slots>) -> Result<Resident, EngineError> {
+    pub fn new(loaded: &Arc<Loaded>, slots: Option<&gpu::SlotTensors>) -> Result<Resident, EngineError> {
         let Loaded { code, plan, weights, .. } = &**loaded;
         let launches = own(loaded)?;
         let of_instance = Memory::new(&code.context, plan, 0, slots)?;
@@ -54,7 +54,7 @@ impl Resident {
     }
 }
 
-// SAFETY: the steps keep to the instance's memory and to what was loaded, which the value keeps, and to slots.
+// SAFETY: the steps keep to the instance's memory, to slots and to what was loaded, all of which the value keeps.
 unsafe impl ResidentModel for Resident {
     fn units(&self) -> Vec<gpu::Unit> {
         resident::units().into()
