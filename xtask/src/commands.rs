@@ -10,11 +10,8 @@ use std::process::Command;
 
 use clap::Parser;
 
-use crate::man;
 use crate::workspace::target_dir;
-
-/// Built in no release by the tests.
-const NOT_RELEASED: &str = "profiler";
+use crate::{man, packages};
 
 /// The programs whose options are asked.
 #[derive(Debug)]
@@ -26,11 +23,14 @@ impl Programs {
         let softnic = std::env::var_os("CARGO_BIN_EXE_softnic").map(PathBuf::from);
         let folder = softnic.as_deref().and_then(Path::parent).map(Path::to_owned);
         let folder = folder.unwrap_or_else(|| target_dir().join("release"));
-        let names = man::PROGRAMS.iter().map(|(name, _)| *name).filter(|name| *name != NOT_RELEASED);
-        match names.map(|name| folder.join(name)).find(|path| !path.is_file()) {
+        match packages::released().map(|name| folder.join(name)).find(|path| !path.is_file()) {
             Some(missing) => Err(missing.display().to_string()),
             None => Ok(Programs(folder)),
         }
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.0
     }
 
     /// What is wrong with the commands of a text, a sentence each.
@@ -52,7 +52,7 @@ impl Programs {
         if let ("ssh", [_, there]) = (first, arguments) {
             return self.wrong(there).into_iter().next().map_or(Ok(()), Err);
         }
-        if !man::PROGRAMS.iter().any(|(name, _)| *name == first) || !self.0.join(first).is_file() {
+        if !man::programs().any(|(name, _)| name == first) || !self.0.join(first).is_file() {
             return Ok(());
         }
         // It is answered before anything else, `--help` too.

@@ -72,10 +72,10 @@ fn recorded(measured: Option<&str>, id: &str) -> String {
     let of_claim = verdicts.filter(|verdict| verdict["id"] == id);
     let judged = of_claim.filter_map(|one| Some((read(&one["verdict"])?, read(&one["label"])?)));
     match judged.max_by_key(|(verdict, label)| Verdict::rank(verdict, *label)) {
-        Some((verdict @ (Verdict::Reproduced | Verdict::InPart | Verdict::NotReproduced), _)) => {
-            verdict.to_string()
-        }
-        _ => "needs hardware".to_owned(),
+        // The parts are another page's to name.
+        Some((Verdict::NeedsHardware(_), _)) => "needs hardware".to_owned(),
+        Some((verdict, _)) => verdict.to_string(),
+        None => "not recorded".to_owned(),
     }
 }
 

@@ -227,7 +227,7 @@ fn a_dry_run_says_lines_models_and_times() {
         "--sleep block",
         "--seconds 61",
         "judges 6 claims of experiments/fig7/paper.toml: cpu-100, ",
-        "judges 5 claims of experiments/fig7/spec.toml: block-alone, ",
+        "judges 6 claims of experiments/fig7/spec.toml: block-alone, ",
     ] {
         assert!(whole.contains(words), "{words}: {whole}");
     }
