@@ -93,7 +93,7 @@ pub fn run(options: &Options) -> Result<()> {
     say!("{}: {profile}, revision {commit}{changes}, {:.1} MiB", folder.display(), mib(bytes));
     say!(
         "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build, figure 1, figure 2, figure 3, bench-models --gpu; with libibverbs1 and \
-         ibverbs-providers: figure 4, figure 5, figure 7, bench-nic"
+         ibverbs-providers: figures 4 to 7, figure bench-clients, bench-nic"
     );
     if libraries > 0 {
         say!(

@@ -176,8 +176,12 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
         }
         return models::run(experiment, options);
     }
-    if options.machine.is_some() && app != serving::APP && app != serving::time::APP {
-        return Err(refused(format!("{name}: --machine is of figures 6 and 7; leave it out")));
+    if options.machine.is_some() && ![serving::APP, serving::time::APP, serving::clients::APP].contains(&app)
+    {
+        return Err(refused(format!("{name}: --machine is of figures 6, 7 and bench-clients; leave it out")));
+    }
+    if app == serving::clients::APP {
+        return serving::clients::run(experiment, options);
     }
     if app == serving::APP {
         return serving::run(experiment, options);

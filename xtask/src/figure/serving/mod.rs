@@ -30,6 +30,7 @@ use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
 
+pub mod clients;
 mod cpu;
 pub mod time;
 
@@ -198,7 +199,7 @@ fn option(spec: &Spec, name: &str) -> Result<i64> {
     spec.options
         .get(name)
         .and_then(toml::Value::as_integer)
-        .with_context(|| format!("fig7: no option {name}"))
+        .with_context(|| format!("{}: no option {name}", spec.name))
 }
 
 /// What a server is told.
@@ -206,7 +207,7 @@ fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<
     let slots = option(spec, "slots")?.to_string();
     let words =
         ["--mode", "gpu-graph", "--machine", machine.name(), "--sleep", line.sleep, "--model", line.model];
-    let rest = ["--slots", &slots, "--listen", "127.0.0.1:0", "--json", "-"];
+    let rest = ["--slots", &slots, "--listen", "127.0.0.1:0", "--status", "-", "--json", "-"];
     Ok(words.into_iter().chain(rest).map(str::to_owned).collect())
 }
 
@@ -257,6 +258,8 @@ struct Phases {
     /// Seconds, cores, and the NIC's cores.
     cores: Vec<[f64; 3]>,
     watts: Option<f64>,
+    /// From a signal until the sleeping server's answer was read.
+    woken: Option<Duration>,
     /// The client's last line.
     run: Value,
 }
@@ -286,7 +289,7 @@ impl run::Bench for Served<'_> {
 
 /// Puts the numbers of a run into its point.
 fn fill(point: &mut Point, phases: &Phases) {
-    let Phases { init, serving, end, cores, watts, run } = phases;
+    let Phases { init, serving, end, cores, watts, woken, run } = phases;
     let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64);
     let values = [
         ("serving_cores", Some(serving.own_cores())),
@@ -299,6 +302,7 @@ fn fill(point: &mut Point, phases: &Phases) {
         ("p50_us", number("/latency/p50_ns").map(|ns| ns / 1e3)),
         ("p99_us", number("/latency/p99_ns").map(|ns| ns / 1e3)),
         ("gpu_watts", *watts),
+        ("woken_ms", woken.map(|time| time.as_secs_f64() * 1e3)),
         ("serving_s", Some(serving.seconds)),
         ("init_s", Some(init.seconds)),
         ("end_s", Some(end.seconds)),
@@ -335,13 +339,11 @@ impl Served<'_> {
     fn server(&self, line: &Line<'_>, log: &Path) -> Result<(Speaking, Watch, String)> {
         let mut command = self.on_nic(&self.programs.server);
         command.args(server_options(self.spec, line, self.machine)?);
-        command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
-        let mut server = Speaking::start(&mut command, log)?;
+        let mut server = started(&mut command, log)?;
         // The launcher becomes the server: one process, whose number stays.
         let watch = Watch::start(server.child.0.id(), APART)?;
-        let listening = server.json("listening", BEGIN).context("starting the server")?;
-        let address = listening["address"].as_str().context("the server does not say where it listens")?;
-        Ok((server, watch, address.to_owned()))
+        let address = address(&mut server)?;
+        Ok((server, watch, address))
     }
 
     /// Runs a second of a model, by another program: alone before and after, and beside a server without requests.
@@ -401,7 +403,14 @@ impl Served<'_> {
             log("client").display()
         );
         let process = server.child.0.id();
-        terminate(process)?;
+        let asked = Instant::now();
+        // The others sleep in the driver, which no signal leaves.
+        let woken = (line.sleep == EVENT).then(|| {
+            signal(process, Signal::SIGUSR1)?;
+            server.json("status", WAIT).context("the server, asked for its counters").map(|_| asked.elapsed())
+        });
+        let woken = woken.transpose()?;
+        signal(process, Signal::SIGTERM)?;
         let last = last_look(process, END, served.1.clone());
         let end = last.since(&served.1, watch.seconds() - served.0);
         let ended = server.child.wait(END)?;
@@ -414,6 +423,7 @@ impl Served<'_> {
             end,
             cores: timeline(&taken),
             watts: watts.and_then(mean),
+            woken,
             run,
         })
     }
@@ -428,14 +438,32 @@ fn on_nic(nic: &Nic, programs: &Programs, here: &GpuMachine, program: &Path) -> 
     command
 }
 
-/// Asks a process to end.
-fn terminate(process: u32) -> Result<()> {
-    kill(Pid::from_raw(i32::try_from(process)?), Signal::SIGTERM).context("asking the server to end")
+/// Starts a server of the zoo's models; `command` has its other options.
+fn started(command: &mut Command, log: &Path) -> Result<Speaking> {
+    command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
+    Speaking::start(command, log)
+}
+
+/// Waits until a server listens: where.
+fn address(server: &mut Speaking) -> Result<String> {
+    let listening = server.json("listening", BEGIN).context("starting the server")?;
+    Ok(listening["address"].as_str().context("the server does not say where it listens")?.to_owned())
+}
+
+/// Both.
+fn listening(command: &mut Command, log: &Path) -> Result<(Speaking, String)> {
+    let mut server = started(command, log)?;
+    let address = address(&mut server)?;
+    Ok((server, address))
+}
+
+fn signal(process: u32, signal: Signal) -> Result<()> {
+    kill(Pid::from_raw(i32::try_from(process)?), signal).context("sending the server a signal")
 }
 
 /// Has a server end. Error: it does not end well.
 fn ended(server: &mut Speaking, log: &Path) -> Result<()> {
-    terminate(server.child.0.id())?;
+    signal(server.child.0.id(), Signal::SIGTERM)?;
     let ended = server.child.wait(END)?;
     ensure!(ended == Ended::Well, "the server {ended}; see {}", log.display());
     Ok(())

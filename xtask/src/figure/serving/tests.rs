@@ -12,6 +12,7 @@ const SOFTNIC: &str = "#!/bin/sh\nshift 6\nexec \"$@\"\n";
 /// Works all the time where it is told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
 const SERVER: &str = r#"#!/bin/sh
 trap 'exit 0' TERM
+trap 'echo "{\"kind\":\"status\"}"' USR1
 echo "$@" >> FOLDER/server-options
 echo $$ > FOLDER/server
 rm -f FOLDER/spins
@@ -47,14 +48,14 @@ fn fig7() -> Experiment {
     Experiment::read(&root().join("experiments"), "fig7").unwrap()
 }
 
-fn how(out: PathBuf, extent: Extent) -> resume::Options {
+pub fn how(out: PathBuf, extent: Extent) -> resume::Options {
     resume::Options { extent, resume: true, record: false, out, again: "again".into() }
 }
 
-struct Stage(PathBuf);
+pub struct Stage(pub PathBuf);
 
 impl Stage {
-    fn new(name: &str, bend: impl Fn(&str) -> String) -> Stage {
+    pub fn new(name: &str, bend: impl Fn(&str) -> String) -> Stage {
         let folder = std::env::temp_dir().join(format!("xtask-fig7-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join("out")).unwrap();
@@ -80,7 +81,7 @@ impl Stage {
         Ok(serde_json::from_str(&fs::read_to_string(how.out.join("summary.json"))?)?)
     }
 
-    fn points(&self) -> Vec<Point> {
+    pub fn points(&self) -> Vec<Point> {
         measure::json_lines::read(&self.0.join("out/results.jsonl")).unwrap().records
     }
 }
@@ -117,6 +118,8 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
         (of(event, "nic_cores"), of(event, "p50_us"), of(event, "answers_per_s")),
         (0.0, 1500.0, 20.5)
     );
+    let asleep = points.iter().filter(|point| point.values.contains_key("woken_ms"));
+    assert!(asleep.map(|point| point.series.as_str()).eq([event]));
     assert!(of(event, "serving_s") >= 0.9 && of(event, "end_s") < 30.0);
     assert!(of(event, "switches_per_s") > 0.0, "it wakes up to sleep again");
     for id in ["few-wakes", "few-wakes-of-ours"] {
@@ -227,7 +230,7 @@ fn a_dry_run_says_lines_models_and_times() {
         "--sleep block",
         "--seconds 61",
         "judges 6 claims of experiments/fig7/paper.toml: cpu-100, ",
-        "judges 6 claims of experiments/fig7/spec.toml: block-alone, ",
+        "judges 7 claims of experiments/fig7/spec.toml: block-alone, ",
     ] {
         assert!(whole.contains(words), "{words}: {whole}");
     }

@@ -16,7 +16,7 @@ use experiment::{Experiment, Spec, resume};
 use measure::{Part, Provenance, json_lines};
 use serde_json::{Value, json};
 
-use super::{BEGIN, Machine, Programs, SILENCE, begin, ended, on_nic, provenance};
+use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, provenance};
 use crate::figure::{Nic, Options};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, Speaking, WAIT};
@@ -345,11 +345,8 @@ impl Timed<'_> {
         let log = self.out.join(format!("logs/{}-{}-{what}-{}.log", key.series, key.repetition, key.x));
         let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.server);
         command.args(server_options(self.spec, &key.series, self.machine, is_traced)?);
-        command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
-        let mut server = Speaking::start(&mut command, &log)?;
-        let listening = server.json("listening", BEGIN).context("starting the server")?;
-        let address = listening["address"].as_str().context("the server does not say where it listens")?;
-        Ok((server, address.to_owned(), log))
+        let (server, address) = listening(&mut command, &log)?;
+        Ok((server, address, log))
     }
 
     /// Runs a client to its end: its last line.

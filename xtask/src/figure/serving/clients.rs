@@ -1,0 +1,293 @@
+//! Many clients of a server beside one that has as many requests in flight.
+//!
+//! A series is `gpu-COUNT-MODEL`. A point is a server and so many clients, each a process; what counts is the time in which all of them
+//! are served (`experiments/bench-clients/README.md`).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use experiment::point::{Key, Point};
+use experiment::run::{self, Extra};
+use experiment::{Experiment, Spec, resume};
+use measure::{Part, Provenance};
+use serde_json::{Value, json};
+
+use super::{
+    BEGIN, Machine, Programs, SILENCE, begin, drawn_and_judged, ended, listening, missing, on_nic, option,
+};
+use crate::figure::{Nic, Options};
+use crate::gpu_machine::GpuMachine;
+use crate::process::{Ended, Speaking, WAIT};
+use crate::{progress, stop, workspace, zoo};
+
+/// What the spec calls its points.
+pub const APP: &str = "serving-clients";
+/// How much longer a client serves than is asked for: until the last one has begun.
+const LEAD: f64 = 10.0;
+
+/// A series taken apart.
+struct Line<'a> {
+    count: u64,
+    model: &'a str,
+}
+
+impl<'a> Line<'a> {
+    fn of(series: &'a str) -> Result<Line<'a>> {
+        let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
+        let line = parts.and_then(|(count, model)| Some(Line { count: count.parse().ok()?, model }));
+        line.filter(|line| line.count > 0).with_context(|| format!("series {series}: not gpu-COUNT-MODEL"))
+    }
+}
+
+/// Measures and reports.
+pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
+    let Some(begun) = begin(&experiment, options, dry_run)? else { return Ok(()) };
+    execute(&experiment, &begun.how, begun.machine, &begun.here, &Programs::of(&workspace::programs()))
+}
+
+/// What a server is told.
+fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<String>> {
+    let slots = option(spec, "slots")?.to_string();
+    let words =
+        ["--mode", "gpu-graph", "--machine", machine.name(), "--model", line.model, "--slots", &slots];
+    let rest = ["--slots-per-client", &slots, "--listen", "127.0.0.1:0", "--json", "-"];
+    Ok(words.into_iter().chain(rest).map(str::to_owned).collect())
+}
+
+/// What a client is told, but for the server's address. Error: the slots are not the clients' in equal parts.
+fn client_options(spec: &Spec, line: &Line<'_>, seconds: f64) -> Result<Vec<String>> {
+    let slots = u64::try_from(option(spec, "slots")?)?;
+    ensure!(slots.is_multiple_of(line.count), "{}: {slots} slots for {} clients", spec.name, line.count);
+    let [own, inputs] = [(slots / line.count).to_string(), option(spec, "inputs")?.to_string()];
+    let seconds = (seconds + LEAD).to_string();
+    let words = ["--model", line.model, "--slots", &own, "--inputs", &inputs, "--seconds", &seconds];
+    Ok(words.into_iter().chain(["--deadline", "60", "--live", "--json", "-"]).map(str::to_owned).collect())
+}
+
+fn execute(
+    experiment: &Experiment,
+    how: &resume::Options,
+    machine: Machine,
+    here: &GpuMachine,
+    programs: &Programs,
+) -> Result<()> {
+    let spec = &experiment.spec;
+    std::fs::create_dir_all(how.out.join("logs")).with_context(|| format!("--out {}", how.out.display()))?;
+    let provenance = super::provenance(spec, machine, here)?;
+    let grid = spec.grid(how.extent);
+    let nic = Nic::software(spec, &how.out)?;
+    let mut bench = Many { spec, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
+    let results = how.out.join("results.jsonl");
+    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
+    let earlier = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
+    let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
+    run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
+}
+
+/// Points of a server and its clients.
+struct Many<'a> {
+    spec: &'a Spec,
+    out: &'a Path,
+    machine: Machine,
+    here: &'a GpuMachine,
+    programs: &'a Programs,
+    nic: &'a Nic,
+    provenance: &'a Provenance,
+}
+
+/// Answers of a client, as it says each second: when that was heard, and how many in all.
+type Heard = Vec<(f64, u64)>;
+
+impl run::Bench for Many<'_> {
+    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let line = Line::of(&key.series)?;
+        let label = self.provenance.label(&[Part::Gpu]);
+        let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
+        point.seconds = seconds;
+        let log = self.out.join(format!("logs/{}-{}-server.log", key.series, key.repetition));
+        let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.server);
+        command.args(server_options(self.spec, &line, self.machine)?);
+        let (mut server, address) = listening(&mut command, &log)?;
+        let mut clients = Vec::new();
+        for nth in 0..line.count {
+            let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.client);
+            command.args(["--connect", &address]).args(client_options(self.spec, &line, seconds)?);
+            command.arg("--manifests").arg(zoo::manifests());
+            let log = self.out.join(format!("logs/{}-{}-client-{nth}.log", key.series, key.repetition));
+            clients.push(Speaking::start(&mut command, &log)?);
+        }
+        let since = Instant::now();
+        let heard = std::thread::scope(|scope| {
+            let hear = |client| scope.spawn(move || hear(client, since, seconds));
+            let hearing: Vec<_> = clients.iter_mut().map(hear).collect();
+            let joined = hearing.into_iter().map(|one| one.join().expect("it does not panic"));
+            joined.collect::<Result<Vec<(Heard, Value)>>>()
+        })?;
+        ended(&mut server, &log)?;
+        fill(&mut point, &heard, seconds);
+        Ok(point)
+    }
+}
+
+/// Hears a client to its end: its lines, and the last one.
+fn hear(client: &mut Speaking, since: Instant, seconds: f64) -> Result<(Heard, Value)> {
+    let mut heard = Heard::new();
+    let limit = Duration::from_secs_f64(seconds + LEAD) + BEGIN;
+    loop {
+        let said = client.json_of(&["live", "run"], SILENCE).context("a client")?;
+        if said["kind"] == "run" {
+            let ended = client.child.wait(WAIT)?;
+            let is_told = ended == Ended::Well || missing(&said).is_some();
+            ensure!(is_told, "a client {ended}; see {}", client.log.display());
+            return Ok((heard, said));
+        }
+        let answered = said["answered"].as_u64().context("a client's line `live` has no answered")?;
+        heard.push((since.elapsed().as_secs_f64(), answered));
+        ensure!(since.elapsed() < limit, "a client still runs; see {}", client.log.display());
+    }
+}
+
+/// How long all were served, and the answers a second of each in that time; `None` if a client said less than two lines then.
+fn together(heard: &[&Heard]) -> Option<(f64, Vec<f64>)> {
+    let ends =
+        |of: &dyn Fn(&Heard) -> Option<f64>| heard.iter().map(|one| of(one)).collect::<Option<Vec<f64>>>();
+    let begin = ends(&|one| Some(one.first()?.0))?.into_iter().fold(f64::MIN, f64::max);
+    let end = ends(&|one| Some(one.last()?.0))?.into_iter().fold(f64::MAX, f64::min);
+    let rate = |one: &&Heard| {
+        let first = one.iter().find(|(at, _)| *at >= begin)?;
+        let last = one.iter().rev().find(|(at, _)| *at <= end)?;
+        (last.0 > first.0).then(|| (last.1 - first.1) as f64 / (last.0 - first.0))
+    };
+    Some((end - begin, heard.iter().map(rate).collect::<Option<Vec<f64>>>()?))
+}
+
+/// Puts the numbers of a point into it.
+fn fill(point: &mut Point, clients: &[(Heard, Value)], seconds: f64) {
+    let heard: Vec<&Heard> = clients.iter().map(|(heard, _)| heard).collect();
+    point.missing = clients.iter().find_map(|(_, run)| missing(run));
+    let (window, rates) = together(&heard).unwrap_or_default();
+    if window < seconds / 2.0 {
+        point
+            .missing
+            .get_or_insert(format!("all clients were served together for {window:.1} s, not {seconds}"));
+    }
+    let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = rates.iter().copied().fold(0.0, f64::max);
+    let per_s = rates.iter().sum::<f64>();
+    if per_s > 0.0 {
+        let values = [
+            ("per_s", per_s),
+            ("least_per_s", least),
+            ("most_per_s", most),
+            ("spread", most / least),
+            ("window_s", window),
+        ];
+        point.values.extend(values.map(|(name, value)| (name.to_owned(), value)));
+    }
+    point.detail = json!({ "rates": rates });
+}
+
+/// What would be measured and judged (INV-10).
+fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> Result<String> {
+    let spec = &experiment.spec;
+    let grid = spec.grid(how.extent);
+    let mut lines = vec![
+        format!("{}: {}", spec.name, spec.title),
+        format!(
+            "{} points: {} series × {} repetitions, each of {} s and {LEAD} s more to begin; each point ends within nine minutes, --resume goes on",
+            grid.keys().len(),
+            grid.series.len(),
+            grid.repeat,
+            grid.seconds
+        ),
+        format!("nic: the software NIC, a process each; machine: {}", machine.name()),
+        format!("results: {}", how.out.display()),
+    ];
+    for series in &grid.series {
+        let line = Line::of(series)?;
+        lines.push(format!("{series}: inference-server {}", server_options(spec, &line, machine)?.join(" ")));
+        let words = client_options(spec, &line, grid.seconds)?.join(" ");
+        lines.push(format!("  {} × doorbell-client --connect … {words}", line.count));
+    }
+    lines.extend(drawn_and_judged(experiment, std::iter::empty(), (&grid.series, &[]), machine));
+    Ok(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use experiment::spec::Extent;
+    use measure::Label;
+
+    use super::super::tests::{Stage, how};
+    use super::*;
+    use crate::gpu_machine::example;
+
+    fn bench_clients() -> Experiment {
+        Experiment::read(&workspace::root().join("experiments"), "bench-clients").unwrap()
+    }
+
+    #[test]
+    fn rates_are_those_of_the_time_in_which_all_are_served() {
+        let early: Heard = vec![(1.0, 100), (2.0, 200), (3.0, 250), (4.0, 300), (5.0, 400)];
+        let late: Heard = vec![(2.5, 10), (3.5, 60), (4.5, 110), (9.0, 1000)];
+        // From 2.5 to 5 seconds: the early one's lines at 3 and 5, the late one's at 2.5 and 4.5.
+        assert_eq!(together(&[&early, &late]), Some((2.5, vec![75.0, 50.0])));
+        assert_eq!(together(&[&early, &vec![(6.0, 1)]]), None);
+        assert_eq!(together(&[&early, &Heard::new()]), None);
+    }
+
+    #[test]
+    fn a_point_says_the_sum_and_the_spread_and_what_makes_it_none() {
+        let experiment = bench_clients();
+        let key = experiment.spec.grid(Extent::Normal).keys().remove(0);
+        let run = |wrong: u64| json!({ "sent": 9, "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {} });
+        let of = |clients: &[(Heard, Value)]| {
+            let provenance = Provenance::of(workspace::revision(), &[]);
+            let mut point = Point::new("bench-clients", key.clone(), Label::Emulated, provenance);
+            fill(&mut point, clients, 2.0);
+            point
+        };
+        let both = [(vec![(1.0, 0), (3.0, 120)], run(0)), (vec![(1.0, 0), (3.0, 100)], run(0))];
+        let point = of(&both);
+        assert_eq!(
+            (point.values["per_s"], point.values["spread"], point.missing.as_deref()),
+            (110.0, 1.2, None)
+        );
+        assert!(experiment.spec.values.iter().all(|name| point.values.contains_key(name)));
+        let bad = of(&[both[0].clone(), (vec![(1.0, 0), (3.0, 100)], run(2))]);
+        assert_eq!(bad.missing.as_deref(), Some("2 wrong of 9 requests"));
+        let apart = of(&[both[0].clone(), (vec![(2.5, 0), (9.0, 100)], run(0))]);
+        assert_eq!(apart.missing.as_deref(), Some("all clients were served together for 0.0 s, not 2"));
+    }
+
+    #[test]
+    fn as_many_clients_are_started_as_the_series_says() {
+        let stage = Stage::new("clients", |text| {
+            text.replace(r#""seconds":1.0"#, r#""seconds":1.0,"answered":10"#)
+                .replace(r#""seconds":2.0"#, r#""seconds":2.0,"answered":30"#)
+                // Until all have said their first line.
+                .replace(
+                    "sleep 1\n",
+                    "echo >> FOLDER/begun; while [ $(wc -l < FOLDER/begun) -lt 64 ]; do sleep 0.2; done\n\
+                     for n in 1 2 3; do sleep 0.7; echo \"{\\\"kind\\\":\\\"live\\\",\\\"answered\\\":1$n}\"; done\n",
+                )
+        });
+        let mut experiment = bench_clients();
+        experiment.spec.keep(|series| series.starts_with("gpu-64-"));
+        let mut grid = experiment.spec.grid(Extent::Normal);
+        (grid.repeat, grid.seconds) = (1, 0.5);
+        experiment.spec.set_grid(grid);
+        let how = how(stage.0.join("out"), Extent::Normal);
+        execute(&experiment, &how, Machine::Gpu, &example(), &Programs::of(&stage.0)).unwrap();
+        let asked = std::fs::read_to_string(stage.0.join("client-options")).unwrap();
+        assert!(asked.lines().count() == 64 && asked.contains("--slots 1 "), "{asked}");
+        let [point] = <[Point; 1]>::try_from(stage.points()).unwrap();
+        assert_eq!(point.detail["rates"].as_array().map(Vec::len), Some(64));
+    }
+}
