@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -23,7 +24,7 @@ const LIBRARY: &str = "libsoftnic_preload.so";
 #[derive(Debug, Parser)]
 #[command(
     name = "softnic",
-    version,
+    version = VERSION.as_str(),
     disable_help_subcommand = true,
     after_help = "More: softnic run --help, softnic ctl --help"
 )]
@@ -92,6 +93,10 @@ struct Run {
     #[arg(value_name = "COMMAND", required = true, last = true)]
     command: Vec<OsString>,
 }
+
+/// Its own, and that of what processes of a fabric share.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (fabric version {})", env!("CARGO_PKG_VERSION"), soft_nic::link::VERSION));
 
 /// Keys of the configuration file, and what must be true of the program.
 fn after_help() -> String {

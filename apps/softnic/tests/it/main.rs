@@ -26,4 +26,5 @@ mod starved;
 mod tcp_port;
 mod tutorial;
 mod ucx;
+mod versions;
 mod wire;
