@@ -278,17 +278,16 @@ fn transport_mtu(interface: u32) -> u16 {
     [4096, 2048, 1024, 512].into_iter().find(fits).unwrap_or(256)
 }
 
-/// The interposing library: beside this executable, in a `lib` folder next to its folder, or in cargo's `deps`.
+/// The interposing library: beside this executable, in a `lib` folder next to its folder or the package's folder there, or in cargo's `deps`.
 fn library() -> Result<PathBuf> {
     let executable = std::env::current_exe().context("finding out where softnic itself lies")?;
     let executable = executable.canonicalize().unwrap_or(executable);
     let folder = executable.parent().unwrap_or(Path::new("/"));
-    let places =
-        [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    let places = [".", "../lib", "../lib/softnic", "deps"].map(|place| folder.join(place).join(LIBRARY));
     match places.iter().find(|place| place.is_file()) {
         Some(found) => Ok(found.clone()),
         None => bail!(
-            "{LIBRARY} is neither in {} nor in its ../lib; put it beside softnic (cargo build -p softnic makes both)",
+            "{LIBRARY} is neither in {} nor in its ../lib or ../lib/softnic; put it beside softnic (cargo build -p softnic makes both)",
             folder.display()
         ),
     }

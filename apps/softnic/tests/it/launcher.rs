@@ -140,6 +140,24 @@ fn a_missing_library_is_named() {
 }
 
 #[test]
+fn an_installed_launcher_finds_its_library_in_the_package_s_folder() {
+    let (built, folder) = (launcher(), scratch("installed"));
+    let library = Path::new("lib/softnic/libsoftnic_preload.so");
+    for place in [Path::new("bin/softnic"), library] {
+        let to = folder.join(place);
+        fs::create_dir_all(to.parent().expect("a folder")).unwrap();
+        let from = built.with_file_name(place.file_name().expect("a file"));
+        fs::copy(&from, &to).unwrap_or_else(|error| panic!("copying {}: {error}", from.display()));
+    }
+    let mut softnic = Command::new(folder.join("bin/softnic"));
+    let output = softnic.args(["run", "--", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let wanted = fs::canonicalize(folder.join(library)).unwrap();
+    let named = said.trim().split(':').filter_map(|it| fs::canonicalize(it).ok()).any(|it| it == wanted);
+    assert!(named, "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn the_exit_status_is_the_program_s() {
     for status in [0, 1, 42] {
         let output = softnic(&["run", "--", "sh", "-c", &format!("exit {status}")]);
