@@ -20,6 +20,9 @@ use crate::{ctl, program};
 /// File name of the interposing library.
 const LIBRARY: &str = "libsoftnic_preload.so";
 
+/// Names a configuration file where no `--config` does: for images of containers.
+const FILE_VARIABLE: &str = "SOFTNIC_NIC_TOML";
+
 /// A software mlx5 NIC for unmodified programs.
 #[derive(Debug, Parser)]
 #[command(
@@ -44,7 +47,7 @@ enum Action {
 #[derive(Debug, Args)]
 #[command(override_usage = "softnic run [OPTIONS] -- COMMAND…", after_long_help = after_help())]
 struct Run {
-    /// Configuration file; options on the command line override it.
+    /// Configuration file; options on the command line override it [default: the file that SOFTNIC_NIC_TOML names, if it is set].
     #[arg(long, value_name = "NIC.TOML")]
     config: Option<PathBuf>,
     /// Number of devices, 1 to 8: mlx5_0 upwards.
@@ -193,12 +196,17 @@ fn start(run: &Run) -> Result<()> {
 
 /// The file's settings, with the options on top.
 fn configuration(run: &Run) -> Result<Config> {
-    let mut config = match &run.config {
+    let named = std::env::var_os(FILE_VARIABLE).filter(|named| !named.is_empty());
+    let file = match &run.config {
+        Some(file) => Some((file.clone(), "--config")),
+        None => named.map(|named| (PathBuf::from(named), FILE_VARIABLE)),
+    };
+    let mut config = match file {
         None => Config::default(),
-        Some(file) => {
+        Some((file, origin)) => {
             let name = file.display().to_string();
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("--config {name}: cannot be read; give a readable TOML file"))?;
+            let text = std::fs::read_to_string(&file)
+                .with_context(|| format!("{origin} {name}: cannot be read; give a readable TOML file"))?;
             Config::parse(&text, &name)?
         }
     };

@@ -22,6 +22,7 @@ use crate::test::symbols;
 use crate::wheels;
 use crate::workspace::{self, Metadata, revision_text, root, target_dir};
 
+mod container;
 mod deb;
 mod parts;
 mod trial;
@@ -92,7 +93,10 @@ pub fn run(options: &Options) -> Result<()> {
         GLIBC.1
     );
     match &options.try_in {
-        Some(root) => trial::run(root, &tarball, &name, package.as_deref()),
+        Some(root) => {
+            trial::run(root, &tarball, &name, package.as_deref())?;
+            package.map_or(Ok(()), |package| container::trial(root, &package, &out))
+        }
         None => Ok(()),
     }
 }

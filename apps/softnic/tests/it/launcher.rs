@@ -64,6 +64,23 @@ fn wrong_configurations_are_named_with_their_file() {
     }
     let absent = softnic(&["run", "--config", "/nonexistent/nic.toml", "--", "true"]);
     refused("a file that is not there", &absent, &["/nonexistent/nic.toml"]);
+    // The environment's file counts where no option names one.
+    let named = |value: &str, arguments: &[&str]| {
+        let mut softnic = Command::new(launcher());
+        softnic.env("SOFTNIC_NIC_TOML", value).args(arguments).output().unwrap()
+    };
+    fs::write(&file, "mtu = 1500\n").unwrap();
+    refused("the environment's file", &named(&name, &["run", "--", "true"]), &[&name, "mtu", "1500"]);
+    let absent = named("/nonexistent/nic.toml", &["run", "--", "true"]);
+    refused("a file that is not there", &absent, &["SOFTNIC_NIC_TOML", "/nonexistent/nic.toml"]);
+    let good = scratch("launcher").join("good.toml").display().to_string();
+    fs::write(&good, "mtu = 1024\n").unwrap();
+    for (value, arguments) in
+        [(name.as_str(), &["run", "--config", &good, "--", "true"][..]), ("", &["run", "--", "true"])]
+    {
+        let output = named(value, arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! printed and counted. `SOFTNIC_TEST_FULL=1` runs the whole matrix of programs, types, layers, sizes and options.
 
 mod c_program;
+mod containers;
 mod counters;
 mod ctl;
 mod ctl_capture;
