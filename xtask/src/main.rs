@@ -101,7 +101,7 @@ enum Command {
     Report(report::Options),
     /// Serve SqueezeNet to a client over the software NIC, and check every answer.
     Demo(demo::Options),
-    /// Make a tarball of the programs for any x86-64 Linux with glibc 2.31 or newer.
+    /// Make a tarball of the programs for any x86-64 Linux with glibc 2.31 or newer, and a Debian package of softnic.
     Dist(dist::Options),
     /// Man pages and shell completions of the programs and of these commands, in folders as /usr/share has them.
     Man(man::Options),

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -19,11 +20,14 @@ use crate::{ctl, program};
 /// File name of the interposing library.
 const LIBRARY: &str = "libsoftnic_preload.so";
 
+/// Names a configuration file where no `--config` does: for images of containers.
+const FILE_VARIABLE: &str = "SOFTNIC_NIC_TOML";
+
 /// A software mlx5 NIC for unmodified programs.
 #[derive(Debug, Parser)]
 #[command(
     name = "softnic",
-    version,
+    version = VERSION.as_str(),
     disable_help_subcommand = true,
     after_help = "More: softnic run --help, softnic ctl --help"
 )]
@@ -43,7 +47,7 @@ enum Action {
 #[derive(Debug, Args)]
 #[command(override_usage = "softnic run [OPTIONS] -- COMMAND…", after_long_help = after_help())]
 struct Run {
-    /// Configuration file; options on the command line override it.
+    /// Configuration file; options on the command line override it [default: the file that SOFTNIC_NIC_TOML names, if it is set].
     #[arg(long, value_name = "NIC.TOML")]
     config: Option<PathBuf>,
     /// Number of devices, 1 to 8: mlx5_0 upwards.
@@ -92,6 +96,10 @@ struct Run {
     #[arg(value_name = "COMMAND", required = true, last = true)]
     command: Vec<OsString>,
 }
+
+/// Its own, and that of what processes of a fabric share.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (fabric version {})", env!("CARGO_PKG_VERSION"), soft_nic::link::VERSION));
 
 /// Keys of the configuration file, and what must be true of the program.
 fn after_help() -> String {
@@ -188,12 +196,17 @@ fn start(run: &Run) -> Result<()> {
 
 /// The file's settings, with the options on top.
 fn configuration(run: &Run) -> Result<Config> {
-    let mut config = match &run.config {
+    let named = std::env::var_os(FILE_VARIABLE).filter(|named| !named.is_empty());
+    let file = match &run.config {
+        Some(file) => Some((file.clone(), "--config")),
+        None => named.map(|named| (PathBuf::from(named), FILE_VARIABLE)),
+    };
+    let mut config = match file {
         None => Config::default(),
-        Some(file) => {
+        Some((file, origin)) => {
             let name = file.display().to_string();
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("--config {name}: cannot be read; give a readable TOML file"))?;
+            let text = std::fs::read_to_string(&file)
+                .with_context(|| format!("{origin} {name}: cannot be read; give a readable TOML file"))?;
             Config::parse(&text, &name)?
         }
     };
@@ -273,17 +286,16 @@ fn transport_mtu(interface: u32) -> u16 {
     [4096, 2048, 1024, 512].into_iter().find(fits).unwrap_or(256)
 }
 
-/// The interposing library: beside this executable, in a `lib` folder next to its folder, or in cargo's `deps`.
+/// The interposing library: beside this executable, in a `lib` folder next to its folder or the package's folder there, or in cargo's `deps`.
 fn library() -> Result<PathBuf> {
     let executable = std::env::current_exe().context("finding out where softnic itself lies")?;
     let executable = executable.canonicalize().unwrap_or(executable);
     let folder = executable.parent().unwrap_or(Path::new("/"));
-    let places =
-        [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    let places = [".", "../lib", "../lib/softnic", "deps"].map(|place| folder.join(place).join(LIBRARY));
     match places.iter().find(|place| place.is_file()) {
         Some(found) => Ok(found.clone()),
         None => bail!(
-            "{LIBRARY} is neither in {} nor in its ../lib; put it beside softnic (cargo build -p softnic makes both)",
+            "{LIBRARY} is neither in {} nor in its ../lib or ../lib/softnic; put it beside softnic (cargo build -p softnic makes both)",
             folder.display()
         ),
     }

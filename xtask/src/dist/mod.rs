@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: a tarball of the programs that runs on any x86-64 Linux with glibc 2.31 or newer.
+//! `cargo xtask dist`: a tarball of the programs that runs on any x86-64 Linux with glibc 2.31 or newer, and a Debian package of `softnic`.
 //!
 //! The programs are linked against the symbols of glibc 2.31 by Zig's linker, which brings them for each version; what they ask for is
 //! checked afterwards. Beside them: man pages and completions, the headers of the shim with a pkg-config file, licence texts, a list of parts (SPDX 2.3), and
@@ -22,6 +22,8 @@ use crate::test::symbols;
 use crate::wheels;
 use crate::workspace::{self, Metadata, revision_text, root, target_dir};
 
+mod container;
+mod deb;
 mod parts;
 mod trial;
 
@@ -38,8 +40,8 @@ pub struct Options {
     /// Folder for the tarball, and for what is in it.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Unpack it in this root and run `ibv_devinfo` and `ib_write_bw` there: of another distribution, made by debootstrap, with ibverbs-utils
-    /// and perftest. Needs root.
+    /// Unpack it in this root and run `ibv_devinfo` and `ib_write_bw` there, and install the Debian package and remove it: a root of another
+    /// distribution, made by debootstrap, with ibverbs-utils and perftest. Needs root.
     #[arg(long, value_name = "ROOT")]
     try_in: Option<PathBuf>,
     /// Fetch nothing; if the linker is missing, print the command that fetches it, and end with exit status 2.
@@ -70,6 +72,17 @@ pub fn run(options: &Options) -> Result<()> {
     fill(&folder, &built, &version).with_context(|| format!("filling {}", folder.display()))?;
     let tarball = pack(&out, &name)?;
     let wheel = wheel(&out, &folder, &version)?;
+    let package = deb::pack(&out, &folder, &version)?;
+    match &package {
+        None => say!("no Debian package: this system has no dpkg-deb"),
+        Some(package) => {
+            say!("{}: `apt install` brings softnic, its manual and the headers", package.display());
+            match deb::lint(package)? {
+                None => say!("  not looked at by lintian, which is not installed"),
+                Some(found) => found.lines().for_each(|line| say!("  lintian: {line}")),
+            }
+        }
+    }
     let bytes = fs::metadata(&tarball).context("the tarball")?.len();
     say!("{}: `pip install` brings the command softnic, and pytest a fixture of the name", wheel.display());
     say!(
@@ -80,7 +93,10 @@ pub fn run(options: &Options) -> Result<()> {
         GLIBC.1
     );
     match &options.try_in {
-        Some(root) => trial::run(root, &tarball, &name),
+        Some(root) => {
+            trial::run(root, &tarball, &name, package.as_deref())?;
+            package.map_or(Ok(()), |package| container::trial(root, &package, &out))
+        }
         None => Ok(()),
     }
 }

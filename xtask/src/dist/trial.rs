@@ -1,4 +1,4 @@
-//! The tarball in a root of another distribution: unpacked, and its NIC used by programs of that root.
+//! Tarball and Debian package in a root of another distribution: unpacked and installed, and the NIC used by programs of that root.
 
 use std::fs;
 use std::path::Path;
@@ -23,6 +23,15 @@ test -s share/man/man1/softnic-run.1 -a -s share/bash-completion/completions/sof
 for try in $(seq 100); do ./softnic run -- ib_write_bw 127.0.0.1 && break; sleep 0.1; done
 wait $server";
 
+/// The package, `$deb`: installed, used by its name, and removed without a trace.
+const PACKAGE_STEPS: &str = "
+dpkg --install \"$deb\"
+test -s /usr/share/man/man1/softnic-run.1.gz -a -s /usr/include/doorbell/doorbell.h -a -s /usr/share/pkgconfig/doorbell.pc
+cd / && softnic run --model cx7 -- ibv_devinfo > /tmp/packaged.txt
+grep -q PORT_ACTIVE /tmp/packaged.txt && echo PACKAGED
+dpkg --purge softnic
+test ! -e /usr/bin/softnic -a ! -e /usr/lib/softnic -a ! -e /usr/include/doorbell && echo PURGED";
+
 /// Refuses what is no such root.
 pub fn check(root: &Path) -> Result<()> {
     for wanted in WANTED {
@@ -33,8 +42,8 @@ pub fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks and runs it there.
-pub fn run(root: &Path, tarball: &Path, name: &str) -> Result<()> {
+/// Unpacks and runs it there, and installs the package, if there is one.
+pub fn run(root: &Path, tarball: &Path, name: &str, package: Option<&Path>) -> Result<()> {
     let place = root.join("tmp");
     let _ = fs::remove_dir_all(place.join(name));
     let mut tar = Command::new("tar");
@@ -44,27 +53,40 @@ pub fn run(root: &Path, tarball: &Path, name: &str) -> Result<()> {
     let inside = "mount -t proc proc \"$1/proc\" && mount --rbind /dev \"$1/dev\" && exec chroot \"$1\" /bin/sh -c \"$0\"";
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside]);
-    command.arg(format!("cd '/tmp/{name}'\n{STEPS}")).arg(root);
+    let mut steps = format!("cd '/tmp/{name}'\n{STEPS}");
+    if let Some(package) = package {
+        fs::copy(package, place.join("softnic.deb")).context("copying the package into the root")?;
+        steps += &format!("\ndeb=/tmp/softnic.deb{PACKAGE_STEPS}");
+    }
+    command.arg(steps).arg(root);
     let said = output(&mut command, LIMIT).context("the tarball in its root")?;
     said.lines().for_each(|line| say!("  {line}"));
-    let problems = missing(&said);
+    let problems = missing(&said, package.is_some());
     ensure!(problems.is_empty(), "{}: {}", root.display(), problems.join("; "));
-    say!("{}: the NIC was found there, and WRITEs passed between two processes", root.display());
+    say!(
+        "{}: the NIC was found there, and WRITEs passed between two processes{}",
+        root.display(),
+        if package.is_some() { "; the package was installed and removed" } else { "" }
+    );
     Ok(())
 }
 
-/// What the programs did not say.
-fn missing(said: &str) -> Vec<&'static str> {
+/// What the programs did not say; of the package, where it `is_packaged`.
+fn missing(said: &str, is_packaged: bool) -> Vec<&'static str> {
     let is_device = said.contains("hca_id:") && said.contains("PORT_ACTIVE");
     // perftest's row: bytes, iterations, three rates.
     let is_row = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         words.len() >= 4 && words[0] == "65536" && words[3].parse::<f64>().is_ok_and(|rate| rate > 0.0)
     };
-    [(is_device, "ibv_devinfo shows no active port"), (said.lines().any(is_row), "ib_write_bw shows no rate")]
-        .into_iter()
-        .filter_map(|(is_there, what)| (!is_there).then_some(what))
-        .collect()
+    let has = |word: &str| !is_packaged || said.lines().any(|line| line == word);
+    let all = [
+        (is_device, "ibv_devinfo shows no active port"),
+        (said.lines().any(is_row), "ib_write_bw shows no rate"),
+        (has("PACKAGED"), "the installed softnic shows no active port"),
+        (has("PURGED"), "the removed package left files"),
+    ];
+    all.into_iter().filter_map(|(is_there, what)| (!is_there).then_some(what)).collect()
 }
 
 #[cfg(test)]
@@ -74,9 +96,17 @@ mod tests {
     #[test]
     fn programs_that_do_not_say_what_they_should_are_named() {
         let said = "hca_id: mlx5_0\n state: PORT_ACTIVE (4)\n 65536      5000             3000.00            2900.50		   0.046\n";
-        assert_eq!(missing(said), [""; 0]);
-        assert_eq!(missing(&said.replace("PORT_ACTIVE", "PORT_DOWN")), ["ibv_devinfo shows no active port"]);
-        assert_eq!(missing(&said.replace("2900.50", "0.00")), ["ib_write_bw shows no rate"]);
+        assert_eq!(missing(said, false), [""; 0]);
+        assert_eq!(
+            missing(&said.replace("PORT_ACTIVE", "PORT_DOWN"), false),
+            ["ibv_devinfo shows no active port"]
+        );
+        assert_eq!(missing(&said.replace("2900.50", "0.00"), false), ["ib_write_bw shows no rate"]);
+        assert_eq!(
+            missing(said, true),
+            ["the installed softnic shows no active port", "the removed package left files"]
+        );
+        assert_eq!(missing(&format!("{said}PACKAGED\nPURGED\n"), true), [""; 0]);
     }
 
     #[test]

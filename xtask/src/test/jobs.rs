@@ -72,8 +72,9 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
     let ours = |line: &str| [vec![xtask.clone()], words(line)].concat();
     let message = "--message-format=json-render-diagnostics";
     let whole = options.suites.is_empty();
-    let starts_programs =
-        |suite: &Suite| suite.nic.is_some() || ["softnic", "gpu", "xtask"].contains(&suite.package.as_str());
+    let starts_programs = |suite: &Suite| {
+        suite.nic.is_some() || ["softnic", "softnic-test", "gpu", "xtask"].contains(&suite.package.as_str())
+    };
     let mut jobs = Vec::new();
     if whole || suites.iter().any(starts_programs) {
         jobs.push(Job::release_build());

@@ -10,7 +10,7 @@ use std::io::Write;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use soft_nic::abi::control::{self, Request};
-use soft_nic::link::{Seat, Visit};
+use soft_nic::link::{self, Seat, Visit};
 
 /// Watch or change the NIC of a running program.
 #[derive(Debug, Args)]
@@ -106,10 +106,16 @@ fn why_not(pid: u32) -> String {
         Ok(its) if Some(its.uid()) != own => {
             format!("process {pid} is of user {}; its NIC can be asked by that user alone", its.uid())
         }
-        Ok(_) => format!(
-            "process {pid} has no NIC that can be reached (it opened no device yet, runs in another namespace, or \
-             another version of softnic started it); `softnic ctl list` shows those that have one"
-        ),
+        Ok(_) => match link::other_version(pid) {
+            Some(theirs) => format!(
+                "process {pid} has a NIC of fabric version {theirs}, this softnic has version {}; use the softnic that started it",
+                link::VERSION
+            ),
+            None => format!(
+                "process {pid} has no NIC that can be reached (it opened no device yet, or runs in another namespace); \
+                 `softnic ctl list` shows those that have one"
+            ),
+        },
     }
 }
 

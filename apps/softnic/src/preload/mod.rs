@@ -9,6 +9,7 @@ mod nic;
 mod paths;
 mod pump;
 mod raw;
+mod sanitizer;
 mod stats;
 mod table;
 mod world;

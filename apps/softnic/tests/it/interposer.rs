@@ -63,10 +63,10 @@ fn python_lists_and_reads_the_tree() {
     );
 }
 
-/// Names of the C library that the interposer takes, and `ibv_open_device` for the pump.
+/// Names of the C library that the interposer takes, `ibv_open_device` for the pump, and what ThreadSanitizer asks.
 const EXPORTED: &str = "_Exit __fxstat __fxstat64 __fxstatat __fxstatat64 __lxstat __lxstat64 __open64_2 __open_2 \
-    __openat64_2 __openat_2 __readlink_chk __readlinkat_chk __realpath_chk __xstat __xstat64 _exit access \
-    canonicalize_file_name close close_range closedir closefrom dirfd dup dup2 dup3 eaccess euidaccess faccessat fcntl \
+    __openat64_2 __openat_2 __readlink_chk __readlinkat_chk __realpath_chk __tsan_default_suppressions \
+    __xstat __xstat64 _exit access canonicalize_file_name close close_range closedir closefrom dirfd dup dup2 dup3 eaccess euidaccess faccessat fcntl \
     fcntl64 fdopendir fopen fopen64 fstat fstat64 fstatat fstatat64 getxattr ibv_open_device ioctl lgetxattr listxattr \
     llistxattr lstat lstat64 mmap mmap64 open open64 openat openat64 opendir readdir readdir64 readdir64_r readdir_r \
     readlink readlinkat realpath rewinddir scandir scandir64 seekdir socket stat stat64 statx telldir write";

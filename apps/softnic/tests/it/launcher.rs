@@ -64,6 +64,23 @@ fn wrong_configurations_are_named_with_their_file() {
     }
     let absent = softnic(&["run", "--config", "/nonexistent/nic.toml", "--", "true"]);
     refused("a file that is not there", &absent, &["/nonexistent/nic.toml"]);
+    // The environment's file counts where no option names one.
+    let named = |value: &str, arguments: &[&str]| {
+        let mut softnic = Command::new(launcher());
+        softnic.env("SOFTNIC_NIC_TOML", value).args(arguments).output().unwrap()
+    };
+    fs::write(&file, "mtu = 1500\n").unwrap();
+    refused("the environment's file", &named(&name, &["run", "--", "true"]), &[&name, "mtu", "1500"]);
+    let absent = named("/nonexistent/nic.toml", &["run", "--", "true"]);
+    refused("a file that is not there", &absent, &["SOFTNIC_NIC_TOML", "/nonexistent/nic.toml"]);
+    let good = scratch("launcher").join("good.toml").display().to_string();
+    fs::write(&good, "mtu = 1024\n").unwrap();
+    for (value, arguments) in
+        [(name.as_str(), &["run", "--config", &good, "--", "true"][..]), ("", &["run", "--", "true"])]
+    {
+        let output = named(value, arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 #[test]
@@ -137,6 +154,24 @@ fn a_missing_library_is_named() {
     fs::copy(launcher(), &copy).unwrap();
     let output = Command::new(&copy).args(["run", "--", "true"]).output().unwrap();
     refused("no library", &output, &["libsoftnic_preload.so"]);
+}
+
+#[test]
+fn an_installed_launcher_finds_its_library_in_the_package_s_folder() {
+    let (built, folder) = (launcher(), scratch("installed"));
+    let library = Path::new("lib/softnic/libsoftnic_preload.so");
+    for place in [Path::new("bin/softnic"), library] {
+        let to = folder.join(place);
+        fs::create_dir_all(to.parent().expect("a folder")).unwrap();
+        let from = built.with_file_name(place.file_name().expect("a file"));
+        fs::copy(&from, &to).unwrap_or_else(|error| panic!("copying {}: {error}", from.display()));
+    }
+    let mut softnic = Command::new(folder.join("bin/softnic"));
+    let output = softnic.args(["run", "--", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let wanted = fs::canonicalize(folder.join(library)).unwrap();
+    let named = said.trim().split(':').filter_map(|it| fs::canonicalize(it).ok()).any(|it| it == wanted);
+    assert!(named, "{said}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! printed and counted. `SOFTNIC_TEST_FULL=1` runs the whole matrix of programs, types, layers, sizes and options.
 
 mod c_program;
+mod containers;
 mod counters;
 mod ctl;
 mod ctl_capture;
@@ -22,8 +23,10 @@ mod pyverbs;
 mod rdma_cm;
 mod rdma_cm_silence;
 mod rdma_core_56;
+mod sanitizers;
 mod starved;
 mod tcp_port;
 mod tutorial;
 mod ucx;
+mod versions;
 mod wire;

@@ -9,7 +9,7 @@
 use core::arch::global_asm;
 use std::sync::OnceLock;
 
-use super::Fault;
+use super::{Fault, sanitizer};
 
 // Two registers come back: rax = 1 on a fault, rdx = the value, or the faulting address.
 //
@@ -278,6 +278,7 @@ impl Guard {
     pub fn install() -> std::io::Result<Guard> {
         static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
         let installed = INSTALLED.get_or_init(|| {
+            sanitizer::find();
             install_for(libc::SIGSEGV, &PREVIOUS_SEGV).and_then(|()| install_for(libc::SIGBUS, &PREVIOUS_BUS))
         });
         installed.map(|()| Guard(())).map_err(std::io::Error::from_raw_os_error)
@@ -289,6 +290,7 @@ impl Guard {
     /// `to..to + len` must be memory that the caller may overwrite: application memory named in a work request, a
     /// shared ring, or a buffer that the caller owns. A wrong address is only caught when it is not mapped.
     pub(super) unsafe fn copy(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
+        sanitizer::copies(to, from, len);
         let outcome = if ordered {
             // SAFETY: the routine keeps to the ABI and recovers from faults; the caller vouches for the destination.
             unsafe { softnic_guard_copy(to, from, len as u64) }
@@ -310,6 +312,7 @@ impl Guard {
     /// # Safety
     /// As [`Guard::copy`].
     pub(super) unsafe fn store(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
+        sanitizer::stores(addr, size);
         let outcome = match size {
             // SAFETY: the caller vouches for the destination; faults are recovered.
             1 => unsafe { softnic_guard_store8(addr, value) },
@@ -328,6 +331,7 @@ impl Guard {
     /// # Safety
     /// As [`Guard::copy`].
     pub(super) unsafe fn compare_swap32(self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
+        sanitizer::stores(addr, 4);
         // SAFETY: the caller vouches for the address; faults are recovered.
         let outcome = unsafe { softnic_guard_compare_swap32(addr, compare.into(), swap.into()) };
         outcome.check(addr).map(|value| value as u32)
@@ -338,6 +342,7 @@ impl Guard {
     /// # Safety
     /// As [`Guard::copy`].
     pub(super) unsafe fn compare_swap64(self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        sanitizer::stores(addr, 8);
         // SAFETY: the caller vouches for the address; faults are recovered.
         unsafe { softnic_guard_compare_swap64(addr, compare, swap) }.check(addr)
     }
@@ -347,6 +352,7 @@ impl Guard {
     /// # Safety
     /// As [`Guard::copy`].
     pub(super) unsafe fn fetch_add64(self, addr: u64, add: u64) -> Result<u64, Fault> {
+        sanitizer::stores(addr, 8);
         // SAFETY: the caller vouches for the address; faults are recovered.
         unsafe { softnic_guard_fetch_add64(addr, add) }.check(addr)
     }

@@ -17,6 +17,7 @@ mod interfaces;
 pub mod mailbox;
 mod own;
 mod registers;
+mod sanitizer;
 mod shared;
 pub mod socket;
 pub mod system;

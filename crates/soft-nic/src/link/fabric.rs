@@ -2,7 +2,8 @@
 //!
 //! One memfd, the directory, is shared by all of them and lives as long as one of them does; it has no name in any file
 //! system. A process finds it by looking through the descriptors of the other processes of its user, and joining is
-//! serialised by binding an abstract socket, which the kernel releases with its process. Layout (version in `record`):
+//! serialised by binding an abstract socket, which the kernel releases with its process. One fabric has one version (`record`):
+//! a process of another version is refused. Layout:
 //!
 //! ```text
 //! 0       magic, version, key
@@ -18,6 +19,7 @@
 //! A slot belongs to its process until the process ends; the next process to join takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
 
+mod directory;
 mod process;
 mod services;
 mod visit;
@@ -29,13 +31,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
+pub use directory::other_version;
+use directory::{find, found_new, full_name, link_target, turn_name};
 use process::Origin;
 pub use process::Process;
 pub(super) use process::is_shortage;
 pub use services::{ServiceError, ServiceWord};
 pub use visit::{Seat, Visit};
 
-use super::record;
 use crate::config::{MAX_DEVICES, MAX_PORTS};
 use crate::dma::{SharedMemory, system};
 
@@ -70,6 +73,29 @@ mod at {
     pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
 }
 
+/// What a change of is a new version.
+#[cfg(test)]
+pub(super) const LAYOUT: [usize; 18] = [
+    at::MAGIC,
+    at::VERSION,
+    at::KEY,
+    at::SLOTS,
+    at::SLOT_BYTES,
+    at::BELL,
+    at::PUBLISHED,
+    at::CALL,
+    at::PID,
+    at::GENERATION,
+    at::START,
+    at::STACK,
+    at::COOKIE,
+    at::DESCRIPTOR,
+    at::CHANNELS,
+    at::PORTS,
+    at::SERVICES,
+    at::LEN,
+];
+
 /// Values of a bell.
 mod bell {
     pub const AWAKE: u32 = 0;
@@ -94,6 +120,12 @@ pub enum FabricError {
     Busy { name: String, socket: String, seconds: u64 },
     #[error("fabric {name:?} is full: {SLOTS} processes have a NIC on it; end one or use another --fabric")]
     Full { name: String },
+    #[error(
+        "process {pid} has fabric {name:?} in version {theirs}, this softnic in version {} (softnic --version); start both programs by \
+         one softnic, or give one another --fabric",
+        super::VERSION
+    )]
+    Version { name: String, pid: u32, theirs: String },
     #[error("{what} for fabric {name:?}: {error}")]
     Kernel { what: &'static str, name: String, error: io::Error },
 }
@@ -142,8 +174,12 @@ impl Fabric {
         }
         let kernel = |what| move |error| FabricError::Kernel { what, name: name.to_owned(), error };
         let full_name = full_name(name).map_err(kernel("reading the namespaces"))?;
-        let _turn = Turn::take(name, &full_name)?;
-        let (fd, directory) = match find(&full_name) {
+        let _turn = Turn::take(name, &turn_name(&full_name))?;
+        let found = find(&full_name).map_err(|(pid, theirs)| {
+            let name = name.to_owned();
+            FabricError::Version { name, pid, theirs }
+        })?;
+        let (fd, directory) = match found {
             Some(found) => found,
             None => found_new(&full_name).map_err(kernel("making the directory"))?,
         };
@@ -435,80 +471,6 @@ impl Turn {
             }
         }
     }
-}
-
-/// Name of the directory's memfd and of the socket. Holds everything that must agree: processes that could not reach
-/// each other's `/proc` entries or number processes differently never meet.
-fn full_name(name: &str) -> io::Result<String> {
-    Ok(format!("{}{name}", name_prefix()?))
-}
-
-/// What the names of all fabrics begin with that a process like this one could join.
-fn name_prefix() -> io::Result<String> {
-    let inode = |kind: &str| -> io::Result<String> {
-        let link = std::fs::read_link(format!("/proc/self/ns/{kind}"))?;
-        Ok(link.to_string_lossy().chars().filter(char::is_ascii_digit).collect())
-    };
-    let (version, user) = (record::VERSION, system::user());
-    Ok(format!("softnic-fabric-v{version}-{user}-{}-{}-", inode("net")?, inode("pid")?))
-}
-
-/// What `/proc` says of a descriptor of the directory.
-fn link_target(full_name: &str) -> String {
-    format!("/memfd:{full_name} (deleted)")
-}
-
-/// Looks for the directory among the descriptors of all processes of this user.
-fn find(full_name: &str) -> Option<(OwnedFd, SharedMemory)> {
-    let wanted = link_target(full_name);
-    let mut found = None;
-    each_descriptor(|path, target| {
-        if target == Path::new(&wanted) {
-            found = open_directory(path);
-        }
-        found.is_none()
-    });
-    found
-}
-
-/// Shows every descriptor that this user may see, and what it leads to, until `go_on` says false.
-fn each_descriptor(mut go_on: impl FnMut(&Path, &Path) -> bool) {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return };
-    for process in processes.flatten() {
-        let is_number = process.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit());
-        // Processes of others, and those that end while we look, refuse here.
-        let Some(descriptors) =
-            is_number.then(|| std::fs::read_dir(process.path().join("fd")).ok()).flatten()
-        else {
-            continue;
-        };
-        for descriptor in descriptors.flatten() {
-            let path = descriptor.path();
-            if std::fs::read_link(&path).is_ok_and(|target| !go_on(&path, &target)) {
-                return;
-            }
-        }
-    }
-}
-
-fn open_directory(path: &Path) -> Option<(OwnedFd, SharedMemory)> {
-    let fd = system::open_memfd(path.to_str()?).ok()?;
-    if system::sealed_len(&fd)? != at::LEN {
-        return None;
-    }
-    let directory = SharedMemory::map(&fd, at::LEN).ok()?;
-    let word = |offset| directory.word(offset).load(Ordering::Acquire);
-    let ours = word(at::MAGIC) == MAGIC && word(at::VERSION) == u64::from(record::VERSION);
-    ours.then_some((fd, directory))
-}
-
-fn found_new(full_name: &str) -> io::Result<(OwnedFd, SharedMemory)> {
-    let fd = system::memfd(full_name, at::LEN)?;
-    let directory = SharedMemory::map(&fd, at::LEN)?;
-    directory.word(at::VERSION).store(record::VERSION.into(), Ordering::Relaxed);
-    directory.word(at::KEY).store(system::secret()?, Ordering::Relaxed);
-    directory.word(at::MAGIC).store(MAGIC, Ordering::Release);
-    Ok((fd, directory))
 }
 
 /// Takes the free slot that was used least. Only called with the turn.

@@ -21,8 +21,8 @@ use roce::{Fragment, NakCode, Opcode, Psn, Reply, ReplyKind, Request, ServiceTyp
 
 use super::PathAddress;
 
-/// Version of records and channels; another one is refused at attach.
-pub const VERSION: u32 = 8;
+/// Version of what processes of a fabric share: directory, channels, records. A process of another one is refused when it joins.
+pub const VERSION: u32 = 9;
 /// Words of a request's header.
 pub const REQUEST_WORDS: usize = 8;
 /// Words of a reply's header.

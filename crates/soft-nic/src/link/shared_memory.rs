@@ -34,6 +34,22 @@ mod at {
     pub const RINGS: usize = 4096;
 }
 
+/// What a change of is a new version.
+#[cfg(test)]
+pub(super) const LAYOUT: [usize; 11] = [
+    at::MAGIC,
+    at::VERSION,
+    at::SLOTS,
+    at::GENERATIONS,
+    at::CAPACITIES,
+    at::HEADS[0],
+    at::HEADS[1],
+    at::NOTIFY,
+    at::TAILS[0],
+    at::STATE,
+    at::RINGS,
+];
+
 /// "softchan", so that a foreign memfd of the right size is not taken for a channel.
 const MAGIC: u64 = u64::from_be_bytes(*b"softchan");
 

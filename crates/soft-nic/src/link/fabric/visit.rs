@@ -8,9 +8,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use super::{
-    Occupant, Process, SLOTS, at, link_target, name_prefix, occupant, open_directory, ring, slot_at,
-};
+use super::directory::{each_descriptor, name_prefix, open_directory};
+use super::{Occupant, Process, SLOTS, at, link_target, occupant, ring, slot_at};
 use crate::dma::SharedMemory;
 
 /// A fabric of this user, looked at from outside.
@@ -39,7 +38,7 @@ impl Visit {
     pub fn all() -> io::Result<Vec<Visit>> {
         let prefix = name_prefix()?;
         let mut found: Vec<Visit> = Vec::new();
-        super::each_descriptor(|path, target| {
+        each_descriptor(|path, target| {
             if let Some(name) = fabric_name(target, &prefix)
                 && !found.iter().any(|visit| visit.name == name)
                 && let Some((fd, directory)) = open_directory(path)

@@ -5,6 +5,7 @@ mod crowded;
 mod dma_bufs;
 mod flood;
 mod hostile;
+mod layout;
 mod lifecycle;
 mod messages;
 mod ports;

@@ -1,0 +1,196 @@
+//! The directory's name, and the search for it: the version of its layout stands in the name, so that a process of another version
+//! is found without a look into its memory.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use super::super::record;
+use super::{MAGIC, at};
+use crate::dma::{SharedMemory, system};
+
+/// What all names begin with; the version follows. Every version keeps to this, and seals the memfd.
+const PREFIX: &str = "softnic-fabric-v";
+
+/// Name of the directory's memfd. Holds everything that must agree: processes that could not reach each other's `/proc` entries or
+/// number processes differently never meet.
+pub(super) fn full_name(name: &str) -> io::Result<String> {
+    Ok(format!("{}{name}", name_prefix()?))
+}
+
+/// What the names of all fabrics begin with that a process like this one could join.
+pub(super) fn name_prefix() -> io::Result<String> {
+    let inode = |kind: &str| -> io::Result<String> {
+        let link = std::fs::read_link(format!("/proc/self/ns/{kind}"))?;
+        Ok(link.to_string_lossy().chars().filter(char::is_ascii_digit).collect())
+    };
+    let (version, user) = (record::VERSION, system::user());
+    Ok(format!("{PREFIX}{version}-{user}-{}-{}-", inode("net")?, inode("pid")?))
+}
+
+/// Name of the socket that is the turn to join: without the version, so that no two versions join at once and miss each other.
+pub(super) fn turn_name(full_name: &str) -> String {
+    let rest = full_name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
+    rest.map_or(full_name.to_owned(), |(_, place)| format!("softnic-fabric-{place}"))
+}
+
+/// What `/proc` says of a descriptor of the directory.
+pub(super) fn link_target(full_name: &str) -> String {
+    format!("/memfd:{full_name} (deleted)")
+}
+
+/// The version and the rest of the name, if a descriptor leads to the directory of a fabric.
+fn version_and_place(target: &Path) -> Option<(&str, &str)> {
+    let name = target.to_str()?.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
+    let (version, place) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    version.bytes().all(|b| b.is_ascii_digit()).then_some((version, place))
+}
+
+/// Looks for the directory among the descriptors of all processes of this user.
+///
+/// Errors: the process that has one of another version, and that version.
+pub(super) fn find(full_name: &str) -> Result<Option<(OwnedFd, SharedMemory)>, (u32, String)> {
+    let ours = link_target(full_name);
+    let Some((version, place)) = version_and_place(Path::new(&ours)) else { return Ok(None) };
+    let mut found = Ok(None);
+    each_descriptor(|path, target| {
+        let Some((theirs, there)) = version_and_place(target) else { return true };
+        if there != place {
+            return true;
+        }
+        // What cannot be opened is gone meanwhile, or another user's who borrows the name.
+        let Ok(fd) = system::open_memfd(&path.to_string_lossy()) else { return true };
+        if system::sealed_len(&fd).is_none() {
+            return true;
+        }
+        found = match understood(&fd) {
+            Some(directory) if theirs == version => Ok(Some((fd, directory))),
+            _ if theirs == version => Err((pid_of(path), format!("{theirs} with another layout"))),
+            _ => Err((pid_of(path), theirs.to_owned())),
+        };
+        false
+    });
+    found
+}
+
+/// The version of a fabric's layout that the NIC of a process has, where it is not ours.
+pub fn other_version(pid: u32) -> Option<u32> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let version = |target: &Path| version_and_place(target)?.0.parse().ok();
+    let targets = descriptors.flatten().filter_map(|it| std::fs::read_link(it.path()).ok());
+    targets.filter_map(|target| version(&target)).find(|version| *version != record::VERSION)
+}
+
+/// The process in a path below `/proc`; 0: none.
+fn pid_of(path: &Path) -> u32 {
+    path.components().nth(2).and_then(|pid| pid.as_os_str().to_str()?.parse().ok()).unwrap_or(0)
+}
+
+/// Shows every descriptor that this user may see, and what it leads to, until `go_on` says false.
+pub(super) fn each_descriptor(mut go_on: impl FnMut(&Path, &Path) -> bool) {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return };
+    for process in processes.flatten() {
+        let is_number = process.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit());
+        // Processes of others, and those that end while we look, refuse here.
+        let Some(descriptors) =
+            is_number.then(|| std::fs::read_dir(process.path().join("fd")).ok()).flatten()
+        else {
+            continue;
+        };
+        for descriptor in descriptors.flatten() {
+            let path = descriptor.path();
+            if std::fs::read_link(&path).is_ok_and(|target| !go_on(&path, &target)) {
+                return;
+            }
+        }
+    }
+}
+
+pub(super) fn open_directory(path: &Path) -> Option<(OwnedFd, SharedMemory)> {
+    let fd = system::open_memfd(path.to_str()?).ok()?;
+    understood(&fd).map(|directory| (fd, directory))
+}
+
+/// Maps it, if it is a directory of this version.
+fn understood(fd: &OwnedFd) -> Option<SharedMemory> {
+    if system::sealed_len(fd)? != at::LEN {
+        return None;
+    }
+    let directory = SharedMemory::map(fd, at::LEN).ok()?;
+    let word = |offset| directory.word(offset).load(Ordering::Acquire);
+    let ours = word(at::MAGIC) == MAGIC && word(at::VERSION) == u64::from(record::VERSION);
+    ours.then_some(directory)
+}
+
+pub(super) fn found_new(full_name: &str) -> io::Result<(OwnedFd, SharedMemory)> {
+    let fd = system::memfd(full_name, at::LEN)?;
+    let directory = SharedMemory::map(&fd, at::LEN)?;
+    directory.word(at::VERSION).store(record::VERSION.into(), Ordering::Relaxed);
+    directory.word(at::KEY).store(system::secret()?, Ordering::Relaxed);
+    directory.word(at::MAGIC).store(MAGIC, Ordering::Release);
+    Ok((fd, directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::link::fabric::{Fabric, FabricError};
+
+    /// As another version would have made it: a sealed memfd with the version in its name, and what else we know nothing of.
+    fn planted(name: &str, version: u32, len: usize) -> OwnedFd {
+        let ours = full_name(name).unwrap();
+        let theirs = ours.replacen(&format!("v{}-", record::VERSION), &format!("v{version}-"), 1);
+        system::memfd(&theirs, len).unwrap()
+    }
+
+    #[test]
+    fn a_process_joins_no_fabric_of_another_version_and_names_both() {
+        let us = std::process::id();
+        for (number, (version, len, theirs)) in [
+            (record::VERSION - 1, 4096, (record::VERSION - 1).to_string()),
+            (record::VERSION + 1, at::LEN, (record::VERSION + 1).to_string()),
+            (record::VERSION, at::LEN + 4096, format!("{} with another layout", record::VERSION)),
+            (record::VERSION, at::LEN, format!("{} with another layout", record::VERSION)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let name = format!("versions-{us}-{number}");
+            let other = planted(&name, version, len);
+            let error = Fabric::join(&name).unwrap_err();
+            let said = error.to_string();
+            assert!(matches!(error, FabricError::Version { pid, .. } if pid == us), "{said}");
+            let both = format!("in version {theirs}, this softnic in version {} ", record::VERSION);
+            assert!(said.contains(&both), "{said}");
+            // One of another name is in nobody's way, and with its last process the version is gone.
+            Fabric::join(&format!("{name}-next")).unwrap();
+            drop(other);
+            Fabric::join(&name).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_process_of_another_version_is_known_by_its_descriptors() {
+        let name = format!("other-version-{}", std::process::id());
+        let fd = planted(&name, 77, 4096);
+        let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+        assert!(version_and_place(&target).is_some_and(|(version, _)| version == "77"), "{target:?}");
+        assert!(other_version(std::process::id()).is_some());
+        for target in [
+            "/memfd:softnic-fabric-vx-0-1-2-a (deleted)",
+            "/memfd:softnic-fabric-v9-a",
+            "/memfd:a-v9-0 (deleted)",
+        ] {
+            assert_eq!(version_and_place(Path::new(target)), None, "{target}");
+        }
+    }
+
+    #[test]
+    fn versions_take_the_same_turn() {
+        let turn = |version| turn_name(&format!("softnic-fabric-v{version}-0-1-2-a-b"));
+        assert_eq!((turn(8), turn(12)), ("softnic-fabric-0-1-2-a-b".to_owned(), turn(8)));
+    }
+}

@@ -1,0 +1,232 @@
+//! A Debian package of the NIC, from the tarball's folder: `softnic` with its library, manual and completions, and the shim's headers.
+//!
+//! Follows deb-control(5) and dpkg-deb(1); `lintian` looks at the package where it is installed. Left out: the tarball's other
+//! programs, whose names are too common for `/usr/bin`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::{GLIBC, LIBRARY};
+use crate::workspace::names_in;
+
+const NAME: &str = "softnic";
+/// Debian and Ubuntu search these folders: pages, and completions by shell.
+const MAN: &str = "usr/share/man/man1";
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("share/bash-completion/completions/softnic.bash", "usr/share/bash-completion/completions/softnic"),
+    ("share/zsh/site-functions/_softnic", "usr/share/zsh/vendor-completions/_softnic"),
+    ("share/fish/vendor_completions.d/softnic.fish", "usr/share/fish/vendor_completions.d/softnic.fish"),
+];
+const DOC: &str = "usr/share/doc/softnic";
+
+/// Files get this time, and so does the changelog: the same files give the same package. 2000-01-01, since none may be of 1970.
+const EPOCH: (&str, &str) = ("946684800", "Sat, 01 Jan 2000 00:00:00 +0000");
+const MAINTAINER: &str = "The Doorbell authors <doorbell@noreply.github.com>";
+
+/// Makes the package of what lies in `folder`. `None`: this system has no dpkg-deb.
+pub(super) fn pack(out: &Path, folder: &Path, version: &str) -> Result<Option<PathBuf>> {
+    if Command::new("dpkg-deb").arg("--version").output().is_err() {
+        return Ok(None);
+    }
+    let stage = out.join("deb");
+    if stage.exists() {
+        fs::remove_dir_all(&stage).with_context(|| format!("removing {}", stage.display()))?;
+    }
+    fill(&stage, folder, version).with_context(|| format!("filling {}", stage.display()))?;
+    // Whatever the umask is.
+    said(Command::new("chmod").args(["-R", "u=rwX,go=rX"]).arg(&stage))?;
+    let package = out.join(format!("{NAME}_{version}_amd64.deb"));
+    let mut build = Command::new("dpkg-deb");
+    // Not zstd, Ubuntu's default, which Debian 11 cannot read.
+    build
+        .args(["--root-owner-group", "-Zxz", "--build"])
+        .arg(&stage)
+        .arg(&package)
+        .env("SOURCE_DATE_EPOCH", EPOCH.0);
+    said(&mut build)?;
+    fs::remove_dir_all(&stage).context("removing the package's files")?;
+    Ok(Some(package))
+}
+
+/// What lintian finds to be an error, if it is installed.
+pub(super) fn lint(package: &Path) -> Result<Option<String>> {
+    if Command::new("lintian").arg("--version").output().is_err() {
+        return Ok(None);
+    }
+    let mut lintian = Command::new("lintian");
+    said(lintian.args(["--fail-on", "error"]).arg(package)).map(Some)
+}
+
+fn fill(stage: &Path, folder: &Path, version: &str) -> Result<()> {
+    let put = |from: &str, to: &str, mode: u32| put(&folder.join(from), &stage.join(to), mode);
+    put("softnic", "usr/bin/softnic", 0o755)?;
+    put(LIBRARY, &format!("usr/lib/softnic/{LIBRARY}"), 0o644)?;
+    for name in names_in(&folder.join("include")) {
+        put(&format!("include/{name}"), &format!("usr/include/doorbell/{name}"), 0o644)?;
+    }
+    for name in names_in(&folder.join("share/man/man1")) {
+        let page = name.strip_suffix(".1").unwrap_or(&name);
+        if page == NAME || page.starts_with("softnic-") {
+            put(&format!("share/man/man1/{name}"), &format!("{MAN}/{name}"), 0o644)?;
+            said(Command::new("gzip").arg("-9n").arg(stage.join(MAN).join(&name)))?;
+        }
+    }
+    for (from, to) in COMPLETIONS {
+        put(from, to, 0o644)?;
+    }
+    for name in names_in(&folder.join("licences")) {
+        put(&format!("licences/{name}"), &format!("{DOC}/licences/{name}"), 0o644)?;
+    }
+    put("parts.spdx.json", &format!("{DOC}/parts.spdx.json"), 0o644)?;
+    let pkg_config = super::pkg_config(version).replace("/include\n", "/include/doorbell\n");
+    write(&stage.join("usr/share/pkgconfig/doorbell.pc"), &pkg_config)?;
+    write(&stage.join(DOC).join("copyright"), COPYRIGHT)?;
+    let change = format!(
+        "{NAME} ({version}) unstable; urgency=medium\n\n  * Made by cargo xtask dist.\n\n -- {MAINTAINER}  {}\n",
+        EPOCH.1
+    );
+    write(&stage.join(DOC).join("changelog"), &change)?;
+    said(Command::new("gzip").arg("-9n").arg(stage.join(DOC).join("changelog")))?;
+    let kib = bytes_below(stage)?.div_ceil(1024);
+    write(&stage.join("DEBIAN/control"), &control(version, kib))
+}
+
+const COPYRIGHT: &str = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: Doorbell
+Comment: licences/ beside this file has the terms of the crates that are linked in, parts.spdx.json their list.
+
+Files: *
+Copyright: 2026 The Doorbell authors
+License: Apache-2.0
+ /usr/share/common-licenses/Apache-2.0 has the text on Debian systems.
+";
+
+fn control(version: &str, installed_kib: u64) -> String {
+    format!(
+        "Package: {NAME}\nVersion: {version}\nArchitecture: amd64\nMaintainer: {MAINTAINER}\nInstalled-Size: {installed_kib}\n\
+         Depends: libc6 (>= {}.{}), libgcc-s1, libibverbs1, ibverbs-providers\nSection: net\nPriority: optional\n\
+         Description: software ConnectX beneath an unmodified libibverbs and libmlx5\n \
+         RDMA programs run and are tested without a card, a kernel module or root:\n \
+         softnic run -- ibv_devinfo. The headers in /usr/include/doorbell post\n \
+         requests to mlx5 queues without libmlx5, on the host and in CUDA kernels.\n",
+        GLIBC.0, GLIBC.1
+    )
+}
+
+fn put(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    fs::create_dir_all(to.parent().context("a file's folder")?)?;
+    fs::copy(from, to).with_context(|| format!("copying {}", from.display()))?;
+    Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)
+}
+
+fn write(to: &Path, text: &str) -> Result<()> {
+    fs::create_dir_all(to.parent().context("a file's folder")?)?;
+    fs::write(to, text)?;
+    Ok(fs::set_permissions(to, fs::Permissions::from_mode(0o644))?)
+}
+
+fn bytes_below(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for name in names_in(folder) {
+        let path = folder.join(name);
+        bytes += if path.is_dir() { bytes_below(&path)? } else { fs::metadata(&path)?.len() };
+    }
+    Ok(bytes)
+}
+
+/// What a program prints, if it ends well.
+fn said(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("starting {name}"))?;
+    let all =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    if !output.status.success() {
+        bail!("{name}: {}", all.trim());
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use measure::need;
+
+    use super::*;
+
+    fn stand_ins(folder: &Path) {
+        for (name, text) in [
+            ("softnic", "#!/bin/sh\necho \"stand-in $@\"\n"),
+            (LIBRARY, "library"),
+            ("include/doorbell.h", "int x;\n"),
+            ("share/man/man1/softnic.1", "page"),
+            ("share/man/man1/softnic-run.1", "page"),
+            ("share/man/man1/generator.1", "another program's"),
+            (COMPLETIONS[0].0, "bash"),
+            (COMPLETIONS[1].0, "zsh"),
+            (COMPLETIONS[2].0, "fish"),
+            ("licences/clap-4.txt", "MIT"),
+            ("parts.spdx.json", "{}"),
+        ] {
+            write(&folder.join(name), text).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_package_holds_the_nic_its_manual_and_the_headers_and_is_made_the_same_twice() {
+        let known = || {
+            Command::new("dpkg-deb").arg("--version").output().map(drop).map_err(|error| error.to_string())
+        };
+        need!(known(), dpkg_deb, "dpkg-deb");
+        let out = std::env::temp_dir().join(format!("xtask-dist-deb-{}", std::process::id()));
+        let folder = out.join("files");
+        stand_ins(&folder);
+        let package = pack(&out, &folder, "1.2+ab").unwrap().expect("dpkg-deb is here");
+        let first = fs::read(&package).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        assert!(
+            fs::read(pack(&out, &folder, "1.2+ab").unwrap().unwrap()).unwrap() == first,
+            "the same files"
+        );
+        assert!(package.ends_with("softnic_1.2+ab_amd64.deb"), "{}", package.display());
+        let fields = said(Command::new("dpkg-deb").arg("--field").arg(&package)).unwrap();
+        for field in [
+            "Package: softnic",
+            "Version: 1.2+ab",
+            "Depends: libc6 (>= 2.31), libgcc-s1, libibverbs1, ibverbs-providers",
+        ] {
+            assert!(fields.lines().any(|line| line == field), "{field}: {fields}");
+        }
+        let listed = said(Command::new("dpkg-deb").arg("--contents").arg(&package)).unwrap();
+        let is_listed = |mode: &str, path: &str| {
+            listed.lines().any(|line| {
+                line.starts_with(&format!("{mode} root/root ")) && line.ends_with(&format!(" ./{path}"))
+            })
+        };
+        for (mode, path) in [
+            ("-rwxr-xr-x", "usr/bin/softnic"),
+            ("-rw-r--r--", &format!("usr/lib/softnic/{LIBRARY}")),
+            ("-rw-r--r--", "usr/include/doorbell/doorbell.h"),
+            ("-rw-r--r--", "usr/share/man/man1/softnic-run.1.gz"),
+            ("-rw-r--r--", COMPLETIONS[0].1),
+            ("-rw-r--r--", COMPLETIONS[1].1),
+            ("-rw-r--r--", COMPLETIONS[2].1),
+            ("-rw-r--r--", "usr/share/pkgconfig/doorbell.pc"),
+            ("-rw-r--r--", "usr/share/doc/softnic/copyright"),
+        ] {
+            assert!(is_listed(mode, path), "{mode} {path}: {listed}");
+        }
+        assert!(!listed.contains("generator"), "{listed}");
+        let there = out.join("there");
+        said(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&there)).unwrap();
+        assert_eq!(said(Command::new(there.join("usr/bin/softnic")).arg("run")).unwrap(), "stand-in run\n");
+        let found = fs::read_to_string(there.join("usr/share/pkgconfig/doorbell.pc")).unwrap();
+        assert!(
+            found.contains("prefix=${pcfiledir}/../..\n") && found.contains("-I${prefix}/include/doorbell\n"),
+            "{found}"
+        );
+        fs::remove_dir_all(out).unwrap();
+    }
+}
