@@ -246,7 +246,7 @@ fn first_error(said: &str) -> String {
     ];
     let is_error = |line: &&str| WORDS.iter().any(|word| line.to_lowercase().contains(word));
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
-    let mut line = lines().find(is_error).or_else(|| lines().last()).unwrap_or("it said nothing");
+    let mut line = lines().find(is_error).or_else(|| lines().next_back()).unwrap_or("it said nothing");
     // UCX and Open MPI begin a line with time and process, in brackets.
     while let Some((_, rest)) = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         line = rest.trim_start();

@@ -219,11 +219,11 @@ impl Recorded {
     /// With new rows in the place of old ones, in the order of the list; rows that are not in it any more are gone. What was not run
     /// here replaces nothing that was run elsewhere.
     fn with(self, tried: Vec<Tried>, all: &[Program]) -> Recorded {
-        let is_new = |old: &Tried| {
-            tried
-                .iter()
-                .any(|new| new.is_of(old) && (new.verdict, old.verdict) != (Verdict::NotRun, old.verdict))
+        let replaces = |new: &Tried, old: &Tried| {
+            let is_run_elsewhere = new.verdict == Verdict::NotRun && old.verdict != Verdict::NotRun;
+            new.is_of(old) && (new.ran != old.ran || !is_run_elsewhere)
         };
+        let is_new = |old: &Tried| tried.iter().any(|new| replaces(new, old));
         let kept: Vec<Tried> = self.rows.into_iter().filter(|old| !is_new(old)).collect();
         let added = tried.iter().filter(|new| !kept.iter().any(|old| old.is_of(new))).cloned();
         let both: Vec<Tried> = kept.iter().cloned().chain(added).collect();

@@ -251,30 +251,42 @@ fn planted_failures_are_found_and_nothing_of_them_lives_on() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+fn tried(verdict: Verdict, why: &str, ran: &str) -> Tried {
+    let [program, row, version, on] = ["p", "r", "1", "s"].map(str::to_owned);
+    Tried { program, row, version, ran: ran.into(), verdict, why: why.into(), on }
+}
+
 #[test]
 fn a_missing_package_is_a_fault_unless_allowed_and_so_is_a_row_that_got_worse() {
-    let tried = |verdict, why: &str| Tried {
-        program: "p".into(),
-        row: "r".into(),
-        version: "1".into(),
-        ran: "c".into(),
-        verdict,
-        why: why.into(),
-        on: "s".into(),
-    };
-    let missing = tried(Verdict::NotRun, "package x is missing");
+    let missing = tried(Verdict::NotRun, "package x is missing", "c");
     for (row, before, allow_missing, count) in [
         (&missing, Verdict::Works, false, 1),
         (&missing, Verdict::Works, true, 0),
-        (&tried(Verdict::NotRun, "needs a GPU"), Verdict::NotRun, false, 0),
-        (&tried(Verdict::Fails, "x"), Verdict::Works, true, 1),
-        (&tried(Verdict::InPart, "x"), Verdict::Works, true, 1),
-        (&tried(Verdict::Fails, "x"), Verdict::Fails, false, 0),
-        (&tried(Verdict::Works, ""), Verdict::Fails, false, 0),
+        (&tried(Verdict::NotRun, "needs a GPU", "c"), Verdict::NotRun, false, 0),
+        (&tried(Verdict::Fails, "x", "c"), Verdict::Works, true, 1),
+        (&tried(Verdict::InPart, "x", "c"), Verdict::Works, true, 1),
+        (&tried(Verdict::Fails, "x", "c"), Verdict::Fails, false, 0),
+        (&tried(Verdict::Works, "", "c"), Verdict::Fails, false, 0),
     ] {
-        let recorded = Recorded { rows: vec![tried(before, "")] };
+        let recorded = Recorded { rows: vec![tried(before, "", "c")] };
         let found = faults(std::slice::from_ref(row), &recorded, allow_missing);
         assert_eq!(found.len(), count, "{row:?} {before:?} {found:?}");
+    }
+}
+
+#[test]
+fn what_was_not_run_here_replaces_no_result_of_another_machine() {
+    let all = parse("[[program]]\nname = \"p\"\n[[program.row]]\nname = \"r\"\ncommand = \"c\"\nbytes = 1")
+        .unwrap();
+    for (old, new, ran, kept) in [
+        (Verdict::Works, Verdict::NotRun, "c", true),
+        (Verdict::Works, Verdict::NotRun, "changed", false),
+        (Verdict::NotRun, Verdict::NotRun, "c", false),
+        (Verdict::Works, Verdict::Fails, "c", false),
+    ] {
+        let (old, new) = (tried(old, "old", "c"), tried(new, "new", ran));
+        let rows = Recorded { rows: vec![old.clone()] }.with(vec![new.clone()], &all).rows;
+        assert_eq!(rows, [if kept { old } else { new }]);
     }
 }
 
