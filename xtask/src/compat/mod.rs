@@ -175,11 +175,15 @@ fn tried(bench: &Bench, chosen: &[(&Program, &Row)], options: &Options) -> Vec<T
     all
 }
 
-/// Rows that came out worse than recorded, and those that this machine lacks something for.
+/// Rows that came out worse than recorded on such a system, and those that this machine lacks something for.
 fn faults(tried: &[Tried], recorded: &Recorded, allow_missing: bool) -> Vec<String> {
     let mut faults = Vec::new();
     for row in tried {
-        let before = recorded.rows.iter().find(|before| before.is_of(row)).map(|before| before.verdict);
+        let before = recorded
+            .rows
+            .iter()
+            .find(|before| before.is_of(row) && before.on == row.on)
+            .map(|before| before.verdict);
         let is_missing = row.verdict == Verdict::NotRun && row.why.ends_with(" is missing");
         if is_missing && !allow_missing {
             faults.push(format!("{}, {}: {}", row.program, row.row, row.result()));

@@ -311,7 +311,7 @@ fn programs_of_others_work() {
             count += 1;
         }
     }
-    assert!(count >= 4, "{count} rows are run");
+    assert!(count >= 3, "{count} rows are run");
     fs::remove_dir_all(folder).unwrap();
 }
 
