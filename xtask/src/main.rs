@@ -21,6 +21,7 @@ mod bundle;
 mod carried;
 #[cfg(test)]
 mod commands;
+mod compat;
 mod demo;
 mod dist;
 mod docs;
@@ -93,6 +94,8 @@ enum Command {
     BenchGpu(bench_nic::Options),
     /// How fast models run, beside PyTorch on a GPU or ONNX Runtime from Python on the processor.
     BenchModels(bench_models::Options),
+    /// Run programs of others on the software NIC, and record which of them work.
+    Compat(compat::Options),
     /// A folder of programs for a machine without cargo, git and network.
     Bundle(bundle::Options),
     /// Put results of a machine that ran a bundle into the committed measured.json.
@@ -172,6 +175,7 @@ impl Command {
             Command::Import(_) => Some("import"),
             Command::Report(_) => Some("report"),
             Command::Testbed(_) => Some("testbed"),
+            Command::Compat(_) => Some("compat"),
             Command::Test(options) => (!options.gpu).then_some("test without --gpu"),
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
@@ -211,6 +215,7 @@ fn run(command: Command) -> Result<()> {
         Command::BenchNic(options) => bench_nic::run("bench-nic", &options),
         Command::BenchGpu(options) => bench_nic::run("bench-gpu", &options),
         Command::BenchModels(options) => bench_models::run(&options),
+        Command::Compat(options) => compat::run(&options),
         Command::Bundle(options) => bundle::run(&options),
         Command::Import(options) => import::run(&options),
         Command::Report(options) => report::run(&options),
@@ -290,6 +295,7 @@ mod tests {
             ("import DIR", Some("import")),
             ("report", Some("report")),
             ("testbed status", Some("testbed")),
+            ("compat --only perftest", Some("compat")),
             ("doctor", None),
             ("demo", None),
             ("man DIR", None),

@@ -156,7 +156,8 @@ pub fn fetched(wheels: &wheels::Wheels, no_install: bool) -> Result<()> {
     wheels.prepare(no_install, || install(&["python3-pip"], false))
 }
 
-fn install(packages: &[&str], no_install: bool) -> Result<()> {
+/// Installs packages; error: the command that does, where that is not allowed.
+pub fn install(packages: &[&str], no_install: bool) -> Result<()> {
     let as_root = as_root();
     let prefix = as_root.clone().unwrap_or_else(|| vec!["sudo".into()]).join(" ");
     let prefix = if prefix.is_empty() { prefix } else { format!("{prefix} ") };
@@ -260,7 +261,8 @@ fn installed(package: &str) -> bool {
     version(package).is_some()
 }
 
-fn version(package: &str) -> Option<String> {
+/// Of a package that is installed.
+pub fn version(package: &str) -> Option<String> {
     let output =
         Command::new("dpkg-query").args(["-W", "-f", "${Status}|${Version}", package]).output().ok()?;
     installed_version(&String::from_utf8_lossy(&output.stdout))

@@ -79,6 +79,31 @@ pub const LINKER: Wheels = Wheels {
     python: &[],
 };
 
+/// NIXL with the UCX that it brings: Python bindings of a library that moves memory between processes.
+const NIXL: Wheels = Wheels {
+    what: "NIXL",
+    variable: "DOORBELL_NIXL",
+    list: ("xtask/nixl-wheel.txt", include_str!("../nixl-wheel.txt")),
+    folder: "nixl",
+    inner: "",
+    megabytes: 69,
+    python: &[],
+};
+
+/// Mooncake's transfer engine, without CUDA.
+const MOONCAKE: Wheels = Wheels {
+    what: "Mooncake",
+    variable: "DOORBELL_MOONCAKE",
+    list: ("xtask/mooncake-wheel.txt", include_str!("../mooncake-wheel.txt")),
+    folder: "mooncake",
+    inner: "",
+    megabytes: 46,
+    python: &[],
+};
+
+/// What `compat` runs.
+pub const COMPAT: [&Wheels; 2] = [&NIXL, &MOONCAKE];
+
 /// All that the suites need.
 pub const ALL: [&Wheels; 2] = [&CUDA, &ONNX_RUNTIME];
 
@@ -91,6 +116,17 @@ impl Wheels {
     /// What the suites are to use: the user's own, else what was fetched.
     pub fn used(&self) -> PathBuf {
         self.own().unwrap_or_else(|| self.folder().join(self.inner))
+    }
+
+    /// Whether nothing has to be fetched.
+    pub fn are_there(&self) -> bool {
+        self.own().is_some() || self.filled(&self.folder())
+    }
+
+    /// Version of the first wheel of the list.
+    pub fn version(&self) -> Option<String> {
+        let first = self.list.1.lines().find(|line| !line.starts_with('#'))?;
+        first.split_once("==")?.1.split_whitespace().next().map(str::to_owned)
     }
 
     fn own(&self) -> Option<PathBuf> {
@@ -109,7 +145,7 @@ impl Wheels {
     /// Makes sure that the suites have them. `pip`: installs pip where it is missing.
     pub fn prepare(&self, no_install: bool, pip: impl FnOnce() -> Result<()>) -> Result<()> {
         let folder = self.folder();
-        if self.own().is_some() || self.filled(&folder) {
+        if self.are_there() {
             return Ok(());
         }
         let command = self.command(&folder);
@@ -186,13 +222,16 @@ mod tests {
 
     #[test]
     fn every_wheel_has_its_version_and_its_hash() {
-        for (wheels, count) in [(CUDA, 3), (ONNX_RUNTIME, 1), (LINKER, 2)] {
+        for (wheels, count) in [(CUDA, 3), (ONNX_RUNTIME, 1), (LINKER, 2), (NIXL, 1), (MOONCAKE, 1)] {
             let lines: Vec<&str> = wheels.list.1.lines().filter(|line| !line.starts_with('#')).collect();
             assert_eq!(lines.len(), count);
             for line in lines {
-                let (name, hash) = line.split_once(" --hash=sha256:").unwrap();
+                let (name, hashes) = line.split_once(" --hash=sha256:").unwrap();
                 assert!(name.contains("=="), "{line}");
-                assert!(hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{line}");
+                // One for each version of Python.
+                for hash in hashes.split(" --hash=sha256:") {
+                    assert!(hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{line}");
+                }
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::{carried, measured, process};
 
 mod cores;
 mod idle;
-mod pair;
+pub mod pair;
 mod source;
 
 use cores::Cores;

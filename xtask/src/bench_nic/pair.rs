@@ -344,7 +344,8 @@ fn ends_well(program: &mut Speaking, name: &str) -> Result<()> {
     }
 }
 
-fn free_port() -> Result<u16> {
+/// A TCP port that nobody has.
+pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?;
     Ok(listener.local_addr().context("looking for a free port")?.port())
 }
@@ -353,10 +354,7 @@ fn free_port() -> Result<u16> {
 fn wait_for_listener(server: &mut Guarded, port: u16, log: &Path, limit: Duration) -> Result<()> {
     let since = Instant::now();
     loop {
-        // Of the namespace that the server is in.
-        let path = |table| format!("/proc/{}/net/{table}", server.0.id());
-        let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(path(table)).unwrap_or_default());
-        if tables.iter().any(|table| listens(table, port)) {
+        if is_listening(server.0.id(), port) {
             return Ok(());
         }
         if let Some(ended) = server.poll()? {
@@ -367,6 +365,13 @@ fn wait_for_listener(server: &mut Guarded, port: u16, log: &Path, limit: Duratio
         }
         sleep(Duration::from_millis(5));
     }
+}
+
+/// Whether some process of the network namespace that process `pid` is in listens on `port`.
+pub fn is_listening(pid: u32, port: u16) -> bool {
+    let path = |table| format!("/proc/{pid}/net/{table}");
+    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(path(table)).unwrap_or_default());
+    tables.iter().any(|table| listens(table, port))
 }
 
 /// Whether a socket of the kernel's table listens (state 0A) on `port`.

@@ -18,7 +18,7 @@ const MDBOOK: &str = "0.5.4";
 
 #[derive(Args)]
 pub struct Options {
-    /// Write the tables and the picture that are made from experiments/*/measured.json again, and build nothing.
+    /// Write the tables and the picture that are made from recorded results again, and build nothing.
     #[arg(long)]
     tables: bool,
     /// Install nothing: without mdBook, print the command that installs it and stop.
@@ -41,7 +41,8 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn write_tables() -> Result<()> {
+/// Writes the tables and the picture again.
+pub fn write_tables() -> Result<()> {
     let tree = Tree::read(&root())?;
     let mut written = 0;
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with(".md")) {

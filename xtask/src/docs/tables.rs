@@ -8,6 +8,7 @@ use experiment::measured::{Entry, Measured};
 use experiment::table::Row;
 use experiment::verdict::Verdict;
 
+use crate::compat;
 use crate::workspace::Tree;
 
 const BEGIN: &str = "<!-- table: ";
@@ -30,6 +31,9 @@ pub fn renewed(tree: &Tree, text: &str) -> Result<String> {
 }
 
 fn table(tree: &Tree, name: &str) -> Result<String> {
+    if name == "works-with" {
+        return compat::table(tree);
+    }
     let rows_of = match name {
         "bench-post-gpu" => posts,
         "bench-nic" => aims,

@@ -1,0 +1,267 @@
+//! One row, run: its processes on a NIC of their own, and what they and the NIC's counters say of it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::programs::{Program, Row};
+use crate::bench_nic::pair::{free_port, is_listening};
+use crate::process::{Ended, Guarded, WAIT, run_logged};
+use crate::workspace::{root, target_dir};
+
+/// How long a server may live on after its client.
+const LEAVING: Duration = Duration::from_secs(10);
+
+/// Runs of a row that loses a race against itself.
+const ATTEMPTS: usize = 6;
+
+/// What came of a row, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    NotRun,
+    Fails,
+    InPart,
+    Works,
+}
+
+/// A verdict, and what works or why not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub verdict: Verdict,
+    pub why: String,
+}
+
+impl Outcome {
+    pub fn of(verdict: Verdict, why: impl Into<String>) -> Outcome {
+        Outcome { verdict, why: why.into() }
+    }
+}
+
+/// What a process left.
+#[derive(Clone, Debug)]
+pub struct Side {
+    /// `None`: it was stopped after its client had ended.
+    pub ended: Option<Ended>,
+    pub said: String,
+}
+
+/// Where rows are run.
+#[derive(Debug)]
+pub struct Bench {
+    /// The launcher.
+    pub softnic: PathBuf,
+    /// Folder of logs and counters.
+    pub logs: PathBuf,
+}
+
+impl Bench {
+    /// Runs a row whose program is prepared.
+    pub fn run(&self, program: &Program, row: &Row) -> Outcome {
+        let is_raced =
+            |sides: &[Side]| sides.iter().any(|side| row.races.iter().any(|words| side.said.contains(words)));
+        for attempt in 1.. {
+            let tried = self.sides(program, row).and_then(|(sides, stats)| Ok((sides, moved(&stats)?)));
+            match tried {
+                Ok((sides, _)) if attempt < ATTEMPTS && is_raced(&sides) => {}
+                Ok((sides, moved)) => return judge(row, &sides, moved),
+                Err(error) => return failed(row, format!("{error:#}")),
+            }
+        }
+        unreachable!("the last attempt is judged")
+    }
+
+    fn sides(&self, program: &Program, row: &Row) -> Result<(Vec<Side>, Vec<PathBuf>)> {
+        let name = format!("{}-{}", program.name, row.name);
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let folder = self.logs.join(&name);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        let port = free_port()?;
+        let file = |end: usize, kind: &str| folder.join(format!("{end}.{kind}"));
+        let on_nic = |end: usize, command: &str| {
+            let mut softnic = Command::new(&self.softnic);
+            softnic.args(["run", "--fabric", &format!("xtask-compat-{}-{port}", std::process::id())]);
+            softnic.args(&row.nic).arg("--stats").arg(file(end, "jsonl"));
+            // A shell in between would hide by which signal a program ended.
+            let exec = if command.contains(['&', ';', '|']) { "" } else { "exec " };
+            softnic.args(["--", "sh", "-c", &format!("{exec}{}", program.filled(command, port))]);
+            softnic.current_dir(program.folder());
+            softnic.envs(row.env.iter().map(|(name, value)| (name, program.filled(value, port))));
+            softnic.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_MANIFEST_DIR");
+            // The NIC's own words; with them its commands are slower.
+            let is_logged = row.ready.as_ref().is_some_and(|words| words.starts_with("rdma_cm "));
+            softnic.envs(is_logged.then_some(("SOFTNIC_LOG", "1")));
+            softnic
+        };
+        let said =
+            |end: usize| fs::read(file(end, "log")).map(|text| String::from_utf8_lossy(&text).into_owned());
+        let commands = row.commands();
+        let [server, client] = &commands[..] else {
+            let ended = run_logged(&mut on_nic(0, &commands[0]), &file(0, "log"), row.deadline())?;
+            return Ok((vec![Side { ended: Some(ended), said: said(0)? }], vec![file(0, "jsonl")]));
+        };
+        let mut serving = start(&mut on_nic(0, server), &file(0, "log"))?;
+        wait_until_ready(&mut serving, row.ready.as_deref(), port, &file(0, "log"))?;
+        let asked = run_logged(&mut on_nic(1, client), &file(1, "log"), row.deadline())?;
+        let served = match row.stop && serving.poll()?.is_none() {
+            true => {
+                serving.end();
+                None
+            }
+            false => Some(serving.wait(LEAVING)?),
+        };
+        let sides = vec![Side { ended: served, said: said(0)? }, Side { ended: Some(asked), said: said(1)? }];
+        Ok((sides, vec![file(0, "jsonl"), file(1, "jsonl")]))
+    }
+}
+
+fn start(command: &mut Command, log: &Path) -> Result<Guarded> {
+    let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    Ok(Guarded(command.spawn().context("starting the server")?))
+}
+
+/// Waits for a server to listen on `port`, or to say these words.
+fn wait_until_ready(server: &mut Guarded, words: Option<&str>, port: u16, log: &Path) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        // Before its words are read: one that has ended has said all.
+        let ended = server.poll()?;
+        let said = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
+        let is_ready = words.map_or_else(|| is_listening(server.0.id(), port), |words| said.contains(words));
+        match ended {
+            _ if is_ready => return Ok(()),
+            Some(ended) => bail!("the server {ended}: {}", first_error(&said)),
+            None if since.elapsed() > WAIT => bail!("the server does not get ready: {}", first_error(&said)),
+            None => sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+/// Messages and bytes that the NICs of all processes received. Where a receiver was ended by a signal, and so left no counts, those
+/// that the others sent are more.
+fn moved(stats: &[PathBuf]) -> Result<[u64; 2]> {
+    let text: String = stats.iter().filter_map(|file| fs::read_to_string(file).ok()).collect();
+    let lines: Vec<Value> =
+        text.lines().map(serde_json::from_str).collect::<Result<_, _>>().context("the NIC's counters")?;
+    let sum = |name: &str| lines.iter().filter_map(|line| line["counters"][name].as_u64()).sum::<u64>();
+    let most = |what: &str| sum(&format!("{what}_received")).max(sum(&format!("{what}_sent")));
+    Ok([most("messages"), most("bytes")])
+}
+
+/// What the ends of the processes, their words and the NIC's counts make of a row. The client is the last of `sides`.
+pub fn judge(row: &Row, sides: &[Side], [messages, bytes]: [u64; 2]) -> Outcome {
+    let names: &[&str] = if sides.len() == 1 { &["it"] } else { &["the server", "the client"] };
+    // A client says more of a failure than its server, which ends because of it.
+    let bad_end = names.iter().zip(sides).rev().find_map(|(name, side)| {
+        let ended = side.ended.filter(|ended| *ended != Ended::Well)?;
+        Some((ended, format!("{name} {ended}: {}", first_error(&side.said))))
+    });
+    let mut missing = Vec::new();
+    let [.., client] = sides else { return Outcome::of(Verdict::Fails, "nothing was run") };
+    let all = |words: &[String], side: &Side| {
+        words
+            .iter()
+            .filter(|words| !side.said.contains(*words))
+            .map(|words| format!("`{words}` is not said"))
+            .collect()
+    };
+    missing.extend::<Vec<String>>(all(&row.says, client));
+    missing.extend::<Vec<String>>(all(&row.server_says, &sides[0]));
+    let is_said = |words: &&String| sides.iter().any(|side| side.said.contains(*words));
+    missing.extend(row.never.iter().filter(is_said).map(|words| format!("`{words}` is said")));
+    for (name, moved, least) in [("messages", messages, row.messages), ("bytes", bytes, row.bytes)] {
+        if moved < least {
+            missing.push(format!("{moved} {name} went over the NIC, at least {least} have to"));
+        }
+    }
+    let counted = row.count.as_ref().map(|count| {
+        let skipped = count.subtract.as_ref().map_or(0, |words| sum_beside(&client.said, words));
+        (sum_beside(&client.said, &count.add).saturating_sub(skipped), skipped, count.at_least)
+    });
+    if let Some((passed, _, least)) = counted.filter(|(passed, _, least)| passed < least) {
+        missing.push(format!("{passed} tests passed, at least {least} have to"));
+    }
+    let is_late = matches!(bad_end, Some((Ended::TimedOut, _)));
+    if is_late || !missing.is_empty() {
+        // What is missing behind the first is its consequence.
+        let why = bad_end.map(|(_, why)| why).into_iter().chain(missing.into_iter().take(1));
+        return failed(row, why.collect::<Vec<_>>().join("; "));
+    }
+    let note = row.note.clone();
+    let why = match (bad_end, counted, note) {
+        (Some((_, end)), Some((passed, ..)), note) => {
+            format!("{passed} tests passed; {}", note.unwrap_or(end))
+        }
+        (Some((ended, _)), None, Some(note)) => format!("its data is right, then it {ended}: {note}"),
+        (Some((_, end)), None, None) => return Outcome::of(Verdict::Fails, without_places(&end)),
+        (None, Some((passed, skipped @ 1.., _)), note) => {
+            let note = note.map_or_else(String::new, |note| format!(" ({note})"));
+            format!("{passed} tests passed, {skipped} were skipped{note}")
+        }
+        (None, ..) => return Outcome::of(Verdict::Works, ""),
+    };
+    Outcome::of(Verdict::InPart, without_places(&why))
+}
+
+fn failed(row: &Row, why: String) -> Outcome {
+    let note = row.note.as_ref().map_or_else(String::new, |note| format!(" ({note})"));
+    Outcome::of(Verdict::Fails, without_places(&(why + &note)))
+}
+
+/// The sum of the numbers that touch `words`, before or behind them.
+fn sum_beside(text: &str, words: &str) -> u64 {
+    let beside = |(at, _): (usize, &str)| {
+        let before = &text[..at];
+        let start = before.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        let behind = &text[at + words.len()..];
+        let digits = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
+        before[start..].parse::<u64>().or_else(|_| behind[..digits].parse()).unwrap_or(0)
+    };
+    text.match_indices(words).map(beside).sum()
+}
+
+/// The first line that tells of an error, or else the last one.
+fn first_error(said: &str) -> String {
+    const WORDS: [&str; 12] = [
+        "error",
+        "fail",
+        "cannot",
+        "can't",
+        "couldn't",
+        "unable",
+        "not supported",
+        "refused",
+        "no such",
+        "invalid",
+        "unreachable",
+        "panicked",
+    ];
+    let is_error = |line: &&str| WORDS.iter().any(|word| line.to_lowercase().contains(word));
+    let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut line = lines().find(is_error).or_else(|| lines().next_back()).unwrap_or("it said nothing");
+    // UCX and Open MPI begin a line with time and process, in brackets.
+    while let Some((_, rest)) = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+        line = rest.trim_start();
+    }
+    line.chars().take(200).collect()
+}
+
+/// A message without what differs from run to run and from machine to machine: our folders, and process ids of the NIC.
+fn without_places(text: &str) -> String {
+    let mut text = text
+        .replace(&format!("{}/", target_dir().display()), "")
+        .replace(&format!("{}/", root().display()), "");
+    while let Some((before, rest)) = text.split_once("softnic[") {
+        let rest = rest.split_once(']').map_or(rest, |(_, rest)| rest);
+        text = format!("{before}softnic{rest}");
+    }
+    text
+}

@@ -1,0 +1,279 @@
+//! `cargo xtask compat`: runs programs that nobody here wrote on the software NIC, and keeps what came of each.
+//!
+//! The programs stand in `xtask/compat/programs.toml`, recorded results in `xtask/compat/results.json`; `docs/reference/works-with.md`
+//! has them as a table. A row proves itself by the program's own words and by the bytes that the NIC received. Left out: rates.
+
+mod bench;
+mod programs;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use self::bench::{Bench, Outcome, Verdict};
+use self::programs::{Program, Row};
+use crate::refused::refused;
+use crate::setup::{self, Purpose, System};
+use crate::workspace::{Tree, build_release, programs as released, results, root};
+
+const RESULTS: &str = "xtask/compat/results.json";
+
+#[derive(Args)]
+pub struct Options {
+    /// Run this program or this row alone; may be given more than once.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Run the rows that need a GPU, and no others.
+    #[arg(long)]
+    gpu: bool,
+    /// Write what came of the rows into xtask/compat/results.json, and the page's tables.
+    #[arg(long)]
+    record: bool,
+    /// Install missing packages; without it, print the command that does, and leave out the programs that need them.
+    #[arg(long)]
+    install: bool,
+    /// End well though packages are missing.
+    #[arg(long)]
+    allow_missing: bool,
+    /// Folder of softnic and its library, built before.
+    #[arg(long, value_name = "DIR")]
+    bin: Option<PathBuf>,
+    /// Print what would be run.
+    #[arg(long)]
+    dry_run: bool,
+    /// Where logs go [default: results/compat].
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+/// What came of one row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tried {
+    program: String,
+    row: String,
+    version: String,
+    /// What was run.
+    ran: String,
+    verdict: Verdict,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    why: String,
+    /// System and rdma-core that it ran on.
+    on: String,
+}
+
+/// All results that are recorded.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Recorded {
+    rows: Vec<Tried>,
+}
+
+/// Sets up, builds the NIC, and runs what was asked for.
+pub fn run(options: &Options) -> Result<()> {
+    let all = programs::list()?;
+    let chosen = chosen(&all, options)?;
+    if options.dry_run {
+        chosen.iter().for_each(|(program, row)| say!("{}, {}: {}", program.name, row.name, row.ran()));
+        return Ok(());
+    }
+    setup::prepare(Purpose::Figure, !options.install)?;
+    fetch(&chosen, options.install)?;
+    if options.bin.is_none() {
+        build_release(&["-p", "softnic"])?;
+    }
+    let folder = options.bin.as_ref().map_or_else(|| Ok(released()), std::path::absolute)?;
+    let logs = options.out.clone().unwrap_or_else(|| results("compat"));
+    let logs = std::path::absolute(&logs).context("the folder of logs")?;
+    let bench = Bench { softnic: folder.join("softnic"), logs };
+    let tried = tried(&bench, &chosen, options);
+    let recorded = Recorded::read()?;
+    let faults = faults(&tried, &recorded, options.allow_missing);
+    if options.record {
+        recorded.with(tried, &all).write()?;
+        crate::docs::write_tables()?;
+    }
+    match faults.is_empty() {
+        true => Ok(()),
+        false => bail!("{}; logs are in {}", faults.join("; "), bench.logs.display()),
+    }
+}
+
+/// Rows that were asked for, with their programs. Error: a name is unknown.
+fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program, &'a Row)>> {
+    let rows = || all.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row)));
+    for name in &options.only {
+        if !rows().any(|(program, row)| [&program.name, &row.name].contains(&name)) {
+            let names: Vec<&str> = all.iter().map(|program| program.name.as_str()).collect();
+            return Err(refused(format!("--only {name}: no such program; there are: {}", names.join(", "))));
+        }
+    }
+    let is_asked = |(program, row): &(&Program, &Row)| {
+        options.only.is_empty() || options.only.iter().any(|name| [&program.name, &row.name].contains(&name))
+    };
+    Ok(rows().filter(is_asked).filter(|(_, row)| !options.gpu || row.gpu.is_some()).collect())
+}
+
+/// Installs what the rows need and this machine lacks, or prints the commands that do.
+fn fetch(chosen: &[(&Program, &Row)], install: bool) -> Result<()> {
+    let missing: BTreeSet<&str> = chosen.iter().flat_map(|(program, _)| program.missing()).collect();
+    let missing: Vec<&str> = missing.into_iter().collect();
+    let packages = if missing.is_empty() { Ok(()) } else { setup::install(&missing, !install) };
+    let mut wheels: Vec<_> = chosen.iter().filter_map(|(program, _)| program.wheels()).collect();
+    wheels.dedup_by_key(|wheels| wheels.what);
+    let fetched = wheels.into_iter().map(|wheels| setup::fetched(wheels, !install));
+    for result in [packages].into_iter().chain(fetched) {
+        match result {
+            Err(error) if !install => say!("compat: {error:#}"),
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// Runs the rows, and says what came of each.
+fn tried(bench: &Bench, chosen: &[(&Program, &Row)], options: &Options) -> Vec<Tried> {
+    let version = |package| setup::version(package).unwrap_or_else(|| "unknown".into());
+    let on = format!("{}, rdma-core {}", System::read().name, version("libibverbs1"));
+    let mut prepared: Option<(&str, Result<(), String>)> = None;
+    let mut all = Vec::new();
+    for (program, row) in chosen {
+        let outcome = if let Some(why) = &row.not_run {
+            Outcome::of(Verdict::NotRun, why)
+        } else if let Some(why) = row.gpu.as_ref().filter(|_| !options.gpu) {
+            Outcome::of(Verdict::NotRun, why)
+        } else if let Some(why) = program.lacks() {
+            Outcome::of(Verdict::NotRun, why)
+        } else {
+            if prepared.as_ref().is_none_or(|(name, _)| *name != program.name) {
+                let result = program.prepare().map_err(|error| format!("{error:#}"));
+                prepared = Some((&program.name, result));
+            }
+            match &prepared {
+                Some((_, Err(why))) => Outcome::of(Verdict::Fails, why),
+                _ => bench.run(program, row),
+            }
+        };
+        let tried = Tried {
+            program: program.name.clone(),
+            row: row.name.clone(),
+            version: program.version(),
+            ran: row.ran(),
+            verdict: outcome.verdict,
+            why: outcome.why,
+            on: on.clone(),
+        };
+        say!("{:<12} {:<22} {}", tried.program, tried.row, tried.result());
+        all.push(tried);
+    }
+    all
+}
+
+/// Rows that came out worse than recorded on such a system, and those that this machine lacks something for.
+fn faults(tried: &[Tried], recorded: &Recorded, allow_missing: bool) -> Vec<String> {
+    let mut faults = Vec::new();
+    for row in tried {
+        let before = recorded
+            .rows
+            .iter()
+            .find(|before| before.is_of(row) && before.on == row.on)
+            .map(|before| before.verdict);
+        let is_missing = row.verdict == Verdict::NotRun && row.why.ends_with(" is missing");
+        if is_missing && !allow_missing {
+            faults.push(format!("{}, {}: {}", row.program, row.row, row.result()));
+        } else if !is_missing && before.is_some_and(|before| row.verdict < before) {
+            faults.push(format!("{}, {}: {}; it was recorded better", row.program, row.row, row.result()));
+        }
+    }
+    faults
+}
+
+impl Tried {
+    fn is_of(&self, other: &Tried) -> bool {
+        (&self.program, &self.row) == (&other.program, &other.row)
+    }
+
+    /// The verdict in words.
+    fn result(&self) -> String {
+        let words = match self.verdict {
+            Verdict::Works => return "works".into(),
+            Verdict::InPart => "works in part",
+            Verdict::Fails => "fails",
+            Verdict::NotRun => "not run",
+        };
+        format!("{words}: {}", self.why)
+    }
+}
+
+impl Recorded {
+    fn read() -> Result<Recorded> {
+        match fs::read_to_string(root().join(RESULTS)) {
+            Ok(text) => serde_json::from_str(&text).context(RESULTS),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Recorded::default()),
+            Err(error) => Err(error).context(RESULTS),
+        }
+    }
+
+    /// With new rows in the place of old ones, in the order of the list; rows that are not in it any more are gone. What was not run
+    /// here replaces nothing that was run elsewhere.
+    fn with(self, tried: Vec<Tried>, all: &[Program]) -> Recorded {
+        let replaces = |new: &Tried, old: &Tried| {
+            let is_run_elsewhere = new.verdict == Verdict::NotRun && old.verdict != Verdict::NotRun;
+            new.is_of(old) && (new.ran != old.ran || !is_run_elsewhere)
+        };
+        let is_new = |old: &Tried| tried.iter().any(|new| replaces(new, old));
+        let kept: Vec<Tried> = self.rows.into_iter().filter(|old| !is_new(old)).collect();
+        let added = tried.iter().filter(|new| !kept.iter().any(|old| old.is_of(new))).cloned();
+        let both: Vec<Tried> = kept.iter().cloned().chain(added).collect();
+        let names =
+            all.iter().flat_map(|program| program.rows.iter().map(move |row| (&program.name, &row.name)));
+        let rows = names.filter_map(|(program, row)| {
+            both.iter().find(|it| (&it.program, &it.row) == (program, row)).cloned()
+        });
+        Recorded { rows: rows.collect() }
+    }
+
+    fn write(&self) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).context(RESULTS)?;
+        fs::write(root().join(RESULTS), text + "\n").with_context(|| format!("writing {RESULTS}"))
+    }
+}
+
+/// The tables of the page: for each system a line of counts, and a row for each run.
+pub fn table(tree: &Tree) -> Result<String> {
+    let text = tree.get(RESULTS).with_context(|| format!("{RESULTS} is missing"))?;
+    let recorded: Recorded = serde_json::from_str(text).context(RESULTS)?;
+    let all = programs::list()?;
+    let suite = |row: &Tried| {
+        let program = all.iter().find(|program| program.name == row.program)?;
+        program.rows.iter().find(|it| it.name == row.row).map(Row::suite)
+    };
+    let mut systems: Vec<&str> = recorded.rows.iter().map(|row| row.on.as_str()).collect();
+    systems.dedup();
+    let mut parts = Vec::new();
+    for system in systems {
+        let rows: Vec<&Tried> = recorded.rows.iter().filter(|row| row.on == system).collect();
+        let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
+        let [works, part, fails, not] =
+            [Verdict::Works, Verdict::InPart, Verdict::Fails, Verdict::NotRun].map(count);
+        let title = "| program | version | run | result | suite |\n|---|---|---|---|---|";
+        let line = |row: &&Tried| {
+            let ran = if row.ran.is_empty() { String::new() } else { format!(": `{}`", row.ran) };
+            let cells = [&row.program, &row.version, &format!("{}{ran}", row.row), &row.result()]
+                .map(|cell| cell.replace('|', "\\|"));
+            format!("| {} | {} |", cells.join(" | "), suite(row).unwrap_or("—"))
+        };
+        let lines: Vec<String> = rows.iter().map(line).collect();
+        parts.push(format!(
+            "On {system}: {works} work, {part} work in part, {fails} fail, {not} were not run.\n\n{title}\n{}",
+            lines.join("\n")
+        ));
+    }
+    Ok(parts.join("\n\n"))
+}

@@ -1,0 +1,225 @@
+//! What `cargo xtask compat` runs: `xtask/compat/programs.toml`, a program an entry, and what has to be there for it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::process::{Ended, run_logged};
+use crate::workspace::{root, target_dir};
+use crate::{setup, wheels};
+
+const LIST: &str = include_str!("../../compat/programs.toml");
+/// Longest that a program's preparation may take: a crate and its dependencies are built.
+const PREPARING: Duration = Duration::from_secs(600);
+
+/// The file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    program: Vec<Program>,
+}
+
+/// One program, or a package of several.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    pub name: String,
+    /// Debian's packages; the first has the version, where nothing else says it.
+    #[serde(default)]
+    pub packages: Vec<String>,
+    /// Which of [`wheels::COMPAT`], whose first line then has the version.
+    #[serde(default)]
+    pub wheel: Option<String>,
+    /// The version, where the preparation fixes it.
+    #[serde(default)]
+    version: Option<String>,
+    /// A shell script, run once in the program's folder and without the NIC.
+    #[serde(default)]
+    prepare: Option<String>,
+    #[serde(rename = "row")]
+    pub rows: Vec<Row>,
+}
+
+/// One run: a command, or a server and its client, and what output proves that it worked.
+///
+/// In commands `{port}` is a free TCP port, `{dir}` the program's folder, `{wheel}` its wheels, `{here}` the folder of the list and
+/// `{root}` that of the source.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Row {
+    pub name: String,
+    /// Which of softnic's tests runs it too, more thoroughly than here.
+    pub tests: Option<String>,
+    /// Options of `softnic run`.
+    pub nic: Vec<String>,
+    /// Environment of every process.
+    pub env: BTreeMap<String, String>,
+    /// One process that runs alone.
+    pub command: Option<String>,
+    pub server: Option<String>,
+    /// By default the server's command with its address behind it.
+    pub client: Option<String>,
+    /// What the server's log says when a client may come; words of `rdma_cm` are the NIC's. By default: it listens on `{port}`.
+    pub ready: Option<String>,
+    /// Whether the server never ends by itself.
+    pub stop: bool,
+    /// What the client, or the process alone, must say.
+    pub says: Vec<String>,
+    /// What the server must say.
+    pub server_says: Vec<String>,
+    /// What nobody may say.
+    pub never: Vec<String>,
+    /// What the program says when it loses a race against itself: such a run says nothing, and is made again.
+    pub races: Vec<String>,
+    /// Tests that must pass.
+    pub count: Option<Count>,
+    /// The least that all NICs together must have received, or else sent, by their own counters.
+    pub bytes: u64,
+    pub messages: u64,
+    /// Longest that each process may take.
+    pub deadline_s: Option<u64>,
+    /// What is known of a failure, of skipped tests, or of a bad end after everything above held.
+    pub note: Option<String>,
+    /// Why it runs with --gpu alone.
+    pub gpu: Option<String>,
+    /// Why it runs nowhere.
+    pub not_run: Option<String>,
+    /// Whether xtask's tests run it.
+    pub ci: bool,
+}
+
+/// Numbers beside a text are added up: `add` less `subtract` tests passed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Count {
+    pub add: String,
+    pub subtract: Option<String>,
+    pub at_least: u64,
+}
+
+impl Row {
+    pub fn deadline(&self) -> Duration {
+        Duration::from_secs(self.deadline_s.unwrap_or(60))
+    }
+
+    /// The file of that test.
+    #[cfg(test)]
+    pub fn test_file(&self) -> Option<String> {
+        self.tests.as_ref().map(|name| format!("apps/softnic/tests/it/{name}.rs"))
+    }
+
+    /// The suite of `cargo xtask test` that runs it.
+    pub fn suite(&self) -> &'static str {
+        match (self.ci, &self.tests) {
+            (true, _) => "`xtask`",
+            (false, Some(_)) => "`softnic`",
+            (false, None) => "—",
+        }
+    }
+
+    /// What is started, the server first. Empty where nothing is.
+    pub fn commands(&self) -> Vec<String> {
+        match (&self.command, &self.server, &self.client) {
+            (Some(alone), ..) => vec![alone.clone()],
+            (None, Some(server), Some(client)) => vec![server.clone(), client.clone()],
+            (None, Some(both), None) => vec![both.clone(), format!("{both} 127.0.0.1")],
+            (None, None, _) => Vec::new(),
+        }
+    }
+
+    /// What was run, as a user would: the client's command, or the one command. Empty where nothing is.
+    pub fn ran(&self) -> String {
+        let Some(command) = self.commands().pop() else { return String::new() };
+        let environment = self.env.iter().map(|(name, value)| format!("{name}={value}"));
+        let launcher = ["softnic run".to_owned()].into_iter().chain(self.nic.iter().cloned());
+        environment.chain(launcher).chain(["--".to_owned(), command]).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Whether something shows that it worked.
+    pub fn has_proof(&self) -> bool {
+        !self.says.is_empty() || self.count.is_some() || self.bytes > 0 || self.messages > 0
+    }
+}
+
+/// All of them.
+pub fn list() -> Result<Vec<Program>> {
+    parse(LIST)
+}
+
+/// Reads such a list. Error: a row has no command, or nothing that proves it.
+pub fn parse(text: &str) -> Result<Vec<Program>> {
+    let List { program: programs } = toml::from_str(text).context("xtask/compat/programs.toml")?;
+    for (program, row) in
+        programs.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row)))
+    {
+        let is_run = !row.commands().is_empty() && row.has_proof();
+        ensure!(is_run || row.not_run.is_some(), "{} {}: no command, or no proof", program.name, row.name);
+    }
+    Ok(programs)
+}
+
+impl Program {
+    /// Where it is prepared.
+    pub fn folder(&self) -> PathBuf {
+        target_dir().join("compat").join(self.name.replace(' ', "-"))
+    }
+
+    /// Its wheels.
+    pub fn wheels(&self) -> Option<&'static wheels::Wheels> {
+        let name = self.wheel.as_deref()?;
+        wheels::COMPAT.iter().copied().find(|wheels| wheels.what == name)
+    }
+
+    /// Packages that are not installed.
+    pub fn missing(&self) -> Vec<&str> {
+        self.packages.iter().map(String::as_str).filter(|name| setup::version(name).is_none()).collect()
+    }
+
+    /// What this machine lacks, in words.
+    pub fn lacks(&self) -> Option<String> {
+        let wheels = self
+            .wheels()
+            .filter(|wheels| !wheels.are_there())
+            .map(|wheels| format!("the wheel of {}", wheels.what));
+        let packages = self.missing().into_iter().map(|name| format!("package {name}"));
+        let all: Vec<String> = packages.chain(wheels).collect();
+        (!all.is_empty()).then(|| format!("{} is missing", all.join(", ")))
+    }
+
+    pub fn version(&self) -> String {
+        let of_wheel = || self.wheels().and_then(wheels::Wheels::version);
+        let of_package = || self.packages.first().and_then(|name| setup::version(name));
+        self.version.clone().or_else(of_wheel).or_else(of_package).unwrap_or_else(|| "unknown".into())
+    }
+
+    /// A command with its places filled in.
+    pub fn filled(&self, command: &str, port: u16) -> String {
+        let places = [
+            ("{port}", port.to_string()),
+            ("{dir}", self.folder().display().to_string()),
+            ("{wheel}", self.wheels().map(|it| it.used().display().to_string()).unwrap_or_default()),
+            ("{here}", root().join("xtask/compat").display().to_string()),
+            ("{root}", root().display().to_string()),
+        ];
+        places.iter().fold(command.to_owned(), |text, (place, value)| text.replace(place, value))
+    }
+
+    /// Makes its folder and runs its preparation. Error: what of that failed.
+    pub fn prepare(&self) -> Result<()> {
+        let folder = self.folder();
+        std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        let Some(script) = &self.prepare else { return Ok(()) };
+        let log = folder.join("prepare.log");
+        let mut shell = Command::new("sh");
+        shell.args(["-e", "-c", &self.filled(script, 0)]).current_dir(&folder);
+        // A crate of others' is built as a user would: not into our target folder, not with our cargo's settings.
+        shell.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_MANIFEST_DIR");
+        let ended = run_logged(&mut shell, &log, PREPARING)?;
+        ensure!(ended == Ended::Well, "its preparation {ended}; see {}", log.display());
+        Ok(())
+    }
+}

@@ -1,0 +1,329 @@
+//! The list and its recorded results, the judgement of rows, rows that fail by design, and the rows that every test run has.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::bench::{Bench, Outcome, Side, Verdict, judge};
+use super::programs::{Count, Program, Row, list, parse};
+use super::*;
+use crate::process::{Ended, script};
+use crate::workspace::target_dir;
+
+#[test]
+fn every_row_of_the_list_has_a_result_of_what_it_runs() {
+    let recorded = Recorded::read().unwrap();
+    let all = list().unwrap();
+    let rows: Vec<(&Program, &Row)> =
+        all.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row))).collect();
+    for (program, row) in &rows {
+        let found = recorded.rows.iter().filter(|it| (&it.program, &it.row) == (&program.name, &row.name));
+        let ran: Vec<&str> = found.map(|it| it.ran.as_str()).collect();
+        assert_eq!(ran, [row.ran()], "{}, {}: `cargo xtask compat --record`", program.name, row.name);
+    }
+    assert_eq!(recorded.rows.len(), rows.len(), "results of rows that are gone");
+    for row in &recorded.rows {
+        assert!(
+            row.verdict == Verdict::Works || !row.why.is_empty(),
+            "{}, {}: no reason",
+            row.program,
+            row.row
+        );
+        assert!(!row.why.contains(&root().display().to_string()), "{}: a folder of this machine", row.why);
+    }
+    let works = recorded.rows.iter().filter(|row| row.verdict >= Verdict::InPart).count();
+    assert!(works >= 45, "{works} rows work at least in part");
+}
+
+#[test]
+fn a_row_that_another_suite_runs_is_named_by_its_test() {
+    let rows: Vec<Row> = list().unwrap().into_iter().flat_map(|program| program.rows).collect();
+    let shared: Vec<&Row> = rows.iter().filter(|row| row.tests.is_some()).collect();
+    for row in &shared {
+        let text = fs::read_to_string(root().join(row.test_file().unwrap())).unwrap();
+        let command = row.commands().pop().unwrap();
+        let program = command.split(['/', ' ']).find(|word| text.contains(*word) && word.len() > 4);
+        assert!(program.is_some(), "{}: {command}", row.name);
+    }
+    assert!(shared.len() >= 20 && !shared.iter().any(|row| row.ci), "a program runs twice");
+}
+
+#[test]
+fn a_row_without_a_command_or_a_proof_is_refused() {
+    let row =
+        |text: &str| parse(&format!("[[program]]\nname = \"p\"\n[[program.row]]\nname = \"r\"\n{text}"));
+    for (text, is_good) in [
+        ("command = \"c\"\nbytes = 1", true),
+        ("server = \"s\"\nsays = [\"x\"]", true),
+        ("not_run = \"why\"", true),
+        ("command = \"c\"", false),
+        ("bytes = 1", false),
+        ("command = \"c\"\nbytes = 1\nbites = 1", false),
+    ] {
+        assert_eq!(row(text).is_ok(), is_good, "{text}");
+    }
+}
+
+#[test]
+fn a_row_is_judged_by_its_ends_its_words_and_the_bytes() {
+    let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let proof = Row { says: text(&["done"]), never: text(&["wrong"]), bytes: 100, ..Row::default() };
+    let tests = Row {
+        count: Some(Count { add: " passed;".into(), subtract: Some("skipped=".into()), at_least: 3 }),
+        ..Row::default()
+    };
+    let noted = Row { note: Some("known".into()), ..proof.clone() };
+    let well = Some(Ended::Well);
+    for (row, ended, said, bytes, verdict, why) in [
+        (&proof, well, "done", 100, Verdict::Works, ""),
+        (&proof, None, "done", 100, Verdict::Works, ""),
+        (&proof, well, "done", 99, Verdict::Fails, "99 bytes went over the NIC, at least 100 have to"),
+        (&proof, well, "", 100, Verdict::Fails, "`done` is not said"),
+        (&proof, well, "done, wrong", 100, Verdict::Fails, "`wrong` is said"),
+        (
+            &proof,
+            Some(Ended::Status(3)),
+            "one\nbad error\ndone",
+            100,
+            Verdict::Fails,
+            "it ended with status 3: bad error",
+        ),
+        (&proof, Some(Ended::TimedOut), "done", 100, Verdict::Fails, "it took longer than it may: done"),
+        (
+            &noted,
+            Some(Ended::Signal(11)),
+            "done",
+            100,
+            Verdict::InPart,
+            "its data is right, then it was ended by SIGSEGV: known",
+        ),
+        (
+            &noted,
+            Some(Ended::TimedOut),
+            "done",
+            100,
+            Verdict::Fails,
+            "it took longer than it may: done (known)",
+        ),
+        (
+            &noted,
+            Some(Ended::Signal(11)),
+            "",
+            100,
+            Verdict::Fails,
+            "it was ended by SIGSEGV: it said nothing; `done` is not said (known)",
+        ),
+        (&tests, well, "2 passed; 1 passed;", 0, Verdict::Works, ""),
+        (&tests, well, "2 passed; ", 0, Verdict::Fails, "2 tests passed, at least 3 have to"),
+        (&tests, well, "9 passed; skipped=5", 0, Verdict::InPart, "4 tests passed, 5 were skipped"),
+        (&tests, well, "9 passed; skipped=7", 0, Verdict::Fails, "2 tests passed, at least 3 have to"),
+        (
+            &tests,
+            Some(Ended::Status(1)),
+            "a FAILED\n4 passed;",
+            0,
+            Verdict::InPart,
+            "4 tests passed; it ended with status 1: a FAILED",
+        ),
+        (
+            &tests,
+            Some(Ended::Status(1)),
+            "2 passed;",
+            0,
+            Verdict::Fails,
+            "it ended with status 1: 2 passed;; 2 tests passed, at least 3 have to",
+        ),
+    ] {
+        let side = Side { ended, said: said.into() };
+        assert_eq!(judge(row, &[side], [0, bytes]), Outcome::of(verdict, why), "{ended:?} {said} {bytes}");
+    }
+}
+
+#[test]
+fn what_differs_from_run_to_run_is_not_in_a_reason() {
+    let place = target_dir().join("nixl/x.py").display().to_string();
+    let said = format!("softnic[12]: fine\n[1795.6] [vm:7:0] UCX ERROR {place} softnic[13]: end");
+    let sides = [Side { ended: Some(Ended::Status(1)), said }];
+    assert_eq!(
+        judge(&Row::default(), &sides, [0; 2]).why,
+        "it ended with status 1: UCX ERROR nixl/x.py softnic: end"
+    );
+}
+
+/// A launcher that runs the command without a NIC, and leaves counts of one message of 64 bytes.
+const LAUNCHER: &str = r#"#!/bin/sh
+while [ "$1" != -- ]; do [ "$1" = --stats ] && stats=$2; shift; done
+shift
+echo '{"counters":{"messages_received":1,"bytes_received":64,"messages_sent":0,"bytes_sent":0}}' > "$stats"
+exec "$@"
+"#;
+
+/// Programs planted to fail, and two that do not.
+const PLANTED: &str = r#"
+[[program]]
+name = "planted"
+[[program.row]]
+name = "works"
+command = "echo done"
+says = ["done"]
+bytes = 64
+[[program.row]]
+name = "pair works"
+server = "echo ready; sleep 0.2; echo served"
+client = "echo asked"
+ready = "ready"
+says = ["asked"]
+server_says = ["served"]
+bytes = 128
+[[program.row]]
+name = "status"
+command = "echo done; echo 'no such queue' >&2; exit 4"
+says = ["done"]
+[[program.row]]
+name = "signal"
+command = "echo done; kill -SEGV $$"
+says = ["done"]
+[[program.row]]
+name = "other way"
+command = "echo done"
+says = ["done"]
+bytes = 65
+[[program.row]]
+name = "hangs"
+command = "echo done; sleep 60"
+says = ["done"]
+deadline_s = 1
+[[program.row]]
+name = "server ends"
+server = "echo 'cannot bind'; exit 1"
+client = "echo asked"
+ready = "ready"
+says = ["asked"]
+[[program.row]]
+name = "server fails late"
+server = "echo ready; sleep 0.3; exit 9"
+client = "echo asked"
+ready = "ready"
+says = ["asked"]
+[[program.row]]
+name = "loses a race, always"
+command = "echo lost a race; exit 1"
+says = ["done"]
+races = ["lost a race"]
+"#;
+
+#[test]
+fn planted_failures_are_found_and_nothing_of_them_lives_on() {
+    let folder = scratch("planted");
+    script(&folder.join("softnic"), LAUNCHER);
+    let bench = Bench { softnic: folder.join("softnic"), logs: folder.join("logs") };
+    let planted = parse(PLANTED).unwrap();
+    planted[0].prepare().unwrap();
+    let since = Instant::now();
+    let said: Vec<String> = planted[0]
+        .rows
+        .iter()
+        .map(|row| {
+            let outcome = bench.run(&planted[0], row);
+            format!("{}: {:?}: {}", row.name, outcome.verdict, outcome.why)
+        })
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "works: Works: ",
+            "pair works: Works: ",
+            "status: Fails: it ended with status 4: no such queue",
+            "signal: Fails: it was ended by SIGSEGV: done",
+            "other way: Fails: 64 bytes went over the NIC, at least 65 have to",
+            "hangs: Fails: it took longer than it may: done",
+            "server ends: Fails: the server ended with status 1: cannot bind",
+            "server fails late: Fails: the server ended with status 9: ready",
+            "loses a race, always: Fails: it ended with status 1: lost a race; `done` is not said",
+        ]
+    );
+    assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
+    let here = std::process::id();
+    assert!(!crate::process::descendants(here).iter().any(|process| {
+        let words = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        words.contains("echo done; sleep 60")
+    }));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+fn tried(verdict: Verdict, why: &str, ran: &str) -> Tried {
+    let [program, row, version, on] = ["p", "r", "1", "s"].map(str::to_owned);
+    Tried { program, row, version, ran: ran.into(), verdict, why: why.into(), on }
+}
+
+#[test]
+fn a_missing_package_is_a_fault_unless_allowed_and_so_is_a_row_that_got_worse() {
+    let missing = tried(Verdict::NotRun, "package x is missing", "c");
+    for (row, before, allow_missing, count) in [
+        (&missing, Verdict::Works, false, 1),
+        (&missing, Verdict::Works, true, 0),
+        (&tried(Verdict::NotRun, "needs a GPU", "c"), Verdict::NotRun, false, 0),
+        (&tried(Verdict::Fails, "x", "c"), Verdict::Works, true, 1),
+        (&tried(Verdict::InPart, "x", "c"), Verdict::Works, true, 1),
+        (&tried(Verdict::Fails, "x", "c"), Verdict::Fails, false, 0),
+        (&tried(Verdict::Works, "", "c"), Verdict::Fails, false, 0),
+    ] {
+        let recorded = Recorded { rows: vec![tried(before, "", "c")] };
+        let found = faults(std::slice::from_ref(row), &recorded, allow_missing);
+        assert_eq!(found.len(), count, "{row:?} {before:?} {found:?}");
+    }
+}
+
+#[test]
+fn what_was_not_run_here_replaces_no_result_of_another_machine() {
+    let all = parse("[[program]]\nname = \"p\"\n[[program.row]]\nname = \"r\"\ncommand = \"c\"\nbytes = 1")
+        .unwrap();
+    for (old, new, ran, kept) in [
+        (Verdict::Works, Verdict::NotRun, "c", true),
+        (Verdict::Works, Verdict::NotRun, "changed", false),
+        (Verdict::NotRun, Verdict::NotRun, "c", false),
+        (Verdict::Works, Verdict::Fails, "c", false),
+    ] {
+        let (old, new) = (tried(old, "old", "c"), tried(new, "new", ran));
+        let rows = Recorded { rows: vec![old.clone()] }.with(vec![new.clone()], &all).rows;
+        assert_eq!(rows, [if kept { old } else { new }]);
+    }
+}
+
+/// The rows marked `ci`, on the release build: programs that no other test runs.
+#[test]
+fn programs_of_others_work() {
+    let softnic = measure::need!(released(), "the release build of softnic");
+    let folder = scratch("ci");
+    let bench = Bench { softnic, logs: folder.clone() };
+    let all = list().unwrap();
+    let mut count = 0;
+    for program in &all {
+        let rows: Vec<&Row> = program.rows.iter().filter(|row| row.ci).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        measure::need!(program.lacks().map_or(Ok(()), Err), "packages of programs that are run");
+        program.prepare().unwrap();
+        for row in rows {
+            let outcome = bench.run(program, row);
+            assert_eq!(outcome, Outcome::of(Verdict::Works, ""), "{}, {}", program.name, row.name);
+            count += 1;
+        }
+    }
+    assert!(count >= 3, "{count} rows are run");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+fn released() -> Result<PathBuf, String> {
+    let named = std::env::var_os("CARGO_BIN_EXE_softnic").map(PathBuf::from);
+    let path = named.unwrap_or_else(|| target_dir().join("release/softnic"));
+    if path.is_file() { Ok(path) } else { Err(format!("{} not found", path.display())) }
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("xtask-compat-{}-{name}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
