@@ -183,7 +183,7 @@ pub fn judge(row: &Row, sides: &[Side], [messages, bytes]: [u64; 2]) -> Outcome 
         }
     }
     let counted = row.count.as_ref().map(|count| {
-        let skipped = count.subtract.as_ref().map_or(0, |words| sum_beside(&client.said, words));
+        let skipped = count.subtract.iter().map(|words| sum_beside(&client.said, words)).sum();
         (sum_beside(&client.said, &count.add).saturating_sub(skipped), skipped, count.at_least)
     });
     if let Some((passed, _, least)) = counted.filter(|(passed, _, least)| passed < least) {

@@ -255,6 +255,7 @@ pub fn table(tree: &Tree) -> Result<String> {
         program.rows.iter().find(|it| it.name == row.row).map(Row::suite)
     };
     let mut systems: Vec<&str> = recorded.rows.iter().map(|row| row.on.as_str()).collect();
+    systems.sort_unstable();
     systems.dedup();
     let mut parts = Vec::new();
     for system in systems {

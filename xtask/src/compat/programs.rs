@@ -97,7 +97,8 @@ pub struct Row {
 #[serde(deny_unknown_fields)]
 pub struct Count {
     pub add: String,
-    pub subtract: Option<String>,
+    #[serde(default)]
+    pub subtract: Vec<String>,
     pub at_least: u64,
 }
 

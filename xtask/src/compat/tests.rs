@@ -69,7 +69,11 @@ fn a_row_is_judged_by_its_ends_its_words_and_the_bytes() {
     let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let proof = Row { says: text(&["done"]), never: text(&["wrong"]), bytes: 100, ..Row::default() };
     let tests = Row {
-        count: Some(Count { add: " passed;".into(), subtract: Some("skipped=".into()), at_least: 3 }),
+        count: Some(Count {
+            add: " passed;".into(),
+            subtract: vec!["skipped=".into(), "failures=".into()],
+            at_least: 3,
+        }),
         ..Row::default()
     };
     let noted = Row { note: Some("known".into()), ..proof.clone() };
@@ -116,6 +120,14 @@ fn a_row_is_judged_by_its_ends_its_words_and_the_bytes() {
         (&tests, well, "2 passed; 1 passed;", 0, Verdict::Works, ""),
         (&tests, well, "2 passed; ", 0, Verdict::Fails, "2 tests passed, at least 3 have to"),
         (&tests, well, "9 passed; skipped=5", 0, Verdict::InPart, "4 tests passed, 5 were skipped"),
+        (
+            &tests,
+            Some(Ended::Status(1)),
+            "9 passed; failures=8",
+            0,
+            Verdict::Fails,
+            "it ended with status 1: 9 passed; failures=8; 1 tests passed, at least 3 have to",
+        ),
         (&tests, well, "9 passed; skipped=7", 0, Verdict::Fails, "2 tests passed, at least 3 have to"),
         (
             &tests,

@@ -59,7 +59,7 @@ pub(super) fn trial(rootfs: &Path, package: &Path, out: &Path) -> Result<()> {
         say!("SKIP containers: {why}");
         return Ok(());
     }
-    let folder = out.join("container");
+    let folder = out.join("softnic-container");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
     }

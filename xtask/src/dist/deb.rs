@@ -32,7 +32,7 @@ pub(super) fn pack(out: &Path, folder: &Path, version: &str) -> Result<Option<Pa
     if Command::new("dpkg-deb").arg("--version").output().is_err() {
         return Ok(None);
     }
-    let stage = out.join("deb");
+    let stage = out.join("softnic-deb");
     if stage.exists() {
         fs::remove_dir_all(&stage).with_context(|| format!("removing {}", stage.display()))?;
     }

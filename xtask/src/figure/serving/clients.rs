@@ -180,7 +180,10 @@ fn fill(point: &mut Point, clients: &[(Heard, Value)], seconds: f64) {
     let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
     let most = rates.iter().copied().fold(0.0, f64::max);
     let per_s = rates.iter().sum::<f64>();
-    if per_s > 0.0 {
+    if least == 0.0 {
+        point.missing.get_or_insert("a client had no answer while all were served".into());
+    }
+    if per_s > 0.0 && least > 0.0 {
         let values = [
             ("per_s", per_s),
             ("least_per_s", least),
@@ -262,6 +265,9 @@ mod tests {
         assert!(experiment.spec.values.iter().all(|name| point.values.contains_key(name)));
         let bad = of(&[both[0].clone(), (vec![(1.0, 0), (3.0, 100)], run(2))]);
         assert_eq!(bad.missing.as_deref(), Some("2 wrong of 9 requests"));
+        let starved = of(&[both[0].clone(), (vec![(1.0, 7), (3.0, 7)], run(0))]);
+        assert_eq!(starved.missing.as_deref(), Some("a client had no answer while all were served"));
+        assert!(starved.values.values().all(|value| value.is_finite()));
         let apart = of(&[both[0].clone(), (vec![(2.5, 0), (9.0, 100)], run(0))]);
         assert_eq!(apart.missing.as_deref(), Some("all clients were served together for 0.0 s, not 2"));
     }
@@ -279,7 +285,7 @@ mod tests {
                 )
         });
         let mut experiment = bench_clients();
-        experiment.spec.keep(|series| series.starts_with("gpu-64-"));
+        experiment.spec.keep(|series| series == "gpu-64-squeezenet-1.1");
         let mut grid = experiment.spec.grid(Extent::Normal);
         (grid.repeat, grid.seconds) = (1, 0.5);
         experiment.spec.set_grid(grid);
