@@ -120,6 +120,17 @@ fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program,
     Ok(rows().filter(is_asked).filter(|(_, row)| !options.gpu || row.gpu.is_some()).collect())
 }
 
+/// What was run, for a shell: a list of commands is one to the NIC.
+fn shown(ran: &str) -> String {
+    let is_list = |command: &str| ["&&", ";", "|", ">"].iter().any(|sign| command.contains(sign));
+    match ran.split_once(" -- ") {
+        Some((nic, command)) if is_list(command) && !command.contains('\'') => {
+            format!("{nic} -- sh -c '{command}'")
+        }
+        _ => ran.to_owned(),
+    }
+}
+
 /// Installs what the rows need and this machine lacks, or prints the commands that do.
 fn fetch(chosen: &[(&Program, &Row)], install: bool) -> Result<()> {
     let missing: BTreeSet<&str> = chosen.iter().flat_map(|(program, _)| program.missing()).collect();
@@ -265,7 +276,7 @@ pub fn table(tree: &Tree) -> Result<String> {
             [Verdict::Works, Verdict::InPart, Verdict::Fails, Verdict::NotRun].map(count);
         let title = "| program | version | run | result | suite |\n|---|---|---|---|---|";
         let line = |row: &&Tried| {
-            let ran = if row.ran.is_empty() { String::new() } else { format!(": `{}`", row.ran) };
+            let ran = if row.ran.is_empty() { String::new() } else { format!(": `{}`", shown(&row.ran)) };
             let cells = [&row.program, &row.version, &format!("{}{ran}", row.row), &row.result()]
                 .map(|cell| cell.replace('|', "\\|"));
             format!("| {} | {} |", cells.join(" | "), suite(row).unwrap_or("—"))

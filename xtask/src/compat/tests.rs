@@ -339,3 +339,10 @@ fn scratch(name: &str) -> PathBuf {
     fs::create_dir_all(&folder).unwrap();
     folder
 }
+
+#[test]
+fn a_list_of_commands_is_shown_as_one_to_the_nic() {
+    let shown = |command: &str| super::shown(&format!("softnic run -- {command}"));
+    assert_eq!(shown("ibv_devinfo -v"), "softnic run -- ibv_devinfo -v");
+    assert_eq!(shown("cd source && cargo test"), "softnic run -- sh -c 'cd source && cargo test'");
+}
