@@ -95,7 +95,6 @@ mod tests {
     use measure::need;
 
     use super::*;
-    use crate::workspace::root;
     use crate::{Arguments, process};
 
     fn scratch(name: &str) -> PathBuf {

@@ -136,7 +136,7 @@ fn all_36_claims_are_listed_each_with_verdict_evidence_and_provenance() {
     assert_eq!(of("clock-l40").said, "background");
     assert_eq!(of("same-api").said, "reproduced");
     assert_eq!(of("loop-one-thread").said, "not reproduced");
-    assert_eq!(of("graph-four").said, "needs hardware (gpu)");
+    assert_eq!(of("graph-four").said, "reproduced", "by the entry with a GPU");
     assert_eq!(of("saturate-100g").said, "needs hardware (link, nic)", "what the entry with a GPU lacks");
     for figure in figures.iter().filter(|figure| figure.shown.is_empty()) {
         let claim = of(&figure.paper.claim[0].id);
