@@ -282,6 +282,16 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant, lingers
             && nic.poll_last(Now(system::monotonic_ns())) > 0
             && Instant::now() < deadline
         {}
+        // It may lie in a channel that the peer is still to attach to. Both may end at once: each has to attach meanwhile.
+        while let Some(nic) = &mut held
+            && nic.link().has_unseen()
+            && Instant::now() < deadline
+        {
+            held = None;
+            system::nap(WAITING);
+            held = lock_by(server, deadline);
+            held.as_mut().map(|nic| nic.poll_last(Now(system::monotonic_ns())));
+        }
         linger(server, &mut held, lingers)
     }));
     let Some(mut nic) = held else { return report };

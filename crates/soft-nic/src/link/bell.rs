@@ -9,6 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use super::fabric::{Fabric, SLOTS};
+use super::shared_memory::{ChannelState, Lane, Producer};
 use super::{Link, LinkEvent, Wire, delay};
 use crate::dma::Ear;
 use roce::Now;
@@ -82,6 +83,15 @@ impl Link {
         let in_memory =
             |slot: &u8| self.outgoing[usize::from(*slot)].as_ref().is_some_and(|o| o.producer.is_under_way());
         self.delays && (self.wire.as_ref().is_some_and(Wire::is_under_way) || self.open.iter().any(in_memory))
+    }
+
+    /// Whether a reply lies in a channel that its receiver has not attached to, and may attach to as long as we are here.
+    pub fn has_unseen(&self) -> bool {
+        let is_unseen = |it: &Producer| it.state() == ChannelState::Published && it.has_laid(Lane::Reply);
+        self.open.iter().any(|slot| {
+            let outgoing = self.outgoing[usize::from(*slot)].as_ref();
+            outgoing.is_some_and(|it| is_unseen(&it.producer)) && !self.fabric.was_refused(*slot)
+        })
     }
 
     /// To be called when a round begins, with a time that was read after the last one: what was sent since is under way from

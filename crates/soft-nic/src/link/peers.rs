@@ -113,11 +113,13 @@ impl Link {
                 ChannelState::Published if self.fabric.was_refused(slot) => {
                     Room::NoPeer(NoPeer::Refused(slot))
                 }
+                // A reply may be laid there before the receiver has attached: its queue may go before that, and could not say it again.
+                ChannelState::Published if lane == Lane::Reply && outgoing.producer.has_room(lane, ROOM) => Room::Yes,
                 _ => Room::Full,
             };
         }
         match self.open_channel(slot) {
-            Ok(()) if slot == self.slot() => Room::Yes,
+            Ok(()) if slot == self.slot() || lane == Lane::Reply => Room::Yes,
             Ok(()) => Room::Full,
             Err(reason) => {
                 if let NoPeer::Kernel { slot, errno } = reason

@@ -289,6 +289,11 @@ impl Producer {
         moved
     }
 
+    /// Whether anything was committed to this lane.
+    pub fn has_laid(&self, lane: Lane) -> bool {
+        self.lanes[lane as usize].head != 0
+    }
+
     /// Whether something is committed and not shown.
     pub fn is_under_way(&self) -> bool {
         self.lanes.iter().any(|lane| lane.head != lane.published)

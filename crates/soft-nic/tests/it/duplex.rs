@@ -203,3 +203,25 @@ fn what_a_program_has_seen_arrive_is_acknowledged_though_its_queue_goes_away_at_
     }
     assert!(lost.is_empty(), "executed and seen, but not acknowledged: {lost:?}");
 }
+
+#[test]
+fn the_first_message_between_two_processes_is_acknowledged_though_its_queue_goes_away_at_once() {
+    use End::{Closed, Destroyed, Last, Moved};
+    for way in [Destroyed, Moved(QpState::Err), Moved(QpState::Reset), Closed, Last] {
+        let mut two = Two::new("duplex-first", ServiceType::Rc, By::Memory);
+        two.right.post_receive(two.b, &[two.to.pointer(0, 64)]);
+        two.left.post(two.a, &WorkRequest::send(&two.from, 0, 8));
+        while two.right.poll_receive(two.b).is_none() {
+            two.left.poll();
+            two.right.poll();
+        }
+        end(&mut two, way);
+        // Left has not attached to right's channel yet, in which nothing was before.
+        let mut outcome = None;
+        rounds(&mut two.left, |left| {
+            outcome = sent(left, two.a);
+            outcome.is_some()
+        });
+        assert_eq!(outcome, Some(Ok(())), "{way:?}");
+    }
+}
