@@ -114,7 +114,9 @@ impl Link {
                     Room::NoPeer(NoPeer::Refused(slot))
                 }
                 // A reply may be laid there before the receiver has attached: its queue may go before that, and could not say it again.
-                ChannelState::Published if lane == Lane::Reply && outgoing.producer.has_room(lane, ROOM) => Room::Yes,
+                ChannelState::Published if lane == Lane::Reply && outgoing.producer.has_room(lane, ROOM) => {
+                    Room::Yes
+                }
                 _ => Room::Full,
             };
         }
