@@ -287,7 +287,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant, lingers
             && nic.link().has_unseen()
             && Instant::now() < deadline
         {
-            held = None;
+            drop(held.take());
             system::nap(WAITING);
             held = lock_by(server, deadline);
             held.as_mut().map(|nic| nic.poll_last(Now(system::monotonic_ns())));
