@@ -34,13 +34,18 @@ pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// An error unless the tensors are as long as the model's.
 pub(super) fn check(slots: &SlotTensors, plan: &Plan) -> Result<(), EngineError> {
-    let check = |what, tensors: &[SlotTensor], shapes: &[Extents]| {
-        let given: Vec<usize> = tensors.iter().map(SlotTensor::bytes).collect();
+    let bytes = |tensors: &[SlotTensor]| tensors.iter().map(SlotTensor::bytes).collect();
+    check_bytes([bytes(&slots.inputs), bytes(&slots.outputs)], plan)
+}
+
+/// The same of the lengths of inputs and outputs.
+fn check_bytes([inputs, outputs]: [Vec<usize>; 2], plan: &Plan) -> Result<(), EngineError> {
+    let check = |what, given: Vec<usize>, shapes: &[Extents]| {
         let wanted: Vec<usize> = shapes.iter().map(|shape| shape.count() * size_of::<f32>()).collect();
         if given == wanted { Ok(()) } else { Err(EngineError::Slots { what, given, wanted }) }
     };
-    check("inputs", &slots.inputs, &plan.inputs)?;
-    check("outputs", &slots.outputs, &plan.outputs)
+    check("inputs", inputs, &plan.inputs)?;
+    check("outputs", outputs, &plan.outputs)
 }
 
 /// `struct slot` of `kernels/operators.h` for the tensor that an argument names.
@@ -195,6 +200,16 @@ mod tests {
 
     fn bits(outputs: &[Vec<f32>]) -> Vec<u32> {
         outputs.iter().flatten().map(|value| value.to_bits()).collect()
+    }
+
+    #[test]
+    fn slots_of_other_lengths_are_refused_with_both() {
+        let architecture = Architecture::SuperResolution { factor: 1, height: 24, width: 20 };
+        let plan = Plan::new(&import(&architecture.build(1).encode_to_vec(), 1).unwrap()).unwrap();
+        let said = |inputs, outputs| check_bytes([inputs, outputs], &plan).unwrap_err().to_string();
+        assert_eq!(said(vec![1920], vec![1916]), "slots have [1916] bytes of outputs, the model [1920]");
+        assert_eq!(said(vec![], vec![1920]), "slots have [] bytes of inputs, the model [1920]");
+        check_bytes([vec![1920], vec![1920]], &plan).unwrap();
     }
 
     #[test]

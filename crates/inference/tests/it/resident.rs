@@ -46,7 +46,7 @@ fn operators_in_a_resident_kernel_compute_what_launches_do() {
 }
 
 #[test]
-fn slots_of_other_lengths_are_refused_with_both() {
+fn a_model_is_not_made_for_slots_of_other_lengths() {
     need!(has_twin(), "a C++ compiler");
     let graph = import(&SUPER_RESOLUTION_1.build(1).encode_to_vec(), 1).unwrap();
     let plan = Plan::in_format(&graph, FORMATS[0].0).unwrap();
