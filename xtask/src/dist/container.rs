@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::trial::shows_rate;
 use crate::process::output;
 use crate::workspace::root;
 
@@ -123,18 +124,13 @@ fn can() -> Result<(), String> {
 
 /// What the containers did not show.
 fn missing(said: &str) -> Vec<&'static str> {
-    // perftest's row: bytes, iterations, three rates.
-    let is_row = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        words.len() >= 4 && words[0] == "65536" && words[3].parse::<f64>().is_ok_and(|rate| rate > 0.0)
-    };
     let all = [
         (said.contains("capabilities CapEff: 0000000000000000"), "a container has capabilities"),
         (
             said.contains("GID: 00:00:00:00:00:00:00:00:00:00:255:255:10:88:00:02"),
             "the client's GID is not its address",
         ),
-        (said.lines().any(is_row), "ib_write_bw shows no rate"),
+        (shows_rate(said), "ib_write_bw shows no rate"),
         (said.lines().any(|line| line == "BOTH ENDED"), "the server did not end well"),
     ];
     all.into_iter().filter_map(|(is_there, what)| (!is_there).then_some(what)).collect()

@@ -71,18 +71,21 @@ pub fn run(root: &Path, tarball: &Path, name: &str, package: Option<&Path>) -> R
     Ok(())
 }
 
+/// Whether perftest says a rate: its row has bytes, iterations and three rates.
+pub(super) fn shows_rate(said: &str) -> bool {
+    said.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.len() >= 4 && words[0] == "65536" && words[3].parse::<f64>().is_ok_and(|rate| rate > 0.0)
+    })
+}
+
 /// What the programs did not say; of the package, where it `is_packaged`.
 fn missing(said: &str, is_packaged: bool) -> Vec<&'static str> {
     let is_device = said.contains("hca_id:") && said.contains("PORT_ACTIVE");
-    // perftest's row: bytes, iterations, three rates.
-    let is_row = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        words.len() >= 4 && words[0] == "65536" && words[3].parse::<f64>().is_ok_and(|rate| rate > 0.0)
-    };
     let has = |word: &str| !is_packaged || said.lines().any(|line| line == word);
     let all = [
         (is_device, "ibv_devinfo shows no active port"),
-        (said.lines().any(is_row), "ib_write_bw shows no rate"),
+        (shows_rate(said), "ib_write_bw shows no rate"),
         (has("PACKAGED"), "the installed softnic shows no active port"),
         (has("PURGED"), "the removed package left files"),
     ];
