@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use experiment::modelled;
 use experiment::point::needs_gpu;
 use experiment::run::{self, Extra};
-use experiment::spec::{Extent, Formula};
+use experiment::spec::{Extent, Formula, Grid};
 use experiment::{Experiment, resume};
 use measure::{Label, Provenance};
 
@@ -154,6 +154,19 @@ fn rate_gbps(text: &str) -> Result<f64, String> {
     } else {
         Err(format!("{rate} is not within 0.001 to 1000"))
     }
+}
+
+/// Measures what is missing of `grid`; a signal says where the finished points are, and how to go on.
+fn measure_points(
+    experiment: &Experiment,
+    how: &resume::Options,
+    provenance: &Provenance,
+    grid: &Grid,
+    bench: &mut dyn run::Bench,
+) -> Result<resume::Earlier> {
+    let results = how.out.join("results.jsonl");
+    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
+    progress::measure(experiment, how, provenance, grid, bench)
 }
 
 /// Runs the experiment `name`, by the function that its `app` names.
@@ -330,12 +343,7 @@ fn execute_on(
     let (receiver, logs) = (&receiver, logs.as_path());
     let mut bench =
         Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps };
-    stop::goes_on_with(format!(
-        "; finished points are in {}, {}",
-        out.join("results.jsonl").display(),
-        how.again
-    ));
-    let earlier = progress::measure(experiment, &how, &provenance, &grid, &mut bench)?;
+    let earlier = measure_points(experiment, &how, &provenance, &grid, &mut bench)?;
     let mut extra =
         if bench.transfer.bench_post { bench_post(nic, programs, logs)? } else { Extra::default() };
     if spec.plots.iter().any(|plot| plot.formulas.contains(&Formula::Modelled)) {

@@ -19,11 +19,11 @@ use experiment::{Experiment, Spec, resume};
 use measure::{Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value, json};
 
-use super::Options;
+use super::{Options, measure_points};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, run_logged};
 use crate::refused::refused;
-use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
+use crate::{carried, measured, wheels, workspace, zoo};
 
 /// What a spec calls points of the profiler, and the program's name.
 pub const APP: &str = "profiler";
@@ -93,9 +93,7 @@ fn execute(
         experiment.spec.keep(|series| series.starts_with(engine));
     }
     let mut bench = Runs { spec: &experiment.spec, how, on_gpu, program, machine, provenance: &provenance };
-    let results = how.out.join("results.jsonl");
-    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
-    let earlier = progress::measure(&experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = measure_points(&experiment, how, &provenance, &grid, &mut bench)?;
     let mut fits = Map::new();
     let mut extra = Extra { left_out, ..Extra::default() };
     if experiment.spec.plots.iter().any(|plot| plot.log_fit) {

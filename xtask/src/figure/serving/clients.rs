@@ -16,11 +16,12 @@ use serde_json::{Value, json};
 
 use super::{
     BEGIN, Machine, Programs, SILENCE, begin, drawn_and_judged, ended, listening, missing, on_nic, option,
+    parts,
 };
-use crate::figure::{Nic, Options};
+use crate::figure::{Nic, Options, measure_points};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, Speaking, WAIT};
-use crate::{progress, stop, workspace, zoo};
+use crate::{workspace, zoo};
 
 /// What the spec calls its points.
 pub const APP: &str = "serving-clients";
@@ -35,9 +36,10 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn of(series: &'a str) -> Result<Line<'a>> {
-        let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
-        let line = parts.and_then(|(count, model)| Some(Line { count: count.parse().ok()?, model }));
-        line.filter(|line| line.count > 0).with_context(|| format!("series {series}: not gpu-COUNT-MODEL"))
+        let (count, model) = parts(series, "COUNT")?;
+        let count = count.parse().ok().filter(|count| *count > 0);
+        let count = count.with_context(|| format!("series {series}: not gpu-COUNT-MODEL"))?;
+        Ok(Line { count, model })
     }
 }
 
@@ -79,9 +81,7 @@ fn execute(
     let grid = spec.grid(how.extent);
     let nic = Nic::software(spec, &how.out)?;
     let mut bench = Many { spec, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
-    let results = how.out.join("results.jsonl");
-    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
-    let earlier = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
     run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
 }

@@ -6,9 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -23,18 +20,20 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::models::Profiler;
-use super::{Nic, Options, nic};
+use super::{Nic, Options, measure_points, nic};
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, Speaking, WAIT, output};
+use crate::process::{Ended, Speaking, WAIT};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
-use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
+use crate::{carried, measured, wheels, workspace, zoo};
 
 pub mod clients;
 mod cpu;
+mod power;
 pub mod time;
 
 use cpu::{DRIVER, Look, Used, Watch, timeline};
+use power::{Power, mean};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-cpu";
@@ -88,6 +87,12 @@ impl Programs {
     }
 }
 
+/// The word and the model of a series; `word`: what the word is.
+fn parts<'a>(series: &'a str, word: &str) -> Result<(&'a str, &'a str)> {
+    let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
+    parts.with_context(|| format!("series {series}: not gpu-{word}-MODEL"))
+}
+
 /// A series taken apart.
 struct Line<'a> {
     sleep: &'a str,
@@ -96,8 +101,7 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn of(series: &'a str) -> Result<Line<'a>> {
-        let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
-        let (sleep, model) = parts.with_context(|| format!("series {series}: not gpu-LINE-MODEL"))?;
+        let (sleep, model) = parts(series, "LINE")?;
         Ok(Line { sleep, model })
     }
 }
@@ -232,9 +236,7 @@ fn execute(
     let (grid, left_out) = grid(spec, how.extent, machine);
     let nic = Nic::software(spec, &how.out)?;
     let mut bench = Served { spec, how, machine, here, programs, nic: &nic, provenance: &provenance };
-    let results = how.out.join("results.jsonl");
-    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
-    let earlier = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{ "name": "serving", "start": "the client's first line, after a second", "stop": "its last line" }]);
     run::report(experiment, how, &earlier, &Extra { left_out, timers, ..Extra::default() })
 }
@@ -376,7 +378,7 @@ impl Served<'_> {
         let first = client.json("live", BEGIN).context("the client")?;
         let begun = watch.border()?;
         let power = match self.here.bus().filter(|_| self.machine == Machine::Gpu) {
-            Some(bus) => Some(Power::start(move || power(&bus))?),
+            Some(bus) => Some(Power::start(move || power::draws(&bus))?),
             None => None,
         };
         let limit = Instant::now() + Duration::from_secs_f64(seconds) + SILENCE;
@@ -484,58 +486,6 @@ fn last_look(process: u32, limit: Duration, mut last: Look) -> Look {
         std::thread::sleep(Duration::from_millis(2));
     }
     last
-}
-
-/// Reads what a GPU draws, again and again, on a thread of its own: a reading takes some time.
-struct Power {
-    over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Vec<f64>>>,
-}
-
-impl Power {
-    fn start(read: impl Fn() -> Option<f64> + Send + 'static) -> Result<Power> {
-        let over = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&over);
-        let reads = move || {
-            let mut watts = Vec::new();
-            loop {
-                let now = read();
-                if ends.load(Ordering::Relaxed) {
-                    return watts;
-                }
-                watts.extend(now);
-                std::thread::park_timeout(Duration::from_secs(1));
-            }
-        };
-        let thread = std::thread::Builder::new().name("power".into()).spawn(reads)?;
-        Ok(Power { over, thread: Some(thread) })
-    }
-
-    /// Counts no reading that has not ended by now. The thread still has to be waited for.
-    fn stop(mut self) -> Option<JoinHandle<Vec<f64>>> {
-        self.over.store(true, Ordering::Relaxed);
-        self.thread.take().inspect(|thread| thread.thread().unpark())
-    }
-}
-
-impl Drop for Power {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
-    }
-}
-
-/// The mean of all readings, if there are any.
-fn mean(watts: JoinHandle<Vec<f64>>) -> Option<f64> {
-    let watts = watts.join().ok().filter(|watts| !watts.is_empty())?;
-    Some(watts.iter().sum::<f64>() / watts.len() as f64)
-}
-
-/// What the GPU at that place of the PCI bus draws now, in watts; `None` where `nvidia-smi` does not say. It numbers GPUs in another
-/// order than CUDA.
-fn power(bus: &str) -> Option<f64> {
-    let mut ask = Command::new("nvidia-smi");
-    ask.args(["--query-gpu=power.draw", "--format=csv,noheader,nounits", "--id", bus]);
-    output(&mut ask, Duration::from_secs(5)).ok()?.trim().parse().ok()
 }
 
 /// What would be measured, drawn and judged (INV-10).

@@ -16,11 +16,11 @@ use experiment::{Experiment, Spec, resume};
 use measure::{Part, Provenance, json_lines};
 use serde_json::{Value, json};
 
-use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, provenance};
-use crate::figure::{Nic, Options};
+use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, parts, provenance};
+use crate::figure::{Nic, Options, measure_points};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, Speaking, WAIT};
-use crate::{progress, stop, workspace, zoo};
+use crate::{workspace, zoo};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-time";
@@ -69,8 +69,7 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn of(series: &'a str) -> Result<Line<'a>> {
-        let parts = series.strip_prefix("gpu-").and_then(|rest| rest.split_once('-'));
-        let (driver, model) = parts.with_context(|| format!("series {series}: not gpu-DRIVER-MODEL"))?;
+        let (driver, model) = parts(series, "DRIVER")?;
         Ok(Line { driver, model })
     }
 
@@ -189,9 +188,7 @@ fn execute(
     let series = &grid.series;
     let mut bench =
         Timed { spec, series, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
-    let results = how.out.join("results.jsonl");
-    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
-    let earlier = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{
         "name": "service",
         "start": "the timestamp of the request's receive completion, by the NIC's clock",
