@@ -1,4 +1,7 @@
 //! Programs that a command runs: output to a log, a time limit, and nothing left behind.
+//!
+//! No library: `duct` and `xshell` wait without a limit, end a child but not what it started, and do not count the CPU time of
+//! a child and its descendants, all of which tests and figures need.
 
 use std::collections::BTreeSet;
 use std::fmt;

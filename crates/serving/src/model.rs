@@ -56,7 +56,7 @@ mod tests {
                 continue;
             }
             unlike += 1;
-            // Whoever has the options' lengths is refused, and whoever says nothing of them as well.
+            // A client with the options' lengths is refused, and so is one that says nothing of them.
             let wish = Wish::new(&manifest.name, &options, 1, Arrival::Flag, Transport::Rc);
             assert!(wish.check(&ours).is_err(), "{}", manifest.name);
             let mut server = Server::new(ours.clone(), 1);

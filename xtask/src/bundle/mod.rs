@@ -23,6 +23,7 @@ mod perftest;
 /// What is carried of the tree, at the same paths: files, and folders with all below them.
 const TEXTS: &[&str] = &[
     "LICENSE",
+    "apps/softnic/tests/programs/two_ranks.py",
     "crates/gpu/kernels",
     "crates/rdma-shim/include",
     "examples/cuda_post",
@@ -35,7 +36,7 @@ const LEFT_OUT: &str = "measured.json";
 const KEPT: &str = "experiments/bench-post-gpu";
 
 /// What is made anew each time; the rest of a folder is left alone.
-const FOLDERS: [&str; 6] = ["tests", "lib", "crates", "examples", "experiments", "modelzoo"];
+const FOLDERS: [&str; 7] = ["apps", "tests", "lib", "crates", "examples", "experiments", "modelzoo"];
 
 /// The folder is copied to machines that somebody pays for.
 const MOST_BYTES: u64 = 100 << 20;
@@ -93,7 +94,7 @@ pub fn run(options: &Options) -> Result<()> {
     say!("{}: {profile}, revision {commit}{changes}, {:.1} MiB", folder.display(), mib(bytes));
     say!(
         "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build, figure 1, figure 2, figure 3, bench-models --gpu; with libibverbs1 and \
-         ibverbs-providers: figures 4 to 7, figure bench-clients, bench-nic"
+         ibverbs-providers: figures 4 to 7, figure bench-clients, bench-nic, compat --gpu"
     );
     if libraries > 0 {
         say!(

@@ -8,9 +8,9 @@ mod programs;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -18,6 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use self::bench::{Bench, Outcome, Verdict};
 use self::programs::{Program, Row};
+use crate::carried;
+use crate::gpu_machine::{Gpu, GpuMachine};
 use crate::refused::refused;
 use crate::setup::{self, Purpose, System};
 use crate::workspace::{Tree, build_release, programs as released, results, root};
@@ -35,6 +37,9 @@ pub struct Options {
     /// Write what came of the rows into xtask/compat/results.json, and the page's tables.
     #[arg(long)]
     record: bool,
+    /// Run nothing: record what came of the rows on another machine, from the results.json in its folder of logs.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "only", "gpu", "install", "bin", "dry_run"])]
+    import: Option<PathBuf>,
     /// Install missing packages; without it, print the command that does, and leave out the programs that need them.
     #[arg(long)]
     install: bool,
@@ -78,6 +83,13 @@ struct Recorded {
 /// Sets up, builds the NIC, and runs what was asked for.
 pub fn run(options: &Options) -> Result<()> {
     let all = programs::list()?;
+    if let Some(file) = &options.import {
+        return record(Recorded::from_elsewhere(file, &all)?.rows, &all);
+    }
+    if options.record && carried::folder().is_some() {
+        let why = "--record: there is no page in a bundle; bring results.json home and give it to `compat --import`";
+        return Err(refused(why));
+    }
     let chosen = chosen(&all, options)?;
     if options.dry_run {
         chosen.iter().for_each(|(program, row)| say!("{}, {}: {}", program.name, row.name, row.ran()));
@@ -85,24 +97,31 @@ pub fn run(options: &Options) -> Result<()> {
     }
     setup::prepare(Purpose::Figure, !options.install)?;
     fetch(&chosen, options.install)?;
-    if options.bin.is_none() {
+    if options.bin.is_none() && carried::folder().is_none() {
         build_release(&["-p", "softnic"])?;
     }
     let folder = options.bin.as_ref().map_or_else(|| Ok(released()), std::path::absolute)?;
     let logs = options.out.clone().unwrap_or_else(|| results("compat"));
     let logs = std::path::absolute(&logs).context("the folder of logs")?;
     let bench = Bench { softnic: folder.join("softnic"), logs };
-    let tried = tried(&bench, &chosen, options);
-    let recorded = Recorded::read()?;
-    let faults = faults(&tried, &recorded, options.allow_missing);
+    let gpus = if options.gpu { Some(GpuMachine::ask()?.gpus) } else { None };
+    let tried = tried(&bench, &chosen, gpus.as_deref());
+    let faults = faults(&tried, &Recorded::read(&root().join(RESULTS))?, options.allow_missing);
+    Recorded { rows: tried.clone() }.write(&bench.logs.join("results.json"))?;
     if options.record {
-        recorded.with(tried, &all).write()?;
-        crate::docs::write_tables()?;
+        record(tried, &all)?;
     }
     match faults.is_empty() {
         true => Ok(()),
         false => bail!("{}; logs are in {}", faults.join("; "), bench.logs.display()),
     }
+}
+
+/// Puts these rows into the recorded ones, and those into the page.
+fn record(tried: Vec<Tried>, all: &[Program]) -> Result<()> {
+    let file = root().join(RESULTS);
+    Recorded::read(&file)?.with(tried, all).write(&file)?;
+    crate::docs::write_tables()
 }
 
 /// Rows that were asked for, with their programs. Error: a name is unknown.
@@ -117,7 +136,7 @@ fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program,
     let is_asked = |(program, row): &(&Program, &Row)| {
         options.only.is_empty() || options.only.iter().any(|name| [&program.name, &row.name].contains(&name))
     };
-    Ok(rows().filter(is_asked).filter(|(_, row)| !options.gpu || row.gpu.is_some()).collect())
+    Ok(rows().filter(is_asked).filter(|(_, row)| !options.gpu || row.gpus > 0).collect())
 }
 
 /// What was run, for a shell: a list of commands is one to the NIC.
@@ -149,15 +168,15 @@ fn fetch(chosen: &[(&Program, &Row)], install: bool) -> Result<()> {
 }
 
 /// Runs the rows, and says what came of each.
-fn tried(bench: &Bench, chosen: &[(&Program, &Row)], options: &Options) -> Vec<Tried> {
+fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Vec<Tried> {
     let version = |package| setup::version(package).unwrap_or_else(|| "unknown".into());
-    let on = format!("{}, rdma-core {}", System::read().name, version("libibverbs1"));
+    let on = format!("{}, rdma-core {}{}", System::read().name, version("libibverbs1"), in_words(gpus));
     let mut prepared: Option<(&str, Result<(), String>)> = None;
     let mut all = Vec::new();
     for (program, row) in chosen {
         let outcome = if let Some(why) = &row.not_run {
             Outcome::of(Verdict::NotRun, why)
-        } else if let Some(why) = row.gpu.as_ref().filter(|_| !options.gpu) {
+        } else if let Some(why) = row.lacks(gpus.map(<[Gpu]>::len)) {
             Outcome::of(Verdict::NotRun, why)
         } else if let Some(why) = program.lacks() {
             Outcome::of(Verdict::NotRun, why)
@@ -184,6 +203,15 @@ fn tried(bench: &Bench, chosen: &[(&Program, &Row)], options: &Options) -> Vec<T
         all.push(tried);
     }
     all
+}
+
+/// GPUs as the end of a system's name: `, 2 NVIDIA H200`.
+fn in_words(gpus: Option<&[Gpu]>) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for gpu in gpus.unwrap_or_default() {
+        *counts.entry(&gpu.name).or_default() += 1;
+    }
+    counts.iter().map(|(name, count)| format!(", {count} {name}")).collect()
 }
 
 /// Rows that came out worse than recorded on such a system, and those that this machine lacks something for.
@@ -223,11 +251,28 @@ impl Tried {
 }
 
 impl Recorded {
-    fn read() -> Result<Recorded> {
-        match fs::read_to_string(root().join(RESULTS)) {
-            Ok(text) => serde_json::from_str(&text).context(RESULTS),
+    /// None where there is no such file.
+    fn read(file: &Path) -> Result<Recorded> {
+        let named = || file.display().to_string();
+        match fs::read_to_string(file) {
+            Ok(text) => serde_json::from_str(&text).with_context(named),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Recorded::default()),
-            Err(error) => Err(error).context(RESULTS),
+            Err(error) => Err(error).with_context(named),
+        }
+    }
+
+    /// What another machine's run left. Error: no such file, or a row that is not in the list as it was run.
+    fn from_elsewhere(file: &Path, all: &[Program]) -> Result<Recorded> {
+        let not = |why: String| refused(format!("--import {}: {why}", file.display()));
+        let read = Recorded::read(file).map_err(|error| not(format!("{:#}", error.root_cause())))?;
+        let is_ours = |tried: &Tried| {
+            let rows = all.iter().filter(|it| it.name == tried.program).flat_map(|program| &program.rows);
+            rows.into_iter().any(|row| row.name == tried.row && row.ran() == tried.ran)
+        };
+        match read.rows.iter().find(|tried| !is_ours(tried)) {
+            _ if read.rows.is_empty() => Err(not("no results in it".into())),
+            Some(other) => Err(not(format!("{}, {}: no such row is run here", other.program, other.row))),
+            None => Ok(read),
         }
     }
 
@@ -250,9 +295,11 @@ impl Recorded {
         Recorded { rows: rows.collect() }
     }
 
-    fn write(&self) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).context(RESULTS)?;
-        fs::write(root().join(RESULTS), text + "\n").with_context(|| format!("writing {RESULTS}"))
+    fn write(&self, file: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).context("results")?;
+        fs::create_dir_all(file.parent().unwrap_or(file))
+            .with_context(|| format!("making {}", file.display()))?;
+        fs::write(file, text + "\n").with_context(|| format!("writing {}", file.display()))
     }
 }
 

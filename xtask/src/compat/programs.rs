@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::process::{Ended, run_logged};
 use crate::workspace::{root, target_dir};
-use crate::{setup, wheels};
+use crate::{carried, setup, wheels};
 
 const LIST: &str = include_str!("../../compat/programs.toml");
 /// Longest that a program's preparation may take: a crate and its dependencies are built.
@@ -37,6 +37,9 @@ pub struct Program {
     /// The version, where the preparation fixes it.
     #[serde(default)]
     version: Option<String>,
+    /// A command that prints the version, where the machine brings the program.
+    #[serde(default)]
+    version_command: Option<String>,
     /// A shell script, run once in the program's folder and without the NIC.
     #[serde(default)]
     prepare: Option<String>,
@@ -84,8 +87,8 @@ pub struct Row {
     pub deadline_s: Option<u64>,
     /// What is known of a failure, of skipped tests, or of a bad end after everything above held.
     pub note: Option<String>,
-    /// Why it runs with --gpu alone.
-    pub gpu: Option<String>,
+    /// How many GPUs it needs; it runs with --gpu alone if any.
+    pub gpus: usize,
     /// Why it runs nowhere.
     pub not_run: Option<String>,
     /// Whether xtask's tests run it.
@@ -140,6 +143,17 @@ impl Row {
         environment.chain(launcher).chain(["--".to_owned(), command]).collect::<Vec<_>>().join(" ")
     }
 
+    /// What it lacks of GPUs where there are so many, or `None` for without --gpu.
+    pub fn lacks(&self, gpus: Option<usize>) -> Option<String> {
+        let count = if self.gpus == 1 { "a GPU".into() } else { format!("{} GPUs", self.gpus) };
+        match gpus {
+            _ if self.gpus == 0 => None,
+            None => Some(format!("needs {count}")),
+            Some(gpus) if gpus < self.gpus => Some(format!("needs {count}, and there are {gpus}")),
+            Some(_) => None,
+        }
+    }
+
     /// Whether something shows that it worked.
     pub fn has_proof(&self) -> bool {
         !self.says.is_empty() || self.count.is_some() || self.bytes > 0 || self.messages > 0
@@ -166,7 +180,8 @@ pub fn parse(text: &str) -> Result<Vec<Program>> {
 impl Program {
     /// Where it is prepared.
     pub fn folder(&self) -> PathBuf {
-        target_dir().join("compat").join(self.name.replace(' ', "-"))
+        let all = carried::folder().map_or_else(|| target_dir().join("compat"), |_| std::env::temp_dir());
+        all.join(self.name.replace([' ', ','], "-"))
     }
 
     /// Its wheels.
@@ -194,7 +209,9 @@ impl Program {
     pub fn version(&self) -> String {
         let of_wheel = || self.wheels().and_then(wheels::Wheels::version);
         let of_package = || self.packages.first().and_then(|name| setup::version(name));
-        self.version.clone().or_else(of_wheel).or_else(of_package).unwrap_or_else(|| "unknown".into())
+        let said = || self.version_command.as_deref().and_then(said_by);
+        let known = self.version.clone().or_else(of_wheel).or_else(of_package).or_else(said);
+        known.unwrap_or_else(|| "unknown".into())
     }
 
     /// A command with its places filled in.
@@ -223,4 +240,11 @@ impl Program {
         ensure!(ended == Ended::Well, "its preparation {ended}; see {}", log.display());
         Ok(())
     }
+}
+
+/// What a shell's command prints; `None` where it fails.
+fn said_by(command: &str) -> Option<String> {
+    let output = Command::new("sh").args(["-c", command]).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !said.is_empty()).then_some(said)
 }

@@ -12,7 +12,7 @@ use crate::workspace::target_dir;
 
 #[test]
 fn every_row_of_the_list_has_a_result_of_what_it_runs() {
-    let recorded = Recorded::read().unwrap();
+    let recorded = Recorded::read(&root().join(RESULTS)).unwrap();
     let all = list().unwrap();
     let rows: Vec<(&Program, &Row)> =
         all.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row))).collect();
@@ -345,4 +345,46 @@ fn a_list_of_commands_is_shown_as_one_to_the_nic() {
     let shown = |command: &str| super::shown(&format!("softnic run -- {command}"));
     assert_eq!(shown("ibv_devinfo -v"), "softnic run -- ibv_devinfo -v");
     assert_eq!(shown("cd source && cargo test"), "softnic run -- sh -c 'cd source && cargo test'");
+}
+
+#[test]
+fn rows_that_need_gpus_say_what_they_lack() {
+    let row = |gpus| Row { gpus, ..Row::default() };
+    for (gpus, there, lacks) in [
+        (0, None, None),
+        (1, None, Some("needs a GPU")),
+        (2, None, Some("needs 2 GPUs")),
+        (2, Some(1), Some("needs 2 GPUs, and there are 1")),
+        (2, Some(2), None),
+        (1, Some(0), Some("needs a GPU, and there are 0")),
+    ] {
+        assert_eq!(row(gpus).lacks(there).as_deref(), lacks, "{gpus} of {there:?}");
+    }
+}
+
+#[test]
+fn results_of_another_machine_are_taken_for_rows_of_the_list_alone() {
+    let all = list().unwrap();
+    let (program, row) = (&all[0], &all[0].rows[0]);
+    let tried = Tried {
+        program: program.name.clone(),
+        row: row.name.clone(),
+        version: "1".into(),
+        ran: row.ran(),
+        verdict: Verdict::Works,
+        why: String::new(),
+        on: "elsewhere".into(),
+    };
+    let file = scratch("import").join("results.json");
+    let write = |rows: Vec<Tried>| Recorded { rows }.write(&file).unwrap();
+    write(vec![tried.clone()]);
+    assert_eq!(Recorded::from_elsewhere(&file, &all).unwrap().rows, std::slice::from_ref(&tried));
+    write(vec![Tried { ran: "softnic run -- other".into(), ..tried.clone() }]);
+    let error = Recorded::from_elsewhere(&file, &all).unwrap_err().to_string();
+    assert!(error.contains("no such row is run here") && error.contains(&row.name), "{error}");
+    write(vec![]);
+    let error = Recorded::from_elsewhere(&file, &all).unwrap_err().to_string();
+    assert!(error.contains("no results in it"), "{error}");
+    fs::write(&file, "{").unwrap();
+    assert!(Recorded::from_elsewhere(&file, &all).is_err());
 }

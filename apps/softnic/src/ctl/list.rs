@@ -1,4 +1,4 @@
-//! `softnic ctl list`: who has a NIC.
+//! `softnic ctl list`: the processes that have a NIC.
 
 use anyhow::Result;
 use clap::Args;

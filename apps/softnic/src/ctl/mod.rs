@@ -125,7 +125,7 @@ fn program_of(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
-/// Writes to stdout; who closed it early, as `head` does, wants no more.
+/// Writes to stdout. False: a reader as `head` has closed it early and wants no more.
 fn show(text: &str) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

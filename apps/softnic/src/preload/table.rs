@@ -1,7 +1,7 @@
 //! Which descriptors of the program are ours: one word a descriptor, read by every hook, without a lock.
 //!
-//! A descriptor may leave without our seeing it (a raw system call, a `posix_spawn` action), so whoever uses an entry
-//! asks the kernel whether the descriptor still is what it was: a command file is a memfd of a size that no other has, a
+//! A descriptor may leave without our seeing it (a raw system call, a `posix_spawn` action), so a hook that uses an
+//! entry asks the kernel whether the descriptor still is what it was: a command file is a memfd of a size that no other has, a
 //! directory one with a time that no other has, and a file of the connection manager is a pipe.
 
 use std::ffi::c_int;

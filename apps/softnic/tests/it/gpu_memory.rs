@@ -333,8 +333,8 @@ fn torch_on_a_gpu() -> Result<String, String> {
         Command::new("python3").args(["-c", "import torch; assert torch.cuda.is_available()"]).output();
     let asked = asked.map_err(|error| format!("python3: {error}"))?;
     let reason = String::from_utf8_lossy(&asked.stderr).lines().last().unwrap_or_default().to_owned();
-    let script = scratch("ddp").join("ddp.py");
-    fs::write(&script, include_str!("../programs/ddp.py")).map_err(|error| error.to_string())?;
+    let script = scratch("two_ranks").join("two_ranks.py");
+    fs::write(&script, include_str!("../programs/two_ranks.py")).map_err(|error| error.to_string())?;
     if asked.status.success() { Ok(script.display().to_string()) } else { Err(reason) }
 }
 
