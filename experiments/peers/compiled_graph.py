@@ -347,6 +347,23 @@ class Way:
             found.append((time.monotonic_ns() - since) / replays / 1000)
         return found
 
+    def kernels(self, replays):
+        """Name and mean microseconds of each kernel of a replay, in their order, by CUPTI; so many replays."""
+        if not self.on_gpu:
+            raise ValueError("kernels are those of a GPU")
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(replays):
+                self.replay()
+            self.wait()
+        on_gpu = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        on_gpu.sort(key=lambda event: event.time_range.start)
+        count = len(on_gpu) // replays
+        if count == 0 or len(on_gpu) != count * replays:
+            raise ValueError(f"{len(on_gpu)} kernels were seen in {replays} replays")
+        alike = [on_gpu[at::count] for at in range(count)]
+        mean = [sum(event.time_range.elapsed_us() for event in events) / replays for events in alike]
+        return [[events[0].name, round(time, 2)] for events, time in zip(alike, mean)]
+
     def compute(self, source, sink):
         with open(source, "rb") as file:
             given = bytearray(file.read())
@@ -389,10 +406,12 @@ def main():
             periods = way.times(options.replays, asked["seconds"] / 2)
             alone = way.times(1, asked["seconds"] / 4)
             return {"period_us": median(periods), "alone_us": median(alone), "batches": len(periods)}
+        if asked["do"] == "kernels":
+            return {"kernels_us": way.kernels(options.replays)}
         if asked["do"] == "output":
             way.compute(asked["input"], asked["output"])
             return {}
-        raise ValueError(f"there is no request {asked['do']}; there are forget, prepare, time, output, quit")
+        raise ValueError(f"there is no request {asked['do']}; there are forget, prepare, time, kernels, output, quit")
 
     has_gpu = options.device == "cpu" or torch.cuda.is_available()
     device = torch.cuda.get_device_name() if has_gpu and options.device != "cpu" else options.device
