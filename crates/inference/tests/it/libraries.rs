@@ -1,5 +1,5 @@
 //! Steps by cuDNN and cuBLASLt on a GPU: every model layer by layer against ONNX Runtime, by the host, by itself, and what was
-//! timed for each step.
+//! timed for each step. A test is one model with one batch, so that a run can name it; its formats share the reference.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use ::gpu::{Context, End, Gpu, Toolkit};
 use inference::engine::gpu::{By, Chosen, Instance, Libraries, Library, Loaded};
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::{Engine, EngineError};
-use inference::graph::Op;
+use inference::graph::{Graph, Op};
 use inference::import::import;
 use inference::layers::{Layers, Random, distance, tolerance};
 use inference::plan::{Format, Layout, Plan, Precision, Step, Task};
@@ -20,15 +20,49 @@ use zoo::Architecture;
 use zoo::onnx::Attribute;
 
 use crate::files::File;
-use crate::models::SUPER_RESOLUTION_3;
+use crate::models::{SUPER_RESOLUTION_1, SUPER_RESOLUTION_3, SUPER_RESOLUTION_4};
 
-const FORMATS: [Format; 5] = [
+pub const FORMATS: [Format; 5] = [
     Format { precision: Precision::Single, layout: Layout::ChannelsFirst },
     Format { precision: Precision::Single, layout: Layout::ChannelsLast },
     Format { precision: Precision::Tf32, layout: Layout::ChannelsFirst },
     Format { precision: Precision::Tf32, layout: Layout::ChannelsLast },
     Format { precision: Precision::Half, layout: Layout::ChannelsLast },
 ];
+
+/// A file for one batch, inputs of chance, and what ONNX Runtime computes for them.
+pub struct Referenced {
+    pub name: String,
+    pub file: Vec<u8>,
+    pub batch: usize,
+    pub graph: Graph,
+    pub inputs: Vec<Vec<f32>>,
+    pub layers: Layers,
+}
+
+impl Referenced {
+    pub fn new(runtime: &Runtime, name: &str, file: Vec<u8>, batch: usize) -> Referenced {
+        let graph = import(&file, batch).expect("it is imported");
+        let mut random = Random(3);
+        let inputs: Vec<Vec<f32>> =
+            graph.inputs.iter().map(|&id| random.tensor(graph.shape(id).count())).collect();
+        let views: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+        let layers = Layers::compute(runtime, &file, &graph, &views).expect("it runs");
+        Referenced { name: name.to_owned(), file, batch, graph, inputs, layers }
+    }
+
+    pub fn inputs(&self) -> Vec<&[f32]> {
+        self.inputs.iter().map(Vec::as_slice).collect()
+    }
+
+    /// What is wrong with a plan's comparison: only a load, which writes an input, has no reference.
+    fn not_compared(&self, plan: &Plan) -> Vec<String> {
+        let lacks = |step: &&Step| self.layers.of(step).is_none() != matches!(step.task, Task::Load { .. });
+        let said =
+            |step: &Step| format!("{}: its reference is missing, or is one of a load", step.names.join(" "));
+        plan.steps.iter().filter(lacks).map(said).collect()
+    }
+}
 
 /// The model of a file with cuDNN, all ways timed again or as they were kept.
 fn load(
@@ -46,7 +80,7 @@ fn load(
 }
 
 /// Whether cuDNN is here.
-fn cudnn(gpu: Gpu) -> Result<String, String> {
+pub fn cudnn(gpu: Gpu) -> Result<String, String> {
     let file = File::new(&[1, 8, 6, 6]).weights("w", &[8, 8, 3, 3]).node("Conv", &["x", "w"], "y", &[]);
     match load(gpu, &file.bytes("y"), 1, Format::default(), true) {
         Ok(loaded) => Ok(loaded.libraries().to_owned()),
@@ -82,11 +116,12 @@ fn print_tried(loaded: &Loaded) {
 }
 
 /// Everything of one model in one format, printed; problems are collected, so that a run shows all of them.
-fn examine(gpu: Gpu, name: &str, file: &[u8], batch: usize, format: Format, problems: &mut Vec<String>) {
+fn examine(gpu: Gpu, model: &Referenced, format: Format, problems: &mut Vec<String>) {
+    let Referenced { name, file, batch, .. } = model;
     let what = format!("{name}, {:?} {:?}, batch {batch}", format.precision, format.layout);
     println!("MODEL {what}");
     let since = Instant::now();
-    let loaded = match load(gpu, file, batch, format, true) {
+    let loaded = match load(gpu, file, *batch, format, true) {
         Ok(loaded) => loaded,
         Err(error) => return problems.push(format!("{what}: loading: {error}")),
     };
@@ -97,12 +132,12 @@ fn examine(gpu: Gpu, name: &str, file: &[u8], batch: usize, format: Format, prob
         loaded.workspace()
     );
     print_tried(&loaded);
-    if let Err(error) = compare(&loaded, file, batch, &what, problems) {
+    if let Err(error) = compare(&loaded, model, &what, problems) {
         problems.push(format!("{what}: {error}"));
     }
     drop(loaded);
     let since = Instant::now();
-    let again = load(gpu, file, batch, format, false).and_then(|loaded| {
+    let again = load(gpu, file, *batch, format, false).and_then(|loaded| {
         let kept = loaded.chosen().iter().all(|chosen| chosen.tried.is_empty());
         let by_library = loaded.chosen().iter().filter(|chosen| chosen.by != By::Own).count();
         println!("AGAIN in {:.1?}, {by_library} steps by a library, choices kept: {kept}", since.elapsed());
@@ -115,37 +150,47 @@ fn examine(gpu: Gpu, name: &str, file: &[u8], batch: usize, format: Format, prob
     }
 }
 
+/// Compares every step with the reference, and prints the largest distance beside the tolerance.
+fn compare_steps(
+    instance: &mut Instance,
+    plan: &Plan,
+    model: &Referenced,
+    what: &str,
+    problems: &mut Vec<String>,
+) -> Result<(), EngineError> {
+    let (precision, limit) = (plan.format.precision, tolerance(plan.format.precision));
+    problems.extend(model.not_compared(plan).into_iter().map(|step| format!("{what}: {step}")));
+    let (mut worst, mut compared) = ((0.0, "none".to_owned()), 0);
+    for (at, step) in plan.steps.iter().enumerate() {
+        let written = instance.step(at)?;
+        let Some(wanted) = model.layers.of(step) else { continue };
+        let (apart, names) = (distance(precision, &written, wanted), step.names.join(" "));
+        compared += 1;
+        if apart >= limit {
+            problems.push(format!("{what}: step {at} {names}: {apart:.1e}, {limit:.0e} is allowed"));
+        }
+        worst = if apart > worst.0 { (apart, names) } else { worst };
+    }
+    println!(
+        "TABLE {what}: error {:.1e} of {limit:.0e} at most, in {compared} of {} steps ({})",
+        worst.0,
+        plan.steps.len(),
+        worst.1
+    );
+    Ok(())
+}
+
 fn compare(
     loaded: &Arc<Loaded>,
-    file: &[u8],
-    batch: usize,
+    model: &Referenced,
     what: &str,
     problems: &mut Vec<String>,
 ) -> Result<(), EngineError> {
     let plan = loaded.plan().clone();
-    let precision = plan.format.precision;
-    let mut random = Random(3);
-    let inputs: Vec<Vec<f32>> = plan.inputs.iter().map(|shape| random.tensor(shape.count())).collect();
-    let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
-    let graph = import(file, batch).expect("it was imported before");
+    let inputs = model.inputs();
     let mut instance = Instance::new(loaded)?;
     let found = instance.run(&inputs)?;
-    if let Ok(runtime) = Runtime::load(None) {
-        let layers = Layers::compute(&runtime, file, &graph, &inputs)?;
-        let mut worst = (0.0, String::new());
-        for (at, step) in plan.steps.iter().enumerate() {
-            let written = instance.step(at)?;
-            let Some(wanted) = layers.of(step) else { continue };
-            let apart = distance(precision, &written, wanted);
-            if apart >= tolerance(precision) {
-                problems.push(format!("{what}: step {at} {}: {apart:.1e}", step.names.join(" ")));
-            }
-            worst = if apart > worst.0 { (apart, step.names.join(" ")) } else { worst };
-        }
-        println!("WORST {:.1e} of {} steps: {}", worst.0, plan.steps.len(), worst.1);
-    } else {
-        problems.push(format!("{what}: no ONNX Runtime to compare with"));
-    }
+    compare_steps(&mut instance, &plan, model, what, problems)?;
     let mut periods = Vec::new();
     for _ in 0..5 {
         let since = Instant::now();
@@ -210,22 +255,80 @@ fn compare(
     Ok(())
 }
 
-fn all_formats(name: &str, file: &[u8], batch: usize) {
-    let gpu = need!(Gpu::first(), "one CUDA device");
-    let version = need!(cudnn(gpu), reference, "cuDNN");
-    println!("{name}: {version}");
-    let mut problems = Vec::new();
-    for format in FORMATS {
-        examine(gpu, name, file, batch, format, &mut problems);
-    }
-    for problem in &problems {
+/// The formats of a batch above 1: one of each precision.
+const OF_BATCHES: [Format; 3] = [FORMATS[0], FORMATS[3], FORMATS[4]];
+
+/// Fails with all problems.
+fn none(problems: &[String]) {
+    for problem in problems {
         println!("PROBLEM {problem}");
     }
     assert!(problems.is_empty(), "{} problems", problems.len());
 }
 
+fn all_formats(name: &str, file: &[u8], batch: usize) {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let version = need!(cudnn(gpu), reference, "cuDNN");
+    let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
+    println!("{name}: {version}");
+    let (model, mut problems) = (Referenced::new(&runtime, name, file.to_vec(), batch), Vec::new());
+    FORMATS.iter().for_each(|&format| examine(gpu, &model, format, &mut problems));
+    none(&problems);
+}
+
+/// Each precision with a batch above 1: every step, and a run by itself. Choices of an earlier run are used.
+fn batch_of(name: &str, architecture: Architecture, batch: usize) {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    need!(cudnn(gpu), reference, "cuDNN");
+    let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
+    let model = Referenced::new(&runtime, name, architecture.build(batch).encode_to_vec(), batch);
+    let mut problems = Vec::new();
+    for format in OF_BATCHES {
+        let what = format!("{name}, {:?} {:?}, batch {batch}", format.precision, format.layout);
+        let mut each = || -> Result<(), EngineError> {
+            let since = Instant::now();
+            let loaded = load(gpu, &model.file, batch, format, false)?;
+            println!("LOADED {what} in {:.1?}", since.elapsed());
+            let mut instance = Instance::new(&loaded)?;
+            let found = instance.run(&model.inputs())?;
+            compare_steps(&mut instance, loaded.plan(), &model, &what, &mut problems)?;
+            let mut looped = instance.self_launching(3)?;
+            looped.start()?;
+            let end = looped.graph().wait(Duration::from_secs(60))?;
+            if end != End::LimitReached || looped.outputs()? != found {
+                problems.push(format!("{what}: a run by itself ends by {end:?} or leaves another result"));
+            }
+            Ok(())
+        };
+        if let Err(error) = each() {
+            problems.push(format!("{what}: {error}"));
+        }
+    }
+    none(&problems);
+}
+
+/// What the tests on a GPU assert of every step, where there is none: a plan in each format has a reference for all steps but its loads.
 #[test]
-fn gpu_one_convolution_by_libraries() {
+fn every_step_but_a_load_has_a_reference_in_each_format() {
+    let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
+    let small = |architecture: Architecture| architecture.build(1).encode_to_vec();
+    for (name, file, batch) in [
+        ("one convolution", one_convolution(), 1),
+        ("products", products(8), 8),
+        ("squeezenet", small(Architecture::SqueezeNet), 1),
+        ("super-resolution-3", small(SUPER_RESOLUTION_3), 1),
+        ("mobilenet-v3-small", small(Architecture::MobileNetV3Small), 1),
+        ("resnet50", small(Architecture::ResNet50), 1),
+    ] {
+        let model = Referenced::new(&runtime, name, file, batch);
+        for format in FORMATS {
+            let plan = Plan::in_format(&model.graph, format).expect("it is planned");
+            assert_eq!(model.not_compared(&plan), [""; 0], "{name}: {format:?}");
+        }
+    }
+}
+
+fn one_convolution() -> Vec<u8> {
     let pads = [Attribute::ints("pads", &[1, 1, 1, 1])];
     let file = File::new(&[1, 32, 28, 28]).weights("w", &[64, 32, 3, 3]).weights("b", &[64]);
     let file = file.weights("v", &[64, 64, 1, 1]).weights("u", &[64, 1, 3, 3]);
@@ -233,8 +336,12 @@ fn gpu_one_convolution_by_libraries() {
     let file = file.node("Conv", &["r", "v", "b"], "d", &[]).node("Add", &["d", "r"], "e", &[]);
     let file = file.node("HardSwish", &["e"], "h", &[]);
     let groups = [Attribute::int("group", 64), pads[0].clone()];
-    let file = file.node("Conv", &["h", "u"], "y", &groups);
-    all_formats("one convolution", &file.bytes("y"), 1);
+    file.node("Conv", &["h", "u"], "y", &groups).bytes("y")
+}
+
+#[test]
+fn gpu_one_convolution_by_libraries() {
+    all_formats("one convolution", &one_convolution(), 1);
 }
 
 /// A Gemm with a Relu, a Gemm with a bias alone, and one without.
@@ -319,8 +426,18 @@ fn gpu_squeezenet_by_libraries() {
 }
 
 #[test]
-fn gpu_super_resolution_by_libraries() {
+fn gpu_super_resolution_1_by_libraries() {
+    all_formats("super-resolution-1", &SUPER_RESOLUTION_1.build(1).encode_to_vec(), 1);
+}
+
+#[test]
+fn gpu_super_resolution_3_by_libraries() {
     all_formats("super-resolution-3", &SUPER_RESOLUTION_3.build(1).encode_to_vec(), 1);
+}
+
+#[test]
+fn gpu_super_resolution_4_by_libraries() {
+    all_formats("super-resolution-4", &SUPER_RESOLUTION_4.build(1).encode_to_vec(), 1);
 }
 
 #[test]
@@ -334,14 +451,41 @@ fn gpu_resnet50_by_libraries() {
 }
 
 #[test]
-fn gpu_batches_by_libraries() {
-    for batch in [8, 32] {
-        all_formats("squeezenet", &Architecture::SqueezeNet.build(batch).encode_to_vec(), batch);
-        all_formats(
-            "mobilenet-v3-small",
-            &Architecture::MobileNetV3Small.build(batch).encode_to_vec(),
-            batch,
-        );
-        all_formats("resnet50", &Architecture::ResNet50.build(batch).encode_to_vec(), batch);
-    }
+fn gpu_squeezenet_by_libraries_at_batch_8() {
+    batch_of("squeezenet", Architecture::SqueezeNet, 8);
+}
+
+#[test]
+fn gpu_super_resolution_3_by_libraries_at_batch_8() {
+    batch_of("super-resolution-3", SUPER_RESOLUTION_3, 8);
+}
+
+#[test]
+fn gpu_mobilenet_by_libraries_at_batch_8() {
+    batch_of("mobilenet-v3-small", Architecture::MobileNetV3Small, 8);
+}
+
+#[test]
+fn gpu_resnet50_by_libraries_at_batch_8() {
+    batch_of("resnet50", Architecture::ResNet50, 8);
+}
+
+#[test]
+fn gpu_squeezenet_by_libraries_at_batch_32() {
+    batch_of("squeezenet", Architecture::SqueezeNet, 32);
+}
+
+#[test]
+fn gpu_super_resolution_3_by_libraries_at_batch_32() {
+    batch_of("super-resolution-3", SUPER_RESOLUTION_3, 32);
+}
+
+#[test]
+fn gpu_mobilenet_by_libraries_at_batch_32() {
+    batch_of("mobilenet-v3-small", Architecture::MobileNetV3Small, 32);
+}
+
+#[test]
+fn gpu_resnet50_by_libraries_at_batch_32() {
+    batch_of("resnet50", Architecture::ResNet50, 32);
 }

@@ -13,8 +13,14 @@ use zoo::onnx::Model;
 
 use crate::operators::FORMATS;
 
+pub const SUPER_RESOLUTION_1: Architecture =
+    Architecture::SuperResolution { factor: 1, height: 640, width: 480 };
+/// As the one above, of fewer pixels.
+pub const FEW_PIXELS: Architecture = Architecture::SuperResolution { factor: 1, height: 24, width: 20 };
 pub const SUPER_RESOLUTION_3: Architecture =
     Architecture::SuperResolution { factor: 3, height: 224, width: 224 };
+pub const SUPER_RESOLUTION_4: Architecture =
+    Architecture::SuperResolution { factor: 4, height: 640, width: 480 };
 
 #[test]
 fn plans_are_those_that_are_kept() {
@@ -24,10 +30,10 @@ fn plans_are_those_that_are_kept() {
         ("squeezenet", Architecture::SqueezeNet, first),
         ("squeezenet-half", Architecture::SqueezeNet, half),
         ("resnet50", Architecture::ResNet50, first),
-        ("super-resolution-1", Architecture::SuperResolution { factor: 1, height: 640, width: 480 }, first),
+        ("super-resolution-1", SUPER_RESOLUTION_1, first),
         ("super-resolution-3", SUPER_RESOLUTION_3, first),
         ("super-resolution-3-half", SUPER_RESOLUTION_3, half),
-        ("super-resolution-4", Architecture::SuperResolution { factor: 4, height: 640, width: 480 }, first),
+        ("super-resolution-4", SUPER_RESOLUTION_4, first),
         ("mobilenet-v3-small", Architecture::MobileNetV3Small, first),
     ] {
         let graph = import(&architecture.build(1).encode_to_vec(), 1).expect("the zoo's models are imported");

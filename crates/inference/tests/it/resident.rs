@@ -13,10 +13,8 @@ use measure::need;
 use prost::Message;
 use zoo::Architecture;
 
+use crate::models::{FEW_PIXELS, SUPER_RESOLUTION_1};
 use crate::operators::{FORMATS, files_of_every_operator};
-
-/// As `super-resolution-x1`, of fewer pixels.
-const SUPER_RESOLUTION_1: Architecture = Architecture::SuperResolution { factor: 1, height: 24, width: 20 };
 
 fn inputs(plan: &Plan, seed: u64) -> Vec<Vec<f32>> {
     let mut random = Random(seed);
@@ -48,7 +46,7 @@ fn operators_in_a_resident_kernel_compute_what_launches_do() {
 #[test]
 fn a_model_is_not_made_for_slots_of_other_lengths() {
     need!(has_twin(), "a C++ compiler");
-    let graph = import(&SUPER_RESOLUTION_1.build(1).encode_to_vec(), 1).unwrap();
+    let graph = import(&FEW_PIXELS.build(1).encode_to_vec(), 1).unwrap();
     let plan = Plan::in_format(&graph, FORMATS[0].0).unwrap();
     let error = TwinResident::new(plan, Some(&gpu::SlotTensors::default()), 1).unwrap_err().to_string();
     assert_eq!(error, "slots have [] bytes of inputs, the model [1920]");
@@ -85,12 +83,8 @@ fn the_resident_kernel_compiles_for_every_gpu_and_another_may_call_its_model() {
 fn gpu_models_in_a_resident_kernel_compute_what_launches_do() {
     let gpu = need!(Gpu::first(), "one CUDA device");
     for (name, architecture, format) in [
-        ("super-resolution-1, 24x20", SUPER_RESOLUTION_1, FORMATS[0].0),
-        (
-            "super-resolution-1",
-            Architecture::SuperResolution { factor: 1, height: 640, width: 480 },
-            FORMATS[0].0,
-        ),
+        ("super-resolution-1, 24x20", FEW_PIXELS, FORMATS[0].0),
+        ("super-resolution-1", SUPER_RESOLUTION_1, FORMATS[0].0),
         ("squeezenet", Architecture::SqueezeNet, FORMATS[0].0),
         ("mobilenet-v3-small", Architecture::MobileNetV3Small, FORMATS[2].0),
     ] {
