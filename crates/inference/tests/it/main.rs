@@ -4,6 +4,7 @@ mod files;
 mod gpu;
 mod libraries;
 mod models;
+mod mutations;
 mod operators;
 mod preprocess;
 mod resident;

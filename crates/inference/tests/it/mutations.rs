@@ -1,0 +1,131 @@
+//! A weight tensor that is changed by 5 % of its norm, one at a time: the comparison of its step with ONNX Runtime sees it.
+
+use ::gpu::{Gpu, Toolkit};
+use inference::engine::gpu::{Instance, Libraries, Loaded};
+use inference::engine::onnx_runtime::Runtime;
+use inference::engine::twin::Twin;
+use inference::layers::{Random, distance, tolerance};
+use inference::plan::{Plan, Source};
+use measure::need;
+use prost::Message;
+use zoo::Architecture;
+
+use crate::libraries::{FORMATS, Referenced, cudnn};
+use crate::models::{FEW_PIXELS, SUPER_RESOLUTION_3};
+use crate::operators::compiler;
+
+/// Share of a tensor's norm by which it is changed.
+const SHARE: f64 = 0.05;
+
+/// An engine with a plan and inputs: runs the step of a number, after those before it, and says what it wrote.
+type Steps = Box<dyn FnMut(usize) -> Vec<f32>>;
+
+/// The steps with weights of their own, and the numbers of these.
+fn layers(plan: &Plan) -> Vec<(usize, usize)> {
+    let weights = |(at, step): (usize, &inference::plan::Step)| match step.reads.get(1) {
+        Some(&Source::Constant(number)) => Some((at, number)),
+        _ => None,
+    };
+    plan.steps.iter().enumerate().filter_map(weights).collect()
+}
+
+/// Changes one tensor after the other. The changed step must be ten tolerances away from the reference at least, and each step before
+/// it within one.
+fn every_change_is_seen(
+    model: &Referenced,
+    chosen: &[(usize, usize)],
+    plan: &Plan,
+    engine: &dyn Fn(Plan) -> Steps,
+) {
+    let limit = tolerance(plan.format.precision);
+    let mut least = (f64::INFINITY, String::new());
+    for &(at, number) in chosen {
+        let mut changed = plan.clone();
+        changed.constants[number] = Random(at as u64).perturb(&plan.constants[number], SHARE);
+        let mut run = engine(changed);
+        for (before, step) in plan.steps[..at].iter().enumerate() {
+            let (found, names) = (run(before), step.names.join(" "));
+            let Some(wanted) = model.layers.of(step) else { continue };
+            let apart = distance(plan.format.precision, &found, wanted);
+            assert!(apart < limit, "{}: {names} before the change: {apart:.1e}", model.name);
+        }
+        let names = plan.steps[at].names.join(" ");
+        let wanted = model.layers.of(&plan.steps[at]).expect("a layer with weights has a reference");
+        let apart = distance(plan.format.precision, &run(at), wanted);
+        assert!(
+            apart >= 10.0 * limit,
+            "{}: a change in {names} would hardly be seen: {apart:.1e}",
+            model.name
+        );
+        least = if apart < least.0 { (apart, names) } else { least };
+    }
+    println!(
+        "TABLE {}: {:?}, batch {}: {} changed tensors seen, the least {:.1e} ({}), {limit:.0e} is allowed",
+        model.name,
+        plan.format.precision,
+        model.batch,
+        chosen.len(),
+        least.0,
+        least.1
+    );
+}
+
+fn referenced(runtime: &Runtime, name: &str, architecture: Architecture) -> (Referenced, Plan) {
+    let model = Referenced::new(runtime, name, architecture.build(1).encode_to_vec(), 1);
+    let plan = Plan::in_format(&model.graph, FORMATS[0]).expect("it is planned");
+    (model, plan)
+}
+
+/// The steps of a model on the GPU, by libraries where they are faster.
+fn on_gpu(gpu: Gpu, model: &Referenced, plan: Plan) -> Steps {
+    let toolkit = Toolkit::find(None).expect("a GPU's machine has a toolkit");
+    let loaded = Loaded::new(gpu, toolkit, plan, &Libraries::needed(None)).expect("it is loaded");
+    let mut instance = Instance::new(&loaded).expect("there is memory");
+    instance.bring(&model.inputs()).expect("they are the model's");
+    Box::new(move |at| instance.step(at).expect("it runs"))
+}
+
+fn all_of(name: &str, architecture: Architecture) {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    need!(cudnn(gpu), reference, "cuDNN");
+    let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
+    let (model, plan) = referenced(&runtime, name, architecture);
+    let chosen = layers(&plan);
+    every_change_is_seen(&model, &chosen, &plan, &|plan| on_gpu(gpu, &model, plan));
+}
+
+#[test]
+fn gpu_changed_weights_of_each_layer_of_squeezenet_are_seen() {
+    all_of("squeezenet", Architecture::SqueezeNet);
+}
+
+#[test]
+fn gpu_changed_weights_of_each_layer_of_super_resolution_3_are_seen() {
+    all_of("super-resolution-3", SUPER_RESOLUTION_3);
+}
+
+#[test]
+fn gpu_changed_weights_of_three_layers_of_resnet50_are_seen() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    need!(cudnn(gpu), reference, "cuDNN");
+    let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
+    let (model, plan) = referenced(&runtime, "resnet50", Architecture::ResNet50);
+    let all = layers(&plan);
+    let chosen = [all[0], all[all.len() / 2], all[all.len() - 1]];
+    every_change_is_seen(&model, &chosen, &plan, &|plan| on_gpu(gpu, &model, plan));
+}
+
+/// The same without a GPU: the twin in its place.
+#[test]
+fn changed_weights_of_each_layer_of_a_small_model_are_seen() {
+    need!(compiler(), "a C++ compiler");
+    let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
+    let (model, plan) = referenced(&runtime, "super-resolution-1, 24x20", FEW_PIXELS);
+    let chosen = layers(&plan);
+    assert_eq!(chosen.len(), 4);
+    every_change_is_seen(&model, &chosen, &plan, &|plan| {
+        let mut twin = Twin::new(plan).expect("there is a compiler");
+        twin.bring(&model.inputs()).expect("they are the model's");
+        Box::new(move |at| twin.step(at).expect("it runs"))
+    });
+}
