@@ -168,29 +168,3 @@ fn a_batch_stands_in_place_of_the_first_axis() {
     let said = import(&model.encode_to_vec(), 5).expect_err("-2 is no extent").to_string();
     assert!(said.contains("[-2, 32]"), "{said}");
 }
-
-#[test]
-fn no_bytes_make_the_importer_panic() {
-    let whole = model().encode_to_vec();
-    for end in 0..whole.len() {
-        // A cut file is refused, or is another whole file.
-        let _ = import(&whole[..end], 1);
-    }
-    let mut random = 1_u64;
-    let mut next = || {
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (random >> 33) as usize
-    };
-    let (mut refused, rounds) = (0, 20_000);
-    for _ in 0..rounds {
-        let mut bytes = whole.clone();
-        for _ in 0..next() % 4 + 1 {
-            let at = next() % bytes.len();
-            bytes[at] = next() as u8;
-        }
-        let planned = import(&bytes, 1)
-            .map(|graph| crate::plan::Plan::new(&graph).map(|plan| crate::launch::launches(&plan).is_ok()));
-        refused += usize::from(planned.is_err());
-    }
-    assert!(refused > rounds / 10 && refused < rounds, "{refused} of {rounds} were refused");
-}

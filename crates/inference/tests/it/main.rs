@@ -1,6 +1,7 @@
 //! What the crate promises: files, plans, and engines against the plain reference.
 
 mod files;
+mod fuzz;
 mod gpu;
 mod libraries;
 mod models;

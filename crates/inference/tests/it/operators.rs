@@ -7,7 +7,7 @@ use inference::import::import;
 use inference::layers::{Random, distance};
 use inference::plan::{Format, Layout, Plan, Precision, Task};
 use inference::{evaluate, graph::Graph};
-use zoo::onnx::Attribute;
+use zoo::onnx::{Attribute, AttributeKind, Tensor};
 
 use crate::files::File;
 
@@ -183,6 +183,18 @@ fn places() -> Vec<Case> {
     let rows = File::new(&[1, 4, 2, 4]).ints("s", &[0, 4, 8]).node("Relu", &["x"], "r", &[]);
     let rows = rows.node("Reshape", &["r", "s"], "a", &[]).node("Sigmoid", &["a"], "b", &[]);
     let rows = rows.node("Concat", &["a", "b"], "y", &axis);
+    // Operators that compute nothing.
+    let value = Attribute {
+        name: "value".to_owned(),
+        kind: AttributeKind::Tensor.into(),
+        t: Some(Tensor::ints("", &[0, 6, 4])),
+        ..Attribute::default()
+    };
+    let same = File::new(&[1, 6, 2, 2]).ints("a", &[3]).node("Relu", &["x"], "r", &[]);
+    let same = same.node("Identity", &["r"], "i", &[]).node("Dropout", &["i"], "d", &[]);
+    let same = same.node("Constant", &[], "s", &[value]).node("Reshape", &["d", "s"], "t", &[]);
+    let same = same.node("Unsqueeze", &["t", "a"], "u", &[]).node("Sigmoid", &["u"], "v", &[]);
+    let same = same.node("Squeeze", &["v", "a"], "q", &[]).node("Relu", &["q"], "y", &[]);
     // A constant's own extents are not the batch.
     let scale = File::new(&[1, 4, 3, 3]).weights("w", &[4]).ints("s", &[1, 4, 1, 1]);
     let scale = scale.node("Reshape", &["w", "s"], "t", &[]).node("Mul", &["x", "t"], "y", &[]);
@@ -218,6 +230,7 @@ fn places() -> Vec<Case> {
         ("Reshape of pixels to channels".to_owned(), turned.bytes("y"), 3),
         ("Concat of three axes".to_owned(), rows.bytes("y"), 2),
         ("Reshape of a constant".to_owned(), scale.bytes("y"), 1),
+        ("operators that compute nothing".to_owned(), same.bytes("y"), 2),
         ("Concat of a part twice, and of the input".to_owned(), joined.bytes("c"), 3),
         ("Concat of a Concat".to_owned(), nested.bytes("z"), 2),
         ("DepthToSpace".to_owned(), shuffled.bytes("y"), 2),
