@@ -3,6 +3,7 @@
 //! once.
 
 use std::cell::Cell;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use gpu::cache::{Cache, Key, KeyBuilder};
@@ -13,7 +14,7 @@ use gpu::{
 
 use super::convolution::{self, Fused};
 use super::kept::{self, Kept};
-use super::libraries::{By, Chosen, Libraries, Library, Tried};
+use super::libraries::{By, Chosen, Libraries, Tried};
 use super::library_plan::{Candidate, LibraryPlan, Present};
 use super::ready::{Memory, Place, Ready, memory, words_of};
 use super::weights::Weights;
@@ -97,30 +98,42 @@ pub fn decide(
 ) -> Result<Decided, EngineError> {
     let finishing = ["conv_finish", "conv_finish_half"];
     code.prepare(finishing.into_iter())?;
-    let (cache, key) = (Cache::usual(), key(code, plan, present, libraries)?);
-    let content = if libraries.again { None } else { cache.find(&key).ok().flatten() };
-    if let Some(kept) = content.and_then(|content| kept::read(&content, plan.steps.len()))
-        && let Ok(decided) = recall(plan, own, (present, libraries.workspace), &kept)
-    {
-        return Ok(decided);
+    let (cache, key) = (Cache::usual(), key(code, plan, libraries)?);
+    let versions = present.versions()?;
+    let kept = if libraries.again { None } else { kept(&cache, &key, &versions, plan, &say) };
+    if let Some(kept) = kept {
+        match recall(plan, own, (present, libraries.workspace), &kept) {
+            Ok(decided) => return Ok(decided),
+            Err(error) => say(&format!("{}: {error}; every step is timed again", plan.name)),
+        }
     }
     code.prepare(["noise", "noise_half", "compare", "compare_half"].into_iter())?;
     let (decided, kept) = choose(code, plan, own, present, libraries.workspace)?;
     if let Some(kept) = kept {
-        cache.keep(&key, &kept::write(&kept));
+        cache.keep(&key, &kept::write(&versions, &kept));
     }
     Ok(decided)
 }
 
-/// All that a choice depends on.
-fn key(code: &Code, plan: &Plan, present: &Present, libraries: &Libraries) -> Result<Key, EngineError> {
+/// As the cache says what is wrong with it. A closed stderr is no reason to fail.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "doorbell: {text}");
+}
+
+/// The choices of an earlier time by libraries of these versions; says why those that are there are not used.
+fn kept(cache: &Cache, key: &Key, versions: &str, plan: &Plan, say: &dyn Fn(&str)) -> Option<Vec<Kept>> {
+    let content = cache.find(key).ok().flatten()?;
+    let read = kept::read(&content, versions, plan.steps.len());
+    read.map_err(|why| say(&format!("{}: {why}; every step is timed again", plan.name))).ok()
+}
+
+/// All that a choice depends on but the libraries' versions, which stand in the entry.
+fn key(code: &Code, plan: &Plan, libraries: &Libraries) -> Result<Key, EngineError> {
     let gpu = code.context.gpu();
     let mut key = KeyBuilder::default()
-        .part("choices", b"4")
+        .part("choices", b"5")
         .part("gpu", format!("{} {} {}", gpu.name()?, gpu.arch()?, gpu.multiprocessors()?).as_bytes())
         .part("driver", gpu::driver_version()?.as_bytes())
-        .part("cudnn", present.version(Library::Cudnn)?.as_bytes())
-        .part("cublaslt", present.version(Library::CublasLt)?.as_bytes())
         .part("workspace", &libraries.workspace.to_le_bytes())
         .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());
     for step in &plan.steps {
@@ -502,5 +515,40 @@ impl Timed {
         let elapsed = self.timer.elapsed(LIMIT)?;
         stream.wait("a timed graph", LIMIT)?;
         Ok(elapsed / self.times as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use prost::Message;
+
+    use super::*;
+    use crate::import::import;
+
+    /// A stand-in plays the other version: it is a word of the entry.
+    #[test]
+    fn choices_of_another_cudnn_are_not_used_which_is_said() {
+        let folder = std::env::temp_dir().join(format!("inference-choices-{}", std::process::id()));
+        let file = zoo::Architecture::SuperResolution { factor: 1, height: 8, width: 8 }.build(1);
+        let graph = import(&file.encode_to_vec(), 1).expect("the zoo's models are imported");
+        let plan = Plan::new(&graph).expect("it is planned");
+        let (cache, key) = (Cache::at(&folder), KeyBuilder::default().part("test", b"").key());
+        let said = RefCell::new(Vec::new());
+        let say = |text: &str| said.borrow_mut().push(text.to_owned());
+        let kept = |versions| kept(&cache, &key, versions, &plan, &say);
+        let [old, new] = ["cuDNN 9.10.2, cuBLASLt none", "cuDNN 9.19.0, cuBLASLt none"];
+        assert_eq!(kept(new), None);
+        assert!(said.borrow().is_empty(), "nothing was kept: {said:?}");
+        cache.keep(&key, &kept::write(old, &[]));
+        assert_eq!((kept(old), said.borrow().len()), (Some(Vec::new()), 0));
+        assert_eq!(kept(new), None);
+        let words = "found choices of cuDNN 9.10.2, cuBLASLt none, wanted those of cuDNN 9.19.0, cuBLASLt none; every step";
+        assert!(said.borrow()[0].contains(words), "{said:?}");
+        // What was chosen anew takes their place.
+        cache.keep(&key, &kept::write(new, &[]));
+        assert_eq!((kept(new), said.borrow().len()), (Some(Vec::new()), 1));
+        std::fs::remove_dir_all(folder).expect("it is ours");
     }
 }

@@ -37,13 +37,12 @@ impl Present {
         self.cudnn.is_none() && self.cublaslt.is_none()
     }
 
-    /// The version of a library, or that there is none.
-    pub fn version(&self, of: Library) -> gpu::Result<String> {
-        let found = match of {
-            Library::Cudnn => self.cudnn.as_ref().map(Cudnn::version),
-            Library::CublasLt => self.cublaslt.as_ref().map(CublasLt::version),
-        };
-        found.unwrap_or_else(|| Ok("none".to_owned()))
+    /// The libraries with their versions, or that there is none of one.
+    pub fn versions(&self) -> gpu::Result<String> {
+        let none = || Ok("none".to_owned());
+        let cudnn = self.cudnn.as_ref().map_or_else(none, Cudnn::version)?;
+        let cublaslt = self.cublaslt.as_ref().map_or_else(none, CublasLt::version)?;
+        Ok(format!("{} {cudnn}, {} {cublaslt}", Library::Cudnn, Library::CublasLt))
     }
 
     /// What each library has that computes this, with no more than so many bytes of workspace where it can be
