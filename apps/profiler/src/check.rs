@@ -10,6 +10,7 @@ use inference::layers::{Layers, Random, distance, tolerance};
 use inference::plan::{Plan, Precision, Source, Step};
 
 use crate::format;
+use crate::image::{self, Size};
 use crate::model::{self, Model, views};
 use crate::start::Start;
 use crate::subject::{self, Engine, OnGpu};
@@ -36,6 +37,10 @@ pub struct Options {
     /// notices.
     #[arg(long, value_name = "LAYER")]
     perturb: Option<String>,
+    /// Make the input of a test image of that size by the manifest's pre-processing, on the engine, and compare
+    /// it with what the processor makes.
+    #[arg(long, value_name = "ROWSxCOLUMNS")]
+    image: Option<Size>,
 }
 
 /// A layer, or an output, with its distance from the reference.
@@ -56,13 +61,19 @@ impl Row {
 /// Whether all layers are within the tolerance.
 pub fn run(options: &Options) -> Result<bool> {
     let model = Model::find(&options.model)?;
-    let inputs = model.inputs(SEED);
     options.gpu.check(options.engine)?;
     let formats = options.format.formats(options.engine)?;
     let mut plans = model.plans(&formats)?;
     if let Some(layer) = &options.perturb {
         plans.iter_mut().try_for_each(|plan| perturb(plan, layer))?;
     }
+    let (inputs, is_made_right) = match options.image {
+        Some(size) => {
+            let (input, is_right) = image::input(&model, (options.engine, &options.gpu), size)?;
+            (vec![input], is_right)
+        }
+        None => (model.inputs(SEED), true),
+    };
     let runtime = Runtime::load(options.model.onnxruntime.as_deref())?;
     let layers = Layers::compute(&runtime, &model.file, &model.graph, &views(&inputs))?;
     say!("{}, batch {}: {}", model.manifest.title, model.batch, model.weights);
@@ -96,7 +107,7 @@ pub fn run(options: &Options) -> Result<bool> {
         "{} of {steps} compared: {said} {tolerance:.0e} of the reference's root mean square ({precision:?} precision)",
         rows.len()
     );
-    Ok(beyond == 0)
+    Ok(beyond == 0 && is_made_right)
 }
 
 /// Every step whose whole result the reference has. `run`: runs one, in their order, and says what it wrote.

@@ -26,6 +26,7 @@ macro_rules! complain {
 mod check;
 mod energy;
 mod format;
+mod image;
 mod layers;
 mod model;
 mod overlap;

@@ -75,6 +75,15 @@ impl Gpu {
             None => Ok(()),
         }
     }
+
+    /// The GPU, and the toolkit that compiles its kernels. Errors: each with where it was looked for.
+    pub fn device(&self, engine: Engine) -> Result<(gpu::Gpu, Toolkit)> {
+        let none = || {
+            format!("--engine {}; without a GPU, `--engine twin` runs our kernels on the host", name(engine))
+        };
+        let gpu = gpu::Gpu::of_ordinal(self.gpu.unwrap_or(0)).with_context(none)?;
+        Ok((gpu, Toolkit::find(self.cuda.as_deref()).with_context(none)?))
+    }
 }
 
 /// A model on a GPU.
@@ -90,10 +99,7 @@ pub struct OnGpu {
 impl OnGpu {
     /// Errors: no GPU, no toolkit, no cuDNN for an engine that needs it, each with where it was looked for.
     pub fn load(options: &Gpu, engine: Engine, plans: Vec<Plan>, start: &mut Start) -> Result<OnGpu> {
-        let name = name(engine);
-        let none = || format!("--engine {name}; without a GPU, `--engine twin` runs our kernels on the host");
-        let gpu = gpu::Gpu::of_ordinal(options.gpu.unwrap_or(0)).with_context(none)?;
-        let toolkit = Toolkit::find(options.cuda.as_deref()).with_context(none)?;
+        let (gpu, toolkit) = options.device(engine)?;
         let device = format!("{}, {}", gpu.name()?, gpu.arch()?);
         // Kept until the model has a share in it, so that it is made here and once.
         let context = gpu::Context::new(gpu)?;
@@ -102,8 +108,8 @@ impl OnGpu {
             Engine::Cuda => Libraries::needed(options.cudnn.as_deref()),
             _ => Libraries::none(),
         };
-        let fastest =
-            fastest(gpu, &toolkit, plans, &libraries).with_context(|| format!("--engine {name}"))?;
+        let fastest = fastest(gpu, &toolkit, plans, &libraries)
+            .with_context(|| format!("--engine {}", name(engine)))?;
         drop(context);
         start.part_with("choices", &[("compile", fastest.took.code), ("weights", fastest.took.weights)]);
         Ok(OnGpu { gpu, loaded: fastest.loaded, device, periods: fastest.periods })

@@ -79,6 +79,10 @@ fn bad_input_is_one_line_that_says_what_to_do() {
             vec!["check", "squeezenet-1.1", "--precision", "fp16", "--layout", "nchw"],
             vec!["fp16 has --layout nhwc alone"],
         ),
+        (
+            vec!["check", "squeezenet-1.1", "--image", "1x8000"],
+            vec!["--image 1x8000", "a crop of [224, 224] does not fit"],
+        ),
         (vec!["layers", "squeezenet-1.1", "--layout", "auto"], vec!["--layout auto", "name one"]),
         ([&run[..], &["twin", "--threads", "2"]].concat(), vec!["--threads is for --engine cpu"]),
         ([&run[..], &["twin", "--gpu", "3"]].concat(), vec!["--gpu is for --engine own and cuda"]),
@@ -128,6 +132,28 @@ fn release_s14_a_check_passes_and_fails_when_the_weights_of_one_layer_differ() {
     assert!(wrong.contains("31 of 32 compared: 3 beyond"), "{wrong}");
     let first = wrong.lines().find(|line| line.contains("Conv+Relu")).unwrap();
     assert!(first.contains("classifier.1"), "{wrong}");
+}
+
+#[test]
+fn a_check_of_an_image_runs_the_pre_processing_of_the_manifest() {
+    need!(reference(), reference, "ONNX Runtime");
+    let said = said(0, &["check", "squeezenet-1.1", "--image", "48x64", "--batch", "2"]);
+    let first = said.lines().next().unwrap();
+    assert!(
+        first.starts_with("pre-processing on the twin of 2 images") && first.contains("48 x 64"),
+        "{said}"
+    );
+    assert!(first.contains(", 1e-5 is allowed") && said.contains("31 of 32 compared: all within"), "{said}");
+}
+
+#[test]
+fn gpu_a_check_of_an_image_runs_the_pre_processing_of_the_manifest() {
+    need!(gpu::Gpu::first(), gpu, "one CUDA device");
+    need!(reference(), reference, "ONNX Runtime");
+    for engine in engines_of_a_gpu() {
+        let said = said(0, &["check", "super-resolution-x3", "--engine", engine, "--image", "480x640"]);
+        assert!(said.starts_with("pre-processing on the GPU of 1 image of 480 x 640"), "{said}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 mod choose;
 mod convolution;
 mod fastest;
+mod images;
 mod instance;
 mod kept;
 mod libraries;
@@ -32,6 +33,7 @@ use ready::Ready;
 use weights::Weights;
 
 pub use fastest::{Fastest, fastest};
+pub use images::Images;
 pub use instance::{Instance, SelfLaunchingInstance};
 pub use libraries::{By, Chosen, Libraries, Library, Tried};
 pub use resident::{Resident, ResidentAlone};

@@ -1,0 +1,75 @@
+//! `profiler check --image`: the model's input is made of a test image, as the manifest's pre-processing says, by the kernel of the
+//! engine and by the CPU's function.
+
+use std::str::FromStr;
+
+use anyhow::{Context, Result};
+use inference::engine::gpu::Images;
+use inference::engine::preprocess::{TOLERANCE, on_twin};
+use zoo::preprocess::test_image;
+
+use crate::model::Model;
+use crate::subject::{Engine, Gpu};
+
+/// Rows and columns of an image, 8192 at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size([u32; 2]);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let edge = |edge: &str| edge.parse().ok().filter(|edge| (1..=8192).contains(edge));
+        let edges = text.split_once('x').and_then(|(rows, columns)| Some([edge(rows)?, edge(columns)?]));
+        edges.map(Size).ok_or_else(|| format!("{text} is not ROWSxCOLUMNS, each within 1 to 8192"))
+    }
+}
+
+/// The input that the engine's kernel makes of an image for each of the batch, and whether it is what the CPU makes, which is printed.
+pub fn input(model: &Model, (engine, gpu): (Engine, &Gpu), Size(extents): Size) -> Result<(Vec<f32>, bool)> {
+    let preprocess = &model.manifest.preprocess;
+    let [rows, columns] = extents;
+    let what = || format!("--image {rows}x{columns}");
+    let images = match engine.is_on_a_gpu() {
+        true => {
+            let (gpu, toolkit) = gpu.device(engine)?;
+            Some(Images::new(gpu, toolkit)?)
+        }
+        false => None,
+    };
+    let (mut input, mut worst) = (Vec::new(), 0.0_f32);
+    for number in 0..model.batch {
+        let name = format!("{} {number}", model.manifest.name);
+        let image = test_image(&name, rows as usize, columns as usize);
+        let wanted = preprocess.run(&image).with_context(what)?;
+        let made = match &images {
+            Some(images) => images.input(preprocess, &image, extents)?,
+            None => on_twin(preprocess, &image, extents)?,
+        };
+        let made = made.context("the kernel refuses an image that the CPU takes").with_context(what)?;
+        let apart = made.iter().zip(&wanted).map(|(made, wanted)| (made - wanted).abs());
+        // What is no number is not less.
+        worst = apart.fold(worst, |worst, apart| if apart <= worst { worst } else { apart });
+        input.extend(made);
+    }
+    let by = if images.is_some() { "on the GPU" } else { "on the twin" };
+    let plural = if model.batch == 1 { "" } else { "s" };
+    say!(
+        "pre-processing {by} of {} image{plural} of {rows} x {columns} pixels: at most {worst:.1e} from the CPU's, {TOLERANCE:.0e} is allowed",
+        model.batch
+    );
+    Ok((input, worst < TOLERANCE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_an_image_is_rows_and_columns() {
+        assert_eq!("480x640".parse(), Ok(Size([480, 640])));
+        for text in ["", "480", "480x", "0x1", "8193x1", "1x1x1", "-1x5"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+}
