@@ -31,6 +31,7 @@ mod gpu_machine;
 mod headers;
 mod import;
 mod man;
+mod onnx_runtime;
 mod packages;
 mod process;
 mod progress;

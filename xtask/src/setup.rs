@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::carried;
+use crate::onnx_runtime::Search;
 use crate::refused::refused;
 use crate::stop;
 use crate::wheels;
@@ -140,12 +141,14 @@ fn tools(purpose: Purpose, no_install: bool, pip: impl Fn() -> Result<()>) -> Re
     wanted.iter().try_for_each(|wheels| wheels.prepare(no_install, &pip))
 }
 
-/// Makes sure that ONNX Runtime is there, for a command that needs no other wheels. Error: it cannot be had.
+/// Makes sure that ONNX Runtime is there, for a command that needs no other wheels. A bundle fetches nothing: there our programs' own search
+/// counts. Error: it cannot be had.
 pub fn onnx_runtime(no_install: bool) -> Result<()> {
     if carried::folder().is_some() {
-        let folder = wheels::ONNX_RUNTIME.used();
-        return folder.exists().then_some(()).ok_or_else(|| {
-            refused(format!("no ONNX Runtime here; {} names its folder", wheels::ONNX_RUNTIME.variable))
+        let found = Search::here(None).find();
+        return found.map(drop).map_err(|looked| {
+            let command = wheels::ONNX_RUNTIME.by_hand();
+            refused(format!("ONNX Runtime was not found ({looked}); fetch it with:\n  {command}"))
         });
     }
     fetched(&wheels::ONNX_RUNTIME, no_install)

@@ -113,9 +113,14 @@ impl Wheels {
         target_dir().join(self.folder)
     }
 
+    /// What the variable would name of the wheels that were fetched.
+    pub fn fetched(&self) -> PathBuf {
+        self.folder().join(self.inner)
+    }
+
     /// What the suites are to use: the user's own, else what was fetched.
     pub fn used(&self) -> PathBuf {
-        self.own().unwrap_or_else(|| self.folder().join(self.inner))
+        self.own().unwrap_or_else(|| self.fetched())
     }
 
     /// Whether nothing has to be fetched.
@@ -129,7 +134,8 @@ impl Wheels {
         first.split_once("==")?.1.split_whitespace().next().map(str::to_owned)
     }
 
-    fn own(&self) -> Option<PathBuf> {
+    /// What the variable names, if it is set.
+    pub fn own(&self) -> Option<PathBuf> {
         std::env::var_os(self.variable).filter(|value| !value.is_empty()).map(PathBuf::from)
     }
 
@@ -148,7 +154,7 @@ impl Wheels {
         if self.are_there() {
             return Ok(());
         }
-        let command = self.command(&folder);
+        let command = self.command(&folder, &root().join(self.list.0));
         if no_install {
             let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
             return Err(refused(format!(
@@ -176,17 +182,34 @@ impl Wheels {
         Ok(())
     }
 
+    /// Lines for a shell that fetch them where no checkout is, into a folder of the current one, and set the variable.
+    pub fn by_hand(&self) -> String {
+        let lines = self.list.1.lines().filter(|line| !line.starts_with('#'));
+        let lines: Vec<String> = lines.map(|line| format!("'{line}'")).collect();
+        let (list, folder) = (format!("{}.txt", self.folder), self.folder);
+        let command = self.command(Path::new(folder), Path::new(&list));
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        let own = Path::new(folder).join(self.inner);
+        format!(
+            "printf '%s\\n' {} > {list} && python3 {} && export {}=$PWD/{}",
+            lines.join(" "),
+            words.join(" "),
+            self.variable,
+            own.display()
+        )
+    }
+
     /// Whether the folder was filled, to its end, by the list as it is now.
     fn filled(&self, folder: &Path) -> bool {
         fs::read_to_string(folder.join(STAMP)).is_ok_and(|list| list == self.list.1)
     }
 
     /// pip, so that it takes exactly what the list says, and looks for nothing else.
-    fn command(&self, folder: &Path) -> Command {
+    fn command(&self, folder: &Path, list: &Path) -> Command {
         let mut command = Command::new("python3");
         command.args(["-m", "pip", "install", "--no-deps", "--require-hashes", "--only-binary", ":all:"]);
         command.args(["--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]);
-        command.args(self.python).arg("--target").arg(folder).arg("-r").arg(root().join(self.list.0));
+        command.args(self.python).arg("--target").arg(folder).arg("-r").arg(list);
         command
     }
 
@@ -194,7 +217,8 @@ impl Wheels {
         // A fetch that is killed on the way leaves no folder that looks whole.
         let _ = fs::remove_dir_all(folder);
         let log = target_dir().join(format!("xtask-test/{}-wheels.log", self.folder));
-        match run_logged(&mut self.command(folder), &log, LIMIT)? {
+        let mut command = self.command(folder, &root().join(self.list.0));
+        match run_logged(&mut command, &log, LIMIT)? {
             Ended::Well => {}
             ended => {
                 let said = fs::read_to_string(&log).unwrap_or_default();
@@ -238,11 +262,21 @@ mod tests {
 
     #[test]
     fn only_what_the_list_says_is_taken() {
-        let command = CUDA.command(Path::new("/t/cuda"));
+        let command = CUDA.command(Path::new("/t/cuda"), Path::new("/t/list"));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         for word in ["--require-hashes", "--no-deps", "/t/cuda"] {
             assert!(words.iter().any(|given| given == word), "{words:?}");
         }
+    }
+
+    /// Our programs name the same command: they link nothing of this program.
+    #[test]
+    fn the_command_by_hand_is_that_of_the_programs_that_need_onnx_runtime() {
+        let said = ONNX_RUNTIME.by_hand();
+        let source = fs::read_to_string(root().join("crates/inference/src/engine/onnx_runtime.rs")).unwrap();
+        let (_, command) = said.split_once(" > ").unwrap();
+        assert!(source.contains(command), "not in inference: {command}");
+        assert!(said.starts_with("printf '%s\\n' 'onnxruntime==") && !said.contains('\n'), "{said}");
     }
 
     #[test]

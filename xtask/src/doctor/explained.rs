@@ -11,11 +11,14 @@ use crate::workspace::root;
 const PAGE: &str = "docs/hardware.md";
 
 /// Files that print, or a function of a file whose other messages `doctor` never prints.
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 14] = [
     ("xtask/src/doctor/mod.rs", ""),
     ("xtask/src/doctor/hardware.rs", "fn says"),
     ("xtask/src/workspace.rs", "pub fn in_words"),
     ("xtask/src/wheels.rs", "pub fn state"),
+    ("xtask/src/onnx_runtime.rs", "pub fn state"),
+    ("xtask/src/onnx_runtime.rs", "pub fn find"),
+    ("xtask/src/onnx_runtime.rs", "fn of_python"),
     ("xtask/src/gpu_machine.rs", "pub fn probe"),
     ("crates/gpu/src/bin/gpu-probe.rs", ""),
     ("crates/gpu/src/result/mod.rs", "pub enum Error"),

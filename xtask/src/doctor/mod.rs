@@ -1,13 +1,14 @@
 //! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing but
 //! `target/`, where it builds `gpu-probe`; a bundle carries one. `docs/hardware.md` explains every message.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
 use clap::Args;
 use measure::provenance::library_version;
 
+use crate::onnx_runtime::Search;
 use crate::process::{WAIT, output};
 use crate::{carried, gpu_machine, setup, wheels, workspace};
 
@@ -20,6 +21,9 @@ pub struct Options {
     /// What emulation could not confirm: for each the command, the line to expect, and whether it can be tried here.
     #[arg(long)]
     hardware: bool,
+    /// Library of ONNX Runtime, or its folder, that a program would be given by its option of this name.
+    #[arg(long, value_name = "PATH")]
+    onnxruntime: Option<PathBuf>,
 }
 
 pub fn run(options: &Options) -> Result<()> {
@@ -52,8 +56,8 @@ pub fn run(options: &Options) -> Result<()> {
     row("GPUs", &gpus());
     if carried::folder().is_none() {
         row("CUDA compiler", &wheels::CUDA.state());
-        row("ONNX Runtime", &wheels::ONNX_RUNTIME.state());
     }
+    row("ONNX Runtime", &Search::here(options.onnxruntime.as_deref()).state());
     say!();
     match cuda() {
         Ok(facts) => facts.iter().for_each(|(name, value)| row(name, value)),

@@ -89,7 +89,8 @@ pub enum EngineError {
     NoCudnn { reason: String },
     /// ONNX Runtime was not found.
     #[error(
-        "ONNX Runtime was not found ({looked}); run `cargo xtask setup`, or `pip install onnxruntime`, or set {} to its library",
+        "ONNX Runtime was not found ({looked}); `cargo xtask setup` fetches it, or: {}; --onnxruntime and {} name another one",
+        onnx_runtime::by_hand(),
         onnx_runtime::VARIABLE
     )]
     NoRuntime { looked: String },
