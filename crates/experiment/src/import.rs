@@ -118,7 +118,7 @@ pub fn imported(
         all.extend(others);
     }
     entry.label = point::label_of(&all);
-    entry.rows = table::rows(&all);
+    entry.rows = table::recorded(&experiment.spec, &all);
     for row in &mut entry.rows {
         let own = all.iter().find(|point| point.series == row.series).map(|point| &point.provenance);
         row.provenance = own.filter(|own| resume::differs(own, &entry.provenance).is_some()).cloned();

@@ -32,6 +32,7 @@ mod pictures;
 mod plot;
 mod png;
 pub mod point;
+pub mod quantiles;
 pub mod refused;
 pub mod resume;
 pub mod run;

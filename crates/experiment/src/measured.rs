@@ -89,7 +89,8 @@ impl Entry {
         is_same && (one_by_one || resume::differs(&self.provenance, &other.provenance).is_none())
     }
 
-    /// Points whose medians, least and most are those of the rows: a recorded run keeps no more of each repetition.
+    /// Points whose medians, least and most are those of the rows: a recorded run keeps no more of each repetition, but for the
+    /// distribution of one that is alone.
     pub fn points(&self, experiment: &str) -> Vec<Point> {
         self.rows.iter().flat_map(|row| self.points_of(row, experiment)).collect()
     }
@@ -112,6 +113,10 @@ impl Entry {
                 if row.repetitions == 1 {
                     point.spread.insert(name.clone(), [values[1], values[2]]);
                 }
+            }
+            if let Some(quantiles) = &row.quantiles {
+                let runs = row.values.get("runs").map(|[runs, ..]| *runs as u64);
+                point.detail = serde_json::json!({ "quantiles_ns": quantiles.ns(), "runs": runs });
             }
             point.missing = (!row.content_ok).then(|| "recorded as not whole".to_owned());
             point

@@ -153,6 +153,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     if options.record {
         let path = experiment.folder.join("measured.json");
         let (machine, extent, ratios) = (provenance.machine.clone(), extent.to_owned(), extra.ratios.clone());
+        let rows = table::recorded(spec, points);
         measured::record(&path, Entry { machine, label, extent, provenance, rows, verdicts, ratios })?;
         say!("recorded in {}", path.display());
     }

@@ -74,13 +74,12 @@ fn text(
     lines.iter().flat_map(|line| wrapped(line, width / 6)).collect()
 }
 
-/// One curve for each x and repetition of the plot's series; of a recorded run one for each x, of what it keeps.
+/// One curve for each x and repetition of the plot's series that has its quantiles; of recorded rows without them one for each x, of the
+/// times that they keep.
 fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<Curve> {
-    if points.iter().all(|point| point.detail.is_null()) {
-        return recorded_distributions(experiment, plot, points);
-    }
-    let mut own: Vec<&Point> = points.iter().filter(|point| plot.series.contains(&point.series)).collect();
-    own.sort_by_key(|point| (point.series.clone(), point.x, point.repetition));
+    let own = points.iter().filter(|point| plot.series.contains(&point.series));
+    let (mut whole, without): (Vec<&Point>, Vec<&Point>) = own.partition(|point| !is_recorded(point));
+    whole.sort_by_key(|point| (point.series.clone(), point.x, point.repetition));
     let curve = |point: &&Point| {
         let quantiles: Vec<f64> =
             point.detail["quantiles_ns"].as_array()?.iter().filter_map(serde_json::Value::as_f64).collect();
@@ -99,7 +98,13 @@ fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<C
             not_whole: Vec::new(),
         })
     };
-    own.iter().filter_map(curve).collect()
+    let without: Vec<Point> = without.into_iter().cloned().collect();
+    whole.iter().filter_map(curve).chain(recorded_distributions(experiment, plot, &without)).collect()
+}
+
+/// Whether a point is one of a recorded row that kept no distribution.
+fn is_recorded(point: &Point) -> bool {
+    point.detail.is_null()
 }
 
 /// The heading of our curves of one series.
@@ -155,10 +160,14 @@ fn cdf(
     let ticks = (0..=5).map(|tick| f64::from(tick) * 20.0).map(|tick| (tick, format!("{tick}"))).collect();
     let y = Axis { name: "runs that took no longer, %".into(), range: 0.0..100.0, log: false, ticks };
     let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
-    let is_recorded = !points.is_empty() && points.iter().all(|point| point.detail.is_null());
-    let note = "ours are the three times that a recorded run keeps, joined by straight lines".to_owned();
-    let notes: &[String] = if is_recorded { &[note] } else { &[] };
-    let lines = text(experiment, points, unmeasured, notes, 920);
+    let without = points.iter().filter(|point| plot.series.contains(&point.series) && is_recorded(point));
+    let note = match without.count() {
+        0 => None,
+        count => Some(format!(
+            "{count} of our curves: recorded without a distribution, three times joined by straight lines"
+        )),
+    };
+    let lines = text(experiment, points, unmeasured, note.as_slice(), 920);
     svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 
@@ -336,7 +345,9 @@ fn colour(place: usize) -> Result<RGBColor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measured::Entry;
     use crate::point::example;
+    use crate::table;
 
     /// M16: the release's plot shows the first run alone, and its curves have different numbers of samples.
     #[test]
@@ -354,5 +365,46 @@ mod tests {
         let labels: Vec<String> =
             distributions(&experiment, plot, &points).into_iter().map(|curve| curve.label).collect();
         assert_eq!(labels, ["4 at once, 500000 runs", "4 at once, 1234 runs"]);
+    }
+
+    fn entry(experiment: &Experiment, points: &[Point]) -> Entry {
+        let provenance = points[0].provenance.clone();
+        let (machine, extent) = (provenance.machine.clone(), "normal".to_owned());
+        let rows = table::recorded(&experiment.spec, points);
+        let (label, verdicts, ratios) = (points[0].label, Vec::new(), serde_json::Value::Null);
+        Entry { machine, label, extent, provenance, rows, verdicts, ratios }
+    }
+
+    #[test]
+    fn a_recorded_run_is_drawn_by_the_distributions_that_it_keeps_and_says_where_it_has_none() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let experiment = Experiment::read(&root.join("experiments"), "fig2").unwrap();
+        let plot = &experiment.spec.cdfs[0];
+        let times: Vec<u64> = (0..1001).map(|place| 231_424 + place * place).collect();
+        let with = |x: u64, detail: serde_json::Value| {
+            let point = example(&plot.series[0], x).with("runs", 15482.0).with("least_ms", 0.23);
+            Point { detail, ..point.with("p50_ms", 0.3).with("p99_ms", 1.2) }
+        };
+        let detail = serde_json::json!({ "runs": 15482, "quantiles_ns": times });
+        let measured = [with(1, detail), with(2, serde_json::Value::Null)];
+        let text = serde_json::to_string_pretty(&entry(&experiment, &measured)).unwrap();
+        let read: Entry = serde_json::from_str(&text).unwrap();
+        let recorded = read.points("fig2");
+        let curves = |points: &[Point]| -> Vec<(String, Vec<[f64; 4]>)> {
+            let drawn = distributions(&experiment, plot, points);
+            drawn.into_iter().map(|curve| (curve.label, curve.points)).collect()
+        };
+        assert_eq!(curves(&recorded), curves(&measured));
+        let [(whole, points), (_, three)] = &curves(&recorded)[..] else { panic!("two curves") };
+        assert_eq!((&**whole, points.len(), three.len()), ("1 alone, 15482 runs", 1001, 3));
+        let note = "1 of our curves: recorded without a distribution";
+        let drawn = |points: &[Point]| plots(&experiment, points, &[]).unwrap().remove(0).svg;
+        assert!(drawn(&recorded).contains(note) && !drawn(&recorded[..1]).contains("without a distribution"));
+        // Figure 1 draws no distribution, and its rows keep none.
+        let other = Experiment::read(&root.join("experiments"), "fig1").unwrap();
+        assert!(table::recorded(&other.spec, &measured).iter().all(|row| row.quantiles.is_none()));
+        // Two repetitions have a distribution each.
+        let twice = [measured[0].clone(), Point { repetition: 1, ..measured[0].clone() }];
+        assert_eq!(table::recorded(&experiment.spec, &twice)[0].quantiles, None);
     }
 }

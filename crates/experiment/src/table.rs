@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Spec;
 use crate::point::{Point, needs_gpu};
+use crate::quantiles::Quantiles;
 use crate::statistics::spread;
 use crate::verdict::Judged;
 
@@ -26,6 +27,9 @@ pub struct Row {
     pub content_ok: bool,
     /// Median, least, most, by the names of the points' numbers.
     pub values: BTreeMap<String, [f64; 3]>,
+    /// The distribution of a row of one point, if the experiment draws it: a recorded run keeps no other detail.
+    #[serde(default, rename = "quantiles_ns", skip_serializing_if = "Option::is_none")]
+    pub quantiles: Option<Quantiles>,
     /// Where the row comes from, if it is of another revision or of other versions than its entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provenance: Option<Provenance>,
@@ -62,10 +66,22 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
             repetitions: own.len(),
             content_ok: own.iter().all(|point| point.is_whole()),
             values: values.into_iter().filter_map(whole).collect(),
+            quantiles: None,
             provenance: None,
         }
     };
     groups.into_iter().map(row).collect()
+}
+
+/// The rows that are recorded: with the distributions that the spec draws. A row of several points has none, since each has its own.
+pub fn recorded(spec: &Spec, points: &[Point]) -> Vec<Row> {
+    let mut rows = rows(points);
+    let is_drawn = |row: &&mut Row| spec.cdfs.iter().any(|cdf| cdf.series.contains(&row.series));
+    for row in rows.iter_mut().filter(is_drawn).filter(|row| row.repetitions == 1) {
+        let own = |point: &&Point| (&point.series, &point.at, point.x) == (&row.series, &row.at, row.x);
+        row.quantiles = points.iter().find(own).and_then(Quantiles::of);
+    }
+    rows
 }
 
 /// The table as cells, titles first: factors, settings, medians of the numbers that the spec declares, and the range of the spec's
