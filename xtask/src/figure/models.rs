@@ -281,6 +281,7 @@ mod tests {
     use super::*;
     use crate::figure::experiments;
     use crate::gpu_machine::example;
+    use crate::onnx_runtime::Search;
     use crate::process;
     use experiment::refused::Refused;
 
@@ -417,5 +418,83 @@ EOF
             assert_eq!(error.is::<Refused>(), is_refused, "{name}");
             fs::remove_dir_all(out.parent().unwrap()).unwrap();
         }
+    }
+
+    /// The profiler that cargo has built, where it finds ONNX Runtime.
+    fn built() -> std::result::Result<PathBuf, String> {
+        Search::here(None).find()?;
+        let profiles = ["debug", "release"].map(|profile| workspace::target_dir().join(profile).join(APP));
+        let found = profiles.into_iter().find(|program| program.is_file());
+        found.ok_or_else(|| format!("no {APP} in {}", workspace::target_dir().display()))
+    }
+
+    /// Figure 2 with one model, two levels and short points; all else is the figure's.
+    fn short(folder: &Path) -> PathBuf {
+        let (from, to) = (experiments().join("fig2"), folder.join("experiments/fig2"));
+        fs::create_dir_all(&to).unwrap();
+        fs::copy(from.join("paper.toml"), to.join("paper.toml")).unwrap();
+        let mut spec = fs::read_to_string(from.join("spec.toml")).unwrap();
+        for (old, new) in [
+            ("instances = [1, 4, 16]", "instances = [1, 2]"),
+            ("seconds = 3.0", "seconds = 0.3"),
+            ("warmup_seconds = 1.0", "warmup_seconds = 0.1"),
+            ("    \"gpu-resnet50-v1.5\",\n", ""),
+            ("    \"cpu-resnet50-v1.5\",\n", ""),
+        ] {
+            assert!(spec.contains(old), "the spec has no {old}");
+            spec = spec.replace(old, new);
+        }
+        // What is said of the other model: its series, and its distribution, which is the last one.
+        let (begin, rest) = spec.split_once("[series.\"gpu-resnet50-v1.5\"]").unwrap();
+        let (_, rest) = rest.split_once("[[plot]]").unwrap();
+        let (plots, _) = rest.split_once("[[cdf]]\nname = \"cdf-resnet50\"").unwrap();
+        fs::write(to.join("spec.toml"), format!("{begin}[[plot]]{plots}")).unwrap();
+        folder.join("experiments")
+    }
+
+    /// No stand-in: the profiler runs SqueezeNet by ONNX Runtime.
+    #[test]
+    fn a_real_quick_run_on_the_processor_is_imported_drawn_and_needs_a_gpu_for_its_claims() {
+        let profiler = measure::need!(built(), reference, "`cargo build -p profiler` and ONNX Runtime");
+        let folder = std::env::temp_dir().join(format!("xtask-models-{}-real", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        let experiments = short(&folder);
+        let options = Options { quick: true, out: Some(folder.join("out")), ..Options::default() };
+        let how = super::super::how(&Experiment::read(&experiments, "fig2").unwrap(), &options);
+        let locked = resume::lock(&how.out).unwrap();
+        let mut none = example();
+        none.gpus.clear();
+        execute(Experiment::read(&experiments, "fig2").unwrap(), &how, &none, &profiler).unwrap();
+        drop(locked);
+
+        let (name, mut entry, _) = experiment::import::imported(&experiments, &how.out, None).unwrap();
+        assert_eq!((&*name, entry.label, &*entry.extent), ("fig2", Label::None, "quick"));
+        let rows: Vec<(&str, u64)> = entry.rows.iter().map(|row| (&*row.series, row.x)).collect();
+        assert_eq!(rows, [("cpu-squeezenet-1.1", 1), ("cpu-squeezenet-1.1", 2)]);
+        for row in &entry.rows {
+            let kept = row.quantiles.as_ref().expect("the figure draws its distribution");
+            let value = |name: &str| row.values[name][0];
+            assert_eq!((kept.ns().len(), kept.ns()[500] as f64 / 1e6), (1001, value("p50_ms")), "{row:?}");
+            assert!(value("runs") >= 1.0 && value("runs_per_s") > 0.0 && row.content_ok, "{row:?}");
+        }
+        let verdicts = serde_json::to_value(&entry.verdicts).unwrap();
+        let verdicts = verdicts.as_array().unwrap();
+        let needs_a_gpu = |one: &Value| one["verdict"] == json!({ "needs-hardware": ["gpu"] });
+        assert!(verdicts.len() == 3 && verdicts.iter().all(needs_a_gpu), "{verdicts:?}");
+
+        // It is recorded, read and drawn as a committed file is.
+        entry.provenance.revision = measure::Revision { commit: "0123456789".repeat(4), dirty: false };
+        let path = experiments.join("fig2/measured.json");
+        experiment::measured::record(&path, entry).unwrap();
+        let read = experiment::measured::Measured::read(&path).unwrap().entries.remove(0);
+        let pictures = Experiment::read(&experiments, "fig2").unwrap();
+        let pictures = experiment::pictures(&pictures, &read.points("fig2"), &[], &[]).unwrap();
+        let cdf = pictures.iter().find(|picture| picture.name == "cdf-squeezenet").unwrap();
+        assert!(
+            cdf.svg.contains("2 at once, ") && !cdf.svg.contains("without a distribution"),
+            "{}",
+            cdf.svg
+        );
+        fs::remove_dir_all(folder).unwrap();
     }
 }

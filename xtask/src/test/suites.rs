@@ -62,6 +62,8 @@ const WAYS: &[(&str, Way)] = &[
     ("verbs", Way { nics: &NICS, ..PLAIN }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
     ("softnic", Way { arguments: &["--test-threads=2"], ..PLAIN }),
+    // One test of figure 2 runs the profiler on the processor.
+    ("xtask", Way { reference: true, ..PLAIN }),
 ];
 
 /// Tests of the generator that need no NIC, or know one link layer from the other, or send short messages alone.
