@@ -35,7 +35,7 @@ pub struct Options {
     pub loopback: bool,
     /// Serve through the slots of the pipeline, in this mode; the client says the same one. Without it one kernel that stays answers
     /// SENDs by SENDs.
-    #[arg(long)]
+    #[arg(long, value_parser = cli::choice::<Mode>(Mode::ALL.map(|mode| (mode.name(), mode.about()))))]
     pub mode: Option<Mode>,
     /// Where this process's kernel runs.
     #[arg(long, value_enum, default_value = "gpu")]
@@ -183,6 +183,14 @@ mod tests {
     #[test]
     fn options_are_consistent() {
         Options::command().debug_assert();
+    }
+
+    #[test]
+    fn help_and_refusal_name_every_mode_and_help_the_release_s_name() {
+        cli::testing::names_each::<Options>(
+            "mode",
+            &Mode::ALL.map(|mode| (mode.name(), mode.release_name())),
+        );
     }
 
     #[test]

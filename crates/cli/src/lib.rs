@@ -28,15 +28,18 @@ macro_rules! complain {
     }};
 }
 
+use std::error::Error;
 use std::fmt;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
@@ -83,6 +86,15 @@ pub fn main<C: Parser>(program: &str, table: &[Belongs<C>], run: impl FnOnce(C) 
         Err(error) => return bad_input(program, &one_line(&error)),
     };
     run(command).map_or_else(|error| bad_input(program, &sentence(&error)), ExitCode::from)
+}
+
+/// Takes one of these names as a value. `--help` lists each with what is said of it, and an unknown one is refused with all of them.
+pub fn choice<T>(names: impl IntoIterator<Item = (&'static str, String)>) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
+{
+    let values = names.into_iter().map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<T>())
 }
 
 /// What is wrong with the command line, with clap's tip; clap's own text has lines for the usage too.

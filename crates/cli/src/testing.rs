@@ -69,6 +69,21 @@ pub fn refused(program: &str, arguments: &[&str], words: &[&str]) {
     assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
 }
 
+/// Asks that `--help` lists each name of an option's values, beside its other name where it has one, and that an unknown value is refused
+/// with all of them.
+pub fn names_each<C: Parser>(option: &str, names: &[(&str, Option<&str>)]) {
+    let help = C::command().render_long_help().to_string();
+    let refusal = C::command().try_get_matches_from(["program", &format!("--{option}=none-such")]);
+    let refusal = refusal.unwrap_err().to_string();
+    for (name, other) in names {
+        let start = format!("- {name}:");
+        let line = help.lines().find(|line| line.trim_start().starts_with(&start));
+        let line = line.unwrap_or_else(|| panic!("--help has no line {start}\n{help}"));
+        assert!(other.is_none_or(|other| line.contains(other)), "{line}");
+        assert!(refusal.contains(name), "{name}: {refusal}");
+    }
+}
+
 /// The message about the first unused option of a command line, given without its program.
 pub fn stray<C: Parser>(words: &str, table: &[Belongs<C>]) -> Option<String> {
     let command = C::command().no_binary_name(true);

@@ -61,6 +61,23 @@ impl Mode {
         }
     }
 
+    /// What a mode does, and the release's name for it: for `--help`.
+    pub fn about(self) -> String {
+        let does = match self {
+            Mode::CpuCpuIbverbs => "a thread waits, and posts by libibverbs",
+            Mode::CpuCpuShim => "a thread waits, and posts by the shim",
+            Mode::CpuGpu => "a thread waits and launches a graph, which posts",
+            Mode::GpuCpu => "a graph waits and launches itself again, and a thread posts",
+            Mode::GpuGraph => "a graph waits, posts, and launches itself again",
+            Mode::GpuWhile => "a graph waits and posts as the body of a WHILE node",
+            Mode::GpuPersistent => "one kernel stays on the GPU, waits and posts",
+        };
+        match self.release_name() {
+            Some(name) => format!("{does} (the paper's release: {name})"),
+            None => format!("{does} (the paper's release has none such)"),
+        }
+    }
+
     /// The processor that waits for requests.
     pub const fn waits(self) -> Processor {
         match self {
@@ -120,6 +137,8 @@ mod tests {
         for mode in Mode::ALL {
             let said = format!("{}-{}", word(mode.waits()), word(mode.posts()));
             assert!(mode.release_name().is_none_or(|name| name == said), "{mode}");
+            let about = mode.about();
+            assert!(about.contains(mode.release_name().unwrap_or("none such")), "{mode}: {about}");
         }
         assert_eq!(Mode::ALL.iter().filter(|mode| mode.needs_gpu()).count(), 5);
     }
