@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn energy_and_runs_are_counted_over_the_same_window() {
+    fn release_m14_energy_and_runs_are_counted_over_the_same_window() {
         let [begun, ended] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
         let subject = |panics| -> Alone<Box<dyn Subject>> {
             let (begun, ended) = (begun.clone(), ended.clone());

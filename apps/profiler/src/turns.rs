@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_timed_from_begin_to_end_and_periods_from_end_to_end() {
+    fn release_m7_runs_are_timed_from_begin_to_end_by_one_clock_and_stamps_out_of_order_are_an_error() {
         let stamp = |start_ns, end_ns| Stamp { start_ns, end_ns };
         let (mut measured, mut period) = (Measured::default(), Histogram::new());
         timed(&[stamp(0, 100), stamp(110, 210), stamp(230, 330)], &mut measured, &mut period).unwrap();

@@ -8,6 +8,8 @@ use crate::workspace::Tree;
 const NOTE: &str = "docs/notes/release-defects.md";
 /// Letters of the numbers, and how many defects each has.
 const FAMILIES: [(char, u32); 4] = [('P', 11), ('S', 14), ('M', 17), ('R', 6)];
+/// No defects of code: no test is named after them.
+const NOT_CODE: [&str; 5] = ["M3", "M8", "R4", "R5", "R6"];
 /// What a row says whose cover depends on a part that does not exist.
 const NOT_YET: &str = "not yet";
 
@@ -25,7 +27,7 @@ impl Row<'_> {
 }
 
 /// Numbers that are missing, twice or unknown; tests and files that are named and do not exist; tests of a defect that
-/// its row does not name.
+/// its row does not name; defects of code that no test is named after.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let Some(text) = tree.get(NOTE) else { return vec![Violation::new(NOTE, "is missing")] };
     let mut violations = Vec::new();
@@ -50,6 +52,12 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         }
         if row.cells.len() != 3 || row.cells.iter().any(|cell| cell.is_empty()) {
             violations.push(say("has not three cells: the defect, what stands here, what covers it".into()));
+        }
+        let spans = markdown::code_spans(row.cover());
+        let mut named = spans.iter().filter_map(|(_, span)| defect(span.split_once("::")?.1));
+        if !NOT_CODE.contains(id) && !row.cover().contains(NOT_YET) && !named.any(|named| named == *id) {
+            let name = format!("release_{}_…", id.to_lowercase());
+            violations.push(say(format!("is a defect of code, and its row names no test {name}")));
         }
         violations.extend(gone(tree, id, row.cover()).into_iter().map(say));
     }
@@ -182,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_whole_note_passes_and_its_gaps_are_counted() {
-        assert_eq!(found(&note(&[("M4", "`experiments/fig4/measured.json`")])), [""; 0]);
+        assert_eq!(found(&note(&[("M3", "`experiments/fig4/measured.json`")])), [""; 0]);
         let late = not_yet(&Tree::of(&[(NOTE, &note(&[])), ("a/b.rs", TEST)]));
         assert_eq!((late.len(), late[0].as_str()), (47, "P1 not yet: a part"));
     }
@@ -197,6 +205,11 @@ mod tests {
             ("S2", "`a/b.rs::release_s1_flag`", "another defect's"),
             ("S2", "`experiments/fig9`", "experiments/fig9, which is not there"),
             ("S2", "by eye", "names no test"),
+            (
+                "M4",
+                "`experiments/fig4/measured.json`",
+                "M4 is a defect of code, and its row names no test release_m4_…",
+            ),
             ("S2", "", "S2 is missing"),
         ] {
             let found = found(&note(&[(id, cover)]));
