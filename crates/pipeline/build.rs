@@ -28,8 +28,11 @@ fn main() {
         ("kernels/wait.cu", "DB_DEFECT_TWICE"),
         ("kernels/wait.cu", "DB_DEFECT_ALWAYS_IN_SLOT"),
         ("kernels/wait.cu", "DB_DEFECT_PASSED_FOR_LONG"),
+        ("kernels/wait.cu", "DB_DEFECT_NO_LIMIT"),
+        ("kernels/wait.cu", "DB_DEFECT_NO_MARK"),
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
         ("kernels/serve.cu", "DB_DEFECT_NO_STOP"),
+        ("kernels/serve.cu", "DB_DEFECT_NO_MARK"),
         ("tests/kernels/add_one.cu", "DB_DEFECT_NO_GRID_FENCE"),
     ]
     .iter()

@@ -248,6 +248,9 @@ pub fn run(options: &Options) -> Result<u8> {
         };
         let mut served = Served::posted_by(options.mode.posts(), &machine, setting)?;
         served.set_patience(options.patience())?;
+        if let Some(credits) = options.credits {
+            served.limit(credits)?;
+        }
         served.register_early(&context).with_context(|| format!("registering slots of {}", manifest.name))?;
         if options.trace {
             served.trace(&context)?;

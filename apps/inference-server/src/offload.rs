@@ -35,7 +35,10 @@ pub fn served(
                 outputs: &outputs,
                 copying,
             };
-            let turns = Turns::new(machine, &setting, runs.model()?)?;
+            let mut turns = Turns::new(machine, &setting, runs.model()?)?;
+            if let Some(credits) = options.credits {
+                turns.limit(credits)?;
+            }
             (memory, Box::new(turns))
         }
         (_, Baseline::Fair) => {

@@ -10,6 +10,7 @@ use host_twin::Visibility;
 use pipeline::{Mode, Processor};
 use rdma_shim::kernel::{Machine, Place};
 use serving::{Arrival, Transport};
+use slots::SlotOrder;
 
 /// Serves models to clients over RDMA.
 #[derive(Debug, Parser)]
@@ -26,9 +27,8 @@ pub struct Options {
     /// Name of a model; `cargo xtask zoo list` has them. Give it again for a further model.
     #[arg(long = "model", value_name = "NAME", required = true)]
     pub models: Vec<String>,
-    /// How requests are served. In the paper's release the first two are cpu-cpu, then cpu-gpu, gpu-cpu, and gpu-graph is
-    /// gpu-gpu; the last two are new.
-    #[arg(long, default_value = "cpu-cpu-ibverbs")]
+    /// How requests are served.
+    #[arg(long, default_value = "cpu-cpu-ibverbs", value_parser = cli::choice::<Mode>(Mode::ALL.map(|mode| (mode.name(), mode.about()))))]
     pub mode: Mode,
     /// GPU modes: what runs the kernels.
     #[arg(long, value_enum, default_value = "gpu")]
@@ -59,6 +59,14 @@ pub struct Options {
     /// Most slots of one client.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub slots_per_client: u16,
+    /// Most requests of one client that wait or are served at a time [default: as many as it has slots]. The client hears of it, and what
+    /// comes beyond is refused.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub credits: Option<u16>,
+    /// Which of a client's requests that wait is served first [default: arrival; where a GPU waits index, since its kernels walk over the
+    /// slots]. Clients have their turn in either order.
+    #[arg(long, value_enum)]
+    pub slot_order: Option<SlotOrderName>,
     /// Most memory for the slots of all models.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     pub memory: u64,
@@ -192,6 +200,24 @@ pub enum ArrivalName {
     Completion,
 }
 
+/// The order of a client's requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SlotOrderName {
+    /// The one that arrived first.
+    Arrival,
+    /// The one in the next slot, as the paper's release walks over its slots.
+    Index,
+}
+
+impl SlotOrderName {
+    pub fn order(self) -> SlotOrder {
+        match self {
+            SlotOrderName::Arrival => SlotOrder::Arrival,
+            SlotOrderName::Index => SlotOrder::Index,
+        }
+    }
+}
+
 impl TransportName {
     pub fn transport(self) -> Transport {
         match self {
@@ -228,6 +254,12 @@ impl Options {
                 "--trace: a receive completion tells when a request has arrived; give --arrival completion"
             );
         }
+        if self.mode.waits() == Processor::Gpu && self.slot_order == Some(SlotOrderName::Arrival) {
+            bail!(
+                "--slot-order arrival: in {} kernels walk over the slots, and a flag does not tell when it came; give --slot-order index",
+                self.mode
+            );
+        }
         if self.machine == MachineName::Twin && self.place.is_some_and(|place| place != Memory::Host) {
             bail!("--place: only --machine gpu has GPU memory");
         }
@@ -259,6 +291,13 @@ impl Options {
     pub fn works_in_slots(&self) -> bool {
         self.mode.waits() == Processor::Gpu
             && (self.machine == MachineName::Gpu || self.mode == Mode::GpuPersistent)
+    }
+
+    /// The order of a client's requests, as it is.
+    pub fn slot_order(&self) -> SlotOrderName {
+        let usual =
+            if self.mode.waits() == Processor::Gpu { SlotOrderName::Index } else { SlotOrderName::Arrival };
+        self.slot_order.unwrap_or(usual)
     }
 
     /// How messages arrive, if the client does not choose.
@@ -351,6 +390,14 @@ mod tests {
     }
 
     #[test]
+    fn help_and_refusal_name_every_mode_and_help_the_release_s_name() {
+        cli::testing::names_each::<Options>(
+            "mode",
+            &Mode::ALL.map(|mode| (mode.name(), mode.release_name())),
+        );
+    }
+
+    #[test]
     fn an_option_that_the_mode_does_not_look_at_is_refused() {
         let stray = |text: &str| cli::testing::stray(&format!("--listen h:1 --model a {text}"), &BELONGS);
         for (option, heeded, idle) in [
@@ -372,6 +419,13 @@ mod tests {
         }
         let error = parse("--mode gpu-graph --machine twin --place gpu").check().unwrap_err().to_string();
         assert!(error.starts_with("--place"), "{error}");
+        let error = parse("--mode gpu-while --slot-order arrival").check().unwrap_err().to_string();
+        assert!(error.ends_with("give --slot-order index"), "{error}");
+        for (mode, usual) in [("gpu-graph", SlotOrderName::Index), ("cpu-gpu", SlotOrderName::Arrival)] {
+            let options = parse(&format!("--mode {mode}"));
+            assert_eq!(options.slot_order(), usual);
+            parse(&format!("--mode {mode} --slot-order index")).check().unwrap();
+        }
         let error = parse("--mode gpu-graph --trace").check().unwrap_err().to_string();
         assert!(error.ends_with("give --arrival completion"), "{error}");
         parse("--mode gpu-graph --trace --arrival completion").check().unwrap();

@@ -77,6 +77,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
             }
         };
         lane.set_patience(options.patience());
+        lane.set_order(options.slot_order().order());
         served.push((model, lane));
     }
     let (commands, receiver) = channel();
@@ -297,7 +298,12 @@ impl Server<'_> {
                     let _ = reply.send(Err("the server is ending".into()));
                 }
                 Command::Grant { model, wanted, reply } => {
-                    let granted = self.served[model].1.grant(wanted).map_err(|error| error.to_string());
+                    let served = &mut self.served[model].1;
+                    let granted = served.grant(wanted).and_then(|granted| {
+                        let limited = self.options.credits.map(|credits| served.limit(granted.0, credits));
+                        limited.unwrap_or(Ok(())).map(|()| granted)
+                    });
+                    let granted = granted.map_err(|error| error.to_string());
                     self.granted += usize::from(granted.is_ok());
                     let _ = reply.send(granted);
                 }

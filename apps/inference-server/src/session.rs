@@ -69,6 +69,8 @@ pub struct Shared<S> {
     pub path: Path,
     pub models: Vec<(String, Geometry)>,
     pub slots_per_client: u16,
+    /// Requests that a client may have outstanding; `None`: as many as it has slots.
+    pub credits: Option<u16>,
     pub transport: Option<Transport>,
     pub arrival: Option<Arrival>,
     pub clients: usize,
@@ -101,6 +103,7 @@ impl<S> Shared<S> {
             path,
             models,
             slots_per_client: options.slots_per_client,
+            credits: options.credits,
             transport: options.transport.map(TransportName::transport),
             arrival: options.arrival().map(ArrivalName::arrival),
             clients: options.clients.into(),
@@ -262,6 +265,7 @@ fn join<S: Service>(
         model_id: shared.models[key.0].1.model_id,
         first: slots.first().map_or(0, |slot| slot.0),
         sequences: slots.iter().map(|slot| slot.1).collect(),
+        credits: shared.credits.unwrap_or(wish.slots).min(wish.slots),
     }))?;
     end.connect(session, &shared.path, kind, wait)?;
     service.admit(key, end, session.closer()?)?;

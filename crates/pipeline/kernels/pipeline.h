@@ -151,6 +151,7 @@ struct db_served {
     db_u64 told;        /* struct db_told, one a slot, in host memory: the CPU posts the answers; 0: the kernels do */
     db_u64 steps;       /* struct db_steps, one a slot; 0: nothing is traced */
     db_u64 traced;      /* struct db_traced in host memory; 0: whoever launches reads the steps */
+    db_u64 host_flag;   /* the flag of the host's own slot, the GPU's memory: db_slot_flag(0) ends a wait and the chain */
     db_u32 slot_count;  /* 1 at least */
     db_u32 client_count;
     db_u32 arrival; /* DB_ARRIVAL_* */
@@ -159,6 +160,7 @@ struct db_served {
     db_u32 request_tail, answer_tail;   /* where the tail flag lies */
     db_u32 refuses;                     /* DB_SLOT_STATUS_* that good requests get; 0: they are served */
     db_u32 traced_count;                /* records of `traced` */
+    db_u32 credits, pad;                /* requests that a client may have outstanding; 0: as many as it has slots */
     db_u64 answer_stride;               /* from one answer to the next in the client's memory */
     db_u64 request_table[DB_TABLE_WORDS]; /* what follows a request's header: offset and length, then the kind, of each tensor */
     db_u64 answer_table[DB_TABLE_WORDS];
@@ -173,6 +175,11 @@ DB_GPU_FN db_u64 db_deadline_ns(db_u64 now, db_u64 wait_ns) { return now + wait_
 DB_GPU_FN db_u32 db_slot_next(db_u32 sequence) { return sequence + 1 ? sequence + 1 : 1; }
 
 DB_GPU_FN db_u64 db_slot_flag(db_u32 sequence) { return (db_u64)sequence << 32 | (sequence ^ DB_SLOT_FLAG_MARK); }
+
+/* Requests that a client of so many slots may have outstanding. */
+DB_GPU_FN db_u32 db_credits_of(const struct db_served *at, db_u32 count) {
+    return at->credits && at->credits < count ? at->credits : count;
+}
 
 /* Where a slot begins, and where its answer does. */
 DB_GPU_FN db_u64 db_slot_at(const struct db_served *at, db_u32 slot) { return at->slots + slot * at->slot_stride; }

@@ -116,6 +116,7 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
     const db_u32 thread = db_block_thread(), threads = db_block_threads();
     /* The first warp writes the prefix while the others look at slots. */
     const int apart = threads > DB_WARP;
+    const db_u32 credits = db_credits_of(at, turn->count);
     db_u32 index;
     int error = 0;
     db_u64 answered = 0, of_client = 0;
@@ -133,7 +134,7 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
     }
     if (!apart || thread < DB_WARP)
         for (index = thread; index < DB_PREFIX_WORDS; index += apart ? DB_WARP : threads)
-            db_store64(answer + 8ull * index, db_answer_word(at, turn, turn->count, index));
+            db_store64(answer + 8ull * index, db_answer_word(at, turn, credits, index));
     /* Else the CPU has seen to it. */
     if (at->twice && turn->status == DB_SLOT_STATUS_OK && (!apart || thread >= DB_WARP))
         db_mark_twice(at, turn, apart ? thread - DB_WARP : thread, apart ? threads - DB_WARP : threads);

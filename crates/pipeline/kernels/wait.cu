@@ -2,10 +2,10 @@
  *
  * Clients have their turn, and each client's slots: the search begins behind the slots of the client that was served last. A slot is
  * passed while the NIC may still read the answer before; so neither the model nor send_outputs ever has to wait. A wait ends by a
- * request, by the cancel word, by a queue that fails, or after `wait_ns`. Across PCIe (cancel word, places, completions) it looks each
+ * request, by the cancel word, by the host's own slot marked as stop, by a queue that fails, or after `wait_ns`. Across PCIe (cancel word, places, completions) it looks each
  * 64th round, after `attend_ns`, and when nothing but a slot that is being sent has a request.
  * Checked: magic, version, status, sequence, slot, model, table of tensors, and that the request's number is not outstanding
- * (send_outputs marks those). Credits are the client's slots.
+ * (send_outputs marks those), and that no more of the client's requests wait than its credits allow.
  */
 #ifndef DB_WAIT_CU
 #define DB_WAIT_CU
@@ -25,6 +25,7 @@ struct db_found {
     db_u32 over;
     db_u32 passed; /* in the turn before */
     db_u32 sent, strays;
+    db_u32 waiting; /* requests of the client that is served, where it may have fewer than slots */
     db_u64 looks; /* when the wait began */
 };
 
@@ -71,6 +72,17 @@ DB_GPU_FN db_u32 db_status_of_faults(db_u32 faults) {
     return faults ? DB_SLOT_STATUS_BAD_TENSORS : DB_SLOT_STATUS_OK;
 }
 
+/* Counts the requests of a client that have come and are not answered, if it may have fewer than slots. All threads. */
+DB_GPU_FN void db_count_waiting(const struct db_served *at, db_u32 client, struct db_found *found) {
+    const struct db_place *place = &db_client_at(at, client)->place;
+    const struct db_words words = db_words_of(at);
+    const db_u32 first = place->first, count = place->count;
+    db_u32 nth;
+    if (db_credits_of(at, count) == count) return;
+    for (nth = db_block_thread(); nth < count; nth += db_block_threads())
+        if (db_judge(at, first + nth, db_see(words, first + nth)) != DB_SLOT_EMPTY) atomicAdd(&found->waiting, 1u);
+}
+
 /* Takes the request of a slot: a thread a word of its prefix, each read once. */
 DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 slot, struct db_found *found) {
     const db_u32 sequence = db_slot_next(db_load_relaxed32(db_word(at->sequences, slot)));
@@ -90,9 +102,14 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
         if (index == DB_SLOT_HEADER_COOKIE / 8) turn->cookie = word;
         if (index == DB_SLOT_HEADER_SENT_NS / 8) turn->sent_ns = word;
     }
+#ifndef DB_DEFECT_NO_LIMIT
+    db_count_waiting(at, client, found);
+#endif
     db_block_sync();
     if (db_block_thread()) return;
     status = db_status_of_faults(found->faults);
+    /* Only where it was counted. */
+    if (status == DB_SLOT_STATUS_OK && found->waiting > at->credits) status = DB_SLOT_STATUS_NO_CREDIT;
     if (status == DB_SLOT_STATUS_OK && twice == sequence) status = DB_SLOT_STATUS_DUPLICATE_ID;
     if (status == DB_SLOT_STATUS_OK && refuses) status = refuses;
     db_store_relaxed32(db_word(at->sequences, slot), sequence);
@@ -205,7 +222,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
     int attend = 0, sends;
     if (thread == 0) {
         const db_u64 now = db_clock_ns();
-        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, now};
+        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, 0, now};
         wait.deadline_ns = db_deadline_ns(now, at->wait_ns);
         /* Across PCIe, and first: a kernel does not end before its stores have arrived. */
         DB_COUNT(at, turn, turns, 1);
@@ -226,9 +243,19 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
         blocked.near = DB_NOWHERE;
         blocked.far = 0;
         if (sends || at->arrival == DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
+        /* Before the slots' flags, so that all these loads take one trip. */
+#ifdef DB_DEFECT_NO_MARK
+        const db_u64 host = 0;
+#else
+        const db_u64 host = thread ? 0 : db_load_cqe_tail(at->host_flag);
+#endif
         mine = db_round(at, first, &blocked);
         if (thread == 0) {
             int now = db_wait_over(&wait);
+            if (host == db_slot_flag(0)) {
+                db_end_chain(at);
+                now = DB_ECANCELED;
+            }
             if (now) found.over = (db_u32)now;
             attend |= now || !(wait.turns & 63);
         }

@@ -160,6 +160,8 @@ impl Connection {
         let remote = offered(&theirs.regions, [slots * geometry.server_stride(), slots * FLAG_BYTES])?;
         path.connect(&qp, offer, &theirs, theirs.queue_pairs[0])?;
         session.barrier(wait)?;
+        let mut client = Client::new(geometry.clone(), &grant.slots());
+        client.limit(grant.credits);
         Ok(Connection {
             session,
             qp,
@@ -168,7 +170,7 @@ impl Connection {
             unused: (0..slots).collect(),
             answers,
             flags,
-            client: Client::new(geometry.clone(), &grant.slots()),
+            client,
             message: vec![0; geometry.answer.bytes()],
             geometry,
             arrival: wish.arrival,

@@ -15,7 +15,7 @@ pub use slots::Arrival;
 use slots::{Geometry, Message};
 
 /// Version of these messages; both sides must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Regions that each side offers, in this order: slots (the client's: where answers go), and their flags.
 pub const REGIONS: usize = 2;
 
@@ -53,6 +53,8 @@ pub struct Grant {
     pub first: u32,
     /// The sequence of each slot's last request.
     pub sequences: Vec<u32>,
+    /// Requests that the client may have outstanding; one beyond them is refused.
+    pub credits: u16,
 }
 
 impl Grant {
@@ -146,7 +148,8 @@ mod tests {
 
     #[test]
     fn a_grant_of_other_slots_than_were_wanted_is_refused() {
-        let grant = |first, count| Grant { client: 0, model_id: 3, first, sequences: vec![7; count] };
+        let grant =
+            |first, count| Grant { client: 0, model_id: 3, first, sequences: vec![7; count], credits: 1 };
         assert_eq!(wish().accepts(&grant(4, 2)), Ok(()));
         assert_eq!(grant(4, 2).slots(), [(4, 7), (5, 7)]);
         for wrong in [grant(4, 1), grant(4, 3), grant(u32::MAX, 2)] {

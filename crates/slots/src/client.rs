@@ -99,6 +99,11 @@ impl Client {
         }
     }
 
+    /// Has at most so many requests outstanding, 1 at least, until an answer says how many.
+    pub fn limit(&mut self, credits: u16) {
+        self.credits = usize::from(credits).min(self.slots.len()).max(1);
+    }
+
     /// Requests that wait for an answer, those not counted whose deadline has passed.
     pub fn outstanding(&self) -> usize {
         self.outstanding.len() - self.late
@@ -161,7 +166,7 @@ impl Client {
         }
         self.slots[place].state = State::Free;
         self.free.push_back(place);
-        self.credits = usize::from(header.credits).clamp(1, self.slots.len());
+        self.limit(header.credits);
         self.outstanding.remove(&id);
         if is_late {
             self.late -= 1;
@@ -266,5 +271,7 @@ mod tests {
         client.answered(40, &prefix).unwrap();
         client.ask(2, 0, 0, 9).unwrap();
         assert_eq!(client.ask(3, 0, 0, 9), Err(AskError::NoCredit));
+        client.limit(9);
+        client.ask(3, 0, 0, 9).unwrap();
     }
 }

@@ -121,6 +121,9 @@ pub const fn flag(sequence: u32) -> u64 {
     (sequence as u64) << 32 | (sequence ^ MARK) as u64
 }
 
+/// The flag of the host's own slot, which no client has, when it is marked as stop: that of sequence 0, which no request has.
+pub const STOP: u64 = flag(0);
+
 /// The sequence of the next request in a slot.
 pub const fn next(sequence: u32) -> u32 {
     match sequence.wrapping_add(1) {
@@ -168,6 +171,8 @@ numbers! {
         ModelFailed = 7 "MODEL_FAILED",
         /// The server ends: the request was not computed.
         Stopping = 8 "STOPPING",
+        /// The client has more requests outstanding than its credits allow.
+        NoCredit = 9 "NO_CREDIT",
     }
 }
 
@@ -223,7 +228,7 @@ mod tests {
     #[test]
     fn a_sequence_is_never_0_and_its_flag_is_its_own() {
         assert_eq!([next(0), next(1), next(u32::MAX)], [1, 2, 1]);
-        assert!((1..1000).all(|one| flag(one) != flag(next(one)) && flag(one) != 0));
+        assert!((1..1000).all(|one| flag(one) != flag(next(one)) && ![0, STOP].contains(&flag(one))));
         assert_eq!(flag(0x1234_5678) >> 32, 0x1234_5678);
     }
 

@@ -19,4 +19,4 @@ pub mod server;
 pub use client::{Answer, Client};
 pub use geometry::{Geometry, Message, Tensor};
 pub use layout::{Arrival, Header, Status, TensorKind};
-pub use server::{Server, Work};
+pub use server::{Server, SlotOrder, Work};

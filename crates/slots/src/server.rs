@@ -21,6 +21,16 @@ pub enum ServerError {
     State(u32),
 }
 
+/// Which of a client's requests that wait is served first. Clients have their turn in either order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SlotOrder {
+    /// The one that arrived first.
+    #[default]
+    Arrival,
+    /// The one in the next slot behind that of the request before, as the release walks over its slots. An older request behind it waits.
+    Index,
+}
+
 /// A request to be computed, or one that is to be refused with this status and without being computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
@@ -63,6 +73,10 @@ struct Peer {
     ready: VecDeque<u32>,
     outstanding: HashSet<u64>,
     credits: u16,
+    /// Requests that have arrived and are not answered.
+    in_flight: u16,
+    /// The slot behind that of its request that was served last.
+    turn: u32,
 }
 
 /// The slots of one model, and the clients that have them.
@@ -74,6 +88,7 @@ pub struct Server {
     peers: VecDeque<Peer>,
     /// Of the next client: no number is given twice.
     next_client: u32,
+    order: SlotOrder,
 }
 
 impl Server {
@@ -81,7 +96,13 @@ impl Server {
     pub fn new(geometry: Geometry, slots: u32) -> Server {
         let slot =
             Slot { client: None, sequence: 0, stage: Stage::Idle, is_sending: false, handed_over: None };
-        Server { geometry, slots: vec![slot; slots as usize], peers: VecDeque::new(), next_client: 0 }
+        let (slots, order) = (vec![slot; slots as usize], SlotOrder::default());
+        Server { geometry, slots, peers: VecDeque::new(), next_client: 0, order }
+    }
+
+    /// Serves each client's requests in this order from now on.
+    pub fn set_order(&mut self, order: SlotOrder) {
+        self.order = order;
     }
 
     /// Slots that one new client can get: as many as lie free one behind the other.
@@ -105,8 +126,15 @@ impl Server {
             (number as u32, slot.sequence)
         });
         let granted = granted.collect();
-        let (ready, outstanding) = (VecDeque::new(), HashSet::new());
-        self.peers.push_back(Peer { number: client, ready, outstanding, credits: wanted });
+        let (ready, outstanding, turn) = (VecDeque::new(), HashSet::new(), first as u32);
+        self.peers.push_back(Peer {
+            number: client,
+            ready,
+            outstanding,
+            credits: wanted,
+            in_flight: 0,
+            turn,
+        });
         Ok((client, granted))
     }
 
@@ -125,7 +153,8 @@ impl Server {
         Ok(())
     }
 
-    /// From now on a client may have so many requests outstanding: its answers say so.
+    /// From now on a client may have so many requests outstanding, 1 at least: its answers say so, and what comes beyond them is refused.
+    /// A limit that is lowered while requests are on their way refuses some of these: set it before the client hears of its slots.
     pub fn limit(&mut self, client: u32, credits: u16) -> Result<(), ServerError> {
         self.peer(client)?.credits = credits.max(1);
         Ok(())
@@ -165,9 +194,13 @@ impl Server {
         if let Some(before) = found.handed_over {
             peer.outstanding.remove(&before);
         }
+        if refused.is_none() && peer.in_flight >= peer.credits {
+            refused = Some(Status::NoCredit);
+        }
         if refused.is_none() && !peer.outstanding.insert(header.request_id) {
             refused = Some(Status::DuplicateId);
         }
+        peer.in_flight += 1;
         peer.ready.push_back(slot);
         let place = &mut self.slots[slot as usize];
         place.handed_over = None;
@@ -197,10 +230,17 @@ impl Server {
     pub fn take(&mut self) -> Option<Work> {
         for turn in 0..self.peers.len() {
             let peer = &self.peers[turn];
-            let is_sent = |slot: &u32| !self.slots[*slot as usize].is_sending;
-            let Some(at) = peer.ready.iter().position(is_sent) else { continue };
+            let mut may =
+                peer.ready.iter().enumerate().filter(|(_, slot)| !self.slots[**slot as usize].is_sending);
+            let next = match self.order {
+                SlotOrder::Arrival => may.next(),
+                // Slots before the turn wrap around, and so come last.
+                SlotOrder::Index => may.min_by_key(|(_, slot)| slot.wrapping_sub(peer.turn)),
+            };
+            let Some((at, _)) = next else { continue };
             let mut peer = self.peers.remove(turn)?;
             let number = peer.ready.remove(at)?;
+            peer.turn = number.wrapping_add(1);
             self.peers.push_back(peer);
             let slot = &mut self.slots[number as usize];
             let Stage::Ready(work) = slot.stage else { continue };
@@ -250,7 +290,12 @@ impl Server {
         let place = &mut self.slots[slot as usize];
         place.stage = Stage::Idle;
         place.is_sending = place.client == Some(work.client);
-        Ok(place.is_sending.then_some(work))
+        if !place.is_sending {
+            return Ok(None);
+        }
+        let peer = self.peer(work.client)?;
+        peer.in_flight = peer.in_flight.saturating_sub(1);
+        Ok(Some(work))
     }
 
     /// The completion of the WRITE that read a slot's answer was polled.
@@ -417,6 +462,67 @@ mod tests {
         }
         let order: Vec<u32> = std::iter::from_fn(|| server.take().map(|work| work.client)).collect();
         assert_eq!(order, [0, 1, 0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn a_request_beyond_the_client_s_limit_is_refused_and_one_within_it_is_not() {
+        let (mut server, mut client) = both(4);
+        server.limit(0, 2).unwrap();
+        // This client does not obey: the limit is not told to it.
+        let requests = [1, 2, 3, 4].map(|id| client.ask(id, 0, 0, 9).unwrap());
+        let arrive = |server: &mut Server, slot: usize| {
+            server.arrived(0, slot as u32, &requests[slot].prefix).unwrap()
+        };
+        (0..3).for_each(|slot| arrive(&mut server, slot));
+        let works = [0, 1, 2].map(|_| server.take().unwrap());
+        assert_eq!(works.map(|work| work.refused), [None, None, Some(Status::NoCredit)]);
+        for work in works {
+            let answer = server.done(work.slot, Status::Ok, TIMES).unwrap().unwrap();
+            assert_eq!(Header::read(&answer).unwrap().credits, 2);
+        }
+        // Its answers are posted: it may have them, although no completion was polled.
+        arrive(&mut server, 3);
+        assert_eq!(server.take().unwrap().refused, None);
+        assert_eq!(server.limit(7, 2), Err(ServerError::Client(7)));
+    }
+
+    #[test]
+    fn a_client_s_requests_are_served_in_the_order_that_was_asked_for() {
+        for (order, [first, second]) in [
+            (SlotOrder::Arrival, [[3, 1, 2, 0], [2, 0, 3, 1]]),
+            (SlotOrder::Index, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+        ] {
+            let (mut server, mut client) = both(4);
+            server.set_order(order);
+            let mut serve = |arrivals: [usize; 4], id: u64| -> Vec<u32> {
+                let requests = [0, 1, 2, 3].map(|nth| client.ask(id + nth, 0, 0, 9).unwrap());
+                for slot in arrivals {
+                    let request = requests.iter().find(|request| request.slot == slot as u32).unwrap();
+                    server.arrived(0, request.slot, &request.prefix).unwrap();
+                }
+                let mut served = Vec::new();
+                while let Some(work) = server.take() {
+                    let answer = server.done(work.slot, Status::Ok, TIMES).unwrap().unwrap();
+                    client.answered(work.slot, &answer).unwrap();
+                    server.sent(work.slot).unwrap();
+                    served.push(work.slot);
+                }
+                served
+            };
+            assert_eq!(serve([3, 1, 2, 0], 1), first, "{order:?}");
+            assert_eq!(serve([2, 0, 3, 1], 9), second, "{order:?}");
+        }
+        // The walk goes on behind the slot that was served last.
+        let (mut server, mut client) = both(4);
+        server.set_order(SlotOrder::Index);
+        let requests = [1, 2, 3, 4].map(|id| client.ask(id, 0, 0, 9).unwrap());
+        let arrive = |server: &mut Server, slot: usize| {
+            server.arrived(0, slot as u32, &requests[slot].prefix).unwrap()
+        };
+        [2, 1].into_iter().for_each(|slot| arrive(&mut server, slot));
+        assert_eq!(server.take().unwrap().slot, 1);
+        [0, 3].into_iter().for_each(|slot| arrive(&mut server, slot));
+        assert_eq!([0, 1, 2].map(|_| server.take().unwrap().slot), [2, 3, 0]);
     }
 
     /// S7: the release passes the first slot, counts one too many, and lets several slots begin at one address.

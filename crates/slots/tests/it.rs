@@ -148,9 +148,14 @@ impl World {
             }
         }
         let stride = self.request_stride() + self.geometry.client_stride() + FLAG_BYTES;
+        // Some have one request fewer than slots: a client that obeys is never refused.
+        let credits = wanted - u16::from(number % 2 == 1);
+        self.server.limit(number, credits).expect("it was granted");
+        let mut machine = Client::new(self.geometry.clone(), &granted);
+        machine.limit(credits);
         self.sides.push(Side {
             number,
-            machine: Client::new(self.geometry.clone(), &granted),
+            machine,
             slots: granted.iter().map(|(slot, _)| *slot).collect(),
             memory: vec![0; granted.len() * stride],
             to_server: Wire::default(),
@@ -457,5 +462,5 @@ fn release_s1_a_flag_is_no_sign_of_a_whole_message_when_it_may_fall_before_it() 
 #[test]
 fn runs_have_requests_in_them() {
     let requests: Vec<u64> = runs(KEPT).into_iter().map(|run| run.expect("it goes well")).collect();
-    assert!(requests.iter().sum::<u64>() > 1000, "{requests:?}");
+    assert!(requests.iter().sum::<u64>() > 900, "{requests:?}");
 }

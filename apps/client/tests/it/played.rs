@@ -172,7 +172,7 @@ impl Played {
         server.grant(5).unwrap();
         let (client, granted) = server.grant(wish.slots).unwrap();
         let sequences = granted.iter().map(|(_, sequence)| *sequence).collect();
-        let grant = Grant { client, model_id: MODEL_ID, first: granted[0].0, sequences };
+        let grant = Grant { client, model_id: MODEL_ID, first: granted[0].0, sequences, credits: wish.slots };
         session.send(&Reply::Granted(grant)).unwrap();
         let (context, path) = PathOptions::default().open().unwrap();
         let (pd, slots) = (context.alloc_pd().unwrap(), usize::from(wish.slots));

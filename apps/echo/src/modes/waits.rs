@@ -42,6 +42,7 @@ fn grant(geometry: &Geometry, client: u32, granted: &[(u32, u32)]) -> Grant {
         model_id: geometry.model_id,
         first: granted.first().map_or(0, |slot| slot.0),
         sequences: granted.iter().map(|slot| slot.1).collect(),
+        credits: granted.len() as u16,
     }
 }
 

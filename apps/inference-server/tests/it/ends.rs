@@ -106,6 +106,63 @@ fn a_client_that_goes_during_its_set_up_and_a_stranger_leave_nothing_behind() {
     }
 }
 
+/// Room that a process has beside the memory that it has now: less than the stacks of a block of 256 lanes of the twin take.
+const ROOM: u64 = 16 << 20;
+
+/// Leaves a process that room. A launch of the twin that needs more fails, as one of a GPU does.
+fn take_memory(process: u32) {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let kilobytes: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+    let limit = format!("--as={}", kilobytes * 1024 + ROOM);
+    let set = std::process::Command::new("prlimit").args(["--pid", &process.to_string(), &limit]).status();
+    assert!(set.unwrap().success(), "prlimit of util-linux");
+}
+
+#[test]
+fn when_a_model_s_kernel_fails_the_server_ends_and_each_request_is_answered_or_lost() {
+    let nic = need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let expected = Expected::of_twin(SMALL, 3);
+    for mode in ["gpu-graph", "gpu-while", "gpu-cpu", "cpu-gpu"] {
+        // The model's kernels have more lanes than the others, and have not run yet: they need memory for stacks.
+        let options = ["--machine", "twin", "--mode", mode, "--warmup", "0"];
+        let (mut server, address) = server(SMALL, &options);
+        let mut clients: Vec<_> = (0..3).map(|_| Client::usual(&nic, &address, SMALL, 4)).collect();
+        take_memory(server.id());
+        let since = Instant::now();
+        let asked: usize = clients
+            .iter_mut()
+            .map(|client| std::iter::repeat_with(|| client.ask(&expected)).take_while(|asked| *asked).count())
+            .sum();
+        let (mut answered, mut lost) = (0, 0);
+        while !clients.is_empty() {
+            assert!(
+                since.elapsed() < PATIENCE,
+                "{mode}: {answered} answers and {lost} lost of {asked} requests"
+            );
+            clients.retain_mut(|client| {
+                let is_alive = client.connection.is_alive();
+                // What came before the end counts. A queue pair whose peer is gone fails.
+                let is_up = loop {
+                    match client.connection.poll() {
+                        Ok(Some(found)) => answered += usize::from(found.is_ok()),
+                        Ok(None) => break is_alive,
+                        Err(_) => break false,
+                    }
+                };
+                lost += if is_up { 0 } else { client.connection.outstanding() };
+                is_up
+            });
+            std::thread::sleep(PAUSE);
+        }
+        assert!(asked == 12 && answered + lost == asked && lost > 0, "{mode}: {asked} {answered} {lost}");
+        let ended = server.end_since(since);
+        assert_eq!(ended.code, Some(1), "{mode}: {ended:?}");
+        assert!(ended.stderr.contains("memory for the stacks of its lanes"), "{mode}: {ended:?}");
+    }
+}
+
 #[test]
 fn release_s12_at_its_end_the_server_answers_each_request_or_says_that_it_stops() {
     let nic = need!(device(), nic, "an RDMA device");

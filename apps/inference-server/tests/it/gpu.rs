@@ -79,6 +79,57 @@ fn program_agrees(machine: &[&str], reference: &Expected, tolerance: &str) {
     assert_eq!(server.end().code, Some(0));
 }
 
+/// What a client gets to each of `count` inputs, as bytes, with `others` beside it that ask all the time.
+fn answers_among(nic: &Nic, address: &str, others: usize, inputs: &Expected, count: usize) -> Vec<Vec<u8>> {
+    let mut clients: Vec<_> = (0..=others).map(|_| Client::usual(nic, address, SMALL, 2)).collect();
+    let (mut answers, since) = (vec![Vec::new(); count], Instant::now());
+    while answers.iter().any(Vec::is_empty) {
+        assert!(since.elapsed() < PATIENCE, "{others} others: {answers:?}");
+        for (nth, client) in clients.iter_mut().enumerate() {
+            while (nth > 0 || client.answered < count as u64) && client.ask(inputs) {}
+            let Some((id, output)) = client.take() else { continue };
+            // The others' answers are compared too: they have the same inputs.
+            let known = &mut answers[id as usize % count];
+            assert!(known.is_empty() || *known == output, "{others} others: client {nth}, request {id}");
+            *known = output;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    answers
+}
+
+/// Whatever the GPU's order of adding is: a client's answers alone are those among 16 clients, to the bit.
+fn load_changes_no_bit(machine: &[&str], inputs: &Expected) {
+    let nic = device().unwrap();
+    for mode in MODES {
+        let (mut server, address) = server(SMALL, &[machine, &["--mode", mode]].concat());
+        let count = inputs.inputs.len();
+        let alone = answers_among(&nic, &address, 0, inputs, count);
+        let among = answers_among(&nic, &address, 15, inputs, count);
+        assert!(alone == among, "{mode}: load changes an answer");
+        assert!(
+            alone.windows(2).all(|pair| pair[0] != pair[1]),
+            "{mode}: inputs that differ give one answer"
+        );
+        stopped(&mut server);
+    }
+}
+
+#[test]
+fn answers_of_the_twin_are_the_same_alone_and_among_16_clients() {
+    need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    load_changes_no_bit(&["--machine", "twin"], &Expected::of_twin(SMALL, 8));
+}
+
+#[test]
+fn gpu_answers_are_the_same_alone_and_among_16_clients() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    load_changes_no_bit(&[], &Expected::of_twin(SMALL, 64));
+}
+
 #[test]
 fn the_client_s_program_finds_the_twin_s_answers_right() {
     need!(device(), nic, "an RDMA device");

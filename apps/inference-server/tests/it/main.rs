@@ -7,6 +7,7 @@ mod bad_input;
 mod ends;
 mod gpu;
 mod isolation;
+mod limits;
 mod refusals;
 mod rogue;
 mod served;

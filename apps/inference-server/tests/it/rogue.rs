@@ -240,6 +240,11 @@ impl Rogue {
         Header::read(&prefix).unwrap()
     }
 
+    /// Requests that the client may have outstanding, by the answer in a slot.
+    pub fn credits(&self, place: usize) -> u16 {
+        self.header(place).credits
+    }
+
     /// Waits for the answer to a slot's last request: its status.
     pub fn answer(&mut self, place: usize) -> Option<Status> {
         let since = Instant::now();
@@ -251,6 +256,17 @@ impl Rogue {
             assert!(since.elapsed() < PATIENCE, "no answer in slot {place}");
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Waits for so many answers by completions: their places in the order in which they came.
+    pub fn answers_in_order(&mut self, count: usize) -> Vec<usize> {
+        let since = Instant::now();
+        while self.received.len() < count {
+            assert!(since.elapsed() < PATIENCE, "{} of {count} answers", self.received.len());
+            let _ = self.completion(false);
+            std::thread::sleep(PAUSE);
+        }
+        self.received.drain(..).map(|slot| (slot - self.grant.first) as usize).collect()
     }
 
     /// The next completion of a send, if there is one. Those of receives are noted.

@@ -259,6 +259,15 @@ impl Client {
         Some(status)
     }
 
+    /// Takes an answer, if there is one, whatever its result is: its request's number, and the output.
+    pub fn take(&mut self) -> Option<(u64, Vec<u8>)> {
+        let found = self.connection.poll().unwrap()?.unwrap();
+        assert_eq!(found.answer.status, Status::Ok);
+        let answer = (found.answer.header.request_id, found.outputs().next().unwrap().to_vec());
+        self.answered += 1;
+        Some(answer)
+    }
+
     /// So many requests with results, as many at a time as there are slots.
     pub fn run(&mut self, expected: &Expected, count: u64) {
         let (since, target, mut left) = (Instant::now(), self.answered + count, count);

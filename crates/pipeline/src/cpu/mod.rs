@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use slots::layout::PREFIX_BYTES;
 use slots::server::ServerError;
-use slots::{Geometry, Server, Status, TensorKind};
+use slots::{Geometry, Server, SlotOrder, Status, TensorKind};
 
 pub use endpoint::{ACCESS, Counts, Endpoint, Memory, Setting};
 pub use offload::{Job, Offload};
@@ -145,6 +145,16 @@ impl Served {
     /// Gives slots to a new client: its number, and [`Setting::granted`].
     pub fn grant(&mut self, wanted: u16) -> Result<(u32, Vec<(u32, u32)>), ServerError> {
         self.server.grant(wanted)
+    }
+
+    /// Lets a client have so many requests outstanding, in place of as many as it has slots. Before it hears of its slots.
+    pub fn limit(&mut self, client: u32, credits: u16) -> Result<(), ServerError> {
+        self.server.limit(client, credits)
+    }
+
+    /// Serves each client's requests in this order.
+    pub fn set_order(&mut self, order: SlotOrder) {
+        self.server.set_order(order);
     }
 
     /// Serves a client from now on.

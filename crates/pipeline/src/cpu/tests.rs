@@ -2,7 +2,7 @@
 
 use measure::need;
 use rdma_shim::testing::device;
-use slots::{Arrival, Status};
+use slots::{Arrival, SlotOrder, Status};
 
 use super::Served;
 use crate::Mode;
@@ -38,5 +38,32 @@ fn a_model_that_fails_is_told_to_its_client_and_the_next_request_is_served() {
             }
         }
         assert_eq!(served.model_failure(), Some("it is broken"));
+    }
+}
+
+#[test]
+fn a_client_s_requests_are_served_in_the_order_that_was_asked_for() {
+    const ASKED: [u32; 4] = [3, 1, 2, 0];
+    let context = need!(device(), nic, "an mlx5 device");
+    for (order, wanted) in [(SlotOrder::Arrival, ASKED), (SlotOrder::Index, [0, 1, 2, 3])] {
+        let mut served = Served::new(geometry(), SLOTS).unwrap();
+        served.set_order(order);
+        let mut peer = join(&context, &mut served, Mode::CpuCpuShim, Arrival::Completion, 0);
+        let requests = [0, 1, 2, 3].map(|id| peer.client.ask(id, 0, 0, u64::MAX).unwrap());
+        for slot in ASKED {
+            let request = &requests[slot as usize];
+            peer.send(slot.into(), request.slot, request.sequence, &request.prefix, slot as f32);
+        }
+        // All are there before one is served.
+        peer.wait_sent(ASKED.len());
+        served.look();
+        let mut served_slots = Vec::new();
+        let mut run = |inputs: &[Vec<f32>], outputs: &mut Vec<Vec<f32>>| {
+            served_slots.push(inputs[0][0] as u32);
+            *outputs = inputs.to_vec();
+            Ok(())
+        };
+        while served.serve(Some(&mut run)).unwrap() {}
+        assert_eq!(served_slots, wanted, "{order:?}");
     }
 }

@@ -5,6 +5,7 @@
 //! each what it is for.
 
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -180,6 +181,15 @@ impl Turns {
         let _own = [of_clients, words_of];
         let kept = Kept { served, turn, places, shared, asked, _own, _slots: slots.clone() };
         Ok(Turns { launches, kept: Arc::new(kept), begun: 0, clients: BTreeMap::new(), place_count: clients })
+    }
+
+    /// Has answers say that a client may have so many requests outstanding, in place of as many as it has slots. Before the first turn.
+    pub fn limit(&mut self, credits: u16) -> Result<(), ServedError> {
+        if self.begun > 0 {
+            return refuse("kernels read what they are told while they run");
+        }
+        let word = u32::from(credits.max(1)).to_ne_bytes();
+        Ok(self.kept.served.write(offset_of!(db_served, credits), &word)?)
     }
 
     /// Turns that have begun: each has read its record, and the place that it names.

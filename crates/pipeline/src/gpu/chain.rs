@@ -1,6 +1,6 @@
 //! How a pipeline has its turns: a chain of them on a GPU, a thread of the host twin's, or one kernel; how it ends and begins again.
 //!
-//! A chain ends by the cancel word, by a queue that fails, or by an error. Its end calls a function, on a thread that slept until then.
+//! A chain ends by the cancel word, by the host's own slot marked as stop, by a queue that fails, or by an error. Its end calls a function, on a thread that slept until then.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpu::{End, Recorded, SelfLaunching};
-use slots::layout::Status;
+use slots::layout::{STOP, Status};
 
 use super::launch::Steps;
 use super::layout::db_served;
@@ -79,6 +79,21 @@ impl Served {
         }
     }
 
+    /// Marks the host's own slot as stop: in its next round the kernel that waits sees it, and the chain ends after that turn. The paper's
+    /// release poisons a slot. This one no client has, so that no client stops the server. The mark stays until the chain is started again.
+    pub fn mark_stop(&self) -> Result<(), ServedError> {
+        self.core.mark(STOP)
+    }
+
+    /// Lets a client have so many requests outstanding, in place of as many as it has slots: its answers say so, and what comes beyond them
+    /// is refused. The chain is at rest, and no client is here that has heard of its slots.
+    pub fn limit(&mut self, credits: u16) -> Result<(), ServedError> {
+        if self.may_run() {
+            return refuse("kernels read what they are told while they run");
+        }
+        self.core.tell(offset_of!(db_served, credits), &u32::from(credits.max(1)).to_ne_bytes())
+    }
+
     /// Has every good request answered with this status from now on, and not computed. `None`: requests are served. The chain is at rest.
     pub fn refuse(&mut self, status: Option<Status>) -> Result<(), ServedError> {
         if self.may_run() {
@@ -142,6 +157,7 @@ impl Served {
 
     /// Starts the chain again that has ended, and was waited for.
     pub fn start(&mut self) -> Result<(), ServedError> {
+        self.core.mark(0)?;
         self.core.shared.words()[0].store(0, Ordering::Release);
         match &mut self.runs {
             Runs::Not => return refuse("it has no model"),

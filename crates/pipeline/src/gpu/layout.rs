@@ -138,6 +138,7 @@ pub struct db_served {
     pub told: u64,
     pub steps: u64,
     pub traced: u64,
+    pub host_flag: u64,
     pub slot_count: u32,
     pub client_count: u32,
     pub arrival: u32,
@@ -148,6 +149,8 @@ pub struct db_served {
     pub answer_tail: u32,
     pub refuses: u32,
     pub traced_count: u32,
+    pub credits: u32,
+    pub pad: u32,
     pub answer_stride: u64,
     pub request_table: [u64; TABLE_WORDS],
     pub answer_table: [u64; TABLE_WORDS],
@@ -227,8 +230,8 @@ mod tests {
             db_client { place sq rq send_cq receive_cq send_released receive_released acted dead turn answered refused progress_ns }
             db_served {
                 slots slots_nic slot_stride answer flags flag_stride sequences owners sending twice clients places cancel counts
-                wait_ns patience_ns attend_ns ends told steps traced slot_count client_count arrival model_id request_tensors answer_tensors request_tail
-                answer_tail refuses traced_count answer_stride request_table answer_table inputs outputs
+                wait_ns patience_ns attend_ns ends told steps traced host_flag slot_count client_count arrival model_id request_tensors answer_tensors request_tail
+                answer_tail refuses traced_count credits answer_stride request_table answer_table inputs outputs
             }
             db_told { slot client status number }
             db_steps { arrived looks begun takes taken puts put rung have_taken have_put }

@@ -2,7 +2,7 @@
 //! launches one kernel after the other; on either as one kernel that stays there ([`Served::start_resident`]).
 //!
 //! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
-//! over and gives it back. A request is refused for all that `slots::Server` refuses it for. A client's credits are its slots.
+//! over and gives it back. A request is refused for all that `slots::Server` refuses it for.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
@@ -254,7 +254,7 @@ impl Served {
             _ => own(FLAG_BYTES * slot_count)?,
         };
         let (clients, words_of) =
-            (own(setting.clients as usize * size_of::<db_client>())?, own(24 * slot_count)?);
+            (own(setting.clients as usize * size_of::<db_client>())?, own(24 * slot_count + FLAG_BYTES)?);
         let places = machine.host_memory(setting.clients as usize * size_of::<db_place>())?;
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
@@ -305,6 +305,7 @@ impl Served {
                 patience_ns: PATIENCE.as_nanos() as u64,
                 attend_ns: ATTEND.as_nanos() as u64,
                 told: told.as_ref().map_or(0, |told| told.ring.kernel_address()),
+                host_flag: words_of.kernel_address() + 24 * u64::from(count),
                 slot_count: count,
                 client_count: setting.clients,
                 arrival: arrival as u32,
@@ -546,6 +547,11 @@ impl Core {
     /// Where a field of what the kernels are told lies; no kernel runs.
     fn tell(&self, field: usize, bytes: &[u8]) -> Result<(), ServedError> {
         Ok(self.own[0].write(field, bytes)?)
+    }
+
+    /// Sets the flag of the host's own slot, which lies behind the words of the others.
+    fn mark(&self, flag: u64) -> Result<(), ServedError> {
+        Ok(self.own[2].write(24 * self.slot_count as usize, &flag.to_le_bytes())?)
     }
 
     fn turn_now(&self) -> Result<(db_turn, State), ServedError> {

@@ -175,14 +175,15 @@ fn a_bad_request_is_answered_and_not_computed() {
 }
 
 /// Whether it ends when it is told to, with nothing to serve, and again after it was started anew.
-fn stops(serve: Option<&'static str>, limit: Duration) -> bool {
+fn stops(serve: Option<&'static str>, tell: fn(&Served), limit: Duration) -> bool {
     let mut rig = Rig::of(Arrival::Flag, None, None, true);
     rig.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
     let model = AddOne::new(&rig.served, GOOD, 32);
     rig.served.start_resident(Box::new(model)).unwrap();
     for nth in 1..3 {
         wait_for("a turn", || (rig.served.counters().turns > 20 * nth).then_some(()));
-        match rig.served.stop(limit) {
+        tell(&rig.served);
+        match rig.served.wait_end(limit) {
             Ok(()) => {
                 assert!(!rig.served.is_running().unwrap());
                 rig.served.start().unwrap();
@@ -202,8 +203,36 @@ fn stops(serve: Option<&'static str>, limit: Duration) -> bool {
 #[test]
 fn the_kernel_ends_when_it_is_told_to() {
     need!(has_compiler(), cc, "a C++ compiler");
-    assert!(stops(None, LIMIT));
-    assert!(!stops(Some("serve+DB_DEFECT_NO_STOP"), Duration::from_millis(200)), "the defect is not seen");
+    let marks = |served: &Served| served.mark_stop().unwrap();
+    for (tell, defect) in
+        [(Served::cancel as fn(&Served), "serve+DB_DEFECT_NO_STOP"), (marks, "serve+DB_DEFECT_NO_MARK")]
+    {
+        assert!(stops(None, tell, LIMIT));
+        assert!(!stops(Some(defect), tell, Duration::from_millis(200)), "{defect} is not seen");
+    }
+}
+
+#[test]
+fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    let geometry = geometry();
+    let mut served = Served::new(&machine, setting(&geometry, 64, Duration::from_secs(600))).unwrap();
+    let (tells, ended) = std::sync::mpsc::channel();
+    served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
+    let model = AddOne::new(&served, GOOD, 256);
+    served.start_resident(Box::new(model)).unwrap();
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
+        let since = Instant::now();
+        served.mark_stop().unwrap();
+        ended.recv_timeout(LIMIT).unwrap();
+        took.push(since.elapsed());
+        served.wait_end(LIMIT).unwrap();
+        served.start().unwrap();
+    }
+    println!("TABLE a marked slot ends the kernel that stays after {took:?}");
+    served.stop(LIMIT).unwrap();
 }
 
 #[test]

@@ -47,6 +47,59 @@ fn release_m13_the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
     ended.recv_timeout(SOON).unwrap();
 }
 
+/// Whether a chain of turns ends when the host's own slot is marked as stop, and again after it was started anew.
+fn ends_at_a_mark(posts: Processor, planted: Option<&'static str>, limit: Duration) -> bool {
+    let machine = Machine::twin(Visibility::InOrder);
+    let buffers = machine.own_memory(8192).unwrap();
+    let at = buffers.kernel_address();
+    let geometry = geometry();
+    let setting = Setting {
+        geometry: &geometry,
+        slots: 6,
+        clients: 2,
+        arrival: Arrival::Flag,
+        place: Place::Gpu,
+        inputs: &[at],
+        outputs: &[at + 4096],
+        wait: Duration::from_secs(600),
+        threads: 32,
+        copying: [2, 32],
+    };
+    let mut served = Served::posted_by(posts, &machine, setting).unwrap();
+    served.planted = planted.map(|name| (0, Source { twin: &PLANTED, ..launch::SOURCES[0] }, name));
+    let ended = ends(&mut served);
+    served.start_by_cpu(move || buffers.fill(0).map_err(|error| error.to_string())).unwrap();
+    let mut took = Vec::new();
+    for _ in 0..2 {
+        assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
+        let since = Instant::now();
+        served.mark_stop().unwrap();
+        if ended.recv_timeout(limit).is_err() {
+            served.stop(SOON).unwrap();
+            return false;
+        }
+        took.push(since.elapsed());
+        served.wait_end(SOON).unwrap();
+        served.start().unwrap();
+    }
+    println!("TABLE answers posted by {posts:?}: a marked slot ends the chain after {took:?}");
+    served.stop(SOON).unwrap();
+    true
+}
+
+#[test]
+fn a_slot_that_the_host_marks_as_stop_ends_the_chain() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    for posts in [Processor::Gpu, Processor::Cpu] {
+        assert!(ends_at_a_mark(posts, None, SOON), "{posts:?}");
+        let planted = Some("wait_inputs+DB_DEFECT_NO_MARK");
+        assert!(
+            !ends_at_a_mark(posts, planted, Duration::from_millis(200)),
+            "{posts:?}: the defect is not seen"
+        );
+    }
+}
+
 /// Counts its runs; told by a word, it stores where there is no memory.
 const COUNT: &str = "extern \"C\" __global__ void count_or_die(unsigned *words) {
     atomicAdd(&words[0], 1u);
@@ -106,11 +159,15 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut took = Vec::new();
-        for _ in 0..3 {
+        for marks in [false, true, false, true] {
             let since = Instant::now();
-            served.cancel();
+            if marks {
+                served.mark_stop().unwrap()
+            } else {
+                served.cancel()
+            }
             ended.recv_timeout(SOON).unwrap();
-            took.push(since.elapsed());
+            took.push((marks, since.elapsed()));
             // What was told is the end of all turns.
             let last = runs();
             std::thread::sleep(Duration::from_millis(20));
@@ -118,7 +175,9 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
             served.wait_end(SOON).unwrap();
             served.start().unwrap();
         }
-        println!("TABLE {again:?}: the end of the chain is told after {took:?}");
+        println!(
+            "TABLE {again:?}: the end of the chain is told after, with a marked slot or without, {took:?}"
+        );
         served.stop(SOON).unwrap();
     }
 }

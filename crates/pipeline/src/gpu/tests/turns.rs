@@ -57,6 +57,29 @@ fn a_client_of_one_slot_has_its_turn_beside_one_that_has_always_a_request() {
     assert_eq!(planted, [0, 1, 1, 1, 1, 1], "the defect is not seen");
 }
 
+/// Statuses of three requests that wait together, of a client that may have two and has four slots.
+fn beyond_the_limit(threads: u32, planted: Option<(usize, &'static str)>) -> Vec<Option<Status>> {
+    let mut rig = Rig::by(threads, Arrival::Flag, None, planted, false);
+    rig.served.limit(2).unwrap();
+    // Its state machine is not told.
+    let mut peer = rig.join(0, 0, 4);
+    for id in 0..3 {
+        rig.ask(&mut peer, id, 0.0);
+    }
+    (0..3).map(|_| Status::of(rig.turn().0.status as u16)).collect()
+}
+
+#[test]
+fn a_request_beyond_the_client_s_limit_is_refused() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let [refused, served] = [Some(Status::NoCredit), Some(Status::Ok)];
+    for threads in THREADS {
+        assert_eq!(beyond_the_limit(threads, None), [refused, served, served], "{threads} threads");
+    }
+    let planted = beyond_the_limit(32, Some((0, "wait_inputs+DB_DEFECT_NO_LIMIT")));
+    assert_eq!(planted, [served; 3], "the defect is not seen");
+}
+
 /// Statuses of two requests of one number, and of a third one when both are answered.
 fn of_one_number(threads: u32, planted: Option<(usize, &'static str)>) -> [u32; 3] {
     let rig = Rig::by(threads, Arrival::Flag, Some(3), planted, false);
