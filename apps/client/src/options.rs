@@ -39,7 +39,7 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub slots: u16,
     /// How each side learns that a message is whole.
-    #[arg(long, default_value = "flag", value_parser = named::<Arrival>(&["flag", "tail", "completion"]))]
+    #[arg(long, default_value = "flag", value_parser = named::<Arrival>(&["flag", "tail", "completion", "send"]))]
     pub arrival: Arrival,
     /// Service of the queue pair.
     #[arg(long, default_value = "rc", value_parser = named::<Transport>(&["rc", "uc"]))]
@@ -125,6 +125,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
 impl Options {
     pub fn check(&self) -> Result<()> {
         check_address("--connect", &self.connect)?;
+        if self.arrival == Arrival::Send && self.transport == Transport::Uc {
+            bail!("--arrival send: a SEND that --transport uc loses takes no receive; give --transport rc");
+        }
         match (self.window, self.rate) {
             (Some(window), _) if !(1..=self.slots).contains(&window) => {
                 bail!("--window {window}: give 1 to {} requests, as many as --slots", self.slots)
@@ -180,6 +183,7 @@ mod tests {
         for (text, words) in [
             ("--window 9 --slots 8", "--window 9: give 1 to 8"),
             ("--rate 0", "--rate 0: give more"),
+            ("--arrival send --transport uc", "--arrival send"),
             ("--rate NaN", "--rate NaN"),
             ("--tolerance=-1 --reference f", "--tolerance -1"),
         ] {

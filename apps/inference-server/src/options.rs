@@ -198,6 +198,8 @@ pub enum ArrivalName {
     Tail,
     /// A receive completion.
     Completion,
+    /// The receive completion of a SEND; not on UC.
+    Send,
 }
 
 /// The order of a client's requests.
@@ -233,6 +235,7 @@ impl ArrivalName {
             ArrivalName::Flag => Arrival::Flag,
             ArrivalName::Tail => Arrival::Tail,
             ArrivalName::Completion => Arrival::Completion,
+            ArrivalName::Send => Arrival::Send,
         }
     }
 }
@@ -248,6 +251,9 @@ impl Options {
         }
         if self.mode == Mode::GpuPersistent && self.models.len() > 1 {
             bail!("--mode gpu-persistent: the kernel of one model fills the GPU; give --model once");
+        }
+        if self.arrival == Some(ArrivalName::Send) && self.transport == Some(TransportName::Uc) {
+            bail!("--arrival send: a SEND that --transport uc loses takes no receive; give --transport rc");
         }
         if self.trace && self.arrival != Some(ArrivalName::Completion) {
             bail!(

@@ -223,6 +223,11 @@ fn admitted<S: Service>(
     }
     served_alone("transport", wish.transport, shared.transport)?;
     served_alone("arrival", wish.arrival, shared.arrival)?;
+    if (wish.arrival, wish.transport) == (Arrival::Send, Transport::Uc) {
+        bail!(
+            "arrival send is wanted on transport uc, where a SEND that is lost takes no receive: give the client --transport rc"
+        );
+    }
     let granted = shared.service.grant(model, wish.slots)?;
     Ok(((model, granted.0), granted, wish))
 }

@@ -53,6 +53,12 @@ DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
         db_store_relaxed32(db_word(at->owners, slot), index);
     }
     if (at->arrival == DB_ARRIVAL_COMPLETION) db_refill(at, index);
+    if (at->arrival == DB_ARRIVAL_SEND) {
+        int error = 0;
+        for (slot = client->place.first; slot < client->place.first + client->place.count && !error; slot++)
+            error = db_post_slot(at, client, slot);
+        if (error) db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, error, 0));
+    }
 }
 
 /* Gives a client back: nothing of it is used from here on. */
@@ -106,7 +112,7 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
     for (; more && left && !client->dead; left--) {
         /* With the load of the one before it: a single completion costs no further trip across PCIe. */
         const db_u64 behind = db_load_cqe_tail(db_cqe_at(&client->receive_cq, 1) + DB_CQE_OPCODE_QPN);
-        db_refill(at, index);
+        if (at->arrival == DB_ARRIVAL_COMPLETION) db_refill(at, index);
         taken = db_gpu_take(&client->receive_cq, 0, &client->rq, &done, &client->receive_released);
         if (!taken) break;
         if (taken < 0 || done.status != DB_WC_SUCCESS) {
@@ -120,7 +126,7 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
             break;
         }
         more = db_cqe_is_there(&client->receive_cq, 0, behind);
-        slot = done.has_imm ? db_be32(done.imm_data) : DB_NO_CLIENT;
+        slot = at->arrival == DB_ARRIVAL_SEND ? (db_u32)done.wr_id : done.has_imm ? db_be32(done.imm_data) : DB_NO_CLIENT;
 #ifdef DB_DEFECT_ANY_SLOT
         if (slot >= at->slot_count) {
 #else

@@ -26,6 +26,7 @@
 #define DB_ARRIVAL_FLAG 0u       /* a second WRITE, of the flag */
 #define DB_ARRIVAL_TAIL 1u       /* the last bytes of the message */
 #define DB_ARRIVAL_COMPLETION 2u /* a receive completion with the slot's number as immediate data */
+#define DB_ARRIVAL_SEND 3u       /* the receive completion of a SEND, which lands in a slot */
 
 #define DB_PREFIX_WORDS (DB_SLOT_PREFIX_BYTES / 8)
 #define DB_HEADER_WORDS (DB_SLOT_HEADER_BYTES / 8)
@@ -134,7 +135,7 @@ struct db_served {
     db_u64 slots_nic;   /* the same as the NIC addresses it */
     db_u64 slot_stride;
     db_u64 answer;      /* where a slot's answer begins in it */
-    db_u64 flags;       /* of slot 0, 8-byte aligned; with DB_ARRIVAL_COMPLETION the GPU's own */
+    db_u64 flags;       /* of slot 0, 8-byte aligned; with DB_ARRIVAL_COMPLETION and DB_ARRIVAL_SEND the GPU's own */
     db_u64 flag_stride; /* from one flag to the next, in bytes */
     db_u64 sequences;   /* 32-bit words, one a slot, the GPU's: of the last request */
     db_u64 owners;      /* likewise: the index of the client, or DB_NO_CLIENT */
@@ -225,6 +226,14 @@ DB_GPU_FN void db_give_up(const struct db_served *at, db_u32 index, struct db_ke
     place->end.is_send = end.is_send;
     db_store_release_sys32((db_u64)&place->end.code, end.code);
     db_end_chain(at);
+}
+
+/* Posts the receive of a slot's next request, which a SEND takes. */
+DB_GPU_FN int db_post_slot(const struct db_served *at, struct db_client *client, db_u32 slot) {
+    const struct db_sge piece = {at->slots_nic + slot * at->slot_stride, at->request_tail + DB_SLOT_FLAG_BYTES, client->place.lkey};
+    const struct db_recv_wr wr = {slot, &piece, 1};
+    db_u32 bad;
+    return db_post_recv(&client->rq, &wr, 1, &bad);
 }
 
 /* Whether the model has no buffers of its own: then nothing is copied. */

@@ -74,6 +74,7 @@ DB_GPU_FN int db_post_answer(const struct db_served *at, const struct db_turn *t
     remote = place->answers + nth * at->answer_stride;
     if (at->arrival == DB_ARRIVAL_COMPLETION)
         return db_try_post_write_imm(sq, turn->slot, all, remote, place->answers_rkey, db_be32(turn->slot), DB_SEND_SIGNALED);
+    if (at->arrival == DB_ARRIVAL_SEND) return db_try_post_send(sq, turn->slot, all, DB_SEND_SIGNALED);
     if (at->arrival == DB_ARRIVAL_TAIL && is_whole)
         return db_try_post_write(sq, turn->slot, all, remote, place->answers_rkey, DB_SEND_SIGNALED);
     error = db_try_post_write(sq, turn->slot, all, remote, place->answers_rkey, 0);
@@ -145,6 +146,12 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
     if (thread) return;
     db_store64(answer + at->answer_tail, db_slot_flag(turn->sequence));
     db_store_relaxed32(db_word(at->sending, turn->slot), 1);
+    /* Before the answer, since the client may send as soon as it has that. Where the CPU polls, it has done so. */
+    if (at->arrival == DB_ARRIVAL_SEND && client->rq.wqes) error = db_post_slot(at, client, turn->slot);
+    if (error) {
+        db_give_up(at, turn->client, db_kernel_end_of(client->rq.qpn, turn->slot, error, 0));
+        return;
+    }
     if (at->told) {
         db_tell(at, turn);
     } else {

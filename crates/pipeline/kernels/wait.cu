@@ -197,7 +197,7 @@ DB_GPU_FN void db_poll(const struct db_served *at, int with_sends, struct db_fou
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
         const struct db_client *client = db_client_at(at, index);
         const db_u64 tail = with_sends ? db_sent_tail(client) : ~0ull;
-        db_u32 strays = at->arrival == DB_ARRIVAL_COMPLETION ? db_poll_receives(at, index) : 0, sent;
+        db_u32 strays = at->arrival >= DB_ARRIVAL_COMPLETION ? db_poll_receives(at, index) : 0, sent;
         if (strays) atomicAdd(&found->strays, strays);
         if (!db_cqe_is_there(&client->send_cq, 0, tail)) continue;
         sent = db_poll_sends(at, index);
@@ -242,7 +242,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
     for (;; sends = 1) {
         blocked.near = DB_NOWHERE;
         blocked.far = 0;
-        if (sends || at->arrival == DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
+        if (sends || at->arrival >= DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
         /* Before the slots' flags, so that all these loads take one trip. */
 #ifdef DB_DEFECT_NO_MARK
         const db_u64 host = 0;

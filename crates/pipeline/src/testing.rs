@@ -121,7 +121,9 @@ impl Peer {
             self.qp.try_post(&SendRequest::new(id, operation, Payload::Gather(pieces))).unwrap();
         };
         match self.arrival {
-            Arrival::Completion => write(SendOperation::WriteImm(there, slot.to_be_bytes()), &whole),
+            Arrival::Completion | Arrival::Send => {
+                write(SendOperation::WriteImm(there, slot.to_be_bytes()), &whole)
+            }
             Arrival::Tail => write(SendOperation::Write(there), &whole),
             Arrival::Flag => {
                 write(SendOperation::Write(there), &whole);

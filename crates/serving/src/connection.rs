@@ -26,8 +26,8 @@ use crate::setup::{Arrival, REGIONS, Reply, SetupError, Transport, Wish};
 
 /// Completions that one poll of the CQ takes.
 const AT_ONCE: usize = 16;
-/// Number of a receive; those of sends are numbers of source buffers.
-const RECEIVE: u64 = u64::MAX;
+/// Bit of a receive's number, whose rest is its place; those of sends are numbers of source buffers.
+const RECEIVE: u64 = 1 << 63;
 /// The server writes answers and flags.
 const ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0);
 
@@ -106,7 +106,7 @@ pub struct Connection {
     remote: [RegionOffer; REGIONS],
     /// In the order of asking.
     waiting: Vec<Waiting>,
-    /// Slots that receive completions named.
+    /// Slots that receive completions named; with SENDs, places whose receives were taken.
     arrived: VecDeque<u32>,
     slots: usize,
     /// The answer that is looked at.
@@ -137,12 +137,13 @@ impl Connection {
         wish.accepts(&grant)?;
         let geometry = Geometry { model_id: grant.model_id, ..geometry };
         let (slots, pd) = (usize::from(wish.slots), context.alloc_pd()?);
-        let receives = if wish.arrival == Arrival::Completion { u32::from(wish.slots) } else { 0 };
+        let receives = if wish.arrival.has_receives() { u32::from(wish.slots) } else { 0 };
         let sends = u32::from(wish.slots) * if wish.arrival == Arrival::Flag { 2 } else { 1 };
         let cq = Cq::new(context, sends + receives + 1)?;
         let kind = if wish.transport == Transport::Rc { QpType::Rc } else { QpType::Uc };
         let builder = QpBuilder::new(kind).send_requests(sends).receive_requests(receives.max(1));
-        let builder = builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE);
+        let builder =
+            builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE | SendOperations::SEND);
         let mut qp = builder.build(&pd, &cq, &cq)?;
         let register = |bytes: usize, access| -> Result<Mr<Pages>, ConnectionError> {
             Ok(Mr::register(&pd, Pages::new(bytes)?, access)?)
@@ -151,8 +152,8 @@ impl Connection {
         let answers = register(slots * geometry.client_stride(), ACCESS)?;
         let flags = register(slots * FLAG_BYTES, ACCESS)?;
         path.to_init(&qp, ACCESS, 0)?;
-        for _ in 0..receives {
-            post_receive(&mut qp)?;
+        for place in 0..receives as usize {
+            post_receive(&mut qp, wish.arrival, &answers, &geometry, place)?;
         }
         let (offer, regions) = (QpOffer::new(&qp), [RegionOffer::new(&answers), RegionOffer::new(&flags)]);
         let ours = Hello::new(path, kind, vec![offer], regions.to_vec(), ());
@@ -261,6 +262,7 @@ impl Connection {
         let mut list = SendList::with_capacity(2);
         let operation = match self.arrival {
             Arrival::Completion => SendOperation::WriteImm(slot, request.slot.to_be_bytes()),
+            Arrival::Send => SendOperation::Send,
             Arrival::Flag | Arrival::Tail => SendOperation::Write(slot),
         };
         let mut write = SendRequest::new(buffer as u64, operation, Payload::Gather(&message));
@@ -284,19 +286,27 @@ impl Connection {
     pub fn poll(&mut self) -> Result<Option<Found<'_>>, ConnectionError> {
         self.complete()?;
         let found = match self.arrival {
-            Arrival::Completion => self.arrived.pop_front(),
+            Arrival::Completion | Arrival::Send => self.arrived.pop_front(),
             Arrival::Flag | Arrival::Tail => {
                 self.waiting.iter().find(|at| self.is_whole(at)).map(|at| at.slot)
             }
         };
-        let Some(slot) = found else { return Ok(None) };
+        let Some(mut slot) = found else { return Ok(None) };
+        if self.arrival == Arrival::Send {
+            let place = slot as usize;
+            self.answers.read(place * self.geometry.client_stride(), &mut self.message);
+            post_receive(&mut self.qp, self.arrival, &self.answers, &self.geometry, place)?;
+            slot = Header::read(&self.message).unwrap_or_default().slot;
+        }
         let (place, sequence) = match self.client.expected(slot) {
             Ok(expected) => expected,
             Err(error) => return Ok(Some(Err(error))),
         };
-        // A peer may write there at any time: what is checked is what was copied.
-        self.answers.read(place * self.geometry.client_stride(), &mut self.message);
-        self.zero(place);
+        if self.arrival != Arrival::Send {
+            // A peer may write there at any time: what is checked is what was copied.
+            self.answers.read(place * self.geometry.client_stride(), &mut self.message);
+            self.zero(place);
+        }
         let prefix: &[u8; PREFIX_BYTES] = self.message.first_chunk().expect("an answer has a prefix");
         let header = Header::read(prefix).unwrap_or_default();
         let has_tail = self.message[self.geometry.answer.tail..] == flag(sequence).to_le_bytes();
@@ -323,7 +333,7 @@ impl Connection {
     fn word(&self, place: usize) -> u64 {
         let word = match self.arrival {
             Arrival::Flag => self.flags.word64(place * FLAG_BYTES),
-            Arrival::Tail | Arrival::Completion => {
+            Arrival::Tail | Arrival::Completion | Arrival::Send => {
                 self.answers.word64(place * self.geometry.client_stride() + self.geometry.answer.tail)
             }
         };
@@ -343,6 +353,10 @@ impl Connection {
 
     /// Counts an answer that came again to a slot without a request.
     fn clear(&mut self, place: usize) {
+        // There the answer of another slot may be on its way.
+        if self.arrival == Arrival::Send {
+            return;
+        }
         if self.arrival != Arrival::Completion && self.word(place) != 0 {
             self.duplicates += 1;
         }
@@ -363,7 +377,7 @@ impl Connection {
         let mut done = [WorkCompletion::default(); AT_ONCE];
         let count = self.cq.poll(&mut done)?;
         for one in &done[..count] {
-            let is_receive = one.id() == RECEIVE;
+            let is_receive = one.id() & RECEIVE != 0;
             if !one.is_success() {
                 let what = if is_receive { "the receive of an answer" } else { "the WRITE of a request" };
                 let (qpn, status, vendor) = (one.qpn(), one.status(), one.vendor_error());
@@ -373,7 +387,11 @@ impl Connection {
                 self.unused.push(one.id() as usize);
                 continue;
             }
-            post_receive(&mut self.qp)?;
+            if self.arrival == Arrival::Send {
+                self.arrived.push_back((one.id() & !RECEIVE) as u32);
+                continue;
+            }
+            post_receive(&mut self.qp, self.arrival, &self.answers, &self.geometry, 0)?;
             // An answer without a number is none of any slot: its request is lost.
             self.arrived.extend(one.immediate().map(u32::from_be_bytes));
         }
@@ -390,14 +408,22 @@ fn is_torn(arrival: Arrival, header: &Header, sequence: u32, has_tail: bool) -> 
     match arrival {
         Arrival::Flag => !is_refusal && !has_tail,
         Arrival::Tail => is_old,
-        Arrival::Completion => false,
+        Arrival::Completion | Arrival::Send => false,
     }
 }
 
-/// A receive for a WRITE with immediate data, which has no memory.
-fn post_receive(qp: &mut QueuePair) -> Result<(), ConnectionError> {
-    let (what, qpn) = ("a receive", qp.number());
-    let posted = qp.post_receive(&ReceiveRequest { id: RECEIVE, scatter: &[] });
+/// A receive: for a SEND with a place's memory, for a WRITE with immediate data without any.
+fn post_receive(
+    qp: &mut QueuePair,
+    arrival: Arrival,
+    answers: &Mr<Pages>,
+    geometry: &Geometry,
+    place: usize,
+) -> Result<(), ConnectionError> {
+    let (what, qpn, start) = ("a receive", qp.number(), place * geometry.client_stride());
+    let piece = [answers.sge(start..start + geometry.answer.bytes())?];
+    let scatter = if arrival == Arrival::Send { &piece[..] } else { &[] };
+    let posted = qp.post_receive(&ReceiveRequest { id: RECEIVE | place as u64, scatter });
     posted.map_err(|source| ConnectionError::Post { what, qpn, source })
 }
 

@@ -3,7 +3,7 @@
 //!
 //! # How the receiver learns that a message is whole
 //!
-//! Within one RDMA WRITE, bytes may arrive in any order. There are three ways, and both sides agree on one:
+//! Within one RDMA WRITE, bytes may arrive in any order. There are four ways, and both sides agree on one:
 //!
 //! - **Flag**, the usual one: the message is one WRITE, and [`flag`] of its sequence is a second WRITE of 8
 //!   bytes behind it, into an array with a flag for each slot. A responder executes the requests of a queue pair
@@ -14,8 +14,13 @@
 //! - **Tail flag**, as in the EdgeSys 2024 paper: the flag is the last 8 bytes of the message's own WRITE. It
 //!   needs a NIC that writes a message in the order of its addresses, on top of what a flag needs. No
 //!   specification promises that.
-//! - **Completion**: the message is a WRITE with immediate data, or a SEND. The receiver polls the completion,
-//!   whose immediate data are the slot's number.
+//! - **Completion**: the message is a WRITE with immediate data. The receiver polls the completion, whose
+//!   immediate data are the slot's number.
+//! - **Send**: the message is a SEND, and takes the oldest receive of its receiver. The server posts one for the
+//!   request of each slot, and a slot's next one before it answers there. So receives lie in the order of the
+//!   answers. The client uses its slots in that order, and knows in which one a request will lie. An answer lies
+//!   where the client has a receive, and its header names the slot. It needs a reliable connection: a SEND that is
+//!   lost takes no receive.
 
 /// How a receiver learns that a message is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -27,6 +32,15 @@ pub enum Arrival {
     Tail,
     /// A receive completion: WRITE with the slot's number as immediate data, most significant byte first.
     Completion,
+    /// The receive completion of a SEND.
+    Send,
+}
+
+impl Arrival {
+    /// Whether a message takes a receive.
+    pub const fn has_receives(self) -> bool {
+        matches!(self, Arrival::Completion | Arrival::Send)
+    }
 }
 
 /// A table of little-endian numbers with the offset of each: the structure, how it is read and written, and

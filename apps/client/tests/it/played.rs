@@ -245,7 +245,7 @@ impl Played {
     fn take_arrived(&mut self) {
         let first = 5;
         let named = match self.wish.arrival {
-            Arrival::Completion => self.completions().collect(),
+            Arrival::Completion | Arrival::Send => self.completions().collect(),
             Arrival::Flag | Arrival::Tail => {
                 let count = u32::from(self.wish.slots);
                 (first..first + count).filter(|slot| self.is_whole(*slot)).collect::<Vec<_>>()
@@ -354,7 +354,7 @@ impl Played {
             Arrival::Tail if !is_whole => {
                 Some(at(self.remote[0], place * stride + self.geometry.answer.tail))
             }
-            Arrival::Tail | Arrival::Completion => None,
+            Arrival::Tail | Arrival::Completion | Arrival::Send => None,
         };
         if let Some(flag_at) = flag_at {
             let value = flag(sequence).to_le_bytes();

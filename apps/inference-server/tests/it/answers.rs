@@ -15,18 +15,22 @@ fn answers_are_the_engine_s_own_however_they_come() {
     let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
     let expected = Expected::of(&runtime, SMALL, 3);
     for mode in MODES {
-        let (mut server, address) = server(SMALL, &["--mode", mode, "--sessions", "6"]);
+        let (mut server, address) = server(SMALL, &["--mode", mode, "--sessions", "7"]);
         for transport in [Transport::Rc, Transport::Uc] {
             for arrival in [Arrival::Flag, Arrival::Tail, Arrival::Completion] {
                 let wish = wish(SMALL, 4, arrival, transport);
                 Client::open(&nic, &address, SMALL, &wish).unwrap().run(&expected, 100);
             }
         }
+        let sends = |transport| wish(SMALL, 4, Arrival::Send, transport);
+        let refused = Client::open(&nic, &address, SMALL, &sends(Transport::Uc));
+        assert!(refused.is_err_and(|why| why.contains("--transport rc")));
+        Client::open(&nic, &address, SMALL, &sends(Transport::Rc)).unwrap().run(&expected, 100);
         let ended = server.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let totals = totals(&ended.lines);
         let counts = ["clients", "failed", "answered", "refused"].map(|name| totals[name].as_u64().unwrap());
-        assert_eq!(counts, [6, 0, 600, 0], "{mode}: {ended:?}");
+        assert_eq!(counts, [7, 0, 700, 0], "{mode}: {ended:?}");
         assert_eq!(totals["mode"], mode);
     }
 }

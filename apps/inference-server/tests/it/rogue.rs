@@ -180,7 +180,7 @@ impl Rogue {
         match self.arrival {
             Arrival::Flag => self.post(SendOperation::Write(flag), from..from + FLAG_BYTES),
             Arrival::Tail => self.post(SendOperation::Write(tail), from..from + FLAG_BYTES),
-            Arrival::Completion => {}
+            Arrival::Completion | Arrival::Send => {}
         }
     }
 
@@ -229,7 +229,7 @@ impl Rogue {
                 self.answers.word64(start + self.geometry.answer.tail).load(Ordering::Acquire) == whole
             }
             // Of several answers any may come first.
-            Arrival::Completion => self.received.contains(&(self.grant.first + place as u32)),
+            Arrival::Completion | Arrival::Send => self.received.contains(&(self.grant.first + place as u32)),
         }
     }
 

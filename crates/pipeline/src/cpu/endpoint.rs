@@ -168,7 +168,7 @@ impl Endpoint {
             return Err(CpuError::NoTimestamps(mode));
         }
         let (first, count) = (granted.first().ok_or(CpuError::NoSlots)?.0, granted.len());
-        let receives = if arrival == Arrival::Completion { count as u32 } else { 0 };
+        let receives = if arrival.has_receives() { count as u32 } else { 0 };
         let poster = Poster::new(mode, context, memory.pool(context), kind, [count as u32, receives])?;
         let region = |pages: &Arc<Pages>, each: usize| {
             let start = first as usize * each;
@@ -218,8 +218,16 @@ impl Endpoint {
 
     /// Posts a receive for each slot where arrivals need one. The queue pair is in INIT.
     pub fn post_receives(&mut self) -> Result<(), CpuError> {
-        let receives = if self.arrival == Arrival::Completion { self.places.len() } else { 0 };
-        (0..receives).try_for_each(|_| self.poster.receive())
+        let receives = if self.arrival.has_receives() { self.places.len() } else { 0 };
+        (0..receives).try_for_each(|place| self.post_receive(place))
+    }
+
+    /// A receive: for a SEND with the memory of a slot's request.
+    fn post_receive(&mut self, place: usize) -> Result<(), CpuError> {
+        let start = self.request_at(place);
+        let piece = [self.slots.sge(start..start + self.geometry.request.bytes())?];
+        let scatter = if self.arrival == Arrival::Send { &piece[..] } else { &[] };
+        self.poster.receive(place, scatter)
     }
 
     /// Where the client wants its answers. Error: they do not fit there.
@@ -258,21 +266,27 @@ impl Endpoint {
         let mut done = std::mem::take(&mut self.done);
         self.poster.poll(&mut done).map_err(|error| error.to_string())?;
         for Done { id, immediate, failure, timestamp } in done.drain(..) {
-            let what = if id == RECEIVE { "a receive".into() } else { format!("the answer in slot {id}") };
+            let is_receive = id & RECEIVE != 0;
+            let what = if is_receive { "a receive".into() } else { format!("the answer in slot {id}") };
             if let Some(failure) = failure {
                 return Err(format!("QP {:#x}, {what}: {failure}", self.qp().number()));
             }
-            if id != RECEIVE {
+            if !is_receive {
                 let (slot, _) = self.sending.pop_front().ok_or_else(|| format!("{what} was not posted"))?;
                 sent.push(slot);
                 continue;
             }
-            let slot = u32::from_be_bytes(immediate.ok_or("a message without immediate data")?);
+            let slot = match self.arrival {
+                Arrival::Send => self.first + (id & !RECEIVE) as u32,
+                _ => u32::from_be_bytes(immediate.ok_or("a message without immediate data")?),
+            };
             let place = self.place(slot).ok_or_else(|| format!("slot {slot} is none of the client's"))?;
             if std::mem::replace(&mut self.places[place].is_served, true) {
                 return Err(format!("a request in slot {slot}, whose request is not answered"));
             }
-            self.poster.receive().map_err(|error| error.to_string())?;
+            if self.arrival != Arrival::Send {
+                self.post_receive(place).map_err(|error| error.to_string())?;
+            }
             if let Some(tracing) = &mut self.tracing {
                 let clock = tracing.context.clock().map_err(|error| error.to_string())?;
                 let (arrived_ns, looked_ns) = (clock.unix_ns(timestamp), [tracing.looks_ns, unix_ns()]);
@@ -281,7 +295,7 @@ impl Endpoint {
             arrived.push(slot);
         }
         self.done = done;
-        if self.arrival != Arrival::Completion {
+        if !self.arrival.has_receives() {
             for place in 0..self.places.len() {
                 if !self.places[place].is_served && self.is_whole(place) {
                     self.places[place].is_served = true;
@@ -377,9 +391,17 @@ impl Endpoint {
     pub(super) fn handed_over(&mut self, (slot, next): (u32, u32), is_refused: bool, now_ns: u64) {
         if let Some(place) = self.place(slot) {
             self.places[place] = Place { flag: flag(next), is_served: false };
+            if let Err(error) = self.make_room(place) {
+                self.failure.get_or_insert(error.to_string());
+            }
         }
         self.sending.push_back((slot, now_ns));
         *(if is_refused { &mut self.counts.refused } else { &mut self.counts.answered }) += 1;
+    }
+
+    /// Posts the receive of a slot's next request, before the answer: the client may send as soon as it has that.
+    fn make_room(&mut self, place: usize) -> Result<(), CpuError> {
+        if self.arrival == Arrival::Send { self.post_receive(place) } else { Ok(()) }
     }
 
     /// What a request begins with. Read it once.
@@ -420,6 +442,7 @@ impl Endpoint {
         now_ns: u64,
     ) -> Result<(), CpuError> {
         let place = self.place(slot).ok_or(CpuError::NoSlots)?;
+        self.make_room(place)?;
         let (start, message) =
             (self.request_at(place) + self.geometry.answer_offset(), &self.geometry.answer);
         self.slots.write(start, prefix);
@@ -439,6 +462,7 @@ impl Endpoint {
         let inline = [InlineSlice::new(&value)];
         let operation = match self.arrival {
             Arrival::Completion => SendOperation::WriteImm(target, slot.to_be_bytes()),
+            Arrival::Send => SendOperation::Send,
             Arrival::Flag | Arrival::Tail => SendOperation::Write(target),
         };
         let mut write = SendRequest::new(slot.into(), operation, Payload::Gather(&gather));

@@ -7,7 +7,7 @@ use rdma_shim::{Completion, Options, PollError};
 use slots::layout::FLAG_BYTES;
 use verbs::{
     Context, Cq, Qp, QpBuilder, QpType, QueuePair, ReceiveRequest, SendList, SendOperations, SendRequest,
-    WorkCompletion,
+    Sge, WorkCompletion,
 };
 
 use super::CpuError;
@@ -16,8 +16,8 @@ use crate::gpu::Pool;
 
 /// Completions that one poll takes.
 const AT_ONCE: usize = 16;
-/// Number of each receive. Those of sends are numbers of slots.
-pub const RECEIVE: u64 = u64::MAX;
+/// Bit of a receive's number, whose rest is its slot's place. Numbers of sends are those of slots.
+pub const RECEIVE: u64 = 1 << 63;
 
 /// What came of a request.
 #[derive(Debug)]
@@ -99,8 +99,10 @@ impl Poster {
         }
         let sends = 2 * slots;
         let builder = QpBuilder::new(kind).send_requests(sends).receive_requests(receives.max(1));
-        let builder =
-            builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE).own_register(true);
+        let builder = builder
+            .inline_bytes(FLAG_BYTES as u32)
+            .operations(SendOperations::WRITE | SendOperations::SEND)
+            .own_register(true);
         let (pd, cq) = (context.alloc_pd()?, Cq::new(context, sends + receives + 1)?);
         match mode {
             Mode::CpuCpuIbverbs => Ok(Poster::Ibverbs(builder.build(&pd, &cq, &cq)?, cq)),
@@ -121,9 +123,9 @@ impl Poster {
         }
     }
 
-    /// Posts a receive without memory: immediate data alone come to it.
-    pub fn receive(&mut self) -> Result<(), CpuError> {
-        let request = ReceiveRequest { id: RECEIVE, scatter: &[] };
+    /// Posts a receive. Without memory, immediate data alone come to it.
+    pub fn receive(&mut self, place: usize, scatter: &[Sge]) -> Result<(), CpuError> {
+        let request = ReceiveRequest { id: RECEIVE | place as u64, scatter };
         match self {
             Poster::Ibverbs(queue, _) => queue.post_receive(&request).map_err(wrong),
             Poster::Shim(queue) => queue.post_receive(&request).map_err(wrong),

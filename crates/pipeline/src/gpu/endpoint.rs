@@ -72,7 +72,7 @@ impl Pool {
         }
         let pd = self.context.alloc_pd()?;
         let builder = QpBuilder::new(kind).send_requests(2 * slots).receive_requests(2 * slots);
-        let builder = builder.operations(SendOperations::WRITE).own_register(true);
+        let builder = builder.operations(SendOperations::WRITE | SendOperations::SEND).own_register(true);
         // A quarter of the entries is given back late.
         let cq = || Cq::new(&self.context, 4 * slots + 1)?.into_direct();
         let (send, receive) = (cq()?, (!self.has_one_cq).then(cq).transpose()?);

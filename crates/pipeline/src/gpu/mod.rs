@@ -271,7 +271,7 @@ impl Served {
             Arrival::Tail => [slots.kernel_address() + geometry.request.tail as u64, stride as u64],
             Arrival::Flag => [flags.kernel_address(), FLAG_BYTES as u64],
             // The kernels' own: a client may write to its share of the others.
-            Arrival::Completion => [word(4), FLAG_BYTES as u64],
+            Arrival::Completion | Arrival::Send => [word(4), FLAG_BYTES as u64],
         };
         let told = match posts {
             Processor::Gpu => None,
@@ -388,7 +388,7 @@ impl Served {
         let (room, Client { first, count, .. }) = (queue.room()?, client);
         self.core.check(first, count)?;
         // Kernels post them when half of them are taken.
-        let receives = if self.arrival == Arrival::Completion { 2 * count } else { 0 };
+        let receives = if self.arrival.has_receives() { 2 * count } else { 0 };
         if room.sends < 2 * count
             || room.flushes() < 2 * count
             || room.receives < receives

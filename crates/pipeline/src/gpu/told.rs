@@ -218,6 +218,7 @@ impl Told {
         let id = record.slot.into();
         let operation = match self.arrival {
             Arrival::Completion => SendOperation::WriteImm(target, record.slot.to_be_bytes()),
+            Arrival::Send => SendOperation::Send,
             Arrival::Flag | Arrival::Tail => SendOperation::Write(target),
         };
         let mut part = taken.queue.cpu_part().ok_or(())?;

@@ -220,7 +220,7 @@ impl Rig {
         match self.served.arrival {
             Arrival::Flag => self.served.core.flags.put(slot as usize * 8, &Word(flag(sequence))).unwrap(),
             Arrival::Tail => slots.put(at + geometry.request.tail, &Word(flag(sequence))).unwrap(),
-            Arrival::Completion => peer.receive(slot),
+            Arrival::Completion | Arrival::Send => peer.receive(slot),
         }
     }
 }
