@@ -93,8 +93,8 @@ pub fn run(options: &Options) -> Result<()> {
     let commit = if revision.commit.is_empty() { "unknown" } else { &revision.commit };
     say!("{}: {profile}, revision {commit}{changes}, {:.1} MiB", folder.display(), mib(bytes));
     say!(
-        "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build, figure 1, figure 2, figure 3, bench-models --gpu; with libibverbs1 and \
-         ibverbs-providers: figures 4 to 7, figure bench-clients, bench-nic, compat --gpu"
+        "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build, figure 1, figure 2, figure 3, figure bench-wait, bench-models --gpu; with \
+         libibverbs1 and ibverbs-providers: figures 4 to 7, figure bench-clients, bench-nic, compat --gpu"
     );
     if libraries > 0 {
         say!(

@@ -36,6 +36,7 @@ pub mod path;
 pub mod posts;
 pub mod serving;
 mod transfer;
+pub mod waits;
 
 pub use judged::judged;
 pub use nic::{Nic, Probe, Programs};
@@ -204,6 +205,9 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     }
     if app == path::APP {
         return path::run(experiment, options);
+    }
+    if app == waits::APP {
+        return waits::run(experiment, options);
     }
     if app != transfer::APP {
         let given = [

@@ -27,7 +27,7 @@ use crate::{carried, measured, progress, wheels, workspace};
 /// What the spec calls the points of this figure.
 pub const APP: &str = "data-path";
 /// The program that records the graph.
-const PROGRAM: &str = "pipeline-graph";
+pub const PROGRAM: &str = "pipeline-graph";
 /// Compiling the kernels for a GPU, and recording the graph.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Series of what is read in the source.

@@ -11,6 +11,7 @@ pub mod by_cpu;
 #[cfg(test)]
 mod by_cpu_tests;
 mod chain;
+pub mod cost;
 mod endpoint;
 mod launch;
 mod layout;

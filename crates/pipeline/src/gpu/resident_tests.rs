@@ -1,8 +1,6 @@
-//! The kernel that stays, on the host twin and on a GPU: protocol, planted defects, a real model, and what waiting and sending add.
+//! The kernel that stays, on the host twin and on a GPU: protocol, planted defects, and a real model.
 
-use std::mem::offset_of;
-
-use ::gpu::{Gpu, Recorded as _, ResidentModel, SlotTensors, Toolkit, Unit};
+use ::gpu::{Gpu, ResidentModel, SlotTensors, Toolkit, Unit};
 use host_twin::{Kernels, Visibility};
 use inference::engine::Engine;
 use inference::engine::gpu::{Instance, Libraries, Loaded};
@@ -13,14 +11,14 @@ use inference::layers::Random;
 use inference::plan::Plan;
 use measure::need;
 use prost::Message as _;
-use rdma_shim::kernel::{Source, db_kernel_queue};
-use rdma_shim::sys::{db_cq, db_rq, db_slot, db_sq};
+use rdma_shim::kernel::Source;
 use rdma_shim::testing::{compile_everywhere, device, wait_for};
-use slots::layout::{Header, PREFIX_BYTES, Status, flag};
+use slots::layout::Status;
 use slots::{Tensor as Shape, TensorKind};
 use verbs::Context;
 use zoo::Architecture;
 
+use super::cost::{Waiting, setting};
 use super::nic_tests::{serves, traces};
 use super::tests::rig::{ANSWERS, RECORD, Rig, geometry};
 use super::tests::{PLANTED, has_compiler};
@@ -272,7 +270,7 @@ fn models_and_settings_that_do_not_fit_are_refused() {
     need!(has_compiler(), cc, "a C++ compiler");
     let geometry = geometry();
     let machine = Machine::twin(Visibility::InOrder);
-    let setting = setting(&geometry, 1, Duration::ZERO);
+    let setting = setting(&geometry, 1, 256);
     let mut served = Served::new(&machine, setting).unwrap();
     let of_gpu = AddOne { twin_entry: 0, ..AddOne::new(&served, GOOD, 32) };
     let error = served.start_resident(Box::new(of_gpu)).unwrap_err().to_string();
@@ -286,181 +284,17 @@ fn the_resident_kernel_compiles_for_every_architecture() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     for arch in [80, 90, 100].map(::gpu::Arch::sm) {
         let builder = ::gpu::ImageBuilder::new(toolkit.clone(), ::gpu::cache::Cache::off());
-        let units = [resident::SOURCE.unit(), add_one_unit()];
-        let image = builder.image(&units, arch, ::gpu::Form::Cubin);
-        let functions = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts.functions;
-        assert!(functions.contains("serve") && functions.contains("db_model"), "{arch}: {functions:?}");
+        for model in [add_one_unit(), cost::unit()] {
+            let units = [resident::SOURCE.unit(), model];
+            let image = builder.image(&units, arch, ::gpu::Form::Cubin);
+            let functions = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts.functions;
+            assert!(functions.contains("serve") && functions.contains("db_model"), "{arch}: {functions:?}");
+        }
     }
     compile_everywhere(toolkit, &units());
 }
 
-// ---- A model of the zoo, and what waiting and sending add ------------------------------------------------------------------------------
-
-fn setting(geometry: &Geometry, slots: u32, wait: Duration) -> Setting<'_> {
-    Setting {
-        geometry,
-        slots,
-        clients: 1,
-        arrival: Arrival::Flag,
-        place: Place::Gpu,
-        inputs: &[],
-        outputs: &[],
-        wait,
-        threads: 256,
-        copying: [1, 32],
-    }
-}
-
-/// Requests that all wait in their slots before the kernel begins; the queue's NIC reads nothing.
-struct Waiting {
-    served: Served,
-    geometry: Geometry,
-    plan: Plan,
-    on: On,
-    _queue: Memory,
-}
-
-enum On {
-    Twin,
-    Gpu(Arc<Loaded>),
-}
-
-impl Waiting {
-    fn new(machine: &Machine, plan: Plan, slots: u32) -> Waiting {
-        let tensor = |shape: &inference::graph::Shape| Shape { kind: TensorKind::F32, count: shape.count() };
-        let geometry = Geometry::new(5, &[tensor(&plan.inputs[0])], &[tensor(&plan.outputs[0])]).unwrap();
-        let mut served = Served::new(machine, setting(&geometry, slots, Duration::from_millis(50))).unwrap();
-        let on = match Gpu::first() {
-            Ok(gpu) if machine.is_gpu() => {
-                let toolkit = Toolkit::find(None).unwrap();
-                On::Gpu(Loaded::new(gpu, toolkit, plan.clone(), &Libraries::none()).unwrap())
-            }
-            _ => On::Twin,
-        };
-        let queue = played_queue(machine, &mut served, slots);
-        let mut waiting = Waiting { served, geometry, plan, on, _queue: queue };
-        waiting.served.want(0);
-        let model = waiting.model();
-        waiting.served.start_resident(model).unwrap();
-        waiting.until(0);
-        waiting
-    }
-
-    /// The same before a graph that launches itself, with a model whose steps are launched one by one.
-    fn before_a_graph(machine: &Machine, loaded: &Arc<Loaded>, plan: Plan, slots: u32) -> Waiting {
-        let tensor = |shape: &inference::graph::Shape| Shape { kind: TensorKind::F32, count: shape.count() };
-        let geometry = Geometry::new(5, &[tensor(&plan.inputs[0])], &[tensor(&plan.outputs[0])]).unwrap();
-        let setting = Setting { threads: 512, ..setting(&geometry, slots, Duration::from_millis(50)) };
-        let mut served = Served::new(machine, setting).unwrap();
-        let queue = played_queue(machine, &mut served, slots);
-        served.want(0);
-        let instance = Instance::in_slots(loaded, &served.tensors()).unwrap();
-        served.start_graph(Again::Relaunch, Box::new(instance)).unwrap();
-        let mut waiting = Waiting { served, geometry, plan, on: On::Gpu(Arc::clone(loaded)), _queue: queue };
-        waiting.until(0);
-        waiting
-    }
-
-    fn model(&self) -> Box<dyn ResidentModel> {
-        let slots = self.served.tensors();
-        match &self.on {
-            On::Twin => Box::new(TwinResident::new(self.plan.clone(), Some(&slots), 1).unwrap()),
-            On::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(&slots)).unwrap()),
-        }
-    }
-
-    /// Runs the kernel until so many answers were sent.
-    fn run(&mut self, answers: u64) {
-        self.served.start().unwrap();
-        self.until(answers);
-    }
-
-    /// Ends the kernel when the client is in and so many answers were sent.
-    fn until(&mut self, answers: u64) {
-        wait_for("the client and its answers", || {
-            assert!(self.served.is_running().unwrap(), "{:?}", self.served.stop(LIMIT));
-            (self.served.is_done(0) && self.served.counters().answered == answers).then_some(())
-        });
-        self.served.stop(LIMIT).unwrap();
-    }
-
-    /// Writes a request into each slot: input `nth % inputs.len()`.
-    fn fill(&self, inputs: &[Vec<f32>]) {
-        let slots = self.served.core.slot_count;
-        let granted: Vec<(u32, u32)> = (0..slots).map(|slot| (slot, 0)).collect();
-        let mut client = slots::Client::new(self.geometry.clone(), &granted);
-        let core = &self.served.core;
-        for nth in 0..slots as usize {
-            let request = client.ask(nth as u64, 0, 0, u64::MAX).unwrap();
-            let at = request.slot as usize * self.geometry.server_stride();
-            core.slots.write(at, &request.prefix).unwrap();
-            let bytes: Vec<u8> = inputs[request.slot as usize % inputs.len()]
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect();
-            core.slots.write(at + self.geometry.request.entries()[0].offset as usize, &bytes).unwrap();
-        }
-        core.flags.write(0, &flag(1).to_le_bytes().repeat(slots as usize)).unwrap();
-    }
-
-    /// Of each slot the begin and the end of its answer, and whether it is one of `wanted`.
-    fn answers(&self, wanted: &[Vec<f32>]) -> Vec<(u64, u64)> {
-        let of = |slot: usize| {
-            let at = slot * self.geometry.server_stride() + self.geometry.answer_offset();
-            let mut prefix = [0; PREFIX_BYTES];
-            self.served.core.slots.read(at, &mut prefix).unwrap();
-            let header = Header::read(&prefix).unwrap();
-            assert_eq!((header.status, header.slot), (Status::Ok.number(), slot as u32));
-            let expected: Vec<u8> =
-                wanted[slot % wanted.len()].iter().flat_map(|value| value.to_le_bytes()).collect();
-            let mut found = vec![0; expected.len()];
-            let offset = at + self.geometry.answer.entries()[0].offset as usize;
-            self.served.core.slots.read(offset, &mut found).unwrap();
-            assert!(found == expected, "slot {slot}: not the bits of a launch a step");
-            (header.begun_ns, header.ended_ns)
-        };
-        (0..self.served.core.slot_count as usize).map(of).collect()
-    }
-}
-
-/// A queue in host memory whose NIC does nothing, and the place of its client.
-fn played_queue(machine: &Machine, served: &mut Served, slots: u32) -> Memory {
-    let entries = (4 * slots).next_power_of_two();
-    let (ring, table, cq) = (0, 64 * entries as usize, 80 * entries as usize);
-    let rest = (cq + 64 * entries as usize).next_multiple_of(4096);
-    let memory = Memory::from(machine.host_memory(rest + (1 << 13)).unwrap());
-    memory.write(cq, &vec![0xf0; 64 * entries as usize]).unwrap();
-    let at = |offset: usize| memory.kernel_address() + offset as u64;
-    let (record, register, structs) = (rest, rest + 1024, rest + 4096);
-    let sq = db_sq {
-        ring: at(ring),
-        record: at(record + 4),
-        reg: at(register),
-        slots: at(table),
-        blocks: entries,
-        qpn: 0x49,
-        max_sge: 1,
-        opcodes: 0x7f,
-        ..db_sq::default()
-    };
-    assert_eq!(size_of::<db_slot>(), 16);
-    let send_cq = db_cq { ring: at(cq), record: at(record + 64), entries, ..db_cq::default() };
-    memory.put(structs, &sq).unwrap();
-    memory.put(structs + 512, &db_rq { qpn: 0x49, ..db_rq::default() }).unwrap();
-    memory.put(structs + 1024, &send_cq).unwrap();
-    let queue = db_kernel_queue {
-        sq: at(structs),
-        rq: at(structs + 512),
-        send_cq: at(structs + 1024),
-        receive_cq: at(structs + 1024),
-    };
-    let place =
-        db_place { queue, answers: 1 << 20, answer_flags: 1 << 20, count: slots, ..db_place::default() };
-    let places = Memory::from(served.core.places.clone());
-    places.put(served.place_at(0), &place).unwrap();
-    assert_eq!(served.word(0, offset_of!(db_place, wanted)).load(Ordering::Relaxed), 0);
-    memory
-}
+// ---- A model of the zoo ----------------------------------------------------------------------------------------------------------------
 
 fn plan(architecture: &Architecture) -> Plan {
     Plan::new(&import(&architecture.build(1).encode_to_vec(), 1).unwrap()).unwrap()
@@ -470,6 +304,34 @@ fn inputs(plan: &Plan) -> Vec<Vec<f32>> {
     (0..3).map(|seed| Random(seed + 1).tensor(plan.inputs[0].count())).collect()
 }
 
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Fills every slot, has `start` give the pipeline its model, and compares each answer with that of the same number in `wanted`.
+fn answers(
+    machine: &Machine,
+    plan: &Plan,
+    slots: u32,
+    [inputs, wanted]: [&[Vec<f32>]; 2],
+    start: impl FnOnce(&mut Served),
+) -> Waiting {
+    let tensor = |shape: &inference::graph::Shape| Shape { kind: TensorKind::F32, count: shape.count() };
+    let geometry = Geometry::new(5, &[tensor(&plan.inputs[0])], &[tensor(&plan.outputs[0])]).unwrap();
+    let mut waiting = Waiting::new(machine, geometry, slots, 512).unwrap();
+    start(&mut waiting.served);
+    waiting.until(0).unwrap();
+    let of = |all: &[Vec<f32>], slot: u32| bytes(&all[slot as usize % all.len()]);
+    waiting.fill(&(0..slots).collect::<Vec<_>>(), |slot| of(inputs, slot)).unwrap();
+    waiting.served.start().unwrap();
+    waiting.until(slots.into()).unwrap();
+    for slot in 0..slots {
+        let found = waiting.answer(slot).unwrap().1;
+        assert!(found == of(wanted, slot), "slot {slot}: not the bits of a launch a step");
+    }
+    waiting
+}
+
 #[test]
 fn twin_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
     need!(has_compiler(), cc, "a C++ compiler");
@@ -477,32 +339,22 @@ fn twin_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
     let inputs = inputs(&plan);
     let mut twin = Twin::new(plan.clone()).unwrap();
     let wanted: Vec<Vec<f32>> = inputs.iter().map(|input| twin.run(&[input]).unwrap().remove(0)).collect();
-    let mut waiting = Waiting::new(&Machine::twin(Visibility::InOrder), plan, 6);
-    waiting.fill(&inputs);
-    waiting.run(6);
-    waiting.answers(&wanted);
-    let alone = waiting.served.run_alone(waiting.model(), 2).unwrap();
-    assert!(alone > Duration::ZERO);
+    let machine = Machine::twin(Visibility::InOrder);
+    let model = |served: &Served| -> Box<dyn ResidentModel> {
+        Box::new(TwinResident::new(plan.clone(), Some(&served.tensors()), 1).unwrap())
+    };
+    let mut waiting = answers(&machine, &plan, 6, [&inputs, &wanted], |served| {
+        served.start_resident(model(served)).unwrap();
+    });
+    let model = model(&waiting.served);
+    assert!(waiting.served.run_alone(model, 2).unwrap() > Duration::ZERO);
 }
 
-fn median(values: impl Iterator<Item = u64>) -> f64 {
-    let mut values: Vec<u64> = values.collect();
-    values.sort_unstable();
-    values[values.len() / 2] as f64 / 1000.0
-}
-
-/// Prints what waiting and sending add to a run of the kernel alone, requests waiting already. All times are of the GPU's global timer, so
-/// that the CPU has no part in them.
 #[test]
-fn gpu_what_waiting_and_sending_add_to_a_resident_model() {
+fn gpu_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
     let gpu = need!(Gpu::first(), "one CUDA device");
     let machine = Machine::gpu(None, None).unwrap();
-    for (name, height, width, slots) in [
-        ("super-resolution-1 of 24x20", 24, 20, 2),
-        ("super-resolution-1 of 24x20", 24, 20, 64),
-        ("super-resolution-1 of 24x20", 24, 20, 4096),
-        ("super-resolution-1 of 640x480", 640, 480, 64),
-    ] {
+    for (height, width, slots) in [(24, 20, 2), (24, 20, 64), (24, 20, 4096), (640, 480, 64)] {
         let plan = plan(&Architecture::SuperResolution { factor: 1, height, width });
         let inputs = inputs(&plan);
         let loaded =
@@ -510,67 +362,13 @@ fn gpu_what_waiting_and_sending_add_to_a_resident_model() {
         let mut instance = Instance::new(&loaded).unwrap();
         let wanted: Vec<Vec<f32>> =
             inputs.iter().map(|input| instance.run(&[input]).unwrap().remove(0)).collect();
-        let graph = instance.period(50).unwrap();
-        let mut waiting = Waiting::new(&machine, plan, slots);
-        waiting.fill(&inputs);
-        waiting.run(u64::from(slots));
-        let mut turns = waiting.answers(&wanted);
-        turns.sort_unstable();
-        // The least of three: the first one warms up.
-        let alone = (0..3).map(|_| waiting.served.run_alone(waiting.model(), 200).unwrap()).min().unwrap();
-        let alone = alone.as_nanos() as f64 / 1000.0;
-        let period = median(turns.windows(2).map(|pair| pair[1].0 - pair[0].0));
-        let mean = (turns[turns.len() - 1].0 - turns[0].0) as f64 / 1000.0 / (turns.len() - 1) as f64;
-        println!(
-            "TABLE {name}, {slots} slots: the model alone {alone:.2} us a run, with waiting and sending {period:.2} us a turn (median; \
-             mean {mean:.2}), which add {:.2} us; of a turn {:.2} us are the model's, {:.2} us from an answer's stamp to the next \
-             request; a graph's launch a run takes {graph:.2?}",
-            period - alone,
-            median(turns.iter().map(|turn| turn.1 - turn.0)),
-            median(turns.windows(2).map(|pair| pair[1].0 - pair[0].1)),
-        );
-    }
-}
-
-/// The period of a graph that launches itself with nothing but the model: of so many turns, which the CPU waits for once.
-fn self_launched_period(machine: &Machine, loaded: &Arc<Loaded>, turns: u32) -> Duration {
-    let instance = Instance::new(loaded).unwrap();
-    let module = machine.module(&[::gpu::relaunch_unit()]).unwrap();
-    // SAFETY: the instance lives until the graph has ended.
-    let graph =
-        unsafe { ::gpu::SelfLaunching::of_capture(&module, turns, None, |stream| instance.record(stream)) };
-    let (mut graph, since) = (graph.unwrap(), Instant::now());
-    // SAFETY: as above.
-    unsafe { graph.start() }.unwrap();
-    graph.wait(LIMIT).unwrap();
-    since.elapsed() / turns
-}
-
-/// The same beside a graph that launches itself.
-#[test]
-fn gpu_what_waiting_and_sending_add_to_a_graph() {
-    let gpu = need!(Gpu::first(), "one CUDA device");
-    let machine = Machine::gpu(None, None).unwrap();
-    let plan = plan(&Architecture::SuperResolution { factor: 1, height: 24, width: 20 });
-    let inputs = inputs(&plan);
-    let loaded = Loaded::new(gpu, Toolkit::find(None).unwrap(), plan.clone(), &Libraries::none()).unwrap();
-    let mut instance = Instance::new(&loaded).unwrap();
-    let wanted: Vec<Vec<f32>> =
-        inputs.iter().map(|input| instance.run(&[input]).unwrap().remove(0)).collect();
-    let alone = (0..3).map(|_| self_launched_period(&machine, &loaded, 2000)).min().unwrap();
-    let alone = alone.as_nanos() as f64 / 1000.0;
-    for slots in [2, 64, 4096] {
-        let mut waiting = Waiting::before_a_graph(&machine, &loaded, plan.clone(), slots);
-        waiting.fill(&inputs);
-        waiting.run(u64::from(slots));
-        let mut turns = waiting.answers(&wanted);
-        turns.sort_unstable();
-        let period = median(turns.windows(2).map(|pair| pair[1].0 - pair[0].0));
-        println!(
-            "TABLE a graph that launches itself, {slots} slots: the model alone {alone:.2} us a turn, with waiting and sending \
-             {period:.2} us (median), which add {:.2} us; from an answer's stamp to the next request {:.2} us",
-            period - alone,
-            median(turns.windows(2).map(|pair| pair[1].0 - pair[0].1)),
-        );
+        answers(&machine, &plan, slots, [&inputs, &wanted], |served| {
+            let model = inference::engine::gpu::Resident::new(&loaded, Some(&served.tensors())).unwrap();
+            served.start_resident(Box::new(model)).unwrap();
+        });
+        answers(&machine, &plan, slots, [&inputs, &wanted], |served| {
+            let model = Instance::in_slots(&loaded, &served.tensors()).unwrap();
+            served.start_graph(Again::Relaunch, Box::new(model)).unwrap();
+        });
     }
 }

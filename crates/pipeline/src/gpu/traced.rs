@@ -56,13 +56,21 @@ impl Served {
         if self.arrival != Arrival::Completion || self.poster.is_some() {
             return refuse("steps are traced where requests arrive as receive completions and kernels post");
         }
+        let clock = MachineClock::new(&self.core.machine)?;
+        let last = clock.meet()?;
+        let records = self.note_steps()?;
+        let context = context.clone();
+        self.traces = Some(Traces { context, clock, records, last, read: 0, of: BTreeMap::new() });
+        Ok(())
+    }
+
+    /// Has kernels note the steps: the ring of records. However requests arrive: without a receive completion none has `arrived`.
+    pub(super) fn note_steps(&mut self) -> Result<HostMemory, ServedError> {
         self.is_new()?;
         let machine = &self.core.machine;
         let steps = machine.own_memory(self.core.slot_count as usize * size_of::<db_steps>())?;
         steps.fill(0)?;
         let records = machine.host_memory(RECORDS as usize * size_of::<db_traced>())?;
-        let clock = MachineClock::new(machine)?;
-        let last = clock.meet()?;
         for (field, address) in [
             (offset_of!(db_served, steps), steps.kernel_address()),
             (offset_of!(db_served, traced), records.kernel_address()),
@@ -70,12 +78,10 @@ impl Served {
             self.core.tell(field, &address.to_ne_bytes())?;
         }
         self.core.tell(offset_of!(db_served, traced_count), &RECORDS.to_ne_bytes())?;
-        if self.core.traced.set((steps, records.clone())).is_err() {
-            return refuse("it is traced already");
+        match self.core.traced.set((steps, records.clone())) {
+            Ok(()) => Ok(records),
+            Err(_) => refuse("it is traced already"),
         }
-        let context = context.clone();
-        self.traces = Some(Traces { context, clock, records, last, read: 0, of: BTreeMap::new() });
-        Ok(())
     }
 
     /// Takes what was traced of a client that has left; `None`: nothing is traced. Error: a clock that cannot be read.

@@ -1,0 +1,43 @@
+/*! Stands for a model where the time of waiting and sending is measured (src/gpu/cost.rs): as many steps as a small model has, each of which
+ * reads what other blocks have stored in the step before. The answer is the request.
+ */
+#include "grid.h"
+#include "order.h"
+
+/* Even: a step reverses the numbers. */
+#define DB_STAND_IN_STEPS 8u
+
+/* Where request and answer lie in slot `*index`, and what lies between the steps: as many numbers each. */
+struct db_stand_in {
+    db_u64 slots, index, stride, request, answer;
+    db_u64 between[2];
+    db_u64 count;
+};
+
+/* One step: all threads of a launch. */
+DB_GPU_FN void db_stand_in_step(const struct db_stand_in *at, db_u32 step) {
+    const db_u64 slot = at->slots + *(const db_u32 *)at->index * at->stride;
+    const db_u64 from = step ? at->between[(step - 1) & 1] : slot + at->request;
+    const db_u64 to = step + 1 == DB_STAND_IN_STEPS ? slot + at->answer : at->between[step & 1];
+    const db_u64 all = (db_u64)gridDim.x * blockDim.x, last = at->count - 1;
+    db_u64 nth;
+    for (nth = (db_u64)blockIdx.x * blockDim.x + threadIdx.x; nth <= last; nth += all)
+        db_store_relaxed32((db_u32 *)to + (last - nth), db_load_relaxed32((const db_u32 *)from + nth));
+}
+
+/* Launch: any number of blocks, by a graph, once for each step. */
+extern "C" __global__ void stand_in(const struct db_stand_in *at, db_u32 step) { db_stand_in_step(at, step); }
+
+/* All steps, for a kernel that stays. */
+#ifdef DB_TWIN
+extern "C" __global__ void db_model(unsigned long long model, struct db_grid *grid)
+#else
+extern "C" __device__ void db_model(unsigned long long model, struct db_grid *grid)
+#endif
+{
+    db_u32 step;
+    for (step = 0; step < DB_STAND_IN_STEPS; step++) {
+        db_stand_in_step((const struct db_stand_in *)model, step);
+        if (db_grid_meet(grid)) return;
+    }
+}
