@@ -109,7 +109,7 @@ pub(super) struct Core<M> {
 }
 
 /// A message of so many bytes takes long enough to copy that its completion needs the time anew; reading the clock takes 20 ns.
-const LONG_BYTES: u32 = 4096;
+pub(super) const LONG_BYTES: u32 = 4096;
 
 impl<M: Memory> Core<M> {
     pub(super) fn new(

@@ -122,6 +122,10 @@ counters! {
     doorbells_stray,
     /// CQs that died because they were full or unreachable.
     cq_overruns,
+    /// Send WQEs that were the first of their queue behind a message of the peer.
+    turnarounds,
+    /// Sum of the times from the execution of the last such message until that WQE was read.
+    turnaround_ns,
     /// Changes that `softnic ctl` made: links, settings, injected faults. Not 0: no result of an unimpaired NIC.
     ctl_changes,
     /// Messages and replies sent while the port was down.

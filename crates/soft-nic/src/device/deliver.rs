@@ -10,7 +10,7 @@ use roce::{
 };
 
 use super::command::event_type;
-use super::core::Core;
+use super::core::{Core, LONG_BYTES};
 use super::mr::access;
 use super::qp::{Answer, Qp};
 use super::rq::QpResources;
@@ -191,6 +191,13 @@ impl<M: Memory> Core<M> {
         match done {
             Ok(()) => {
                 self.count_executed(ends, length);
+                // As for a completion's timestamp: a copy may have taken most of this round.
+                if length >= LONG_BYTES {
+                    self.now = self.now.max((self.clock)());
+                }
+                if ends {
+                    qp.asked = Some(self.now);
+                }
                 Outcome::Done
             }
             Err(outcome) => outcome,

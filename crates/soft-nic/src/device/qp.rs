@@ -83,6 +83,8 @@ pub(super) struct Qp {
     pub hot: bool,
     /// Last time that something moved.
     pub active: roce::Now,
+    /// When a message of the peer was executed last; `None`: a send WQE was read since, or none has come.
+    pub asked: Option<roce::Now>,
     /// Listed for sending replies.
     pub replying: bool,
     /// READ answers that travel in replies: last PSN of the request, where the bytes are, how many have left.
@@ -223,6 +225,7 @@ impl<M: Memory> Core<M> {
             async_events: 0,
             hot: false,
             active: self.now,
+            asked: None,
             replying: false,
             answers: VecDeque::new(),
             partial_reply: None,
@@ -368,7 +371,7 @@ impl<M: Memory> Core<M> {
         qp.sq.doorbell.reset();
         (qp.rq.taken, qp.rq.posted) = (0, 0);
         qp.rq.pointers.clear();
-        (qp.peer, qp.route) = (None, None);
+        (qp.peer, qp.route, qp.asked) = (None, None, None);
         qp.drain_event = false;
     }
 }

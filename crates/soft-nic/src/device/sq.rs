@@ -254,6 +254,10 @@ impl<M: Memory> Core<M> {
             self.memory.prefetch(first.addr);
         }
         self.counters.post(out.opcode);
+        if let Some(asked) = qp.asked.take() {
+            self.counters.turnarounds += 1;
+            self.counters.turnaround_ns += self.now.0.saturating_sub(asked.0);
+        }
         qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
         out
     }

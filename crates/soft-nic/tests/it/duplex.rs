@@ -59,6 +59,25 @@ fn a_message_does_not_wait_for_the_answer_to_a_read_that_its_queue_streams() {
     }
 }
 
+#[test]
+fn a_turnaround_lasts_from_the_last_message_until_its_queue_s_next_send() {
+    let mut driver = Driver::new(Setup::new("turnaround"));
+    const MS: u64 = 1_000_000;
+    let (a, b) = driver.pair(QpShape::default());
+    let (from, to) = (driver.region(64, ALL), driver.region(64, ALL));
+    let write = WorkRequest::new(mlx5_layout::SendOpcode::RdmaWrite).pointer(&from, 0, 8).remote(&to, 0);
+    let found = |driver: &Driver<_>| (driver.counters().turnarounds, driver.counters().turnaround_ns);
+    driver.post(a, &write).settle().advance(50 * MS);
+    driver.post(a, &write).settle();
+    assert_eq!(found(&driver), (0, 0), "nothing was sent behind a message of the peer");
+    driver.advance(5 * MS);
+    driver.post(b, &write).settle();
+    let (count, ns) = found(&driver);
+    assert!(count == 1 && (5 * MS..50 * MS).contains(&ns), "{count} {ns}");
+    driver.post(b, &write).settle();
+    assert_eq!(found(&driver), (1, ns), "the second one answers nothing");
+}
+
 /// Rounds of both until `done`; a kernel that is slow to hand a packet over gets real time, and the virtual clock hardly any.
 fn until(two: &mut Two, what: &str, mut done: impl FnMut(&mut Two) -> bool) -> u32 {
     const PROMPT: u32 = 200;
