@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use cli::{FAILED, on_question, on_stop, sentence};
 use pipeline::Mode;
 use pipeline::cpu::Counts;
-use pipeline::gpu::{Again, Endpoint, OnEnd, Pool, Served, ServedError, Setting};
+use pipeline::gpu::{Again, Endpoint, OnEnd, Pool, Served, ServedError, Setting, Structure};
 use rdma_shim::kernel::Machine;
 use serving::Arrival;
 use slots::{Server, Status};
@@ -23,7 +23,7 @@ use verbs::connect::Closer;
 
 use crate::model::{Model, Recorded, Runs};
 use crate::options::{ArrivalName, Options, Sleep};
-use crate::report::{OfKernels, OfModel, StatusWriter, Totals};
+use crate::report::{OfGraph, OfKernels, OfModel, StatusWriter, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
 use crate::session::{Granted, Key, Outcome, SETUP, Service, Shared};
 
@@ -68,6 +68,8 @@ struct Lane {
     served: Served,
     /// Gives slots; no request passes it.
     slots: Server,
+    /// What has its turns is made of; `None`: the twin.
+    structure: Option<Structure>,
     clients: HashMap<u32, Joined>,
 }
 
@@ -265,7 +267,8 @@ pub fn run(options: &Options) -> Result<u8> {
         }
         lane(options, &machine, &mut served, model)?;
         let slots = Server::new(geometry.clone(), options.slots);
-        lanes.push(Mutex::new(Lane { served, slots, clients: HashMap::new() }));
+        let structure = served.structure()?;
+        lanes.push(Mutex::new(Lane { served, slots, structure, clients: HashMap::new() }));
     }
     let lanes = Arc::new(lanes);
     let waits_for = (options.sleep != Sleep::Event).then(|| Arc::clone(&lanes));
@@ -408,7 +411,8 @@ impl Sleeper<'_> {
         let of = |(name, lane): (&String, &Mutex<Lane>)| {
             let lane = locked(lane);
             let pipeline::gpu::Counters { turns, answered, refused, sent, strays } = lane.served.counters();
-            let kernels = Some(OfKernels { turns, sent, strays });
+            let graph = lane.structure.map(OfGraph::of);
+            let kernels = Some(OfKernels { turns, sent, strays, graph });
             let clients = lane.clients.len();
             OfModel {
                 model: name.clone(),

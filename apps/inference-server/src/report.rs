@@ -8,6 +8,7 @@ use anyhow::Result;
 use cli::{FAILED, INTERRUPTED, emit, sentence, speaks_to_people};
 use measure::{Histogram, Label, Summary};
 use pipeline::cpu::Counts;
+use pipeline::gpu::Structure;
 use pipeline::trace::{Step, Trace};
 use serde::Serialize;
 
@@ -114,6 +115,25 @@ pub struct OfKernels {
     pub sent: u64,
     /// Receive completions that named a slot of another client, or one in use.
     pub strays: u64,
+    /// What has the turns; none: the twin.
+    pub graph: Option<OfGraph>,
+}
+
+/// What a turn is made of: nodes of each kind.
+#[derive(Debug, Serialize)]
+pub struct OfGraph {
+    nodes: usize,
+    kernels: usize,
+    host_nodes: usize,
+    copies: usize,
+    host_copies: usize,
+}
+
+impl OfGraph {
+    pub fn of(structure: Structure) -> OfGraph {
+        let Structure { nodes, kernels, host_nodes, copies, host_copies } = structure;
+        OfGraph { nodes, kernels, host_nodes, copies, host_copies }
+    }
 }
 
 /// Writes the counters of `--status`, on a thread of its own: a reader that has stopped holds up no request.

@@ -101,7 +101,7 @@ pub struct Node {
     pub kind: NodeKind,
     /// A copy's ends, source first; empty for others.
     pub places: Vec<Place>,
-    /// A child graph's nodes; empty for others.
+    /// Nodes of a child graph, or of the body of a WHILE node; empty for others.
     pub children: Vec<Node>,
 }
 

@@ -28,6 +28,8 @@ pub struct Graph {
     context: Context,
     graph: CUgraph,
     last: Option<CUgraphNode>,
+    /// Nodes of the body of its WHILE node, if it has one: the driver has no way from that node to them.
+    body: Vec<Node>,
     /// Code that its nodes run stays loaded.
     functions: Vec<Function>,
 }
@@ -46,7 +48,7 @@ impl Graph {
         context.enter()?;
         // SAFETY: the context is current.
         let graph = unsafe { graph::create() }?;
-        Ok(Graph { context: context.clone(), graph, last: None, functions: Vec::new() })
+        Ok(Graph { context: context.clone(), graph, last: None, body: Vec::new(), functions: Vec::new() })
     }
 
     /// Records what `record` puts into `stream`, none of which runs. Errors: those of `record`, and the driver's, e.g. when it
@@ -57,7 +59,8 @@ impl Graph {
     pub unsafe fn capture(stream: &Stream, record: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
         // SAFETY: the stream lives, and its context is current when it begins.
         let graph = recorded(stream, true, || unsafe { graph::capture_begin(stream.handle()) }, record)?;
-        Ok(Graph { context: stream.context().clone(), graph, last: None, functions: Vec::new() })
+        let context = stream.context().clone();
+        Ok(Graph { context, graph, last: None, body: Vec::new(), functions: Vec::new() })
     }
 
     /// A graph that runs what `record` puts into `stream` again and again, as long as the condition is not 0 whose
@@ -69,12 +72,13 @@ impl Graph {
         stream: &Stream,
         record: impl FnOnce(&Stream, u64) -> Result<()>,
     ) -> Result<Graph> {
-        let whole = Graph::new(stream.context())?;
+        let mut whole = Graph::new(stream.context())?;
         // SAFETY: the graph lives, and its context is current.
         let (handle, body) = unsafe { graph::add_while(whole.graph, whole.context.handle()) }?;
         // SAFETY: as above, and the stream lives.
         let begin = || unsafe { graph::capture_begin_into(stream.handle(), body) };
         recorded(stream, false, begin, |stream| record(stream, handle))?;
+        whole.body = describe(body, 1)?;
         Ok(whole)
     }
 
@@ -108,7 +112,12 @@ impl Graph {
     /// Its nodes, in the order in which they were made.
     pub fn nodes(&self) -> Result<Vec<Node>> {
         self.context.enter()?;
-        describe(self.graph, 0)
+        let mut nodes = describe(self.graph, 0)?;
+        let is_loop = |node: &&mut Node| node.kind == NodeKind::Conditional;
+        if let Some(node) = nodes.iter_mut().find(is_loop) {
+            node.children.clone_from(&self.body);
+        }
+        Ok(nodes)
     }
 
     /// Makes it one that the GPU may launch. Errors: `Refused` with the node and our reason, or with the driver's.

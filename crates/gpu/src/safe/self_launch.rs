@@ -208,7 +208,7 @@ impl SelfLaunching {
         Ok(SelfLaunching { graph, stream, control, _state: None })
     }
 
-    /// The nodes of a turn, in the order in which they were made; of [`Self::of_while`] the WHILE node alone.
+    /// The nodes of a turn, in the order in which they were made; of [`Self::of_while`] the WHILE node, which has them as its children.
     pub fn nodes(&self) -> Result<Vec<Node>> {
         self.graph.nodes()
     }

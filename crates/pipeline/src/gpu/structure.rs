@@ -1,4 +1,4 @@
-//! What a turn is made of on a GPU: the nodes of the recorded graph, with one kernel in the place of a model.
+//! What a turn is made of on a GPU: the nodes of the recorded graph, of a pipeline that serves or with one kernel in a model's place.
 
 use std::time::Duration;
 
@@ -7,12 +7,19 @@ use gpu::{Arguments, Function, Recorded, Shape, Stream, Unit};
 use rdma_shim::kernel::{Machine, Place};
 use slots::{Geometry, Tensor, TensorKind};
 
+use super::chain::Runs;
 use super::{Again, Arrival, Served, ServedError, Setting, launch};
 
 /// Stands for a model.
 const NOTHING: &str = "extern \"C\" __global__ void one_node() {}";
 
 struct OneNode(Function);
+
+impl OneNode {
+    fn new(machine: &Machine) -> Result<OneNode, ServedError> {
+        Ok(OneNode(machine.module(&[Unit::new("one_node.cu", NOTHING)])?.function("one_node")?))
+    }
+}
 
 // SAFETY: the kernel touches no memory.
 unsafe impl Recorded for OneNode {
@@ -23,7 +30,7 @@ unsafe impl Recorded for OneNode {
     }
 }
 
-/// How many nodes of each kind the graph of a turn has.
+/// How many nodes of each kind the graph of a turn has, those of its child graphs included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Structure {
     pub nodes: usize,
@@ -41,6 +48,17 @@ impl Structure {
         for node in nodes {
             match node.kind {
                 NodeKind::Kernel => all.kernels += 1,
+                NodeKind::Fill => {}
+                // A WHILE node is the GPU's own, once its body is known.
+                NodeKind::Child | NodeKind::Conditional if !node.children.is_empty() => {
+                    let Structure { nodes, kernels, host_nodes, copies, host_copies } =
+                        Structure::of(&node.children);
+                    all.nodes += nodes;
+                    all.kernels += kernels;
+                    all.host_nodes += host_nodes;
+                    all.copies += copies;
+                    all.host_copies += host_copies;
+                }
                 NodeKind::Copy => {
                     all.copies += 1;
                     all.host_copies += usize::from(node.places.iter().any(|end| *end != End::Device));
@@ -49,6 +67,20 @@ impl Structure {
             }
         }
         all
+    }
+}
+
+impl Served {
+    /// What has the turns of a pipeline on a GPU; one kernel that stays is one node. `None`: it is the twin's, or was not started yet.
+    /// Error: the driver's.
+    pub fn structure(&self) -> Result<Option<Structure>, ServedError> {
+        Ok(match &self.runs {
+            Runs::Graph { graph, .. } => Some(Structure::of(&graph.nodes()?)),
+            Runs::Resident { .. } if self.core.machine.is_gpu() => {
+                Some(Structure { nodes: 1, kernels: 1, ..Structure::default() })
+            }
+            Runs::Not | Runs::Twin { .. } | Runs::Resident { .. } => None,
+        })
     }
 }
 
@@ -70,14 +102,15 @@ pub fn structure(machine: &Machine) -> Result<Structure, ServedError> {
         copying: [1, 32],
     };
     let served = Served::new(machine, setting)?;
-    let model = OneNode(machine.module(&[Unit::new("one_node.cu", NOTHING)])?.function("one_node")?);
-    let graph = launch::graph(machine, served.core.told, Again::Relaunch, &model)?;
+    let graph = launch::graph(machine, served.core.told, Again::Relaunch, &OneNode::new(machine)?)?;
     Ok(Structure::of(&graph.nodes()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::cost::Waiting;
+    use crate::gpu::tests::rig::geometry;
     use measure::need;
 
     #[test]
@@ -85,10 +118,11 @@ mod tests {
         let copy = |places| Node { kind: NodeKind::Copy, places, children: Vec::new() };
         let of = |nodes: &[Node]| Structure::of(nodes);
         let kernel = Node::of(NodeKind::Kernel);
+        let parent = |kind, children| Node { children, ..Node::of(kind) };
         let four = Structure { nodes: 2, kernels: 2, ..Structure::default() };
         assert_eq!(of(&[kernel.clone(), kernel.clone()]), four);
         let found = of(&[
-            kernel,
+            kernel.clone(),
             Node::of(NodeKind::Host),
             Node::of(NodeKind::WaitEvent),
             copy(vec![End::Device, End::Device]),
@@ -97,6 +131,24 @@ mod tests {
         ]);
         let wanted = Structure { nodes: 6, kernels: 1, host_nodes: 2, copies: 3, host_copies: 2 };
         assert_eq!(found, wanted);
+        let inner = vec![kernel.clone(), Node::of(NodeKind::Fill), copy(vec![End::Host, End::Device])];
+        let found = of(&[parent(NodeKind::Conditional, vec![parent(NodeKind::Child, inner)])]);
+        let wanted = Structure { nodes: 5, kernels: 1, copies: 1, host_copies: 1, ..Structure::default() };
+        assert_eq!(found, wanted, "what lies in a loop is counted");
+        // A loop whose body is not known may hold anything.
+        assert_eq!(of(&[Node::of(NodeKind::Conditional)]).host_nodes, 1);
+    }
+
+    #[test]
+    fn gpu_the_body_of_a_while_node_is_counted() {
+        let machine =
+            need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+        let mut waiting = Waiting::new(&machine, geometry(), 2, 64).unwrap();
+        assert_eq!(waiting.served.structure().unwrap(), None);
+        waiting.served.start_graph(Again::While, Box::new(OneNode::new(&machine).unwrap())).unwrap();
+        let wanted = Structure { nodes: 5, kernels: 4, ..Structure::default() };
+        assert_eq!(waiting.served.structure().unwrap(), Some(wanted));
+        waiting.until(0).unwrap();
     }
 
     /// M11: the release's graph has about 17 kernels that take times beside the four steps, and copies.
