@@ -33,9 +33,12 @@ impl Experiment {
         let mut wanted: Vec<&String> = spec.judges.iter().map(|judges| &judges.paper).chain(beside).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let papers: Vec<Paper> =
+        let mut papers: Vec<Paper> =
             wanted.into_iter().map(|name| Paper::read(&experiments.join(name))).collect::<Result<_>>()?;
         let grid = spec.grid(Extent::Normal).series;
+        for claim in papers.iter_mut().flat_map(|paper| &mut paper.claim) {
+            claim.rule.made_of(&spec.parts);
+        }
         for paper in &papers {
             let is_judged = spec.judges.iter().any(|judges| judges.paper == paper.name);
             for claim in &paper.claim {

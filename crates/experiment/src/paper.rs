@@ -188,6 +188,9 @@ pub enum Rule {
         at_least: Option<f64>,
         at_most: Option<f64>,
         below: Option<f64>,
+        /// The numbers that `field` is made of, as the spec says: the evidence names those in which the two series differ most.
+        #[serde(skip)]
+        parts: Vec<String>,
     },
     /// Each series with a bound of its own keeps it: `at_most` and `at_least` are numbers of its points.
     Stated { field: String },
@@ -223,6 +226,13 @@ impl Rule {
             | Rule::Linear { .. }
             | Rule::Differs { .. }
             | Rule::Background {} => None,
+        }
+    }
+
+    /// Gives a quotient the parts of its field, by the fields' names.
+    pub(crate) fn made_of(&mut self, all: &std::collections::BTreeMap<String, Vec<String>>) {
+        if let Rule::Bound { field, by: Some(_), parts, .. } = self {
+            *parts = all.get(field).cloned().unwrap_or_default();
         }
     }
 

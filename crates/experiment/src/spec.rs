@@ -54,6 +54,9 @@ pub struct Spec {
     /// What the program of every point is told; its function reads it.
     #[serde(default)]
     pub options: toml::Table,
+    /// Numbers that add up to another one, by its name: a verdict on a quotient of it names those that make the difference.
+    #[serde(default)]
+    pub parts: BTreeMap<String, Vec<String>>,
     /// Aims of our own, judged beside the papers' claims.
     #[serde(default, rename = "claim")]
     pub claims: Vec<Claim>,
@@ -320,10 +323,17 @@ impl Spec {
             .chain(spec.bars.iter().flat_map(|bars| &bars.values).map(|(value, _)| value.as_str()))
             .chain(spec.stacks.iter().flat_map(|stack| &stack.values).map(|(value, _)| value.as_str()))
             .chain(spec.claims.iter().filter_map(|claim| claim.rule.field()))
+            .chain(
+                spec.parts
+                    .iter()
+                    .flat_map(|(name, parts)| [name].into_iter().chain(parts))
+                    .map(String::as_str),
+            )
         {
             ensure!(spec.knows(field), "no number `{field}`; a point has {}", spec.values.join(", "));
         }
-        for claim in &spec.claims {
+        for claim in &mut spec.claims {
+            claim.rule.made_of(&spec.parts);
             ensure_named(claim, &spec.grid.series, &[])?;
         }
         Ok(spec)
@@ -397,6 +407,12 @@ impl Grid {
         self.x.as_ref().and_then(|x| self.factors.get(x)).cloned().unwrap_or_else(|| vec![0])
     }
 
+    /// Whether a series is measured at this x, which is one of the grid's.
+    fn takes(&self, series: &str, x: u64) -> bool {
+        let own = self.own.get(series).zip(self.x.as_ref()).and_then(|(own, name)| own.get(name));
+        own.is_none_or(|own| own.contains(&x))
+    }
+
     /// Combinations of the other factors that a series takes.
     pub fn others(&self, series: &str) -> Vec<BTreeMap<String, u64>> {
         let mut all = vec![BTreeMap::new()];
@@ -423,8 +439,9 @@ impl Grid {
             for x in self.xs() {
                 for at in &turns {
                     let often = |series: &str| self.repeats.get(series).is_none_or(|most| repetition < *most);
-                    let taking =
-                        others.iter().filter(|(series, others)| others.contains(at) && often(series));
+                    let taking = others.iter().filter(|(series, others)| {
+                        others.contains(at) && often(series) && self.takes(series, x)
+                    });
                     keys.extend(taking.map(|(series, _)| Key {
                         series: (*series).clone(),
                         x,

@@ -78,7 +78,7 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
         Rule::Grows { field, at_least } => {
             each(claim, points, &|series| grows(points, series, field, *at_least))
         }
-        Rule::Bound { field, by, at_least, at_most, below } => each(claim, points, &|series| {
+        Rule::Bound { field, by, at_least, at_most, below, parts } => each(claim, points, &|series| {
             let found = match by {
                 None => own_values(points, series, field).into_values().collect(),
                 Some(by) => quotients(points, series, &divisor(claim, series, by), field),
@@ -89,9 +89,12 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
                 at_most.map(|aim| value <= aim),
                 below.map(|aim| value < aim),
             ];
-            let by = by.as_ref().map_or_else(String::new, |by| format!(" / {}", divisor(claim, series, by)));
+            let by = by.as_ref().map(|by| divisor(claim, series, by));
+            let made = by.as_ref().and_then(|by| difference(points, series, by, parts)).unwrap_or_default();
+            let by = by.map_or_else(String::new, |by| format!(" / {by}"));
             let holds = keeps.iter().flatten().copied().reduce(|one, other| one && other);
-            Finding { holds, evidence: format!("{series}{by}: {}", number(Some(value))), needs: Vec::new() }
+            let evidence = format!("{series}{by}: {}{made}", number(Some(value)));
+            Finding { holds, evidence, needs: Vec::new() }
         }),
         Rule::Stated { field } => {
             let bound = |point: &Point, name: &str| point.values.get(name).copied();
@@ -145,7 +148,7 @@ pub fn criterion(rule: &Rule) -> String {
         Rule::Flat { field, at_most } => {
             format!("holds when the largest {field} is at most {at_most} times the smallest")
         }
-        Rule::Bound { field, by, at_least, at_most, below } => {
+        Rule::Bound { field, by, at_least, at_most, below, .. } => {
             let words = [("at least", at_least), ("at most", at_most), ("below", below)];
             let words = words.iter().filter_map(|(word, bound)| Some(format!("{word} {}", (**bound)?)));
             let words: Vec<String> = words.collect();
@@ -262,6 +265,29 @@ fn quotients(points: &[Point], series: &str, by: &str, field: &str) -> Vec<f64> 
     let below = own_values(points, by, field);
     let of = own_values(points, series, field).into_iter();
     of.filter_map(|(key, value)| Some(value / below.get(&key)?)).collect()
+}
+
+/// Parts of a difference that its evidence names.
+const NAMED: usize = 2;
+
+/// In which parts of a number a series differs most from another, within a repetition, and their shares of all parts' difference; `None`
+/// where no part was measured of both.
+fn difference(points: &[Point], series: &str, by: &str, parts: &[String]) -> Option<String> {
+    let of = |part: &String| {
+        let below = own_values(points, by, part);
+        let own = own_values(points, series, part).into_iter();
+        let apart: Vec<f64> = own.filter_map(|(key, value)| Some(value - below.get(&key)?)).collect();
+        Some((part.clone(), median(&apart)?))
+    };
+    let mut apart: Vec<(String, f64)> = parts.iter().filter_map(of).collect();
+    let all: f64 = apart.iter().map(|(_, part)| part).sum();
+    if apart.is_empty() || all == 0.0 {
+        return None;
+    }
+    apart.sort_by(|one, other| other.1.abs().total_cmp(&one.1.abs()));
+    let named = apart.iter().take(NAMED);
+    let words = named.map(|(name, part)| format!("{name} {part:+.1} ({:.0} %)", 100.0 * part / all));
+    Some(format!("; of the parts' difference {all:+.1}: {}", words.collect::<Vec<_>>().join(", ")))
 }
 
 /// Medians of the throughput up to the first one that reaches `below` of the plateau.

@@ -451,6 +451,38 @@ fn a_number_is_held_to_its_bounds_and_a_quotient_to_its_repetition() {
 }
 
 #[test]
+fn a_quotient_says_which_parts_make_the_difference() {
+    let point = |series: &str, repetition, values: [f64; 4]| {
+        let point = Point { repetition, ..example(series, 0) };
+        ["all", "copy", "run", "rest"]
+            .into_iter()
+            .zip(values)
+            .fold(point, |point, (name, value)| point.with(name, value))
+    };
+    let points = [
+        point("cpu", 0, [100.0, 30.0, 50.0, 20.0]),
+        point("gpu", 0, [60.0, 0.0, 52.0, 8.0]),
+        // Twice as slow, both of them: parts are compared within a repetition.
+        point("cpu", 1, [200.0, 60.0, 100.0, 40.0]),
+        point("gpu", 1, [120.0, 0.0, 104.0, 16.0]),
+    ];
+    let text = "id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"gpu\"]\nrule = \"bound\"\nfield = \"all\"\n\
+                by = \"cpu\"\nat_most = 0.5";
+    let mut claim: Claim = toml::from_str(text).unwrap();
+    let parts = |names: &[&str]| {
+        std::collections::BTreeMap::from([(
+            "all".to_owned(),
+            names.iter().map(|name| (*name).to_owned()).collect(),
+        )])
+    };
+    claim.rule.made_of(&parts(&["copy", "run", "rest", "absent"]));
+    let said = "fails: gpu / cpu: 0.60; of the parts' difference -60.0: copy -45.0 (75 %), rest -18.0 (30 %)";
+    assert_eq!(judge(&claim, &points).evidence, [said]);
+    claim.rule.made_of(&parts(&["absent"]));
+    assert_eq!(judge(&claim, &points).evidence, ["fails: gpu / cpu: 0.60"]);
+}
+
+#[test]
 fn an_aim_that_does_not_hold_everywhere_is_not_met_and_load_is_said() {
     let flat = "rule = \"flat\"\nfield = \"post_ns\"\nat_most = 1.1\n";
     let slow = |point: &mut Point| *point.value("post_ns") *= point.x as f64;
