@@ -1,11 +1,12 @@
 //! Figure 6: how long a server takes for a request, by what drives the GPU.
 //!
-//! A series is `gpu-DRIVER-MODEL`. A point is a server that notes its steps (`--trace`) and one client after the other, each with a load
-//! of its own; in the first repetition also a server that notes nothing, whose rate tells what the noting takes
-//! (`experiments/fig6/README.md`).
+//! A series is `gpu-DRIVER-MODEL`, or `gpu-DRIVER+VARIANT-MODEL`, whose requests are other ones. A point is a server that notes its steps
+//! (`--trace`) and one client after the other, each with a load of its own; in the first repetition also a server that notes nothing, whose
+//! rate tells what the noting takes (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,12 +15,13 @@ use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
 use experiment::{Experiment, Spec, resume};
 use measure::{Part, Provenance, json_lines};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, parts, provenance};
+use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, parts, provenance, signal};
 use crate::figure::{Nic, Options, measure_points};
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, Speaking, WAIT};
+use crate::process::{Ended, Speaking, WAIT, output};
 use crate::{workspace, zoo};
 
 /// What the spec calls the points of this figure.
@@ -61,16 +63,28 @@ impl Load {
     }
 }
 
+/// The variant whose requests arrive by flag writes.
+const FLAG: &str = "flag";
+
 /// A series taken apart.
 struct Line<'a> {
     driver: &'a str,
+    /// What its requests have of their own.
+    variant: Option<&'a str>,
     model: &'a str,
 }
 
 impl<'a> Line<'a> {
     fn of(series: &'a str) -> Result<Line<'a>> {
         let (driver, model) = parts(series, "DRIVER")?;
-        Ok(Line { driver, model })
+        let (driver, variant) =
+            driver.split_once('+').map_or((driver, None), |(driver, variant)| (driver, Some(variant)));
+        Ok(Line { driver, variant, model })
+    }
+
+    /// How requests arrive.
+    fn arrival(&self) -> &'static str {
+        if self.variant == Some(FLAG) { FLAG } else { "completion" }
     }
 
     /// Whether one kernel stays on the GPU.
@@ -102,12 +116,14 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     execute(&experiment, &begun.how, begun.machine, &begun.here, &Programs::of(&workspace::programs()))
 }
 
-/// The grid of an extent: `--quick` has the first model.
+/// The grid of an extent: `--quick` has the first model, without variants.
 fn grid(spec: &Spec, extent: Extent) -> (Grid, Vec<String>) {
     let mut grid = spec.grid(extent);
     let model = |series: &str| Line::of(series).map(|line| line.model.to_owned()).unwrap_or_default();
     let first = grid.series.first().map(|series| model(series));
-    let is_kept = |series: &String| extent != Extent::Quick || Some(model(series)) == first;
+    let is_plain = |series: &str| Line::of(series).is_ok_and(|line| line.variant.is_none());
+    let is_kept =
+        |series: &String| extent != Extent::Quick || (Some(model(series)) == first && is_plain(series));
     let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
     grid.series = kept;
     (grid, left_out)
@@ -131,15 +147,20 @@ fn share(spec: &Spec, series: &str, name: &str) -> Result<f64> {
 fn server_options(spec: &Spec, series: &str, machine: Machine, is_traced: bool) -> Result<Vec<String>> {
     let line = Line::of(series)?;
     let slots = whole(spec, series, "slots")?.to_string();
-    let words = ["--machine", machine.name(), "--model", line.model, "--arrival", "completion"];
-    let rest = ["--slots", &slots, "--slots-per-client", &slots, "--listen", "127.0.0.1:0", "--json", "-"];
+    let memory = whole(spec, series, "memory")?.to_string();
+    let words = ["--machine", machine.name(), "--model", line.model, "--arrival", line.arrival()];
+    let rest = ["--slots", &slots, "--slots-per-client", &slots, "--memory", &memory];
+    let ends = ["--listen", "127.0.0.1:0", "--json", "-"];
     let mut all = line.options()?;
     if machine == Machine::Gpu && !line.is_baseline() {
         let place = option(spec, series, "place")?.as_str().context("fig6: place is no word")?;
         all.extend(["--place".to_owned(), place.to_owned()]);
     }
-    all.extend(words.iter().chain(&rest).map(|word| (*word).to_owned()));
+    all.extend(words.iter().chain(&rest).chain(&ends).map(|word| (*word).to_owned()));
     all.extend(is_traced.then(|| "--trace".to_owned()));
+    if !line.is_baseline() {
+        all.extend(["--status", "-"].map(str::to_owned));
+    }
     Ok(all)
 }
 
@@ -153,11 +174,12 @@ fn client_options(spec: &Spec, series: &str, load: Load, [seconds, per_s]: [f64;
     let slots = slots.to_string();
     let [inputs, seconds, rate] =
         [whole(spec, series, "inputs")?.to_string(), seconds.to_string(), format!("{per_s:.3}")];
+    let line = Line::of(series)?;
     let words = [
         "--model",
-        Line::of(series)?.model,
+        line.model,
         "--arrival",
-        "completion",
+        line.arrival(),
         "--slots",
         &slots,
         "--inputs",
@@ -219,6 +241,10 @@ impl run::Bench for Timed<'_> {
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
         point.seconds = seconds;
+        if Line::of(&key.series)?.variant == Some(FLAG) {
+            self.by_the_nic(key, seconds, &mut point)?;
+            return Ok(point);
+        }
         let of_all = match if key.x == 0 { Ok(0.0) } else { self.rate_of_all(key) } {
             Ok(rate) => rate,
             Err(error) => {
@@ -227,6 +253,11 @@ impl run::Bench for Timed<'_> {
             }
         };
         let (mut server, address, log) = self.server(key, true)?;
+        if key.x == 0 && !Line::of(&key.series)?.is_baseline() {
+            signal(server.child.0.id(), Signal::SIGUSR1)?;
+            let status = server.json("status", WAIT).context("the server, asked for its counters")?;
+            fill_graph(&mut point, &status);
+        }
         for load in Load::of_pass(key.x) {
             let share = match load {
                 Load::Full | Load::One => 0.0,
@@ -237,7 +268,7 @@ impl run::Bench for Timed<'_> {
             fill(&mut point, load, &run, &traced)?;
         }
         ended(&mut server, &log)?;
-        if key.repetition == 0 && key.x == 0 {
+        if key.repetition == 0 && key.x == 0 && Line::of(&key.series)?.variant.is_none() {
             let (mut server, address, log) = self.server(key, false)?;
             let run = self.client(key, Load::Full, &address, [seconds, 0.0])?;
             ended(&mut server, &log)?;
@@ -257,7 +288,7 @@ fn rate_of_all(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
     let mut least = f64::INFINITY;
     for series in all {
         let other = Line::of(series)?;
-        if other.model != line.model || other.stays() != line.stays() {
+        if other.model != line.model || other.stays() != line.stays() || other.variant.is_some() {
             continue;
         }
         let is_of =
@@ -275,6 +306,16 @@ fn rate_of_all(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
     Ok(least)
 }
 
+/// Puts the counts of what has the server's turns into its point; the twin has none.
+fn fill_graph(point: &mut Point, status: &Value) {
+    for (name, field) in
+        [("graph_nodes", "nodes"), ("host_nodes", "host_nodes"), ("host_copies", "host_copies")]
+    {
+        let count = status["models"][0]["graph"][field].as_f64();
+        point.values.extend(count.map(|count| (name.to_owned(), count)));
+    }
+}
+
 /// Puts the numbers of a load into its point.
 fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()> {
     let name = load.name();
@@ -286,10 +327,8 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
     put("p99_us", us(traced, "/service/p99_ns"));
     put("end_us", us(run, "/latency/p50_ns"));
     put("per_s", run["answers_per_second"].as_f64());
-    if matches!(load, Load::One | Load::Full) {
-        for step in STEPS {
-            put(&format!("{step}_us"), us(traced, &format!("/steps/{step}/mean_ns")));
-        }
+    for step in STEPS {
+        put(&format!("{step}_us"), us(traced, &format!("/steps/{step}/mean_ns")));
     }
     if load == Load::One {
         let [end, service] = [us(run, "/latency/mean_ns"), us(traced, "/service/mean_ns")];
@@ -329,7 +368,50 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
     Ok(())
 }
 
+/// What a NIC had counted: its queues' first sends behind a message of the peer, and the time until then in ns.
+type Turnarounds = [u64; 2];
+
+/// Puts the service of one request at a time into its point, by the counters of the server's NIC before and behind the client.
+fn fill_by_the_nic(point: &mut Point, run: &Value, before: Turnarounds, after: Turnarounds) {
+    let [count, ns] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
+    let answered = run["answered"].as_u64().unwrap_or_default();
+    let end = run.pointer("/latency/p50_ns").and_then(Value::as_f64).map(|ns| ns / 1e3);
+    point.values.extend(end.map(|end| ("one_end_us".to_owned(), end)));
+    if count > 0 {
+        point.values.insert("one_flag_us".into(), ns as f64 / count as f64 / 1e3);
+    }
+    point.missing = super::missing(run).or_else(|| {
+        // Others than answers would be in the sum.
+        let is_bad = count == 0 || count.abs_diff(answered) * DISORDERED > answered;
+        is_bad.then(|| format!("one: the NIC timed {count} sends, and {answered} requests were answered"))
+    });
+    point.detail = json!({ "latency": run["latency"], "answered": run["answered"], "turnarounds": count });
+}
+
 impl Timed<'_> {
+    /// Serves one request at a time whose arrival nothing but the NIC has a time of.
+    fn by_the_nic(&self, key: &Key, seconds: f64, point: &mut Point) -> Result<()> {
+        let (mut server, address, log) = self.server(key, false)?;
+        let process = server.child.0.id();
+        let before = self.turnarounds(process)?;
+        let run = self.client(key, Load::One, &address, [seconds, 0.0])?;
+        let after = self.turnarounds(process)?;
+        ended(&mut server, &log)?;
+        fill_by_the_nic(point, &run, before, after);
+        Ok(())
+    }
+
+    fn turnarounds(&self, process: u32) -> Result<Turnarounds> {
+        let mut ask = Command::new(&self.programs.softnic);
+        ask.args(["ctl", "counters", &process.to_string(), "--json"]);
+        let said = output(&mut ask, WAIT).context("asking the server's NIC for its counters")?;
+        let line: Value = serde_json::from_str(said.trim()).context("the counters of the server's NIC")?;
+        let count = |name: &str| {
+            line["counters"][name].as_u64().with_context(|| format!("the NIC does not count {name}"))
+        };
+        Ok([count("turnarounds")?, count("turnaround_ns")?])
+    }
+
     /// [`rate_of_all`], of the points that are finished.
     fn rate_of_all(&self, key: &Key) -> Result<f64> {
         let points = json_lines::read::<Point>(&self.out.join("results.jsonl"))?.records;
@@ -376,7 +458,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
-            "{} points: {} series × 2 passes × {} repetitions, each of two loads of {} s; each point ends within nine minutes, --resume goes on",
+            "{} points of {} series in 2 passes × {} repetitions, each of two loads of {} s; each point ends within nine minutes, --resume goes on",
             grid.keys().len(),
             grid.series.len(),
             grid.repeat,
@@ -386,11 +468,17 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
         format!("results: {}", how.out.display()),
     ];
     for series in &grid.series {
+        let loads: &[Load] = match Line::of(series)?.variant {
+            Some(FLAG) => &[Load::One],
+            Some(_) => &Load::of_pass(0),
+            None => &Load::ALL,
+        };
+        let is_traced = loads.len() > 1;
         lines.push(format!(
             "{series}: inference-server {}",
-            server_options(spec, series, machine, true)?.join(" ")
+            server_options(spec, series, machine, is_traced)?.join(" ")
         ));
-        for load in Load::ALL {
+        for &load in loads {
             lines.push(format!(
                 "  {}: doorbell-client --connect … {}",
                 load.name(),
@@ -410,107 +498,4 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
 }
 
 #[cfg(test)]
-mod tests {
-    use measure::Label;
-
-    use super::*;
-
-    fn spec() -> Spec {
-        Spec::read(&workspace::root().join("experiments/fig6")).unwrap()
-    }
-
-    /// M9: the release has the slow baseline alone.
-    #[test]
-    fn release_m9_each_model_has_both_baselines_beside_the_gpu() {
-        let spec = spec();
-        let series = spec.grid(Extent::Normal).series;
-        let of = |model: &str| -> Vec<&str> {
-            let own = series.iter().filter_map(|series| Line::of(series).ok());
-            own.filter(|line| line.model == model).map(|line| line.driver).collect()
-        };
-        assert_eq!(of("super-resolution-x1"), ["faithful", "fair", "graph", "while", "persistent"]);
-        for model in ["squeezenet-1.1", "resnet50-v1.5"] {
-            assert_eq!(of(model), ["faithful", "fair", "graph", "while"]);
-        }
-        for series in &series {
-            let options = server_options(&spec, series, Machine::Gpu, true).unwrap();
-            assert!(options.contains(&"--trace".to_owned()), "{series}");
-        }
-    }
-
-    #[test]
-    fn open_loops_offer_all_drivers_of_a_model_the_same_rate() {
-        let key =
-            |series: &str, x, repetition| Key { series: series.into(), x, at: BTreeMap::new(), repetition };
-        let point = |series: &str, repetition: u32, per_s: f64| {
-            let provenance = Provenance::of(workspace::revision(), &[]);
-            let mut point = Point::new("fig6", key(series, 0, repetition), Label::Emulated, provenance);
-            point.values.insert("full_per_s".into(), per_s);
-            point
-        };
-        let points = [
-            point("gpu-fair-m-1", 0, 300.0),
-            point("gpu-graph-m-1", 0, 200.0),
-            point("gpu-persistent-m-1", 0, 10.0),
-            point("gpu-fair-m-1", 1, 100.0),
-            point("gpu-fair-n", 0, 1.0),
-        ];
-        let all = ["gpu-fair-m-1", "gpu-graph-m-1", "gpu-persistent-m-1", "gpu-fair-n"].map(str::to_owned);
-        let rate = |series: &str, repetition| {
-            let rate = rate_of_all(&all, &points, &key(series, 1, repetition));
-            rate.map_err(|error| error.to_string())
-        };
-        assert_eq!([rate("gpu-fair-m-1", 0), rate("gpu-graph-m-1", 0)], [Ok(200.0), Ok(200.0)]);
-        assert_eq!((rate("gpu-persistent-m-1", 0), rate("gpu-fair-n", 0)), (Ok(10.0), Ok(1.0)));
-        // A rate that one of them has not shown is not offered to the others.
-        let error = rate("gpu-fair-m-1", 1).unwrap_err();
-        assert!(error.starts_with("gpu-graph-m-1: no whole point of pass 0 in repetition 1"), "{error}");
-    }
-
-    #[test]
-    fn steps_add_up_to_the_service_and_bad_answers_are_told() {
-        let spec = spec();
-        let key = Key { series: "gpu-graph-squeezenet-1.1".into(), x: 0, at: BTreeMap::new(), repetition: 0 };
-        let mut point = Point::new("fig6", key, Label::Emulated, Provenance::of(workspace::revision(), &[]));
-        let summary = |ns: u64| json!({ "p50_ns": ns, "p99_ns": 2 * ns, "mean_ns": ns as f64 });
-        let steps: serde_json::Map<String, Value> =
-            STEPS.iter().map(|step| ((*step).to_owned(), summary(1_000))).collect();
-        let traced = json!({
-            "service": summary(9_000), "attended": summary(8_000), "steps": steps, "clock_error_ns": 300, "lost": 0,
-            "disordered": 1, "count": 1_000,
-        });
-        let run = |wrong: u64| {
-            json!({
-                "latency": summary(20_000), "answers_per_second": 7.0, "sent": 9,
-                "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {},
-            })
-        };
-        for load in Load::ALL {
-            fill(&mut point, load, &run(0), &traced).unwrap();
-        }
-        point.values.insert("trace_cost".into(), 0.0);
-        let missing: Vec<&String> =
-            spec.values.iter().filter(|name| !point.values.contains_key(*name)).collect();
-        assert_eq!(missing, Vec::<&String>::new());
-        let one: f64 = STEPS.iter().map(|step| point.values[&format!("one_{step}_us")]).sum();
-        assert_eq!((one, point.values["one_us"], point.values["one_nic_us"]), (9.0, 9.0, 11.0));
-        assert_eq!((point.values["post_share"], point.values["clock_error_us"]), (0.25, 0.3));
-        assert_eq!(point.missing, None);
-        fill(&mut point, Load::Half, &run(2), &traced).unwrap();
-        assert_eq!(point.missing.as_deref(), Some("half: 2 wrong of 9 requests"));
-        for (field, value, why) in [
-            ("disordered", 2, "full: 2 of 1000 receive completions are stamped later than they were found"),
-            ("lost", 7, "full: 7 answers were not traced"),
-            ("count", 0, "full: no answer was traced"),
-        ] {
-            let mut traced = traced.clone();
-            traced[field] = value.into();
-            point.missing = None;
-            fill(&mut point, Load::Full, &run(0), &traced).unwrap();
-            assert_eq!(point.missing.as_deref(), Some(why));
-            traced.as_object_mut().unwrap().remove(field);
-            let error = fill(&mut point, Load::Full, &run(0), &traced).unwrap_err().to_string();
-            assert_eq!(error, format!("the server's line `traced` has no {field}"));
-        }
-    }
-}
+mod tests;
