@@ -9,6 +9,7 @@ use experiment::table::Row;
 use experiment::verdict::Verdict;
 
 use crate::compat;
+use crate::figure::serving;
 use crate::workspace::Tree;
 
 const BEGIN: &str = "<!-- table: ";
@@ -34,16 +35,41 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     if name == "works-with" {
         return compat::table(tree);
     }
-    let rows_of = match name {
+    let rows_of: fn(&[Entry]) -> Vec<Vec<String>> = match name {
+        "bench-clients" => |entries| listed(entries, None, &["per_s", "least_per_s", "most_per_s", "spread"]),
         "bench-post-gpu" => posts,
         "bench-nic" => aims,
         "bench-models" => models,
         "fig1" => bandwidths,
+        "bench-wait" => |entries| {
+            let numbers = ["alone_us", "added_2_us", "added_64_us", "added_4096_us", "apart_us", "trace_us"];
+            listed(entries, None, &numbers)
+        },
         "fig2" => run_times,
+        "fig3" => |entries| {
+            let numbers = ["nodes", "kernels", "host_nodes", "copies", "host_copies", "posting_routines"];
+            listed(entries, None, &numbers)
+        },
         "fig4" => rates,
+        "fig6" => services,
+        "fig7" => |entries| {
+            let numbers = [
+                "init_cores",
+                "serving_cores",
+                "end_cores",
+                "nic_cores",
+                "answers_per_s",
+                "p50_us",
+                "gpu_watts",
+                "stolen",
+            ];
+            listed(entries, None, &numbers)
+        },
+        "fig7-threads" => by_thread,
         name => bail!("no table is called {name}"),
     };
-    let path = format!("experiments/{name}/measured.json");
+    let experiment = name.trim_end_matches("-threads");
+    let path = format!("experiments/{experiment}/measured.json");
     let text = tree.get(&path).with_context(|| format!("{path} is missing"))?;
     let measured: Measured = serde_json::from_str(text).with_context(|| path.clone())?;
     let rows = rows_of(&measured.entries);
@@ -166,13 +192,56 @@ fn run_times(entries: &[Entry]) -> Vec<Vec<String>> {
     listed(entries, Some("instances"), &["runs", "runs_per_s", "least_ms", "p50_ms", "p99_ms"])
 }
 
+/// Service times of figure 6: a line for each series with the numbers of both passes.
+fn services(entries: &[Entry]) -> Vec<Vec<String>> {
+    const NUMBERS: [&str; 7] =
+        ["one_us", "half_us", "most_us", "full_us", "full_attended_us", "full_per_s", "one_flag_us"];
+    let mut table = vec![[row(["on", "series"]), row(NUMBERS)].concat()];
+    for entry in entries {
+        let mut lines: BTreeMap<&str, [String; 7]> = BTreeMap::new();
+        for measured in &entry.rows {
+            let cells = lines.entry(&measured.series).or_insert_with(|| [NONE; 7].map(str::to_owned));
+            for (cell, name) in cells.iter_mut().zip(NUMBERS) {
+                median(measured, name).into_iter().for_each(|number| *cell = number);
+            }
+        }
+        let of = on(entry);
+        let line = |(series, cells): (&str, [String; 7])| {
+            [vec![of.clone(), format!("`{series}`")], cells.into()].concat()
+        };
+        table.extend(lines.into_iter().map(line));
+    }
+    table
+}
+
+/// Cores of each of a server's threads. A run from before they were kept has a line that says so.
+fn by_thread(entries: &[Entry]) -> Vec<Vec<String>> {
+    let mut table = vec![row(["on", "series", "thread", "of", "cores", "range"])];
+    for entry in entries {
+        let lines = serving::threads::table(&entry.rows).into_iter().skip(1);
+        let count = table.len();
+        table.extend(lines.map(|line| [vec![on(entry)], line].concat()));
+        if table.len() == count {
+            let none = [on(entry).as_str(), "not kept by the recorded run", NONE, NONE, NONE, NONE]
+                .map(str::to_owned);
+            table.push(none.into());
+        }
+    }
+    table
+}
+
+/// The GPU of an entry, or its machine without one.
+fn on(entry: &Entry) -> String {
+    let gpu = &entry.provenance.gpu_device;
+    if gpu.is_empty() { machine(entry) } else { gpu.clone() }
+}
+
 /// A line for each row of an entry: GPU, or machine without one; series, x where it has a name, medians.
 fn listed(entries: &[Entry], x: Option<&str>, numbers: &[&str]) -> Vec<Vec<String>> {
     let title = ["on", "series"].into_iter().chain(x).chain(numbers.iter().copied());
     let mut table = vec![title.map(str::to_owned).collect()];
     for (entry, measured) in entries.iter().flat_map(|entry| entry.rows.iter().map(move |row| (entry, row))) {
-        let gpu = entry.provenance.gpu_device.clone();
-        let names = [if gpu.is_empty() { machine(entry) } else { gpu }, format!("`{}`", measured.series)];
+        let names = [on(entry), format!("`{}`", measured.series)];
         let names = names.into_iter();
         let numbers = numbers.iter().map(|name| median(measured, name).unwrap_or_else(|| NONE.to_owned()));
         table.push(names.chain(x.map(|_| measured.x.to_string())).chain(numbers).collect());
@@ -306,6 +375,32 @@ mod tests {
             );
             assert!(text.contains(&line), "{text}");
         }
+    }
+
+    #[test]
+    fn figure_6_has_a_line_for_each_series_and_figure_7_one_for_each_thread() {
+        let named = |values: &[(&str, f64)], x| {
+            let point = Point { x, ..example("gpu-graph-m", 0) };
+            values.iter().fold(point, |point, (name, value)| point.with(name, *value))
+        };
+        let passes = rows(&[
+            named(&[("one_us", 250.0), ("full_us", 700.0)], 0),
+            named(&[("half_us", 300.0), ("most_us", 1234.0)], 1),
+        ]);
+        let threads = rows(&[named(&[("thread softnic-nic", 1.09)], 0)]);
+        let written = |rows| serde_json::to_string(&Measured { entries: vec![entry(rows)] }).unwrap();
+        let tree = Tree::of(&[
+            ("experiments/fig6/measured.json", &written(passes)),
+            ("experiments/fig7/measured.json", &written(threads)),
+        ]);
+        let made = |name: &str| renewed(&tree, &format!("\n{BEGIN}{name} -->\n{END}")).unwrap();
+        let line = "\n| m | `gpu-graph-m` | 250 | 300 | 1234 | 700 | — | — | — |\n";
+        assert!(made("fig6").contains(line), "{}", made("fig6"));
+        let line = "\n| m | gpu-graph-m | softnic-nic | NIC | 1.09 | 1.09–1.09 |\n";
+        assert!(made("fig7-threads").contains(line), "{}", made("fig7-threads"));
+        let old = Tree::of(&[("experiments/fig7/measured.json", &written(rows(&[named(&[], 0)])))]);
+        let text = renewed(&old, &format!("\n{BEGIN}fig7-threads -->\n{END}")).unwrap();
+        assert!(text.contains("| m | not kept by the recorded run | — |"), "{text}");
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The section of one figure: the published source, drawings by entry, where each comes from, numbers, and verdicts side by side.
 
 use experiment::point::revision;
-use experiment::table;
+use experiment::table::{self, Row};
 use experiment::verdict::{Judged, Verdict};
 
 use super::claims::{Line, Standing};
 use super::figures::{Drawn, Figure, Shown};
 use super::html::{attribute, data_link, prose, table as html_table, text};
+use crate::figure::serving;
 
 /// Evidence that is shown at once; more unfolds.
 const EVIDENCE: usize = 2;
@@ -57,9 +58,10 @@ fn entries(figure: &Figure) -> String {
             cells.into_iter().map(|line| line.iter().map(|cell| text(cell)).collect()).collect();
         let numbers = cells.split_first().map_or_else(String::new, |(titles, rows)| html_table(titles, rows));
         let rows = shown.entry.rows.len();
+        let threads = threads(&shown.entry.rows);
         format!(
             "<div class=\"panel\" id=\"e{id}\">\n<h3><span>{id}</span> {of}</h3>\n{pictures}{}\
-             <details><summary>Its numbers: medians (rows: {rows})</summary>\n{numbers}</details>\n</div>\n",
+             <details><summary>Its numbers: medians (rows: {rows})</summary>\n{numbers}</details>\n{threads}</div>\n",
             provenance(shown)
         )
     };
@@ -68,6 +70,19 @@ fn entries(figure: &Figure) -> String {
         0 => String::new(),
         1 => panels,
         _ => format!("<div class=\"tabs\">\n{tabs}{panels}</div>\n"),
+    }
+}
+
+/// Cores of each of a server's threads, where an entry has them.
+fn threads(rows: &[Row]) -> String {
+    let lines = serving::threads::table(rows);
+    let lines: Vec<Vec<String>> =
+        lines.iter().map(|line| line.iter().map(|cell| text(cell)).collect()).collect();
+    match lines.split_first() {
+        Some((titles, rows)) if !rows.is_empty() => {
+            format!("<details><summary>CPU use by thread</summary>\n{}</details>\n", html_table(titles, rows))
+        }
+        _ => String::new(),
     }
 }
 

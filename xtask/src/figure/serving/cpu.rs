@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 /// Ticks a second: `USER_HZ`, which is 100 on every Linux of x86-64.
 const TICKS: f64 = 100.0;
 /// Begin of the names of the NIC's threads.
-const NIC: &str = "softnic";
+pub const NIC: &str = "softnic";
 /// Begin of the names of the CUDA driver's own threads, which every program that uses it has.
 pub const DRIVER: &str = "cuda";
 /// Threads that ended between two looks stand under this name.

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
-use experiment::{Experiment, Spec, resume};
+use experiment::{Experiment, Spec, resume, table};
 use measure::{Label, Part, Provenance};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -30,6 +30,7 @@ use crate::{carried, measured, wheels, workspace, zoo};
 pub mod clients;
 mod cpu;
 mod power;
+pub mod threads;
 pub mod time;
 
 use cpu::{DRIVER, Look, Used, Watch, timeline};
@@ -238,7 +239,9 @@ fn execute(
     let mut bench = Served { spec, how, machine, here, programs, nic: &nic, provenance: &provenance };
     let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{ "name": "serving", "start": "the client's first line, after a second", "stop": "its last line" }]);
-    run::report(experiment, how, &earlier, &Extra { left_out, timers, ..Extra::default() })
+    let lines =
+        threads::table(&table::rows(&earlier.points)).iter().skip(1).map(|line| line.join("  ")).collect();
+    run::report(experiment, how, &earlier, &Extra { left_out, timers, lines, ..Extra::default() })
 }
 
 /// Points of a server and a client each.
@@ -310,6 +313,7 @@ fn fill(point: &mut Point, phases: &Phases) {
         ("end_s", Some(end.seconds)),
     ];
     point.values.extend(values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+    threads::fill(point, serving);
     point.missing = missing(run);
     let seconds = |used: &Used| json!({ "own": used.own, "nic": used.nic, "threads": used.by_name, "ended": used.ended });
     point.detail = json!({

@@ -120,6 +120,11 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
     );
     let asleep = points.iter().filter(|point| point.values.contains_key("woken_ms"));
     assert!(asleep.map(|point| point.series.as_str()).eq([event]));
+    let thread = |series: &str| {
+        let values = &points.iter().find(|point| point.series == series).unwrap().values;
+        values.iter().find(|(name, _)| name.starts_with("thread ")).map(|(_, cores)| *cores)
+    };
+    assert!(thread(spin).is_some_and(|cores| cores > 0.0) && thread(event).is_some());
     assert!(of(event, "serving_s") >= 0.9 && of(event, "end_s") < 30.0);
     assert!(of(event, "switches_per_s") > 0.0, "it wakes up to sleep again");
     for id in ["few-wakes", "few-wakes-of-ours"] {
