@@ -12,7 +12,7 @@ use crate::measured::{Entry, Measured};
 use crate::point::{self, Key, Point};
 use crate::spec::Extent;
 use crate::table::Row;
-use crate::{Experiment, resume, table};
+use crate::{Experiment, Samples, resume, table};
 
 /// What is believed of `summary.json`: what the points do not say themselves.
 #[derive(Deserialize)]
@@ -98,6 +98,8 @@ pub fn imported(
         rows: Vec::new(),
         verdicts: Vec::new(),
         ratios: summary.ratios,
+        // Of what was measured now: a former part's stay with its own record.
+        samples: Samples::of_run(&points),
     };
     let former = match part {
         Some(file) => {

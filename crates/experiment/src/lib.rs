@@ -37,6 +37,7 @@ pub mod refused;
 pub mod resume;
 pub mod run;
 mod runs;
+pub mod samples;
 pub mod spec;
 mod stacks;
 pub mod statistics;
@@ -53,6 +54,7 @@ pub use pdf::pdf;
 pub use pictures::{Picture, pictures};
 pub use png::png;
 pub use point::Point;
+pub use samples::Samples;
 pub use spec::Spec;
 pub use verdict::judge;
 

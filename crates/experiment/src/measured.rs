@@ -12,6 +12,7 @@ use crate::point::{Key, Point};
 use crate::refused::refused;
 use crate::resume;
 use crate::run::write_whole;
+use crate::samples::Samples;
 use crate::table::Row;
 use crate::verdict::Judged;
 
@@ -34,6 +35,9 @@ pub struct Entry {
     /// Values compared within one run, by name.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub ratios: serde_json::Value,
+    /// What machine, GPU and NIC did during the run.
+    #[serde(default, skip_serializing_if = "Samples::is_empty")]
+    pub samples: Samples,
 }
 
 /// What `measured.json` holds.
@@ -207,7 +211,8 @@ mod tests {
         provenance.revision.commit = "0123456789".repeat(4);
         let rows = crate::table::rows(&[example("cpu-shim", 64)]);
         let (machine, extent) = (machine.into(), extent.into());
-        Entry { machine, label, extent, provenance, rows, verdicts: Vec::new(), ratios: Default::default() }
+        let (verdicts, ratios, samples) = Default::default();
+        Entry { machine, label, extent, provenance, rows, verdicts, ratios, samples }
     }
 
     #[test]

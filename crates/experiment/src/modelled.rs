@@ -196,7 +196,8 @@ mod tests {
         let mut provenance = example("a", 1).provenance;
         provenance.gpu_device = "NVIDIA H200, sm_90".into();
         let (machine, extent, ratios) = ("m".to_owned(), extent.to_owned(), Default::default());
-        Entry { machine, label: Label::Hardware, extent, provenance, rows, verdicts: Vec::new(), ratios }
+        let (verdicts, samples) = Default::default();
+        Entry { machine, label: Label::Hardware, extent, provenance, rows, verdicts, ratios, samples }
     }
 
     fn file(name: &str, text: &str) -> PathBuf {

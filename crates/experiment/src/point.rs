@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use measure::{Label, Provenance};
 use serde::{Deserialize, Serialize};
 
+use crate::samples::Samples;
+
 pub use crate::testing::example;
 
 /// One run of the program that an experiment measures.
@@ -38,6 +40,9 @@ pub struct Point {
     /// Cores that programs of others kept busy meanwhile; `None` where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub others: Option<f64>,
+    /// What machine, GPU and NIC did meanwhile; `None`: nothing was sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<Samples>,
     /// Whatever else the program said: histograms, counts.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub detail: serde_json::Value,
@@ -59,7 +64,8 @@ impl Point {
     /// A whole point without a number yet.
     pub fn new(experiment: &str, key: Key, label: Label, provenance: Provenance) -> Point {
         let Key { series, x, at, repetition } = key;
-        let (experiment, seconds, missing, others) = (experiment.to_owned(), 0.0, None, None);
+        let (experiment, seconds, missing) = (experiment.to_owned(), 0.0, None);
+        let (others, samples) = (None, None);
         let (settings, values, spread, detail) = Default::default();
         Point {
             experiment,
@@ -73,6 +79,7 @@ impl Point {
             spread,
             missing,
             others,
+            samples,
             detail,
             label,
             provenance,

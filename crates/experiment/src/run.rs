@@ -16,7 +16,7 @@ use crate::point::{self, Key, Point, crowded, disturbed, label_of, provenance_of
 use crate::resume::{self, Earlier, Options};
 use crate::spec::Grid;
 use crate::verdict::Judged;
-use crate::{Experiment, Picture, pictures, png, table};
+use crate::{Experiment, Picture, Samples, pictures, png, table};
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
@@ -57,6 +57,8 @@ struct Summary<'a> {
     verdicts: &'a [Judged],
     ratios: &'a serde_json::Value,
     repeat: u32,
+    #[serde(skip_serializing_if = "Samples::is_empty")]
+    samples: &'a Samples,
     left_out: &'a [String],
     #[serde(skip_serializing_if = "<[Modelled]>::is_empty")]
     modelled: &'a [Modelled],
@@ -106,6 +108,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     let verdicts = experiment.judge(points);
     let extent = options.extent.name();
     let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
+    let samples = Samples::of_run(points);
     let mut unmeasured: Vec<String> = spec.grid(options.extent).series;
     unmeasured.retain(|series| !rows.iter().any(|row| row.series == *series));
     let summary = Summary {
@@ -122,6 +125,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
         verdicts: &verdicts,
         ratios: &extra.ratios,
         repeat: points.iter().map(|point| point.repetition + 1).max().unwrap_or_default(),
+        samples: &samples,
         left_out: &extra.left_out,
         modelled: &extra.modelled,
         replaced: &earlier.replaced,
@@ -138,6 +142,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     unmeasured.iter().for_each(|series| say!("{}", table::not_measured(series)));
     table::replaced(spec, &earlier.replaced, points).iter().for_each(|line| say!("{line}"));
     disturbed(points).into_iter().chain(crowded(points)).for_each(|line| say!("{line}"));
+    samples.line().iter().for_each(|line| say!("{line}"));
     say!();
     extra.lines.iter().for_each(|line| say!("{line}"));
     extra.modelled.iter().for_each(|line| say!("{}", line.text()));
@@ -154,7 +159,8 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
         let path = experiment.folder.join("measured.json");
         let (machine, extent, ratios) = (provenance.machine.clone(), extent.to_owned(), extra.ratios.clone());
         let rows = table::recorded(spec, points);
-        measured::record(&path, Entry { machine, label, extent, provenance, rows, verdicts, ratios })?;
+        let entry = Entry { machine, label, extent, provenance, rows, verdicts, ratios, samples };
+        measured::record(&path, entry)?;
         say!("recorded in {}", path.display());
     }
     Ok(())

@@ -41,9 +41,9 @@ fn average(busy: f64, own: f64, seconds: f64) -> f64 {
     ((busy - own) / seconds.max(1.0 / TICKS)).max(0.0)
 }
 
-/// Seconds that all cores were busy, or wanted by us and had by another guest of the host: user, nice, system, irq, softirq and steal
-/// of the first line of `/proc/stat`. Time of our guests stands in user.
-fn busy(stat: &str) -> Option<f64> {
+/// Seconds since the machine's start that all cores were busy, or wanted by us and had by another guest of the host: user, nice, system, irq, softirq and steal
+/// of the first line of `/proc/stat`, which is `stat`. Time of our guests stands in user.
+pub fn busy(stat: &str) -> Option<f64> {
     let ticks = stat.lines().next()?.split_whitespace().skip(1).filter_map(|ticks| ticks.parse().ok());
     let ticks: Vec<f64> = ticks.collect();
     let [user, nice, system, _idle, _iowait, irq, softirq, ref rest @ ..] = ticks[..] else { return None };
@@ -55,17 +55,26 @@ pub fn own_seconds() -> Option<f64> {
     seconds_in("/proc/self/stat")
 }
 
+/// Seconds of the children of this process that ended and were waited for.
+pub fn seconds_of_children() -> Option<f64> {
+    Some(ticks_in("/proc/self/stat")?[2..].iter().sum::<f64>() / TICKS)
+}
+
 /// Seconds of another process, and of its children that ended and were waited for. `None`: there is no such process.
 pub fn seconds_of(process: u32) -> Option<f64> {
     seconds_in(&format!("/proc/{process}/stat"))
 }
 
 fn seconds_in(path: &str) -> Option<f64> {
+    Some(ticks_in(path)?.iter().sum::<f64>() / TICKS)
+}
+
+/// Ticks of a process in user mode and in the kernel, then those of its children that it waited for.
+fn ticks_in(path: &str) -> Option<[f64; 4]> {
     let stat = fs::read_to_string(path).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
     let ticks = fields.split_whitespace().skip(11).take(4).filter_map(|ticks| ticks.parse().ok());
-    let ticks: Vec<f64> = ticks.collect();
-    (ticks.len() == 4).then(|| ticks.iter().sum::<f64>() / TICKS)
+    ticks.collect::<Vec<f64>>().try_into().ok()
 }
 
 #[cfg(test)]
@@ -91,6 +100,8 @@ mod tests {
         let child = child.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]).status();
         assert!(child.unwrap().success());
         assert!(own_seconds().unwrap() > before);
+        let of_children = seconds_of_children().unwrap();
+        assert!(of_children > 0.0 && of_children <= own_seconds().unwrap(), "{of_children} s");
         assert!(Others::watch().unwrap().cores().is_some());
     }
 

@@ -158,7 +158,7 @@ fn execute(
     let _locked = resume::lock(&out)?;
     let logs = out.join("logs");
     let quick = options.quick;
-    let plain = Nic::software(&experiment.spec, &out)?;
+    let plain = Nic::configured(&experiment.spec.nic, &out)?;
     let Nic::Software { config, .. } = &plain else { bail!("the software NIC is one") };
     let pumped = out.join("nic-pump.toml");
     let text = toml::to_string(&with_pump(&experiment.spec.nic)).context("writing nic-pump.toml")?;

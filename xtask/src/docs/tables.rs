@@ -299,6 +299,7 @@ mod tests {
                 "a/first-lap/host",
                 &[("early_ns", 68.4668), ("strict_ns", 1225.1), ("ratio_early", 0.4517), ("at_most", 0.35)][..],
             ),
+            samples: Default::default(),
             ("a/original/host", &[("ratio_early", 2.5), ("at_least", 2.5)]),
             ("b/unchecked/host", &[]),
             ("c/first-lap/gpu", &[]),

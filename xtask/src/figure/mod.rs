@@ -34,6 +34,7 @@ mod netns;
 mod nic;
 pub mod path;
 pub mod posts;
+mod samples;
 pub mod serving;
 mod transfer;
 pub mod waits;
@@ -85,6 +86,9 @@ pub struct Options {
     #[arg(long, value_enum, conflicts_with = "record")]
     machine: Option<serving::Machine>,
     /// Install nothing; if a package is missing, print the command and end with exit status 2.
+    /// Run this command before and after each point, and keep by how much the counters grew that it prints as lines `name,value`.
+    #[arg(long, value_name = "COMMAND")]
+    counters_hook: Option<String>,
     #[arg(long)]
     pub no_install: bool,
 }
@@ -124,6 +128,7 @@ impl Options {
             ("--peer-generator", self.peer.as_ref().map(|_| self.peer_generator.clone())),
             ("--rate-gbps", self.rate_gbps.map(|rate| rate.to_string())),
             ("--machine", self.machine.map(|machine| machine.name().to_owned())),
+            ("--counters-hook", self.counters_hook.clone()),
             ("--out", self.out.as_ref().map(|out| out.display().to_string())),
         ];
         let mut words = vec!["figure".to_owned(), figure.to_owned()];
@@ -167,7 +172,8 @@ fn measure_points(
 ) -> Result<resume::Earlier> {
     let results = how.out.join("results.jsonl");
     stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
-    progress::measure(experiment, how, provenance, grid, bench)
+    let mut sampled = samples::Sampled::new(bench, how, provenance)?;
+    progress::measure(experiment, how, provenance, grid, &mut sampled)
 }
 
 /// Runs the experiment `name`, by the function that its `app` names.
@@ -176,6 +182,9 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
         return all::run(options);
     }
     let mut experiment = Experiment::read(&experiments(), name)?;
+    if let Some(command) = &options.counters_hook {
+        samples::set_hook(command);
+    }
     let app = experiment.spec.app.as_str();
     let on_nodes = options.place == Some(Place::Netns);
     let has_no_smoke = ![transfer::APP, models::APP].contains(&app) && options.smoke;

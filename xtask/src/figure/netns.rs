@@ -98,7 +98,7 @@ pub fn execute(experiment: &Experiment, options: &Options, out: &Path) -> Result
 
 fn measure(testbed: &Testbed, experiment: &Experiment, options: &Options, out: &Path) -> Result<()> {
     // Written into `out` as a run on this host writes it, and copied from there.
-    let _ = Nic::software(&experiment.spec, out)?;
+    let _ = Nic::configured(&experiment.spec.nic, out)?;
     let programs = Programs::release();
     let of = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
     let variables = [

@@ -10,6 +10,7 @@ use measure::{Label, Provenance, Revision};
 use serde::Deserialize;
 
 use super::netns::Nodes;
+use super::samples;
 use crate::packages::LIBRARY;
 use crate::process::{Ended, Speaking, WAIT};
 use crate::refused::refused;
@@ -68,10 +69,18 @@ pub enum Nic {
 }
 
 impl Nic {
-    /// The software NIC with the options of `spec`, which are written into `folder` as a file to look at.
+    /// The software NIC of a figure, with the options of `spec`: each process leaves its counters where samples look for them.
     pub fn software(spec: &Spec, folder: &Path) -> Result<Nic> {
+        let file = std::path::absolute(samples::counters_file(folder)).context("finding --out")?;
+        let mut table = spec.nic.clone();
+        table.insert("stats".into(), file.display().to_string().into());
+        Nic::configured(&table, folder)
+    }
+
+    /// The software NIC with these options, which are written into `folder` as a file to look at.
+    pub fn configured(table: &toml::Table, folder: &Path) -> Result<Nic> {
         let config = folder.join("nic.toml");
-        let text = toml::to_string(&spec.nic).context("writing nic.toml")?;
+        let text = toml::to_string(table).context("writing nic.toml")?;
         fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         Ok(Nic::Software { config, fabric: format!("xtask-{}", std::process::id()) })
     }

@@ -213,6 +213,7 @@ pub fn in_source(experiment: &Experiment, root: &Path) -> Result<(Entry, Vec<[St
         verdicts: experiment.judge(&points),
         provenance,
         ratios: Value::Null,
+        samples: Default::default(),
     };
     Ok((entry, steps))
 }

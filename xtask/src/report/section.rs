@@ -61,8 +61,9 @@ fn entries(figure: &Figure) -> String {
         let threads = threads(&shown.entry.rows);
         format!(
             "<div class=\"panel\" id=\"e{id}\">\n<h3><span>{id}</span> {of}</h3>\n{pictures}{}\
-             <details><summary>Its numbers: medians (rows: {rows})</summary>\n{numbers}</details>\n{threads}</div>\n",
-            provenance(shown)
+             <details><summary>Its numbers: medians (rows: {rows})</summary>\n{numbers}</details>\n{threads}{}</div>\n",
+            provenance(shown),
+            samples(shown)
         )
     };
     let panels: String = figure.shown.iter().map(panel).collect();
@@ -97,6 +98,23 @@ fn drawing(drawn: &Drawn) -> String {
         "<figure>\n<div class=\"plot\" tabindex=\"0\">{svg}</div>\n<figcaption>{title} <span class=\"files\">{}</span></figcaption>\n\
          </figure>\n",
         links.join(" ")
+    )
+}
+
+/// What machine, GPU and NIC did during the run, where that was sampled.
+fn samples(shown: &Shown) -> String {
+    let samples = &shown.entry.samples;
+    let gauges = samples.gauges_in_words().into_iter().map(|(name, said)| [code(&name), text(&said)].into());
+    let counts = samples.counts_in_words().into_iter().map(|(name, said)| [code(&name), text(&said)].into());
+    let rows: Vec<Vec<String>> = gauges.chain(counts).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let titles = ["sample", "median (least–most), or by how much it grew in all"].map(str::to_owned);
+    format!(
+        "<details><summary>Samples of machine, GPU and NIC (rows: {})</summary>\n{}</details>\n",
+        rows.len(),
+        html_table(&titles, &rows)
     )
 }
 

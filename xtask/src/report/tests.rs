@@ -201,7 +201,13 @@ fn what_comes_from_files_is_escaped() {
 #[test]
 fn results_of_a_user_stand_beside_the_recorded_ones_and_stay_as_they_are() {
     let stage = Stage::new("added");
-    let results = stage.run(|point| point.provenance.machine = "my card".into());
+    let mut samples = experiment::Samples::default();
+    samples.gauge("cpu_watts", &[70.0, 90.0]);
+    samples.absent.insert("gpu_watts".into(), "no <nvidia-smi>".into());
+    let results = stage.run(|point| {
+        point.provenance.machine = "my card".into();
+        point.samples = Some(samples.clone());
+    });
     let recorded = committed();
     let count = |figures: &[Figure]| figures.iter().map(|figure| figure.shown.len()).sum::<usize>();
     let other = stage.0.join("fig2");
@@ -221,6 +227,9 @@ fn results_of_a_user_stand_beside_the_recorded_ones_and_stay_as_they_are() {
     assert_eq!((own.by.unwrap().id.as_str(), own.said.as_str(), own.judged.len()), ("4e", "reproduced", 5));
     let page = whole(&figures);
     assert!(page.contains("<b>4e</b> my card (hardware)") && page.contains("not in this repository"));
+    for words in ["<code>cpu_watts</code></td><td>80.00 (70.00–90.00)", "n/a: no &lt;nvidia-smi&gt;"] {
+        assert!(page.contains(words), "{words}");
+    }
     assert_eq!(fs::read(results.join("results.jsonl")).unwrap(), before);
 }
 

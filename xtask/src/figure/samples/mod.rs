@@ -1,0 +1,193 @@
+//! Samples: what CPU, GPU, NIC and switch did while each point of a figure was measured (`docs/samples.md`).
+//!
+//! A thread reads once a second, counters are read before and after the point. The samples decide nothing: what cannot be read is
+//! «n/a: why», and the point stands.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use anyhow::Result;
+use experiment::point::{Key, Point};
+use experiment::run::Bench;
+use experiment::{Samples, resume};
+use measure::others::{seconds_of, seconds_of_children};
+use measure::{Label, Provenance};
+
+use crate::process::descendants;
+
+mod gpu;
+mod hook;
+mod machine;
+mod nic;
+
+use gpu::Gpu;
+use hook::Hook;
+use machine::{Files, Watch};
+use nic::Counters;
+
+/// `--counters-hook` of this command.
+static HOOK: OnceLock<String> = OnceLock::new();
+
+/// The command that is run before and after each point from now on.
+pub fn set_hook(command: &str) {
+    let _ = HOOK.set(command.to_owned());
+}
+
+/// Where processes on the software NIC leave their counters in a run's folder.
+pub fn counters_file(out: &Path) -> PathBuf {
+    out.join("logs/nic-counters.jsonl")
+}
+
+/// A bench whose points carry samples.
+pub struct Sampled<'a> {
+    bench: &'a mut dyn Bench,
+    files: Files,
+    gpu: Gpu,
+    nic: Counters,
+    hook: Option<Hook>,
+}
+
+impl Sampled<'_> {
+    /// For a run with this provenance. Error: refused, for a hook that does not work.
+    pub fn new<'a>(
+        bench: &'a mut dyn Bench,
+        how: &resume::Options,
+        provenance: &Provenance,
+    ) -> Result<Sampled<'a>> {
+        let root = Path::new("/");
+        let on_wire = provenance.nic_options.get("path").is_some_and(|path| path == "wire");
+        let nic = match provenance.nic {
+            Label::Hardware => Counters::of_card(root, &provenance.device),
+            Label::None => Counters::Absent("no NIC has a part in the run".into()),
+            _ if on_wire => Counters::Absent("the NICs run on the nodes".into()),
+            _ => Counters::Software(counters_file(&how.out)),
+        };
+        let hook = HOOK.get().map(|command| Hook::tried(command)).transpose()?;
+        let gpu = Gpu::of_run(!provenance.gpu_device.is_empty());
+        Ok(Sampled { bench, files: Files::find(root), gpu, nic, hook })
+    }
+}
+
+impl Bench for Sampled<'_> {
+    fn asked(&self, key: &Key) -> BTreeMap<String, u64> {
+        self.bench.asked(key)
+    }
+
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let (nic, hook) = (self.nic.before(), self.hook.as_ref().map(Hook::read));
+        let mut samples = Samples::default();
+        self.gpu.begin();
+        let (since, used) = (Instant::now(), Used::now(self.gpu.process()));
+        let watch = Watch::start(&self.files, seconds)?;
+        let measured = self.bench.measure(key, seconds);
+        watch.end(&mut samples);
+        let cores = used.cores(&Used::now(self.gpu.process()), since.elapsed().as_secs_f64());
+        self.gpu.end(since, &mut samples);
+        let mut point = measured?;
+        samples.gauge("programs_cores", &[cores]);
+        let (counts, absent) = self.nic.grown(&nic);
+        samples.counts.extend(counts);
+        samples.absent.extend(absent);
+        let after = self.hook.as_ref().map(Hook::read);
+        match hook.zip(after) {
+            None => {}
+            Some((Ok(before), Ok(after))) => {
+                let (counts, absent) = nic::differences("hook", &before, &after);
+                samples.counts.extend(counts);
+                samples.absent.extend(absent);
+            }
+            Some((Err(error), _) | (_, Err(error))) => {
+                samples.absent.insert("hook".into(), format!("{error:#}"));
+            }
+        }
+        point.samples = Some(samples);
+        Ok(point)
+    }
+}
+
+/// CPU time of the programs that a run started.
+struct Used {
+    /// Of those that have ended.
+    ended_s: f64,
+    /// Of those that run, by process.
+    running_s: BTreeMap<u32, f64>,
+}
+
+impl Used {
+    /// `but`: a process that is none of the run's programs.
+    fn now(but: Option<u32>) -> Used {
+        let running = descendants(process::id()).into_iter().filter(|process| Some(*process) != but);
+        let running_s = running.filter_map(|process| Some((process, seconds_of(process)?))).collect();
+        Used { ended_s: seconds_of_children().unwrap_or_default(), running_s }
+    }
+
+    /// Cores on average until `now`. What ran before the point and has ended since counts from the point on.
+    fn cores(&self, now: &Used, seconds: f64) -> f64 {
+        let sum = |used: &Used| used.ended_s + used.running_s.values().sum::<f64>();
+        ((sum(now) - sum(self)) / seconds.max(1e-3)).max(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use experiment::point::example;
+
+    use super::*;
+
+    /// Measures nothing, but runs a shell.
+    struct Shell<'a>(&'a str);
+
+    impl Bench for Shell<'_> {
+        fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
+            BTreeMap::new()
+        }
+
+        fn measure(&mut self, _: &Key, _: f64) -> Result<Point> {
+            anyhow::ensure!(std::process::Command::new("sh").args(["-c", self.0]).status()?.success());
+            Ok(example("cpu-shim", 64))
+        }
+    }
+
+    fn sampled(command: &str, hook: &str) -> Samples {
+        let mut shell = Shell(command);
+        let root = std::env::temp_dir().join(format!("xtask-sampled-none-{}", process::id()));
+        let mut sampled = Sampled {
+            bench: &mut shell,
+            files: Files::find(&root),
+            gpu: Gpu::of_run(false),
+            nic: Counters::Absent("no NIC has a part in the run".into()),
+            hook: Some(Hook::tried(hook).unwrap()),
+        };
+        let point = sampled.measure(&example("cpu-shim", 64).key(), 0.01).unwrap();
+        assert_eq!(point.values, example("cpu-shim", 64).values, "samples change no number");
+        point.samples.unwrap()
+    }
+
+    #[test]
+    fn a_point_has_what_the_hook_counted_meanwhile_and_what_its_programs_used() {
+        let file = std::env::temp_dir().join(format!("xtask-sampled-{}", process::id()));
+        std::fs::write(&file, "10").unwrap();
+        let at = file.display();
+        let busy = format!("i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo 25 > {at}");
+        let samples = sampled(&busy, &format!("echo port1.rx,$(cat {at}); echo same,7"));
+        assert_eq!(samples.counts["hook.port1.rx"], 15.0);
+        assert!(!samples.counts.contains_key("hook.same"), "{samples:?}");
+        assert!(samples.gauges["programs_cores"][0] > 0.0, "{samples:?}");
+        for name in ["nic", "gpu_watts", "cpu_watts", "cpu_mhz"] {
+            assert!(samples.absent.contains_key(name), "{name}: {samples:?}");
+        }
+        std::fs::remove_file(file).unwrap();
+    }
+
+    #[test]
+    fn a_hook_that_fails_later_leaves_the_point_and_says_why() {
+        let file = std::env::temp_dir().join(format!("xtask-sampled-fails-{}", process::id()));
+        std::fs::write(&file, "").unwrap();
+        let at = file.display();
+        let samples = sampled(&format!("rm {at}"), &format!("cat {at} && echo rx,1"));
+        assert_eq!(samples.absent["hook"], "the command ended with status 1");
+    }
+}

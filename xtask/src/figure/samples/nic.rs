@@ -1,0 +1,235 @@
+//! Counters of the NIC under a point: the software NIC's own, or those of a card's port and interface.
+//!
+//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` (`counters`, `hw_counters`), `ethtool(8)`. A process on the software NIC leaves
+//! its counters as it ends, by the names of `softnic ctl counters`; both ends of a point count together.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::process::output;
+use crate::workspace::names_in;
+
+/// Longest run of `ethtool`.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Where a run's NIC counts.
+#[derive(Debug)]
+pub enum Counters {
+    /// Lines that processes append as they end.
+    Software(PathBuf),
+    /// A folder of `/sys/class/infiniband`, and the names of its interfaces.
+    Card { device: PathBuf, interfaces: Vec<String> },
+    /// Why there are none.
+    Absent(String),
+}
+
+/// Counters before a point.
+#[derive(Debug)]
+pub enum Before {
+    /// Bytes of the file.
+    Bytes(u64),
+    Counts(BTreeMap<String, f64>),
+}
+
+/// A line of `softnic run --stats`.
+#[derive(Deserialize)]
+struct Line {
+    counters: BTreeMap<String, f64>,
+}
+
+impl Counters {
+    /// Those of a card; `root` is `/`, or a folder in tests.
+    pub fn of_card(root: &Path, name: &str) -> Counters {
+        let device = root.join("sys/class/infiniband").join(name);
+        if !device.join("ports/1").is_dir() {
+            return Counters::Absent(format!("no /sys/class/infiniband/{name}/ports/1"));
+        }
+        let interfaces = names_in(&device.join("device/net"));
+        Counters::Card { device, interfaces }
+    }
+
+    pub fn before(&self) -> Before {
+        match self {
+            Counters::Software(file) => Before::Bytes(fs::metadata(file).map_or(0, |file| file.len())),
+            Counters::Card { device, interfaces } => Before::Counts(of_card(device, interfaces).0),
+            Counters::Absent(_) => Before::Counts(BTreeMap::new()),
+        }
+    }
+
+    /// By how much the counters grew since then; and what is not known, with the reason.
+    pub fn grown(&self, before: &Before) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
+        let absent = |why: String| (BTreeMap::new(), [("nic".to_owned(), why)].into());
+        match (self, before) {
+            (Counters::Software(file), Before::Bytes(from)) => match of_software(file, *from) {
+                Ok(counts) if counts.is_empty() => absent("no process left its NIC's counters".into()),
+                Ok(counts) => (counts, BTreeMap::new()),
+                Err(error) => absent(format!("{error:#}")),
+            },
+            (Counters::Card { device, interfaces }, Before::Counts(before)) => {
+                let (after, why) = of_card(device, interfaces);
+                let (counts, mut absent) = differences("nic", before, &after);
+                absent.extend(why);
+                (counts, absent)
+            }
+            (Counters::Absent(why), _) => absent(why.clone()),
+            _ => absent("counters of another NIC".into()),
+        }
+    }
+}
+
+/// By how much each counter grew, as `BEGINNING.name`; those that are not in both, or went back, are absent with the reason.
+pub fn differences(
+    beginning: &str,
+    before: &BTreeMap<String, f64>,
+    after: &BTreeMap<String, f64>,
+) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
+    let (mut counts, mut absent) = (BTreeMap::new(), BTreeMap::new());
+    let mut names: Vec<&String> = before.keys().chain(after.keys()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        let full = format!("{beginning}.{name}");
+        match (before.get(name), after.get(name)) {
+            (Some(before), Some(after)) if after > before => drop(counts.insert(full, after - before)),
+            (Some(before), Some(after)) if after < before => {
+                absent.insert(full, format!("it went back from {before} to {after}"));
+            }
+            (Some(_), Some(_)) => {}
+            (Some(_), None) => drop(absent.insert(full, "it was there before the point only".into())),
+            (None, _) => drop(absent.insert(full, "it was there after the point only".into())),
+        }
+    }
+    (counts, absent)
+}
+
+/// The sums of what processes left from this byte on; counters that are 0 are left out.
+fn of_software(file: &Path, from: u64) -> Result<BTreeMap<String, f64>> {
+    let mut text = String::new();
+    match fs::File::open(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        opened => {
+            let read = || format!("reading {}", file.display());
+            let mut opened = opened.with_context(read)?;
+            opened.seek(SeekFrom::Start(from)).with_context(read)?;
+            opened.read_to_string(&mut text).with_context(read)?;
+        }
+    }
+    let mut sums: BTreeMap<String, f64> = BTreeMap::new();
+    for line in text.lines() {
+        let line: Line =
+            serde_json::from_str(line).with_context(|| format!("a line of {}", file.display()))?;
+        for (name, count) in line.counters.into_iter().filter(|(_, count)| *count > 0.0) {
+            *sums.entry(format!("nic.{name}")).or_default() += count;
+        }
+    }
+    Ok(sums)
+}
+
+/// Every counter of a card's first port and of its interfaces, and why some are not known.
+fn of_card(device: &Path, interfaces: &[String]) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
+    let (mut counts, mut absent) = (BTreeMap::new(), BTreeMap::new());
+    for (folder, prefix) in [("counters", ""), ("hw_counters", "hw.")] {
+        let folder = device.join("ports/1").join(folder);
+        for name in names_in(&folder) {
+            let count = fs::read_to_string(folder.join(&name)).ok().and_then(|text| text.trim().parse().ok());
+            counts.extend(count.map(|count| (format!("{prefix}{name}"), count)));
+        }
+    }
+    for interface in interfaces {
+        match output(Command::new("ethtool").args(["-S", interface]), LIMIT) {
+            Ok(said) => counts.extend(
+                of_ethtool(&said).map(|(name, count)| (format!("ethtool.{interface}.{name}"), count)),
+            ),
+            Err(error) => drop(absent.insert(format!("nic.ethtool.{interface}"), format!("{error:#}"))),
+        }
+    }
+    (counts, absent)
+}
+
+/// Lines `     rx_packets: 12` below a title.
+fn of_ethtool(said: &str) -> impl Iterator<Item = (String, f64)> {
+    said.lines().filter_map(|line| {
+        let (name, count) = line.trim().rsplit_once(':')?;
+        Some((name.trim().replace(' ', "_"), count.trim().parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("xtask-counters-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn processes_of_a_point_count_together_and_those_before_it_do_not() {
+        let folder = folder("software");
+        let counters = Counters::Software(folder.join("stats"));
+        let line = |sent: u32, lost: u32| {
+            format!("{{\"pid\":1,\"counters\":{{\"messages_sent\":{sent},\"lost_port_down\":{lost}}}}}\n")
+        };
+        fs::write(folder.join("stats"), line(1000, 1)).unwrap();
+        let before = counters.before();
+        let said = |counters: &Counters, before: &Before| counters.grown(before).1["nic"].clone();
+        assert_eq!(said(&counters, &before), "no process left its NIC's counters");
+        fs::write(folder.join("stats"), line(1000, 1) + &line(10, 0) + &line(5, 0)).unwrap();
+        assert_eq!(counters.grown(&before), ([("nic.messages_sent".into(), 15.0)].into(), BTreeMap::new()));
+        fs::write(folder.join("stats"), line(1000, 1) + "half a li").unwrap();
+        assert!(said(&counters, &before).starts_with("a line of "), "{}", said(&counters, &before));
+        fs::remove_file(folder.join("stats")).unwrap();
+        assert_eq!(said(&counters, &before), "no process left its NIC's counters");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_cards_counters_are_those_of_its_port() {
+        let root = folder("card");
+        let port = root.join("sys/class/infiniband/mlx5_1/ports/1");
+        for (file, text) in [
+            ("counters/port_xmit_data", "100\n"),
+            ("counters/port_rcv_errors", "0\n"),
+            ("counters/symbol_error", "no number\n"),
+            ("hw_counters/out_of_sequence", "7\n"),
+        ] {
+            fs::create_dir_all(port.join(file).parent().unwrap()).unwrap();
+            fs::write(port.join(file), text).unwrap();
+        }
+        let counters = Counters::of_card(&root, "mlx5_1");
+        let before = counters.before();
+        fs::write(port.join("counters/port_xmit_data"), "164\n").unwrap();
+        fs::write(port.join("hw_counters/out_of_sequence"), "3\n").unwrap();
+        let (counts, absent) = counters.grown(&before);
+        assert_eq!(counts, [("nic.port_xmit_data".into(), 64.0)].into());
+        assert_eq!(absent, [("nic.hw.out_of_sequence".into(), "it went back from 7 to 3".into())].into());
+        let none = Counters::of_card(&root, "mlx5_0");
+        assert_eq!(none.grown(&none.before()).1["nic"], "no /sys/class/infiniband/mlx5_0/ports/1");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn ethtools_lines_are_names_and_counts() {
+        let said = "NIC statistics:\n     rx_packets: 12\n     rx prio 0: 3\n     state: up\n";
+        let found: Vec<_> = of_ethtool(said).collect();
+        assert_eq!(found, [("rx_packets".to_owned(), 12.0), ("rx_prio_0".to_owned(), 3.0)]);
+    }
+
+    #[test]
+    fn a_counter_that_is_only_on_one_side_of_a_point_says_so() {
+        let [one, other] = ["a", "b"].map(|name| BTreeMap::from([(name.to_owned(), 1.0)]));
+        let (counts, absent) = differences("hook", &one, &other);
+        assert!(counts.is_empty(), "{counts:?}");
+        assert_eq!(absent["hook.a"], "it was there before the point only");
+        assert_eq!(absent["hook.b"], "it was there after the point only");
+    }
+}
