@@ -1,6 +1,8 @@
 //! How far a measurement is: a bar on a terminal, a line now and then elsewhere.
 
+use std::cell::Cell;
 use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use experiment::Experiment;
@@ -18,6 +20,8 @@ pub struct Progress {
     bar: ProgressBar,
     plain: bool,
     total: u64,
+    /// When the first point of this run began, and how many were there already.
+    begun: Cell<Option<(Instant, u64)>>,
 }
 
 impl Progress {
@@ -25,15 +29,19 @@ impl Progress {
     pub fn new(total: u64, template: &str) -> Result<Progress> {
         let bar = ProgressBar::new(total);
         bar.set_style(ProgressStyle::with_template(template).context("the bar's template")?);
-        Ok(Progress { bar, plain: !std::io::stderr().is_terminal(), total })
+        Ok(Progress { bar, plain: !std::io::stderr().is_terminal(), total, begun: Cell::new(None) })
     }
 
     /// So many are done, and `what` is measured now.
     pub fn show(&self, done: u64, what: &str) {
         self.bar.set_position(done);
         self.bar.set_message(what.to_owned());
+        let (since, before) = self.begun.get().unwrap_or_else(|| (Instant::now(), done));
+        self.begun.set(Some((since, before)));
         if self.plain && is_told(done, self.total) {
-            tell!("{} of {}: {what}", done + 1, self.total);
+            let left = left(since.elapsed(), done - before, self.total - done);
+            let left = left.map_or_else(String::new, |left| format!("; {} left", about(left)));
+            tell!("{} of {}: {what}{left}", done + 1, self.total);
         }
     }
 }
@@ -57,6 +65,19 @@ pub fn measure(
         "{bar:30} {pos}/{len}  {msg}  {elapsed} of about {duration}",
     )?;
     run::measure(experiment, how, provenance, grid, bench, &mut |done, what| progress.show(done, what))
+}
+
+/// Time that `more` points take, if each takes as long as the `done` ones of this run did; none before the first.
+fn left(since: Duration, done: u64, more: u64) -> Option<Duration> {
+    (done > 0).then(|| since.mul_f64(more as f64 / done as f64))
+}
+
+/// A time for people who wait: `about 40 s`, `about 3 min`.
+pub fn about(time: Duration) -> String {
+    match time.as_secs_f64().ceil() {
+        seconds if seconds < 100.0 => format!("about {seconds:.0} s"),
+        seconds => format!("about {:.0} min", seconds / 60.0),
+    }
 }
 
 /// Whether the point behind `at` others is one of those that are told of.
@@ -86,6 +107,19 @@ mod tests {
         drop(child.stderr.take());
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
+    }
+
+    #[test]
+    fn the_time_left_is_that_of_the_points_of_this_run() {
+        let s = Duration::from_secs;
+        for (since, done, more, said) in [
+            (s(10), 0, 72, None),
+            (s(10), 5, 20, Some("about 40 s")),
+            (s(100), 10, 18, Some("about 3 min")),
+            (s(7), 7, 1, Some("about 1 s")),
+        ] {
+            assert_eq!(left(since, done, more).map(about).as_deref(), said, "{done} done");
+        }
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use experiment::Experiment;
 
 use super::Options;
 use crate::gpu_machine::GpuMachine;
 use crate::refused::refused;
-use crate::{carried, stop, workspace};
+use crate::{carried, progress, stop, workspace};
 
 /// What stands for all of them on the command line.
 pub const NAME: &str = "all";
@@ -17,7 +18,7 @@ pub const NAME: &str = "all";
 const FIGURES: [&str; 7] = ["3", "5", "4", "1", "2", "6", "7"];
 /// Figures whose points are transfers: of `--nic`, `--peer`, `--rate-gbps` and `--where`.
 const TRANSFERS: [&str; 2] = ["4", "5"];
-/// Figures of models' runs.
+/// Figures of models' runs: series of a GPU, or of the processor in its place.
 const OF_MODELS: [&str; 2] = ["1", "2"];
 /// Figures that are of a GPU alone; by the host twin they judge nothing, and take long.
 const OF_A_GPU: [&str; 2] = ["6", "7"];
@@ -54,11 +55,21 @@ pub fn run(options: &Options) -> Result<()> {
 /// Measures all by a program, which is a stand-in in tests. `no_gpu`: why there is no GPU.
 fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()> {
     let mut came = Vec::new();
-    for (nth, figure) in (1..).zip(FIGURES) {
+    let begun = Instant::now();
+    let is_left_out =
+        |figure: &str| no_gpu.is_some() && OF_A_GPU.contains(&figure) && options.machine.is_none();
+    let asked: Vec<f64> = FIGURES
+        .iter()
+        .map(|figure| if is_left_out(figure) { 0.0 } else { asked_s(figure, options, no_gpu.is_some()) })
+        .collect();
+    for (at, figure) in FIGURES.into_iter().enumerate() {
         let words = words(figure, options);
-        say!("figure {figure} ({nth} of {}): {} {}", FIGURES.len(), workspace::us(), words.join(" "));
+        let left = if options.dry_run { None } else { left(begun.elapsed(), &asked, at) };
+        let left = left.map_or_else(String::new, |left| format!("; {} left", progress::about(left)));
+        let nth = format!("{} of {}{left}", at + 1, FIGURES.len());
+        say!("figure {figure} ({nth}): {} {}", workspace::us(), words.join(" "));
         let since = Instant::now();
-        let what = match no_gpu.filter(|_| OF_A_GPU.contains(&figure) && options.machine.is_none()) {
+        let what = match no_gpu.filter(|_| is_left_out(figure)) {
             Some(why) => Came::LeftOut(format!("no GPU here ({why}); --machine twin tries the command")),
             None => match measured(program, &words)? {
                 Came::Measured if options.dry_run => Came::Said,
@@ -95,6 +106,29 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
     Ok(())
 }
 
+/// Seconds that the points of a figure ask for, and as long again for what each starts.
+fn asked_s(figure: &str, options: &Options, no_gpu: bool) -> f64 {
+    let Ok(experiment) = Experiment::read(&super::experiments(), &format!("fig{figure}")) else { return 0.0 };
+    let mut grid = experiment.spec.grid(options.extent());
+    let other = if no_gpu { "gpu-" } else { "cpu-" };
+    if no_gpu || OF_MODELS.contains(&figure) {
+        grid.series.retain(|series| !series.starts_with(other));
+    }
+    grid.keys().iter().map(|key| 2.0 * grid.seconds_of(&key.series).max(0.1)).sum()
+}
+
+/// Seconds that figures must have asked for before their time says something of the others, and how much slower these are taken for
+/// at most: the first figures have builds in their time.
+const TELLING_S: f64 = 5.0;
+const SLOWER: f64 = 3.0;
+
+/// Time left for the figures from `at` on, by what the figures before took for each second that their points asked for.
+fn left(since: Duration, asked: &[f64], at: usize) -> Option<Duration> {
+    let [before, after] = [&asked[..at], &asked[at..]].map(|part| part.iter().sum::<f64>());
+    let slower = if before > TELLING_S { (since.as_secs_f64() / before).min(SLOWER) } else { 1.0 };
+    Duration::try_from_secs_f64(after * slower).ok().filter(|left| !left.is_zero())
+}
+
 fn measured(program: &Path, words: &[String]) -> Result<Came> {
     stop::hold();
     let status = Command::new(program).args(words).status().context("starting a figure")?;
@@ -105,9 +139,7 @@ fn measured(program: &Path, words: &[String]) -> Result<Came> {
 /// A figure's command line: of the options those that it takes.
 fn words(figure: &str, options: &Options) -> Vec<String> {
     let is_transfer = TRANSFERS.contains(&figure) || figure == NAME;
-    let is_smoked = options.smoke && (is_transfer || OF_MODELS.contains(&figure));
-    let is_quick = options.quick || (options.smoke && !is_smoked);
-    let mut taken = Options { smoke: is_smoked, quick: is_quick, ..options.clone() };
+    let mut taken = options.clone();
     if !is_transfer {
         taken = Options { place: None, nic: None, peer: None, rate_gbps: None, ..taken };
     }
@@ -153,8 +185,8 @@ mod tests {
         for (figure, expected) in [
             ("4", "figure 4 --smoke --resume --nic mlx5_1 --out /o/fig4"),
             ("1", "figure 1 --smoke --resume --out /o/fig1"),
-            ("3", "figure 3 --quick --resume --out /o/fig3"),
-            ("7", "figure 7 --quick --resume --machine twin --out /o/fig7"),
+            ("3", "figure 3 --smoke --resume --out /o/fig3"),
+            ("7", "figure 7 --smoke --resume --machine twin --out /o/fig7"),
             ("all", "figure all --smoke --resume --nic mlx5_1 --machine twin --out /o"),
         ] {
             assert_eq!(of(figure, &options), expected);
@@ -163,6 +195,23 @@ mod tests {
             of("5", &Options { place: Some(Place::Netns), ..Options::default() }),
             "figure 5 --where netns"
         );
+    }
+
+    #[test]
+    fn the_time_left_goes_by_what_the_points_ask_for_and_what_the_others_took() {
+        let s = Duration::from_secs;
+        for (since, at, expected) in [(0, 0, Some(40)), (20, 1, Some(60)), (60, 2, Some(20)), (90, 3, None)] {
+            assert_eq!(left(s(since), &[10.0, 20.0, 10.0], at), expected.map(s), "{at}");
+        }
+        // What asks for little says little, and a build is none of the next one's.
+        assert_eq!(left(s(60), &[0.2, 10.0, 0.0], 1), Some(s(10)));
+        assert_eq!(left(s(600), &[10.0, 10.0], 1), Some(s(30)));
+        let quick = Options { quick: true, ..Options::default() };
+        for figure in FIGURES {
+            let [with, without] = [false, true].map(|no_gpu| asked_s(figure, &quick, no_gpu));
+            assert!(with > 0.0, "figure {figure}");
+            assert!(without < with || OF_MODELS.contains(&figure), "figure {figure}: {without} of {with} s");
+        }
     }
 
     /// A stand-in that fails for one figure, and notes all.

@@ -36,6 +36,7 @@ pub mod path;
 pub mod posts;
 mod samples;
 pub mod serving;
+mod smoke;
 mod transfer;
 pub mod waits;
 
@@ -49,7 +50,7 @@ pub struct Options {
     /// Fewer and shorter points: at most a minute after the build.
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
-    /// Figures 1, 2, 4 and 5: two points a series, once each, to see that everything works; with `all` the others are quick.
+    /// Figures 1 to 7: two points a series at most, once each, to see that everything works; figures 6 and 7 of one model.
     #[arg(long, conflicts_with_all = ["quick", "full", "record"])]
     smoke: bool,
     /// Figures 4 and 5: where both ends run [default: local].
@@ -85,10 +86,10 @@ pub struct Options {
     /// Figures 6 and 7: what runs the server's kernels; by the twin nothing is judged [default: gpu].
     #[arg(long, value_enum, conflicts_with = "record")]
     machine: Option<serving::Machine>,
-    /// Install nothing; if a package is missing, print the command and end with exit status 2.
     /// Run this command before and after each point, and keep by how much the counters grew that it prints as lines `name,value`.
     #[arg(long, value_name = "COMMAND")]
     counters_hook: Option<String>,
+    /// Install nothing; if a package is missing, print the command and end with exit status 2.
     #[arg(long)]
     pub no_install: bool,
 }
@@ -127,8 +128,8 @@ impl Options {
             ("--peer", self.peer.clone()),
             ("--peer-generator", self.peer.as_ref().map(|_| self.peer_generator.clone())),
             ("--rate-gbps", self.rate_gbps.map(|rate| rate.to_string())),
-            ("--machine", self.machine.map(|machine| machine.name().to_owned())),
             ("--counters-hook", self.counters_hook.clone()),
+            ("--machine", self.machine.map(|machine| machine.name().to_owned())),
             ("--out", self.out.as_ref().map(|out| out.display().to_string())),
         ];
         let mut words = vec!["figure".to_owned(), figure.to_owned()];
@@ -182,15 +183,18 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
         return all::run(options);
     }
     let mut experiment = Experiment::read(&experiments(), name)?;
+    if options.smoke {
+        smoke::keep_first_model(&mut experiment.spec);
+    }
     if let Some(command) = &options.counters_hook {
         samples::set_hook(command);
     }
     let app = experiment.spec.app.as_str();
     let on_nodes = options.place == Some(Place::Netns);
-    let has_no_smoke = ![transfer::APP, models::APP].contains(&app) && options.smoke;
+    let has_no_smoke = options.smoke && !smoke::has(app);
     if has_no_smoke || (app != transfer::APP && on_nodes) {
         let (option, figures) =
-            if has_no_smoke { ("--smoke", "1, 2, 4 and 5") } else { ("--where netns", "4 and 5") };
+            if has_no_smoke { ("--smoke", "1 to 7") } else { ("--where netns", "4 and 5") };
         return Err(refused(format!("{name}: {option} is of figures {figures}; leave it out")));
     }
     if app == models::APP {

@@ -1,0 +1,48 @@
+//! `--smoke`: two points a series at most, once each, to see that a figure's command works.
+
+use experiment::Spec;
+use experiment::spec::Extent;
+
+use super::{models, path, serving, transfer};
+
+/// Whether an experiment of this app has it.
+pub fn has(app: &str) -> bool {
+    [transfer::APP, models::APP, path::APP, serving::APP, serving::time::APP].contains(&app)
+}
+
+/// Of a server's series, `gpu-LINE-MODEL`, keeps those of the first one's model: each starts a server of its own.
+pub fn keep_first_model(spec: &mut Spec) {
+    if ![serving::APP, serving::time::APP].contains(&spec.app.as_str()) {
+        return;
+    }
+    let model = |series: &str| series.splitn(3, '-').nth(2).map(str::to_owned);
+    let first = spec.grid(Extent::Smoke).series.first().and_then(|series| model(series));
+    spec.keep(|series| model(series) == first);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::experiments;
+
+    #[test]
+    fn every_figure_has_at_most_two_points_a_series_and_those_of_a_server_one_model() {
+        for (figure, series) in
+            [("fig1", None), ("fig2", None), ("fig3", Some(2)), ("fig6", Some(4)), ("fig7", Some(4))]
+        {
+            let mut spec = Spec::read(&experiments().join(figure)).unwrap();
+            assert!(has(&spec.app), "{figure}");
+            keep_first_model(&mut spec);
+            let grid = spec.grid(Extent::Smoke);
+            if let Some(series) = series {
+                assert_eq!(grid.series.len(), series, "{figure}: {:?}", grid.series);
+            }
+            for name in &grid.series {
+                let points = grid.keys().iter().filter(|key| key.series == *name).count();
+                assert!((1..=2).contains(&points), "{figure}: {points} points of {name}");
+            }
+        }
+        let bench = Spec::read(&experiments().join("bench-clients")).unwrap();
+        assert!(!has(&bench.app));
+    }
+}
