@@ -196,6 +196,14 @@ fn steps(action: &str) -> Vec<String> {
     blocks.map(lines).collect()
 }
 
+/// The tarball that `dist` made last, if it did.
+fn newest_tarball(folder: &Path) -> Option<PathBuf> {
+    let names = workspace::names_in(folder).into_iter();
+    let all = names.filter(|name| name.starts_with("doorbell-") && name.ends_with("-x86_64-linux.tar.gz"));
+    all.map(|name| folder.join(name))
+        .max_by_key(|path| fs::metadata(path).and_then(|file| file.modified()).ok())
+}
+
 #[test]
 fn the_steps_of_the_ci_action_unpack_the_tarball_and_refuse_a_damaged_one() {
     let out = std::env::temp_dir().join(format!("xtask-dist-action-{}", std::process::id()));
@@ -203,21 +211,35 @@ fn the_steps_of_the_ci_action_unpack_the_tarball_and_refuse_a_damaged_one() {
     for folder in [&folder, &temp] {
         fs::create_dir_all(folder).unwrap();
     }
-    fs::write(folder.join("softnic"), "#!/bin/sh\necho \"stand-in $@\"\n").unwrap();
+    crate::process::script(&folder.join("softnic"), "#!/bin/sh\necho \"stand-in $@\"\n");
     fs::write(folder.join("SHA256SUMS"), sums(&folder, &folder).unwrap()).unwrap();
     let action = fs::read_to_string(root().join("packaging/action/action.yml")).unwrap();
     let steps = steps(&action);
     assert_eq!(steps.len(), 2);
-    let run = |step: &str| {
+    let run = |step: &str, tarball: &Path| {
         let mut bash = Command::new("bash");
         bash.args(["-c", step]).env("RUNNER_TEMP", &temp).env("GITHUB_PATH", &paths);
-        bash.env("TARBALL", out.join("doorbell-1.tar.gz")).output().unwrap()
+        bash.env("TARBALL", tarball).output().unwrap()
     };
-    pack(&out, "doorbell-1").unwrap();
-    let said = run(&steps[0]);
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    assert_eq!(fs::read_to_string(&paths).unwrap(), format!("{}\n", temp.join("softnic").display()));
-    assert!(temp.join("softnic/softnic").is_file());
+    let stand_in = pack(&out, "doorbell-1").unwrap();
+    // Of `cargo xtask dist`, where it was run: the program that the path then leads to is softnic.
+    let packed = newest_tarball(&target_dir().join("dist"));
+    let from =
+        packed.as_ref().map_or("a stand-in: no `dist` ran here".into(), |path| path.display().to_string());
+    say!("set up from {from}");
+    for (tarball, says) in [(Some(&stand_in), "stand-in --version"), (packed.as_ref(), "softnic ")] {
+        let Some(tarball) = tarball else { continue };
+        let _ = fs::remove_file(&paths);
+        let said = run(&steps[0], tarball);
+        assert!(said.status.success(), "{}: {}", tarball.display(), String::from_utf8_lossy(&said.stderr));
+        let folder = fs::read_to_string(&paths).unwrap();
+        assert_eq!(folder, format!("{}\n", temp.join("softnic").display()));
+        let mut program = Command::new("bash");
+        program.args(["-c", "softnic --version"]).env("PATH", format!("{}:/usr/bin:/bin", folder.trim_end()));
+        let said = String::from_utf8_lossy(&program.output().unwrap().stdout).into_owned();
+        assert!(said.starts_with(says), "{}: {said}", tarball.display());
+        fs::remove_dir_all(temp.join("softnic")).unwrap();
+    }
     // A program of that name, as a hosted runner's long list and as one without the driver.
     let bin = out.join("bin");
     fs::create_dir_all(&bin).unwrap();
@@ -233,6 +255,6 @@ fn the_steps_of_the_ci_action_unpack_the_tarball_and_refuse_a_damaged_one() {
     // Its sums stay those of before.
     fs::write(folder.join("softnic"), "damaged\n").unwrap();
     pack(&out, "doorbell-1").unwrap();
-    assert!(!run(&steps[0]).status.success());
+    assert!(!run(&steps[0], &stand_in).status.success());
     fs::remove_dir_all(out).unwrap();
 }
