@@ -214,6 +214,14 @@ impl Receiver {
         let mut session = Speaking::start(&mut command, &logs.join("receiver.log"))?;
         match session.json("listening", WAIT) {
             Ok(_) => Ok(Receiver::standing(format!("{host}:{port}"), session)),
+            // As `ssh(1)` says that it has no connection.
+            Err(error) if matches!(session.child.poll(), Ok(Some(Ended::Status(255)))) => {
+                Err(refused(format!(
+                    "{host} does not answer: {error:#}; see that `ssh {host} true` logs in from here without a password, or run \
+                 `generator {}` there and leave --peer out here",
+                    listen(port)
+                )))
+            }
             Err(error) => Err(refused(format!(
                 "no receiver on {host}: {error:#}; say where its generator is (--peer-generator PATH), or run \
                  `generator {}` there and leave --peer out here",
@@ -329,5 +337,52 @@ impl Probe {
             ("pump", Some(false.into())),
         ];
         facts.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::script;
+
+    /// A network of its own whose only interface swallows every packet: `dummy` of `ip-link(8)`.
+    const SWALLOWS: &str = "#!/bin/sh
+exec unshare -n sh -c 'ip link add d0 type dummy && ip addr add 10.99.0.1/24 dev d0 && ip link set d0 up && exec \"$@\"' sh REST
+";
+
+    fn find(name: &str, rest: &str) -> Result<Receiver> {
+        let folder = std::env::temp_dir().join(format!("xtask-peer-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let ssh = folder.join("ssh");
+        script(&ssh, rest);
+        let peer = Peer { host: "10.99.0.2", generator: "generator", ssh: &ssh, port: PORT };
+        let found = Receiver::find(&Nic::Card { device: "mlx5_0".into() }, Some(peer), &folder);
+        fs::remove_dir_all(folder).unwrap();
+        found
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_is_told_from_one_without_a_receiver() {
+        let makes = |line: &str| {
+            let status = Command::new("sh").args(["-c", line]).stderr(std::process::Stdio::null()).status();
+            status.is_ok_and(|status| status.success()).then_some(()).ok_or(line.to_owned())
+        };
+        measure::need!(
+            makes("unshare -n ip link add d0 type dummy && command -v ssh > /dev/null"),
+            "root, ip and ssh"
+        );
+        // Its first value of an option counts: a second is enough.
+        let error = find("silent", &SWALLOWS.replace("REST", "ssh -o ConnectTimeout=1 \"$@\"")).unwrap_err();
+        let said = error.to_string();
+        for words in ["10.99.0.2 does not answer", "timed out", "`ssh 10.99.0.2 true`", "leave --peer out"] {
+            assert!(error.is::<crate::refused::Refused>() && said.contains(words), "{words}: {said}");
+        }
+        // It answers, and the port is another program's.
+        let taken =
+            "#!/bin/sh\necho '10.99.0.2:18515: Address already in use; give another port' >&2; exit 2\n";
+        let said = find("taken", taken).unwrap_err().to_string();
+        for words in ["no receiver on 10.99.0.2", "Address already in use", "--peer-generator"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
     }
 }

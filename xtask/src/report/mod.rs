@@ -50,7 +50,12 @@ pub fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| target_dir().join("report"));
     let figures = gathered(&root(), &options.add)?;
     let claims = Claims::of(&figures);
-    let page = written(&figures, &claims, &out)?;
+    let page = written(&figures, &claims, &out).with_context(|| {
+        format!(
+            "report: not all of it was written; make room in {} or mend it, or give another --out",
+            out.display()
+        )
+    })?;
     for figure in &figures {
         say!("figure {}: {}", figure.number(), figure.standing());
     }

@@ -102,6 +102,14 @@ pub fn up(testbed: &Testbed, port: u16) -> Result<()> {
     testbed.claim()?;
     stop::removes(move || found::remove(&to_remove).map(drop).map_err(|error| format!("{error:#}")));
     if let Err(error) = testbed.make(port).and_then(|()| start(testbed)) {
+        let is_full = format!("{error:#}").contains("No space left on device");
+        let error = match is_full {
+            true => error.context(format!(
+                "no room for keys and logs in {}: make room there, or give another --dir",
+                testbed.dir().display()
+            )),
+            false => error,
+        };
         return Err(match found::remove(testbed) {
             Ok(_) => error,
             Err(left) => error.context(format!("{left:#}")),

@@ -130,6 +130,36 @@ fn a_signal_during_up_removes_what_was_made() {
 }
 
 #[test]
+fn a_disk_without_room_is_named_with_what_to_do_and_nothing_half_written_stays() {
+    need!(machine(), testbed, NEEDS);
+    let disk = std::env::temp_dir().join(format!("tb-full-{}", std::process::id()));
+    fs::create_dir(&disk).unwrap();
+    let bed = Bed { dir: disk.join("bed") };
+    let report = disk.join("report");
+    let (up, xtask) = (bed.command("up"), env!("CARGO_BIN_EXE_xtask"));
+    let mut draws = Command::new(xtask);
+    draws.args(["report", "--out"]).arg(&report);
+    // In a mount namespace of its own: the disk goes with its processes.
+    let line = "mount -t tmpfs -o size=$1 tmpfs $2 && shift 2 && { \"$@\"; code=$?; } && ls -A $0 $0/report; exit $code";
+    for (command, size, words) in [
+        (&up, "12k", "no room for keys and logs in "),
+        (&draws, "64k", "not all of it was written; make room in "),
+    ] {
+        let mut full = Command::new("unshare");
+        full.args(["-m", "sh", "-c", line]).arg(&disk).arg(size).arg(&disk);
+        let said = Said::of(full.arg(command.get_program()).args(command.get_args()));
+        assert_eq!(said.code, Some(1), "{said:?}");
+        said.has(&[words, "No space left on device", "give another --"]);
+        let is_half = |line: &&str| {
+            ["bed", "index.html"].contains(line) || line.contains(".svg.") || line.contains(".csv.")
+        };
+        assert_eq!(said.text.lines().filter(is_half).count(), 0, "{said:?}");
+    }
+    assert_eq!(bed.left(), [""; 0]);
+    fs::remove_dir(disk).unwrap();
+}
+
+#[test]
 fn a_process_without_the_right_is_told_which_and_what_to_do() {
     need!(machine(), testbed, NEEDS);
     let bed = Bed::new("right");
