@@ -2,11 +2,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use measure::need;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
-use crate::bed::{Bed, Said, machine};
+use crate::bed::{Bed, LIMIT, Said, machine};
 use crate::testbed::NEEDS;
 
 const PROGRAMS: [&str; 3] = ["softnic", "libsoftnic_preload.so", "generator"];
@@ -83,10 +87,43 @@ fn nodes_with_different_programs_are_refused_by_name() {
 }
 
 #[test]
+fn a_host_whose_clock_is_wrong_or_that_does_not_answer_is_named_with_what_to_do() {
+    need!(machine(), testbed, NEEDS);
+    let bed = Bed::up("clock");
+    bed.stand_ins("node2", &[("date", "exec /bin/date -d \"+2 minutes\" \"$@\"")]);
+    let said = playbook(&bed, "site.yml", &["-e", "doorbell_copy=false"]);
+    assert!(!said.ok, "{}", said.text);
+    said.has(&["The clock of node2 differs by more than 60 s: set it, then run this again."]);
+    // An address of the nodes' network that nothing has: no packet is answered.
+    let said = playbook(&bed, "site.yml", &["-e", "ansible_host=10.77.0.9", "--limit", "node2"]);
+    assert!(!said.ok, "{}", said.text);
+    said.has(&["node2", "UNREACHABLE", "10.77.0.9 port 2222"]);
+}
+
+#[test]
+fn the_playbooks_pass_ansible_lint() {
+    // Not by `PATH`: no set-up installs it, since each version has rules of its own.
+    let lint = Path::new("/usr/bin/ansible-lint");
+    need!(lint.is_file().then_some(()).ok_or("no /usr/bin/ansible-lint"), ansible_lint, "ansible-lint");
+    let ansible = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("ansible");
+    let cache = std::env::temp_dir().join(format!("xtask-lint-{}", std::process::id()));
+    let mut command = Command::new(lint);
+    command.current_dir(ansible).args(["--offline", "--profile", "production", "--nocolor"]);
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("XDG_CACHE_HOME", &cache);
+    let said =
+        Said::of(command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_HOME", &cache.display().to_string())]));
+    let _ = fs::remove_dir_all(cache);
+    assert!(said.ok, "{}", said.text);
+}
+
+#[test]
 fn a_failed_transfer_names_its_host_keeps_the_logs_and_restores_what_was_tuned() {
     need!(machine(), testbed, NEEDS);
     let bed = Bed::up("failed");
+    let smi = r#"case $1 in --query*) echo "0000:17:00.0, Disabled, 1593, 1095, 2619, 1980";; *) echo "smi $*" >> /root/calls;; esac"#;
+    let modprobe = r#"echo "modprobe $*" >> /root/calls"#;
     for node in ["node1", "node2"] {
+        bed.stand_ins(node, &[("nvidia-smi", smi), ("modprobe", modprobe)]);
         let line = "mkdir -p /opt/doorbell/bin; cd /opt/doorbell/bin; touch libsoftnic_preload.so generator; \
                     printf '#!/bin/sh\ncat /sys/class/net/eth0/mtu >&2; echo the port is taken >&2; exit 2\n' > softnic; \
                     chmod +x softnic";
@@ -94,7 +131,8 @@ fn a_failed_transfer_names_its_host_keeps_the_logs_and_restores_what_was_tuned()
     }
     let out = bed.dir.join("out");
     let out_is = format!("experiment_out={}", out.display());
-    let said = playbook(&bed, "figure4.yml", &["-e", "tune=true", "-e", "host_mtu=4100", "-e", &out_is]);
+    let tuned = ["-e", "tune=true", "-e", "host_mtu=4100", "-e", "host_gpu=true", "-e", &out_is];
+    let said = playbook(&bed, "figure4.yml", &tuned);
     assert!(!said.ok, "{}", said.text);
     said.has(&["The receiver on node2 does not listen", "the port is taken"]);
     let log = fs::read_to_string(out.join("node2/receiver.log")).unwrap();
@@ -104,7 +142,82 @@ fn a_failed_transfer_names_its_host_keeps_the_logs_and_restores_what_was_tuned()
             bed.on(node, "cat /sys/class/net/eth0/mtu; ls /tmp /run/doorbell-tuned 2>&-").text,
             "4200\n/tmp:\n"
         );
+        // A stand-in for a GPU: it gets back what was read before, and no module stays that was not there.
+        let gpu = "smi --id=0000:17:00.0";
+        let calls = [
+            format!("{gpu} -pm 1\n{gpu} -ac 2619,1980\nmodprobe nvidia-peermem\n"),
+            format!("{gpu} -ac 1593,1095\n{gpu} -pm 0\nmodprobe -r nvidia-peermem\n"),
+        ];
+        assert_eq!(bed.on(node, "cat /root/calls; ls /run/doorbell-tuned.* 2>&-").text, calls.concat());
     }
+}
+
+#[test]
+fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
+    need!(machine(), testbed, NEEDS);
+    let release = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap().with_file_name("release");
+    need!(release.join("generator").exists() && release.join("softnic").exists(), softnic, "release builds");
+    let bed = Bed::up("book");
+    for node in ["node1", "node2"] {
+        let folder = release.display();
+        let line =
+            format!("mkdir -p /opt/doorbell/bin; cd {folder}; cp {} /opt/doorbell/bin", PROGRAMS.join(" "));
+        assert!(bed.on(node, &line).ok);
+    }
+    let out = bed.dir.join("out");
+    let out_is = format!("experiment_out={}", out.display());
+    let words = ["-e", &out_is, "-e", "{\"experiment_payloads\": [4096]}"];
+    let holds = "import socket, time; s = socket.socket(); s.bind((\"10.77.0.2\", 18515)); s.listen(); \
+                 print(\"held\", flush=True); time.sleep(600)";
+    let mut holder = Command::new(bed.dir.join("ssh"));
+    holder.args(["-tt", "-o", "ControlPath=none", "node2", &format!("python3 -c '{holds}'")]);
+    let mut holder = holder.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 4];
+    std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut said).unwrap();
+    let said = playbook(&bed, "figure4.yml", &words);
+    assert!(!said.ok, "{}", said.text);
+    said.has(&["The receiver on node2 does not listen", "10.77.0.2:18515", "Address already in use"]);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    bed.on("node2", "while ss -ltn | grep -q :18515; do sleep 0.1; done");
+    let said = playbook(&bed, "figure4.yml", &words);
+    assert!(said.ok, "{}", said.text);
+    let results = fs::read_to_string(out.join("node1/results.jsonl")).unwrap();
+    for (word, count) in [("\"content_ok\":true", 2), ("\"payload\":4096", 2)] {
+        assert_eq!(results.matches(word).count(), count, "{word}: {results}");
+    }
+    assert!(fs::read_to_string(out.join("node2/receiver.jsonl")).unwrap().contains("listening"));
+}
+
+#[test]
+fn a_signal_during_a_run_on_nodes_removes_them_and_says_how_to_go_on() {
+    need!(machine(), testbed, NEEDS);
+    let xtask = Path::new(env!("CARGO_BIN_EXE_xtask"));
+    let release = xtask.parent().unwrap().with_file_name("release");
+    need!(release.join("generator").exists() && release.join("softnic").exists(), softnic, "release builds");
+    let out = std::env::temp_dir().join(format!("tb-cut-{}", std::process::id()));
+    let bed = Bed { dir: out.join("testbed") };
+    let mut figure = Command::new(xtask);
+    figure.args(["figure", "4", "--smoke", "--where", "netns", "--no-install", "--out"]).arg(&out);
+    let run = figure.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let since = Instant::now();
+    while !fs::read_to_string(out.join("results.jsonl")).is_ok_and(|points| points.contains('\n')) {
+        assert!(since.elapsed() < LIMIT, "no point was measured");
+        sleep(Duration::from_millis(5));
+    }
+    bed.has_namespaces();
+    kill(Pid::from_raw(run.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    let ended = run.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(130), "{said}");
+    for words in
+        ["stopped by a signal; finished points are in ", "figure 4 --smoke --resume", "--where netns"]
+    {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert_eq!(bed.left(), [""; 0]);
+    assert!(fs::read_to_string(out.join("results.jsonl")).unwrap().ends_with('\n'));
+    fs::remove_dir_all(out).unwrap();
 }
 
 #[test]

@@ -50,6 +50,17 @@ impl Bed {
         Said::of(Command::new(self.dir.join("ssh")).args([node, line]))
     }
 
+    /// Puts programs before those of the machine on a node: name, and text of a shell script.
+    pub fn stand_ins(&self, node: &str, programs: &[(&str, &str)]) {
+        let mut line = "mkdir -p /root/bin; echo 'PATH=/root/bin:$PATH' > /root/.bashrc".to_owned();
+        for (name, text) in programs {
+            line += &format!(
+                "; printf '%s\\n' '#!/bin/sh' '{text}' > /root/bin/{name}; chmod +x /root/bin/{name}"
+            );
+        }
+        assert!(self.on(node, &line).ok, "{line}");
+    }
+
     /// What is left on this machine: names of namespaces, processes, mounts, the folder.
     pub fn left(&self) -> Vec<String> {
         let dir = self.dir.display().to_string();
@@ -143,7 +154,7 @@ pub fn machine() -> Result<(), String> {
     [setup, made].into_iter().find(|said| !said.ok).map_or(Ok(()), |said| Err(said.text.replace('\n', " ")))
 }
 
-fn has(name: &str) -> bool {
+pub fn has(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     folders.any(|folder| folder.join(name).is_file())
