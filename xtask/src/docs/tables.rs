@@ -10,6 +10,7 @@ use experiment::verdict::Verdict;
 
 use crate::compat;
 use crate::figure::serving;
+use crate::tidy::artifact;
 use crate::workspace::Tree;
 
 const BEGIN: &str = "<!-- table: ";
@@ -34,6 +35,9 @@ pub fn renewed(tree: &Tree, text: &str) -> Result<String> {
 fn table(tree: &Tree, name: &str) -> Result<String> {
     if name == "works-with" {
         return compat::table(tree);
+    }
+    if name == "claims" {
+        return Ok(markdown(&artifact::rows(tree)));
     }
     let rows_of: fn(&[Entry]) -> Vec<Vec<String>> = match name {
         "bench-clients" => |entries| listed(entries, None, &["per_s", "least_per_s", "most_per_s", "spread"]),
@@ -76,9 +80,14 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     if rows.len() < 2 {
         bail!("{path}: nothing for table {name} was found in it");
     }
+    Ok(markdown(&rows))
+}
+
+/// Rows of cells, titles first, as a document has them.
+fn markdown(rows: &[Vec<String>]) -> String {
     let mut lines: Vec<String> = rows.iter().map(|cells| format!("| {} |", cells.join(" | "))).collect();
     lines.insert(1, format!("|{}", "---|".repeat(rows[0].len())));
-    Ok(lines.join("\n"))
+    lines.join("\n")
 }
 
 fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
@@ -290,6 +299,7 @@ mod tests {
             rows,
             verdicts: Vec::new(),
             ratios: Default::default(),
+            samples: Default::default(),
         }
     }
 
@@ -299,7 +309,6 @@ mod tests {
                 "a/first-lap/host",
                 &[("early_ns", 68.4668), ("strict_ns", 1225.1), ("ratio_early", 0.4517), ("at_most", 0.35)][..],
             ),
-            samples: Default::default(),
             ("a/original/host", &[("ratio_early", 2.5), ("at_least", 2.5)]),
             ("b/unchecked/host", &[]),
             ("c/first-lap/gpu", &[]),

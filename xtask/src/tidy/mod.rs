@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::workspace::{Metadata, Tree, root};
 
 mod arrows;
-mod artifact;
+pub mod artifact;
 mod defects;
 mod docs;
 mod invariants;
