@@ -2,7 +2,7 @@
 //!
 //! In a bundle ([`crate::carried`]) the root is the bundle's folder: what is carried of the tree lies there at the same paths.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -117,10 +117,15 @@ pub fn revision_text(revision: &Revision) -> String {
     format!("{} {}", revision.commit, if revision.dirty { "dirty" } else { "clean" })
 }
 
-/// All text files of the tree by their path from the root; what git ignores is not in it. Of other files that are larger than
-/// [`LARGE`]: path and bytes.
+/// The tree's files by their path from the root; what git ignores is not in it.
 #[derive(Debug, Default)]
-pub struct Tree(BTreeMap<String, String>, Vec<(String, u64)>);
+pub struct Tree {
+    texts: BTreeMap<String, String>,
+    /// Path and bytes of those larger than [`LARGE`].
+    large: Vec<(String, u64)>,
+    /// Of those that are no text: pictures, captures.
+    binary: BTreeSet<String>,
+}
 
 /// A file of more bytes than this belongs somewhere else than in git.
 pub const LARGE: u64 = 1 << 20;
@@ -140,7 +145,7 @@ impl Tree {
             // A source archive has no repository.
             _ => walk(root, root)?,
         };
-        let mut large = Vec::new();
+        let (mut large, mut binary) = (Vec::new(), BTreeSet::new());
         let read = |path: String| {
             let about = std::fs::metadata(root.join(&path)).ok()?;
             if about.len() > LARGE {
@@ -148,32 +153,37 @@ impl Tree {
                 return None;
             }
             // A file that is listed and gone was deleted and not committed yet; one that is no UTF-8 is no text.
-            let bytes = std::fs::read(root.join(&path)).ok()?;
-            Some((path, String::from_utf8(bytes).ok()?))
+            match String::from_utf8(std::fs::read(root.join(&path)).ok()?) {
+                Ok(text) => Some((path, text)),
+                Err(_) => {
+                    binary.insert(path);
+                    None
+                }
+            }
         };
         let texts = paths.into_iter().filter_map(read).collect();
-        Ok(Tree(texts, large))
+        Ok(Tree { texts, large, binary })
     }
 
     /// Files that are too large to be in git, with their bytes.
     pub fn large(&self) -> &[(String, u64)] {
-        &self.1
+        &self.large
     }
 
     /// A tree of the given files, for tests of the checks.
     #[cfg(test)]
     pub fn of(files: &[(&str, &str)]) -> Tree {
         let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
-        Tree(texts.collect(), Vec::new())
+        Tree { texts: texts.collect(), ..Tree::default() }
     }
 
     pub fn get(&self, path: &str) -> Option<&str> {
-        self.0.get(path).map(String::as_str)
+        self.texts.get(path).map(String::as_str)
     }
 
-    /// All files as (path, text), in order of their paths.
+    /// All text files as (path, text), in order of their paths.
     pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(path, text)| (path.as_str(), text.as_str()))
+        self.texts.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
     pub fn rust(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -183,7 +193,8 @@ impl Tree {
     /// Whether `path` is a file of the tree, or a folder of one.
     pub fn holds(&self, path: &str) -> bool {
         let folder = format!("{}/", path.trim_end_matches('/'));
-        self.0.contains_key(path) || self.0.keys().any(|file| file.starts_with(&folder))
+        let mut all = self.texts.keys().chain(&self.binary);
+        all.any(|file| file == path || file.starts_with(&folder))
     }
 }
 

@@ -19,6 +19,7 @@ mod claims;
 mod figures;
 mod html;
 mod page;
+mod picture;
 mod section;
 #[cfg(test)]
 mod tests;
@@ -43,6 +44,9 @@ pub struct Options {
     /// measured.json. May be given several times.
     #[arg(long, value_name = "RESULTS")]
     add: Vec<PathBuf>,
+    /// Draw the top of the page into this PNG too, by headless Chromium.
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 }
 
 /// Reads what is recorded and what is added, then draws and writes.
@@ -63,6 +67,10 @@ pub fn run(options: &Options) -> Result<()> {
         claims.counts.iter().map(|(standing, count)| format!("{count} {standing}")).collect();
     say!("{} claims: {}", claims.lines.len(), counts.join(", "));
     say!("report: {}", page.display());
+    if let Some(file) = &options.picture {
+        picture::take(&page, file)?;
+        say!("picture: {}", file.display());
+    }
     if options.open {
         open(&page);
     }

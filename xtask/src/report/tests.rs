@@ -260,7 +260,8 @@ fn results_that_are_damaged_or_of_another_version_are_refused_and_no_page_is_wri
         (results.clone(), &cut, "cut after"),
     ] {
         fs::write(&file, text).unwrap();
-        let options = Options { out: Some(stage.out()), open: false, add: vec![results.clone()] };
+        let options =
+            Options { out: Some(stage.out()), open: false, add: vec![results.clone()], picture: None };
         let error = run(&options).unwrap_err();
         let line = error.to_string();
         assert!(error.is::<Refused>() && line.lines().count() == 1, "{error:#}");

@@ -4,20 +4,13 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::picture::chromium;
 use super::*;
 
 /// Writes what it finds into the page, as JSON.
 const LOOK: &str = include_str!("look.js");
 /// Width of a telephone.
 const NARROW: u32 = 390;
-
-/// Headless Chromium by the name that a package gives it.
-fn chromium() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let names = ["chromium-headless-shell", "chromium"];
-    let all = || std::env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name)));
-    all().find(|program| program.is_file())
-}
 
 /// What the script finds on the page in one theme and width, and what the browser's console says.
 fn looked(chromium: &Path, stage: &Stage, page: &str, theme: &str, width: u32) -> (Value, Vec<String>) {
@@ -93,7 +86,8 @@ fn in_a_browser_tables_sort_and_claims_are_filtered_by_verdict() {
     let chromium = measure::need!(chromium(), chromium, "headless Chromium");
     let (stage, figures) = (Stage::new("script"), committed());
     let mut claims = Claims::of(&figures);
-    let (found, _) = looked(&chromium, &stage, &page::page(&figures, &claims), "light", 1280);
+    let page = page::page(&figures, &claims);
+    let (found, _) = looked(&chromium, &stage, &page, "light", 1280);
     let (standing, count) = claims.counts.pop_first().unwrap();
     assert_eq!(
         (&found["filtered"]["by"], &found["filtered"]["shown"]),
@@ -106,4 +100,17 @@ fn in_a_browser_tables_sort_and_claims_are_filtered_by_verdict() {
     assert!(up.len() == 36 && up.is_sorted() && !up.iter().rev().is_sorted(), "{up:?}");
     assert!(down.iter().rev().is_sorted() && down.len() == 36, "{down:?}");
     assert_eq!(found["opened"], true, "a link to an entry opens its tab");
+    // The picture that README.md shows, and one that is taken now.
+    let (file, png) = (stage.0.join("index.html"), stage.0.join("page.png"));
+    fs::write(&file, page).unwrap();
+    picture::take(&file, &png).unwrap();
+    for png in [png, root().join("docs/report.png")] {
+        let bytes = fs::read(&png).unwrap();
+        assert!(
+            bytes.starts_with(b"\x89PNG") && bytes.len() < 200 << 10,
+            "{}: {} B",
+            png.display(),
+            bytes.len()
+        );
+    }
 }

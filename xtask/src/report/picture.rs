@@ -1,0 +1,44 @@
+//! `--picture FILE`: the top of the page as a PNG, by headless Chromium. `README.md` shows one.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::process::output;
+use crate::refused::refused;
+
+/// Longest run of the browser, which takes some seconds.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Pixels of the picture.
+const SIZE: &str = "--window-size=1100,760";
+
+/// Headless Chromium by the name that a package gives it.
+pub fn chromium() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let names = ["chromium-headless-shell", "chromium"];
+    let all = || std::env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name)));
+    all().find(|program| program.is_file())
+}
+
+/// Takes it. Error: refused where there is no browser.
+pub fn take(page: &Path, file: &Path) -> Result<()> {
+    let chromium = chromium().ok_or_else(|| {
+        refused("report: --picture needs chromium-headless-shell or chromium (`cargo xtask setup`, on Debian), or leave it out")
+    })?;
+    let [page, file] = [page, file].map(std::path::absolute);
+    let (page, file) = (page.context("finding the page")?, file.context("finding the picture")?);
+    let beside = file.with_extension("part.png");
+    let profile = std::env::temp_dir().join(format!("xtask-picture-{}", std::process::id()));
+    let mut browser = Command::new(chromium);
+    // The page is ours; root has no sandbox.
+    browser.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", SIZE]);
+    browser.arg(format!("--user-data-dir={}", profile.display()));
+    browser.arg(format!("--screenshot={}", beside.display())).arg(format!("file://{}", page.display()));
+    let taken = output(&mut browser, LIMIT);
+    let _ = std::fs::remove_dir_all(profile);
+    taken?;
+    ensure!(beside.is_file(), "the browser left no picture {}", beside.display());
+    std::fs::rename(&beside, &file).with_context(|| format!("writing {}", file.display()))
+}
