@@ -222,6 +222,9 @@ impl Receiver {
                     listen(port)
                 )))
             }
+            Err(error) if format!("{error:#}").contains("already in use") => Err(refused(format!(
+                "no receiver on {host}: {error:#}; end what has port {port} there, then try again"
+            ))),
             Err(error) => Err(refused(format!(
                 "no receiver on {host}: {error:#}; say where its generator is (--peer-generator PATH), or run \
                  `generator {}` there and leave --peer out here",
@@ -345,9 +348,10 @@ mod tests {
     use super::*;
     use crate::process::script;
 
-    /// A network of its own whose only interface swallows every packet: `dummy` of `ip-link(8)`.
+    /// A network of its own, whose only cable ends at an interface that takes no packet: their MAC address is another one's.
     const SWALLOWS: &str = "#!/bin/sh
-exec unshare -n sh -c 'ip link add d0 type dummy && ip addr add 10.99.0.1/24 dev d0 && ip link set d0 up && exec \"$@\"' sh REST
+exec unshare -n sh -c 'ip link add d0 type veth peer name d1 && ip link set d1 up && ip addr add 10.99.0.1/24 dev d0 &&
+ip link set d0 up && ip neigh add 10.99.0.2 lladdr 02:00:00:00:00:99 dev d0 && exec \"$@\"' sh REST
 ";
 
     fn find(name: &str, rest: &str) -> Result<Receiver> {
@@ -368,7 +372,7 @@ exec unshare -n sh -c 'ip link add d0 type dummy && ip addr add 10.99.0.1/24 dev
             status.is_ok_and(|status| status.success()).then_some(()).ok_or(line.to_owned())
         };
         measure::need!(
-            makes("unshare -n ip link add d0 type dummy && command -v ssh > /dev/null"),
+            makes("unshare -n ip link add d0 type veth peer name d1 && command -v ssh > /dev/null"),
             "root, ip and ssh"
         );
         // Its first value of an option counts: a second is enough.
@@ -378,10 +382,9 @@ exec unshare -n sh -c 'ip link add d0 type dummy && ip addr add 10.99.0.1/24 dev
             assert!(error.is::<crate::refused::Refused>() && said.contains(words), "{words}: {said}");
         }
         // It answers, and the port is another program's.
-        let taken =
-            "#!/bin/sh\necho '10.99.0.2:18515: Address already in use; give another port' >&2; exit 2\n";
+        let taken = "#!/bin/sh\necho 'listening on 0.0.0.0:18515: Address already in use (os error 98)' >&2; exit 2\n";
         let said = find("taken", taken).unwrap_err().to_string();
-        for words in ["no receiver on 10.99.0.2", "Address already in use", "--peer-generator"] {
+        for words in ["no receiver on 10.99.0.2", "Address already in use", "end what has port 18515 there"] {
             assert!(said.contains(words), "{words}: {said}");
         }
     }

@@ -197,7 +197,10 @@ mod tests {
         assert!(!run("no-such-program").0);
         // It is of no bare machine: a test that looks for it in vain would skip on every run.
         if Path::new("/usr/bin/valgrind").exists() {
-            assert!(run("valgrind --version > /dev/null").0, "no package of xtask/packages.txt brings valgrind");
+            assert!(
+                run("valgrind --version > /dev/null").0,
+                "no package of xtask/packages.txt brings valgrind"
+            );
         }
         fs::remove_dir_all(target).unwrap();
     }

@@ -176,14 +176,19 @@ fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
     std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut said).unwrap();
     let said = playbook(&bed, "figure4.yml", &words);
     assert!(!said.ok, "{}", said.text);
-    said.has(&["The receiver on node2 does not listen", "10.77.0.2:18515", "Address already in use"]);
+    said.has(&[
+        "The receiver on node2 does not listen",
+        "10.77.0.2:18515",
+        "Address already in use",
+        "-e experiment_port=",
+    ]);
     holder.kill().unwrap();
     holder.wait().unwrap();
     bed.on("node2", "while ss -ltn | grep -q :18515; do sleep 0.1; done");
     let said = playbook(&bed, "figure4.yml", &words);
     assert!(said.ok, "{}", said.text);
     let results = fs::read_to_string(out.join("node1/results.jsonl")).unwrap();
-    for (word, count) in [("\"content_ok\":true", 2), ("\"payload\":4096", 2)] {
+    for (word, count) in [("\"content_ok\":true", 2), ("\"payload_bytes\":4096", 2)] {
         assert_eq!(results.matches(word).count(), count, "{word}: {results}");
     }
     assert!(fs::read_to_string(out.join("node2/receiver.jsonl")).unwrap().contains("listening"));
@@ -210,9 +215,7 @@ fn a_signal_during_a_run_on_nodes_removes_them_and_says_how_to_go_on() {
     let ended = run.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(130), "{said}");
-    for words in
-        ["stopped by a signal; finished points are in ", "figure 4 --smoke --resume", "--where netns"]
-    {
+    for words in ["stopped by a signal; finished points are in ", "--resume --out ", "--where netns"] {
         assert!(said.contains(words), "{words}: {said}");
     }
     assert_eq!(bed.left(), [""; 0]);
