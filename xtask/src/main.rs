@@ -285,6 +285,7 @@ mod tests {
             ("figure 4 --record", Some("--record")),
             ("figure 4 --where local", None),
             ("figure 4 --where netns", Some("--where netns")),
+            ("figure 4 --where my/hosts.yml", Some("--where INVENTORY")),
             ("bench-nic --record", Some("--record")),
             ("bench-nic", None),
             ("bench-gpu", None),

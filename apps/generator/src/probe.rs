@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use measure::provenance::Host;
 use serde::Serialize;
 use verbs::Device;
 use verbs::code::{GidType, LinkLayer, PortState};
@@ -10,6 +11,7 @@ use verbs::code::{GidType, LinkLayer, PortState};
 #[derive(Debug, Serialize)]
 struct Report {
     kind: &'static str,
+    host: Host,
     libraries: Libraries,
     error: Option<String>,
     devices: Vec<DeviceFacts>,
@@ -75,7 +77,7 @@ fn report() -> Report {
     };
     let version = |stem| measure::provenance::library_version(stem);
     let libraries = Libraries { libibverbs: version("libibverbs.so"), libmlx5: version("libmlx5.so") };
-    Report { kind: "probe", libraries, error, devices }
+    Report { kind: "probe", host: Host::here(), libraries, error, devices }
 }
 
 fn facts(device: &Device<'_>) -> DeviceFacts {

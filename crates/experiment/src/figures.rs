@@ -231,7 +231,7 @@ pub(crate) fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[S
         ),
         format!(
             "{}; libibverbs {}, libmlx5 {}, kernel {}, {} build, {}",
-            from.machine,
+            from.machines(),
             version("libibverbs"),
             version("libmlx5"),
             version("kernel"),

@@ -149,7 +149,7 @@ pub fn provenance_of(points: &[Point]) -> Option<Provenance> {
 pub fn standing(label: Label, from: &Provenance) -> String {
     let gpu = if from.gpu_device.is_empty() { String::new() } else { format!("{}; ", from.gpu_device) };
     let load = from.load.map_or_else(String::new, |load| format!("; load in the minute before: {load:.1}"));
-    let machine = &from.machine;
+    let machine = from.machines();
     format!(
         "label: {label} (nic: {}, gpu: {}, link: {}); {gpu}{machine}{load}",
         from.nic, from.gpu, from.link

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use measure::Provenance;
 use measure::json_lines::{self, JsonLinesError};
+use measure::provenance::Host;
 
 use crate::Experiment;
 use crate::point::{Key, Point};
@@ -250,6 +251,20 @@ pub fn differs(old: &Provenance, new: &Provenance) -> Option<Difference> {
         .or_else(|| Difference::of("GPU", &old.gpu_device, &new.gpu_device))
         .or_else(|| of_keys("NIC option", &old.nic_options, &new.nic_options))
         .or_else(|| of_keys("version of", &old.versions, &new.versions))
+        .or_else(|| of_keys("", &ends(old), &ends(new)))
+}
+
+/// The hosts of both ends, all of each but its load.
+fn ends(from: &Provenance) -> BTreeMap<String, String> {
+    let said = |host: &Host| {
+        let versions = host.versions.iter().map(|(name, version)| format!(", {name} {version}"));
+        format!("{}: {}{}", host.name, host.machine, versions.collect::<String>())
+    };
+    ["sender's host", "receiver's host"]
+        .map(str::to_owned)
+        .into_iter()
+        .zip(from.hosts.iter().map(said))
+        .collect()
 }
 
 /// The first key of two tables that has not the same value in both.
@@ -260,7 +275,8 @@ fn of_keys<V: ToString>(
 ) -> Option<Difference> {
     let value = |table: &BTreeMap<String, V>, key: &str| table.get(key).map_or("none".into(), V::to_string);
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    keys.into_iter().find_map(|key| Difference::of(format!("{what} {key}"), value(old, key), value(new, key)))
+    let of = |key: &str| format!("{what} {key}").trim_start().to_owned();
+    keys.into_iter().find_map(|key| Difference::of(of(key), value(old, key), value(new, key)))
 }
 
 /// Refuses a point of an earlier run that is none of this one; everything that provenance says must be the same, and what the

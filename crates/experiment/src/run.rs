@@ -27,6 +27,10 @@ pub trait Bench {
     fn asked(&self, key: &Key) -> BTreeMap<String, u64>;
     /// Measures one point, and waits for all that it started.
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point>;
+    /// Whether that runs on this machine, so that programs of others on it matter.
+    fn is_here(&self) -> bool {
+        true
+    }
 }
 
 /// What a run adds to its points.
@@ -86,7 +90,7 @@ pub fn measure(
     for key in grid.keys().iter().filter(|key| !done.contains(key)) {
         let count = earlier.points.len();
         progress(count as u64, &key.to_string());
-        let others = Others::watch();
+        let others = bench.is_here().then(Others::watch).flatten();
         let measured = bench.measure(key, grid.seconds_of(&key.series));
         let mut point =
             measured.with_context(|| format!("{key} ({count} points are in {})", file.display()))?;

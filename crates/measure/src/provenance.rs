@@ -38,6 +38,39 @@ pub struct Provenance {
     pub versions: BTreeMap<String, String>,
     /// The source.
     pub revision: Revision,
+    /// The sender's host and the receiver's, where those are two; `machine`, `cores`, `load` and `versions` are then the sender's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<Host>,
+}
+
+/// What a host says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Host {
+    /// Host name.
+    pub name: String,
+    /// Processor model and cores, as `machine` of [`Provenance`].
+    pub machine: String,
+    /// Cores that a process may use.
+    pub cores: usize,
+    /// As `load` of [`Provenance`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<f64>,
+    /// `kernel`, and of an end of a transfer libraries and firmware.
+    pub versions: BTreeMap<String, String>,
+}
+
+impl Host {
+    /// The one that this process runs on.
+    pub fn here() -> Host {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Host {
+            name: read_line("/proc/sys/kernel/hostname"),
+            machine: format!("{}, {cores} cores", processor()),
+            cores,
+            load: read_line("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()),
+            versions: BTreeMap::from([("kernel".to_owned(), read_line("/proc/sys/kernel/osrelease"))]),
+        }
+    }
 }
 
 impl Provenance {
@@ -49,12 +82,9 @@ impl Provenance {
 
     /// The same where the source is known already, or is not here.
     pub fn of(revision: Revision, libraries: &[&str]) -> Provenance {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut versions = BTreeMap::from([
-            ("kernel".to_owned(), read_line("/proc/sys/kernel/osrelease")),
-            ("rustc".to_owned(), env!("MEASURE_RUSTC").to_owned()),
-            ("profile".to_owned(), env!("MEASURE_PROFILE").to_owned()),
-        ]);
+        let Host { machine, cores, load, mut versions, .. } = Host::here();
+        versions.insert("rustc".to_owned(), env!("MEASURE_RUSTC").to_owned());
+        versions.insert("profile".to_owned(), env!("MEASURE_PROFILE").to_owned());
         for library in libraries {
             let version = library_version(library).unwrap_or_else(|| "missing".into());
             versions.insert(library.trim_end_matches(".so").to_owned(), version);
@@ -66,11 +96,21 @@ impl Provenance {
             device: String::new(),
             gpu_device: String::new(),
             nic_options: BTreeMap::new(),
-            machine: format!("{}, {cores} cores", processor()),
+            machine,
             cores,
-            load: read_line("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()),
+            load,
             versions,
             revision,
+            hosts: Vec::new(),
+        }
+    }
+
+    /// The machine, or both hosts with theirs.
+    pub fn machines(&self) -> String {
+        let named = |host: &Host| format!("{}: {}", host.name, host.machine);
+        match self.hosts.is_empty() {
+            true => self.machine.clone(),
+            false => self.hosts.iter().map(named).collect::<Vec<_>>().join("; "),
         }
     }
 
@@ -154,8 +194,17 @@ mod tests {
     #[test]
     fn a_line_from_before_gpus_had_names_is_read() {
         let json = serde_json::to_string(&here()).unwrap();
-        assert!(!json.contains("gpu_device"), "{json}");
+        assert!(!json.contains("gpu_device") && !json.contains("hosts"), "{json}");
         assert_eq!(serde_json::from_str::<Provenance>(&json).unwrap().gpu_device, "");
+    }
+
+    #[test]
+    fn the_machine_of_one_host_and_the_machines_of_two_are_named() {
+        let host =
+            |name: &str| Host { name: name.into(), machine: format!("{name}'s, 2 cores"), ..Host::default() };
+        let one = Provenance { machine: "ours, 2 cores".into(), ..here() };
+        let two = Provenance { hosts: vec![host("a"), host("b")], ..one.clone() };
+        assert_eq!([one.machines(), two.machines()], ["ours, 2 cores", "a: a's, 2 cores; b: b's, 2 cores"]);
     }
 
     #[test]

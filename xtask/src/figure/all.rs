@@ -195,6 +195,8 @@ mod tests {
             of("5", &Options { place: Some(Place::Netns), ..Options::default() }),
             "figure 5 --where netns"
         );
+        let place = Some(Place::Inventory("my hosts.yml".into()));
+        assert_eq!(of("4", &Options { place, ..Options::default() }), "figure 4 --where my hosts.yml");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use experiment::modelled;
 use experiment::point::needs_gpu;
 use experiment::run::{self, Extra};
@@ -23,15 +23,14 @@ use crate::measured;
 use crate::process::{Speaking, WAIT};
 use crate::progress;
 use crate::refused::refused;
-use crate::setup::{self, Purpose};
 use crate::stop;
 use crate::workspace::{self, root};
 
 mod all;
 mod judged;
 pub mod models;
-mod netns;
 mod nic;
+mod nodes;
 pub mod path;
 pub mod posts;
 mod samples;
@@ -43,6 +42,7 @@ pub mod waits;
 pub use judged::judged;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
+pub use nodes::Place;
 use transfer::{Bench, InFlight, Transfer};
 
 #[derive(Args, Clone, Default)]
@@ -53,8 +53,9 @@ pub struct Options {
     /// Figures 1 to 7: two points a series at most, once each, to see that everything works; figures 6 and 7 of one model.
     #[arg(long, conflicts_with_all = ["quick", "full", "record"])]
     smoke: bool,
-    /// Figures 4 and 5: where both ends run [default: local].
-    #[arg(long = "where", value_enum, value_name = "WHERE")]
+    /// Figures 4 and 5: where both ends run: local, netns (two nodes that are made for the run), or an ansible inventory of two hosts
+    /// [default: local].
+    #[arg(long = "where", value_name = "WHERE", value_parser = Place::parse)]
     place: Option<Place>,
     /// Every published size, more and longer repetitions.
     #[arg(long)]
@@ -94,20 +95,20 @@ pub struct Options {
     pub no_install: bool,
 }
 
-/// Where both ends of a transfer run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Place {
-    /// On this host, or with --nic here and on --peer.
-    Local,
-    /// On two nodes that are made for the run: network namespaces of this machine.
-    Netns,
-}
-
 impl Options {
     /// What of it needs the source tree, and so cannot be had in a bundle.
     pub fn needs_tree(&self) -> Option<&'static str> {
-        let on_nodes = (self.place == Some(Place::Netns)).then_some("--where netns");
-        self.record.then_some("--record").or(on_nodes)
+        let by_ansible = match &self.place {
+            Some(Place::Netns) => Some("--where netns"),
+            Some(Place::Inventory(_)) => Some("--where INVENTORY"),
+            _ => None,
+        };
+        self.record.then_some("--record").or(by_ansible)
+    }
+
+    /// `--where`, where both ends run on hosts that ansible reaches.
+    fn on_nodes(&self) -> Option<String> {
+        self.place.as_ref()?.on_nodes()
     }
 
     /// The command line that has these options, after the program's name: switches first.
@@ -121,9 +122,9 @@ impl Options {
             ("--dry-run", self.dry_run),
             ("--no-install", self.no_install),
         ];
-        let is_netns = self.place == Some(Place::Netns);
+        let place = self.on_nodes().and_then(|option| Some(option.split_once(' ')?.1.to_owned()));
         let values = [
-            ("--where", is_netns.then(|| "netns".to_owned())),
+            ("--where", place),
             ("--nic", self.nic.clone()),
             ("--peer", self.peer.clone()),
             ("--peer-generator", self.peer.as_ref().map(|_| self.peer_generator.clone())),
@@ -190,11 +191,13 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
         samples::set_hook(command);
     }
     let app = experiment.spec.app.as_str();
-    let on_nodes = options.place == Some(Place::Netns);
+    let on_nodes = options.on_nodes();
     let has_no_smoke = options.smoke && !smoke::has(app);
-    if has_no_smoke || (app != transfer::APP && on_nodes) {
-        let (option, figures) =
-            if has_no_smoke { ("--smoke", "1 to 7") } else { ("--where netns", "4 and 5") };
+    if has_no_smoke || (app != transfer::APP && on_nodes.is_some()) {
+        let (option, figures) = match on_nodes {
+            Some(option) if !has_no_smoke => (option, "4 and 5"),
+            _ => ("--smoke".to_owned(), "1 to 7"),
+        };
         return Err(refused(format!("{name}: {option} is of figures {figures}; leave it out")));
     }
     if app == models::APP {
@@ -246,8 +249,8 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     if let Some(rate) = options.rate_gbps {
         experiment.spec.nic.insert("rate_gbps".into(), rate.into());
     }
-    if on_nodes {
-        netns::prepare(&mut experiment.spec, options)?;
+    if let Some(place) = &on_nodes {
+        nodes::prepare(&mut experiment.spec, options, place)?;
     }
     // What the user can mend is said before minutes of building.
     let how = check(&experiment, options)?;
@@ -265,14 +268,13 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     if let Some(device) = &options.nic {
         Nic::card(device)?;
     }
-    if on_nodes {
-        netns::testbed(&how.out)?;
-    }
+    let place = options.place.clone().unwrap_or(Place::Local);
+    place.allowed(&how.out)?;
     let _locked = resume::lock(&how.out)?;
-    setup::prepare(if on_nodes { Purpose::Testbed } else { Purpose::Figure }, options.no_install)?;
+    place.set_up(options.no_install)?;
     build()?;
-    if on_nodes {
-        return netns::execute(&experiment, options, &how.out);
+    if on_nodes.is_some() {
+        return nodes::execute(&place, &experiment, options, &how.out);
     }
     execute(&experiment, options, &how.out, &Programs::release())
 }
@@ -296,6 +298,10 @@ fn check(experiment: &Experiment, options: &Options) -> Result<resume::Options> 
 /// Provenance of this run as far as it is known before the programs are built; the rest as in `old`.
 fn known(old: &Provenance, experiment: &Experiment, options: &Options) -> Provenance {
     let ours = Provenance::of(workspace::revision(), &[]);
+    if matches!(options.place, Some(Place::Inventory(_))) {
+        // Its hosts tell the rest, later.
+        return Provenance { revision: ours.revision, ..old.clone() };
+    }
     let mut known = Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() };
     for name in ["kernel", "rustc"] {
         known.versions.extend(ours.versions.get(name).map(|version| (name.to_owned(), version.clone())));
@@ -389,7 +395,7 @@ pub fn quoted(word: &str) -> String {
 
 /// The posting code of libmlx5 and of the shim side by side in one process.
 fn bench_post(nic: &Nic, programs: &Programs, logs: &Path) -> Result<Extra> {
-    let mut command = nic.generator(programs);
+    let mut command = nic.generator(programs)?;
     command.args(["bench-post", "--json", "-"]);
     let mut session = Speaking::start(&mut command, &logs.join("bench-post.log"))?;
     let ratios = session.json("bench-post", WAIT * 3).context("comparing the posting code")?;
@@ -415,6 +421,7 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
     let keys = grid.keys();
     let software = match options.place {
         Some(Place::Netns) => "the software NIC on two nodes, RoCEv2 between them",
+        Some(Place::Inventory(_)) => "those of the inventory's hosts, the software NIC where it names none",
         _ => "the software NIC, two processes",
     };
     let lists = |series: &str| -> Vec<u64> { grid.others(series).iter().map(|at| at["list"]).collect() };

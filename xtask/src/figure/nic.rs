@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use measure::provenance::Host;
 use measure::{Label, Provenance, Revision};
 use serde::Deserialize;
 
-use super::netns::Nodes;
+use super::nodes::Nodes;
 use super::samples;
 use crate::packages::LIBRARY;
 use crate::process::{Ended, Speaking, WAIT};
@@ -64,8 +65,8 @@ pub enum Nic {
         /// `mlx5_0`
         device: String,
     },
-    /// The software NIC on both nodes of a testbed, RoCEv2 between them.
-    Nodes(Nodes),
+    /// Two hosts that ansible reaches: the software NIC on both and RoCEv2 between them, or a card in each.
+    Nodes(Box<Nodes>),
 }
 
 impl Nic {
@@ -117,22 +118,40 @@ impl Nic {
 
     pub fn device(&self) -> &str {
         match self {
-            Nic::Software { .. } | Nic::Nodes(_) => "mlx5_0",
+            Nic::Software { .. } => "mlx5_0",
+            Nic::Nodes(nodes) => nodes.card().unwrap_or("mlx5_0"),
             Nic::Card { device } => device,
         }
+    }
+
+    /// Whether the sender's is silicon.
+    fn is_card(&self) -> bool {
+        match self {
+            Nic::Software { .. } => false,
+            Nic::Nodes(nodes) => nodes.card().is_some(),
+            Nic::Card { .. } => true,
+        }
+    }
+
+    /// Whether the sender runs on this machine.
+    pub fn is_here(&self) -> bool {
+        !matches!(self, Nic::Nodes(nodes) if !nodes.are_here())
     }
 
     /// Counts what other programs take from now on, where that of this host's own processes is not enough.
     pub fn others(&self) -> Option<impl Fn() -> Option<f64>> {
         let Nic::Nodes(nodes) = self else { return None };
-        Some(nodes.others())
+        nodes.others()
     }
 
     /// The generator on this NIC; options follow.
-    pub fn generator(&self, programs: &Programs) -> Command {
-        match self {
+    pub fn generator(&self, programs: &Programs) -> Result<Command> {
+        Ok(match self {
             Nic::Card { .. } => Command::new(&programs.generator),
-            Nic::Nodes(nodes) => nodes.sender(),
+            Nic::Nodes(nodes) => {
+                let [(sender, ..), _] = nodes.generators()?;
+                sender
+            }
             Nic::Software { config, fabric } => {
                 let mut command = Command::new(&programs.softnic);
                 command
@@ -142,7 +161,7 @@ impl Nic {
                     .arg(&programs.generator);
                 command
             }
-        }
+        })
     }
 }
 
@@ -237,10 +256,15 @@ impl Receiver {
 /// What `generator probe --json` says.
 #[derive(Debug, Deserialize)]
 pub struct Probe {
+    #[serde(default)]
+    host: Host,
     libraries: Option<Libraries>,
     error: Option<String>,
     #[serde(default)]
     devices: Vec<Device>,
+    /// The sender's host and the receiver's, where those are two.
+    #[serde(skip)]
+    hosts: Vec<Host>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -270,58 +294,78 @@ struct Port {
 }
 
 impl Probe {
-    /// Asks the generator what it sees on `nic`; a missing library or device is refused with its words.
+    /// Asks the generator what it sees on `nic`, of two hosts on both; a missing library or device is refused with its words.
     pub fn ask(nic: &Nic, programs: &Programs, logs: &Path) -> Result<Probe> {
-        let mut command = nic.generator(programs);
-        command.args(["probe", "--json"]);
-        let mut session = Speaking::start(&mut command, &logs.join("probe.log"))?;
+        let Nic::Nodes(nodes) = nic else {
+            return Probe::of(nic.generator(programs)?, nic.device(), &logs.join("probe.log"));
+        };
+        let [sender, receiver] = nodes.generators()?.map(|(generator, name, device)| {
+            let log = logs.join(format!("probe-{name}.log"));
+            let mut probe = Probe::of(generator, &device, &log).context(name.clone())?;
+            // As the inventory calls it.
+            probe.host.name = name;
+            probe.host.versions.extend(probe.versions(&device));
+            Ok::<_, anyhow::Error>(probe)
+        });
+        let (sender, receiver) = (sender?, receiver?);
+        Ok(Probe { hosts: vec![sender.host.clone(), receiver.host], ..sender })
+    }
+
+    fn of(mut generator: Command, device: &str, log: &Path) -> Result<Probe> {
+        generator.args(["probe", "--json"]);
+        let mut session = Speaking::start(&mut generator, log)?;
         let answer = session.json("probe", WAIT).context("asking the generator for devices")?;
         let ended = session.child.wait(WAIT)?;
         let probe: Probe = serde_json::from_value(answer).context("reading the generator's probe")?;
         if let Some(error) = &probe.error {
             return Err(refused(error.clone()));
         }
-        if !probe.devices.iter().any(|device| device.name == nic.device()) {
+        if !probe.devices.iter().any(|known| known.name == device) {
             return Err(refused(format!(
-                "the generator sees no device `{}` (it {ended}); see probe.log",
-                nic.device()
+                "the generator sees no device `{device}` (it {ended}); see {}",
+                log.display()
             )));
         }
         debug_assert!(ended != Ended::TimedOut, "a probe answers and ends");
         Ok(probe)
     }
 
+    /// Versions of the libraries, and of a device's firmware.
+    fn versions(&self, device: &str) -> Vec<(String, String)> {
+        let libraries =
+            self.libraries.iter().flat_map(|it| [("libibverbs", &it.libibverbs), ("libmlx5", &it.libmlx5)]);
+        let libraries =
+            libraries.map(|(name, version)| (name, version.clone().unwrap_or_else(|| "missing".into())));
+        let firmware = self.devices.iter().find(|it| it.name == device && !it.firmware.is_empty());
+        let firmware = firmware.map(|it| ("firmware", it.firmware.clone()));
+        libraries.chain(firmware).map(|(name, version)| (name.to_owned(), version)).collect()
+    }
+
     /// What the port says it carries, where that means something.
     pub fn link_gbps(&self, nic: &Nic) -> Option<f64> {
         let device = self.devices.iter().find(|device| device.name == nic.device());
-        match nic {
-            // Neither shared memory nor a veth pair has a rate; what the port claims is for programs that ask.
-            Nic::Software { .. } | Nic::Nodes(_) => None,
-            Nic::Card { .. } => device?.ports.first()?.speed_gbps,
-        }
+        // Neither shared memory nor the software NIC's UDP has a rate; what the port claims is for programs that ask.
+        if nic.is_card() { device?.ports.first()?.speed_gbps } else { None }
     }
 
     /// Provenance of every point of a run.
     /// `options`: `nic.toml` of the software NIC; a card's are what its driver says.
     pub fn provenance(&self, nic: &Nic, options: &toml::Table, revision: Revision) -> Result<Provenance> {
         let mut provenance = Provenance::of(revision, &[]);
-        let label = match nic {
-            Nic::Software { .. } | Nic::Nodes(_) => Label::Emulated,
-            Nic::Card { .. } => Label::Hardware,
-        };
+        let label = if nic.is_card() { Label::Hardware } else { Label::Emulated };
         (provenance.nic, provenance.link) = (label, label);
         provenance.device = nic.device().to_owned();
         // Our own profile is of no interest: the generator and the NIC are release builds.
         provenance.versions.insert("profile".into(), workspace::profile()?);
-        if let Some(libraries) = &self.libraries {
-            for (name, version) in [("libibverbs", &libraries.libibverbs), ("libmlx5", &libraries.libmlx5)] {
-                provenance.versions.insert(name.into(), version.clone().unwrap_or_else(|| "missing".into()));
-            }
+        let libraries = self.versions(nic.device()).into_iter().filter(|(name, _)| name != "firmware");
+        provenance.versions.extend(libraries);
+        if let [sender, _] = &self.hosts[..] {
+            let Host { machine, cores, load, versions, .. } = sender.clone();
+            provenance = Provenance { machine, cores, load, hosts: self.hosts.clone(), ..provenance };
+            provenance.versions.extend(versions.into_iter().filter(|(name, _)| name == "kernel"));
         }
-        provenance.nic_options = match nic {
-            Nic::Software { .. } | Nic::Nodes(_) => self::options(options),
-            Nic::Card { .. } => self.card_options(nic.device()),
-        };
+        provenance.nic_options =
+            if nic.is_card() { self.card_options(nic.device()) } else { self::options(options) };
         Ok(provenance)
     }
 

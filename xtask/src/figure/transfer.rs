@@ -233,14 +233,28 @@ impl run::Bench for Bench<'_> {
         self.transfer.asked(self.spec, key)
     }
 
+    fn is_here(&self) -> bool {
+        self.nic.is_here()
+    }
+
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let measured = self.point(key, seconds);
+        let Nic::Nodes(nodes) = self.nic else { return measured };
+        measured.with_context(|| {
+            format!("{} (see sender.log and receiver.log in {})", nodes.in_words(), self.logs.display())
+        })
+    }
+}
+
+impl Bench<'_> {
+    fn point(&self, key: &Key, seconds: f64) -> Result<Point> {
         let series = &key.series;
         let others = self.nic.others();
         let mut receiver = None;
         let address = match self.receiver {
             Receiver::Standing { address, .. } => address.clone(),
             Receiver::Each => {
-                let mut command = self.nic.generator(self.programs);
+                let mut command = self.nic.generator(self.programs)?;
                 command.args(["--listen", "127.0.0.1:0", "--nic", self.nic.device(), "--json", "-"]);
                 let mut session = Speaking::start(&mut command, &self.logs.join("receiver.log"))?;
                 let listening = session.json("listening", WAIT).context("starting the receiver")?;
@@ -251,7 +265,7 @@ impl run::Bench for Bench<'_> {
                     .to_owned()
             }
         };
-        let mut command = self.nic.generator(self.programs);
+        let mut command = self.nic.generator(self.programs)?;
         command.args(["--connect", &address, "--nic", self.nic.device()]);
         command.args(self.transfer.sender_options(self.spec, series, key.x, list(key), seconds));
         let mut sender = Speaking::start(&mut command, &self.logs.join("sender.log"))?;

@@ -3,6 +3,7 @@
 use experiment::point::revision;
 use experiment::table::{self, Row};
 use experiment::verdict::{Judged, Verdict};
+use measure::provenance::Host;
 
 use super::claims::{Line, Standing};
 use super::figures::{Drawn, Figure, Shown};
@@ -126,9 +127,15 @@ fn provenance(shown: &Shown) -> String {
     let list = |all: Vec<String>| if all.is_empty() { "none".to_owned() } else { all.join(", ") };
     let versions = from.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let options = from.nic_options.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+    let of_host = |host: &Host| {
+        let versions = host.versions.iter().map(|(name, version)| format!(", {name} {version}"));
+        format!("{}: {}{}", host.name, host.machine, versions.collect::<String>())
+    };
+    let hosts = from.hosts.iter().map(of_host).collect::<Vec<_>>().join("; ");
+    let machine = if hosts.is_empty() { ("machine", &from.machine) } else { ("sender; receiver", &hosts) };
     let rows = [
         ("label", format!("{}: the weakest part", entry.label)),
-        ("machine", format!("{}{load}", from.machine)),
+        (machine.0, format!("{}{load}", machine.1)),
         ("NIC", format!("{}{}", from.nic, device(&from.device))),
         ("GPU", format!("{}{}", from.gpu, device(&from.gpu_device))),
         ("link", from.link.to_string()),

@@ -18,10 +18,11 @@ use crate::{stop, workspace};
 
 mod bed;
 mod found;
+pub mod hosts;
 mod node;
 pub mod playbook;
 
-pub use bed::{Node, Testbed};
+pub use bed::Testbed;
 use found::Found;
 pub use found::seconds;
 
@@ -237,7 +238,7 @@ fn tool(words: &[&str]) -> Result<String> {
 }
 
 /// The program of this name; the absolute path by which sshd has to be started.
-fn program(name: &str) -> Result<PathBuf> {
+pub fn program(name: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     let found = folders.map(|folder| folder.join(name)).find(|program| program.is_file());

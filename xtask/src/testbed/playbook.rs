@@ -1,29 +1,56 @@
-//! Runs a playbook of `ansible/` on a testbed's nodes; ansible's own files stay in the testbed's folder.
+//! Runs a playbook of `ansible/` on the hosts of an inventory: a testbed's nodes, or those of a file.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::Testbed;
 use crate::process::{Ended, run_logged};
 use crate::workspace;
 
-/// Longest that a playbook may take: ten times what it took on two busy cores.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Longest that a playbook may take: a host may install packages, and get programs over a slow link.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Which hosts.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    pub file: PathBuf,
+    /// Variables of the form `NAME=VALUE` that it takes.
+    variables: Vec<String>,
+    /// Folder of ansible's own files, where that is not the user's.
+    home: Option<PathBuf>,
+}
+
+impl Inventory {
+    /// The nodes of a testbed; ansible's own files stay in the testbed's folder.
+    pub fn of_testbed(testbed: &Testbed) -> Inventory {
+        Inventory {
+            file: workspace::root().join("ansible/inventories/netns.yml"),
+            variables: vec![format!("testbed_dir={}", testbed.dir().display())],
+            home: Some(testbed.dir().join("ansible")),
+        }
+    }
+
+    /// The hosts of a file.
+    pub fn of_file(file: &Path) -> Result<Inventory> {
+        let file = std::path::absolute(file).with_context(|| format!("--where {}", file.display()))?;
+        Ok(Inventory { file, variables: Vec::new(), home: None })
+    }
+}
 
 /// Runs `playbook` with `variables` of the form `NAME=VALUE`. Error: what went wrong on which host, and the log's path.
-pub fn run(testbed: &Testbed, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
+pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
     let ansible = workspace::root().join("ansible");
     let mut command = Command::new("ansible-playbook");
-    command.current_dir(&ansible).args(["-i", "inventories/netns.yml", playbook]);
-    command.args(["-e", &format!("testbed_dir={}", testbed.dir().display())]);
-    command.args(variables.iter().flat_map(|variable| ["-e", variable]));
+    command.current_dir(&ansible).arg("-i").arg(&inventory.file).arg(playbook);
+    let variables = inventory.variables.iter().chain(variables);
+    command.args(variables.flat_map(|variable| ["-e", variable]));
     command.env("ANSIBLE_CONFIG", ansible.join("ansible.cfg"));
-    command.env("ANSIBLE_HOME", testbed.dir().join("ansible"));
+    command.envs(inventory.home.iter().map(|home| ("ANSIBLE_HOME", home)));
     // It starts in no other locale.
     command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_NOCOLOR", "1")]);
     let ended = run_logged(&mut command, log, LIMIT)?;

@@ -32,6 +32,19 @@ fn changed(said: &Said) -> Vec<u32> {
     counts.map(|line| count(line).unwrap()).collect()
 }
 
+/// The release builds that a figure starts.
+fn released() -> bool {
+    let release = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap().with_file_name("release");
+    release.join("generator").exists() && release.join("softnic").exists()
+}
+
+/// Figure 4 on hosts that ansible reaches.
+fn figure_4(place: &str, out: &Path) -> Said {
+    let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    figure.args(["figure", "4", "--smoke", "--where", place, "--no-install", "--out"]).arg(out);
+    Said::of(&mut figure)
+}
+
 /// A folder of stand-ins for our programs.
 fn programs(bed: &Bed, name: &str, text: &str) -> PathBuf {
     let folder = bed.dir.join(name);
@@ -229,14 +242,10 @@ fn a_signal_during_a_run_on_nodes_removes_them_and_says_how_to_go_on() {
 #[test]
 fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     need!(machine(), testbed, NEEDS);
-    let xtask = Path::new(env!("CARGO_BIN_EXE_xtask"));
-    let release = xtask.parent().unwrap().with_file_name("release");
-    need!(release.join("generator").exists() && release.join("softnic").exists(), softnic, "release builds");
+    need!(released(), softnic, "release builds");
     let bed = Bed::new("fig4");
     let out = bed.dir.with_extension("out");
-    let mut figure = Command::new(xtask);
-    figure.args(["figure", "4", "--smoke", "--where", "netns", "--no-install", "--out"]).arg(&out);
-    let said = Said::of(&mut figure);
+    let said = figure_4("netns", &out);
     assert!(said.ok, "{}", said.text);
     said.has(&["4 points in", "nothing is left", "label: emulated"]);
     let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
@@ -249,9 +258,78 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     for (words, said) in
         [("figure 1 --where netns", "figures 4 and 5"), ("figure 4 --where netns --record", "--record")]
     {
-        let refused = Said::of(Command::new(xtask).args(words.split(' ')).arg("--out").arg(&out));
+        let refused =
+            Said::of(Command::new(env!("CARGO_BIN_EXE_xtask")).args(words.split(' ')).arg("--out").arg(&out));
         assert_eq!(refused.code, Some(2), "{refused:?}");
         refused.has(&["--where netns", said]);
     }
     fs::remove_dir_all(out).unwrap();
+}
+
+/// The inventory of a testbed's nodes as a file of a user's, with changes.
+fn inventory(bed: &Bed, name: &str, changes: &[(&str, &str)]) -> String {
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("ansible/inventories/netns.yml");
+    let mut text = fs::read_to_string(ours).unwrap();
+    let dir = format!("testbed_dir: {}", bed.dir.display());
+    for (from, to) in
+        [&[("testbed_dir: \"{{ inventory_dir }}/../../target/testbed\"", &*dir)], changes].concat()
+    {
+        assert_eq!(text.matches(from).count(), 1, "{from}");
+        text = text.replace(from, to);
+    }
+    let file = bed.dir.join(name);
+    fs::write(&file, text).unwrap();
+    file.display().to_string()
+}
+
+#[test]
+fn figure_4_is_measured_between_the_two_hosts_of_an_inventory_which_stay() {
+    need!(machine(), testbed, NEEDS);
+    need!(released(), softnic, "release builds");
+    let bed = Bed::up("hosts");
+    let out = bed.dir.join("out");
+    let said = figure_4(&inventory(&bed, "mine.yml", &[]), &out);
+    assert!(said.ok, "{}", said.text);
+    said.has(&["between node1 and node2", "4 points in", "label: emulated", "node1: ", "node2: "]);
+    let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
+    let of_both = ["\"name\":\"node1\"", "\"name\":\"node2\"", "\"content_ok\":true", "\"path\":\"wire\""];
+    for word in of_both {
+        assert_eq!(points.matches(word).count(), 4, "{word}: {points}");
+    }
+    // The receiver, which serves until it is stopped, is gone; the nodes are not.
+    let listens = || bed.on("node2", "ss -Hltn 'sport = :18515'").text;
+    let since = Instant::now();
+    while !listens().is_empty() && since.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(listens(), "", "the receiver lives on");
+    assert_eq!(bed.on("node2", "hostname").text, "node2\n");
+}
+
+#[test]
+fn a_host_that_does_not_answer_and_an_inventory_of_other_hosts_are_named() {
+    need!(machine(), testbed, NEEDS);
+    need!(released(), softnic, "release builds");
+    let bed = Bed::up("no-host");
+    let out = bed.dir.join("out");
+    let gone =
+        ("experiment_address: 10.77.0.2", "experiment_address: 10.77.0.2\n          ansible_host: 10.77.0.9");
+    let one = ("experiment_address: 10.77.0.2", "other: 1");
+    for (name, change, words) in [
+        ("gone.yml", gone, &["site.yml: node2: ", "10.77.0.9", "out/logs/site.log"][..]),
+        ("one.yml", one, &["one.yml: node2 has no experiment_address", "two-hosts.yml"]),
+        (
+            "group.yml",
+            ("    nodes:", "    others:"),
+            &["group.yml: there is no group `nodes`", "two-hosts.yml"],
+        ),
+    ] {
+        let said = figure_4(&inventory(&bed, name, &[change]), &out);
+        assert!(!said.ok, "{said:?}");
+        said.has(words);
+    }
+    let none = figure_4("no/such.yml", &out);
+    none.has(&["--where no/such.yml: No such file", "two-hosts.yml"]);
+    assert_eq!(none.code, Some(2));
+    assert!(!out.join("results.jsonl").exists());
 }

@@ -26,6 +26,7 @@ pub fn example(series: &str, x: u64) -> Point {
         load: None,
         versions: Default::default(),
         revision: measure::Revision { commit: "abc".into(), dirty: false },
+        hosts: Vec::new(),
     };
     Point {
         seconds: 1.0,

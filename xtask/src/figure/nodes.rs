@@ -1,0 +1,258 @@
+//! `--where netns` and `--where INVENTORY`: a transfer between two hosts that ansible reaches by ssh.
+//!
+//! `ansible/site.yml` sets the hosts up; then each point's sender runs on the first one by ssh, its receiver on the second. With
+//! `netns` they are the nodes of a testbed, which is brought up for the run and removed after it. Posters of a GPU are left out, and
+//! the sender's busy threads are not counted.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use experiment::{Experiment, Spec};
+use measure::Others;
+
+use super::nic::Receiver;
+use super::{Nic, Options, Programs};
+use crate::process::{Speaking, WAIT, output};
+use crate::refused::refused;
+use crate::setup::{self, Purpose};
+use crate::testbed::hosts::{self, Host};
+use crate::testbed::playbook::{self, Inventory};
+use crate::testbed::{self, Testbed};
+use crate::{stop, workspace};
+
+/// Port of sshd on the nodes of a testbed.
+const SSH_PORT: u16 = 2222;
+
+/// Run by `sh` with a program's words: ends the program when stdin ends, as it does when ssh or this command is gone.
+const UNTIL_STDIN_ENDS: &str = "exec 3<&0; \"$@\" 3<&- & own=$!; \
+    { cat <&3; kill $own; sleep 5; kill -9 $own; } >/dev/null 2>&1 & with=$!; \
+    exec 3<&-; wait $own; status=$?; kill $with; exit $status";
+
+/// Where both ends of a transfer run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On this host, or with --nic here and on --peer.
+    Local,
+    /// On two nodes that are made for the run: network namespaces of this machine.
+    Netns,
+    /// On the two hosts of an ansible inventory.
+    Inventory(PathBuf),
+}
+
+impl Place {
+    /// As `--where` takes it. Error: a name that is none of ours, and no path.
+    pub fn parse(text: &str) -> Result<Place, String> {
+        match text {
+            "local" => Ok(Place::Local),
+            "netns" => Ok(Place::Netns),
+            file if file.contains(['.', '/']) => Ok(Place::Inventory(file.into())),
+            _ => Err("give local, netns, or the path of an ansible inventory of two hosts".into()),
+        }
+    }
+
+    /// The option, where both ends run on hosts that ansible reaches.
+    pub fn on_nodes(&self) -> Option<String> {
+        match self {
+            Place::Local => None,
+            Place::Netns => Some("--where netns".into()),
+            Place::Inventory(file) => Some(format!("--where {}", file.display())),
+        }
+    }
+
+    /// Refuses what is not there or cannot be made, before anything is.
+    pub fn allowed(&self, out: &Path) -> Result<()> {
+        match self {
+            Place::Local => Ok(()),
+            Place::Netns => testbed_of(out).map(drop),
+            Place::Inventory(file) => match std::fs::metadata(file) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(refused(format!(
+                    "--where {}: {error}; give an ansible inventory of two hosts: ansible/inventories/two-hosts.yml is an example",
+                    file.display()
+                ))),
+            },
+        }
+    }
+
+    /// Installs what it needs of packages.
+    pub fn set_up(&self, no_install: bool) -> Result<()> {
+        if !matches!(self, Place::Inventory(_)) {
+            let purpose = if *self == Place::Netns { Purpose::Testbed } else { Purpose::Figure };
+            return setup::prepare(purpose, no_install);
+        }
+        let needed = [("ansible-playbook", "ansible-core"), ("ssh", "openssh-client")];
+        let missing = needed.into_iter().filter(|(program, _)| testbed::program(program).is_err());
+        let missing: Vec<&str> = missing.map(|(_, package)| package).collect();
+        if missing.is_empty() { Ok(()) } else { setup::install(&missing, no_install) }
+    }
+}
+
+/// Both hosts, as a figure uses them.
+#[derive(Clone, Debug)]
+pub struct Nodes {
+    hosts: [Host; 2],
+    /// Whose nodes they are.
+    testbed: Option<Testbed>,
+}
+
+impl Nodes {
+    /// The RDMA device of each; `None`: both have the software NIC.
+    fn devices(&self) -> Option<[&str; 2]> {
+        let devices = self.hosts.each_ref().map(|host| host.device.as_str());
+        (devices != [""; 2]).then_some(devices)
+    }
+
+    /// The sender's card.
+    pub fn card(&self) -> Option<&str> {
+        self.devices().map(|[device, _]| device)
+    }
+
+    /// `between node1 and node2`
+    pub fn in_words(&self) -> String {
+        let [sender, receiver] = &self.hosts;
+        format!("between {} and {}", sender.name, receiver.name)
+    }
+
+    /// The generator on the NIC of each host, and the host's name and device; options follow.
+    pub fn generators(&self) -> Result<[(Command, String, String); 2]> {
+        let of = |host: &Host| -> Result<_> {
+            let device = if host.device.is_empty() { "mlx5_0" } else { &host.device };
+            Ok((host.command(&generator(host, &[]))?, host.name.clone(), device.to_owned()))
+        };
+        let [sender, receiver] = &self.hosts;
+        Ok([of(sender)?, of(receiver)?])
+    }
+
+    /// Starts the receiver on the second host, which serves every point.
+    pub fn receiver(&self, logs: &Path) -> Result<Receiver> {
+        let [_, receiver] = &self.hosts;
+        let address = format!("{}:{}", receiver.address, receiver.port);
+        let device = self.devices().map_or("mlx5_0", |[_, device]| device);
+        let listen = ["--listen", &address, "--nic", device, "--sessions", "0", "--json", "-"];
+        let mut words = ["sh", "-c", UNTIL_STDIN_ENDS, "sh"].map(str::to_owned).to_vec();
+        words.extend(generator(receiver, &listen));
+        let mut command = receiver.command(&words)?;
+        let mut session = Speaking::start_asked(&mut command, &logs.join("receiver.log"))?;
+        let listening = session.json("listening", WAIT);
+        listening.with_context(|| format!("starting the receiver on {}", receiver.name))?;
+        Ok(Receiver::standing(address, session))
+    }
+
+    /// Whether they are this machine's own.
+    pub fn are_here(&self) -> bool {
+        self.testbed.is_some()
+    }
+
+    /// Begins to count what programs beside the nodes' take; the answer is in cores. No process of a node is waited for here.
+    pub fn others(&self) -> Option<impl Fn() -> Option<f64>> {
+        let testbed = self.testbed.clone()?;
+        let (others, before) = (Others::watch(), testbed::seconds(&testbed));
+        Some(move || others.as_ref()?.cores_beside(testbed::seconds(&testbed) - before))
+    }
+
+    /// Refuses a device that is not there, or is no ConnectX: what is measured on a card is called hardware.
+    fn check_cards(&self) -> Result<()> {
+        let Some(devices) = self.devices() else { return Ok(()) };
+        for (host, device) in self.hosts.iter().zip(devices) {
+            let link = format!("/sys/class/infiniband/{device}/device/driver");
+            let said = output(&mut host.command(&["readlink", &link])?, WAIT);
+            let driver = said.as_deref().unwrap_or_default().trim().rsplit('/').next().unwrap_or_default();
+            let why = match driver {
+                "mlx5_core" => continue,
+                "" => "is not there".to_owned(),
+                driver => format!(
+                    "has the driver `{driver}`, not mlx5_core; only a ConnectX counts as hardware here"
+                ),
+            };
+            return Err(refused(format!(
+                "{}: its experiment_device `{device}` {why}; an empty experiment_device is the software NIC",
+                host.name
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The generator on a host's NIC, and these options.
+fn generator(host: &Host, options: &[&str]) -> Vec<String> {
+    let Host { prefix, address, .. } = host;
+    let mut words = Vec::new();
+    if host.device.is_empty() {
+        words.extend([format!("{prefix}/bin/softnic"), "run".into(), "--config".into()]);
+        words.extend([format!("{prefix}/nic.toml"), "--ipv4".into(), address.clone(), "--".into()]);
+    }
+    words.push(format!("{prefix}/bin/generator"));
+    words.extend(options.iter().map(|word| (*word).to_owned()));
+    words
+}
+
+/// What a run on hosts changes in the spec. Error: an option that means a card of this host, or the committed results.
+pub fn prepare(spec: &mut Spec, options: &Options, place: &str) -> Result<()> {
+    let given = [
+        (options.nic.is_some(), "--nic", "the hosts have NICs of their own"),
+        (options.record, "--record", "such a run is not recorded, `report --add` shows it"),
+    ];
+    if let Some((_, option, why)) = given.iter().find(|(given, ..)| *given) {
+        return Err(refused(format!("{place}: {why}; leave {option} out")));
+    }
+    spec.nic.insert("path".into(), "wire".into());
+    spec.nic.insert("link_layer".into(), "roce".into());
+    spec.keep(|series| !experiment::point::needs_gpu(series));
+    Ok(())
+}
+
+/// The testbed of a run, if one can be made.
+fn testbed_of(out: &Path) -> Result<Testbed> {
+    testbed::allowed()?;
+    Testbed::at(&out.join("testbed"))
+}
+
+/// Measures between two hosts. With `netns` a testbed is brought up first, and removed however that ended.
+pub fn execute(place: &Place, experiment: &Experiment, options: &Options, out: &Path) -> Result<()> {
+    if let Place::Inventory(file) = place {
+        return measure(&Inventory::of_file(file)?, None, experiment, options, out);
+    }
+    let testbed = testbed_of(out)?;
+    // Of a run that was killed: the lock of `out` says that nothing uses it.
+    testbed::clear(&testbed)?;
+    testbed::up(&testbed, SSH_PORT)?;
+    let inventory = Inventory::of_testbed(&testbed);
+    let measured = measure(&inventory, Some(testbed.clone()), experiment, options, out);
+    let removed = testbed::down(&testbed);
+    stop::removes_nothing();
+    match (measured, removed) {
+        (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
+        (measured, removed) => measured.and(removed),
+    }
+}
+
+/// Sets both hosts up by the playbook, and measures between them.
+fn measure(
+    inventory: &Inventory,
+    testbed: Option<Testbed>,
+    experiment: &Experiment,
+    options: &Options,
+    out: &Path,
+) -> Result<()> {
+    let logs = out.join("logs");
+    let nodes = Nodes { hosts: hosts::of(inventory, &logs)?, testbed };
+    if let (Some(card), Some(_)) = (nodes.card(), options.rate_gbps) {
+        let file = inventory.file.display();
+        return Err(refused(format!(
+            "{file}: the hosts have cards ({card}), whose rate is their own; leave --rate-gbps out"
+        )));
+    }
+    // Written into `out` as a run on this host writes it, and copied from there.
+    let _ = Nic::configured(&experiment.spec.nic, out)?;
+    let of = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
+    let mut variables = vec![format!("doorbell_nic_config={}", of(&out.join("nic.toml"))?)];
+    // An inventory may have a build for each host, or hosts where they were installed by hand.
+    if nodes.hosts.iter().all(|host| host.programs.is_empty()) {
+        variables.push(format!("doorbell_programs={}", of(&workspace::programs())?));
+    }
+    say!("setting both hosts up by ansible/site.yml ({})", nodes.in_words());
+    playbook::run(inventory, "site.yml", &variables, &logs.join("site.log"))?;
+    nodes.check_cards()?;
+    super::execute_on(&Nic::Nodes(Box::new(nodes)), None, experiment, options, out, &Programs::release())
+}

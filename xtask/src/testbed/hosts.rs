@@ -1,0 +1,213 @@
+//! The two hosts of an inventory: how ansible reaches them, and so how a program is started there by ssh.
+//!
+//! `ansible/hosts.yml` writes a line of JSON for each; its names are those of ansible's «special variables», «connection variables» of
+//! the ssh plug-in, and of the roles. Left out: other connections than ssh, other ways to become root than sudo, passwords.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::playbook::{self, Inventory};
+use crate::figure::quoted;
+use crate::refused::refused;
+
+/// One of them.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Host {
+    /// In the inventory.
+    pub name: String,
+    /// As ssh knows it.
+    host: String,
+    connection: String,
+    /// The program that logs in, and its options as one line of a shell.
+    ssh: String,
+    options: String,
+    ssh_port: String,
+    user: String,
+    key: String,
+    r#become: bool,
+    become_method: String,
+    become_user: String,
+    /// At which packets of the other host reach this one.
+    pub address: String,
+    /// Where the receiver listens.
+    pub port: String,
+    /// RDMA device; empty: the software NIC.
+    pub device: String,
+    /// Folder of our programs there.
+    pub prefix: String,
+    /// Where the inventory has the programs from; empty: it does not say.
+    pub programs: String,
+}
+
+impl Host {
+    /// Runs these words there. Words that are added to the command have to be plain ones: a shell reads them.
+    pub fn command<W: AsRef<str>>(&self, words: &[W]) -> Result<Command> {
+        let mut command = Command::new(&self.ssh);
+        command.args(self.options()?).args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
+        for (option, value) in [("-p", &self.ssh_port), ("-l", &self.user), ("-i", &self.key)] {
+            if !value.is_empty() {
+                command.args([option, value]);
+            }
+        }
+        command.arg(&self.host);
+        if self.r#become {
+            command.args(["sudo", "-n", "-u", &self.become_user]);
+        }
+        command.args(words.iter().map(|word| quoted(word.as_ref())));
+        Ok(command)
+    }
+
+    fn options(&self) -> Result<Vec<String>> {
+        let not = || {
+            refused(format!(
+                "{}: ansible's options of ssh are no words of a shell: {}",
+                self.name, self.options
+            ))
+        };
+        shlex::split(&self.options).ok_or_else(not)
+    }
+
+    /// Why it cannot be used.
+    fn fault(&self) -> Option<String> {
+        let name = &self.name;
+        if self.address.is_empty() {
+            return Some(format!(
+                "{name} has no experiment_address, the IP address at which the other host's packets reach it"
+            ));
+        }
+        if self.connection != "ssh" {
+            let connection = &self.connection;
+            return Some(format!(
+                "{name} is reached by `{connection}` (ansible_connection), and programs are started by ssh"
+            ));
+        }
+        (self.r#become && self.become_method != "sudo").then(|| {
+            format!(
+                "{name} has ansible_become_method {}, and programs are started by sudo",
+                self.become_method
+            )
+        })
+    }
+}
+
+/// The first host sends, the second receives. Error: what the inventory lacks.
+pub fn of(inventory: &Inventory, folder: &Path) -> Result<[Host; 2]> {
+    let file = std::path::absolute(folder.join("hosts.json")).context("the folder of logs")?;
+    let variable = format!("hosts_file={}", file.display());
+    playbook::run(inventory, "hosts.yml", &[variable], &folder.join("hosts.log"))?;
+    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    parse(&text).map_err(|error| match error {
+        Fault::Inventory(why) => refused(format!(
+            "{}: {why}; ansible/inventories/two-hosts.yml is an example to copy",
+            inventory.file.display()
+        )),
+        Fault::Line(error) => anyhow::Error::from(error).context(format!("reading {}", file.display())),
+    })
+}
+
+#[derive(Debug)]
+enum Fault {
+    /// What it lacks.
+    Inventory(String),
+    Line(serde_json::Error),
+}
+
+fn parse(text: &str) -> Result<[Host; 2], Fault> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let hosts: Vec<Host> = lines.map(serde_json::from_str).collect::<Result<_, _>>().map_err(Fault::Line)?;
+    let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    let lacks = match names.len() {
+        0 => Some("there is no group `nodes` with hosts in it".to_owned()),
+        2 => None,
+        count => Some(format!(
+            "the group `nodes` has {count} of the two hosts, the sender and the receiver: {}",
+            names.join(", ")
+        )),
+    };
+    let lacks = lacks.or_else(|| hosts.iter().find_map(Host::fault));
+    let lacks = lacks.or_else(|| {
+        let devices = hosts.iter().filter(|host| !host.device.is_empty()).count();
+        (devices == 1).then(|| {
+            "one host has the software NIC and the other one a card: give both an experiment_device, or none".to_owned()
+        })
+    });
+    match lacks {
+        Some(why) => Err(Fault::Inventory(why)),
+        None => <[Host; 2]>::try_from(hosts).map_err(|_| Fault::Inventory("it has no two hosts".into())),
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// As `ansible/hosts.yml` writes it, with changes.
+    pub fn line(changes: &[(&str, serde_json::Value)]) -> String {
+        let mut host = serde_json::json!({
+            "name": "a", "host": "a.example", "connection": "ssh", "ssh": "ssh", "options": "  ", "ssh_port": "", "user": "",
+            "key": "", "become": false, "become_method": "sudo", "become_user": "root", "address": "192.0.2.1", "port": "18515",
+            "device": "", "prefix": "/opt/doorbell", "programs": "",
+        });
+        changes.iter().for_each(|(name, value)| host[*name] = value.clone());
+        host.to_string()
+    }
+
+    fn words(command: &Command) -> String {
+        let words = [command.get_program()].into_iter().chain(command.get_args());
+        words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_program_is_started_as_ansible_logs_in() {
+        let two = format!("# a\n{}\n\n{}\n", line(&[]), line(&[("name", "b".into())]));
+        let [host, other] = parse(&two).unwrap();
+        assert_eq!((host.name.as_str(), other.name.as_str()), ("a", "b"));
+        assert_eq!(
+            words(&host.command(&["echo", "a b"]).unwrap()),
+            "ssh -o BatchMode=yes -o ConnectTimeout=10 a.example echo 'a b'"
+        );
+        let all = line(&[
+            ("ssh", "/bed/ssh".into()),
+            ("options", " -o 'A=b c' -F x ".into()),
+            ("ssh_port", "2222".into()),
+            ("user", "me".into()),
+            ("key", "/k".into()),
+            ("become", true.into()),
+        ]);
+        let host: Host = serde_json::from_str(&all).unwrap();
+        let command = host.command(&["true"]).unwrap();
+        assert_eq!(command.get_args().nth(1).unwrap(), "A=b c");
+        assert_eq!(
+            words(&command),
+            "/bed/ssh -o A=b c -F x -o BatchMode=yes -o ConnectTimeout=10 -p 2222 -l me -i /k a.example sudo -n -u root true"
+        );
+        let host: Host = serde_json::from_str(&line(&[("options", "'".into())])).unwrap();
+        assert!(host.command(&["true"]).unwrap_err().to_string().contains("no words of a shell"));
+    }
+
+    #[test]
+    fn what_an_inventory_lacks_is_named() {
+        let b = line(&[("name", "b".into())]);
+        let with = |name: &str, value: serde_json::Value| format!("{}\n{b}", line(&[(name, value)]));
+        for (text, words) in [
+            ("# nobody\n".to_owned(), &["no group `nodes`"][..]),
+            (b.clone(), &["has 1 of the two hosts", ": b"]),
+            (format!("{b}\n{b}\n{b}"), &["has 3 of the two hosts", "b, b, b"]),
+            (with("address", "".into()), &["a has no experiment_address"]),
+            (with("connection", "local".into()), &["a is reached by `local`"]),
+            (with("device", "mlx5_0".into()), &["give both an experiment_device"]),
+            (
+                format!("{}\n{b}", line(&[("become", true.into()), ("become_method", "su".into())])),
+                &["a has ansible_become_method su"],
+            ),
+        ] {
+            let Err(Fault::Inventory(why)) = parse(&text) else { panic!("{text}") };
+            assert!(words.iter().all(|word| why.contains(word)), "{words:?}: {why}");
+        }
+        assert!(matches!(parse("{}"), Err(Fault::Line(_))));
+    }
+}
