@@ -256,6 +256,8 @@ mod tests {
             ("demo --answers 15", &["--answers", "16"]),
             ("setup everything", &["everything", "figure, bench, testbed, test"]),
             ("test --quick", &["--quick"]),
+            ("compat --kernel --gpu", &["--kernel", "--gpu"]),
+            ("compat --kernel --import x", &["--kernel", "--import"]),
             ("testbed", &["no command", "there are: up, status, down (--help"]),
             ("testbed bogus", &["bogus", "there are: up, status, down (--help"]),
             ("testbed up --port 0", &["--port", "0"]),

@@ -1,15 +1,17 @@
 //! One row, run: its processes on a NIC of their own, and what they and the NIC's counters say of it.
 
+use std::cell::OnceCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::kernel::{self, End, Guest};
 use super::programs::{Program, Row};
 use crate::bench_nic::pair::{free_port, is_listening};
 use crate::process::{Ended, Guarded, WAIT, run_logged};
@@ -56,12 +58,34 @@ pub struct Side {
 #[derive(Debug)]
 pub struct Bench {
     /// The launcher.
-    pub softnic: PathBuf,
+    softnic: PathBuf,
     /// Folder of logs and counters.
     pub logs: PathBuf,
+    /// Booted for the first row that needs it; or why it cannot be.
+    guest: OnceCell<Result<Guest, String>>,
+}
+
+/// One row's processes: where they write, and which port is theirs.
+struct Place {
+    folder: PathBuf,
+    port: u16,
+}
+
+impl Place {
+    fn file(&self, end: usize, kind: &str) -> PathBuf {
+        self.folder.join(format!("{end}.{kind}"))
+    }
+
+    fn said(&self, end: usize) -> Result<String> {
+        Ok(fs::read(self.file(end, "log")).map(|text| String::from_utf8_lossy(&text).into_owned())?)
+    }
 }
 
 impl Bench {
+    pub fn new(softnic: PathBuf, logs: PathBuf) -> Bench {
+        Bench { softnic, logs, guest: OnceCell::new() }
+    }
+
     /// Runs a row whose program is prepared.
     pub fn run(&self, program: &Program, row: &Row) -> Outcome {
         let is_raced =
@@ -83,33 +107,21 @@ impl Bench {
         let folder = self.logs.join(&name);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-        let port = free_port()?;
-        let file = |end: usize, kind: &str| folder.join(format!("{end}.{kind}"));
+        let at = Place { folder, port: free_port()? };
+        if let Some(kernel) = row.kernel {
+            return self.sides_with(kernel, program, row, &at);
+        }
         let on_nic = |end: usize, command: &str| {
-            let mut softnic = Command::new(&self.softnic);
-            softnic.args(["run", "--fabric", &format!("xtask-compat-{}-{port}", std::process::id())]);
-            softnic.args(&row.nic).arg("--stats").arg(file(end, "jsonl"));
-            // A shell in between would hide by which signal a program ended.
-            let exec = if command.contains(['&', ';', '|']) { "" } else { "exec " };
-            softnic.args(["--", "sh", "-c", &format!("{exec}{}", program.filled(command, port))]);
-            softnic.current_dir(program.folder());
-            softnic.envs(row.env.iter().map(|(name, value)| (name, program.filled(value, port))));
-            softnic.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_MANIFEST_DIR");
-            // The NIC's own words; with them its commands are slower.
-            let is_logged = row.ready.as_ref().is_some_and(|words| words.starts_with("rdma_cm "));
-            softnic.envs(is_logged.then_some(("SOFTNIC_LOG", "1")));
-            softnic
+            self.on_nic(Command::new(&self.softnic), program, row, &at, end, command)
         };
-        let said =
-            |end: usize| fs::read(file(end, "log")).map(|text| String::from_utf8_lossy(&text).into_owned());
         let commands = row.commands();
         let [server, client] = &commands[..] else {
-            let ended = run_logged(&mut on_nic(0, &commands[0]), &file(0, "log"), row.deadline())?;
-            return Ok((vec![Side { ended: Some(ended), said: said(0)? }], vec![file(0, "jsonl")]));
+            let ended = run_logged(&mut on_nic(0, &commands[0]), &at.file(0, "log"), row.deadline())?;
+            return Ok((vec![Side { ended: Some(ended), said: at.said(0)? }], vec![at.file(0, "jsonl")]));
         };
-        let mut serving = start(&mut on_nic(0, server), &file(0, "log"))?;
-        wait_until_ready(&mut serving, row.ready.as_deref(), port, &file(0, "log"))?;
-        let asked = run_logged(&mut on_nic(1, client), &file(1, "log"), row.deadline())?;
+        let mut serving = start(&mut on_nic(0, server), &at.file(0, "log"))?;
+        wait_until_ready(&mut serving, row.ready.as_deref(), at.port, &at.file(0, "log"))?;
+        let asked = run_logged(&mut on_nic(1, client), &at.file(1, "log"), row.deadline())?;
         let served = match row.stop && serving.poll()?.is_none() {
             true => {
                 serving.end();
@@ -117,8 +129,84 @@ impl Bench {
             }
             false => Some(serving.wait(LEAVING)?),
         };
-        let sides = vec![Side { ended: served, said: said(0)? }, Side { ended: Some(asked), said: said(1)? }];
-        Ok((sides, vec![file(0, "jsonl"), file(1, "jsonl")]))
+        let sides =
+            vec![Side { ended: served, said: at.said(0)? }, Side { ended: Some(asked), said: at.said(1)? }];
+        Ok((sides, vec![at.file(0, "jsonl"), at.file(1, "jsonl")]))
+    }
+
+    /// The same with a kernel at one end.
+    fn sides_with(
+        &self,
+        kernel: End,
+        program: &Program,
+        row: &Row,
+        at: &Place,
+    ) -> Result<(Vec<Side>, Vec<PathBuf>)> {
+        let boot = || Guest::boot(&program.folder(), &self.logs).map_err(|error| format!("{error:#}"));
+        let guest = self.guest.get_or_init(boot).as_ref().map_err(|why| anyhow!(why.clone()))?;
+        let commands = row.commands();
+        let [server, client] = &commands[..] else { bail!("a row with `kernel` has a server and a client") };
+        let of = |command: &str, end| kernel::filled(&program.filled(command, at.port), end, kernel);
+        let on_nic = |number: usize, command: &str| {
+            self.on_nic(guest.beside(&self.softnic), program, row, at, number, command)
+        };
+        let sides = match kernel {
+            End::Server => {
+                let ready = kernel::ready(row.ready.as_deref(), at.port);
+                let serving = guest.start(&of(server, End::Server), &ready, row.deadline())?;
+                serving.wait_until_ready()?;
+                let asked =
+                    run_logged(&mut on_nic(1, &of(client, End::Client)), &at.file(1, "log"), row.deadline())?;
+                let served = serving.wait(LEAVING)?;
+                [
+                    Side { ended: Some(served), said: serving.said() },
+                    Side { ended: Some(asked), said: at.said(1)? },
+                ]
+            }
+            End::Client => {
+                let mut serving = start(&mut on_nic(0, &of(server, End::Server)), &at.file(0, "log"))?;
+                wait_until_ready(&mut serving, row.ready.as_deref(), at.port, &at.file(0, "log"))?;
+                let asking = guest.start(&of(client, End::Client), "true", row.deadline())?;
+                let asked = asking.wait(row.deadline() + LEAVING)?;
+                let served = serving.wait(LEAVING)?;
+                [
+                    Side { ended: Some(served), said: at.said(0)? },
+                    Side { ended: Some(asked), said: asking.said() },
+                ]
+            }
+        };
+        let stats = at.file(if kernel == End::Server { 1 } else { 0 }, "jsonl");
+        // A row that is to show what is done about lost packets has to lose some.
+        if row.nic.iter().any(|option| option == "--loss")
+            && counted(&lines(std::slice::from_ref(&stats))?, "wire_lost") == 0
+        {
+            bail!("the NIC lost no packet");
+        }
+        Ok((sides.into(), vec![stats]))
+    }
+
+    /// A command of a row behind the launcher, which is `softnic` or runs it elsewhere.
+    fn on_nic(
+        &self,
+        mut softnic: Command,
+        program: &Program,
+        row: &Row,
+        at: &Place,
+        end: usize,
+        command: &str,
+    ) -> Command {
+        softnic.args(["run", "--fabric", &format!("xtask-compat-{}-{}", std::process::id(), at.port)]);
+        softnic.args(row.options()).arg("--stats").arg(at.file(end, "jsonl"));
+        // A shell in between would hide by which signal a program ended.
+        let exec = if command.contains(['&', ';', '|']) { "" } else { "exec " };
+        softnic.args(["--", "sh", "-c", &format!("{exec}{}", program.filled(command, at.port))]);
+        softnic.current_dir(program.folder());
+        softnic.envs(row.env.iter().map(|(name, value)| (name, program.filled(value, at.port))));
+        softnic.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_MANIFEST_DIR");
+        // The NIC's own words; with them its commands are slower.
+        let is_logged = row.ready.as_ref().is_some_and(|words| words.starts_with("rdma_cm "));
+        softnic.envs(is_logged.then_some(("SOFTNIC_LOG", "1")));
+        softnic
     }
 }
 
@@ -148,12 +236,21 @@ fn wait_until_ready(server: &mut Guarded, words: Option<&str>, port: u16, log: &
 /// Messages and bytes that the NICs of all processes received. Where a receiver was ended by a signal, and so left no counts, those
 /// that the others sent are more.
 fn moved(stats: &[PathBuf]) -> Result<[u64; 2]> {
+    let lines = lines(stats)?;
+    let most = |what: &str| {
+        counted(&lines, &format!("{what}_received")).max(counted(&lines, &format!("{what}_sent")))
+    };
+    // What the NIC asked for by READ, where its peer has no counts.
+    Ok([most("messages"), most("bytes").max(counted(&lines, "bytes_read"))])
+}
+
+fn lines(stats: &[PathBuf]) -> Result<Vec<Value>> {
     let text: String = stats.iter().filter_map(|file| fs::read_to_string(file).ok()).collect();
-    let lines: Vec<Value> =
-        text.lines().map(serde_json::from_str).collect::<Result<_, _>>().context("the NIC's counters")?;
-    let sum = |name: &str| lines.iter().filter_map(|line| line["counters"][name].as_u64()).sum::<u64>();
-    let most = |what: &str| sum(&format!("{what}_received")).max(sum(&format!("{what}_sent")));
-    Ok([most("messages"), most("bytes")])
+    text.lines().map(serde_json::from_str).collect::<Result<_, _>>().context("the NIC's counters")
+}
+
+fn counted(lines: &[Value], name: &str) -> u64 {
+    lines.iter().filter_map(|line| line["counters"][name].as_u64()).sum()
 }
 
 /// What the ends of the processes, their words and the NIC's counts make of a row. The client is the last of `sides`.

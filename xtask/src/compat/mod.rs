@@ -4,6 +4,7 @@
 //! has them as a table. A row proves itself by the program's own words and by the bytes that the NIC received. Left out: rates.
 
 mod bench;
+mod kernel;
 mod programs;
 #[cfg(test)]
 mod tests;
@@ -34,11 +35,14 @@ pub struct Options {
     /// Run the rows that need a GPU, and no others.
     #[arg(long)]
     gpu: bool,
+    /// Run the rows whose other end is a Linux kernel's soft-RoCE, and no others: in a guest under QEMU, minutes.
+    #[arg(long, conflicts_with = "gpu")]
+    kernel: bool,
     /// Write what came of the rows into xtask/compat/results.json, and the page's tables.
     #[arg(long)]
     record: bool,
     /// Run nothing: record what came of the rows on another machine, from the results.json in its folder of logs.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "only", "gpu", "install", "bin", "dry_run"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "only", "gpu", "kernel", "install", "bin", "dry_run"])]
     import: Option<PathBuf>,
     /// Install missing packages; without it, print the command that does, and leave out the programs that need them.
     #[arg(long)]
@@ -103,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
     let folder = options.bin.as_ref().map_or_else(|| Ok(released()), std::path::absolute)?;
     let logs = options.out.clone().unwrap_or_else(|| results("compat"));
     let logs = std::path::absolute(&logs).context("the folder of logs")?;
-    let bench = Bench { softnic: folder.join("softnic"), logs };
+    let bench = Bench::new(folder.join("softnic"), logs);
     let gpus = if options.gpu { Some(GpuMachine::ask()?.gpus) } else { None };
     let tried = tried(&bench, &chosen, gpus.as_deref());
     let faults = faults(&tried, &Recorded::read(&root().join(RESULTS))?, options.allow_missing);
@@ -136,7 +140,18 @@ fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program,
     let is_asked = |(program, row): &(&Program, &Row)| {
         options.only.is_empty() || options.only.iter().any(|name| [&program.name, &row.name].contains(&name))
     };
-    Ok(rows().filter(is_asked).filter(|(_, row)| !options.gpu || row.gpus > 0).collect())
+    // A guest takes minutes: without --kernel such rows are no part of a run.
+    let is_here = |(_, row): &(&Program, &Row)| {
+        row.kernel.is_some() == options.kernel && (!options.gpu || row.gpus > 0)
+    };
+    let chosen: Vec<_> = rows().filter(is_asked).filter(is_here).collect();
+    match chosen.is_empty() {
+        true => Err(refused(format!(
+            "--only {}: none of these rows is run so; rows of a kernel are run with --kernel, and with nothing else",
+            options.only.join(", ")
+        ))),
+        false => Ok(chosen),
+    }
 }
 
 /// What was run, for a shell: a list of commands is one to the NIC.

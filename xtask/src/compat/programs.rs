@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+use super::kernel::{self, End};
 use crate::process::{Ended, run_logged};
 use crate::workspace::{root, target_dir};
 use crate::{carried, setup, wheels};
@@ -87,6 +88,9 @@ pub struct Row {
     pub deadline_s: Option<u64>,
     /// What is known of a failure, of skipped tests, or of a bad end after everything above held.
     pub note: Option<String>,
+    /// Which end a Linux kernel's soft-RoCE is; it runs with --kernel alone. In such commands `{device}`, `{gid}` and `{server}` are
+    /// the RDMA device and the GID's index of the end that runs it, and the server's address.
+    pub kernel: Option<End>,
     /// How many GPUs it needs; it runs with --gpu alone if any.
     pub gpus: usize,
     /// Why it runs nowhere.
@@ -130,16 +134,35 @@ impl Row {
         match (&self.command, &self.server, &self.client) {
             (Some(alone), ..) => vec![alone.clone()],
             (None, Some(server), Some(client)) => vec![server.clone(), client.clone()],
-            (None, Some(both), None) => vec![both.clone(), format!("{both} 127.0.0.1")],
+            (None, Some(both), None) => {
+                let address = if self.kernel.is_some() { "{server}" } else { "127.0.0.1" };
+                vec![both.clone(), format!("{both} {address}")]
+            }
             (None, None, _) => Vec::new(),
         }
     }
 
-    /// What was run, as a user would: the client's command, or the one command. Empty where nothing is.
+    /// The options of `softnic run`.
+    pub fn options(&self) -> Vec<String> {
+        let wire = if self.kernel.is_some() { kernel::on_the_wire() } else { Vec::new() };
+        wire.into_iter().chain(self.nic.iter().cloned()).collect()
+    }
+
+    /// What was run, as a user would: the client's command, the one command, or that of the end that is no kernel. Empty where
+    /// nothing is.
     pub fn ran(&self) -> String {
-        let Some(command) = self.commands().pop() else { return String::new() };
+        let (mut commands, Some(kernel)) = (self.commands(), self.kernel) else {
+            return self.ran_by(self.commands().pop());
+        };
+        let end = if kernel == End::Server { End::Client } else { End::Server };
+        let command = if end == End::Client { commands.pop() } else { commands.into_iter().next() };
+        self.ran_by(command.map(|command| kernel::filled(&command, end, kernel)))
+    }
+
+    fn ran_by(&self, command: Option<String>) -> String {
+        let Some(command) = command else { return String::new() };
         let environment = self.env.iter().map(|(name, value)| format!("{name}={value}"));
-        let launcher = ["softnic run".to_owned()].into_iter().chain(self.nic.iter().cloned());
+        let launcher = ["softnic run".to_owned()].into_iter().chain(self.options());
         environment.chain(launcher).chain(["--".to_owned(), command]).collect::<Vec<_>>().join(" ")
     }
 
@@ -181,7 +204,7 @@ impl Program {
     /// Where it is prepared.
     pub fn folder(&self) -> PathBuf {
         let all = carried::folder().map_or_else(|| target_dir().join("compat"), |_| std::env::temp_dir());
-        all.join(self.name.replace([' ', ','], "-"))
+        all.join(self.name.replace([' ', ',', '\''], "-"))
     }
 
     /// Its wheels.
@@ -209,8 +232,8 @@ impl Program {
     pub fn version(&self) -> String {
         let of_wheel = || self.wheels().and_then(wheels::Wheels::version);
         let of_package = || self.packages.first().and_then(|name| setup::version(name));
-        let said = || self.version_command.as_deref().and_then(said_by);
-        let known = self.version.clone().or_else(of_wheel).or_else(of_package).or_else(said);
+        let said = || said_by(&self.filled(self.version_command.as_deref()?, 0));
+        let known = self.version.clone().or_else(of_wheel).or_else(said).or_else(of_package);
         known.unwrap_or_else(|| "unknown".into())
     }
 

@@ -65,6 +65,46 @@ fn a_row_without_a_command_or_a_proof_is_refused() {
 }
 
 #[test]
+fn a_row_with_a_kernel_is_run_with_that_option_alone_and_shows_the_other_end() {
+    let all = list().unwrap();
+    let given = |words: &[&str]| {
+        let words = ["compat"].iter().chain(words);
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        <Line as clap::Parser>::try_parse_from(words).ok().unwrap().options
+    };
+    let (with, without) = (given(&["--kernel"]), given(&[]));
+    let (with, without) = (chosen(&all, &with).unwrap(), chosen(&all, &without).unwrap());
+    assert!(with.len() >= 20 && with.iter().all(|(_, row)| row.kernel.is_some()), "{}", with.len());
+    assert!(without.iter().all(|(_, row)| row.kernel.is_none()));
+    for words in [&["--only", "kernel's soft-RoCE"][..], &["--kernel", "--only", "perftest"]] {
+        let error = chosen(&all, &given(words)).unwrap_err();
+        assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("--kernel"), "{error}");
+    }
+    for end in [kernel::End::Server, kernel::End::Client] {
+        for loss in [false, true] {
+            let is_one = |row: &Row| row.kernel == Some(end) && row.nic.is_empty() != loss;
+            assert!(with.iter().filter(|(_, row)| is_one(row)).count() >= 2, "{end:?} {loss}");
+        }
+    }
+    let ran = |name: &str| with.iter().find(|(_, row)| row.name == name).unwrap().1.ran();
+    let nic = "softnic run --link-layer roce --path wire --ipv4 10.9.0.254";
+    assert_eq!(
+        ran("ib_send_bw, it serves"),
+        format!("{nic} -- ib_send_bw -F -d mlx5_0 -x 3 -u 18 -p {{port}} -n 200 10.9.0.1")
+    );
+    assert_eq!(
+        ran("ib_send_bw with 1 % loss, it asks"),
+        format!("{nic} --loss 0.01 -- ib_send_bw -F -d mlx5_0 -x 3 -u 18 -p {{port}} -n 200")
+    );
+    let odd = "[[program]]\nname = \"p\"\n[[program.row]]\nname = \"r\"\nbytes = 1\nserver = \"c\"\nkernel = \"both\"";
+    assert!(parse(odd).is_err());
+}
+
+#[test]
 fn a_row_is_judged_by_its_ends_its_words_and_the_bytes() {
     let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let proof = Row { says: text(&["done"]), never: text(&["wrong"]), bytes: 100, ..Row::default() };
@@ -228,7 +268,7 @@ races = ["lost a race"]
 fn planted_failures_are_found_and_nothing_of_them_lives_on() {
     let folder = scratch("planted");
     script(&folder.join("softnic"), LAUNCHER);
-    let bench = Bench { softnic: folder.join("softnic"), logs: folder.join("logs") };
+    let bench = Bench::new(folder.join("softnic"), folder.join("logs"));
     let planted = parse(PLANTED).unwrap();
     planted[0].prepare().unwrap();
     let since = Instant::now();
@@ -307,7 +347,7 @@ fn what_was_not_run_here_replaces_no_result_of_another_machine() {
 fn programs_of_others_work() {
     let softnic = measure::need!(released(), "the release build of softnic");
     let folder = scratch("ci");
-    let bench = Bench { softnic, logs: folder.clone() };
+    let bench = Bench::new(softnic, folder.clone());
     let all = list().unwrap();
     let mut count = 0;
     for program in &all {

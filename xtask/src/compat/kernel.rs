@@ -1,0 +1,264 @@
+//! The other end of a row that has `kernel`: a Linux kernel's soft-RoCE (`rdma_rxe`), in a machine that `qemu-system-x86_64` emulates.
+//!
+//! The guest is Debian's kernel with programs of this machine (`xtask/compat/kernel`). Its Ethernet is a tap in a network namespace,
+//! in which the NIC's end of each row runs too; a user namespace of one's own serves where we are not root. Commands go in and what
+//! came of them out by files of a folder that both see (9p). All of it ends with this command.
+
+use std::cell::Cell;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::process::{Ended, Guarded, Speaking, WAIT};
+
+/// Address of the guest, whose RDMA device is `rxe0` with the RoCE v2 GID of this address at index 1.
+const GUEST: &str = "10.9.0.1";
+/// Address of the NIC's end, whose GID of it is at index 3.
+const HOST: &str = "10.9.0.254";
+/// From power-on to a device: twenty times what it took on two busy cores.
+const BOOT: Duration = Duration::from_secs(160);
+/// Longest that a guest lives, if all that ends it fails, in seconds.
+const LIFE_S: u32 = 3600;
+/// Makes the tap, and holds the namespace until stdin ends.
+const HOLD: &str = "PATH=$PATH:/usr/sbin:/sbin; set -e; ip link set lo up; ip tuntap add dev tap0 mode tap; \
+    ip addr add HOST/24 dev tap0; ip link set tap0 up; echo '{\"kind\":\"ready\"}'; exec cat";
+
+/// Which end of a row the kernel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    Server,
+    Client,
+}
+
+/// Options of `softnic run` for the other end.
+pub fn on_the_wire() -> Vec<String> {
+    ["--link-layer", "roce", "--path", "wire", "--ipv4", HOST].map(str::to_owned).to_vec()
+}
+
+/// A command with the device, the GID and the server's address filled in, as `end` runs it against a kernel that is `kernel`.
+pub fn filled(command: &str, end: End, kernel: End) -> String {
+    let (device, gid) = if end == kernel { ("rxe0", "1") } else { ("mlx5_0", "3") };
+    let server = if kernel == End::Server { GUEST } else { HOST };
+    command.replace("{device}", device).replace("{gid}", gid).replace("{server}", server)
+}
+
+/// The guest, and the namespace around it.
+#[derive(Debug)]
+pub struct Guest {
+    /// Ends before the namespace.
+    qemu: Guarded,
+    namespace: Speaking,
+    share: PathBuf,
+    console: PathBuf,
+    jobs: Cell<u32>,
+}
+
+/// A command that runs in the guest.
+#[derive(Debug)]
+pub struct Job<'a> {
+    guest: &'a Guest,
+    number: u32,
+}
+
+impl Guest {
+    /// Boots the guest that lies in `folder`; its console, and a folder of jobs, go to `logs`.
+    pub fn boot(folder: &Path, logs: &Path) -> Result<Guest> {
+        let share = logs.join("jobs");
+        let _ = fs::remove_dir_all(&share);
+        fs::create_dir_all(&share).with_context(|| format!("making {}", share.display()))?;
+        let mut unshare = Command::new("unshare");
+        unshare.arg(if is_root() { "-n" } else { "-rn" }).args(["sh", "-c", &HOLD.replace("HOST", HOST)]);
+        let mut namespace = Speaking::start_asked(&mut unshare, &logs.join("namespace.log"))?;
+        namespace.json("ready", WAIT).context("a network namespace with a tap (/dev/net/tun)")?;
+        let console = logs.join("console.log");
+        let mut qemu = inside(&namespace, "timeout");
+        qemu.args([
+            "--kill-after=1",
+            &LIFE_S.to_string(),
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "qemu-system-x86_64",
+        ]);
+        qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-m", "512", "-smp", "2"]);
+        qemu.args(["-nodefaults", "-nographic", "-no-reboot", "-monitor", "none"]);
+        qemu.arg("-serial").arg(format!("file:{}", console.display()));
+        qemu.arg("-kernel").arg(folder.join("vmlinuz")).arg("-initrd").arg(folder.join("initrd.gz"));
+        qemu.args(["-append", "console=ttyS0 quiet panic=-1 net.ifnames=0"]);
+        qemu.args(["-netdev", "tap,id=net,ifname=tap0,script=no,downscript=no,vnet_hdr=off"]);
+        // Without `romfile` it tries to boot from the network first.
+        qemu.args([
+            "-device",
+            "virtio-net-pci,netdev=net,romfile=,csum=off,gso=off",
+            "-device",
+            "virtio-rng-pci",
+        ]);
+        qemu.arg("-virtfs");
+        qemu.arg(format!("local,path={},mount_tag=host,security_model=none", share.display()));
+        let log = fs::File::create(logs.join("qemu.log")).context("writing qemu.log")?;
+        qemu.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        say!("compat: booting a guest with Debian's kernel under QEMU, without KVM");
+        let qemu = Guarded(qemu.spawn().context("starting nsenter")?);
+        let mut guest = Guest { qemu, namespace, share, console, jobs: Cell::new(0) };
+        let since = Instant::now();
+        while !guest.share.join("link").exists() {
+            guest.lives(since, BOOT, "make its RDMA device")?;
+        }
+        let link = fs::read_to_string(guest.share.join("link")).context("reading what the guest says")?;
+        if !link.contains("state ACTIVE") {
+            bail!(
+                "the guest has no RDMA device (`rdma link`: {}); see {}",
+                link.trim(),
+                guest.console.display()
+            );
+        }
+        say!("compat: the guest has {} after {:.0} s", link.trim(), since.elapsed().as_secs_f64());
+        Ok(guest)
+    }
+
+    /// Waits a moment. Error: the guest has ended, or the time is over.
+    fn lives(&mut self, since: Instant, limit: Duration, what: &str) -> Result<()> {
+        sleep(Duration::from_millis(20));
+        let console = self.console.display();
+        if let Some(ended) = self.qemu.poll()? {
+            bail!("QEMU {ended} before the guest could {what}; see {console} and qemu.log beside it");
+        }
+        if since.elapsed() > limit {
+            bail!("the guest did not {what} within {} s; see {console}", limit.as_secs());
+        }
+        Ok(())
+    }
+
+    /// A program of this machine in the guest's network.
+    pub fn beside(&self, program: &Path) -> Command {
+        inside(&self.namespace, program)
+    }
+
+    /// Starts a command there, which is ended after `limit`. `ready` is a shell's condition for its `wait_until_ready`.
+    pub fn start(&self, command: &str, ready: &str, limit: Duration) -> Result<Job<'_>> {
+        let number = self.jobs.get() + 1;
+        self.jobs.set(number);
+        let (seconds, quoted) = (limit.as_secs(), crate::figure::quoted(command));
+        let script = format!(
+            "timeout {seconds} sh -c {quoted} & own=$!\nwhile kill -0 $own 2>/dev/null && ! {{ {ready}; }}; do usleep 50000; done\n\
+             : > /host/{number}.ready\nwait $own\n"
+        );
+        // The guest looks for the name.
+        let (new, job) = (self.share.join("new"), self.share.join(format!("{number}.sh")));
+        fs::write(&new, script)
+            .and_then(|()| fs::rename(&new, &job))
+            .with_context(|| format!("writing {}", job.display()))?;
+        Ok(Job { guest: self, number })
+    }
+}
+
+impl Job<'_> {
+    fn file(&self, kind: &str) -> PathBuf {
+        self.guest.share.join(format!("{}.{kind}", self.number))
+    }
+
+    pub fn said(&self) -> String {
+        fs::read(self.file("log")).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
+    }
+
+    /// Waits until its condition holds. Error: it has ended before.
+    pub fn wait_until_ready(&self) -> Result<()> {
+        if self.wait_for("ready", WAIT)?.is_none() {
+            bail!("the server in the guest does not get ready: {}", self.said().trim());
+        }
+        if let Some(status) = self.ended() {
+            bail!("the server in the guest {status}: {}", self.said().trim());
+        }
+        Ok(())
+    }
+
+    fn ended(&self) -> Option<Ended> {
+        let text = fs::read_to_string(self.file("rc")).ok()?;
+        Some(match text.trim().parse().ok()? {
+            0 => Ended::Well,
+            // As busybox's `timeout` ends it, and as a shell tells of signals.
+            143 => Ended::TimedOut,
+            code @ 129..160 => Ended::Signal(code - 128),
+            code => Ended::Status(code),
+        })
+    }
+
+    /// How it ended, if within `limit`.
+    pub fn wait(&self, limit: Duration) -> Result<Ended> {
+        Ok(self.wait_for("rc", limit)?.and_then(|()| self.ended()).unwrap_or(Ended::TimedOut))
+    }
+
+    fn wait_for(&self, kind: &str, limit: Duration) -> Result<Option<()>> {
+        let since = Instant::now();
+        while !self.file(kind).exists() {
+            if since.elapsed() > limit {
+                return Ok(None);
+            }
+            sleep(Duration::from_millis(20));
+        }
+        Ok(Some(()))
+    }
+}
+
+/// A shell's condition in the guest: a TCP socket listens on the port, or, where the words are of `rdma_cm`, an id does.
+pub fn ready(words: Option<&str>, port: u16) -> String {
+    match words {
+        Some(words) if words.starts_with("rdma_cm ") => {
+            "/usr/bin/rdma resource show cm_id | grep -q LISTEN".into()
+        }
+        // `proc_net_tcp(5)`: state 0A.
+        _ => format!("grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6"),
+    }
+}
+
+/// A program in the namespace that a process holds.
+fn inside(namespace: &Speaking, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("nsenter");
+    command.args(["-t", &namespace.child.0.id().to_string()]);
+    if !is_root() {
+        command.args(["-U", "--preserve-credentials"]);
+    }
+    command.arg("-n").arg(program);
+    command
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_end_is_told_its_device_and_the_servers_address() {
+        let command = "x -d {device} -x {gid} {server}";
+        for (end, kernel, filled) in [
+            (End::Server, End::Server, "x -d rxe0 -x 1 10.9.0.1"),
+            (End::Client, End::Server, "x -d mlx5_0 -x 3 10.9.0.1"),
+            (End::Server, End::Client, "x -d mlx5_0 -x 3 10.9.0.254"),
+            (End::Client, End::Client, "x -d rxe0 -x 1 10.9.0.254"),
+        ] {
+            assert_eq!(super::filled(command, end, kernel), filled);
+        }
+    }
+
+    #[test]
+    fn a_listening_socket_is_told_by_the_kernels_table() {
+        let table = "   1: 00000000:4853 00000000:0000 0A 0\n   2: 0100007F:1000 0100007F:4853 01 0\n";
+        let listens = |port| {
+            let condition = ready(None, port).replace(" /proc/net/tcp /proc/net/tcp6", "");
+            let line = format!("printf '{table}' | {condition}");
+            Command::new("sh").args(["-c", &line]).status().unwrap().success()
+        };
+        assert_eq!([18515, 4096].map(listens), [true, false]);
+        assert!(ready(Some("rdma_cm LISTEN -> ()"), 1).contains("cm_id"));
+    }
+}
