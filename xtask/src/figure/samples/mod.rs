@@ -76,6 +76,10 @@ impl Bench for Sampled<'_> {
         self.bench.asked(key)
     }
 
+    fn is_here(&self) -> bool {
+        self.bench.is_here()
+    }
+
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let (nic, hook) = (self.nic.before(), self.hook.as_ref().map(Hook::read));
         let mut samples = Samples::default();
@@ -88,6 +92,11 @@ impl Bench for Sampled<'_> {
         self.gpu.end(since, &mut samples);
         let mut point = measured?;
         samples.gauge("programs_cores", &[cores]);
+        if !self.bench.is_here() {
+            // They would be of a machine that only waits.
+            samples = Samples::default();
+            samples.absent.insert("machine".into(), "both ends run on other hosts".into());
+        }
         let (counts, absent) = self.nic.grown(&nic);
         samples.counts.extend(counts);
         samples.absent.extend(absent);
