@@ -176,7 +176,7 @@ impl Command {
             Command::Import(_) => Some("import"),
             Command::Report(_) => Some("report"),
             Command::Testbed(_) => Some("testbed"),
-            Command::Compat(_) => Some("compat"),
+            Command::Compat(options) => (!options.gpu).then_some("compat without --gpu"),
             Command::Test(options) => (!options.gpu).then_some("test without --gpu"),
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
@@ -192,7 +192,7 @@ fn run(command: Command) -> Result<()> {
     if let (Some(what), Some(bundle)) = (command.needs_tree(), carried::folder()) {
         let bundle = bundle.display();
         return Err(refused::refused(format!(
-            "{what}: needs a checkout of the source, {bundle} is a bundle; here there are: doctor, test --gpu, figure, \
+            "{what}: needs a checkout of the source, {bundle} is a bundle; here there are: doctor, test --gpu, compat --gpu, figure, \
              bench-throughput, bench-post, bench-nic, bench-gpu, \
              bench-models, demo, man, zoo"
         )));

@@ -371,8 +371,8 @@ mod tests {
         let provenance = points[0].provenance.clone();
         let (machine, extent) = (provenance.machine.clone(), "normal".to_owned());
         let rows = table::recorded(&experiment.spec, points);
-        let (label, verdicts, ratios) = (points[0].label, Vec::new(), serde_json::Value::Null);
-        Entry { machine, label, extent, provenance, rows, verdicts, ratios }
+        let (label, (verdicts, ratios, samples)) = (points[0].label, Default::default());
+        Entry { machine, label, extent, provenance, rows, verdicts, ratios, samples }
     }
 
     #[test]

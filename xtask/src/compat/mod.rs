@@ -34,7 +34,7 @@ pub struct Options {
     only: Vec<String>,
     /// Run the rows that need a GPU, and no others.
     #[arg(long)]
-    gpu: bool,
+    pub gpu: bool,
     /// Run the rows whose other end is a Linux kernel's soft-RoCE, and no others: in a guest under QEMU, minutes.
     #[arg(long, conflicts_with = "gpu")]
     kernel: bool,

@@ -214,7 +214,8 @@ fn the_kernel_ends_when_it_is_told_to() {
 fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     let geometry = geometry();
-    let mut served = Served::new(&machine, setting(&geometry, 64, Duration::from_secs(600))).unwrap();
+    let setting = Setting { wait: Duration::from_secs(600), ..setting(&geometry, 64, 256) };
+    let mut served = Served::new(&machine, setting).unwrap();
     let (tells, ended) = std::sync::mpsc::channel();
     served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
     let model = AddOne::new(&served, GOOD, 256);
