@@ -12,10 +12,10 @@ use crate::files::File;
 use crate::models::FEW_PIXELS;
 use crate::operators::files_of_every_operator;
 
-/// Mutants of each file of an operator, of the model, and cuts of each file.
-const MUTANTS: usize = 80;
-const OF_MODEL: usize = 400;
-const CUTS: usize = 20;
+/// Mutants of each file of an operator beside one for each byte of its nodes, those of the model, and cuts of each file.
+const MUTANTS: usize = 10;
+const OF_MODEL: usize = 200;
+const CUTS: usize = 10;
 /// Bytes at a model's begin, where its nodes stand, and at its end, where its inputs and outputs do. Weights lie between.
 const NODES: usize = 2000;
 const ENDS: usize = 300;
@@ -55,6 +55,8 @@ fn no_bytes_make_the_importer_panic() {
         operators.iter().map(|file| (MUTANTS, file)).chain(model.iter().map(|file| (OF_MODEL, file)))
     {
         let nodes = Model::decode(&**whole).expect("it is whole").graph.expect("it has one").node;
+        // They stand first, behind the file's and the graph's few fields.
+        let of_nodes: usize = nodes.iter().map(|node| node.encoded_len() + 2).sum();
         found.extend(nodes.into_iter().map(|node| node.op_type));
         assert!(!is_refused(whole, *batch), "{what}");
         // A cut file is refused, or is another whole file.
@@ -63,6 +65,12 @@ fn no_bytes_make_the_importer_panic() {
         }
         let ends = NODES.min(whole.len()) + ENDS.min(whole.len());
         let mut bytes = whole.clone();
+        for at in 0..(of_nodes + 16).min(whole.len()) {
+            bytes[at] = random.below(256) as u8;
+            refused += usize::from(is_refused(&bytes, *batch));
+            rounds += 1;
+            bytes[at] = whole[at];
+        }
         for _ in 0..count {
             let mut changed = Vec::new();
             for _ in 0..1 + random.below(4) {
