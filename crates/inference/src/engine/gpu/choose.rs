@@ -231,6 +231,16 @@ struct Bench<'a> {
     limit: usize,
 }
 
+/// An error of a way to compute a step, named where it took the context with it.
+fn lost(step: &Step, by: &By, error: EngineError) -> EngineError {
+    match error {
+        EngineError::Gpu(source) if source.is_context_lost() => {
+            EngineError::Tried { step: step.names.join(" "), by: by.to_string(), source }
+        }
+        other => other,
+    }
+}
+
 /// A way that works, with its graph.
 struct Working {
     at: usize,
@@ -319,7 +329,9 @@ impl<'a> Bench<'a> {
                     }
                     // Behind what does not end nothing else can be tried.
                     Err(EngineError::Gpu(error @ gpu::Error::Deadline { .. })) => return Err(error.into()),
-                    Err(EngineError::Gpu(error)) if error.is_context_lost() => return Err(error.into()),
+                    Err(EngineError::Gpu(error)) if error.is_context_lost() => {
+                        return Err(lost(step, &one.by, error.into()));
+                    }
                     Err(error) => {
                         if let EngineError::Gpu(error) = &error {
                             self.failed(error);
@@ -331,7 +343,7 @@ impl<'a> Bench<'a> {
                 tried.push(one);
             }
         }
-        self.race(&mut working)?;
+        self.race(&mut working).map_err(|(at, error)| lost(step, &tried[at].by, error))?;
         for Working { at, times, .. } in &working {
             tried[*at].time = Ok(times[times.len() / 2]);
         }
@@ -390,14 +402,14 @@ impl<'a> Bench<'a> {
         Timed::new(&self.stream, times, put)
     }
 
-    /// Times all ways, then the fastest ones in turns; leaves the fastest first.
-    fn race(&self, working: &mut [Working]) -> Result<(), EngineError> {
+    /// Times all ways, then the fastest ones in turns; leaves the fastest first. Error: also the place of the way that failed.
+    fn race(&self, working: &mut [Working]) -> Result<(), (usize, EngineError)> {
         for (round, most) in ROUNDS.into_iter().zip([working.len(), FINALISTS]) {
             let all = working.len().min(most);
             working[..all].iter_mut().for_each(|one| one.times.clear());
             for _ in 0..round {
                 for one in &mut working[..all] {
-                    one.times.push(one.timed.run(&self.stream)?);
+                    one.times.push(one.timed.run(&self.stream).map_err(|error| (one.at, error))?);
                 }
             }
             working[..all].iter_mut().for_each(|one| one.times.sort());
