@@ -71,7 +71,7 @@ pub enum EngineError {
     #[error(
         "step {step}: {by}, which was tried for it, failed on the GPU: {source}; `--engine own` leaves the libraries out"
     )]
-    Tried { step: String, by: String, source: ::gpu::Error },
+    Tried { step: String, by: String, source: Box<::gpu::Error> },
     /// A GPU has no room for a part of a model.
     #[error(
         "{model}: {what}: {reason}; run fewer instances or a smaller batch, or end what else uses that GPU"

@@ -235,7 +235,7 @@ struct Bench<'a> {
 fn lost(step: &Step, by: &By, error: EngineError) -> EngineError {
     match error {
         EngineError::Gpu(source) if source.is_context_lost() => {
-            EngineError::Tried { step: step.names.join(" "), by: by.to_string(), source }
+            EngineError::Tried { step: step.names.join(" "), by: by.to_string(), source: Box::new(source) }
         }
         other => other,
     }
