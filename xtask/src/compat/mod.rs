@@ -266,12 +266,13 @@ impl Tried {
 }
 
 impl Recorded {
-    /// None where there is no such file.
+    /// None where there is no such file, as in a bundle, where `xtask` is this program.
     fn read(file: &Path) -> Result<Recorded> {
+        use std::io::ErrorKind::{NotADirectory, NotFound};
         let named = || file.display().to_string();
         match fs::read_to_string(file) {
             Ok(text) => serde_json::from_str(&text).with_context(named),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Recorded::default()),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(Recorded::default()),
             Err(error) => Err(error).with_context(named),
         }
     }

@@ -427,4 +427,5 @@ fn results_of_another_machine_are_taken_for_rows_of_the_list_alone() {
     assert!(error.contains("no results in it"), "{error}");
     fs::write(&file, "{").unwrap();
     assert!(Recorded::from_elsewhere(&file, &all).is_err());
+    assert!(Recorded::read(&file.join("below a file")).unwrap().rows.is_empty());
 }
