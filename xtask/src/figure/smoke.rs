@@ -10,14 +10,15 @@ pub fn has(app: &str) -> bool {
     [transfer::APP, models::APP, path::APP, serving::APP, serving::time::APP].contains(&app)
 }
 
-/// Of a server's series, `gpu-LINE-MODEL`, keeps those of the first one's model: each starts a server of its own.
+/// Of a server's series, `gpu-LINE-MODEL`, keeps those of the first one's model without the variants, `gpu-LINE+VARIANT-MODEL`: each
+/// starts a server of its own.
 pub fn keep_first_model(spec: &mut Spec) {
     if ![serving::APP, serving::time::APP].contains(&spec.app.as_str()) {
         return;
     }
     let model = |series: &str| series.splitn(3, '-').nth(2).map(str::to_owned);
     let first = spec.grid(Extent::Smoke).series.first().and_then(|series| model(series));
-    spec.keep(|series| model(series) == first);
+    spec.keep(|series| model(series) == first && !series.contains('+'));
 }
 
 #[cfg(test)]
