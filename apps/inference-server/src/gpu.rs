@@ -198,19 +198,20 @@ fn placed(options: &Options, served: &Served, model: Runs) -> Result<Runs> {
     }
 }
 
-fn lane(options: &Options, machine: &Machine, served: &mut Served, model: Runs) -> Result<()> {
+/// Makes what will have the turns.
+fn prepare(options: &Options, machine: &Machine, served: &mut Served, model: Runs) -> Result<()> {
     match model {
-        Runs::Twin(model) => served.start_by_cpu(model)?,
+        Runs::Twin(model) => served.prepare_by_cpu(model)?,
         Runs::InSlots(model) => {
             let tensors = served.tensors();
             if options.warmup > 0 {
                 served.run_alone(model.resident(&tensors)?, options.warmup.into()).context("--warmup")?;
             }
-            served.start_resident(model.resident(&tensors)?).with_context(|| machine.name())?;
+            served.prepare_resident(model.resident(&tensors)?).with_context(|| machine.name())?;
         }
         Runs::Gpu(model) => {
             let again = if options.mode == Mode::GpuWhile { Again::While } else { Again::Relaunch };
-            served.start_graph(again, model).with_context(|| machine.name())?;
+            served.prepare_graph(again, model).with_context(|| machine.name())?;
         }
     }
     Ok(())
@@ -231,7 +232,7 @@ pub fn run(options: &Options) -> Result<u8> {
     let machine = options.machine()?;
     let (events, happened) = channel();
     let arrival = options.arrival().map_or(Arrival::Flag, ArrivalName::arrival);
-    // All models are loaded before the first graph runs: loading may wait for what runs.
+    // All models are loaded, and all graphs made, before the first one runs: the driver waits for what runs, which never ends.
     let mut loaded = Vec::new();
     for (manifest, geometry) in &found {
         let model = Recorded::load(options, &machine, manifest, geometry)?;
@@ -265,10 +266,17 @@ pub fn run(options: &Options) -> Result<u8> {
         if options.sleep == Sleep::Event {
             served.call_at_end(tells(&events));
         }
-        lane(options, &machine, &mut served, model)?;
+        prepare(options, &machine, &mut served, model)?;
         let slots = Server::new(geometry.clone(), options.slots);
         let structure = served.structure()?;
         lanes.push(Mutex::new(Lane { served, slots, structure, clients: HashMap::new() }));
+    }
+    for lane in &mut lanes {
+        lane.get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .served
+            .start()
+            .with_context(|| machine.name())?;
     }
     let lanes = Arc::new(lanes);
     let waits_for = (options.sleep != Sleep::Event).then(|| Arc::clone(&lanes));

@@ -118,12 +118,21 @@ impl Served {
         &mut self,
         model: impl FnMut() -> Result<(), String> + Send + 'static,
     ) -> Result<(), ServedError> {
+        self.prepare_by_cpu(model)?;
+        self.start()
+    }
+
+    /// As [`Self::start_by_cpu`], and does not start.
+    pub fn prepare_by_cpu(
+        &mut self,
+        model: impl FnMut() -> Result<(), String> + Send + 'static,
+    ) -> Result<(), ServedError> {
         self.is_new()?;
         let steps = Arc::new(self.steps()?);
         self.ends(self.core.shared.kernel_address())?;
         let model: Arc<Mutex<Box<Model>>> = Arc::new(Mutex::new(Box::new(model)));
         self.runs = Runs::Twin { steps, model, thread: None, has_ended: Arc::default() };
-        self.start()
+        Ok(())
     }
 
     /// The kernels of a turn. A test may have a defect in one.
@@ -139,11 +148,18 @@ impl Served {
 
     /// Has its turns on the GPU alone, with a model of that GPU.
     pub fn start_graph(&mut self, again: Again, model: Box<dyn Recorded>) -> Result<(), ServedError> {
+        self.prepare_graph(again, model)?;
+        self.start()
+    }
+
+    /// As [`Self::start_graph`], and does not start. A driver may wait for a running graph before it makes another one, so several
+    /// pipelines are prepared before the first one starts.
+    pub fn prepare_graph(&mut self, again: Again, model: Box<dyn Recorded>) -> Result<(), ServedError> {
         self.is_new()?;
         let graph = launch::graph(&self.core.machine, self.core.told, again, &*model)?;
         self.ends(graph.cancel_address())?;
         self.runs = Runs::Graph { graph: Box::new(graph), _model: model, is_started: false, watcher: None };
-        self.start()
+        Ok(())
     }
 
     /// Tells the kernels which word ends the chain.

@@ -140,6 +140,12 @@ impl Served {
     /// Has its turns in one kernel that stays on the machine, with a model of that machine that works in [`Self::tensors`]. Threads that
     /// wait are the model's; what the setting says of threads is not used. Error also: the setting has buffers of the model's.
     pub fn start_resident(&mut self, model: Box<dyn ResidentModel>) -> Result<(), ServedError> {
+        self.prepare_resident(model)?;
+        self.start()
+    }
+
+    /// As [`Self::start_resident`], and does not start.
+    pub fn prepare_resident(&mut self, model: Box<dyn ResidentModel>) -> Result<(), ServedError> {
         self.is_new()?;
         if !self.core.told.in_slots {
             return refuse(
@@ -149,7 +155,7 @@ impl Served {
         let kernel = self.resident(model)?;
         self.ends(self.core.shared.kernel_address())?;
         self.runs = Runs::Resident { kernel, thread: None, has_ended: Arc::default() };
-        self.start()
+        Ok(())
     }
 
     /// Runs a model alone so many times by the same kernel, which waits for nothing and sends nothing: how long a run took by the GPU's
