@@ -188,18 +188,14 @@ impl Service for Kernels {
     }
 }
 
-/// A model in the slots is given these. Before any graph runs, since a driver may wait for it.
-fn placed(options: &Options, served: &Served, model: Runs) -> Result<Runs> {
-    match model {
-        Runs::InSlots(model) if options.mode != Mode::GpuPersistent => {
-            Ok(Runs::Gpu(model.recorded(options, &served.tensors())?))
-        }
-        other => Ok(other),
-    }
-}
-
 /// Makes what will have the turns.
 fn prepare(options: &Options, machine: &Machine, served: &mut Served, model: Runs) -> Result<()> {
+    let model = match model {
+        Runs::InSlots(model) if options.mode != Mode::GpuPersistent => {
+            Runs::Gpu(model.recorded(options, &served.tensors())?)
+        }
+        other => other,
+    };
     match model {
         Runs::Twin(model) => served.prepare_by_cpu(model)?,
         Runs::InSlots(model) => {
@@ -233,7 +229,7 @@ pub fn run(options: &Options) -> Result<u8> {
     let (events, happened) = channel();
     let arrival = options.arrival().map_or(Arrival::Flag, ArrivalName::arrival);
     // All models are loaded, and all graphs made, before the first one runs: the driver waits for what runs, which never ends.
-    let mut loaded = Vec::new();
+    let mut lanes = Vec::new();
     for (manifest, geometry) in &found {
         let model = Recorded::load(options, &machine, manifest, geometry)?;
         let (threads, copying) = if machine.is_gpu() { (512, [8, 256]) } else { (32, [1, 32]) };
@@ -258,15 +254,10 @@ pub fn run(options: &Options) -> Result<u8> {
         if options.trace {
             served.trace(&context)?;
         }
-        let runs = placed(options, &served, model.runs).with_context(|| manifest.name.clone())?;
-        loaded.push((served, runs));
-    }
-    let mut lanes = Vec::new();
-    for ((mut served, model), (_, geometry)) in loaded.into_iter().zip(&found) {
         if options.sleep == Sleep::Event {
             served.call_at_end(tells(&events));
         }
-        prepare(options, &machine, &mut served, model)?;
+        prepare(options, &machine, &mut served, model.runs).with_context(|| manifest.name.clone())?;
         let slots = Server::new(geometry.clone(), options.slots);
         let structure = served.structure()?;
         lanes.push(Mutex::new(Lane { served, slots, structure, clients: HashMap::new() }));
