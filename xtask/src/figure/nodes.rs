@@ -41,7 +41,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// As `--where` takes it. Error: a name that is none of ours, and no path.
+    /// The place that a value of `--where` names. Error: it is neither `local` nor `netns`, nor a path.
     pub fn parse(text: &str) -> Result<Place, String> {
         match text {
             "local" => Ok(Place::Local),
