@@ -23,8 +23,11 @@ const PNG_SCALE: f32 = 3.0;
 
 /// What measures a point: the one thing that an experiment adds to its folder.
 pub trait Bench {
-    /// Settings that the program of a point is told.
-    fn asked(&self, key: &Key) -> BTreeMap<String, u64>;
+    /// Settings that the program of a point is told, where they may differ from those of an earlier run.
+    fn asked(&self, _key: &Key) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
     /// Measures one point, and waits for all that it started.
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point>;
     /// Whether that runs on this machine, so that programs of others on it matter.
@@ -212,10 +215,6 @@ mod tests {
     }
 
     impl Bench for Fake {
-        fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-            BTreeMap::new()
-        }
-
         fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
             self.calls += 1;
             anyhow::ensure!(self.calls < self.dies, "its program died");

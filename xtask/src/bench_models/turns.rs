@@ -40,10 +40,6 @@ pub struct Turns<'a> {
 }
 
 impl run::Bench for Turns<'_> {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.experiment.spec.name, key.clone(), label, self.provenance.clone());

@@ -226,10 +226,6 @@ struct Numbers<'a> {
 }
 
 impl run::Bench for Numbers<'_> {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let failed = self.failed.entry(key.series.clone()).or_default();
         let taken = match *failed < FAILURES {

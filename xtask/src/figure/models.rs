@@ -134,10 +134,6 @@ struct Runs<'a> {
 }
 
 impl run::Bench for Runs<'_> {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let arguments = arguments(self.spec, self.how.extent, self.on_gpu, key, seconds)?;
         let logs = self.how.out.join("logs");

@@ -290,10 +290,6 @@ struct Counts<'a> {
 }
 
 impl run::Bench for Counts<'_> {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
         let mut provenance = self.provenance.clone();
         if key.series == SOURCE {

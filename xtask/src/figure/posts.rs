@@ -118,10 +118,6 @@ fn execute(
 struct Rows(BTreeMap<String, Point>);
 
 impl run::Bench for Rows {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
         self.0.remove(&key.series).context("it was not measured")
     }

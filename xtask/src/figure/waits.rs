@@ -118,10 +118,6 @@ struct Turns<'a> {
 }
 
 impl run::Bench for Turns<'_> {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
         let mut command = Command::new(self.program);
         command.args(["wait", driver(&key.series)]);

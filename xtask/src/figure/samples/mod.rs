@@ -150,10 +150,6 @@ mod tests {
     struct Shell<'a>(&'a str);
 
     impl Bench for Shell<'_> {
-        fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-            BTreeMap::new()
-        }
-
         fn measure(&mut self, _: &Key, _: f64) -> Result<Point> {
             anyhow::ensure!(std::process::Command::new("sh").args(["-c", self.0]).status()?.success());
             Ok(example("cpu-shim", 64))

@@ -3,7 +3,6 @@
 //! A series is `gpu-COUNT-MODEL`. A point is a server and so many clients, each a process; what counts is the time in which all of them
 //! are served (`experiments/bench-clients/README.md`).
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -101,10 +100,6 @@ struct Many<'a> {
 type Heard = Vec<(f64, u64)>;
 
 impl run::Bench for Many<'_> {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
         let label = self.provenance.label(&[Part::Gpu]);

@@ -270,10 +270,6 @@ struct Phases {
 }
 
 impl run::Bench for Served<'_> {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
         let name = format!("{}-{}", key.series, key.repetition);

@@ -4,7 +4,6 @@
 //! (`--trace`) and one client after the other, each with a load of its own; in the first repetition also a server that notes nothing, whose
 //! rate tells what the noting takes (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -233,10 +232,6 @@ struct Timed<'a> {
 }
 
 impl run::Bench for Timed<'_> {
-    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());

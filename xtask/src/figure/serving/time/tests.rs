@@ -1,5 +1,7 @@
 //! What a point of figure 6 is told, offered and made of.
 
+use std::collections::BTreeMap;
+
 use measure::Label;
 
 use super::*;
