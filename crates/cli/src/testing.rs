@@ -94,14 +94,29 @@ pub fn stray<C: Parser>(words: &str, table: &[Belongs<C>]) -> Option<String> {
 impl Program {
     /// Starts it with `--json -`.
     pub fn start(program: &str, arguments: &[&str]) -> Program {
-        let mut child = command(program, arguments).args(["--json", "-"]).spawn().unwrap();
+        Program::spawn(command(program, arguments))
+    }
+
+    fn spawn(mut command: Command) -> Program {
+        let mut child = command.args(["--json", "-"]).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Program { child, lines }
     }
 
     /// One that listens, and the address that it chose.
     pub fn listening(program: &str, arguments: &[&str]) -> (Program, String) {
-        let mut listening = Program::start(program, &[&["--listen", "127.0.0.1:0"], arguments].concat());
+        Program::listening_in([], program, arguments)
+    }
+
+    /// One that listens in an environment that has these variables too.
+    pub fn listening_in<'a>(
+        variables: impl IntoIterator<Item = (&'a str, &'a str)>,
+        program: &str,
+        arguments: &[&str],
+    ) -> (Program, String) {
+        let mut command = command(program, &[&["--listen", "127.0.0.1:0"], arguments].concat());
+        command.envs(variables);
+        let mut listening = Program::spawn(command);
         let line = listening.next_line();
         assert_eq!(line["kind"], "listening");
         let address = line["address"].as_str().unwrap().to_owned();

@@ -6,7 +6,7 @@
 
 use std::arch::naked_asm;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// A lane's stack, its last page included.
 const STACK_BYTES: usize = 128 << 10;
@@ -19,6 +19,12 @@ const SHIFT_BYTES: usize = 320;
 /// Stacks that launches have given back, for the next.
 static SPARE: Mutex<Vec<Stacks>> = Mutex::new(Vec::new());
 const MOST_SPARE: usize = 8;
+
+/// Most lanes of a block that get stacks, where the environment sets it: a launch of more fails while the program runs,
+/// as one on a GPU does whose memory is used up.
+static MOST_LANES: LazyLock<Option<usize>> =
+    LazyLock::new(|| std::env::var(MOST_LANES_NAME).ok().map(|text| text.parse().unwrap_or(0)));
+const MOST_LANES_NAME: &str = "DOORBELL_TWIN_LANES";
 
 /// Goes on where the stack `to` was left, and leaves the running one's pointer in `from`.
 ///
@@ -73,6 +79,9 @@ unsafe impl Send for Stacks {}
 impl Stacks {
     /// At least so many, new ones or those that a launch gave back.
     pub(crate) fn take(lanes: usize) -> io::Result<Stacks> {
+        if let Some(most) = MOST_LANES.filter(|most| lanes > *most) {
+            return Err(io::Error::other(format!("{lanes} lanes, and {MOST_LANES_NAME} is {most}")));
+        }
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = spare.iter().position(|stacks| stacks.lanes >= lanes) {
             return Ok(spare.swap_remove(index));

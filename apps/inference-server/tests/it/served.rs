@@ -112,9 +112,14 @@ pub fn geometry(model: &str) -> Geometry {
 
 /// A server of one model, and its address.
 pub fn server(model: &str, options: &[&str]) -> (Program, String) {
+    server_in(None, model, options)
+}
+
+/// The same, in an environment that has this variable too.
+pub fn server_in(variable: Option<(&str, &str)>, model: &str, options: &[&str]) -> (Program, String) {
     let folder = manifests();
     let own: &[&str] = if model == SMALL { &["--manifests", folder.to_str().unwrap()] } else { &[] };
-    Program::listening(&SERVER, &[&["--model", model], own, options].concat())
+    Program::listening_in(variable, &SERVER, &[&["--model", model], own, options].concat())
 }
 
 /// The client's program: beside the server where cargo has built it.

@@ -220,7 +220,5 @@ fn an_idle_nic_sleeps_and_its_share_of_a_core_is_printed() {
         let (used, sleeps) = second_of_rest(times);
         println!("idle {name}: {:.2} % of a core, {sleeps} looks a second", used as f64 / 1e7);
         assert!(sleeps <= looks, "{name}: {sleeps} looks in a second");
-        // An aim of 0.5 %; asserted loosely, since a busy machine makes every wake-up dearer.
-        assert!(used < 50_000_000, "{name}: {used} ns");
     }
 }
