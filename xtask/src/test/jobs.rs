@@ -42,8 +42,10 @@ pub struct Job {
 enum Work {
     /// A program, judged by how it ends.
     Step(Vec<String>),
-    /// Builds all test programs by cargo with these arguments, and keeps what it made.
+    /// Builds all test programs by cargo with these arguments, and keeps what it made and what the compiler said.
     Build(Vec<String>),
+    /// What clippy found while they were built.
+    Lints,
     /// A program that prints libtest's results.
     Tests(Vec<String>),
     Suite(Suite),
@@ -88,9 +90,7 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
             Job::new("dry runs", 0, &[], Work::Step(ours("figure all --dry-run"))),
             Job::new("symbols", 0, &[RELEASE_BUILD], Work::Symbols),
         ]);
-        // Behind the test programs, whose build scripts and macros it uses.
-        let clippy = words("cargo clippy --locked --workspace --all-targets -- -D warnings");
-        jobs.push(Job::new("clippy", 0, &[TEST_PROGRAMS], Work::Step(clippy)));
+        jobs.push(Job::new("clippy", 0, &[TEST_PROGRAMS], Work::Lints));
         let doc_tests = words("cargo test --doc --workspace --locked");
         jobs.push(Job::new("doc-tests", 0, &[TEST_PROGRAMS], Work::Tests(doc_tests)));
         if options.full {
@@ -134,6 +134,8 @@ pub struct Run<'a> {
     /// The only folder of `PATH`, if there is a package database.
     path: Option<PathBuf>,
     programs: OnceLock<Vec<TestProgram>>,
+    /// The log of their build.
+    built: OnceLock<String>,
     done: Mutex<BTreeSet<String>>,
     more: Condvar,
 }
@@ -145,8 +147,8 @@ impl<'a> Run<'a> {
         metadata: &'a Metadata,
         path: Option<PathBuf>,
     ) -> Run<'a> {
-        let (programs, done, more) = Default::default();
-        Run { options, floors, metadata, path, programs, done, more }
+        let (programs, built, done, more) = Default::default();
+        Run { options, floors, metadata, path, programs, built, done, more }
     }
 
     /// Runs all jobs, each lane's in their order; rows as the jobs.
@@ -201,7 +203,8 @@ impl<'a> Run<'a> {
                 Ok((self::step(&log), log))
             }
             Work::Build(words) => {
-                let log = self.logged(&job.name, command(words))?;
+                let log = self.logged(&job.name, self.linting(words))?;
+                let _ = self.built.set(log.text.clone());
                 if log.ended == Some(Ended::Well) {
                     let package = |manifest: &Path| {
                         let mut ours = self.metadata.packages.iter();
@@ -211,8 +214,15 @@ impl<'a> Run<'a> {
                 }
                 Ok((self::step(&log), log))
             }
+            Work::Lints => {
+                let warnings = warnings(self.built.get().context("nothing was built")?);
+                let count = warnings.lines().filter(|line| line.starts_with("warning")).count();
+                let complaint =
+                    (count > 0).then(|| format!("{count} warnings, in the log of `{TEST_PROGRAMS}`"));
+                Ok((Row { complaint, ..Row::default() }, Log { text: warnings, ..Log::default() }))
+            }
             Work::Tests(words) => {
-                let log = self.logged(&job.name, command(words))?;
+                let log = self.logged(&job.name, self.linting(words))?;
                 Ok((self.judged(&job.name, &log, None), log))
             }
             Work::Suite(suite) => {
@@ -252,6 +262,16 @@ impl<'a> Run<'a> {
                 Ok((Row { complaint, ..Row::default() }, Log::default()))
             }
         }
+    }
+
+    /// A cargo whose compiler is clippy's, which finds its lints while it compiles: a pass of its own would type-check all
+    /// crates once more. Named suites are built by the compiler that the user's other builds have.
+    fn linting(&self, words: &[String]) -> Command {
+        let mut command = command(words);
+        if self.options.suites.is_empty() {
+            command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
+        }
+        command
     }
 
     /// Counts of a suite's log, against its floor and its NIC's counters.
@@ -331,6 +351,18 @@ fn step(log: &Log) -> Row {
     Row { outcome, complaint, ..Row::default() }
 }
 
+/// Warnings of the compiler and of clippy in the log of a build, each with its lines. Cargo's own sums are left out.
+fn warnings(log: &str) -> String {
+    let mut is_within = false;
+    let lines = log.lines().filter(|line| {
+        let is_sum = line.contains(" generated ") && line.contains(" warning");
+        let begins = ["warning: ", "warning["].iter().any(|begin| line.starts_with(begin)) && !is_sum;
+        is_within = begins || (is_within && line.starts_with(' '));
+        is_within
+    });
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
 fn command(words: &[String]) -> Command {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
@@ -340,4 +372,20 @@ fn command(words: &[String]) -> Command {
 /// Where logs, and configurations and counters of NICs, lie.
 pub fn logs() -> PathBuf {
     target_dir().join("xtask-test")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_of_a_build_are_taken_from_its_log_with_their_lines() {
+        let log = "   Compiling a v0.1.0\nwarning: useless use of `vec!`\n  --> a.rs:1:2\n   |\n\nwarning: `a` (lib) generated 1 warning\n\
+                   {\"reason\":\"build-finished\"}\nwarning[E0001]: b\n";
+        assert_eq!(
+            warnings(log),
+            "warning: useless use of `vec!`\n  --> a.rs:1:2\n   |\nwarning[E0001]: b\n"
+        );
+        assert_eq!(warnings("   Compiling a v0.1.0\n"), "");
+    }
 }
