@@ -157,7 +157,7 @@ impl Drop for Guarded {
 /// How long a program may take for something that takes no time.
 pub const WAIT: Duration = Duration::from_secs(20);
 
-/// A program that says JSON lines on stdout; its stderr goes to a log.
+/// A program that prints JSON lines on stdout; its stderr goes to a log.
 #[derive(Debug)]
 pub struct Speaking {
     pub child: Guarded,

@@ -72,7 +72,7 @@ fn left(since: Duration, done: u64, more: u64) -> Option<Duration> {
     (done > 0).then(|| since.mul_f64(more as f64 / done as f64))
 }
 
-/// A time for people who wait: `about 40 s`, `about 3 min`.
+/// A remaining time: `about 40 s`, `about 3 min`.
 pub fn about(time: Duration) -> String {
     match time.as_secs_f64().ceil() {
         seconds if seconds < 100.0 => format!("about {seconds:.0} s"),

@@ -17,7 +17,7 @@ use crate::workspace::{root, target_dir};
 
 /// In the folder: the list that it was filled by, written last.
 const STAMP: &str = "wheels.txt";
-/// 133 MB took 3 s; somebody's line is slower.
+/// 133 MB took 3 s; other lines are slower.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// Wheels that are fetched together.

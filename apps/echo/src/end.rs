@@ -74,7 +74,7 @@ pub fn queue(
     Ok((queue, region))
 }
 
-/// Tells the peer what we are, hears what it is, and connects the queue pair. Gives the longest message that it takes.
+/// Exchanges parameters with the peer, and connects the queue pair. Gives the longest message that it takes.
 pub fn join(
     session: &mut Session,
     path: &Path,

@@ -2,7 +2,7 @@
 //!
 //! Both are made before anything is launched, since a GPU may wait for what runs when it is asked for memory. What they
 //! hold stays with them while they run, but for the registration of their buffers: it is the caller's [`Region`], and may be
-//! taken away under a kernel, which then hears of it from the NIC.
+//! taken away under a kernel, which then gets an error CQE.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 

@@ -28,7 +28,7 @@ struct Ended {
 
 /// What answers clients, one after the other.
 pub trait Answers {
-    /// Makes all that needs memory, before somebody waits for it and before a launch.
+    /// Makes all that needs memory, before a client waits for it and before a launch.
     fn prepare(&mut self) -> Result<()>;
     /// Connects a client.
     fn join(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<()>;

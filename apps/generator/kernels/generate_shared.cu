@@ -21,7 +21,7 @@ struct db_generate_share {
 /* The message that goes into a block: the queue's life may begin at any multiple of 65,536. */
 DB_GPU_FN db_u64 shared_message(const struct db_poster *poster, db_u64 block) { return block - poster->sq.producer; }
 
-/* A post that is refused behind db_shared_take(): its poster keeps nobody from ringing for what others have published. */
+/* A post that is refused behind db_shared_take(): its poster keeps no other from ringing for what others have published. */
 DB_GPU_FN int shared_refused(struct db_shared_sq *shared, struct db_poster *poster, struct db_wait *failed) {
     db_shared_give_up(shared, poster);
     return db_shared_refuse(shared, failed);
@@ -50,7 +50,7 @@ DB_GPU_FN int shared_room(struct db_shared_sq *shared, struct db_poster *poster,
         if (!error && !db_shared_poll(shared, poster, DB_WARP)) error = db_shared_help(shared);
         if (!error) error = db_generate_turn(plan, clock, db_load_relaxed64(&shared->consumed) != before);
         if (error) {
-            /* Blocks were handed out that nobody will fill. */
+            /* Blocks were handed out that no poster will fill. */
             db_shared_fail(shared, DB_FAILED_HOLE, shared_message(poster, begin), 0);
             return error;
         }

@@ -5,7 +5,7 @@ use cli::{Belongs, Memory};
 use crate::kernel_options::{KernelName, ReceiverName};
 use crate::options::{Baseline, BaselineKind, Cli, Command, PosterName};
 
-/// Options that not everybody looks at.
+/// Options that only some commands use.
 pub const BELONGS: [Belongs<Cli>; 11] = [
     Belongs { options: &["receiver", "sessions"], to: "--listen", when: |cli| takes(cli, |_| true) },
     Belongs {

@@ -136,7 +136,7 @@ impl KernelSender {
         Ok(KernelSender { plan, session, generate, queues, source, credits, target })
     }
 
-    /// Sends, and hears what arrived.
+    /// Sends, and gets the receiver's counts.
     pub fn run(self, until: Until, stop: &AtomicBool) -> Result<Outcome> {
         let KernelSender { plan, mut session, generate, queues, source, credits, target } = self;
         let told = told(&plan, until);

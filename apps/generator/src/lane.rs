@@ -115,7 +115,7 @@ impl<'m> Lane<'m> {
         match self.plan.op {
             Op::WriteImm | Op::Send => self.take_completions()?,
             Op::Write if self.plan.verify.uses_credits() => self.take_written()?,
-            // Nobody tells of a plain WRITE, and the slots are looked at when all is over.
+            // No completion tells of a plain WRITE, and the slots are looked at when all is over.
             Op::Write => {}
         }
         self.give_credit(self.counts.received == before)?;

@@ -120,7 +120,7 @@ impl Plan {
         within("batch", self.batch.into(), 1, (self.window / 2).into(), "messages a completion")?;
         within("doorbell_batch", self.doorbell_batch.into(), 1, self.batch.into(), "messages a doorbell")?;
         if self.service == Service::Uc && self.op == Op::Write && self.verify == Verify::End {
-            // Nobody tells the receiver of a plain WRITE, and on UC the last one says nothing of those before it.
+            // No completion tells the receiver of a plain WRITE, and on UC the last one says nothing of those before it.
             return Err("UC WRITEs cannot be counted at the end: use --op write-imm, or --verify all".into());
         }
         let bytes = u64::from(self.qps) * self.slot_bytes() as u64 * 2 * u64::from(self.window);

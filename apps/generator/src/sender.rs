@@ -67,7 +67,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Tells the receiver what was posted and hears its counts. `error`: why posting ended.
+    /// Tells the receiver what was posted and gets its counts. `error`: why posting ended.
     pub fn new(
         session: &mut Session,
         done: &Done,
@@ -150,7 +150,7 @@ impl Sender {
         Ok(Sender { plan, session, posters, source, credits, target, _pd: pd })
     }
 
-    /// Sends, and hears what arrived.
+    /// Sends, and gets the receiver's counts.
     pub fn run(self, until: Until, pause: Option<Duration>, stop: &AtomicBool) -> Result<Outcome> {
         let Sender { plan, mut session, posters, source, credits, target, _pd } = self;
         let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
@@ -387,7 +387,7 @@ impl Track<'_> {
     }
 }
 
-/// Tells the receiver what was sent and hears its counts.
+/// Tells the receiver what was sent and gets its counts.
 fn ask(session: &mut Session, done: &Done, hurry: bool) -> Result<Received> {
     session.send(done)?;
     // The receiver may still wait for stragglers, and checks up to gigabytes.

@@ -59,7 +59,7 @@ pub struct Options {
     /// Most slots of one client.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub slots_per_client: u16,
-    /// Most requests of one client that wait or are served at a time [default: as many as it has slots]. The client hears of it, and what
+    /// Most requests of one client that wait or are served at a time [default: as many as it has slots]. The client is told, and what
     /// comes beyond is refused.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub credits: Option<u16>,

@@ -75,7 +75,7 @@ pub struct Shared<S> {
     pub arrival: Option<Arrival>,
     pub clients: usize,
     connections: Count,
-    /// Connections beyond the most, which hear why.
+    /// Connections beyond the most, which are told why.
     refused: Count,
     pub json: Option<PathBuf>,
 }
@@ -199,7 +199,7 @@ fn cleared<S: Service>(service: &S, key: Key) -> Option<Outcome> {
     }
 }
 
-/// Hears what the client wants, and gets it slots.
+/// Receives the client's set-up request, and gets it slots.
 fn admitted<S: Service>(
     session: &mut Session,
     shared: &Shared<S>,

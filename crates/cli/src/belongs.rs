@@ -3,7 +3,7 @@
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory};
 
-/// A row: options, and when they are looked at.
+/// Options, and the condition under which a program uses them: a row of its table.
 #[derive(Debug)]
 pub struct Belongs<C> {
     /// Long names, without dashes; also those of a subcommand, where one was given.

@@ -131,7 +131,7 @@ pub fn on_stop(call: impl FnMut() + Send + 'static) -> Result<()> {
     on_signals(&[signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM], "stop", call)
 }
 
-/// As [`on_stop`], at SIGUSR1: somebody wants to know how the program is.
+/// As [`on_stop`], at SIGUSR1, which asks for the program's status.
 pub fn on_question(call: impl FnMut() + Send + 'static) -> Result<()> {
     on_signals(&[signal_hook::consts::SIGUSR1], "question", call)
 }

@@ -125,7 +125,7 @@ pub struct Cdf {
     /// Stem of its files.
     pub name: String,
     pub title: String,
-    /// Whose points; those that were measured are drawn.
+    /// Series whose points are drawn, where they were measured.
     pub series: Vec<String>,
     /// An experiment whose published distributions stand beside.
     pub beside: Option<String>,
@@ -142,7 +142,7 @@ pub struct Timeline {
     pub y_name: String,
     /// The list of pairs in `detail`.
     pub field: String,
-    /// Whose points; those that were measured are drawn.
+    /// Series whose points are drawn, where they were measured.
     pub series: Vec<String>,
     /// An experiment whose published curves of the same series stand beside.
     pub beside: Option<String>,
@@ -183,7 +183,7 @@ pub struct Stack {
     /// Those of them that are no part of what is judged: drawn hatched.
     #[serde(default)]
     pub hatched: Vec<String>,
-    /// Whose points; those that were measured are drawn.
+    /// Series whose points are drawn, where they were measured.
     pub series: Vec<String>,
     /// An experiment whose published stacks stand beside.
     pub beside: Option<String>,

@@ -56,7 +56,7 @@ enum db_twin_what {
     DB_TWIN_SYNCTHREADS
 };
 
-/* Whom a fence reaches, PTX's `.cta`, `.gpu` and `.sys`; 0 is no fence. */
+/* The scope of a fence, PTX's `.cta`, `.gpu` and `.sys`; 0 is no fence. */
 enum db_twin_scope { DB_TWIN_RELAXED, DB_TWIN_CTA, DB_TWIN_GPU, DB_TWIN_SYS };
 
 /* What an atomic does with the word and its operand. */
@@ -116,13 +116,13 @@ extern "C" __thread struct db_twin_here db_twin_here;
 static inline db_twin_u64 db_twin_get(db_twin_u64 address, db_twin_u32 bytes, DB_TWIN_HERE) {
     return db_twin_load(address, bytes, file, line);
 }
-/* A word that somebody waits for, after a fence of that scope. */
+/* A word that another lane waits for, after a fence of that scope. */
 static inline void db_twin_signal(db_twin_u64 address, db_twin_u64 value, db_twin_u32 bytes, db_twin_u32 release,
                                   DB_TWIN_HERE) {
     if (release) db_twin_fence(release, file, line);
     db_twin_store(address, value, bytes, 1, file, line);
 }
-/* Bytes that nobody looks for until a signal has said that they are there. */
+/* Bytes that no reader looks for until a signal has said that they are there. */
 static inline void db_twin_put(db_twin_u64 address, db_twin_u64 value, db_twin_u32 bytes, DB_TWIN_HERE) {
     db_twin_store(address, value, bytes, 0, file, line);
 }

@@ -121,7 +121,7 @@ impl Stacks {
     /// A lane's stack on which `entry(argument)` is about to begin: what [`switch`] goes to.
     ///
     /// # Safety
-    /// Nobody runs on that lane's stack.
+    /// No thread runs on that lane's stack.
     pub(crate) unsafe fn begin(&self, lane: usize, entry: Entry, argument: *mut u8) -> *mut u8 {
         assert!(lane < self.lanes, "lane {lane} of {}", self.lanes);
         let top = (lane + 1) * STRIDE_BYTES - (lane * SHIFT_BYTES % PAGE_BYTES) / 16 * 16;

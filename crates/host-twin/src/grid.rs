@@ -42,7 +42,7 @@ unsafe extern "C" {
 pub(crate) struct Grid {
     pub(crate) control: Control,
     pub(crate) memory: LaunchMemory,
-    /// The next block that nobody has taken.
+    /// The next block that no thread has taken.
     next: AtomicU64,
     /// Threads that have stacks, or are about to.
     staffed: AtomicU32,

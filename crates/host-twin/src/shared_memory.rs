@@ -8,7 +8,7 @@ use std::ops::Range;
 /// As much as a block of an H100 may have (CUDA C++ Programming Guide, compute capability 9.0).
 pub const MAX_SHARED_BYTES: usize = 227 << 10;
 
-/// Behind each variable: nobody may write there.
+/// Bytes behind each variable that no lane may write.
 const GUARD_BYTES: usize = 64;
 const GUARD: u8 = 0xa5;
 /// What uninitialised memory holds.

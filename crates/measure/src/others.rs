@@ -8,7 +8,7 @@ use std::time::Instant;
 /// Ticks of `/proc` a second: USER_HZ is 100 on every Linux that runs Rust.
 pub const TICKS: f64 = 100.0;
 
-/// All that was used since, less what this process and the children that it waited for used.
+/// CPU time used since a moment, less that of this process and of the children that it waited for.
 #[derive(Debug)]
 pub struct Others {
     since: Instant,

@@ -78,7 +78,7 @@ impl State {
         }
     }
 
-    /// The ringer's turn is over, and what it has looked up is nobody's any more.
+    /// The ringer's turn is over, and what it has looked up counts no more.
     pub fn leave(&mut self, thread: usize, op: usize, rest: usize) {
         for register in [END, LOOKED, TOTAL, RESERVED, LATER] {
             self.registers[thread][register] = 0;

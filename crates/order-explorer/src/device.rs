@@ -1,4 +1,4 @@
-//! The NIC: what it believes was posted, what it fetches, and how a program fails before it.
+//! The NIC: the WQEs it knows of, what it fetches, and how a program fails before it.
 //!
 //! It fetches on the index of a register write or of the record, whichever it sees, and may look at the record again at any time:
 //! mlx5's recovery path does (a comment of gpunetio's `doca_gpunetio_dev_verbs_qp.cuh` names it). It fetches nothing beyond.
@@ -10,7 +10,7 @@ use crate::program::{Belief, CellId};
 pub struct Nic {
     /// WQEs executed.
     pub executed: u8,
-    /// Index up to which it believes that there are WQEs.
+    /// Index up to which it knows of WQEs.
     pub believed: u8,
 }
 
@@ -56,7 +56,7 @@ impl Nic {
         (self.executed..self.believed).find(|&wqe| !is_there(wqe))
     }
 
-    /// After it has executed everything that it believes in.
+    /// After it has executed every WQE that it knows of.
     pub fn fetch(self, ring: &[[CellId; 2]], memory: &[u8]) -> Result<Nic, Failure> {
         match self.missing(ring, memory) {
             Some(wqe) => Err(Failure::Stale { wqe }),

@@ -90,7 +90,7 @@ impl State {
         self.done[thread] >> op & 1 == 1
     }
 
-    /// Whether none of these stores is on its way to memory. Of a register write nobody hears whether it has arrived.
+    /// Whether none of these stores is on its way to memory. Whether a register write has arrived is not reported.
     fn none_flies(&self, rules: &Rules, stores: Set) -> bool {
         let flying = &self.flight[..usize::from(self.flying)];
         flying.iter().all(|&(id, _)| 1 << id & stores & !rules.to_register == 0)

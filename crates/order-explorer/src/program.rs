@@ -38,7 +38,7 @@ pub enum Machine {
     Nic,
 }
 
-/// Among whom PTX promises an order. The threads here are of different blocks, so that `.cta` promises them nothing.
+/// The threads among which PTX promises an order. The threads here are of different blocks, so that `.cta` promises them nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Cta,
@@ -148,7 +148,7 @@ pub enum Atomic {
     /// Waits for `begin` in the low half, makes it `end`, and counts one more publication in the high
     /// half. If there were some, another thread rings: the rest is left out. Register 0 gets the word.
     Publish { begin: u8, end: u8 },
-    /// `db_shared_take`: the ringer's role, where nobody has it. Counts in the high half, and register [`ROLE`] says whether.
+    /// `db_shared_take`: the ringer's role, where no thread has it. Counts in the high half, and register [`ROLE`] says whether.
     Take,
     /// `db_shared_publish` of the poster with the role: adds the blocks from `begin` to `end` to the low half. If it rang for all before
     /// `begin`, it is alone: it knows up to where to ring, has its fence, and leaves the next `skip` out. Of other
@@ -398,7 +398,7 @@ pub enum Belief {
 }
 
 impl Assumptions {
-    /// Nothing that could be doubted but the L2, without which no queue in GPU memory would work for anybody.
+    /// Nothing that could be doubted but the L2, without which no queue in GPU memory would work at all.
     pub const LEAST: Assumptions = Assumptions {
         belief: Belief::LastWins,
         write_combining_waits: false,

@@ -151,7 +151,7 @@ struct db_served {
     db_u64 ends;        /* 32-bit word that ends the chain of turns when it is not 0; 0: there is none, and a queue that fails ends nothing */
     db_u64 told;        /* struct db_told, one a slot, in host memory: the CPU posts the answers; 0: the kernels do */
     db_u64 steps;       /* struct db_steps, one a slot; 0: nothing is traced */
-    db_u64 traced;      /* struct db_traced in host memory; 0: whoever launches reads the steps */
+    db_u64 traced;      /* struct db_traced in host memory; 0: the thread that launches reads the steps */
     db_u64 host_flag;   /* the flag of the host's own slot, the GPU's memory: db_slot_flag(0) ends a wait and the chain */
     db_u32 slot_count;  /* 1 at least */
     db_u32 client_count;
@@ -202,7 +202,7 @@ DB_GPU_FN db_u32 db_tensor_bytes(const db_u64 *table, db_u32 tensor) { return (d
 #define DB_COUNT(at, turn, count, by) \
     db_store_relaxed64(&((struct db_counts *)(at)->counts)->count, (turn)->counts.count += (by))
 
-/* Ends the chain of turns: the host hears of it, and may start it again. */
+/* Ends the chain of turns: the host is told, and may start it again. */
 DB_GPU_FN void db_end_chain(const struct db_served *at) {
     if (!at->ends) return;
     db_store_relaxed32((db_u32 *)at->cancel, 1);

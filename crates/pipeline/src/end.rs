@@ -32,7 +32,7 @@ pub trait End: Send + 'static {
     /// Where the client wants its answers. Error: they do not fit there.
     fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), EndError>;
 
-    /// Tells the client what is here, hears what it has, and connects the queue pair. Behind it comes a barrier.
+    /// Exchanges the queue pair's and the regions' data with the client, and connects the queue pair. Behind it comes a barrier.
     fn connect(
         &mut self,
         session: &mut Session,

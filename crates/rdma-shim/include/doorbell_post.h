@@ -211,7 +211,7 @@ DB_FN_INLINED int db_post_as(struct db_sq *sq, const struct db_send_wr *wr, db_u
     return db_write_wqe(sq, wr, opcode, 2 + db_has_remote_address(opcode) + db_is_atomic(opcode), 1);
 }
 
-/* Writes the WQE of one request; the device hears of it from db_ring(). 0, DB_ENOMEM when the queue has no room (the
+/* Writes the WQE of one request; the device is told by db_ring(). 0, DB_ENOMEM when the queue has no room (the
  * WQEs before stay as they are: poll and try again), DB_EINVAL or DB_EOPNOTSUPP for a request that it can never take. */
 DB_FN_INLINED int db_try_post(struct db_sq *sq, const struct db_send_wr *wr) {
     switch (wr->opcode) {

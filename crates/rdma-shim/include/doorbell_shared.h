@@ -17,9 +17,9 @@
  * rung, or are blocks reserved that are not published, it leaves: what comes later finds the low bits 0, and the posters of the
  * others are still to come. Until such a poster comes it either fills, or waits for room; a poster that waits for room does not
  * keep the role, and rings first (db_shared_help). Else everything reserved is published and something of it is not rung, for instance since
- * its mark came behind the ringer's look: the ringer takes the role back, unless somebody else has by then.
+ * its mark came behind the ringer's look: the ringer takes the role back, unless another poster has by then.
  *
- * How it fails. The first error CQE, or a poster that gives up with blocks in hand, fails the queue for everybody: `failure`
+ * How it fails. The first error CQE, or a poster that gives up with blocks in hand, fails the queue for every poster: `failure`
  * says whose request it was, later ones do not overwrite it, and each post from then on is refused with DB_EIO, also where there
  * is room. The top bit of `reserved` says so to posters, which look at that word anyway. What the device was told of (all below
  * `rung`) it flushes. What was published and not rung by then may stay so, though its poster was told 0, for the posters that are
@@ -33,7 +33,7 @@
 
 /* Why it has. */
 #define DB_FAILED_CQE 1u        /* an error CQE */
-#define DB_FAILED_HOLE 2u       /* a poster that had taken blocks gave up waiting for room, and nobody will fill them; or a mark
+#define DB_FAILED_HOLE 2u       /* a poster that had taken blocks gave up waiting for room, so that they are never filled; or a mark
                                  * never came */
 #define DB_FAILED_COMPRESSED 3u /* a CQE that cannot be read: DB_POLL_COMPRESSED */
 
@@ -284,7 +284,7 @@ DB_GPU_FN db_u64 db_shared_published(const struct db_shared_sq *shared) {
 /* Whether more blocks are reserved than `total`, the low bits of what is published. */
 DB_GPU_FN int db_shared_is_more(db_u64 reserved, db_u32 total) { return (total - (db_u32)reserved) >> 31 != 0; }
 
-/* Gives the ringer's role back when all below `end` is rung. 1: it was taken again, since there is more and nobody is bound to come. */
+/* Gives the ringer's role back when all below `end` is rung. 1: it was taken again, since there is more and no other poster has to come. */
 DB_GPU_FN int db_shared_leave(struct db_shared_sq *shared, db_u64 end) {
     /* Looked at before, so that it comes while the doorbell goes: blocks that are not published by then have a poster to come. */
     db_u64 reserved = db_load_relaxed64(&shared->reserved), word;
@@ -335,7 +335,7 @@ DB_GPU_FN db_u64 db_shared_ring_as(struct db_shared_sq *shared, int by_warp) {
 DB_GPU_FN_OUTLINED db_u64 db_shared_ring(struct db_shared_sq *shared) { return db_shared_ring_as(shared, 0); }
 DB_GPU_FN_OUTLINED db_u64 db_shared_ring_by_warp(struct db_shared_sq *shared) { return db_shared_ring_as(shared, 1); }
 
-/* Rings for what is published and not rung, if nobody else is at it. 0, or DB_EIO. */
+/* Rings for what is published and not rung, if there is no other ringer. 0, or DB_EIO. */
 DB_GPU_FN int db_shared_help(struct db_shared_sq *shared) {
     db_u64 word = db_load_relaxed64(&shared->published);
     if ((word & DB_ROLE) || (db_u32)(word >> DB_PUBLISHED_SHIFT) == (db_u32)db_load_relaxed64(&shared->rung)) return 0;
@@ -343,7 +343,7 @@ DB_GPU_FN int db_shared_help(struct db_shared_sq *shared) {
     return db_shared_ring(shared) == DB_RING_FAILED ? DB_EIO : 0;
 }
 
-/* Takes blocks, and the ringer's role where nobody has it: their first. A thread that does not post next has to call
+/* Takes blocks, and the ringer's role where no poster has it: their first. A thread that does not post next has to call
  * db_shared_give_up(). */
 DB_GPU_FN db_u64 db_shared_take(struct db_shared_sq *shared, struct db_poster *poster, db_u32 blocks) {
     /* Side by side: neither waits for the other. */
@@ -379,7 +379,7 @@ DB_GPU_FN_OUTLINED db_u64 db_shared_wait(struct db_shared_sq *shared, db_u64 end
         if (!(word & DB_ROLE) && (db_u32)(word >> DB_PUBLISHED_SHIFT) != rung) over = db_shared_help(shared);
         if (!over) over = db_wait_over(&wait);
         if (over) {
-            /* Blocks were handed out that nobody will fill: the queue is dead for everyone behind. */
+            /* Blocks were handed out that no poster will fill: the queue is dead for every later poster. */
             db_shared_fail(shared, DB_FAILED_HOLE, wr_id, 0);
             return DB_RESERVED_FAILED + (db_u32)over;
         }
@@ -438,7 +438,7 @@ DB_GPU_FN void db_shared_look_ahead(struct db_shared_sq *shared, const struct db
 }
 
 /* Posts one request of one thread and sees to the doorbell. 0; DB_EINVAL; DB_EIO when the queue has failed; DB_ETIMEDOUT or
- * DB_ECANCELED when there was no room in time, which fails the queue for all: blocks were taken that nobody fills. So let
+ * DB_ECANCELED when there was no room in time, which fails the queue for all: blocks were taken that no poster fills. So let
  * the deadline be longer than the link may stall. `poster` is the caller's own. */
 DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_wr *wr, struct db_poster *poster,
                              struct db_wait wait) {

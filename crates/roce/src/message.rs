@@ -129,7 +129,7 @@ pub struct Request {
 }
 
 impl Default for Request {
-    /// A SEND of nothing to nobody.
+    /// An empty SEND without a destination.
     fn default() -> Self {
         Request {
             src_qpn: 0,

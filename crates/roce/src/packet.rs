@@ -82,7 +82,7 @@ pub enum Content {
     Write {
         /// Where in the message.
         position: Position,
-        /// First and only packets; nobody looks at it in others.
+        /// Of first and only packets; ignored in others.
         reth: Reth,
         /// Last and only packets.
         trailer: Trailer,
@@ -154,7 +154,7 @@ impl Packet {
 /// Where the bytes of an outgoing packet are: `packet.payload` is a range of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadSource {
-    /// Nobody's: the packet is all header.
+    /// None: the packet is all header.
     Nothing,
     /// The message's, as it was posted.
     Message(Ticket),

@@ -15,13 +15,13 @@ pub struct Region {
     pub key: u32,
     /// Address as the requester named it.
     pub va: u64,
-    /// Bytes; 0 for a message without payload, whose key and address nobody checks.
+    /// Bytes; 0 for a message without payload, whose key and address are not checked.
     pub len: u64,
     /// Where that is in the device's host.
     pub address: u64,
 }
 
-/// Why an rkey does not give the access asked for. The peer hears «remote access error» for each.
+/// Why an rkey does not give the access asked for. The peer gets «remote access error» for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RegionError {
     #[error("rkey {key:#x} names no region")]

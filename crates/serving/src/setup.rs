@@ -28,7 +28,7 @@ pub enum Transport {
     Uc,
 }
 
-/// What a client wants.
+/// The model, slots and transport that a client asks for: its first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wish {
     /// [`VERSION`].
@@ -43,7 +43,7 @@ pub struct Wish {
     pub bytes: [usize; 2],
 }
 
-/// What a server gives.
+/// The slots that a server gives a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The client's number.

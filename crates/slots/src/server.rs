@@ -154,7 +154,7 @@ impl Server {
     }
 
     /// From now on a client may have so many requests outstanding, 1 at least: its answers say so, and what comes beyond them is refused.
-    /// A limit that is lowered while requests are on their way refuses some of these: set it before the client hears of its slots.
+    /// A limit that is lowered while requests are on their way refuses some of these: set it before the client gets its slots.
     pub fn limit(&mut self, client: u32, credits: u16) -> Result<(), ServerError> {
         self.peer(client)?.credits = credits.max(1);
         Ok(())

@@ -1,4 +1,4 @@
-//! What queues cost that nobody uses: bytes of the NIC's own memory for each, and ns that the background walk takes to pass one.
+//! What idle queues cost: bytes of the NIC's own memory for each, and ns that the background walk takes to pass one.
 //!
 //! `cargo run --release -p soft-nic --example idle_queues -- 10000` prints one line of JSON. Rings and records are the program's, and
 //! made before anything is counted; as libmlx5 does it, a record has a cache line, and 64 of them a page.

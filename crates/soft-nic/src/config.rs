@@ -90,7 +90,7 @@ words! {
         Shm = "shm",
         /// RoCEv2 over UDP, also to processes of this host.
         Wire = "wire",
-        /// Shared memory to processes of this fabric, the wire to everybody else where there is one.
+        /// Shared memory to processes of this fabric, the wire to all others where there is one.
         Auto = "auto",
     } default Auto
 }

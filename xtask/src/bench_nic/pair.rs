@@ -344,7 +344,7 @@ fn ends_well(program: &mut Speaking, name: &str) -> Result<()> {
     }
 }
 
-/// A TCP port that nobody has.
+/// A free TCP port.
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?;
     Ok(listener.local_addr().context("looking for a free port")?.port())

@@ -38,7 +38,7 @@ const KEPT: &str = "experiments/bench-post-gpu";
 /// What is made anew each time; the rest of a folder is left alone.
 const FOLDERS: [&str; 7] = ["apps", "tests", "lib", "crates", "examples", "experiments", "modelzoo"];
 
-/// The folder is copied to machines that somebody pays for.
+/// The folder is copied to rented machines.
 const MOST_BYTES: u64 = 100 << 20;
 /// How many files an error about it names.
 const NAMED: usize = 5;

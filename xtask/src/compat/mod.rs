@@ -1,4 +1,4 @@
-//! `cargo xtask compat`: runs programs that nobody here wrote on the software NIC, and keeps what came of each.
+//! `cargo xtask compat`: runs programs of other projects on the software NIC, and keeps what came of each.
 //!
 //! The programs stand in `xtask/compat/programs.toml`, recorded results in `xtask/compat/results.json`; `docs/reference/works-with.md`
 //! has them as a table. A row proves itself by the program's own words and by the bytes that the NIC received. Left out: rates.

@@ -75,7 +75,7 @@ pub struct Row {
     pub says: Vec<String>,
     /// What the server must say.
     pub server_says: Vec<String>,
-    /// What nobody may say.
+    /// Text that no output of the run may hold.
     pub never: Vec<String>,
     /// What the program says when it loses a race against itself: such a run says nothing, and is made again.
     pub races: Vec<String>,

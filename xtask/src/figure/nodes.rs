@@ -92,7 +92,7 @@ impl Place {
 #[derive(Clone, Debug)]
 pub struct Nodes {
     hosts: [Host; 2],
-    /// Whose nodes they are.
+    /// The testbed that the nodes are of, if any.
     testbed: Option<Testbed>,
 }
 

@@ -32,7 +32,7 @@ pub trait Waits {
     fn join(&mut self, session: &mut Session, path: &Path, wait: Wait<'_>) -> Result<()>;
     /// Serves it for a short time: false when it has gone. Errors: its queue pair's, and a kernel's.
     fn turn(&mut self, session: &mut Session) -> Result<bool>;
-    /// Clears it away, however far it had come. Error: this serves nobody any more.
+    /// Clears it away, however far it had come. Error: this serves no client any more.
     fn leave(&mut self) -> Result<Answered>;
 }
 

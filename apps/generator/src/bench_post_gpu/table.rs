@@ -1,4 +1,4 @@
-//! The rows of `bench-post-gpu`: what is posted in which way, against whom, and what was required of it.
+//! The rows of `bench-post-gpu`: what is posted in which way, what it is compared with, and the required ratio.
 
 use generator::kernel::post_bench::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 use rdma_shim::Order;
@@ -43,7 +43,7 @@ pub enum Against {
     OriginalRelease,
 }
 
-/// What was required of a ratio; a number of its own, or of somebody else's.
+/// The required ratio: a number of its own, or another row's.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Required {

@@ -11,7 +11,7 @@ use soft_nic::link::capture::pcapng::BlockKind;
 
 use super::Everybody;
 
-/// Whose packets, and where they go.
+/// The process whose packets are captured, and the file they go to.
 #[derive(Debug, Args)]
 pub struct Capture {
     /// Process whose NIC is captured.
@@ -86,7 +86,7 @@ fn write(blocks: &mut Blocks, out: &mut impl Write) -> Result<Tally> {
         }
         if !blocks.has_next() || bytes.len() > 1 << 20 {
             match out.write_all(&bytes).and_then(|()| out.flush()) {
-                // Who closed it early, as `head` does, wants no more.
+                // A reader that closes the pipe early, as `head` does, wants no more.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(tally),
                 written => written?,
             }

@@ -10,7 +10,7 @@ use soft_nic::abi::control::{CallError, Request};
 
 use super::{Everybody, Target, program_of, show};
 
-/// Whose, and how they are shown.
+/// The processes whose counters are shown, and how.
 #[derive(Debug, Args)]
 pub struct Show {
     /// Process whose counters are shown.
@@ -41,7 +41,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub fn run(options: &Show) -> Result<()> {
     if options.pid.is_none() && !options.all {
         bail!(
-            "counters of whom? give a PID from `softnic ctl list`, or --all; see `softnic ctl counters --help`"
+            "no process is named: give a PID from `softnic ctl list`, or --all; see `softnic ctl counters --help`"
         );
     }
     let mut looked = false;
@@ -62,7 +62,7 @@ pub fn run(options: &Show) -> Result<()> {
         };
         if targets.is_empty() && options.watch.is_none() {
             bail!(
-                "nobody has a NIC{}; `softnic ctl list` shows who has one, and on which fabric",
+                "no process has a NIC{}; `softnic ctl list` shows the processes that have one, and their fabrics",
                 options.fabric.as_ref().map_or(String::new(), |name| format!(" on fabric {name:?}"))
             );
         }

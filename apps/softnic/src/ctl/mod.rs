@@ -61,7 +61,7 @@ struct Target {
     seat: Seat,
 }
 
-/// Everybody that has a NIC, on the fabric of this name or on all of them.
+/// The processes that have a NIC, on the fabric of this name or on all fabrics.
 struct Everybody {
     visits: Vec<Visit>,
     targets: Vec<Target>,

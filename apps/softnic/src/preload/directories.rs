@@ -251,7 +251,7 @@ unsafe fn scan(path: &str, list: *mut *mut *mut libc::dirent, filter: Filter, co
     }
     // SAFETY: just opened.
     let entries = unsafe { listing(stream) }.entries.clone();
-    // SAFETY: just opened, and used by nobody else.
+    // SAFETY: just opened, and no other code has it.
     unsafe { closedir(stream) };
     let mut kept: Vec<*mut libc::dirent> = Vec::new();
     for entry in &entries {

@@ -45,7 +45,7 @@ pub fn get() -> Option<&'static Nic> {
     (nic.pid == raw::pid()).then_some(nic)
 }
 
-/// The NIC for the pump, which runs at every empty poll: without asking the kernel who we are. A fork child has none, and
+/// The NIC for the pump, which runs at every empty poll: without asking the kernel for the process number. A fork child has none, and
 /// a vfork child polls nothing.
 pub fn pumped() -> Option<&'static Nic> {
     // SAFETY: a NIC is never freed once it stands in the pointer.
@@ -66,7 +66,7 @@ pub fn get_or_make() -> Result<&'static Nic, c_int> {
             break;
         }
     }
-    // Somebody else may have finished between the look and the lock.
+    // Another thread may have finished between the look and the lock.
     let made = match get() {
         Some(nic) => Ok(nic),
         None => make(pid),

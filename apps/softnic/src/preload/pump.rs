@@ -55,7 +55,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut c_void) -> *mut c_void {
     // SAFETY: the program's own argument.
     let context = unsafe { next(device) };
     if !context.is_null() && world().config.pump {
-        // SAFETY: `ops.poll_cq` of a context that was just opened and that nobody polls yet.
+        // SAFETY: `ops.poll_cq` of a context that was just opened and is not polled yet.
         let place = unsafe { context.byte_add(POLL_CQ) }.cast::<*mut c_void>();
         // SAFETY: as above.
         let poll = unsafe { place.read() };

@@ -160,7 +160,7 @@ pub fn after_fork() {
     for fd in range(0, u32::MAX - 1) {
         match get(fd) {
             Entry::Command(_) => _ = set(fd, Entry::Inherited),
-            // A pipe that nobody writes to: the child reads its end when the parent closes it.
+            // A pipe without a writer: the child reads its end when the parent closes it.
             Entry::Manager(_) => _ = set(fd, Entry::Foreign),
             Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
         }

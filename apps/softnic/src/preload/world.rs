@@ -8,7 +8,7 @@ use soft_nic::abi::tree::{Node, Tree};
 use soft_nic::config::Config;
 use soft_nic::dma::{Interface, interfaces};
 
-/// Configuration and tree; never changes once made.
+/// The configuration and the tree of virtual files; never changes once made.
 pub struct World {
     /// The configuration that the launcher left.
     pub config: Config,
@@ -20,7 +20,7 @@ pub struct World {
     directories: Vec<String>,
 }
 
-/// The one world of this process. A configuration that cannot be read gives a line and a machine without devices.
+/// The tree of this process, made once. A configuration that cannot be read gives a line and a machine without devices.
 pub fn world() -> &'static World {
     static WORLD: OnceLock<World> = OnceLock::new();
     WORLD.get_or_init(|| {

@@ -198,7 +198,7 @@ fn who_cannot_be_asked_is_told_why() {
     ctl_refuses(&["counters", &own], &[&own, "has no NIC"]);
     ctl_refuses(
         &["counters", "--all", "--fabric", "nobody-is-here"],
-        &["nobody", "nobody-is-here", "`softnic ctl list`"],
+        &["no process", "nobody-is-here", "`softnic ctl list`"],
     );
     ctl_refuses(&["counters"], &["PID", "--all", "`softnic ctl counters --help`"]);
     ctl_refuses(&["counters", "x"], &["'x'"]);
@@ -263,7 +263,7 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
         let end = stream.read_to_end(&mut heard);
         assert!(end.is_ok() || !heard.is_empty(), "the NIC lets go: {end:?}");
     }
-    assert_eq!(count(&it, "completed_write"), 3, "and answers whoever asks properly");
+    assert_eq!(count(&it, "completed_write"), 3, "and answers a proper request");
     // No thread and no socket stay.
     let threads = || {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();

@@ -56,7 +56,7 @@ fn so_many_packets_are_captured_of_a_program_that_runs_and_one_at_a_time_looks_o
         let once = once.args(["ctl", "capture", &pid, &shown, "--packets", "1"]);
         once.output().expect("the launcher starts").status.success()
     };
-    assert!(within(SOON, again), "whoever was killed looks on no more");
+    assert!(within(SOON, again), "the capture of a killed reader has ended");
     // The directory is missing: said, and the capture is over at once.
     let nowhere = scratch("capture").join("none").join("x.pcapng").display().to_string();
     ctl_refuses(&["capture", &pid, &nowhere], &["creating", "none"]);

@@ -222,7 +222,7 @@ fn a_delay_is_waited_for_live_and_from_the_start_and_what_a_program_sent_last_ar
             assert!(side.output.contains(&format!("{rounds} iters in")), "{}", side.output);
             assert!(!side.output.contains("invalid data"), "{}", side.output);
             assert_eq!(side.counters.executed(), u64::from(rounds));
-            // Whoever ended first has acknowledged before, as if the network had kept it.
+            // The end that ended first has acknowledged before, as if the network had kept it.
             assert_eq!(side.counters.value("error_retry_exceeded"), 0);
         }
         assert_eq!(finished.server.counters.changes(), ["set delay=5ms", "set delay=10ms"]);

@@ -1,7 +1,7 @@
 //! Connections whose other end says nothing: nobody is there, it is killed, or takes its time. Each wait ends, and none too soon.
 //!
 //! Two fabrics at two loopback addresses are two hosts here: their processes know nothing of each other but what packets say. Only
-//! what is guaranteed is asserted of times: nobody is given up before he had all the time that he was given.
+//! what is guaranteed is asserted of times: no end is given up before its whole time-out has passed.
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ fn who_does_not_answer_is_unreachable_after_all_requests_and_not_sooner() {
     let program = measure::need!(program(), "a C compiler and headers of librdmacm");
     let (places, _held) = addresses();
     let [_, client] = two_hosts(SHORT, &places);
-    // Somebody who takes every packet and says nothing, then nobody at all.
+    // First a socket that takes every packet and answers none, then no socket at all.
     for is_there in [true, false] {
         let taker = is_there.then(|| UdpSocket::bind((&*places[0], 4791)).expect("nobody has its port"));
         let ask = client.start(&[&program, "ask", "nobody", &places[0], "7471", &places[1]]);

@@ -1,4 +1,4 @@
-// Connections whose other end takes its time, says nothing, or is killed: who waits for how long, and for what in the end.
+// Connections whose other end takes its time, says nothing, or is killed: how long each end waits, and how its wait ends.
 //
 // `cm_silence serve CASE ADDRESS PORT` listens, and in CASE
 //   dies   takes a request, and is killed before it can answer;
@@ -31,7 +31,7 @@
         }                                                                                 \
     } while (0)
 
-// Longer than whoever asks would wait without being told to.
+// Longer than the requesting end would wait without an MRA.
 #define SLOW 7
 // Code of the local ACK time-out: the smallest that changes nothing of what is waited for here (4 ms).
 #define ACK_TIMEOUT 10

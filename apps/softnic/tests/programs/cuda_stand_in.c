@@ -428,7 +428,7 @@ static CUresult note_pages(void *start, size_t bytes, int ours)
 	pthread_mutex_unlock(&lock);
 	return result;
 }
-/* As the real one it waits for all kernels first, whoever launched them, and copies wait for it. */
+/* As the real one it waits for all kernels first, those of every thread, and copies wait for it. */
 static CUresult forget_pages(void *start, int ours)
 {
 	CUresult result = 713;
@@ -510,7 +510,7 @@ CUresult cuPointerSetAttribute(const void *value, unsigned attribute, uint64_t a
 }
 
 /* ---- copies ---- */
-/* All of the context goes, whoever has it: memory, pages, and what was allocated of the host's. */
+/* All of the context goes, for every holder: memory, pages, and what was allocated of the host's. */
 CUresult cuDevicePrimaryCtxReset_v2(int of)
 {
 	pthread_mutex_lock(&lock);

@@ -47,7 +47,7 @@ static void torn(void)
 	printf("torn\n");
 }
 
-/* A copy that takes longer than anybody waits: the message after it fails, and leaves alone what it still reads. Who deregisters
+/* A copy that takes longer than the NIC waits: the message after it fails, and leaves alone what it still reads. Deregistering
  * the region waits for it. */
 static void late(void)
 {

@@ -1149,7 +1149,7 @@ static double gbps(enum ibv_wr_opcode opcode, int mine, int theirs, uint64_t len
 	struct name where = peer((struct order){ .what = WHERE, .kind = theirs });
 	double since = 0, first = now_us();
 	for (int i = -4, under_way = 0; i < count || under_way > 0;) {
-		/* Warm: the pages are shown to the GPU, and whoever was slow while they were is at it again. */
+		/* Warm: the pages are shown to the GPU, and a thread that this slowed down has caught up. */
 		if (i == 0 && since == 0 && !quick && now_us() - first < 30000)
 			i = -4;
 		if (i == 0 && since == 0) {

@@ -1,4 +1,4 @@
-/* A region that changes what it covers, what it allows, and whose it is; and what is refused.
+/* A region that changes what it covers, what it allows, and its protection domain; and what is refused.
  *
  * usage: reregister GID_INDEX. 6 WRITEs succeed.
  */

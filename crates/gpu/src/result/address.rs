@@ -1,6 +1,6 @@
 //! What the driver says of an address, asked without loading the driver, starting it, or making a context.
 //!
-//! For memory that somebody else in this process allocated: where CUDA has not been used nothing here has an effect, and the
+//! For memory that another part of this process allocated: where CUDA has not been used nothing here has an effect, and the
 //! thread's current context stays what it was. Numbers of attributes are those of `CUpointer_attribute` in `cuda.h`.
 
 use std::ffi::{c_int, c_uint, c_void};

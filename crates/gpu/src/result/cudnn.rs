@@ -179,7 +179,7 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Names other descriptors, which somebody else keeps.
+    /// Names other descriptors, which the caller keeps.
     pub fn others(mut self, name: c_int, values: &[&Descriptor]) -> Result<Descriptor> {
         let raw: Vec<sys::Descriptor> = values.iter().map(|other| other.raw).collect();
         self.put(name, of::DESCRIPTOR, raw.len(), raw.as_ptr().cast())?;

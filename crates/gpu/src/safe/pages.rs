@@ -3,7 +3,7 @@
 //! CUDA refuses a page that is registered already, and takes back only what it was given as a whole. Doorbell records of
 //! several queues share pages, rings begin inside one: so a range is widened to whole pages, what of it is registered is
 //! shared, and the runs between are registered, each as one extent. An extent goes when its last user goes. A page that
-//! somebody else registered is used, and left to them.
+//! another part of the process registered is used, and its registration left alone.
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +14,7 @@ use crate::result::{Error, Result, code};
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 
-/// Where somebody else has registered a part of so much, pages are registered one by one; of more none are, since each takes a call of
+/// Where other code has registered a part of so much, pages are registered one by one; of more none are, since each takes a call of
 /// the driver that others wait for.
 const ONE_BY_ONE: usize = 1024 * PAGE;
 
@@ -131,7 +131,7 @@ impl<R: Registrar> Pages<R> {
         self.extents.len()
     }
 
-    /// Registers a run of pages of which none is known: as one, or, where somebody else has some of them and it is short, page by
+    /// Registers a run of pages of which none is known: as one, or, where other code has registered some of them and it is short, page by
     /// page.
     fn add(&mut self, start: usize, len: usize, kind: Kind) -> Result<Vec<usize>> {
         match self.register(start, len, kind) {

@@ -147,7 +147,7 @@ impl Served {
         self.server.grant(wanted)
     }
 
-    /// Lets a client have so many requests outstanding, in place of as many as it has slots. Before it hears of its slots.
+    /// Lets a client have so many requests outstanding, in place of as many as it has slots. To be called before the client gets its slots.
     pub fn limit(&mut self, client: u32, credits: u16) -> Result<(), ServerError> {
         self.server.limit(client, credits)
     }

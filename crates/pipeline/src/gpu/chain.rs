@@ -53,7 +53,7 @@ fn turns(core: &Arc<Core>, steps: &Steps, model: &Mutex<Box<Model>>) -> Result<(
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     while core.shared.words()[0].load(Ordering::Acquire) == 0 {
         for step in 0..4 {
-            // A model in the slots runs in each turn, as in a graph; what it writes without a request is nobody's.
+            // A model in the slots runs in each turn, as in a graph; what it writes without a request is not sent.
             if step == 2 && (core.told.in_slots || core.turn_now()?.1 == State::Request) {
                 model().map_err(ServedError::Model)?;
             }

@@ -26,7 +26,7 @@ pub const NAMES: [&str; 4] = ["wait_inputs", "take_inputs", "put_outputs", "send
 /// Longer than any kernel but the one that waits takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where the kernels find all that they need. Its holder keeps that memory.
+/// Addresses of the structs that the kernels work on, and their launch shapes. The holder keeps that memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Told {
     pub served: u64,

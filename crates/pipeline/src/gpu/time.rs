@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const TOLD: usize = 64 / 4;
 const TIME: usize = 128 / 8;
 
-/// A moment at which both clocks were read.
+/// Both clocks, read at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meeting {
     pub machine_ns: u64,
@@ -79,7 +79,7 @@ impl MachineClock {
     }
 }
 
-/// The system's time of a machine's, by two meetings: clocks may run apart by some parts of a million.
+/// The system's time of a machine's, by two samples: clocks may run apart by some parts of a million.
 pub fn between(first: &Meeting, second: &Meeting, machine_ns: u64) -> u64 {
     let signed = |to: u64, from: u64| to.wrapping_sub(from).cast_signed();
     let (machine, unix) =

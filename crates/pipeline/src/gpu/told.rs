@@ -33,7 +33,7 @@ const IDLE_ROUNDS: u32 = 64;
 /// Rounds between two looks for clients that take no answers: the clock is not read in between.
 const LOOKS: u32 = 1 << 10;
 
-/// Memory that kernels and the thread share, and what answers are like.
+/// The ring by which kernels hand answers to the thread that posts them, and the answers' layout.
 #[derive(Debug)]
 pub(super) struct Told {
     /// `struct db_told`, one a slot.

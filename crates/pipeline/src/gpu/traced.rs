@@ -103,7 +103,7 @@ impl Traces {
         let error_ns = self.last.error_ns.max(now.error_ns);
         let (first, all) =
             (answered.saturating_sub(RECORDS.into()).max(self.read), Memory::from(self.records.clone()));
-        // Whose those were that were written over is not known any more.
+        // The clients of records that were written over are not known any more.
         let mut lost = first - self.read;
         let number_at = |at: usize| (at + offset_of!(db_traced, number)) / 4;
         for number in first..answered {

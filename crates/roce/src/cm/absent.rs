@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// The answer to a MAD that nobody takes: nobody listens, or the connection is no more. `None`: it needs none.
+/// The answer to a MAD without a receiver: no program listens, or the connection is no more. `None`: it needs none.
 pub fn refuse(mad: &[u8]) -> Option<Box<[u8; MAD_BYTES]>> {
     let mad = CmMad::decode(mad).ok()?;
     let answer = match mad.message {
@@ -47,7 +47,7 @@ impl Cm {
             .collect();
         for (route, transaction, words) in last_words {
             if let Ok(mad) = encode(transaction, words, &[]) {
-                // One that its state does not take is counted, like anybody's.
+                // One that its state does not take is counted as any other.
                 let _ = self.handle_mad(now, route, &*mad);
             }
         }

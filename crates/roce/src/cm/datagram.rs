@@ -5,7 +5,7 @@ use super::*;
 /// Answers that are kept for questions that come again.
 const KEPT: usize = 64;
 
-/// `status` of a SIDR_REP: nobody serves that id.
+/// `status` of a SIDR_REP: the service id has no listener.
 const UNSUPPORTED: u8 = 1;
 /// `status` of a SIDR_REP: the program refused.
 const REFUSED: u8 = 2;
@@ -157,7 +157,7 @@ impl Cm {
     }
 }
 
-/// Nobody serves that id.
+/// Answers that the service id has no listener.
 pub(super) fn unsupported(request: u32, service: u64) -> Message {
     refusal(request, service, UNSUPPORTED)
 }

@@ -76,7 +76,7 @@ impl Cm {
         self.send_awaiting(now, id, mad, timeout_ns, retries);
     }
 
-    /// The program lets go: what the other end must know is said, and nobody hears of the connection any more.
+    /// The program lets go: the other end is told what it must know, and no event of the connection follows.
     pub fn release_connection(&mut self, now: Now, id: ConnectionId) {
         let Ok(connection) = self.owned(id) else { return };
         connection.owned = false;
@@ -174,7 +174,7 @@ impl Cm {
         if owned {
             self.tell(id, Event::Disconnected { id: ConnectionId(id), how: Disconnect::Asked });
         } else {
-            // Both ends ended it at once, and ours has nobody to answer.
+            // Both ends ended it at once, and ours has no answer to send.
             let back = Ids { local: id, remote: ids.local };
             self.send_message(route, mad.transaction, Message::Drep(back));
             self.rest(now, id);

@@ -88,7 +88,7 @@ pub struct CmTransmit {
 /// A program that listens to a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Listener {
-    /// Requests that nobody has answered yet, at most.
+    /// Most requests that the program has not answered yet.
     backlog: usize,
     waiting: usize,
 }
@@ -130,7 +130,7 @@ impl Cm {
         }
     }
 
-    /// Listens to a service, at one address or at all. Error: somebody listens there already.
+    /// Listens to a service, at one address or at all. Error: a program listens there already.
     pub fn listen(&mut self, service: u64, address: Option<Gid>, backlog: usize) -> Result<(), CmError> {
         if self.listeners.contains_key(&(service, address)) {
             return Err(CmError::InUse { service });
@@ -251,7 +251,7 @@ impl Cm {
         }
     }
 
-    /// Tells the program, unless nobody has the connection any more.
+    /// Tells the program, unless it has let the connection go.
     fn tell(&mut self, id: u32, event: Event) {
         if self.connections.get(&id).is_none_or(|connection| connection.owned) {
             self.events.push_back(event);

@@ -82,7 +82,7 @@ pub enum Disconnect {
 /// What a program is to know. Private data is the whole room of the message, zeroes at its end included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody asks for a connection: accept or reject.
+    /// A peer asks for a connection: accept or reject.
     Requested {
         id: ConnectionId,
         route: Route,
@@ -116,7 +116,7 @@ pub enum Event {
     Disconnected { id: ConnectionId, how: Disconnect },
     /// Its names may be given again; the connection is no more.
     TimeWaitOver { id: ConnectionId },
-    /// Somebody asks for a datagram service's QP.
+    /// A peer asks for a datagram service's QP.
     DatagramRequested {
         id: ConnectionId,
         route: Route,

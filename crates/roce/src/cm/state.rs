@@ -6,7 +6,7 @@
 /// Where a connection stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// REQ sent, nothing heard.
+    /// REQ sent, no answer yet.
     ReqSent,
     /// The other end has the REQ and takes its time.
     ReqAcknowledged,
@@ -14,7 +14,7 @@ pub enum State {
     ReqReceived,
     /// REQ received, and the program has asked for more time: a repeated REQ gets an MRA.
     ReqPostponed,
-    /// REP sent, nothing heard.
+    /// REP sent, no answer yet.
     RepSent,
     /// The other end has the REP and takes its time.
     RepAcknowledged,
@@ -22,13 +22,13 @@ pub enum State {
     RepReceived,
     /// It stands.
     Established,
-    /// DREQ sent, nothing heard.
+    /// DREQ sent, no answer yet.
     DreqSent,
     /// DREQ received; the program is to answer.
     DreqReceived,
     /// It is over, and its names are not given again yet.
     TimeWait,
-    /// SIDR_REQ sent, nothing heard.
+    /// SIDR_REQ sent, no answer yet.
     SidrReqSent,
     /// SIDR_REQ received; the program is to answer.
     SidrReqReceived,

@@ -218,7 +218,7 @@ impl Requester {
         ReadArrival::Place(Placement { ticket: Ticket(ticket), fragment })
     }
 
-    /// An acknowledgement covers so many packets of the message at `done`, not all of it. Of whole messages nobody says so.
+    /// An acknowledgement covers so many packets of the message at `done`, not all of it. It is not used with whole messages.
     pub(super) fn acknowledge_part(&mut self, packets: u32) {
         if self.progress.window.is_some() && packets > self.progress.acked {
             self.advance_to(packets);

@@ -131,7 +131,7 @@ impl Requester {
         if !self.rnr_retries.take() {
             return self.fail_oldest(Status::RnrRetryExceeded);
         }
-        // The peer lives: its patience is counted apart from lost packets.
+        // The peer answers: RNR retries are counted apart from lost packets.
         self.retries.refill();
         self.go_back();
         self.timer = Timer::Rnr { until: now.after(rnr_timer_ns(timer)) };

@@ -185,7 +185,7 @@ impl Responder {
         self.duplicate(&request, resources)
     }
 
-    // Unreliable connection: a packet out of sequence voids its message, and nobody is told.
+    // Unreliable connection: a packet out of sequence voids its message without an answer.
 
     fn unreliable_packet(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
         let starts = packet.content.position().starts();

@@ -1,4 +1,4 @@
-//! The responder of an unreliable connection and of datagrams: what cannot be taken is dropped, and nobody is told.
+//! The responder of an unreliable connection and of datagrams: what cannot be taken is dropped without an answer.
 //!
 //! Follows IBTA vol. 1, its rules for UC and UD.
 
@@ -7,7 +7,7 @@ use crate::admission::Refusal;
 use crate::{DropReason, Request, Resources, Status, Verdict};
 
 impl Responder {
-    // Unreliable connection: a gap loses the message that it is in, and nobody is told.
+    // Unreliable connection: a gap loses the message that it is in, without an answer.
 
     pub(super) fn unreliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
         if !request.is_first() {
@@ -53,7 +53,7 @@ impl Responder {
             Refusal::NoReceive => self.drop(DropReason::NoReceive),
             Refusal::InvalidRequest => self.drop(DropReason::InvalidRequest),
             Refusal::RemoteAccess => self.drop(DropReason::RemoteAccess),
-            // The peer hears nothing, but the receive is used up: it ends in error, and with it the QP.
+            // The peer gets no answer, but the receive is used up: it ends in error, and with it the QP.
             Refusal::TooLong => {
                 self.fail(None, Status::LocalLength);
                 self.drop(DropReason::TooLong)

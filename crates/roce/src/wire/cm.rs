@@ -35,7 +35,7 @@ pub mod attribute {
 pub mod reason {
     /// Time ran out.
     pub const TIMEOUT: u16 = 4;
-    /// Nobody listens to the service id.
+    /// The service id has no listener.
     pub const INVALID_SERVICE_ID: u16 = 8;
     /// The connection is stale: from before a restart.
     pub const STALE_CONNECTION: u16 = 10;

@@ -85,7 +85,7 @@ impl Pipe {
         matches!(self.write.write(event), Ok(n) if n == event.len())
     }
 
-    /// Takes up to `count` bytes back that nobody has read.
+    /// Takes up to `count` unread bytes back.
     pub(super) fn take_back(&mut self, count: usize) {
         let mut byte = [0];
         for _ in 0..count {

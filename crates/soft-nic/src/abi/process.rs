@@ -30,7 +30,7 @@ pub const THREAD_NAME: &str = "softnic-nic";
 const WAITING: Duration = Duration::from_micros(50);
 /// Rest of the thread while the program itself runs the NIC.
 const PUMPED: Duration = Duration::from_micros(500);
-/// How long a thread that hears packets waits before it looks whether it is still needed.
+/// How long the thread that waits for packets waits before it looks whether it is still needed.
 const HEARING: Duration = Duration::from_millis(100);
 /// How long the end of a program waits for the thread, and then for the last replies.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -79,7 +79,7 @@ mod leaving {
 #[derive(Debug, Default)]
 struct Control {
     stop: AtomicBool,
-    /// Somebody has taken it on to report.
+    /// A thread has claimed the report.
     claimed: AtomicBool,
     /// Where the thread's own report stands; a thread that waits for it sleeps on this word.
     leaving: AtomicU32,
@@ -91,7 +91,7 @@ struct Control {
 }
 
 impl Process {
-    /// Takes a seat on the fabric and starts the thread, which gives `publish` the report when [`Process::leave`] asks.
+    /// Takes a slot on the fabric and starts the thread, which gives `publish` the report when [`Process::leave`] asks.
     ///
     /// Errors: one line for the user.
     pub fn start(
@@ -132,7 +132,7 @@ impl Process {
                 .name(THREAD_NAME.to_owned())
                 .spawn(move || run(&server, &shared, publish))
         };
-        // The thread that hears packets is not needed for a NIC without a thread.
+        // The thread that waits for packets is not needed for a NIC without a thread.
         let thread = thread.inspect_err(|_| shared.stop.store(true, Ordering::Release))?;
         Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
     }
@@ -165,7 +165,7 @@ impl Process {
         run(self.manager())
     }
 
-    /// One round of the NIC on the program's own time. Returns the time it took, ns; 0 when somebody else has the NIC.
+    /// One round of the NIC on the program's own time. Returns the time it took, ns; 0 when another thread has the NIC.
     pub fn pump(&self) -> u64 {
         if !faults_recoverable() {
             return 0;
@@ -179,7 +179,7 @@ impl Process {
             nic.poll(Now(now));
         });
         if !whole {
-            // The thread finds nobody gets the NIC any more, and says so.
+            // The NIC's thread finds the NIC stopped, and logs it.
             self.waker.wake();
         }
         begun.map_or(0, |begun| system::monotonic_ns().saturating_sub(begun))
@@ -214,7 +214,7 @@ impl Process {
         }
     }
 
-    /// The program ends: stops the thread, lets answers that are due go out, and reports. `None` when somebody else does.
+    /// The program ends: stops the thread, lets answers that are due go out, and reports. `None` when another thread does.
     pub fn end(&self) -> Option<Report> {
         if self.shared.claimed.swap(true, Ordering::AcqRel) {
             return None;
@@ -235,7 +235,7 @@ impl Process {
     }
 }
 
-/// The NIC, if it is to be had by `deadline`. Somebody may hold it for ever: a thread that was stopped in a command by the signal that
+/// The NIC, if it can be locked by `deadline`. A thread may hold it for ever: a thread that was stopped in a command by the signal that
 /// ends us.
 fn lock_by(server: &Server<Nic<Host>>, deadline: Instant) -> Option<Locked<'_, Nic<Host>>> {
     loop {
@@ -377,7 +377,7 @@ fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64
     .into_iter()
 }
 
-/// The thread that hears packets while the other sleeps, and wakes it.
+/// The thread that waits for packets while the NIC's thread sleeps, and wakes it.
 fn hear(ear: &Ear, waker: &Waker, shared: &Control) {
     while !shared.stop.load(Ordering::Acquire) && shared.leaving.load(Ordering::Acquire) == leaving::NOT {
         match ear.wait(HEARING) {

@@ -247,7 +247,7 @@ impl<D> Shared<D> {
         self.nic.lock().ok().and_then(Locked::new)
     }
 
-    /// Locks if nobody has it or wants it.
+    /// Locks it unless another thread has it or waits for it.
     pub fn try_poll(&self) -> Option<Locked<'_, D>> {
         if self.is_wanted() {
             return None;
@@ -255,8 +255,8 @@ impl<D> Shared<D> {
         self.nic.try_lock().ok().and_then(Locked::new)
     }
 
-    /// Runs something on the NIC if nobody has it or wants it; false when that panicked. The lock is inside what catches
-    /// the panic, so nobody gets the NIC again.
+    /// Runs something on the NIC unless another thread has it or waits for it; false when that panicked. The lock is inside what catches
+    /// the panic, so no thread gets the NIC again.
     pub fn attempt(&self, run: impl FnOnce(&mut D)) -> bool {
         catch_unwind(AssertUnwindSafe(|| {
             if let Some(mut nic) = self.try_poll() {

@@ -1,6 +1,6 @@
 //! A virtual file tree: absolute path → directory, file, symbolic link or device node, with path resolution as a kernel does it.
 //!
-//! Pure: no system call. What lies outside the tree is somebody else's; what lies under a shadowed prefix and is not in the
+//! Pure: no system call. What lies outside the tree is the kernel's; what lies under a shadowed prefix and is not in the
 //! tree does not exist, even if the machine has it.
 
 use std::collections::BTreeMap;

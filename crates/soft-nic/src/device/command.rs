@@ -131,7 +131,7 @@ pub struct DestroyedCq {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CreatedAh {
     pub handle: Handle,
-    /// MAC address of the destination (Ethernet); zero when nobody on the fabric has the GID.
+    /// MAC address of the destination (Ethernet); zero when no process of the fabric has the GID.
     pub dmac: [u8; 6],
 }
 
@@ -352,7 +352,7 @@ pub struct ModifyQp {
     pub mask: u32,
     /// Wanted state, verbs number.
     pub state: u8,
-    /// State the caller believes the QP is in.
+    /// State that the caller gives as the current one.
     pub current_state: u8,
     /// Path MTU, verbs code 1..=5.
     pub path_mtu: u8,

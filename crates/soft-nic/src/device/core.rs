@@ -41,7 +41,7 @@ pub(super) struct Options {
     pub wire: bool,
 }
 
-/// The program's threads, looked at once a round however many queues ask.
+/// The states of the program's threads, sampled once a round however many queues ask.
 #[derive(Default)]
 pub(super) struct Onlooker {
     threads: Option<Box<dyn Threads>>,
@@ -177,7 +177,7 @@ impl<M: Memory> Core<M> {
         wanted.map(|before| self.first_port(device) + usize::from(before)).ok_or_else(missing)
     }
 
-    /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ dies here, and its QPs after this poll.
+    /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ fails here, and its QPs after this poll.
     pub(super) fn complete(&mut self, place: u32, mut fields: CqeFields, payload: Option<&[u8]>) {
         let Some(cq) = self.cqs.get_mut(place) else { return };
         // Copies before it may have taken most of this round: a card stamps what is whole.

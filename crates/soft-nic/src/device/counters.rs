@@ -94,7 +94,7 @@ counters! {
     naks_sent,
     /// Requests that were executed before and only answered again.
     duplicates,
-    /// Messages sent to an address or a process that nobody has.
+    /// Messages sent to an address or a process that does not exist.
     lost_unreachable,
     /// Requests for a QPN that is not here.
     dropped_unknown_qp,

@@ -53,12 +53,12 @@ pub struct Cq {
 /// What one CQE did to its CQ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
-    /// Written; `event` says that the completion channel must hear of it.
+    /// Written; `event` says that the completion channel gets an event.
     Written {
         /// The CQ was armed for this CQE.
         event: bool,
     },
-    /// No room, or the ring or record cannot be reached: the CQ died now.
+    /// No room, or the ring or record cannot be reached: the CQ failed now.
     Died,
     /// The CQ was dead already.
     Dead,

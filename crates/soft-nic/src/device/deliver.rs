@@ -120,7 +120,7 @@ impl<M: Memory> Core<M> {
         Some((qp.responder.as_mut()?, resources))
     }
 
-    /// Runs what gives the responder something, and tells everybody of what came of it.
+    /// Runs what gives the responder something, and passes its events on.
     #[inline(always)]
     pub(super) fn with_responder(&mut self, qp: &mut Qp, take: impl FnOnce(&mut Self, &mut Qp)) {
         let Some(responder) = &qp.responder else { return };

@@ -193,7 +193,7 @@ impl SendDoorbell {
         self.reported = false;
     }
 
-    /// Watches record and register disagree. Some: they have for [`GRACE_NS`] and nobody can be excused, said once. `range`:
+    /// Watches record and register disagree. Some: they have for [`GRACE_NS`] and no thread lacks a core, said once. `range`:
     /// the record is beyond the ring, which no delay explains; `stray`: the page saw a write for a queue that is not there;
     /// `look`: how the program's threads stand, asked for twice at least and only after half of the time.
     pub(super) fn watch(
@@ -235,7 +235,7 @@ struct Disagreement {
     /// The last look at the program's threads.
     seen: Option<(Now, Arc<[ThreadTime]>)>,
     windows: u32,
-    /// Nobody was found to excuse it. The registers were read before that look; they are read once more.
+    /// No thread without a core was found. The registers were read before that look; they are read once more.
     unexcused: Option<Now>,
 }
 

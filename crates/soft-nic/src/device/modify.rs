@@ -39,7 +39,7 @@ impl<M: Memory> Core<M> {
         let (from, to) = self.check_move(qp, request)?;
         if to == QpState::Reset {
             let page = qp.sq.doorbell.page;
-            // A register write from before, which nobody looked at yet, must not count for what is posted afterwards.
+            // A register write from before, which was not looked at yet, must not count for what is posted afterwards.
             self.poll_page(page);
         }
         let mut qp = self.qps.take(place).ok_or_else(|| CommandError::no_such("QP", handle))?;

@@ -48,7 +48,7 @@ pub mod access {
 /// The lkey that ends a receive list (`MLX5_INVALID_LKEY`). No region gets it.
 pub const INVALID_LKEY: u32 = 0x100;
 
-/// First index of a key. Keys 0 and [`INVALID_LKEY`], and a few around them, belong to nobody.
+/// First index of a key. Keys 0 and [`INVALID_LKEY`], and a few around them, belong to no region.
 const FIRST_INDEX: u32 = 0x10;
 
 const PAGE: u64 = 4096;

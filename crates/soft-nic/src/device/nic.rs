@@ -46,7 +46,7 @@ impl<M: Memory> Nic<M> {
         nic
     }
 
-    /// From now on a late doorbell is excused while one of these threads has no core; before, nobody is asked.
+    /// From now on a late doorbell is excused while one of these threads has no core; before, no thread is looked at.
     pub fn excuse(&mut self, threads: Box<dyn Threads>) {
         self.core.threads = Onlooker::new(threads);
     }

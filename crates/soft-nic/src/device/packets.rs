@@ -158,7 +158,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// The queue at this place may send nothing any more: the acknowledgement that waits for its answer leaves alone. The program has
-    /// seen what it acknowledges, and nobody could say so afterwards. Returns the number of packets.
+    /// seen what it acknowledges, and no counter could show it afterwards. Returns the number of packets.
     pub(super) fn acknowledge_alone(&mut self, link: &mut Link, place: u32) -> usize {
         let owes = |qp: &Qp| {
             let owed = qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
@@ -242,7 +242,7 @@ impl<M: Memory> Core<M> {
     /// A card looks at the key with every packet.
     fn is_readable_still(&self, qp: &Qp, region: &Region, offset: u32, length: u32) -> bool {
         if length == 0 {
-            // Nobody checks the key of a READ of nothing.
+            // The key of an empty READ is not checked.
             return true;
         }
         let va = region.va.wrapping_add(offset.into());

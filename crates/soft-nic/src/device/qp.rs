@@ -71,7 +71,7 @@ pub(super) struct Qp {
     pub srq: Option<SharedFrom>,
     pub requester: Option<Requester>,
     pub responder: Option<Responder>,
-    /// Process of the connected peer; none: nobody on the fabric has the address and the QPN.
+    /// Process of the connected peer; none: no process of the fabric has the address and the QPN.
     pub peer: Option<u8>,
     /// The connected peer is on the wire, there: its queue sends and takes packets.
     pub route: Option<Route>,
@@ -311,7 +311,7 @@ impl<M: Memory> Core<M> {
 
     pub(super) fn destroy_qp(&mut self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
         let place = self.find_qp(id, handle)?;
-        // What it rang last must not look like a doorbell for nobody later.
+        // What it rang last must not look like a doorbell without a queue later.
         if let Some(page) = self.qps.get(place).map(|qp| qp.sq.doorbell.page) {
             self.poll_page(page);
         }

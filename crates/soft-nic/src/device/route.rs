@@ -20,7 +20,7 @@ pub(super) struct Route {
 /// Where a message goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Nobody that we can reach has the address.
+    /// No process that can be reached has the address.
     Nowhere,
     /// A process of this fabric, by its slot, and the port of its device that has the address.
     Shared(u8, u8),

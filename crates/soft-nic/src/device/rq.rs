@@ -1,7 +1,7 @@
 //! Receive queue: reads receive WQEs, once each, and scatters payload into what they name.
 //!
 //! There is no doorbell: the record alone says how many are posted, and it is looked at when a message needs a receive.
-//! Keys are checked when bytes go through them, so that an entry nobody reaches is no error. What a queue takes from a shared
+//! Keys are checked when bytes go through them, so that an entry that no message reaches is no error. What a queue takes from a shared
 //! receive queue (`srq.rs`) ends up in the same list of pointers. Left out: striding queues.
 
 use mlx5_layout::RecvWqe;

@@ -1,6 +1,6 @@
-//! Whose turn it is: queues where something moves are looked at in every poll, all others in the background.
+//! The order of queues: active ones are looked at in every poll, all others in the background.
 //!
-//! A thousand open queues must not slow down the one that works, and must still be heard within a millisecond. So the
+//! A thousand open queues must not slow down the one that works, and must still be looked at within a millisecond. So the
 //! background walk is paced by time: each poll looks at as many as it takes to come round once in [`ROUND_NS`].
 
 use std::ops::Range;

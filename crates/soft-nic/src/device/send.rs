@@ -186,7 +186,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// A lost write can only have been hidden by another queue's on the same register: if this queue's register is known, or
-    /// nobody else on the page was ever seen to ring, nothing was hidden.
+    /// no other queue on the page was ever seen to ring, nothing was hidden.
     fn is_provable(&self, qp: &Qp) -> bool {
         let Some(uar) = self.uars.get(qp.sq.doorbell.page) else { return false };
         let others = uar.queues.iter().filter(|place| **place != qp.place);
@@ -291,7 +291,7 @@ impl<M: Memory> Core<M> {
             return self.send_datagram_of(link, qp, place, route, transmit);
         }
         if request.unreachable {
-            // Nobody has that address: lost on the way.
+            // No process has that address: lost on the way.
             self.count_sent(port, mtu, &request.request, transmit);
             self.counters.lost_unreachable += 1;
             if qp.service == ServiceType::Ud {

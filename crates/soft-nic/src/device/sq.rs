@@ -74,7 +74,7 @@ pub(super) struct SendRequest {
     pub request: Request,
     /// Where a datagram goes; connected queues have one path for all.
     pub path: PathAddress,
-    /// Nobody on the fabric has the address that the message goes to.
+    /// No process of the fabric has the address that the message goes to.
     pub unreachable: bool,
     /// Way of a datagram that goes over the wire instead.
     pub route: Option<Route>,

@@ -31,7 +31,7 @@ pub mod mask {
     pub const LIMIT: u32 = 2;
 }
 
-/// What a queue has to tell after a receive was asked for.
+/// An event of the queue that is to be raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum News {
     LimitReached,

@@ -1,4 +1,4 @@
-//! One line for a program whose messages reach nobody, which otherwise sees «retry exceeded» and nothing else.
+//! One line for a program whose messages reach no peer, which otherwise sees «retry exceeded» and nothing else.
 //!
 //! Said once a process. The address of a peer, its QPN and its silence are all that a NIC knows: the line names them, and where
 //! the NIC looked, so that both ends can be compared.

@@ -28,7 +28,7 @@ pub const MAX_DATAGRAM: usize = 4_608;
 /// (`UDP_GRO`) …
 const RECEIVED: usize = 16;
 
-/// … and where few come: to lay out sixteen takes a third as long as to hear that none came.
+/// … and where few come: to lay out sixteen takes a third as long as to learn that none came.
 const FEW: usize = 2;
 
 /// So many calls in vain mean that few come.
@@ -186,7 +186,7 @@ pub struct Datagrams {
 impl Datagrams {
     /// Opens a socket at `local`; port 0 lets the kernel choose one.
     ///
-    /// Errors: what the kernel says; `EADDRINUSE` when somebody has the port.
+    /// Errors: what the kernel says; `EADDRINUSE` when another socket has the port.
     pub fn open(local: SocketAddr) -> io::Result<Datagrams> {
         let (domain, level) = match local {
             SocketAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
@@ -199,7 +199,7 @@ impl Datagrams {
             system::set_option(&socket, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
             system::set_option(&socket, level, libc::IPV6_V6ONLY, 1)?;
             // RoCEv2 senders leave the UDP check sum 0; IPv6 sockets drop that unless told otherwise. Ours is the kernel's: one
-            // that is right troubles nobody, and without one the kernel cuts no segments.
+            // that is right does no harm, and without one the kernel cuts no segments.
             system::set_option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
         for (by_right, name) in

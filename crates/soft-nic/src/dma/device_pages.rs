@@ -1,6 +1,6 @@
 //! The file behind a device's descriptors: every page that a program may map lies in it at the offset that the program names.
 //!
-//! So the kernel itself carries out an `mmap` of a device descriptor that nobody interposes: a program may replace the C
+//! So the kernel itself carries out an `mmap` of a device descriptor that is not interposed: a program may replace the C
 //! library's `mmap` and make the system call itself, as UCX's memory hooks do. The file has holes for all pages that there are
 //! not; its size can never change, so that no mapping of it faults.
 
@@ -22,7 +22,7 @@ pub struct DevicePages {
 }
 
 impl DevicePages {
-    /// Size of the file. Nobody makes a sparse file of just this size, so that it tells a descriptor as ours.
+    /// Size of the file. No other program makes a sparse file of just this size, so that it tells a descriptor as ours.
     pub const BYTES: u64 = 0x0100_f71c_0000;
 
     /// An empty file.
@@ -38,7 +38,7 @@ impl DevicePages {
         self.fd.as_fd()
     }
 
-    /// Offset of a page that nobody had before: a mapping that outlives its page must not reach the next.
+    /// Offset of a page that was never handed out before: a mapping that outlives its page must not reach the next.
     ///
     /// Errors: `ENOMEM` when all have been given out, after 2^28.
     pub(super) fn take(&self) -> io::Result<u64> {

@@ -2,7 +2,7 @@
 //!
 //! A descriptor counts as a dma-buf by the magic number of its file system (`linux/magic.h`), its size is where
 //! `lseek(SEEK_END)` leads (`Documentation/driver-api/dma-buf.rst`), and its pages are reached by `mmap`, where the exporter
-//! allows one. Most exporters map pages that the kernel lends to nobody (`VM_PFNMAP`: udmabuf, the system heap), which cannot be
+//! allows one. Most exporters map pages that cannot be pinned (`VM_PFNMAP`: udmabuf, the system heap), which cannot be
 //! populated in advance. So the ranges of all mappings are known here ([`probe`]). Left out: buffers in a GPU's memory, which are
 //! not to be mapped: `gpu` finds those.
 

@@ -1,7 +1,7 @@
-//! Hears sockets while nobody looks at them: one wait for all, which tells of each only when asked to.
+//! One-shot epoll over sockets that are polled otherwise: one wait for all, which reports each only once armed.
 //!
-//! Epoll, one shot: a NIC that goes to sleep arms it, a thread that does nothing else waits, and is told once. What had come before is
-//! told as well, so nothing falls between the last look and the sleep. At work nothing is armed, and packets cost no wake-up.
+//! Epoll, one shot: a NIC that goes to sleep arms it, a thread that does nothing else waits, and is woken once. What had come before
+//! is reported as well, so nothing falls between the last look and the sleep. At work nothing is armed, and packets cost no wake-up.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -20,7 +20,7 @@ pub struct Ear {
 }
 
 impl Ear {
-    /// One that hears nothing yet.
+    /// An epoll instance without sockets.
     ///
     /// Errors: the kernel's (descriptor limit).
     pub fn new() -> io::Result<Ear> {
@@ -36,8 +36,8 @@ impl Ear {
         })
     }
 
-    /// Hears this socket too, from the next [`Ear::arm`] on; one that is heard already stays so. The kernel forgets a socket
-    /// that is closed.
+    /// Adds a socket, which counts from the next [`Ear::arm`] on; one that was added before stays. The kernel forgets a
+    /// socket that is closed.
     ///
     /// Errors: the kernel's.
     pub fn listen_to(&self, socket: RawFd) -> io::Result<()> {
@@ -57,11 +57,11 @@ impl Ear {
         Ok(())
     }
 
-    /// The waiting thread is told once of what has come or comes.
+    /// Has the next packet of each socket, or one that waits there already, end a wait once.
     pub fn arm(&self) {
         let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         for socket in sockets.iter() {
-            // One that was closed says nothing any more.
+            // A socket that was closed reports nothing any more.
             let _ = self.control(libc::EPOLL_CTL_MOD, *socket, libc::EPOLLIN as u32);
         }
     }
@@ -96,7 +96,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn what_came_and_what_comes_is_told_once_and_only_when_armed() {
+    fn what_came_and_what_comes_is_reported_once_and_only_when_armed() {
         let (ours, theirs) =
             (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
         let ear = Ear::new().unwrap();
@@ -104,10 +104,10 @@ mod tests {
         ear.listen_to(ours.as_raw_fd()).unwrap();
         let soon = Duration::from_millis(20);
         theirs.send_to(b"before", ours.local_addr().unwrap()).unwrap();
-        assert!(!ear.wait(soon).unwrap(), "nobody asked");
+        assert!(!ear.wait(soon).unwrap(), "not armed");
         ear.arm();
         assert!(ear.wait(Duration::from_secs(5)).unwrap(), "what came before");
-        assert!(!ear.wait(soon).unwrap(), "told once");
+        assert!(!ear.wait(soon).unwrap(), "reported once");
         let mut bytes = [0; 8];
         ours.recv(&mut bytes).unwrap();
         ear.arm();

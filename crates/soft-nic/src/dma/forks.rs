@@ -120,7 +120,7 @@ impl Drop for OwnSocket {
     }
 }
 
-/// A socket bound to an abstract name: what only one process can have, and nobody any more once it has ended.
+/// A socket bound to an abstract name: only one process can have it, and the kernel frees it when that process ends.
 #[derive(Debug)]
 pub struct TurnSocket(OwnSocket);
 

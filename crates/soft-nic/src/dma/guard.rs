@@ -366,7 +366,7 @@ static PREVIOUS_BUS: OnceLock<libc::sigaction> = OnceLock::new();
 fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Result<(), i32> {
     // SAFETY: `sigaction` is plain old data, for which all zeroes is a value.
     let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
-    // Ask first, install second: our handler must never run before it knows to whom it passes signals on.
+    // Ask first, install second: our handler must never run before it knows the handler that it passes signals on to.
     // SAFETY: a null new action only asks; `old` lives through the call.
     if unsafe { libc::sigaction(signal, std::ptr::null(), &mut old) } != 0 {
         return Err(last_errno());
@@ -390,7 +390,7 @@ fn last_errno() -> i32 {
 
 /// The handler: recover a guarded access, or pass the signal on.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid `ucontext_t` to a SA_SIGINFO handler, which nobody else uses meanwhile.
+    // SAFETY: the kernel passes a valid `ucontext_t` to a SA_SIGINFO handler, which no other code uses meanwhile.
     let machine = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
     let at = machine.gregs[libc::REG_RIP as usize] as usize;
     let guarded = (&raw const softnic_guard_start) as usize..(&raw const softnic_guard_end) as usize;

@@ -1,5 +1,5 @@
 //! Datagrams between the processes of one user on one host, by abstract Unix names: how connection managers of one fabric
-//! reach each other. Such a name is nobody's once its process has ended.
+//! reach each other. The kernel frees such a name when its process ends.
 //!
 //! Every user of the host can send to an abstract name. So each datagram begins with a key, and the kernel drops a datagram without
 //! it in its sender's own call (`SO_ATTACH_FILTER`, socket(7)). A receiver of such a datagram would close the files that came with
@@ -19,7 +19,7 @@ pub const MAX_LETTER: usize = 512;
 /// Bytes of a key.
 const KEY: usize = 8;
 
-/// What came out of a look into a mailbox.
+/// Datagrams that one call received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Collected {
     /// Datagrams handed on.
@@ -28,7 +28,7 @@ pub struct Collected {
     pub refused: usize,
 }
 
-/// What datagrams are sent from: it has no name, and nobody can answer.
+/// A socket without a name, which sends only: it cannot be answered.
 #[derive(Debug)]
 pub struct Postbox {
     socket: OwnSocket,
@@ -36,7 +36,7 @@ pub struct Postbox {
 }
 
 impl Postbox {
-    /// Opens one, for mailboxes with this key. Does not wait.
+    /// Opens a socket that sends to bound sockets with this key. Does not wait.
     ///
     /// Errors: what the kernel says.
     pub fn open(key: u64) -> io::Result<Postbox> {
@@ -44,9 +44,9 @@ impl Postbox {
         Ok(Postbox { socket, key: key.to_be_bytes() })
     }
 
-    /// Puts a datagram, in two pieces, into the mailbox of that name; one with another key loses it. Does not wait.
+    /// Sends a datagram, in two pieces, to the socket of that name; a socket with another key drops it. Does not wait.
     ///
-    /// Errors: what the kernel says; `ConnectionRefused`: nobody has that name; `WouldBlock`: it is full (a kernel holds ten,
+    /// Errors: what the kernel says; `ConnectionRefused`: no socket has that name; `WouldBlock`: it is full (a kernel holds ten,
     /// `net.unix.max_dgram_qlen`).
     pub fn post(&self, to: &str, head: &[u8], bytes: &[u8]) -> io::Result<()> {
         let (mut address, len) = abstract_address(to)?;
@@ -65,18 +65,18 @@ impl Postbox {
     }
 }
 
-/// A place that others can put datagrams into.
+/// A socket bound to an abstract name, which other processes send to.
 #[derive(Debug)]
 pub struct Mailbox {
     postbox: Postbox,
 }
 
 impl Mailbox {
-    /// Opens the mailbox of this name for datagrams with this key, which other users must not know. Does not wait, so that it can be
-    /// opened under a lock: a name may outlive its mailbox for a moment, while a program that another thread is starting holds copies
-    /// of all descriptors.
+    /// Binds this name for datagrams with this key, which other users must not know. Does not wait, so that it can be opened under
+    /// a lock: a name may outlive its socket for a moment, while a program that another thread is starting holds copies of all
+    /// descriptors.
     ///
-    /// Errors: what the kernel says; `AddrInUse`: somebody has it.
+    /// Errors: what the kernel says; `AddrInUse`: a socket has that name.
     pub fn open(name: &str, key: u64) -> io::Result<Mailbox> {
         let (address, len) = abstract_address(name)?;
         let postbox = Postbox::open(key)?;
@@ -89,7 +89,7 @@ impl Mailbox {
         Ok(Mailbox { postbox })
     }
 
-    /// Puts a datagram into another's, or into this one; see [`Postbox::post`].
+    /// Sends a datagram to another socket, or to this one; see [`Postbox::post`].
     pub fn post(&self, to: &str, head: &[u8], bytes: &[u8]) -> io::Result<()> {
         self.postbox.post(to, head, bytes)
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_a_letter_is_refused_and_nobody_s_name_is_an_error() {
+    fn too_long_a_letter_is_refused_and_a_free_name_is_an_error() {
         let theirs = Mailbox::open(&name("long"), KEY_OF_TESTS).unwrap();
         theirs.post(&name("long"), &[1], &[0; MAX_LETTER]).unwrap();
         let collected = theirs.collect(9, |_| unreachable!()).unwrap();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_mailbox_loses_and_does_not_wait() {
+    fn a_full_socket_loses_and_does_not_wait() {
         let theirs = Mailbox::open(&name("full"), KEY_OF_TESTS).unwrap();
         let ours = Mailbox::open(&name("sender"), KEY_OF_TESTS).unwrap();
         let sent = (0..10_000).take_while(|_| ours.post(&name("full"), &[7], &[7; 400]).is_ok()).count();

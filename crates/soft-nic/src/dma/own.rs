@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::dma::system::fork_generation;
 
-/// Made when it is first asked for, and never freed.
+/// A singleton of one process, made when it is first asked for, and never freed.
 pub struct Own<T>(AtomicPtr<T>);
 
 impl<T: Default + Send + Sync + 'static> Own<T> {
@@ -25,7 +25,7 @@ impl<T: Default + Send + Sync + 'static> Own<T> {
                 Ok(_) => at = new,
                 Err(other) => {
                     at = other;
-                    // SAFETY: made just now, and nobody else has seen it.
+                    // SAFETY: made just now, and no other thread has seen it.
                     drop(unsafe { Box::from_raw(new) });
                 }
             }
@@ -34,7 +34,7 @@ impl<T: Default + Send + Sync + 'static> Own<T> {
         unsafe { &*at }
     }
 
-    /// In a fork child: the parent's stays where it is, and nobody looks at it again.
+    /// In a fork child: the parent's stays where it is, and is not used again.
     pub fn forget(&self) {
         self.0.store(null_mut(), Ordering::Release);
     }

@@ -189,7 +189,7 @@ impl RingMemory {
         }
     }
 
-    /// Whether a copy of a GPU's that nobody waits for any more may still write or read here: asked when one has failed. The ring
+    /// Whether a timed-out copy of a GPU may still write or read here: asked when one has failed. The ring
     /// is not to be used again then; it stays mapped until that copy has ended.
     #[cold]
     pub fn may_still_change(&self) -> bool {
@@ -208,7 +208,7 @@ impl RingMemory {
     ) -> Result<(), Fault> {
         let mut to = self.at(position, len);
         self.show_to_gpu(from);
-        // In any order: nobody looks at a record before it is published. A string instruction is the faster for long pieces.
+        // In any order: no reader looks at a record before it is published. A string instruction is the faster for long pieces.
         let target = [Segment { addr: to, len: len as u64 }];
         if host.is_helped(len as u64) && host.share(&target, from, skip, len as u64)? {
             return Ok(());
@@ -251,7 +251,7 @@ impl RingMemory {
 
 impl Drop for RingMemory {
     fn drop(&mut self) {
-        // SAFETY: taken here alone, and nobody has the value any more.
+        // SAFETY: taken here alone, and no other code has the value any more.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
         match self.pages.take().flatten() {
             Some(pages) => pages.end_with(memory),
@@ -282,6 +282,6 @@ fn place(at: *mut u8, fd: &OwnedFd, offset: usize, len: usize, access: i32) -> i
 }
 
 fn unmap(base: *mut u8, len: usize) {
-    // SAFETY: our own reservation; nobody holds a reference any more, since the owner is being dropped.
+    // SAFETY: our own reservation; no reference is left, since the owner is being dropped.
     unsafe { libc::syscall(libc::SYS_munmap, base, len) };
 }

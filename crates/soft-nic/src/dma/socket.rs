@@ -1,6 +1,6 @@
 //! Abstract stream sockets between two processes of one user, with a deadline on every call (unix(7)).
 //!
-//! By raw system calls, as in [`system`](super::system): one side is a thread within somebody's program.
+//! By raw system calls, as in [`system`](super::system): one side is a thread within the user's program.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -90,7 +90,7 @@ impl Listener {
         Ok(Listener(fd))
     }
 
-    /// The next connection; none when nobody came within `patience`.
+    /// The next connection; none when none came within `patience`.
     pub fn accept(&self, patience: Duration) -> io::Result<Option<(Stream, Peer)>> {
         if !wait(&self.0, libc::POLLIN, Instant::now() + patience)? {
             return Ok(None);
@@ -125,7 +125,7 @@ impl Stream {
         Ok((Stream(fd), peer))
     }
 
-    /// Sends all of `bytes`, without a signal when nobody reads any more.
+    /// Sends all of `bytes`, without a signal when the reader has closed its end.
     ///
     /// Errors: the kernel's, or `TimedOut`.
     pub fn send(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {

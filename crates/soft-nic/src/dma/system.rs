@@ -190,7 +190,7 @@ fn device_of(fd: &OwnedFd) -> io::Result<(u32, u32)> {
     Ok((about.stx_dev_major, about.stx_dev_minor))
 }
 
-/// A number that nobody can guess (getrandom(2)).
+/// A number that cannot be guessed (getrandom(2)).
 ///
 /// Errors: the kernel's.
 pub fn secret() -> io::Result<u64> {
@@ -299,7 +299,7 @@ pub fn allowed_cores() -> usize {
 }
 
 /// Moves the calling thread to another of the cores that it may run on, where there is one; it may come back later. What
-/// somebody else sets in between is lost, and the set of before stays.
+/// another thread sets in between is lost, and the set of before stays.
 pub fn leave_core() {
     // SAFETY: plain call.
     let here = unsafe { libc::sched_getcpu() };

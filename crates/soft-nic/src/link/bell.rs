@@ -136,7 +136,7 @@ impl Link {
         }
     }
 
-    /// First half of [`Link::sleep`], for a link behind a lock that others need meanwhile: asks peers to ring. `None`:
+    /// First half of [`Link::sleep`], for a link behind a lock that other threads need meanwhile: asks peers to ring. `None`:
     /// something has arrived, there is nothing to sleep for. Else wait, without the lock, and then [`Link::get_up`].
     pub fn lie_down(&mut self) -> Option<Sleep> {
         if !self.fabric.is_ours() {
@@ -156,7 +156,7 @@ impl Link {
         let roused = self.fabric.lie_down();
         let asked = self.fabric.has_published() || self.fabric.has_call();
         let arrived = roused || asked || self.incoming.iter().any(|i| i.consumer.pending());
-        // For what was consumed between the look and the bell no bell is rung. A peer reads the wish without
+        // For what was consumed between the look and the bell no bell is rung. A peer reads that request without
         // a fence and may miss it once; a NIC with something to send sleeps for 50 µs at most, and asks
         // again.
         let progressed = self.waiting.iter().any(|slot| {
@@ -193,10 +193,10 @@ pub struct Sleep {
     packets_wait: bool,
 }
 
-/// Shorter sleeps are not worth asking the kernel to tell of packets.
+/// For shorter sleeps the epoll is not armed: that costs more than it saves.
 const DEAF: Duration = Duration::from_micros(150);
 
-/// Longest sleep while packets wait for their time, or for a kernel that had no room: nobody rings when it has some again.
+/// Longest sleep while packets wait for their time, or for a kernel that had no room: no bell tells when it has some again.
 const STALLED: Duration = Duration::from_micros(50);
 
 impl Sleep {
@@ -204,7 +204,7 @@ impl Sleep {
     pub fn wait(&self, max: Duration) {
         let max = if self.packets_wait { max.min(STALLED) } else { max };
         if let Some(ear) = self.ear.as_ref().filter(|_| max > DEAF) {
-            // What came before is told too: nothing lies unheard.
+            // What came before is reported too.
             ear.arm();
         }
         self.fabric.sleep(max);

@@ -62,7 +62,7 @@ impl WirePacket<'_> {
     }
 }
 
-/// A MAC address of nobody's (locally administered) that tells whose packet it is.
+/// A locally administered MAC address, which tells the NIC that a packet is of.
 fn mac(of: Gid) -> [u8; 6] {
     match (of.ipv4(), of.0) {
         (Some([a, b, c, d]), _) => [2, 0, a, b, c, d],
@@ -195,7 +195,7 @@ impl Captured {
         blocks.reserve(MAX_WAITING_BYTES);
         let mut waiting = lock(&self.0);
         std::mem::swap(&mut waiting.blocks, blocks);
-        // Nobody puts anything in while we hold the lock, and nobody is left who could afterwards.
+        // No thread puts anything in while the lock is held, and none is left that could afterwards.
         waiting.full || Arc::strong_count(&self.0) == 1
     }
 

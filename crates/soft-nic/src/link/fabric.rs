@@ -146,7 +146,7 @@ pub struct Occupant {
     descriptor: u32,
 }
 
-/// A seat on the fabric. Left on drop.
+/// A process's slot on the fabric. Left on drop.
 #[derive(Debug)]
 pub struct Fabric {
     // Kept open: other processes find the directory by this descriptor.
@@ -253,7 +253,7 @@ impl Fabric {
         Process::open(occupant.pid, occupant.start)
     }
 
-    /// Whether a living occupant still runs the program that sat down: one that called `exec` keeps number and start time,
+    /// Whether a living occupant still runs the program that joined: one that called `exec` keeps number and start time,
     /// and has neither the descriptors nor the stack of before; a program may close all its descriptors by itself. When the
     /// kernel lets us see neither, it counts as here. Reads no memory of the occupant's.
     pub fn still_here(&self, who: &Occupant) -> bool {
@@ -328,7 +328,7 @@ impl Fabric {
             .then(|| descriptor - 1)
     }
 
-    /// Whether somebody published a channel for us.
+    /// Whether a peer published a channel for us.
     pub fn has_published(&self) -> bool {
         (0..2).any(|i| self.published_word(self.slot, i).load(Ordering::Relaxed) != 0)
     }
@@ -349,7 +349,7 @@ impl Fabric {
         self.directory.word(slot_at(self.slot) + at::CALL).load(Ordering::Relaxed) != 0
     }
 
-    /// Lies down: from now on peers ring. True when [`Fabric::rouse`] was called since the last sleep; otherwise look
+    /// Prepares a sleep: from now on peers ring. True when [`Fabric::rouse`] was called since the last sleep; otherwise look
     /// for work once more before [`Fabric::sleep`].
     pub fn lie_down(&self) -> bool {
         let roused = self.bell(self.slot).swap(bell::ASLEEP, Ordering::SeqCst) == bell::ROUSED;
@@ -362,7 +362,7 @@ impl Fabric {
         system::futex_wait(self.bell(self.slot), bell::ASLEEP, timeout);
     }
 
-    /// Gets up: peers need not ring any more.
+    /// Ends the sleep: peers need not ring any more.
     pub fn get_up(&self) {
         self.bell(self.slot).store(bell::AWAKE, Ordering::Release);
     }
@@ -449,7 +449,7 @@ fn occupant(directory: &SharedMemory, slot: u8) -> Option<Occupant> {
     })
 }
 
-/// The turn to join: an abstract socket that only one process can have. The user's number is in its name, so that no
+/// The lock to join: an abstract socket that only one process can have. The user's number is in its name, so that no
 /// other user has it by accident. A fork child does not keep it.
 struct Turn {
     _socket: system::TurnSocket,
@@ -473,13 +473,13 @@ impl Turn {
     }
 }
 
-/// Takes the free slot that was used least. Only called with the turn.
+/// Takes the free slot that was used least. Only called with the lock to join.
 fn sit_down(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
     let free = |slot: &u8| occupant(directory, *slot).is_none_or(|who| !Process::lives(who.pid, who.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
     let base = slot_at(slot);
-    // First nobody, then all the rest, then us: a peer that looks now sees a whole entry or none.
+    // First no process, then all the rest, then ours: a peer that looks now sees a whole entry or none.
     directory.half(base + at::PID).store(0, Ordering::SeqCst);
     let ours = generation(slot).wrapping_add(1);
     directory.half(base + at::GENERATION).store(ours, Ordering::Release);

@@ -2,10 +2,10 @@
 //!
 //! Four regimes:
 //! - *Spinning*, while there was work within the last two milliseconds and the core is ours: the fastest, and it costs
-//!   nobody anything while cores are free. To find out in time whether they are, a NIC that spins for nothing offers its
+//!   other programs nothing while cores are free. To find out in time whether they are, a NIC that spins for nothing offers its
 //!   core now and then: alone, that costs a fraction of a microsecond, and otherwise the core was taken.
 //! - *Sharing*: the core was taken several times in a row and given back soon, most likely by another NIC. Both go on
-//!   quickest when each offers the core whenever it finds nothing to do, without timers. Who only wants the core for a
+//!   quickest when each offers the core whenever it finds nothing to do, without timers. A thread that only wants the core for a
 //!   moment now and then (a kernel thread, a NIC that wakes up to look around) does not count.
 //! - *Crowded*: an absence was long, so a program polls on this core and never gives it back before a scheduler tick,
 //!   milliseconds later. First the NIC leaves for another core, where it has one: that may be free, or another NIC's. While
@@ -181,7 +181,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         }
     }
 
-    /// Starts anew at this time, as if there had been work: somebody else ran the NIC meanwhile.
+    /// Starts anew at this time, as if there had been work: another thread ran the NIC meanwhile.
     pub fn begin(&mut self, now: u64) {
         self.worked_ns = now;
         self.looked_ns = now;
@@ -261,7 +261,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         if self.taken >= self.times.taken {
             self.shared_until_ns = now + self.times.shared_ns;
         }
-        // Right after a sleep nobody knows what was work.
+        // Right after a sleep it is not known what was work.
         Some(worked.map_or(0, |worked| elapsed.saturating_sub(worked)))
     }
 

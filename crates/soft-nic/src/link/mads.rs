@@ -1,10 +1,10 @@
-//! MADs between connection managers: datagrams between QP1s, by mailboxes between the processes of a fabric, by packets elsewhere.
+//! MADs between connection managers: datagrams between QP1s, by Unix sockets between the processes of a fabric, by packets elsewhere.
 //!
 //! Within a fabric the sender looks into the directory: a request goes to the process that listens to its service, all else to the
-//! slot in the upper bits of the communication id that it names. What nobody listens to comes back to the sender's own connection
+//! slot in the upper bits of the communication id that it names. A request without a listener comes back to the sender's own connection
 //! manager, which refuses it. On the wire a MAD goes to an address: the NIC sends it with its packets, and at the other end the
-//! owner of the port, whose QP1 is the address's, hands it on in the same way, and refuses what nobody takes.
-//! A mailbox that is full is tried again for a while; a MAD that is lost is sent again by its connection manager.
+//! owner of the port, whose QP1 is the address's, hands it on in the same way, and refuses what no process takes.
+//! A socket that is full is tried again for a while; a MAD that is lost is sent again by its connection manager.
 
 mod tally;
 
@@ -33,12 +33,12 @@ use tally::{Fate, Tally};
 
 /// Both addresses, then the MAD.
 const LETTER_BYTES: usize = 32 + MAD_BYTES;
-/// MADs that wait for room in mailboxes, at most.
+/// MADs that wait for room in sockets, at most.
 const MAX_WAITING: usize = 4096;
 /// MADs that one look takes.
 const BUDGET: usize = 256;
 
-/// A MAD between two QP1s.
+/// A MAD with the addresses of both QP1s.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Letter {
     /// Address of the sender.
@@ -126,20 +126,20 @@ impl ForWire {
     }
 }
 
-/// A seat's right to a mailbox.
+/// Routes a process's MADs: opens its socket, hands on what comes over the wire, and counts.
 #[derive(Debug, Clone)]
 pub struct MadSeat {
     fabric: Arc<Fabric>,
     /// The connection manager's, once there is one.
     mailbox: Arc<Mutex<Option<Arc<Mailbox>>>>,
-    /// Whence the owner of a port hands on: a process without a connection manager has no mailbox either, into which others would put
-    /// what nobody takes out.
+    /// Sends what the owner of a port hands on. A process without a connection manager has no bound socket, since datagrams for it
+    /// would never be received.
     postbox: Arc<OnceLock<Postbox>>,
     /// `None` without a wire.
     for_wire: Option<Arc<ForWire>>,
     tally: Arc<Tally>,
     local: Arc<Tally>,
-    /// There is no postbox, as where a program has all descriptors in use.
+    /// No socket can be made, as where a program has all descriptors in use.
     #[cfg(test)]
     poor: Option<i32>,
 }
@@ -189,7 +189,7 @@ impl MadSeat {
         self.for_wire.as_ref()
     }
 
-    /// The one mailbox of this process, however many ask for it at once. Nothing is waited for under the lock.
+    /// The one bound socket of this process, however many threads ask for it at once. Nothing is waited for under the lock.
     fn mailbox(&self) -> io::Result<Arc<Mailbox>> {
         let mut place = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         if place.is_none() {
@@ -216,7 +216,7 @@ impl MadSeat {
         Ok(mailbox_name(self.slot(), &who))
     }
 
-    /// Opens the mailbox. `addresses` are the fabric's own: what is for others goes over the wire. Errors: the kernel's.
+    /// Opens the socket. `addresses` are the fabric's own: what is for others goes over the wire. Errors: the kernel's.
     pub fn open(&self, addresses: Vec<Gid>) -> io::Result<(FabricMads, MadBell)> {
         let mailbox = self.mailbox()?;
         let watched = Arc::new(Mutex::default());
@@ -293,7 +293,7 @@ pub(super) fn packet(psn: u32) -> Packet {
     }
 }
 
-/// A process of the fabric whose end is to be heard of. The one that sits down after it in its slot is another one.
+/// A process of the fabric whose end is to be reported. The next process in its slot is another one.
 #[derive(Debug)]
 struct Watch {
     slot: u8,
@@ -311,7 +311,7 @@ fn head(letter: &Letter) -> [u8; 32] {
     head
 }
 
-/// Name of an occupant's mailbox: its cookie is another one in each process.
+/// Name of an occupant's socket: its cookie is another one in each process.
 fn mailbox_name(slot: u8, who: &Occupant) -> String {
     format!("softnic-cm-{}-{slot}-{}-{:x}", system::user(), who.pid, who.cookie)
 }
@@ -325,7 +325,7 @@ pub struct MadBell {
 }
 
 impl MadBell {
-    /// Waits until something comes, somebody rings, a process that is watched ends, or the time is over.
+    /// Waits until a MAD comes, [`MadBell::ring`] is called, a process that is watched ends, or the time is over.
     pub fn wait(&self, max: Duration) {
         let watched: Vec<_> = watched(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
         self.mailbox.wait(&watched, max);
@@ -333,7 +333,7 @@ impl MadBell {
 
     /// Ends a wait.
     pub fn ring(&self) {
-        // A full mailbox is bell enough.
+        // A full socket ends the wait too.
         let _ = self.mailbox.post(&self.name, &[], &[]);
     }
 }
@@ -342,7 +342,7 @@ fn watched(watched: &Watched) -> MutexGuard<'_, Vec<Watch>> {
     watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The mailboxes of a fabric.
+/// A process's port for MADs within a fabric and beyond.
 #[derive(Debug)]
 pub struct FabricMads {
     fabric: Arc<Fabric>,
@@ -353,7 +353,7 @@ pub struct FabricMads {
     /// Of what stays within the fabric.
     local: Arc<Tally>,
     watched: Watched,
-    /// What nobody listens to, and is ours to refuse.
+    /// Requests without a listener, which this process refuses.
     own: Vec<Letter>,
     waiting: VecDeque<(String, Letter)>,
     /// Slot, its occupant's generation and communication id of the last requests, [`MAX_WAITING`] of them.
@@ -371,7 +371,7 @@ enum Address {
     Service(u64),
     /// To the process that gave this communication id.
     Id(u32),
-    /// To everybody: it names no id that its receiver would know it by.
+    /// To every process: it names no id that its receiver would know it by.
     All,
 }
 
@@ -419,7 +419,7 @@ impl FabricMads {
         self.watch(slot, who);
         let to_all = address(&letter.mad) == Some(Address::All);
         match self.deliver(mailbox_name(slot, who), letter) {
-            // What is for everybody is not for those without a connection manager.
+            // What goes to all is not for processes without a connection manager.
             Some(Fate::Unclaimed) if to_all => {}
             fate => self.count(fate),
         }
@@ -430,7 +430,7 @@ impl FabricMads {
     }
 
     /// The receiver may end without an answer, and before it is known which communication id it would have given. Our own slot's
-    /// end is nobody's to hear of, and a request that is sent again is one.
+    /// end is not reported, and a request that is sent again is one.
     fn note(&mut self, slot: u8, who: &Occupant, request: &Letter) {
         let asked = (slot, who.generation, word(&request.mad, 0));
         if slot == self.fabric.slot() || self.asked.contains(&asked) {
@@ -442,13 +442,13 @@ impl FabricMads {
         self.asked.push_back(asked);
     }
 
-    /// Its end is to be heard of.
+    /// Its end is to be reported.
     fn watch(&mut self, slot: u8, who: &Occupant) {
         if slot == self.fabric.slot() {
             return;
         }
         let mut watched = watched(&self.watched);
-        // One that has left its seat, and goes on without, said goodbye itself; one that has ended is still to be told of.
+        // One that has left the fabric, and goes on without, has told its peers; the end of one that has ended is still to be reported.
         watched.retain(|known| {
             known.slot != slot || known.generation == who.generation || known.process.has_ended()
         });
@@ -512,12 +512,12 @@ impl MadPort for FabricMads {
             let fate = self.deliver(name, letter);
             self.count(fate);
         }
-        // Looked for before the mailbox is: all that a process sent before its end lies there by now.
+        // Looked for before the socket is read: all that a process sent before its end lies there by now.
         let ended = self.ended();
         let mut letters = std::mem::take(&mut self.own);
         let mut malformed = 0;
         let mut take = |bytes: &[u8]| {
-            // A bell is empty; anything else of another length is nobody's.
+            // A bell is empty; anything else of another length is malformed.
             if let Ok(bytes) = <[u8; LETTER_BYTES]>::try_from(bytes) {
                 let (mut from, mut to, mut mad) = (Gid::default(), Gid::default(), Box::new([0; MAD_BYTES]));
                 from.0.copy_from_slice(&bytes[..16]);
@@ -532,7 +532,7 @@ impl MadPort for FabricMads {
         let collected = self.mailbox.collect(self.budget, &mut take);
         let refused = collected.as_ref().map_or(0, |collected| collected.refused);
         self.local.add(Fate::Malformed, malformed + refused as u64);
-        // A mailbox that may hold more, or was not read, leaves the ended processes to the next look.
+        // A socket that may hold more, or was not read, leaves the ended processes to the next look.
         if collected.is_ok_and(|collected| collected.letters + collected.refused < self.budget) {
             self.depart(&ended);
         }

@@ -1,6 +1,6 @@
 //! Carries messages between NICs: whole ones in memfd rings between processes of one host, packets over UDP to others ([`udp`]).
 //!
-//! [`Link::join`] takes a seat on the fabric; channels to peers are made when first needed. Requests and replies go out
+//! [`Link::join`] takes a slot on the fabric; channels to peers are made when first needed. Requests and replies go out
 //! by [`Link::send_request`] and [`Link::send_reply`], come in by [`Link::poll`], and become visible to the peer at the
 //! latest with [`Link::ring_bells`], which the NIC's loop calls once a round. The sender copies a payload into the ring, the
 //! receiver out of it: no NIC reaches into another process, where it would wait for a page that never comes. Nothing here knows
@@ -128,7 +128,7 @@ pub enum Room {
     Yes,
     /// The ring is full, or the peer has not attached to it yet; ask again in the next round.
     Full,
-    /// Nobody is there to receive it.
+    /// No process is there to receive it.
     NoPeer(NoPeer),
 }
 
@@ -164,7 +164,7 @@ impl Waker {
     }
 }
 
-/// A process's seat on the fabric with its channels. One thread at a time uses it.
+/// A process's slot on the fabric with its channels. One thread at a time uses it.
 #[derive(Debug)]
 pub struct Link {
     fabric: Arc<Fabric>,
@@ -198,7 +198,7 @@ pub struct Link {
     /// PSN of the last datagram from QP1.
     mad_psn: u32,
     wire: Option<Wire>,
-    /// Hears the wire's sockets while we sleep.
+    /// Reports packets at the wire's sockets while we sleep.
     ear: Option<Arc<Ear>>,
     port_watch: PortWatch,
     /// One-way delay of what leaves, ns.
@@ -208,7 +208,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Takes a seat.
+    /// Joins the fabric.
     ///
     /// Errors: sentences for the user.
     pub fn join(config: LinkConfig) -> Result<Link, LinkError> {
@@ -216,7 +216,7 @@ impl Link {
         if !ring_bytes.is_power_of_two() || ring_bytes < 2 * record::MAX_RECORD {
             return Err(LinkError::RingBytes { ring_bytes });
         }
-        // What the directory cannot name would be nobody's: an owner drops what comes there for us.
+        // An address that the directory has no place for gets no packets: an owner drops what comes there for us.
         let count = config.addresses.len();
         if count > fabric::PORTS {
             return Err(LinkError::Addresses { count });
@@ -311,7 +311,7 @@ impl Link {
         self.wire.as_ref().map(|wire| (wire.counters(), wire.port_counters()))
     }
 
-    /// What hears the wire while this link sleeps: a thread waits there and then wakes it.
+    /// The epoll over the wire's sockets: a thread waits there while this link sleeps, and then wakes it.
     pub fn ear(&self) -> Option<Arc<Ear>> {
         self.ear.clone()
     }
@@ -326,7 +326,7 @@ impl Link {
         self.fabric.place()
     }
 
-    /// The process in a slot, dead or alive.
+    /// The process in a slot, ended or not.
     pub fn pid_of(&self, slot: u8) -> Option<u32> {
         self.fabric.occupant(slot).map(|occupant| occupant.pid)
     }
@@ -346,7 +346,7 @@ impl Link {
         Waker { fabric: Arc::clone(&self.fabric) }
     }
 
-    /// This seat's right to send and receive MADs.
+    /// The router of this process's MADs.
     pub fn mad_seat(&self) -> mads::MadSeat {
         self.mads.clone()
     }
@@ -410,13 +410,13 @@ impl Link {
         self.counters
     }
 
-    /// The next event that nobody has asked about.
+    /// The next event that was not polled yet.
     pub fn poll_event(&mut self) -> Option<LinkEvent> {
         (!self.events.is_empty()).then(|| self.events.remove(0))
     }
 
     /// Whether the request that ended at `position` is no longer in a ring: the peer took it, or the ring is gone with
-    /// the peer or given up: nobody takes anything from it any more.
+    /// the peer or given up: nothing is taken from it any more.
     pub fn consumed(&mut self, slot: u8, position: Position) -> bool {
         match &mut self.outgoing[usize::from(slot) % SLOTS] {
             Some(outgoing) if outgoing.serial == position.channel => {

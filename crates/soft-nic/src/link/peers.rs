@@ -7,7 +7,7 @@ use super::shared_memory::{self, AttachError, ChannelState, Consumer, Ends, Lane
 use super::{Link, LinkEvent, NoPeer, ROOM, Room, Unattached};
 use crate::dma::system;
 
-/// Events that nobody has asked about, at most.
+/// Most events that were not polled yet.
 const MOST_EVENTS: usize = 64;
 
 /// How often peers are looked at, in ns: well below the second within which a killed peer must be noticed.
@@ -214,7 +214,7 @@ impl Link {
         if self.peers[usize::from(slot)].as_ref().is_some_and(|peer| peer.process.has_ended()) {
             self.lose(slot);
         }
-        // Nobody but us makes the channel from us to ourselves: a second reader would take every message twice.
+        // Only this process makes the channel to itself: a second reader would take every message twice.
         if slot == self.slot() {
             return Err(Unattached::Foreign("both ends are one process"));
         }
@@ -232,7 +232,7 @@ impl Link {
             Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
         let consumer = Consumer::attach(&fd, ends).map_err(|error| unattached(&error))?;
         consumer.set_state(ChannelState::Attached);
-        // What is left of an earlier life has had the time of all the lives in between to be taken.
+        // What an earlier occupant left has had all the time in between to be taken.
         self.incoming.retain(|i| i.consumer.ends().from != slot);
         self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
         // The sender may sleep until it can send.
@@ -240,7 +240,7 @@ impl Link {
         Ok(())
     }
 
-    /// Notes an event; those that nobody asks about do not pile up. False: it is not noted.
+    /// Notes an event, unless too many were not polled yet. False: it is not noted.
     pub(super) fn happened(&mut self, event: LinkEvent) -> bool {
         let noted = self.events.len() < MOST_EVENTS;
         if noted {
@@ -282,7 +282,7 @@ impl Link {
             incoming.ended |= incoming.consumer.ends().from == slot;
         }
         self.counters.peers_lost += 1;
-        // Who leaves stands up first. One whose seat was given away meanwhile may have done either.
+        // A process that leaves frees its slot first. One whose slot was given away meanwhile may have left or ended.
         if self.fabric.occupant(slot) == Some(peer.who) {
             self.happened(LinkEvent::PeerLost { slot, pid: peer.who.pid });
         }

@@ -1,4 +1,4 @@
-//! Whose the ports of our addresses are: taken over when their owner ends, and reported when a stranger has them.
+//! Owners of the UDP ports of our addresses: a port is taken over when its owner ends, and reported when a process outside the fabric has it.
 //!
 //! The process that owns the port of an address gets every packet for it, and hands on what is for other processes of its fabric. A process of
 //! another fabric, a plain socket or the kernel's own soft-RoCE does not, and then nothing ever comes here: no counter of ours moves.
@@ -29,7 +29,7 @@ struct Found {
     pid: Option<u32>,
 }
 
-/// What is known of those who own our addresses' ports.
+/// What is known of the owners of our addresses' ports.
 #[derive(Debug, Default)]
 pub(super) struct PortWatch {
     /// A look that a thread of its own takes: through every descriptor of a host, it lasts too long for the NIC's.
@@ -38,11 +38,11 @@ pub(super) struct PortWatch {
     pause_ns: u64,
     /// Sockets that no process of the fabric had at the last look: it may have been about to end.
     suspects: Vec<Socket>,
-    /// Sockets that a process of the fabric had: they stay its own, and nobody's descriptors are looked through for them again.
+    /// Sockets that a process of the fabric had: they stay its own, and descriptors are not searched for them again.
     friends: Vec<Socket>,
     /// Those that were reported.
     reported: Vec<Socket>,
-    /// The ear could not be told of a socket yet.
+    /// The epoll could not be told of a socket yet.
     unheard: bool,
 }
 

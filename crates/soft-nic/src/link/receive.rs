@@ -153,7 +153,7 @@ impl Link {
             let Some(record) = consumer.next(lane)? else { break };
             let ring = consumer.ring(lane);
             let Found { message, source, path, len, payload_at } = read(ring, &record)?;
-            // A peer speaks for its own queues only.
+            // A peer sends for its own queues only.
             if Link::slot_of(source) != from {
                 return Err(record::unknown(&record.words));
             }

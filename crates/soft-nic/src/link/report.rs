@@ -93,7 +93,7 @@ pub enum LinkEvent {
          message lies there; messages between the two processes fail until one of them begins anew"
     )]
     CopyGivenUp { slot: u8 },
-    /// Somebody else has the port of an address of ours, and hands nothing on.
+    /// A process outside the fabric has the port of an address of ours, and hands nothing on.
     #[error("{}", port_taken(.address, .user, .pid))]
     PortTaken {
         address: IpAddr,
@@ -104,7 +104,7 @@ pub enum LinkEvent {
     /// The kernel would not send packets: said once, and again when it is for another reason.
     #[error("packets from {address} are lost: the kernel does not send them ({})", std::io::Error::from_raw_os_error(*.errno))]
     Unsent { address: IpAddr, errno: i32 },
-    /// A peer that lives cannot be watched: nothing is sent to it or taken from it.
+    /// A running peer cannot be watched: nothing is sent to it or taken from it.
     #[error(
         "process {pid} of the fabric cannot be reached: pidfd_open, by which its end is noticed: {}",
         std::io::Error::from_raw_os_error(*.errno)

@@ -87,7 +87,7 @@ impl ChannelState {
     }
 }
 
-/// Who talks to whom, as the memfd's first page says.
+/// Sender and receiver of a channel, as the memfd's first page says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
     /// Slot of the sender.
@@ -245,7 +245,7 @@ impl Producer {
         self.lanes[lane as usize].head
     }
 
-    /// Shows the receiver everything committed. Replies first: whoever sees a request sees what was answered before it
+    /// Shows the receiver everything committed. Replies first: a receiver that sees a request sees the replies before it
     /// (see [`Consumer::look`]). Where there is a delay, [`Producer::pass`] does so.
     pub fn publish(&mut self) {
         if !self.holds {

@@ -38,7 +38,7 @@ impl Block {
     }
 
     /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them.
-    /// Nobody may touch them afterwards but the NIC.
+    /// Only the NIC may touch them afterwards.
     pub fn protect(&self, offset: usize) {
         self.0.protect(offset).expect("own pages can be protected");
     }

@@ -1,5 +1,5 @@
-//! INV-13: a driver that does anything it likes. Nobody crashes, nobody waits for ever, nobody reads or writes past its
-//! registrations, and whoever behaves next to it gets his data.
+//! INV-13: a driver that does anything it likes. The NIC does not crash, hang, or read or write past the
+//! registrations, and a well-behaved program next to it gets its data.
 //!
 //! Seeded and structure-aware: a mutant is a right work request, doorbell, record, receive or command with something
 //! changed. Some changes leave it right (lengths, entries, flags, places in the ring): those must succeed, and every byte is

@@ -128,7 +128,7 @@ fn helpers_take_part_in_long_messages() {
     let end = Instant::now() + Duration::from_secs(30);
     let helped = || copiers::counters().iter().find(|(name, _)| *name == "copy_slices_helped").unwrap().1;
     let before = helped();
-    // Who is fast enough does all by itself.
+    // A fast sharing thread does all by itself.
     while helped() == before {
         assert!(Instant::now() < end, "no helper took a slice in 30 s: {:?}", copiers::counters());
         let bytes = from.fill(0, 1 << 17, 9);

@@ -33,7 +33,7 @@ fn a_page_that_is_missing_in_a_later_record_ends_the_message_and_nothing_follows
     let [here, there, flushed] =
         [CqeSyndrome::LocalProtection, CqeSyndrome::RemoteOperation, CqeSyndrome::WrFlush].map(Some);
     let (rc, uc) = (ServiceType::Rc, ServiceType::Uc);
-    // Whose page is missing; what both ends complete: the message and a SEND behind it, two receives. A READ
+    // The end whose page is missing; what both ends complete: the message and a SEND behind it, two receives. A READ
     // is answered while what follows is executed (IBTA vol. 1 §9.5).
     for (name, service, make, at_near, near_ends, far_ends) in [
         ("WRITE, source", rc, write, true, &[here, flushed][..], &[][..]),

@@ -1,6 +1,6 @@
 //! INV-6: what an application can write, the device reads once, and then works on the copy.
 //!
-//! The memories here change on every read, as a GPU or another thread rewriting its queues would: whoever looks twice
+//! The memories here change on every read, as a GPU or another thread rewriting its queues would: code that looks twice
 //! sees two different things, and the test sees a wrong message or a wrong count.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Shared receive queues: who gets which receive, what each completion says, the events, and what ends a queue.
+//! Shared receive queues: which QP gets which receive, what each completion says, the events, and what ends a queue.
 
 use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{CqeOpcode, CqeSyndrome};

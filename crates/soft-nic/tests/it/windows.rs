@@ -1,4 +1,4 @@
-//! Memory windows: what a bind opens and to whom, what is refused and how it shows, and the three ways in which one is closed.
+//! Memory windows: what a bind opens and to which peer, what is refused and how it shows, and the three ways in which one is closed.
 
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::umr::{change, flag, right};

@@ -1,4 +1,4 @@
-//! A NIC whose network is hostile: packets with a right ICRC and everything else as somebody likes it.
+//! A NIC whose network is hostile: packets with a right ICRC and everything else arbitrary.
 
 use soft_nic::device::Commands;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ struct Target {
     address: u64,
 }
 
-/// Who sends whatever it likes from the address of the peer.
+/// A host that sends arbitrary packets from the address of the peer.
 struct Attacker {
     socket: UdpSocket,
     at: Ipv4Addr,

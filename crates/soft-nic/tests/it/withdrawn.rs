@@ -1,4 +1,4 @@
-//! Memory that went back to the program: what was not sent by then no peer ever sees, and nobody writes there.
+//! Memory that went back to the program: what was not sent by then no peer ever sees, and the NIC writes nothing there.
 //!
 //! Two NICs, of which the peer is not polled before the command has returned and the memory was used anew.
 

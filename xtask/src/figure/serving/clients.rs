@@ -130,7 +130,7 @@ impl run::Bench for Many<'_> {
     }
 }
 
-/// Hears a client to its end: its lines, and the last one.
+/// Reads a client's lines to their end: answers by second, and the last line.
 fn hear(client: &mut Speaking, since: Instant, seconds: f64) -> Result<(Heard, Value)> {
     let mut heard = Heard::new();
     let limit = Duration::from_secs_f64(seconds + LEAD) + BEGIN;

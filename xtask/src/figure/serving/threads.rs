@@ -15,7 +15,7 @@ pub fn fill(point: &mut Point, serving: &Used) {
     point.values.extend(all);
 }
 
-/// Whose thread of that name is.
+/// The program or library that owns a thread of that name.
 fn owner(name: &str) -> &'static str {
     match name {
         nic if nic.starts_with(NIC) => "NIC",

@@ -54,7 +54,7 @@ pub enum Scope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
-    /// Nobody: each producer has a queue.
+    /// No sharing: each producer has a queue.
     Exclusive,
     /// All other producers.
     Shared,
@@ -246,7 +246,7 @@ impl Case {
         (1 << (31 - share.leading_zeros())).min(most)
     }
 
-    /// Posts of one producer: whole doorbells, and no more than its share of a ring that nobody empties.
+    /// Posts of one producer: whole doorbells, and no more than its share of a ring that is never emptied.
     pub fn posts_of_one(&self) -> u32 {
         let most = if self.is_steady() { self.posts } else { self.queues() * self.blocks() / self.producers };
         let unit = self.per_ring.max(self.step());

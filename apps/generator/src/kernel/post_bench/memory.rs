@@ -117,7 +117,7 @@ impl Memory {
         }
     }
 
-    /// The CQ of a case's one queue: the played NIC's, or one in which nothing ever lies, since nobody has to wait for room.
+    /// The CQ of a case's one queue: the played NIC's, or one in which nothing ever lies, since no poster waits for room.
     pub fn one_cq(&self, case: &Case) -> db_cq {
         let record = self.pages.device_address() + u64::from(MOST_PRODUCERS) * PAGE_BYTES;
         let (ring, entries) = match case.is_steady() {

@@ -38,7 +38,7 @@ pub enum RigError {
     Impossible(String),
     #[error("no peer: {0}")]
     NoPeer(String),
-    /// The benchmark's shared queue is one that nobody can make.
+    /// The shim refuses the benchmark's shared queue.
     #[error("`db_shared_init` refuses a queue of {blocks} blocks with a CQ of {entries} entries: {error}")]
     Unshareable { blocks: u32, entries: u32, error: u32 },
     #[error("{kernel}: producer {producer}'s posts returned {error}, where there is room for all")]

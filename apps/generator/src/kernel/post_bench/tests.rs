@@ -400,7 +400,7 @@ fn twin_posters_take_completions_before_a_shared_ring_is_full() {
         }
         assert_eq!(times[0][2] as u32, 0);
     }
-    assert!(consumed(&shared) > 0, "who ends three quarters takes what has completed");
+    assert!(consumed(&shared) > 0, "the poster that fills the third quarter takes what has completed");
 }
 
 /// Where the peer's headers are given: they are nobody's to ship, so that no test fetches them.

@@ -510,7 +510,7 @@ impl Timed {
     ) -> Result<Timed, EngineError> {
         stream.wait("a stream before it records", LIMIT)?;
         let record = |stream: &Stream| (0..times).try_for_each(|_| put(stream));
-        // SAFETY: the code of what is recorded is kept by those who time.
+        // SAFETY: the caller keeps the code of what is recorded.
         let graph = unsafe { Graph::capture(stream, record) }?.instantiate()?;
         let mut timed = Timed { graph, timer: GpuTimer::new(stream.context())?, times };
         timed.graph.upload(stream)?;
@@ -521,7 +521,7 @@ impl Timed {
     /// The GPU's time of one run.
     pub fn run(&mut self, stream: &Stream) -> Result<Duration, EngineError> {
         self.timer.begin(stream)?;
-        // SAFETY: what the graph uses is kept by those who time.
+        // SAFETY: the caller keeps what the graph uses.
         unsafe { self.graph.launch(stream) }?;
         self.timer.finish(stream)?;
         let elapsed = self.timer.elapsed(LIMIT)?;

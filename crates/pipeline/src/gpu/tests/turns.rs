@@ -1,4 +1,4 @@
-//! Whose request is next, which one is refused, and when one is whole.
+//! The order of requests, which one is refused, and when one is whole.
 
 use super::*;
 

@@ -10,9 +10,9 @@ use crate::dma::socket::{Listener, Stream};
 use crate::dma::system;
 use crate::link::{Seat, Visit};
 
-/// How long a NIC may take to call back and to answer: far above a busy machine's scheduling, below a person's patience.
+/// How long a NIC may take to call back and to answer: far above a busy machine's scheduling.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// A call that nobody came for is made again: the NIC may have been talking to somebody else.
+/// An unanswered call is made again: the NIC may have been answering another caller.
 const REPEAT: Duration = Duration::from_millis(50);
 
 /// Why there is no answer.
@@ -58,7 +58,7 @@ pub(super) fn converse(
         visit.call(seat, number);
         let came = listener.accept(REPEAT);
         if let Some((stream, peer)) = came.map_err(kernel)? {
-            // Anybody may connect to a name that everybody can see.
+            // Any process may connect to an abstract name.
             if (peer.pid, peer.user) == (pid, system::user()) {
                 let asked = stream.send(&encode(&request.to_string()), until).map_err(FrameError::Kernel);
                 let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));

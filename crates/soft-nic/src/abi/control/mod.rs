@@ -3,7 +3,7 @@
 //! Nothing listens in a program. A caller binds an abstract socket of its own, writes its number into the slot on the fabric
 //! ([`Visit::call`](crate::link::Visit::call)) and rings; the NIC thread finds the call in its round, on a line that it loads anyway, and starts a
 //! thread named [`THREAD_NAME`] for this one conversation: it connects to the caller, reads one [`request`], answers ([`answer`]),
-//! and ends. So no system call is made while nobody talks, and neither end leaves a name or a thread behind. Both look at the
+//! and ends. So no system call is made without a caller, and neither end leaves a name or a thread behind. Both look at the
 //! other's user (`SO_PEERCRED`), every wait has a deadline, every message a version and a length ([`frame`]). One request goes on
 //! after its answer: a [`capture`] lasts as long as its caller wants, beside the other conversations.
 
@@ -30,7 +30,7 @@ use crate::dma::socket::Stream;
 use crate::dma::{Host, system};
 use crate::link::capture::Captured;
 
-/// Name of the thread that talks, while it does.
+/// Name of the thread that answers a caller.
 pub const THREAD_NAME: &str = "softnic-ctl";
 /// Longest conversation, seen from the NIC: a caller that is silent or slow is left alone.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub fn socket_name(call: u64) -> String {
     format!("softnic-ctl-{}-{call:016x}", system::user())
 }
 
-/// Whether this process talks already: one conversation at a time.
+/// Set while this process answers a caller: one at a time.
 #[derive(Debug, Default)]
 pub(super) struct Talking(AtomicBool);
 

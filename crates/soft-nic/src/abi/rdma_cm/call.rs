@@ -68,7 +68,7 @@ pub struct Call {
     len: usize,
 }
 
-/// What a command needs beside what it says.
+/// What a command needs beside its own bytes.
 pub struct Around<'a> {
     pub memory: &'a dyn Memory,
     pub now: Now,
@@ -233,7 +233,7 @@ impl Call {
         }
     }
 
-    /// GET_EVENT, when its byte has been read. False: somebody else took the event, or its id is gone.
+    /// GET_EVENT, when its byte has been read. False: another thread took the event, or its id is gone.
     pub fn get_event(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<bool> {
         let queue =
             ids.files.get_mut(&around.file).ok_or_else(|| refuse(libc::EBADF, "the file is closed"))?;

@@ -33,7 +33,7 @@ pub const PKEY: u16 = 0xffff;
 /// `RDMA_UDP_QKEY`.
 const UDP_QKEY: u32 = 0x0123_4567;
 
-/// What a program says of a connection that it wants.
+/// Parameters of a connection, as the program gives them.
 pub struct Wish<'c> {
     fields: Reader<'c>,
     private: &'c [u8],
@@ -297,7 +297,7 @@ impl Ids {
         self.queue(number, Queued { owner: number, brings: None, bytes });
     }
 
-    /// Somebody asks: a new id, which the program learns of through the listener's.
+    /// A connection request: a new id, which the program learns of through the listener's.
     fn take_request(
         &mut self,
         connection: roce::cm::ConnectionId,
@@ -306,7 +306,7 @@ impl Ids {
         private: &[u8],
         req: Option<&Req>,
     ) {
-        // The connection manager forgets the request when nobody takes it; a refusal says so.
+        // The connection manager forgets the request when no program takes it; a refusal says so.
         let refuse = |ids: &mut Self| ids.cm.release_connection(Now(0), connection);
         let alien = (pkey ^ PKEY) & 0x7fff != 0;
         if req.is_some_and(|req| alien || req.primary.remote_gid != route.local) {

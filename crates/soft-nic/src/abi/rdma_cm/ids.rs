@@ -89,7 +89,7 @@ pub struct Id {
     pub ack_timeout: Option<u8>,
 }
 
-/// What requests say of how long an answer is waited for.
+/// Time-out and retries of the connection manager's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// Code of 5 bits.
@@ -237,7 +237,7 @@ impl Ids {
         Ok(())
     }
 
-    /// The address with a port that nobody is in the way of.
+    /// The address with a free port.
     fn claim_port(&mut self, number: u32, address: Address) -> Answer<Address> {
         if matches!(address, Address::Ib(_)) {
             return Ok(address);
@@ -324,7 +324,7 @@ impl Ids {
         }
         let ip_gid = |device: &DeviceConfig| {
             let wanted_v4 = matches!(destination, Address::V4 { .. });
-            // A link-local address is good for a link only, and nobody says which.
+            // A link-local address is good for one link only, and the program does not say which.
             let fits = |ip: &Gid| ip.ipv4().is_some() == wanted_v4 && ip_of(*ip).is_some();
             device.ips.iter().copied().map(Gid).find(fits)
         };

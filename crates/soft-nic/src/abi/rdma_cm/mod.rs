@@ -71,7 +71,7 @@ impl Running {
 }
 
 impl Manager {
-    /// One that nobody has opened yet.
+    /// A manager that no program has opened yet.
     pub fn new(
         devices: Vec<DeviceConfig>,
         patience: Patience,
@@ -121,7 +121,7 @@ impl Manager {
 
     fn running(&self) -> Answer<Arc<Running>> {
         let place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        place.clone().ok_or_else(|| refuse(libc::EIO, "nobody has opened the connection manager"))
+        place.clone().ok_or_else(|| refuse(libc::EIO, "the connection manager was not opened"))
     }
 
     /// Whether this descriptor still is the pipe of that open file.

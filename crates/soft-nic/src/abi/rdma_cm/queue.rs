@@ -19,7 +19,7 @@ pub mod event {
     pub const ADDR_RESOLVED: u32 = 0;
     pub const ADDR_ERROR: u32 = 1;
     pub const ROUTE_RESOLVED: u32 = 2;
-    /// Somebody asks.
+    /// A connection request has come.
     pub const CONNECT_REQUEST: u32 = 4;
     /// Accepted; the program says that it is ready.
     pub const CONNECT_RESPONSE: u32 = 5;
@@ -39,7 +39,7 @@ pub mod event {
 pub struct Queued {
     /// The id that counts it.
     pub owner: u32,
-    /// The id that it brings, of a request: gone with the event when nobody takes it.
+    /// The id that it brings, of a request: gone with the event when the program does not take it.
     pub brings: Option<u32>,
     /// What the program gets.
     pub bytes: EventBytes,

@@ -7,7 +7,7 @@
 //! bits  0..20  next slice to claim      20..40  slices      40..48  helpers that copy now      48..56  helpers at most
 //! ```
 //! A claim is one compare-and-swap that takes the next number and says that a helper is under way, so the word also says when
-//! nobody touches the memory any more (INV-16). What follows from it:
+//! no thread touches the memory any more (INV-16). What follows from it:
 //! - The sharing thread never waits for a helper that sleeps, or lacks a core before its claim: such a one has claimed nothing.
 //! - It waits for slices that are under way, as long as one slice takes at most: a helper that has claimed does nothing
 //!   but this copy, which waits for what a copy of our own would wait for, a page or a core.
@@ -42,7 +42,7 @@ const PAGE: u64 = system::PAGE as u64;
 /// 1 MiB comes 35 µs after one was copied; to be woken takes as long as to copy 100 KiB.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// How long one sleeps when nobody wakes it.
+/// How long a helper sleeps unless it is woken.
 const NAP: Duration = Duration::from_secs(10);
 
 /// Looks at the word before the sharing thread yields its core to the helper that it waits for: some 20 µs, which is longer than a slice takes.
@@ -51,7 +51,7 @@ const LOOKS: u32 = 2_000;
 /// Offers before it sleeps between two looks.
 const OFFERS: u32 = 200;
 
-/// A line of its own for what everybody looks at.
+/// A cache line of its own for what all threads poll.
 #[repr(align(64))]
 struct Line(AtomicU64);
 
@@ -61,7 +61,7 @@ static WORD: Line = Line(AtomicU64::new(0));
 static FAILED: AtomicBool = AtomicBool::new(false);
 /// Its [`Job`]; valid for a thread that has claimed a slice, until it says that it is done.
 static JOB: AtomicPtr<Job<'static>> = AtomicPtr::new(std::ptr::null_mut());
-/// Somebody shares a copy.
+/// Set while a thread shares a copy.
 static TURN: AtomicBool = AtomicBool::new(false);
 /// Helpers that were started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -346,7 +346,7 @@ fn work() -> bool {
             return true;
         }
         HELPED.fetch_add(1, Ordering::Relaxed);
-        // The next one, or the end, in one step: in between nobody would know of us.
+        // The next one, or the end, in one step: in between no other thread would know of this one.
         match change(|state| Some(state.claimed().unwrap_or(state.left()))) {
             Some(state) if state.claimed().is_some() => before = state,
             _ => return true,

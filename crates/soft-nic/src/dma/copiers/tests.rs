@@ -15,7 +15,7 @@ fn segment(bytes: &[u8]) -> Segment {
     Segment { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }
 }
 
-/// Calls `share` until a helper took part, since who is fast enough does all by itself. Not for ever.
+/// Calls `share` until a helper took part, since a fast sharing thread does all by itself. At most 30 s.
 fn until_helped(mut share: impl FnMut()) {
     let before = HELPED.load(Ordering::Relaxed);
     let end = Instant::now() + Duration::from_secs(30);
@@ -62,9 +62,12 @@ fn a_slice_that_fails_ends_the_copy_and_all_before_it_are_copied() {
     for (bad, by_helper) in [(0, false), (1, true), (5, false), (6, true), (63, true), (SLICES - 1, false)] {
         let end = Instant::now() + Duration::from_secs(30);
         let failed_there = AtomicBool::new(false);
-        // Who takes which slice is not ours to say.
+        // Which thread takes which slice is open.
         while !failed_there.load(Ordering::SeqCst) {
-            assert!(Instant::now() < end, "slice {bad} never fell to whom it should, helper {by_helper}");
+            assert!(
+                Instant::now() < end,
+                "slice {bad} never fell to the thread it should, helper {by_helper}"
+            );
             let seen: Vec<AtomicU32> = (0..SLICES).map(|_| AtomicU32::new(0)).collect();
             let copy = |slice: u32| {
                 seen[slice as usize].fetch_add(1, Ordering::SeqCst);

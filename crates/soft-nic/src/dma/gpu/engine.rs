@@ -84,7 +84,7 @@ impl Wanted {
         begun != Err(Self::GIVEN_UP)
     }
 
-    /// Nobody waits any more. True: nothing of it has been begun, nor will be.
+    /// Gives the copy up: the NIC waits no more. True: none of it has begun, nor will.
     pub fn give_up(&self) -> bool {
         self.0.swap(Self::GIVEN_UP, Ordering::AcqRel) == Self::POSTED
     }
@@ -106,7 +106,7 @@ pub struct Shared {
     pub no_mover: Option<String>,
 }
 
-/// All GPUs that this process has regions in, for the thread that copies.
+/// The copy engines of all GPUs that this process has regions in, for the thread that copies.
 #[derive(Default)]
 pub struct Hands {
     cards: BTreeMap<u32, Card>,
@@ -118,7 +118,7 @@ pub struct Launcher {
     cards: BTreeMap<u32, Kernels>,
 }
 
-/// What copies need of a GPU.
+/// One GPU's copy engine: its streams, and the memory shared with the NIC's thread.
 pub struct Card {
     copies: Stream,
     tails: Stream,
@@ -219,7 +219,7 @@ impl Hands {
             if bytes == 0 {
                 continue;
             }
-            // The call before may have blocked for longer than anybody waits.
+            // The call before may have blocked for longer than the NIC waits.
             if !wanted.begin() {
                 return Err(given_up());
             }
@@ -238,8 +238,8 @@ impl Hands {
             }
             let (from, bytes) = (copy.from + offset, bytes as usize);
             match copy.way {
-                // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's. Who
-                // deregisters the region waits until this has ended; where it was given up, until twice `LIMIT` after that, from when on nothing
+                // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's.
+                // Deregistering the region waits until this has ended; where it was given up, until twice `LIMIT` after that, from when on nothing
                 // keeps it from what lies there then (`docs/soft-nic.md`). A ring stays mapped for as long as it takes.
                 Way::ToHost => unsafe { stream.copy_to_host(to, from, bytes) },
                 // SAFETY: as above.

@@ -13,15 +13,15 @@ use crate::dma::system::nap;
 /// How long an answer is waited for that the driver gives at once when nothing keeps it.
 const ANSWER: Duration = Duration::from_millis(250);
 
-/// Whose copy it is.
+/// The engine that executes the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// The copy engine's.
+    /// The GPU's copy engine.
     Engine,
     Mover,
 }
 
-/// One such copy.
+/// A copy that the NIC waits for no more, and that the GPU may still execute.
 #[derive(Debug)]
 struct GivenUp {
     card: u32,
@@ -83,7 +83,7 @@ impl GivenUp {
 }
 
 static ALL: Own<Mutex<Vec<GivenUp>>> = Own::new();
-/// How many there are: nobody locks for none.
+/// How many there are: without any, no lock is taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn with<R>(what: impl FnOnce(&mut Vec<GivenUp>) -> R) -> R {
@@ -188,7 +188,7 @@ mod tests {
         let since = Instant::now();
         assert!(keeps_engine(77) && !keeps_engine(76));
         await_end(0x3_0000_0000, 0x1000, false);
-        assert!(since.elapsed() < LIMIT, "nobody waits for what is not theirs");
+        assert!(since.elapsed() < LIMIT, "other regions do not wait for it");
         with(|all| all.iter_mut().for_each(|one| one.since = Instant::now() - 2 * LIMIT + LIMIT / 8));
         let since = Instant::now();
         for region in 0..500 {

@@ -8,8 +8,8 @@
 //! (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`).
 //!
 //! Ending a registration waits for every kernel of the process, in the driver, with a lock held that copies wait for
-//! (`cuMemHostUnregister`, measured). So a thread first waits without it, for as long as a kernel runs, and whoever lets the pages
-//! go waits a moment at most. Pages that are on their way out are not used, nor what is mapped in their place meanwhile.
+//! (`cuMemHostUnregister`, measured). So a thread first waits without it, for as long as a kernel runs, and the thread that
+//! deregisters the pages waits a moment at most. Pages that are on their way out are not used, nor what is mapped in their place meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,12 +32,12 @@ const PIECE: u64 = 256 << 20;
 /// How long deregistering a region waits for the end of its registration: what ordinary kernels take.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// What may use pages of the host besides the CPU.
+/// The parts of a GPU that may use pages of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sight {
-    /// Nobody: they are staged.
+    /// None: the pages are staged.
     None,
-    /// Nobody, and no GPU was asked to see them.
+    /// None, and they were not registered with a GPU yet.
     Unasked,
     /// The copy engine.
     Engine,
@@ -72,7 +72,7 @@ struct Leaving {
     number: u64,
     start: u64,
     end: u64,
-    /// Somebody has waited for it in vain.
+    /// A deregistration has waited for it in vain.
     late: bool,
 }
 
@@ -91,7 +91,7 @@ fn noted() -> MutexGuard<'static, Noted> {
     locked(NOTED.get())
 }
 
-/// In a fork child: what its parent noted stays where it is, and nobody looks at it again.
+/// In a fork child: what its parent noted stays where it is, and is not looked at again.
 pub fn forget_all() {
     NOTED.forget();
     REGISTERED.store(0, Ordering::Relaxed);
@@ -151,7 +151,7 @@ impl HostPages {
             return None;
         }
         let (Ok(keeper), Ok(leavers)) = (worker::keeper(), worker::leavers()) else {
-            // The pages stay, since nobody can wait for what uses them.
+            // The pages stay, since no thread can wait for what uses them.
             std::mem::forget((asked, ours, kept));
             return None;
         };

@@ -8,7 +8,7 @@ use gpu::{Context, Gpu, How, Kind, Registered};
 use super::engine::{self, LIMIT, Shared};
 use super::worker;
 
-/// All GPUs that this process has had regions in.
+/// The contexts of all GPUs that this process has had regions in.
 #[derive(Default)]
 pub struct Keeper {
     cards: BTreeMap<u32, (Context, Shared)>,
@@ -46,7 +46,7 @@ impl Keeper {
         Ok((context, shared))
     }
 
-    /// Lets every GPU see pages of the host. Says too whether the NIC may use that: not where somebody else has registered some of them
+    /// Lets every GPU see pages of the host. Says too whether the NIC may use that: not where the program has registered some of them
     /// and may let them go, nor where they are several runs, of which no copy of the engine's may use two.
     pub fn register(&mut self, ordinal: u32, start: u64, len: u64) -> Result<(Registered, bool), gpu::Error> {
         let refused = |why: &str| gpu::Error::Refused(why.to_owned());

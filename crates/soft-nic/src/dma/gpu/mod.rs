@@ -58,7 +58,7 @@ const SHORT: u64 = 32 << 10;
 /// Longest that one block of it takes, between pages that it sees (H200: 64 KiB out of the GPU 5 µs, by the copy engine 10; into it 11 and 18).
 const ALONE: u64 = 128 << 10;
 
-/// Longest that several blocks take. The copy engine is no slower from here on, and nobody should wait for the mover's end for long.
+/// Longest that several blocks take. The copy engine is no slower from here on, and the wait for the mover's end must be short.
 const LONG: u64 = 2 << 20;
 
 /// From here on pages of the host are shown to the GPU, where the NIC's own would be on the way otherwise.
@@ -94,7 +94,7 @@ pub fn has_lagged() -> bool {
     LAGGED.load(Ordering::Relaxed) && LAGGED.swap(false, Ordering::Relaxed)
 }
 
-/// One GPU, from the NIC's side.
+/// What the NIC's thread has of one GPU.
 struct Front {
     card: u32,
     worker: &'static Worker<Hands>,

@@ -107,7 +107,7 @@ pub enum Outcome {
     },
     /// The instance had ended before it looked: nothing has been done.
     NotTaken,
-    /// It does not answer. Whether it has been done, or will be, nobody knows.
+    /// It does not answer. Whether it has been done, or will be, is not known.
     Silent,
 }
 

@@ -19,12 +19,12 @@ use crate::dma::own::{Own, locked};
 
 /// How long the thread looks for the next job before it sleeps, and how long a waiter for one spins.
 const SPIN: Duration = Duration::from_micros(40);
-/// How long it sleeps when nobody wakes it.
+/// How long it sleeps unless it is woken.
 const NAP: Duration = Duration::from_secs(10);
 
 type Job<H> = Box<dyn FnOnce(&mut H) + Send>;
 
-/// The post box of a thread, which keeps an `H` for its jobs.
+/// A thread's queue of jobs; the thread keeps an `H` for them.
 pub struct Worker<H> {
     jobs: Mutex<VecDeque<Job<H>>>,
     /// Counts jobs; the thread sleeps on it.

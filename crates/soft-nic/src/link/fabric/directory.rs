@@ -59,7 +59,7 @@ pub(super) fn find(full_name: &str) -> Result<Option<(OwnedFd, SharedMemory)>, (
         if there != place {
             return true;
         }
-        // What cannot be opened is gone meanwhile, or another user's who borrows the name.
+        // What cannot be opened is gone meanwhile, or of another user under the same name.
         let Ok(fd) = system::open_memfd(&path.to_string_lossy()) else { return true };
         if system::sealed_len(&fd).is_none() {
             return true;

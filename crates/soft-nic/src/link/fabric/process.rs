@@ -1,4 +1,4 @@
-//! Processes of the fabric as `/proc` and a pidfd show them: whether one is still the process that took its seat.
+//! Processes of the fabric as `/proc` and a pidfd show them: whether one is still the process that took its slot.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

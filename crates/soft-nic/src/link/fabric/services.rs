@@ -86,7 +86,7 @@ impl Fabric {
     /// The slot that listens to a service at an address: one that named the address goes first.
     pub fn who_serves(&self, service: ServiceWord) -> Option<u8> {
         let find = |matches: &dyn Fn(ServiceWord) -> bool| {
-            // Asking the kernel whether somebody lives costs five system calls, and anybody on the network may make us ask.
+            // Asking the kernel whether a process runs costs five system calls, and any host of the network may make us ask.
             (0..SLOTS as u8).find(|slot| {
                 (0..COUNT).filter_map(|index| self.service(*slot, index)).any(matches) && self.is_alive(*slot)
             })
@@ -102,7 +102,7 @@ impl Fabric {
         })
     }
 
-    /// Whether a living process sits there.
+    /// Whether a running process has that slot.
     pub fn is_alive(&self, slot: u8) -> bool {
         self.occupant(slot).is_some_and(|who| Process::lives(who.pid, who.start))
     }
@@ -146,7 +146,7 @@ mod tests {
         a.announce(second).unwrap();
         assert_eq!((a.who_serves(first), a.who_serves(second)), (Some(b.slot()), Some(a.slot())));
         b.leave();
-        assert_eq!(a.who_serves(first), None, "who has left serves nobody");
+        assert_eq!(a.who_serves(first), None, "a process that has left serves nothing");
         assert_eq!(ServiceWord::new(1 << 25, None), None);
     }
 

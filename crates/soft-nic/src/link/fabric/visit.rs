@@ -1,7 +1,7 @@
-//! A fabric seen from a process without a seat: which processes have one, and how a `softnic ctl` asks one of them to call back.
+//! A fabric seen from a process without a NIC: which processes have one, and how a `softnic ctl` asks one of them to call back.
 //!
-//! A visitor writes one word of the slot, the call, and rings the bell. Calls are taken by swapping them for 0, so that none is
-//! heard twice; the number in it says where the caller waits.
+//! A caller writes one word of the slot, the call, and rings the bell. Calls are taken by swapping them for 0, so that none is
+//! taken twice; the number in it says where the caller waits.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,7 +32,7 @@ pub struct Seat {
 }
 
 impl Visit {
-    /// Every fabric that a process like this one could join and that has somebody on it, by name.
+    /// Every fabric that a process like this one could join and that has a process on it, by name.
     ///
     /// Errors: the kernel's, when `/proc` cannot be read.
     pub fn all() -> io::Result<Vec<Visit>> {
@@ -61,7 +61,7 @@ impl Visit {
         (0..SLOTS as u8).filter_map(seat).filter(|seat| self.is_taken(seat)).collect()
     }
 
-    /// Whether the process still lives, and still is the program that sat down: `exec` closes the directory.
+    /// Whether the process still runs, and still is the program that joined: `exec` closes the directory.
     pub fn is_taken(&self, seat: &Seat) -> bool {
         let Occupant { pid, start, descriptor, .. } = seat.occupant;
         let path = format!("/proc/{pid}/fd/{}", descriptor.wrapping_sub(1));
@@ -69,7 +69,7 @@ impl Visit {
             && std::fs::read_link(path).is_ok_and(|target| target == Path::new(&link_target(&self.full_name)))
     }
 
-    /// Asks the NIC in this seat to talk to the process that `call` names; not 0. False: another's call waits there.
+    /// Asks the NIC of this process to connect to the process that `call` names; not 0. False: another's call waits there.
     pub fn call(&self, seat: &Seat, call: u64) -> bool {
         let base = slot_at(seat.slot);
         let word = self.directory.word(base + at::CALL);
@@ -82,7 +82,7 @@ impl Visit {
         true
     }
 
-    /// Takes a call back that nobody heard.
+    /// Takes back a call that the NIC did not take.
     pub fn hang_up(&self, seat: &Seat, call: u64) {
         let word = self.directory.word(slot_at(seat.slot) + at::CALL);
         let _ = word.compare_exchange(call, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -100,7 +100,7 @@ mod tests {
     use crate::link::fabric::Fabric;
 
     #[test]
-    fn a_visitor_sees_who_sits_and_each_call_is_heard_once() {
+    fn a_view_shows_the_members_and_each_call_is_taken_once() {
         let name = format!("visit-{}", std::process::id());
         let fabric = Fabric::join(&name).unwrap();
         let visit = Visit::all().unwrap().into_iter().find(|visit| visit.name == name).unwrap();

@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct MadCounters {
     /// Handed on to the process that they are for.
     pub handed_on: u64,
-    /// Nobody listens, or whom they are for has ended: refused with an answer.
+    /// No process listens, or the one that they are for has ended: refused with an answer.
     pub refused: u64,
-    /// Dropped: nobody takes them, and there is nothing to answer.
+    /// Dropped: no process takes them, and there is nothing to answer.
     pub unclaimed: u64,
     /// Dropped: of QP1, but no MAD of a connection manager (service, length, Q_Key, version, class).
     pub malformed: u64,
-    /// Dropped: the mailbox of the process that they are for was full, or too many wait for the wire.
+    /// Dropped: the socket of the process that they are for was full, or too many wait for the wire.
     pub full: u64,
     /// Not sent: no header says that, or no port has that address.
     pub unsent: u64,
-    /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. Nobody is refused for that.
+    /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. No request is refused for that.
     pub failed: u64,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Fate {
 }
 
 impl Fate {
-    /// What became of what was put into a mailbox. One that is full loses it, as a wire does: its sender asks again.
+    /// What became of what was sent to a socket. One that is full loses it, as a wire does: its sender asks again.
     pub fn of(posted: &io::Result<()>) -> Fate {
         match posted.as_ref().map_err(io::Error::kind) {
             Ok(()) => Fate::HandedOn,

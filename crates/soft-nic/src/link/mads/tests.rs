@@ -1,4 +1,4 @@
-//! Who gets which MAD, and what becomes of those that nobody gets.
+//! Which process gets which MAD, and what becomes of those that none gets.
 
 use std::sync::Barrier;
 
@@ -69,7 +69,7 @@ fn what_comes_over_the_wire_is_handed_on_or_refused_and_what_is_for_others_waits
     b.send(away.clone());
     assert_eq!(seats[1].for_wire().unwrap().take(), std::slice::from_ref(&away));
     assert!(seats[1].for_wire().unwrap().take().is_empty());
-    // More than wait for the wire, and more than a mailbox of somebody who does not look holds: counted too.
+    // More than wait for the wire, and more than the socket of a process that does not read holds: counted too.
     (0..MAX_WAITING + 3).for_each(|_| b.send(away.clone()));
     assert_eq!(seats[1].counters(), MadCounters { full: 3, ..MadCounters::default() });
     let mut full = 0;
@@ -139,7 +139,7 @@ fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() 
     let [(mut a, _), (mut b, _)] = [seats[0].open(vec![]).unwrap(), seats[1].open(vec![]).unwrap()];
     b.announce(0x106_1c06, None).unwrap();
     let (slot, generation) = (seats[1].slot(), seats[1].fabric.generation());
-    // Who sat there before was asked too, and is killed.
+    // The slot's occupant before was asked too, and is killed.
     let mut before = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     watched(&a.watched).push(Watch { slot, generation: generation - 1, process: Process::of(before.id()) });
     a.asked.push_back((slot, generation - 1, 4));
@@ -194,10 +194,10 @@ fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
         (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
     let (mut a, _) = seats[0].open(vec![]).unwrap();
     let rtu = |slot: u32| letter(Message::Rtu(Ids { local: 1, remote: slot << 25 | 1 }));
-    // Nobody sits there, nobody has a mailbox there.
+    // No process has that slot, no socket is bound there.
     a.send(rtu(99));
     a.send(rtu(seats[1].slot().into()));
-    // What is for everybody: its mailbox is the only one.
+    // What goes to all: its socket is the only one.
     a.send(letter(Message::Rtu(Ids { local: 1, remote: 0 })));
     let counted = MadCounters { handed_on: 1, unclaimed: 2, ..MadCounters::default() };
     assert_eq!(seats[0].local_counters(), counted);

@@ -42,7 +42,7 @@ fn heads_and_tails_that_cannot_be_are_noticed_by_the_other_side() {
         consumer.control.word(at::TAILS[0]).store(tail, Ordering::Release);
         assert_eq!(producer.free(Lane::Request, CAPACITY + 1), 0, "{name}");
         assert_eq!(producer.state(), ChannelState::Closed, "{name}");
-        assert!(producer.consumed(64), "{name}: who waits for it need not wait any more");
+        assert!(producer.consumed(64), "{name}: its waiter need not wait any more");
     }
 }
 

@@ -17,7 +17,7 @@ use crate::link::{Disposition, Link, LinkConfig, random};
 
 /// Datagrams of the flood.
 const FLOOD: u32 = 20_000;
-/// What somebody listens to, and what nobody does.
+/// A service with a listener, and one without.
 const SERVICE: u64 = 0x0106_1c06;
 const NOBODYS: u64 = 0x0106_1c07;
 const MAX_CONNECTIONS: usize = 64;
@@ -25,7 +25,7 @@ const BACKLOG: usize = 8;
 /// UD SEND only.
 const SEND_ONLY: u8 = 0x64;
 
-/// Who sends to QP1 whatever it likes.
+/// A host that sends arbitrary packets to QP1.
 struct Flooder {
     socket: UdpSocket,
     from: IpAddr,
@@ -148,7 +148,7 @@ impl Victim {
         self.link.ring_bells();
     }
 
-    /// The program notes who asks.
+    /// The program notes the requests.
     fn hear(&mut self, waiting: &mut Vec<ConnectionId>) {
         while let Some(event) = self.cm.poll_event() {
             if let Event::Requested { id, .. } = event {
@@ -157,7 +157,7 @@ impl Victim {
         }
     }
 
-    /// The program refuses who waits.
+    /// The program refuses the waiting requests.
     fn turn_away(&mut self, waiting: &mut Vec<ConnectionId>) {
         for id in waiting.drain(..) {
             // One that has ended meanwhile is over already.
@@ -232,7 +232,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     assert!(reached.iter().all(|count| *count >= 50), "{mads:?}");
     assert!([cm.no_connection, cm.out_of_state, cm.full].iter().all(|count| *count >= 10), "{cm:?}");
 
-    // Whoever came from nowhere is turned away, what is left of them ends by itself, and somebody who means it is served.
+    // The flood's requests are refused, what is left of them times out, and an honest client is served.
     victim.hear(&mut waiting);
     victim.turn_away(&mut waiting);
     while let Some(due) = victim.cm.poll_timeout() {

@@ -92,7 +92,7 @@ fn a_peer_that_becomes_another_program_is_noticed_within_a_second() {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(300) {
         link.sleep(Duration::from_millis(1));
-        assert_eq!(link.room(slot), Room::Yes, "who stays is not lost");
+        assert_eq!(link.room(slot), Room::Yes, "a peer that stays is not lost");
     }
     peer.hang_up();
     let begun = Instant::now();

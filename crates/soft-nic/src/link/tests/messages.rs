@@ -448,7 +448,11 @@ fn empty_slots_and_leavers_are_no_peers() {
     std::thread::sleep(Duration::from_millis(11));
     a.sleep(Duration::from_nanos(1));
     assert_eq!(a.room(slot), Room::NoPeer(NoPeer::Empty(slot)));
-    assert_eq!((a.counters().peers_lost, a.poll_event()), (1, None), "who leaves in order is no news");
+    assert_eq!(
+        (a.counters().peers_lost, a.poll_event()),
+        (1, None),
+        "a peer that leaves in order is no event"
+    );
 }
 
 #[test]
@@ -487,7 +491,7 @@ fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
         });
         a.sleep(long);
     });
-    // Whoever wakes it a moment too early is heard too.
+    // A wake just before the sleep ends it too.
     waker.wake();
     b.sleep(long);
     assert!(begun.elapsed() < long, "four sleeps took {:?}", begun.elapsed());

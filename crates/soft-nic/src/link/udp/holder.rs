@@ -15,7 +15,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// The holder of this port, at this address or at all; `None`: nobody has it, or the kernel does not say.
+    /// The holder of this port, at this address or at all; `None`: no socket has it, or the kernel does not say.
     pub fn of(address: IpAddr, port: u16) -> Option<Holder> {
         // By the main thread's namespace, which is that of the NIC's thread as well.
         let table = |name| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();

@@ -121,7 +121,7 @@ impl From<WireError> for Unsent {
     }
 }
 
-/// Why a packet was dropped before anybody looked whom it is for.
+/// Why a packet was dropped before its destination was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Dropped {
     Icrc,
@@ -154,15 +154,15 @@ pub enum Icrc {
 }
 
 impl Wire {
-    /// Opens a port at each of the addresses. `seat`: our slot, and the fabric's key.
+    /// Opens a port at each of the addresses. `member`: our slot, and the fabric's key.
     ///
     /// Errors: the address, and what the kernel says of it.
     pub fn open(
-        seat: (u8, u64),
+        member: (u8, u64),
         addresses: &[IpAddr],
         weather: Weather,
     ) -> Result<Wire, (IpAddr, io::Error)> {
-        let open = |address: &IpAddr| SharedPort::open(seat, *address).map_err(|error| (*address, error));
+        let open = |address: &IpAddr| SharedPort::open(member, *address).map_err(|error| (*address, error));
         let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
         // Two addresses of one seed do not lose the same packets. The address is the configuration's, and the same in every run;
         // the slot is whichever was free.
@@ -423,7 +423,7 @@ pub fn gid_of(address: IpAddr) -> Gid {
 }
 
 /// The IP address that a GID stands for (Annex A17), the reverse of [`gid_of`]; none for an address that is no place, and for one that
-/// is good on one link only: nobody says which, so that packets cannot go there.
+/// is good on one link only: which one is not said, so that packets cannot go there.
 pub fn ip_of(gid: Gid) -> Option<IpAddr> {
     match (gid.ipv4().map(Ipv4Addr::from), Ipv6Addr::from(gid.0)) {
         (Some(v4), _) => Some(IpAddr::V4(v4)).filter(|v4| !v4.is_unspecified()),

@@ -1,11 +1,11 @@
 //! One address, many NICs: the process that owns UDP port 4791 of an address hands on what is for queues of another.
 //!
 //! QPNs are unique on a fabric, and their upper bits say whose they are, so the owner looks at nothing but the destination
-//! QPN. It hands a packet on as a datagram, from port 4791 to a port of the other process on the same address: whoever can send
+//! QPN. It hands a packet on as a datagram, from port 4791 to a port of the other process on the same address: a process that can send
 //! from there owns the port, and the key of the fabric, which goes in front, says that the owner is one of its processes: the port
 //! needs no right, so that any user may own it. (Unix sockets would not do: a kernel holds ten datagrams for one, `net.unix.max_dgram_qlen`, and
-//! what one receiver leaves unread keeps the sender from all others.) When the owner ends, its sockets end with it, and who asks
-//! next owns the port; what was under way then is lost, as packets are. An owner that is stopped stops its address. QP1, which
+//! what one receiver leaves unread keeps the sender from all others.) When the owner ends, its sockets end with it, and the process
+//! that asks next owns the port; what was under way then is lost, as packets are. An owner that is stopped stops its address. QP1, which
 //! connection managers talk to, is the owner's. Nothing that arrives is trusted.
 
 use std::io;
@@ -77,7 +77,7 @@ pub struct PortCounters {
     pub undeliverable: u64,
     /// Too short for a packet, or too long for one.
     pub malformed: u64,
-    /// Sent to our own port by somebody who does not own the address's, or not for us.
+    /// Sent to our own port by a process that does not own the address's, or not for us.
     pub refused: u64,
     /// Datagrams that the kernel would not send.
     pub unsent: u64,
@@ -121,13 +121,13 @@ pub struct SharedPort {
     /// Of the owned port, and of our own.
     turns: [Turn; 2],
     counters: PortCounters,
-    /// With which errnos the kernel has refused to send, and how many of them somebody was told.
+    /// With which errnos the kernel has refused to send, and how many of them were reported.
     errnos: Vec<i32>,
     told: usize,
 }
 
 impl SharedPort {
-    /// Takes part in the port of `address`, and owns it when nobody else does. `slot`: our seat on the fabric; `key`: what only
+    /// Takes part in the port of `address`, and owns it when no other process does. `slot`: ours on the fabric; `key`: what only
     /// processes of the fabric know.
     ///
     /// Errors: what the kernel says; `AddrNotAvailable`: this host has no such address.
@@ -157,7 +157,7 @@ impl SharedPort {
         self.owned.is_some()
     }
 
-    /// Takes the port when nobody has it; to be called now and then. True: this process owns it.
+    /// Takes the port when no process has it; to be called now and then. True: this process owns it.
     ///
     /// Errors: what the kernel says, but for the port being in use.
     pub fn try_own(&mut self) -> io::Result<bool> {

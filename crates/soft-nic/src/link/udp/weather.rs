@@ -1,17 +1,17 @@
-//! Losses and overtaking on demand, by seed: what a bad network does to packets that have come, before anybody sees them.
+//! Packet loss and reordering on demand, by seed: applied to packets that have come, before the engine sees them.
 
 use super::Arrived;
 use super::packets::Kept;
 use crate::link::random::chance;
 
-/// How bad it is.
+/// Probabilities of loss and reordering, and the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Weather {
     /// Probability, 0 to 1, that a packet is lost.
     pub loss: f64,
     /// Probability, 0 to 1, that a packet is overtaken by those that come within the next [`OVERTAKERS`].
     pub reorder: f64,
-    /// Where the generator begins.
+    /// Seed of the generator.
     pub seed: u64,
 }
 

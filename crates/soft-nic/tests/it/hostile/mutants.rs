@@ -10,7 +10,7 @@ use super::rng::Rng;
 /// Bytes of a region that payloads come from or go to.
 pub const AREA: u64 = 16 * 1024;
 
-/// What a right work request does to memory, and to whom.
+/// What a right work request does to memory, and to which end's.
 pub struct Effect {
     /// Where the bytes must be afterwards, in the region of the side that receives them.
     pub at: u64,
