@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
 use measure::Histogram;
-use serving::{Connection, ConnectionError, Found, Wish, model};
+use serving::{Connection, ConnectionError, Found, SetupRequest, model};
 use slots::Status;
 use slots::client::AnswerError;
 use verbs::connect::Wait;
@@ -38,9 +38,10 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
         .collect::<Result<_>>()?;
     let verifier = Verifier::new(&manifest, inputs.len(), options.reference.as_deref(), options.tolerance)?;
     let (context, path) = options.nic.open("doorbell-client")?;
-    let wish = Wish::new(&options.model, &geometry, options.slots, options.arrival, options.transport);
+    let setup_request =
+        SetupRequest::new(&options.model, &geometry, options.slots, options.arrival, options.transport);
     let wait = Wait::at_most(SETUP).unless(stop);
-    let connection = Connection::open((&context, &path), &options.connect, &wish, geometry, wait);
+    let connection = Connection::open((&context, &path), &options.connect, &setup_request, geometry, wait);
     let connection = connection.with_context(|| format!("the server at {}", options.connect))?;
     let outcome = Asking::new(options, connection, inputs, verifier).run(stop);
     let run = Run::new(options, context.name(), path.mtu.bytes(), &outcome);

@@ -15,7 +15,7 @@ use pipeline::cpu::Counts;
 use pipeline::trace::Trace;
 use serde::Serialize;
 use serde::de::IgnoredAny;
-use serving::{Arrival, Grant, Reply, Transport, Wish};
+use serving::{Arrival, Grant, Reply, SetupRequest, Transport};
 use slots::Geometry;
 use verbs::QpType;
 use verbs::connect::{Closer, ConnectError, Listener, Path, Session, Wait};
@@ -160,7 +160,7 @@ pub fn accept<S: Service>(listener: &Listener, shared: &Arc<Shared<S>>) {
 
 fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
     let peer = session.peer().to_string();
-    let (key, granted, wish) = match admitted(&mut session, shared, is_full) {
+    let (key, granted, setup_request) = match admitted(&mut session, shared, is_full) {
         Ok(admitted) => admitted,
         Err(error) => {
             complain!("inference-server: {peer}: {}", sentence(&error));
@@ -168,7 +168,7 @@ fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
             return;
         }
     };
-    let joined = join(&mut session, shared, key, &granted, &wish);
+    let joined = join(&mut session, shared, key, &granted, &setup_request);
     let mut error = joined.err().map(|error| sentence(&error));
     if error.is_none() {
         shared.say(key, &peer, None);
@@ -204,32 +204,33 @@ fn admitted<S: Service>(
     session: &mut Session,
     shared: &Shared<S>,
     is_full: bool,
-) -> Result<(Key, Granted, Wish)> {
+) -> Result<(Key, Granted, SetupRequest)> {
     let limit = if is_full { HEARING } else { SETUP };
-    let wish: Wish = session.receive("a wish", Wait::at_most(limit))?;
+    let setup_request: SetupRequest = session.receive("a set-up request", Wait::at_most(limit))?;
     if is_full {
         bail!("{} clients are connected, and that is the most", shared.clients);
     }
     let names = || shared.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-    let model = shared.models.iter().position(|(name, _)| *name == wish.model);
-    let model = model.with_context(|| format!("no model {:?} here; there is: {}", wish.model, names()))?;
-    wish.check(&shared.models[model].1)?;
-    if wish.slots > shared.slots_per_client {
+    let model = shared.models.iter().position(|(name, _)| *name == setup_request.model);
+    let model =
+        model.with_context(|| format!("no model {:?} here; there is: {}", setup_request.model, names()))?;
+    setup_request.check(&shared.models[model].1)?;
+    if setup_request.slots > shared.slots_per_client {
         let most = shared.slots_per_client;
         bail!(
             "{} slots are wanted, a client gets {most} at most: give the client --slots {most} or less",
-            wish.slots
+            setup_request.slots
         );
     }
-    served_alone("transport", wish.transport, shared.transport)?;
-    served_alone("arrival", wish.arrival, shared.arrival)?;
-    if (wish.arrival, wish.transport) == (Arrival::Send, Transport::Uc) {
+    served_alone("transport", setup_request.transport, shared.transport)?;
+    served_alone("arrival", setup_request.arrival, shared.arrival)?;
+    if (setup_request.arrival, setup_request.transport) == (Arrival::Send, Transport::Uc) {
         bail!(
             "arrival send is wanted on transport uc, where a SEND that is lost takes no receive: give the client --transport rc"
         );
     }
-    let granted = shared.service.grant(model, wish.slots)?;
-    Ok(((model, granted.0), granted, wish))
+    let granted = shared.service.grant(model, setup_request.slots)?;
+    Ok(((model, granted.0), granted, setup_request))
 }
 
 /// Refuses a client that wants another kind of an option than the one that is served.
@@ -250,14 +251,14 @@ fn join<S: Service>(
     shared: &Shared<S>,
     key: Key,
     granted: &Granted,
-    wish: &Wish,
+    setup_request: &SetupRequest,
 ) -> Result<()> {
-    let kind = match wish.transport {
+    let kind = match setup_request.transport {
         Transport::Rc => QpType::Rc,
         Transport::Uc => QpType::Uc,
     };
     let (service, wait) = (&shared.service, Wait::at_most(SETUP));
-    let mut end = match service.end(key.0, kind, wish.arrival, granted) {
+    let mut end = match service.end(key.0, kind, setup_request.arrival, granted) {
         Ok(end) => end,
         Err(error) => {
             session.send(&Reply::Refused(sentence(&error)))?;
@@ -270,7 +271,7 @@ fn join<S: Service>(
         model_id: shared.models[key.0].1.model_id,
         first: slots.first().map_or(0, |slot| slot.0),
         sequences: slots.iter().map(|slot| slot.1).collect(),
-        credits: shared.credits.unwrap_or(wish.slots).min(wish.slots),
+        credits: shared.credits.unwrap_or(setup_request.slots).min(setup_request.slots),
     }))?;
     end.connect(session, &shared.path, kind, wait)?;
     service.admit(key, end, session.closer()?)?;

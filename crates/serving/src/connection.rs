@@ -22,7 +22,7 @@ use verbs::{
     Remote, SendFlags, SendList, SendOperation, SendOperations, SendRequest, WorkCompletion,
 };
 
-use crate::setup::{Arrival, REGIONS, Reply, SetupError, Transport, Wish};
+use crate::setup::{Arrival, REGIONS, Reply, SetupError, SetupRequest, Transport};
 
 /// Completions that one poll of the CQ takes.
 const AT_ONCE: usize = 16;
@@ -124,23 +124,24 @@ impl Connection {
     pub fn open(
         (context, path): (&Context, &Path),
         address: &str,
-        wish: &Wish,
+        setup_request: &SetupRequest,
         geometry: Geometry,
         wait: Wait<'_>,
     ) -> Result<Connection, ConnectionError> {
         let mut session = Session::connect(address, wait)?;
-        session.send(wish)?;
+        session.send(setup_request)?;
         let grant = match session.receive("the server's grant", wait)? {
             Reply::Granted(grant) => grant,
             Reply::Refused(why) => return Err(ConnectionError::Refused(why)),
         };
-        wish.accepts(&grant)?;
+        setup_request.accepts(&grant)?;
         let geometry = Geometry { model_id: grant.model_id, ..geometry };
-        let (slots, pd) = (usize::from(wish.slots), context.alloc_pd()?);
-        let receives = if wish.arrival.has_receives() { u32::from(wish.slots) } else { 0 };
-        let sends = u32::from(wish.slots) * if wish.arrival == Arrival::Flag { 2 } else { 1 };
+        let (slots, pd) = (usize::from(setup_request.slots), context.alloc_pd()?);
+        let receives = if setup_request.arrival.has_receives() { u32::from(setup_request.slots) } else { 0 };
+        let sends =
+            u32::from(setup_request.slots) * if setup_request.arrival == Arrival::Flag { 2 } else { 1 };
         let cq = Cq::new(context, sends + receives + 1)?;
-        let kind = if wish.transport == Transport::Rc { QpType::Rc } else { QpType::Uc };
+        let kind = if setup_request.transport == Transport::Rc { QpType::Rc } else { QpType::Uc };
         let builder = QpBuilder::new(kind).send_requests(sends).receive_requests(receives.max(1));
         let builder =
             builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE | SendOperations::SEND);
@@ -153,7 +154,7 @@ impl Connection {
         let flags = register(slots * FLAG_BYTES, ACCESS)?;
         path.to_init(&qp, ACCESS, 0)?;
         for place in 0..receives as usize {
-            post_receive(&mut qp, wish.arrival, &answers, &geometry, place)?;
+            post_receive(&mut qp, setup_request.arrival, &answers, &geometry, place)?;
         }
         let (offer, regions) = (QpOffer::new(&qp), [RegionOffer::new(&answers), RegionOffer::new(&flags)]);
         let ours = Hello::new(path, kind, vec![offer], regions.to_vec(), ());
@@ -174,8 +175,8 @@ impl Connection {
             client,
             message: vec![0; geometry.answer.bytes()],
             geometry,
-            arrival: wish.arrival,
-            transport: wish.transport,
+            arrival: setup_request.arrival,
+            transport: setup_request.transport,
             remote,
             waiting: Vec::with_capacity(slots),
             arrived: VecDeque::with_capacity(slots),

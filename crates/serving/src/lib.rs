@@ -10,4 +10,4 @@ pub mod model;
 pub mod setup;
 
 pub use connection::{Answered, Connection, ConnectionError, Found};
-pub use setup::{Arrival, Grant, Reply, SetupError, Transport, Wish};
+pub use setup::{Arrival, Grant, Reply, SetupError, SetupRequest, Transport};

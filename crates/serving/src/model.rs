@@ -32,7 +32,7 @@ mod tests {
     use slots::{Client, Server, Status};
 
     use super::*;
-    use crate::{Arrival, Transport, Wish};
+    use crate::{Arrival, SetupRequest, Transport};
 
     /// S6: slots of 602,112 and 4,000 bytes, as options say, for tensors of another length.
     #[test]
@@ -57,8 +57,8 @@ mod tests {
             }
             unlike += 1;
             // A client with the options' lengths is refused, and so is one that says nothing of them.
-            let wish = Wish::new(&manifest.name, &options, 1, Arrival::Flag, Transport::Rc);
-            assert!(wish.check(&ours).is_err(), "{}", manifest.name);
+            let setup_request = SetupRequest::new(&manifest.name, &options, 1, Arrival::Flag, Transport::Rc);
+            assert!(setup_request.check(&ours).is_err(), "{}", manifest.name);
             let mut server = Server::new(ours.clone(), 1);
             let (client, granted) = server.grant(1).unwrap();
             let request = Client::new(options.clone(), &granted).ask(1, 0, 0, 9).unwrap();

@@ -1,6 +1,6 @@
 //! What client and server tell each other before the first request, as lines of a [`verbs::connect::Session`].
 //!
-//! 1. The client sends a [`Wish`].
+//! 1. The client sends a [`SetupRequest`].
 //! 2. The server sends a [`Reply`]: a [`Grant`], or why there is none.
 //! 3. Both exchange a [`verbs::connect::Hello`] with one queue pair and the regions named at [`REGIONS`].
 //! 4. After a barrier the client may write requests. The session stays: its end is the client's, or the server's.
@@ -30,7 +30,7 @@ pub enum Transport {
 
 /// The model, slots and transport that a client asks for: its first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wish {
+pub struct SetupRequest {
     /// [`VERSION`].
     pub serving: u32,
     /// The manifest's name of the model.
@@ -65,7 +65,7 @@ impl Grant {
     }
 }
 
-/// The server's answer to a [`Wish`].
+/// The server's answer to a [`SetupRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reply {
@@ -90,9 +90,22 @@ pub fn bytes(geometry: &Geometry) -> [usize; 2] {
     [&geometry.request, &geometry.answer].map(Message::bytes)
 }
 
-impl Wish {
-    pub fn new(model: &str, geometry: &Geometry, slots: u16, arrival: Arrival, transport: Transport) -> Wish {
-        Wish { serving: VERSION, model: model.to_owned(), slots, arrival, transport, bytes: bytes(geometry) }
+impl SetupRequest {
+    pub fn new(
+        model: &str,
+        geometry: &Geometry,
+        slots: u16,
+        arrival: Arrival,
+        transport: Transport,
+    ) -> SetupRequest {
+        SetupRequest {
+            serving: VERSION,
+            model: model.to_owned(),
+            slots,
+            arrival,
+            transport,
+            bytes: bytes(geometry),
+        }
     }
 
     /// Whether the server's `geometry` is the one that the client has.
@@ -133,16 +146,16 @@ mod tests {
         Geometry::new(3, &[tensor(count)], &[tensor(1)]).unwrap()
     }
 
-    fn wish() -> Wish {
-        Wish::new("small", &geometry(5), 2, Arrival::Flag, Transport::Rc)
+    fn setup_request() -> SetupRequest {
+        SetupRequest::new("small", &geometry(5), 2, Arrival::Flag, Transport::Rc)
     }
 
     #[test]
     fn a_wish_for_another_model_or_of_another_version_is_refused() {
-        assert_eq!(wish().check(&geometry(5)), Ok(()));
-        let error = wish().check(&geometry(500)).unwrap_err().to_string();
+        assert_eq!(setup_request().check(&geometry(5)), Ok(()));
+        let error = setup_request().check(&geometry(500)).unwrap_err().to_string();
         assert!(error.contains("the server's manifest"), "{error}");
-        let other = Wish { serving: 9, ..wish() };
+        let other = SetupRequest { serving: 9, ..setup_request() };
         assert_eq!(other.check(&geometry(5)), Err(SetupError::Version { theirs: 9 }));
     }
 
@@ -150,10 +163,10 @@ mod tests {
     fn a_grant_of_other_slots_than_were_wanted_is_refused() {
         let grant =
             |first, count| Grant { client: 0, model_id: 3, first, sequences: vec![7; count], credits: 1 };
-        assert_eq!(wish().accepts(&grant(4, 2)), Ok(()));
+        assert_eq!(setup_request().accepts(&grant(4, 2)), Ok(()));
         assert_eq!(grant(4, 2).slots(), [(4, 7), (5, 7)]);
         for wrong in [grant(4, 1), grant(4, 3), grant(u32::MAX, 2)] {
-            assert!(wish().accepts(&wrong).is_err(), "{wrong:?}");
+            assert!(setup_request().accepts(&wrong).is_err(), "{wrong:?}");
         }
     }
 
@@ -161,7 +174,7 @@ mod tests {
     fn messages_are_lines_that_people_can_read() {
         let line = serde_json::to_string(&Reply::Refused("no slot is free".into())).unwrap();
         assert_eq!(line, r#"{"refused":"no slot is free"}"#);
-        let line = serde_json::to_string(&wish()).unwrap();
+        let line = serde_json::to_string(&setup_request()).unwrap();
         assert!(line.contains(r#""arrival":"flag","transport":"rc""#), "{line}");
     }
 }

@@ -36,7 +36,7 @@ fn a_server_that_refuses_is_quoted() {
     let server = std::thread::spawn(move || {
         let wait = Wait::at_most(std::time::Duration::from_secs(20));
         let mut session = listener.accept(wait).unwrap();
-        let _: serving::Wish = session.receive("a wish", wait).unwrap();
+        let _: serving::SetupRequest = session.receive("a set-up request", wait).unwrap();
         session.send(&serving::Reply::Refused("no slot is free".into())).unwrap();
     });
     let options = ["--connect", &address, "--model", MODEL, "--manifests", files.folder()];

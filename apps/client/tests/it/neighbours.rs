@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cli::testing::{Program, Signal};
 use measure::need;
-use serving::{Arrival, Connection, ConnectionError, Transport, Wish, model};
+use serving::{Arrival, Connection, ConnectionError, SetupRequest, Transport, model};
 use slots::Geometry;
 use verbs::connect::{PathOptions, Wait};
 use zoo::Manifest;
@@ -97,7 +97,7 @@ fn killed_at(step: usize, world: &World, address: &str) -> bool {
 fn a_client_that_is_killed_at_any_step_leaves_its_slots() {
     for world in need!(World::each("steps", &[GRAPH]), server, WANTED) {
         let (mut server, address) = world.server(&["--slots", SLOTS]);
-        // A wish, a grant, a greeting and a barrier's message from each end, some of them together: then nothing more comes over TCP.
+        // A set-up request, a grant, a greeting and a barrier's message from each end, some of them together: then nothing more comes over TCP.
         let is_there = |step: &usize| {
             let is_there = killed_at(*step, &world, &address);
             all_slots_serve(&world, &address);
@@ -167,14 +167,14 @@ fn holds(process: &str) -> Held {
 fn come_and_go(
     nic: (&verbs::Context, &verbs::connect::Path),
     address: &str,
-    wish: &Wish,
+    setup_request: &SetupRequest,
     geometry: &Geometry,
     [asks, waits]: [bool; 2],
 ) {
     let wait = Wait::at_most(PATIENCE);
     let since = Instant::now();
     let mut connection = loop {
-        match Connection::open(nic, address, wish, geometry.clone(), wait) {
+        match Connection::open(nic, address, setup_request, geometry.clone(), wait) {
             Ok(connection) => break connection,
             // The server says that a client has left, and then takes its slots.
             Err(ConnectionError::Refused(_)) if since.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
@@ -217,10 +217,11 @@ fn a_thousand_connections_leave_no_descriptor_thread_memory_slot_or_queue_pair()
                 before = Some((holds(&process), holds("self")));
             }
             let transport = [Transport::Rc, Transport::Uc][number % 2];
-            let wish = Wish::new(MODEL, &geometry, 8, arrivals[number % arrivals.len()], transport);
+            let setup_request =
+                SetupRequest::new(MODEL, &geometry, 8, arrivals[number % arrivals.len()], transport);
             // The host twin takes its time.
             let asks = world.served.options.is_empty() || number % 8 == 0;
-            come_and_go((&context, &path), &address, &wish, &geometry, [asks, number % 7 > 0]);
+            come_and_go((&context, &path), &address, &setup_request, &geometry, [asks, number % 7 > 0]);
             left(&mut server);
         }
         // The last one's thread ends, and closes its connection, behind its line.

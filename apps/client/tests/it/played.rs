@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cli::testing::{Ended, Program, program};
 use serving::setup::REGIONS;
-use serving::{Arrival, Grant, Reply, Transport, Wish, model};
+use serving::{Arrival, Grant, Reply, SetupRequest, Transport, model};
 use slots::layout::{FLAG_BYTES, Header, PREFIX_BYTES, flag};
 use slots::{Geometry, Server, Status};
 use verbs::code::Access;
@@ -152,7 +152,7 @@ struct Played {
     slots: Mr<Pages>,
     flags: Mr<Pages>,
     remote: Vec<RegionOffer>,
-    wish: Wish,
+    setup_request: SetupRequest,
     geometry: Geometry,
     server: Server,
     spoil: Spoil,
@@ -165,22 +165,28 @@ struct Played {
 impl Played {
     fn new(mut session: Session, geometry: Geometry, spoil: Spoil) -> Played {
         let wait = Wait::at_most(LIFE);
-        let wish: Wish = session.receive("a wish", wait).unwrap();
-        wish.check(&geometry).unwrap();
+        let setup_request: SetupRequest = session.receive("a set-up request", wait).unwrap();
+        setup_request.check(&geometry).unwrap();
         let mut server = Server::new(geometry.clone(), 64);
         // Another client has the first slots: numbers do not begin with 0.
         server.grant(5).unwrap();
-        let (client, granted) = server.grant(wish.slots).unwrap();
+        let (client, granted) = server.grant(setup_request.slots).unwrap();
         let sequences = granted.iter().map(|(_, sequence)| *sequence).collect();
-        let grant = Grant { client, model_id: MODEL_ID, first: granted[0].0, sequences, credits: wish.slots };
+        let grant = Grant {
+            client,
+            model_id: MODEL_ID,
+            first: granted[0].0,
+            sequences,
+            credits: setup_request.slots,
+        };
         session.send(&Reply::Granted(grant)).unwrap();
         let (context, path) = PathOptions::default().open().unwrap();
-        let (pd, slots) = (context.alloc_pd().unwrap(), usize::from(wish.slots));
+        let (pd, slots) = (context.alloc_pd().unwrap(), usize::from(setup_request.slots));
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let register = |bytes| Mr::register(&pd, Pages::new(slots * bytes).unwrap(), access).unwrap();
         let (memory, flags) = (register(geometry.server_stride()), register(FLAG_BYTES));
         let cq = Cq::new(&context, 256).unwrap();
-        let kind = if wish.transport == Transport::Rc { QpType::Rc } else { QpType::Uc };
+        let kind = if setup_request.transport == Transport::Rc { QpType::Rc } else { QpType::Uc };
         let mut qp = QpBuilder::new(kind).inline_bytes(8).build(&pd, &cq, &cq).unwrap();
         path.to_init(&qp, access, 0).unwrap();
         for _ in 0..slots {
@@ -204,7 +210,7 @@ impl Played {
             slots: memory,
             flags,
             remote,
-            wish,
+            setup_request,
             geometry,
             server,
             spoil,
@@ -244,10 +250,10 @@ impl Played {
     /// Takes requests that are whole.
     fn take_arrived(&mut self) {
         let first = 5;
-        let named = match self.wish.arrival {
+        let named = match self.setup_request.arrival {
             Arrival::Completion | Arrival::Send => self.completions().collect(),
             Arrival::Flag | Arrival::Tail => {
-                let count = u32::from(self.wish.slots);
+                let count = u32::from(self.setup_request.slots);
                 (first..first + count).filter(|slot| self.is_whole(*slot)).collect::<Vec<_>>()
             }
         };
@@ -266,7 +272,7 @@ impl Played {
 
     fn is_whole(&self, slot: u32) -> bool {
         let place = (slot - 5) as usize;
-        let word = match self.wish.arrival {
+        let word = match self.setup_request.arrival {
             Arrival::Flag => self.flags.word64(place * FLAG_BYTES),
             _ => self.slots.word64(place * self.geometry.server_stride() + self.geometry.request.tail),
         };
@@ -343,13 +349,13 @@ impl Played {
         };
         let (answers, flags) = (at(self.remote[0], place * stride), at(self.remote[1], place * FLAG_BYTES));
         let message = [self.slots.sge(start..start + bytes - if torn { 64 } else { 0 }).unwrap()];
-        let operation = match self.wish.arrival {
+        let operation = match self.setup_request.arrival {
             Arrival::Completion => SendOperation::WriteImm(answers, slot.to_be_bytes()),
             _ => SendOperation::Write(answers),
         };
         self.qp.post_send(&SendRequest::new(SEND, operation, Payload::Gather(&message))).unwrap();
         self.sent += 1;
-        let flag_at = match self.wish.arrival {
+        let flag_at = match self.setup_request.arrival {
             Arrival::Flag => Some(flags),
             Arrival::Tail if !is_whole => {
                 Some(at(self.remote[0], place * stride + self.geometry.answer.tail))

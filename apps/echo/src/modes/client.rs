@@ -9,7 +9,7 @@ use serving::Connection;
 use slots::Status;
 use verbs::connect::Wait;
 
-use super::{geometry, wish};
+use super::{geometry, setup_request};
 use crate::asking::{BYTES, CONNECT, Outcome, say_run};
 use crate::end::SETUP;
 use crate::options::Options;
@@ -23,9 +23,9 @@ pub fn run(options: &Options, mode: Mode, address: &str, stop: &AtomicBool) -> R
     let (context, path) = options.nic.open("doorbell-echo")?;
     let bytes = options.payload.unwrap_or(BYTES);
     let geometry = geometry(bytes)?;
-    let wish = wish(mode, &geometry, options.window());
+    let setup_request = setup_request(mode, &geometry, options.window());
     let wait = Wait::at_most(CONNECT).unless(stop);
-    let connection = Connection::open((&context, &path), address, &wish, geometry, wait);
+    let connection = Connection::open((&context, &path), address, &setup_request, geometry, wait);
     let connection = connection.with_context(|| format!("the service at {address}"))?;
     let mut asking = Asking {
         connection,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, Result, bail};
 use cli::sentence;
 use pipeline::{Mode, Processor};
-use serving::{Arrival, Reply, Transport, Wish};
+use serving::{Arrival, Reply, SetupRequest, Transport};
 use slots::{Geometry, Tensor, TensorKind};
 use verbs::Context;
 use verbs::connect::{Path, Session, Wait};
@@ -31,8 +31,8 @@ fn geometry(bytes: u32) -> Result<Geometry> {
 }
 
 /// What a client of this mode wants.
-fn wish(mode: Mode, geometry: &Geometry, slots: u32) -> Wish {
-    Wish::new(mode.name(), geometry, slots as u16, ARRIVAL, Transport::Rc)
+fn setup_request(mode: Mode, geometry: &Geometry, slots: u32) -> SetupRequest {
+    SetupRequest::new(mode.name(), geometry, slots as u16, ARRIVAL, Transport::Rc)
 }
 
 /// The service of a mode.
@@ -61,21 +61,21 @@ impl<'a> Service<'a> {
     }
 
     /// Gives a client its slots.
-    fn grant(&mut self, wish: &Wish) -> Result<Reply> {
-        if wish.model != self.mode.name() {
-            bail!("the mode {:?} is wanted, {} is served", wish.model, self.mode);
+    fn grant(&mut self, setup_request: &SetupRequest) -> Result<Reply> {
+        if setup_request.model != self.mode.name() {
+            bail!("the mode {:?} is wanted, {} is served", setup_request.model, self.mode);
         }
-        wish.check(&self.geometry)?;
-        if (wish.arrival, wish.transport) != (ARRIVAL, Transport::Rc) {
+        setup_request.check(&self.geometry)?;
+        if (setup_request.arrival, setup_request.transport) != (ARRIVAL, Transport::Rc) {
             bail!("RC and {ARRIVAL:?} alone are served");
         }
-        Ok(Reply::Granted(self.waits()?.grant(wish.slots)?))
+        Ok(Reply::Granted(self.waits()?.grant(setup_request.slots)?))
     }
 
     fn try_join(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<()> {
         let (path, setup) = (self.path, || Wait::at_most(SETUP).unless(stop));
-        let wish: Wish = session.receive("a wish", setup())?;
-        let granted = self.grant(&wish);
+        let setup_request: SetupRequest = session.receive("a set-up request", setup())?;
+        let granted = self.grant(&setup_request);
         let reply = granted.as_ref().map_or_else(|error| Reply::Refused(sentence(error)), Reply::clone);
         session.send(&reply)?;
         granted?;

@@ -18,11 +18,11 @@ fn answers_are_the_engine_s_own_however_they_come() {
         let (mut server, address) = server(SMALL, &["--mode", mode, "--sessions", "7"]);
         for transport in [Transport::Rc, Transport::Uc] {
             for arrival in [Arrival::Flag, Arrival::Tail, Arrival::Completion] {
-                let wish = wish(SMALL, 4, arrival, transport);
-                Client::open(&nic, &address, SMALL, &wish).unwrap().run(&expected, 100);
+                let setup_request = setup_request(SMALL, 4, arrival, transport);
+                Client::open(&nic, &address, SMALL, &setup_request).unwrap().run(&expected, 100);
             }
         }
-        let sends = |transport| wish(SMALL, 4, Arrival::Send, transport);
+        let sends = |transport| setup_request(SMALL, 4, Arrival::Send, transport);
         let refused = Client::open(&nic, &address, SMALL, &sends(Transport::Uc));
         assert!(refused.is_err_and(|why| why.contains("--transport rc")));
         Client::open(&nic, &address, SMALL, &sends(Transport::Rc)).unwrap().run(&expected, 100);
@@ -62,7 +62,7 @@ fn release_s11_two_models_have_their_own_slots_and_answers() {
             client.poll(expected);
         }
     }
-    let refused = Client::open(&nic, &address, SLOW, &wish(SLOW, 1, Arrival::Flag, Transport::Rc));
+    let refused = Client::open(&nic, &address, SLOW, &setup_request(SLOW, 1, Arrival::Flag, Transport::Rc));
     assert!(refused.is_err_and(|why| why.contains("1 slots are wanted, 0 are free")));
 }
 

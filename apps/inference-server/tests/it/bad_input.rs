@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use measure::need;
-use serving::{Arrival, Transport, Wish};
+use serving::{Arrival, SetupRequest, Transport};
 
 use crate::served::*;
 
@@ -39,25 +39,26 @@ fn a_client_hears_why_it_gets_no_slots() {
     need!(runtime(), onnxruntime, "ONNX Runtime");
     let options = ["--slots", "8", "--slots-per-client", "4", "--clients", "2", "--transport", "rc"];
     let (_server, address) = server(SMALL, &options);
-    let usual = || wish(SMALL, 4, Arrival::Flag, Transport::Rc);
+    let usual = || setup_request(SMALL, 4, Arrival::Flag, Transport::Rc);
     for (wrong, words) in [
         (
-            wish(SMALL, 5, Arrival::Flag, Transport::Rc),
+            setup_request(SMALL, 5, Arrival::Flag, Transport::Rc),
             "5 slots are wanted, a client gets 4 at most: give the client --slots 4 or less",
         ),
-        (wish(SMALL, 0, Arrival::Flag, Transport::Rc), "0 slots are wanted"),
+        (setup_request(SMALL, 0, Arrival::Flag, Transport::Rc), "0 slots are wanted"),
         (
-            wish(SMALL, 4, Arrival::Flag, Transport::Uc),
+            setup_request(SMALL, 4, Arrival::Flag, Transport::Uc),
             "transport uc is wanted, and rc alone is served: give the client --transport rc",
         ),
-        (Wish { model: "other".into(), ..usual() }, "no model \"other\" here; there is: small"),
-        (Wish { bytes: [1, 2], ..usual() }, "the server's manifest of the model says"),
-        (Wish { serving: 99, ..usual() }, "use the same build"),
+        (SetupRequest { model: "other".into(), ..usual() }, "no model \"other\" here; there is: small"),
+        (SetupRequest { bytes: [1, 2], ..usual() }, "the server's manifest of the model says"),
+        (SetupRequest { serving: 99, ..usual() }, "use the same build"),
     ] {
         let said = Client::open(&nic, &address, SMALL, &wrong).err().unwrap();
         assert!(said.contains(words), "{said}");
     }
-    let clients = [usual(), usual()].map(|wish| Client::open(&nic, &address, SMALL, &wish).unwrap());
+    let clients =
+        [usual(), usual()].map(|setup_request| Client::open(&nic, &address, SMALL, &setup_request).unwrap());
     let said = Client::open(&nic, &address, SMALL, &usual()).err().unwrap();
     assert!(said.contains("2 clients are connected"), "{said}");
     // Of connections that say nothing some hear why within a second, and no thread waits for the others.

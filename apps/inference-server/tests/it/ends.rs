@@ -34,7 +34,7 @@ fn slots_of_a_killed_client_are_cleared_and_granted_again() {
         killed.end();
         let since = Instant::now();
         let mut next = loop {
-            let all = wish(SLOW, 8, Arrival::Flag, Transport::Rc);
+            let all = setup_request(SLOW, 8, Arrival::Flag, Transport::Rc);
             match Client::open(&nic, &address, SLOW, &all) {
                 Ok(client) => break client,
                 Err(why) => assert!(since.elapsed() < PATIENCE, "{arrival}: {why}"),
@@ -85,7 +85,7 @@ fn a_client_that_goes_during_its_set_up_and_a_stranger_leave_nothing_behind() {
             let mut session = Session::connect(&address, wait()).unwrap();
             // Slots of the client before may not be free yet.
             let reply = loop {
-                session.send(&wish(SMALL, 8, Arrival::Flag, Transport::Rc)).unwrap();
+                session.send(&setup_request(SMALL, 8, Arrival::Flag, Transport::Rc)).unwrap();
                 if step % 3 == 0 {
                     break None;
                 }
@@ -156,9 +156,9 @@ fn release_s12_at_its_end_the_server_answers_each_request_or_says_that_it_stops(
     let expected = Expected::of(&runtime, SLOW, 3);
     for arrival in [Arrival::Flag, Arrival::Completion] {
         let (mut server, address) = server(SLOW, &["--slots", "64"]);
-        let wish = wish(SLOW, 8, arrival, Transport::Rc);
+        let setup_request = setup_request(SLOW, 8, arrival, Transport::Rc);
         let mut clients: Vec<_> =
-            (0..8).map(|_| Client::open(&nic, &address, SLOW, &wish).unwrap()).collect();
+            (0..8).map(|_| Client::open(&nic, &address, SLOW, &setup_request).unwrap()).collect();
         clients[0].run(&expected, 1);
         for client in &mut clients {
             while client.ask(&expected) {}

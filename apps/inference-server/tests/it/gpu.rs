@@ -36,11 +36,11 @@ fn serves_every_way(modes: &[&[&str]], machine: &[&str], expected: &Expected, co
         for transport in [Transport::Rc, Transport::Uc, Transport::Rc, Transport::Uc] {
             // A SEND that is lost takes no receive: there is none on UC.
             let transport = if arrival == Arrival::Send { Transport::Rc } else { transport };
-            let wish = wish(SMALL, 4, arrival, transport);
+            let setup_request = setup_request(SMALL, 4, arrival, transport);
             // Slots of the client before may not be free yet.
             let since = Instant::now();
             let mut client = loop {
-                match Client::open(&nic, &address, SMALL, &wish) {
+                match Client::open(&nic, &address, SMALL, &setup_request) {
                     Ok(client) => break client,
                     Err(why) => assert!(since.elapsed() < PATIENCE, "{why}"),
                 }

@@ -115,7 +115,8 @@ fn as_many_as_4096_slots_serve_and_the_memory_says_how_many_there_can_be() {
         for place in places {
             assert_eq!(all.answer(place), Some(Status::Ok), "{options:?} slot {place}");
         }
-        let more = Client::open(&nic, &address, SMALL, &wish(SMALL, 1, Arrival::Flag, Transport::Rc));
+        let more =
+            Client::open(&nic, &address, SMALL, &setup_request(SMALL, 1, Arrival::Flag, Transport::Rc));
         assert!(more.is_err_and(|why| why.contains("0 are free")), "{options:?}");
         all.close(&mut server);
         Client::by(&nic, &address, SLOTS as u16, Arrival::Flag).run(&expected, 8);

@@ -15,7 +15,7 @@ use verbs::{
     WorkCompletion,
 };
 
-use crate::served::{Nic, PATIENCE, PAUSE, SMALL, geometry, wish};
+use crate::served::{Nic, PATIENCE, PAUSE, SMALL, geometry, setup_request};
 
 const RECEIVE: u64 = 1;
 
@@ -65,7 +65,7 @@ impl Rogue {
         let (wait, geometry, since) = (Wait::at_most(PATIENCE), geometry(model), Instant::now());
         let (mut session, grant) = loop {
             let mut session = Session::connect(address, wait).unwrap();
-            session.send(&wish(model, slots, arrival, Transport::Rc)).unwrap();
+            session.send(&setup_request(model, slots, arrival, Transport::Rc)).unwrap();
             match session.receive("a grant", wait).unwrap() {
                 Reply::Granted(grant) => break (session, grant),
                 // Slots of the client before are being cleared.

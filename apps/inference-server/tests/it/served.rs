@@ -12,7 +12,7 @@ use inference::import::import;
 use inference::plan::Plan;
 use serde_json::Value;
 use serving::connection::Connection;
-use serving::{Arrival, Transport, Wish, model};
+use serving::{Arrival, SetupRequest, Transport, model};
 use slots::{Geometry, Status};
 use verbs::Context;
 use verbs::connect::{Path, PathOptions, Wait};
@@ -214,29 +214,34 @@ pub struct Client {
     pub answered: u64,
 }
 
-pub fn wish(model: &str, slots: u16, arrival: Arrival, transport: Transport) -> Wish {
-    Wish::new(model, &geometry(model), slots, arrival, transport)
+pub fn setup_request(model: &str, slots: u16, arrival: Arrival, transport: Transport) -> SetupRequest {
+    SetupRequest::new(model, &geometry(model), slots, arrival, transport)
 }
 
 impl Client {
     /// Error: the server refuses.
-    pub fn open(nic: &Nic, address: &str, model: &str, wish: &Wish) -> Result<Client, String> {
+    pub fn open(
+        nic: &Nic,
+        address: &str,
+        model: &str,
+        setup_request: &SetupRequest,
+    ) -> Result<Client, String> {
         let wait = Wait::at_most(PATIENCE);
-        let opened = Connection::open((&nic.0, &nic.1), address, wish, geometry(model), wait);
+        let opened = Connection::open((&nic.0, &nic.1), address, setup_request, geometry(model), wait);
         let connection = opened.map_err(|error| error.to_string())?;
         Ok(Client { connection, asked: 0, answered: 0 })
     }
 
     /// With RC and flags.
     pub fn usual(nic: &Nic, address: &str, model: &str, slots: u16) -> Client {
-        Client::open(nic, address, model, &wish(model, slots, Arrival::Flag, Transport::Rc)).unwrap()
+        Client::open(nic, address, model, &setup_request(model, slots, Arrival::Flag, Transport::Rc)).unwrap()
     }
 
     /// With RC, when its slots are free.
     pub fn by(nic: &Nic, address: &str, slots: u16, arrival: Arrival) -> Client {
-        let (wish, since) = (wish(SMALL, slots, arrival, Transport::Rc), Instant::now());
+        let (setup_request, since) = (setup_request(SMALL, slots, arrival, Transport::Rc), Instant::now());
         loop {
-            match Client::open(nic, address, SMALL, &wish) {
+            match Client::open(nic, address, SMALL, &setup_request) {
                 Ok(client) => break client,
                 Err(why) => assert!(since.elapsed() < PATIENCE, "{why}"),
             }
