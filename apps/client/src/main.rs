@@ -21,10 +21,10 @@ use std::sync::atomic::Ordering;
 
 use cli::{INTERRUPTED, stop_flag};
 
-use crate::options::{BELONGS, Options};
+use crate::options::{OPTION_SCOPES, Options};
 
 fn main() -> ExitCode {
-    cli::main("doorbell-client", &BELONGS, |options: Options| {
+    cli::main("doorbell-client", &OPTION_SCOPES, |options: Options| {
         let stop = stop_flag()?;
         match options.check().and_then(|()| asking::run(&options, &stop)) {
             // Whatever the error is called, the signal is why.

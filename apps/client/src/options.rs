@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
-use cli::{Belongs, Nic, check_address};
+use cli::{Nic, OptionScope, check_address};
 use serde::de::DeserializeOwned;
 use serving::{Arrival, Transport};
 
@@ -98,14 +98,14 @@ pub enum ArrivalsName {
 }
 
 /// Options that not every load uses.
-pub const BELONGS: [Belongs<Options>; 3] = [
-    Belongs { options: &["arrivals"], to: "--rate", when: |options| options.rate.is_some() },
-    Belongs {
+pub const OPTION_SCOPES: [OptionScope<Options>; 3] = [
+    OptionScope { options: &["arrivals"], to: "--rate", when: |options| options.rate.is_some() },
+    OptionScope {
         options: &["seed"],
         to: "--rate and --arrivals poisson",
         when: |options| options.rate.is_some() && options.arrivals == ArrivalsName::Poisson,
     },
-    Belongs { options: &["tolerance"], to: "--reference", when: |options| options.reference.is_some() },
+    OptionScope { options: &["tolerance"], to: "--reference", when: |options| options.reference.is_some() },
 ];
 
 /// Takes the names that a type has in JSON.
@@ -194,7 +194,8 @@ mod tests {
 
     #[test]
     fn an_option_that_the_load_does_not_use_is_refused() {
-        let stray = |text: &str| cli::testing::stray(&format!("--connect h:1 --model m {text}"), &BELONGS);
+        let stray =
+            |text: &str| cli::testing::stray(&format!("--connect h:1 --model m {text}"), &OPTION_SCOPES);
         for text in
             ["--arrivals constant", "--seed 3", "--rate 1 --arrivals constant --seed 3", "--tolerance 1"]
         {

@@ -25,10 +25,10 @@ use std::sync::atomic::Ordering;
 use anyhow::bail;
 use cli::{INTERRUPTED, check_address, stop_flag};
 
-use crate::options::{BELONGS, Options};
+use crate::options::{OPTION_SCOPES, Options};
 
 fn main() -> ExitCode {
-    cli::main("doorbell-echo", &BELONGS, |options: Options| {
+    cli::main("doorbell-echo", &OPTION_SCOPES, |options: Options| {
         let stop = stop_flag()?;
         let code = match (&options.listen, &options.connect) {
             (Some(address), _) => check_address("--listen", address)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
-use cli::{Belongs, Gpu, Memory, Nic, name};
+use cli::{Gpu, Memory, Nic, OptionScope, name};
 use host_twin::Visibility;
 use measure::Label;
 use pipeline::{Mode, Processor};
@@ -78,20 +78,24 @@ pub enum MachineName {
 }
 
 /// Options that not every role uses. A command line without a role is refused first.
-pub const BELONGS: [Belongs<Options>; 5] = [
-    Belongs { options: &["count"], to: "--connect or --loopback", when: |options| options.listen.is_none() },
-    Belongs { options: &["mode"], to: "--listen or --connect", when: |options| !options.loopback },
-    Belongs {
+pub const OPTION_SCOPES: [OptionScope<Options>; 5] = [
+    OptionScope {
+        options: &["count"],
+        to: "--connect or --loopback",
+        when: |options| options.listen.is_none(),
+    },
+    OptionScope { options: &["mode"], to: "--listen or --connect", when: |options| !options.loopback },
+    OptionScope {
         options: &["window"],
         to: "--listen or --mode",
         when: |options| options.mode.is_some() || (options.connect.is_none() && !options.loopback),
     },
-    Belongs {
+    OptionScope {
         options: &["sessions"],
         to: "--listen",
         when: |options| options.connect.is_none() && !options.loopback,
     },
-    Belongs {
+    OptionScope {
         options: &["gpu", "cuda"],
         to: "--machine gpu",
         when: |options| options.machine == MachineName::Gpu,
@@ -195,7 +199,7 @@ mod tests {
 
     #[test]
     fn an_option_that_this_end_does_not_look_at_is_refused() {
-        let stray = |text: &str| cli::testing::stray(text, &BELONGS);
+        let stray = |text: &str| cli::testing::stray(text, &OPTION_SCOPES);
         // Where it means something, and where not.
         let cases: [(_, _, &[&str]); 6] = [
             ("--count 4", "--connect h:1", &["--listen h:1"]),
@@ -216,7 +220,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(BELONGS.iter().map(|row| row.options.len()).sum::<usize>(), cases.len());
+        assert_eq!(OPTION_SCOPES.iter().map(|row| row.options.len()).sum::<usize>(), cases.len());
         assert_eq!(stray("--loopback --count 4 --payload 8 --memory gpu"), None);
     }
 

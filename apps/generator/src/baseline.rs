@@ -32,7 +32,7 @@ pub fn run(options: &Baseline) -> Result<u8> {
     if !(8..=1 << 30).contains(&options.bytes) {
         bail!("--bytes {} is out of range: 8 to 1 GiB", options.bytes);
     }
-    // Either option with another baseline was refused before (`belongs`).
+    // Either option with another baseline was refused before (`option_scope`).
     if options.what == BaselineKind::UdpPingPong {
         match (options.listen, options.connect) {
             (Some(address), None) => return udp::answer(address, options.json.as_deref()).map(|()| 0),

@@ -10,7 +10,6 @@
 extern crate cli;
 
 mod baseline;
-mod belongs;
 mod bench_post;
 mod bench_post_gpu;
 mod control;
@@ -18,6 +17,7 @@ mod kernel_options;
 mod kernel_receiver;
 mod kernel_sender;
 mod lane;
+mod option_scope;
 mod options;
 mod payload;
 mod plan;
@@ -42,7 +42,7 @@ use crate::options::{Cli, Command, PosterKind, Transfer};
 use crate::sender::Sender;
 
 fn main() -> ExitCode {
-    cli::main("generator", &belongs::BELONGS, |cli: Cli| match cli.command {
+    cli::main("generator", &option_scope::OPTION_SCOPES, |cli: Cli| match cli.command {
         Some(Command::Probe(probe)) => probe::run(probe.json),
         Some(Command::Baseline(baseline)) => baseline::run(&baseline),
         Some(Command::BenchPost(bench)) => bench_post::run(&bench, &*stop_flag()?),

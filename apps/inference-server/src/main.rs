@@ -23,10 +23,10 @@ use std::process::ExitCode;
 use cli::{check_address, stop_flag};
 use pipeline::Processor;
 
-use crate::options::{BELONGS, Options};
+use crate::options::{OPTION_SCOPES, Options};
 
 fn main() -> ExitCode {
-    cli::main("inference-server", &BELONGS, |options: Options| {
+    cli::main("inference-server", &OPTION_SCOPES, |options: Options| {
         check_address("--listen", &options.listen)?;
         options.check()?;
         match options.mode.waits() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
-use cli::{Belongs, Gpu, Memory, Nic};
+use cli::{Gpu, Memory, Nic, OptionScope};
 use host_twin::Visibility;
 use pipeline::{Mode, Processor};
 use rdma_shim::kernel::{Machine, Place};
@@ -133,29 +133,29 @@ pub enum Sleep {
 }
 
 /// Options that not every mode uses.
-pub const BELONGS: [Belongs<Options>; 6] = [
-    Belongs {
+pub const OPTION_SCOPES: [OptionScope<Options>; 6] = [
+    OptionScope {
         options: &["engine", "threads", "onnxruntime"],
         to: "a CPU mode",
         when: |options| !options.mode.needs_gpu(),
     },
-    Belongs {
+    OptionScope {
         options: &["baseline"],
         to: "a CPU mode with --engine gpu",
         when: |options| !options.mode.needs_gpu() && options.engine == Engine::Gpu,
     },
-    Belongs { options: &["machine"], to: "a GPU mode or --engine gpu", when: Options::uses_machine },
-    Belongs {
+    OptionScope { options: &["machine"], to: "a GPU mode or --engine gpu", when: Options::uses_machine },
+    OptionScope {
         options: &["trace"],
         to: "gpu-graph, gpu-while, gpu-persistent, or cpu-cpu-shim with --engine gpu",
         when: Options::can_trace,
     },
-    Belongs {
+    OptionScope {
         options: &["place", "sleep"],
         to: "a mode whose GPU waits",
         when: |options| options.mode.waits() == Processor::Gpu,
     },
-    Belongs {
+    OptionScope {
         options: &["gpu", "cuda"],
         to: "a GPU mode or --engine gpu, with --machine gpu",
         when: |options| options.uses_machine() && options.machine == MachineName::Gpu,
@@ -405,7 +405,8 @@ mod tests {
 
     #[test]
     fn an_option_that_the_mode_does_not_look_at_is_refused() {
-        let stray = |text: &str| cli::testing::stray(&format!("--listen h:1 --model a {text}"), &BELONGS);
+        let stray =
+            |text: &str| cli::testing::stray(&format!("--listen h:1 --model a {text}"), &OPTION_SCOPES);
         for (option, heeded, idle) in [
             ("--engine twin", "--mode cpu-cpu-shim", "--mode gpu-graph --machine twin"),
             ("--machine twin", "--mode gpu-while", "--mode cpu-cpu-shim"),

@@ -6,9 +6,9 @@
 // They panic on a closed pipe: `say!` and `complain!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod belongs;
 mod gpu;
 mod nic;
+mod option_scope;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -43,9 +43,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
-pub use belongs::{Belongs, stray};
 pub use gpu::{Gpu, Memory};
 pub use nic::{Nic, check_address, connect_pair, nic_label};
+pub use option_scope::{OptionScope, stray};
 
 /// What `--version` says: the revision, where `cargo xtask bundle` compiled it in.
 pub const VERSION: &str = match option_env!("DOORBELL_REVISION") {
@@ -68,7 +68,11 @@ pub fn print(stream: &mut dyn Write, text: fmt::Arguments<'_>) {
 
 /// A program from its command line to its exit code: `--help` and the like succeed; an error of `run` is bad input, and so is an
 /// option that `table` gives to others. `--write-manual` is answered here ([`manual`]).
-pub fn main<C: Parser>(program: &str, table: &[Belongs<C>], run: impl FnOnce(C) -> Result<u8>) -> ExitCode {
+pub fn main<C: Parser>(
+    program: &str,
+    table: &[OptionScope<C>],
+    run: impl FnOnce(C) -> Result<u8>,
+) -> ExitCode {
     if let Some(written) = manual::asked(C::command(), std::env::args_os()) {
         return written.map_or_else(|error| bad_input(program, &error.to_string()), |_| ExitCode::SUCCESS);
     }

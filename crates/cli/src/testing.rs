@@ -14,7 +14,7 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::Belongs;
+use crate::OptionScope;
 
 /// Longest life of anything here, and longest wait for a line.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -85,7 +85,7 @@ pub fn names_each<C: Parser>(option: &str, names: &[(&str, Option<&str>)]) {
 }
 
 /// The message about the first unused option of a command line, given without its program.
-pub fn stray<C: Parser>(words: &str, table: &[Belongs<C>]) -> Option<String> {
+pub fn stray<C: Parser>(words: &str, table: &[OptionScope<C>]) -> Option<String> {
     let command = C::command().no_binary_name(true);
     let matches = command.try_get_matches_from(words.split_whitespace()).unwrap();
     crate::stray(&C::from_arg_matches(&matches).unwrap(), &matches, table)

@@ -5,7 +5,7 @@ use clap::{ArgMatches, CommandFactory};
 
 /// Options, and the condition under which a program uses them: a row of its table.
 #[derive(Debug)]
-pub struct Belongs<C> {
+pub struct OptionScope<C> {
     /// Long names, without dashes; also those of a subcommand, where one was given.
     pub options: &'static [&'static str],
     /// What makes them count, in the words of the command line.
@@ -15,7 +15,11 @@ pub struct Belongs<C> {
 }
 
 /// The message about the first given option that is not used. Behind a subcommand, options are the subcommand's.
-pub fn stray<C: CommandFactory>(command: &C, matches: &ArgMatches, table: &[Belongs<C>]) -> Option<String> {
+pub fn stray<C: CommandFactory>(
+    command: &C,
+    matches: &ArgMatches,
+    table: &[OptionScope<C>],
+) -> Option<String> {
     let command_line = C::command();
     let behind =
         matches.subcommand().and_then(|(name, behind)| Some((command_line.find_subcommand(name)?, behind)));
@@ -64,7 +68,7 @@ mod tests {
         },
     }
 
-    fn said(row: &Belongs<Options>, words: &[&str]) -> Option<String> {
+    fn said(row: &OptionScope<Options>, words: &[&str]) -> Option<String> {
         let words = [&["program"], words].concat();
         let matches = Options::command().try_get_matches_from(words).unwrap();
         stray(&Options::from_arg_matches(&matches).unwrap(), &matches, std::slice::from_ref(row))
@@ -72,7 +76,7 @@ mod tests {
 
     #[test]
     fn an_option_that_nobody_looks_at_is_named_as_it_was_given() {
-        let row = Belongs {
+        let row = OptionScope {
             options: &["quiet", "sessions-at-most"],
             to: "--listen",
             when: |options: &Options| options.listen,
@@ -93,7 +97,7 @@ mod tests {
     #[test]
     fn an_option_behind_a_subcommand_is_the_subcommands() {
         let is_quiet = |options: &Options| matches!(options.command, Some(Behind::Probe { quiet: true, .. }));
-        let row = Belongs { options: &["ports"], to: "--quiet", when: is_quiet };
+        let row = OptionScope { options: &["ports"], to: "--quiet", when: is_quiet };
         let line = said(&row, &["probe", "--ports", "1,2"]).unwrap();
         assert!(line.starts_with("--ports 1,2 would do nothing here: it goes with --quiet"), "{line}");
         assert_eq!(said(&row, &["probe", "--quiet", "--ports", "1,2"]), None);

@@ -1,14 +1,14 @@
 //! Which end, which poster and which baseline looks at which option: the rest of a command line decides whether one means anything.
 
-use cli::{Belongs, Memory};
+use cli::{Memory, OptionScope};
 
 use crate::kernel_options::{KernelName, ReceiverName};
 use crate::options::{Baseline, BaselineKind, Cli, Command, PosterName};
 
 /// Options that only some commands use.
-pub const BELONGS: [Belongs<Cli>; 11] = [
-    Belongs { options: &["receiver", "sessions"], to: "--listen", when: |cli| takes(cli, |_| true) },
-    Belongs {
+pub const OPTION_SCOPES: [OptionScope<Cli>; 11] = [
+    OptionScope { options: &["receiver", "sessions"], to: "--listen", when: |cli| takes(cli, |_| true) },
+    OptionScope {
         options: &[
             "poster",
             "op",
@@ -28,17 +28,17 @@ pub const BELONGS: [Belongs<Cli>; 11] = [
         to: "--connect (the sender decides)",
         when: |cli| posts(cli, |_| true),
     },
-    Belongs {
+    OptionScope {
         options: &["order", "doorbell"],
         to: "--connect and a --poster of the shim's, which cpu-ibverbs is not",
         when: |cli| posts(cli, |poster| poster != PosterName::CpuIbverbs),
     },
-    Belongs {
+    OptionScope {
         options: &["kernel"],
         to: "--poster host-twin",
         when: |cli| posts(cli, |poster| poster == PosterName::HostTwin),
     },
-    Belongs {
+    OptionScope {
         options: &["producers"],
         to: "--poster gpu-shared, or host-twin with --kernel shared",
         when: |cli| {
@@ -47,7 +47,7 @@ pub const BELONGS: [Belongs<Cli>; 11] = [
                 || twin_shares && posts(cli, |poster| poster == PosterName::HostTwin)
         },
     },
-    Belongs {
+    OptionScope {
         options: &["twin-seed"],
         to: "--poster host-twin, or --receiver host-twin",
         when: |cli| {
@@ -55,7 +55,7 @@ pub const BELONGS: [Belongs<Cli>; 11] = [
                 || takes(cli, |receiver| receiver == ReceiverName::HostTwin)
         },
     },
-    Belongs {
+    OptionScope {
         options: &["gpu", "cuda"],
         to: "a gpu --poster, --receiver gpu, or --payload-memory of a GPU",
         when: |cli| {
@@ -64,22 +64,22 @@ pub const BELONGS: [Belongs<Cli>; 11] = [
                 || cli.transfer.kernels.payload_memory != Memory::Host
         },
     },
-    Belongs {
+    OptionScope {
         options: &["listen", "connect"],
         to: "baseline udp-ping-pong",
         when: |cli| is_measured(cli, |baseline| baseline.what == BaselineKind::UdpPingPong),
     },
-    Belongs {
+    OptionScope {
         options: &["seconds"],
         to: "--connect, whose end measures",
         when: |cli| is_measured(cli, |baseline| baseline.listen.is_none()),
     },
-    Belongs {
+    OptionScope {
         options: &["cores"],
         to: "flag-ping-pong, word-ring and process-vm-writev, whose processes are pinned",
         when: |cli| is_measured(cli, |baseline| baseline.what != BaselineKind::UdpPingPong),
     },
-    Belongs {
+    OptionScope {
         options: &["bytes"],
         to: "baseline process-vm-writev",
         when: |cli| is_measured(cli, |baseline| baseline.what == BaselineKind::ProcessVmWritev),
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     fn stray(text: &str) -> Option<String> {
-        cli::testing::stray(text, &BELONGS)
+        cli::testing::stray(text, &OPTION_SCOPES)
     }
 
     /// A whole command line in which an option of the table means something, and where it means nothing.
@@ -183,7 +183,7 @@ mod tests {
                 assert!(said.starts_with(&format!("{name} would do nothing here: it goes with ")), "{said}");
             }
         }
-        for option in BELONGS.iter().flat_map(|row| row.options) {
+        for option in OPTION_SCOPES.iter().flat_map(|row| row.options) {
             let mut cases = CASES.iter().map(|case| case.0).chain(BASELINES.iter().map(|case| case.0));
             let is_named = |case: &str| case.split(' ').next() == Some(&format!("--{option}"));
             assert!(cases.any(is_named), "--{option} is in no case");
