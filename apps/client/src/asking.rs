@@ -144,7 +144,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Sends what is due and takes one answer, if there is one. False: all is done, or the user wants an end.
-    fn turn(&mut self, stop: &AtomicBool) -> Result<bool, Gone> {
+    fn turn(&mut self, stop: &AtomicBool) -> Result<bool, EarlyEnd> {
         let now_ns = self.connection.now_ns();
         if now_ns >= self.look_ns {
             self.look(now_ns)?;
@@ -174,7 +174,7 @@ impl<'a> Asking<'a> {
                 std::thread::yield_now();
             }
             if self.tally.is_stopping && self.connection.outstanding() == 0 {
-                return Err(Gone::Stopping);
+                return Err(EarlyEnd::Stopping);
             }
             return Ok(self.connection.outstanding() > 0 || !self.load.is_over(now_ns));
         };
@@ -184,7 +184,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Looks after deadlines, the server, and the line of each second.
-    fn look(&mut self, now_ns: u64) -> Result<(), Gone> {
+    fn look(&mut self, now_ns: u64) -> Result<(), EarlyEnd> {
         self.look_ns = now_ns + LOOK_NS;
         let waited = self.load.expired(now_ns, self.patience_ns());
         self.tally.outcome.counts.lost += self.connection.expired().len() as u64 + waited;
@@ -198,14 +198,14 @@ impl<'a> Asking<'a> {
             if speaks_to_people(self.options.json.as_deref()) {
                 say!("{}", live.text());
             } else {
-                emit(self.options.json.as_deref(), &live).map_err(Gone::Line)?;
+                emit(self.options.json.as_deref(), &live).map_err(EarlyEnd::Line)?;
             }
             self.live = Some((next_ns + SECOND_NS, answered));
         }
         if self.connection.is_exhausted() {
-            return Err(Gone::Exhausted);
+            return Err(EarlyEnd::Exhausted);
         }
-        if self.connection.is_alive() { Ok(()) } else { Err(Gone::Server(self.connection.outstanding())) }
+        if self.connection.is_alive() { Ok(()) } else { Err(EarlyEnd::Server(self.connection.outstanding())) }
     }
 
     fn patience_ns(&self) -> u64 {
@@ -253,7 +253,7 @@ impl Tally {
 }
 
 /// Why a run ends early.
-enum Gone {
+enum EarlyEnd {
     /// The server is gone, with so many requests outstanding.
     Server(usize),
     Connection(ConnectionError),
@@ -265,24 +265,24 @@ enum Gone {
     Line(anyhow::Error),
 }
 
-impl From<ConnectionError> for Gone {
-    fn from(error: ConnectionError) -> Gone {
-        Gone::Connection(error)
+impl From<ConnectionError> for EarlyEnd {
+    fn from(error: ConnectionError) -> EarlyEnd {
+        EarlyEnd::Connection(error)
     }
 }
 
-impl std::fmt::Display for Gone {
+impl std::fmt::Display for EarlyEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Gone::Server(outstanding) => {
+            EarlyEnd::Server(outstanding) => {
                 write!(f, "the server is gone, with {outstanding} requests outstanding")
             }
-            Gone::Connection(error) => error.fmt(f),
-            Gone::Exhausted => {
+            EarlyEnd::Connection(error) => error.fmt(f),
+            EarlyEnd::Exhausted => {
                 f.write_str("no slot is left: UC has lost a message of each; ask for more --slots")
             }
-            Gone::Stopping => f.write_str("the server is stopping"),
-            Gone::Line(error) => write!(f, "{error:#}"),
+            EarlyEnd::Stopping => f.write_str("the server is stopping"),
+            EarlyEnd::Line(error) => write!(f, "{error:#}"),
         }
     }
 }
