@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
-use echo::kernel::{Ask, Questions};
+use echo::kernel::{EchoClient, Questions};
 use rdma_shim::kernel::{KernelError, Reason, Region};
 use verbs::connect::{ConnectError, Path, Session, Wait};
 use verbs::{Pd, Qp};
@@ -34,7 +34,7 @@ pub struct Outcome {
 }
 
 enum Asker {
-    Kernel(Box<Ask>, Region),
+    Kernel(Box<EchoClient>, Region),
     Cpu(Box<Cpu>),
 }
 
@@ -46,7 +46,7 @@ impl Asker {
         let (queue, region) = queue(options, &machine, pd, 2, 2 * u64::from(bytes))?;
         let threads = if machine.is_gpu() { THREADS.min(bytes / 8) } else { 1 };
         let questions = Questions { count: options.count, bytes, patience: PATIENCE, threads };
-        Ok(Asker::Kernel(Box::new(Ask::new(queue, &region, questions)?), region))
+        Ok(Asker::Kernel(Box::new(EchoClient::new(queue, &region, questions)?), region))
     }
 
     fn qp(&self) -> &Qp {
@@ -65,7 +65,7 @@ impl Asker {
 }
 
 /// Sleeps until the kernel has all its answers, the service is gone, or a signal came.
-fn ask_by_kernel(ask: Ask, session: &mut Session, stop: &AtomicBool) -> Result<Outcome> {
+fn ask_by_kernel(ask: EchoClient, session: &mut Session, stop: &AtomicBool) -> Result<Outcome> {
     let running = ask.start()?;
     let mut why = None;
     while why.is_none() && !stop.load(Ordering::Relaxed) && !running.is_over()? {
@@ -76,7 +76,7 @@ fn ask_by_kernel(ask: Ask, session: &mut Session, stop: &AtomicBool) -> Result<O
 }
 
 /// What a kernel says that asked; else `why` it was told to end.
-pub fn outcome_of(asked: &Ask, why: Option<String>) -> Result<Outcome, KernelError> {
+pub fn outcome_of(asked: &EchoClient, why: Option<String>) -> Result<Outcome, KernelError> {
     let outcome = asked.outcome()?;
     let failure = outcome.failure.filter(|failure| failure.reason != Reason::Cancelled);
     Ok(Outcome {

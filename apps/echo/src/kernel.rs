@@ -218,11 +218,11 @@ pub struct Questions {
 
 /// The client, ready to be launched: one block.
 #[derive(Debug)]
-pub struct Ask(Parts, u32);
+pub struct EchoClient(Parts, u32);
 
-impl Ask {
+impl EchoClient {
     /// Makes it, with question and answer in `region`. Errors: as [`Echo::new`], and questions of no whole words.
-    pub fn new(queue: Queue, region: &Region, questions: Questions) -> Result<Ask, KernelError> {
+    pub fn new(queue: Queue, region: &Region, questions: Questions) -> Result<EchoClient, KernelError> {
         let run = db_echo_run {
             wait_ns: nanoseconds(questions.patience),
             stride: questions.bytes,
@@ -231,16 +231,16 @@ impl Ask {
             count: questions.count,
             ..Default::default()
         };
-        Ok(Ask(Parts::new("ask", queue, region, run)?, questions.threads))
+        Ok(EchoClient(Parts::new("ask", queue, region, run)?, questions.threads))
     }
 
     /// Launches it; also again, when it was given back with all its answers. Errors: the run before did not end well
-    /// ([`Outcome::failure`]: look at it first, since the queue goes with an Ask that is refused), and a receive of its may be left that
+    /// ([`Outcome::failure`]: look at it first, since the queue goes with an EchoClient that is refused), and a receive of its may be left that
     /// would take the answer of a question of this run; the GPU's.
-    pub fn start(self) -> Result<Running<Ask>, KernelError> {
+    pub fn start(self) -> Result<Running<EchoClient>, KernelError> {
         if let Some(failure) = self.outcome()?.failure {
             return Err(KernelError::Refused(format!(
-                "{}: the run before did not end well ({failure}), and what was posted for it may still be there; ask with a new Ask, \
+                "{}: the run before did not end well ({failure}), and what was posted for it may still be there; ask with a new EchoClient, \
                  over its queue if that was taken by into_queue() and connected anew",
                 self.0.queue.name()
             )));

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 use cli::{connect_pair, sentence};
-use echo::kernel::{Ask, Echo, Listening, Questions};
+use echo::kernel::{Echo, EchoClient, Listening, Questions};
 use verbs::Pd;
 
 use crate::asking::{BYTES, Outcome, THREADS, outcome_of, say_run};
@@ -24,7 +24,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let echo = Echo::new(echo_queue, &echo_region, listening)?;
     let threads = if machine.is_gpu() { THREADS.min(bytes / 8) } else { 1 };
     let questions = Questions { count: options.count, bytes, patience: PATIENCE, threads };
-    let ask = Ask::new(ask_queue, &ask_region, questions)?;
+    let ask = EchoClient::new(ask_queue, &ask_region, questions)?;
     let service = echo.start()?;
     wait_until_ready(&service)?;
     let running = ask.start()?;

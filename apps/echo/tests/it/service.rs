@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use echo::kernel::{Ask, Echo, KERNELS, Listening, Questions};
+use echo::kernel::{Echo, EchoClient, KERNELS, Listening, Questions};
 use measure::need;
 use rdma_shim::kernel::{Failure, KernelError, Machine, Place, Queue, Reason, Region, Running};
 use rdma_shim::testing::{Bench, PATIENCE, connect_with, device, memory, wait_for};
@@ -286,13 +286,13 @@ fn ends_without_a_message(bench: &Bench) {
 on_both!(twin_echo_ends_without_a_message, gpu_echo_ends_without_a_message, ends_without_a_message);
 
 /// The client, its peer, and the memory of both.
-fn asks(bench: &Bench, questions: Questions) -> (Ask, Region, QueuePair, Cq, Mr<Pages>) {
+fn asks(bench: &Bench, questions: Questions) -> (EchoClient, Region, QueuePair, Cq, Mr<Pages>) {
     let (queue, region) = bench.end();
     let cq = bench.cq();
     let peer = Bench::builder().build(&bench.pd, &cq, &cq).unwrap();
     connect_with(queue.qp(), peer.number(), 7);
     connect_with(&peer, queue.qp().number(), 7);
-    let ask = Ask::new(queue, &region, questions).unwrap();
+    let ask = EchoClient::new(queue, &region, questions).unwrap();
     (ask, region, peer, cq, memory(&bench.pd, STRIDE))
 }
 
@@ -308,7 +308,7 @@ fn kernels_ask_and_answer(bench: &Bench) {
         let listening = Listening { window: 2, most_bytes: bytes, patience: PATIENCE };
         let echo = Echo::new(queue, &region, listening).unwrap();
         let questions = Questions { count, bytes, threads, ..QUESTIONS };
-        let ask = Ask::new(asking, &its_region, questions).unwrap();
+        let ask = EchoClient::new(asking, &its_region, questions).unwrap();
         let running = echo.start().unwrap();
         let asked = ask.start().unwrap().end(PATIENCE).unwrap();
         let (outcome, mut times) = (asked.outcome().unwrap(), asked.round_trips_ns().unwrap());
@@ -341,7 +341,7 @@ fn kernels_begin_again(bench: &Bench) {
         let listening = Listening { window: 2, most_bytes: 64, patience: PATIENCE };
         let mut echo = Echo::new(queue, &region, listening).unwrap();
         let questions = Questions { count: COUNT, bytes: 64, ..QUESTIONS };
-        let mut ask = Ask::new(asking, &its_region, questions).unwrap();
+        let mut ask = EchoClient::new(asking, &its_region, questions).unwrap();
         for launch in 0..30 {
             let running = echo.start().unwrap();
             ask = ask.start().unwrap().end(PATIENCE).unwrap();
@@ -495,7 +495,7 @@ fn twin_echo_refuses_what_queue_or_region_do_not_have() {
     let (send, receive) = (bench.cq().into_direct().unwrap(), bench.cq().into_direct().unwrap());
     let (builder, options) = (Bench::builder(), Options::default());
     let queue = Queue::create(&bench.machine, &builder, &bench.pd, send, Some(receive), options).unwrap();
-    let refused = Ask::new(queue, &bench.end().1, QUESTIONS).unwrap_err().to_string();
+    let refused = EchoClient::new(queue, &bench.end().1, QUESTIONS).unwrap_err().to_string();
     assert!(refused.ends_with("completions of one direction"), "{refused}");
 }
 
@@ -505,7 +505,7 @@ fn refuse_a_region_of_another_machine(ours: &Bench, theirs: &Bench) {
     let listening = Listening { window: 2, most_bytes: 64, patience: PATIENCE };
     for refused in [
         Echo::new(ours.end().0, &their_region, listening).map(drop),
-        Ask::new(ours.end().0, &their_region, Questions { bytes: 64, ..QUESTIONS }).map(drop),
+        EchoClient::new(ours.end().0, &their_region, Questions { bytes: 64, ..QUESTIONS }).map(drop),
     ] {
         let KernelError::Refused(text) = refused.unwrap_err() else { panic!("not refused") };
         let (other, own) = (theirs.machine.name(), ours.machine.name());
