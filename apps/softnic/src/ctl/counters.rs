@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use soft_nic::abi::control::{CallError, Request};
 
-use super::{Everybody, Target, program_of, show};
+use super::{RunningNics, Target, program_of, show};
 
 /// The processes whose counters are shown, and how.
 #[derive(Debug, Args)]
@@ -47,17 +47,17 @@ pub fn run(options: &Show) -> Result<()> {
     let mut looked = false;
     let mut said_waiting = false;
     loop {
-        let (everybody, targets) = match options.pid {
-            Some(pid) => match Everybody::of_process(pid) {
-                Ok((everybody, target)) => (everybody, vec![target]),
+        let (nics, targets) = match options.pid {
+            Some(pid) => match RunningNics::of_process(pid) {
+                Ok((nics, target)) => (nics, vec![target]),
                 // It was there before: the end of what was watched.
                 Err(_) if looked => return Ok(()),
                 Err(error) => return Err(error),
             },
             None => {
-                let mut everybody = Everybody::find(options.fabric.as_deref())?;
-                let targets = std::mem::take(&mut everybody.targets);
-                (everybody, targets)
+                let mut nics = RunningNics::find(options.fabric.as_deref())?;
+                let targets = std::mem::take(&mut nics.targets);
+                (nics, targets)
             }
         };
         if targets.is_empty() && options.watch.is_none() {
@@ -71,8 +71,8 @@ pub fn run(options: &Show) -> Result<()> {
         }
         said_waiting = targets.is_empty();
         for target in &targets {
-            match everybody.ask(target, &Request::Counters) {
-                Ok(counters) if !show(&text(options, &everybody, target, &counters))? => return Ok(()),
+            match nics.ask(target, &Request::Counters) {
+                Ok(counters) if !show(&text(options, &nics, target, &counters))? => return Ok(()),
                 Ok(_) => looked = true,
                 // One that ends while all are asked, or that was watched to its end.
                 Err(error) if is_gone(&error) && (options.all || looked) => {}
@@ -91,8 +91,8 @@ fn is_gone(error: &anyhow::Error) -> bool {
 }
 
 /// One look at one NIC. For reading, what is 0 is left out.
-fn text(options: &Show, everybody: &Everybody, target: &Target, counters: &[(String, String)]) -> String {
-    let (fabric, seat) = (&everybody.visit(target).name, &target.seat);
+fn text(options: &Show, nics: &RunningNics, target: &Target, counters: &[(String, String)]) -> String {
+    let (fabric, seat) = (&nics.visit(target).name, &target.seat);
     let program = program_of(seat.pid);
     let value = |text: &String| text.parse::<u64>().unwrap_or(0);
     if options.json {

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use soft_nic::abi::control::Request;
 
-use super::Everybody;
+use super::RunningNics;
 
 /// A port goes down or up.
 #[derive(Debug, Args)]
@@ -142,8 +142,8 @@ pub fn inject(inject: &Inject) -> Result<()> {
 /// Asks for something that has no answer but «done».
 fn ask(pid: u32, line: &str) -> Result<()> {
     let request = Request::parse(line).map_err(anyhow::Error::msg)?;
-    let (everybody, target) = Everybody::of_process(pid)?;
-    everybody.ask(&target, &request)?;
+    let (nics, target) = RunningNics::of_process(pid)?;
+    nics.ask(&target, &request)?;
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use soft_nic::abi::control::Request;
 use soft_nic::span::Span;
 
-use super::{Everybody, program_of, show};
+use super::{RunningNics, program_of, show};
 
 /// Which, and how it is shown.
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ struct Device {
 }
 
 pub fn run(list: &List) -> Result<()> {
-    let everybody = Everybody::find(list.fabric.as_deref())?;
+    let nics = RunningNics::find(list.fabric.as_deref())?;
     let mut text = if list.json {
         String::new()
     } else {
@@ -44,9 +44,9 @@ pub fn run(list: &List) -> Result<()> {
             "FABRIC", "SLOT", "PID", "PROGRAM"
         )
     };
-    for target in &everybody.targets {
-        let (fabric, seat) = (&everybody.visit(target).name, &target.seat);
-        let answer = everybody.ask(target, &Request::Status);
+    for target in &nics.targets {
+        let (fabric, seat) = (&nics.visit(target).name, &target.seat);
+        let answer = nics.ask(target, &Request::Status);
         let program = program_of(seat.pid);
         let devices = answer.map(|lines| lines.iter().map(device).collect::<Vec<_>>());
         if list.json {

@@ -62,18 +62,18 @@ struct Target {
 }
 
 /// The processes that have a NIC, on the fabric of this name or on all fabrics.
-struct Everybody {
+struct RunningNics {
     visits: Vec<Visit>,
     targets: Vec<Target>,
 }
 
-impl Everybody {
-    fn find(fabric: Option<&str>) -> Result<Everybody> {
+impl RunningNics {
+    fn find(fabric: Option<&str>) -> Result<RunningNics> {
         let mut visits = Visit::all().context("looking for fabrics in /proc")?;
         visits.retain(|visit| fabric.is_none_or(|name| visit.name == name));
         let seats = |visit: usize| visits[visit].seats().into_iter().map(move |seat| Target { visit, seat });
         let targets = (0..visits.len()).flat_map(seats).collect();
-        Ok(Everybody { visits, targets })
+        Ok(RunningNics { visits, targets })
     }
 
     fn visit(&self, target: &Target) -> &Visit {
@@ -81,12 +81,12 @@ impl Everybody {
     }
 
     /// The NIC of this process.
-    fn of_process(pid: u32) -> Result<(Everybody, Target)> {
-        let mut everybody = Self::find(None)?;
-        match everybody.targets.iter().position(|target| target.seat.pid == pid) {
+    fn of_process(pid: u32) -> Result<(RunningNics, Target)> {
+        let mut nics = Self::find(None)?;
+        match nics.targets.iter().position(|target| target.seat.pid == pid) {
             Some(at) => {
-                let target = everybody.targets.swap_remove(at);
-                Ok((everybody, target))
+                let target = nics.targets.swap_remove(at);
+                Ok((nics, target))
             }
             None => bail!("{}", why_not(pid)),
         }

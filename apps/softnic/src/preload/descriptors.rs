@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use soft_nic::abi::attributes::RDMA_VERBS_IOCTL;
 
-use super::raw::{self, behind, fail, hooks, int, syscall};
+use super::raw::{self, fail, hooks, int, next_function, syscall};
 use super::table::{self, Entry};
 use super::{manager, nic};
 
@@ -80,7 +80,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 unsafe extern "C" fn closefrom(first: c_int) {
     let first = first.max(0) as c_uint;
     table::range(first, c_uint::MAX).for_each(forget);
-    let next = behind!(c"closefrom", fn(c_int));
+    let next = next_function!(c"closefrom", fn(c_int));
     // SAFETY: the program's own argument.
     unsafe { next(first as c_int) }
 }
@@ -111,7 +111,7 @@ macro_rules! fcntl_hooks {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
             // Not a raw system call: libc translates F_GETOWN and the lock commands.
-            let next = behind!($c_name, fn(c_int, c_int, *mut c_void) -> c_int, -1);
+            let next = next_function!($c_name, fn(c_int, c_int, *mut c_void) -> c_int, -1);
             // SAFETY: the program's own arguments.
             let result = unsafe { next(fd, command, argument) };
             if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {

@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use soft_nic::abi::tree::{Node, Tree};
 
 use super::paths::{Place, locate};
-use super::raw::{behind, fail};
+use super::raw::{fail, next_function};
 use super::table::{self, Entry};
-use super::world::world;
+use super::virtual_tree::virtual_tree;
 
 /// What a `DIR *` of ours points to.
 struct Listing {
@@ -44,13 +44,14 @@ unsafe fn listing<'a>(stream: *mut libc::DIR) -> &'a mut Listing {
 }
 
 fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
-    let Some(index) = world().directory_index(path) else {
+    let Some(index) = virtual_tree().directory_index(path) else {
         fail(libc::ENOENT);
         return std::ptr::null_mut();
     };
     let own = entry(".", &Node::Directory, path);
     let above = entry("..", &Node::Directory, path.rsplit_once('/').map_or("/", |(above, _)| above));
-    let names = world().tree.children(path).map(|(name, node)| entry(name, node, &format!("{path}/{name}")));
+    let names =
+        virtual_tree().tree.children(path).map(|(name, node)| entry(name, node, &format!("{path}/{name}")));
     let mut entries: Vec<libc::dirent> = [own, above].into_iter().chain(names).collect();
     for (position, entry) in entries.iter_mut().enumerate() {
         entry.d_off = position as i64 + 1;
@@ -80,7 +81,7 @@ fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
-    let next = behind!(c"opendir", fn(*const c_char) -> *mut libc::DIR, std::ptr::null_mut());
+    let next = next_function!(c"opendir", fn(*const c_char) -> *mut libc::DIR, std::ptr::null_mut());
     match locate(libc::AT_FDCWD, path, true) {
         // SAFETY: the program's own argument.
         Place::Foreign => unsafe { next(path) },
@@ -101,12 +102,12 @@ unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fdopendir(fd: c_int) -> *mut libc::DIR {
     if let Entry::Directory(index) = table::verified(fd) {
-        return match world().directory(index as usize) {
+        return match virtual_tree().directory(index as usize) {
             Some(path) => open_listing(path, Some(fd)),
             None => std::ptr::null_mut(),
         };
     }
-    let next = behind!(c"fdopendir", fn(c_int) -> *mut libc::DIR, std::ptr::null_mut());
+    let next = next_function!(c"fdopendir", fn(c_int) -> *mut libc::DIR, std::ptr::null_mut());
     // SAFETY: the program's own argument.
     unsafe { next(fd) }
 }
@@ -124,7 +125,7 @@ unsafe extern "C" fn closedir(stream: *mut libc::DIR) -> c_int {
         }
         return 0;
     }
-    let next = behind!(c"closedir", fn(*mut libc::DIR) -> c_int, -1);
+    let next = next_function!(c"closedir", fn(*mut libc::DIR) -> c_int, -1);
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
 }
@@ -135,7 +136,7 @@ macro_rules! readdir_hooks {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(stream: *mut libc::DIR) -> *mut libc::dirent {
             if !is_ours(stream) {
-                let next = behind!($c_name, fn(*mut libc::DIR) -> *mut libc::dirent, std::ptr::null_mut());
+                let next = next_function!($c_name, fn(*mut libc::DIR) -> *mut libc::dirent, std::ptr::null_mut());
                 // SAFETY: the program's own argument.
                 return unsafe { next(stream) };
             }
@@ -159,7 +160,7 @@ macro_rules! readdir_r_hooks {
         ) -> c_int {
             if !is_ours(stream) {
                 let next =
-                    behind!($c_name, fn(*mut libc::DIR, *mut libc::dirent, *mut *mut libc::dirent) -> c_int, libc::ENOSYS);
+                    next_function!($c_name, fn(*mut libc::DIR, *mut libc::dirent, *mut *mut libc::dirent) -> c_int, libc::ENOSYS);
                 // SAFETY: the program's own arguments.
                 return unsafe { next(stream, room, result) };
             }
@@ -197,7 +198,7 @@ unsafe extern "C" fn dirfd(stream: *mut libc::DIR) -> c_int {
         }
         return listing.fd.unwrap_or(-1);
     }
-    let next = behind!(c"dirfd", fn(*mut libc::DIR) -> c_int, -1);
+    let next = next_function!(c"dirfd", fn(*mut libc::DIR) -> c_int, -1);
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
 }
@@ -209,7 +210,7 @@ unsafe extern "C" fn rewinddir(stream: *mut libc::DIR) {
         unsafe { listing(stream) }.next = 0;
         return;
     }
-    let next = behind!(c"rewinddir", fn(*mut libc::DIR));
+    let next = next_function!(c"rewinddir", fn(*mut libc::DIR));
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
 }
@@ -221,7 +222,7 @@ unsafe extern "C" fn seekdir(stream: *mut libc::DIR, position: c_long) {
         unsafe { listing(stream) }.next = usize::try_from(position).unwrap_or(0);
         return;
     }
-    let next = behind!(c"seekdir", fn(*mut libc::DIR, c_long));
+    let next = next_function!(c"seekdir", fn(*mut libc::DIR, c_long));
     // SAFETY: the program's own arguments.
     unsafe { next(stream, position) }
 }
@@ -232,7 +233,7 @@ unsafe extern "C" fn telldir(stream: *mut libc::DIR) -> c_long {
         // SAFETY: ours, as just seen.
         return unsafe { listing(stream) }.next as c_long;
     }
-    let next = behind!(c"telldir", fn(*mut libc::DIR) -> c_long, -1);
+    let next = next_function!(c"telldir", fn(*mut libc::DIR) -> c_long, -1);
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
 }
@@ -296,7 +297,7 @@ macro_rules! scandir_hooks {
             path: *const c_char, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare,
         ) -> c_int {
             let next =
-                behind!($c_name, fn(*const c_char, *mut *mut *mut libc::dirent, Filter, Compare) -> c_int, -1);
+                next_function!($c_name, fn(*const c_char, *mut *mut *mut libc::dirent, Filter, Compare) -> c_int, -1);
             match locate(libc::AT_FDCWD, path, true) {
                 // SAFETY: the program's own arguments.
                 Place::Foreign => unsafe { next(path, list, filter, compare) },

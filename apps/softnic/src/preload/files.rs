@@ -6,9 +6,9 @@ use soft_nic::abi::sysfs;
 use soft_nic::abi::tree::{Attributes, Node, Tree};
 
 use super::paths::{Place, locate};
-use super::raw::{self, behind, fail, hooks, syscall};
+use super::raw::{self, fail, hooks, next_function, syscall};
 use super::table::{self, Entry};
-use super::world::world;
+use super::virtual_tree::virtual_tree;
 use super::{manager, nic, raw::int};
 
 /// `open` in all its spellings.
@@ -28,7 +28,7 @@ pub fn open_node(path: &str, node: &Node, flags: c_int) -> c_int {
     let close_on_exec = flags & libc::O_CLOEXEC != 0;
     match node {
         Node::Directory if writes => fail(libc::EISDIR),
-        Node::Directory => match world().directory_index(path) {
+        Node::Directory => match virtual_tree().directory_index(path) {
             Some(index) => table::open_directory(index, close_on_exec),
             None => fail(libc::ENOENT),
         },
@@ -36,7 +36,8 @@ pub fn open_node(path: &str, node: &Node, flags: c_int) -> c_int {
         Node::File(_) | Node::Port(..) if writes => fail(libc::EACCES),
         Node::File(content) => open_content(content, close_on_exec),
         Node::Port(device, file) => {
-            let content = sysfs::port_file(*file, world().config.link_layer, nic::port_is_down(*device));
+            let content =
+                sysfs::port_file(*file, virtual_tree().config.link_layer, nic::port_is_down(*device));
             open_content(content.as_bytes(), close_on_exec)
         }
         Node::Link(_) => fail(libc::ELOOP),
@@ -115,7 +116,7 @@ macro_rules! fopen_hooks {
                 return file;
             }
             let next =
-                behind!($c_name, fn(*const c_char, *const c_char) -> *mut libc::FILE, std::ptr::null_mut());
+                next_function!($c_name, fn(*const c_char, *const c_char) -> *mut libc::FILE, std::ptr::null_mut());
             // SAFETY: the program's own arguments.
             unsafe { next(path, mode) }
         }
@@ -170,7 +171,7 @@ fn attributes_of(fd: c_int) -> Option<Attributes> {
     match table::verified(fd) {
         Entry::Foreign => None,
         Entry::Directory(index) => {
-            Some(Tree::attributes(world().directory(index as usize)?, &Node::Directory))
+            Some(Tree::attributes(virtual_tree().directory(index as usize)?, &Node::Directory))
         }
         Entry::Command(number) => Some(device(nic::device_of(number).unwrap_or_default())),
         Entry::Inherited => Some(device(0)),
@@ -322,7 +323,7 @@ unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
     let place = locate(at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
-    let next = behind!(c"faccessat", fn(c_int, *const c_char, c_int, c_int) -> c_int, -1);
+    let next = next_function!(c"faccessat", fn(c_int, *const c_char, c_int, c_int) -> c_int, -1);
     match place {
         // SAFETY: the program's own arguments; libc knows how to ask with flags on old kernels.
         Place::Foreign => unsafe { next(at, path, mode, flags) },
@@ -338,7 +339,7 @@ macro_rules! effective_access_hooks {
     ($($name:ident = $c_name:literal),*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(path: *const c_char, mode: c_int) -> c_int {
-            let next = behind!($c_name, fn(*const c_char, c_int) -> c_int, -1);
+            let next = next_function!($c_name, fn(*const c_char, c_int) -> c_int, -1);
             match locate(libc::AT_FDCWD, path, true) {
                 // SAFETY: the program's own arguments.
                 Place::Foreign => unsafe { next(path, mode) },
@@ -463,8 +464,11 @@ unsafe extern "C" fn realpath(path: *const c_char, out: *mut c_char) -> *mut c_c
     match resolve(path, out) {
         Ok(answer) => answer,
         Err(real) => {
-            let next =
-                behind!(c"realpath", fn(*const c_char, *mut c_char) -> *mut c_char, std::ptr::null_mut());
+            let next = next_function!(
+                c"realpath",
+                fn(*const c_char, *mut c_char) -> *mut c_char,
+                std::ptr::null_mut()
+            );
             // SAFETY: the program's own arguments, or a path of ours.
             unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr()), out) }
         }
@@ -476,7 +480,7 @@ unsafe extern "C" fn __realpath_chk(path: *const c_char, out: *mut c_char, size:
     match resolve(path, out) {
         Ok(answer) => answer,
         Err(real) => {
-            let next = behind!(
+            let next = next_function!(
                 c"__realpath_chk",
                 fn(*const c_char, *mut c_char, usize) -> *mut c_char,
                 std::ptr::null_mut()
@@ -492,8 +496,11 @@ unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_char 
     match resolve(path, std::ptr::null_mut()) {
         Ok(answer) => answer,
         Err(real) => {
-            let next =
-                behind!(c"canonicalize_file_name", fn(*const c_char) -> *mut c_char, std::ptr::null_mut());
+            let next = next_function!(
+                c"canonicalize_file_name",
+                fn(*const c_char) -> *mut c_char,
+                std::ptr::null_mut()
+            );
             // SAFETY: the program's own argument, or a path of ours.
             unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr())) }
         }

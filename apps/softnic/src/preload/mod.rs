@@ -12,4 +12,4 @@ mod raw;
 mod sanitizer;
 mod stats;
 mod table;
-mod world;
+mod virtual_tree;

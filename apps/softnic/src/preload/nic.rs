@@ -12,7 +12,7 @@ use soft_nic::abi::server::{Mapping, OpenFile, log, log_enabled};
 
 use super::raw::{self, fail, syscall};
 use super::table::{self, Entry};
-use super::world::world;
+use super::virtual_tree::virtual_tree;
 use super::{pump, stats};
 
 /// One process's NIC with its open files.
@@ -76,7 +76,7 @@ pub fn get_or_make() -> Result<&'static Nic, c_int> {
 }
 
 fn make(pid: i32) -> Result<&'static Nic, c_int> {
-    let world = world();
+    let world = virtual_tree();
     let publish = |report: &Report| stats::append(report, pump::time_ns());
     let process = Process::start(world.config.clone(), world.machine.clone(), publish).map_err(|error| {
         log(&format!("{error}; the device cannot be opened"));

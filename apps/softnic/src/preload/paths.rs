@@ -6,7 +6,7 @@ use soft_nic::abi::sysfs::{CLASS_MARK, MANAGER_MARK, PCI_MARK};
 use soft_nic::abi::tree::{Lookup, Node};
 
 use super::table::{self, Entry};
-use super::world::world;
+use super::virtual_tree::virtual_tree;
 
 /// Where a path leads.
 pub enum Place {
@@ -43,7 +43,7 @@ pub fn locate(directory: c_int, path: *const c_char, follow: bool) -> Place {
             None => return Place::Foreign,
         }
     };
-    match world().tree.lookup(&whole, follow) {
+    match virtual_tree().tree.lookup(&whole, follow) {
         Lookup::Node { path, node } => Place::Node(path, node),
         Lookup::Missing(errno) => Place::Error(errno),
         Lookup::Outside(path) => CString::new(path).map_or(Place::Foreign, Place::Real),
@@ -64,7 +64,7 @@ fn may_be_ours(path: &[u8]) -> bool {
 /// The path of the directory that a relative path starts from.
 fn base(directory: c_int) -> Option<String> {
     if let Entry::Directory(index) = table::verified(directory) {
-        return world().directory(index as usize).map(str::to_owned);
+        return virtual_tree().directory(index as usize).map(str::to_owned);
     }
     let link = if directory == libc::AT_FDCWD {
         "/proc/self/cwd".to_owned()

@@ -9,8 +9,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use super::nic;
-use super::raw::Behind;
-use super::world::world;
+use super::raw::NextFunction;
+use super::virtual_tree::virtual_tree;
 
 /// Offset of `ops.poll_cq` in `struct ibv_context` (`infiniband/verbs.h`, rdma-core 39 to 64): after the device pointer,
 /// the twelfth of the operations.
@@ -30,7 +30,7 @@ pub fn time_ns() -> u64 {
 
 /// The real function. RTLD_NEXT does not see a libibverbs that was loaded by `dlopen(RTLD_LOCAL)`, as under Python.
 fn open_device() -> Option<OpenDevice> {
-    static NEXT: Behind = Behind::new(c"ibv_open_device");
+    static NEXT: NextFunction = NextFunction::new(c"ibv_open_device");
     let mut found = NEXT.get();
     if found.is_null() {
         // SAFETY: asks for a library that is loaded already, without loading it.
@@ -54,7 +54,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut c_void) -> *mut c_void {
     };
     // SAFETY: the program's own argument.
     let context = unsafe { next(device) };
-    if !context.is_null() && world().config.pump {
+    if !context.is_null() && virtual_tree().config.pump {
         // SAFETY: `ops.poll_cq` of a context that was just opened and is not polled yet.
         let place = unsafe { context.byte_add(POLL_CQ) }.cast::<*mut c_void>();
         // SAFETY: as above.

@@ -102,12 +102,12 @@ pub fn pid() -> i32 {
 const VERSIONS: [(&CStr, &CStr); 2] = [(c"realpath", c"GLIBC_2.3"), (c"ibv_open_device", c"IBVERBS_1.1")];
 
 /// A function behind this library's, looked up once.
-pub struct Behind {
+pub struct NextFunction {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
 }
 
-impl Behind {
+impl NextFunction {
     /// Names the function.
     pub const fn new(name: &'static CStr) -> Self {
         Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
@@ -137,11 +137,11 @@ impl Behind {
 }
 
 /// Declares the type of a libc function behind this library's, and gives it, or fails the hook with `ENOSYS`.
-macro_rules! behind {
-    ($name:literal, fn($($argument:ty),*)) => { behind!($name, fn($($argument),*) -> (), ()) };
+macro_rules! next_function {
+    ($name:literal, fn($($argument:ty),*)) => { next_function!($name, fn($($argument),*) -> (), ()) };
     ($name:literal, fn($($argument:ty),*) -> $result:ty, $failed:expr) => {{
-        static BEHIND: $crate::preload::raw::Behind = $crate::preload::raw::Behind::new($name);
-        let found = BEHIND.get();
+        static NEXT: $crate::preload::raw::NextFunction = $crate::preload::raw::NextFunction::new($name);
+        let found = NEXT.get();
         if found.is_null() {
             $crate::preload::raw::fail(libc::ENOSYS);
             return $failed;
@@ -150,7 +150,7 @@ macro_rules! behind {
         unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($argument),*) -> $result>(found) }
     }};
 }
-pub(crate) use behind;
+pub(crate) use next_function;
 
 /// Exports one hook under each of the names that the C library has for it.
 macro_rules! hooks {

@@ -6,11 +6,11 @@ use serde_json::{Map, Value, json};
 use soft_nic::abi::process::Report;
 use soft_nic::abi::server::log;
 
-use super::world::world;
+use super::virtual_tree::virtual_tree;
 
 /// Appends this process's line, when a stats file is configured.
 pub fn append(report: &Report, pump_ns: u64) {
-    let Some(file) = &world().config.stats else { return };
+    let Some(file) = &virtual_tree().config.stats else { return };
     let line = line(report, pump_ns);
     let written = std::fs::OpenOptions::new()
         .append(true)
@@ -37,10 +37,10 @@ fn line(report: &Report, pump_ns: u64) -> String {
         "comm": comm.trim_end(),
         "libmlx5": mapped(&maps, "libmlx5"),
         "libibverbs": mapped(&maps, "libibverbs"),
-        "model": world().config.model.word(),
-        "link_layer": world().config.link_layer.word(),
-        "pump": world().config.pump,
-        "strict": world().config.strict,
+        "model": virtual_tree().config.model.word(),
+        "link_layer": virtual_tree().config.link_layer.word(),
+        "pump": virtual_tree().config.pump,
+        "strict": virtual_tree().config.strict,
         "changes": report.changes,
         "refused": refused,
         "counters": counters,

@@ -9,7 +9,7 @@ use soft_nic::config::Config;
 use soft_nic::dma::{Interface, interfaces};
 
 /// The configuration and the tree of virtual files; never changes once made.
-pub struct World {
+pub struct VirtualTree {
     /// The configuration that the launcher left.
     pub config: Config,
     /// What the machine has.
@@ -21,9 +21,9 @@ pub struct World {
 }
 
 /// The tree of this process, made once. A configuration that cannot be read gives a line and a machine without devices.
-pub fn world() -> &'static World {
-    static WORLD: OnceLock<World> = OnceLock::new();
-    WORLD.get_or_init(|| {
+pub fn virtual_tree() -> &'static VirtualTree {
+    static TREE: OnceLock<VirtualTree> = OnceLock::new();
+    TREE.get_or_init(|| {
         let (config, devices) = match Config::from_environment() {
             Ok(config) => (config, true),
             Err(error) => {
@@ -36,11 +36,11 @@ pub fn world() -> &'static World {
         let tree = sysfs::build(&shown, &machine);
         let is_directory = |path: &&str| tree.node(path) == Some(&Node::Directory);
         let directories = tree.paths().filter(is_directory).map(str::to_owned).collect();
-        World { config, machine, tree, directories }
+        VirtualTree { config, machine, tree, directories }
     })
 }
 
-impl World {
+impl VirtualTree {
     /// Number of a directory.
     pub fn directory_index(&self, path: &str) -> Option<usize> {
         self.directories.binary_search_by(|known| known.as_str().cmp(path)).ok()
