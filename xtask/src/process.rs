@@ -63,7 +63,7 @@ pub fn run_timed(command: &mut Command, log: &Path, limit: Duration) -> Result<(
     let program = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     stop::hold();
-    let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
+    let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
     let since = Instant::now();
     // A program that has ended and was not waited for still has its counts.
     let used = loop {
@@ -84,7 +84,7 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     stop::hold();
-    let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
+    let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
     let mut stdout = child.0.stdout.take().context("stdout was piped")?;
     let (said, text) = channel();
     // Ends with the program.
@@ -101,9 +101,9 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
 
 /// A child that does not outlive its owner, nor do its own children.
 #[derive(Debug)]
-pub struct Guarded(pub Child);
+pub struct ChildGuard(pub Child);
 
-impl Guarded {
+impl ChildGuard {
     /// Waits for the end; after `limit` ends it.
     pub fn wait(&mut self, limit: Duration) -> Result<Ended> {
         let since = Instant::now();
@@ -148,7 +148,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         self.end();
     }
@@ -159,30 +159,30 @@ pub const WAIT: Duration = Duration::from_secs(20);
 
 /// A program that prints JSON lines on stdout; its stderr goes to a log.
 #[derive(Debug)]
-pub struct Speaking {
-    pub child: Guarded,
+pub struct JsonProgram {
+    pub child: ChildGuard,
     /// Its stderr.
     pub log: PathBuf,
     lines: Receiver<String>,
     stdin: Option<ChildStdin>,
 }
 
-impl Speaking {
-    pub fn start(command: &mut Command, log: &Path) -> Result<Speaking> {
-        Speaking::start_with(command, log, Stdio::null())
+impl JsonProgram {
+    pub fn start(command: &mut Command, log: &Path) -> Result<JsonProgram> {
+        JsonProgram::start_with(command, log, Stdio::null())
     }
 
     /// One that [`Self::ask`] asks.
-    pub fn start_asked(command: &mut Command, log: &Path) -> Result<Speaking> {
-        Speaking::start_with(command, log, Stdio::piped())
+    pub fn start_asked(command: &mut Command, log: &Path) -> Result<JsonProgram> {
+        JsonProgram::start_with(command, log, Stdio::piped())
     }
 
-    fn start_with(command: &mut Command, log: &Path, stdin: Stdio) -> Result<Speaking> {
+    fn start_with(command: &mut Command, log: &Path, stdin: Stdio) -> Result<JsonProgram> {
         let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(stdin).stdout(Stdio::piped()).stderr(file);
         stop::hold();
-        let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
+        let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
         let stdout = child.0.stdout.take().context("stdout was piped")?;
         let (said, lines) = channel();
         // Ends with the program, or with the receiver of its lines.
@@ -191,7 +191,7 @@ impl Speaking {
             lines.into_iter().try_for_each(|line| said.send(line).map_err(|_| ()))
         });
         let stdin = child.0.stdin.take();
-        Ok(Speaking { child, log: log.to_owned(), lines, stdin })
+        Ok(JsonProgram { child, log: log.to_owned(), lines, stdin })
     }
 
     /// Writes a request on a line of its stdin, and waits for the `answer`. Requests are short: a pipe has room for them.
@@ -440,7 +440,7 @@ mod tests {
     fn what_must_not_be_killed_is_given_up_on_at_the_deadline_and_lives() {
         let log = std::env::temp_dir().join(format!("xtask-process-{}-unharmed.log", std::process::id()));
         let script = r#"sh -c 'trap "" INT; echo "{\"kind\":\"deaf\"}"; exec sleep 60'; true"#;
-        let mut above = Speaking::start(Command::new("sh").args(["-c", script]), &log).unwrap();
+        let mut above = JsonProgram::start(Command::new("sh").args(["-c", script]), &log).unwrap();
         above.json("deaf", WAIT).unwrap();
         let ancestor = above.child.0.id();
         assert!(!end_unharmed(ancestor, Duration::from_millis(200)));

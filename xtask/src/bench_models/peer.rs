@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use measure::others::seconds_of;
 use serde_json::Value;
 
-use crate::process::Speaking;
+use crate::process::JsonProgram;
 use crate::refused::refused;
 use crate::wheels;
 
@@ -21,7 +21,7 @@ pub struct Peer<'a> {
     script: PathBuf,
     logs: &'a Path,
     sessions: u32,
-    session: Option<Speaking>,
+    session: Option<JsonProgram>,
 }
 
 impl<'a> Peer<'a> {
@@ -55,7 +55,7 @@ impl<'a> Peer<'a> {
         command.arg(&self.script).env("PYTHONDONTWRITEBYTECODE", "1").env("DOORBELL_WHEEL", wheel);
         self.sessions += 1;
         let log = self.logs.join(format!("peer-{}.log", self.sessions));
-        let mut session = Speaking::start_asked(&mut command, &log)?;
+        let mut session = JsonProgram::start_asked(&mut command, &log)?;
         let help = || format!("{} (--python names another Python)", self.script.display());
         let hello =
             session.json("hello", STARTED).map_err(|error| refused(format!("{}: {error:#}", help())))?;

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{Speaking, WAIT};
+use crate::process::{JsonProgram, WAIT};
 
 /// What opening the device cost is not idling, and a NIC that had work a moment ago looks around more often.
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// NIC thread's share of a core in percent, and the whole process's resident memory in MiB, watched for `time`.
-pub fn watch(program: &mut Speaking, time: Duration) -> Result<(f64, f64)> {
+pub fn watch(program: &mut JsonProgram, time: Duration) -> Result<(f64, f64)> {
     let process = program.child.0.id();
     let since = Instant::now();
     while nic_ns(process).is_none() {

@@ -15,7 +15,7 @@ use super::cores::Cores;
 use super::idle;
 use super::source::{Column, Perftest, Source};
 use crate::figure::Programs;
-use crate::process::{Ended, Guarded, Speaking, WAIT, output, run_logged};
+use crate::process::{ChildGuard, Ended, JsonProgram, WAIT, output, run_logged};
 use crate::workspace::target_dir;
 
 /// Idling before each message of [`Source::First`].
@@ -213,7 +213,7 @@ impl Stand<'_> {
         let (mut answering, address) = self.listening(&mut server, &self.log(name, "server"))?;
         let mut asks = command(End::Client, "--connect", &address);
         asks.args(["--seconds", &self.seconds.to_string()]);
-        let mut asking = Speaking::start(&mut asks, &self.log(name, "client"))?;
+        let mut asking = JsonProgram::start(&mut asks, &self.log(name, "client"))?;
         let answer = asking.json("baseline", self.limit).context("measuring")?;
         ends_well(&mut asking, "the asking side")?;
         ends_well(&mut answering, "the answering side")?;
@@ -227,7 +227,7 @@ impl Stand<'_> {
         let (mut receiver, address) = self.listening(&mut receiver, &self.log(name, "receiver"))?;
         let mut sender = self.softnic(End::Client, false, &self.programs.generator);
         sender.args(["--connect", &address, "--nic", "mlx5_0", "--json", "-"]).args(options);
-        let mut sender = Speaking::start(&mut sender, &self.log(name, "sender"))?;
+        let mut sender = JsonProgram::start(&mut sender, &self.log(name, "sender"))?;
         let run = sender.json("run", limit).context("running the sender")?;
         ends_well(&mut sender, "the sender")?;
         ends_well(&mut receiver, "the receiver")?;
@@ -261,25 +261,25 @@ impl Stand<'_> {
 
     /// The line of this kind of a program that then ends well; `program`: its name for errors and its log.
     fn said(&self, command: &mut Command, kind: &str, name: &str, program: &str) -> Result<Value> {
-        let mut session = Speaking::start(command, &self.log(name, program))?;
+        let mut session = JsonProgram::start(command, &self.log(name, program))?;
         let answer = session.json(kind, self.limit).with_context(|| format!("running {program}"))?;
         ends_well(&mut session, program)?;
         Ok(answer)
     }
 
     /// A server whose output goes to `log`, once it listens on `port`.
-    fn serving(&self, command: &mut Command, port: u16, log: &Path) -> Result<Guarded> {
+    fn serving(&self, command: &mut Command, port: u16, log: &Path) -> Result<ChildGuard> {
         let program = command.get_program().to_string_lossy().into_owned();
         let file = fs::File::create(log).with_context(|| format!("writing {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let mut server = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
+        let mut server = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
         wait_for_listener(&mut server, port, log, WAIT.min(self.limit))?;
         Ok(server)
     }
 
     /// A program that listens, and where.
-    fn listening(&self, command: &mut Command, log: &Path) -> Result<(Speaking, String)> {
-        let mut program = Speaking::start(command, log)?;
+    fn listening(&self, command: &mut Command, log: &Path) -> Result<(JsonProgram, String)> {
+        let mut program = JsonProgram::start(command, log)?;
         let said = program.json("listening", WAIT.min(self.limit)).context("starting a listener")?;
         let address = said["address"].as_str().context("it does not say where it listens")?.to_owned();
         Ok((program, address))
@@ -337,7 +337,7 @@ fn on_host(hosts: &Hosts, end: End, program: impl AsRef<std::ffi::OsStr>) -> Com
     command
 }
 
-fn ends_well(program: &mut Speaking, name: &str) -> Result<()> {
+fn ends_well(program: &mut JsonProgram, name: &str) -> Result<()> {
     match program.child.wait(WAIT)? {
         Ended::Well => Ok(()),
         ended => bail!("{name} {ended}; see {}", program.log.display()),
@@ -351,7 +351,7 @@ pub fn free_port() -> Result<u16> {
 }
 
 /// perftest's server takes exactly one connection, so that a trial connection would spoil it: the kernel's table tells.
-fn wait_for_listener(server: &mut Guarded, port: u16, log: &Path, limit: Duration) -> Result<()> {
+fn wait_for_listener(server: &mut ChildGuard, port: u16, log: &Path, limit: Duration) -> Result<()> {
     let since = Instant::now();
     loop {
         if is_listening(server.0.id(), port) {

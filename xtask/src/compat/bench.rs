@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::kernel::{self, End, Guest};
 use super::programs::{Program, Row};
 use crate::bench_nic::pair::{free_port, is_listening};
-use crate::process::{Ended, Guarded, WAIT, run_logged};
+use crate::process::{ChildGuard, Ended, WAIT, run_logged};
 use crate::workspace::{root, target_dir};
 
 /// How long a server may live on after its client.
@@ -210,14 +210,14 @@ impl Bench {
     }
 }
 
-fn start(command: &mut Command, log: &Path) -> Result<Guarded> {
+fn start(command: &mut Command, log: &Path) -> Result<ChildGuard> {
     let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    Ok(Guarded(command.spawn().context("starting the server")?))
+    Ok(ChildGuard(command.spawn().context("starting the server")?))
 }
 
 /// Waits for a server to listen on `port`, or to say these words.
-fn wait_until_ready(server: &mut Guarded, words: Option<&str>, port: u16, log: &Path) -> Result<()> {
+fn wait_until_ready(server: &mut ChildGuard, words: Option<&str>, port: u16, log: &Path) -> Result<()> {
     let since = Instant::now();
     loop {
         // Before its words are read: one that has ended has said all.

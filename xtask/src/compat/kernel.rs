@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::process::{Ended, Guarded, Speaking, WAIT};
+use crate::process::{ChildGuard, Ended, JsonProgram, WAIT};
 
 /// Address of the guest, whose RDMA device is `rxe0` with the RoCE v2 GID of this address at index 1.
 const GUEST: &str = "10.9.0.1";
@@ -53,8 +53,8 @@ pub fn filled(command: &str, end: End, kernel: End) -> String {
 #[derive(Debug)]
 pub struct Guest {
     /// Ends before the namespace.
-    qemu: Guarded,
-    namespace: Speaking,
+    qemu: ChildGuard,
+    namespace: JsonProgram,
     share: PathBuf,
     console: PathBuf,
     jobs: Cell<u32>,
@@ -75,7 +75,7 @@ impl Guest {
         fs::create_dir_all(&share).with_context(|| format!("making {}", share.display()))?;
         let mut unshare = Command::new("unshare");
         unshare.arg(if is_root() { "-n" } else { "-rn" }).args(["sh", "-c", &HOLD.replace("HOST", HOST)]);
-        let mut namespace = Speaking::start_asked(&mut unshare, &logs.join("namespace.log"))?;
+        let mut namespace = JsonProgram::start_asked(&mut unshare, &logs.join("namespace.log"))?;
         namespace.json("ready", WAIT).context("a network namespace with a tap (/dev/net/tun)")?;
         let console = logs.join("console.log");
         let mut qemu = inside(&namespace, "timeout");
@@ -105,7 +105,7 @@ impl Guest {
         let log = fs::File::create(logs.join("qemu.log")).context("writing qemu.log")?;
         qemu.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         say!("compat: booting a guest with Debian's kernel under QEMU, without KVM");
-        let qemu = Guarded(qemu.spawn().context("starting nsenter")?);
+        let qemu = ChildGuard(qemu.spawn().context("starting nsenter")?);
         let mut guest = Guest { qemu, namespace, share, console, jobs: Cell::new(0) };
         let since = Instant::now();
         while !guest.share.join("link").exists() {
@@ -219,7 +219,7 @@ pub fn ready(words: Option<&str>, port: u16) -> String {
 }
 
 /// A program in the namespace that a process holds.
-fn inside(namespace: &Speaking, program: impl AsRef<std::ffi::OsStr>) -> Command {
+fn inside(namespace: &JsonProgram, program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.args(["-t", &namespace.child.0.id().to_string()]);
     if !is_root() {

@@ -14,7 +14,7 @@ use experiment::resume;
 use serde_json::Value;
 
 use crate::figure::serving::Programs;
-use crate::process::{Ended, Speaking, WAIT, run_logged};
+use crate::process::{Ended, JsonProgram, WAIT, run_logged};
 use crate::setup::{self, Purpose};
 use crate::{carried, stop, wheels, workspace, zoo};
 
@@ -133,7 +133,7 @@ fn execute(programs: &Programs, out: &Path, engine: Engine, answers: u64) -> Res
     let mut command = on_nic(&programs.server);
     command.args(["--listen", "127.0.0.1:0", "--model", MODEL, "--engine", served_by, "--sessions", "1"]);
     command.args(["--json", "-"]);
-    let mut server = Speaking::start(with_models(&mut command), &logs.join("server.log"))?;
+    let mut server = JsonProgram::start(with_models(&mut command), &logs.join("server.log"))?;
     let listening = server.json("listening", LIMIT).context("starting the server")?;
     let address = listening["address"].as_str().context("the server does not say where it listens")?;
     say!("{MODEL}: {INPUTS} inputs, reference by {reference_by}; server at {address}, {answers} requests");
@@ -141,7 +141,7 @@ fn execute(programs: &Programs, out: &Path, engine: Engine, answers: u64) -> Res
     command.args(["--connect", address, "--model", MODEL, "--count", &answers.to_string()]);
     command.args(["--inputs", &inputs, "--deadline", "60", "--live", "--json", "-"]);
     command.arg("--manifests").arg(zoo::manifests()).arg("--reference").arg(&file);
-    let mut client = Speaking::start(&mut command, &logs.join("client.log"))?;
+    let mut client = JsonProgram::start(&mut command, &logs.join("client.log"))?;
     let run = table(&mut client);
     // A server that is gone says more than its client does.
     if let Some(ended) = server.child.poll()?.filter(|ended| *ended != Ended::Well) {
@@ -177,7 +177,7 @@ fn with_models(command: &mut Command) -> &mut Command {
 }
 
 /// Prints a row for each second, and returns the client's last line.
-fn table(client: &mut Speaking) -> Result<Value> {
+fn table(client: &mut JsonProgram) -> Result<Value> {
     say!(
         "{:>6} {:>9} {:>10} {:>9} {:>9} {:>7} {:>7} {:>7} {:>10}",
         "s",

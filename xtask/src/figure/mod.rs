@@ -20,7 +20,7 @@ use crate::bench_nic;
 use crate::carried;
 use crate::gpu_machine::GpuMachine;
 use crate::measured;
-use crate::process::{Speaking, WAIT};
+use crate::process::{JsonProgram, WAIT};
 use crate::progress;
 use crate::refused::refused;
 use crate::stop;
@@ -397,7 +397,7 @@ pub fn quoted(word: &str) -> String {
 fn bench_post(nic: &Nic, programs: &Programs, logs: &Path) -> Result<Extra> {
     let mut command = nic.generator(programs)?;
     command.args(["bench-post", "--json", "-"]);
-    let mut session = Speaking::start(&mut command, &logs.join("bench-post.log"))?;
+    let mut session = JsonProgram::start(&mut command, &logs.join("bench-post.log"))?;
     let ratios = session.json("bench-post", WAIT * 3).context("comparing the posting code")?;
     session.child.wait(WAIT)?;
     let line = |row: &serde_json::Value| {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::nodes::Nodes;
 use super::samples;
 use crate::packages::LIBRARY;
-use crate::process::{Ended, Speaking, WAIT};
+use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
 use crate::workspace;
 use experiment::Spec;
@@ -180,7 +180,7 @@ pub enum Receiver {
         /// Host and port.
         address: String,
         /// The session that keeps it running, if this command started it.
-        _session: Option<Box<Speaking>>,
+        _session: Option<Box<JsonProgram>>,
     },
 }
 
@@ -199,7 +199,7 @@ pub struct Peer<'a> {
 
 impl Receiver {
     /// One that `session` keeps running.
-    pub fn standing(address: String, session: Speaking) -> Receiver {
+    pub fn standing(address: String, session: JsonProgram) -> Receiver {
         Receiver::Standing { address, _session: Some(Box::new(session)) }
     }
 
@@ -230,7 +230,7 @@ impl Receiver {
         // With a terminal of its own the receiver ends when we do.
         command.args(["-tt", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]);
         command.arg(format!("{} {}", super::quoted(generator), listen(port)));
-        let mut session = Speaking::start(&mut command, &logs.join("receiver.log"))?;
+        let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         match session.json("listening", WAIT) {
             Ok(_) => Ok(Receiver::standing(format!("{host}:{port}"), session)),
             // As `ssh(1)` says that it has no connection.
@@ -313,7 +313,7 @@ impl Probe {
 
     fn of(mut generator: Command, device: &str, log: &Path) -> Result<Probe> {
         generator.args(["probe", "--json"]);
-        let mut session = Speaking::start(&mut generator, log)?;
+        let mut session = JsonProgram::start(&mut generator, log)?;
         let answer = session.json("probe", WAIT).context("asking the generator for devices")?;
         let ended = session.child.wait(WAIT)?;
         let probe: Probe = serde_json::from_value(answer).context("reading the generator's probe")?;

@@ -13,7 +13,7 @@ use measure::Others;
 
 use super::nic::Receiver;
 use super::{Nic, Options, Programs};
-use crate::process::{Speaking, WAIT, output};
+use crate::process::{JsonProgram, WAIT, output};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::testbed::hosts::{self, Host};
@@ -133,7 +133,7 @@ impl Nodes {
         let mut words = ["sh", "-c", UNTIL_STDIN_ENDS, "sh"].map(str::to_owned).to_vec();
         words.extend(generator(receiver, &listen));
         let mut command = receiver.command(&words)?;
-        let mut session = Speaking::start_asked(&mut command, &logs.join("receiver.log"))?;
+        let mut session = JsonProgram::start_asked(&mut command, &logs.join("receiver.log"))?;
         let listening = session.json("listening", WAIT);
         listening.with_context(|| format!("starting the receiver on {}", receiver.name))?;
         Ok(Receiver::standing(address, session))

@@ -13,7 +13,7 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 
 use super::nic::{Nic, Programs, Receiver};
-use crate::process::{Ended, Speaking, WAIT, descendants};
+use crate::process::{Ended, JsonProgram, WAIT, descendants};
 use crate::refused::refused;
 
 /// How long a sender's result may take beside the time of posting: it waits for completions as long as one comes within
@@ -256,7 +256,7 @@ impl Bench<'_> {
             Receiver::Each => {
                 let mut command = self.nic.generator(self.programs)?;
                 command.args(["--listen", "127.0.0.1:0", "--nic", self.nic.device(), "--json", "-"]);
-                let mut session = Speaking::start(&mut command, &self.logs.join("receiver.log"))?;
+                let mut session = JsonProgram::start(&mut command, &self.logs.join("receiver.log"))?;
                 let listening = session.json("listening", WAIT).context("starting the receiver")?;
                 receiver = Some(session);
                 listening["address"]
@@ -268,7 +268,7 @@ impl Bench<'_> {
         let mut command = self.nic.generator(self.programs)?;
         command.args(["--connect", &address, "--nic", self.nic.device()]);
         command.args(self.transfer.sender_options(self.spec, series, key.x, list(key), seconds));
-        let mut sender = Speaking::start(&mut command, &self.logs.join("sender.log"))?;
+        let mut sender = JsonProgram::start(&mut command, &self.logs.join("sender.log"))?;
         let (answer, posting_threads) = watch(&mut sender, RESULT + Duration::from_secs_f64(seconds))?;
         let others = others.and_then(|others| others());
         let run: Run = serde_json::from_value(answer.clone()).context("reading the sender's result")?;
@@ -322,7 +322,7 @@ fn launched(series: &str) -> Option<u32> {
 }
 
 /// Waits for the sender's result, and counts its busy threads meanwhile: the NIC's own are not among them.
-fn watch(sender: &mut Speaking, limit: Duration) -> Result<(serde_json::Value, Option<u32>)> {
+fn watch(sender: &mut JsonProgram, limit: Duration) -> Result<(serde_json::Value, Option<u32>)> {
     let since = Instant::now();
     let mut ticks = Vec::new();
     loop {

@@ -10,7 +10,7 @@ use super::figures::{Figure, Shown};
 
 /// What became of a claim over all entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum ClaimStatus {
     Reproduced,
     InPart,
     NotReproduced,
@@ -19,34 +19,34 @@ pub enum Standing {
     Background,
 }
 
-impl Standing {
+impl ClaimStatus {
     /// As style and script name it.
     pub fn key(self) -> String {
         self.to_string().replace(' ', "-")
     }
 
-    pub fn of(verdict: &Verdict) -> Standing {
+    pub fn of(verdict: &Verdict) -> ClaimStatus {
         match verdict {
-            Verdict::Reproduced => Standing::Reproduced,
-            Verdict::InPart => Standing::InPart,
-            Verdict::NotReproduced => Standing::NotReproduced,
-            Verdict::NeedsHardware(_) => Standing::NeedsHardware,
-            Verdict::NeedsData => Standing::NotRecorded,
+            Verdict::Reproduced => ClaimStatus::Reproduced,
+            Verdict::InPart => ClaimStatus::InPart,
+            Verdict::NotReproduced => ClaimStatus::NotReproduced,
+            Verdict::NeedsHardware(_) => ClaimStatus::NeedsHardware,
+            Verdict::NeedsData => ClaimStatus::NotRecorded,
             // Nothing was aimed at.
-            Verdict::Background | Verdict::Reported => Standing::Background,
+            Verdict::Background | Verdict::Reported => ClaimStatus::Background,
         }
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for ClaimStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Standing::Reproduced => "reproduced",
-            Standing::InPart => "in part",
-            Standing::NotReproduced => "not reproduced",
-            Standing::NeedsHardware => "needs hardware",
-            Standing::NotRecorded => "not recorded",
-            Standing::Background => "background",
+            ClaimStatus::Reproduced => "reproduced",
+            ClaimStatus::InPart => "in part",
+            ClaimStatus::NotReproduced => "not reproduced",
+            ClaimStatus::NeedsHardware => "needs hardware",
+            ClaimStatus::NotRecorded => "not recorded",
+            ClaimStatus::Background => "background",
         })
     }
 }
@@ -55,7 +55,7 @@ impl fmt::Display for Standing {
 pub struct Line<'a> {
     pub figure: &'a Figure,
     pub claim: &'a Claim,
-    pub standing: Standing,
+    pub standing: ClaimStatus,
     /// The verdict in words.
     pub said: String,
     /// The entry that the verdict is of.
@@ -71,7 +71,7 @@ pub struct Claims<'a> {
     /// Figure by figure; those that no run can judge last.
     pub lines: Vec<Line<'a>>,
     /// How many claims stand how.
-    pub counts: BTreeMap<Standing, usize>,
+    pub counts: BTreeMap<ClaimStatus, usize>,
 }
 
 impl Claims<'_> {
@@ -81,7 +81,7 @@ impl Claims<'_> {
             figure.paper.claim.iter().map(move |claim| line(figures, figure, claim))
         };
         let mut lines: Vec<Line<'_>> = figures.iter().flat_map(of).collect();
-        lines.sort_by_key(|line| line.standing == Standing::Background);
+        lines.sort_by_key(|line| line.standing == ClaimStatus::Background);
         let mut counts = BTreeMap::new();
         lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
         Claims { lines, counts }
@@ -104,7 +104,7 @@ fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line
         return Line {
             figure,
             claim,
-            standing: Standing::of(&by_rule.verdict),
+            standing: ClaimStatus::of(&by_rule.verdict),
             said: by_rule.said(),
             by: None,
             judged: Vec::new(),
@@ -112,12 +112,12 @@ fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line
         };
     }
     let by = deciding(&judged);
-    let standing = by.map_or(Standing::NotRecorded, |(_, judged)| Standing::of(&judged.verdict));
+    let standing = by.map_or(ClaimStatus::NotRecorded, |(_, judged)| ClaimStatus::of(&judged.verdict));
     let said = match (standing, by) {
-        (Standing::NotRecorded, _) | (_, None) => Standing::NotRecorded.to_string(),
+        (ClaimStatus::NotRecorded, _) | (_, None) => ClaimStatus::NotRecorded.to_string(),
         (_, Some((_, judged))) => judged.said(),
     };
-    let reason = (standing == Standing::NotRecorded).then(|| figure.missing());
+    let reason = (standing == ClaimStatus::NotRecorded).then(|| figure.missing());
     Line { figure, claim, standing, said, by: by.map(|(shown, _)| shown), judged, reason }
 }
 

@@ -1,6 +1,6 @@
 //! The page: head, summary, contents, the table of all claims, and a section for each figure.
 
-use super::claims::{Claims, Line, Standing};
+use super::claims::{ClaimStatus, Claims, Line};
 use super::figures::Figure;
 use super::html::{attribute, prose, table_of, text};
 use super::section::{badge, evidence, link, repetitions, section, source};
@@ -38,7 +38,7 @@ pub fn page(figures: &[Figure], claims: &Claims<'_>) -> String {
 
 /// How many claims stand how.
 fn summary(claims: &Claims<'_>) -> String {
-    let tile = |(standing, count): (&Standing, &usize)| {
+    let tile = |(standing, count): (&ClaimStatus, &usize)| {
         format!("<li class=\"{}\"><b>{count}</b> {standing}</li>\n", standing.key())
     };
     let tiles: String = claims.counts.iter().map(tile).collect();
@@ -47,7 +47,7 @@ fn summary(claims: &Claims<'_>) -> String {
 
 /// The table of all claims, with a button for each verdict.
 fn table(claims: &Claims<'_>) -> String {
-    let button = |(standing, count): (&Standing, &usize)| {
+    let button = |(standing, count): (&ClaimStatus, &usize)| {
         format!(
             "<button type=\"button\" data-show=\"{}\" aria-pressed=\"false\">{standing} {count}</button>\n",
             standing.key()

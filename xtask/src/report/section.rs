@@ -5,7 +5,7 @@ use experiment::table::{self, Row};
 use experiment::verdict::{Judged, Verdict};
 use measure::provenance::Host;
 
-use super::claims::{Line, Standing};
+use super::claims::{ClaimStatus, Line};
 use super::figures::{Drawn, Figure, Shown};
 use super::html::{attribute, data_link, prose, table as html_table, text};
 use crate::figure::serving;
@@ -196,7 +196,7 @@ fn side_by_side(figure: &Figure, lines: &[Line<'_>]) -> String {
 }
 
 fn verdict(one: &Judged) -> String {
-    let badge = badge(Standing::of(&one.verdict), &one.said());
+    let badge = badge(ClaimStatus::of(&one.verdict), &one.said());
     format!("{badge} {}", evidence(one))
 }
 
@@ -215,7 +215,7 @@ pub fn evidence(one: &Judged) -> String {
     format!("<div class=\"evidence\">{}{more}</div>", lines(first))
 }
 
-pub fn badge(standing: Standing, said: &str) -> String {
+pub fn badge(standing: ClaimStatus, said: &str) -> String {
     format!("<span class=\"badge {}\">{}</span>", standing.key(), text(said))
 }
 

@@ -295,17 +295,21 @@ fn a_report_that_cannot_be_written_leaves_the_old_page() {
 /// The verdicts of a claim's entries, and the one that is the claim's.
 #[test]
 fn a_claims_verdict_is_that_of_the_strongest_label_and_of_the_least_favourable_among_equals() {
-    use claims::Standing;
+    use claims::ClaimStatus;
     use experiment::verdict::Verdict::{InPart, NeedsHardware, NotReproduced, Reproduced};
     use measure::Label::{Emulated, Hardware, None as NoLabel};
     let needs = |parts: &[&str]| NeedsHardware(parts.iter().map(|part| (*part).to_owned()).collect());
     let file = root().join("experiments/fig4/measured.json");
     for (verdicts, standing, by) in [
-        (vec![(Emulated, Reproduced), (Emulated, NotReproduced)], Standing::NotReproduced, "4b"),
-        (vec![(Hardware, Reproduced), (Emulated, NotReproduced)], Standing::Reproduced, "4a"),
-        (vec![(Emulated, InPart), (Emulated, Reproduced)], Standing::InPart, "4a"),
-        (vec![(NoLabel, needs(&["gpu", "nic"])), (NoLabel, needs(&["nic"]))], Standing::NeedsHardware, "4b"),
-        (vec![(NoLabel, needs(&["nic"])), (NoLabel, Reproduced)], Standing::Reproduced, "4b"),
+        (vec![(Emulated, Reproduced), (Emulated, NotReproduced)], ClaimStatus::NotReproduced, "4b"),
+        (vec![(Hardware, Reproduced), (Emulated, NotReproduced)], ClaimStatus::Reproduced, "4a"),
+        (vec![(Emulated, InPart), (Emulated, Reproduced)], ClaimStatus::InPart, "4a"),
+        (
+            vec![(NoLabel, needs(&["gpu", "nic"])), (NoLabel, needs(&["nic"]))],
+            ClaimStatus::NeedsHardware,
+            "4b",
+        ),
+        (vec![(NoLabel, needs(&["nic"])), (NoLabel, Reproduced)], ClaimStatus::Reproduced, "4b"),
     ] {
         let mut figures = committed();
         let figure = figures.iter_mut().find(|figure| figure.number() == 4).unwrap();

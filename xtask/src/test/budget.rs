@@ -35,7 +35,7 @@ pub struct Taken {
 
 /// How a run stands to its budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum BudgetStatus {
     /// Both are kept.
     Kept,
     /// More was taken, within the tolerance or by the clock alone.
@@ -53,14 +53,14 @@ impl Budget {
     }
 
     /// How a run stands that took so much.
-    pub fn judge(&self, taken: &Taken) -> Standing {
+    pub fn judge(&self, taken: &Taken) -> BudgetStatus {
         match () {
             () if taken.cpu_minutes <= self.cpu_minutes && taken.wall_minutes <= self.wall_minutes => {
-                Standing::Kept
+                BudgetStatus::Kept
             }
-            () if taken.cpu_minutes <= TOLERANCE * self.cpu_minutes => Standing::Above,
-            () if taken.other_cores > QUIET_CORES => Standing::NotJudged,
-            () => Standing::Failed,
+            () if taken.cpu_minutes <= TOLERANCE * self.cpu_minutes => BudgetStatus::Above,
+            () if taken.other_cores > QUIET_CORES => BudgetStatus::NotJudged,
+            () => BudgetStatus::Failed,
         }
     }
 
@@ -70,10 +70,10 @@ impl Budget {
 
     pub fn line(&self, taken: &Taken) -> String {
         let standing = match self.judge(taken) {
-            Standing::Kept => "kept".to_owned(),
-            Standing::Above => "above the budget".to_owned(),
-            Standing::NotJudged => "not judged: load".to_owned(),
-            Standing::Failed => format!("FAILED: above {TOLERANCE} times the budget"),
+            BudgetStatus::Kept => "kept".to_owned(),
+            BudgetStatus::Above => "above the budget".to_owned(),
+            BudgetStatus::NotJudged => "not judged: load".to_owned(),
+            BudgetStatus::Failed => format!("FAILED: above {TOLERANCE} times the budget"),
         };
         format!("{}; budget {}: {standing}", taken.words(), self.words())
     }
@@ -130,13 +130,13 @@ mod tests {
     fn a_run_is_judged_by_its_cpu_time_where_no_other_program_ran() {
         let budget: Budget = toml::from_str("cpu_minutes = 20\nwall_minutes = 10\n").unwrap();
         for (cpu_minutes, wall_minutes, other_cores, standing) in [
-            (20.0, 10.0, 0.0, Standing::Kept),
-            (20.0, 10.0, 3.0, Standing::Kept),
-            (20.1, 9.0, 0.0, Standing::Above),
-            (15.0, 99.0, 0.0, Standing::Above),
-            (25.9, 9.0, 0.1, Standing::Above),
-            (26.1, 9.0, 0.1, Standing::Failed),
-            (26.1, 9.0, 0.3, Standing::NotJudged),
+            (20.0, 10.0, 0.0, BudgetStatus::Kept),
+            (20.0, 10.0, 3.0, BudgetStatus::Kept),
+            (20.1, 9.0, 0.0, BudgetStatus::Above),
+            (15.0, 99.0, 0.0, BudgetStatus::Above),
+            (25.9, 9.0, 0.1, BudgetStatus::Above),
+            (26.1, 9.0, 0.1, BudgetStatus::Failed),
+            (26.1, 9.0, 0.3, BudgetStatus::NotJudged),
         ] {
             let taken = Taken { cpu_minutes, wall_minutes, other_cores };
             assert_eq!(budget.judge(&taken), standing, "{taken:?}");

@@ -21,7 +21,7 @@ mod path;
 mod suites;
 pub mod symbols;
 
-use budget::{Budget, Meter, Standing};
+use budget::{Budget, BudgetStatus, Meter};
 use floors::Floors;
 use outcome::Outcome;
 
@@ -109,8 +109,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let rows = jobs::Run::new(options, &floors, &metadata, path).all(&jobs);
     let taken = meter.taken();
-    let within = !is_judged || budget.judge(&taken) != Standing::Failed;
-    if is_judged && budget.judge(&taken) != Standing::Kept {
+    let within = !is_judged || budget.judge(&taken) != BudgetStatus::Failed;
+    if is_judged && budget.judge(&taken) != BudgetStatus::Kept {
         say!();
         say!("the {DEAREST} dearest steps:");
         dearest(&rows).iter().for_each(|row| say!("{}", line(row)));

@@ -54,9 +54,9 @@ const WAYS: &[(&str, Way)] = &[
     ),
     (
         "inference-server",
-        Way { nics: &[("roce", Carriage::Shared)], arguments: &["--test-threads=2"], ..PLAIN },
+        Way { nics: &[("roce", MessagePath::Shared)], arguments: &["--test-threads=2"], ..PLAIN },
     ),
-    ("client", Way { nics: &[("roce", Carriage::Shared)], arguments: &["--test-threads=2"], ..PLAIN }),
+    ("client", Way { nics: &[("roce", MessagePath::Shared)], arguments: &["--test-threads=2"], ..PLAIN }),
     // Short messages only: the third NIC would not differ from the second.
     ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..PLAIN }),
     ("verbs", Way { nics: &NICS, ..PLAIN }),
@@ -81,27 +81,27 @@ const GENERATOR: &[(&str, usize)] = &[
 
 /// How the NIC carries messages from one queue to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carriage {
+pub enum MessagePath {
     /// Through shared memory.
     Shared,
     /// In packets over UDP, on the loopback interface.
     Wire,
 }
 
-impl Carriage {
+impl MessagePath {
     /// What a suite's name ends with.
     fn suffix(self) -> &'static str {
         match self {
-            Carriage::Shared => "",
-            Carriage::Wire => "-wire",
+            MessagePath::Shared => "",
+            MessagePath::Wire => "-wire",
         }
     }
 
     /// Configuration of the NIC, as `softnic run --config` reads it, and the address in it that is this suite's.
     fn config(self) -> (String, Option<Loopback>) {
         match self {
-            Carriage::Shared => ("path = \"shm\"\n".into(), None),
-            Carriage::Wire => {
+            MessagePath::Shared => ("path = \"shm\"\n".into(), None),
+            MessagePath::Wire => {
                 let own = Loopback::unused();
                 (format!("path = \"wire\"\nipv4 = \"{}\"\n", own.address()), Some(own))
             }
@@ -110,9 +110,10 @@ impl Carriage {
 }
 
 /// A NIC that one suite runs on: link layer, and the way that messages take.
-type Nic = (&'static str, Carriage);
+type Nic = (&'static str, MessagePath);
 
-const NICS: [Nic; 3] = [("ib", Carriage::Shared), ("roce", Carriage::Shared), ("roce", Carriage::Wire)];
+const NICS: [Nic; 3] =
+    [("ib", MessagePath::Shared), ("roce", MessagePath::Shared), ("roce", MessagePath::Wire)];
 
 /// One suite: test programs that print libtest's results.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,7 +146,7 @@ impl Suite {
 /// The software NIC of one suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnderNic {
-    carriage: Carriage,
+    message_path: MessagePath,
     /// What starts a program on it: the launcher and its options, the last of them `--`.
     pub runner: Vec<String>,
     config: PathBuf,
@@ -158,7 +159,7 @@ impl UnderNic {
     pub fn prepare(&self) -> Result<Option<Loopback>> {
         let folder = self.config.parent().context("a file in a folder")?;
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
-        let (config, own) = self.carriage.config();
+        let (config, own) = self.message_path.config();
         fs::write(&self.config, config).with_context(|| format!("writing {}", self.config.display()))?;
         match fs::remove_file(&self.stats) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -171,15 +172,15 @@ impl UnderNic {
     /// What is wrong with the way that the messages took, by the NIC's own counters.
     pub fn complaint(&self) -> Option<String> {
         match fs::read_to_string(&self.stats) {
-            Ok(lines) => astray(self.carriage, &lines),
+            Ok(lines) => astray(self.message_path, &lines),
             Err(error) => Some(format!("no counters of the NIC in {}: {error}", self.stats.display())),
         }
     }
 }
 
-/// What the lines of counters say against `carriage`: suites on the wire must have sent packets and nothing else, and no other
+/// What the lines of counters say against `message_path`: suites on the wire must have sent packets and nothing else, and no other
 /// these.
-fn astray(carriage: Carriage, lines: &str) -> Option<String> {
+fn astray(message_path: MessagePath, lines: &str) -> Option<String> {
     let sum = |name: &str| {
         let one = |line: &str| {
             let counters: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -191,10 +192,10 @@ fn astray(carriage: Carriage, lines: &str) -> Option<String> {
     let [Some(packets), Some(records)] = names.map(sum) else {
         return Some(format!("the NIC left a line of counters without one of {}", names.join(", ")));
     };
-    match carriage {
-        Carriage::Wire if packets == 0 => Some("no packet was sent, so no test saw the wire".into()),
-        Carriage::Wire if records > 0 => Some(format!("{records} messages went through shared memory")),
-        Carriage::Shared if packets > 0 => Some(format!("{packets} packets were sent")),
+    match message_path {
+        MessagePath::Wire if packets == 0 => Some("no packet was sent, so no test saw the wire".into()),
+        MessagePath::Wire if records > 0 => Some(format!("{records} messages went through shared memory")),
+        MessagePath::Shared if packets > 0 => Some(format!("{packets} packets were sent")),
         _ => None,
     }
 }
@@ -228,8 +229,8 @@ pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
 }
 
 /// The suite on a NIC, on a fabric of its own, so that no other program of this user is seen.
-fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Suite {
-    let name = format!("{}-{layer}{}", plain.name, carriage.suffix());
+fn on(plain: Suite, (layer, message_path): Nic, softnic: &Path, folder: &Path) -> Suite {
+    let name = format!("{}-{layer}{}", plain.name, message_path.suffix());
     let (config, stats) = (folder.join(format!("{name}.toml")), folder.join(format!("{name}.stats.jsonl")));
     let file = |path: &Path| path.display().to_string();
     let fabric = format!("test-{name}-{}", std::process::id());
@@ -253,7 +254,7 @@ fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Su
     environment.retain(|(name, _)| name != "REQUIRE");
     let with_toolkit = !environment.is_empty();
     environment.push(require(if with_toolkit { "nic,softnic,toolkit" } else { "nic,softnic" }));
-    Suite { name, environment, nic: Some(UnderNic { carriage, runner, config, stats }), ..plain }
+    Suite { name, environment, nic: Some(UnderNic { message_path, runner, config, stats }), ..plain }
 }
 
 /// Where a package's compiler and linker, and its reference, are. A GPU is not required: its tests are counted as skipped where there
@@ -334,7 +335,7 @@ mod tests {
             std::process::id()
         );
         let nic = suites[4].nic.as_ref().unwrap();
-        assert_eq!((nic.runner.join(" "), nic.carriage), (runner, Carriage::Wire));
+        assert_eq!((nic.runner.join(" "), nic.message_path), (runner, MessagePath::Wire));
         assert_eq!(suites[4].environment, [require("nic,softnic")]);
     }
 
@@ -367,12 +368,12 @@ mod tests {
             )
         };
         let (shared, wire) = (line(0, 1) + &line(0, 0), line(9, 0) + &line(0, 0));
-        assert_eq!(astray(Carriage::Wire, &wire), None);
-        assert!(astray(Carriage::Wire, &line(0, 0)).unwrap().contains("no packet"));
-        assert!(astray(Carriage::Wire, &line(9, 2)).unwrap().contains("2 messages"));
-        assert!(astray(Carriage::Shared, &wire).unwrap().contains("9 packets"));
-        assert_eq!(astray(Carriage::Shared, &shared), None);
-        assert!(astray(Carriage::Shared, "{}\n").unwrap().contains("without one of wire_packets_sent"));
+        assert_eq!(astray(MessagePath::Wire, &wire), None);
+        assert!(astray(MessagePath::Wire, &line(0, 0)).unwrap().contains("no packet"));
+        assert!(astray(MessagePath::Wire, &line(9, 2)).unwrap().contains("2 messages"));
+        assert!(astray(MessagePath::Shared, &wire).unwrap().contains("9 packets"));
+        assert_eq!(astray(MessagePath::Shared, &shared), None);
+        assert!(astray(MessagePath::Shared, "{}\n").unwrap().contains("without one of wire_packets_sent"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 
-use crate::process::Speaking;
+use crate::process::JsonProgram;
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::{stop, workspace};
@@ -144,7 +144,7 @@ fn start(testbed: &Testbed) -> Result<()> {
     let us = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(us);
     command.args(["testbed", "hold", "--dir"]).arg(testbed.dir());
-    let mut supervisor = Speaking::start(&mut command, &testbed.dir().join("supervisor.log"))?;
+    let mut supervisor = JsonProgram::start(&mut command, &testbed.dir().join("supervisor.log"))?;
     supervisor.json("up", LISTENING).context("starting sshd on both nodes")?;
     // It outlives this command: dropping it would end it.
     std::mem::forget(supervisor);

@@ -14,7 +14,7 @@ use nix::unistd::setsid;
 
 use super::bed::Node;
 use super::{LISTENING, Testbed, program};
-use crate::process::Guarded;
+use crate::process::ChildGuard;
 use crate::refused::refused;
 
 /// Where a node keeps sshd's files: in its own /etc, since its own /tmp and /root may hide the testbed's folder.
@@ -62,7 +62,7 @@ pub fn hold(testbed: &Testbed) -> Result<()> {
     let (tell, said) = channel();
     let mut sshds = Vec::new();
     for node in testbed.nodes() {
-        sshds.push(Guarded(start(&node, tell.clone())?));
+        sshds.push(ChildGuard(start(&node, tell.clone())?));
     }
     let until = Instant::now() + LISTENING;
     for _ in 0..sshds.len() {

@@ -12,7 +12,7 @@ use experiment::Samples;
 use measure::others::seconds_of;
 
 use crate::gpu_machine::GpuMachine;
-use crate::process::Guarded;
+use crate::process::ChildGuard;
 
 /// What is asked for, and the names of the gauges.
 const QUERY: &str = "--query-gpu=clocks.sm,clocks.mem,power.draw";
@@ -31,7 +31,7 @@ pub enum Gpu {
 
 #[derive(Debug)]
 pub struct Smi {
-    child: Guarded,
+    child: ChildGuard,
     lines: Lines,
     /// Seconds of its own CPU time when the point began.
     used: f64,
@@ -59,7 +59,7 @@ impl Gpu {
         smi.args([QUERY, "--format=csv,noheader,nounits", "--loop-ms=1000", "--id", bus]);
         smi.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = match smi.spawn() {
-            Ok(child) => Guarded(child),
+            Ok(child) => ChildGuard(child),
             Err(error) => return Gpu::Absent(format!("nvidia-smi: {error}")),
         };
         let lines = Lines::default();

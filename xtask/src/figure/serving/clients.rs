@@ -19,7 +19,7 @@ use super::{
 };
 use crate::figure::{Nic, Options, measure_points};
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, Speaking, WAIT};
+use crate::process::{Ended, JsonProgram, WAIT};
 use crate::{workspace, zoo};
 
 /// What the spec calls its points.
@@ -115,7 +115,7 @@ impl run::Bench for Many<'_> {
             command.args(["--connect", &address]).args(client_options(self.spec, &line, seconds)?);
             command.arg("--manifests").arg(zoo::manifests());
             let log = self.out.join(format!("logs/{}-{}-client-{nth}.log", key.series, key.repetition));
-            clients.push(Speaking::start(&mut command, &log)?);
+            clients.push(JsonProgram::start(&mut command, &log)?);
         }
         let since = Instant::now();
         let heard = std::thread::scope(|scope| {
@@ -131,7 +131,7 @@ impl run::Bench for Many<'_> {
 }
 
 /// Reads a client's lines to their end: answers by second, and the last line.
-fn hear(client: &mut Speaking, since: Instant, seconds: f64) -> Result<(Heard, Value)> {
+fn hear(client: &mut JsonProgram, since: Instant, seconds: f64) -> Result<(Heard, Value)> {
     let mut heard = Heard::new();
     let limit = Duration::from_secs_f64(seconds + LEAD) + BEGIN;
     loop {

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::models::Profiler;
 use super::{Nic, Options, measure_points, nic};
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, Speaking, WAIT};
+use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::{carried, measured, wheels, workspace, zoo};
@@ -338,7 +338,7 @@ impl Served<'_> {
     }
 
     /// Starts a server, and waits until it listens: with where.
-    fn server(&self, line: &Line<'_>, log: &Path) -> Result<(Speaking, Watch, String)> {
+    fn server(&self, line: &Line<'_>, log: &Path) -> Result<(JsonProgram, Watch, String)> {
         let mut command = self.on_nic(&self.programs.server);
         command.args(server_options(self.spec, line, self.machine)?);
         let mut server = started(&mut command, log)?;
@@ -374,7 +374,7 @@ impl Served<'_> {
         let mut command = self.on_nic(&self.programs.client);
         command.args(["--connect", &address]).args(client_options(self.spec, line, seconds)?);
         command.arg("--manifests").arg(zoo::manifests());
-        let mut client = Speaking::start(&mut command, &log("client"))?;
+        let mut client = JsonProgram::start(&mut command, &log("client"))?;
         let first = client.json("live", BEGIN).context("the client")?;
         let begun = watch.border()?;
         let power = match self.here.bus().filter(|_| self.machine == Machine::Gpu) {
@@ -441,19 +441,19 @@ fn on_nic(nic: &Nic, programs: &Programs, here: &GpuMachine, program: &Path) -> 
 }
 
 /// Starts a server of the zoo's models; `command` has its other options.
-fn started(command: &mut Command, log: &Path) -> Result<Speaking> {
+fn started(command: &mut Command, log: &Path) -> Result<JsonProgram> {
     command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
-    Speaking::start(command, log)
+    JsonProgram::start(command, log)
 }
 
 /// Waits until a server listens: where.
-fn address(server: &mut Speaking) -> Result<String> {
+fn address(server: &mut JsonProgram) -> Result<String> {
     let listening = server.json("listening", BEGIN).context("starting the server")?;
     Ok(listening["address"].as_str().context("the server does not say where it listens")?.to_owned())
 }
 
 /// Both.
-fn listening(command: &mut Command, log: &Path) -> Result<(Speaking, String)> {
+fn listening(command: &mut Command, log: &Path) -> Result<(JsonProgram, String)> {
     let mut server = started(command, log)?;
     let address = address(&mut server)?;
     Ok((server, address))
@@ -464,7 +464,7 @@ fn signal(process: u32, signal: Signal) -> Result<()> {
 }
 
 /// Has a server end. Error: it does not end well.
-fn ended(server: &mut Speaking, log: &Path) -> Result<()> {
+fn ended(server: &mut JsonProgram, log: &Path) -> Result<()> {
     signal(server.child.0.id(), Signal::SIGTERM)?;
     let ended = server.child.wait(END)?;
     ensure!(ended == Ended::Well, "the server {ended}; see {}", log.display());

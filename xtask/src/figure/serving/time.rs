@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, parts, provenance, signal};
 use crate::figure::{Nic, Options, measure_points};
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, Speaking, WAIT, output};
+use crate::process::{Ended, JsonProgram, WAIT, output};
 use crate::{workspace, zoo};
 
 /// What the spec calls the points of this figure.
@@ -414,7 +414,7 @@ impl Timed<'_> {
     }
 
     /// Starts a server, and waits until it listens: with where, and its log.
-    fn server(&self, key: &Key, is_traced: bool) -> Result<(Speaking, String, PathBuf)> {
+    fn server(&self, key: &Key, is_traced: bool) -> Result<(JsonProgram, String, PathBuf)> {
         let what = if is_traced { "server" } else { "untraced" };
         let log = self.out.join(format!("logs/{}-{}-{what}-{}.log", key.series, key.repetition, key.x));
         let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.server);
@@ -430,7 +430,7 @@ impl Timed<'_> {
         command.args(["--connect", address]);
         command.args(client_options(self.spec, &key.series, load, times)?);
         command.arg("--manifests").arg(zoo::manifests());
-        let mut client = Speaking::start(&mut command, &log)?;
+        let mut client = JsonProgram::start(&mut command, &log)?;
         let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
         let run = client.json("run", limit).with_context(|| format!("the client; see {}", log.display()))?;
         let ended = client.child.wait(WAIT)?;
