@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use cli::{FAILED, on_question, on_stop, sentence};
 use pipeline::Mode;
 use pipeline::cpu::Counts;
-use pipeline::gpu::{Again, Endpoint, OnEnd, Pool, Served, ServedError, Setting, Structure};
+use pipeline::gpu::{Endpoint, OnEnd, Pool, Repeat, Served, ServedError, Setting, Structure};
 use rdma_shim::kernel::Machine;
 use serving::Arrival;
 use slots::{Server, Status};
@@ -206,7 +206,7 @@ fn prepare(options: &Options, machine: &Machine, served: &mut Served, model: Run
             served.prepare_resident(model.resident(&tensors)?).with_context(|| machine.name())?;
         }
         Runs::Gpu(model) => {
-            let again = if options.mode == Mode::GpuWhile { Again::While } else { Again::Relaunch };
+            let again = if options.mode == Mode::GpuWhile { Repeat::While } else { Repeat::Relaunch };
             served.prepare_graph(again, model).with_context(|| machine.name())?;
         }
     }

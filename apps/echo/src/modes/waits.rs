@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use echo::kernel::add::{Buffer, Resident, add_on_cpu};
 use pipeline::cpu::{self, Memory};
 use pipeline::gpu::by_cpu::{self, Turns};
-use pipeline::gpu::{self, Again, Pool};
+use pipeline::gpu::{self, Pool, Repeat};
 use pipeline::{End, Mode};
 use serde::de::IgnoredAny;
 use serving::Grant;
@@ -187,8 +187,8 @@ impl OnGpu {
                 served.start_resident(Box::new(Resident::new(&machine, &served.tensors())?))?;
             }
             (_, false) => served.start_by_cpu(move || buffer.add().map_err(|error| error.to_string()))?,
-            (Mode::GpuWhile, true) => served.start_graph(Again::While, Box::new(buffer.recorded()?))?,
-            (_, true) => served.start_graph(Again::Relaunch, Box::new(buffer.recorded()?))?,
+            (Mode::GpuWhile, true) => served.start_graph(Repeat::While, Box::new(buffer.recorded()?))?,
+            (_, true) => served.start_graph(Repeat::Relaunch, Box::new(buffer.recorded()?))?,
         }
         let pool = Pool::new(&machine, context, slots, 1).posted_by(mode.posts());
         let slots = Server::new(geometry.clone(), slots);

@@ -157,7 +157,7 @@ impl Turns {
             ..db_served::of(geometry)
         };
         served.put(0, &told)?;
-        let told = launch::Told {
+        let told = launch::KernelAddresses {
             in_slots: false,
             served: served.kernel_address(),
             turn: turn.kernel_address(),
@@ -291,7 +291,7 @@ pub fn units() -> Vec<Unit> {
 fn graph(
     machine: &Machine,
     stream: &Stream,
-    told: launch::Told,
+    told: launch::KernelAddresses,
     ring: u64,
     model: &dyn Recorded,
 ) -> Result<(DeviceGraph, Function), ServedError> {

@@ -14,7 +14,7 @@ use slots::layout::{STOP, Status};
 use super::launch::Steps;
 use super::layout::db_served;
 use super::resident::Resident;
-use super::{Again, Core, Served, ServedError, State, launch, refuse};
+use super::{Core, Repeat, Served, ServedError, State, launch, refuse};
 
 /// Computes outputs of inputs. Error: why it does not, for people; it ends the chain.
 pub type Model = dyn FnMut() -> Result<(), String> + Send;
@@ -147,14 +147,14 @@ impl Served {
     }
 
     /// Has its turns on the GPU alone, with a model of that GPU.
-    pub fn start_graph(&mut self, again: Again, model: Box<dyn Recorded>) -> Result<(), ServedError> {
+    pub fn start_graph(&mut self, again: Repeat, model: Box<dyn Recorded>) -> Result<(), ServedError> {
         self.prepare_graph(again, model)?;
         self.start()
     }
 
     /// As [`Self::start_graph`], and does not start. A driver may wait for a running graph before it makes another one, so several
     /// pipelines are prepared before the first one starts.
-    pub fn prepare_graph(&mut self, again: Again, model: Box<dyn Recorded>) -> Result<(), ServedError> {
+    pub fn prepare_graph(&mut self, again: Repeat, model: Box<dyn Recorded>) -> Result<(), ServedError> {
         self.is_new()?;
         let graph = launch::graph(&self.core.machine, self.core.told, again, &*model)?;
         self.ends(graph.cancel_address())?;

@@ -17,7 +17,7 @@ use slots::{Arrival, Geometry, Tensor, TensorKind};
 
 use super::launch::KERNELS;
 use super::layout::db_place;
-use super::{Again, Core, MOST_THREADS, Served, ServedError, Setting, refuse};
+use super::{Core, MOST_THREADS, Repeat, Served, ServedError, Setting, refuse};
 
 /// Slots of the pipelines that are timed. One slot cannot hold a request that waits already: it is in use until its answer was read.
 pub const SLOTS: [u32; 3] = [2, 64, 4096];
@@ -64,8 +64,8 @@ impl FromStr for Driver {
 }
 
 impl Driver {
-    fn again(self) -> Again {
-        if self == Driver::While { Again::While } else { Again::Relaunch }
+    fn again(self) -> Repeat {
+        if self == Driver::While { Repeat::While } else { Repeat::Relaunch }
     }
 
     fn threads(self) -> u32 {
@@ -108,12 +108,12 @@ fn alone(machine: &Machine, driver: Driver, turns: u32) -> Result<Duration, Serv
     let model = StandIn::new(&served)?;
     let record = |stream: &Stream| model.record(stream);
     let mut graph = match driver.again() {
-        Again::Relaunch => {
+        Repeat::Relaunch => {
             let module = machine.module(&[gpu::relaunch_unit()])?;
             // SAFETY: the model, its slots and the module outlive the graph, which is dropped first.
             unsafe { SelfLaunching::of_capture(&module, turns, None, record) }
         }
-        Again::While => {
+        Repeat::While => {
             let module = machine.module(&[gpu::again_unit()])?;
             // SAFETY: as above.
             unsafe { SelfLaunching::of_while(&module, turns, None, record) }

@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Addresses of the structs that the kernels work on, and their launch shapes. The holder keeps that memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Told {
+pub struct KernelAddresses {
     pub served: u64,
     pub turn: u64,
     /// Blocks and threads of each kernel.
@@ -37,7 +37,7 @@ pub struct Told {
     pub in_slots: bool,
 }
 
-impl Told {
+impl KernelAddresses {
     /// Whether a turn has that kernel.
     pub fn has(&self, step: usize) -> bool {
         !(self.in_slots && (step == 1 || step == 2))
@@ -50,18 +50,18 @@ pub struct Steps {
     kernels: [Kernel; 4],
     /// The kernels look at the pipeline's own word.
     unused: HostMemory,
-    told: Told,
+    told: KernelAddresses,
 }
 
 impl Steps {
-    pub fn new(machine: &Machine, told: Told) -> Result<Steps, ServedError> {
+    pub fn new(machine: &Machine, told: KernelAddresses) -> Result<Steps, ServedError> {
         Steps::of(machine, told, &SOURCES, &NAMES)
     }
 
     /// As [`Self::new`], of these kernels in the places of those.
     pub fn of(
         machine: &Machine,
-        told: Told,
+        told: KernelAddresses,
         sources: &[Source; 4],
         names: &[&'static str; 4],
     ) -> Result<Steps, ServedError> {
@@ -90,7 +90,7 @@ pub fn units() -> Vec<Unit> {
 
 /// How a graph has its next turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
+pub enum Repeat {
     /// It launches itself.
     Relaunch,
     /// It is the body of a WHILE node.
@@ -101,11 +101,11 @@ pub enum Again {
 /// as long as the graph.
 pub fn graph(
     machine: &Machine,
-    told: Told,
-    again: Again,
+    told: KernelAddresses,
+    again: Repeat,
     model: &dyn gpu::Recorded,
 ) -> Result<SelfLaunching, ServedError> {
-    let end = if again == Again::While { again_unit() } else { relaunch_unit() };
+    let end = if again == Repeat::While { again_unit() } else { relaunch_unit() };
     let units: Vec<Unit> = units().into_iter().chain([end]).collect();
     let module: Module = machine.module(&units)?;
     let functions = NAMES.iter().map(|name| module.function(name)).collect::<gpu::Result<Vec<Function>>>()?;
@@ -129,9 +129,9 @@ pub fn graph(
     let graph = match again {
         // SAFETY: what the kernels use is kept as long as the graph, and `Recorded` promises the same of the model's. The module is the
         // context's until the relaunching kernel, which the graph keeps, is gone.
-        Again::Relaunch => unsafe { SelfLaunching::of_capture(&module, 0, None, record) },
+        Repeat::Relaunch => unsafe { SelfLaunching::of_capture(&module, 0, None, record) },
         // SAFETY: as above.
-        Again::While => unsafe { SelfLaunching::of_while(&module, 0, None, record) },
+        Repeat::While => unsafe { SelfLaunching::of_while(&module, 0, None, record) },
     };
     Ok(graph?)
 }

@@ -50,7 +50,7 @@ use chain::Runs;
 
 pub use chain::{Model, OnEnd};
 pub use endpoint::{Endpoint, Pool};
-pub use launch::{Again, units};
+pub use launch::{Repeat, units};
 pub use structure::{Structure, structure};
 
 /// Why a pipeline does not run.
@@ -156,7 +156,7 @@ struct Core {
     /// What only kernels use: what they are told, clients, and words of each slot.
     own: [Memory; 3],
     wait: Duration,
-    told: launch::Told,
+    told: launch::KernelAddresses,
     /// Steps of each slot's request, and the ring of records, where they are traced.
     traced: std::sync::OnceLock<(Memory, HostMemory)>,
 }
@@ -276,7 +276,7 @@ impl Served {
         };
         let told = match posts {
             Processor::Gpu => None,
-            Processor::Cpu => Some(told::Told {
+            Processor::Cpu => Some(told::AnswerRing {
                 ring: machine.host_memory(slot_count * size_of::<db_told>())?,
                 sending: machine.host_memory(4 * slot_count)?,
                 places: places.clone(),
@@ -321,7 +321,7 @@ impl Served {
         let (threads, copying) = (setting.threads.min(useful), setting.copying);
         let is_told = told.is_some();
         let queues = told::Shared::new(setting.clients, told);
-        let told = launch::Told {
+        let told = launch::KernelAddresses {
             served: served.kernel_address(),
             turn: turn.kernel_address(),
             shapes: [[1, threads], copying, copying, [1, threads.max(32)]],

@@ -254,7 +254,7 @@ fn gpu_traces_the_steps_of_each_request() {
     let context = need!(device(), nic, "an mlx5 device");
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     let module: Module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
-    for again in [Again::Relaunch, Again::While] {
+    for again in [Repeat::Relaunch, Repeat::While] {
         traces(&context, &machine, (&COPIED, false), &|served, memory| {
             served.start_graph(again, Box::new(AddOne::of(&module, memory))).unwrap();
         });
@@ -320,10 +320,10 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     let module: Module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
     let ways = [
-        (Again::Relaunch, Processor::Gpu, true),
-        (Again::Relaunch, Processor::Gpu, false),
-        (Again::While, Processor::Gpu, true),
-        (Again::Relaunch, Processor::Cpu, true),
+        (Repeat::Relaunch, Processor::Gpu, true),
+        (Repeat::Relaunch, Processor::Gpu, false),
+        (Repeat::While, Processor::Gpu, true),
+        (Repeat::Relaunch, Processor::Cpu, true),
     ];
     for (arrival, (again, posts, in_slots)) in
         ARRIVALS.iter().flat_map(|way| ways.map(|others| (*way, others)))

@@ -369,7 +369,7 @@ fn gpu_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
         });
         answers(&machine, &plan, slots, [&inputs, &wanted], |served| {
             let model = Instance::in_slots(&loaded, &served.tensors()).unwrap();
-            served.start_graph(Again::Relaunch, Box::new(model)).unwrap();
+            served.start_graph(Repeat::Relaunch, Box::new(model)).unwrap();
         });
     }
 }

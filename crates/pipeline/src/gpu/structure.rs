@@ -8,7 +8,7 @@ use rdma_shim::kernel::{Machine, Place};
 use slots::{Geometry, Tensor, TensorKind};
 
 use super::chain::Runs;
-use super::{Again, Arrival, Served, ServedError, Setting, launch};
+use super::{Arrival, Repeat, Served, ServedError, Setting, launch};
 
 /// Stands for a model.
 const NOTHING: &str = "extern \"C\" __global__ void one_node() {}";
@@ -102,7 +102,7 @@ pub fn structure(machine: &Machine) -> Result<Structure, ServedError> {
         copying: [1, 32],
     };
     let served = Served::new(machine, setting)?;
-    let graph = launch::graph(machine, served.core.told, Again::Relaunch, &OneNode::new(machine)?)?;
+    let graph = launch::graph(machine, served.core.told, Repeat::Relaunch, &OneNode::new(machine)?)?;
     Ok(Structure::of(&graph.nodes()?))
 }
 
@@ -145,7 +145,7 @@ mod tests {
             need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
         let mut waiting = Waiting::new(&machine, geometry(), 2, 64).unwrap();
         assert_eq!(waiting.served.structure().unwrap(), None);
-        waiting.served.start_graph(Again::While, Box::new(OneNode::new(&machine).unwrap())).unwrap();
+        waiting.served.start_graph(Repeat::While, Box::new(OneNode::new(&machine).unwrap())).unwrap();
         let wanted = Structure { nodes: 5, kernels: 4, ..Structure::default() };
         assert_eq!(waiting.served.structure().unwrap(), Some(wanted));
         waiting.until(0).unwrap();

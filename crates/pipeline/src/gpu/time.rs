@@ -21,7 +21,7 @@ const TIME: usize = 128 / 8;
 
 /// Both clocks, read at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Meeting {
+pub struct ClockSample {
     pub machine_ns: u64,
     /// By the system's clock, since 1970.
     pub unix_ns: u64,
@@ -48,7 +48,7 @@ impl MachineClock {
     }
 
     /// Reads both clocks. Error: the kernel has no room beside what runs.
-    pub fn meet(&self) -> Result<Meeting, ServedError> {
+    pub fn meet(&self) -> Result<ClockSample, ServedError> {
         let (words, longs) = (self.words.words(), self.words.long_words());
         [0, TOLD].iter().for_each(|word| words[*word].store(0, Ordering::Release));
         let arguments =
@@ -56,7 +56,7 @@ impl MachineClock {
         let held = self.words.clone();
         // SAFETY: the kernel takes these three, and keeps to the words, which `held` keeps. It ends after its limit.
         let running = unsafe { self.kernel.launch([1, 1], &arguments, self.cancel.clone(), held) }?;
-        let (since, mut best) = (Instant::now(), None::<Meeting>);
+        let (since, mut best) = (Instant::now(), None::<ClockSample>);
         for round in 1..=ROUNDS {
             let asked = unix_ns();
             words[0].store(round, Ordering::Release);
@@ -71,7 +71,7 @@ impl MachineClock {
             let error_ns = told.saturating_sub(asked).div_ceil(2);
             if best.is_none_or(|best| error_ns < best.error_ns) {
                 let machine_ns = longs[TIME].load(Ordering::Relaxed);
-                best = Some(Meeting { machine_ns, unix_ns: asked + error_ns, error_ns });
+                best = Some(ClockSample { machine_ns, unix_ns: asked + error_ns, error_ns });
             }
         }
         running.end(LIMIT)?;
@@ -80,7 +80,7 @@ impl MachineClock {
 }
 
 /// The system's time of a machine's, by two samples: clocks may run apart by some parts of a million.
-pub fn between(first: &Meeting, second: &Meeting, machine_ns: u64) -> u64 {
+pub fn between(first: &ClockSample, second: &ClockSample, machine_ns: u64) -> u64 {
     let signed = |to: u64, from: u64| to.wrapping_sub(from).cast_signed();
     let (machine, unix) =
         (signed(second.machine_ns, first.machine_ns), signed(second.unix_ns, first.unix_ns));
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_runs_apart_is_followed_between_two_meetings() {
-        let meeting = |machine_ns, unix_ns| Meeting { machine_ns, unix_ns, error_ns: 1 };
+        let meeting = |machine_ns, unix_ns| ClockSample { machine_ns, unix_ns, error_ns: 1 };
         // 1000 ns a second slow, and 5 ahead at first.
         let (first, second) = (meeting(1_000_005, 1_000_000), meeting(1_000_999_005, 1_001_000_000));
         for (machine, unix) in

@@ -35,7 +35,7 @@ const LOOKS: u32 = 1 << 10;
 
 /// The ring by which kernels hand answers to the thread that posts them, and the answers' layout.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct AnswerRing {
     /// `struct db_told`, one a slot.
     pub(super) ring: HostMemory,
     /// A word a slot: not 0 while the NIC may read its answer.
@@ -64,7 +64,7 @@ struct Taken {
 #[derive(Debug)]
 pub(super) struct Queues {
     places: Vec<Option<Taken>>,
-    pub(super) told: Option<Told>,
+    pub(super) told: Option<AnswerRing>,
     /// Records that were read.
     pub(super) read: u64,
     sent: u64,
@@ -85,7 +85,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(places: u32, told: Option<Told>) -> Arc<Shared> {
+    pub(super) fn new(places: u32, told: Option<AnswerRing>) -> Arc<Shared> {
         let places = (0..places).map(|_| None).collect();
         let (read, sent, rounds, patience) = (0, 0, 0, PATIENCE);
         let queues = Queues {
@@ -167,7 +167,7 @@ impl Queues {
     }
 }
 
-impl Told {
+impl AnswerRing {
     /// The record that was told behind so many.
     fn record(&self, read: u64) -> Option<db_told> {
         let at = (read % u64::from(self.slot_count)) as usize * size_of::<db_told>();

@@ -13,7 +13,7 @@ use verbs::{Context, Cq, QpBuilder, QpType};
 use super::by_cpu::Model;
 use super::layout::db_turn;
 use super::nic_tests::{Member, add_one_on};
-use super::{Again, Arrival, Served, Setting, launch};
+use super::{Arrival, Repeat, Served, Setting, launch};
 use crate::Processor;
 use crate::testing::{SLOTS, geometry};
 
@@ -50,7 +50,7 @@ fn served(
     let member = Member::join_by(queue, &mut served, [0, slots], 0, receives as usize);
     match add_one_on(machine, &buffers) {
         Model::Called(model) => served.start_by_cpu(model),
-        Model::Recorded(model) => served.start_graph(Again::Relaunch, model),
+        Model::Recorded(model) => served.start_graph(Repeat::Relaunch, model),
     }
     .unwrap();
     served.wait_done(member.place, LIMIT).unwrap();

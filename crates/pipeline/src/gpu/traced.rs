@@ -11,7 +11,7 @@ use slots::Status;
 use verbs::{Clock, Context};
 
 use super::layout::{db_served, db_steps, db_traced};
-use super::time::{MachineClock, Meeting, between};
+use super::time::{ClockSample, MachineClock, between};
 use super::{Arrival, Served, ServedError, refuse};
 use crate::trace::{Sample, Step, Trace};
 
@@ -24,7 +24,7 @@ pub(super) struct Traces {
     context: Context,
     clock: MachineClock,
     records: HostMemory,
-    last: Meeting,
+    last: ClockSample,
     /// Answers whose records were read.
     read: u64,
     /// By place.
@@ -32,7 +32,7 @@ pub(super) struct Traces {
 }
 
 /// The sample of a record, and by how much its receive completion is later than the moment when it was found.
-fn sample(steps: &db_steps, nic: &Clock, clocks: &[Meeting; 2]) -> (Sample, u64) {
+fn sample(steps: &db_steps, nic: &Clock, clocks: &[ClockSample; 2]) -> (Sample, u64) {
     let unix = |machine_ns: u64| between(&clocks[0], &clocks[1], machine_ns);
     let (arrived, looks, begun) = (nic.unix_ns(steps.arrived), unix(steps.looks), unix(steps.begun));
     let mut sample = Sample { service_ns: unix(steps.rung).saturating_sub(arrived), ..Sample::default() };

@@ -107,7 +107,7 @@ impl Faithful {
         )?;
         let status = Status::Ok.number().into();
         turn.write(0, db_turn { state: REQUEST, status, ..db_turn::default() }.bytes())?;
-        let told = launch::Told {
+        let told = launch::KernelAddresses {
             in_slots: false,
             served: served.kernel_address(),
             turn: turn.kernel_address(),
@@ -179,7 +179,7 @@ impl Faithful {
 fn graph(
     machine: &Machine,
     stream: &Stream,
-    told: launch::Told,
+    told: launch::KernelAddresses,
     model: &dyn Recorded,
 ) -> Result<DeviceGraph, ServedError> {
     let units: Vec<Unit> = launch::SOURCES[1..3].iter().map(Source::unit).collect();

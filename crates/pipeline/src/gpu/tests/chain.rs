@@ -120,7 +120,7 @@ unsafe impl ::gpu::Recorded for Count {
 }
 
 /// A pipeline on the GPU whose idle waits end each millisecond, and the model's words.
-fn counting(machine: &Machine, again: Again) -> (Served, HostMemory, Receiver<()>) {
+fn counting(machine: &Machine, again: Repeat) -> (Served, HostMemory, Receiver<()>) {
     let words = machine.host_memory(4096).unwrap();
     let buffers = machine.own_memory(8192).unwrap();
     let at = buffers.kernel_address();
@@ -149,7 +149,7 @@ fn counting(machine: &Machine, again: Again) -> (Served, HostMemory, Receiver<()
 #[test]
 fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
-    for again in [Again::Relaunch, Again::While] {
+    for again in [Repeat::Relaunch, Repeat::While] {
         let (mut served, words, ended) = counting(&machine, again);
         let runs = || words.words()[0].load(Ordering::Acquire);
         let since = Instant::now();
@@ -185,7 +185,7 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
 #[test]
 fn gpu_destructive_illegal_address_of_a_model_ends_the_sleep_with_an_error() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
-    let (mut served, words, ended) = counting(&machine, Again::Relaunch);
+    let (mut served, words, ended) = counting(&machine, Repeat::Relaunch);
     assert!(ended.recv_timeout(Duration::from_millis(50)).is_err());
     let since = Instant::now();
     words.words()[1].store(1, Ordering::Release);
