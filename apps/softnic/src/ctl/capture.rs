@@ -35,7 +35,7 @@ struct Tally {
 pub fn run(options: &Capture) -> Result<()> {
     let (nics, target) = RunningNics::of_process(options.pid)?;
     let mut blocks =
-        call_for_packets(nics.visit(&target), &target.seat, options.packets.unwrap_or_default())?;
+        call_for_packets(nics.view(&target), &target.member, options.packets.unwrap_or_default())?;
     // Only now: a capture that cannot be leaves no file.
     let to_stdout = options.file.as_os_str() == "-";
     let tally = if to_stdout {

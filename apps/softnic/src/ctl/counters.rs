@@ -92,18 +92,18 @@ fn is_gone(error: &anyhow::Error) -> bool {
 
 /// One look at one NIC. For reading, what is 0 is left out.
 fn text(options: &Show, nics: &RunningNics, target: &Target, counters: &[(String, String)]) -> String {
-    let (fabric, seat) = (&nics.visit(target).name, &target.seat);
-    let program = program_of(seat.pid);
+    let (fabric, member) = (&nics.view(target).name, &target.member);
+    let program = program_of(member.pid);
     let value = |text: &String| text.parse::<u64>().unwrap_or(0);
     if options.json {
         let values: Map<String, Value> =
             counters.iter().map(|(name, text)| (name.clone(), value(text).into())).collect();
-        let line = json!({"fabric": fabric, "slot": seat.slot, "pid": seat.pid, "comm": program, "counters": values});
+        let line = json!({"fabric": fabric, "slot": member.slot, "pid": member.pid, "comm": program, "counters": values});
         return format!("{line}\n");
     }
     let mut text = format!(
         "{program} (pid {}, fabric {fabric}, slot {}); counters that are 0 are left out\n",
-        seat.pid, seat.slot
+        member.pid, member.slot
     );
     for (name, count) in counters.iter().filter(|(_, count)| value(count) > 0) {
         text += &format!("  {name:<28} {count:>20}\n");

@@ -45,12 +45,13 @@ pub fn run(list: &List) -> Result<()> {
         )
     };
     for target in &nics.targets {
-        let (fabric, seat) = (&nics.visit(target).name, &target.seat);
+        let (fabric, member) = (&nics.view(target).name, &target.member);
         let answer = nics.ask(target, &Request::Status);
-        let program = program_of(seat.pid);
+        let program = program_of(member.pid);
         let devices = answer.map(|lines| lines.iter().map(device).collect::<Vec<_>>());
         if list.json {
-            let mut line = json!({"fabric": fabric, "slot": seat.slot, "pid": seat.pid, "program": program});
+            let mut line =
+                json!({"fabric": fabric, "slot": member.slot, "pid": member.pid, "program": program});
             match devices {
                 Ok(devices) => line["devices"] = devices.iter().map(as_json).collect(),
                 Err(error) => line["error"] = error.to_string().into(),
@@ -61,7 +62,7 @@ pub fn run(list: &List) -> Result<()> {
                 Ok(devices) => devices.iter().map(in_words).collect::<Vec<_>>().join(", "),
                 Err(error) => format!("- ({error})"),
             };
-            text += &format!("{fabric:<16} {:>4} {:>8} {program:<16} {devices}\n", seat.slot, seat.pid);
+            text += &format!("{fabric:<16} {:>4} {:>8} {program:<16} {devices}\n", member.slot, member.pid);
         }
     }
     show(&text).map(drop)

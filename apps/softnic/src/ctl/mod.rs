@@ -10,7 +10,7 @@ use std::io::Write;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use soft_nic::abi::control::{self, Request};
-use soft_nic::link::{self, Seat, Visit};
+use soft_nic::link::{self, FabricMember, FabricView};
 
 /// Watch or change the NIC of a running program.
 #[derive(Debug, Args)]
@@ -57,33 +57,34 @@ pub fn run(ctl: &Ctl) -> Result<()> {
 
 /// A process that has a NIC, and the fabric where it has it.
 struct Target {
-    visit: usize,
-    seat: Seat,
+    view: usize,
+    member: FabricMember,
 }
 
 /// The processes that have a NIC, on the fabric of this name or on all fabrics.
 struct RunningNics {
-    visits: Vec<Visit>,
+    views: Vec<FabricView>,
     targets: Vec<Target>,
 }
 
 impl RunningNics {
     fn find(fabric: Option<&str>) -> Result<RunningNics> {
-        let mut visits = Visit::all().context("looking for fabrics in /proc")?;
-        visits.retain(|visit| fabric.is_none_or(|name| visit.name == name));
-        let seats = |visit: usize| visits[visit].seats().into_iter().map(move |seat| Target { visit, seat });
-        let targets = (0..visits.len()).flat_map(seats).collect();
-        Ok(RunningNics { visits, targets })
+        let mut views = FabricView::all().context("looking for fabrics in /proc")?;
+        views.retain(|view| fabric.is_none_or(|name| view.name == name));
+        let members =
+            |view: usize| views[view].members().into_iter().map(move |member| Target { view, member });
+        let targets = (0..views.len()).flat_map(members).collect();
+        Ok(RunningNics { views, targets })
     }
 
-    fn visit(&self, target: &Target) -> &Visit {
-        &self.visits[target.visit]
+    fn view(&self, target: &Target) -> &FabricView {
+        &self.views[target.view]
     }
 
     /// The NIC of this process.
     fn of_process(pid: u32) -> Result<(RunningNics, Target)> {
         let mut nics = Self::find(None)?;
-        match nics.targets.iter().position(|target| target.seat.pid == pid) {
+        match nics.targets.iter().position(|target| target.member.pid == pid) {
             Some(at) => {
                 let target = nics.targets.swap_remove(at);
                 Ok((nics, target))
@@ -93,7 +94,7 @@ impl RunningNics {
     }
 
     fn ask(&self, target: &Target, request: &Request) -> Result<Vec<(String, String)>> {
-        Ok(control::call(self.visit(target), &target.seat, request)?)
+        Ok(control::call(self.view(target), &target.member, request)?)
     }
 }
 

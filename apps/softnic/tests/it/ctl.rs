@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use soft_nic::abi::control::{THREAD_NAME, encode, socket_name};
-use soft_nic::link::Visit;
+use soft_nic::link::FabricView;
 
 use crate::c_program::verbs_program;
 use crate::counters::messages;
@@ -239,9 +239,9 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
     it.program.signal(Signal::SIGCONT);
     assert_eq!(count(&it, "completed_write"), 3);
 
-    let visits = Visit::all().expect("/proc");
-    let visit = visits.iter().find(|visit| visit.name == fabric.name()).expect("the fabric");
-    let seat = visit.seats()[0];
+    let views = FabricView::all().expect("/proc");
+    let view = views.iter().find(|view| view.name == fabric.name()).expect("the fabric");
+    let member = view.members()[0];
     for (number, garbage) in
         [&b"\0\0\0\0"[..], b"GET / HTTP/1.1\r\n\r\n", &encode("counters")[..20]].iter().enumerate()
     {
@@ -250,7 +250,7 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
         // The NIC takes one call at a time, and drops one that comes while it talks: the caller calls again.
         let mut came = None;
         assert!(within(SOON, || {
-            visit.call(&seat, call);
+            view.call(&member, call);
             came = listener.accept().ok();
             came.is_some()
         }));

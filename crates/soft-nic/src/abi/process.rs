@@ -16,13 +16,13 @@ use roce::Now;
 
 use super::control::{self, Talking};
 use super::events::Events;
-use super::rdma_cm::{self, Manager, Patience};
+use super::rdma_cm::{self, CmTimeouts, Manager};
 use super::server::{Locked, Server, log};
 use super::sysfs::Machine;
 use crate::config::Config;
 use crate::device::{Answer, LogSink, Nic};
-use crate::dma::{Ear, Host, OwnThreads, system};
-use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock, Waker, Weather};
+use crate::dma::{Host, OneShotEpoll, OwnThreads, system};
+use crate::link::{IdlePolicy, IdleTimes, Impairment, Link, LinkConfig, Pause, SystemClock, Waker};
 
 /// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
 pub const THREAD_NAME: &str = "softnic-nic";
@@ -31,7 +31,7 @@ const WAITING: Duration = Duration::from_micros(50);
 /// Rest of the thread while the program itself runs the NIC.
 const PUMPED: Duration = Duration::from_micros(500);
 /// How long the thread that waits for packets waits before it looks whether it is still needed.
-const HEARING: Duration = Duration::from_millis(100);
+const PACKET_WAIT: Duration = Duration::from_millis(100);
 /// How long the end of a program waits for the thread, and then for the last replies.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How long it waits for what is under way with a delay: all of it, and a kernel that is slow to take it.
@@ -103,27 +103,27 @@ impl Process {
         let link_config = LinkConfig {
             fabric: config.fabric.clone(),
             addresses: config.wire_addresses(),
-            weather: Weather { loss: config.loss, reorder: config.reorder, seed: config.seed },
+            impairment: Impairment { loss: config.loss, reorder: config.reorder, seed: config.seed },
             copiers: config.copiers(system::allowed_cores()),
             ..LinkConfig::default()
         };
         let link = Link::join(link_config)?;
-        let (waker, ear, seat) = (link.waker(), link.ear(), link.mad_seat());
+        let (waker, epoll, router) = (link.waker(), link.epoll(), link.mad_router());
         let events = Events::default();
         let now = Now(system::monotonic_ns());
         let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
         nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
-        let patience = Patience { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
-        server.manager.get_or_init(|| Manager::new(server.ports.clone(), patience, seat, Box::new(memory)));
+        let timeouts = CmTimeouts { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
+        server.manager.get_or_init(|| Manager::new(server.ports.clone(), timeouts, router, Box::new(memory)));
         let shared = Arc::new(Control::default());
-        if let Some(ear) = ear {
+        if let Some(epoll) = epoll {
             let (waker, shared) = (waker.clone(), shared.clone());
             let _blocked = system::BlockedSignals::new();
             std::thread::Builder::new()
                 .name(THREAD_NAME.to_owned())
-                .spawn(move || hear(&ear, &waker, &shared))?;
+                .spawn(move || hear(&epoll, &waker, &shared))?;
         }
         let thread = {
             let (server, shared) = (server.clone(), shared.clone());
@@ -342,8 +342,8 @@ pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(
 /// Those of the wire; all are 0 without one, but for the connection manager's datagrams within the fabric (`mads_*`).
 fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64)> + use<> {
     let (wire, port) = nic.link().wire_counters().unwrap_or_default();
-    let seat = nic.link().mad_seat();
-    let (mads, local) = (seat.counters(), seat.local_counters());
+    let router = nic.link().mad_router();
+    let (mads, local) = (router.counters(), router.local_counters());
     [
         ("wire_packets_sent", wire.sent),
         ("wire_packets_received", wire.received),
@@ -378,9 +378,9 @@ fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64
 }
 
 /// The thread that waits for packets while the NIC's thread sleeps, and wakes it.
-fn hear(ear: &Ear, waker: &Waker, shared: &Control) {
+fn hear(epoll: &OneShotEpoll, waker: &Waker, shared: &Control) {
     while !shared.stop.load(Ordering::Acquire) && shared.leaving.load(Ordering::Acquire) == leaving::NOT {
-        match ear.wait(HEARING) {
+        match epoll.wait(PACKET_WAIT) {
             Ok(true) => waker.wake(),
             Ok(false) => {}
             // The program has closed what is not its own. The NIC still looks around every few milliseconds.
@@ -461,11 +461,11 @@ fn look(
         Pause::Sleep(max) => {
             let max = if nic.is_waiting() { max.min(WAITING) } else { max };
             // Commands and the pump have the NIC while the thread sleeps.
-            if let Some(sleep) = nic.link().lie_down() {
+            if let Some(sleep) = nic.link().prepare_sleep() {
                 drop(nic);
                 sleep.wait(max);
                 let Some(mut nic) = server.nic.poll() else { return false };
-                nic.link().get_up();
+                nic.link().end_sleep();
             }
         }
     }

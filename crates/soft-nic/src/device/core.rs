@@ -43,14 +43,14 @@ pub(super) struct Options {
 
 /// The states of the program's threads, sampled once a round however many queues ask.
 #[derive(Default)]
-pub(super) struct Onlooker {
+pub(super) struct ThreadSampler {
     threads: Option<Box<dyn Threads>>,
     last: Option<(Now, Arc<[ThreadTime]>)>,
 }
 
-impl Onlooker {
-    pub(super) fn new(threads: Box<dyn Threads>) -> Onlooker {
-        Onlooker { threads: Some(threads), last: None }
+impl ThreadSampler {
+    pub(super) fn new(threads: Box<dyn Threads>) -> ThreadSampler {
+        ThreadSampler { threads: Some(threads), last: None }
     }
 
     /// How they stand in the round of this time.
@@ -91,7 +91,7 @@ pub(super) struct Core<M> {
     pub shapers: Vec<TokenBucket>,
     pub pool: Pool,
     pub now: Now,
-    pub threads: Onlooker,
+    pub threads: ThreadSampler,
     /// What `softnic ctl` asked for; a NIC that was asked for nothing has none.
     pub faults: Option<Box<Faults>>,
     /// The WQE in hand.
@@ -150,7 +150,7 @@ impl<M: Memory> Core<M> {
             shapers,
             pool: Pool::default(),
             now,
-            threads: Onlooker::default(),
+            threads: ThreadSampler::default(),
             faults: None,
             wqe: Box::new([0; MAX_WQE_BYTES]),
             segments: Vec::new(),

@@ -12,7 +12,7 @@ use super::command::{
     QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use super::commands::{Answer, Commands};
-use super::core::{Core, LogSink, Onlooker};
+use super::core::{Core, LogSink, ThreadSampler};
 use super::counters::{Counters, PortCounters};
 use super::doorbell::UarKind;
 use super::faults::{Injection, Settings};
@@ -48,7 +48,7 @@ impl<M: Memory> Nic<M> {
 
     /// From now on a late doorbell is excused while one of these threads has no core; before, no thread is looked at.
     pub fn excuse(&mut self, threads: Box<dyn Threads>) {
-        self.core.threads = Onlooker::new(threads);
+        self.core.threads = ThreadSampler::new(threads);
     }
 
     /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.

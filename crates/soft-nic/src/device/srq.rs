@@ -33,7 +33,7 @@ pub mod mask {
 
 /// An event of the queue that is to be raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum News {
+enum SrqNotice {
     LimitReached,
     Failed(&'static str),
 }
@@ -63,7 +63,7 @@ pub(super) struct Srq {
     /// Fewer than these posted is an event; 0: not armed.
     limit: u32,
     failed: bool,
-    news: Option<News>,
+    news: Option<SrqNotice>,
 }
 
 impl Srq {
@@ -121,13 +121,13 @@ impl Srq {
     fn look_at_limit(&mut self) {
         if self.known() < self.limit {
             self.limit = 0;
-            self.news = Some(News::LimitReached);
+            self.news = Some(SrqNotice::LimitReached);
         }
     }
 
     fn fail(&mut self, why: &'static str) -> Option<Receive> {
         self.failed = true;
-        self.news = Some(News::Failed(why));
+        self.news = Some(SrqNotice::Failed(why));
         None
     }
 }
@@ -237,8 +237,8 @@ impl<M: Memory> Core<M> {
         let Some(srq) = self.srqs.get_mut(place) else { return };
         let Some(news) = srq.news.take() else { return };
         let kind = match news {
-            News::LimitReached => event_type::SRQ_LIMIT_REACHED,
-            News::Failed(why) => {
+            SrqNotice::LimitReached => event_type::SRQ_LIMIT_REACHED,
+            SrqNotice::Failed(why) => {
                 let srqn = srq.srqn;
                 self.dead_srqs.push((place, srqn));
                 self.log.line(&format!("softnic: SRQ {srqn:#x}: {why}; it and its QPs are in error"));

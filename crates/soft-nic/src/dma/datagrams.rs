@@ -12,7 +12,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::forks::OwnSocket;
+use super::forks::NoForkSocket;
 use super::system;
 
 /// Most segments of one call to the kernel: `UDP_MAX_SEGMENTS` of kernels before 6.9.
@@ -60,14 +60,14 @@ struct Run {
 
 /// Datagrams that wait to be sent, in order.
 #[derive(Debug, Default)]
-pub struct Outbox {
+pub struct SendBatch {
     bytes: Vec<u8>,
     runs: Vec<Run>,
     /// One datagram a run: for a kernel that cuts none.
     single: bool,
 }
 
-impl Outbox {
+impl SendBatch {
     /// Adds a datagram of `len` bytes, written by `fill`, which is told the identification that its IPv4 header will have.
     /// Errors: `len` is 0 or above [`MAX_DATAGRAM`].
     pub fn push(&mut self, to: SocketAddr, len: usize, fill: impl FnOnce(&mut [u8], u16)) -> io::Result<()> {
@@ -77,7 +77,7 @@ impl Outbox {
         })
     }
 
-    /// As [`Outbox::push`], with a `fill` that may fail: its error comes back, and nothing is added then.
+    /// As [`SendBatch::push`], with a `fill` that may fail: its error comes back, and nothing is added then.
     pub fn try_push<E: From<io::Error>>(
         &mut self,
         to: SocketAddr,
@@ -129,13 +129,13 @@ impl Outbox {
     }
 
     /// Takes all of them out, to be sent by themselves.
-    pub fn take(&mut self) -> Outbox {
+    pub fn take(&mut self) -> SendBatch {
         let single = self.single;
-        std::mem::replace(self, Outbox { single, ..Outbox::default() })
+        std::mem::replace(self, SendBatch { single, ..SendBatch::default() })
     }
 
     /// From now on one datagram a run, if that is what the kernel of `other` needs.
-    pub fn learn(&mut self, other: &Outbox) {
+    pub fn learn(&mut self, other: &SendBatch) {
         self.single |= other.single;
     }
 
@@ -159,7 +159,7 @@ impl Outbox {
     }
 }
 
-/// What became of an [`Outbox`].
+/// What became of a [`SendBatch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Posted {
     /// Datagrams that the kernel took.
@@ -172,7 +172,7 @@ pub struct Posted {
 
 #[derive(Debug)]
 pub struct Datagrams {
-    socket: OwnSocket,
+    socket: NoForkSocket,
     local: SocketAddr,
     /// Where received messages are put, [`MAX_MESSAGE`] bytes each.
     inbox: Vec<u8>,
@@ -192,7 +192,7 @@ impl Datagrams {
             SocketAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
             SocketAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_IPV6),
         };
-        let socket = OwnSocket::open(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
+        let socket = NoForkSocket::open(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
         if local.is_ipv4() {
             system::set_option(&socket, level, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
         } else {
@@ -243,30 +243,30 @@ impl Datagrams {
     }
 
     /// Sends what waits. What a full socket buffer has no room for keeps waiting; an address that cannot be reached loses
-    /// datagrams, as a wire does. Where the kernel cannot cut runs into segments, those of this call are lost, and the outbox
+    /// datagrams, as a wire does. Where the kernel cannot cut runs into segments, those of this call are lost, and the batch
     /// makes none from then on.
-    pub fn send(&self, outbox: &mut Outbox) -> Posted {
-        self.send_runs(outbox, |_, _| ())
+    pub fn send(&self, batch: &mut SendBatch) -> Posted {
+        self.send_runs(batch, |_, _| ())
     }
 
     /// As [`Datagrams::send`]; `shown` sees each datagram that the kernel takes, with the identification of its IPv4 header.
-    pub fn send_shown(&self, outbox: &mut Outbox, mut shown: impl FnMut(SocketAddr, u16, &[u8])) -> Posted {
-        self.send_runs(outbox, |run, bytes| {
+    pub fn send_shown(&self, batch: &mut SendBatch, mut shown: impl FnMut(SocketAddr, u16, &[u8])) -> Posted {
+        self.send_runs(batch, |run, bytes| {
             for (datagram, identification) in bytes.chunks(run.segment).zip(0..) {
                 shown(run.to, identification, datagram);
             }
         })
     }
 
-    fn send_runs(&self, outbox: &mut Outbox, mut taken: impl FnMut(&Run, &[u8])) -> Posted {
+    fn send_runs(&self, batch: &mut SendBatch, mut taken: impl FnMut(&Run, &[u8])) -> Posted {
         #[cfg(test)]
         if self.stalled {
             return Posted::default();
         }
         let mut posted = Posted::default();
         let mut done = 0;
-        for run in &outbox.runs {
-            let bytes = &outbox.bytes[run.start..run.start + run.bytes];
+        for run in &batch.runs {
+            let bytes = &batch.bytes[run.start..run.start + run.bytes];
             match self.send_run(run, bytes) {
                 Ok(()) => {
                     posted.taken += run.count;
@@ -277,12 +277,12 @@ impl Datagrams {
                     posted.lost += run.count;
                     posted.errno = error.raw_os_error().unwrap_or(0);
                     // A device without check sums; their identifications were counted on.
-                    outbox.single |= run.count > 1 && posted.errno == libc::EIO;
+                    batch.single |= run.count > 1 && posted.errno == libc::EIO;
                 }
             }
             done += 1;
         }
-        outbox.forget(done);
+        batch.forget(done);
         posted
     }
 
@@ -490,15 +490,15 @@ mod tests {
     /// Sends datagrams of many sizes over the loopback interface at `at`, and wants them back.
     fn come_as_they_were_pushed(at: &str) {
         let (ours, mut theirs) = pair(at);
-        let mut outbox = Outbox::default();
+        let mut batch = SendBatch::default();
         // Equal ones, a short one that ends their run, a longer one, and one more than a run may have.
         let sizes = [[1000; 5].as_slice(), &[300, 1000, 4096, 1], &[64; SEGMENTS + 1]].concat();
         for (number, len) in sizes.iter().enumerate() {
-            outbox.push(theirs.local(), *len, |bytes, _| bytes.fill(number as u8)).unwrap();
+            batch.push(theirs.local(), *len, |bytes, _| bytes.fill(number as u8)).unwrap();
         }
-        assert_eq!(outbox.len(), sizes.len());
-        assert_eq!(ours.send(&mut outbox), Posted { taken: sizes.len(), ..Posted::default() });
-        assert!(outbox.is_empty());
+        assert_eq!(batch.len(), sizes.len());
+        assert_eq!(ours.send(&mut batch), Posted { taken: sizes.len(), ..Posted::default() });
+        assert!(batch.is_empty());
         let got = take(&mut theirs, sizes.len());
         let wanted: Vec<_> =
             sizes.iter().enumerate().map(|(n, len)| (ours.local(), vec![n as u8; *len])).collect();
@@ -520,24 +520,24 @@ mod tests {
     fn each_datagram_is_told_the_identification_that_its_segment_will_have() {
         let (one, other): (SocketAddr, SocketAddr) =
             ("127.0.0.1:4791".parse().unwrap(), "127.0.0.2:4791".parse().unwrap());
-        let mut outbox = Outbox::default();
+        let mut batch = SendBatch::default();
         let mut said = Vec::new();
         for (to, len) in
             [(one, 500), (one, 500), (one, 200), (one, 500), (other, 500), (other, 501), (other, 501)]
         {
-            outbox.push(to, len, |_, identification| said.push(identification)).unwrap();
+            batch.push(to, len, |_, identification| said.push(identification)).unwrap();
         }
         assert_eq!(said, [0, 1, 2, 0, 0, 0, 1]);
         said.clear();
-        let mut outbox = Outbox::default();
+        let mut batch = SendBatch::default();
         for _ in 0..SEGMENTS + 2 {
-            outbox.push(one, 64, |_, identification| said.push(identification)).unwrap();
+            batch.push(one, 64, |_, identification| said.push(identification)).unwrap();
         }
         assert_eq!(said[SEGMENTS - 2..], [62, 63, 0, 1]);
-        let mut outbox = Outbox::default();
+        let mut batch = SendBatch::default();
         said.clear();
         for _ in 0..17 {
-            outbox.push(one, 4200, |_, identification| said.push(identification)).unwrap();
+            batch.push(one, 4200, |_, identification| said.push(identification)).unwrap();
         }
         assert_eq!(said[14..], [14, 0, 1], "65,507 bytes hold fifteen");
     }
@@ -545,9 +545,9 @@ mod tests {
     #[test]
     fn what_is_too_long_is_refused_going_out_and_marked_coming_in() {
         let (ours, mut theirs) = pair("127.0.0.1:0");
-        let mut outbox = Outbox::default();
+        let mut batch = SendBatch::default();
         for len in [0, MAX_DATAGRAM + 1, usize::MAX] {
-            assert!(outbox.push(theirs.local(), len, |_, _| unreachable!()).is_err());
+            assert!(batch.push(theirs.local(), len, |_, _| unreachable!()).is_err());
         }
         let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         plain.send_to(&[7; MAX_DATAGRAM + 1], theirs.local()).unwrap();
@@ -560,15 +560,15 @@ mod tests {
     #[test]
     fn what_is_left_goes_later_and_in_order() {
         let (ours, mut theirs) = pair("127.0.0.1:0");
-        let mut outbox = Outbox::default();
+        let mut batch = SendBatch::default();
         for number in 0..4u8 {
             // Every second one is longer: a run each.
-            outbox.push(theirs.local(), 10 + usize::from(number), |bytes, _| bytes.fill(number)).unwrap();
+            batch.push(theirs.local(), 10 + usize::from(number), |bytes, _| bytes.fill(number)).unwrap();
         }
-        assert_eq!(outbox.runs.len(), 4);
-        outbox.forget(2);
-        assert_eq!((outbox.len(), outbox.bytes.len()), (2, 12 + 13));
-        assert_eq!(ours.send(&mut outbox).taken, 2);
+        assert_eq!(batch.runs.len(), 4);
+        batch.forget(2);
+        assert_eq!((batch.len(), batch.bytes.len()), (2, 12 + 13));
+        assert_eq!(ours.send(&mut batch).taken, 2);
         let got = take(&mut theirs, 2);
         assert_eq!([&got[0].1, &got[1].1], [&vec![2; 12], &vec![3; 13]]);
     }
@@ -581,14 +581,14 @@ mod tests {
         drop(theirs);
         let mut ours = ours;
         for _ in 0..3 {
-            let mut outbox = Outbox::default();
-            outbox.push(gone, 10, |_, _| ()).unwrap();
-            ours.send(&mut outbox);
+            let mut batch = SendBatch::default();
+            batch.push(gone, 10, |_, _| ()).unwrap();
+            ours.send(&mut batch);
             assert_eq!(ours.receive(|_, _| ()).unwrap(), 0);
         }
-        let mut outbox = Outbox::default();
-        outbox.push("255.255.255.255:4791".parse().unwrap(), 10, |_, _| ()).unwrap();
-        let posted = ours.send(&mut outbox);
+        let mut batch = SendBatch::default();
+        batch.push("255.255.255.255:4791".parse().unwrap(), 10, |_, _| ()).unwrap();
+        let posted = ours.send(&mut batch);
         assert_eq!((posted.taken, posted.lost), (0, 1), "{posted:?}");
     }
 }

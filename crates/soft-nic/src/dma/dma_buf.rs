@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
 use super::Fault;
-use super::own::{Own, locked};
+use super::per_process::{PerProcess, locked};
 use super::shared::SharedMemory;
 use super::system::{PAGE, check, fork_generation, moved_high};
 
@@ -143,7 +143,7 @@ fn size_of(fd: &OwnedFd) -> Option<u64> {
 type Range = (u64, u64, bool);
 
 /// The mappings of this process.
-static RANGES: Own<Mutex<Vec<Range>>> = Own::new();
+static RANGES: PerProcess<Mutex<Vec<Range>>> = PerProcess::new();
 
 /// A mapping in the list; taken out on drop.
 #[derive(Debug)]

@@ -65,18 +65,18 @@ fn lock_forks() {
 /// A socket of this process alone: `fork` would give it to a child, which might live for ever and keep its address; the
 /// child's fork handler closes it.
 #[derive(Debug)]
-pub struct OwnSocket {
+pub struct NoForkSocket {
     socket: Option<OwnedFd>,
     entry: usize,
     /// Process that opened it: in a fork child the entry and the number may be another socket's.
     generation: u32,
 }
 
-impl OwnSocket {
+impl NoForkSocket {
     /// Opens a socket; close-on-exec is added.
     ///
     /// Errors: the kernel's; `ResourceBusy` when this process has too many of these.
-    pub fn open(domain: libc::c_int, kind: libc::c_int) -> io::Result<OwnSocket> {
+    pub fn open(domain: libc::c_int, kind: libc::c_int) -> io::Result<NoForkSocket> {
         // The handlers must be there before the socket is.
         fork_generation();
         lock_forks();
@@ -86,7 +86,7 @@ impl OwnSocket {
     }
 
     /// Only with the lock.
-    fn register(domain: libc::c_int, kind: libc::c_int) -> io::Result<OwnSocket> {
+    fn register(domain: libc::c_int, kind: libc::c_int) -> io::Result<NoForkSocket> {
         let Some(entry) = OWN.iter().position(|place| place.load(Ordering::Relaxed) == FREE) else {
             return Err(io::ErrorKind::ResourceBusy.into());
         };
@@ -95,17 +95,17 @@ impl OwnSocket {
         // SAFETY: the kernel just gave us this descriptor.
         let socket = moved_high(unsafe { OwnedFd::from_raw_fd(raw) });
         OWN[entry].store(socket.as_raw_fd(), Ordering::Relaxed);
-        Ok(OwnSocket { socket: Some(socket), entry, generation: fork_generation() })
+        Ok(NoForkSocket { socket: Some(socket), entry, generation: fork_generation() })
     }
 }
 
-impl AsRawFd for OwnSocket {
+impl AsRawFd for NoForkSocket {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_ref().map_or(FREE, AsRawFd::as_raw_fd)
     }
 }
 
-impl Drop for OwnSocket {
+impl Drop for NoForkSocket {
     fn drop(&mut self) {
         let socket = self.socket.take();
         if self.generation != fork_generation() {
@@ -122,29 +122,29 @@ impl Drop for OwnSocket {
 
 /// A socket bound to an abstract name: only one process can have it, and the kernel frees it when that process ends.
 #[derive(Debug)]
-pub struct TurnSocket(OwnSocket);
+pub struct LockSocket(NoForkSocket);
 
-impl TurnSocket {
+impl LockSocket {
     /// Binds the name; `None` when it is taken, or too many threads of this process try at once.
     ///
     /// Errors: the kernel's, or a name that is too long.
-    pub fn bind(name: &str) -> io::Result<Option<TurnSocket>> {
+    pub fn bind(name: &str) -> io::Result<Option<LockSocket>> {
         let (address, len) = abstract_address(name)?;
-        let socket = match OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM) {
+        let socket = match NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(None),
             made => made?,
         };
         // SAFETY: the address lives through the call and has at least `len` bytes.
         let bound = check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &address, len) });
         match bound {
-            Ok(_) => Ok(Some(TurnSocket(socket))),
+            Ok(_) => Ok(Some(LockSocket(socket))),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
             Err(error) => Err(error),
         }
     }
 }
 
-impl AsRawFd for TurnSocket {
+impl AsRawFd for LockSocket {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn a_fork_child_has_none_of_its_parent_s_sockets_and_keeps_its_own() {
-        let ours = OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM).unwrap();
+        let ours = NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM).unwrap();
         let raw = ours.as_raw_fd();
         assert!(true_in_fork_child(move || {
             let closed = !is_open(raw);
-            let new = OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM).unwrap();
+            let new = NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM).unwrap();
             // The inherited one goes, and takes nothing along that has its number now.
             drop(ours);
             closed && is_open(new.as_raw_fd())

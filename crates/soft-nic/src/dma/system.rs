@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-pub use super::forks::{TurnSocket, fork_generation};
+pub use super::forks::{LockSocket, fork_generation};
 use super::{Fault, dma_buf, gpu};
 
 /// Bytes of a page; x86-64 has no other base size.

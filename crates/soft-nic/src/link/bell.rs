@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::fabric::{Fabric, SLOTS};
 use super::shared_memory::{ChannelState, Lane, Producer};
 use super::{Link, LinkEvent, Wire, delay};
-use crate::dma::Ear;
+use crate::dma::OneShotEpoll;
 use roce::Now;
 
 impl Link {
@@ -130,15 +130,15 @@ impl Link {
     ///
     /// [`Waker::wake`]: super::Waker::wake
     pub fn sleep(&mut self, max: Duration) {
-        if let Some(sleep) = self.lie_down() {
+        if let Some(sleep) = self.prepare_sleep() {
             sleep.wait(max);
-            self.get_up();
+            self.end_sleep();
         }
     }
 
     /// First half of [`Link::sleep`], for a link behind a lock that other threads need meanwhile: asks peers to ring. `None`:
-    /// something has arrived, there is nothing to sleep for. Else wait, without the lock, and then [`Link::get_up`].
-    pub fn lie_down(&mut self) -> Option<Sleep> {
+    /// something has arrived, there is nothing to sleep for. Else wait, without the lock, and then [`Link::end_sleep`].
+    pub fn prepare_sleep(&mut self) -> Option<Sleep> {
         if !self.fabric.is_ours() {
             return None;
         }
@@ -153,7 +153,7 @@ impl Link {
                 self.waiting.push(*slot);
             }
         }
-        let roused = self.fabric.lie_down();
+        let roused = self.fabric.prepare_sleep();
         let asked = self.fabric.has_published() || self.fabric.has_call();
         let arrived = roused || asked || self.incoming.iter().any(|i| i.consumer.pending());
         // For what was consumed between the look and the bell no bell is rung. A peer reads that request without
@@ -166,17 +166,17 @@ impl Link {
                     .is_none_or(|outgoing| !outgoing.producer.pending())
         });
         if arrived || progressed {
-            self.get_up();
+            self.end_sleep();
             return None;
         }
         self.counters.sleeps += 1;
         let packets_wait = self.has_packets_waiting() || self.is_under_way();
-        Some(Sleep { fabric: Arc::clone(&self.fabric), ear: self.ear.clone(), packets_wait })
+        Some(Sleep { fabric: Arc::clone(&self.fabric), epoll: self.epoll.clone(), packets_wait })
     }
 
     /// Second half: peers need not ring any more.
-    pub fn get_up(&mut self) {
-        self.fabric.get_up();
+    pub fn end_sleep(&mut self) {
+        self.fabric.end_sleep();
         for slot in self.waiting.drain(..) {
             if let Some(outgoing) = &self.outgoing[usize::from(slot)] {
                 outgoing.producer.set_notify(false);
@@ -189,12 +189,12 @@ impl Link {
 #[derive(Debug)]
 pub struct Sleep {
     fabric: Arc<Fabric>,
-    ear: Option<Arc<Ear>>,
+    epoll: Option<Arc<OneShotEpoll>>,
     packets_wait: bool,
 }
 
 /// For shorter sleeps the epoll is not armed: that costs more than it saves.
-const DEAF: Duration = Duration::from_micros(150);
+const MIN_ARMED_SLEEP: Duration = Duration::from_micros(150);
 
 /// Longest sleep while packets wait for their time, or for a kernel that had no room: no bell tells when it has some again.
 const STALLED: Duration = Duration::from_micros(50);
@@ -203,9 +203,9 @@ impl Sleep {
     /// Sleeps until a bell rings or `max` is over; not long where packets wait to leave.
     pub fn wait(&self, max: Duration) {
         let max = if self.packets_wait { max.min(STALLED) } else { max };
-        if let Some(ear) = self.ear.as_ref().filter(|_| max > DEAF) {
+        if let Some(epoll) = self.epoll.as_ref().filter(|_| max > MIN_ARMED_SLEEP) {
             // What came before is reported too.
-            ear.arm();
+            epoll.arm();
         }
         self.fabric.sleep(max);
     }
@@ -260,7 +260,7 @@ mod tests {
             });
         }
         assert_eq!(came, 1);
-        assert!(link.lie_down().is_some_and(|sleep| !sleep.packets_wait));
-        link.get_up();
+        assert!(link.prepare_sleep().is_some_and(|sleep| !sleep.packets_wait));
+        link.end_sleep();
     }
 }

@@ -22,7 +22,7 @@
 mod directory;
 mod process;
 mod services;
-mod visit;
+mod view;
 
 use std::io;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ use process::Origin;
 pub use process::Process;
 pub(super) use process::is_shortage;
 pub use services::{ServiceError, ServiceWord};
-pub use visit::{Seat, Visit};
+pub use view::{FabricMember, FabricView};
 
 use crate::config::{MAX_DEVICES, MAX_PORTS};
 use crate::dma::{SharedMemory, system};
@@ -140,7 +140,7 @@ pub struct Occupant {
     start: u64,
     /// Where its stack begins: another place after `exec`. 0: the kernel does not say.
     stack: u64,
-    /// Tells its mailbox from those of other processes with its number.
+    /// Tells its MAD socket from those of other processes with its number.
     pub cookie: u64,
     /// The number under which it has the directory open, plus one.
     descriptor: u32,
@@ -174,7 +174,7 @@ impl Fabric {
         }
         let kernel = |what| move |error| FabricError::Kernel { what, name: name.to_owned(), error };
         let full_name = full_name(name).map_err(kernel("reading the namespaces"))?;
-        let _turn = Turn::take(name, &turn_name(&full_name))?;
+        let _turn = JoinLock::take(name, &turn_name(&full_name))?;
         let found = find(&full_name).map_err(|(pid, theirs)| {
             let name = name.to_owned();
             FabricError::Version { name, pid, theirs }
@@ -184,10 +184,9 @@ impl Fabric {
             None => found_new(&full_name).map_err(kernel("making the directory"))?,
         };
         let origin = Origin::of(std::process::id()).map_err(kernel("reading /proc/self/stat"))?;
-        let seat =
-            sit_down(&fd, &directory, &origin).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
+        let joined = take_slot(&fd, &directory, &origin);
+        let (slot, generation) = joined.ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
         let fork_generation = system::fork_generation();
-        let (slot, generation) = seat;
         let key = directory.word(at::KEY).load(Ordering::Relaxed);
         let fabric = Fabric {
             _fd: fd,
@@ -351,7 +350,7 @@ impl Fabric {
 
     /// Prepares a sleep: from now on peers ring. True when [`Fabric::rouse`] was called since the last sleep; otherwise look
     /// for work once more before [`Fabric::sleep`].
-    pub fn lie_down(&self) -> bool {
+    pub fn prepare_sleep(&self) -> bool {
         let roused = self.bell(self.slot).swap(bell::ASLEEP, Ordering::SeqCst) == bell::ROUSED;
         fence(Ordering::SeqCst);
         roused
@@ -363,7 +362,7 @@ impl Fabric {
     }
 
     /// Ends the sleep: peers need not ring any more.
-    pub fn get_up(&self) {
+    pub fn end_sleep(&self) {
         self.bell(self.slot).store(bell::AWAKE, Ordering::Release);
     }
 
@@ -451,17 +450,17 @@ fn occupant(directory: &SharedMemory, slot: u8) -> Option<Occupant> {
 
 /// The lock to join: an abstract socket that only one process can have. The user's number is in its name, so that no
 /// other user has it by accident. A fork child does not keep it.
-struct Turn {
-    _socket: system::TurnSocket,
+struct JoinLock {
+    _socket: system::LockSocket,
 }
 
-impl Turn {
-    fn take(name: &str, full_name: &str) -> Result<Turn, FabricError> {
+impl JoinLock {
+    fn take(name: &str, full_name: &str) -> Result<JoinLock, FabricError> {
         let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
         let begun = Instant::now();
         loop {
-            match system::TurnSocket::bind(full_name) {
-                Ok(Some(socket)) => return Ok(Turn { _socket: socket }),
+            match system::LockSocket::bind(full_name) {
+                Ok(Some(socket)) => return Ok(JoinLock { _socket: socket }),
                 Err(error) => return Err(kernel(error)),
                 Ok(None) if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
                 Ok(None) => {
@@ -474,7 +473,7 @@ impl Turn {
 }
 
 /// Takes the free slot that was used least. Only called with the lock to join.
-fn sit_down(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<(u8, u32)> {
+fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
     let free = |slot: &u8| occupant(directory, *slot).is_none_or(|who| !Process::lives(who.pid, who.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
@@ -510,15 +509,15 @@ mod tests {
     #[test]
     fn a_fork_child_does_not_keep_its_parents_turn() {
         let name = format!("softnic-turn-test-{}", std::process::id());
-        let turn = Turn::take("test", &name).unwrap();
+        let turn = JoinLock::take("test", &name).unwrap();
         let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn._socket.as_raw_fd())).is_ok();
         assert!(listed());
         assert!(system::true_in_fork_child(|| !listed()));
-        assert!(system::TurnSocket::bind(&name).unwrap().is_none(), "the parent still has it");
+        assert!(system::LockSocket::bind(&name).unwrap().is_none(), "the parent still has it");
         drop(turn);
         // A program that another test starts at this moment has the socket until it has begun.
         let begun = std::time::Instant::now();
-        while system::TurnSocket::bind(&name).unwrap().is_none() {
+        while system::LockSocket::bind(&name).unwrap().is_none() {
             assert!(begun.elapsed() < Duration::from_secs(20), "the child keeps it");
         }
     }

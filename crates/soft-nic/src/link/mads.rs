@@ -25,14 +25,14 @@ use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 use super::fabric::{Fabric, Occupant, Process, SLOTS, ServiceError, ServiceWord};
 use super::udp::ROCE_PORT;
 use super::udp::{gid_of, ip_of};
-use crate::dma::mailbox::{Mailbox, Postbox};
 use crate::dma::system;
+use crate::dma::unix_datagram::{BoundSocket, UnboundSocket};
 
 pub use tally::MadCounters;
-use tally::{Fate, Tally};
+use tally::{MadOutcome, Tally};
 
 /// Both addresses, then the MAD.
-const LETTER_BYTES: usize = 32 + MAD_BYTES;
+const ADDRESSED_BYTES: usize = 32 + MAD_BYTES;
 /// MADs that wait for room in sockets, at most.
 const MAX_WAITING: usize = 4096;
 /// MADs that one look takes.
@@ -40,7 +40,7 @@ const BUDGET: usize = 256;
 
 /// A MAD with the addresses of both QP1s.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Letter {
+pub struct AddressedMad {
     /// Address of the sender.
     pub from: Gid,
     /// Address of the receiver.
@@ -51,7 +51,7 @@ pub struct Letter {
 
 /// A process of the fabric that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Departed {
+pub struct EndedProcess {
     pub slot: u8,
     /// Our communication ids of the requests that went to it, those with an answer included.
     pub asked: Vec<u32>,
@@ -60,9 +60,9 @@ pub struct Departed {
 /// Carries MADs, and knows which process listens.
 pub trait MadPort: Send {
     /// Sends; what cannot be delivered is lost.
-    fn send(&mut self, letter: Letter);
+    fn send(&mut self, addressed: AddressedMad);
     /// What has arrived.
-    fn receive(&mut self) -> Vec<Letter>;
+    fn receive(&mut self) -> Vec<AddressedMad>;
     /// Listens to a service, at one address or at all. Errors: another process does; too many.
     fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError>;
     /// No longer.
@@ -70,7 +70,7 @@ pub trait MadPort: Send {
     /// Whether another process listens there.
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool;
     /// Processes that have ended since this was asked, of those that MADs went to. [`MadPort::receive`] has returned all that they sent.
-    fn departed(&mut self) -> Vec<Departed> {
+    fn departed(&mut self) -> Vec<EndedProcess> {
         Vec::new()
     }
     /// The address of ours that packets to another host leave from, `from` itself when that is given; `None` when none can.
@@ -87,54 +87,54 @@ pub trait MadPort: Send {
 #[derive(Debug, Default)]
 pub(super) struct ForWire {
     some: AtomicBool,
-    letters: Mutex<VecDeque<Letter>>,
+    mads: Mutex<VecDeque<AddressedMad>>,
 }
 
 impl ForWire {
-    fn letters(&self) -> MutexGuard<'_, VecDeque<Letter>> {
-        self.letters.lock().unwrap_or_else(PoisonError::into_inner)
+    fn mads(&self) -> MutexGuard<'_, VecDeque<AddressedMad>> {
+        self.mads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// False: too many wait already, it is lost.
-    fn push(&self, letter: Letter) -> bool {
-        let mut letters = self.letters();
-        let room = letters.len() < MAX_WAITING;
+    fn push(&self, addressed: AddressedMad) -> bool {
+        let mut mads = self.mads();
+        let room = mads.len() < MAX_WAITING;
         if room {
-            letters.push_back(letter);
+            mads.push_back(addressed);
             self.some.store(true, Ordering::Release);
         }
         room
     }
 
     /// Puts back what was taken and found no room, in front of what came since. Returns how many were too many, the last ones.
-    pub(super) fn put_back(&self, mut taken: VecDeque<Letter>) -> usize {
-        let mut letters = self.letters();
-        taken.append(&mut letters);
+    pub(super) fn put_back(&self, mut taken: VecDeque<AddressedMad>) -> usize {
+        let mut mads = self.mads();
+        taken.append(&mut mads);
         let lost = taken.len().saturating_sub(MAX_WAITING);
         taken.truncate(MAX_WAITING);
-        *letters = taken;
+        *mads = taken;
         self.some.store(true, Ordering::Release);
         lost
     }
 
-    pub(super) fn take(&self) -> VecDeque<Letter> {
+    pub(super) fn take(&self) -> VecDeque<AddressedMad> {
         if !self.some.load(Ordering::Relaxed) {
             return VecDeque::new();
         }
         self.some.store(false, Ordering::Release);
-        std::mem::take(&mut *self.letters())
+        std::mem::take(&mut *self.mads())
     }
 }
 
 /// Routes a process's MADs: opens its socket, hands on what comes over the wire, and counts.
 #[derive(Debug, Clone)]
-pub struct MadSeat {
+pub struct MadRouter {
     fabric: Arc<Fabric>,
     /// The connection manager's, once there is one.
-    mailbox: Arc<Mutex<Option<Arc<Mailbox>>>>,
+    socket: Arc<Mutex<Option<Arc<BoundSocket>>>>,
     /// Sends what the owner of a port hands on. A process without a connection manager has no bound socket, since datagrams for it
     /// would never be received.
-    postbox: Arc<OnceLock<Postbox>>,
+    unbound: Arc<OnceLock<UnboundSocket>>,
     /// `None` without a wire.
     for_wire: Option<Arc<ForWire>>,
     tally: Arc<Tally>,
@@ -144,14 +144,14 @@ pub struct MadSeat {
     poor: Option<i32>,
 }
 
-impl MadSeat {
-    pub(super) fn new(fabric: Arc<Fabric>, has_wire: bool) -> MadSeat {
+impl MadRouter {
+    pub(super) fn new(fabric: Arc<Fabric>, has_wire: bool) -> MadRouter {
         let for_wire = has_wire.then(Arc::default);
-        let (mailbox, postbox) = (Arc::default(), Arc::default());
-        MadSeat {
+        let (socket, unbound) = (Arc::default(), Arc::default());
+        MadRouter {
             fabric,
-            mailbox,
-            postbox,
+            socket,
+            unbound,
             for_wire,
             tally: Arc::default(),
             local: Arc::default(),
@@ -172,13 +172,13 @@ impl MadSeat {
 
     /// One that the wire does not take.
     pub(super) fn count_unsent(&self) {
-        self.tally.count(Fate::Unsent);
+        self.tally.count(MadOutcome::Unsent);
     }
 
     /// So many that the wire has no room for now: see [`ForWire::put_back`].
-    pub(super) fn put_back(&self, letters: VecDeque<Letter>) {
-        let lost = self.for_wire.as_ref().map_or(0, |for_wire| for_wire.put_back(letters));
-        self.tally.add(Fate::Full, lost as u64);
+    pub(super) fn put_back(&self, mads: VecDeque<AddressedMad>) {
+        let lost = self.for_wire.as_ref().map_or(0, |for_wire| for_wire.put_back(mads));
+        self.tally.add(MadOutcome::Full, lost as u64);
     }
 
     pub fn slot(&self) -> u8 {
@@ -190,40 +190,40 @@ impl MadSeat {
     }
 
     /// The one bound socket of this process, however many threads ask for it at once. Nothing is waited for under the lock.
-    fn mailbox(&self) -> io::Result<Arc<Mailbox>> {
-        let mut place = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+    fn bound_socket(&self) -> io::Result<Arc<BoundSocket>> {
+        let mut place = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         if place.is_none() {
-            *place = Some(Arc::new(Mailbox::open(&self.name()?, self.fabric.key())?));
+            *place = Some(Arc::new(BoundSocket::open(&self.name()?, self.fabric.key())?));
         }
         place.clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Without a name of its own, so that any thread may make it: the NIC's thread comes here, and never waits.
-    fn postbox(&self) -> io::Result<&Postbox> {
+    fn unbound(&self) -> io::Result<&UnboundSocket> {
         #[cfg(test)]
         if let Some(errno) = self.poor {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        if self.postbox.get().is_none() {
-            let made = Postbox::open(self.fabric.key())?;
-            return Ok(self.postbox.get_or_init(|| made));
+        if self.unbound.get().is_none() {
+            let made = UnboundSocket::open(self.fabric.key())?;
+            return Ok(self.unbound.get_or_init(|| made));
         }
-        self.postbox.get().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        self.unbound.get().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     fn name(&self) -> io::Result<String> {
         let who = self.fabric.occupant(self.slot()).ok_or(io::ErrorKind::NotConnected)?;
-        Ok(mailbox_name(self.slot(), &who))
+        Ok(socket_name(self.slot(), &who))
     }
 
     /// Opens the socket. `addresses` are the fabric's own: what is for others goes over the wire. Errors: the kernel's.
-    pub fn open(&self, addresses: Vec<Gid>) -> io::Result<(FabricMads, MadBell)> {
-        let mailbox = self.mailbox()?;
+    pub fn open(&self, addresses: Vec<Gid>) -> io::Result<(FabricMads, MadWaiter)> {
+        let socket = self.bound_socket()?;
         let watched = Arc::new(Mutex::default());
-        let bell = MadBell { mailbox: mailbox.clone(), name: self.name()?, watched: Arc::clone(&watched) };
+        let bell = MadWaiter { socket: socket.clone(), name: self.name()?, watched: Arc::clone(&watched) };
         let mads = FabricMads {
             fabric: self.fabric.clone(),
-            mailbox,
+            socket,
             addresses,
             for_wire: self.for_wire.clone(),
             tally: self.tally.clone(),
@@ -239,42 +239,42 @@ impl MadSeat {
     }
 
     /// A MAD came over the wire to the port that we own: hands it on, or says what its sender gets back.
-    pub(super) fn hand_on(&self, letter: Letter) -> Option<Letter> {
-        let slot = match address(&letter.mad) {
+    pub(super) fn hand_on(&self, addressed: AddressedMad) -> Option<AddressedMad> {
+        let slot = match address(&addressed.mad) {
             Some(Address::Service(service)) => {
-                ServiceWord::new(service, Some(letter.to.0)).and_then(|word| self.fabric.who_serves(word))
+                ServiceWord::new(service, Some(addressed.to.0)).and_then(|word| self.fabric.who_serves(word))
             }
             Some(Address::Id(id)) => Some(roce::cm::slot_of(id)),
             Some(Address::All) => None,
             None => {
-                self.tally.count(Fate::Malformed);
+                self.tally.count(MadOutcome::Malformed);
                 return None;
             }
         };
-        let name = slot.and_then(|slot| self.fabric.occupant(slot).map(|who| mailbox_name(slot, &who)));
-        let post = |name: String| self.postbox()?.post(&name, &head(&letter), &*letter.mad);
-        let fate = name.map_or(Fate::Unclaimed, |name| Fate::of(&post(name)));
-        let answer = match fate {
-            Fate::Unclaimed => roce::cm::refuse(&*letter.mad),
+        let name = slot.and_then(|slot| self.fabric.occupant(slot).map(|who| socket_name(slot, &who)));
+        let post = |name: String| self.unbound()?.post(&name, &head(&addressed), &*addressed.mad);
+        let outcome = name.map_or(MadOutcome::Unclaimed, |name| MadOutcome::of(&post(name)));
+        let answer = match outcome {
+            MadOutcome::Unclaimed => roce::cm::refuse(&*addressed.mad),
             _ => None,
         };
-        self.tally.count(if answer.is_some() { Fate::Refused } else { fate });
-        answer.map(|mad| Letter { from: letter.to, to: letter.from, mad })
+        self.tally.count(if answer.is_some() { MadOutcome::Refused } else { outcome });
+        answer.map(|mad| AddressedMad { from: addressed.to, to: addressed.from, mad })
     }
 }
 
-impl MadSeat {
+impl MadRouter {
     /// A packet came for QP1.
     pub(super) fn take_packet(&self, from: IpAddr, at: IpAddr, packet: &Packet, payload: &[u8]) {
         let is_mad = packet.service == ServiceType::Ud && packet.deth.qkey == QP1_QKEY;
         let Some(mad) = <[u8; MAD_BYTES]>::try_from(payload).ok().filter(|_| is_mad) else {
-            return self.tally.count(Fate::Malformed);
+            return self.tally.count(MadOutcome::Malformed);
         };
-        let letter = Letter { from: gid_of(from), to: gid_of(at), mad: Box::new(mad) };
-        if let Some((answer, for_wire)) = self.hand_on(letter).zip(self.for_wire.as_ref())
+        let addressed = AddressedMad { from: gid_of(from), to: gid_of(at), mad: Box::new(mad) };
+        if let Some((answer, for_wire)) = self.hand_on(addressed).zip(self.for_wire.as_ref())
             && !for_wire.push(answer)
         {
-            self.tally.count(Fate::Full);
+            self.tally.count(MadOutcome::Full);
         }
     }
 }
@@ -304,37 +304,37 @@ struct Watch {
 /// Processes that are watched.
 type Watched = Arc<Mutex<Vec<Watch>>>;
 
-fn head(letter: &Letter) -> [u8; 32] {
+fn head(addressed: &AddressedMad) -> [u8; 32] {
     let mut head = [0; 32];
-    head[..16].copy_from_slice(&letter.from.0);
-    head[16..].copy_from_slice(&letter.to.0);
+    head[..16].copy_from_slice(&addressed.from.0);
+    head[16..].copy_from_slice(&addressed.to.0);
     head
 }
 
 /// Name of an occupant's socket: its cookie is another one in each process.
-fn mailbox_name(slot: u8, who: &Occupant) -> String {
+fn socket_name(slot: u8, who: &Occupant) -> String {
     format!("softnic-cm-{}-{slot}-{}-{:x}", system::user(), who.pid, who.cookie)
 }
 
 /// Waits for MADs, without the port's lock.
 #[derive(Debug, Clone)]
-pub struct MadBell {
-    mailbox: Arc<Mailbox>,
+pub struct MadWaiter {
+    socket: Arc<BoundSocket>,
     name: String,
     watched: Watched,
 }
 
-impl MadBell {
-    /// Waits until a MAD comes, [`MadBell::ring`] is called, a process that is watched ends, or the time is over.
+impl MadWaiter {
+    /// Waits until a MAD comes, [`MadWaiter::ring`] is called, a process that is watched ends, or the time is over.
     pub fn wait(&self, max: Duration) {
         let watched: Vec<_> = watched(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
-        self.mailbox.wait(&watched, max);
+        self.socket.wait(&watched, max);
     }
 
     /// Ends a wait.
     pub fn ring(&self) {
         // A full socket ends the wait too.
-        let _ = self.mailbox.post(&self.name, &[], &[]);
+        let _ = self.socket.post(&self.name, &[], &[]);
     }
 }
 
@@ -346,7 +346,7 @@ fn watched(watched: &Watched) -> MutexGuard<'_, Vec<Watch>> {
 #[derive(Debug)]
 pub struct FabricMads {
     fabric: Arc<Fabric>,
-    mailbox: Arc<Mailbox>,
+    socket: Arc<BoundSocket>,
     addresses: Vec<Gid>,
     for_wire: Option<Arc<ForWire>>,
     tally: Arc<Tally>,
@@ -354,12 +354,12 @@ pub struct FabricMads {
     local: Arc<Tally>,
     watched: Watched,
     /// Requests without a listener, which this process refuses.
-    own: Vec<Letter>,
-    waiting: VecDeque<(String, Letter)>,
+    own: Vec<AddressedMad>,
+    waiting: VecDeque<(String, AddressedMad)>,
     /// Slot, its occupant's generation and communication id of the last requests, [`MAX_WAITING`] of them.
     asked: VecDeque<(u8, u32, u32)>,
     /// Ended processes whose last MADs have been received.
-    departed: Vec<Departed>,
+    departed: Vec<EndedProcess>,
     /// MADs that one look takes.
     budget: usize,
 }
@@ -410,28 +410,28 @@ impl FabricMads {
             let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
             let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
             self.asked.retain(|asked| !is_its(&asked));
-            self.departed.push(Departed { slot, asked });
+            self.departed.push(EndedProcess { slot, asked });
         }
     }
 
     /// To this occupant.
-    fn post(&mut self, slot: u8, who: &Occupant, letter: Letter) {
+    fn post(&mut self, slot: u8, who: &Occupant, addressed: AddressedMad) {
         self.watch(slot, who);
-        let to_all = address(&letter.mad) == Some(Address::All);
-        match self.deliver(mailbox_name(slot, who), letter) {
+        let to_all = address(&addressed.mad) == Some(Address::All);
+        match self.deliver(socket_name(slot, who), addressed) {
             // What goes to all is not for processes without a connection manager.
-            Some(Fate::Unclaimed) if to_all => {}
-            fate => self.count(fate),
+            Some(MadOutcome::Unclaimed) if to_all => {}
+            outcome => self.count(outcome),
         }
     }
 
-    fn count(&self, fate: Option<Fate>) {
-        fate.into_iter().for_each(|fate| self.local.count(fate));
+    fn count(&self, outcome: Option<MadOutcome>) {
+        outcome.into_iter().for_each(|outcome| self.local.count(outcome));
     }
 
     /// The receiver may end without an answer, and before it is known which communication id it would have given. Our own slot's
     /// end is not reported, and a request that is sent again is one.
-    fn note(&mut self, slot: u8, who: &Occupant, request: &Letter) {
+    fn note(&mut self, slot: u8, who: &Occupant, request: &AddressedMad) {
         let asked = (slot, who.generation, word(&request.mad, 0));
         if slot == self.fabric.slot() || self.asked.contains(&asked) {
             return;
@@ -459,21 +459,21 @@ impl FabricMads {
     }
 
     /// What became of it; `None`: it waits.
-    fn deliver(&mut self, name: String, letter: Letter) -> Option<Fate> {
-        let fate = Fate::of(&self.mailbox.post(&name, &head(&letter), &*letter.mad));
-        if matches!(fate, Fate::Full) && self.waiting.len() < MAX_WAITING {
-            self.waiting.push_back((name, letter));
+    fn deliver(&mut self, name: String, addressed: AddressedMad) -> Option<MadOutcome> {
+        let outcome = MadOutcome::of(&self.socket.post(&name, &head(&addressed), &*addressed.mad));
+        if matches!(outcome, MadOutcome::Full) && self.waiting.len() < MAX_WAITING {
+            self.waiting.push_back((name, addressed));
             return None;
         }
-        Some(fate)
+        Some(outcome)
     }
 }
 
 impl MadPort for FabricMads {
-    fn send(&mut self, letter: Letter) {
-        if let Some(for_wire) = self.for_wire.as_ref().filter(|_| !self.addresses.contains(&letter.to)) {
-            if !for_wire.push(letter) {
-                self.tally.count(Fate::Full);
+    fn send(&mut self, addressed: AddressedMad) {
+        if let Some(for_wire) = self.for_wire.as_ref().filter(|_| !self.addresses.contains(&addressed.to)) {
+            if !for_wire.push(addressed) {
+                self.tally.count(MadOutcome::Full);
             }
             if self.fabric.is_ours() {
                 self.fabric.rouse();
@@ -484,59 +484,59 @@ impl MadPort for FabricMads {
             return;
         }
         let occupant = |slot: u8| Some((slot, self.fabric.occupant(slot)?));
-        match address(&letter.mad) {
+        match address(&addressed.mad) {
             Some(Address::Service(service)) => {
-                let word = ServiceWord::new(service, Some(letter.to.0));
+                let word = ServiceWord::new(service, Some(addressed.to.0));
                 match word.and_then(|word| self.fabric.who_serves(word)).and_then(occupant) {
                     Some((slot, who)) => {
-                        self.note(slot, &who, &letter);
-                        self.post(slot, &who, letter);
+                        self.note(slot, &who, &addressed);
+                        self.post(slot, &who, addressed);
                     }
-                    None => self.own.push(letter),
+                    None => self.own.push(addressed),
                 }
             }
             Some(Address::Id(id)) => match occupant(roce::cm::slot_of(id)) {
-                Some((slot, who)) => self.post(slot, &who, letter),
-                None => self.local.count(Fate::Unclaimed),
+                Some((slot, who)) => self.post(slot, &who, addressed),
+                None => self.local.count(MadOutcome::Unclaimed),
             },
             Some(Address::All) => {
                 let all: Vec<_> = (0..SLOTS as u8).filter_map(occupant).collect();
-                all.into_iter().for_each(|(slot, who)| self.post(slot, &who, letter.clone()));
+                all.into_iter().for_each(|(slot, who)| self.post(slot, &who, addressed.clone()));
             }
-            None => self.local.count(Fate::Malformed),
+            None => self.local.count(MadOutcome::Malformed),
         }
     }
 
-    fn receive(&mut self) -> Vec<Letter> {
-        for (name, letter) in std::mem::take(&mut self.waiting) {
-            let fate = self.deliver(name, letter);
-            self.count(fate);
+    fn receive(&mut self) -> Vec<AddressedMad> {
+        for (name, addressed) in std::mem::take(&mut self.waiting) {
+            let outcome = self.deliver(name, addressed);
+            self.count(outcome);
         }
         // Looked for before the socket is read: all that a process sent before its end lies there by now.
         let ended = self.ended();
-        let mut letters = std::mem::take(&mut self.own);
+        let mut mads = std::mem::take(&mut self.own);
         let mut malformed = 0;
         let mut take = |bytes: &[u8]| {
             // A bell is empty; anything else of another length is malformed.
-            if let Ok(bytes) = <[u8; LETTER_BYTES]>::try_from(bytes) {
+            if let Ok(bytes) = <[u8; ADDRESSED_BYTES]>::try_from(bytes) {
                 let (mut from, mut to, mut mad) = (Gid::default(), Gid::default(), Box::new([0; MAD_BYTES]));
                 from.0.copy_from_slice(&bytes[..16]);
                 to.0.copy_from_slice(&bytes[16..32]);
                 mad.copy_from_slice(&bytes[32..]);
-                letters.push(Letter { from, to, mad });
+                mads.push(AddressedMad { from, to, mad });
             } else if !bytes.is_empty() {
                 malformed += 1;
             }
         };
         // An error is nothing received; the next look finds what there is.
-        let collected = self.mailbox.collect(self.budget, &mut take);
+        let collected = self.socket.collect(self.budget, &mut take);
         let refused = collected.as_ref().map_or(0, |collected| collected.refused);
-        self.local.add(Fate::Malformed, malformed + refused as u64);
+        self.local.add(MadOutcome::Malformed, malformed + refused as u64);
         // A socket that may hold more, or was not read, leaves the ended processes to the next look.
-        if collected.is_ok_and(|collected| collected.letters + collected.refused < self.budget) {
+        if collected.is_ok_and(|collected| collected.datagrams + collected.refused < self.budget) {
             self.depart(&ended);
         }
-        letters
+        mads
     }
 
     fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError> {
@@ -554,7 +554,7 @@ impl MadPort for FabricMads {
         word.is_some_and(|word| self.fabric.who_clashes(word).is_some())
     }
 
-    fn departed(&mut self) -> Vec<Departed> {
+    fn departed(&mut self) -> Vec<EndedProcess> {
         std::mem::take(&mut self.departed)
     }
 

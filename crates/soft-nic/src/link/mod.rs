@@ -32,10 +32,10 @@ use std::sync::Arc;
 
 use roce::{Now, Packet};
 
-use crate::dma::{Copiers, Ear, Fault, Host, Segment};
+use crate::dma::{Copiers, Fault, Host, OneShotEpoll, Segment};
 use capture::{Capture, Captured};
 use fabric::Fabric;
-pub use fabric::{FabricError, SLOTS, Seat, ServiceError, Visit, other_version};
+pub use fabric::{FabricError, FabricMember, FabricView, SLOTS, ServiceError, other_version};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
 pub use inbound::{Disposition, Inbound, Message};
 use peers::{Incoming, Outgoing, Peer};
@@ -45,7 +45,7 @@ pub use record::{MAX_FRAGMENT, RecordError, VERSION};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError, Unattached};
 pub use shape::TokenBucket;
 use shared_memory::ChannelState;
-pub use udp::{Icrc, PortCounters, Unsent, Weather, WireCounters};
+pub use udp::{Icrc, Impairment, PortCounters, Unsent, WireCounters};
 use udp::{Wire, gid_of, ip_of};
 
 /// Largest payload that a record takes whole: a longer one may be cut to what room there is.
@@ -104,7 +104,7 @@ pub struct LinkConfig {
     /// Addresses of this host where packets come and go; none: no wire.
     pub addresses: Vec<IpAddr>,
     /// What happens to packets that come.
-    pub weather: Weather,
+    pub impairment: Impairment,
     /// Helpers for the copies of long payloads.
     pub copiers: Copiers,
 }
@@ -115,7 +115,7 @@ impl Default for LinkConfig {
             fabric: "default".to_owned(),
             ring_bytes: 2 << 20,
             addresses: Vec::new(),
-            weather: Weather::default(),
+            impairment: Impairment::default(),
             copiers: Copiers::default(),
         }
     }
@@ -194,12 +194,12 @@ pub struct Link {
     examined: u8,
     /// Slots asked to ring when they consume, while we sleep.
     waiting: Vec<u8>,
-    mads: mads::MadSeat,
+    mads: mads::MadRouter,
     /// PSN of the last datagram from QP1.
     mad_psn: u32,
     wire: Option<Wire>,
     /// Reports packets at the wire's sockets while we sleep.
-    ear: Option<Arc<Ear>>,
+    epoll: Option<Arc<OneShotEpoll>>,
     port_watch: PortWatch,
     /// One-way delay of what leaves, ns.
     delay_ns: u64,
@@ -226,19 +226,20 @@ impl Link {
         let wire = match config.addresses.as_slice() {
             [] => None,
             some => Some(
-                Wire::open((fabric.slot(), fabric.key()), some, config.weather).map_err(LinkError::wire)?,
+                Wire::open((fabric.slot(), fabric.key()), some, config.impairment)
+                    .map_err(LinkError::wire)?,
             ),
         };
-        let ear = match &wire {
+        let epoll = match &wire {
             None => None,
             Some(wire) => {
                 fabric.publish_ports(wire.own_ports());
-                let ear = Ear::new().map_err(LinkError::Ear)?;
-                wire.descriptors().try_for_each(|fd| ear.listen_to(fd)).map_err(LinkError::Ear)?;
-                Some(Arc::new(ear))
+                let epoll = OneShotEpoll::new().map_err(LinkError::OneShotEpoll)?;
+                wire.descriptors().try_for_each(|fd| epoll.add(fd)).map_err(LinkError::OneShotEpoll)?;
+                Some(Arc::new(epoll))
             }
         };
-        let mads = mads::MadSeat::new(Arc::clone(&fabric), wire.is_some());
+        let mads = mads::MadRouter::new(Arc::clone(&fabric), wire.is_some());
         Ok(Link {
             fabric,
             mads,
@@ -263,7 +264,7 @@ impl Link {
             examined: 0,
             waiting: Vec::new(),
             wire,
-            ear,
+            epoll,
             port_watch: PortWatch::default(),
             delay_ns: 0,
             delays: false,
@@ -312,8 +313,8 @@ impl Link {
     }
 
     /// The epoll over the wire's sockets: a thread waits there while this link sleeps, and then wakes it.
-    pub fn ear(&self) -> Option<Arc<Ear>> {
-        self.ear.clone()
+    pub fn epoll(&self) -> Option<Arc<OneShotEpoll>> {
+        self.epoll.clone()
     }
 
     /// Our slot: the upper bits of every QPN of this process.
@@ -347,27 +348,27 @@ impl Link {
     }
 
     /// The router of this process's MADs.
-    pub fn mad_seat(&self) -> mads::MadSeat {
+    pub fn mad_router(&self) -> mads::MadRouter {
         self.mads.clone()
     }
 
     /// Sends the connection manager's datagrams that are for other hosts.
     fn send_mads(&mut self) {
         let Some(for_wire) = self.mads.for_wire() else { return };
-        let mut letters = for_wire.take();
-        while let Some(letter) = letters.pop_front() {
-            let (Some(from), Some(to)) = (ip_of(letter.from), ip_of(letter.to)) else {
+        let mut mads = for_wire.take();
+        while let Some(addressed) = mads.pop_front() {
+            let (Some(from), Some(to)) = (ip_of(addressed.from), ip_of(addressed.to)) else {
                 self.mads.count_unsent();
                 continue;
             };
             if !self.has_wire_room(from) {
-                letters.push_front(letter);
-                return self.mads.put_back(letters);
+                mads.push_front(addressed);
+                return self.mads.put_back(mads);
             }
             self.mad_psn = self.mad_psn.wrapping_add(1) & 0xff_ffff;
             let packet = mads::packet(self.mad_psn);
             let fill = |out: &mut [u8]| {
-                out.copy_from_slice(&*letter.mad);
+                out.copy_from_slice(&*addressed.mad);
                 Ok(())
             };
             // One that cannot leave is lost; its connection manager sends it again.

@@ -1,4 +1,4 @@
-//! Owners of the UDP ports of our addresses: a port is taken over when its owner ends, and reported when a process outside the fabric has it.
+//! Owners of the UDP ports of our addresses: a port is taken over when its owner ends, and reported when it is outside the fabric.
 //!
 //! The process that owns the port of an address gets every packet for it, and hands on what is for other processes of its fabric. A process of
 //! another fabric, a plain socket or the kernel's own soft-RoCE does not, and then nothing ever comes here: no counter of ours moves.
@@ -49,11 +49,11 @@ pub(super) struct PortWatch {
 impl Link {
     /// An address whose owner has ended gets another.
     pub(super) fn take_over_ports(&mut self) {
-        let (Some(wire), Some(ear)) = (&mut self.wire, &self.ear) else { return };
+        let (Some(wire), Some(epoll)) = (&mut self.wire, &self.epoll) else { return };
         if wire.try_own() || self.port_watch.unheard {
             // Those that are heard already stay so. One that cannot be now is tried with every look: till then what comes there is
             // found when something else ends a sleep.
-            let failed = wire.descriptors().filter(|fd| ear.listen_to(*fd).is_err()).count();
+            let failed = wire.descriptors().filter(|fd| epoll.add(*fd).is_err()).count();
             self.port_watch.unheard = failed > 0;
         }
     }

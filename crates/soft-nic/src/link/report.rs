@@ -24,7 +24,7 @@ pub enum LinkError {
     )]
     Addresses { count: usize },
     #[error("waiting for packets (epoll): {0}")]
-    Ear(std::io::Error),
+    OneShotEpoll(std::io::Error),
     #[error("rings of {ring_bytes} bytes: a power of two of at least 524288 is needed")]
     RingBytes { ring_bytes: usize },
 }

@@ -57,14 +57,14 @@ fn a_nic_with_a_full_ring_finds_nothing_to_do_sleeps_and_is_woken_by_room() {
         }
         let rounds: Vec<usize> = (0..100).map(|_| sender.poll()).collect();
         assert_eq!(rounds, [0; 100], "{filling:?}: what was done with a full ring");
-        let sleep = sender.nic.link().lie_down().expect("nothing has arrived");
+        let sleep = sender.nic.link().prepare_sleep().expect("nothing has arrived");
         let rung = receiver.nic.link().counters().bells;
         receiver.poll();
         assert_eq!(receiver.nic.link().counters().bells, rung + 1, "{filling:?}: there is room");
         let (since, long) = (Instant::now(), Duration::from_secs(20));
         sleep.wait(long);
         assert!(since.elapsed() < long, "{filling:?}: it slept on");
-        sender.nic.link().get_up();
+        sender.nic.link().end_sleep();
         assert!(sender.poll() > 0, "{filling:?}: it goes on");
         let mut done = 0;
         for _ in 0..1000 {
@@ -95,7 +95,7 @@ impl Peer {
     fn new(name: &str) -> Peer {
         let setup = Setup::new(name);
         let config = LinkConfig { fabric: setup.fabric.clone(), ..LinkConfig::default() };
-        let link = Link::join(config).expect("a second seat");
+        let link = Link::join(config).expect("a second slot");
         let mut driver = Driver::new(setup);
         let a = driver.create_qp(QpShape::default());
         driver.bring_up(a, &driver.attributes(Link::first_qpn(link.slot()) | 0x40));

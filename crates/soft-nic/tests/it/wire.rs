@@ -314,7 +314,7 @@ fn a_hostile_network_reaches_nothing_that_was_not_granted() {
     assert!(outside(&block) && outside(&own_block));
     // What it reached, and that every drop was counted.
     let (wire, port) = driver.nic.link().wire_counters().expect("a wire");
-    let mads = driver.nic.link().mad_seat().counters();
+    let mads = driver.nic.link().mad_router().counters();
     let device: BTreeMap<_, _> = driver.counters().fields().filter(|(_, count)| *count > 0).collect();
     println!(
         "TABLE hostile wire: {sent} packets of the attacker, {connections} connections, {} of ours",

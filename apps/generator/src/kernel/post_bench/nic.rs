@@ -1,4 +1,4 @@
-//! A model of a NIC that a thread of the host runs, for one queue: it executes what the doorbell tells of, checks each WQE, completes it at once.
+//! A model of a NIC on a host thread, for one queue: it executes what the doorbell tells of, checks each WQE, and completes it at once.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -8,7 +8,7 @@ use super::frame::{self, Answer, FrameError, MAX_ANSWER_BYTES, encode, parse_ans
 use super::{Request, socket_name};
 use crate::dma::socket::{Listener, Stream};
 use crate::dma::system;
-use crate::link::{Seat, Visit};
+use crate::link::{FabricMember, FabricView};
 
 /// How long a NIC may take to call back and to answer: far above a busy machine's scheduling.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -37,25 +37,29 @@ fn fresh_call() -> u64 {
     u64::from(std::process::id()) << 32 | u64::from(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Asks the NIC in `seat` one thing, and waits for its answer: names and values, in the NIC's order.
-pub fn call(visit: &Visit, seat: &Seat, request: &Request) -> Result<Vec<(String, String)>, CallError> {
-    converse(visit, seat, request).map(|(answer, _)| answer)
+/// Asks the NIC in `member` one thing, and waits for its answer: names and values, in the NIC's order.
+pub fn call(
+    view: &FabricView,
+    member: &FabricMember,
+    request: &Request,
+) -> Result<Vec<(String, String)>, CallError> {
+    converse(view, member, request).map(|(answer, _)| answer)
 }
 
 /// Asks one thing and gives the connection too, on which more may follow.
 pub(super) fn converse(
-    visit: &Visit,
-    seat: &Seat,
+    view: &FabricView,
+    member: &FabricMember,
     request: &Request,
 ) -> Result<(Vec<(String, String)>, Stream), CallError> {
-    let pid = seat.pid;
+    let pid = member.pid;
     let number = fresh_call();
     let kernel = |error| CallError::Kernel { pid, error };
     let listener = Listener::bind(&socket_name(number)).map_err(kernel)?;
     let until = Instant::now() + PATIENCE;
     let silent = || CallError::Silent { pid, seconds: PATIENCE.as_secs() };
     loop {
-        visit.call(seat, number);
+        view.call(member, number);
         let came = listener.accept(REPEAT);
         if let Some((stream, peer)) = came.map_err(kernel)? {
             // Any process may connect to an abstract name.
@@ -64,11 +68,11 @@ pub(super) fn converse(
                 let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));
                 return understand(pid, answered, silent).map(|answer| (answer, stream));
             }
-        } else if !visit.is_taken(seat) {
+        } else if !view.is_taken(member) {
             return Err(CallError::Gone(pid));
         }
         if Instant::now() >= until {
-            visit.hang_up(seat, number);
+            view.withdraw_call(member, number);
             return Err(silent());
         }
     }

@@ -11,7 +11,7 @@ use super::caller::{CallError, converse};
 use crate::dma::socket::Stream;
 use crate::link::capture::Captured;
 use crate::link::capture::pcapng::{BlockKind, first_block};
-use crate::link::{Seat, Visit};
+use crate::link::{FabricMember, FabricView};
 
 /// How often the NIC's end looks.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -51,10 +51,10 @@ pub struct Blocks {
     used: usize,
 }
 
-/// Asks the NIC in `seat` for its packets, `packets` of them or, for 0, all while the result lives.
-pub fn call_for_packets(visit: &Visit, seat: &Seat, packets: u64) -> Result<Blocks, CallError> {
-    let (_, stream) = converse(visit, seat, &Request::Capture { packets })?;
-    Ok(Blocks { stream, pid: seat.pid, bytes: Vec::new(), used: 0 })
+/// Asks the NIC in `member` for its packets, `packets` of them or, for 0, all while the result lives.
+pub fn call_for_packets(view: &FabricView, member: &FabricMember, packets: u64) -> Result<Blocks, CallError> {
+    let (_, stream) = converse(view, member, &Request::Capture { packets })?;
+    Ok(Blocks { stream, pid: member.pid, bytes: Vec::new(), used: 0 })
 }
 
 impl Blocks {

@@ -1,7 +1,7 @@
 //! How `softnic ctl` talks to the NIC of a running process.
 //!
 //! Nothing listens in a program. A caller binds an abstract socket of its own, writes its number into the slot on the fabric
-//! ([`Visit::call`](crate::link::Visit::call)) and rings; the NIC thread finds the call in its round, on a line that it loads anyway, and starts a
+//! ([`FabricView::call`](crate::link::FabricView::call)) and rings; the NIC thread finds the call in its round, on a line that it loads anyway, and starts a
 //! thread named [`THREAD_NAME`] for this one conversation: it connects to the caller, reads one [`request`], answers ([`answer`]),
 //! and ends. So no system call is made without a caller, and neither end leaves a name or a thread behind. Both look at the
 //! other's user (`SO_PEERCRED`), every wait has a deadline, every message a version and a length ([`frame`]). One request goes on

@@ -9,13 +9,13 @@ use crate::abi::process::Process;
 use crate::abi::sysfs::Machine;
 use crate::config::Config;
 use crate::dma::socket::Listener;
-use crate::link::{Seat, Visit};
+use crate::link::{FabricMember, FabricView};
 
 /// A NIC of this process on a fabric of its own, and where it sits.
 struct Running {
     process: Process,
-    visit: Visit,
-    seat: Seat,
+    view: FabricView,
+    member: FabricMember,
 }
 
 impl Running {
@@ -26,13 +26,13 @@ impl Running {
         let config = Config { fabric: fabric.clone(), devices, ..Config::default() };
         let machine = Machine { processors: 1, interface: "lo".into(), interface_index: 1 };
         let process = Process::start(config, machine, |_| ()).unwrap();
-        let visit = Visit::all().unwrap().into_iter().find(|visit| visit.name == fabric).unwrap();
-        let seat = visit.seats()[0];
-        Running { process, visit, seat }
+        let view = FabricView::all().unwrap().into_iter().find(|view| view.name == fabric).unwrap();
+        let member = view.members()[0];
+        Running { process, view, member }
     }
 
     fn ask(&self, line: &str) -> Result<Vec<(String, String)>, CallError> {
-        call(&self.visit, &self.seat, &Request::parse(line).unwrap())
+        call(&self.view, &self.member, &Request::parse(line).unwrap())
     }
 
     /// Calls as a caller that says `bytes`, and returns what it is told before the NIC goes away.
@@ -44,7 +44,7 @@ impl Running {
     fn say_at(&self, listener: &Listener, number: u64, bytes: &[u8]) -> String {
         let begun = Instant::now();
         let (stream, peer) = loop {
-            self.visit.call(&self.seat, number);
+            self.view.call(&self.member, number);
             if let Some(came) = listener.accept(Duration::from_millis(20)).unwrap() {
                 break came;
             }
@@ -122,7 +122,7 @@ fn bad_callers_are_told_so_or_left_alone_and_the_nic_goes_on() {
     assert_eq!(nic.say(unique(7), b"softn"), "");
     assert!(begun.elapsed() < 3 * PATIENCE);
     // Nobody is where the call says.
-    nic.visit.call(&nic.seat, unique(8));
+    nic.view.call(&nic.member, unique(8));
     assert_eq!(nic.ask("status").unwrap().len(), 1, "still answers");
     assert!(!nic.process.server.nic.is_wanted());
 }
@@ -170,7 +170,7 @@ fn random_bytes_harm_nothing() {
 fn a_thread_talks_only_while_somebody_does() {
     let nic = Running::start(1);
     let listener = Listener::bind(&socket_name(unique(10))).unwrap();
-    nic.visit.call(&nic.seat, unique(10));
+    nic.view.call(&nic.member, unique(10));
     let (stream, _) = listener.accept(Duration::from_secs(3)).unwrap().expect("called back");
     assert!(threads_that_talk() >= 1);
     drop(stream);

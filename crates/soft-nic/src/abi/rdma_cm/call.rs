@@ -5,7 +5,7 @@
 use roce::Now;
 
 use super::address::Address;
-use super::connect::Wish;
+use super::connect::ConnParam;
 use super::ids::{Ids, Stage, qp_type, space};
 use super::query;
 use super::queue::Queued;
@@ -69,7 +69,7 @@ pub struct Call {
 }
 
 /// What a command needs beside its own bytes.
-pub struct Around<'a> {
+pub struct CallContext<'a> {
     pub memory: &'a dyn Memory,
     pub now: Now,
     /// The open file that was written to.
@@ -139,11 +139,11 @@ impl Call {
     }
 
     /// Runs the command.
-    pub fn run(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
-        let (fields, file, now) = (self.fields(), around.file, around.now);
+    pub fn run(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+        let (fields, file, now) = (self.fields(), context.file, context.now);
         match self.command {
-            0 => self.create_id(ids, around),
-            1 => self.destroy_id(ids, around),
+            0 => self.create_id(ids, context),
+            1 => self.destroy_id(ids, context),
             2 => {
                 let id = fields.u32(ucm_bind_ip::ID);
                 let address = self.sockaddr_in6(ucm_bind_ip::ADDR)?;
@@ -160,14 +160,14 @@ impl Call {
                 ids.id(file, id)?;
                 ids.resolve_addr(id, source, destination)
             }
-            4 => self.resolve_route(ids, around),
-            5 => query::route(self, ids, around),
+            4 => self.resolve_route(ids, context),
+            5 => query::route(self, ids, context),
             6 => {
                 let id = fields.u32(ucm_connect::ID);
-                let wish = Wish::read(&self.bytes);
-                refuse_if!(!wish.is_valid(), EINVAL, "CONNECT without parameters");
+                let param = ConnParam::read(&self.bytes);
+                refuse_if!(!param.is_valid(), EINVAL, "CONNECT without parameters");
                 ids.id_with_device(file, id)?;
-                ids.connect(now, id, &wish)
+                ids.connect(now, id, &param)
             }
             7 => {
                 let id = fields.u32(ucm_listen::ID);
@@ -177,21 +177,21 @@ impl Call {
             8 => {
                 let id = fields.u32(ucm_accept::ID);
                 ids.id_with_device(file, id)?;
-                let wish = Wish::read(self.bytes.get(ucm_accept::CONN_PARAM..).unwrap_or_default());
-                ids.accept(now, id, &wish)?;
-                if wish.is_valid() {
+                let param = ConnParam::read(self.bytes.get(ucm_accept::CONN_PARAM..).unwrap_or_default());
+                ids.accept(now, id, &param)?;
+                if param.is_valid() {
                     ids.id(file, id)?.uid = fields.u64(ucm_accept::UID);
                 }
                 Ok(())
             }
-            9 => self.reject(ids, around),
+            9 => self.reject(ids, context),
             10 => {
                 let id = fields.u32(0);
                 ids.id_with_device(file, id)?;
                 ids.disconnect(now, id)
             }
-            11 => query::init_qp_attr(self, ids, around),
-            14 => self.set_option(ids, around),
+            11 => query::init_qp_attr(self, ids, context),
+            14 => self.set_option(ids, context),
             15 => {
                 let id = fields.u32(ucm_notify::ID);
                 ids.id_with_device(file, id)?;
@@ -206,8 +206,8 @@ impl Call {
                 Err(refuse(libc::ENOSYS, "no multicast on these devices"))
             }
             17 => Err(refuse(libc::ENOENT, "no group was joined")),
-            18 => self.migrate_id(ids, around),
-            19 => query::query(self, ids, around),
+            18 => self.migrate_id(ids, context),
+            19 => query::query(self, ids, context),
             20 => {
                 let id = fields.u32(ucm_bind::ID);
                 let address = self.sized(ucm_bind::ADDR, fields.u16(ucm_bind::ADDR_SIZE))?;
@@ -234,11 +234,11 @@ impl Call {
     }
 
     /// GET_EVENT, when its byte has been read. False: another thread took the event, or its id is gone.
-    pub fn get_event(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<bool> {
+    pub fn get_event(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<bool> {
         let queue =
-            ids.files.get_mut(&around.file).ok_or_else(|| refuse(libc::EBADF, "the file is closed"))?;
+            ids.files.get_mut(&context.file).ok_or_else(|| refuse(libc::EBADF, "the file is closed"))?;
         let Some(queued) = queue.pop() else { return Ok(false) };
-        if let Err(refused) = self.respond(around.memory, self.fields().u64(0), &queued.bytes) {
+        if let Err(refused) = self.respond(context.memory, self.fields().u64(0), &queued.bytes) {
             queue.put_back(queued);
             return Err(refused);
         }
@@ -270,7 +270,7 @@ impl Call {
             .ok_or_else(|| refuse(libc::EINVAL, format!("{}: no address of {size} bytes", self.name)))
     }
 
-    fn create_id(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    fn create_id(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
         use ucm_create_id as at;
         self.need_room(4)?;
         let fields = self.fields();
@@ -281,30 +281,30 @@ impl Call {
             space::IB => fields.u8(at::QP_TYPE),
             other => return Err(refuse(libc::EINVAL, format!("port space {other:#x}"))),
         };
-        let number = ids.create(around.file, fields.u64(at::UID), port_space, kind);
-        let answered = self.respond(around.memory, fields.u64(at::RESPONSE), &number.to_ne_bytes());
+        let number = ids.create(context.file, fields.u64(at::UID), port_space, kind);
+        let answered = self.respond(context.memory, fields.u64(at::RESPONSE), &number.to_ne_bytes());
         if answered.is_err() {
-            ids.destroy(around.now, number);
+            ids.destroy(context.now, number);
         }
         answered
     }
 
-    fn destroy_id(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    fn destroy_id(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
         use ucm_destroy_id as at;
         self.need_room(4)?;
         let fields = self.fields();
         let number = fields.u32(at::ID);
-        ids.id(around.file, number)?;
-        let reported = ids.destroy(around.now, number);
-        self.respond(around.memory, fields.u64(at::RESPONSE), &reported.to_ne_bytes())
+        ids.id(context.file, number)?;
+        let reported = ids.destroy(context.now, number);
+        self.respond(context.memory, fields.u64(at::RESPONSE), &reported.to_ne_bytes())
     }
 
-    fn resolve_route(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    fn resolve_route(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
         use super::queue::event::ROUTE_RESOLVED;
         use ucm_resolve_route as at;
         let fields = self.fields();
         let number = fields.u32(at::ID);
-        let (id, _) = ids.id_with_device(around.file, number)?;
+        let (id, _) = ids.id_with_device(context.file, number)?;
         if fields.u32(at::TIMEOUT_MS) == 0 || id.stage != Stage::AddrResolved {
             return Err(refuse(libc::EINVAL, format!("RESOLVE_ROUTE of an id that is {:?}", id.stage)));
         }
@@ -313,7 +313,7 @@ impl Call {
         Ok(())
     }
 
-    fn reject(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    fn reject(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
         use roce::wire::cm::reason::CONSUMER;
         use ucm_reject as at;
         /// `IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED`.
@@ -327,19 +327,19 @@ impl Call {
         let len = usize::from(fields.u8(at::PRIVATE_DATA_LEN));
         let private = self.bytes.get(at::PRIVATE_DATA..at::PRIVATE_DATA + len).unwrap_or_default().to_vec();
         let number = fields.u32(at::ID);
-        ids.id_with_device(around.file, number)?;
-        ids.reject(around.now, number, why, &private)
+        ids.id_with_device(context.file, number)?;
+        ids.reject(context.now, number, why, &private)
     }
 
-    fn set_option(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    fn set_option(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
         use ucm_set_option as at;
         let fields = self.fields();
         let (number, len) = (fields.u32(at::ID), fields.u32(at::OPTLEN));
-        let id = ids.id(around.file, number)?;
+        let id = ids.id(context.file, number)?;
         refuse_if!(len > MAX_OPTION_LEN, EINVAL, "an option of {len} bytes");
         let mut value = [0; MAX_OPTION];
         let known = (len as usize).min(MAX_OPTION);
-        around.memory.read(fields.u64(at::OPTVAL), &mut value[..known]).map_err(fault)?;
+        context.memory.read(fields.u64(at::OPTVAL), &mut value[..known]).map_err(fault)?;
         let number32 = i32::from_ne_bytes([value[0], value[1], value[2], value[3]]);
         let wrong = || Err(refuse(libc::EINVAL, "SET_OPTION: length or state"));
         match (fields.u32(at::LEVEL), fields.u32(at::OPTNAME)) {
@@ -354,29 +354,29 @@ impl Call {
         Ok(())
     }
 
-    fn migrate_id(&self, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    fn migrate_id(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
         use ucm_migrate_id as at;
         self.need_room(4)?;
         let fields = self.fields();
         let number = fields.u32(at::ID);
-        let from = (around.file_of)(fields.u32(at::FD) as i32)
+        let from = (context.file_of)(fields.u32(at::FD) as i32)
             .filter(|from| ids.files.contains_key(from))
             .ok_or_else(|| {
-                refuse(libc::EINVAL, "MIGRATE_ID from a descriptor that is no connection manager")
-            })?;
+            refuse(libc::EINVAL, "MIGRATE_ID from a descriptor that is no connection manager")
+        })?;
         let id = ids.id(from, number)?;
-        id.file = around.file;
+        id.file = context.file;
         let reported = id.events_reported;
         let unread: Vec<Queued> = match ids.files.get_mut(&from) {
-            Some(queue) if from != around.file => queue.withdraw(number),
+            Some(queue) if from != context.file => queue.withdraw(number),
             _ => Vec::new(),
         };
-        if let Some(queue) = ids.files.get_mut(&around.file) {
+        if let Some(queue) = ids.files.get_mut(&context.file) {
             for queued in unread {
                 queue.push(queued);
             }
         }
-        self.respond(around.memory, fields.u64(at::RESPONSE), &reported.to_ne_bytes())
+        self.respond(context.memory, fields.u64(at::RESPONSE), &reported.to_ne_bytes())
     }
 
     /// Id and response address of a QUERY.

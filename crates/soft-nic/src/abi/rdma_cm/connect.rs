@@ -34,19 +34,19 @@ pub const PKEY: u16 = 0xffff;
 const UDP_QKEY: u32 = 0x0123_4567;
 
 /// Parameters of a connection, as the program gives them.
-pub struct Wish<'c> {
+pub struct ConnParam<'c> {
     fields: Reader<'c>,
     private: &'c [u8],
 }
 
-impl<'c> Wish<'c> {
+impl<'c> ConnParam<'c> {
     /// Reads a `struct rdma_ucm_conn_param`.
-    pub fn read(bytes: &'c [u8]) -> Wish<'c> {
+    pub fn read(bytes: &'c [u8]) -> ConnParam<'c> {
         let fields = Reader(bytes);
         let len = usize::from(fields.u8(conn::PRIVATE_DATA_LEN));
         // At most 255 of 256 bytes of room; a struct that ends before has none.
         let private = bytes.get(conn::PRIVATE_DATA..conn::PRIVATE_DATA + len).unwrap_or_default();
-        Wish { fields, private }
+        ConnParam { fields, private }
     }
 
     pub fn is_valid(&self) -> bool {
@@ -110,14 +110,14 @@ fn ip_header(id: &Id) -> [u8; IpCm::BYTES] {
 }
 
 impl Ids {
-    pub fn connect(&mut self, now: Now, number: u32, wish: &Wish<'_>) -> Answer<()> {
+    pub fn connect(&mut self, now: Now, number: u32, param: &ConnParam<'_>) -> Answer<()> {
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
         let device = id.device.and_then(|device| self.devices.get(device));
         let Some(device) = device.filter(|_| id.stage == Stage::RouteResolved) else {
             return Err(refuse(libc::EINVAL, format!("CONNECT of an id that is {:?}", id.stage)));
         };
         let header = if id.space == space::IB { Vec::new() } else { ip_header(id).to_vec() };
-        let private = [&header[..], wish.private].concat();
+        let private = [&header[..], param.private].concat();
         let service = u64::from(id.space) << 16 | u64::from(id.destination.port());
         let path = path(&self.devices, id, device);
         let made = if id.qp_type == qp_type::UD {
@@ -126,28 +126,28 @@ impl Ids {
                 route,
                 service,
                 pkey: PKEY,
-                response_timeout: self.patience.response_timeout,
-                retries: self.patience.max_retries,
+                response_timeout: self.timeouts.response_timeout,
+                retries: self.timeouts.max_retries,
             };
             self.cm.ask_datagram(now, &question, &private)
         } else {
             let req = Req {
                 service,
                 ca_guid: device.guid,
-                qpn: wish.fields.u32(conn::QP_NUM) & 0xff_ffff,
-                responder_resources: wish.fields.u8(conn::RESPONDER_RESOURCES),
-                initiator_depth: wish.fields.u8(conn::INITIATOR_DEPTH),
-                remote_response_timeout: self.patience.response_timeout,
+                qpn: param.fields.u32(conn::QP_NUM) & 0xff_ffff,
+                responder_resources: param.fields.u8(conn::RESPONDER_RESOURCES),
+                initiator_depth: param.fields.u8(conn::INITIATOR_DEPTH),
+                remote_response_timeout: self.timeouts.response_timeout,
                 transport: u8::from(id.qp_type == qp_type::UC),
-                flow_control: wish.fields.u8(conn::FLOW_CONTROL) != 0,
+                flow_control: param.fields.u8(conn::FLOW_CONTROL) != 0,
                 starting_psn: id.starting_psn,
-                local_response_timeout: self.patience.response_timeout,
-                retry: wish.fields.u8(conn::RETRY_COUNT).min(7),
+                local_response_timeout: self.timeouts.response_timeout,
+                retry: param.fields.u8(conn::RETRY_COUNT).min(7),
                 pkey: PKEY,
                 path_mtu: device.mtu,
-                rnr_retry: wish.fields.u8(conn::RNR_RETRY_COUNT).min(7),
-                max_cm_retries: self.patience.max_retries,
-                srq: wish.fields.u8(conn::SRQ) != 0,
+                rnr_retry: param.fields.u8(conn::RNR_RETRY_COUNT).min(7),
+                max_cm_retries: self.timeouts.max_retries,
+                srq: param.fields.u8(conn::SRQ) != 0,
                 primary: path,
                 ..Req::default()
             };
@@ -162,8 +162,8 @@ impl Ids {
         Ok(())
     }
 
-    /// ACCEPT: of a request with a wish, of an answer without one.
-    pub fn accept(&mut self, now: Now, number: u32, wish: &Wish<'_>) -> Answer<()> {
+    /// ACCEPT: of a request with a param, of an answer without one.
+    pub fn accept(&mut self, now: Now, number: u32, param: &ConnParam<'_>) -> Answer<()> {
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
         let (Some(connection), Stage::Connected) = (id.connection, id.stage) else {
             return Err(refuse(libc::EINVAL, format!("ACCEPT of an id that is {:?}", id.stage)));
@@ -171,30 +171,30 @@ impl Ids {
         let device = id.device.and_then(|device| self.devices.get(device));
         let (guid, delay) =
             device.map_or((0, 0), |device| (device.guid, device.model.capabilities().local_ca_ack_delay));
-        let qpn = wish.fields.u32(conn::QP_NUM) & 0xff_ffff;
-        let done = if !wish.is_valid() {
+        let qpn = param.fields.u32(conn::QP_NUM) & 0xff_ffff;
+        let done = if !param.is_valid() {
             self.cm.ready(connection, &[])
         } else if id.qp_type == qp_type::UD {
-            let qkey = match (wish.fields.u32(conn::QKEY), id.qkey) {
+            let qkey = match (param.fields.u32(conn::QKEY), id.qkey) {
                 (0, 0) => UDP_QKEY,
                 (0, qkey) | (qkey, _) => qkey,
             };
             let rep = SidrRep { request: 0, status: 0, info_bytes: 0, qpn, service: 0, qkey, info: [0; 72] };
-            self.cm.answer_datagram(connection, &rep, wish.private)
+            self.cm.answer_datagram(connection, &rep, param.private)
         } else {
             let rep = Rep {
                 qpn,
                 starting_psn: id.starting_psn,
-                responder_resources: wish.fields.u8(conn::RESPONDER_RESOURCES),
-                initiator_depth: wish.fields.u8(conn::INITIATOR_DEPTH),
+                responder_resources: param.fields.u8(conn::RESPONDER_RESOURCES),
+                initiator_depth: param.fields.u8(conn::INITIATOR_DEPTH),
                 target_ack_delay: delay,
-                flow_control: wish.fields.u8(conn::FLOW_CONTROL) != 0,
-                rnr_retry: wish.fields.u8(conn::RNR_RETRY_COUNT).min(7),
-                srq: wish.fields.u8(conn::SRQ) != 0,
+                flow_control: param.fields.u8(conn::FLOW_CONTROL) != 0,
+                rnr_retry: param.fields.u8(conn::RNR_RETRY_COUNT).min(7),
+                srq: param.fields.u8(conn::SRQ) != 0,
                 ca_guid: guid,
                 ..Rep::default()
             };
-            self.cm.accept(now, connection, &rep, wish.private)
+            self.cm.accept(now, connection, &rep, param.private)
         };
         done.map_err(|error| {
             // As a kernel: what cannot be accepted is refused.

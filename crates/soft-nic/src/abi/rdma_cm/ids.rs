@@ -17,7 +17,7 @@ use crate::device::Answer;
 use crate::device::command::refuse_if;
 use crate::device::model::{DeviceConfig, GidKind};
 use crate::link::ServiceError;
-use crate::link::mads::{Departed, Letter, MadPort};
+use crate::link::mads::{AddressedMad, EndedProcess, MadPort};
 use crate::link::random;
 use crate::link::udp::ip_of;
 
@@ -91,17 +91,17 @@ pub struct Id {
 
 /// Time-out and retries of the connection manager's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct CmTimeouts {
     /// Code of 5 bits.
     pub response_timeout: u8,
     /// How often it is asked again.
     pub max_retries: u8,
 }
 
-impl Default for Patience {
+impl Default for CmTimeouts {
     /// `CMA_CM_RESPONSE_TIMEOUT` and `CMA_MAX_CM_RETRIES`, which no program can change.
-    fn default() -> Patience {
-        Patience { response_timeout: 20, max_retries: 15 }
+    fn default() -> CmTimeouts {
+        CmTimeouts { response_timeout: 20, max_retries: 15 }
     }
 }
 
@@ -110,7 +110,7 @@ pub struct Ids {
     pub cm: Cm,
     pub port: Box<dyn MadPort>,
     pub devices: Vec<DeviceConfig>,
-    pub patience: Patience,
+    pub timeouts: CmTimeouts,
     pub files: BTreeMap<u32, Queue>,
     pub ids: BTreeMap<u32, Id>,
     pub of_connection: BTreeMap<ConnectionId, u32>,
@@ -126,7 +126,7 @@ impl Ids {
             cm,
             port,
             devices,
-            patience: Patience::default(),
+            timeouts: CmTimeouts::default(),
             files: BTreeMap::new(),
             ids: BTreeMap::new(),
             of_connection: BTreeMap::new(),
@@ -411,12 +411,12 @@ impl Ids {
 
     /// Goes on: takes what arrived, does what is due, sends what there is to say. When it is due again.
     pub fn turn(&mut self, now: Now) -> Option<Now> {
-        for Letter { from, to, mad } in self.port.receive() {
+        for AddressedMad { from, to, mad } in self.port.receive() {
             // Why it was dropped is counted.
             let _ = self.cm.handle_mad(now, Route { local: to, remote: from }, &*mad);
         }
         // After what they sent: a process that refuses and ends has refused with its own reason and private data.
-        for Departed { slot, asked } in self.port.departed() {
+        for EndedProcess { slot, asked } in self.port.departed() {
             let devices = &self.devices;
             self.cm.close_process(now, slot, &asked, |gid| {
                 devices.iter().any(|device| gid_index(device, gid).is_some())
@@ -427,7 +427,7 @@ impl Ids {
             self.take_event(event);
         }
         while let Some(sent) = self.cm.poll_transmit() {
-            self.port.send(Letter { from: sent.route.local, to: sent.route.remote, mad: sent.mad });
+            self.port.send(AddressedMad { from: sent.route.local, to: sent.route.remote, mad: sent.mad });
         }
         let soon = self.port.is_waiting().then(|| now.after(1_000_000));
         self.cm.poll_timeout().into_iter().chain(soon).min()

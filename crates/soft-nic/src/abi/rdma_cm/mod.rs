@@ -30,11 +30,11 @@ use super::server::{log, log_enabled};
 use crate::device::Answer;
 use crate::device::model::DeviceConfig;
 use crate::dma::{Memory, system};
-use crate::link::mads::{MadBell, MadSeat};
-use call::Around;
+use crate::link::mads::{MadRouter, MadWaiter};
 pub use call::Call;
+use call::CallContext;
+pub use ids::CmTimeouts;
 use ids::Ids;
-pub use ids::Patience;
 use queue::Queue;
 
 /// Name of the connection manager's thread.
@@ -45,8 +45,8 @@ const IDLE: Duration = Duration::from_secs(60);
 /// The connection manager of one process.
 pub struct Manager {
     devices: Vec<DeviceConfig>,
-    patience: Patience,
-    seat: MadSeat,
+    timeouts: CmTimeouts,
+    router: MadRouter,
     memory: Box<dyn Memory + Sync>,
     running: Mutex<Option<Arc<Running>>>,
 }
@@ -54,7 +54,7 @@ pub struct Manager {
 /// What there is once a program has opened the device.
 struct Running {
     ids: Mutex<Ids>,
-    bell: MadBell,
+    bell: MadWaiter,
     stop: AtomicBool,
 }
 
@@ -74,16 +74,16 @@ impl Manager {
     /// A manager that no program has opened yet.
     pub fn new(
         devices: Vec<DeviceConfig>,
-        patience: Patience,
-        seat: MadSeat,
+        timeouts: CmTimeouts,
+        router: MadRouter,
         memory: Box<dyn Memory + Sync>,
     ) -> Manager {
-        Manager { devices, patience, seat, memory, running: Mutex::new(None) }
+        Manager { devices, timeouts, router, memory, running: Mutex::new(None) }
     }
 
     /// A program opens the device: the number of the open file, and the descriptor that is the program's.
     ///
-    /// Errors: the kernel's, when there is no descriptor, mailbox or thread.
+    /// Errors: the kernel's, when there is no descriptor, socket or thread.
     pub fn open(
         &self,
         spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
@@ -106,12 +106,12 @@ impl Manager {
             return Ok(running.clone());
         }
         let addresses = self.devices.iter().flat_map(|device| device.gids.iter().map(|entry| Gid(entry.gid)));
-        let (port, bell) = self.seat.open(addresses.collect())?;
+        let (port, bell) = self.router.open(addresses.collect())?;
         // Ids and PSNs of processes that follow each other in a slot must differ.
         let seed =
             system::monotonic_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id()) << 32;
-        let mut ids = Ids::new(self.devices.clone(), Box::new(port), self.seat.slot(), seed);
-        ids.patience = self.patience;
+        let mut ids = Ids::new(self.devices.clone(), Box::new(port), self.router.slot(), seed);
+        ids.timeouts = self.timeouts;
         let running = Arc::new(Running { ids: Mutex::new(ids), bell, stop: AtomicBool::new(false) });
         let threads = running.clone();
         spawn(Box::new(move || attend(&threads)))?;
@@ -150,12 +150,12 @@ impl Manager {
 
     /// Runs a command but GET_EVENT. `file_of` says which open file a descriptor is.
     pub fn run_call(&self, number: u32, call: &Call, file_of: &dyn Fn(i32) -> Option<u32>) -> Answer<()> {
-        self.with(number, call, file_of, |ids, around| call.run(ids, around))
+        self.with(number, call, file_of, |ids, context| call.run(ids, context))
     }
 
     /// Answers GET_EVENT, after its byte was read; false: there is no event any more.
     pub fn get_event(&self, number: u32, call: &Call) -> Answer<bool> {
-        self.with(number, call, &|_| None, |ids, around| call.get_event(ids, around))
+        self.with(number, call, &|_| None, |ids, context| call.get_event(ids, context))
     }
 
     fn with<T: std::fmt::Debug>(
@@ -163,14 +163,14 @@ impl Manager {
         file: u32,
         call: &Call,
         file_of: &dyn Fn(i32) -> Option<u32>,
-        run: impl FnOnce(&mut Ids, &Around<'_>) -> Answer<T>,
+        run: impl FnOnce(&mut Ids, &CallContext<'_>) -> Answer<T>,
     ) -> Answer<T> {
         let running = self.running()?;
         let mut ids = running.ids()?;
         let before = ids.cm.poll_timeout();
-        let around = Around { memory: &*self.memory, now: now(), file, file_of };
-        let answer = run(&mut ids, &around);
-        let next = ids.turn(around.now);
+        let context = CallContext { memory: &*self.memory, now: now(), file, file_of };
+        let answer = run(&mut ids, &context);
+        let next = ids.turn(context.now);
         drop(ids);
         if next.is_some_and(|next| before.is_none_or(|before| next < before)) {
             // The thread waits for something later.

@@ -6,7 +6,7 @@ use roce::cm::{ConnectionId, State};
 use roce::wire::cm::Path;
 
 use super::address::Address;
-use super::call::{Around, Call};
+use super::call::{Call, CallContext};
 use super::connect::{PKEY, address_vector, life_time, path};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
 use crate::abi::attributes::refuse;
@@ -59,11 +59,11 @@ fn lids(path: &Path) -> [u16; 2] {
     [path.remote_lid, path.local_lid].map(|lid| if path.subnet_local { lid } else { 0 })
 }
 
-pub fn route(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+pub fn route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_query_route_resp as at;
     call.need_room(at::IBDEV_INDEX)?;
     let (number, response, _) = call.queried();
-    ids.id(around.file, number)?;
+    ids.id(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
     let mut answer = Writer::<{ at::SIZE }>::new()
         .bytes(at::SRC, &id.source.write()[..28])
@@ -98,21 +98,21 @@ pub fn route(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
             .u8(at::PORT_NUM, device.port)
             .u32(at::IBDEV_INDEX, device.index.into());
     }
-    call.respond(around.memory, response, &answer.finish())
+    call.respond(context.memory, response, &answer.finish())
 }
 
-pub fn query(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+pub fn query(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     let (number, response, option) = call.queried();
-    ids.id(around.file, number)?;
+    ids.id(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
     match option {
         0 | 2 => {
             call.need_room(ucm_query_addr_resp::IBDEV_INDEX)?;
-            call.respond(around.memory, response, &addresses(ids, id, option == 2))
+            call.respond(context.memory, response, &addresses(ids, id, option == 2))
         }
         1 => {
             call.need_room(ucm_query_path_resp::SIZE)?;
-            call.respond(around.memory, response, &paths(ids, id, call.room()))
+            call.respond(context.memory, response, &paths(ids, id, call.room()))
         }
         other => Err(refuse(libc::ENOSYS, format!("QUERY for {other}"))),
     }
@@ -188,18 +188,18 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
 }
 
 /// INIT_QP_ATTR: what a QP is to be set to for its next state.
-pub fn init_qp_attr(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+pub fn init_qp_attr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use uverbs_qp_attr as at;
     call.need_room(at::SIZE)?;
     let (number, response, state) = call.wanted_state();
     refuse_if!(state > 6, EINVAL, "QP state {state} does not exist");
-    ids.id_with_device(around.file, number)?;
+    ids.id_with_device(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
     let answer = match id.connection {
         Some(connection) if id.qp_type != qp_type::UD => connected(ids, id, connection, state)?,
         _ => unconnected(id, device(ids, id).map_or(1, |device| device.port))?,
     };
-    call.respond(around.memory, response, &answer.u32(at::STATE, state).finish())
+    call.respond(context.memory, response, &answer.u32(at::STATE, state).finish())
 }
 
 type Attributes = Writer<{ uverbs_qp_attr::SIZE }>;

@@ -85,7 +85,7 @@ struct State {
     next: u32,
     slices: u32,
     under_way: u8,
-    seats: u8,
+    most_helpers: u8,
 }
 
 impl State {
@@ -95,7 +95,7 @@ impl State {
             next: number(0),
             slices: number(20),
             under_way: (word >> 40) as u8,
-            seats: (word >> 48) as u8,
+            most_helpers: (word >> 48) as u8,
         }
     }
 
@@ -103,7 +103,7 @@ impl State {
         u64::from(self.next)
             | u64::from(self.slices) << 20
             | u64::from(self.under_way) << 40
-            | u64::from(self.seats) << 48
+            | u64::from(self.most_helpers) << 48
     }
 
     /// The next slice is taken.
@@ -114,7 +114,7 @@ impl State {
     /// A helper takes it.
     fn joined(self) -> Option<State> {
         let joined = State { under_way: self.under_way + 1, ..self.claimed()? };
-        (joined.under_way <= self.seats).then_some(joined)
+        (joined.under_way <= self.most_helpers).then_some(joined)
     }
 
     /// A helper is done with its slice, and with the copy.
@@ -219,10 +219,10 @@ impl Turn {
         (!TURN.swap(true, Ordering::Acquire)).then_some(Turn(()))
     }
 
-    fn open<'a>(self, job: &'a Job<'a>, slices: u32, seats: u8) -> Shared<'a> {
+    fn open<'a>(self, job: &'a Job<'a>, slices: u32, most_helpers: u8) -> Shared<'a> {
         FAILED.store(false, Ordering::Relaxed);
         JOB.store((&raw const *job).cast_mut().cast(), Ordering::Relaxed);
-        let state = State { next: 0, slices, under_way: 0, seats };
+        let state = State { next: 0, slices, under_way: 0, most_helpers };
         // Sequentially consistent, as what a helper does before it sleeps: it sees the word, or we see that it sleeps.
         WORD.0.store(state.word(), Ordering::SeqCst);
         wake_one();

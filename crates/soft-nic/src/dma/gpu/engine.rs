@@ -108,8 +108,8 @@ pub struct Shared {
 
 /// The copy engines of all GPUs that this process has regions in, for the thread that copies.
 #[derive(Default)]
-pub struct Hands {
-    cards: BTreeMap<u32, Card>,
+pub struct CopyEngines {
+    cards: BTreeMap<u32, CopyEngine>,
 }
 
 /// What the thread that launches kernels has of each GPU.
@@ -119,7 +119,7 @@ pub struct Launcher {
 }
 
 /// One GPU's copy engine: its streams, and the memory shared with the NIC's thread.
-pub struct Card {
+pub struct CopyEngine {
     copies: Stream,
     tails: Stream,
     shared: Shared,
@@ -135,7 +135,7 @@ pub struct Kernels {
 
 /// Takes a share in the GPU's primary context, makes one of the NIC's own, and in both all that is needed, before a kernel may keep the
 /// driver from it.
-pub fn open(gpu: Gpu) -> Result<(Context, Card, Kernels), gpu::Error> {
+pub fn open(gpu: Gpu) -> Result<(Context, CopyEngine, Kernels), gpu::Error> {
     let context = Context::new(gpu)?;
     let mail = Arc::new(PinnedMemory::new(&context, MAIL_BYTES)?);
     let mover = Module::from_assembly(&context, ASSEMBLY)
@@ -152,18 +152,18 @@ pub fn open(gpu: Gpu) -> Result<(Context, Card, Kernels), gpu::Error> {
     let mail_id = Allocation::id_at(mail.address().as_ptr() as u64);
     let shared = Shared { mail, mail_id, stage, no_mover };
     let kernels = Kernels { mover, shared: shared.clone() };
-    Ok((context, Card { copies, tails, shared, failed: false }, kernels))
+    Ok((context, CopyEngine { copies, tails, shared, failed: false }, kernels))
 }
 
-impl Card {
+impl CopyEngine {
     /// What the NIC's side gets of it.
     pub fn shared(&self) -> &Shared {
         &self.shared
     }
 }
 
-impl Hands {
-    pub fn adopt(&mut self, ordinal: u32, card: Card) {
+impl CopyEngines {
+    pub fn adopt(&mut self, ordinal: u32, card: CopyEngine) {
         self.cards.insert(ordinal, card);
     }
 
@@ -177,7 +177,7 @@ impl Hands {
         is_there(&self.card(ordinal)?.shared, ordinal)
     }
 
-    fn card(&self, ordinal: u32) -> Result<&Card, gpu::Error> {
+    fn card(&self, ordinal: u32) -> Result<&CopyEngine, gpu::Error> {
         self.cards.get(&ordinal).ok_or_else(|| gone(ordinal))
     }
 
@@ -239,8 +239,8 @@ impl Hands {
             let (from, bytes) = (copy.from + offset, bytes as usize);
             match copy.way {
                 // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's.
-                // Deregistering the region waits until this has ended; where it was given up, until twice `LIMIT` after that, from when on nothing
-                // keeps it from what lies there then (`docs/soft-nic.md`). A ring stays mapped for as long as it takes.
+                // Deregistering the region waits until this has ended; where it was given up, until twice `LIMIT` after that, from when on
+                // nothing keeps it from what lies there then (`docs/soft-nic.md`). A ring stays mapped for as long as it takes.
                 Way::ToHost => unsafe { stream.copy_to_host(to, from, bytes) },
                 // SAFETY: as above.
                 Way::FromHost => unsafe { stream.copy_from_host(to, from, bytes) },

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use gpu::{Allocation, Registered};
 
-use super::given_up;
+use super::timed_out;
 use super::worker::{self, Ticket};
-use crate::dma::own::{Own, locked};
+use crate::dma::per_process::{PerProcess, locked};
 use crate::dma::system::{PAGE, fork_generation, nap};
 
 /// Shorter ones are not noted: what they take is staged.
@@ -34,7 +34,7 @@ const GRACE: Duration = Duration::from_millis(250);
 
 /// The parts of a GPU that may use pages of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sight {
+pub enum GpuAccess {
     /// None: the pages are staged.
     None,
     /// None, and they were not registered with a GPU yet.
@@ -84,7 +84,7 @@ struct Noted {
     last_number: u64,
 }
 
-static NOTED: Own<Mutex<Noted>> = Own::new();
+static NOTED: PerProcess<Mutex<Noted>> = PerProcess::new();
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
 fn noted() -> MutexGuard<'static, Noted> {
@@ -150,7 +150,7 @@ impl HostPages {
         if asked.is_empty() && ours.is_empty() {
             return None;
         }
-        let (Ok(keeper), Ok(leavers)) = (worker::keeper(), worker::leavers()) else {
+        let (Ok(contexts), Ok(unregistrations)) = (worker::contexts(), worker::unregistrations()) else {
             // The pages stay, since no thread can wait for what uses them.
             std::mem::forget((asked, ours, kept));
             return None;
@@ -160,12 +160,12 @@ impl HostPages {
         let (start, end) = pages_of(key);
         noted.leaving.push(Leaving { number, start, end, late: false });
         // The thread that registers does one thing after the other: what it was asked for it has done then.
-        keeper.post(move |_| {
+        contexts.post(move |_| {
             let answers = asked.into_iter().filter_map(|ticket| ticket.take()?.ok());
             ours.extend(answers.map(|(registered, _)| registered));
-            leavers.post(move |()| {
+            unregistrations.post(move |()| {
                 if sure {
-                    given_up::await_end(key.0, key.1, true);
+                    timed_out::await_end(key.0, key.1, true);
                 }
                 for registered in ours {
                     // A context that is lost has nothing registered.
@@ -187,7 +187,7 @@ impl Drop for HostPages {
     fn drop(&mut self) {
         if self.generation == fork_generation() {
             // The engine writes there by itself.
-            given_up::await_end(self.start, self.len, false);
+            timed_out::await_end(self.start, self.len, false);
         }
         let Some(number) = self.leave(Box::new(()), false) else { return };
         // Behind one that is late this one is late too.
@@ -216,7 +216,7 @@ impl Drop for HostPages {
 
 /// What may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to if `asks`: only while the
 /// program's context takes calls, since a registration that waits for that context's lock holds one that copies wait for, in any context.
-pub fn sight(card: u32, addr: u64, len: u64, asks: bool) -> Sight {
+pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
     let mut noted = noted();
     let Noted { entries, leaving, .. } = &mut *noted;
     let end = addr.saturating_add(len);
@@ -233,35 +233,35 @@ pub fn sight(card: u32, addr: u64, len: u64, asks: bool) -> Sight {
         let state = entry.pieces.entry(piece.0).or_insert(State::Plain);
         state.look();
         match state {
-            State::Ours(_, true) => return Sight::Kernels,
-            State::Theirs(number) if Allocation::id_at(addr) == Some(*number) => return Sight::Engine,
+            State::Ours(_, true) => return GpuAccess::Kernels,
+            State::Theirs(number) if Allocation::id_at(addr) == Some(*number) => return GpuAccess::Engine,
             // The program has let them go: from now on they are pages as all others.
             State::Theirs(_) => *state = State::Plain,
-            State::Asked(_) => return Sight::None,
+            State::Asked(_) => return GpuAccess::None,
             State::Plain | State::Ours(_, false) | State::Refused => {}
         }
         let (first, last) = pages_of(piece);
         if leaving.iter().any(|leaving| leaving.start < last && first < leaving.end) {
-            return Sight::None;
+            return GpuAccess::None;
         }
         if matches!(state, State::Plain) && plain.is_none() {
             plain = Some((piece, state));
         }
     }
-    let Some(((start, len), state)) = plain else { return Sight::None };
+    let Some(((start, len), state)) = plain else { return GpuAccess::None };
     if let Some(pinned) = Allocation::pinned_at(start)
         && pinned.id() != 0
         && lies_in((pinned.start(), pinned.len()), start, start.saturating_add(len))
     {
         *state = State::Theirs(pinned.id());
-        return Sight::Engine;
+        return GpuAccess::Engine;
     }
     if !asks {
-        return Sight::Unasked;
+        return GpuAccess::Unasked;
     }
-    let Ok(keeper) = worker::keeper() else { return Sight::None };
-    *state = State::Asked(keeper.post(move |keeper| keeper.register(card, start, len)));
-    Sight::None
+    let Ok(contexts) = worker::contexts() else { return GpuAccess::None };
+    *state = State::Asked(contexts.post(move |contexts| contexts.register(card, start, len)));
+    GpuAccess::None
 }
 
 impl State {
@@ -349,12 +349,15 @@ mod tests {
             end: start + 1,
             late: false,
         });
-        assert_eq!((sight(9, start + 200, 4096, true), state()), (Sight::None, "Plain".to_owned()));
+        assert_eq!((gpu_access(9, start + 200, 4096, true), state()), (GpuAccess::None, "Plain".to_owned()));
         left(u64::MAX, Box::new(()));
-        assert_eq!((sight(9, start + 200, 4096, false), state()), (Sight::Unasked, "Plain".to_owned()));
-        assert_eq!((sight(9, start + 200, 4096, true), &state()[..5]), (Sight::None, "Asked"));
+        assert_eq!(
+            (gpu_access(9, start + 200, 4096, false), state()),
+            (GpuAccess::Unasked, "Plain".to_owned())
+        );
+        assert_eq!((gpu_access(9, start + 200, 4096, true), &state()[..5]), (GpuAccess::None, "Asked"));
         drop(pages);
-        assert_eq!(sight(9, start + 200, 4096, true), Sight::None);
+        assert_eq!(gpu_access(9, start + 200, 4096, true), GpuAccess::None);
     }
 
     #[test]
@@ -378,7 +381,7 @@ mod tests {
         let start = 0xb000_0000;
         let before = HostPages::note(start - LEAST, LEAST).unwrap();
         let pages = HostPages::note(start, 2 * PIECE).unwrap();
-        assert_eq!(sight(9, start + PIECE - 4096, 8192, true), Sight::None);
+        assert_eq!(gpu_access(9, start + PIECE - 4096, 8192, true), GpuAccess::None);
         assert!(noted().entries[&(start, 2 * PIECE)].pieces.is_empty());
         drop((before, pages));
     }

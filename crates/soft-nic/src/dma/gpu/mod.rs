@@ -9,15 +9,15 @@
 //! Left out: memory that moves by itself (managed) and pools that no NIC may reach, which are refused as by a card's
 //! `nvidia_peermem`; queues in a GPU's memory, which need DEVX.
 
+mod contexts;
 mod counts;
 mod engine;
-mod given_up;
 mod host_pages;
-mod keeper;
 mod mover;
 mod pace;
 mod ranges;
 mod region;
+mod timed_out;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -27,15 +27,15 @@ use std::time::{Duration, Instant};
 
 use gpu::Allocation;
 
-use self::engine::{Copy, HALF, Hands, LIMIT, Launcher, Shared, Wanted, Way};
-use self::given_up::By;
-use self::host_pages::Sight;
+use self::engine::{Copy, CopyEngines, HALF, LIMIT, Launcher, Shared, Wanted, Way};
+use self::host_pages::GpuAccess;
 use self::mover::{Command, Mover, Outcome};
 use self::pace::Pace;
 use self::ranges::Place;
+use self::timed_out::By;
 use self::worker::{Ticket, Worker};
 use super::host::last_word;
-use super::own::{Own, locked};
+use super::per_process::{PerProcess, locked};
 use super::{Fault, Host, Memory};
 
 pub use counts::counters;
@@ -47,7 +47,7 @@ pub use region::{GpuError, GpuRegion};
 pub(super) fn forget_all() {
     ranges::forget_all();
     host_pages::forget_all();
-    given_up::forget_all();
+    timed_out::forget_all();
     worker::forget_all();
     CARDS.forget();
 }
@@ -66,7 +66,7 @@ const SEEN: u64 = 4 << 10;
 
 /// Whether a copy that was given up may still read or write there: such memory is used for nothing else, and stays where it is.
 pub fn may_still_change(start: u64, len: u64) -> bool {
-    given_up::touches(start, len)
+    timed_out::touches(start, len)
 }
 
 /// Whether a queue may lie there: not in a GPU's memory.
@@ -95,9 +95,9 @@ pub fn has_lagged() -> bool {
 }
 
 /// What the NIC's thread has of one GPU.
-struct Front {
+struct NicGpu {
     card: u32,
-    worker: &'static Worker<Hands>,
+    worker: &'static Worker<CopyEngines>,
     launcher: &'static Worker<Launcher>,
     shared: Shared,
     mover: Mover,
@@ -107,9 +107,9 @@ struct Front {
 }
 
 /// By CUDA's number. One lock: the NIC copies one thing at a time.
-static CARDS: Own<Mutex<BTreeMap<u32, Front>>> = Own::new();
+static CARDS: PerProcess<Mutex<BTreeMap<u32, NicGpu>>> = PerProcess::new();
 
-fn cards() -> MutexGuard<'static, BTreeMap<u32, Front>> {
+fn cards() -> MutexGuard<'static, BTreeMap<u32, NicGpu>> {
     locked(CARDS.get())
 }
 
@@ -118,16 +118,16 @@ pub(super) fn copy(host: &Host, to: u64, from: u64, len: u64, last: bool) -> Opt
     let (target, source) = (ranges::find(to, len), ranges::find(from, len));
     let place = target.or(source)?;
     let mut cards = cards();
-    let Some(front) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr: place.start })) };
-    Some(front.copy(host, (to, target), (from, source), len, last))
+    let Some(nic_gpu) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr: place.start })) };
+    Some(nic_gpu.copy(host, (to, target), (from, source), len, last))
 }
 
 /// An atomic in a GPU's memory: the old value. `None`: the address is none of a GPU's.
 pub(super) fn atomic(host: &Host, addr: u64, operation: Atomic) -> Option<Result<u64, Fault>> {
     let place = ranges::find(addr, 8)?;
     let mut cards = cards();
-    let Some(front) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr })) };
-    Some(front.atomic(host, addr, place, operation))
+    let Some(nic_gpu) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr })) };
+    Some(nic_gpu.atomic(host, addr, place, operation))
 }
 
 /// What is done atomically; only the NIC does RDMA atomics, so that it is atomic among them whether mover or copy engine does it.
@@ -167,16 +167,16 @@ impl Shared {
     }
 }
 
-impl Front {
+impl NicGpu {
     fn new(
         card: u32,
-        (worker, launcher): (&'static Worker<Hands>, &'static Worker<Launcher>),
+        (worker, launcher): (&'static Worker<CopyEngines>, &'static Worker<Launcher>),
         shared: Shared,
-    ) -> Front {
+    ) -> NicGpu {
         // For tests on few cores, where a stand-in's threads begin late and are slow.
         let patient = std::env::var_os("SOFTNIC_GPU").is_some_and(|value| value == "patient");
         let mover = Mover::new(shared.mail.clone(), patient);
-        Front { card, worker, launcher, shared, mover, pace: Pace::new(patient), said: Vec::new() }
+        NicGpu { card, worker, launcher, shared, mover, pace: Pace::new(patient), said: Vec::new() }
     }
 
     fn say_once(&mut self, what: &'static str, detail: &str) {
@@ -226,9 +226,9 @@ impl Front {
         last: bool,
     ) -> Result<(), Fault> {
         let tail = if last { last_word(to, len) as u64 } else { 0 };
-        let sight = self.sight(from, len, (to, target));
+        let access = self.gpu_access(from, len, (to, target));
         // Alike modulo 16, so that the mover copies 16 bytes at a time.
-        let direct = sight == Sight::Kernels && to % 16 == from % 16;
+        let direct = access == GpuAccess::Kernels && to % 16 == from % 16;
         if len <= longest(direct) && self.mover_may_use(&[(to, target)], len)? {
             let stage = if direct { from } else { self.shared.short() + to % 16 };
             if !direct {
@@ -238,7 +238,7 @@ impl Front {
                 return Ok(());
             }
         }
-        if sight != Sight::None {
+        if access != GpuAccess::None {
             return self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::FromHost }, target, to);
         }
         // Before anything goes to the stage, which an earlier message's copy may be reading still.
@@ -272,8 +272,8 @@ impl Front {
         len: u64,
         last: bool,
     ) -> Result<(), Fault> {
-        let sight = self.sight(to, len, (from, source));
-        let direct = sight == Sight::Kernels && to % 16 == from % 16;
+        let access = self.gpu_access(to, len, (from, source));
+        let direct = access == GpuAccess::Kernels && to % 16 == from % 16;
         if len <= longest(direct) && self.mover_may_use(&[(from, source)], len)? {
             let stage = if direct { to } else { self.shared.short() + from % 16 };
             let tail = if direct && last { last_word(to, len) as u64 } else { 0 };
@@ -288,7 +288,7 @@ impl Front {
                 None => {}
             }
         }
-        if sight != Sight::None {
+        if access != GpuAccess::None {
             let tail = if last { last_word(to, len) as u64 } else { 0 };
             let tail_to = self.shared.half(0);
             self.engine(Copy { to, from, len, tail, tail_to, way: Way::ToHost }, source, from)?;
@@ -299,12 +299,12 @@ impl Front {
             };
         }
         let piece_at = |done: u64| (len - done).min(HALF as u64);
-        let stage_at = |front: &Self, done: u64| front.shared.half((done / HALF as u64) as usize % 2);
-        let begin = |front: &mut Self, done: u64| {
-            let to = stage_at(front, done);
+        let stage_at = |nic_gpu: &Self, done: u64| nic_gpu.shared.half((done / HALF as u64) as usize % 2);
+        let begin = |nic_gpu: &mut Self, done: u64| {
+            let to = stage_at(nic_gpu, done);
             let copy =
                 Copy { to, from: from + done, len: piece_at(done), tail: 0, tail_to: 0, way: Way::ToHost };
-            front.begin(copy, source, from)
+            nic_gpu.begin(copy, source, from)
         };
         let mut ticket = begin(self, 0)?;
         let mut done = 0;
@@ -328,16 +328,16 @@ impl Front {
     }
 
     /// What may use pages of the host for a message to or from a place on the GPU. A mover that runs was launched in the program's context just now.
-    fn sight(&mut self, addr: u64, len: u64, gpu: (u64, Place)) -> Sight {
+    fn gpu_access(&mut self, addr: u64, len: u64, gpu: (u64, Place)) -> GpuAccess {
         if len < SEEN {
-            return Sight::None;
+            return GpuAccess::None;
         }
         // Not with the list's lock held: a mover may have to be launched, and the program's threads register regions.
-        match host_pages::sight(self.card, addr, len, false) {
-            Sight::Unasked if !gpu.1.kernels || self.mover_may_use(&[gpu], 0).unwrap_or(false) => {
-                host_pages::sight(self.card, addr, len, true)
+        match host_pages::gpu_access(self.card, addr, len, false) {
+            GpuAccess::Unasked if !gpu.1.kernels || self.mover_may_use(&[gpu], 0).unwrap_or(false) => {
+                host_pages::gpu_access(self.card, addr, len, true)
             }
-            Sight::Unasked => Sight::None,
+            GpuAccess::Unasked => GpuAccess::None,
             known => known,
         }
     }
@@ -470,7 +470,7 @@ impl Front {
                     Some(Ok(_)) => "it runs and says nothing".to_owned(),
                     None => "the driver says nothing either".to_owned(),
                 };
-                given_up::note(card, By::Mover, ends, len, None);
+                timed_out::note(card, By::Mover, ends, len, None);
                 self.say_once("the mover does not answer, a message fails: ", &why);
                 Err(Fault { addr })
             }
@@ -492,19 +492,19 @@ impl Front {
         counts::ENGINE_BYTES.add(copy.len);
         let (card, wanted) = (self.card, Arc::new(Wanted::default()));
         let theirs = wanted.clone();
-        let ticket = self.worker.post(move |hands| hands.copy(card, copy, &theirs));
+        let ticket = self.worker.post(move |engines| engines.copy(card, copy, &theirs));
         Ok(UnderWay { ticket, wanted, copy })
     }
 
     /// What was given up may still be under way, in the same memory, and a worker that is blocked is so for all; while it is, all fails at once.
     fn need_no_other(&mut self, addr: u64) -> Result<(), Fault> {
-        if given_up::keeps_engine(self.card) { Err(Fault { addr }) } else { Ok(()) }
+        if timed_out::keeps_engine(self.card) { Err(Fault { addr }) } else { Ok(()) }
     }
 
     fn settle(&mut self, copy: UnderWay, addr: u64) -> Result<(), Fault> {
         let since = Instant::now();
         let UnderWay { ticket, wanted, copy } = copy;
-        let note = |len, job| given_up::note(self.card, By::Engine, [copy.to, copy.from], len, job);
+        let note = |len, job| timed_out::note(self.card, By::Engine, [copy.to, copy.from], len, job);
         let answer = ticket.wait(LIMIT + LIMIT / 2);
         counts::ENGINE_NS.add(since.elapsed().as_nanos() as u64);
         match answer {

@@ -6,7 +6,7 @@ use gpu::Allocation;
 
 use super::engine::LIMIT;
 use super::ranges::{self, Kind, Known};
-use super::{Front, cards, given_up, worker};
+use super::{NicGpu, cards, timed_out, worker};
 use crate::dma::system::fork_generation;
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
@@ -74,8 +74,8 @@ impl GpuRegion {
         let gpu = allocation.gpu().map_err(told)?;
         let exhausted = |_| GpuError::Exhausted;
         let workers = (worker::copies().map_err(exhausted)?, worker::launches().map_err(exhausted)?);
-        let keeper = worker::keeper().map_err(exhausted)?;
-        let opened = keeper.post(move |keeper| keeper.open(gpu)).wait(OPEN);
+        let contexts = worker::contexts().map_err(exhausted)?;
+        let opened = contexts.post(move |contexts| contexts.open(gpu)).wait(OPEN);
         let (context, shared) = opened
             .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
             .map_err(told)?;
@@ -84,7 +84,7 @@ impl GpuRegion {
         let pieces_allow = || {
             let pieces: Vec<u64> = ranges::chunks(addr, last).collect();
             let ask = move |_: &mut _| pieces.iter().all(|piece| gpu.may_write(*piece));
-            keeper.post(ask).wait(LIMIT).unwrap_or(false)
+            contexts.post(ask).wait(LIMIT).unwrap_or(false)
         };
         let kernels =
             shared.no_mover.is_none() && if is_mapped { pieces_allow() } else { allocation.is_of(&context) };
@@ -94,12 +94,12 @@ impl GpuRegion {
         let kind = if is_mapped { Kind::Mapped { kernels } } else { Kind::Whole { kernels } };
         let card = gpu.ordinal();
         let mut cards = cards();
-        let present = cards.get(&card).is_some_and(|front| front.shared.is_same(&shared));
+        let present = cards.get(&card).is_some_and(|nic_gpu| nic_gpu.shared.is_same(&shared));
         if !present {
             if let Some(reason) = &shared.no_mover {
                 eprintln!("softnic: GPU {card}: the copy engine moves all messages: {reason}");
             }
-            cards.insert(card, Front::new(card, workers, shared));
+            cards.insert(card, NicGpu::new(card, workers, shared));
         }
         let known = Known::new(start, end, id, card, kind).ok_or(GpuError::Exhausted)?;
         Ok(Some(GpuRegion { _known: known, addr, len: length, generation: fork_generation() }))
@@ -111,7 +111,7 @@ impl Drop for GpuRegion {
         // What is deregistered may be another's memory after this; what is copied there now has the table's entry still, and ends with an
         // error where the program frees it. A fork child has neither.
         if self.generation == fork_generation() {
-            given_up::await_end(self.addr, self.len, false);
+            timed_out::await_end(self.addr, self.len, false);
         }
     }
 }

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::super::system;
-use super::engine::{Hands, Launcher};
-use super::keeper::Keeper;
-use crate::dma::own::{Own, locked};
+use super::contexts::GpuContexts;
+use super::engine::{CopyEngines, Launcher};
+use crate::dma::per_process::{PerProcess, locked};
 
 /// How long the thread looks for the next job before it sleeps, and how long a waiter for one spins.
 const SPIN: Duration = Duration::from_micros(40);
@@ -33,21 +33,21 @@ pub struct Worker<H> {
     started: Mutex<bool>,
 }
 
-static COPIES: Own<Worker<Hands>> = Own::new();
-static LAUNCHES: Own<Worker<Launcher>> = Own::new();
-static KEEPER: Own<Worker<Keeper>> = Own::new();
-static LEAVERS: Own<Worker<()>> = Own::new();
+static COPIES: PerProcess<Worker<CopyEngines>> = PerProcess::new();
+static LAUNCHES: PerProcess<Worker<Launcher>> = PerProcess::new();
+static CONTEXTS: PerProcess<Worker<GpuContexts>> = PerProcess::new();
+static UNREGISTRATIONS: PerProcess<Worker<()>> = PerProcess::new();
 
 /// In a fork child: it has none of its parent's threads.
 pub fn forget_all() {
     COPIES.forget();
     LAUNCHES.forget();
-    KEEPER.forget();
-    LEAVERS.forget();
+    CONTEXTS.forget();
+    UNREGISTRATIONS.forget();
 }
 
 /// The one that copies. Error of all four: the kernel gave no thread.
-pub fn copies() -> std::io::Result<&'static Worker<Hands>> {
+pub fn copies() -> std::io::Result<&'static Worker<CopyEngines>> {
     COPIES.get().started()
 }
 
@@ -56,13 +56,13 @@ pub fn launches() -> std::io::Result<&'static Worker<Launcher>> {
 }
 
 /// The one that makes contexts and registers pages.
-pub fn keeper() -> std::io::Result<&'static Worker<Keeper>> {
-    KEEPER.get().started()
+pub fn contexts() -> std::io::Result<&'static Worker<GpuContexts>> {
+    CONTEXTS.get().started()
 }
 
 /// The one that gives pages back.
-pub fn leavers() -> std::io::Result<&'static Worker<()>> {
-    LEAVERS.get().started()
+pub fn unregistrations() -> std::io::Result<&'static Worker<()>> {
+    UNREGISTRATIONS.get().started()
 }
 
 /// The answer of a job, when it comes.
@@ -135,8 +135,8 @@ impl<H: Default + 'static> Worker<H> {
     pub fn post<R: Send + 'static>(&self, job: impl FnOnce(&mut H) -> R + Send + 'static) -> Ticket<R> {
         let slot = Arc::new(Slot { done: AtomicU32::new(0), answer: Mutex::new(None) });
         let theirs = slot.clone();
-        let job: Job<H> = Box::new(move |hands| {
-            let answer = job(hands);
+        let job: Job<H> = Box::new(move |state| {
+            let answer = job(state);
             *locked(&theirs.answer) = Some(answer);
             theirs.done.store(1, Ordering::Release);
         });
@@ -151,13 +151,13 @@ impl<H: Default + 'static> Worker<H> {
     fn serve(&self) {
         // Without it a question of this thread's spoils a graph that the program records; an older driver has it too.
         let _ = gpu::spare_captures();
-        let mut hands = H::default();
+        let mut state = H::default();
         let mut since = Instant::now();
         loop {
             let heard = self.bell.load(Ordering::SeqCst);
             let job = locked(&self.jobs).pop_front();
             if let Some(job) = job {
-                job(&mut hands);
+                job(&mut state);
                 since = Instant::now();
                 continue;
             }

@@ -23,13 +23,13 @@ pub struct MadCounters {
     pub failed: u64,
 }
 
-/// [`MadCounters`] while they count, one place for each [`Fate`].
+/// [`MadCounters`] while they count, one place for each [`MadOutcome`].
 #[derive(Debug, Default)]
 pub(super) struct Tally([AtomicU64; 7]);
 
 /// Place in a [`Tally`], in the order of [`MadCounters`].
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Fate {
+pub(super) enum MadOutcome {
     HandedOn,
     Refused,
     Unclaimed,
@@ -39,25 +39,25 @@ pub(super) enum Fate {
     Failed,
 }
 
-impl Fate {
+impl MadOutcome {
     /// What became of what was sent to a socket. One that is full loses it, as a wire does: its sender asks again.
-    pub fn of(posted: &io::Result<()>) -> Fate {
+    pub fn of(posted: &io::Result<()>) -> MadOutcome {
         match posted.as_ref().map_err(io::Error::kind) {
-            Ok(()) => Fate::HandedOn,
-            Err(io::ErrorKind::WouldBlock) => Fate::Full,
-            Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Fate::Unclaimed,
-            Err(_) => Fate::Failed,
+            Ok(()) => MadOutcome::HandedOn,
+            Err(io::ErrorKind::WouldBlock) => MadOutcome::Full,
+            Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => MadOutcome::Unclaimed,
+            Err(_) => MadOutcome::Failed,
         }
     }
 }
 
 impl Tally {
-    pub fn count(&self, fate: Fate) {
-        self.add(fate, 1);
+    pub fn count(&self, outcome: MadOutcome) {
+        self.add(outcome, 1);
     }
 
-    pub fn add(&self, fate: Fate, more: u64) {
-        self.0[fate as usize].fetch_add(more, Ordering::Relaxed);
+    pub fn add(&self, outcome: MadOutcome, more: u64) {
+        self.0[outcome as usize].fetch_add(more, Ordering::Relaxed);
     }
 
     pub fn counters(&self) -> MadCounters {

@@ -6,25 +6,25 @@ use roce::wire::cm::{CmMad, Ids, Message, Req};
 
 use super::*;
 
-fn letter(message: Message) -> Letter {
+fn addressed(message: Message) -> AddressedMad {
     let mad = CmMad { transaction: 1, message, private: &[] }.encode().unwrap();
-    Letter { from: Gid([1; 16]), to: Gid([2; 16]), mad: Box::new(mad) }
+    AddressedMad { from: Gid([1; 16]), to: Gid([2; 16]), mad: Box::new(mad) }
 }
 
 #[test]
 fn requests_go_to_who_listens_answers_to_who_asked_and_the_rest_comes_back() {
     let name = format!("mads-{}", std::process::id());
-    let seats: Vec<MadSeat> =
-        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
-    let [(mut a, _), (mut b, bell)] = [seats[0].open(vec![]).unwrap(), seats[1].open(vec![]).unwrap()];
+    let routers: Vec<MadRouter> =
+        (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
+    let [(mut a, _), (mut b, bell)] = [routers[0].open(vec![]).unwrap(), routers[1].open(vec![]).unwrap()];
     b.announce(0x106_1c06, None).unwrap();
-    let ask = |service| letter(Message::Req(Req { service, local_id: 5, ..Req::default() }));
+    let ask = |service| addressed(Message::Req(Req { service, local_id: 5, ..Req::default() }));
     a.send(ask(0x106_1c06));
     a.send(ask(0x106_1c07));
     assert_eq!(b.receive(), [ask(0x106_1c06)]);
     assert_eq!(a.receive(), [ask(0x106_1c07)], "nobody listens: ours to refuse");
-    let id = u32::from(seats[0].slot()) << 25 | 77;
-    let answer = letter(Message::Rtu(Ids { local: 9, remote: id }));
+    let id = u32::from(routers[0].slot()) << 25 | 77;
+    let answer = addressed(Message::Rtu(Ids { local: 9, remote: id }));
     b.send(answer.clone());
     assert_eq!((a.receive(), b.receive()), (vec![answer], vec![]));
     bell.ring();
@@ -35,64 +35,64 @@ fn requests_go_to_who_listens_answers_to_who_asked_and_the_rest_comes_back() {
 #[test]
 fn what_comes_over_the_wire_is_handed_on_or_refused_and_what_is_for_others_waits_for_the_nic() {
     let name = format!("mads-wire-{}", std::process::id());
-    let seats: Vec<MadSeat> =
-        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), true)).collect();
-    let (mut b, _) = seats[1].open(vec![Gid([2; 16])]).unwrap();
+    let routers: Vec<MadRouter> =
+        (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), true)).collect();
+    let (mut b, _) = routers[1].open(vec![Gid([2; 16])]).unwrap();
     b.announce(0x106_1c06, None).unwrap();
-    let ask = |service| letter(Message::Req(Req { service, local_id: 5, ..Req::default() }));
-    // Seat 0 owns the port, and has no connection manager of its own.
-    assert_eq!(seats[0].hand_on(ask(0x106_1c06)), None);
+    let ask = |service| addressed(Message::Req(Req { service, local_id: 5, ..Req::default() }));
+    // Router 0 owns the port, and has no connection manager of its own.
+    assert_eq!(routers[0].hand_on(ask(0x106_1c06)), None);
     assert_eq!(b.receive(), [ask(0x106_1c06)]);
-    let refused = seats[0].hand_on(ask(0x106_1c07)).unwrap();
+    let refused = routers[0].hand_on(ask(0x106_1c07)).unwrap();
     assert_eq!((refused.from, refused.to), (Gid([2; 16]), Gid([1; 16])));
     let Message::Rej(rej) = CmMad::decode(&*refused.mad).unwrap().message else { panic!() };
     assert_eq!((rej.reason, rej.ids.remote), (8, 5));
     // Of a process that is gone: its connections are over.
     let gone = Ids { local: 9, remote: 99 << 25 | 1 };
-    let over = seats[0].hand_on(letter(Message::Dreq { ids: gone, qpn: 1 })).unwrap();
+    let over = routers[0].hand_on(addressed(Message::Dreq { ids: gone, qpn: 1 })).unwrap();
     let ended = Message::Drep(Ids { local: gone.remote, remote: gone.local });
     assert_eq!(CmMad::decode(&*over.mad).unwrap().message, ended);
-    assert_eq!(seats[0].hand_on(letter(Message::Rtu(gone))), None, "nothing to be said");
+    assert_eq!(routers[0].hand_on(addressed(Message::Rtu(gone))), None, "nothing to be said");
     // By its packet only when it is one of QP1's.
     for (qkey, taken) in [(QP1_QKEY, 1), (QP1_QKEY + 1, 0)] {
         let packet = Packet { deth: Deth { qkey, src_qpn: 1 }, ..packet(7) };
         let (from, at) = ([1; 16].into(), [2; 16].into());
-        seats[0].take_packet(from, at, &packet, &*ask(0x106_1c06).mad);
-        seats[0].take_packet(from, at, &packet, &[0; 255]);
+        routers[0].take_packet(from, at, &packet, &*ask(0x106_1c06).mad);
+        routers[0].take_packet(from, at, &packet, &[0; 255]);
         assert_eq!(b.receive().len(), taken);
     }
     // Each of the eight is in one counter.
     let counted =
         MadCounters { handed_on: 2, refused: 2, unclaimed: 1, malformed: 3, ..MadCounters::default() };
-    assert_eq!(seats[0].counters(), counted);
-    let away = Letter { to: Gid([7; 16]), ..ask(0x106_1c06) };
+    assert_eq!(routers[0].counters(), counted);
+    let away = AddressedMad { to: Gid([7; 16]), ..ask(0x106_1c06) };
     b.send(away.clone());
-    assert_eq!(seats[1].for_wire().unwrap().take(), std::slice::from_ref(&away));
-    assert!(seats[1].for_wire().unwrap().take().is_empty());
+    assert_eq!(routers[1].for_wire().unwrap().take(), std::slice::from_ref(&away));
+    assert!(routers[1].for_wire().unwrap().take().is_empty());
     // More than wait for the wire, and more than the socket of a process that does not read holds: counted too.
     (0..MAX_WAITING + 3).for_each(|_| b.send(away.clone()));
-    assert_eq!(seats[1].counters(), MadCounters { full: 3, ..MadCounters::default() });
+    assert_eq!(routers[1].counters(), MadCounters { full: 3, ..MadCounters::default() });
     let mut full = 0;
     for sent in 0..2000 {
-        assert_eq!(seats[0].hand_on(ask(0x106_1c06)), None);
-        full = seats[0].counters().full;
-        assert_eq!(seats[0].counters().handed_on + full, 2 + 1 + sent, "each is one or the other");
+        assert_eq!(routers[0].hand_on(ask(0x106_1c06)), None);
+        full = routers[0].counters().full;
+        assert_eq!(routers[0].counters().handed_on + full, 2 + 1 + sent, "each is one or the other");
     }
-    assert!(full > 0, "no mailbox holds so many");
+    assert!(full > 0, "no socket holds so many");
 }
 
 #[test]
-fn a_full_mailbox_is_tried_again() {
+fn a_full_socket_is_tried_again() {
     let name = format!("mads-full-{}", std::process::id());
-    let seats: Vec<MadSeat> =
-        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
-    let [(mut a, _), (mut b, _)] = [seats[0].open(vec![]).unwrap(), seats[1].open(vec![]).unwrap()];
-    let id = u32::from(seats[1].slot()) << 25 | 1;
-    let numbered = |local| letter(Message::Rtu(Ids { local, remote: id }));
+    let routers: Vec<MadRouter> =
+        (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
+    let [(mut a, _), (mut b, _)] = [routers[0].open(vec![]).unwrap(), routers[1].open(vec![]).unwrap()];
+    let id = u32::from(routers[1].slot()) << 25 | 1;
+    let numbered = |local| addressed(Message::Rtu(Ids { local, remote: id }));
     for local in 0..2000 {
         a.send(numbered(local));
     }
-    assert!(a.is_waiting(), "no mailbox holds so many");
+    assert!(a.is_waiting(), "no socket holds so many");
     let mut got = Vec::new();
     for _ in 0..10_000 {
         got.extend(b.receive());
@@ -103,17 +103,17 @@ fn a_full_mailbox_is_tried_again() {
 }
 
 #[test]
-fn many_that_ask_for_the_mailbox_at_once_get_one_and_who_hands_on_makes_none() {
+fn many_that_ask_for_the_socket_at_once_get_one_and_handing_on_makes_none() {
     let name = format!("mads-race-{}", std::process::id());
     let fabric = || Arc::new(Fabric::join(&name).unwrap());
     for _ in 0..20 {
-        let seat = MadSeat::new(fabric(), true);
+        let router = MadRouter::new(fabric(), true);
         let (gate, threads) = (Arc::new(Barrier::new(4)), 0..4);
         let open = |_| {
-            let (seat, gate) = (seat.clone(), Arc::clone(&gate));
+            let (router, gate) = (router.clone(), Arc::clone(&gate));
             std::thread::spawn(move || {
                 gate.wait();
-                seat.mailbox().map(|mailbox| Arc::as_ptr(&mailbox) as usize)
+                router.bound_socket().map(|socket| Arc::as_ptr(&socket) as usize)
             })
         };
         let opened: Vec<_> =
@@ -122,10 +122,10 @@ fn many_that_ask_for_the_mailbox_at_once_get_one_and_who_hands_on_makes_none() {
         assert!(opened.iter().all(|one| *one.as_ref().unwrap() == first), "one for all: {opened:?}");
     }
     // It owns a port and has no connection manager: what is for a connection of its slot is refused, not put where nobody looks.
-    let owner = MadSeat::new(fabric(), true);
+    let owner = MadRouter::new(fabric(), true);
     let ids = Ids { local: 9, remote: u32::from(owner.slot()) << 25 | 1 };
     for _ in 0..20 {
-        let over = owner.hand_on(letter(Message::Dreq { ids, qpn: 1 })).expect("an answer");
+        let over = owner.hand_on(addressed(Message::Dreq { ids, qpn: 1 })).expect("an answer");
         let ended = Message::Drep(Ids { local: ids.remote, remote: ids.local });
         assert_eq!(CmMad::decode(&*over.mad).unwrap().message, ended);
     }
@@ -134,30 +134,30 @@ fn many_that_ask_for_the_mailbox_at_once_get_one_and_who_hands_on_makes_none() {
 #[test]
 fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() {
     let name = format!("mads-successor-{}", std::process::id());
-    let seats: Vec<MadSeat> =
-        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
-    let [(mut a, _), (mut b, _)] = [seats[0].open(vec![]).unwrap(), seats[1].open(vec![]).unwrap()];
+    let routers: Vec<MadRouter> =
+        (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
+    let [(mut a, _), (mut b, _)] = [routers[0].open(vec![]).unwrap(), routers[1].open(vec![]).unwrap()];
     b.announce(0x106_1c06, None).unwrap();
-    let (slot, generation) = (seats[1].slot(), seats[1].fabric.generation());
+    let (slot, generation) = (routers[1].slot(), routers[1].fabric.generation());
     // The slot's occupant before was asked too, and is killed.
     let mut before = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     watched(&a.watched).push(Watch { slot, generation: generation - 1, process: Process::of(before.id()) });
     a.asked.push_back((slot, generation - 1, 4));
     before.kill().unwrap();
     before.wait().unwrap();
-    let ask = letter(Message::Req(Req { service: 0x106_1c06, local_id: 5, ..Req::default() }));
+    let ask = addressed(Message::Req(Req { service: 0x106_1c06, local_id: 5, ..Req::default() }));
     a.send(ask.clone());
     a.send(ask.clone());
     assert_eq!(b.receive(), [ask.clone(), ask]);
     assert_eq!(a.receive(), []);
-    assert_eq!(a.departed(), [Departed { slot, asked: vec![4] }]);
+    assert_eq!(a.departed(), [EndedProcess { slot, asked: vec![4] }]);
     assert_eq!(a.departed(), []);
     let still: Vec<_> = watched(&a.watched).iter().map(|watch| (watch.slot, watch.generation)).collect();
     assert_eq!(still, [(slot, generation)]);
     assert_eq!(a.asked, [(slot, generation, 5)], "once, however often it is sent");
     // What goes to ourselves needs no watch.
     a.announce(0x106_1c07, None).unwrap();
-    a.send(letter(Message::Req(Req { service: 0x106_1c07, local_id: 6, ..Req::default() })));
+    a.send(addressed(Message::Req(Req { service: 0x106_1c07, local_id: 6, ..Req::default() })));
     assert_eq!((a.receive().len(), a.asked.len(), watched(&a.watched).len()), (1, 1, 1));
 }
 
@@ -165,14 +165,14 @@ fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() 
 #[test]
 fn an_ended_process_departs_after_its_last_mad() {
     let name = format!("mads-last-{}", std::process::id());
-    let seat = MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false);
-    let (mut a, _) = seat.open(vec![]).unwrap();
+    let router = MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false);
+    let (mut a, _) = router.open(vec![]).unwrap();
     let mut sender = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     watched(&a.watched).push(Watch { slot: 99, generation: 7, process: Process::of(sender.id()) });
-    let (postbox, to) = (Postbox::open(seat.fabric.key()).unwrap(), seat.name().unwrap());
-    let last = letter(Message::Rtu(Ids { local: 1, remote: 2 }));
-    let sent = (0..9).take_while(|_| postbox.post(&to, &head(&last), &*last.mad).is_ok()).count();
-    assert!(sent > 3, "a mailbox holds ten");
+    let (unbound, to) = (UnboundSocket::open(router.fabric.key()).unwrap(), router.name().unwrap());
+    let last = addressed(Message::Rtu(Ids { local: 1, remote: 2 }));
+    let sent = (0..9).take_while(|_| unbound.post(&to, &head(&last), &*last.mad).is_ok()).count();
+    assert!(sent > 3, "a socket holds ten");
     sender.kill().unwrap();
     sender.wait().unwrap();
     a.budget = 3;
@@ -183,37 +183,37 @@ fn an_ended_process_departs_after_its_last_mad() {
     }
     // A look that took as many as it may has to be followed by one that finds nothing.
     a.receive();
-    assert_eq!(a.departed(), [Departed { slot: 99, asked: vec![] }]);
+    assert_eq!(a.departed(), [EndedProcess { slot: 99, asked: vec![] }]);
     assert!(watched(&a.watched).is_empty());
 }
 
 #[test]
 fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
     let name = format!("mads-dropped-{}", std::process::id());
-    let seats: Vec<MadSeat> =
-        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
-    let (mut a, _) = seats[0].open(vec![]).unwrap();
-    let rtu = |slot: u32| letter(Message::Rtu(Ids { local: 1, remote: slot << 25 | 1 }));
+    let routers: Vec<MadRouter> =
+        (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
+    let (mut a, _) = routers[0].open(vec![]).unwrap();
+    let rtu = |slot: u32| addressed(Message::Rtu(Ids { local: 1, remote: slot << 25 | 1 }));
     // No process has that slot, no socket is bound there.
     a.send(rtu(99));
-    a.send(rtu(seats[1].slot().into()));
+    a.send(rtu(routers[1].slot().into()));
     // What goes to all: its socket is the only one.
-    a.send(letter(Message::Rtu(Ids { local: 1, remote: 0 })));
+    a.send(addressed(Message::Rtu(Ids { local: 1, remote: 0 })));
     let counted = MadCounters { handed_on: 1, unclaimed: 2, ..MadCounters::default() };
-    assert_eq!(seats[0].local_counters(), counted);
+    assert_eq!(routers[0].local_counters(), counted);
     // Those that come and are none: too short, too long. A bell is neither.
-    let (mut b, bell) = seats[1].open(vec![]).unwrap();
-    let (stranger, to) = (Postbox::open(seats[1].fabric.key()).unwrap(), seats[1].name().unwrap());
-    for len in [1, LETTER_BYTES - 1, LETTER_BYTES + 1, 513] {
+    let (mut b, bell) = routers[1].open(vec![]).unwrap();
+    let (stranger, to) = (UnboundSocket::open(routers[1].fabric.key()).unwrap(), routers[1].name().unwrap());
+    for len in [1, ADDRESSED_BYTES - 1, ADDRESSED_BYTES + 1, 513] {
         stranger.post(&to, &[], &vec![0; len]).unwrap();
     }
     bell.ring();
     assert_eq!(b.receive(), []);
-    assert_eq!(seats[1].local_counters(), MadCounters { malformed: 4, ..MadCounters::default() });
-    // More than may wait, besides those that its mailbox holds.
-    let to_b = rtu(seats[1].slot().into());
+    assert_eq!(routers[1].local_counters(), MadCounters { malformed: 4, ..MadCounters::default() });
+    // More than may wait, besides those that its socket holds.
+    let to_b = rtu(routers[1].slot().into());
     (0..2 * MAX_WAITING).for_each(|_| a.send(to_b.clone()));
-    let local = seats[0].local_counters();
+    let local = routers[0].local_counters();
     assert!(local.full > 0 && a.waiting.len() == MAX_WAITING, "{local:?}");
     assert_eq!((local.handed_on - 1 + local.full) as usize + MAX_WAITING, 2 * MAX_WAITING);
 }
@@ -221,20 +221,21 @@ fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
 #[test]
 fn a_process_without_descriptors_refuses_nobody_for_that() {
     let name = format!("mads-poor-{}", std::process::id());
-    let mut seats: Vec<MadSeat> =
-        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), true)).collect();
-    let (mut b, _) = seats[1].open(vec![]).unwrap();
+    let mut routers: Vec<MadRouter> =
+        (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), true)).collect();
+    let (mut b, _) = routers[1].open(vec![]).unwrap();
     b.announce(0x106_1c06, None).unwrap();
-    let ask = letter(Message::Req(Req { service: 0x106_1c06, local_id: 5, ..Req::default() }));
+    let ask = addressed(Message::Req(Req { service: 0x106_1c06, local_id: 5, ..Req::default() }));
     for errno in [libc::EMFILE, libc::ENOBUFS, libc::ENOMEM] {
-        seats[0].poor = Some(errno);
-        assert_eq!(seats[0].hand_on(ask.clone()), None, "errno {errno}");
+        routers[0].poor = Some(errno);
+        assert_eq!(routers[0].hand_on(ask.clone()), None, "errno {errno}");
     }
-    seats[0].poor = None;
-    assert_eq!(seats[0].hand_on(ask), None);
-    assert_eq!(seats[0].counters(), MadCounters { failed: 3, handed_on: 1, ..MadCounters::default() });
+    routers[0].poor = None;
+    assert_eq!(routers[0].hand_on(ask), None);
+    assert_eq!(routers[0].counters(), MadCounters { failed: 3, handed_on: 1, ..MadCounters::default() });
     let errors = [libc::EAGAIN, libc::ECONNREFUSED, libc::ENOENT, libc::EMFILE, libc::ENOBUFS, libc::ENOMEM];
-    let fates = errors.map(|errno| Fate::of(&Err(io::Error::from_raw_os_error(errno))) as usize);
-    let [full, unclaimed, failed] = [Fate::Full, Fate::Unclaimed, Fate::Failed].map(|fate| fate as usize);
+    let fates = errors.map(|errno| MadOutcome::of(&Err(io::Error::from_raw_os_error(errno))) as usize);
+    let [full, unclaimed, failed] =
+        [MadOutcome::Full, MadOutcome::Unclaimed, MadOutcome::Failed].map(|outcome| outcome as usize);
     assert_eq!(fates, [full, unclaimed, unclaimed, failed, failed, failed]);
 }

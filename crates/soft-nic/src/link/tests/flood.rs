@@ -11,7 +11,7 @@ use roce::wire::mad::{MAD_BYTES, QP1, QP1_QKEY};
 use roce::wire::packet::{Extended, Packet};
 use roce::wire::{Bth, Deth, IpHeader, PacketOpcode, Psn, Udp};
 
-use crate::link::mads::{FabricMads, Letter, MadPort};
+use crate::link::mads::{AddressedMad, FabricMads, MadPort};
 use crate::link::udp::gid_of;
 use crate::link::{Disposition, Link, LinkConfig, random};
 
@@ -136,14 +136,14 @@ impl Victim {
         for _ in 0..rounds {
             self.link.poll(64, |_| Disposition::Consumed);
         }
-        for Letter { from, mad, .. } in self.mads.receive() {
+        for AddressedMad { from, mad, .. } in self.mads.receive() {
             self.got += 1;
             let route = Route { local: gid_of(self.at), remote: from };
             // What it drops it counts.
             let _ = self.cm.handle_mad(self.now, route, &*mad);
         }
         while let Some(sent) = self.cm.poll_transmit() {
-            self.mads.send(Letter { from: sent.route.local, to: sent.route.remote, mad: sent.mad });
+            self.mads.send(AddressedMad { from: sent.route.local, to: sent.route.remote, mad: sent.mad });
         }
         self.link.ring_bells();
     }
@@ -181,7 +181,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     let fabric = format!("flood-{}", std::process::id());
     let link = Link::join(LinkConfig { fabric, addresses: vec![at], ..LinkConfig::default() }).unwrap();
     let slot = link.slot();
-    let (mut mads, _bell) = link.mad_seat().open(vec![gid_of(at)]).unwrap();
+    let (mut mads, _bell) = link.mad_router().open(vec![gid_of(at)]).unwrap();
     mads.announce(SERVICE, None).unwrap();
     let mut cm = Cm::new(CmConfig { slot, seed: 9, max_connections: MAX_CONNECTIONS });
     cm.listen(SERVICE, None, BACKLOG).unwrap();
@@ -193,7 +193,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     let mut waiting = Vec::new();
     for number in 0..FLOOD {
         flooder.flood(slot);
-        // Fewer than a mailbox holds, and more.
+        // Fewer than a socket holds, and more.
         if number % 64 < 16 && number % 4 == 3 || number % 64 == 63 {
             victim.turn(if number % 64 == 63 { 8 } else { 1 });
             assert!(victim.cm.connections() <= MAX_CONNECTIONS, "{} connections", victim.cm.connections());
@@ -213,7 +213,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
         victim.turn(1);
     }
     let (wire, port) = victim.link.wire_counters().unwrap();
-    let (mads, cm) = (victim.link.mad_seat().counters(), victim.cm.counters());
+    let (mads, cm) = (victim.link.mad_router().counters(), victim.cm.counters());
     println!("TABLE flood at QP1: {FLOOD} datagrams; {mads:?}");
     println!("TABLE   its connection manager: {cm:?}");
     assert_eq!(port.received, u64::from(FLOOD), "the kernel lost some");

@@ -30,8 +30,8 @@ fn an_ear_that_cannot_be_told_of_a_port_that_was_taken_over_is_told_later() {
     let mut second = wired(&fabric, address);
     let owned = |link: &Link| link.wire_counters().unwrap().1.owned;
     assert_eq!((owned(&first), owned(&second)), (1, 0));
-    let ear = second.ear().unwrap();
-    ear.failing.store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
+    let epoll = second.epoll().unwrap();
+    epoll.failing.store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
     drop(first);
     let begun = Instant::now();
     while owned(&second) == 0 {
@@ -41,12 +41,12 @@ fn an_ear_that_cannot_be_told_of_a_port_that_was_taken_over_is_told_later() {
     let stranger = UdpSocket::bind((address, 0)).unwrap();
     stranger.send_to(&[0; 64], (address, crate::link::udp::ROCE_PORT)).unwrap();
     look(&mut second);
-    ear.arm();
-    assert!(!ear.wait(Duration::from_millis(20)).unwrap(), "it cannot be heard");
-    ear.failing.store(0, std::sync::atomic::Ordering::Relaxed);
+    epoll.arm();
+    assert!(!epoll.wait(Duration::from_millis(20)).unwrap(), "it cannot be heard");
+    epoll.failing.store(0, std::sync::atomic::Ordering::Relaxed);
     look(&mut second);
-    ear.arm();
-    assert!(ear.wait(Duration::from_secs(10)).unwrap(), "the socket that was taken over is heard");
+    epoll.arm();
+    assert!(epoll.wait(Duration::from_secs(10)).unwrap(), "the socket that was taken over is heard");
 }
 
 #[test]

@@ -4,11 +4,11 @@
 //! with the headers of every packet. Nothing here knows queues: the device says which queue gets a packet.
 
 mod holder;
+mod impairment;
 mod packets;
 mod port;
-mod weather;
 
 pub use holder::Holder;
+pub use impairment::Impairment;
 pub use packets::{Arrived, Icrc, Unsent, Wire, WireCounters, gid_of, ip_of};
 pub use port::{PortCounters, ROCE_PORT, SharedPort};
-pub use weather::Weather;

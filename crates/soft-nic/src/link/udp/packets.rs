@@ -15,7 +15,7 @@ use roce::wire::{self, Gid, IpHeader, Udp, WireError};
 use roce::{Now, Packet};
 
 use super::SharedPort;
-use super::weather::{Sky, Weather};
+use super::impairment::{Impairer, Impairment};
 use crate::dma::{Fault, system};
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
@@ -136,7 +136,7 @@ enum Dropped {
 pub struct Wire {
     ports: Vec<SharedPort>,
     counters: WireCounters,
-    sky: Sky,
+    impairer: Impairer,
     /// Packets that are taken in the next round.
     kept: VecDeque<Kept>,
     /// The running capture, if any.
@@ -160,16 +160,16 @@ impl Wire {
     pub fn open(
         member: (u8, u64),
         addresses: &[IpAddr],
-        weather: Weather,
+        impairment: Impairment,
     ) -> Result<Wire, (IpAddr, io::Error)> {
         let open = |address: &IpAddr| SharedPort::open(member, *address).map_err(|error| (*address, error));
         let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
         // Two addresses of one seed do not lose the same packets. The address is the configuration's, and the same in every run;
         // the slot is whichever was free.
         let own = addresses.first().map_or(0, |address| number_of(*address));
-        let weather = Weather { seed: weather.seed ^ own, ..weather };
-        let (counters, sky) = (WireCounters::default(), Sky::new(weather));
-        Ok(Wire { ports, counters, sky, kept: VecDeque::new(), capture: None, holds: false })
+        let impairment = Impairment { seed: impairment.seed ^ own, ..impairment };
+        let (counters, impairer) = (WireCounters::default(), Impairer::new(impairment));
+        Ok(Wire { ports, counters, impairer, kept: VecDeque::new(), capture: None, holds: false })
     }
 
     /// Every packet from now on is shown to `capture` too: what leaves, and what comes for this process, whole or not. Error:
@@ -216,7 +216,7 @@ impl Wire {
 
     /// Packets of all ports so far.
     pub fn counters(&self) -> WireCounters {
-        WireCounters { lost: self.sky.lost, overtaken: self.sky.overtaken, ..self.counters }
+        WireCounters { lost: self.impairer.lost, overtaken: self.impairer.overtaken, ..self.counters }
     }
 
     /// What the ports did, all together.
@@ -337,7 +337,7 @@ impl Wire {
         ports: impl Fn(u8, IpAddr) -> Option<u16>,
         mut deliver: impl FnMut(Arrived<'_>) -> bool,
     ) -> usize {
-        let Wire { counters, sky, capture, kept, .. } = self;
+        let Wire { counters, impairer, capture, kept, .. } = self;
         let (mut looked, mut goes_on, mut untaken) = (0, true, 0);
         while goes_on && let Some(packet) = kept.pop_front() {
             looked += 1;
@@ -366,7 +366,7 @@ impl Wire {
                         Ok((arrived, _)) => {
                             counters.received += 1;
                             counters.received_bytes += bytes.len() as u64;
-                            sky.pass(arrived, &mut deliver);
+                            impairer.pass(arrived, &mut deliver);
                         }
                         Err(Dropped::Icrc) => counters.icrc_errors += 1,
                         Err(Dropped::Malformed) => counters.malformed += 1,
@@ -382,7 +382,7 @@ impl Wire {
             }
         }
         if looked == 0 {
-            sky.settle(&mut deliver);
+            impairer.settle(&mut deliver);
         }
         counters.untaken += untaken;
         looked

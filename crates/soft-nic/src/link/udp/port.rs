@@ -15,7 +15,7 @@ use std::os::fd::RawFd;
 use roce::Now;
 use roce::wire::udp::DYNAMIC_PORTS;
 
-use crate::dma::datagrams::{Datagrams, Outbox, Posted};
+use crate::dma::datagrams::{Datagrams, Posted, SendBatch};
 use crate::link::delay::Line;
 use crate::link::{Link, SLOTS};
 
@@ -109,12 +109,12 @@ pub struct SharedPort {
     key: u64,
     owned: Option<Datagrams>,
     /// Packets for other processes, to leave from the owned port.
-    handing: Outbox,
+    handing: SendBatch,
     /// What is sent goes out here, whichever process owns the port, and what is handed on to us comes in.
     own: Datagrams,
-    outbox: Outbox,
+    batch: SendBatch,
     /// What waits for its time, and the memory that it takes.
-    under_way: Line<Outbox>,
+    under_way: Line<SendBatch>,
     under_way_bytes: usize,
     /// Slots that got something since this was asked.
     handed: u128,
@@ -137,9 +137,9 @@ impl SharedPort {
             slot,
             key,
             owned: None,
-            handing: Outbox::default(),
+            handing: SendBatch::default(),
             own: open_dynamic(slot, address)?,
-            outbox: Outbox::default(),
+            batch: SendBatch::default(),
             under_way: Line::default(),
             under_way_bytes: 0,
             handed: 0,
@@ -193,16 +193,16 @@ impl SharedPort {
         len: usize,
         fill: impl FnOnce(&mut [u8], u16) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.outbox.try_push(SocketAddr::new(to, ROCE_PORT), len, fill)
+        self.batch.try_push(SocketAddr::new(to, ROCE_PORT), len, fill)
     }
 
     /// Sends what was added. What the kernel has no room for now stays. `shown` sees each packet that the kernel takes: where it
     /// goes, the identification of its IPv4 header, its bytes.
     pub fn flush(&mut self, shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> Posted {
-        if self.outbox.is_empty() {
+        if self.batch.is_empty() {
             return Posted::default();
         }
-        let posted = send(&self.own, &mut self.outbox, shown);
+        let posted = send(&self.own, &mut self.batch, shown);
         self.count(posted);
         posted
     }
@@ -210,15 +210,15 @@ impl SharedPort {
     /// As [`SharedPort::flush`] where there is a delay: what was added goes on at `due`, and what is due by `now` is sent.
     /// Returns how many datagrams the kernel took or lost.
     pub fn pass(&mut self, now: Now, due: Now, mut shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> usize {
-        if !self.outbox.is_empty() {
-            self.under_way_bytes += self.outbox.memory_bytes();
-            self.under_way.put(due, self.outbox.take());
+        if !self.batch.is_empty() {
+            self.under_way_bytes += self.batch.memory_bytes();
+            self.under_way.put(due, self.batch.take());
         }
         let mut gone = 0;
         while let Some(batch) = self.under_way.due(now) {
             let before = batch.memory_bytes();
             let posted = send(&self.own, batch, shown.as_mut());
-            self.outbox.learn(batch);
+            self.batch.learn(batch);
             let is_sent = batch.is_empty();
             let left = if is_sent { 0 } else { batch.memory_bytes() };
             self.under_way_bytes = self.under_way_bytes.saturating_sub(before - left);
@@ -243,7 +243,7 @@ impl SharedPort {
 
     /// Whether something is under way.
     pub fn is_under_way(&self) -> bool {
-        !self.under_way.is_empty() || !self.outbox.is_empty()
+        !self.under_way.is_empty() || !self.batch.is_empty()
     }
 
     /// An errno with which the kernel refused to send: each one once.
@@ -271,12 +271,12 @@ impl SharedPort {
     /// The bytes that wait to be sent, one packet behind the other.
     #[cfg(test)]
     pub fn waiting_packet(&self) -> &[u8] {
-        self.outbox.waiting()
+        self.batch.waiting()
     }
 
     /// Bytes that wait to be sent, and those under way with what describes them.
     pub fn waiting_bytes(&self) -> usize {
-        self.outbox.bytes() + self.under_way_bytes
+        self.batch.bytes() + self.under_way_bytes
     }
 
     /// Hands packets for queues of this process to `deliver`, with the address and port that they came from, and those for others on;
@@ -329,8 +329,8 @@ impl SharedPort {
         }
         let owner = SocketAddr::new(*address, ROCE_PORT);
         // Whatever the address's socket said: what was handed on to us is read all the same.
-        let handed_on = own.receive(|from, letter| {
-            let known = letter.split_at_checked(HEAD_BYTES);
+        let handed_on = own.receive(|from, datagram| {
+            let known = datagram.split_at_checked(HEAD_BYTES);
             let known = known.and_then(|(head, packet)| Some((origin(head, *key)?, packet)));
             let ours = |packet: &[u8]| destination(packet).is_some_and(|qpn| Link::slot_of(qpn) == *slot);
             match known {
@@ -348,11 +348,11 @@ impl SharedPort {
     }
 }
 
-fn send(from: &Datagrams, outbox: &mut Outbox, shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> Posted {
+fn send(from: &Datagrams, batch: &mut SendBatch, shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> Posted {
     match shown {
-        None => from.send(outbox),
+        None => from.send(batch),
         Some(mut shown) => {
-            from.send_shown(outbox, |to, identification, bytes| shown(to.ip(), identification, bytes))
+            from.send_shown(batch, |to, identification, bytes| shown(to.ip(), identification, bytes))
         }
     }
 }

@@ -101,7 +101,7 @@ fn a_question_after_a_datagram_service_has_to_have_the_port_s_p_key() {
     for (request, pkey, status) in [(1, 0x8001, Some(2)), (2, 0xffff, None)] {
         let message = Message::SidrReq { request, pkey, service: 0x0111_1c06 };
         let mad = CmMad { transaction: 1, message, private: &header }.encode().unwrap();
-        client.ids.port.send(Letter { from, to, mad: Box::new(mad) });
+        client.ids.port.send(AddressedMad { from, to, mad: Box::new(mad) });
         assert_eq!(server.event().is_some(), status.is_none(), "{pkey:#x}");
         let answers = client.ids.port.receive();
         let said = answers.iter().map(|answer| match CmMad::decode(&*answer.mad).unwrap().message {
@@ -140,7 +140,7 @@ fn a_request_for_another_port_or_without_an_ip_header_is_refused() {
             let req = Req { local_id: 9, service, qpn: 8, pkey, primary, ..Req::default() };
             let message = Message::Req(req);
             let mad = CmMad { transaction: 1, message, private: &private }.encode().unwrap();
-            client.ids.port.send(Letter { from, to, mad: Box::new(mad) });
+            client.ids.port.send(AddressedMad { from, to, mad: Box::new(mad) });
             assert_eq!(server.event().is_some(), reason.is_none(), "{name}");
             let taken = usize::from(reason.is_none());
             assert_eq!((server.ids.ids.len(), server.ids.cm.connections()), (1 + taken, taken), "{name}");

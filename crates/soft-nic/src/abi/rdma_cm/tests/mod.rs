@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use roce::Now;
 use roce::wire::Gid;
 
-use super::call::{Around, Call};
+use super::call::{Call, CallContext};
 use super::ids::Ids;
 use super::queue::Queue;
 use crate::abi::layout::*;
@@ -22,17 +22,17 @@ use crate::device::command::CommandError;
 use crate::device::model::DeviceConfig;
 use crate::dma::{Fault, Host, Memory};
 use crate::link::ServiceError;
-use crate::link::mads::{Departed, Letter, MadPort};
+use crate::link::mads::{AddressedMad, EndedProcess, MadPort};
 
 /// What carries MADs between the two, and knows who listens.
 #[derive(Debug, Default)]
 pub struct Hub {
-    boxes: [Vec<Letter>; 2],
+    boxes: [Vec<AddressedMad>; 2],
     services: Vec<(usize, u64, Option<Gid>)>,
     /// Where packets to other hosts leave from.
     source: Option<Gid>,
     /// Ended processes, which the other end has yet to learn of.
-    departed: Vec<Departed>,
+    departed: Vec<EndedProcess>,
 }
 
 struct Port {
@@ -41,11 +41,11 @@ struct Port {
 }
 
 impl MadPort for Port {
-    fn send(&mut self, letter: Letter) {
-        self.hub.lock().unwrap().boxes[1 - self.end].push(letter);
+    fn send(&mut self, addressed: AddressedMad) {
+        self.hub.lock().unwrap().boxes[1 - self.end].push(addressed);
     }
 
-    fn receive(&mut self) -> Vec<Letter> {
+    fn receive(&mut self) -> Vec<AddressedMad> {
         std::mem::take(&mut self.hub.lock().unwrap().boxes[self.end])
     }
 
@@ -66,7 +66,7 @@ impl MadPort for Port {
         source.filter(|source| source.ipv4().is_some() == to.ipv4().is_some())
     }
 
-    fn departed(&mut self) -> Vec<Departed> {
+    fn departed(&mut self) -> Vec<EndedProcess> {
         std::mem::take(&mut self.hub.lock().unwrap().departed)
     }
 
@@ -208,10 +208,10 @@ impl Program {
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, CommandError> {
         let call = Call::read(&self.memory, bytes.as_ptr() as u64, bytes.len())?;
         let file_of = |fd| self.others.get(&fd).copied();
-        let around = Around { memory: &self.memory, now: self.now, file: self.file, file_of: &file_of };
+        let context = CallContext { memory: &self.memory, now: self.now, file: self.file, file_of: &file_of };
         let done = match call.is_get_event() {
-            true => call.check_get_event().and_then(|()| call.get_event(&mut self.ids, &around).map(|_| ())),
-            false => call.run(&mut self.ids, &around),
+            true => call.check_get_event().and_then(|()| call.get_event(&mut self.ids, &context).map(|_| ())),
+            false => call.run(&mut self.ids, &context),
         };
         self.ids.turn(self.now);
         done.map(|()| call.written())
@@ -264,7 +264,7 @@ impl Program {
     }
 
     /// Parameters of CONNECT and ACCEPT.
-    pub fn wish(qpn: u32, private: &[u8]) -> [u8; ucm_conn_param::SIZE] {
+    pub fn param(qpn: u32, private: &[u8]) -> [u8; ucm_conn_param::SIZE] {
         use ucm_conn_param as at;
         Writer::new()
             .u32(at::QP_NUM, qpn)
@@ -279,15 +279,18 @@ impl Program {
     }
 
     pub fn connect(&mut self, id: u32, qpn: u32, private: &[u8]) -> i32 {
-        let wish = Self::wish(qpn, private);
-        self.run(6, &Writer::<{ ucm_connect::SIZE }>::new().bytes(0, &wish).u32(ucm_connect::ID, id).finish())
+        let param = Self::param(qpn, private);
+        self.run(
+            6,
+            &Writer::<{ ucm_connect::SIZE }>::new().bytes(0, &param).u32(ucm_connect::ID, id).finish(),
+        )
     }
 
     pub fn accept(&mut self, id: u32, uid: u64, qpn: u32, private: &[u8]) -> i32 {
         use ucm_accept as at;
-        let wish = Self::wish(qpn, private);
+        let param = Self::param(qpn, private);
         let body =
-            Writer::<{ at::SIZE }>::new().u64(at::UID, uid).bytes(at::CONN_PARAM, &wish).u32(at::ID, id);
+            Writer::<{ at::SIZE }>::new().u64(at::UID, uid).bytes(at::CONN_PARAM, &param).u32(at::ID, id);
         self.run(8, &body.finish())
     }
 
@@ -313,7 +316,7 @@ impl Program {
     /// The process in a slot ends. The request of `asking` went to it.
     pub fn departs(&self, slot: u8, asking: u32) {
         let asked = self.ids.ids[&asking].connection.map(|connection| connection.0);
-        self.hub.lock().unwrap().departed.push(Departed { slot, asked: asked.into_iter().collect() });
+        self.hub.lock().unwrap().departed.push(EndedProcess { slot, asked: asked.into_iter().collect() });
     }
 
     /// The next event, if the pipe says that there is one.

@@ -152,8 +152,8 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
     // Right in every byte, but not from the port.
     wire.send_to(&good, (address, other.own_port())).unwrap();
     let to = SocketAddr::new(address, other.own_port());
-    for letter in [&good[..HEAD_BYTES - 1], &good[..HEAD_BYTES + 3], &wrong_family, &not_theirs, &good] {
-        owner.handing.push(to, letter.len(), |bytes, _| bytes.copy_from_slice(letter)).unwrap();
+    for datagram in [&good[..HEAD_BYTES - 1], &good[..HEAD_BYTES + 3], &wrong_family, &not_theirs, &good] {
+        owner.handing.push(to, datagram.len(), |bytes, _| bytes.copy_from_slice(datagram)).unwrap();
     }
     assert_eq!(marks(&mut [&mut owner, &mut other], 1), [vec![], vec![1]]);
     let begun = Instant::now();
@@ -173,8 +173,8 @@ fn an_owner_that_is_not_of_the_fabric_hands_nothing_on() {
     let origin: SocketAddr = "192.0.2.7:4791".parse().unwrap();
     let mut delivered = Vec::new();
     for (count, (key, mark)) in [(0, 1), (!KEY, 2), (KEY, 3)].into_iter().enumerate() {
-        let letter = [&origin_head(origin, key)[..], &packet(2, mark)].concat();
-        stranger.send_to(&letter, (address, ours.own_port())).unwrap();
+        let datagram = [&origin_head(origin, key)[..], &packet(2, mark)].concat();
+        stranger.send_to(&datagram, (address, ours.own_port())).unwrap();
         let begun = Instant::now();
         while ours.counters().refused as usize + delivered.len() <= count && begun.elapsed() < PATIENCE {
             let take = |from, packet: &[u8]| delivered.push((from, packet[BTH_BYTES]));

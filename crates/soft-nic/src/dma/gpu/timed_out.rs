@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::engine::LIMIT;
 use super::worker::{self, Ticket};
-use crate::dma::own::{Own, locked};
+use crate::dma::per_process::{PerProcess, locked};
 use crate::dma::system::nap;
 
 /// How long an answer is waited for that the driver gives at once when nothing keeps it.
@@ -23,7 +23,7 @@ pub enum By {
 
 /// A copy that the NIC waits for no more, and that the GPU may still execute.
 #[derive(Debug)]
-struct GivenUp {
+struct TimedOutCopy {
     card: u32,
     by: By,
     /// First byte written and first byte read, and how many of each; of a copy that was not begun, and never will be, none.
@@ -36,43 +36,43 @@ struct GivenUp {
     asked: Option<(Ticket<Result<bool, gpu::Error>>, Instant)>,
 }
 
-enum Stand {
+enum CopyState {
     Ended,
     /// Asked just now: the answer comes.
     Asked,
     UnderWay,
 }
 
-impl GivenUp {
+impl TimedOutCopy {
     /// One look; waits for nothing.
-    fn look(&mut self) -> Stand {
+    fn look(&mut self) -> CopyState {
         if self.job.as_ref().is_some_and(|job| !job.is_done()) {
-            return Stand::UnderWay;
+            return CopyState::UnderWay;
         }
         self.job = None;
         if self.len == 0 {
-            return Stand::Ended;
+            return CopyState::Ended;
         }
         let (Ok(copies), Ok(launches)) = (worker::copies(), worker::launches()) else {
-            return Stand::UnderWay;
+            return CopyState::UnderWay;
         };
         let (card, by) = (self.card, self.by);
         let ask = || {
             let rests = match by {
-                By::Engine => copies.post(move |hands| hands.is_idle(card)),
+                By::Engine => copies.post(move |engines| engines.is_idle(card)),
                 By::Mover => launches.post(move |launcher| launcher.mover_state(card)),
             };
             (rests, Instant::now())
         };
         let (ticket, since) = self.asked.get_or_insert_with(ask);
         if !ticket.is_done() {
-            return if since.elapsed() < ANSWER { Stand::Asked } else { Stand::UnderWay };
+            return if since.elapsed() < ANSWER { CopyState::Asked } else { CopyState::UnderWay };
         }
         match self.asked.take().and_then(|(ticket, _)| ticket.take()) {
-            Some(Ok(true)) => Stand::Ended,
+            Some(Ok(true)) => CopyState::Ended,
             // Nothing runs in a context that is lost.
-            Some(Err(error)) if error.is_context_lost() || error.is_driver_gone() => Stand::Ended,
-            _ => Stand::UnderWay,
+            Some(Err(error)) if error.is_context_lost() || error.is_driver_gone() => CopyState::Ended,
+            _ => CopyState::UnderWay,
         }
     }
 
@@ -82,11 +82,11 @@ impl GivenUp {
     }
 }
 
-static ALL: Own<Mutex<Vec<GivenUp>>> = Own::new();
+static ALL: PerProcess<Mutex<Vec<TimedOutCopy>>> = PerProcess::new();
 /// How many there are: without any, no lock is taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn with<R>(what: impl FnOnce(&mut Vec<GivenUp>) -> R) -> R {
+fn with<R>(what: impl FnOnce(&mut Vec<TimedOutCopy>) -> R) -> R {
     let mut all = locked(ALL.get());
     let result = what(&mut all);
     COUNT.store(all.len(), Ordering::Release);
@@ -99,7 +99,7 @@ fn exist() -> bool {
 
 /// Notes one: `ends` are the first bytes written and read, `len` bytes of each, 0 where nothing has been begun nor will be.
 pub fn note(card: u32, by: By, ends: [u64; 2], len: u64, job: Option<Ticket<Result<(), gpu::Error>>>) {
-    with(|all| all.push(GivenUp { card, by, ends, len, since: Instant::now(), job, asked: None }));
+    with(|all| all.push(TimedOutCopy { card, by, ends, len, since: Instant::now(), job, asked: None }));
 }
 
 /// Whether the engine of a GPU is kept by one. Waits for no more than an answer that comes at once.
@@ -112,10 +112,10 @@ pub fn keeps_engine(card: u32) -> bool {
                 if one.card != card || one.by != By::Engine {
                     return true;
                 }
-                let stand = one.look();
-                asked |= matches!(stand, Stand::Asked);
-                kept |= !matches!(stand, Stand::Ended);
-                !matches!(stand, Stand::Ended)
+                let state = one.look();
+                asked |= matches!(state, CopyState::Asked);
+                kept |= !matches!(state, CopyState::Ended);
+                !matches!(state, CopyState::Ended)
             });
             kept
         });
@@ -144,7 +144,7 @@ pub fn await_end(start: u64, len: u64, sure: bool) {
                     if !one.touches(start, len) {
                         return true;
                     }
-                    let ended = matches!(one.look(), Stand::Ended);
+                    let ended = matches!(one.look(), CopyState::Ended);
                     waits |= !ended && (sure || one.since.elapsed() < 2 * LIMIT);
                     !ended
                 });
@@ -172,7 +172,7 @@ mod tests {
     use crate::dma::system::true_in_fork_child;
 
     #[test]
-    fn regions_that_a_given_up_copy_touches_wait_for_it_once_and_others_do_not() {
+    fn regions_that_a_timed_out_copy_touches_wait_for_it_once_and_others_do_not() {
         // A job that is never done.
         let posted = Ticket::open();
         note(77, By::Engine, [0x1_0000_0000, 0x2_0000_0000], 0x1000, Some(posted));

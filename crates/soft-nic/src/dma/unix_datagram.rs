@@ -9,39 +9,39 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-use super::forks::OwnSocket;
+use super::forks::NoForkSocket;
 use super::socket::abstract_address;
 use super::system;
 
 /// Longest datagram behind its key: a MAD with both addresses, and room to spare.
-pub const MAX_LETTER: usize = 512;
+pub const MAX_UNIX_DATAGRAM: usize = 512;
 
 /// Bytes of a key.
 const KEY: usize = 8;
 
 /// Datagrams that one call received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Collected {
+pub struct ReceiveCounts {
     /// Datagrams handed on.
-    pub letters: usize,
-    /// Datagrams longer than [`MAX_LETTER`], or without the key where the kernel has not dropped them.
+    pub datagrams: usize,
+    /// Datagrams longer than [`MAX_UNIX_DATAGRAM`], or without the key where the kernel has not dropped them.
     pub refused: usize,
 }
 
 /// A socket without a name, which sends only: it cannot be answered.
 #[derive(Debug)]
-pub struct Postbox {
-    socket: OwnSocket,
+pub struct UnboundSocket {
+    socket: NoForkSocket,
     key: [u8; KEY],
 }
 
-impl Postbox {
+impl UnboundSocket {
     /// Opens a socket that sends to bound sockets with this key. Does not wait.
     ///
     /// Errors: what the kernel says.
-    pub fn open(key: u64) -> io::Result<Postbox> {
-        let socket = OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
-        Ok(Postbox { socket, key: key.to_be_bytes() })
+    pub fn open(key: u64) -> io::Result<UnboundSocket> {
+        let socket = NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
+        Ok(UnboundSocket { socket, key: key.to_be_bytes() })
     }
 
     /// Sends a datagram, in two pieces, to the socket of that name; a socket with another key drops it. Does not wait.
@@ -67,37 +67,37 @@ impl Postbox {
 
 /// A socket bound to an abstract name, which other processes send to.
 #[derive(Debug)]
-pub struct Mailbox {
-    postbox: Postbox,
+pub struct BoundSocket {
+    unbound: UnboundSocket,
 }
 
-impl Mailbox {
+impl BoundSocket {
     /// Binds this name for datagrams with this key, which other users must not know. Does not wait, so that it can be opened under
     /// a lock: a name may outlive its socket for a moment, while a program that another thread is starting holds copies of all
     /// descriptors.
     ///
     /// Errors: what the kernel says; `AddrInUse`: a socket has that name.
-    pub fn open(name: &str, key: u64) -> io::Result<Mailbox> {
+    pub fn open(name: &str, key: u64) -> io::Result<BoundSocket> {
         let (address, len) = abstract_address(name)?;
-        let postbox = Postbox::open(key)?;
-        let socket = &postbox.socket;
+        let unbound = UnboundSocket::open(key)?;
+        let socket = &unbound.socket;
         let mut program = accepting(key);
         let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         system::set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter)?;
         // SAFETY: the address lives through the call and has at least `len` bytes.
         system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &address, len) })?;
-        Ok(Mailbox { postbox })
+        Ok(BoundSocket { unbound })
     }
 
-    /// Sends a datagram to another socket, or to this one; see [`Postbox::post`].
+    /// Sends a datagram to another socket, or to this one; see [`UnboundSocket::post`].
     pub fn post(&self, to: &str, head: &[u8], bytes: &[u8]) -> io::Result<()> {
-        self.postbox.post(to, head, bytes)
+        self.unbound.post(to, head, bytes)
     }
 
     /// Waits until something is there, one of the other descriptors can be read, or the time is over.
     pub fn wait(&self, others: &[RawFd], max: Duration) {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let own = self.postbox.socket.as_raw_fd();
+        let own = self.unbound.socket.as_raw_fd();
         let mut entries: Vec<_> = std::iter::once(own).chain(others.iter().copied()).map(entry).collect();
         let milliseconds = max.as_micros().div_ceil(1000).min(60_000) as libc::c_int;
         let (first, count) = (entries.as_mut_ptr(), entries.len());
@@ -106,11 +106,11 @@ impl Mailbox {
     }
 
     /// Hands up to `budget` datagrams, without their keys, to `each`.
-    pub fn collect(&self, budget: usize, mut each: impl FnMut(&[u8])) -> io::Result<Collected> {
-        let mut inbox = [0_u8; KEY + MAX_LETTER];
-        let mut collected = Collected::default();
-        while collected.letters + collected.refused < budget {
-            let (number, fd) = (libc::SYS_recvfrom, self.postbox.socket.as_raw_fd());
+    pub fn collect(&self, budget: usize, mut each: impl FnMut(&[u8])) -> io::Result<ReceiveCounts> {
+        let mut inbox = [0_u8; KEY + MAX_UNIX_DATAGRAM];
+        let mut collected = ReceiveCounts::default();
+        while collected.datagrams + collected.refused < budget {
+            let (number, fd) = (libc::SYS_recvfrom, self.unbound.socket.as_raw_fd());
             let (to, flags, null) =
                 (inbox.as_mut_ptr(), libc::MSG_DONTWAIT | libc::MSG_TRUNC, std::ptr::null::<u8>());
             // SAFETY: one place of the length that it says; no address is asked for.
@@ -121,10 +121,10 @@ impl Mailbox {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             };
-            match inbox.get(..len).and_then(|datagram| datagram.strip_prefix(&self.postbox.key)) {
-                Some(letter) => {
-                    collected.letters += 1;
-                    each(letter);
+            match inbox.get(..len).and_then(|datagram| datagram.strip_prefix(&self.unbound.key)) {
+                Some(datagram) => {
+                    collected.datagrams += 1;
+                    each(datagram);
                 }
                 None => collected.refused += 1,
             }
@@ -159,35 +159,38 @@ mod tests {
     }
 
     #[test]
-    fn letters_of_this_user_arrive_whole_and_in_order() {
-        let theirs = Mailbox::open(&name("theirs"), KEY_OF_TESTS).unwrap();
-        let ours = Mailbox::open(&name("ours"), KEY_OF_TESTS).unwrap();
+    fn datagrams_of_this_user_arrive_whole_and_in_order() {
+        let theirs = BoundSocket::open(&name("theirs"), KEY_OF_TESTS).unwrap();
+        let ours = BoundSocket::open(&name("ours"), KEY_OF_TESTS).unwrap();
         for number in 0..5u8 {
             ours.post(&name("theirs"), &[number], &vec![number; 100 * usize::from(number)]).unwrap();
         }
         let mut got = Vec::new();
-        let collected = theirs.collect(3, |letter| got.push((letter[0], letter.len()))).unwrap();
-        assert_eq!(collected, Collected { letters: 3, refused: 0 });
-        theirs.collect(100, |letter| got.push((letter[0], letter.len()))).unwrap();
+        let collected = theirs.collect(3, |datagram| got.push((datagram[0], datagram.len()))).unwrap();
+        assert_eq!(collected, ReceiveCounts { datagrams: 3, refused: 0 });
+        theirs.collect(100, |datagram| got.push((datagram[0], datagram.len()))).unwrap();
         assert_eq!(got, [(0, 1), (1, 101), (2, 201), (3, 301), (4, 401)]);
     }
 
     #[test]
-    fn too_long_a_letter_is_refused_and_a_free_name_is_an_error() {
-        let theirs = Mailbox::open(&name("long"), KEY_OF_TESTS).unwrap();
-        theirs.post(&name("long"), &[1], &[0; MAX_LETTER]).unwrap();
+    fn too_long_a_datagram_is_refused_and_a_free_name_is_an_error() {
+        let theirs = BoundSocket::open(&name("long"), KEY_OF_TESTS).unwrap();
+        theirs.post(&name("long"), &[1], &[0; MAX_UNIX_DATAGRAM]).unwrap();
         let collected = theirs.collect(9, |_| unreachable!()).unwrap();
-        assert_eq!(collected, Collected { letters: 0, refused: 1 });
+        assert_eq!(collected, ReceiveCounts { datagrams: 0, refused: 1 });
         let refused = theirs.post(&name("nobody"), &[], &[]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        assert_eq!(Mailbox::open(&name("long"), KEY_OF_TESTS).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        assert!(Mailbox::open(&"x".repeat(200), KEY_OF_TESTS).is_err());
+        assert_eq!(
+            BoundSocket::open(&name("long"), KEY_OF_TESTS).unwrap_err().kind(),
+            io::ErrorKind::AddrInUse
+        );
+        assert!(BoundSocket::open(&"x".repeat(200), KEY_OF_TESTS).is_err());
     }
 
     #[test]
     fn a_full_socket_loses_and_does_not_wait() {
-        let theirs = Mailbox::open(&name("full"), KEY_OF_TESTS).unwrap();
-        let ours = Mailbox::open(&name("sender"), KEY_OF_TESTS).unwrap();
+        let theirs = BoundSocket::open(&name("full"), KEY_OF_TESTS).unwrap();
+        let ours = BoundSocket::open(&name("sender"), KEY_OF_TESTS).unwrap();
         let sent = (0..10_000).take_while(|_| ours.post(&name("full"), &[7], &[7; 400]).is_ok()).count();
         assert!(sent < 10_000, "it never filled");
         let mut left = 0;
@@ -197,7 +200,7 @@ mod tests {
     }
 
     /// Sends a file along with a datagram and keeps no copy.
-    fn send_file(socket: &Postbox, to: &str, key: u64, file: OwnedFd) {
+    fn send_file(socket: &UnboundSocket, to: &str, key: u64, file: OwnedFd) {
         let (mut address, len) = abstract_address(to).unwrap();
         let bytes = key.to_be_bytes();
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -219,8 +222,8 @@ mod tests {
     /// The receiver of a datagram closes the files that came with it, and waits as long as their closing does.
     #[test]
     fn a_stranger_s_datagram_and_its_files_end_in_the_stranger_s_own_call() {
-        let theirs = Mailbox::open(&name("strange"), KEY_OF_TESTS).unwrap();
-        let stranger = Postbox::open(0).unwrap();
+        let theirs = BoundSocket::open(&name("strange"), KEY_OF_TESTS).unwrap();
+        let stranger = UnboundSocket::open(0).unwrap();
         for (key, taken) in
             [(KEY_OF_TESTS, true), (KEY_OF_TESTS ^ 1, false), (KEY_OF_TESTS ^ 1 << 63, false), (0, false)]
         {
@@ -229,9 +232,9 @@ mod tests {
             let mut entry = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one valid entry, no wait.
             unsafe { libc::poll(&mut entry, 1, 0) };
-            assert_eq!(entry.revents == 0, taken, "the only writer of key {key:#x} waits in the mailbox");
-            let letters = theirs.collect(9, |letter| assert_eq!(letter, [0; 0])).unwrap().letters;
-            assert_eq!(letters, usize::from(taken), "{key:#x}");
+            assert_eq!(entry.revents == 0, taken, "the only writer of key {key:#x} waits in the socket");
+            let datagrams = theirs.collect(9, |datagram| assert_eq!(datagram, [0; 0])).unwrap().datagrams;
+            assert_eq!(datagrams, usize::from(taken), "{key:#x}");
             assert_eq!(reader.read(&mut [0]).unwrap(), 0, "closed by now");
         }
         // Shorter than a key, too.
@@ -244,13 +247,13 @@ mod tests {
             };
             assert_eq!(sent, len as isize);
         }
-        assert_eq!(theirs.collect(9, |_| unreachable!()).unwrap(), Collected::default());
+        assert_eq!(theirs.collect(9, |_| unreachable!()).unwrap(), ReceiveCounts::default());
     }
 
     #[test]
     fn a_fork_child_does_not_keep_the_name() {
-        let theirs = Mailbox::open(&name("forked"), KEY_OF_TESTS).unwrap();
-        let raw = theirs.postbox.socket.as_raw_fd();
+        let theirs = BoundSocket::open(&name("forked"), KEY_OF_TESTS).unwrap();
+        let raw = theirs.unbound.socket.as_raw_fd();
         assert!(system::true_in_fork_child(|| {
             // SAFETY: asks for a flag of a descriptor that this process may not have.
             unsafe { libc::fcntl(raw, libc::F_GETFD) == -1 }
@@ -258,7 +261,7 @@ mod tests {
         drop(theirs);
         // A program that another test starts may hold a copy for a moment.
         let begun = Instant::now();
-        while let Err(error) = Mailbox::open(&name("forked"), KEY_OF_TESTS) {
+        while let Err(error) = BoundSocket::open(&name("forked"), KEY_OF_TESTS) {
             assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
             system::nap(Duration::from_millis(1));
         }
@@ -266,15 +269,15 @@ mod tests {
 
     #[test]
     fn what_has_no_name_sends_and_a_name_that_is_taken_is_refused_at_once() {
-        let theirs = Mailbox::open(&name("taken"), KEY_OF_TESTS).unwrap();
-        Postbox::open(KEY_OF_TESTS).unwrap().post(&name("taken"), &[1], &[2]).unwrap();
+        let theirs = BoundSocket::open(&name("taken"), KEY_OF_TESTS).unwrap();
+        UnboundSocket::open(KEY_OF_TESTS).unwrap().post(&name("taken"), &[1], &[2]).unwrap();
         let mut got = Vec::new();
-        let collected = theirs.collect(9, |letter| got.extend(letter)).unwrap();
-        assert_eq!((collected, got), (Collected { letters: 1, refused: 0 }, vec![1, 2]));
+        let collected = theirs.collect(9, |datagram| got.extend(datagram)).unwrap();
+        assert_eq!((collected, got), (ReceiveCounts { datagrams: 1, refused: 0 }, vec![1, 2]));
         let begun = Instant::now();
         for _ in 0..100 {
             assert_eq!(
-                Mailbox::open(&name("taken"), KEY_OF_TESTS).unwrap_err().kind(),
+                BoundSocket::open(&name("taken"), KEY_OF_TESTS).unwrap_err().kind(),
                 io::ErrorKind::AddrInUse
             );
         }

@@ -14,7 +14,7 @@ use crate::dma::SharedMemory;
 
 /// A fabric of this user, looked at from outside.
 #[derive(Debug)]
-pub struct Visit {
+pub struct FabricView {
     /// Name that `--fabric` gave it.
     pub name: String,
     full_name: String,
@@ -24,27 +24,27 @@ pub struct Visit {
 
 /// A living process that has a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
+pub struct FabricMember {
     /// Slot: the upper bits of its QPNs.
     pub slot: u8,
     pub pid: u32,
     occupant: Occupant,
 }
 
-impl Visit {
+impl FabricView {
     /// Every fabric that a process like this one could join and that has a process on it, by name.
     ///
     /// Errors: the kernel's, when `/proc` cannot be read.
-    pub fn all() -> io::Result<Vec<Visit>> {
+    pub fn all() -> io::Result<Vec<FabricView>> {
         let prefix = name_prefix()?;
-        let mut found: Vec<Visit> = Vec::new();
+        let mut found: Vec<FabricView> = Vec::new();
         each_descriptor(|path, target| {
             if let Some(name) = fabric_name(target, &prefix)
-                && !found.iter().any(|visit| visit.name == name)
+                && !found.iter().any(|view| view.name == name)
                 && let Some((fd, directory)) = open_directory(path)
             {
                 let (full_name, name) = (format!("{prefix}{name}"), name.to_owned());
-                found.push(Visit { name, full_name, directory, _fd: fd });
+                found.push(FabricView { name, full_name, directory, _fd: fd });
             }
             true
         });
@@ -53,25 +53,25 @@ impl Visit {
     }
 
     /// The processes with a NIC here, by slot.
-    pub fn seats(&self) -> Vec<Seat> {
-        let seat = |slot: u8| {
+    pub fn members(&self) -> Vec<FabricMember> {
+        let member = |slot: u8| {
             let occupant = occupant(&self.directory, slot)?;
-            Some(Seat { slot, pid: occupant.pid, occupant })
+            Some(FabricMember { slot, pid: occupant.pid, occupant })
         };
-        (0..SLOTS as u8).filter_map(seat).filter(|seat| self.is_taken(seat)).collect()
+        (0..SLOTS as u8).filter_map(member).filter(|member| self.is_taken(member)).collect()
     }
 
     /// Whether the process still runs, and still is the program that joined: `exec` closes the directory.
-    pub fn is_taken(&self, seat: &Seat) -> bool {
-        let Occupant { pid, start, descriptor, .. } = seat.occupant;
+    pub fn is_taken(&self, member: &FabricMember) -> bool {
+        let Occupant { pid, start, descriptor, .. } = member.occupant;
         let path = format!("/proc/{pid}/fd/{}", descriptor.wrapping_sub(1));
         Process::open(pid, start).is_ok()
             && std::fs::read_link(path).is_ok_and(|target| target == Path::new(&link_target(&self.full_name)))
     }
 
     /// Asks the NIC of this process to connect to the process that `call` names; not 0. False: another's call waits there.
-    pub fn call(&self, seat: &Seat, call: u64) -> bool {
-        let base = slot_at(seat.slot);
+    pub fn call(&self, member: &FabricMember, call: u64) -> bool {
+        let base = slot_at(member.slot);
         let word = self.directory.word(base + at::CALL);
         if word.compare_exchange(0, call, Ordering::AcqRel, Ordering::Relaxed).is_err_and(|old| old != call) {
             return false;
@@ -83,8 +83,8 @@ impl Visit {
     }
 
     /// Takes back a call that the NIC did not take.
-    pub fn hang_up(&self, seat: &Seat, call: u64) {
-        let word = self.directory.word(slot_at(seat.slot) + at::CALL);
+    pub fn withdraw_call(&self, member: &FabricMember, call: u64) {
+        let word = self.directory.word(slot_at(member.slot) + at::CALL);
         let _ = word.compare_exchange(call, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
@@ -101,24 +101,24 @@ mod tests {
 
     #[test]
     fn a_view_shows_the_members_and_each_call_is_taken_once() {
-        let name = format!("visit-{}", std::process::id());
+        let name = format!("view-{}", std::process::id());
         let fabric = Fabric::join(&name).unwrap();
-        let visit = Visit::all().unwrap().into_iter().find(|visit| visit.name == name).unwrap();
-        let seats = visit.seats();
-        let [seat] = seats[..] else { panic!("{seats:?}") };
-        assert_eq!((seat.slot, seat.pid), (fabric.slot(), std::process::id()));
+        let view = FabricView::all().unwrap().into_iter().find(|view| view.name == name).unwrap();
+        let members = view.members();
+        let [member] = members[..] else { panic!("{members:?}") };
+        assert_eq!((member.slot, member.pid), (fabric.slot(), std::process::id()));
         assert_eq!((fabric.has_call(), fabric.take_call()), (false, None));
-        assert!(visit.call(&seat, 7) && visit.call(&seat, 7), "one's own call may be repeated");
-        assert!(!visit.call(&seat, 8), "another's call waits");
+        assert!(view.call(&member, 7) && view.call(&member, 7), "one's own call may be repeated");
+        assert!(!view.call(&member, 8), "another's call waits");
         assert!(fabric.has_call());
         assert_eq!((fabric.take_call(), fabric.take_call()), (Some(7), None));
-        assert!(visit.call(&seat, 8));
-        visit.hang_up(&seat, 7);
+        assert!(view.call(&member, 8));
+        view.withdraw_call(&member, 7);
         assert!(fabric.has_call(), "not ours to take back");
-        visit.hang_up(&seat, 8);
+        view.withdraw_call(&member, 8);
         assert!(!fabric.has_call());
         fabric.leave();
-        assert_eq!(visit.seats(), []);
+        assert_eq!(view.members(), []);
     }
 
     #[test]

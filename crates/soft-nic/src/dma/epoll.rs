@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::system::{check, moved_high};
 
 #[derive(Debug)]
-pub struct Ear {
+pub struct OneShotEpoll {
     epoll: OwnedFd,
     sockets: Mutex<Vec<RawFd>>,
     /// So many calls fail, as they do where the user has no watches left (`fs.epoll.max_user_watches`).
@@ -19,16 +19,16 @@ pub struct Ear {
     pub failing: std::sync::atomic::AtomicU32,
 }
 
-impl Ear {
+impl OneShotEpoll {
     /// An epoll instance without sockets.
     ///
     /// Errors: the kernel's (descriptor limit).
-    pub fn new() -> io::Result<Ear> {
+    pub fn new() -> io::Result<OneShotEpoll> {
         // SAFETY: plain system call.
         let raw = check(unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
         // SAFETY: the kernel just gave us this descriptor.
         let epoll = moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
-        Ok(Ear {
+        Ok(OneShotEpoll {
             epoll,
             sockets: Mutex::new(Vec::new()),
             #[cfg(test)]
@@ -36,11 +36,11 @@ impl Ear {
         })
     }
 
-    /// Adds a socket, which counts from the next [`Ear::arm`] on; one that was added before stays. The kernel forgets a
+    /// Adds a socket, which counts from the next [`OneShotEpoll::arm`] on; one that was added before stays. The kernel forgets a
     /// socket that is closed.
     ///
     /// Errors: the kernel's.
-    pub fn listen_to(&self, socket: RawFd) -> io::Result<()> {
+    pub fn add(&self, socket: RawFd) -> io::Result<()> {
         #[cfg(test)]
         if self.failing.load(std::sync::atomic::Ordering::Relaxed) > 0 {
             self.failing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
@@ -99,21 +99,21 @@ mod tests {
     fn what_came_and_what_comes_is_reported_once_and_only_when_armed() {
         let (ours, theirs) =
             (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
-        let ear = Ear::new().unwrap();
-        ear.listen_to(ours.as_raw_fd()).unwrap();
-        ear.listen_to(ours.as_raw_fd()).unwrap();
+        let epoll = OneShotEpoll::new().unwrap();
+        epoll.add(ours.as_raw_fd()).unwrap();
+        epoll.add(ours.as_raw_fd()).unwrap();
         let soon = Duration::from_millis(20);
         theirs.send_to(b"before", ours.local_addr().unwrap()).unwrap();
-        assert!(!ear.wait(soon).unwrap(), "not armed");
-        ear.arm();
-        assert!(ear.wait(Duration::from_secs(5)).unwrap(), "what came before");
-        assert!(!ear.wait(soon).unwrap(), "reported once");
+        assert!(!epoll.wait(soon).unwrap(), "not armed");
+        epoll.arm();
+        assert!(epoll.wait(Duration::from_secs(5)).unwrap(), "what came before");
+        assert!(!epoll.wait(soon).unwrap(), "reported once");
         let mut bytes = [0; 8];
         ours.recv(&mut bytes).unwrap();
-        ear.arm();
-        assert!(!ear.wait(soon).unwrap(), "nothing came");
+        epoll.arm();
+        assert!(!epoll.wait(soon).unwrap(), "nothing came");
         theirs.send_to(b"after", ours.local_addr().unwrap()).unwrap();
         let begun = Instant::now();
-        assert!(ear.wait(Duration::from_secs(5)).unwrap() && begun.elapsed() < Duration::from_secs(4));
+        assert!(epoll.wait(Duration::from_secs(5)).unwrap() && begun.elapsed() < Duration::from_secs(4));
     }
 }

@@ -10,11 +10,11 @@ use super::worker;
 
 /// The contexts of all GPUs that this process has had regions in.
 #[derive(Default)]
-pub struct Keeper {
+pub struct GpuContexts {
     cards: BTreeMap<u32, (Context, Shared)>,
 }
 
-impl Keeper {
+impl GpuContexts {
     /// Makes what the NIC needs of a GPU, the first time; the thread that copies has it then.
     ///
     /// Errors: the driver's; the context that all was made in is lost, or the program has reset it.
@@ -31,7 +31,7 @@ impl Keeper {
             if !shared.is_there() {
                 return refused("the program has reset it, and the NIC's part of it is gone");
             }
-            return match copies.post(move |hands| hands.state(ordinal)).wait(LIMIT) {
+            return match copies.post(move |engines| engines.state(ordinal)).wait(LIMIT) {
                 Some(Err(error)) => refused(&format!("the NIC's context there is lost ({error})")),
                 // While the driver does not answer, nothing says that it is.
                 _ => Ok((context.clone(), shared.clone())),
@@ -40,7 +40,7 @@ impl Keeper {
         let (context, card, kernels) = engine::open(gpu)?;
         let shared = card.shared().clone();
         // Before whatever is copied: jobs are done in their order.
-        copies.post(move |hands| hands.adopt(ordinal, card));
+        copies.post(move |engines| engines.adopt(ordinal, card));
         launches.post(move |launcher| launcher.adopt(ordinal, kernels));
         self.cards.insert(ordinal, (context.clone(), shared.clone()));
         Ok((context, shared))

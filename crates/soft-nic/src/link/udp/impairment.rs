@@ -6,7 +6,7 @@ use crate::link::random::chance;
 
 /// Probabilities of loss and reordering, and the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Weather {
+pub struct Impairment {
     /// Probability, 0 to 1, that a packet is lost.
     pub loss: f64,
     /// Probability, 0 to 1, that a packet is overtaken by those that come within the next [`OVERTAKERS`].
@@ -20,15 +20,15 @@ pub const OVERTAKERS: u32 = 3;
 
 /// What happens to one packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum PacketAction {
     Comes,
     Lost,
     Overtaken,
 }
 
 #[derive(Debug)]
-pub(super) struct Sky {
-    weather: Weather,
+pub(super) struct Impairer {
+    impairment: Impairment,
     random: u64,
     /// A packet that is overtaken now, and how many may still go before it.
     held: Option<(Kept, u32)>,
@@ -38,21 +38,21 @@ pub(super) struct Sky {
     pub overtaken: u64,
 }
 
-impl Sky {
-    pub(super) fn new(weather: Weather) -> Sky {
-        Sky { weather, random: weather.seed, held: None, lost: 0, overtaken: 0 }
+impl Impairer {
+    pub(super) fn new(impairment: Impairment) -> Impairer {
+        Impairer { impairment, random: impairment.seed, held: None, lost: 0, overtaken: 0 }
     }
 
     /// Lets a packet through, or not, or later.
     pub(super) fn pass(&mut self, arrived: Arrived<'_>, deliver: &mut impl FnMut(Arrived<'_>)) {
-        let fine = self.weather.loss <= 0.0 && self.weather.reorder <= 0.0;
-        match if fine { Fate::Comes } else { self.fate() } {
-            Fate::Comes => {
+        let fine = self.impairment.loss <= 0.0 && self.impairment.reorder <= 0.0;
+        match if fine { PacketAction::Comes } else { self.action() } {
+            PacketAction::Comes => {
                 deliver(arrived);
                 self.overtake(deliver);
             }
-            Fate::Lost => self.lost += 1,
-            Fate::Overtaken => {
+            PacketAction::Lost => self.lost += 1,
+            PacketAction::Overtaken => {
                 self.overtaken += 1;
                 self.held = Some((arrived.into(), OVERTAKERS));
             }
@@ -74,12 +74,12 @@ impl Sky {
         }
     }
 
-    fn fate(&mut self) -> Fate {
-        if chance(&mut self.random) < self.weather.loss {
-            return Fate::Lost;
+    fn action(&mut self) -> PacketAction {
+        if chance(&mut self.random) < self.impairment.loss {
+            return PacketAction::Lost;
         }
-        let overtaken = chance(&mut self.random) < self.weather.reorder;
-        if overtaken && self.held.is_none() { Fate::Overtaken } else { Fate::Comes }
+        let overtaken = chance(&mut self.random) < self.impairment.reorder;
+        if overtaken && self.held.is_none() { PacketAction::Overtaken } else { PacketAction::Comes }
     }
 }
 
@@ -93,8 +93,8 @@ mod tests {
     use roce::{Fragment, Position, Psn, ServiceType};
 
     /// PSNs in the order in which they come.
-    fn through(weather: Weather, count: u32) -> (Vec<u32>, Sky) {
-        let mut sky = Sky::new(weather);
+    fn through(impairment: Impairment, count: u32) -> (Vec<u32>, Impairer) {
+        let mut impairer = Impairer::new(impairment);
         let mut came = Vec::new();
         let mut deliver = |a: Arrived<'_>| {
             assert_eq!(a.payload, [a.packet.psn.value() as u8]);
@@ -112,41 +112,45 @@ mod tests {
                 payload: Fragment { offset: 0, length: 1 },
             };
             let here = IpAddr::from([127, 0, 0, 1]);
-            sky.pass(Arrived { from: here, at: here, packet, payload: &[psn as u8] }, &mut deliver);
+            impairer.pass(Arrived { from: here, at: here, packet, payload: &[psn as u8] }, &mut deliver);
         }
-        sky.settle(&mut deliver);
-        (came, sky)
+        impairer.settle(&mut deliver);
+        (came, impairer)
     }
 
     #[test]
-    fn in_fine_weather_everything_comes_in_order() {
-        let (came, sky) = through(Weather { seed: 7, ..Weather::default() }, 1000);
+    fn without_impairment_everything_comes_in_order() {
+        let (came, impairer) = through(Impairment { seed: 7, ..Impairment::default() }, 1000);
         assert_eq!(came, (0..1000).collect::<Vec<_>>());
-        assert_eq!((sky.lost, sky.overtaken), (0, 0));
+        assert_eq!((impairer.lost, impairer.overtaken), (0, 0));
     }
 
     #[test]
     fn as_many_are_lost_and_overtaken_as_asked_and_the_same_ones_again() {
-        let weather = Weather { loss: 0.1, reorder: 0.05, seed: 3 };
-        let (came, sky) = through(weather, 10_000);
-        assert_eq!(came.len() as u64 + sky.lost, 10_000);
-        assert!((900..1100).contains(&sky.lost), "{}", sky.lost);
-        assert!((350..500).contains(&sky.overtaken), "{}", sky.overtaken);
+        let impairment = Impairment { loss: 0.1, reorder: 0.05, seed: 3 };
+        let (came, impairer) = through(impairment, 10_000);
+        assert_eq!(came.len() as u64 + impairer.lost, 10_000);
+        assert!((900..1100).contains(&impairer.lost), "{}", impairer.lost);
+        assert!((350..500).contains(&impairer.overtaken), "{}", impairer.overtaken);
         let mut sorted = came.clone();
         sorted.sort_unstable();
         sorted.dedup();
         assert_eq!(sorted.len(), came.len(), "each once");
         let early = came.windows(2).filter(|pair| pair[0] > pair[1]).count() as u64;
-        assert!(early <= sky.overtaken && early * 10 >= sky.overtaken * 9, "{early} of {}", sky.overtaken);
+        assert!(
+            early <= impairer.overtaken && early * 10 >= impairer.overtaken * 9,
+            "{early} of {}",
+            impairer.overtaken
+        );
         let place = |psn: &u32| came.iter().position(|p| p == psn).unwrap() as i64;
         assert!(came.iter().all(|psn| place(psn) - i64::from(*psn) <= i64::from(OVERTAKERS)));
-        assert_eq!(through(weather, 10_000).0, came, "by seed");
-        assert_ne!(through(Weather { seed: 4, ..weather }, 10_000).0, came);
+        assert_eq!(through(impairment, 10_000).0, came, "by seed");
+        assert_ne!(through(Impairment { seed: 4, ..impairment }, 10_000).0, came);
     }
 
     #[test]
     fn the_last_one_comes_when_nothing_overtakes_it() {
-        let (came, _) = through(Weather { reorder: 1.0, ..Weather::default() }, 2);
+        let (came, _) = through(Impairment { reorder: 1.0, ..Impairment::default() }, 2);
         assert_eq!(came, [1, 0]);
     }
 }

@@ -7,11 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::dma::system::fork_generation;
 
 /// A singleton of one process, made when it is first asked for, and never freed.
-pub struct Own<T>(AtomicPtr<T>);
+pub struct PerProcess<T>(AtomicPtr<T>);
 
-impl<T: Default + Send + Sync + 'static> Own<T> {
-    pub const fn new() -> Own<T> {
-        Own(AtomicPtr::new(null_mut()))
+impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+    pub const fn new() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(null_mut()))
     }
 
     /// This process's.
