@@ -111,10 +111,10 @@ pub enum InSlots {
 
 impl InSlots {
     /// The model for a kernel that stays, with these tensors of requests and answers. Errors: a step that is not our kernel's; no memory.
-    pub fn resident(&self, slots: &SlotTensors) -> Result<Box<dyn ResidentModel>> {
+    pub fn resident(&self, slots: &SlotTensors) -> Result<ResidentModel> {
         Ok(match self {
-            InSlots::Gpu(loaded) => Box::new(inference::engine::gpu::Resident::new(loaded, Some(slots))?),
-            InSlots::Twin(plan) => Box::new(TwinResident::new((**plan).clone(), Some(slots), 1)?),
+            InSlots::Gpu(loaded) => inference::engine::gpu::Resident::new(loaded, Some(slots))?.into(),
+            InSlots::Twin(plan) => TwinResident::new((**plan).clone(), Some(slots), 1)?.into(),
         })
     }
 

@@ -96,42 +96,17 @@ struct db_add([u64; 6]);
 // SAFETY: numbers without padding.
 unsafe impl Plain for db_add {}
 
-/// The model in the kernel that stays.
-pub struct Resident {
-    told: Memory,
-    twin_entry: u64,
-    threads: u32,
-}
-
-impl Resident {
-    /// With the tensors of requests and answers, one of each and of the same length. Errors: no memory; no C++ compiler was there for the twin's.
-    pub fn new(machine: &Machine, tensors: &SlotTensors) -> Result<Resident, KernelError> {
-        let ([request], [answer]) = (&tensors.inputs[..], &tensors.outputs[..]) else {
-            return Err(KernelError::Refused("an echo has one tensor each way".into()));
-        };
-        let ([slots, index, stride, request_at], [.., answer_at]) = (request.words(), answer.words());
-        let told = machine.own_memory(size_of::<db_add>())?;
-        told.put(0, &db_add([slots, index, stride, request_at, answer_at, request.bytes() as u64 / 8]))?;
-        let twin_entry = if machine.is_gpu() { 0 } else { KERNELS.find("db_model")?.entry() };
-        Ok(Resident { told, twin_entry, threads: THREADS[usize::from(machine.is_gpu())] })
-    }
-}
-
-// SAFETY: the function keeps to the slots and to what it is told, which the value keeps; it waits for the grid alone.
-unsafe impl ResidentModel for Resident {
-    fn units(&self) -> Vec<Unit> {
-        vec![unit()]
-    }
-
-    fn twin_entry(&self) -> u64 {
-        self.twin_entry
-    }
-
-    fn address(&self) -> u64 {
-        self.told.kernel_address()
-    }
-
-    fn threads(&self) -> u32 {
-        self.threads
-    }
+/// The model in the kernel that stays, with the tensors of requests and answers, one of each and of the same length. Errors: no memory; no
+/// C++ compiler was there for the twin's.
+pub fn resident(machine: &Machine, tensors: &SlotTensors) -> Result<ResidentModel, KernelError> {
+    let ([request], [answer]) = (&tensors.inputs[..], &tensors.outputs[..]) else {
+        return Err(KernelError::Refused("an echo has one tensor each way".into()));
+    };
+    let ([slots, index, stride, request_at], [.., answer_at]) = (request.words(), answer.words());
+    let arguments = machine.own_memory(size_of::<db_add>())?;
+    arguments.put(0, &db_add([slots, index, stride, request_at, answer_at, request.bytes() as u64 / 8]))?;
+    let twin_entry = if machine.is_gpu() { 0 } else { KERNELS.find("db_model")?.entry() };
+    let (address, threads) = (arguments.kernel_address(), THREADS[usize::from(machine.is_gpu())]);
+    // SAFETY: the function keeps to the slots that it is given and to its arguments, which the model keeps; it waits for the grid alone.
+    Ok(unsafe { ResidentModel::new(vec![unit()], twin_entry, address, threads, arguments) })
 }

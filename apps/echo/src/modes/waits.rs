@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use echo::kernel::add::{Buffer, Resident, add_on_cpu};
+use echo::kernel::add::{self, Buffer, add_on_cpu};
 use pipeline::cpu::{self, Memory};
 use pipeline::gpu::by_cpu::{self, Turns};
 use pipeline::gpu::{self, Pool, Repeat};
@@ -184,7 +184,7 @@ impl OnGpu {
         served.register_early(context).context("registering slots")?;
         match (mode, machine.is_gpu()) {
             (Mode::GpuPersistent, _) => {
-                served.start_resident(Box::new(Resident::new(&machine, &served.tensors())?))?;
+                served.start_resident(add::resident(&machine, &served.tensors())?)?;
             }
             (_, false) => served.start_by_cpu(move || buffer.add().map_err(|error| error.to_string()))?,
             (Mode::GpuWhile, true) => served.start_graph(Repeat::While, Box::new(buffer.recorded()?))?,

@@ -51,17 +51,51 @@ pub struct SlotTensors {
 }
 
 /// A model as a function that all blocks of a cooperative launch call together, `db_model(unsigned long long, struct db_grid *)`.
-///
-/// # Safety
-/// Called with [`Self::address`] on the machine that it was made for, the function keeps to memory that this value keeps, or that it was
-/// given for requests and answers, and its waits are the grid's.
-pub unsafe trait ResidentModel: Send {
-    /// For a GPU: sources that define the function.
-    fn units(&self) -> Vec<Unit>;
-    /// For the host twin, which links no sources: where the function lies as a kernel (`host_twin::Kernel::entry`). 0: it is a GPU's.
-    fn twin_entry(&self) -> u64;
-    /// What it is called with.
-    fn address(&self) -> u64;
-    /// Threads of a block.
-    fn threads(&self) -> u32;
+pub struct ResidentModel {
+    units: Vec<Unit>,
+    twin_entry: u64,
+    address: u64,
+    threads: u32,
+    _memory: Box<dyn Any + Send>,
+}
+
+impl fmt::Debug for ResidentModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ResidentModel { twin_entry, address, threads, .. } = self;
+        write!(f, "ResidentModel({twin_entry:#x}, {address:#x}, {threads} threads)")
+    }
+}
+
+impl ResidentModel {
+    /// `units`: for a GPU, sources that define the function. `twin_entry`: for the host twin, which links no sources, where the function
+    /// lies as a kernel (`host_twin::Kernel::entry`); 0: it is a GPU's. `threads`: of a block.
+    ///
+    /// # Safety
+    /// Called with `address` on the machine that it was made for, the function keeps to memory that `memory` keeps, or that it was given
+    /// for requests and answers, and its waits are the grid's.
+    pub unsafe fn new(
+        units: Vec<Unit>,
+        twin_entry: u64,
+        address: u64,
+        threads: u32,
+        memory: impl Any + Send,
+    ) -> ResidentModel {
+        ResidentModel { units, twin_entry, address, threads, _memory: Box::new(memory) }
+    }
+
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    pub fn twin_entry(&self) -> u64 {
+        self.twin_entry
+    }
+
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub fn threads(&self) -> u32 {
+        self.threads
+    }
 }

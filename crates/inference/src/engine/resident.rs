@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use gpu::{SlotTensor, SlotTensors};
+use gpu::{ResidentModel, SlotTensor, SlotTensors};
 use host_twin::{Arguments, Launch as Shape, TwinError, Visibility};
 
 use super::twin::Twin;
@@ -130,11 +130,15 @@ impl TwinResident {
         Ok(TwinResident { twin, steps, blocks, kernel, model, _slots: slots.cloned() })
     }
 
+    fn address(&self) -> u64 {
+        self.steps.as_ptr().expose_provenance() as u64
+    }
+
     /// Runs it alone with what lies where the first step reads.
     fn launch(&mut self) -> Result<(), EngineError> {
         let mut words = [0_u32; 2];
         let arguments = Arguments::new()
-            .push(gpu::ResidentModel::address(self))
+            .push(self.address())
             .pointer(words.as_mut_ptr())
             .push(LIMIT.as_nanos() as u64)
             .push(1_u64);
@@ -156,22 +160,11 @@ fn twin_error(plan: &Plan, source: TwinError) -> EngineError {
     EngineError::Twin { step: format!("all of {}", plan.name), source }
 }
 
-// SAFETY: the steps lead to the plan's memory and to slots, and the value keeps both.
-unsafe impl gpu::ResidentModel for TwinResident {
-    fn units(&self) -> Vec<gpu::Unit> {
-        Vec::new()
-    }
-
-    fn twin_entry(&self) -> u64 {
-        self.model.entry()
-    }
-
-    fn address(&self) -> u64 {
-        self.steps.as_ptr().expose_provenance() as u64
-    }
-
-    fn threads(&self) -> u32 {
-        THREADS
+impl From<TwinResident> for ResidentModel {
+    fn from(model: TwinResident) -> ResidentModel {
+        let (entry, address) = (model.model.entry(), model.address());
+        // SAFETY: the steps lead to the plan's memory and to slots, and `model` keeps both.
+        unsafe { ResidentModel::new(Vec::new(), entry, address, THREADS, model) }
     }
 }
 

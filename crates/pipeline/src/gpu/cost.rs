@@ -100,8 +100,8 @@ fn alone(machine: &Machine, driver: Driver, turns: u32) -> Result<Duration, Serv
     let mut least = Duration::MAX;
     if driver == Driver::Persistent {
         for _ in 0..3 {
-            let model = StandIn::new(&served)?;
-            least = least.min(served.run_alone(Box::new(model), turns.into())?);
+            let model = StandIn::new(&served)?.resident();
+            least = least.min(served.run_alone(model, turns.into())?);
         }
         return Ok(least);
     }
@@ -145,10 +145,10 @@ fn periods(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Re
     if is_traced {
         waiting.served.note_steps()?;
     }
-    let model = Box::new(StandIn::new(&waiting.served)?);
+    let model = StandIn::new(&waiting.served)?;
     match driver {
-        Driver::Persistent => waiting.served.start_resident(model)?,
-        _ => waiting.served.start_graph(driver.again(), model)?,
+        Driver::Persistent => waiting.served.start_resident(model.resident())?,
+        _ => waiting.served.start_graph(driver.again(), Box::new(model))?,
     }
     waiting.until(0)?;
     let count = slots.min(REQUESTS);
@@ -199,7 +199,7 @@ pub(super) fn unit() -> Unit {
 
 /// The model, with the memory between its steps, in the slots of a pipeline.
 struct StandIn {
-    told: Memory,
+    arguments: Memory,
     /// For a GPU: the kernel of one step.
     step: Option<Function>,
     twin_entry: u64,
@@ -209,9 +209,9 @@ struct StandIn {
 
 /// `struct db_stand_in`.
 #[repr(C)]
-struct Told([u64; 8]);
+struct StandInArguments([u64; 8]);
 // SAFETY: numbers without padding.
-unsafe impl Plain for Told {}
+unsafe impl Plain for StandInArguments {}
 
 impl StandIn {
     fn new(served: &Served) -> Result<StandIn, ServedError> {
@@ -221,13 +221,22 @@ impl StandIn {
             (tensors.inputs[0].words(), tensors.outputs[0].words());
         let between = [machine.own_memory(4 * FLOATS)?, machine.own_memory(4 * FLOATS)?];
         let [one, other] = between.each_ref().map(Memory::kernel_address);
-        let told = machine.own_memory(size_of::<Told>())?;
-        told.put(0, &Told([slots, index, stride, request, answer, one, other, FLOATS as u64]))?;
+        let arguments = machine.own_memory(size_of::<StandInArguments>())?;
+        arguments
+            .put(0, &StandInArguments([slots, index, stride, request, answer, one, other, FLOATS as u64]))?;
         let (step, twin_entry) = match machine.is_gpu() {
             true => (Some(machine.module(&[unit()])?.function("stand_in")?), 0),
             false => (None, twin_entry()?),
         };
-        Ok(StandIn { told, step, twin_entry, _between: between, _slots: Arc::clone(&served.core) })
+        Ok(StandIn { arguments, step, twin_entry, _between: between, _slots: Arc::clone(&served.core) })
+    }
+
+    /// The model as a function of a kernel that stays.
+    fn resident(self) -> ResidentModel {
+        let (entry, address) = (self.twin_entry, self.arguments.kernel_address());
+        let threads = if entry == 0 { THREADS } else { 64 };
+        // SAFETY: the function keeps to the slots and to the memory that `self` keeps; its only waits are the grid's.
+        unsafe { ResidentModel::new(vec![unit()], entry, address, threads, self) }
     }
 }
 
@@ -247,30 +256,11 @@ unsafe impl Recorded for StandIn {
             shared_bytes: 0,
         };
         for nth in 0..STEPS {
-            let arguments = gpu::Arguments::new().u64(self.told.kernel_address()).u32(nth);
+            let arguments = gpu::Arguments::new().u64(self.arguments.kernel_address()).u32(nth);
             // SAFETY: the kernel takes these, and its memory is kept as above.
             unsafe { stream.launch(step, shape, &arguments) }?;
         }
         Ok(())
-    }
-}
-
-// SAFETY: as above, and the function's only waits are the grid's.
-unsafe impl ResidentModel for StandIn {
-    fn units(&self) -> Vec<Unit> {
-        vec![unit()]
-    }
-
-    fn twin_entry(&self) -> u64 {
-        self.twin_entry
-    }
-
-    fn address(&self) -> u64 {
-        self.told.kernel_address()
-    }
-
-    fn threads(&self) -> u32 {
-        if self.twin_entry == 0 { THREADS } else { 64 }
     }
 }
 

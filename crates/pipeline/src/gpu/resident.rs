@@ -38,7 +38,7 @@ pub(super) struct Resident {
     /// Of the grid's barrier.
     grid: Memory,
     // Kernels alone use it; the lock is for its one thread at a time.
-    model: Mutex<Box<dyn ResidentModel>>,
+    model: Mutex<ResidentModel>,
     limit: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Resident {
         core: &Core,
         source: &Source,
         name: &'static str,
-        model: Box<dyn ResidentModel>,
+        model: ResidentModel,
     ) -> Result<Resident, ServedError> {
         let machine = &core.machine;
         if machine.is_gpu() != (model.twin_entry() == 0) {
@@ -58,7 +58,7 @@ impl Resident {
                 "the model was made for a GPU and the pipeline for the twin, or the other way round",
             );
         }
-        let kernel = Kernel::prepare_linked(machine, source, &model.units(), name)?;
+        let kernel = Kernel::prepare_linked(machine, source, model.units(), name)?;
         // Room for one block of another kernel: the one that reads the clock.
         let blocks = kernel.resident_blocks(model.threads())?.saturating_sub(1).max(1);
         let shape = [blocks, model.threads()];
@@ -129,7 +129,7 @@ impl Served {
         SlotTensors { inputs: of(&core.geometry.request, 0), outputs: answers }
     }
 
-    fn resident(&self, model: Box<dyn ResidentModel>) -> Result<Arc<Resident>, ServedError> {
+    fn resident(&self, model: ResidentModel) -> Result<Arc<Resident>, ServedError> {
         let kernel = (SOURCE, "serve");
         #[cfg(test)]
         let kernel = self.planted.map_or(kernel, |(_, source, name)| (source, name));
@@ -139,13 +139,13 @@ impl Served {
 
     /// Has its turns in one kernel that stays on the machine, with a model of that machine that works in [`Self::tensors`]. Threads that
     /// wait are the model's; what the setting says of threads is not used. Error also: the setting has buffers of the model's.
-    pub fn start_resident(&mut self, model: Box<dyn ResidentModel>) -> Result<(), ServedError> {
+    pub fn start_resident(&mut self, model: ResidentModel) -> Result<(), ServedError> {
         self.prepare_resident(model)?;
         self.start()
     }
 
     /// As [`Self::start_resident`], and does not start.
-    pub fn prepare_resident(&mut self, model: Box<dyn ResidentModel>) -> Result<(), ServedError> {
+    pub fn prepare_resident(&mut self, model: ResidentModel) -> Result<(), ServedError> {
         self.is_new()?;
         if !self.core.told.in_slots {
             return refuse(
@@ -160,7 +160,7 @@ impl Served {
 
     /// Runs a model alone so many times by the same kernel, which waits for nothing and sends nothing: how long a run took by the GPU's
     /// clock, for measurements. The slot of the turn before is the model's, or the spare one. Error also: the pipeline has its turns.
-    pub fn run_alone(&mut self, model: Box<dyn ResidentModel>, runs: u64) -> Result<Duration, ServedError> {
+    pub fn run_alone(&mut self, model: ResidentModel, runs: u64) -> Result<Duration, ServedError> {
         if runs == 0 || self.may_run() {
             return refuse("no run, or the pipeline has its turns");
         }

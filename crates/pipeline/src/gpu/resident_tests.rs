@@ -28,55 +28,36 @@ use crate::trace::Step;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Tests link this model (`tests/kernels/add_one.cu`).
-struct AddOne {
-    twin_entry: u64,
-    threads: u32,
-    told: Memory,
-    _between: Memory,
-}
-
 /// `struct add_one`.
 #[repr(C)]
-struct Told([u64; 7]);
+struct Arguments([u64; 7]);
 // SAFETY: numbers without padding.
-unsafe impl Plain for Told {}
+unsafe impl Plain for Arguments {}
 
-impl AddOne {
-    /// `kernel`: with a planted defect, or none.
-    fn new(served: &Served, kernel: &str, threads: u32) -> AddOne {
-        let machine = &served.core.machine;
-        let twin_entry = if machine.is_gpu() { 0 } else { PLANTED.find(kernel).unwrap().entry() };
-        let SlotTensors { inputs, outputs } = served.tensors();
-        let ([base, index, stride, request], [.., answer]) = (inputs[0].words(), outputs[0].words());
-        let told = machine.own_memory(size_of::<Told>()).unwrap();
-        let between = machine.own_memory(inputs[0].bytes()).unwrap();
-        let count = inputs[0].bytes() as u64 / 4;
-        let words = [base, index, stride, request, answer, between.kernel_address(), count];
-        told.put(0, &Told(words)).unwrap();
-        AddOne { twin_entry, threads, told, _between: between }
-    }
+/// Tests link this model (`tests/kernels/add_one.cu`). `kernel`: with a planted defect, or none.
+fn add_one(served: &Served, kernel: &str, threads: u32) -> ResidentModel {
+    let is_gpu = served.core.machine.is_gpu();
+    let twin_entry = if is_gpu { 0 } else { PLANTED.find(kernel).unwrap().entry() };
+    add_one_at(served, twin_entry, threads)
+}
+
+fn add_one_at(served: &Served, twin_entry: u64, threads: u32) -> ResidentModel {
+    let machine = &served.core.machine;
+    let SlotTensors { inputs, outputs } = served.tensors();
+    let ([base, index, stride, request], [.., answer]) = (inputs[0].words(), outputs[0].words());
+    let arguments = machine.own_memory(size_of::<Arguments>()).unwrap();
+    let between = machine.own_memory(inputs[0].bytes()).unwrap();
+    let count = inputs[0].bytes() as u64 / 4;
+    let words = [base, index, stride, request, answer, between.kernel_address(), count];
+    arguments.put(0, &Arguments(words)).unwrap();
+    let address = arguments.kernel_address();
+    // SAFETY: the function keeps to the slots and to the memory that the value keeps.
+    unsafe { ResidentModel::new(vec![add_one_unit()], twin_entry, address, threads, (arguments, between)) }
 }
 
 fn add_one_unit() -> Unit {
     rdma_shim::device::unit("add_one.cu", include_str!("../../tests/kernels/add_one.cu"))
         .header(::gpu::GRID_HEADER.0, ::gpu::GRID_HEADER.1)
-}
-
-// SAFETY: the function keeps to the slots and to the memory that the value keeps.
-unsafe impl ResidentModel for AddOne {
-    fn units(&self) -> Vec<Unit> {
-        vec![add_one_unit()]
-    }
-    fn twin_entry(&self) -> u64 {
-        self.twin_entry
-    }
-    fn address(&self) -> u64 {
-        self.told.kernel_address()
-    }
-    fn threads(&self) -> u32 {
-        self.threads
-    }
 }
 
 const GOOD: &str = "db_model+none";
@@ -91,8 +72,8 @@ fn twin_serves_clients_that_come_and_go_in_one_kernel() {
     {
         let machine = Machine::twin(visibility);
         serves(&context, &machine, (*arrival, Processor::Gpu, true), &|served, _| {
-            let model = AddOne::new(served, GOOD, 64);
-            served.start_resident(Box::new(model)).unwrap();
+            let model = add_one(served, GOOD, 64);
+            served.start_resident(model).unwrap();
         });
     }
     trace_in_one_kernel(&context, &Machine::twin(Visibility::InOrder), 64);
@@ -101,8 +82,8 @@ fn twin_serves_clients_that_come_and_go_in_one_kernel() {
 /// The model works in the slots: nothing is copied.
 fn trace_in_one_kernel(context: &Context, machine: &Machine, threads: u32) {
     traces(context, machine, (&[Step::Run, Step::Send], true), &|served, _| {
-        let model = AddOne::new(served, GOOD, threads);
-        served.start_resident(Box::new(model)).unwrap();
+        let model = add_one(served, GOOD, threads);
+        served.start_resident(model).unwrap();
     });
 }
 
@@ -112,8 +93,8 @@ fn gpu_serves_clients_that_come_and_go_in_one_kernel() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     for arrival in ARRIVALS {
         serves(&context, &machine, (arrival, Processor::Gpu, true), &|served, _| {
-            let model = AddOne::new(served, GOOD, 256);
-            served.start_resident(Box::new(model)).unwrap();
+            let model = add_one(served, GOOD, 256);
+            served.start_resident(model).unwrap();
         });
     }
     trace_in_one_kernel(&context, &machine, 256);
@@ -126,8 +107,8 @@ fn right(seed: u64, serve: Option<&'static str>, model: &str) -> usize {
     rig.served.planted =
         planted.map(|(step, name)| (step, Source { twin: &PLANTED, ..resident::SOURCE }, name));
     let mut peer = rig.join(0, 0, 2);
-    let model = AddOne::new(&rig.served, model, 32);
-    rig.served.start_resident(Box::new(model)).unwrap();
+    let model = add_one(&rig.served, model, 32);
+    rig.served.start_resident(model).unwrap();
     let mut right = 0;
     for id in 0..4 {
         let value = (id * 10) as f32;
@@ -159,8 +140,8 @@ fn a_bad_request_is_answered_and_not_computed() {
     need!(has_compiler(), cc, "a C++ compiler");
     let mut rig = Rig::of(Arrival::Flag, Some(3), None, true);
     let mut peer = rig.join(0, 0, 2);
-    let model = AddOne::new(&rig.served, GOOD, 64);
-    rig.served.start_resident(Box::new(model)).unwrap();
+    let model = add_one(&rig.served, GOOD, 64);
+    rig.served.start_resident(model).unwrap();
     let slot = rig.ask_bad(&mut peer, 1);
     wait_for("doorbell", || (peer.word(RECORD) >> 32 != 0).then_some(()));
     peer.execute(0);
@@ -176,8 +157,8 @@ fn a_bad_request_is_answered_and_not_computed() {
 fn stops(serve: Option<&'static str>, tell: fn(&Served), limit: Duration) -> bool {
     let mut rig = Rig::of(Arrival::Flag, None, None, true);
     rig.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
-    let model = AddOne::new(&rig.served, GOOD, 32);
-    rig.served.start_resident(Box::new(model)).unwrap();
+    let model = add_one(&rig.served, GOOD, 32);
+    rig.served.start_resident(model).unwrap();
     for nth in 1..3 {
         wait_for("a turn", || (rig.served.counters().turns > 20 * nth).then_some(()));
         tell(&rig.served);
@@ -218,8 +199,8 @@ fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
     let mut served = Served::new(&machine, setting).unwrap();
     let (tells, ended) = std::sync::mpsc::channel();
     served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
-    let model = AddOne::new(&served, GOOD, 256);
-    served.start_resident(Box::new(model)).unwrap();
+    let model = add_one(&served, GOOD, 256);
+    served.start_resident(model).unwrap();
     let mut took = Vec::new();
     for _ in 0..3 {
         assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
@@ -238,7 +219,7 @@ fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
 fn what_a_kernel_that_runs_reads_is_not_changed() {
     need!(has_compiler(), cc, "a C++ compiler");
     let mut rig = Rig::of(Arrival::Flag, None, None, true);
-    let model = || Box::new(AddOne::new(&rig.served, GOOD, 32));
+    let model = || add_one(&rig.served, GOOD, 32);
     let (served, alone) = (model(), model());
     rig.served.start_resident(served).unwrap();
     for refused in [rig.served.refuse(Some(Status::Stopping)), rig.served.run_alone(alone, 1).map(drop)] {
@@ -273,11 +254,11 @@ fn models_and_settings_that_do_not_fit_are_refused() {
     let machine = Machine::twin(Visibility::InOrder);
     let setting = setting(&geometry, 1, 256);
     let mut served = Served::new(&machine, setting).unwrap();
-    let of_gpu = AddOne { twin_entry: 0, ..AddOne::new(&served, GOOD, 32) };
-    let error = served.start_resident(Box::new(of_gpu)).unwrap_err().to_string();
+    let of_gpu = add_one_at(&served, 0, 32);
+    let error = served.start_resident(of_gpu).unwrap_err().to_string();
     assert!(error.contains("made for a GPU"), "{error}");
-    assert!(served.run_alone(Box::new(AddOne::new(&served, GOOD, 32)), 0).is_err());
-    served.run_alone(Box::new(AddOne::new(&served, GOOD, 32)), 3).unwrap();
+    assert!(served.run_alone(add_one(&served, GOOD, 32), 0).is_err());
+    served.run_alone(add_one(&served, GOOD, 32), 3).unwrap();
 }
 
 #[test]
@@ -341,8 +322,8 @@ fn twin_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
     let mut twin = Twin::new(plan.clone()).unwrap();
     let wanted: Vec<Vec<f32>> = inputs.iter().map(|input| twin.run(&[input]).unwrap().remove(0)).collect();
     let machine = Machine::twin(Visibility::InOrder);
-    let model = |served: &Served| -> Box<dyn ResidentModel> {
-        Box::new(TwinResident::new(plan.clone(), Some(&served.tensors()), 1).unwrap())
+    let model = |served: &Served| -> ResidentModel {
+        TwinResident::new(plan.clone(), Some(&served.tensors()), 1).unwrap().into()
     };
     let mut waiting = answers(&machine, &plan, 6, [&inputs, &wanted], |served| {
         served.start_resident(model(served)).unwrap();
@@ -365,7 +346,7 @@ fn gpu_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
             inputs.iter().map(|input| instance.run(&[input]).unwrap().remove(0)).collect();
         answers(&machine, &plan, slots, [&inputs, &wanted], |served| {
             let model = inference::engine::gpu::Resident::new(&loaded, Some(&served.tensors())).unwrap();
-            served.start_resident(Box::new(model)).unwrap();
+            served.start_resident(model.into()).unwrap();
         });
         answers(&machine, &plan, slots, [&inputs, &wanted], |served| {
             let model = Instance::in_slots(&loaded, &served.tensors()).unwrap();

@@ -54,22 +54,11 @@ impl Resident {
     }
 }
 
-// SAFETY: the steps keep to the instance's memory, to slots and to what was loaded, all of which the value keeps.
-unsafe impl ResidentModel for Resident {
-    fn units(&self) -> Vec<gpu::Unit> {
-        resident::units().into()
-    }
-
-    fn twin_entry(&self) -> u64 {
-        0
-    }
-
-    fn address(&self) -> u64 {
-        self.steps.address()
-    }
-
-    fn threads(&self) -> u32 {
-        THREADS
+impl From<Resident> for ResidentModel {
+    fn from(model: Resident) -> ResidentModel {
+        let (units, address) = (resident::units().into(), model.steps.address());
+        // SAFETY: the steps keep to the instance's memory, to slots and to what was loaded, all of which `model` keeps.
+        unsafe { ResidentModel::new(units, 0, address, THREADS, model) }
     }
 }
 
@@ -112,7 +101,7 @@ impl ResidentAlone {
     pub fn launch(&mut self, turns: u64) -> Result<(), EngineError> {
         self.words.fill(0, &self.stream)?;
         let arguments = Arguments::new()
-            .u64(ResidentModel::address(&self.resident))
+            .u64(self.resident.steps.address())
             .u64(self.words.address())
             .u64(resident::LIMIT.as_nanos() as u64)
             .u64(turns);
