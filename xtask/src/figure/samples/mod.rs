@@ -28,6 +28,9 @@ use hook::Hook;
 use machine::{Files, Watch};
 use nic::Counters;
 
+/// Why nothing of this machine is sampled.
+const ELSEWHERE: &str = "both ends run on other hosts";
+
 /// `--counters-hook` of this command.
 static HOOK: OnceLock<String> = OnceLock::new();
 
@@ -60,6 +63,8 @@ impl Sampled<'_> {
         let root = Path::new("/");
         let on_wire = provenance.nic_options.get("path").is_some_and(|path| path == "wire");
         let nic = match provenance.nic {
+            // This machine's card of that name is another one.
+            _ if !bench.is_here() => Counters::Absent(ELSEWHERE.into()),
             Label::Hardware => Counters::of_card(root, &provenance.device),
             Label::None => Counters::Absent("no NIC has a part in the run".into()),
             _ if on_wire => Counters::Absent("the NICs run on the nodes".into()),
@@ -95,7 +100,7 @@ impl Bench for Sampled<'_> {
         if !self.bench.is_here() {
             // They would be of a machine that only waits.
             samples = Samples::default();
-            samples.absent.insert("machine".into(), "both ends run on other hosts".into());
+            samples.absent.insert("machine".into(), ELSEWHERE.into());
         }
         let (counts, absent) = self.nic.grown(&nic);
         samples.counts.extend(counts);
@@ -185,6 +190,38 @@ mod tests {
             assert!(samples.absent.contains_key(name), "{name}: {samples:?}");
         }
         std::fs::remove_file(file).unwrap();
+    }
+
+    /// A bench whose both ends run on hosts with cards.
+    struct OnHosts;
+
+    impl Bench for OnHosts {
+        fn is_here(&self) -> bool {
+            false
+        }
+
+        fn measure(&mut self, _: &Key, _: f64) -> Result<Point> {
+            Ok(example("cpu-shim", 64))
+        }
+    }
+
+    #[test]
+    fn a_run_on_other_hosts_has_no_counters_of_a_card_of_this_machine() {
+        let key = example("cpu-shim", 64).key();
+        let mut provenance = example("cpu-shim", 64).provenance;
+        (provenance.nic, provenance.device) = (Label::Hardware, "mlx5_0".into());
+        let how = resume::Options {
+            extent: experiment::spec::Extent::Quick,
+            resume: false,
+            record: false,
+            out: "out".into(),
+            again: "again".into(),
+        };
+        let mut on_hosts = OnHosts;
+        let mut sampled = Sampled::new(&mut on_hosts, &how, &provenance).unwrap();
+        let samples = sampled.measure(&key, 0.01).unwrap().samples.unwrap();
+        let absent = ["machine", "nic"].map(|name| (name.to_owned(), ELSEWHERE.to_owned()));
+        assert_eq!(samples, Samples { absent: absent.into(), ..Samples::default() });
     }
 
     #[test]
