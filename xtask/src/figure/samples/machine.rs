@@ -1,7 +1,8 @@
 //! CPU use, frequency and energy of this machine while a point is measured, read once a second by a thread of their own.
 //!
 //! Source: `proc_stat(5)`; `Documentation/admin-guide/pm/cpufreq.rst` (`scaling_cur_freq`, in kHz); `Documentation/power/powercap`
-//! (`energy_uj` of `intel-rapl:N`, which AMD's processors have too, begins again at `max_energy_range_uj`).
+//! (`energy_uj` of `intel-rapl:N`, which AMD's processors have too, begins again at `max_energy_range_uj`; `name` is `package-N` for a
+//! processor, and `psys` for the platform, whose energy has that of the processors in it).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,20 +39,16 @@ impl Files {
         let frequencies: Vec<PathBuf> =
             cores.iter().map(|core| core.join("cpufreq/scaling_cur_freq")).collect();
         let frequencies = frequencies.into_iter().filter(|file| file.is_file()).collect();
-        let zones = numbered(&root.join("sys/class/powercap"), "intel-rapl:");
-        let mut why_no_energy = "no /sys/class/powercap/intel-rapl:0".to_owned();
-        let mut energies = Vec::new();
-        for zone in zones {
-            let file = zone.join("energy_uj");
-            match (fs::read_to_string(&file), number(&zone.join("max_energy_range_uj"))) {
-                (Ok(_), Some(range)) => energies.push((file, range)),
-                (Err(error), _) => {
-                    why_no_energy =
-                        format!("energy_uj of {} cannot be read: {error}; root may read it", name(&zone));
-                }
-                (_, None) => why_no_energy = format!("{} has no max_energy_range_uj", name(&zone)),
-            }
-        }
+        let is_processor = |zone: &PathBuf| {
+            fs::read_to_string(zone.join("name")).is_ok_and(|name| name.starts_with("package"))
+        };
+        let zones = numbered(&root.join("sys/class/powercap"), "intel-rapl:").into_iter();
+        // The energy of some of the processors would be taken for that of all.
+        let energies: Result<Vec<_>, String> = zones.filter(is_processor).map(|zone| energy(&zone)).collect();
+        let (energies, why_no_energy) = match energies {
+            Ok(energies) => (energies, "no /sys/class/powercap/intel-rapl:0".to_owned()),
+            Err(why) => (Vec::new(), why),
+        };
         Files { root: root.to_owned(), frequencies, energies, why_no_energy }
     }
 
@@ -80,6 +77,15 @@ impl Files {
         let all: Vec<f64> = grown.collect::<Option<_>>()?;
         (!all.is_empty()).then(|| all.iter().sum::<f64>() / 1e6)
     }
+}
+
+/// A zone's counter, and the value at which it begins again. Error: why it cannot be read.
+fn energy(zone: &Path) -> Result<(PathBuf, f64), String> {
+    let file = zone.join("energy_uj");
+    fs::read_to_string(&file)
+        .map_err(|error| format!("energy_uj of {} cannot be read: {error}; root may read it", name(zone)))?;
+    let range = number(&zone.join("max_energy_range_uj"));
+    Ok((file, range.ok_or_else(|| format!("{} has no max_energy_range_uj", name(zone)))?))
 }
 
 /// Entries called `PREFIX` and a number, in no order.
@@ -236,7 +242,14 @@ mod tests {
             write(&format!("sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq"), khz);
         }
         write("sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq", "9\n");
-        for zone in ["intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0", "intel-rapl-mmio:0"] {
+        for (zone, name) in [
+            ("intel-rapl:0", "package-0"),
+            ("intel-rapl:1", "package-1"),
+            ("intel-rapl:2", "psys"),
+            ("intel-rapl:0:0", "core"),
+            ("intel-rapl-mmio:0", "package-0"),
+        ] {
+            write(&format!("sys/class/powercap/{zone}/name"), &format!("{name}\n"));
             write(&format!("sys/class/powercap/{zone}/energy_uj"), "1000000\n");
             write(&format!("sys/class/powercap/{zone}/max_energy_range_uj"), "5000000\n");
         }
@@ -247,7 +260,11 @@ mod tests {
     fn cores_frequency_and_energy_are_read_from_files_and_a_counter_that_begins_again_counts_on() {
         let root = fake("read");
         let files = Files::find(&root);
-        assert_eq!((files.frequencies.len(), files.energies.len()), (2, 2), "subzones count in their zone");
+        assert_eq!(
+            (files.frequencies.len(), files.energies.len()),
+            (2, 2),
+            "subzones and the platform count no more"
+        );
         let mut state = State::new(&files);
         state.since -= Duration::from_secs(2);
         fs::write(root.join("proc/stat"), "cpu  300 0 100 5000 0 0 0 0 0 0\n").unwrap();
@@ -268,7 +285,6 @@ mod tests {
         let root = fake("nothing");
         fs::remove_dir_all(root.join("sys/devices")).unwrap();
         fs::remove_file(root.join("sys/class/powercap/intel-rapl:0/energy_uj")).unwrap();
-        fs::remove_dir_all(root.join("sys/class/powercap/intel-rapl:1")).unwrap();
         let mut samples = Samples::default();
         Watch::start(&Files::find(&root), 0.02).unwrap().end(&mut samples);
         assert_eq!(samples.gauges.keys().collect::<Vec<_>>(), ["cpu_cores"], "{samples:?}");
