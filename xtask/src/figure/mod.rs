@@ -172,9 +172,22 @@ fn measure_points(
     grid: &Grid,
     bench: &mut dyn run::Bench,
 ) -> Result<resume::Earlier> {
+    let gpu = samples::Gpu::of_run(!provenance.gpu_device.is_empty());
+    measure_points_beside(gpu, experiment, how, provenance, grid, bench)
+}
+
+/// [`measure_points`] with readings of the GPU that the bench takes numbers from as well.
+fn measure_points_beside(
+    gpu: samples::Gpu,
+    experiment: &Experiment,
+    how: &resume::Options,
+    provenance: &Provenance,
+    grid: &Grid,
+    bench: &mut dyn run::Bench,
+) -> Result<resume::Earlier> {
     let results = how.out.join("results.jsonl");
     stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
-    let mut sampled = samples::Sampled::new(bench, how, provenance)?;
+    let mut sampled = samples::Sampled::new(bench, how, provenance, gpu)?;
     progress::measure(experiment, how, provenance, grid, &mut sampled)
 }
 

@@ -13,28 +13,40 @@ use measure::others::seconds_of;
 
 use crate::gpu_machine::GpuMachine;
 use crate::process::ChildGuard;
+use crate::{stop, testbed};
 
 /// What is asked for, and the names of the gauges.
 const QUERY: &str = "--query-gpu=clocks.sm,clocks.mem,power.draw";
 const GAUGES: [&str; 3] = ["gpu_sm_mhz", "gpu_memory_mhz", "gpu_watts"];
+/// Place of the power among them.
+const WATTS: usize = 2;
 /// What stands for all of them where there are none.
 const ALL: [&str; 4] = ["gpu_sm_mhz", "gpu_memory_mhz", "gpu_watts", "gpu_joules"];
 
-type Lines = Arc<Mutex<Vec<[Option<f64>; 3]>>>;
+/// A line of `nvidia-smi`: the gauges; `None`: the GPU does not say.
+type Line = [Option<f64>; 3];
+/// The lines of a run, and when each was read.
+type Lines = Arc<Mutex<Vec<(Instant, Line)>>>;
 
-/// The GPU's readings, or why there are none.
-#[derive(Debug)]
+/// The GPU's readings, or why there are none. Clones share one program, which ends with the last of them.
+#[derive(Clone, Debug)]
 pub enum Gpu {
-    Read(Smi),
+    Read(Arc<Smi>),
     Absent(String),
 }
 
+/// `nvidia-smi`, and what it has said.
 #[derive(Debug)]
 pub struct Smi {
     child: ChildGuard,
     lines: Lines,
-    /// Seconds of its own CPU time when the point began.
-    used: f64,
+}
+
+/// When a point began, and the CPU time in seconds that `nvidia-smi` had used by then.
+#[derive(Clone, Copy, Debug)]
+pub struct Begin {
+    at: Instant,
+    used_s: f64,
 }
 
 impl Gpu {
@@ -43,21 +55,21 @@ impl Gpu {
         if !has_part {
             return Gpu::Absent("no GPU has a part in the run".into());
         }
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        if !std::env::split_paths(&path).any(|folder| folder.join("nvidia-smi").is_file()) {
+        let Ok(program) = testbed::program("nvidia-smi") else {
             return Gpu::Absent("no nvidia-smi".into());
-        }
+        };
         match GpuMachine::ask().map(|machine| machine.bus()) {
-            Ok(Some(bus)) => Gpu::by(Command::new("nvidia-smi"), &bus),
+            Ok(Some(bus)) => Gpu::by(Command::new(program), &bus),
             Ok(None) => Gpu::Absent("the GPU's place on the PCI bus is not known".into()),
             Err(error) => Gpu::Absent(format!("{error:#}")),
         }
     }
 
     /// By a program that is `nvidia-smi`, or a stand-in in tests.
-    fn by(mut smi: Command, bus: &str) -> Gpu {
+    pub fn by(mut smi: Command, bus: &str) -> Gpu {
         smi.args([QUERY, "--format=csv,noheader,nounits", "--loop-ms=1000", "--id", bus]);
         smi.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        stop::hold();
         let mut child = match smi.spawn() {
             Ok(child) => ChildGuard(child),
             Err(error) => return Gpu::Absent(format!("nvidia-smi: {error}")),
@@ -65,14 +77,15 @@ impl Gpu {
         let lines = Lines::default();
         if let Some(stdout) = child.0.stdout.take() {
             let kept = Arc::clone(&lines);
-            // Ends with the program, which ends with this value.
+            // Ends with the program.
             std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    kept.lock().unwrap_or_else(PoisonError::into_inner).extend(reading(&line));
+                    let read = reading(&line).map(|line| (Instant::now(), line));
+                    kept.lock().unwrap_or_else(PoisonError::into_inner).extend(read);
                 }
             });
         }
-        Gpu::Read(Smi { child, lines, used: 0.0 })
+        Gpu::Read(Arc::new(Smi { child, lines }))
     }
 
     /// Its process, whose time is not that of a program of the run.
@@ -83,16 +96,14 @@ impl Gpu {
         }
     }
 
-    /// From here on readings are those of the next point.
-    pub fn begin(&mut self) {
-        if let Gpu::Read(smi) = self {
-            smi.lines.lock().unwrap_or_else(PoisonError::into_inner).clear();
-            smi.used = seconds_of(smi.child.0.id()).unwrap_or_default();
-        }
+    /// A point begins now.
+    pub fn begin(&self) -> Begin {
+        let used_s = self.process().and_then(seconds_of).unwrap_or_default();
+        Begin { at: Instant::now(), used_s }
     }
 
-    /// Puts the readings since then into the samples of the point, which began at `since`.
-    pub fn end(&mut self, since: Instant, samples: &mut Samples) {
+    /// Puts the readings since then into the samples of the point.
+    pub fn end(&self, begin: Begin, samples: &mut Samples) {
         let smi = match self {
             Gpu::Read(smi) => smi,
             Gpu::Absent(why) => {
@@ -100,30 +111,41 @@ impl Gpu {
                 return;
             }
         };
-        let lines = std::mem::take(&mut *smi.lines.lock().unwrap_or_else(PoisonError::into_inner));
         for (at, name) in GAUGES.into_iter().enumerate() {
-            let readings: Vec<f64> = lines.iter().filter_map(|line| line[at]).collect();
+            let readings = smi.since(begin.at, at);
             samples.gauge(name, &readings);
             if readings.is_empty() {
                 let why = "nvidia-smi said no number during the point";
                 samples.absent.insert(name.to_owned(), why.to_owned());
             }
         }
-        let watts: Vec<f64> = lines.iter().filter_map(|line| line[2]).collect();
-        match watts.len() {
-            0 => drop(samples.absent.insert("gpu_joules".into(), "gpu_watts is not known".into())),
-            count => {
-                let mean = watts.iter().sum::<f64>() / count as f64;
-                samples.counts.insert("gpu_joules".into(), mean * since.elapsed().as_secs_f64());
-            }
+        let joules = self.watts_since(begin.at).map(|watts| watts * begin.at.elapsed().as_secs_f64());
+        match joules {
+            Some(joules) => drop(samples.counts.insert("gpu_joules".into(), joules)),
+            None => drop(samples.absent.insert("gpu_joules".into(), "gpu_watts is not known".into())),
         }
-        let used = seconds_of(smi.child.0.id()).map(|seconds| (seconds - smi.used) * 1e3);
+        let used = self.process().and_then(seconds_of).map(|seconds| (seconds - begin.used_s) * 1e3);
         samples.counts.extend(used.map(|used| ("nvidia_smi_cpu_ms".to_owned(), used)));
+    }
+
+    /// The GPU's mean power since then, in watts; `None` without a reading.
+    pub fn watts_since(&self, at: Instant) -> Option<f64> {
+        let Gpu::Read(smi) = self else { return None };
+        let watts = smi.since(at, WATTS);
+        (!watts.is_empty()).then(|| watts.iter().sum::<f64>() / watts.len() as f64)
+    }
+}
+
+impl Smi {
+    /// Readings of one gauge since then.
+    fn since(&self, at: Instant, gauge: usize) -> Vec<f64> {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().filter(|(when, _)| *when >= at).filter_map(|(_, line)| line[gauge]).collect()
     }
 }
 
 /// The numbers of a line, `1980, 2619, 70.34`; one that the GPU does not say is `[N/A]`. No line with another count of fields.
-fn reading(line: &str) -> Option<[Option<f64>; 3]> {
+fn reading(line: &str) -> Option<Line> {
     let fields: Vec<Option<f64>> = line.split(',').map(|field| field.trim().parse().ok()).collect();
     fields.try_into().ok()
 }
@@ -142,46 +164,61 @@ mod tests {
         assert_eq!([reading("No devices were found"), reading("1, 2")], [None, None]);
     }
 
-    #[test]
-    fn readings_are_those_of_the_point_and_energy_is_power_times_time() {
-        let path = std::env::temp_dir().join(format!("xtask-smi-{}", std::process::id()));
-        script(
-            &path,
-            "#!/bin/sh\nwhile :; do echo '1500, 2619, 50'; echo '1600, 2619, 70'; sleep 0.05; done\n",
-        );
-        let mut gpu = Gpu::by(Command::new(&path), "0000:17:00.0");
+    /// Waits until so many lines were read.
+    fn wait_for_lines(gpu: &Gpu, count: usize) {
+        let Gpu::Read(smi) = gpu else { panic!("{gpu:?}") };
         let since = Instant::now();
-        gpu.begin();
-        let Gpu::Read(smi) = &gpu else { panic!("{gpu:?}") };
-        while smi.lines.lock().unwrap().len() < 4 {
+        while smi.lines.lock().unwrap().len() < count {
             assert!(since.elapsed() < WAIT, "no line came");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn readings_are_those_of_the_point_and_energy_is_power_times_time() {
+        let path = std::env::temp_dir().join(format!("xtask-smi-{}", std::process::id()));
+        // Idle until the point begins.
+        let text = "#!/bin/sh\necho '345, 2619, 20'\nuntil [ -e $0.begins ]; do sleep 0.02; done\n\
+                    while :; do echo '1500, 2619, 50'; echo '1600, 2619, 70'; sleep 0.05; done\n";
+        script(&path, text);
+        let gpu = Gpu::by(Command::new(&path), "0000:17:00.0");
+        wait_for_lines(&gpu, 1);
+        assert_eq!(gpu.watts_since(Instant::now()), None);
+        let begin = gpu.begin();
+        let begins = path.with_file_name(format!("xtask-smi-{}.begins", std::process::id()));
+        std::fs::write(&begins, "").unwrap();
+        wait_for_lines(&gpu, 5);
         let mut samples = Samples::default();
-        gpu.end(since, &mut samples);
+        gpu.end(begin, &mut samples);
         let [_, least, most] = samples.gauges["gpu_sm_mhz"];
         assert_eq!([least, most], [1500.0, 1600.0]);
-        let (joules, most) = (samples.counts["gpu_joules"], 70.0 * since.elapsed().as_secs_f64());
+        let watts = gpu.watts_since(begin.at).unwrap();
+        assert!((50.0..70.0).contains(&watts), "{watts} W");
+        let (joules, most) = (samples.counts["gpu_joules"], 70.0 * begin.at.elapsed().as_secs_f64());
         assert!(joules > 0.0 && joules <= most, "{joules} J of at most {most}");
         assert!(samples.absent.is_empty() && samples.counts.contains_key("nvidia_smi_cpu_ms"), "{samples:?}");
+        let (process, other) = (gpu.process().unwrap(), gpu.clone());
         drop(gpu);
-        std::fs::remove_file(path).unwrap();
+        assert!(crate::process::is_alive(process), "a clone still reads");
+        drop(other);
+        assert!(!crate::process::is_alive(process));
+        [path, begins].iter().for_each(|file| std::fs::remove_file(file).unwrap());
     }
 
     #[test]
     fn a_gpu_without_a_reading_says_why() {
-        let mut gpu = Gpu::by(Command::new("/no/such/nvidia-smi"), "0");
-        let mut samples = Samples::default();
-        gpu.end(Instant::now(), &mut samples);
-        assert!(samples.absent["gpu_watts"].starts_with("nvidia-smi: No such file"), "{samples:?}");
+        let absent = |gpu: Gpu| {
+            let mut samples = Samples::default();
+            gpu.end(gpu.begin(), &mut samples);
+            assert_eq!(gpu.watts_since(Instant::now()), None);
+            samples.absent
+        };
+        let none = absent(Gpu::by(Command::new("/no/such/nvidia-smi"), "0"));
+        assert!(none["gpu_watts"].starts_with("nvidia-smi: No such file"), "{none:?}");
         // It ends at once, as where the driver is not loaded.
-        let mut silent = Gpu::by(Command::new("true"), "0");
-        let mut samples = Samples::default();
-        silent.end(Instant::now(), &mut samples);
-        assert_eq!(samples.absent["gpu_watts"], "nvidia-smi said no number during the point");
-        assert_eq!(samples.absent["gpu_joules"], "gpu_watts is not known");
-        let mut samples = Samples::default();
-        Gpu::of_run(false).end(Instant::now(), &mut samples);
-        assert_eq!(samples.absent.len(), ALL.len());
+        let silent = absent(Gpu::by(Command::new("true"), "0"));
+        assert_eq!(silent["gpu_watts"], "nvidia-smi said no number during the point");
+        assert_eq!(silent["gpu_joules"], "gpu_watts is not known");
+        assert_eq!(absent(Gpu::of_run(false)).len(), ALL.len());
     }
 }

@@ -23,7 +23,7 @@ mod hook;
 mod machine;
 mod nic;
 
-use gpu::Gpu;
+pub use gpu::Gpu;
 use hook::Hook;
 use machine::{Files, Watch};
 use nic::Counters;
@@ -54,11 +54,12 @@ pub struct Sampled<'a> {
 }
 
 impl Sampled<'_> {
-    /// For a run with this provenance. Error: refused, for a hook that does not work.
+    /// For a run with this provenance, and with these readings of its GPU. Error: refused, for a hook that does not work.
     pub fn new<'a>(
         bench: &'a mut dyn Bench,
         how: &resume::Options,
         provenance: &Provenance,
+        gpu: Gpu,
     ) -> Result<Sampled<'a>> {
         let root = Path::new("/");
         let on_wire = provenance.nic_options.get("path").is_some_and(|path| path == "wire");
@@ -71,7 +72,6 @@ impl Sampled<'_> {
             _ => Counters::Software(counters_file(&how.out)),
         };
         let hook = HOOK.get().map(|command| Hook::tried(command)).transpose()?;
-        let gpu = Gpu::of_run(!provenance.gpu_device.is_empty());
         Ok(Sampled { bench, files: Files::find(root), gpu, nic, hook })
     }
 }
@@ -88,13 +88,13 @@ impl Bench for Sampled<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let (nic, hook) = (self.nic.before(), self.hook.as_ref().map(Hook::read));
         let mut samples = Samples::default();
-        self.gpu.begin();
+        let gpu_begins = self.gpu.begin();
         let (since, used) = (Instant::now(), Used::now(self.gpu.process()));
         let watch = Watch::start(&self.files, seconds)?;
         let measured = self.bench.measure(key, seconds);
         watch.end(&mut samples);
         let cores = used.cores(&Used::now(self.gpu.process()), since.elapsed().as_secs_f64());
-        self.gpu.end(since, &mut samples);
+        self.gpu.end(gpu_begins, &mut samples);
         let mut point = measured?;
         samples.gauge("programs_cores", &[cores]);
         if !self.bench.is_here() {
@@ -218,7 +218,7 @@ mod tests {
             again: "again".into(),
         };
         let mut on_hosts = OnHosts;
-        let mut sampled = Sampled::new(&mut on_hosts, &how, &provenance).unwrap();
+        let mut sampled = Sampled::new(&mut on_hosts, &how, &provenance, Gpu::of_run(false)).unwrap();
         let samples = sampled.measure(&key, 0.01).unwrap().samples.unwrap();
         let absent = ["machine", "nic"].map(|name| (name.to_owned(), ELSEWHERE.to_owned()));
         assert_eq!(samples, Samples { absent: absent.into(), ..Samples::default() });

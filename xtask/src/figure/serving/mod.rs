@@ -20,7 +20,8 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::models::Profiler;
-use super::{Nic, Options, measure_points, nic};
+use super::samples::Gpu;
+use super::{Nic, Options, measure_points_beside, nic};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
@@ -29,12 +30,10 @@ use crate::{carried, measured, wheels, workspace, zoo};
 
 pub mod clients;
 mod cpu;
-mod power;
 pub mod threads;
 pub mod time;
 
 use cpu::{DRIVER, Look, Used, Watch, timeline};
-use power::{Power, mean};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-cpu";
@@ -110,7 +109,8 @@ impl<'a> Line<'a> {
 /// Measures and reports.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     let Some(begun) = begin(&experiment, options, dry_run)? else { return Ok(()) };
-    execute(&experiment, &begun.how, begun.machine, &begun.here, &Programs::of(&workspace::programs()))
+    let gpu = Gpu::of_run(begun.machine == Machine::Gpu);
+    execute(&experiment, &begun.how, begun.machine, &begun.here, &Programs::of(&workspace::programs()), gpu)
 }
 
 /// What a figure of a server is measured with.
@@ -230,14 +230,17 @@ fn execute(
     machine: Machine,
     here: &GpuMachine,
     programs: &Programs,
+    gpu: Gpu,
 ) -> Result<()> {
     let spec = &experiment.spec;
     std::fs::create_dir_all(how.out.join("logs")).with_context(|| format!("--out {}", how.out.display()))?;
     let provenance = provenance(spec, machine, here)?;
     let (grid, left_out) = grid(spec, how.extent, machine);
     let nic = Nic::software(spec, &how.out)?;
-    let mut bench = Served { spec, how, machine, here, programs, nic: &nic, provenance: &provenance };
-    let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
+    let own = gpu.clone();
+    let mut bench =
+        Served { spec, how, machine, here, programs, nic: &nic, provenance: &provenance, gpu: own };
+    let earlier = measure_points_beside(gpu, experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{ "name": "serving", "start": "the client's first line, after a second", "stop": "its last line" }]);
     let lines =
         threads::table(&table::rows(&earlier.points)).iter().skip(1).map(|line| line.join("  ")).collect();
@@ -253,6 +256,7 @@ struct Served<'a> {
     programs: &'a Programs,
     nic: &'a Nic,
     provenance: &'a Provenance,
+    gpu: Gpu,
 }
 
 /// What the phases of a server used.
@@ -376,11 +380,7 @@ impl Served<'_> {
         command.arg("--manifests").arg(zoo::manifests());
         let mut client = JsonProgram::start(&mut command, &log("client"))?;
         let first = client.json("live", BEGIN).context("the client")?;
-        let begun = watch.border()?;
-        let power = match self.here.bus().filter(|_| self.machine == Machine::Gpu) {
-            Some(bus) => Some(Power::start(move || power::draws(&bus))?),
-            None => None,
-        };
+        let (begun, since) = (watch.border()?, Instant::now());
         let limit = Instant::now() + Duration::from_secs_f64(seconds) + SILENCE;
         let run = loop {
             let said = client.json_of(&["live", "run"], SILENCE).context("the client")?;
@@ -395,7 +395,7 @@ impl Served<'_> {
         };
         let served =
             watch.border().with_context(|| format!("the server is gone; see {}", log("server").display()))?;
-        let watts = power.and_then(Power::stop);
+        let watts = self.gpu.watts_since(since);
         let client_ended = client.child.wait(WAIT)?;
         // What it counts says more than its exit status.
         ensure!(
@@ -424,7 +424,7 @@ impl Served<'_> {
             serving: served.1.since(&begun.1, served.0 - begun.0),
             end,
             cores: timeline(&taken),
-            watts: watts.and_then(mean),
+            watts,
             woken,
             run,
         })
@@ -452,7 +452,7 @@ fn address(server: &mut JsonProgram) -> Result<String> {
     Ok(listening["address"].as_str().context("the server does not say where it listens")?.to_owned())
 }
 
-/// Both.
+/// Starts a server, and waits until it listens: where.
 fn listening(command: &mut Command, log: &Path) -> Result<(JsonProgram, String)> {
     let mut server = started(command, log)?;
     let address = address(&mut server)?;

@@ -77,7 +77,14 @@ impl Stage {
         experiment.spec.keep(|series| !series.contains("block"));
         let how = how(self.0.join("out"), Extent::Quick);
         let here = if machine == Machine::Gpu { example() } else { GpuMachine::default() };
-        execute(&experiment, &how, machine, &here, &Programs::of(&self.0))?;
+        // Which says a line each second.
+        let smi = self.0.join("nvidia-smi");
+        script(&smi, "#!/bin/sh\nwhile :; do echo '1980, 2619, 70'; sleep 0.05; done\n");
+        let gpu = match machine {
+            Machine::Gpu => Gpu::by(Command::new(smi), "0000:17:00.0"),
+            Machine::Twin => Gpu::of_run(false),
+        };
+        execute(&experiment, &how, machine, &here, &Programs::of(&self.0), gpu)?;
         Ok(serde_json::from_str(&fs::read_to_string(how.out.join("summary.json"))?)?)
     }
 
@@ -127,6 +134,7 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
     assert!(thread(spin).is_some_and(|cores| cores > 0.0) && thread(event).is_some());
     assert!(of(event, "serving_s") >= 0.9 && of(event, "end_s") < 30.0);
     assert!(of(event, "switches_per_s") > 0.0, "it wakes up to sleep again");
+    assert_eq!(of(event, "gpu_watts"), 70.0);
     for id in ["few-wakes", "few-wakes-of-ours"] {
         assert_ne!(verdict(&summary, id), json!({ "needs-hardware": ["gpu"] }));
     }
@@ -165,7 +173,8 @@ fn a_run_goes_on_whose_series_have_times_of_their_own() {
     experiment.spec.set_grid(grid);
     let how = how(stage.0.join("out"), Extent::Normal);
     for _ in 0..2 {
-        execute(&experiment, &how, Machine::Gpu, &example(), &Programs::of(&stage.0)).unwrap();
+        execute(&experiment, &how, Machine::Gpu, &example(), &Programs::of(&stage.0), Gpu::of_run(false))
+            .unwrap();
     }
     let seconds: Vec<f64> = stage.points().iter().map(|point| point.seconds).collect();
     assert_eq!(seconds, [0.5, 5.0]);
@@ -181,6 +190,7 @@ fn by_the_twin_nothing_is_judged_and_the_label_says_so() {
         assert_eq!(verdict(&summary, id), json!({ "needs-hardware": ["gpu"] }), "{id}");
     }
     assert!(stage.points().iter().all(|point| point.provenance.gpu == Label::Emulated));
+    assert!(stage.points().iter().all(|point| !point.values.contains_key("gpu_watts")));
     assert!(fs::read_to_string(stage.0.join("server-options")).unwrap().contains("--machine twin"));
 }
 
@@ -203,24 +213,6 @@ fn what_goes_wrong_is_named_with_its_log() {
         assert!(said.contains(words), "{name}: {said}");
         assert_eq!(error.is::<crate::refused::Refused>(), refused, "{name}: {said}");
     }
-}
-
-#[test]
-fn a_reading_of_the_power_that_ends_late_holds_up_and_counts_nothing() {
-    let begun = std::sync::mpsc::channel();
-    let late = move || {
-        let _ = begun.0.send(());
-        std::thread::sleep(Duration::from_millis(300));
-        Some(900.0)
-    };
-    let (since, power) = (Instant::now(), Power::start(late).unwrap());
-    begun.1.recv().unwrap();
-    let watts = power.stop().unwrap();
-    assert!(since.elapsed() < Duration::from_millis(200));
-    assert_eq!(mean(watts), None);
-    let power = Power::start(|| Some(70.0)).unwrap();
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(power.stop().and_then(mean), Some(70.0));
 }
 
 #[test]
