@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use experiment::Experiment;
 
-use super::Options;
+use super::{Options, for_a_shell};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::refused;
 use crate::{carried, progress, stop, workspace};
@@ -67,7 +67,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         let left = if options.dry_run { None } else { left(begun.elapsed(), &asked, at) };
         let left = left.map_or_else(String::new, |left| format!("; {} left", progress::about(left)));
         let nth = format!("{} of {}{left}", at + 1, FIGURES.len());
-        say!("figure {figure} ({nth}): {} {}", workspace::us(), words.join(" "));
+        say!("figure {figure} ({nth}): {} {}", workspace::us(), for_a_shell(&words));
         let since = Instant::now();
         let what = match no_gpu.filter(|_| is_left_out(figure)) {
             Some(why) => Came::LeftOut(format!("no GPU here ({why}); --machine twin tries the command")),
@@ -88,7 +88,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         .map(|(figure, ..)| *figure)
         .collect();
     if !failed.is_empty() {
-        let again = words("all", &Options { resume: true, ..options.clone() }).join(" ");
+        let again = for_a_shell(&words("all", &Options { resume: true, ..options.clone() }));
         bail!("figures that failed: {}; go on with: {} {again}", failed.join(", "), workspace::us());
     }
     if !options.dry_run && carried::folder().is_none() {
@@ -230,7 +230,11 @@ mod tests {
         assert!(error.to_string().ends_with("figure all --quick --resume"), "{error}");
         assert_eq!(fs::read_to_string(&log).unwrap(), "3\n5\n4\n1\n2\n");
         fs::write(&log, "").unwrap();
-        run_by(&program, &Options::default(), None).unwrap_err();
+        let hook = Some("ssh switch ./counters".to_owned());
+        let error =
+            run_by(&program, &Options { counters_hook: hook, ..Options::default() }, None).unwrap_err();
+        let again = "figure all --resume --counters-hook 'ssh switch ./counters'";
+        assert!(error.to_string().ends_with(again), "a shell takes it: {error}");
         assert_eq!(fs::read_to_string(&log).unwrap(), "3\n5\n4\n1\n2\n6\n7\n");
         fs::remove_dir_all(folder).unwrap();
     }

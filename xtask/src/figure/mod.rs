@@ -392,8 +392,13 @@ fn execute_on(
 /// The command that goes on with a cut run, for a shell.
 fn resuming(figure: &str, options: &Options, out: &Path) -> String {
     let new = Options { resume: false, dry_run: false, out: None, ..options.clone() };
-    let words: Vec<String> = new.words(figure).iter().map(|word| quoted(word)).collect();
-    format!("{} {} --resume --out {}", workspace::us(), words.join(" "), quoted(&out.display().to_string()))
+    let out = quoted(&out.display().to_string());
+    format!("{} {} --resume --out {out}", workspace::us(), for_a_shell(&new.words(figure)))
+}
+
+/// As a shell takes them.
+fn for_a_shell(words: &[String]) -> String {
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
 /// As a shell takes it for one word.
