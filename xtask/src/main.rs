@@ -81,7 +81,7 @@ enum Command {
     /// Figure 5: time to post one request; with --gpu what a GPU spends on it, without a NIC.
     BenchPost {
         /// What a GPU spends on posting, by style, order and number of producers.
-        #[arg(long, conflicts_with_all = ["full", "resume", "dry_run", "nic", "rate_gbps"])]
+        #[arg(long, conflicts_with_all = ["full", "resume", "dry_run", "nic", "rate_gbps", "counters_hook"])]
         gpu: bool,
         /// With --gpu: device headers of gpunetio, measured in the same run (DIR of pip's nvidia-nvshmem-cu13 that holds them).
         #[arg(long, value_name = "DIR", requires = "gpu")]
@@ -251,6 +251,7 @@ mod tests {
             ("bench-post 5", &["'5'"]),
             ("bench-post --peer-headers DIR", &["--gpu"]),
             ("bench-post --gpu --resume", &["--gpu", "--resume"]),
+            ("bench-post --gpu --counters-hook x", &["--gpu", "--counters-hook"]),
             ("test --resume", &["--gpu"]),
             ("import", &["<RESULTS>"]),
             ("demo --answers 15", &["--answers", "16"]),

@@ -18,6 +18,8 @@ pub const NAME: &str = "all";
 const FIGURES: [&str; 7] = ["3", "5", "4", "1", "2", "6", "7"];
 /// Figures whose points are transfers: of `--nic`, `--peer`, `--rate-gbps` and `--where`.
 const TRANSFERS: [&str; 2] = ["4", "5"];
+/// The figure whose points have no samples.
+const UNSAMPLED: &str = "3";
 /// Figures of models' runs: series of a GPU, or of the processor in its place.
 const OF_MODELS: [&str; 2] = ["1", "2"];
 /// Figures that are of a GPU alone; by the host twin they judge nothing, and take long.
@@ -146,6 +148,9 @@ fn words(figure: &str, options: &Options) -> Vec<String> {
     if !OF_A_GPU.contains(&figure) && figure != NAME {
         taken.machine = None;
     }
+    if figure == UNSAMPLED {
+        taken.counters_hook = None;
+    }
     if figure != NAME {
         taken.out = taken.out.map(|out| out.join(format!("fig{figure}")));
     }
@@ -179,15 +184,16 @@ mod tests {
             resume: true,
             machine: Some(crate::figure::serving::Machine::Twin),
             nic: Some("mlx5_1".into()),
+            counters_hook: Some("hook".into()),
             out: Some("/o".into()),
             ..Options::default()
         };
         for (figure, expected) in [
-            ("4", "figure 4 --smoke --resume --nic mlx5_1 --out /o/fig4"),
-            ("1", "figure 1 --smoke --resume --out /o/fig1"),
+            ("4", "figure 4 --smoke --resume --nic mlx5_1 --counters-hook hook --out /o/fig4"),
+            ("1", "figure 1 --smoke --resume --counters-hook hook --out /o/fig1"),
             ("3", "figure 3 --smoke --resume --out /o/fig3"),
-            ("7", "figure 7 --smoke --resume --machine twin --out /o/fig7"),
-            ("all", "figure all --smoke --resume --nic mlx5_1 --machine twin --out /o"),
+            ("7", "figure 7 --smoke --resume --counters-hook hook --machine twin --out /o/fig7"),
+            ("all", "figure all --smoke --resume --nic mlx5_1 --counters-hook hook --machine twin --out /o"),
         ] {
             assert_eq!(of(figure, &options), expected);
         }

@@ -164,6 +164,9 @@ fn rate_gbps(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Apps whose points have no samples: they are counts in the source, or a program of its own measures all of them.
+const UNSAMPLED: [&str; 4] = [path::APP, bench_nic::APP, bench_models::APP, posts::NAME];
+
 /// Measures what is missing of `grid`; a signal says where the finished points are, and how to go on.
 fn measure_points(
     experiment: &Experiment,
@@ -200,10 +203,13 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     if options.smoke {
         smoke::keep_first_model(&mut experiment.spec);
     }
+    let app = experiment.spec.app.as_str();
     if let Some(command) = &options.counters_hook {
+        if UNSAMPLED.contains(&app) {
+            return Err(refused(format!("{name}: nothing is sampled there; leave --counters-hook out")));
+        }
         samples::set_hook(command);
     }
-    let app = experiment.spec.app.as_str();
     let on_nodes = options.on_nodes();
     let has_no_smoke = options.smoke && !smoke::has(app);
     if has_no_smoke || (app != transfer::APP && on_nodes.is_some()) {

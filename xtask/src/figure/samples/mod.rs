@@ -192,6 +192,17 @@ mod tests {
         std::fs::remove_file(file).unwrap();
     }
 
+    #[test]
+    fn a_hook_is_refused_where_nothing_is_sampled() {
+        let options =
+            crate::figure::Options { counters_hook: Some("echo rx,1".into()), ..Default::default() };
+        for name in ["fig3", "bench-nic", "bench-gpu", "bench-post-gpu", "bench-models"] {
+            let error = crate::figure::run(name, &options).unwrap_err();
+            let said = format!("{name}: nothing is sampled there; leave --counters-hook out");
+            assert!(error.is::<crate::refused::Refused>() && error.to_string() == said, "{error}");
+        }
+    }
+
     /// A bench whose both ends run on hosts with cards.
     struct OnHosts;
 
