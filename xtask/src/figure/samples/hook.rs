@@ -109,13 +109,13 @@ mod tests {
     #[test]
     fn a_hook_that_fails_hangs_or_prints_nonsense_is_refused_with_what_to_do() {
         let since = Instant::now();
-        for (command, words) in [
-            ("exit 3", "the command ended with status 3"),
-            ("sleep 60", "the command took longer than it may"),
-            ("echo Login incorrect", "the line `Login incorrect` is no `name,value`"),
-            ("no-such-command-here", "the command ended with status 127"),
+        for (command, limit, words) in [
+            ("exit 3", LIMIT, "the command ended with status 3"),
+            ("sleep 60", Duration::from_millis(500), "the command took longer than it may"),
+            ("echo Login incorrect", LIMIT, "the line `Login incorrect` is no `name,value`"),
+            ("no-such-command-here", LIMIT, "the command ended with status 127"),
         ] {
-            let error = Hook::tried_within(command, Duration::from_millis(500)).unwrap_err();
+            let error = Hook::tried_within(command, limit).unwrap_err();
             let said = error.to_string();
             assert!(error.is::<Refused>() && said.contains(words) && said.lines().count() == 1, "{said}");
             assert!(said.contains(&format!("run `{command}` by hand")), "{said}");
