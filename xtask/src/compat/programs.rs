@@ -9,13 +9,16 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::kernel::{self, End};
-use crate::process::{Ended, run_logged};
+use crate::process::{Ended, output, run_logged};
 use crate::workspace::{root, target_dir};
 use crate::{carried, setup, wheels};
 
 const LIST: &str = include_str!("../../compat/programs.toml");
 /// Longest that a program's preparation may take: a crate and its dependencies are built.
 const PREPARING: Duration = Duration::from_secs(600);
+
+/// Longest that a program may take to say its version: Python loads PyTorch.
+const ASKING: Duration = Duration::from_secs(60);
 
 /// The file.
 #[derive(Debug, Deserialize)]
@@ -232,7 +235,7 @@ impl Program {
     pub fn version(&self) -> String {
         let of_wheel = || self.wheels().and_then(wheels::Wheels::version);
         let of_package = || self.packages.first().and_then(|name| setup::version(name));
-        let said = || said_by(&self.filled(self.version_command.as_deref()?, 0));
+        let said = || said_by(&self.filled(self.version_command.as_deref()?, 0), ASKING);
         let known = self.version.clone().or_else(of_wheel).or_else(said).or_else(of_package);
         known.unwrap_or_else(|| "unknown".into())
     }
@@ -265,9 +268,23 @@ impl Program {
     }
 }
 
-/// What a shell's command prints; `None` where it fails.
-fn said_by(command: &str) -> Option<String> {
-    let output = Command::new("sh").args(["-c", command]).output().ok()?;
-    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    (output.status.success() && !said.is_empty()).then_some(said)
+/// What a shell's command prints; `None` where it fails, or takes longer than `limit`.
+fn said_by(command: &str, limit: Duration) -> Option<String> {
+    let said = output(Command::new("sh").args(["-c", command]), limit).ok()?;
+    Some(said.trim().to_owned()).filter(|said| !said.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_not_known_where_its_command_fails_hangs_or_says_nothing() {
+        assert_eq!(said_by("echo ' 2.1 '", ASKING).as_deref(), Some("2.1"));
+        for (command, limit) in
+            [("echo 2.1; exit 1", ASKING), ("echo", ASKING), ("sleep 60", Duration::from_millis(300))]
+        {
+            assert_eq!(said_by(command, limit), None, "{command}");
+        }
+    }
 }
