@@ -156,8 +156,11 @@ impl Nodes {
         let Some(devices) = self.devices() else { return Ok(()) };
         for (host, device) in self.hosts.iter().zip(devices) {
             let link = format!("/sys/class/infiniband/{device}/device/driver");
-            let said = output(&mut host.command(&["readlink", &link])?, WAIT);
-            let driver = said.as_deref().unwrap_or_default().trim().rsplit('/').next().unwrap_or_default();
+            // An error is then one of the login.
+            let words = ["sh", "-c", "readlink \"$1\" || true", "sh", &link];
+            let said = output(&mut host.command(&words)?, WAIT)
+                .with_context(|| format!("looking for the card of {}", host.name))?;
+            let driver = said.trim().rsplit('/').next().unwrap_or_default();
             let why = match driver {
                 "mlx5_core" => continue,
                 "" => "is not there".to_owned(),
@@ -255,4 +258,47 @@ fn measure(
     playbook::run(inventory, "site.yml", &variables, &logs.join("site.log"))?;
     nodes.check_cards()?;
     super::execute_on(&Nic::Nodes(Box::new(nodes)), None, experiment, options, out, &Programs::release())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::script;
+    use crate::refused::Refused;
+
+    /// What is wrong with the cards of two hosts that a stand-in for ssh logs in to.
+    fn fault(name: &str, ssh: &str) -> Option<anyhow::Error> {
+        let program = std::env::temp_dir().join(format!("xtask-cards-{}-{name}", std::process::id()));
+        script(&program, &format!("#!/bin/sh\n{ssh}\n"));
+        let host = |name: &str| {
+            let changes = [
+                ("name", name.into()),
+                ("device", "mlx5_none".into()),
+                ("ssh", program.display().to_string().into()),
+            ];
+            serde_json::from_str(&hosts::tests::line(&changes)).unwrap()
+        };
+        let found = Nodes { hosts: [host("a"), host("b")], testbed: None }.check_cards().err();
+        std::fs::remove_file(program).unwrap();
+        found
+    }
+
+    #[test]
+    fn a_card_that_is_none_is_told_from_a_login_that_fails() {
+        assert!(fault("card", "echo ../../../../bus/pci/drivers/mlx5_core").is_none());
+        for (name, ssh, words) in [
+            // As ssh does: what follows the options and the host goes to a shell.
+            ("none", "shift 5; exec sh -c \"$*\"", "a: its experiment_device `mlx5_none` is not there"),
+            ("other", "echo ../drivers/mlx4_core", "has the driver `mlx4_core`, not mlx5_core"),
+        ] {
+            let error = fault(name, ssh).unwrap();
+            assert!(error.is::<Refused>() && error.to_string().contains(words), "{error:#}");
+        }
+        let error = fault("login", "exit 255").unwrap();
+        let said = format!("{error:#}");
+        assert!(
+            said.starts_with("looking for the card of a: ") && said.ends_with("ended with status 255"),
+            "{said}"
+        );
+    }
 }
