@@ -15,6 +15,7 @@ use super::kernel::{self, End, Guest};
 use super::programs::{Program, Row};
 use crate::bench_nic::pair::{free_port, is_listening};
 use crate::process::{ChildGuard, Ended, WAIT, run_logged};
+use crate::stop;
 use crate::workspace::{root, target_dir};
 
 /// How long a server may live on after its client.
@@ -134,7 +135,7 @@ impl Bench {
         Ok((sides, vec![at.file(0, "jsonl"), at.file(1, "jsonl")]))
     }
 
-    /// The same with a kernel at one end.
+    /// Runs a server and a client of which one is in the guest of a kernel.
     fn sides_with(
         &self,
         kernel: End,
@@ -157,7 +158,7 @@ impl Bench {
                 serving.wait_until_ready()?;
                 let asked =
                     run_logged(&mut on_nic(1, &of(client, End::Client)), &at.file(1, "log"), row.deadline())?;
-                let served = serving.wait(LEAVING)?;
+                let served = serving.wait(LEAVING);
                 [
                     Side { ended: Some(served), said: serving.said() },
                     Side { ended: Some(asked), said: at.said(1)? },
@@ -167,7 +168,7 @@ impl Bench {
                 let mut serving = start(&mut on_nic(0, &of(server, End::Server)), &at.file(0, "log"))?;
                 wait_until_ready(&mut serving, row.ready.as_deref(), at.port, &at.file(0, "log"))?;
                 let asking = guest.start(&of(client, End::Client), "true", row.deadline())?;
-                let asked = asking.wait(row.deadline() + LEAVING)?;
+                let asked = asking.wait(row.deadline() + LEAVING);
                 let served = serving.wait(LEAVING)?;
                 [
                     Side { ended: Some(served), said: at.said(0)? },
@@ -213,6 +214,7 @@ impl Bench {
 fn start(command: &mut Command, log: &Path) -> Result<ChildGuard> {
     let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    stop::hold();
     Ok(ChildGuard(command.spawn().context("starting the server")?))
 }
 

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::process::{ChildGuard, Ended, JsonProgram, WAIT};
+use crate::stop;
 
 /// Address of the guest, whose RDMA device is `rxe0` with the RoCE v2 GID of this address at index 1.
 const GUEST: &str = "10.9.0.1";
@@ -104,6 +105,7 @@ impl Guest {
         qemu.arg(format!("local,path={},mount_tag=host,security_model=none", share.display()));
         let log = fs::File::create(logs.join("qemu.log")).context("writing qemu.log")?;
         qemu.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        stop::hold();
         say!("compat: booting a guest with Debian's kernel under QEMU, without KVM");
         let qemu = ChildGuard(qemu.spawn().context("starting nsenter")?);
         let mut guest = Guest { qemu, namespace, share, console, jobs: Cell::new(0) };
@@ -145,11 +147,7 @@ impl Guest {
     pub fn start(&self, command: &str, ready: &str, limit: Duration) -> Result<Job<'_>> {
         let number = self.jobs.get() + 1;
         self.jobs.set(number);
-        let (seconds, quoted) = (limit.as_secs(), crate::figure::quoted(command));
-        let script = format!(
-            "timeout {seconds} sh -c {quoted} & own=$!\nwhile kill -0 $own 2>/dev/null && ! {{ {ready}; }}; do usleep 50000; done\n\
-             : > /host/{number}.ready\nwait $own\n"
-        );
+        let script = script(command, limit, ready, &format!("/host/{number}.ready"));
         // The guest looks for the name.
         let (new, job) = (self.share.join("new"), self.share.join(format!("{number}.sh")));
         fs::write(&new, script)
@@ -170,11 +168,15 @@ impl Job<'_> {
 
     /// Waits until its condition holds. Error: it has ended before.
     pub fn wait_until_ready(&self) -> Result<()> {
-        if self.wait_for("ready", WAIT)?.is_none() {
-            bail!("the server in the guest does not get ready: {}", self.said().trim());
-        }
-        if let Some(status) = self.ended() {
-            bail!("the server in the guest {status}: {}", self.said().trim());
+        let since = Instant::now();
+        while !self.file("ready").exists() {
+            if let Some(ended) = self.ended() {
+                bail!("the server in the guest {ended}: {}", self.said().trim());
+            }
+            if since.elapsed() > WAIT {
+                bail!("the server in the guest does not get ready: {}", self.said().trim());
+            }
+            sleep(Duration::from_millis(20));
         }
         Ok(())
     }
@@ -191,20 +193,25 @@ impl Job<'_> {
     }
 
     /// How it ended, if within `limit`.
-    pub fn wait(&self, limit: Duration) -> Result<Ended> {
-        Ok(self.wait_for("rc", limit)?.and_then(|()| self.ended()).unwrap_or(Ended::TimedOut))
-    }
-
-    fn wait_for(&self, kind: &str, limit: Duration) -> Result<Option<()>> {
+    pub fn wait(&self, limit: Duration) -> Ended {
         let since = Instant::now();
-        while !self.file(kind).exists() {
-            if since.elapsed() > limit {
-                return Ok(None);
+        loop {
+            match self.ended() {
+                Some(ended) => return ended,
+                None if since.elapsed() > limit => return Ended::TimedOut,
+                None => sleep(Duration::from_millis(20)),
             }
-            sleep(Duration::from_millis(20));
         }
-        Ok(Some(()))
     }
+}
+
+/// What the guest's shell runs: the command, and the file `ready_file` once the condition holds while it runs.
+fn script(command: &str, limit: Duration, ready: &str, ready_file: &str) -> String {
+    let (seconds, quoted) = (limit.as_secs(), crate::figure::quoted(command));
+    format!(
+        "timeout {seconds} sh -c {quoted} & own=$!\nwhile kill -0 $own 2>/dev/null; do\n\
+         if {ready}; then : > {ready_file}; break; fi\nusleep 50000\ndone\nwait $own\n"
+    )
 }
 
 /// A shell's condition in the guest: a TCP socket listens on the port, or, where the words are of `rdma_cm`, an id does.
@@ -248,6 +255,24 @@ mod tests {
         ] {
             assert_eq!(super::filled(command, end, kernel), filled);
         }
+    }
+
+    #[test]
+    fn a_server_that_ended_was_never_ready() {
+        let folder = std::env::temp_dir().join(format!("xtask-job-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let ready = |name: &str, command: &str, condition: &str| {
+            let file = folder.join(name);
+            let text = script(command, WAIT, condition, &file.display().to_string());
+            let text = text.replace("usleep 50000", "sleep 0.02");
+            let status = Command::new("sh").args(["-c", &text]).status().unwrap();
+            (file.exists(), status.code())
+        };
+        let go = folder.join("go");
+        let waits = format!("until [ -e {} ]; do sleep 0.02; done; exit 4", go.display());
+        assert_eq!(ready("ended", "exit 3", "false"), (false, Some(3)));
+        assert_eq!(ready("runs", &waits, &format!("touch {}", go.display())), (true, Some(4)));
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
