@@ -89,6 +89,10 @@ impl Bench {
 
     /// Runs a row whose program is prepared.
     pub fn run(&self, program: &Program, row: &Row) -> Outcome {
+        // A machine on which no guest boots says nothing of the NIC.
+        if let Some(Err(why)) = row.kernel.map(|_| self.guest(program)) {
+            return Outcome::of(Verdict::NotRun, without_places(&format!("no guest: {why}")));
+        }
         let is_raced =
             |sides: &[Side]| sides.iter().any(|side| row.races.iter().any(|words| side.said.contains(words)));
         for attempt in 1.. {
@@ -135,6 +139,12 @@ impl Bench {
         Ok((sides, vec![at.file(0, "jsonl"), at.file(1, "jsonl")]))
     }
 
+    /// The guest, which is booted for the first row. Error: why it cannot be.
+    fn guest(&self, program: &Program) -> Result<&Guest, String> {
+        let boot = || Guest::boot(&program.folder(), &self.logs).map_err(|error| format!("{error:#}"));
+        self.guest.get_or_init(boot).as_ref().map_err(String::clone)
+    }
+
     /// Runs a server and a client of which one is in the guest of a kernel.
     fn sides_with(
         &self,
@@ -143,8 +153,7 @@ impl Bench {
         row: &Row,
         at: &Place,
     ) -> Result<(Vec<Side>, Vec<PathBuf>)> {
-        let boot = || Guest::boot(&program.folder(), &self.logs).map_err(|error| format!("{error:#}"));
-        let guest = self.guest.get_or_init(boot).as_ref().map_err(|why| anyhow!(why.clone()))?;
+        let guest = self.guest(program).map_err(|why| anyhow!(why))?;
         let commands = row.commands();
         let [server, client] = &commands[..] else { bail!("a row with `kernel` has a server and a client") };
         let of = |command: &str, end| kernel::filled(&program.filled(command, at.port), end, kernel);

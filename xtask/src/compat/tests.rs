@@ -105,6 +105,19 @@ fn a_row_with_a_kernel_is_run_with_that_option_alone_and_shows_the_other_end() {
 }
 
 #[test]
+fn where_no_guest_boots_a_row_with_a_kernel_is_not_run() {
+    let folder = scratch("no-guest");
+    let bench = Bench::new(folder.join("softnic"), folder.join("logs"));
+    // Its folder has no kernel.
+    let text = "[[program]]\nname = \"no guest of a test\"\n[[program.row]]\nname = \"r\"\nbytes = 1\nserver = \"c\"\nkernel = \"server\"";
+    let planted = parse(text).unwrap();
+    let outcome = bench.run(&planted[0], &planted[0].rows[0]);
+    assert!(outcome.verdict == Verdict::NotRun && outcome.why.starts_with("no guest: "), "{outcome:?}");
+    drop(bench);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn a_row_is_judged_by_its_ends_its_words_and_the_bytes() {
     let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let proof = Row { says: text(&["done"]), never: text(&["wrong"]), bytes: 100, ..Row::default() };
