@@ -1,5 +1,6 @@
 //! `--picture FILE`: the top of the page as a PNG, by headless Chromium. `README.md` shows one.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub fn chromium() -> Option<PathBuf> {
     all().find(|program| program.is_file())
 }
 
-/// Takes it. Error: refused where there is no browser.
+/// Writes the top of a page into a PNG file. Error: refused where there is no browser.
 pub fn take(page: &Path, file: &Path) -> Result<()> {
     let chromium = chromium().ok_or_else(|| {
         refused("report: --picture needs chromium-headless-shell or chromium (`cargo xtask setup`, on Debian), or leave it out")
@@ -35,10 +36,32 @@ pub fn take(page: &Path, file: &Path) -> Result<()> {
     // The page is ours; root has no sandbox.
     browser.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", SIZE]);
     browser.arg(format!("--user-data-dir={}", profile.display()));
-    browser.arg(format!("--screenshot={}", beside.display())).arg(format!("file://{}", page.display()));
+    browser.arg(format!("--screenshot={}", beside.display())).arg(url(&page));
     let taken = output(&mut browser, LIMIT);
     let _ = std::fs::remove_dir_all(profile);
     taken?;
     ensure!(beside.is_file(), "the browser left no picture {}", beside.display());
     std::fs::rename(&beside, &file).with_context(|| format!("writing {}", file.display()))
+}
+
+/// The URL of a file with an absolute path, by RFC 3986: a `#` or `%` of the path is none of the URL.
+fn url(path: &Path) -> String {
+    let encoded = |byte: u8| match byte {
+        b'/' | b'.' | b'-' | b'_' | b'~' => char::from(byte).to_string(),
+        byte if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    let path: String = path.as_os_str().as_bytes().iter().map(|byte| encoded(*byte)).collect();
+    format!("file://{path}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_means_something_in_a_url_is_encoded() {
+        assert_eq!(url(Path::new("/t/report/index.html")), "file:///t/report/index.html");
+        assert_eq!(url(Path::new("/a b/#1/50%?/ä")), "file:///a%20b/%231/50%25%3F/%C3%A4");
+    }
 }
