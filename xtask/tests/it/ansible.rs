@@ -32,9 +32,14 @@ fn changed(said: &Said) -> Vec<u32> {
     counts.map(|line| count(line).unwrap()).collect()
 }
 
-/// The release builds that a figure starts.
+/// Folder of the release builds.
+fn release() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap().with_file_name("release")
+}
+
+/// Whether the release builds that a figure starts are there.
 fn released() -> bool {
-    let release = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap().with_file_name("release");
+    let release = release();
     release.join("generator").exists() && release.join("softnic").exists()
 }
 
@@ -43,6 +48,17 @@ fn figure_4(place: &str, out: &Path) -> Said {
     let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
     figure.args(["figure", "4", "--smoke", "--where", place, "--no-install", "--out"]).arg(out);
     Said::of(&mut figure)
+}
+
+/// Waits until a program on the second node listens on the receiver's port, or none does.
+#[track_caller]
+fn wait_for_port(bed: &Bed, is_taken: bool) {
+    let listens = || !bed.on("node2", "ss -Hltn 'sport = :18515'").text.is_empty();
+    let since = Instant::now();
+    while listens() != is_taken {
+        assert!(since.elapsed() < LIMIT, "port 18515 is taken: {}", !is_taken);
+        sleep(Duration::from_millis(50));
+    }
 }
 
 /// A folder of stand-ins for our programs.
@@ -168,25 +184,26 @@ fn a_failed_transfer_names_its_host_keeps_the_logs_and_restores_what_was_tuned()
 #[test]
 fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
     need!(machine(), testbed, NEEDS);
-    let release = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap().with_file_name("release");
-    need!(release.join("generator").exists() && release.join("softnic").exists(), softnic, "release builds");
+    need!(released(), softnic, "release builds");
     let bed = Bed::up("book");
     for node in ["node1", "node2"] {
-        let folder = release.display();
-        let line =
-            format!("mkdir -p /opt/doorbell/bin; cd {folder}; cp {} /opt/doorbell/bin", PROGRAMS.join(" "));
+        let folder = release();
+        let line = format!(
+            "mkdir -p /opt/doorbell/bin; cd '{}'; cp {} /opt/doorbell/bin",
+            folder.display(),
+            PROGRAMS.join(" ")
+        );
         assert!(bed.on(node, &line).ok);
     }
     let out = bed.dir.join("out");
     let out_is = format!("experiment_out={}", out.display());
     let words = ["-e", &out_is, "-e", "{\"experiment_payloads\": [4096]}"];
-    let holds = "import socket, time; s = socket.socket(); s.bind((\"10.77.0.2\", 18515)); s.listen(); \
-                 print(\"held\", flush=True); time.sleep(600)";
+    let holds = "import socket, time; s = socket.socket(); s.bind((\"10.77.0.2\", 18515)); s.listen(); time.sleep(600)";
     let mut holder = Command::new(bed.dir.join("ssh"));
     holder.args(["-tt", "-o", "ControlPath=none", "node2", &format!("python3 -c '{holds}'")]);
-    let mut holder = holder.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    let mut said = [0; 4];
-    std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut said).unwrap();
+    // It ends with the node, if not before.
+    let mut holder = holder.stdout(Stdio::null()).spawn().unwrap();
+    wait_for_port(&bed, true);
     let said = playbook(&bed, "figure4.yml", &words);
     assert!(!said.ok, "{}", said.text);
     said.has(&[
@@ -197,7 +214,7 @@ fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
     ]);
     holder.kill().unwrap();
     holder.wait().unwrap();
-    bed.on("node2", "while ss -ltn | grep -q :18515; do sleep 0.1; done");
+    wait_for_port(&bed, false);
     let said = playbook(&bed, "figure4.yml", &words);
     assert!(said.ok, "{}", said.text);
     let results = fs::read_to_string(out.join("node1/results.jsonl")).unwrap();
@@ -210,12 +227,10 @@ fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
 #[test]
 fn a_signal_during_a_run_on_nodes_removes_them_and_says_how_to_go_on() {
     need!(machine(), testbed, NEEDS);
-    let xtask = Path::new(env!("CARGO_BIN_EXE_xtask"));
-    let release = xtask.parent().unwrap().with_file_name("release");
-    need!(release.join("generator").exists() && release.join("softnic").exists(), softnic, "release builds");
+    need!(released(), softnic, "release builds");
     let out = std::env::temp_dir().join(format!("tb-cut-{}", std::process::id()));
     let bed = Bed { dir: out.join("testbed") };
-    let mut figure = Command::new(xtask);
+    let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
     figure.args(["figure", "4", "--smoke", "--where", "netns", "--no-install", "--out"]).arg(&out);
     let run = figure.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let since = Instant::now();
@@ -297,12 +312,7 @@ fn figure_4_is_measured_between_the_two_hosts_of_an_inventory_which_stay() {
         assert_eq!(points.matches(word).count(), 4, "{word}: {points}");
     }
     // The receiver, which serves until it is stopped, is gone; the nodes are not.
-    let listens = || bed.on("node2", "ss -Hltn 'sport = :18515'").text;
-    let since = Instant::now();
-    while !listens().is_empty() && since.elapsed() < LIMIT {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert_eq!(listens(), "", "the receiver lives on");
+    wait_for_port(&bed, false);
     assert_eq!(bed.on("node2", "hostname").text, "node2\n");
 }
 

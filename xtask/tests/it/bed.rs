@@ -154,7 +154,7 @@ pub fn machine() -> Result<(), String> {
     [setup, made].into_iter().find(|said| !said.ok).map_or(Ok(()), |said| Err(said.text.replace('\n', " ")))
 }
 
-pub fn has(name: &str) -> bool {
+fn has(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     folders.any(|folder| folder.join(name).is_file())
