@@ -55,7 +55,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
 }
 
 /// Provenance of this run as far as it is known before anything is built; the rest as in `old`.
-fn known(old: &Provenance) -> Provenance {
+pub(super) fn known(old: &Provenance) -> Provenance {
     let ours = Provenance::of(workspace::revision(), &[]);
     Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() }
 }

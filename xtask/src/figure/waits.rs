@@ -15,7 +15,7 @@ use measure::{Label, Part, Provenance};
 use serde_json::{Value, json};
 
 use super::path::PROGRAM;
-use super::{Options, measure_points};
+use super::{Options, measure_points, models};
 use crate::gpu_machine::GpuMachine;
 use crate::process::output;
 use crate::refused::refused;
@@ -40,11 +40,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
         dry_run(&experiment, &how).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
-    let known = |old: &Provenance| {
-        let ours = Provenance::of(workspace::revision(), &[]);
-        Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() }
-    };
-    resume::check(&experiment.spec, &how, &known, &|_| BTreeMap::new())?;
+    resume::check(&experiment.spec, &how, &models::known, &|_| BTreeMap::new())?;
     if options.record {
         measured::allowed(&workspace::revision())?;
     }
