@@ -14,7 +14,7 @@ use super::playbook::{self, Inventory};
 use crate::figure::quoted;
 use crate::refused::refused;
 
-/// One of them.
+/// A host, and how a login there is made.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Host {
     /// In the inventory.

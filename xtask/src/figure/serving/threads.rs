@@ -24,7 +24,7 @@ fn owner(name: &str) -> &'static str {
     }
 }
 
-/// A line for each thread of each row, titles first: series, thread, whose it is, median of its cores, least and most. No line but the
+/// A line for each thread of each row, titles first: series, thread, the part that has it, median of its cores, least and most. No line but the
 /// titles where no thread was counted.
 pub fn table(rows: &[Row]) -> Vec<Vec<String>> {
     let mut table = vec![["series", "thread", "of", "cores", "range"].map(str::to_owned).to_vec()];
