@@ -97,7 +97,9 @@ pub fn probe() -> Result<Command> {
     }
     let mut cargo = cargo();
     cargo.args(["build", "--quiet", "--locked", "-p", "gpu", "--bin", PROBE]);
-    tell!("building gpu-probe, a minute the first time");
+    if !target_dir().join("debug").join(PROBE).exists() {
+        tell!("building gpu-probe, which takes a minute");
+    }
     let log = target_dir().join("xtask-test/gpu-probe.log");
     match run_logged(&mut cargo, &log, BUILD)? {
         Ended::Well => Ok(Command::new(target_dir().join("debug").join(PROBE))),

@@ -35,7 +35,7 @@ pub struct Options {
     pub loopback: bool,
     /// Serve through the slots of the pipeline, in this mode; the client says the same one. Without it one kernel that stays answers
     /// SENDs by SENDs.
-    #[arg(long, value_parser = cli::choice::<Mode>(Mode::ALL.map(|mode| (mode.name(), mode.about()))))]
+    #[arg(long, value_parser = cli::choice::<Mode>(Mode::ALL.map(|mode| (mode.name(), mode.alias(), mode.about()))))]
     pub mode: Option<Mode>,
     /// Where this process's kernel runs.
     #[arg(long, value_enum, default_value = "gpu")]

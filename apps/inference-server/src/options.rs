@@ -28,7 +28,7 @@ pub struct Options {
     #[arg(long = "model", value_name = "NAME", required = true)]
     pub models: Vec<String>,
     /// How requests are served.
-    #[arg(long, default_value = "cpu-cpu-ibverbs", value_parser = cli::choice::<Mode>(Mode::ALL.map(|mode| (mode.name(), mode.about()))))]
+    #[arg(long, default_value = "cpu-cpu-ibverbs", value_parser = cli::choice::<Mode>(Mode::ALL.map(|mode| (mode.name(), mode.alias(), mode.about()))))]
     pub mode: Mode,
     /// GPU modes: what runs the kernels.
     #[arg(long, value_enum, default_value = "gpu")]

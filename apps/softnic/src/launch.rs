@@ -169,7 +169,11 @@ fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
                 "{reason}; `{key}` is a key of the configuration file (--config FILE) and no option"
             );
         }
-        return format!("{reason}{tip}; -- goes before the program: softnic run [OPTIONS] -- COMMAND…");
+        let usage = match std::env::args().any(|word| word == "--") {
+            true => "",
+            false => "; -- goes before the program: softnic run [OPTIONS] -- COMMAND…",
+        };
+        return format!("{reason}{tip}{usage}");
     }
     format!("{reason}{tip}")
 }

@@ -92,12 +92,16 @@ pub fn main<C: Parser>(
     run(command).map_or_else(|error| bad_input(program, &sentence(&error)), ExitCode::from)
 }
 
-/// Takes one of these names as a value. `--help` lists each with what is said of it, and an unknown one is refused with all of them.
-pub fn choice<T>(names: impl IntoIterator<Item = (&'static str, String)>) -> impl TypedValueParser<Value = T>
+/// Takes one of these names as a value, or its alias. `--help` lists each with what is said of it, and an unknown one is refused with
+/// all of them.
+pub fn choice<T>(
+    names: impl IntoIterator<Item = (&'static str, Option<&'static str>, String)>,
+) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err: Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
 {
-    let values = names.into_iter().map(|(name, help)| PossibleValue::new(name).help(help));
+    let values =
+        names.into_iter().map(|(name, alias, help)| PossibleValue::new(name).aliases(alias).help(help));
     PossibleValuesParser::new(values).try_map(|name| name.parse::<T>())
 }
 

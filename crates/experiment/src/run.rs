@@ -103,7 +103,9 @@ pub fn measure(
         lines.push(&point).with_context(again)?;
         earlier.points.push(point);
     }
-    say!("{} points in {:.0} s", earlier.points.len(), since.elapsed().as_secs_f64());
+    let count = earlier.points.len();
+    let points = if count == 1 { "point" } else { "points" };
+    say!("{count} {points} in {:.0} s", since.elapsed().as_secs_f64());
     Ok(earlier)
 }
 

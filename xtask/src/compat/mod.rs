@@ -133,8 +133,9 @@ fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program,
     let rows = || all.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row)));
     for name in &options.only {
         if !rows().any(|(program, row)| [&program.name, &row.name].contains(&name)) {
+            // Names have commas.
             let names: Vec<&str> = all.iter().map(|program| program.name.as_str()).collect();
-            return Err(refused(format!("--only {name}: no such program; there are: {}", names.join(", "))));
+            return Err(refused(format!("--only {name}: no such program; there are: {}", names.join("; "))));
         }
     }
     let is_asked = |(program, row): &(&Program, &Row)| {

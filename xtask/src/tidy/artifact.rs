@@ -101,19 +101,23 @@ fn claims(tree: &Tree) -> BTreeMap<String, Expected> {
         for (at, claim) in listed.enumerate() {
             let word =
                 |key: &str| claim.get(key).and_then(toml::Value::as_str).unwrap_or_default().to_owned();
-            let (time, verdict) = match word("rule").as_str() {
-                "background" => ("none".to_owned(), "background".to_owned()),
+            let (extent, time, verdict) = match word("rule").as_str() {
+                "background" => (Extent::Normal, "none".to_owned(), "background".to_owned()),
                 _ => recorded(&measured, spec.as_ref(), &word("id")),
             };
-            let (place, command) = ((figure.to_owned(), at), format!("cargo xtask figure {figure}"));
+            let option = match extent {
+                Extent::Normal => String::new(),
+                extent => format!(" --{}", extent.name()),
+            };
+            let (place, command) = ((figure.to_owned(), at), format!("cargo xtask figure {figure}{option}"));
             all.insert(word("id"), Expected { place, text: word("text"), command, time, verdict });
         }
     }
     all
 }
 
-/// How long the points of the entry whose verdict counts were measured, and that verdict.
-fn recorded(measured: &Value, spec: Option<&Spec>, id: &str) -> (String, String) {
+/// The extent of the entry whose verdict counts, how long its points were measured, and that verdict.
+fn recorded(measured: &Value, spec: Option<&Spec>, id: &str) -> (Extent, String, String) {
     let entries = measured["entries"].as_array().into_iter().flatten();
     let judged = entries.flat_map(|entry| {
         let of_claim = entry["verdicts"].as_array().into_iter().flatten().filter(move |one| one["id"] == id);
@@ -122,19 +126,25 @@ fn recorded(measured: &Value, spec: Option<&Spec>, id: &str) -> (String, String)
         })
     });
     let counts = judged.max_by_key(|(verdict, label, _)| Verdict::rank(verdict, *label));
-    let Some((verdict, _, entry)) = counts else { return ("none".to_owned(), "not recorded".to_owned()) };
+    let Some((verdict, _, entry)) = counts else {
+        return (Extent::Normal, "none".to_owned(), "not recorded".to_owned());
+    };
     // The parts are another page's to name.
     let said = match verdict {
         Verdict::NeedsHardware(_) => "needs hardware".to_owned(),
         verdict => verdict.to_string(),
     };
-    (spec.map_or_else(String::new, |spec| time(entry, spec)), said)
+    (extent(entry), spec.map_or_else(String::new, |spec| time(entry, spec)), said)
+}
+
+/// How much of its grid a recorded run measured.
+fn extent(entry: &Value) -> Extent {
+    entry["extent"].as_str().and_then(Extent::named).unwrap_or(Extent::Normal)
 }
 
 /// What the points of a recorded run asked for, by its rows and the spec's grid.
 fn time(entry: &Value, spec: &Spec) -> String {
-    let extent = entry["extent"].as_str().and_then(Extent::named).unwrap_or(Extent::Normal);
-    let grid = spec.grid(extent);
+    let grid = spec.grid(extent(entry));
     let (mut points, mut seconds) = (0, 0.0);
     for row in entry["rows"].as_array().into_iter().flatten() {
         let repetitions = row["repetitions"].as_u64().unwrap_or_default();

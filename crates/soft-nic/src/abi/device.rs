@@ -44,8 +44,9 @@ pub fn get_context<D: Commands>(
     }
     let lib_caps = request.u64(alloc_ucontext_req::LIB_CAPS);
     if lib_caps & LIB_CAP_DYN_UAR == 0 {
-        let reason =
-            format!("library capabilities {lib_caps:#x}: only dynamic UARs are supported (rdma-core 39 has them)");
+        let reason = format!(
+            "library capabilities {lib_caps:#x}: only dynamic UARs are supported (rdma-core 39 has them)"
+        );
         return Err(refuse(libc::EOPNOTSUPP, reason));
     }
     let version = request.u8(alloc_ucontext_req::MAX_CQE_VERSION);
