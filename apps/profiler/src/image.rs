@@ -47,9 +47,7 @@ pub fn input(model: &Model, (engine, gpu): (Engine, &Gpu), Size(extents): Size) 
             None => on_twin(preprocess, &image, extents)?,
         };
         let made = made.context("the kernel refuses an image that the CPU takes").with_context(what)?;
-        let apart = made.iter().zip(&wanted).map(|(made, wanted)| (made - wanted).abs());
-        // What is no number is not less.
-        worst = apart.fold(worst, |worst, apart| if apart <= worst { worst } else { apart });
+        worst = farther(worst, farthest(&made, &wanted));
         input.extend(made);
     }
     let by = if images.is_some() { "on the GPU" } else { "on the twin" };
@@ -61,9 +59,30 @@ pub fn input(model: &Model, (engine, gpu): (Engine, &Gpu), Size(extents): Size) 
     Ok((input, worst < TOLERANCE))
 }
 
+/// The largest difference of an element; NaN if one is no number, as an element is that the kernel has left out.
+fn farthest(made: &[f32], wanted: &[f32]) -> f32 {
+    made.iter().zip(wanted).map(|(made, wanted)| (made - wanted).abs()).fold(0.0, farther)
+}
+
+/// The larger one; `f32::max` would leave NaN out.
+fn farther(one: f32, other: f32) -> f32 {
+    if one.is_nan() || one >= other { one } else { other }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_element_that_is_no_number_is_farther_than_all_others_wherever_it_stands() {
+        assert_eq!(farthest(&[1.0, 2.5, 3.0], &[1.0, 2.0, 2.9]), 0.5);
+        for place in 0..3 {
+            let mut made = [1.0, 2.0, 3.0];
+            made[place] = f32::NAN;
+            assert!(farthest(&made, &[1.0, 2.0, 3.0]).is_nan(), "place {place}");
+        }
+        assert!(farther(f32::NAN, 0.0).is_nan() && farther(0.0, f32::NAN).is_nan());
+    }
 
     #[test]
     fn the_size_of_an_image_is_rows_and_columns() {
