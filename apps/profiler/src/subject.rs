@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use gpu::Toolkit;
-use inference::engine;
 use inference::engine::gpu::{Instance, Libraries, Loaded, fastest};
+use inference::engine::{self, EngineError};
 use inference::plan::{Format, Plan};
 use serde::Serialize;
 
@@ -108,12 +108,21 @@ impl OnGpu {
             Engine::Cuda => Libraries::needed(options.cudnn.as_deref()),
             _ => Libraries::none(),
         };
-        let fastest = fastest(gpu, &toolkit, plans, &libraries)
-            .with_context(|| format!("--engine {}", name(engine)))?;
+        let fastest = fastest(gpu, &toolkit, plans, &libraries);
+        let fastest = fastest.map_err(|error| without(engine, error))?;
         drop(context);
         start.part_with("choices", &[("compile", fastest.took.code), ("weights", fastest.took.weights)]);
         Ok(OnGpu { gpu, loaded: fastest.loaded, device, periods: fastest.periods })
     }
+}
+
+/// An error with the engine's option, and with a remedy where a library's kernel has failed.
+fn without(engine: Engine, error: EngineError) -> anyhow::Error {
+    let remedy = match &error {
+        EngineError::Tried { .. } => "; `--engine own` leaves the libraries out",
+        _ => "",
+    };
+    anyhow::Error::new(error).context(format!("--engine {}{remedy}", name(engine)))
 }
 
 /// One instance that is run again and again.
@@ -164,5 +173,25 @@ impl Subject for Launched {
 
     fn outputs(&self) -> Result<Cow<'_, [Vec<f32>]>> {
         Ok(Cow::Owned(self.instance.outputs()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_s_kernel_that_fails_comes_with_the_engine_that_has_no_libraries() {
+        let source = || gpu::Error::Refused("an illegal address".into());
+        let tried =
+            EngineError::Tried { step: "conv1".into(), by: "cuDNN 7".into(), why: Box::new(source()) };
+        let said = [tried, source().into()].map(|error| format!("{:#}", without(Engine::Cuda, error)));
+        assert_eq!(
+            said,
+            [
+                "--engine cuda; `--engine own` leaves the libraries out: step conv1: cuDNN 7, which was tried for it, failed on the GPU: an illegal address",
+                "--engine cuda: an illegal address"
+            ]
+        );
     }
 }

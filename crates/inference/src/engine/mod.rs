@@ -68,10 +68,8 @@ pub enum EngineError {
     #[error(transparent)]
     Gpu(#[from] ::gpu::Error),
     /// A library's kernel failed on the GPU, and no kernel of this process can run any more.
-    #[error(
-        "step {step}: {by}, which was tried for it, failed on the GPU: {source}; `--engine own` leaves the libraries out"
-    )]
-    Tried { step: String, by: String, source: Box<::gpu::Error> },
+    #[error("step {step}: {by}, which was tried for it, failed on the GPU: {why}")]
+    Tried { step: String, by: String, why: Box<::gpu::Error> },
     /// A GPU has no room for a part of a model.
     #[error(
         "{model}: {what}: {reason}; run fewer instances or a smaller batch, or end what else uses that GPU"

@@ -231,11 +231,11 @@ struct Bench<'a> {
     limit: usize,
 }
 
-/// An error of a way to compute a step, named where it took the context with it.
+/// An error of a way to compute a step; a library's is named where it took the context with it.
 fn lost(step: &Step, by: &By, error: EngineError) -> EngineError {
     match error {
-        EngineError::Gpu(source) if source.is_context_lost() => {
-            EngineError::Tried { step: step.names.join(" "), by: by.to_string(), source: Box::new(source) }
+        EngineError::Gpu(why) if why.is_context_lost() && *by != By::Own => {
+            EngineError::Tried { step: step.names.join(" "), by: by.to_string(), why: Box::new(why) }
         }
         other => other,
     }
@@ -536,8 +536,33 @@ mod tests {
 
     use prost::Message;
 
+    use super::super::libraries::Library;
     use super::*;
     use crate::import::import;
+
+    #[test]
+    fn a_library_s_kernel_that_takes_the_context_is_named_and_our_own_is_not() {
+        let file = zoo::Architecture::SuperResolution { factor: 1, height: 8, width: 8 }.build(1);
+        let plan = Plan::new(&import(&file.encode_to_vec(), 1).expect("the zoo's models are imported"));
+        let plan = plan.expect("it is planned");
+        let step = &plan.steps[0];
+        let error = |code| gpu::Error::Call {
+            call: "cuStreamSynchronize",
+            what: String::new(),
+            code,
+            name: String::new(),
+            text: String::new(),
+        };
+        let library = By::Library { library: Library::Cudnn, engine: "7".into(), finished: false };
+        for (by, code, is_named) in [
+            (&library, gpu::code::ILLEGAL_ADDRESS, true),
+            (&library, gpu::code::OUT_OF_MEMORY, false),
+            (&By::Own, gpu::code::ILLEGAL_ADDRESS, false),
+        ] {
+            let found = lost(step, by, error(code).into());
+            assert_eq!(matches!(found, EngineError::Tried { .. }), is_named, "{by}: {found}");
+        }
+    }
 
     /// A stand-in plays the other version: it is a word of the entry.
     #[test]
