@@ -160,7 +160,7 @@ fn cdf(
     let ticks = (0..=5).map(|tick| f64::from(tick) * 20.0).map(|tick| (tick, format!("{tick}"))).collect();
     let y = Axis { name: "runs that took no longer, %".into(), range: 0.0..100.0, log: false, ticks };
     let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
-    let without = points.iter().filter(|point| plot.series.contains(&point.series) && is_recorded(point));
+    let without = curves.iter().filter(|curve| matches!(curve.kind, Kind::Measured));
     let note = match without.count() {
         0 => None,
         count => Some(format!(
@@ -386,7 +386,9 @@ mod tests {
             Point { detail, ..point.with("p50_ms", 0.3).with("p99_ms", 1.2) }
         };
         let detail = serde_json::json!({ "runs": 15482, "quantiles_ns": times });
-        let measured = [with(1, detail), with(2, serde_json::Value::Null)];
+        // Three repetitions are one curve.
+        let null = |repetition| Point { repetition, ..with(2, serde_json::Value::Null) };
+        let measured = [with(1, detail), null(0), null(1), null(2)];
         let text = serde_json::to_string_pretty(&entry(&experiment, &measured)).unwrap();
         let read: Entry = serde_json::from_str(&text).unwrap();
         let recorded = read.points("fig2");
