@@ -22,9 +22,18 @@ const MOST_SPARE: usize = 8;
 
 /// Most lanes of a block that get stacks, where the environment sets it: a launch of more fails while the program runs,
 /// as one on a GPU does whose memory is used up.
-static MOST_LANES: LazyLock<Option<usize>> =
-    LazyLock::new(|| std::env::var(MOST_LANES_NAME).ok().map(|text| text.parse().unwrap_or(0)));
+static MOST_LANES: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(MOST_LANES_NAME).ok());
 const MOST_LANES_NAME: &str = "DOORBELL_TWIN_LANES";
+
+/// Error: the environment allows fewer lanes, or its text is no number.
+fn check(lanes: usize, most: Option<&str>) -> io::Result<()> {
+    let wrong = |why: &str| Err(io::Error::other(format!("{lanes} lanes, and {MOST_LANES_NAME} is {why}")));
+    match most.map(|text| (text, text.parse::<usize>())) {
+        Some((text, Ok(most))) if lanes > most => wrong(text),
+        Some((text, Err(_))) => wrong(&format!("`{text}`, which is no number")),
+        _ => Ok(()),
+    }
+}
 
 /// Goes on where the stack `to` was left, and leaves the running one's pointer in `from`.
 ///
@@ -79,9 +88,7 @@ unsafe impl Send for Stacks {}
 impl Stacks {
     /// At least so many, new ones or those that a launch gave back.
     pub(crate) fn take(lanes: usize) -> io::Result<Stacks> {
-        if let Some(most) = MOST_LANES.filter(|most| lanes > *most) {
-            return Err(io::Error::other(format!("{lanes} lanes, and {MOST_LANES_NAME} is {most}")));
-        }
+        check(lanes, MOST_LANES.as_deref())?;
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = spare.iter().position(|stacks| stacks.lanes >= lanes) {
             return Ok(spare.swap_remove(index));
@@ -138,5 +145,23 @@ impl Drop for Stacks {
     fn drop(&mut self) {
         // SAFETY: our own mapping, on which nobody runs.
         unsafe { libc::munmap(self.base.cast(), self.lanes * STRIDE_BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_lanes_refuses_more_of_them_and_says_its_text() {
+        for (most, words) in [
+            (None, None),
+            (Some("64"), None),
+            (Some("63"), Some("64 lanes, and DOORBELL_TWIN_LANES is 63")),
+            (Some("many"), Some("64 lanes, and DOORBELL_TWIN_LANES is `many`, which is no number")),
+        ] {
+            let said = check(64, most).err().map(|error| error.to_string());
+            assert_eq!(said.as_deref(), words, "{most:?}");
+        }
     }
 }
