@@ -275,7 +275,7 @@ impl Connection {
         } else {
             list.push(&write);
         }
-        let what = "the WRITE of a request";
+        let what = "a request";
         let qpn = self.qp.number();
         self.qp.post_send_list(&mut list).map_err(|source| ConnectionError::Post { what, qpn, source })
     }
@@ -380,7 +380,7 @@ impl Connection {
         for one in &done[..count] {
             let is_receive = one.id() & RECEIVE != 0;
             if !one.is_success() {
-                let what = if is_receive { "the receive of an answer" } else { "the WRITE of a request" };
+                let what = if is_receive { "the receive of an answer" } else { "a request" };
                 let (qpn, status, vendor) = (one.qpn(), one.status(), one.vendor_error());
                 return Err(ConnectionError::Completion { what, qpn, status, vendor });
             }
