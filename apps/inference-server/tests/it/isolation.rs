@@ -100,6 +100,47 @@ fn a_client_that_names_another_s_slot_harms_itself_alone() {
 }
 
 #[test]
+fn a_bad_send_is_answered_with_its_status_and_one_that_is_too_long_costs_its_client_alone() {
+    let nic = need!(device(), nic, "an RDMA device");
+    need!(inference::engine::has_twin(), cc, "a C++ compiler");
+    let expected = Expected::of_twin(SMALL, 3);
+    for options in [
+        &["--engine", "twin"][..],
+        &["--machine", "twin", "--mode", "cpu-gpu"],
+        &["--machine", "twin", "--mode", "gpu-cpu", "--arrival", "send"],
+        &["--machine", "twin", "--mode", "gpu-graph", "--arrival", "send"],
+    ] {
+        let (mut server, address) = server(SMALL, options);
+        let mut good = Client::by(&nic, &address, 4, Arrival::Send);
+        let mut rogue = Rogue::new(&nic, &address, 2, Arrival::Send);
+        let mut status = |rogue: &mut Rogue, place: usize| {
+            good.run(&expected, 3);
+            rogue.answer(place)
+        };
+        rogue.receive();
+        rogue.ask_cut(0);
+        assert_eq!(status(&mut rogue, 0), Some(Status::BadTensors), "{options:?}");
+        // It lands in slot 1, and names another.
+        rogue.receive();
+        rogue.ask(1, |prefix| prefix[60] ^= 2);
+        assert_eq!(status(&mut rogue, 1), Some(Status::BadSequence), "{options:?}");
+        rogue.receive();
+        rogue.ask(0, |_| {});
+        assert_eq!(status(&mut rogue, 0), Some(Status::Ok), "{options:?}");
+        rogue.send_too_many();
+        let since = Instant::now();
+        while rogue.session.is_alive() {
+            assert!(since.elapsed() < PATIENCE, "{options:?}");
+            good.run(&expected, 1);
+        }
+        good.run(&expected, 3);
+        drop(good);
+        let totals = totals(&stopped(&mut server)).clone();
+        assert_eq!((&totals["failed"], &totals["refused"]), (&1.into(), &2.into()), "{options:?} {totals}");
+    }
+}
+
+#[test]
 fn what_a_client_left_in_its_slots_is_no_request_of_the_next_one() {
     let nic = need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");

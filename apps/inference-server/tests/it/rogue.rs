@@ -17,6 +17,7 @@ use verbs::{
 
 use crate::served::{Nic, PATIENCE, PAUSE, SMALL, geometry, setup_request};
 
+/// Number of the first receive; that of each send is 0.
 const RECEIVE: u64 = 1;
 
 /// A client whose requests go into fixed slots.
@@ -35,8 +36,12 @@ pub struct Rogue {
     grant: Grant,
     /// The sequence of each slot's last request.
     sequences: Vec<u32>,
-    /// Slots that receive completions named.
+    /// Slots that receive completions named, or the headers of SENDs.
     received: Vec<u32>,
+    /// Receives that were posted.
+    posted: usize,
+    /// Of each slot the place of the receive that its answer took; by SENDs alone.
+    landed: Vec<usize>,
 }
 
 impl Rogue {
@@ -101,12 +106,19 @@ impl Rogue {
             sequences: grant.sequences.clone(),
             grant,
             received: Vec::new(),
+            posted: 0,
+            landed: vec![0; count],
         }
     }
 
-    /// Posts a receive, which an answer by a completion needs.
+    /// Posts a receive, which an answer by a completion needs. A SEND lands in the memory of its place.
     pub fn receive(&mut self) {
-        self.qp.post_receive(&ReceiveRequest { id: RECEIVE, scatter: &[] }).unwrap();
+        let place = self.posted % self.sequences.len();
+        self.posted += 1;
+        let start = place * self.geometry.client_stride();
+        let piece = [self.answers.sge(start..start + self.geometry.answer.bytes()).unwrap()];
+        let scatter = if self.arrival == Arrival::Send { &piece[..] } else { &[] };
+        self.qp.post_receive(&ReceiveRequest { id: RECEIVE + place as u64, scatter }).unwrap();
     }
 
     fn at(&self, region: usize, offset: usize) -> Remote {
@@ -126,7 +138,10 @@ impl Rogue {
         self.source.write(start + self.geometry.request.tail, &flag(request.sequence).to_le_bytes());
         self.source.write(self.flag_source(place), &flag(request.sequence).to_le_bytes());
         self.flags.word64(place * FLAG_BYTES).store(0, Ordering::Relaxed);
-        self.answers.write(place * self.geometry.client_stride(), &vec![0; self.geometry.client_stride()]);
+        if self.arrival != Arrival::Send {
+            self.answers
+                .write(place * self.geometry.client_stride(), &vec![0; self.geometry.client_stride()]);
+        }
         SendRequestParts { start, target: self.at(0, place * self.geometry.server_stride()), slot }
     }
 
@@ -137,6 +152,20 @@ impl Rogue {
     fn post(&mut self, operation: SendOperation, range: std::ops::Range<usize>) {
         let piece = [self.source.sge(range).unwrap()];
         self.qp.post_send(&SendRequest::new(0, operation, Payload::Gather(&piece))).unwrap();
+    }
+
+    /// What brings a message into a slot, or the last part of it.
+    fn operation(&self, target: Remote, slot: u32) -> SendOperation {
+        match self.arrival {
+            Arrival::Completion => SendOperation::WriteImm(target, slot.to_be_bytes()),
+            Arrival::Send => SendOperation::Send,
+            Arrival::Flag | Arrival::Tail => SendOperation::Write(target),
+        }
+    }
+
+    /// Sends more bytes than a slot has for a request.
+    pub fn send_too_many(&mut self) {
+        self.post(SendOperation::Send, 0..self.geometry.request.bytes() + FLAG_BYTES);
     }
 
     /// Sends the next request of a slot, its prefix changed.
@@ -150,10 +179,7 @@ impl Rogue {
         let SendRequestParts { start, target, slot } = *parts;
         let message = start + begin..start + self.geometry.request.bytes();
         let target = Remote { address: target.address + begin as u64, ..target };
-        match self.arrival {
-            Arrival::Completion => self.post(SendOperation::WriteImm(target, slot.to_be_bytes()), message),
-            _ => self.post(SendOperation::Write(target), message),
-        }
+        self.post(self.operation(target, slot), message);
         if self.arrival == Arrival::Flag {
             let (from, to) = (self.flag_source(place), self.at(1, place * FLAG_BYTES));
             self.post(SendOperation::Write(to), from..from + FLAG_BYTES);
@@ -171,10 +197,7 @@ impl Rogue {
     pub fn ask_cut(&mut self, place: usize) {
         let SendRequestParts { start, target, slot } = self.prepare(place, |_| {});
         let header = start..start + Header::BYTES;
-        match self.arrival {
-            Arrival::Completion => self.post(SendOperation::WriteImm(target, slot.to_be_bytes()), header),
-            _ => self.post(SendOperation::Write(target), header),
-        }
+        self.post(self.operation(target, slot), header);
         let (from, flag) = (self.flag_source(place), self.at(1, place * FLAG_BYTES));
         let tail = Remote { address: target.address + self.geometry.request.tail as u64, ..target };
         match self.arrival {
@@ -188,11 +211,7 @@ impl Rogue {
     pub fn ask_twice(&mut self, change: impl Fn(&mut [u8])) {
         let both = [0, 1].map(|place| self.prepare(place, &change));
         for SendRequestParts { start, target, slot } in both {
-            let operation = match self.arrival {
-                Arrival::Completion => SendOperation::WriteImm(target, slot.to_be_bytes()),
-                _ => SendOperation::Write(target),
-            };
-            self.post(operation, start..start + self.geometry.request.bytes());
+            self.post(self.operation(target, slot), start..start + self.geometry.request.bytes());
         }
         if self.arrival == Arrival::Flag {
             let from = self.flag_source(0);
@@ -235,6 +254,10 @@ impl Rogue {
 
     /// What lies where the answer of a slot begins.
     fn header(&self, place: usize) -> Header {
+        self.header_at(if self.arrival == Arrival::Send { self.landed[place] } else { place })
+    }
+
+    fn header_at(&self, place: usize) -> Header {
         let mut prefix = [0; PREFIX_BYTES];
         self.answers.read(place * self.geometry.client_stride(), &mut prefix);
         Header::read(&prefix).unwrap()
@@ -274,10 +297,16 @@ impl Rogue {
         let (since, mut done) = (Instant::now(), [WorkCompletion::default()]);
         loop {
             while self.cq.poll(&mut done).unwrap() == 1 {
-                if done[0].id() != RECEIVE {
+                let Some(place) = done[0].id().checked_sub(RECEIVE).map(|place| place as usize) else {
                     return Some(done[0].status());
+                };
+                if self.arrival != Arrival::Send {
+                    self.received.extend(done[0].immediate().map(u32::from_be_bytes));
+                } else if done[0].is_success() {
+                    let slot = self.header_at(place).slot;
+                    self.landed[(slot - self.grant.first) as usize] = place;
+                    self.received.push(slot);
                 }
-                self.received.extend(done[0].immediate().map(u32::from_be_bytes));
             }
             if !waits {
                 return None;
