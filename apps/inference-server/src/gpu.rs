@@ -68,7 +68,7 @@ struct Lane {
     served: Served,
     /// Gives slots; no request passes it.
     slots: Server,
-    /// What has its turns is made of; `None`: the twin.
+    /// The nodes of its graph; `None`: the twin has none.
     structure: Option<Structure>,
     clients: HashMap<u32, Joined>,
 }

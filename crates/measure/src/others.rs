@@ -41,8 +41,8 @@ fn average(busy: f64, own: f64, seconds: f64) -> f64 {
     ((busy - own) / seconds.max(1.0 / TICKS)).max(0.0)
 }
 
-/// Seconds since the machine's start that all cores were busy, or wanted by us and had by another guest of the host: user, nice, system, irq, softirq and steal
-/// of the first line of `/proc/stat`, which is `stat`. Time of our guests stands in user.
+/// Seconds since the machine's start that all cores were busy, or wanted by us and had by another guest of the host. `stat` is
+/// `/proc/stat`: user, nice, system, irq, softirq and steal of its first line. Time of our guests stands in user.
 pub fn busy(stat: &str) -> Option<f64> {
     let ticks = stat.lines().next()?.split_whitespace().skip(1).filter_map(|ticks| ticks.parse().ok());
     let ticks: Vec<f64> = ticks.collect();

@@ -73,7 +73,7 @@ struct Peer {
     ready: VecDeque<u32>,
     outstanding: HashSet<u64>,
     credits: u16,
-    /// Requests that have arrived and are not answered.
+    /// Requests that have arrived and are neither answered nor handed over.
     in_flight: u16,
     /// The slot behind that of its request that was served last.
     turn: u32,
@@ -277,7 +277,8 @@ impl Server {
     }
 
     /// As [`Self::done`], of a request that is computed and answered elsewhere: whether its client is there. Its number stays
-    /// outstanding until [`Self::sent`].
+    /// outstanding until [`Self::sent`]. It counts no more against the client's credits: the client may have the answer, and send its
+    /// next request, before this server hears of it.
     pub fn hand_over(&mut self, slot: u32) -> Result<bool, ServerError> {
         let Some(work) = self.end(slot)? else { return Ok(false) };
         self.slots[slot as usize].handed_over = work.refused.is_none().then_some(work.header.request_id);
