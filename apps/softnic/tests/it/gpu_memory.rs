@@ -233,8 +233,13 @@ fn pages_of_the_host_may_go_at_any_time_and_their_registration_keeps_no_message_
 #[test]
 fn memory_that_is_mapped_into_a_reserved_range_is_taken_piece_by_piece() {
     let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
-    let (said, _) = on_stand_in(Layer::InfiniBand, &folder, "").run(&[&program, "mapped", "-1"]);
-    assert!(said.contains("mapped\n") && said.contains("memory was freed under its region"), "{said}");
+    for mode in ["mapped", "mapped-alone"] {
+        let fabric = patient(on_stand_in(Layer::InfiniBand, &folder, ""));
+        let (said, counters) = fabric.run(&[&program, mode, "-1"]);
+        assert!(said.contains("mapped\n") && said.contains("memory was freed under its region"), "{said}");
+        // The mover serves it as it serves an allocation.
+        assert!(value(&counters, "gpu_mover_commands") > 0, "{mode}: the copy engine moved all: {said}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@
  *                                                  context; one that the program resets; a driver that does not answer for a long message (of the stand-in)
  *        gpu_memory pages|big|leaves|forks|late-forks GID_INDEX  pages of the host that the program registers and lets go; that it deregisters;
  *                                                  a child that registers while the parent's NIC shows pages to the GPU
- *        gpu_memory mapped GID_INDEX               memory that is mapped into a reserved range of addresses
+ *        gpu_memory mapped|mapped-alone GID_INDEX  memory that is mapped into a reserved range of addresses; the GPU's only memory in traffic
  *        gpu_memory torn|late|queued|mute|mixed|churn GID_INDEX  copies that do not end well, or in time (`gpu_given_up.h`)
  *        gpu_memory pair-left|pair-taken GID_INDEX  the same between two processes, towards the peer and from it
  *        gpu_memory calls|waits GID_INDEX          what a program does beside its traffic; kernels that wait for a message
@@ -811,14 +811,15 @@ static void map_one(uint64_t at, int for_nic)
 	CUDA(set_access(at, 2 << 20, &access, 1));
 }
 
-static void on_region(struct ibv_mr *mr, uint64_t addr)
+/* `other`: the other end of its READs. */
+static void on_region(struct ibv_mr *mr, uint64_t addr, int other)
 {
 	struct place kept = places[0][GPU];
 	places[0][GPU] = (struct place){ addr, mr };
 	static const uint64_t sizes[] = { 8, 20000, 600000 };
 	for (size_t s = 0; s < 3; s++) {
 		one_message(IBV_WR_RDMA_WRITE, GPU, HOST, sizes[s], 0, 0);
-		one_message(IBV_WR_RDMA_READ, GPU, GPU, sizes[s], 0, 0);
+		one_message(IBV_WR_RDMA_READ, GPU, other, sizes[s], 0, 0);
 	}
 	places[0][GPU] = kept;
 }
@@ -834,7 +835,7 @@ static void fails_on(struct ibv_mr *mr, uint64_t addr, uint64_t length)
 	reconnect();
 }
 
-static void mapped(void)
+static void mapped(int other)
 {
 	find_mappings();
 	enum { MIB2 = 2 << 20 };
@@ -852,10 +853,10 @@ static void mapped(void)
 	/* From the middle of one to that of the other. */
 	struct ibv_mr *both = ibv_reg_mr(it.pd, (void *)(range + MIB2 + MIB2 / 2), MIB2, ALL);
 	CHECK(first != NULL && next != NULL && both != NULL);
-	on_region(first, range + MIB2);
-	on_region(next, range + 2 * MIB2);
-	on_region(both, range + MIB2 + MIB2 / 2);
-	on_region(both, range + 2 * MIB2 - 4096);
+	on_region(first, range + MIB2, other);
+	on_region(next, range + 2 * MIB2, other);
+	on_region(both, range + MIB2 + MIB2 / 2, other);
+	on_region(both, range + 2 * MIB2 - 4096, other);
 	/* Where the first was is nothing, then something else: the second is what it was. */
 	for (int anew = 0; anew < 2; anew++) {
 		if (anew)
@@ -865,14 +866,14 @@ static void mapped(void)
 		fails_on(first, range + MIB2, 8);
 		fails_on(first, range + MIB2, 200000);
 		fails_on(both, range + 2 * MIB2 - 4096, 8192);
-		on_region(next, range + 2 * MIB2);
+		on_region(next, range + 2 * MIB2, other);
 	}
 	/* What is registered there from now on is what is there now. */
 	struct ibv_mr *again = ibv_reg_mr(it.pd, (void *)(range + MIB2), MIB2, ALL);
 	CHECK(again != NULL);
-	on_region(again, range + MIB2);
+	on_region(again, range + MIB2, other);
 	CHECK(ibv_dereg_mr(first) == 0 && ibv_dereg_mr(next) == 0 && ibv_dereg_mr(both) == 0);
-	on_region(again, range + MIB2);
+	on_region(again, range + MIB2, other);
 	CHECK(ibv_dereg_mr(again) == 0);
 	printf("mapped\n");
 }
@@ -1228,8 +1229,8 @@ int main(int argc, char **argv)
 		leaves();
 	else if (strcmp(what, "forks") == 0 || strcmp(what, "late-forks") == 0)
 		forks(what[0] == 'l');
-	else if (strcmp(what, "mapped") == 0)
-		mapped();
+	else if (strcmp(what, "mapped") == 0 || strcmp(what, "mapped-alone") == 0)
+		mapped(what[6] ? HOST : GPU);
 	else if (strcmp(what, "torn") == 0)
 		torn();
 	else if (strcmp(what, "pair-left") == 0)
