@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::c_program::verbs_program;
+use crate::c_program::{compile, verbs_program};
 use crate::counters::{Messages, messages};
 use crate::fabric::{Fabric, Layer, Pair};
 use crate::program::{Signal, find, within};
@@ -34,6 +34,15 @@ fn a_forked_child_gets_errors_on_what_it_inherits_and_a_nic_of_its_own() {
             assert_eq!(line.executed(), count, "executed by process {}", line.pid());
         }
     }
+}
+
+/// Payloads go through the ring of a channel, so that peers need no right to a program's memory.
+#[test]
+fn no_program_reaches_a_peer_s_memory_or_lets_the_peer_reach_its_own() {
+    measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
+    let ended_else = measure::need!(compile("own_memory", &[]), "C compiler").display().to_string();
+    let command = [&ended_else, "ibv_rc_pingpong", "-c", "-s", "1000000", "-n", "10"];
+    Fabric::new(Layer::InfiniBand).pair(&command).finish();
 }
 
 #[test]
