@@ -25,6 +25,8 @@ use crate::report::{PostTimes, Spread};
 const BURST: usize = 64;
 /// Requests a doorbell in each row.
 const LISTS: [usize; 2] = [1, 16];
+/// Bursts that are dropped at the beginning: a tenth of the rounds, and so many at most.
+const WARM_UP_BURSTS: u32 = 100;
 /// Longest wait for a burst's completion.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -153,7 +155,7 @@ fn measure(
 
     let (mut times, mut shim_times) = (PostTimes::new(), PostTimes::new());
     // The first bursts touch cold memory and wake the device: not recorded.
-    let warm_up = (options.rounds / 10).min(100);
+    let warm_up = (options.rounds / 10).min(WARM_UP_BURSTS);
     for round in 0..warm_up + options.rounds {
         if stop.load(Ordering::Relaxed) {
             break;
