@@ -446,6 +446,7 @@ mod tests {
                 "throughput",
                 throughput,
                 &[
+                    "Throughput against payload size, by poster",
                     "GPU warp",
                     "on NVIDIA H200, sm_90 without a NIC",
                     "wire model of",
@@ -453,7 +454,16 @@ mod tests {
                     "use `strict`",
                 ][..],
             ),
-            ("post-time", post_time, &["CPU shim, list 16", "L40", "whole bursts"]),
+            (
+                "post-time",
+                post_time,
+                &[
+                    "Time to post one request against payload size",
+                    "CPU shim, list 16",
+                    "L40",
+                    "whole bursts",
+                ],
+            ),
         ] {
             for label in labels.iter().chain(&[
                 "not measured: gpu-thread, gpu-warp (gpu-* need a GPU)",

@@ -322,6 +322,25 @@ mod tests {
         assert_eq!(error.matches("os error").count(), 1, "{error}");
     }
 
+    /// Says to the test below that it is the run.
+    const DRAWS: &str = "EXPERIMENT_TEST_DRAWS";
+
+    #[test]
+    fn the_end_of_a_run_names_its_pictures() {
+        if std::env::var_os(DRAWS).is_some() {
+            run(&options("pictures"), &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
+            return;
+        }
+        let mut us = std::process::Command::new(std::env::current_exe().unwrap());
+        us.args(["--exact", "run::tests::the_end_of_a_run_names_its_pictures", "--nocapture"]);
+        let said = us.env(DRAWS, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let plots: Vec<&Path> =
+            said.lines().filter_map(|line| line.strip_prefix("plot: ")).map(Path::new).collect();
+        assert!(plots.len() == 2 && plots.iter().all(|plot| plot.is_file()), "{said}");
+        fs::remove_dir_all(plots[0].parent().unwrap()).unwrap();
+    }
+
     #[test]
     fn a_damaged_line_comes_with_advice() {
         let mut options = options("damaged");
