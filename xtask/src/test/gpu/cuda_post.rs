@@ -16,6 +16,8 @@ pub const NAME: &str = "examples/cuda_post";
 const HEADERS: &str = "crates/rdma-shim/include";
 /// How the line begins, in any of its files, that builds it in its own folder; it has to say `-o NAME`.
 const LINE: &str = "nvcc ";
+/// WRITEs for which the NIC may write one CQE: each CQE costs the GPU a trip across PCIe.
+const WRITES_A_CQE: u64 = 100;
 /// Compiling, and running.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -50,7 +52,14 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<Tried> {
     let mut build = Command::new(nvcc);
     build.args(line.split_whitespace().skip(1)).current_dir(&folder);
     let mut program_run = Command::new(workspace::programs().join("softnic"));
-    program_run.args(["run", "--"]).arg(folder.join(&program)).current_dir(&folder);
+    let stats = out.join("logs/cuda_post-counters.jsonl");
+    let _ = fs::remove_file(&stats);
+    program_run
+        .args(["run", "--stats"])
+        .arg(&stats)
+        .arg("--")
+        .arg(folder.join(&program))
+        .current_dir(&folder);
     for (what, command) in [("nvcc", &mut build), (program.as_str(), &mut program_run)] {
         let log = out.join("logs").join(format!("cuda_post-{what}.log"));
         let ended = run_logged(command, &log, LIMIT)?;
@@ -62,7 +71,19 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<Tried> {
             ));
         }
     }
-    Ok(Tried::Passed)
+    let counters = fs::read_to_string(&stats).unwrap_or_default();
+    Ok(too_many_completions(&counters).map_or(Tried::Passed, |why| Tried::Failed(why, counters)))
+}
+
+/// What is wrong with the number of completions, by a line of the NIC's counters.
+fn too_many_completions(counters: &str) -> Option<String> {
+    let counters: serde_json::Value = serde_json::from_str(counters.trim()).unwrap_or_default();
+    let [cqes, writes] = ["cqes", "posted_write"].map(|name| counters["counters"][name].as_u64());
+    let (Some(cqes), Some(writes)) = (cqes, writes) else {
+        return Some("the NIC's counters have no `cqes` and `posted_write`".into());
+    };
+    let why = format!("{cqes} CQEs for {writes} WRITEs are more than one for {WRITES_A_CQE}");
+    (cqes * WRITES_A_CQE > writes).then_some(why)
 }
 
 /// The compiler: the toolkit's, else the first in `PATH`.
@@ -115,6 +136,20 @@ mod tests {
     use super::*;
     use crate::gpu_machine::example;
     use crate::process::script;
+
+    #[test]
+    fn more_than_a_completion_for_a_hundred_writes_is_a_failure() {
+        let with = |cqes: u64| {
+            let counters = serde_json::json!({"cqes": cqes, "posted_write": 50176});
+            too_many_completions(&format!("{}\n", serde_json::json!({"counters": counters})))
+        };
+        // Of the 50,176 WRITEs of `thread` the last of each 128, each 64 and each 32 asks for one.
+        assert_eq!(with(392), None);
+        for cqes in [784, 1568] {
+            assert!(with(cqes).unwrap().starts_with(&format!("{cqes} CQEs for 50176 WRITEs")));
+        }
+        assert!(too_many_completions("").unwrap().contains("no `cqes`"));
+    }
 
     #[test]
     fn the_line_that_is_told_is_the_line_that_is_run() {
