@@ -288,11 +288,13 @@ pub fn end_unharmed(ancestor: u32, patience: Duration) -> bool {
     }
 }
 
-/// Stops a process and all below it, so that none of them can start another, and returns them.
+/// Stops a process and all below it, so that none of them can start another, and returns them. One that cannot be stopped may go on
+/// starting others: after [`WAIT`] those that are known are returned.
 fn halted(top: u32) -> Vec<u32> {
     let mut tree = vec![top];
     let mut stopped = 0;
-    while stopped < tree.len() {
+    let since = Instant::now();
+    while stopped < tree.len() && since.elapsed() < WAIT {
         send(&tree[stopped..], Signal::SIGSTOP);
         stopped = tree.len();
         let more = descendants(top).into_iter().filter(|process| !tree.contains(process));
