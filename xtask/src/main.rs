@@ -232,6 +232,15 @@ fn run(command: Command) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// Without cargo's own lines the first command would be silent while cargo builds or waits for its lock.
+    #[test]
+    fn the_alias_lets_cargo_say_what_it_builds() {
+        let text = std::fs::read_to_string(workspace::root().join(".cargo/config.toml")).unwrap();
+        let config: toml::Table = toml::from_str(&text).unwrap();
+        assert_eq!(config["alias"]["xtask"].as_str(), Some("run --package xtask --"));
+        assert!(!config.contains_key("term"), "{text}");
+    }
+
     #[test]
     fn what_is_wrong_with_the_command_line_is_one_line() {
         for (arguments, words) in [

@@ -377,6 +377,33 @@ pub fn logs() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test::begin;
+
+    /// Says to the test below that it is the run.
+    const RUN: &str = "XTASK_TEST_STEPS";
+
+    #[test]
+    fn a_run_says_how_long_it_takes_and_which_step_of_how_many_begins() {
+        if std::env::var_os(RUN).is_some() {
+            let step = |name: &str| Job::new(name, 0, &[], Work::Step(vec!["true".into()]));
+            let jobs = ["a first test step", "a second test step"].map(step);
+            begin(&jobs, &toml::from_str("cpu_minutes = 20\nwall_minutes = 9\n").unwrap());
+            let (options, floors) = (Options::default(), Floors::default());
+            Run::new(&options, &floors, &Metadata { packages: Vec::new() }, None).all(&jobs);
+            return;
+        }
+        let mut us = Command::new(std::env::current_exe().unwrap());
+        let name = "test::jobs::tests::a_run_says_how_long_it_takes_and_which_step_of_how_many_begins";
+        let said = us.args(["--exact", name, "--nocapture"]).env(RUN, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&said.stdout);
+        for words in [
+            "test: 2 steps; from nothing 20 CPU minutes and 9 minutes on two quiet cores\n",
+            "step 1 of 2: a first test step …\n",
+            "step 2 of 2: a second test step …\n",
+        ] {
+            assert!(said.status.success() && text.contains(words), "{words}: {text}");
+        }
+    }
 
     #[test]
     fn warnings_of_a_build_are_taken_from_its_log_with_their_lines() {

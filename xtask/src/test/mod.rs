@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<()> {
     // Only the whole run is what the budget is for.
     let is_judged = options.suites.is_empty() && !options.bare && !options.full;
     if is_judged {
-        say!("test: {} steps; from nothing {}", jobs.len(), budget.words());
+        begin(&jobs, &budget);
     }
     if !options.bare {
         setup::prepare(Purpose::Test, options.no_install)?;
@@ -118,6 +118,11 @@ pub fn run(options: &Options) -> Result<()> {
     let line = if is_judged { budget.line(&taken) } else { taken.words() };
     summary(&rows, &line)?;
     if within { Ok(()) } else { bail!("{line}") }
+}
+
+/// Says how long it will take.
+fn begin(jobs: &[jobs::Job], budget: &Budget) {
+    say!("test: {} steps; from nothing {}", jobs.len(), budget.words());
 }
 
 /// Rows that used most of the processors.
@@ -250,11 +255,40 @@ fn last_line(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refused::Refused;
 
     fn row(passed: usize, failed: usize, skips: &[&str]) -> Row {
         let skips = skips.iter().map(|skip| (*skip).to_owned()).collect();
         let outcome = Outcome { passed, failed, skips, ..Outcome::default() };
         Row { name: "x".into(), outcome, ..Row::default() }
+    }
+
+    /// Says to the test below that it is the run.
+    const RUN: &str = "XTASK_TEST_NO_SUITE";
+
+    #[test]
+    fn an_unknown_suite_is_refused_with_all_names_before_anything_is_set_up() {
+        if std::env::var_os(RUN).is_some() {
+            let suites = vec!["nosuchsuite".into()];
+            let error = run(&Options { suites, no_install: true, ..Options::default() }).unwrap_err();
+            assert!(error.is::<Refused>(), "{error:#}");
+            say!("{error:#}");
+            return;
+        }
+        // By this one no package is installed: set-up would say so.
+        let folder = std::env::temp_dir().join(format!("xtask-no-suite-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        crate::process::script(&folder.join("dpkg-query"), "#!/bin/sh\n");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let name = "test::tests::an_unknown_suite_is_refused_with_all_names_before_anything_is_set_up";
+        let mut us = std::process::Command::new(std::env::current_exe().unwrap());
+        us.args(["--exact", name, "--nocapture"]).env(RUN, "1");
+        let said = us.env("PATH", format!("{}:{path}", folder.display())).output().unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        let text = String::from_utf8_lossy(&said.stdout);
+        assert!(said.status.success() && !text.contains("packages"), "{text}");
+        let names = text.split("no suite `nosuchsuite`; there are: ").nth(1).unwrap_or_default();
+        assert!(["roce", "verbs-roce-wire"].iter().all(|suite| names.contains(suite)), "{text}");
     }
 
     #[test]
