@@ -2,10 +2,10 @@
  *
  * Clients have their turn, and each client's slots: the search begins behind the slots of the client that was served last. A slot is
  * passed while the NIC may still read the answer before; so neither the model nor send_outputs ever has to wait. A wait ends by a
- * request, by the cancel word, by the host's own slot marked as stop, by a queue that fails, or after `wait_ns`. Across PCIe (cancel word, places, completions) it looks each
- * 64th round, after `attend_ns`, and when nothing but a slot that is being sent has a request.
- * Checked: magic, version, status, sequence, slot, model, table of tensors, and that the request's number is not outstanding
- * (send_outputs marks those), and that no more of the client's requests wait than its credits allow.
+ * request, by the cancel word, by the host's own slot marked as stop, by a queue that fails, or after `wait_ns`. Across PCIe (cancel
+ * word, places, completions) it looks each 64th round, after `attend_ns`, and when nothing but a slot that is being sent has a request.
+ * Checked: magic, version, status, sequence, slot, model and table of tensors; that the request's number is not outstanding
+ * (send_outputs marks those); that no more of the client's requests wait than its credits allow.
  */
 #ifndef DB_WAIT_CU
 #define DB_WAIT_CU

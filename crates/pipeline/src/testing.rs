@@ -121,9 +121,8 @@ impl Peer {
             self.qp.try_post(&SendRequest::new(id, operation, Payload::Gather(pieces))).unwrap();
         };
         match self.arrival {
-            Arrival::Completion | Arrival::Send => {
-                write(SendOperation::WriteImm(there, slot.to_be_bytes()), &whole)
-            }
+            Arrival::Completion => write(SendOperation::WriteImm(there, slot.to_be_bytes()), &whole),
+            Arrival::Send => panic!("its receives have no memory, which an answer by a SEND needs"),
             Arrival::Tail => write(SendOperation::Write(there), &whole),
             Arrival::Flag => {
                 write(SendOperation::Write(there), &whole);

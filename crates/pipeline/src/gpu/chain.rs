@@ -1,6 +1,7 @@
 //! How a pipeline has its turns: a chain of them on a GPU, a thread of the host twin's, or one kernel; how it ends and begins again.
 //!
-//! A chain ends by the cancel word, by the host's own slot marked as stop, by a queue that fails, or by an error. Its end calls a function, on a thread that slept until then.
+//! A chain ends by the cancel word, by the host's own slot marked as stop, by a queue that fails, or by an error. Its end calls a
+//! function, on a thread that slept until then.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -110,7 +110,7 @@ fn alone(machine: &Machine, driver: Driver, turns: u32) -> Result<Duration, Serv
     let mut graph = match driver.again() {
         Repeat::Relaunch => {
             let module = machine.module(&[gpu::relaunch_unit()])?;
-            // SAFETY: the model, its slots and the module outlive the graph, which is dropped first.
+            // SAFETY: the model keeps the code and the memory of its steps, and outlives the graph, which is dropped first.
             unsafe { SelfLaunching::of_capture(&module, turns, None, record) }
         }
         Repeat::While => {
@@ -408,7 +408,12 @@ mod tests {
         need!(has_compiler(), cc, "a C++ compiler");
         assert!("grap".parse::<Driver>().unwrap_err().contains("graph, while, persistent, walk"));
         let error = cost(&Machine::twin(Visibility::InOrder), "walk".parse().unwrap()).unwrap_err();
-        assert!(!error.to_string().is_empty());
+        assert!(error.to_string().contains("twin"), "{error}");
+    }
+
+    #[test]
+    fn a_graph_has_as_many_steps_as_the_kernel_that_stays() {
+        assert!(unit().text.contains(&format!("#define DB_STAND_IN_STEPS {STEPS}u\n")));
     }
 
     #[test]

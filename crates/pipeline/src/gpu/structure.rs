@@ -71,7 +71,7 @@ impl Structure {
 }
 
 impl Served {
-    /// What has the turns of a pipeline on a GPU; one kernel that stays is one node. `None`: it is the twin's, or was not started yet.
+    /// What has the turns of a pipeline on a GPU; one kernel that stays is one node. `None`: it is the twin's, or has no model yet.
     /// Error: the driver's.
     pub fn structure(&self) -> Result<Option<Structure>, ServedError> {
         Ok(match &self.runs {

@@ -220,7 +220,8 @@ impl Rig {
         match self.served.arrival {
             Arrival::Flag => self.served.core.flags.put(slot as usize * 8, &Word(flag(sequence))).unwrap(),
             Arrival::Tail => slots.put(at + geometry.request.tail, &Word(flag(sequence))).unwrap(),
-            Arrival::Completion | Arrival::Send => peer.receive(slot),
+            Arrival::Completion => peer.receive(slot),
+            Arrival::Send => panic!("it writes no completion of a SEND"),
         }
     }
 }
