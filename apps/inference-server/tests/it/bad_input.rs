@@ -18,7 +18,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
             &["--place", "--machine gpu"][..],
         ),
         (&["--mode", "gpu-graph", "--engine", "twin"], &["--engine twin", "a CPU mode"]),
-        (&["--mode", "gpu-gpu"], &["gpu-graph"]),
+        (&["--mode", "cpu-cpu"], &["cpu-cpu-shim"]),
         (&["--mode", "gpu-persistent", "--model", "b"], &["one model", "--model once"]),
         (&["--model", "resnet51"], &["resnet51"]),
         (&["--slots", "1000", "--memory", "1000000"], &["--slots 1000", "at most --slots 7"]),
