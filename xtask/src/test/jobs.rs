@@ -355,9 +355,10 @@ fn step(log: &Log) -> Row {
 fn warnings(log: &str) -> String {
     let mut is_within = false;
     let lines = log.lines().filter(|line| {
-        let is_sum = line.contains(" generated ") && line.contains(" warning");
+        let is_sum = line.starts_with("warning: `") && line.contains(") generated ");
         let begins = ["warning: ", "warning["].iter().any(|begin| line.starts_with(begin)) && !is_sum;
-        is_within = begins || (is_within && line.starts_with(' '));
+        // An empty line ends one; lines of the source begin with their number.
+        is_within = begins || (is_within && !is_sum && !line.is_empty());
         is_within
     });
     lines.map(|line| format!("{line}\n")).collect()
@@ -407,11 +408,11 @@ mod tests {
 
     #[test]
     fn warnings_of_a_build_are_taken_from_its_log_with_their_lines() {
-        let log = "   Compiling a v0.1.0\nwarning: useless use of `vec!`\n  --> a.rs:1:2\n   |\n\nwarning: `a` (lib) generated 1 warning\n\
+        let log = "   Compiling a v0.1.0\nwarning: useless use of `vec!`\n  --> a.rs:1:2\n   |\n27 | vec![1];\n\nwarning: `a` (lib) generated 1 warning\n\
                    {\"reason\":\"build-finished\"}\nwarning[E0001]: b\n";
         assert_eq!(
             warnings(log),
-            "warning: useless use of `vec!`\n  --> a.rs:1:2\n   |\nwarning[E0001]: b\n"
+            "warning: useless use of `vec!`\n  --> a.rs:1:2\n   |\n27 | vec![1];\nwarning[E0001]: b\n"
         );
         assert_eq!(warnings("   Compiling a v0.1.0\n"), "");
     }
