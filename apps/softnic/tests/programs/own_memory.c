@@ -1,11 +1,7 @@
 /* Starts a program that is ended by SIGSYS when it reaches another process's memory, or lets all others reach its own. */
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <unistd.h>
+
+#include "filtered.h"
 
 int main(int argc, char **argv)
 {
@@ -21,13 +17,6 @@ int main(int argc, char **argv)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
 	};
-	struct sock_fprog program = { .len = sizeof(filter) / sizeof(filter[0]), .filter = filter };
 
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
-		perror("seccomp");
-		return 2;
-	}
-	execvp(argv[1], argv + 1);
-	perror(argv[1]);
-	return 2;
+	return start_filtered(filter, sizeof(filter) / sizeof(filter[0]), argv + 1);
 }

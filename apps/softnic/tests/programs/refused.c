@@ -1,11 +1,7 @@
 /* Starts a program to which the kernel refuses one system call, by its number, with EPERM, as a container's filter does. */
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
-#include <unistd.h>
+
+#include "filtered.h"
 
 int main(int argc, char **argv)
 {
@@ -17,13 +13,6 @@ int main(int argc, char **argv)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | 1),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { .len = sizeof(filter) / sizeof(filter[0]), .filter = filter };
 
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
-		perror("seccomp");
-		return 2;
-	}
-	execvp(argv[2], argv + 2);
-	perror(argv[2]);
-	return 2;
+	return start_filtered(filter, sizeof(filter) / sizeof(filter[0]), argv + 2);
 }
