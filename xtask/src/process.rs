@@ -354,6 +354,14 @@ fn stat(process: u32) -> Option<String> {
     stat.rsplit_once(')').map(|(_, fields)| fields.trim_start().to_owned())
 }
 
+/// This program's test of that path alone, in a process of its own: what it prints can be read, and it may end as it likes.
+#[cfg(test)]
+pub fn one_test(name: &str) -> Command {
+    let mut us = Command::new(std::env::current_exe().expect("a test runs"));
+    us.args(["--exact", name, "--nocapture"]);
+    us
+}
+
 /// Writes a shell script that can be started at once, for tests: written by another process, since a file that one of our
 /// threads writes while another one forks cannot be started («text file busy»).
 #[cfg(test)]

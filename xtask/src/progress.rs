@@ -100,8 +100,7 @@ mod tests {
             Progress::new(1, "{msg}").unwrap().show(0, "a point");
             return;
         }
-        let mut us = std::process::Command::new(std::env::current_exe().unwrap());
-        us.args(["--exact", "progress::tests::a_reader_that_goes_away_is_no_panic", "--nocapture"]);
+        let mut us = crate::process::one_test("progress::tests::a_reader_that_goes_away_is_no_panic");
         us.env(CHILD, "1").stdin(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let mut child = us.stdout(std::process::Stdio::null()).spawn().unwrap();
         drop(child.stderr.take());

@@ -1,7 +1,7 @@
 //! The whole of `figure` with stand-ins for its programs: shell scripts that say what the generator says.
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use experiment::point::{self, Point};
@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::*;
-use crate::process::script as script_file;
+use crate::process::{one_test, script as script_file};
 use crate::refused::Refused;
 
 /// A folder of its own with a launcher and a generator, both fakes.
@@ -392,12 +392,7 @@ fn a_build_is_announced_and_cargo_s_own_progress_passed_on() {
         assert!(build().is_err(), "the stand-in builds nothing");
         return;
     }
-    let mut us = Command::new(std::env::current_exe().unwrap());
-    us.args([
-        "--exact",
-        "figure::tests::a_build_is_announced_and_cargo_s_own_progress_passed_on",
-        "--nocapture",
-    ]);
+    let mut us = one_test("figure::tests::a_build_is_announced_and_cargo_s_own_progress_passed_on");
     let cargo = std::env::temp_dir().join(format!("xtask-figure-{}-cargo", std::process::id()));
     script_file(&cargo, "#!/bin/sh\necho \"   Compiling $*\" >&2\nexit 1\n");
     let said = us.env(BUILDS, "1").env("CARGO", &cargo).output().unwrap();
@@ -545,9 +540,8 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
         let stage = stage(&format!("stopped-{signal}"), bend);
         let folder = stage.out.parent().unwrap();
         let name = "figure::tests::a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on";
-        let mut us = Command::new(std::env::current_exe().unwrap());
-        us.args(["--exact", name, "--nocapture"]).env(STAGE, folder);
-        let us = us.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut us = one_test(name);
+        let us = us.env(STAGE, folder).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let asleep = || fs::read_to_string(folder.join("asleep")).unwrap_or_default();
         let since = Instant::now();
         while !asleep().ends_with('\n') {

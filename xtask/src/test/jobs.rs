@@ -378,6 +378,7 @@ pub fn logs() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::one_test;
     use crate::test::begin;
 
     /// Says to the test below that it is the run.
@@ -393,9 +394,8 @@ mod tests {
             Run::new(&options, &floors, &Metadata { packages: Vec::new() }, None).all(&jobs);
             return;
         }
-        let mut us = Command::new(std::env::current_exe().unwrap());
         let name = "test::jobs::tests::a_run_says_how_long_it_takes_and_which_step_of_how_many_begins";
-        let said = us.args(["--exact", name, "--nocapture"]).env(RUN, "1").output().unwrap();
+        let said = one_test(name).env(RUN, "1").output().unwrap();
         let text = String::from_utf8_lossy(&said.stdout);
         for words in [
             "test: 2 steps; from nothing 20 CPU minutes and 9 minutes on two quiet cores\n",

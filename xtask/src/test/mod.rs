@@ -281,9 +281,8 @@ mod tests {
         crate::process::script(&folder.join("dpkg-query"), "#!/bin/sh\n");
         let path = std::env::var("PATH").unwrap_or_default();
         let name = "test::tests::an_unknown_suite_is_refused_with_all_names_before_anything_is_set_up";
-        let mut us = std::process::Command::new(std::env::current_exe().unwrap());
-        us.args(["--exact", name, "--nocapture"]).env(RUN, "1");
-        let said = us.env("PATH", format!("{}:{path}", folder.display())).output().unwrap();
+        let mut us = crate::process::one_test(name);
+        let said = us.env(RUN, "1").env("PATH", format!("{}:{path}", folder.display())).output().unwrap();
         std::fs::remove_dir_all(folder).unwrap();
         let text = String::from_utf8_lossy(&said.stdout);
         assert!(said.status.success() && !text.contains("packages"), "{text}");
