@@ -241,8 +241,8 @@ impl Commands {
         match rng.below(5) {
             0 => request.cqe = rng.edge(255) as u32,
             1 => request.cqe_size = rng.pick(&[0, 1, 32, 64, 96, 128, 256, u32::MAX]),
-            2 => request.buffer = rng.edge(request.buffer),
-            3 => request.record = rng.edge(request.record),
+            2 => request.buffer = rng.address(request.buffer),
+            3 => request.record = rng.address(request.record),
             _ => request.cqe = (1u32 << rng.below(32)).wrapping_sub(1),
         }
         if let Some(cq) = note(tally, "CREATE_CQ", self.driver.nic.create_cq(self.context, &request)) {
@@ -250,7 +250,7 @@ impl Commands {
             match rng.below(4) {
                 0 => change.cqe = rng.edge(127) as u32,
                 1 => change.cqe_size = rng.edge(64) as u32,
-                2 => change.buffer = rng.edge(change.buffer),
+                2 => change.buffer = rng.address(change.buffer),
                 _ => change.cqe = 1 << rng.below(32),
             }
             note(tally, "RESIZE_CQ", self.driver.nic.resize_cq(self.context, cq.handle, &change));
@@ -263,8 +263,8 @@ impl Commands {
         match rng.below(6) {
             0 => request.max_wr = rng.edge(255) as u32,
             1 => request.max_sge = rng.edge(1) as u32,
-            2 => request.buffer = rng.edge(request.buffer),
-            3 => request.record = rng.edge(request.record),
+            2 => request.buffer = rng.address(request.buffer),
+            3 => request.record = rng.address(request.record),
             4 => request.pd = rng.edge(self.pd.into()) as u32,
             _ => request.max_wr = 1 << rng.below(32),
         }
@@ -283,8 +283,8 @@ impl Commands {
             0 => request.pd = rng.edge(self.pd.into()) as u32,
             1 => request.send_cq = rng.edge(self.cq.into()) as u32,
             2 => request.recv_cq = rng.edge(self.cq.into()) as u32,
-            3 => request.buffer = rng.edge(request.buffer),
-            4 => request.record = rng.edge(request.record),
+            3 => request.buffer = rng.address(request.buffer),
+            4 => request.record = rng.address(request.record),
             5 => request.sq_wqe_count = rng.edge(64) as u32,
             6 => request.rq_wqe_count = rng.edge(64) as u32,
             7 => request.rq_wqe_shift = rng.edge(6) as u32,
