@@ -202,7 +202,7 @@ fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
     let mut holder = Command::new(bed.dir.join("ssh"));
     holder.args(["-tt", "-o", "ControlPath=none", "node2", &format!("python3 -c '{holds}'")]);
     // It ends with the node, if not before.
-    let mut holder = holder.stdout(Stdio::null()).spawn().unwrap();
+    let mut holder = holder.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     wait_for_port(&bed, true);
     let said = playbook(&bed, "figure4.yml", &words);
     assert!(!said.ok, "{}", said.text);
@@ -232,7 +232,7 @@ fn a_signal_during_a_run_on_nodes_removes_them_and_says_how_to_go_on() {
     let bed = Bed { dir: out.join("testbed") };
     let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
     figure.args(["figure", "4", "--smoke", "--where", "netns", "--no-install", "--out"]).arg(&out);
-    let run = figure.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let run = figure.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let since = Instant::now();
     while !fs::read_to_string(out.join("results.jsonl")).is_ok_and(|points| points.contains('\n')) {
         if since.elapsed() > LIMIT {

@@ -122,9 +122,11 @@ pub struct Said {
 }
 
 impl Said {
-    /// Of a program that ends within [`LIMIT`].
+    /// Of a program that ends within [`LIMIT`]. Its stdin is its own: ssh makes the one that it has non-blocking, for whoever
+    /// shares it too, and ansible refuses such a one.
     pub fn of(command: &mut Command) -> Said {
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (id, (tell, said)) = (child.id(), channel());
         std::thread::spawn(move || tell.send(child.wait_with_output()));
         let Ok(output) = said.recv_timeout(LIMIT) else {

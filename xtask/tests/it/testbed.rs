@@ -93,7 +93,7 @@ fn down_ends_logins_and_sshds_whose_supervisor_was_killed() {
     bed.has_namespaces();
     let mut login = Command::new(bed.dir.join("ssh"));
     let mut login = login.args(["-o", "ControlPath=none", "node1", "echo in; exec sleep 600"]);
-    login = login.stdout(std::process::Stdio::piped());
+    login = login.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
     let mut login = login.spawn().unwrap();
     let mut said = [0; 3];
     std::io::Read::read_exact(login.stdout.as_mut().unwrap(), &mut said).unwrap();

@@ -246,9 +246,7 @@ fn a_listener_s_port_is_its_own_until_it_ends_even_by_sigkill() {
     assert!(!status.success() && second.program.output().contains("in use"), "{}", second.program.tail());
     first.program.signal(Signal::SIGKILL);
     within(Duration::from_secs(10), || first.program.exited().is_some());
-    let third = server(&fabric, &command);
-    let client = fabric.start(&["rping", "-c", "-a", ADDRESS, "-p", &port, "-C", "3"]);
-    Pair::of(third, client).finish();
+    pair_on(&fabric, 0, &command, &["rping", "-c", "-a", ADDRESS, "-p", &port, "-C", "3"]);
 }
 
 #[test]
