@@ -1,6 +1,7 @@
 //! A client over a NIC, for tests of every mode: it asks by each way of arrival, and checks what is answered.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rdma_shim::kernel::Memory;
 use rdma_shim::testing::{connect, wait_for};
@@ -144,6 +145,32 @@ impl Peer {
             count = count.saturating_sub(self.qp.poll(&mut done).unwrap());
             (count == 0).then_some(())
         });
+    }
+
+    /// Writes to its first slot while `end` runs and a little longer: the error that a write ended with, if one did.
+    pub fn failure_while(mut self, end: impl FnOnce() + Send) -> Option<String> {
+        const ON_THEIR_WAY: usize = 8;
+        let mut done = [Completion::default(); ON_THEIR_WAY];
+        let (mut sent, mut ended) = (0, 0);
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(end);
+            let mut last = None;
+            while last.is_none_or(|since: Instant| since.elapsed() < Duration::from_millis(20)) {
+                if last.is_none() && ending.is_finished() {
+                    last = Some(Instant::now());
+                }
+                if sent - ended < ON_THEIR_WAY {
+                    self.send(0, self.first, 0, &[0; PREFIX_BYTES], 0.0);
+                    sent += 1;
+                }
+                let count = self.qp.poll(&mut done).unwrap();
+                ended += count;
+                if let Some(failed) = done[..count].iter().find(|completion| !completion.is_success()) {
+                    return Some(failed.status().to_string());
+                }
+            }
+            None
+        })
     }
 
     /// Whether an answer has come, as its last word tells.

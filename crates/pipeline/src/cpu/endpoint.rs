@@ -160,6 +160,13 @@ pub struct Endpoint {
     pub failure: Option<String>,
 }
 
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // Before the regions go: a client that still asks gets no answer, and not the error of a region that is gone.
+        let _ = self.poster.qp().reset();
+    }
+}
+
 impl Endpoint {
     /// Registers and clears the granted slots, and makes a queue pair. What a client before wrote there is gone.
     pub fn new(context: &Context, memory: &Memory, setting: &Setting<'_>) -> Result<Endpoint, CpuError> {

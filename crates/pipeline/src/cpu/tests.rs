@@ -67,3 +67,18 @@ fn a_client_s_requests_are_served_in_the_order_that_was_asked_for() {
         assert_eq!(served_slots, wanted, "{order:?}");
     }
 }
+
+#[test]
+fn a_client_that_asks_to_the_end_meets_no_region_that_is_gone() {
+    let context = need!(device(), nic, "an mlx5 device");
+    for mode in [Mode::CpuCpuIbverbs, Mode::CpuCpuShim] {
+        let mut served = Served::new(geometry(), SLOTS).unwrap();
+        for _ in 0..20 {
+            let peer = join(&context, &mut served, mode, Arrival::Tail, 0);
+            let number = peer.number;
+            let endpoint = served.remove(number).unwrap();
+            assert_eq!(peer.failure_while(|| drop(endpoint)), None, "{mode}");
+            served.withdraw(number).unwrap();
+        }
+    }
+}

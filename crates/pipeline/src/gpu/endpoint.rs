@@ -190,7 +190,11 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // First: the next client of the queue's protection domain finds none of them.
+        // A client that still asks gets no answer, and not the error of a region that is gone.
+        if let Some(queue) = &self.queue {
+            let _ = queue.qp().reset();
+        }
+        // Before the queue: the next client of its protection domain finds none of them.
         self.shares.clear();
         if let Some(queue) = self.queue.take() {
             self.pool.give(self.kind, self.pool.slots, queue);
