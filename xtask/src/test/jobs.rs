@@ -351,14 +351,20 @@ fn step(log: &Log) -> Row {
     Row { outcome, complaint, ..Row::default() }
 }
 
-/// Warnings of the compiler and of clippy in the log of a build, each with its lines. Cargo's own sums are left out.
+/// Warnings of the compiler and of clippy in the log of a build, each with its lines. Left out: Cargo's own sums, and what build
+/// scripts say of the machine (`warning: PACKAGE@VERSION: …`).
 fn warnings(log: &str) -> String {
     let mut is_within = false;
     let lines = log.lines().filter(|line| {
-        let is_sum = line.starts_with("warning: `") && line.contains(") generated ");
-        let begins = ["warning: ", "warning["].iter().any(|begin| line.starts_with(begin)) && !is_sum;
-        // An empty line ends one; lines of the source begin with their number.
-        is_within = begins || (is_within && !is_sum && !line.is_empty());
+        let is_cargo_s = |text: &str| {
+            let word = text.split(' ').next().unwrap_or_default();
+            (text.starts_with('`') && text.contains(") generated "))
+                || (word.contains('@') && word.ends_with(':'))
+        };
+        let is_warning = ["warning: ", "warning["].iter().any(|begin| line.starts_with(begin));
+        let begins = is_warning && !line.strip_prefix("warning: ").is_some_and(is_cargo_s);
+        // An empty line or Cargo's next one ends it; lines of the source begin with their number.
+        is_within = begins || (is_within && !is_warning && !line.is_empty());
         is_within
     });
     lines.map(|line| format!("{line}\n")).collect()
@@ -408,7 +414,7 @@ mod tests {
 
     #[test]
     fn warnings_of_a_build_are_taken_from_its_log_with_their_lines() {
-        let log = "   Compiling a v0.1.0\nwarning: useless use of `vec!`\n  --> a.rs:1:2\n   |\n27 | vec![1];\n\nwarning: `a` (lib) generated 1 warning\n\
+        let log = "warning: a@0.1.0: struct b is larger here\n   Compiling a v0.1.0\nwarning: useless use of `vec!`\n  --> a.rs:1:2\n   |\n27 | vec![1];\n\nwarning: `a` (lib) generated 1 warning\n\
                    {\"reason\":\"build-finished\"}\nwarning[E0001]: b\n";
         assert_eq!(
             warnings(log),
