@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 
 use gpu::cache::{Cache, Key, KeyBuilder};
 use gpu::cudnn::Convolution;
-use gpu::{
-    Arguments, DeviceGraph, DeviceMemory, GpuTimer, Graph, PinnedMemory, Priority, Shape, Stream, Way,
-};
+use gpu::{Arguments, DeviceMemory, PinnedMemory, Priority, Shape, Stream, Way};
 
 use super::convolution::{self, Fused};
 use super::kept::{self, Kept};
 use super::libraries::{By, Chosen, Libraries, Tried};
 use super::library_plan::{Candidate, LibraryPlan, Present};
 use super::ready::{Memory, Place, Ready, memory, words_of};
+use super::timed::Timed;
 use super::weights::Weights;
 use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
@@ -491,42 +490,6 @@ impl<'a> Bench<'a> {
         // copies.
         unsafe { self.stream.launch(self.code.function(kernel)?, shape, arguments) }?;
         Ok(self.stream.wait("a kernel", LIMIT)?)
-    }
-}
-
-/// A graph of several runs, with a timer.
-pub struct Timed {
-    graph: DeviceGraph,
-    timer: GpuTimer,
-    times: usize,
-}
-
-impl Timed {
-    /// Records so many runs of what `put` puts into a stream. Errors: the GPU cannot launch such a graph.
-    pub fn new(
-        stream: &Stream,
-        times: usize,
-        put: impl Fn(&Stream) -> gpu::Result<()>,
-    ) -> Result<Timed, EngineError> {
-        stream.wait("a stream before it records", LIMIT)?;
-        let record = |stream: &Stream| (0..times).try_for_each(|_| put(stream));
-        // SAFETY: the caller keeps the code of what is recorded.
-        let graph = unsafe { Graph::capture(stream, record) }?.instantiate()?;
-        let mut timed = Timed { graph, timer: GpuTimer::new(stream.context())?, times };
-        timed.graph.upload(stream)?;
-        timed.run(stream)?;
-        Ok(timed)
-    }
-
-    /// The GPU's time of one run.
-    pub fn run(&mut self, stream: &Stream) -> Result<Duration, EngineError> {
-        self.timer.begin(stream)?;
-        // SAFETY: the caller keeps what the graph uses.
-        unsafe { self.graph.launch(stream) }?;
-        self.timer.finish(stream)?;
-        let elapsed = self.timer.elapsed(LIMIT)?;
-        stream.wait("a timed graph", LIMIT)?;
-        Ok(elapsed / self.times as u32)
     }
 }
 

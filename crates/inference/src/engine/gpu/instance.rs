@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, SlotTensors, Stamps, Stream, Way};
 
-use super::choose::Timed;
 use super::ready::{Memory, Place, Ready};
+use super::timed::Timed;
 use super::{BETWEEN, LIMIT, Loaded, bytes};
 use crate::engine::{Engine, EngineError, gathered};
 use crate::plan::{Precision, Task};

@@ -16,6 +16,7 @@ mod library_plan;
 mod ready;
 mod resident;
 mod stamped;
+mod timed;
 mod weights;
 
 use std::collections::BTreeMap;
