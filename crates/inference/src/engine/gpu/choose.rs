@@ -16,6 +16,7 @@ use super::libraries::{By, Chosen, Libraries, Tried};
 use super::library_plan::{Candidate, LibraryPlan, Present};
 use super::ready::{Memory, Place, Ready, memory, words_of};
 use super::timed::Timed;
+use super::trial::{Attempt, Trials};
 use super::weights::Weights;
 use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
@@ -97,8 +98,10 @@ pub fn decide(
 ) -> Result<Decided, EngineError> {
     let finishing = ["conv_finish", "conv_finish_half"];
     code.prepare(finishing.into_iter())?;
-    let (cache, key) = (Cache::usual(), key(code, plan, libraries)?);
-    let versions = present.versions()?;
+    let (cache, place, versions) = (Cache::usual(), place(code)?, present.versions()?);
+    let all = plan.steps.iter().flat_map(|step| convolution::ways(plan, step)).map(|(_, of)| of);
+    let mut trials = Trials::new(cache.folder(), format!("{place}, {versions}"), all, &say);
+    let key = key(plan, libraries, &place, &trials);
     let kept = if libraries.again { None } else { kept(&cache, &key, &versions, plan, &say) };
     if let Some(kept) = kept {
         match recall(plan, own, (present, libraries.workspace), &kept) {
@@ -107,7 +110,8 @@ pub fn decide(
         }
     }
     code.prepare(["noise", "noise_half", "compare", "compare_half"].into_iter())?;
-    let (decided, kept) = choose(code, plan, own, present, libraries.workspace)?;
+    trials.begin(cache.folder());
+    let (decided, kept) = choose(code, plan, own, (present, libraries.workspace), &trials)?;
     if let Some(kept) = kept {
         cache.keep(&key, &kept::write(&versions, &kept));
     }
@@ -126,22 +130,30 @@ fn kept(cache: &Cache, key: &Key, versions: &str, plan: &Plan, say: &dyn Fn(&str
     read.map_err(|why| say(&format!("{}: {why}; every step is timed again", plan.name))).ok()
 }
 
-/// All that a choice depends on but the libraries' versions, which stand in the entry.
-fn key(code: &Code, plan: &Plan, libraries: &Libraries) -> Result<Key, EngineError> {
+/// The GPU and its driver.
+fn place(code: &Code) -> Result<String, EngineError> {
     let gpu = code.context.gpu();
+    let (name, arch, multiprocessors) = (gpu.name()?, gpu.arch()?, gpu.multiprocessors()?);
+    Ok(format!("{name} {arch} {multiprocessors}, driver {}", gpu::driver_version()?))
+}
+
+/// All that a choice depends on but the libraries' versions, which stand in the entry.
+fn key(plan: &Plan, libraries: &Libraries, place: &str, trials: &Trials<'_>) -> Key {
     let mut key = KeyBuilder::default()
         .part("choices", b"5")
-        .part("gpu", format!("{} {} {}", gpu.name()?, gpu.arch()?, gpu.multiprocessors()?).as_bytes())
-        .part("driver", gpu::driver_version()?.as_bytes())
+        .part("place", place.as_bytes())
         .part("workspace", &libraries.workspace.to_le_bytes())
         .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());
     for step in &plan.steps {
         key = key.part("ways", format!("{:?}", convolution::ways(plan, step)).as_bytes());
     }
+    for engine in trials.left_out() {
+        key = key.part("left out", engine.as_bytes());
+    }
     for unit in super::units() {
         key = key.part("unit", unit.text.as_bytes());
     }
-    Ok(key.key())
+    key.key()
 }
 
 /// The choices of an earlier time. Error: one that computes something else than its steps, or needs more
@@ -173,8 +185,8 @@ fn choose(
     code: &Code,
     plan: &Plan,
     own: &[Launch],
-    present: &Present,
-    limit: usize,
+    (present, limit): (&Present, usize),
+    trials: &Trials<'_>,
 ) -> Result<(Decided, Option<Vec<Kept>>), EngineError> {
     let mut decided = Decided::own(own);
     let mut groups: Vec<Alike> = Vec::new();
@@ -190,7 +202,7 @@ fn choose(
     if groups.is_empty() {
         return Ok((decided, Some(Vec::new())));
     }
-    let bench = Bench::new(code, plan, own, limit)?;
+    let bench = Bench::new(code, plan, own, limit, trials)?;
     let mut kept = Some(Vec::new());
     for Alike { ways, steps, .. } in groups {
         let (tried, winner) = bench.try_all(present, steps[0], &own[steps[0]], &ways)?;
@@ -228,6 +240,7 @@ struct Bench<'a> {
     stream: Stream,
     between: PinnedMemory,
     limit: usize,
+    trials: &'a Trials<'a>,
 }
 
 /// An error of a way to compute a step; a library's is named where it took the context with it.
@@ -240,15 +253,22 @@ fn lost(step: &Step, by: &By, error: EngineError) -> EngineError {
     }
 }
 
-/// A way that works, with its graph.
+/// A way that works, with its graph. `attempt`: unless it is our own.
 struct Working {
     at: usize,
+    attempt: Option<Attempt>,
     timed: Timed,
     times: Vec<Duration>,
 }
 
 impl<'a> Bench<'a> {
-    fn new(code: &'a Code, plan: &'a Plan, own: &[Launch], limit: usize) -> Result<Bench<'a>, EngineError> {
+    fn new(
+        code: &'a Code,
+        plan: &'a Plan,
+        own: &[Launch],
+        limit: usize,
+        trials: &'a Trials<'a>,
+    ) -> Result<Bench<'a>, EngineError> {
         let context = &code.context;
         let steps = plan.steps.iter().zip(own);
         let constants = steps.flat_map(|(step, launch)| {
@@ -270,6 +290,7 @@ impl<'a> Bench<'a> {
             stream: Stream::new(context, Priority::Least)?,
             between: PinnedMemory::new(context, BETWEEN)?,
             limit,
+            trials,
         };
         bench.noise(0, plan.arena.bytes)?;
         Ok(bench)
@@ -301,7 +322,9 @@ impl<'a> Bench<'a> {
         self.keep(step, &self.wanted)?;
         let mut tried = vec![Tried { time: Err(String::new()), ..Tried::default() }];
         let mut found: Vec<Option<Found>> = vec![None];
-        let mut working = vec![Working { at: 0, timed: self.timed(&ours, step)?, times: Vec::new() }];
+        let timed = self.timed(&ours, step)?;
+        let mut working = vec![Working { at: 0, attempt: None, timed, times: Vec::new() }];
+        let layer = format!("{}: {} {} -> {}", self.plan.name, step.names.join(" "), step.from, step.to);
         let all = ways.iter().flat_map(|(fused, convolution)| {
             let found = present.candidates(convolution, self.limit).into_iter();
             found.map(move |(library, candidates)| (*fused, convolution, library, candidates))
@@ -321,9 +344,13 @@ impl<'a> Bench<'a> {
                 let finished = fused.rest(step).is_some();
                 let by = By::Library { library, engine: candidate.name(), finished };
                 let mut one = Tried { by, time: Err(String::new()), ..Tried::default() };
-                match self.try_one(present, candidate, step, (fused, convolution), &mut one) {
+                let engine = format!("{library} {}", candidate.name());
+                let attempt = self.trials.attempt(convolution, engine, layer.clone());
+                let try_one = || self.try_one(present, candidate, step, (fused, convolution), &mut one);
+                match self.trials.of(&attempt, try_one) {
                     Ok((good, timed)) => {
-                        working.push(Working { at: tried.len(), timed, times: Vec::new() });
+                        let (at, attempt) = (tried.len(), Some(attempt));
+                        working.push(Working { at, attempt, timed, times: Vec::new() });
                         found.push(Some(good));
                     }
                     // Behind what does not end nothing else can be tried.
@@ -407,8 +434,13 @@ impl<'a> Bench<'a> {
             let all = working.len().min(most);
             working[..all].iter_mut().for_each(|one| one.times.clear());
             for _ in 0..round {
-                for one in &mut working[..all] {
-                    one.times.push(one.timed.run(&self.stream).map_err(|error| (one.at, error))?);
+                for Working { at, attempt, timed, times } in &mut working[..all] {
+                    let mut run = || timed.run(&self.stream);
+                    let time = match attempt {
+                        Some(attempt) => self.trials.of(attempt, run),
+                        None => run(),
+                    };
+                    times.push(time.map_err(|error| (*at, error))?);
                 }
             }
             working[..all].iter_mut().for_each(|one| one.times.sort());
@@ -494,61 +526,4 @@ impl<'a> Bench<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-
-    use prost::Message;
-
-    use super::super::libraries::Library;
-    use super::*;
-    use crate::import::import;
-
-    #[test]
-    fn a_library_s_kernel_that_takes_the_context_is_named_and_our_own_is_not() {
-        let file = zoo::Architecture::SuperResolution { factor: 1, height: 8, width: 8 }.build(1);
-        let plan = Plan::new(&import(&file.encode_to_vec(), 1).expect("the zoo's models are imported"));
-        let plan = plan.expect("it is planned");
-        let step = &plan.steps[0];
-        let error = |code| gpu::Error::Call {
-            call: "cuStreamSynchronize",
-            what: String::new(),
-            code,
-            name: String::new(),
-            text: String::new(),
-        };
-        let library = By::Library { library: Library::Cudnn, engine: "7".into(), finished: false };
-        for (by, code, is_named) in [
-            (&library, gpu::code::ILLEGAL_ADDRESS, true),
-            (&library, gpu::code::OUT_OF_MEMORY, false),
-            (&By::Own, gpu::code::ILLEGAL_ADDRESS, false),
-        ] {
-            let found = lost(step, by, error(code).into());
-            assert_eq!(matches!(found, EngineError::Tried { .. }), is_named, "{by}: {found}");
-        }
-    }
-
-    /// A stand-in plays the other version: it is a word of the entry.
-    #[test]
-    fn choices_of_another_cudnn_are_not_used_which_is_said() {
-        let folder = std::env::temp_dir().join(format!("inference-choices-{}", std::process::id()));
-        let file = zoo::Architecture::SuperResolution { factor: 1, height: 8, width: 8 }.build(1);
-        let graph = import(&file.encode_to_vec(), 1).expect("the zoo's models are imported");
-        let plan = Plan::new(&graph).expect("it is planned");
-        let (cache, key) = (Cache::at(&folder), KeyBuilder::default().part("test", b"").key());
-        let said = RefCell::new(Vec::new());
-        let say = |text: &str| said.borrow_mut().push(text.to_owned());
-        let kept = |versions| kept(&cache, &key, versions, &plan, &say);
-        let [old, new] = ["cuDNN 9.10.2, cuBLASLt none", "cuDNN 9.19.0, cuBLASLt none"];
-        assert_eq!(kept(new), None);
-        assert!(said.borrow().is_empty(), "nothing was kept: {said:?}");
-        cache.keep(&key, &kept::write(old, &[]));
-        assert_eq!((kept(old), said.borrow().len()), (Some(Vec::new()), 0));
-        assert_eq!(kept(new), None);
-        let words = "found choices of cuDNN 9.10.2, cuBLASLt none, wanted those of cuDNN 9.19.0, cuBLASLt none; every step";
-        assert!(said.borrow()[0].contains(words), "{said:?}");
-        // What was chosen anew takes their place.
-        cache.keep(&key, &kept::write(new, &[]));
-        assert_eq!((kept(new), said.borrow().len()), (Some(Vec::new()), 1));
-        std::fs::remove_dir_all(folder).expect("it is ours");
-    }
-}
+mod tests;

@@ -17,6 +17,7 @@ mod ready;
 mod resident;
 mod stamped;
 mod timed;
+mod trial;
 mod weights;
 
 use std::collections::BTreeMap;

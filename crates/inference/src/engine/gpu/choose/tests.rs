@@ -1,0 +1,81 @@
+//! Choices on disk, and errors of engines, where there is no GPU.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use prost::Message;
+
+use super::super::libraries::Library;
+use super::*;
+use crate::import::import;
+
+fn small() -> Plan {
+    let file = zoo::Architecture::SuperResolution { factor: 1, height: 8, width: 8 }.build(1);
+    let graph = import(&file.encode_to_vec(), 1).expect("the zoo's models are imported");
+    Plan::new(&graph).expect("it is planned")
+}
+
+fn folder(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("inference-choices-{}-{name}", std::process::id()))
+}
+
+fn error(code: u32) -> gpu::Error {
+    let (call, [what, name, text]) = ("cuStreamSynchronize", [const { String::new() }; 3]);
+    gpu::Error::Call { call, what, code, name, text }
+}
+
+#[test]
+fn a_library_s_kernel_that_takes_the_context_is_named_and_our_own_is_not() {
+    let plan = small();
+    let step = &plan.steps[0];
+    let library = By::Library { library: Library::Cudnn, engine: "7".into(), finished: false };
+    for (by, code, is_named) in [
+        (&library, gpu::code::ILLEGAL_ADDRESS, true),
+        (&library, gpu::code::OUT_OF_MEMORY, false),
+        (&By::Own, gpu::code::ILLEGAL_ADDRESS, false),
+    ] {
+        let found = lost(step, by, error(code).into());
+        assert_eq!(matches!(found, EngineError::Tried { .. }), is_named, "{by}: {found}");
+    }
+}
+
+/// A stand-in plays the other version: it is a word of the entry.
+#[test]
+fn choices_of_another_cudnn_are_not_used_which_is_said() {
+    let (folder, plan) = (folder("versions"), small());
+    let (cache, key) = (Cache::at(&folder), KeyBuilder::default().part("test", b"").key());
+    let said = RefCell::new(Vec::new());
+    let say = |text: &str| said.borrow_mut().push(text.to_owned());
+    let kept = |versions| kept(&cache, &key, versions, &plan, &say);
+    let [old, new] = ["cuDNN 9.10.2, cuBLASLt none", "cuDNN 9.19.0, cuBLASLt none"];
+    assert_eq!(kept(new), None);
+    assert!(said.borrow().is_empty(), "nothing was kept: {said:?}");
+    cache.keep(&key, &kept::write(old, &[]));
+    assert_eq!((kept(old), said.borrow().len()), (Some(Vec::new()), 0));
+    assert_eq!(kept(new), None);
+    let words = "found choices of cuDNN 9.10.2, cuBLASLt none, wanted those of cuDNN 9.19.0, cuBLASLt none; every step";
+    assert!(said.borrow()[0].contains(words), "{said:?}");
+    // What was chosen anew takes their place.
+    cache.keep(&key, &kept::write(new, &[]));
+    assert_eq!((kept(new), said.borrow().len()), (Some(Vec::new()), 1));
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
+fn an_engine_that_is_left_out_makes_other_choices_until_its_file_is_deleted() {
+    let (folder, plan) = (folder("left-out"), small());
+    let all = || plan.steps.iter().flat_map(|step| convolution::ways(&plan, step)).map(|(_, of)| of);
+    let trials = || Trials::new(Some(&folder), "GPU".into(), all(), &|_| ());
+    let key = || key(&plan, &Libraries::none(), "GPU", &trials());
+    let before = key();
+    let mut first = trials();
+    first.begin(Some(&folder));
+    let attempt = first.attempt(&all().next().expect("a convolution"), "engine".into(), "conv1".into());
+    let lost = || Err::<(), _>(error(gpu::code::LAUNCH_FAILED).into());
+    first.of(&attempt, lost).expect_err("the context is lost");
+    drop(first);
+    assert_ne!(key(), before);
+    std::fs::remove_file(folder.join("trial-0")).expect("it names the engine");
+    assert_eq!(key(), before);
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
