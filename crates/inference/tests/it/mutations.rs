@@ -95,17 +95,17 @@ fn all_of(name: &str, architecture: Architecture) {
 }
 
 #[test]
-fn gpu_changed_weights_of_each_layer_of_squeezenet_are_seen() {
+fn gpu_squeezenet_by_libraries_with_changed_weights_of_each_layer_is_seen() {
     all_of("squeezenet", Architecture::SqueezeNet);
 }
 
 #[test]
-fn gpu_changed_weights_of_each_layer_of_super_resolution_3_are_seen() {
+fn gpu_super_resolution_3_by_libraries_with_changed_weights_of_each_layer_is_seen() {
     all_of("super-resolution-3", SUPER_RESOLUTION_3);
 }
 
 #[test]
-fn gpu_changed_weights_of_three_layers_of_resnet50_are_seen() {
+fn gpu_resnet50_by_libraries_with_changed_weights_of_three_layers_is_seen() {
     let gpu = need!(Gpu::first(), "one CUDA device");
     need!(cudnn(gpu), reference, "cuDNN");
     let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");

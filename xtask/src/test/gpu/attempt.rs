@@ -1,4 +1,4 @@
-//! The tests of one suite on the GPU: together in one process, destructive ones each in its own, every process with a deadline.
+//! The tests of one suite on the GPU: each group in one process, destructive ones each in its own, every process with a deadline.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +21,8 @@ use crate::workspace;
 const ALONE: Duration = Duration::from_secs(60);
 /// How often a program is started again behind a test that hung or crashed: a GPU that is lost fails every one after it.
 const RESTARTS: usize = 2;
+/// What crate gpu says of an error behind which nothing runs in the same process.
+const LOST: &str = "its context is lost until the process ends";
 
 /// What became of a suite so far.
 pub struct Attempt<'a> {
@@ -51,19 +53,20 @@ impl<'a> Attempt<'a> {
                 return Ok(());
             }
         };
-        let mut left = &tests.together[..];
-        for start in 0..=RESTARTS {
-            if left.is_empty() {
-                break;
+        let (mut started, mut cut, mut behind) = (0, 0, 0);
+        for group in &tests.together {
+            let mut left = &group[..];
+            while !left.is_empty() && cut <= RESTARTS {
+                let log = self.log(&program.target, started);
+                started += 1;
+                let at = self.process(program, left, &log, self.deadline)?;
+                cut += usize::from(at.is_some());
+                left = at.map_or(&[], |at| &left[at + 1..]);
             }
-            let log = self.log(&program.target, start);
-            left = match self.process(program, left, &log, self.deadline)? {
-                Some(at) => &left[at + 1..],
-                None => &[],
-            };
+            behind += left.len();
         }
-        if !left.is_empty() {
-            self.complaints.push(format!("{} tests behind it did not run", left.len()));
+        if behind > 0 {
+            self.complaints.push(format!("{behind} tests behind it did not run"));
         }
         for (at, name) in tests.alone.iter().enumerate() {
             let log = self.log(&format!("{}-alone", program.target), at);
@@ -95,6 +98,7 @@ impl<'a> Attempt<'a> {
         let sum = &mut self.outcome;
         sum.passed += outcome.passed;
         sum.failed += outcome.failed;
+        sum.failures.extend(outcome.failures);
         sum.ignored += outcome.ignored;
         sum.skips.extend(outcome.skips);
         sum.table.extend(outcome.table);
@@ -143,6 +147,12 @@ fn part(names: &[String], said: &str, ended: Ended, limit: Duration) -> Part {
         let complaint = match () {
             () if counted != names.len() => Some(format!("{counted} of {} tests gave a result", names.len())),
             () if ended != Ended::Well && outcome.failed == 0 => Some(how(ended, limit)),
+            () if outcome.failed > 0 && said.contains(LOST) => {
+                let (failed, of, first) = (outcome.failed, names.len(), &names[0]);
+                Some(format!(
+                    "{failed} of {of} tests failed in the process from `{first}` on, whose context was lost"
+                ))
+            }
             () => None,
         };
         return Part { outcome, complaint, at: None };
@@ -183,6 +193,14 @@ mod tests {
         let whole = part(&names(), said, Ended::Well, LIMIT);
         assert_eq!((whole.outcome.passed, whole.outcome.failed, whole.outcome.skips.len()), (2, 0, 1));
         assert!(whole.complaint.is_none() && whole.at.is_none());
+        let lost = said.replace("3 passed; 0 failed", "2 passed; 1 failed") + "CUDA_ERROR_X (719): " + LOST;
+        let lost = part(&names(), &lost, Ended::Status(101), LIMIT);
+        let words = "1 of 3 tests failed in the process from `a::gpu_x` on, whose context was lost";
+        assert_eq!((lost.complaint.as_deref(), lost.outcome.failed), (Some(words), 1));
+        assert!(
+            include_str!("../../../../crates/gpu/src/result/mod.rs").contains(LOST),
+            "it says so in other words"
+        );
         let fewer = part(&names()[..2], said, Ended::Well, LIMIT);
         assert_eq!(fewer.complaint.as_deref(), Some("3 of 2 tests gave a result"));
         let after = part(&names(), said, Ended::Signal(11), LIMIT);

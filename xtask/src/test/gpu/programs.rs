@@ -1,7 +1,8 @@
 //! Test programs and their tests named `gpu_*`: which cargo built, and which a program lists.
 //!
 //! A test that needs a GPU is a function whose name begins with `gpu_`, whatever module it stands in; one that may lose the
-//! context or hang the driver begins with `gpu_destructive_` and gets a process of its own.
+//! context or hang the driver begins with `gpu_destructive_` and gets a process of its own. A kernel of NVIDIA's libraries may
+//! lose it too: tests `gpu_MODEL_by_libraries` share a process with those of the same model alone.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -20,6 +21,8 @@ use crate::workspace::cargo;
 const GPU: &str = "gpu_";
 /// How the name of one begins that must not share a process.
 const DESTRUCTIVE: &str = "gpu_destructive_";
+/// What follows the model's name where libraries compute it.
+const BY_LIBRARIES: &str = "_by_libraries";
 
 /// The packages that were asked for; all that may have such tests when none was.
 pub fn packages(wanted: &[String]) -> Result<Vec<&'static str>> {
@@ -109,8 +112,8 @@ pub fn with_gpu_tests(programs: Vec<TestProgram>) -> Result<Vec<TestProgram>> {
 /// Tests of one program that need a GPU, by their paths.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Tests {
-    /// Those that share a process.
-    pub together: Vec<String>,
+    /// Groups that share a process.
+    pub together: Vec<Vec<String>>,
     /// Those that have one each.
     pub alone: Vec<String>,
 }
@@ -124,16 +127,28 @@ impl Tests {
     /// Reads `path::of::a_test: test`, a line each.
     fn listed(said: &str) -> Tests {
         let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
-        let last = |name: &str| name.rsplit("::").next().unwrap_or_default().to_owned();
-        let (alone, together) = names
-            .filter(|name| last(name).starts_with(GPU))
-            .map(str::to_owned)
-            .partition(|name| last(name).starts_with(DESTRUCTIVE));
-        Tests { together, alone }
+        let mut tests = Tests::default();
+        let mut models: Vec<Option<&str>> = Vec::new();
+        for name in names {
+            let last = name.rsplit("::").next().unwrap_or_default();
+            if last.starts_with(DESTRUCTIVE) {
+                tests.alone.push(name.to_owned());
+            } else if last.starts_with(GPU) {
+                let model = last.split_once(BY_LIBRARIES).map(|(model, _)| model);
+                let at = models.iter().position(|other| *other == model).unwrap_or(models.len());
+                if at == models.len() {
+                    models.push(model);
+                    tests.together.push(Vec::new());
+                }
+                tests.together[at].push(name.to_owned());
+            }
+        }
+        tests
     }
 
     pub fn of_suite(mut self, suite: &Suite) -> Tests {
-        self.together.retain(|test| suite.has(test));
+        self.together.iter_mut().for_each(|group| group.retain(|test| suite.has(test)));
+        self.together.retain(|group| !group.is_empty());
         self.alone.retain(|test| suite.has(test));
         self
     }
@@ -179,11 +194,21 @@ mod tests {
         assert_eq!(
             Tests::listed(said),
             Tests {
-                together: vec!["device::gpu_says".into(), "gpu_top".into()],
+                together: vec![vec!["device::gpu_says".into(), "gpu_top".into()]],
                 alone: vec!["device::gpu_destructive_hang".into()]
             }
         );
         assert!(Tests::listed("a::b: test\n").is_empty());
+    }
+
+    #[test]
+    fn tests_of_a_model_by_libraries_share_a_process() {
+        let said = "gpu::gpu_a: test\nlibraries::gpu_x_by_libraries: test\nlibraries::gpu_x_by_libraries_at_batch_8: test\n\
+            libraries::gpu_y_by_libraries: test\nmutations::gpu_x_by_libraries_with_changed_weights: test\nz::gpu_z: test\n";
+        let groups: Vec<String> = Tests::listed(said).together.iter().map(|group| group.join(" ")).collect();
+        let of_x = "libraries::gpu_x_by_libraries libraries::gpu_x_by_libraries_at_batch_8 \
+                    mutations::gpu_x_by_libraries_with_changed_weights";
+        assert_eq!(groups, ["gpu::gpu_a z::gpu_z", of_x, "libraries::gpu_y_by_libraries"]);
     }
 
     #[test]

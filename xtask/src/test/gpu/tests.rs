@@ -10,10 +10,11 @@ use crate::process::script;
 const PROGRAM: &str = r#"#!/bin/sh
 if [ "$1" = --list ]; then for name in NAMES; do echo "m::$name: test"; done; exit 0; fi
 echo "$REQUIRE" >> FOLDER/required
-passed=0 failed=0
+passed=0 failed=0 lost=
 for name in "$@"; do
-  case $name in
-  --*) continue;;
+  case $name in --*) continue;; esac
+  case $lost$name in
+  lost*|*lose*) printf 'test %s ... ' $name; echo FAILED; failed=$((failed + 1)) lost=lost;;
   *pass*) printf 'test %s ... ' $name; echo ok; passed=$((passed + 1));;
   *fail*) printf 'test %s ... ' $name; echo FAILED; failed=$((failed + 1));;
   *skip*) printf 'test %s ... ' $name; echo "SKIP $name: two GPUs (one)"; echo ok; passed=$((passed + 1));;
@@ -21,6 +22,7 @@ for name in "$@"; do
   *crash*) printf 'test %s ... ' $name; kill -SEGV $$;;
   esac
 done
+[ -z "$lost" ] || echo "cuX: CUDA_ERROR_X (719): its context is lost until the process ends"
 echo
 echo "test result: x. $passed passed; $failed failed; 0 ignored; 0 measured; 9 filtered out"
 [ $failed = 0 ]
@@ -131,6 +133,18 @@ fn a_destructive_test_has_a_process_of_its_own() {
         "{:?}",
         rows[0].complaint
     );
+}
+
+#[test]
+fn a_context_that_a_library_loses_fails_the_tests_of_one_model() {
+    let names = "gpu_pass gpu_lose_by_libraries gpu_lose_by_libraries_pass gpu_pass_by_libraries gpu_pass_by_libraries_too";
+    let stage = stage("context", names, "[suite.gpu]\ntests = 0\ngpu = 5\n");
+    let rows = stage.run(false);
+    assert_eq!((counts(&rows[0]), stage.processes()), ((3, 2, 0), 3));
+    let words =
+        "2 of 2 tests failed in the process from `m::gpu_lose_by_libraries` on, whose context was lost";
+    assert_eq!(rows[0].complaint.as_deref(), Some(words));
+    assert_eq!(rows[0].outcome.failures, ["m::gpu_lose_by_libraries", "m::gpu_lose_by_libraries_pass"]);
 }
 
 #[test]
