@@ -140,7 +140,7 @@ fn place(code: &Code) -> Result<String, EngineError> {
 /// All that a choice depends on but the libraries' versions, which stand in the entry.
 fn key(plan: &Plan, libraries: &Libraries, place: &str, trials: &Trials<'_>) -> Key {
     let mut key = KeyBuilder::default()
-        .part("choices", b"5")
+        .part("choices", b"6")
         .part("place", place.as_bytes())
         .part("workspace", &libraries.workspace.to_le_bytes())
         .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());

@@ -108,30 +108,46 @@ pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution
     })
 }
 
-/// The product of matrices that a convolution is: one of images of a single pixel, with at most a bias and a
-/// Relu behind it.
+/// The product of matrices that a convolution is: one whose window is a pixel, with at most a bias and a Relu
+/// behind it. A pixel is a row.
 pub fn product(of: &Convolution) -> Option<Product> {
     let Convolution { from, weights, to, residual, bounds, .. } = of;
-    let ([rows, inputs, from_pixels @ ..], [_, outputs, to_pixels @ ..]) = (from.extents, to.extents);
     let relu = match bounds {
         None => false,
         Some(_) if *bounds == self::bounds(Activation::Relu) => true,
         Some(_) => return None,
     };
-    // Inputs and outputs of a row lie one after another.
-    let in_rows = [from, to].iter().all(|tensor| tensor.strides[1] == 1 || tensor.extents[1] == 1);
-    let is_one = from_pixels == [1, 1] && to_pixels == [1, 1] && weights.extents == [outputs, inputs, 1, 1];
-    // In pads its only window would see no pixel.
-    (is_one && in_rows && residual.is_none() && of.pads == [0; 4]).then(|| Product {
+    let ([_, inputs, from_pixels @ ..], [_, outputs, to_pixels @ ..]) = (from.extents, to.extents);
+    // In pads a window would see no pixel.
+    let is_one = weights.extents == [outputs, inputs, 1, 1] && from_pixels == to_pixels && of.pads == [0; 4];
+    let ((rows, read), (_, written)) = (rows(from)?, rows(to)?);
+    (is_one && residual.is_none()).then(|| Product {
         arithmetic: of.arithmetic,
         rows: rows as u64,
         inputs: inputs as u64,
         outputs: outputs as u64,
-        strides: [from, to].map(|tensor| tensor.strides[0].max(tensor.extents[1])),
+        strides: [read, written],
         alignments: [from, to].map(|tensor| tensor.alignment as u32),
         bias: of.bias,
         relu,
     })
+}
+
+/// How many pixels a tensor has, and elements from one to the next. `None`: they do not lie evenly, or the channels
+/// of a pixel do not lie one after another.
+fn rows(of: &TensorShape) -> Option<(i64, i64)> {
+    let ([images, channels, rows, columns], [image, channel, row, pixel]) = (of.extents, of.strides);
+    let (mut count, mut by) = (1, channels);
+    for (extent, stride) in [(columns, pixel), (rows, row), (images, image)] {
+        match (extent, count) {
+            (1, _) => {}
+            (_, 1) => by = stride,
+            _ if stride != count * by => return None,
+            _ => {}
+        }
+        count *= extent;
+    }
+    (channel == 1 || channels == 1).then_some((count, by))
 }
 
 /// A value as the library sees it.
@@ -299,6 +315,64 @@ mod tests {
         assert_eq!((product.to.extents, product.bias), ([2, 1000, 1, 1], true));
     }
 
+    /// Whether a product's rows lie where the convolution's pixels do.
+    fn lies_alike(of: &Convolution, product: &Product) -> bool {
+        let [images, _, rows, columns] = of.from.extents;
+        let tensors = [(&of.from, product.inputs), (&of.to, product.outputs)];
+        tensors.into_iter().zip(product.strides).all(|((tensor, channels), by)| {
+            let pixels = (0..images).flat_map(|image| (0..rows * columns).map(move |pixel| (image, pixel)));
+            let places = pixels.map(|(image, pixel)| {
+                let [by_image, _, by_row, by_pixel] = tensor.strides;
+                image * by_image + pixel / columns * by_row + pixel % columns * by_pixel
+            });
+            let is_last = (channels as i64 - 1) * tensor.strides[1] == channels as i64 - 1;
+            is_last
+                && by >= channels as i64
+                && places.enumerate().all(|(row, place)| place == row as i64 * by)
+        })
+    }
+
+    #[test]
+    fn a_window_of_a_pixel_is_a_product_of_cublaslt_where_channels_are_last() {
+        // Steps of 1x1 convolutions with stride 1 and more than a pixel: of ResNet50 two in each of 16 blocks and one
+        // beside the first; of SqueezeNet those that squeeze and the last; of MobileNetV3 all that expand or project.
+        for (architecture, count) in [
+            (Architecture::ResNet50, 33),
+            (Architecture::SqueezeNet, 9),
+            (Architecture::MobileNetV3Small, 22),
+        ] {
+            for (precision, layout, wanted) in [
+                (Precision::Single, Layout::ChannelsFirst, 0),
+                (Precision::Single, Layout::ChannelsLast, count),
+                (Precision::Half, Layout::ChannelsLast, count),
+            ] {
+                let plan = plan(architecture, precision, layout);
+                let all = plan.steps.iter().filter_map(|step| convolution(&plan, step, Fused::Products));
+                let products = all.filter_map(|of| product(&of).map(|product| (of, product)));
+                let many: Vec<_> = products.filter(|(of, _)| of.from.extents[2] > 1).collect();
+                assert_eq!(many.len(), wanted, "{architecture:?} {precision:?} {layout:?}");
+                for (of, product) in many {
+                    let [images, _, rows, columns] = of.from.extents;
+                    assert_eq!(product.rows, (images * rows * columns) as u64);
+                    assert!(lies_alike(&of, &product), "{of:?} {product:?}");
+                }
+            }
+        }
+        let plan = plan(Architecture::ResNet50, Precision::Single, Layout::ChannelsLast);
+        let of = |name| ways(&plan, named(&plan, name)).remove(0).1;
+        assert_eq!(product(&of("layer2.0.downsample.0")), None, "every second pixel");
+        assert_eq!(product(&of("layer1.0.conv2")), None, "a window of 3x3");
+        let one = of("layer1.0.conv1");
+        let found = product(&one).expect("a 1x1 convolution");
+        assert_eq!((found.rows, found.inputs, found.outputs), (2 * 56 * 56, 64, 64));
+        assert_eq!((found.strides, found.bias, found.relu), ([64, 64], true, true));
+        for (at, what) in [(0, "images"), (2, "rows")] {
+            let mut apart = one.clone();
+            apart.from.strides[at] += 64;
+            assert_eq!(product(&apart), None, "room between {what}");
+        }
+    }
+
     #[test]
     fn what_is_of_one_pixel_is_a_product_of_cublaslt() {
         for precision in [Precision::Single, Precision::Tf32, Precision::Half] {
@@ -316,7 +390,6 @@ mod tests {
         let pooled = of("features.1.block.1.fc1");
         let found = product(&pooled).expect("a 1x1 convolution of one pixel");
         assert_eq!((found.rows, found.inputs, found.outputs, found.relu), (2, 16, 8, true));
-        assert_eq!(product(&of("features.1.block.2.0")), None, "a 1x1 convolution of many pixels");
         let clipped = Convolution { bounds: Some([0.0, 6.0]), ..pooled.clone() };
         assert_eq!(product(&clipped), None, "a bound that no epilogue has");
         let apart = |by| TensorShape { strides: [32, by, 32, 32], ..pooled.from };
