@@ -155,8 +155,8 @@ fn one_line(error: &clap::Error, first: Option<&str>) -> String {
     let reason = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let reason = words.join(" ");
-    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
-    let mut tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+    let mut tip: String = tips.filter(|tip| tip.contains("similar")).map(|tip| format!("; {tip}")).collect();
     if error.kind() == ErrorKind::InvalidSubcommand {
         tip += &format!("; there are: {names}");
     }
@@ -246,6 +246,9 @@ mod tests {
         for (arguments, words) in [
             ("", &["no command", "figure", "bench-nic"][..]),
             ("frobnicate", &["frobnicate", "there are: doctor", "figure"]),
+            ("figre 4", &["figre", "a similar subcommand exists: 'figure'"]),
+            ("bench", &["some similar subcommands exist: 'bench-throughput', ", "'bench-gpu'; there are: "]),
+            ("tidy arows", &["arows", "a similar value exists: 'arrows'"]),
             ("figure", &["<FIGURE>"]),
             ("figure 4 --frobnicate", &["--frobnicate"]),
             ("figure 4 --quik", &["--quik", "a similar argument exists: '--quick'"]),

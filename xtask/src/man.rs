@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::refused::refused;
+use crate::refused::{nearest, refused};
 use crate::{carried, packages, workspace};
 
 /// Packages whose programs are for trying something out, and have no manual.
@@ -39,7 +39,8 @@ pub fn run(options: &Options, commands: clap::Command) -> Result<()> {
     let known = || programs().map(|(name, _)| name).chain([OURS]);
     if let Some(unknown) = options.programs.iter().find(|name| known().all(|known| known != **name)) {
         let all: Vec<&str> = known().collect();
-        return Err(refused(format!("no program `{unknown}`; there are: {}", all.join(", "))));
+        let nearest = nearest(unknown, &all);
+        return Err(refused(format!("no program `{unknown}`{nearest}; there are: {}", all.join(", "))));
     }
     let is_wanted = |name: &str| options.programs.is_empty() || options.programs.iter().any(|it| it == name);
     let (names, packages): (Vec<&str>, Vec<&str>) = programs().filter(|(name, _)| is_wanted(name)).unzip();

@@ -157,8 +157,8 @@ fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words = paragraph.trim_start_matches("error: ").split_whitespace();
     let reason = words.collect::<Vec<_>>().join(" ");
-    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
-    let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+    let tip: String = tips.filter(|tip| tip.contains("similar")).map(|tip| format!("; {tip}")).collect();
     if error.kind() == ErrorKind::UnknownArgument && !is_ctl {
         let key = match error.get(ContextKind::InvalidArg) {
             Some(ContextValue::String(option)) => option.trim_start_matches('-').replace('-', "_"),

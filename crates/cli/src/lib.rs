@@ -110,8 +110,8 @@ fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let reason = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
-    let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
+    let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: "));
+    let tip: String = tips.filter(|tip| tip.contains("similar")).map(|tip| format!("; {tip}")).collect();
     format!("{}{tip} (--help tells more)", words.join(" ").trim_start_matches("error: "))
 }
 

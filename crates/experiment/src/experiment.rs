@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::figures::ran_with;
 use crate::paper::{Claim, Rule};
-use crate::refused::refused;
+use crate::refused::{nearest, refused};
 use crate::spec::Extent;
 use crate::verdict::{Judged, ensure_named, judge, shaped_to};
 use crate::{Paper, Point, Spec};
@@ -25,8 +25,9 @@ impl Experiment {
     pub fn read(experiments: &Path, name: &str) -> Result<Experiment> {
         let folder = experiments.join(name);
         if !folder.join("spec.toml").is_file() {
-            let there = names(experiments).join(", ");
-            return Err(refused(format!("no experiment `{name}`; there are: {there}")));
+            let there = names(experiments);
+            let nearest = nearest(name, &there);
+            return Err(refused(format!("no experiment `{name}`{nearest}; there are: {}", there.join(", "))));
         }
         let spec = Spec::read(&folder)?;
         let beside = spec.plots.iter().flat_map(|plot| &plot.beside);

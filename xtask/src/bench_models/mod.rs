@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::figure::models::Profiler;
 use crate::figure::{judged, quoted};
 use crate::gpu_machine::GpuMachine;
-use crate::refused::refused;
+use crate::refused::{nearest, refused};
 use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
 
 mod peer;
@@ -88,7 +88,10 @@ impl Options {
         let only = self.only.clone().unwrap_or_default();
         experiment.spec.keep(|name| ours.iter().any(|one| one == name) && name.contains(&only));
         match experiment.spec.grid(Extent::Normal).series.is_empty() {
-            true => Err(refused(format!("--only: no series is called so; there are: {}", ours.join(", ")))),
+            true => {
+                let (nearest, there) = (nearest(&only, &ours), ours.join(", "));
+                Err(refused(format!("--only {only}: no series is called so{nearest}; there are: {there}")))
+            }
             false => Ok(others),
         }
     }

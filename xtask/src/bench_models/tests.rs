@@ -406,9 +406,10 @@ fn what_is_missing_is_refused_with_a_remedy() {
     let empty = stage("empty", true, &[]);
     fs::remove_file(empty.folder.join("resnet50-v1.5.seeded.onnx")).unwrap();
     refused(empty, &["resnet50-v1.5.seeded.onnx: not built", "zoo build"]);
-    let options = Options { only: Some("nothing".into()), ..Options::default() };
+    let options = Options { only: Some("cpu/squeznet-1.1".into()), ..Options::default() };
     let mut experiment = Experiment::read(&workspace::root().join("experiments"), APP).unwrap();
-    assert!(options.series(&mut experiment).unwrap_err().to_string().contains("cpu/squeezenet-1.1"));
+    let error = options.series(&mut experiment).unwrap_err().to_string();
+    assert!(error.contains("the nearest is `cpu/squeezenet-1.1`; there are: "), "{error}");
 }
 
 #[test]

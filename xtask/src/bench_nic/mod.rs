@@ -20,7 +20,7 @@ use measure::{Hosts, Label, Provenance, Revision};
 use crate::figure::{self, Nic, Probe, Programs};
 use crate::gpu_machine::GpuMachine;
 use crate::progress;
-use crate::refused::refused;
+use crate::refused::{nearest, refused};
 use crate::setup::{self, Purpose};
 use crate::workspace::{self, root};
 use crate::{carried, measured, process};
@@ -135,7 +135,8 @@ fn chosen(name: &str, options: &Options) -> Result<Experiment> {
     let only = options.only.clone().unwrap_or_default();
     experiment.spec.keep(|series| series.contains(&only));
     if experiment.spec.grid(Extent::Normal).series.is_empty() {
-        return Err(refused(format!("--only: no number is called so; there are: {}", all.join("; "))));
+        let (nearest, there) = (nearest(&only, &all), all.join("; "));
+        return Err(refused(format!("--only {only}: no number is called so{nearest}; there are: {there}")));
     }
     Ok(experiment)
 }

@@ -150,8 +150,9 @@ fn a_folder_without_our_programs_is_refused() {
     fs::remove_file(stage.folder.join(LIBRARY)).unwrap();
     let error = Programs::in_folder(&stage.folder).unwrap_err();
     assert!(error.is::<Refused>() && error.to_string().contains(LIBRARY), "{error}");
-    let options = Options { only: Some("nothing".into()), ..Options::default() };
-    assert!(chosen("bench-nic", &options).unwrap_err().is::<Refused>());
+    let options = Options { only: Some("wriet 8 B".into()), ..Options::default() };
+    let error = chosen("bench-nic", &options).unwrap_err();
+    assert!(error.is::<Refused>() && error.to_string().contains("the nearest is `write 8 B`"), "{error}");
 }
 
 #[test]

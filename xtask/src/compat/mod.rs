@@ -21,7 +21,7 @@ use self::bench::{Bench, Outcome, Verdict};
 use self::programs::{Program, Row};
 use crate::carried;
 use crate::gpu_machine::{Gpu, GpuMachine};
-use crate::refused::refused;
+use crate::refused::{nearest, refused};
 use crate::setup::{self, Purpose, System};
 use crate::workspace::{Tree, build_release, programs as released, results, root};
 
@@ -135,7 +135,12 @@ fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program,
         if !rows().any(|(program, row)| [&program.name, &row.name].contains(&name)) {
             // Names have commas.
             let names: Vec<&str> = all.iter().map(|program| program.name.as_str()).collect();
-            return Err(refused(format!("--only {name}: no such program; there are: {}", names.join("; "))));
+            let both: Vec<&str> = rows().flat_map(|(program, row)| [&*program.name, &*row.name]).collect();
+            let nearest = nearest(name, &both);
+            let names = names.join("; ");
+            return Err(refused(format!(
+                "--only {name}: no such program or row{nearest}; programs are: {names}"
+            )));
         }
     }
     let is_asked = |(program, row): &(&Program, &Row)| {

@@ -84,6 +84,10 @@ fn a_row_with_a_kernel_is_run_with_that_option_alone_and_shows_the_other_end() {
         let error = chosen(&all, &given(words)).unwrap_err();
         assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("--kernel"), "{error}");
     }
+    for (name, nearest) in [("perftets", "perftest"), ("ib_sendbw, it serves", "ib_send_bw, it serves")] {
+        let error = chosen(&all, &given(&["--only", name])).unwrap_err().to_string();
+        assert!(error.contains(&format!("the nearest is `{nearest}`; programs are: ")), "{error}");
+    }
     for end in [kernel::End::Server, kernel::End::Client] {
         for loss in [false, true] {
             let is_one = |row: &Row| row.kernel == Some(end) && row.nic.is_empty() != loss;

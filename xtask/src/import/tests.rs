@@ -167,7 +167,7 @@ fn damaged_incomplete_and_unknown_results_are_refused() {
         (
             &summary,
             &(|text: String| text.replace("fig4", "fig44")) as &dyn Fn(String) -> String,
-            "no experiment `fig44`; there are: ",
+            "no experiment `fig44`; the nearest is `fig4`; there are: ",
         ),
         (&summary, &|text| text.replace("fig4", "fig5"), "a point is of fig4, summary.json of fig5"),
         (&summary, &|text| text.replace("quick", "endless"), "no extent is called `endless`"),

@@ -7,7 +7,6 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::process::Ended;
-use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::workspace::{Metadata, root, target_dir};
 
@@ -85,14 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
     let metadata = Metadata::ours(&root)?;
     let packages: Vec<&str> = metadata.packages.iter().map(|package| package.name.as_str()).collect();
     let mut suites = suites::all(&packages, &target_dir().join("release/softnic"), &jobs::logs());
-    let is = |suite: &suites::Suite, wanted: &String| suite.name == *wanted || suite.package == *wanted;
-    if let Some(unknown) = options.suites.iter().find(|name| !suites.iter().any(|suite| is(suite, name))) {
-        let names: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
-        return Err(refused(format!("no suite `{unknown}`; there are: {}", names.join(", "))));
-    }
-    if !options.suites.is_empty() {
-        suites.retain(|suite| options.suites.iter().any(|wanted| is(suite, wanted)));
-    }
+    suites::keep(&mut suites, &options.suites, "")?;
     let (floors, budget) = (Floors::read(&root)?, Budget::read(&root)?);
     let jobs = jobs::plan(suites, options);
     // Only the whole run is what the budget is for.
@@ -269,7 +261,7 @@ mod tests {
     #[test]
     fn an_unknown_suite_is_refused_with_all_names_before_anything_is_set_up() {
         if std::env::var_os(RUN).is_some() {
-            let suites = vec!["nosuchsuite".into()];
+            let suites = vec!["roec".into()];
             let error = run(&Options { suites, no_install: true, ..Options::default() }).unwrap_err();
             assert!(error.is::<Refused>(), "{error:#}");
             say!("{error:#}");
@@ -286,7 +278,8 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
         let text = String::from_utf8_lossy(&said.stdout);
         assert!(said.status.success() && !text.contains("packages"), "{text}");
-        let names = text.split("no suite `nosuchsuite`; there are: ").nth(1).unwrap_or_default();
+        let names =
+            text.split("no suite `roec`; the nearest is `roce`; there are: ").nth(1).unwrap_or_default();
         assert!(["roce", "verbs-roce-wire"].iter().all(|suite| names.contains(suite)), "{text}");
     }
 

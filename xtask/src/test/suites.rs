@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use measure::Loopback;
 
+use crate::refused::{nearest, refused};
 use crate::wheels::{self, Wheels};
 
 /// How a package's tests are run when the ordinary way is not enough.
@@ -226,6 +227,19 @@ pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
     }
     suites.sort_by(|left, right| left.name.cmp(&right.name));
     suites
+}
+
+/// Keeps the suites that were asked for by name or package; all without a name. Error: no suite is called so; `kind` says which were meant.
+pub fn keep(suites: &mut Vec<Suite>, wanted: &[String], kind: &str) -> Result<()> {
+    let is = |suite: &Suite, wanted: &String| suite.name == *wanted || suite.package == *wanted;
+    if let Some(unknown) = wanted.iter().find(|name| !suites.iter().any(|suite| is(suite, name))) {
+        let names: Vec<&str> = suites.iter().map(|suite| &*suite.name).collect();
+        let packages: Vec<&str> = suites.iter().map(|suite| &*suite.package).collect();
+        let nearest = nearest(unknown, &[&names[..], &packages].concat());
+        return Err(refused(format!("no suite `{unknown}`{kind}{nearest}; there are: {}", names.join(", "))));
+    }
+    suites.retain(|suite| wanted.is_empty() || wanted.iter().any(|wanted| is(suite, wanted)));
+    Ok(())
 }
 
 /// The suite on a NIC, on a fabric of its own, so that no other program of this user is seen.

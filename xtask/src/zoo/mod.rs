@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use zoo::{Manifest, Store, StoreError, Verified, Weights};
+use zoo::{Manifest, ManifestError, Store, StoreError, Verified, Weights};
 
-use crate::refused::refused;
+use crate::refused::{nearest, refused};
 use crate::{carried, stop, workspace};
 
 mod fetch;
@@ -78,7 +78,13 @@ impl Which {
     }
 
     fn manifests(&self) -> Result<Vec<Manifest>> {
-        let mut manifests = Manifest::all(&manifests(), &self.models).map_err(mendable)?;
+        let mut manifests = Manifest::all(&manifests(), &self.models).map_err(|error| match &error {
+            ManifestError::Unknown { model, names, .. } => {
+                let names: Vec<&str> = names.split(", ").collect();
+                refused(format!("{error}{}", nearest(model, &names)))
+            }
+            _ => mendable(error),
+        })?;
         manifests.retain(|model| !self.models.is_empty() || model.small || !self.small);
         Ok(manifests)
     }

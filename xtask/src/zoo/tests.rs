@@ -69,6 +69,7 @@ fn an_unknown_model_or_a_file_of_no_named_model_is_refused() {
     let folder = Folder::new("refused");
     for (line, words) in [
         ("build alexnet", "has: mobilenet-v3-small"),
+        ("build squeznet-1.1", "; the nearest is `squeezenet-1.1`"),
         ("fetch --from file", "name the one model"),
         ("fetch squeezenet-1.1 --from /nowhere/file", "/nowhere/file"),
         ("fetch squeezenet-1.1 --from /dev/null", "SHA-256 is e3b0c442"),

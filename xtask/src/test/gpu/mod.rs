@@ -106,17 +106,7 @@ impl Run<'_> {
             &self.out.join("logs"),
         );
         let mut suites = self.on_gpu(suites);
-        let is = |suite: &Suite, wanted: &String| suite.name == *wanted || suite.package == *wanted;
-        if let Some(unknown) = wanted.iter().find(|name| !suites.iter().any(|suite| is(suite, name))) {
-            let names: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
-            return Err(refused(format!(
-                "no suite `{unknown}` with tests for a GPU; there are: {}",
-                names.join(", ")
-            )));
-        }
-        if !wanted.is_empty() {
-            suites.retain(|suite| wanted.iter().any(|wanted| is(suite, wanted)));
-        }
+        suites::keep(&mut suites, wanted, " with tests for a GPU")?;
         let mut passed = Passed::open(&self.out.join("passed.jsonl"), self.resume)?;
         suites.iter().map(|suite| self.suite(suite, &mut passed)).collect()
     }

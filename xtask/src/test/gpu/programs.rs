@@ -14,7 +14,7 @@ use super::super::suites::Suite;
 use crate::carried::TestProgram;
 use crate::packages::PACKAGES;
 use crate::process::{WAIT, output};
-use crate::refused::refused;
+use crate::refused::{nearest, refused};
 use crate::workspace::cargo;
 
 /// How the name of such a test begins.
@@ -29,8 +29,10 @@ pub fn packages(wanted: &[String]) -> Result<Vec<&'static str>> {
     let all: Vec<&str> =
         PACKAGES.iter().filter(|package| package.gpu_tests).map(|package| package.name).collect();
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(&name.as_str())) {
-        let all = all.join(", ");
-        return Err(refused(format!("no package `{unknown}` has tests for a GPU; there are: {all}")));
+        let (nearest, all) = (nearest(unknown, &all), all.join(", "));
+        return Err(refused(format!(
+            "no package `{unknown}` has tests for a GPU{nearest}; there are: {all}"
+        )));
     }
     let is_wanted = |name: &&str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     Ok(all.into_iter().filter(is_wanted).collect())
