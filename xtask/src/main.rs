@@ -55,7 +55,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What this machine has and lacks, and what a card has yet to confirm.
+    /// What this machine has and lacks, which tests and figures it runs, and what a card has yet to confirm.
     Doctor(doctor::Options),
     /// Install what a command needs.
     Setup(setup::Options),

@@ -95,8 +95,7 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
             ))
         });
     }
-    let is_missing = |package: &Package| package.is_of(&system.name) && !installed(package.name);
-    let missing: Vec<Package> = wanted(purpose).into_iter().filter(is_missing).collect();
+    let missing = missing(purpose, &system);
     if !missing.is_empty() {
         say!("setup: {} lacks {} of the packages for `{}`:", system.name, missing.len(), name(purpose));
         missing.iter().for_each(|package| say!("  {:18} {}", package.name, package.why));
@@ -250,6 +249,16 @@ pub fn all_names() -> impl Iterator<Item = &'static str> {
 /// What `doctor` prints: every package with its version, or none.
 pub fn packages() -> Vec<(&'static str, &'static str, Option<String>)> {
     list().map(|package| (package.name, package.why, version(package.name))).collect()
+}
+
+/// Names of the packages that `purpose` needs and this system lacks. Without dpkg none is found.
+pub fn missing_names(purpose: Purpose, system: &System) -> Vec<&'static str> {
+    names(&missing(purpose, system))
+}
+
+fn missing(purpose: Purpose, system: &System) -> Vec<Package> {
+    let is_missing = |package: &Package| package.is_of(&system.name) && !installed(package.name);
+    wanted(purpose).into_iter().filter(is_missing).collect()
 }
 
 fn wanted(purpose: Purpose) -> Vec<Package> {

@@ -11,8 +11,9 @@ use crate::workspace::root;
 const PAGE: &str = "docs/hardware.md";
 
 /// Files that print, or a function of a file whose other messages `doctor` never prints.
-const SOURCES: [(&str, &str); 14] = [
+const SOURCES: [(&str, &str); 15] = [
     ("xtask/src/doctor/mod.rs", ""),
+    ("xtask/src/doctor/conclusion.rs", ""),
     ("xtask/src/doctor/hardware.rs", "fn says"),
     ("xtask/src/workspace.rs", "pub fn in_words"),
     ("xtask/src/wheels.rs", "pub fn state"),

@@ -1,4 +1,4 @@
-//! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing but
+//! `cargo xtask doctor`: what this machine has and lacks, and which tests and figures it therefore runs. Changes nothing but
 //! `target/`, where it builds `gpu-probe`; a bundle carries one. `docs/hardware.md` explains every message.
 
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use crate::onnx_runtime::Search;
 use crate::process::{WAIT, output};
 use crate::{carried, gpu_machine, setup, wheels, workspace};
 
+mod conclusion;
 #[cfg(test)]
 mod explained;
 mod hardware;
@@ -45,7 +46,7 @@ pub fn run(options: &Options) -> Result<()> {
         row(name, &version.unwrap_or_else(|| format!("MISSING: {why}{mend}")));
     }
     say!();
-    for library in ["libibverbs.so", "libmlx5.so"] {
+    for library in conclusion::LIBRARIES {
         row(library, &library_version(library).unwrap_or_else(|| "not found".into()));
     }
     // Where CUDA lies is `gpu-probe`'s to say, which looks in more places than the system's folders.
@@ -59,10 +60,12 @@ pub fn run(options: &Options) -> Result<()> {
     }
     row("ONNX Runtime", &Search::here(options.onnxruntime.as_deref()).state());
     say!();
-    match cuda() {
-        Ok(facts) => facts.iter().for_each(|(name, value)| row(name, value)),
-        Err(error) => row("CUDA", &format!("not asked: {error:#}")),
-    }
+    let cuda = cuda().unwrap_or_else(|error| vec![("CUDA".into(), format!("not asked: {error:#}"))]);
+    cuda.iter().for_each(|(name, value)| row(name, value));
+    say!();
+    let conclusion = conclusion::Conclusion::of(&system, &cuda);
+    row("runs here", &conclusion.runs());
+    row("missing", &conclusion.missing());
     Ok(())
 }
 
