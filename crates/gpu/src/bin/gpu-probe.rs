@@ -62,7 +62,7 @@ fn main() -> ExitCode {
             None
         }
     };
-    say("cuDNN", &gpu::cudnn::version().unwrap_or_else(|error| error.to_string()));
+    say("cuDNN", &cudnn(gpu::cudnn::version()));
     for gpu in Gpu::all().unwrap_or_default() {
         let name = gpu.to_string();
         match probe(gpu, builder.as_ref()) {
@@ -101,6 +101,11 @@ fn asked(arguments: Vec<OsString>) -> Result<Asked, String> {
 /// The reader may close the pipe.
 fn say(name: &str, value: &str) {
     let _ = writeln!(io::stdout(), "{name}\t{}", value.replace('\n', " "));
+}
+
+/// Its version, or why there is none: the name that the error begins with is the row's already.
+fn cudnn(version: gpu::Result<String>) -> String {
+    version.unwrap_or_else(|error| error.to_string().trim_start_matches("cuDNN: ").to_owned())
 }
 
 /// Finds and loads a toolkit; with the versions of its compiler and its linker.
@@ -400,6 +405,13 @@ mod tests {
             assert!(why.starts_with(words), "{why}");
         }
         assert!(super::asked(vec!["--toolkit".into(), "".into()]).is_err());
+    }
+
+    #[test]
+    fn a_row_without_cudnn_names_it_once() {
+        let error = gpu::Error::Refused("cuDNN: libcudnn.so.9: cannot open shared object file".into());
+        assert_eq!(cudnn(Err(error)), "libcudnn.so.9: cannot open shared object file");
+        assert_eq!(cudnn(Ok("9.19.0".into())), "9.19.0");
     }
 
     #[test]

@@ -7,12 +7,17 @@ use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-/// Opens `path` and keeps it open until the process ends. Error: the dynamic loader's words.
+/// Opens `path` and keeps it open until the process ends. Error: the dynamic loader's words, without the path that they begin with:
+/// callers name it.
 pub fn open_for_good(path: &Path) -> Result<&'static Library, String> {
     // SAFETY: the initialisers of NVIDIA's libraries only fill tables of their own; the caller names no other library.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     // Closing is not safe: the compiler starts threads and keeps handlers.
-    Ok(Box::leak(Box::new(library.map_err(|error| sentence(&error))?)))
+    let library = library.map_err(|error| {
+        let (words, named) = (sentence(&error), format!("{}: ", path.display()));
+        words.strip_prefix(&named).unwrap_or(&words).to_owned()
+    });
+    Ok(Box::leak(Box::new(library?)))
 }
 
 /// libloading's errors keep the loader's words in `source`.
@@ -56,8 +61,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_told_in_the_loaders_words() {
+    fn a_library_that_is_not_there_is_told_in_the_loaders_words_without_its_path() {
         let words = open_for_good(Path::new("/no/such/libnvrtc.so.13")).unwrap_err();
-        assert!(words.contains("/no/such/libnvrtc.so.13") && words.contains("No such file"), "{words}");
+        assert!(words.starts_with("cannot open") && words.contains("No such file"), "{words}");
     }
 }
