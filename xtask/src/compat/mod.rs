@@ -53,7 +53,7 @@ pub struct Options {
     /// Folder of softnic and its library, built before.
     #[arg(long, value_name = "DIR")]
     bin: Option<PathBuf>,
-    /// Print what would be run.
+    /// Say what would be run, and stop.
     #[arg(long)]
     dry_run: bool,
     /// Where logs go [default: results/compat].
@@ -95,8 +95,9 @@ pub fn run(options: &Options) -> Result<()> {
         return Err(refused(why));
     }
     let chosen = chosen(&all, options)?;
+    let logs = options.out.clone().unwrap_or_else(|| results("compat"));
     if options.dry_run {
-        chosen.iter().for_each(|(program, row)| say!("{}, {}: {}", program.name, row.name, row.ran()));
+        say!("{}", dry_run(&chosen, options, &logs));
         return Ok(());
     }
     setup::prepare(Purpose::Figure, !options.install)?;
@@ -105,7 +106,6 @@ pub fn run(options: &Options) -> Result<()> {
         build_release(&["-p", "softnic"])?;
     }
     let folder = options.bin.as_ref().map_or_else(|| Ok(released()), std::path::absolute)?;
-    let logs = options.out.clone().unwrap_or_else(|| results("compat"));
     let logs = std::path::absolute(&logs).context("the folder of logs")?;
     let bench = Bench::new(folder.join("softnic"), logs);
     let gpus = if options.gpu { Some(GpuMachine::ask()?.gpus) } else { None };
@@ -160,6 +160,36 @@ fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program,
     }
 }
 
+/// What would be run, and which rows would not.
+fn dry_run(chosen: &[(&Program, &Row)], options: &Options, logs: &Path) -> String {
+    // How many GPUs there are is known when rows are run: nothing is asked here.
+    let gpus = options.gpu.then_some(usize::MAX);
+    let other_end = if options.kernel { "a Linux kernel's soft-RoCE in a guest" } else { "another process" };
+    let programs: BTreeSet<&str> = chosen.iter().map(|(program, _)| &*program.name).collect();
+    let mut lines = vec![
+        "compat: programs of others, each judged by its output and by the bytes that the NIC received".into(),
+        format!("{} runs of {} programs", chosen.len(), programs.len()),
+        format!("nic: the software NIC; at the other end {other_end}"),
+        format!("results: {}", logs.display()),
+    ];
+    for (program, row) in chosen {
+        let what = match not_run(program, row, gpus) {
+            Some(why) => format!("not run: {why}"),
+            None => row.ran(),
+        };
+        lines.push(format!("{}, {}: {what}", program.name, row.name));
+    }
+    if options.record {
+        lines.push(format!("records: {RESULTS}, and the tables of docs/reference/works-with.md"));
+    }
+    lines.join("\n")
+}
+
+/// Why a row is not run on a machine with so many GPUs, or without --gpu.
+fn not_run(program: &Program, row: &Row, gpus: Option<usize>) -> Option<String> {
+    row.not_run.clone().or_else(|| row.lacks(gpus)).or_else(|| program.lacks())
+}
+
 /// What was run, for a shell: a list of commands is one to the NIC.
 fn shown(ran: &str) -> String {
     let is_list = |command: &str| ["&&", ";", "|", ">"].iter().any(|sign| command.contains(sign));
@@ -195,11 +225,7 @@ fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Ve
     let mut prepared: Option<(&str, Result<(), String>)> = None;
     let mut all = Vec::new();
     for (program, row) in chosen {
-        let outcome = if let Some(why) = &row.not_run {
-            Outcome::of(Verdict::NotRun, why)
-        } else if let Some(why) = row.lacks(gpus.map(<[Gpu]>::len)) {
-            Outcome::of(Verdict::NotRun, why)
-        } else if let Some(why) = program.lacks() {
+        let outcome = if let Some(why) = not_run(program, row, gpus.map(<[Gpu]>::len)) {
             Outcome::of(Verdict::NotRun, why)
         } else {
             if prepared.as_ref().is_none_or(|(name, _)| *name != program.name) {

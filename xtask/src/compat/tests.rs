@@ -49,6 +49,37 @@ fn a_row_that_another_suite_runs_is_named_by_its_test() {
 }
 
 #[test]
+fn a_dry_run_says_which_rows_would_run_and_why_others_would_not() {
+    let text = "[[program]]\nname = \"p\"\n[[program.row]]\nname = \"a\"\ncommand = \"c\"\nbytes = 1\n[[program.row]]\n\
+                name = \"b\"\nnot_run = \"no port\"\n[[program.row]]\nname = \"g\"\ncommand = \"d\"\nbytes = 1\ngpus = 2\n";
+    let all = parse(text).unwrap();
+    let said = |words: &[&str]| {
+        let options = given(words);
+        dry_run(&chosen(&all, &options).unwrap(), &options, Path::new("DIR"))
+    };
+    let lines = said(&[]);
+    let (head, rows) = lines.split_once("results: DIR\n").unwrap();
+    assert!(head.contains("3 runs of 1 programs") && head.contains("another process"), "{head}");
+    assert_eq!(rows, "p, a: softnic run -- c\np, b: not run: no port\np, g: not run: needs 2 GPUs");
+    let on_gpu = said(&["--gpu", "--record"]);
+    assert!(
+        on_gpu.contains("1 runs of 1") && on_gpu.contains("p, g: softnic run -- d\nrecords: "),
+        "{on_gpu}"
+    );
+}
+
+/// The options of a command line.
+fn given(words: &[&str]) -> Options {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+    let words = ["compat"].iter().chain(words);
+    <Line as clap::Parser>::try_parse_from(words).ok().unwrap().options
+}
+
+#[test]
 fn a_row_without_a_command_or_a_proof_is_refused() {
     let row =
         |text: &str| parse(&format!("[[program]]\nname = \"p\"\n[[program.row]]\nname = \"r\"\n{text}"));
@@ -67,15 +98,6 @@ fn a_row_without_a_command_or_a_proof_is_refused() {
 #[test]
 fn a_row_with_a_kernel_is_run_with_that_option_alone_and_shows_the_other_end() {
     let all = list().unwrap();
-    let given = |words: &[&str]| {
-        let words = ["compat"].iter().chain(words);
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            options: Options,
-        }
-        <Line as clap::Parser>::try_parse_from(words).ok().unwrap().options
-    };
     let (with, without) = (given(&["--kernel"]), given(&[]));
     let (with, without) = (chosen(&all, &with).unwrap(), chosen(&all, &without).unwrap());
     assert!(with.len() >= 20 && with.iter().all(|(_, row)| row.kernel.is_some()), "{}", with.len());
