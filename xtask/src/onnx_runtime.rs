@@ -16,12 +16,12 @@ const WHERE: &str = "import importlib.util as u; s = u.find_spec('onnxruntime');
 #[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     pub library: PathBuf,
-    by: By,
+    by: FoundIn,
 }
 
 /// Where a search found the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum FoundIn {
     Option,
     Variable,
     Setup,
@@ -50,17 +50,17 @@ impl<'a> Search<'a> {
     pub fn find(&self) -> Result<Found, String> {
         let variable = ONNX_RUNTIME.variable;
         if let Some(option) = self.option {
-            let found = within(option).map(|library| Found { library, by: By::Option });
+            let found = within(option).map(|library| Found { library, by: FoundIn::Option });
             return found.ok_or_else(|| format!("--onnxruntime {}", option.display()));
         }
         if let Some(named) = &self.variable {
-            let found = within(named).map(|library| Found { library, by: By::Variable });
+            let found = within(named).map(|library| Found { library, by: FoundIn::Variable });
             return found.ok_or_else(|| format!("{variable}={}", named.display()));
         }
         if let Some(library) = within(&self.setup) {
-            return Ok(Found { library, by: By::Setup });
+            return Ok(Found { library, by: FoundIn::Setup });
         }
-        let found = self.of_python().map(|library| Found { library, by: By::Python });
+        let found = self.of_python().map(|library| Found { library, by: FoundIn::Python });
         found.map_err(|why| format!("{why}, {} has none, {variable} is not set", self.setup.display()))
     }
 
@@ -86,10 +86,10 @@ impl<'a> Search<'a> {
         let name = found.library.file_name().unwrap_or_default().to_string_lossy();
         let version = name.split_once(".so.").map_or("of unknown version", |(_, version)| version);
         let by = match found.by {
-            By::Option => "named by --onnxruntime".to_owned(),
-            By::Variable => format!("named by {}", ONNX_RUNTIME.variable),
-            By::Setup => "fetched by set-up".to_owned(),
-            By::Python => "of Python's package onnxruntime".to_owned(),
+            FoundIn::Option => "named by --onnxruntime".to_owned(),
+            FoundIn::Variable => format!("named by {}", ONNX_RUNTIME.variable),
+            FoundIn::Setup => "fetched by set-up".to_owned(),
+            FoundIn::Python => "of Python's package onnxruntime".to_owned(),
         };
         format!("{version}, {by}: {}", found.library.display())
     }

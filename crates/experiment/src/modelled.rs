@@ -107,13 +107,13 @@ pub fn known(recorded: &Path, last: &Path) -> Result<Vec<Modelled>> {
     }
     let Ok(text) = std::fs::read(last) else { return Ok(Vec::new()) };
     let of = || format!("reading {}", last.display());
-    let last: Last = serde_json::from_slice(&text).with_context(of)?;
+    let last: PostSummary = serde_json::from_slice(&text).with_context(of)?;
     lines(&last.provenance.gpu_device, &last.rows).with_context(of)
 }
 
 /// What `summary.json` of a run says of its posts.
 #[derive(Deserialize)]
-struct Last {
+struct PostSummary {
     provenance: Provenance,
     rows: Vec<Row>,
 }

@@ -60,14 +60,14 @@ pub struct Curve {
 
 /// Colour, dashes and marker of one curve among all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
+struct CurveStyle {
     colour: RGBColor,
     dash: (u32, u32),
     marker: usize,
 }
 
 /// A look for each curve: measured ones take colours and markers, broken ones colours and dashes. Error: more curves than colours.
-fn looks(curves: &[Curve]) -> Result<Vec<Look>> {
+fn looks(curves: &[Curve]) -> Result<Vec<CurveStyle>> {
     if curves.len() > COLOURS.len() {
         return Err(anyhow!(
             "{} curves in one plot, and {} colours to tell them apart",
@@ -79,7 +79,7 @@ fn looks(curves: &[Curve]) -> Result<Vec<Look>> {
     let look = |(curve, colour): (&Curve, &RGBColor)| {
         let count = if curve.kind.is_broken() { &mut broken } else { &mut solid };
         *count += 1;
-        Look { colour: *colour, dash: DASHES[(*count - 1) % DASHES.len()], marker: *count - 1 }
+        CurveStyle { colour: *colour, dash: DASHES[(*count - 1) % DASHES.len()], marker: *count - 1 }
     };
     Ok(curves.iter().zip(&COLOURS).map(look).collect())
 }
@@ -194,7 +194,7 @@ impl Ranged for Scale {
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Scale, Scale>>;
 
-fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[Look]) -> Result<()> {
+fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[CurveStyle]) -> Result<()> {
     let mut chart = ChartBuilder::on(area)
         .margin_top(4)
         .margin_left(8)
@@ -306,7 +306,7 @@ macro_rules! markers {
     }};
 }
 
-fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: Look) -> Result<()> {
+fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: CurveStyle) -> Result<()> {
     let line: Vec<(f64, f64)> = curve.points.iter().map(|[x, y, ..]| (*x, *y)).collect();
     let colour = look.colour;
     let width = curve.kind.width();
@@ -338,7 +338,7 @@ fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: Look) -> Result<()> {
 }
 
 /// Headings, and below each its curves with a piece of their strokes.
-fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
+fn legend(area: &Area<'_>, curves: &[Curve], looks: &[CurveStyle]) -> Result<()> {
     let mut y = 12;
     let mut heading = "";
     for (curve, look) in curves.iter().zip(looks) {
@@ -356,7 +356,7 @@ fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
     Ok(())
 }
 
-fn sample(area: &Area<'_>, curve: &Curve, look: Look, y: i32) -> Result<()> {
+fn sample(area: &Area<'_>, curve: &Curve, look: CurveStyle, y: i32) -> Result<()> {
     let (dash, gap) =
         if curve.kind.is_broken() { (look.dash.0 as i32, look.dash.1 as i32) } else { (SAMPLE, 0) };
     let width = curve.kind.width();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use measure::{JsonLines, Label, Others, Provenance};
+use measure::{BackgroundLoad, JsonLines, Label, Provenance};
 use serde::Serialize;
 
 use crate::measured::{self, Entry};
@@ -93,12 +93,12 @@ pub fn measure(
     for key in grid.keys().iter().filter(|key| !done.contains(key)) {
         let count = earlier.points.len();
         progress(count as u64, &key.to_string());
-        let others = bench.is_here().then(Others::watch).flatten();
+        let others = bench.is_here().then(BackgroundLoad::watch).flatten();
         let measured = bench.measure(key, grid.seconds_of(&key.series));
         let mut point =
             measured.with_context(|| format!("{key} ({count} points are in {})", file.display()))?;
         if point.others.is_none() {
-            point.others = others.as_ref().and_then(Others::cores);
+            point.others = others.as_ref().and_then(BackgroundLoad::cores);
         }
         lines.push(&point).with_context(again)?;
         earlier.points.push(point);

@@ -49,8 +49,8 @@ pub struct Spec {
     #[serde(default)]
     pub sources: Vec<String>,
     grid: Grid,
-    quick: Less,
-    full: Less,
+    quick: GridOverride,
+    full: GridOverride,
     /// What the program of every point is told; its function reads it.
     #[serde(default)]
     pub options: toml::Table,
@@ -248,7 +248,7 @@ pub struct Grid {
 
 /// What `--quick` and `--full` put in the grid's place.
 #[derive(Clone, Debug, Deserialize)]
-struct Less {
+struct GridOverride {
     repeat: u32,
     seconds: f64,
     #[serde(flatten)]

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 /// See the module.
 #[derive(Debug)]
 pub struct Hosts {
-    holders: [Holder; 2],
+    holders: [NamespaceHolder; 2],
     /// We are root in a user namespace that was made for this.
     of_own_user: bool,
 }
 
 /// A process that does nothing but be in a namespace.
 #[derive(Debug)]
-struct Holder(Child);
+struct NamespaceHolder(Child);
 
-impl Drop for Holder {
+impl Drop for NamespaceHolder {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -92,10 +92,10 @@ fn allowed(command: &[&str]) -> bool {
 }
 
 /// Starts a process that stays in the namespace that the words lead to, and waits until it is there.
-fn hold(mut words: Vec<String>) -> Result<Holder, String> {
+fn hold(mut words: Vec<String>) -> Result<NamespaceHolder, String> {
     words.extend(["sleep".to_owned(), "3600".to_owned()]);
     let child = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).spawn();
-    let holder = Holder(child.map_err(|error| format!("{}: {error}", words[0]))?);
+    let holder = NamespaceHolder(child.map_err(|error| format!("{}: {error}", words[0]))?);
     let is_sleeping = || {
         fs::read_to_string(format!("/proc/{}/comm", holder.0.id())).is_ok_and(|name| name.trim() == "sleep")
     };
@@ -109,7 +109,7 @@ fn hold(mut words: Vec<String>) -> Result<Holder, String> {
     Ok(holder)
 }
 
-fn entered(holder: &Holder, of_own_user: bool) -> Vec<String> {
+fn entered(holder: &NamespaceHolder, of_own_user: bool) -> Vec<String> {
     let mut words = vec!["nsenter".to_owned(), "-t".to_owned(), holder.0.id().to_string(), "-n".to_owned()];
     if of_own_user {
         words.extend(["-U".to_owned(), "--preserve-credentials".to_owned()]);

@@ -4,23 +4,23 @@
 
 #![forbid(unsafe_code)]
 
+pub mod background_load;
 pub mod histogram;
 pub mod hosts;
 pub mod json_lines;
 pub mod label;
 pub mod loopback;
 pub mod need;
-pub mod others;
 pub mod provenance;
 pub mod revision;
 pub mod timer;
 
+pub use background_load::BackgroundLoad;
 pub use histogram::{Histogram, Summary};
 pub use hosts::Hosts;
 pub use json_lines::JsonLines;
 pub use label::{Label, Part};
 pub use loopback::Loopback;
-pub use others::Others;
 pub use provenance::Provenance;
 pub use revision::Revision;
 pub use timer::Timer;

@@ -7,28 +7,28 @@ use std::fmt::Display;
 use std::io::Write;
 
 /// What a test can need: something that may be missing, and then says why.
-pub trait Have {
+pub trait Requirement {
     /// The thing itself.
     type Thing;
     /// The thing, or why there is none.
     fn have(self) -> Result<Self::Thing, String>;
 }
 
-impl<T> Have for Option<T> {
+impl<T> Requirement for Option<T> {
     type Thing = T;
     fn have(self) -> Result<T, String> {
         self.ok_or_else(|| "not found".into())
     }
 }
 
-impl<T, E: Display> Have for Result<T, E> {
+impl<T, E: Display> Requirement for Result<T, E> {
     type Thing = T;
     fn have(self) -> Result<T, String> {
         self.map_err(|error| error.to_string())
     }
 }
 
-impl Have for bool {
+impl Requirement for bool {
     type Thing = ();
     fn have(self) -> Result<(), String> {
         self.then_some(()).ok_or_else(|| "not so".into())
@@ -42,7 +42,7 @@ impl Have for bool {
 #[macro_export]
 macro_rules! need {
     ($have:expr, $key:ident, $what:expr) => {
-        match $crate::need::Have::have($have) {
+        match $crate::need::Requirement::have($have) {
             Ok(thing) => thing,
             Err(why) => {
                 $crate::need::skipped($crate::here!(), stringify!($key), &format!("{} ({why})", $what));
@@ -51,7 +51,7 @@ macro_rules! need {
         }
     };
     ($have:expr, $what:expr) => {
-        match $crate::need::Have::have($have) {
+        match $crate::need::Requirement::have($have) {
             Ok(thing) => thing,
             Err(why) => {
                 $crate::need::skipped($crate::here!(), $what, &format!("{} ({why})", $what));

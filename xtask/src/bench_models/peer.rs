@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use measure::others::seconds_of;
+use measure::background_load::seconds_of;
 use serde_json::Value;
 
 use crate::process::JsonProgram;

@@ -10,7 +10,7 @@ use experiment::Experiment;
 use experiment::point::{Key, Point};
 use experiment::run;
 use experiment::statistics::median;
-use measure::{Others, Part, Provenance};
+use measure::{BackgroundLoad, Part, Provenance};
 use serde_json::{Value, json};
 
 use super::peer::Peer;
@@ -44,7 +44,7 @@ impl run::Bench for Turns<'_> {
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.experiment.spec.name, key.clone(), label, self.provenance.clone());
         point.seconds = seconds;
-        let (others, before) = (Others::watch(), self.peer.used());
+        let (others, before) = (BackgroundLoad::watch(), self.peer.used());
         match self.turns(&mut point) {
             Err(error) if error.is::<Refused>() => return Err(error),
             Err(error) => {

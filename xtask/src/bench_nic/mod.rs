@@ -31,7 +31,7 @@ pub mod pair;
 mod source;
 
 use cores::Cores;
-use pair::Stand;
+use pair::BenchSetup;
 use source::Source;
 
 /// What a spec calls points that are each a number of one program.
@@ -178,7 +178,7 @@ fn execute(
     let extent = if quick { Extent::Quick } else { Extent::Full };
     let mut grid = experiment.spec.grid(extent);
     grid.repeat = options.repeat.unwrap_or(grid.repeat);
-    let stand = Stand {
+    let stand = BenchSetup {
         programs,
         tools,
         hosts,
@@ -221,7 +221,7 @@ fn with_pump(nic: &toml::Table) -> toml::Table {
 /// Takes one number a point. One that cannot be taken is a point without it, which says why.
 struct Numbers<'a> {
     experiment: &'a Experiment,
-    stand: Stand<'a>,
+    stand: BenchSetup<'a>,
     provenance: &'a Provenance,
     failed: BTreeMap<String, usize>,
 }

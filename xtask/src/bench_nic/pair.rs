@@ -27,7 +27,7 @@ const FAILED: Duration = Duration::from_secs(2);
 const LAST: usize = 3;
 
 /// Where and with what the numbers are taken.
-pub struct Stand<'a> {
+pub struct BenchSetup<'a> {
     pub programs: &'a Programs,
     /// Folder whose perftest programs go before those in `PATH`.
     pub tools: Option<&'a Path>,
@@ -61,7 +61,7 @@ enum End {
     Alone,
 }
 
-impl Stand<'_> {
+impl BenchSetup<'_> {
     /// Takes the number `name`; an error after `limit` at the latest for each program that it runs.
     pub fn take(&self, name: &str, source: &Source) -> Result<f64> {
         match source {

@@ -64,7 +64,7 @@ pub struct Options {
 /// What came of one row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Tried {
+struct RowResult {
     program: String,
     row: String,
     version: String,
@@ -81,7 +81,7 @@ struct Tried {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Recorded {
-    rows: Vec<Tried>,
+    rows: Vec<RowResult>,
 }
 
 /// Sets up, builds the NIC, and runs what was asked for.
@@ -122,7 +122,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// Puts these rows into the recorded ones, and those into the page.
-fn record(tried: Vec<Tried>, all: &[Program]) -> Result<()> {
+fn record(tried: Vec<RowResult>, all: &[Program]) -> Result<()> {
     let file = root().join(RESULTS);
     Recorded::read(&file)?.with(tried, all).write(&file)?;
     crate::docs::write_tables()
@@ -219,7 +219,7 @@ fn fetch(chosen: &[(&Program, &Row)], install: bool) -> Result<()> {
 }
 
 /// Runs the rows, and says what came of each.
-fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Vec<Tried> {
+fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Vec<RowResult> {
     let version = |package| setup::version(package).unwrap_or_else(|| "unknown".into());
     let on = format!("{}, rdma-core {}{}", System::read().name, version("libibverbs1"), in_words(gpus));
     let mut prepared: Option<(&str, Result<(), String>)> = None;
@@ -237,7 +237,7 @@ fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Ve
                 _ => bench.run(program, row),
             }
         };
-        let tried = Tried {
+        let tried = RowResult {
             program: program.name.clone(),
             row: row.name.clone(),
             version: program.version(),
@@ -262,7 +262,7 @@ fn in_words(gpus: Option<&[Gpu]>) -> String {
 }
 
 /// Rows that came out worse than recorded on such a system, and those that this machine lacks something for.
-fn faults(tried: &[Tried], recorded: &Recorded, allow_missing: bool) -> Vec<String> {
+fn faults(tried: &[RowResult], recorded: &Recorded, allow_missing: bool) -> Vec<String> {
     let mut faults = Vec::new();
     for row in tried {
         let before = recorded
@@ -280,8 +280,8 @@ fn faults(tried: &[Tried], recorded: &Recorded, allow_missing: bool) -> Vec<Stri
     faults
 }
 
-impl Tried {
-    fn is_of(&self, other: &Tried) -> bool {
+impl RowResult {
+    fn is_of(&self, other: &RowResult) -> bool {
         (&self.program, &self.row) == (&other.program, &other.row)
     }
 
@@ -313,7 +313,7 @@ impl Recorded {
     fn from_elsewhere(file: &Path, all: &[Program]) -> Result<Recorded> {
         let not = |why: String| refused(format!("--import {}: {why}", file.display()));
         let read = Recorded::read(file).map_err(|error| not(format!("{:#}", error.root_cause())))?;
-        let is_ours = |tried: &Tried| {
+        let is_ours = |tried: &RowResult| {
             let rows = all.iter().filter(|it| it.name == tried.program).flat_map(|program| &program.rows);
             rows.into_iter().any(|row| row.name == tried.row && row.ran() == tried.ran)
         };
@@ -326,15 +326,15 @@ impl Recorded {
 
     /// With new rows in the place of old ones, in the order of the list; rows that are not in it any more are gone. What was not run
     /// here replaces nothing that was run elsewhere.
-    fn with(self, tried: Vec<Tried>, all: &[Program]) -> Recorded {
-        let replaces = |new: &Tried, old: &Tried| {
+    fn with(self, tried: Vec<RowResult>, all: &[Program]) -> Recorded {
+        let replaces = |new: &RowResult, old: &RowResult| {
             let is_run_elsewhere = new.verdict == Verdict::NotRun && old.verdict != Verdict::NotRun;
             new.is_of(old) && (new.ran != old.ran || !is_run_elsewhere)
         };
-        let is_new = |old: &Tried| tried.iter().any(|new| replaces(new, old));
-        let kept: Vec<Tried> = self.rows.into_iter().filter(|old| !is_new(old)).collect();
+        let is_new = |old: &RowResult| tried.iter().any(|new| replaces(new, old));
+        let kept: Vec<RowResult> = self.rows.into_iter().filter(|old| !is_new(old)).collect();
         let added = tried.iter().filter(|new| !kept.iter().any(|old| old.is_of(new))).cloned();
-        let both: Vec<Tried> = kept.iter().cloned().chain(added).collect();
+        let both: Vec<RowResult> = kept.iter().cloned().chain(added).collect();
         let names =
             all.iter().flat_map(|program| program.rows.iter().map(move |row| (&program.name, &row.name)));
         let rows = names.filter_map(|(program, row)| {
@@ -356,7 +356,7 @@ pub fn table(tree: &Tree) -> Result<String> {
     let text = tree.get(RESULTS).with_context(|| format!("{RESULTS} is missing"))?;
     let recorded: Recorded = serde_json::from_str(text).context(RESULTS)?;
     let all = programs::list()?;
-    let suite = |row: &Tried| {
+    let suite = |row: &RowResult| {
         let program = all.iter().find(|program| program.name == row.program)?;
         program.rows.iter().find(|it| it.name == row.row).map(Row::suite)
     };
@@ -365,12 +365,12 @@ pub fn table(tree: &Tree) -> Result<String> {
     systems.dedup();
     let mut parts = Vec::new();
     for system in systems {
-        let rows: Vec<&Tried> = recorded.rows.iter().filter(|row| row.on == system).collect();
+        let rows: Vec<&RowResult> = recorded.rows.iter().filter(|row| row.on == system).collect();
         let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
         let [works, part, fails, not] =
             [Verdict::Works, Verdict::InPart, Verdict::Fails, Verdict::NotRun].map(count);
         let title = "| program | version | run | result | suite |\n|---|---|---|---|---|";
-        let line = |row: &&Tried| {
+        let line = |row: &&RowResult| {
             let ran = if row.ran.is_empty() { String::new() } else { format!(": `{}`", shown(&row.ran)) };
             let cells = [&row.program, &row.version, &format!("{}{ran}", row.row), &row.result()]
                 .map(|cell| cell.replace('|', "\\|"));

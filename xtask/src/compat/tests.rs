@@ -342,9 +342,9 @@ fn planted_failures_are_found_and_nothing_of_them_lives_on() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-fn tried(verdict: Verdict, why: &str, ran: &str) -> Tried {
+fn tried(verdict: Verdict, why: &str, ran: &str) -> RowResult {
     let [program, row, version, on] = ["p", "r", "1", "s"].map(str::to_owned);
-    Tried { program, row, version, ran: ran.into(), verdict, why: why.into(), on }
+    RowResult { program, row, version, ran: ran.into(), verdict, why: why.into(), on }
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn rows_that_need_gpus_say_what_they_lack() {
 fn results_of_another_machine_are_taken_for_rows_of_the_list_alone() {
     let all = list().unwrap();
     let (program, row) = (&all[0], &all[0].rows[0]);
-    let tried = Tried {
+    let tried = RowResult {
         program: program.name.clone(),
         row: row.name.clone(),
         version: "1".into(),
@@ -455,10 +455,10 @@ fn results_of_another_machine_are_taken_for_rows_of_the_list_alone() {
         on: "elsewhere".into(),
     };
     let file = scratch("import").join("results.json");
-    let write = |rows: Vec<Tried>| Recorded { rows }.write(&file).unwrap();
+    let write = |rows: Vec<RowResult>| Recorded { rows }.write(&file).unwrap();
     write(vec![tried.clone()]);
     assert_eq!(Recorded::from_elsewhere(&file, &all).unwrap().rows, std::slice::from_ref(&tried));
-    write(vec![Tried { ran: "softnic run -- other".into(), ..tried.clone() }]);
+    write(vec![RowResult { ran: "softnic run -- other".into(), ..tried.clone() }]);
     let error = Recorded::from_elsewhere(&file, &all).unwrap_err().to_string();
     assert!(error.contains("no such row is run here") && error.contains(&row.name), "{error}");
     write(vec![]);

@@ -27,7 +27,7 @@ const OF_A_GPU: [&str; 2] = ["6", "7"];
 
 /// What came of a figure.
 #[derive(Debug, PartialEq, Eq)]
-enum Came {
+enum FigureOutcome {
     Measured,
     /// What would be measured was said.
     Said,
@@ -72,9 +72,11 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         say!("figure {figure} ({nth}): {} {}", workspace::us(), for_a_shell(&words));
         let since = Instant::now();
         let what = match no_gpu.filter(|_| is_left_out(figure)) {
-            Some(why) => Came::LeftOut(format!("no GPU here ({why}); --machine twin tries the command")),
+            Some(why) => {
+                FigureOutcome::LeftOut(format!("no GPU here ({why}); --machine twin tries the command"))
+            }
             None => match measured(program, &words)? {
-                Came::Measured if options.dry_run => Came::Said,
+                FigureOutcome::Measured if options.dry_run => FigureOutcome::Said,
                 came => came,
             },
         };
@@ -86,7 +88,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
     }
     let failed: Vec<&str> = came
         .iter()
-        .filter(|(_, what, _)| matches!(what, Came::Failed(_)))
+        .filter(|(_, what, _)| matches!(what, FigureOutcome::Failed(_)))
         .map(|(figure, ..)| *figure)
         .collect();
     if !failed.is_empty() {
@@ -100,7 +102,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         };
         let added: Vec<String> = came
             .iter()
-            .filter(|(_, what, _)| *what == Came::Measured)
+            .filter(|(_, what, _)| *what == FigureOutcome::Measured)
             .map(|(figure, ..)| format!("--add {}", super::quoted(&results(figure).display().to_string())))
             .collect();
         say!("one page of them beside the recorded ones: {} report {}", workspace::us(), added.join(" "));
@@ -131,11 +133,11 @@ fn left(since: Duration, asked: &[f64], at: usize) -> Option<Duration> {
     Duration::try_from_secs_f64(after * slower).ok().filter(|left| !left.is_zero())
 }
 
-fn measured(program: &Path, words: &[String]) -> Result<Came> {
+fn measured(program: &Path, words: &[String]) -> Result<FigureOutcome> {
     stop::hold();
     let status = Command::new(program).args(words).status().context("starting a figure")?;
     stop::hold_if_soon();
-    Ok(if status.success() { Came::Measured } else { Came::Failed(status.to_string()) })
+    Ok(if status.success() { FigureOutcome::Measured } else { FigureOutcome::Failed(status.to_string()) })
 }
 
 /// A figure's command line: of the options those that it takes.
@@ -157,12 +159,14 @@ fn words(figure: &str, options: &Options) -> Vec<String> {
     taken.words(figure)
 }
 
-fn line(figure: &str, what: &Came, took: Duration) -> String {
+fn line(figure: &str, what: &FigureOutcome, took: Duration) -> String {
     match what {
-        Came::Said => format!("figure {figure}: dry run"),
-        Came::Measured => format!("figure {figure}: measured in {:.0} s", took.as_secs_f64()),
-        Came::Failed(how) => format!("figure {figure}: FAILED after {:.0} s ({how})", took.as_secs_f64()),
-        Came::LeftOut(why) => format!("figure {figure}: left out: {why}"),
+        FigureOutcome::Said => format!("figure {figure}: dry run"),
+        FigureOutcome::Measured => format!("figure {figure}: measured in {:.0} s", took.as_secs_f64()),
+        FigureOutcome::Failed(how) => {
+            format!("figure {figure}: FAILED after {:.0} s ({how})", took.as_secs_f64())
+        }
+        FigureOutcome::LeftOut(why) => format!("figure {figure}: left out: {why}"),
     }
 }
 

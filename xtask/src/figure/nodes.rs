@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use experiment::{Experiment, Spec};
-use measure::Others;
+use measure::BackgroundLoad;
 
 use super::nic::Receiver;
 use super::{Nic, Options, Programs};
@@ -147,7 +147,7 @@ impl Nodes {
     /// Begins to count what programs beside the nodes' take; the answer is in cores. No process of a node is waited for here.
     pub fn others(&self) -> Option<impl Fn() -> Option<f64>> {
         let testbed = self.testbed.clone()?;
-        let (others, before) = (Others::watch(), testbed::seconds(&testbed));
+        let (others, before) = (BackgroundLoad::watch(), testbed::seconds(&testbed));
         Some(move || others.as_ref()?.cores_beside(testbed::seconds(&testbed) - before))
     }
 

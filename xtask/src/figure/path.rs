@@ -38,7 +38,7 @@ const LANES: [&str; 3] = ["client", "NIC", "GPU"];
 /// The figure's own part of the spec.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Way {
+struct PathSpec {
     posting: Posting,
     steps: Vec<Step>,
 }
@@ -66,9 +66,9 @@ struct Step {
     says: String,
 }
 
-impl Way {
-    fn of(spec: &Spec) -> Result<Way> {
-        let way: Way =
+impl PathSpec {
+    fn of(spec: &Spec) -> Result<PathSpec> {
+        let way: PathSpec =
             toml::Value::Table(spec.options.clone()).try_into().context("options of fig3/spec.toml")?;
         for step in &way.steps {
             ensure!(LANES.contains(&step.lane.as_str()), "{}: no lane `{}`", step.function, step.lane);
@@ -159,7 +159,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     if options.nic.is_some() || options.rate_gbps.is_some() {
         return Err(refused("fig3: it needs no NIC; leave --nic and --rate-gbps out"));
     }
-    let way = Way::of(&experiment.spec)?;
+    let way = PathSpec::of(&experiment.spec)?;
     let root = workspace::root();
     let tree = carried::folder().is_none().then_some(root.as_path());
     let steps = steps(&way, tree)?;
@@ -186,7 +186,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
 
 /// What is read in the source alone: the entry of its count, and each step's lane, crate and function, words, file and line.
 pub fn in_source(experiment: &Experiment, root: &Path) -> Result<(Entry, Vec<[String; 4]>)> {
-    let way = Way::of(&experiment.spec)?;
+    let way = PathSpec::of(&experiment.spec)?;
     let provenance = Provenance::of(measure::Revision::of(root), &[]);
     let (name, machine) = (experiment.spec.name.clone(), GpuMachine::default());
     let mut counts = Counts {
@@ -220,12 +220,12 @@ pub fn in_source(experiment: &Experiment, root: &Path) -> Result<(Entry, Vec<[St
 
 /// The drawing of the way.
 pub fn picture(experiment: &Experiment) -> Result<Picture> {
-    let svg = svg(&Way::of(&experiment.spec)?.steps);
+    let svg = svg(&PathSpec::of(&experiment.spec)?.steps);
     Ok(Picture { name: "path".to_owned(), title: experiment.spec.title.clone(), svg })
 }
 
 /// The steps as lines; with `tree` each function's line number.
-fn steps(way: &Way, tree: Option<&Path>) -> Result<Vec<String>> {
+fn steps(way: &PathSpec, tree: Option<&Path>) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for (index, step) in way.steps.iter().enumerate() {
         let line =
@@ -246,7 +246,7 @@ fn steps(way: &Way, tree: Option<&Path>) -> Result<Vec<String>> {
 
 fn execute(
     experiment: Experiment,
-    way: &Way,
+    way: &PathSpec,
     how: &resume::Options,
     machine: &GpuMachine,
     tree: Option<&Path>,
@@ -282,7 +282,7 @@ fn execute(
 /// Counts in the source and in the recorded graph.
 struct Counts<'a> {
     name: String,
-    way: &'a Way,
+    way: &'a PathSpec,
     machine: &'a GpuMachine,
     tree: Option<&'a Path>,
     program: &'a Path,
@@ -389,9 +389,9 @@ mod tests {
     use crate::workspace::root;
     use std::fs;
 
-    fn fig3() -> (Experiment, Way) {
+    fn fig3() -> (Experiment, PathSpec) {
         let experiment = Experiment::read(&root().join("experiments"), "fig3").unwrap();
-        let way = Way::of(&experiment.spec).unwrap();
+        let way = PathSpec::of(&experiment.spec).unwrap();
         (experiment, way)
     }
 

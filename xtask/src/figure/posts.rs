@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::{Experiment, resume};
-use measure::{Label, Others, Part, Provenance, json_lines};
+use measure::{BackgroundLoad, Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value};
 
 use super::{Options, Programs, experiments};
@@ -85,9 +85,9 @@ fn execute(
         command.arg("--peer-headers").arg(folder);
     }
     command.envs(machine.toolkit.iter().map(|toolkit| (crate::wheels::CUDA.variable, toolkit)));
-    let others = Others::watch();
+    let others = BackgroundLoad::watch();
     let ended = run_logged(&mut command, &log, LIMIT)?;
-    let others = others.as_ref().and_then(Others::cores);
+    let others = others.as_ref().and_then(BackgroundLoad::cores);
     let said = fs::read_to_string(&log).unwrap_or_default();
     let last = said.lines().last().unwrap_or("it said nothing").to_owned();
     match ended {

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use measure::Others;
-use measure::others::{TICKS, own_seconds};
+use measure::BackgroundLoad;
+use measure::background_load::{TICKS, own_seconds};
 use serde::Deserialize;
 
 const FILE: &str = "xtask/budget.toml";
@@ -94,7 +94,7 @@ pub struct Meter {
     since: Instant,
     /// Seconds before its making: cargo built xtask.
     before: f64,
-    others: Option<Others>,
+    others: Option<BackgroundLoad>,
 }
 
 impl Meter {
@@ -103,14 +103,14 @@ impl Meter {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
         let before = age(&stat, &uptime).unwrap_or(0.0);
-        Meter { since: Instant::now(), before, others: Others::watch() }
+        Meter { since: Instant::now(), before, others: BackgroundLoad::watch() }
     }
 
     pub fn taken(&self) -> Taken {
         Taken {
             cpu_minutes: own_seconds().unwrap_or_default() / 60.0,
             wall_minutes: (self.since.elapsed().as_secs_f64() + self.before) / 60.0,
-            other_cores: self.others.as_ref().and_then(Others::cores).unwrap_or_default(),
+            other_cores: self.others.as_ref().and_then(BackgroundLoad::cores).unwrap_or_default(),
         }
     }
 }

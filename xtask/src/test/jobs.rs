@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
                             say!("step {begun} of {}: {} …", jobs.len(), job.name);
                         }
                         // Whatever becomes of it, the other lanes go on.
-                        let _done = Done(self, &job.name);
+                        let _done = JobMark(self, &job.name);
                         let _ = row.set(self.one(job));
                     }
                 });
@@ -335,9 +335,9 @@ impl<'a> Run<'a> {
 }
 
 /// Says at its end that a job is done.
-struct Done<'a>(&'a Run<'a>, &'a str);
+struct JobMark<'a>(&'a Run<'a>, &'a str);
 
-impl Drop for Done<'_> {
+impl Drop for JobMark<'_> {
     fn drop(&mut self) {
         self.0.done.lock().unwrap_or_else(PoisonError::into_inner).insert(self.1.to_owned());
         self.0.more.notify_all();

@@ -12,7 +12,7 @@ use crate::wheels::{self, Wheels};
 
 /// How a package's tests are run when the ordinary way is not enough.
 #[derive(Clone, Copy, Debug, Default)]
-struct Way {
+struct RunOptions {
     /// Arguments of its test programs.
     arguments: &'static [&'static str],
     /// The test programs need a NIC: each is started by `softnic run`, once for each of these.
@@ -25,27 +25,31 @@ struct Way {
     reference: bool,
 }
 
-const PLAIN: Way = Way { arguments: &[], nics: &[], few: &[], toolkit: false, reference: false };
+const PLAIN: RunOptions =
+    RunOptions { arguments: &[], nics: &[], few: &[], toolkit: false, reference: false };
 
 /// Packages whose test programs are not just started.
-const WAYS: &[(&str, Way)] = &[
+const WAYS: &[(&str, RunOptions)] = &[
     // What mutants of real packets reached, and what a CRC lets through, are tables.
-    ("roce", Way { arguments: &["--show-output"], ..PLAIN }),
+    ("roce", RunOptions { arguments: &["--show-output"], ..PLAIN }),
     // What came out for each architecture, and how long it took.
-    ("gpu", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
+    ("gpu", RunOptions { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // The hostile driver's table is printed, though the test passes. Its mover is assembled.
-    ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
+    ("soft-nic", RunOptions { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // How far each model is from the reference.
-    ("inference", Way { arguments: &["--show-output"], toolkit: true, reference: true, ..PLAIN }),
-    ("pipeline", Way { nics: NICS.first_chunk::<1>().expect("there are three"), toolkit: true, ..PLAIN }),
-    ("profiler", Way { reference: true, ..PLAIN }),
+    ("inference", RunOptions { arguments: &["--show-output"], toolkit: true, reference: true, ..PLAIN }),
+    (
+        "pipeline",
+        RunOptions { nics: NICS.first_chunk::<1>().expect("there are three"), toolkit: true, ..PLAIN },
+    ),
+    ("profiler", RunOptions { reference: true, ..PLAIN }),
     // How many multiply-adds a second the twin does.
-    ("host-twin", Way { arguments: &["--show-output"], ..PLAIN }),
-    ("generator", Way { nics: &NICS, few: GENERATOR, toolkit: true, ..PLAIN }),
+    ("host-twin", RunOptions { arguments: &["--show-output"], ..PLAIN }),
+    ("generator", RunOptions { nics: &NICS, few: GENERATOR, toolkit: true, ..PLAIN }),
     // One message at a time: the NIC is another's business. What the round trips took is printed.
     (
         "echo",
-        Way {
+        RunOptions {
             nics: NICS.first_chunk::<2>().expect("there are four"),
             few: &[("kernel::", 1)],
             arguments: &["--show-output", "--test-threads=2"],
@@ -55,16 +59,22 @@ const WAYS: &[(&str, Way)] = &[
     ),
     (
         "inference-server",
-        Way { nics: &[("roce", MessagePath::Shared)], arguments: &["--test-threads=2"], ..PLAIN },
+        RunOptions { nics: &[("roce", MessagePath::Shared)], arguments: &["--test-threads=2"], ..PLAIN },
     ),
-    ("client", Way { nics: &[("roce", MessagePath::Shared)], arguments: &["--test-threads=2"], ..PLAIN }),
+    (
+        "client",
+        RunOptions { nics: &[("roce", MessagePath::Shared)], arguments: &["--test-threads=2"], ..PLAIN },
+    ),
     // Short messages only: the third NIC would not differ from the second.
-    ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..PLAIN }),
-    ("verbs", Way { nics: &NICS, ..PLAIN }),
+    (
+        "rdma-shim",
+        RunOptions { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..PLAIN },
+    ),
+    ("verbs", RunOptions { nics: &NICS, ..PLAIN }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
-    ("softnic", Way { arguments: &["--test-threads=2"], ..PLAIN }),
+    ("softnic", RunOptions { arguments: &["--test-threads=2"], ..PLAIN }),
     // One test of figure 2 runs the profiler on the processor.
-    ("xtask", Way { reference: true, ..PLAIN }),
+    ("xtask", RunOptions { reference: true, ..PLAIN }),
 ];
 
 /// Tests of the generator that need no NIC, or know one link layer from the other, or send short messages alone.
@@ -204,7 +214,7 @@ fn astray(message_path: MessagePath, lines: &str) -> Option<String> {
 /// All suites by their names.
 /// `softnic`: the launcher, for those that need a NIC; `folder`: where their configurations and counters lie.
 pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
-    let ways: BTreeMap<&str, Way> = WAYS.iter().copied().collect();
+    let ways: BTreeMap<&str, RunOptions> = WAYS.iter().copied().collect();
     let mut suites: Vec<Suite> = Vec::new();
     for package in packages {
         let way = ways.get(package).copied().unwrap_or_default();
@@ -273,7 +283,7 @@ fn on(plain: Suite, (layer, message_path): Nic, softnic: &Path, folder: &Path) -
 
 /// Where a package's compiler and linker, and its reference, are. A GPU is not required: its tests are counted as skipped where there
 /// is none.
-fn environment(way: Way) -> Vec<(String, String)> {
+fn environment(way: RunOptions) -> Vec<(String, String)> {
     let wanted =
         [(way.toolkit, &wheels::CUDA, "toolkit"), (way.reference, &wheels::ONNX_RUNTIME, "reference")];
     let wanted: Vec<_> = wanted.into_iter().filter(|(wanted, ..)| *wanted).collect();

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 pub struct Found {
     supervisors: Vec<u32>,
-    nodes: [OfNode; 2],
+    nodes: [NodeState; 2],
     /// Processes that see the private mount of a node, and are in no namespace of its names: a login that lives on.
     strays: Vec<u32>,
     folder: bool,
@@ -30,7 +30,7 @@ pub struct Found {
 
 /// What is there of one node.
 #[derive(Debug, Default)]
-struct OfNode {
+struct NodeState {
     namespace: bool,
     processes: Vec<u32>,
     /// The sshd that accepts logins.
@@ -169,7 +169,7 @@ fn end(testbed: &Testbed, signal: Signal) {
 
 /// Processor seconds of all that runs on the nodes, and of what ended there and was waited for.
 pub fn seconds(testbed: &Testbed) -> f64 {
-    Found::of(testbed).processes().into_iter().filter_map(measure::others::seconds_of).sum()
+    Found::of(testbed).processes().into_iter().filter_map(measure::background_load::seconds_of).sum()
 }
 
 /// Whether a `mountinfo` has one of these mount points.

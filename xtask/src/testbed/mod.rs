@@ -34,14 +34,14 @@ const LISTENING: Duration = Duration::from_secs(10);
 #[derive(Args)]
 pub struct Options {
     #[command(subcommand)]
-    what: What,
+    what: Action,
     /// Folder of the testbed's keys, logs and ssh configuration [default: target/testbed].
     #[arg(long, value_name = "DIR", global = true)]
     dir: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Make both nodes, and check a login to each.
     Up {
         /// Port of sshd on each node's own address.
@@ -69,10 +69,10 @@ impl Options {
 pub fn run(options: &Options) -> Result<()> {
     let testbed = options.testbed()?;
     match options.what {
-        What::Hold => node::hold(&testbed),
-        What::Down => down(&testbed),
-        What::Status => status(&testbed),
-        What::Up { port, no_install } => {
+        Action::Hold => node::hold(&testbed),
+        Action::Down => down(&testbed),
+        Action::Status => status(&testbed),
+        Action::Up { port, no_install } => {
             setup::prepare(Purpose::Testbed, no_install)?;
             if Found::of(&testbed).is_whole() {
                 say!("testbed: already up in {}", testbed.dir().display());

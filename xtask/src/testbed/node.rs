@@ -49,7 +49,7 @@ exec "$sshd" -D -e -f SSHD_FILES/sshd.conf
 "#;
 
 /// What a node's sshd says.
-enum Said {
+enum SshdMessage {
     Listening,
     /// Its last line, where its output ended.
     Ended(String),
@@ -67,14 +67,14 @@ pub fn hold(testbed: &Testbed) -> Result<()> {
     let until = Instant::now() + LISTENING;
     for _ in 0..sshds.len() {
         match said.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok((_, Said::Listening)) => {}
-            Ok((node, Said::Ended(last))) => return Err(refused(ended(&node, &last))),
+            Ok((_, SshdMessage::Listening)) => {}
+            Ok((node, SshdMessage::Ended(last))) => return Err(refused(ended(&node, &last))),
             Err(_) => bail!("sshd did not listen within {} s", LISTENING.as_secs()),
         }
     }
     say!("{}", serde_json::json!({ "kind": "up" }));
     match said.recv() {
-        Ok((node, Said::Ended(last))) => bail!(ended(&node, &last)),
+        Ok((node, SshdMessage::Ended(last))) => bail!(ended(&node, &last)),
         _ => bail!("nothing is heard of sshd any more"),
     }
 }
@@ -93,7 +93,7 @@ fn ended(node: &str, last: &str) -> String {
     format!("{node}: sshd ended: {last}{remedy}")
 }
 
-fn start(node: &Node, tell: Sender<(String, Said)>) -> Result<Child> {
+fn start(node: &Node, tell: Sender<(String, SshdMessage)>) -> Result<Child> {
     let script = SCRIPT.replace("SSHD_FILES", SSHD_FILES);
     let mut child = Command::new(program("ip")?)
         .args(["netns", "exec", &node.namespace, "unshare", "-mu", "--propagation", "private"])
@@ -114,14 +114,14 @@ fn start(node: &Node, tell: Sender<(String, Said)>) -> Result<Child> {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
             let _ = writeln!(log, "{line}");
             if line.starts_with("Server listening on") {
-                let _ = tell.send((name.clone(), Said::Listening));
+                let _ = tell.send((name.clone(), SshdMessage::Listening));
             }
             // That it cannot bind is told before that it has nothing to listen on.
             if !last.contains("in use") {
                 last = line.trim().to_owned();
             }
         }
-        tell.send((name, Said::Ended(last)))
+        tell.send((name, SshdMessage::Ended(last)))
     });
     Ok(child)
 }

@@ -34,23 +34,23 @@ pub struct Options {
 #[derive(Subcommand)]
 enum Action {
     /// What models there are, how large they are, and which files are there.
-    List(Which),
+    List(ModelSelection),
     /// Write the models with seeded weights; needs no network.
-    Build(Which),
+    Build(ModelSelection),
     /// Download trained weights, or take them from a file.
     Fetch {
         #[command(flatten)]
-        which: Which,
+        which: ModelSelection,
         /// The published file, which you have already: its hash is checked as well.
         #[arg(long, value_name = "FILE")]
         from: Option<PathBuf>,
     },
     /// Check files against their manifests: hashes, shapes, bytes, parameters, multiply-accumulates.
-    Verify(Which),
+    Verify(ModelSelection),
 }
 
 #[derive(Args)]
-struct Which {
+struct ModelSelection {
     /// Models [default: all].
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
@@ -72,7 +72,7 @@ pub fn manifests() -> PathBuf {
     workspace::root().join(MANIFESTS)
 }
 
-impl Which {
+impl ModelSelection {
     fn store(&self) -> Store {
         Store::at(self.store.clone().unwrap_or_else(folder))
     }
@@ -100,7 +100,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-fn list(which: &Which) -> Result<()> {
+fn list(which: &ModelSelection) -> Result<()> {
     let (store, models) = (which.store(), which.manifests()?);
     say!(
         "{:22} {:>11} {:>10} {:>9} {:>9}  seeded; trained",
@@ -136,7 +136,7 @@ fn state(checked: Result<PathBuf, StoreError>, missing: &str) -> String {
     }
 }
 
-fn build(which: &Which) -> Result<()> {
+fn build(which: &ModelSelection) -> Result<()> {
     let store = which.store();
     for model in which.manifests()? {
         let (file, wanted) = (model.seeded_file(), model.seeded.sha256);
@@ -160,7 +160,7 @@ fn build(which: &Which) -> Result<()> {
     Ok(())
 }
 
-fn fetch(which: &Which, from: Option<&Path>) -> Result<()> {
+fn fetch(which: &ModelSelection, from: Option<&Path>) -> Result<()> {
     let store = which.store();
     let models = which.manifests()?;
     if from.is_some() && which.models.len() != 1 {
@@ -221,7 +221,7 @@ fn over_http(store: &Store, model: &Manifest, weights: &Weights, client: &Client
     fetched
 }
 
-fn verify(which: &Which) -> Result<()> {
+fn verify(which: &ModelSelection) -> Result<()> {
     let store = which.store();
     let (mut wrong, mut missing) = (0, 0);
     for model in which.manifests()? {

@@ -10,23 +10,23 @@ use measure::need;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::bed::{Bed, LIMIT, Said, machine};
+use crate::bed::{Bed, LIMIT, ProgramOutput, machine};
 use crate::testbed::NEEDS;
 
 const PROGRAMS: [&str; 3] = ["softnic", "libsoftnic_preload.so", "generator"];
 
 /// A playbook on a testbed: in its own folder, so that nothing of ansible's stays.
-fn playbook(bed: &Bed, playbook: &str, words: &[&str]) -> Said {
+fn playbook(bed: &Bed, playbook: &str, words: &[&str]) -> ProgramOutput {
     let ansible = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("ansible");
     let mut command = Command::new("ansible-playbook");
     command.current_dir(&ansible).args(["-i", "inventories/netns.yml"]).args(words).arg(playbook);
     command.args(["-e", &format!("testbed_dir={}", bed.dir.display())]);
     command.env("ANSIBLE_HOME", bed.dir.join("ansible"));
-    Said::of(command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_NOCOLOR", "1")]))
+    ProgramOutput::of(command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_NOCOLOR", "1")]))
 }
 
 /// Tasks that changed something, of each node.
-fn changed(said: &Said) -> Vec<u32> {
+fn changed(said: &ProgramOutput) -> Vec<u32> {
     let counts = said.text.lines().filter(|line| line.starts_with("node") && line.contains("changed="));
     let count = |line: &str| line.split("changed=").nth(1)?.split(' ').next()?.parse().ok();
     counts.map(|line| count(line).unwrap()).collect()
@@ -44,10 +44,10 @@ fn released() -> bool {
 }
 
 /// Figure 4 on hosts that ansible reaches.
-fn figure_4(place: &str, out: &Path) -> Said {
+fn figure_4(place: &str, out: &Path) -> ProgramOutput {
     let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
     figure.args(["figure", "4", "--smoke", "--where", place, "--no-install", "--out"]).arg(out);
-    Said::of(&mut figure)
+    ProgramOutput::of(&mut figure)
 }
 
 /// Waits until a program on the second node listens on the receiver's port, or none does.
@@ -139,8 +139,9 @@ fn the_playbooks_pass_ansible_lint() {
     let mut command = Command::new(lint);
     command.current_dir(ansible).args(["--offline", "--profile", "production", "--nocolor"]);
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("XDG_CACHE_HOME", &cache);
-    let said =
-        Said::of(command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_HOME", &cache.display().to_string())]));
+    let said = ProgramOutput::of(
+        command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_HOME", &cache.display().to_string())]),
+    );
     let _ = fs::remove_dir_all(cache);
     assert!(said.ok, "{}", said.text);
 }
@@ -273,8 +274,9 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     for (words, said) in
         [("figure 1 --where netns", "figures 4 and 5"), ("figure 4 --where netns --record", "--record")]
     {
-        let refused =
-            Said::of(Command::new(env!("CARGO_BIN_EXE_xtask")).args(words.split(' ')).arg("--out").arg(&out));
+        let refused = ProgramOutput::of(
+            Command::new(env!("CARGO_BIN_EXE_xtask")).args(words.split(' ')).arg("--out").arg(&out),
+        );
         assert_eq!(refused.code, Some(2), "{refused:?}");
         refused.has(&["--where netns", said]);
     }

@@ -37,8 +37,8 @@ impl Bed {
         command
     }
 
-    pub fn testbed(&self, what: &str) -> Said {
-        Said::of(&mut self.command(what))
+    pub fn testbed(&self, what: &str) -> ProgramOutput {
+        ProgramOutput::of(&mut self.command(what))
     }
 
     pub fn start(&self, what: &str) -> Child {
@@ -46,8 +46,8 @@ impl Bed {
     }
 
     /// Runs a line of shell on a node.
-    pub fn on(&self, node: &str, line: &str) -> Said {
-        Said::of(Command::new(self.dir.join("ssh")).args([node, line]))
+    pub fn on(&self, node: &str, line: &str) -> ProgramOutput {
+        ProgramOutput::of(Command::new(self.dir.join("ssh")).args([node, line]))
     }
 
     /// Puts programs before those of the machine on a node: name, and text of a shell script.
@@ -115,16 +115,16 @@ impl Drop for Bed {
 
 /// How a program ended and what it said on both streams.
 #[derive(Debug)]
-pub struct Said {
+pub struct ProgramOutput {
     pub ok: bool,
     pub code: Option<i32>,
     pub text: String,
 }
 
-impl Said {
+impl ProgramOutput {
     /// Of a program that ends within [`LIMIT`]. Its stdin is its own: ssh makes the one that it has non-blocking, for whoever
     /// shares it too, and ansible refuses such a one.
-    pub fn of(command: &mut Command) -> Said {
+    pub fn of(command: &mut Command) -> ProgramOutput {
         let child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (id, (tell, said)) = (child.id(), channel());
@@ -135,7 +135,7 @@ impl Said {
         };
         let Output { status, stdout, stderr } = output.unwrap();
         let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-        Said { ok: status.success(), code: status.code(), text }
+        ProgramOutput { ok: status.success(), code: status.code(), text }
     }
 
     #[track_caller]
@@ -146,13 +146,16 @@ impl Said {
 
 /// Whether a testbed can be made here.
 pub fn machine() -> Result<(), String> {
-    let setup =
-        Said::of(Command::new(env!("CARGO_BIN_EXE_xtask")).args(["setup", "testbed", "--no-install"]));
+    let setup = ProgramOutput::of(Command::new(env!("CARGO_BIN_EXE_xtask")).args([
+        "setup",
+        "testbed",
+        "--no-install",
+    ]));
     let programs = ["ip", "sshd", "ssh", "ssh-keygen", "unshare", "ansible-playbook"];
     if let Some(missing) = programs.iter().find(|name| !has(name)) {
         return Err(format!("there is no {missing}"));
     }
-    let made = Said::of(Command::new("unshare").args(["-nmu", "true"]));
+    let made = ProgramOutput::of(Command::new("unshare").args(["-nmu", "true"]));
     [setup, made].into_iter().find(|said| !said.ok).map_or(Ok(()), |said| Err(said.text.replace('\n', " ")))
 }
 

@@ -10,7 +10,7 @@ use measure::need;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::bed::{Bed, LIMIT, Said, machine};
+use crate::bed::{Bed, LIMIT, ProgramOutput, machine};
 
 pub const NEEDS: &str = "root, iproute2, openssh-server, openssh-client and ansible-core";
 
@@ -50,7 +50,7 @@ fn up_makes_two_nodes_with_files_of_their_own_and_down_leaves_nothing() {
         fs::read_to_string(&known).unwrap().replace("10.77.0.2", "x").replace("10.77.0.1", "10.77.0.2");
     fs::write(&known, other).unwrap();
     let options = ["-o", "ControlPath=none", "node2", "true"];
-    let refused = Said::of(Command::new(bed.dir.join("ssh")).args(options));
+    let refused = ProgramOutput::of(Command::new(bed.dir.join("ssh")).args(options));
     assert!(!refused.ok, "{refused:?}");
     refused.has(&["Host key verification failed"]);
 
@@ -147,7 +147,7 @@ fn a_disk_without_room_is_named_with_what_to_do_and_nothing_half_written_stays()
     ] {
         let mut full = Command::new("unshare");
         full.args(["-m", "sh", "-c", line]).arg(&disk).arg(size).arg(&disk);
-        let said = Said::of(full.arg(command.get_program()).args(command.get_args()));
+        let said = ProgramOutput::of(full.arg(command.get_program()).args(command.get_args()));
         assert_eq!(said.code, Some(1), "{said:?}");
         said.has(&[words, "No space left on device", "give another --"]);
         let is_half = |line: &&str| {
@@ -167,7 +167,7 @@ fn a_process_without_the_right_is_told_which_and_what_to_do() {
     for (lost, name) in [("-sys_admin", "CAP_SYS_ADMIN"), ("-net_admin", "CAP_NET_ADMIN")] {
         let mut command = Command::new("setpriv");
         command.args(["--bounding-set", lost, "--inh-caps", lost]).arg(up.get_program()).args(up.get_args());
-        let said = Said::of(&mut command);
+        let said = ProgramOutput::of(&mut command);
         assert_eq!(said.code, Some(2), "{said:?}");
         said.has(&[&format!("lacks {name}"), "root", "--where local"]);
         assert_eq!(bed.left(), [""; 0]);

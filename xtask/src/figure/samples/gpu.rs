@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use experiment::Samples;
-use measure::others::seconds_of;
+use measure::background_load::seconds_of;
 
 use crate::gpu_machine::GpuMachine;
 use crate::process::ChildGuard;
@@ -44,7 +44,7 @@ pub struct Smi {
 
 /// When a point began, and the CPU time in seconds that `nvidia-smi` had used by then.
 #[derive(Clone, Copy, Debug)]
-pub struct Begin {
+pub struct PointStart {
     at: Instant,
     used_s: f64,
 }
@@ -97,13 +97,13 @@ impl Gpu {
     }
 
     /// A point begins now.
-    pub fn begin(&self) -> Begin {
+    pub fn begin(&self) -> PointStart {
         let used_s = self.process().and_then(seconds_of).unwrap_or_default();
-        Begin { at: Instant::now(), used_s }
+        PointStart { at: Instant::now(), used_s }
     }
 
     /// Puts the readings since then into the samples of the point.
-    pub fn end(&self, begin: Begin, samples: &mut Samples) {
+    pub fn end(&self, begin: PointStart, samples: &mut Samples) {
         let smi = match self {
             Gpu::Read(smi) => smi,
             Gpu::Absent(why) => {

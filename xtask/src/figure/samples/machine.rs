@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use experiment::Samples;
-use measure::others;
+use measure::background_load;
 use nix::time::{ClockId, clock_gettime};
 
 /// Time between two readings.
@@ -54,7 +54,7 @@ impl Files {
 
     /// Seconds since the machine's start that cores were busy.
     fn busy_s(&self) -> Option<f64> {
-        others::busy(&fs::read_to_string(self.root.join("proc/stat")).ok()?)
+        background_load::busy(&fs::read_to_string(self.root.join("proc/stat")).ok()?)
     }
 
     /// Mean of all cores.
@@ -120,15 +120,15 @@ struct Readings {
 
 /// The thread of one point.
 #[derive(Debug)]
-pub struct Watch {
+pub struct MachineSampler {
     over: Sender<()>,
     thread: JoinHandle<Readings>,
     files: Files,
 }
 
-impl Watch {
+impl MachineSampler {
     /// Reads from now on. The first reading within a point is after half of its `seconds`, so that a short one has one.
-    pub fn start(files: &Files, seconds: f64) -> Result<Watch> {
+    pub fn start(files: &Files, seconds: f64) -> Result<MachineSampler> {
         let (over, is_over) = channel();
         let own = files.clone();
         let first = APART.min(Duration::try_from_secs_f64(seconds / 2.0).unwrap_or(APART));
@@ -146,7 +146,11 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name("samples".into()).spawn(reads);
-        Ok(Watch { over, thread: thread.context("starting the thread of samples")?, files: files.clone() })
+        Ok(MachineSampler {
+            over,
+            thread: thread.context("starting the thread of samples")?,
+            files: files.clone(),
+        })
     }
 
     /// Ends it, and puts what it has read into the point's samples.
@@ -286,7 +290,7 @@ mod tests {
         fs::remove_dir_all(root.join("sys/devices")).unwrap();
         fs::remove_file(root.join("sys/class/powercap/intel-rapl:0/energy_uj")).unwrap();
         let mut samples = Samples::default();
-        Watch::start(&Files::find(&root), 0.02).unwrap().end(&mut samples);
+        MachineSampler::start(&Files::find(&root), 0.02).unwrap().end(&mut samples);
         assert_eq!(samples.gauges.keys().collect::<Vec<_>>(), ["cpu_cores"], "{samples:?}");
         let why = &samples.absent["cpu_watts"];
         assert!(why.starts_with("energy_uj of intel-rapl:0 cannot be read: No such file"), "{why}");
@@ -299,7 +303,7 @@ mod tests {
     fn a_short_point_has_a_reading_and_says_what_sampling_took() {
         let root = fake("short");
         let mut samples = Samples::default();
-        Watch::start(&Files::find(&root), 0.02).unwrap().end(&mut samples);
+        MachineSampler::start(&Files::find(&root), 0.02).unwrap().end(&mut samples);
         assert_eq!(samples.gauges["cpu_mhz"], [2000.0; 3]);
         assert_eq!((samples.gauges["cpu_watts"], samples.counts["cpu_joules"]), ([0.0; 3], 0.0));
         let own_ms = samples.counts["sampling_cpu_ms"];

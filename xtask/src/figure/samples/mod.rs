@@ -13,7 +13,7 @@ use anyhow::Result;
 use experiment::point::{Key, Point};
 use experiment::run::Bench;
 use experiment::{Samples, resume};
-use measure::others::{seconds_of, seconds_of_children};
+use measure::background_load::{seconds_of, seconds_of_children};
 use measure::{Label, Provenance};
 
 use crate::process::descendants;
@@ -25,7 +25,7 @@ mod nic;
 
 pub use gpu::Gpu;
 use hook::Hook;
-use machine::{Files, Watch};
+use machine::{Files, MachineSampler};
 use nic::Counters;
 
 /// Why nothing of this machine is sampled.
@@ -89,11 +89,11 @@ impl Bench for Sampled<'_> {
         let (nic, hook) = (self.nic.before(), self.hook.as_ref().map(Hook::read));
         let mut samples = Samples::default();
         let gpu_begins = self.gpu.begin();
-        let (since, used) = (Instant::now(), Used::now(self.gpu.process()));
-        let watch = Watch::start(&self.files, seconds)?;
+        let (since, used) = (Instant::now(), ProgramTime::now(self.gpu.process()));
+        let watch = MachineSampler::start(&self.files, seconds)?;
         let measured = self.bench.measure(key, seconds);
         watch.end(&mut samples);
-        let cores = used.cores(&Used::now(self.gpu.process()), since.elapsed().as_secs_f64());
+        let cores = used.cores(&ProgramTime::now(self.gpu.process()), since.elapsed().as_secs_f64());
         self.gpu.end(gpu_begins, &mut samples);
         let mut point = measured?;
         samples.gauge("programs_cores", &[cores]);
@@ -123,24 +123,24 @@ impl Bench for Sampled<'_> {
 }
 
 /// CPU time of the programs that a run started.
-struct Used {
+struct ProgramTime {
     /// Of those that have ended.
     ended_s: f64,
     /// Of those that run, by process.
     running_s: BTreeMap<u32, f64>,
 }
 
-impl Used {
+impl ProgramTime {
     /// `but`: a process that is none of the run's programs.
-    fn now(but: Option<u32>) -> Used {
+    fn now(but: Option<u32>) -> ProgramTime {
         let running = descendants(process::id()).into_iter().filter(|process| Some(*process) != but);
         let running_s = running.filter_map(|process| Some((process, seconds_of(process)?))).collect();
-        Used { ended_s: seconds_of_children().unwrap_or_default(), running_s }
+        ProgramTime { ended_s: seconds_of_children().unwrap_or_default(), running_s }
     }
 
     /// Cores on average until `now`. What ran before the point and has ended since counts from the point on.
-    fn cores(&self, now: &Used, seconds: f64) -> f64 {
-        let sum = |used: &Used| used.ended_s + used.running_s.values().sum::<f64>();
+    fn cores(&self, now: &ProgramTime, seconds: f64) -> f64 {
+        let sum = |used: &ProgramTime| used.ended_s + used.running_s.values().sum::<f64>();
         ((sum(now) - sum(self)) / seconds.max(1e-3)).max(0.0)
     }
 }

@@ -32,7 +32,7 @@ pub enum Counters {
 
 /// Counters before a point.
 #[derive(Debug)]
-pub enum Before {
+pub enum CountersBefore {
     /// Bytes of the file.
     Bytes(u64),
     Counts(BTreeMap<String, f64>),
@@ -55,24 +55,26 @@ impl Counters {
         Counters::Card { device, interfaces }
     }
 
-    pub fn before(&self) -> Before {
+    pub fn before(&self) -> CountersBefore {
         match self {
-            Counters::Software(file) => Before::Bytes(fs::metadata(file).map_or(0, |file| file.len())),
-            Counters::Card { device, interfaces } => Before::Counts(of_card(device, interfaces).0),
-            Counters::Absent(_) => Before::Counts(BTreeMap::new()),
+            Counters::Software(file) => {
+                CountersBefore::Bytes(fs::metadata(file).map_or(0, |file| file.len()))
+            }
+            Counters::Card { device, interfaces } => CountersBefore::Counts(of_card(device, interfaces).0),
+            Counters::Absent(_) => CountersBefore::Counts(BTreeMap::new()),
         }
     }
 
     /// By how much the counters grew since then; and what is not known, with the reason.
-    pub fn grown(&self, before: &Before) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
+    pub fn grown(&self, before: &CountersBefore) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
         let absent = |why: String| (BTreeMap::new(), [("nic".to_owned(), why)].into());
         match (self, before) {
-            (Counters::Software(file), Before::Bytes(from)) => match of_software(file, *from) {
+            (Counters::Software(file), CountersBefore::Bytes(from)) => match of_software(file, *from) {
                 Ok(counts) if counts.is_empty() => absent("no process left its NIC's counters".into()),
                 Ok(counts) => (counts, BTreeMap::new()),
                 Err(error) => absent(format!("{error:#}")),
             },
-            (Counters::Card { device, interfaces }, Before::Counts(before)) => {
+            (Counters::Card { device, interfaces }, CountersBefore::Counts(before)) => {
                 let (after, why) = of_card(device, interfaces);
                 let (counts, mut absent) = differences("nic", before, &after);
                 absent.extend(why);
@@ -181,7 +183,7 @@ mod tests {
         };
         fs::write(folder.join("stats"), line(1000, 1)).unwrap();
         let before = counters.before();
-        let said = |counters: &Counters, before: &Before| counters.grown(before).1["nic"].clone();
+        let said = |counters: &Counters, before: &CountersBefore| counters.grown(before).1["nic"].clone();
         assert_eq!(said(&counters, &before), "no process left its NIC's counters");
         fs::write(folder.join("stats"), line(1000, 1) + &line(10, 0) + &line(5, 0)).unwrap();
         assert_eq!(counters.grown(&before), ([("nic.messages_sent".into(), 15.0)].into(), BTreeMap::new()));

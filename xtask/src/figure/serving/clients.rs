@@ -79,14 +79,15 @@ fn execute(
     let provenance = super::provenance(spec, machine, here)?;
     let grid = spec.grid(how.extent);
     let nic = Nic::software(spec, &how.out)?;
-    let mut bench = Many { spec, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
+    let mut bench =
+        ClientsBench { spec, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
     let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
     run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
 }
 
 /// Points of a server and its clients.
-struct Many<'a> {
+struct ClientsBench<'a> {
     spec: &'a Spec,
     out: &'a Path,
     machine: Machine,
@@ -99,7 +100,7 @@ struct Many<'a> {
 /// Answers of a client, as it says each second: when that was heard, and how many in all.
 type Heard = Vec<(f64, u64)>;
 
-impl run::Bench for Many<'_> {
+impl run::Bench for ClientsBench<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
         let label = self.provenance.label(&[Part::Gpu]);

@@ -35,7 +35,7 @@ struct Thread {
 
 /// What a process had used at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct ProcessSnapshot {
     /// All of its threads, those that have ended included.
     ticks: u64,
     threads: BTreeMap<ThreadId, Thread>,
@@ -43,7 +43,7 @@ pub struct Look {
 
 /// What a process used between two looks.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Used {
+pub struct ProcessUse {
     pub seconds: f64,
     /// CPU seconds of all threads but the NIC's; threads that ended in between count here.
     pub own: f64,
@@ -57,7 +57,7 @@ pub struct Used {
     pub by_name: BTreeMap<String, f64>,
 }
 
-impl Used {
+impl ProcessUse {
     pub fn own_cores(&self) -> f64 {
         self.own / self.seconds.max(1e-9)
     }
@@ -89,10 +89,10 @@ fn switches(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
-impl Look {
+impl ProcessSnapshot {
     /// Looks at a process; `folder`: `/proc/PID`. A process that has ended and was not waited for has its sum, and no threads.
     /// Errors: it is gone; a file that is not as proc(5) says.
-    pub fn at(folder: &Path) -> Result<Look> {
+    pub fn at(folder: &Path) -> Result<ProcessSnapshot> {
         let file = folder.join("stat");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let (_, ticks, _) = stat(&text)
@@ -110,18 +110,18 @@ impl Look {
             };
             threads.insert((number, began), Thread { name, ticks, switches });
         }
-        Ok(Look { ticks, threads })
+        Ok(ProcessSnapshot { ticks, threads })
     }
 
     /// Takes what a later look saw. Threads that it did not see any more keep what they had used.
-    pub fn update(&mut self, later: Look) {
+    pub fn update(&mut self, later: ProcessSnapshot) {
         self.ticks = later.ticks;
         self.threads.extend(later.threads);
     }
 
     /// What was used from `before` until this look.
-    pub fn since(&self, before: &Look, seconds: f64) -> Used {
-        let mut used = Used { seconds, ..Used::default() };
+    pub fn since(&self, before: &ProcessSnapshot, seconds: f64) -> ProcessUse {
+        let mut used = ProcessUse { seconds, ..ProcessUse::default() };
         let mut alive = 0;
         for (id, thread) in &self.threads {
             let none = Thread::default();
@@ -147,12 +147,12 @@ impl Look {
     }
 }
 
-/// One look of a [`Watch`]: seconds since it began.
-type Taken = (f64, Look);
+/// One look of a [`ProcessSampler`]: seconds since it began.
+type Taken = (f64, ProcessSnapshot);
 
 /// Looks at a process again and again, on a thread of its own.
 #[derive(Debug)]
-pub struct Watch {
+pub struct ProcessSampler {
     began: Instant,
     folder: PathBuf,
     taken: Arc<Mutex<Vec<Taken>>>,
@@ -160,9 +160,9 @@ pub struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
+impl ProcessSampler {
     /// Begins; looks are so far apart. Error: no thread.
-    pub fn start(process: u32, apart: Duration) -> Result<Watch> {
+    pub fn start(process: u32, apart: Duration) -> Result<ProcessSampler> {
         let folder = PathBuf::from(format!("/proc/{process}"));
         let (taken, over, began) =
             (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)), Instant::now());
@@ -170,7 +170,7 @@ impl Watch {
             let (folder, taken, over) = (folder.clone(), taken.clone(), over.clone());
             move || {
                 while !over.load(Ordering::Relaxed) {
-                    if let (Ok(look), Ok(mut taken)) = (Look::at(&folder), taken.lock()) {
+                    if let (Ok(look), Ok(mut taken)) = (ProcessSnapshot::at(&folder), taken.lock()) {
                         taken.push((began.elapsed().as_secs_f64(), look));
                     }
                     std::thread::sleep(apart);
@@ -178,7 +178,7 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name("cpu-watch".into()).spawn(looks)?;
-        Ok(Watch { began, folder, taken, over, thread: Some(thread) })
+        Ok(ProcessSampler { began, folder, taken, over, thread: Some(thread) })
     }
 
     /// Seconds since it began.
@@ -188,7 +188,7 @@ impl Watch {
 
     /// A look now, for the border of a phase. Error: the process is gone.
     pub fn border(&self) -> Result<Taken> {
-        Ok((self.seconds(), Look::at(&self.folder)?))
+        Ok((self.seconds(), ProcessSnapshot::at(&self.folder)?))
     }
 
     /// Ends: all looks in their order.
@@ -201,7 +201,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for ProcessSampler {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
     }
@@ -279,7 +279,7 @@ mod tests {
                 (5, "cuda-EvtHandlr", 1, 53, 220),
             ],
         );
-        let [one, two] = [&before, &after].map(|folder| Look::at(folder).unwrap());
+        let [one, two] = [&before, &after].map(|folder| ProcessSnapshot::at(folder).unwrap());
         let used = two.since(&one, 10.0);
         // 760 ticks in all: the server's 10, the later one's 30, the NIC's 620, and 100 of threads that ended.
         let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
@@ -316,7 +316,7 @@ mod tests {
             // A zombie: the leader alone is there.
             process("zombie", 1310, &[(1, "server", 420, 50, 12)]),
         ];
-        let [lives, ends, zombie] = folders.each_ref().map(|folder| Look::at(folder).unwrap());
+        let [lives, ends, zombie] = folders.each_ref().map(|folder| ProcessSnapshot::at(folder).unwrap());
         let mut last = lives.clone();
         [ends, zombie].into_iter().for_each(|look| last.update(look));
         let used = last.since(&lives, 1.0);
@@ -326,18 +326,18 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_or_damaged_is_an_error_that_names_the_file() {
-        let error = Look::at(Path::new("/proc/4194305")).unwrap_err();
+        let error = ProcessSnapshot::at(Path::new("/proc/4194305")).unwrap_err();
         assert!(format!("{error:#}").contains("/proc/4194305/stat"), "{error:#}");
         let folder = process("damaged", 1, &[]);
         fs::write(folder.join("stat"), "1 (a) S").unwrap();
-        let error = Look::at(&folder).unwrap_err().to_string();
+        let error = ProcessSnapshot::at(&folder).unwrap_err().to_string();
         assert!(error.contains("is no stat of proc(5)"), "{error}");
         fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn this_process_is_seen_to_work_and_a_watch_keeps_its_looks() {
-        let watch = Watch::start(std::process::id(), Duration::from_millis(1)).unwrap();
+        let watch = ProcessSampler::start(std::process::id(), Duration::from_millis(1)).unwrap();
         let first = watch.border().unwrap();
         // Other tests of this process work too.
         let worked = || watch.border().unwrap().1.since(&first.1, 1.0).own >= 0.05;
@@ -350,7 +350,8 @@ mod tests {
         }
         let taken = watch.end();
         assert!(taken.len() >= 2 && taken.is_sorted_by(|one, next| one.0 <= next.0));
-        let has_itself = |look: &Look| look.threads.values().any(|thread| thread.name == "cpu-watch");
+        let has_itself =
+            |look: &ProcessSnapshot| look.threads.values().any(|thread| thread.name == "cpu-watch");
         assert!(taken.iter().all(|(_, look)| has_itself(look)));
         let line = timeline(&taken);
         assert_eq!(line.len(), taken.len() - 1);

@@ -33,7 +33,7 @@ mod cpu;
 pub mod threads;
 pub mod time;
 
-use cpu::{DRIVER, Look, Used, Watch, timeline};
+use cpu::{DRIVER, ProcessSampler, ProcessSnapshot, ProcessUse, timeline};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-cpu";
@@ -114,7 +114,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
 }
 
 /// What a figure of a server is measured with.
-struct Begun {
+struct ServerFigure {
     how: resume::Options,
     machine: Machine,
     here: GpuMachine,
@@ -126,7 +126,7 @@ fn begin(
     experiment: &Experiment,
     options: &Options,
     dry_run: fn(&Experiment, &resume::Options, Machine) -> Result<String>,
-) -> Result<Option<Begun>> {
+) -> Result<Option<ServerFigure>> {
     let (spec, name) = (&experiment.spec, &experiment.spec.name);
     if options.nic.is_some() || options.rate_gbps.is_some() {
         return Err(refused(format!(
@@ -166,7 +166,7 @@ fn begin(
         say!("building server, client and the software NIC (release), some minutes the first time");
         workspace::build_release(&PACKAGES)?;
     }
-    Ok(Some(Begun { how, machine, here, _locked }))
+    Ok(Some(ServerFigure { how, machine, here, _locked }))
 }
 
 /// What the points of such a figure stand on.
@@ -261,9 +261,9 @@ struct Served<'a> {
 
 /// What the phases of a server used.
 struct Phases {
-    init: Used,
-    serving: Used,
-    end: Used,
+    init: ProcessUse,
+    serving: ProcessUse,
+    end: ProcessUse,
     /// Seconds, cores, and the NIC's cores.
     cores: Vec<[f64; 3]>,
     watts: Option<f64>,
@@ -315,7 +315,7 @@ fn fill(point: &mut Point, phases: &Phases) {
     point.values.extend(values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     threads::fill(point, serving);
     point.missing = missing(run);
-    let seconds = |used: &Used| json!({ "own": used.own, "nic": used.nic, "threads": used.by_name, "ended": used.ended });
+    let seconds = |used: &ProcessUse| json!({ "own": used.own, "nic": used.nic, "threads": used.by_name, "ended": used.ended });
     point.detail = json!({
         "cores": cores,
         "cpu_seconds": { "init": seconds(init), "serving": seconds(serving), "end": seconds(end) },
@@ -342,12 +342,12 @@ impl Served<'_> {
     }
 
     /// Starts a server, and waits until it listens: with where.
-    fn server(&self, line: &Line<'_>, log: &Path) -> Result<(JsonProgram, Watch, String)> {
+    fn server(&self, line: &Line<'_>, log: &Path) -> Result<(JsonProgram, ProcessSampler, String)> {
         let mut command = self.on_nic(&self.programs.server);
         command.args(server_options(self.spec, line, self.machine)?);
         let mut server = started(&mut command, log)?;
         // The launcher becomes the server: one process, whose number stays.
-        let watch = Watch::start(server.child.0.id(), APART)?;
+        let watch = ProcessSampler::start(server.child.0.id(), APART)?;
         let address = address(&mut server)?;
         Ok((server, watch, address))
     }
@@ -418,7 +418,7 @@ impl Served<'_> {
         let ended = server.child.wait(END)?;
         ensure!(ended == Ended::Well, "the server {ended}; see {}", log("server").display());
         let taken = watch.end();
-        let zero = Look::default();
+        let zero = ProcessSnapshot::default();
         Ok(Phases {
             init: begun.1.since(&zero, begun.0),
             serving: served.1.since(&begun.1, served.0 - begun.0),
@@ -472,11 +472,11 @@ fn ended(server: &mut JsonProgram, log: &Path) -> Result<()> {
 }
 
 /// The last look at a process that ends, behind `last`: its sum is there until its parent waits for it, its threads are not.
-fn last_look(process: u32, limit: Duration, mut last: Look) -> Look {
+fn last_look(process: u32, limit: Duration, mut last: ProcessSnapshot) -> ProcessSnapshot {
     let folder = PathBuf::from(format!("/proc/{process}"));
     let since = Instant::now();
     while since.elapsed() < limit {
-        if let Ok(look) = Look::at(&folder) {
+        if let Ok(look) = ProcessSnapshot::at(&folder) {
             last.update(look);
         }
         let state = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();

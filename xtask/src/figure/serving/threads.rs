@@ -3,13 +3,13 @@
 use experiment::point::Point;
 use experiment::table::{Row, number};
 
-use super::cpu::{DRIVER, NIC, Used};
+use super::cpu::{DRIVER, NIC, ProcessUse};
 
 /// Begin of the numbers' names.
 const THREAD: &str = "thread ";
 
 /// Puts them into a point.
-pub fn fill(point: &mut Point, serving: &Used) {
+pub fn fill(point: &mut Point, serving: &ProcessUse) {
     let cores = |seconds: f64| seconds / serving.seconds.max(1e-9);
     let all = serving.by_name.iter().map(|(name, seconds)| (format!("{THREAD}{name}"), cores(*seconds)));
     point.values.extend(all);
@@ -51,7 +51,7 @@ mod tests {
         let point = |repetition, server: f64, nic: f64| {
             let names = [("inference-serve", server), ("softnic-nic", nic), ("cuda-EvtHandlr", 0.0)];
             let by_name = names.into_iter().map(|(name, seconds)| (name.to_owned(), seconds)).collect();
-            let used = Used { seconds: 10.0, by_name, ..Used::default() };
+            let used = ProcessUse { seconds: 10.0, by_name, ..ProcessUse::default() };
             let mut point = Point { repetition, ..example("gpu-event-squeezenet-1.1", 0) };
             fill(&mut point, &used);
             point

@@ -22,7 +22,7 @@ const WRITES_A_CQE: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Tried {
+pub enum ExampleOutcome {
     /// It ended with status 0.
     Passed,
     /// Why it could not be tried.
@@ -32,12 +32,12 @@ pub enum Tried {
 }
 
 /// Copies example and headers of the tree at `root` below `out`, builds and runs it there.
-pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<Tried> {
+pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<ExampleOutcome> {
     if !root.join(NAME).is_dir() {
-        return Ok(Tried::Skipped(format!("there is no {NAME} here")));
+        return Ok(ExampleOutcome::Skipped(format!("there is no {NAME} here")));
     }
     let Some(nvcc) = nvcc(machine.toolkit.as_deref()) else {
-        return Ok(Tried::Skipped("nvcc is neither in the toolkit nor in PATH".into()));
+        return Ok(ExampleOutcome::Skipped("nvcc is neither in the toolkit nor in PATH".into()));
     };
     let scratch = out.join("scratch");
     let _ = fs::remove_dir_all(&scratch);
@@ -47,7 +47,7 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<Tried> {
     let folder = scratch.join(NAME);
     let Some((line, program)) = line(&folder)? else {
         let why = format!("no line in {NAME} begins with `{LINE}` and says `-o NAME`");
-        return Ok(Tried::Failed(why, String::new()));
+        return Ok(ExampleOutcome::Failed(why, String::new()));
     };
     let mut build = Command::new(nvcc);
     build.args(line.split_whitespace().skip(1)).current_dir(&folder);
@@ -65,14 +65,15 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<Tried> {
         let ended = run_logged(command, &log, LIMIT)?;
         if ended != Ended::Well {
             let said = fs::read(&log).unwrap_or_default();
-            return Ok(Tried::Failed(
+            return Ok(ExampleOutcome::Failed(
                 format!("{what} {ended} ({line})"),
                 String::from_utf8_lossy(&said).into_owned(),
             ));
         }
     }
     let counters = fs::read_to_string(&stats).unwrap_or_default();
-    Ok(too_many_completions(&counters).map_or(Tried::Passed, |why| Tried::Failed(why, counters)))
+    Ok(too_many_completions(&counters)
+        .map_or(ExampleOutcome::Passed, |why| ExampleOutcome::Failed(why, counters)))
 }
 
 /// What is wrong with the number of completions, by a line of the NIC's counters.
@@ -159,7 +160,9 @@ mod tests {
         machine.toolkit = Some(root.join("toolkit"));
         let out = root.join("out");
         fs::create_dir_all(out.join("logs")).unwrap();
-        assert!(matches!(run(&root, &out, &machine).unwrap(), Tried::Skipped(why) if why.contains(NAME)));
+        assert!(
+            matches!(run(&root, &out, &machine).unwrap(), ExampleOutcome::Skipped(why) if why.contains(NAME))
+        );
         fs::create_dir_all(root.join("toolkit/bin")).unwrap();
         script(
             &root.join("toolkit/bin/nvcc"),
@@ -171,14 +174,16 @@ mod tests {
         let source = root.join(NAME).join("cuda_post.cu");
         fs::write(&source, "// nvcc is needed.\n").unwrap();
         assert!(
-            matches!(run(&root, &out, &machine).unwrap(), Tried::Failed(why, _) if why.contains("no line"))
+            matches!(run(&root, &out, &machine).unwrap(), ExampleOutcome::Failed(why, _) if why.contains("no line"))
         );
         fs::write(
             &source,
             "// Posts.\n//     nvcc -I ../../crates/rdma-shim/include -o cuda_post cuda_post.cu\n",
         )
         .unwrap();
-        let Tried::Failed(why, said) = run(&root, &out, &machine).unwrap() else { panic!("it passed") };
+        let ExampleOutcome::Failed(why, said) = run(&root, &out, &machine).unwrap() else {
+            panic!("it passed")
+        };
         assert!(why.starts_with("nvcc ended with status 3"), "{why}");
         assert!(said.contains("-o cuda_post cuda_post.cu"), "{said}");
         fs::remove_dir_all(&root).unwrap();

@@ -158,11 +158,11 @@ impl Run<'_> {
         say!("{} …", cuda_post::NAME);
         let tried = cuda_post::run(&workspace::root(), self.out, self.machine);
         let (complaint, skips, text) = match tried {
-            Ok(cuda_post::Tried::Passed) => (None, vec![], String::new()),
-            Ok(cuda_post::Tried::Skipped(why)) => {
+            Ok(cuda_post::ExampleOutcome::Passed) => (None, vec![], String::new()),
+            Ok(cuda_post::ExampleOutcome::Skipped(why)) => {
                 (None, vec![format!("SKIP {}: {why}", cuda_post::NAME)], String::new())
             }
-            Ok(cuda_post::Tried::Failed(why, log)) => (Some(why), vec![], log),
+            Ok(cuda_post::ExampleOutcome::Failed(why, log)) => (Some(why), vec![], log),
             Err(error) => (Some(format!("{error:#}")), vec![], String::new()),
         };
         let passed = usize::from(complaint.is_none() && skips.is_empty());

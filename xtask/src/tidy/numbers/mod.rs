@@ -15,7 +15,7 @@ mod quantity;
 #[cfg(test)]
 mod tests;
 
-use origin::Of;
+use origin::NumberChoice;
 use page::Page;
 use quantity::{Quantity, Unit};
 
@@ -114,9 +114,9 @@ fn value(tree: &Tree, names: &BTreeMap<String, Quantity>, source: &str) -> Resul
         return value(tree, names, before)?.in_unit(unit);
     }
     if let Some((file, place)) = source.split_once('#') {
-        let of_several = [("least ", Of::Least), ("most ", Of::Most)];
+        let of_several = [("least ", NumberChoice::Least), ("most ", NumberChoice::Most)];
         let prefix = of_several.iter().find_map(|(word, of)| Some((file.strip_prefix(word)?, *of)));
-        let (file, of) = prefix.unwrap_or((file, Of::One));
+        let (file, of) = prefix.unwrap_or((file, NumberChoice::One));
         return origin::read(tree, file.trim(), place, of);
     }
     let mut words = formula::words(source).peekable();

@@ -13,7 +13,7 @@ const DEFINING: [&str; 4] = ["const", "constexpr", "static", "enum"];
 
 /// Which of the numbers at a path counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Of {
+pub enum NumberChoice {
     /// The only one.
     One,
     Least,
@@ -21,7 +21,7 @@ pub enum Of {
 }
 
 /// The number at a place of a file: a path of keys in JSON and TOML, a constant's name elsewhere.
-pub fn read(tree: &Tree, file: &str, place: &str, of: Of) -> Result<Quantity, String> {
+pub fn read(tree: &Tree, file: &str, place: &str, of: NumberChoice) -> Result<Quantity, String> {
     let text = tree.get(file).ok_or_else(|| format!("{file} is not there"))?;
     let unreadable = |error: String| format!("{file} cannot be read: {error}");
     let ending = file.rsplit('.').next().unwrap_or_default();
@@ -35,7 +35,7 @@ pub fn read(tree: &Tree, file: &str, place: &str, of: Of) -> Result<Quantity, St
 
 /// The number at a path such as `/entries/label=emulated/rows/series=cpu-shim&x=64/values/post_ns/0`: of an object a key, of an
 /// array an index, or the elements for which all conditions hold. The last key says the unit.
-fn at(whole: &Value, path: &str, of: Of) -> Result<Quantity, String> {
+fn at(whole: &Value, path: &str, of: NumberChoice) -> Result<Quantity, String> {
     let (mut here, mut name) = (vec![whole], "");
     for part in path.trim_start_matches('/').split('/') {
         let key = part.replace("~1", "/").replace("~0", "~");
@@ -52,7 +52,7 @@ fn at(whole: &Value, path: &str, of: Of) -> Result<Quantity, String> {
     let numbers: Option<Vec<f64>> = here.into_iter().map(Value::as_f64).collect();
     let mut numbers = numbers.ok_or_else(|| format!("{path} is no number"))?;
     numbers.sort_by(f64::total_cmp);
-    let value = if of == Of::Most { numbers.last() } else { numbers.first() };
+    let value = if of == NumberChoice::Most { numbers.last() } else { numbers.first() };
     let plain = Quantity::plain(*value.ok_or_else(|| format!("{path} holds for nothing"))?);
     Unit::of_name(name).map_or(Ok(plain), |unit| plain.in_unit(unit))
 }
@@ -71,7 +71,7 @@ fn said(text: &str) -> Result<Quantity, String> {
 }
 
 /// The element of a key; of conditions the only one, or where several count all.
-fn step<'a>(here: &'a Value, key: &str, of: Of) -> Result<Vec<&'a Value>, String> {
+fn step<'a>(here: &'a Value, key: &str, of: NumberChoice) -> Result<Vec<&'a Value>, String> {
     let (Value::Array(all), true) = (here, key.contains('=')) else {
         return inside(here, key).map(|one| vec![one]).ok_or_else(|| format!("there is no {key}"));
     };
@@ -81,7 +81,7 @@ fn step<'a>(here: &'a Value, key: &str, of: Of) -> Result<Vec<&'a Value>, String
     match found.len() {
         0 => Err(format!("{key} holds for none of {} elements", all.len())),
         1 => Ok(found),
-        _ if of != Of::One => Ok(found),
+        _ if of != NumberChoice::One => Ok(found),
         count => Err(format!("{key} holds for {count} of {} elements, not for one", all.len())),
     }
 }

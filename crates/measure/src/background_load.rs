@@ -10,17 +10,17 @@ pub const TICKS: f64 = 100.0;
 
 /// CPU time used since a moment, less that of this process and of the children that it waited for.
 #[derive(Debug)]
-pub struct Others {
+pub struct BackgroundLoad {
     since: Instant,
     busy: f64,
     own: f64,
 }
 
-impl Others {
+impl BackgroundLoad {
     /// From now on; `None` where /proc says nothing.
-    pub fn watch() -> Option<Others> {
+    pub fn watch() -> Option<BackgroundLoad> {
         let busy = busy(&fs::read_to_string("/proc/stat").ok()?)?;
-        Some(Others { since: Instant::now(), busy, own: own_seconds()? })
+        Some(BackgroundLoad { since: Instant::now(), busy, own: own_seconds()? })
     }
 
     /// Cores that they kept busy on average since then.
@@ -30,7 +30,7 @@ impl Others {
 
     /// Cores that they kept busy, where a child that still runs used so many seconds meanwhile ([`seconds_of`]).
     pub fn cores_beside(&self, child_seconds: f64) -> Option<f64> {
-        let now = Others::watch()?;
+        let now = BackgroundLoad::watch()?;
         let own = now.own - self.own + child_seconds;
         Some(average(now.busy - self.busy, own, self.since.elapsed().as_secs_f64()))
     }
@@ -102,13 +102,13 @@ mod tests {
         assert!(own_seconds().unwrap() > before);
         let of_children = seconds_of_children().unwrap();
         assert!(of_children > 0.0 && of_children <= own_seconds().unwrap(), "{of_children} s");
-        assert!(Others::watch().unwrap().cores().is_some());
+        assert!(BackgroundLoad::watch().unwrap().cores().is_some());
     }
 
     #[test]
     fn work_of_a_child_that_still_runs_is_told() {
         let mut child = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
-        let (others, since) = (Others::watch().unwrap(), Instant::now());
+        let (others, since) = (BackgroundLoad::watch().unwrap(), Instant::now());
         while seconds_of(child.id()).unwrap() < 0.2 && since.elapsed().as_secs() < 20 {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
