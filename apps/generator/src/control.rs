@@ -1,7 +1,7 @@
 //! What the two ends say to each other, beside the connection protocol of `verbs::connect`.
 //!
 //! Order: sender's [`Proposal`], receiver's [`Answer`]; greetings and states as in `verbs::connect`; when the sender is
-//! through, its [`Done`], and the receiver's [`Received`]. A connection closed before means that the other end is gone.
+//! through, its [`SenderEnd`], and the receiver's [`Received`]. A connection closed before means that the other end is gone.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
@@ -29,12 +29,12 @@ pub struct Answer {
 
 /// Sender's last line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
+pub struct SenderEnd {
     pub posted: Vec<u64>,
     pub completed: Vec<u64>,
 }
 
-impl Done {
+impl SenderEnd {
     /// An error unless it counts so many queue pairs.
     pub fn check(&self, qps: usize) -> Result<()> {
         if self.posted.len() != qps || self.completed.len() != qps {

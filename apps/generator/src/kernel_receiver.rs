@@ -12,7 +12,7 @@ use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Pd, QpBuilder, Remote};
 
-use crate::control::{Done, Received};
+use crate::control::{Received, SenderEnd};
 use crate::lane::{ACCESS, qp_type};
 use crate::payload;
 use crate::plan::{Plan, Service, Verify};
@@ -155,7 +155,7 @@ fn told(plan: &Plan) -> receive::Plan {
 }
 
 /// The sender's last line, `None` when a signal came first; by then the kernel has what can come.
-fn run(running: &Running<Receivers>, session: &mut Session, stop: &AtomicBool) -> Result<Option<Done>> {
+fn run(running: &Running<Receivers>, session: &mut Session, stop: &AtomicBool) -> Result<Option<SenderEnd>> {
     let receivers = running.held().context("the kernel that receives is not running")?;
     let done = loop {
         if stop.load(Ordering::Relaxed) {
@@ -167,7 +167,7 @@ fn run(running: &Running<Receivers>, session: &mut Session, stop: &AtomicBool) -
         if !session.is_alive() {
             bail!("the sender is gone");
         }
-        match session.receive::<Done>("the sender's counts", Wait::at_most(LOOK_EVERY)) {
+        match session.receive::<SenderEnd>("the sender's counts", Wait::at_most(LOOK_EVERY)) {
             Ok(done) => break done,
             Err(ConnectError::Deadline { .. }) => {}
             Err(ConnectError::Closed { .. }) => bail!("the sender is gone"),

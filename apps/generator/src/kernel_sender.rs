@@ -15,14 +15,16 @@ use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
 use verbs::connect::{Path, RegionOffer, Session};
 use verbs::{Context, Cq, Pd, Remote};
 
-use crate::control::Done;
+use crate::control::SenderEnd;
 use crate::kernel_options::WARP;
 use crate::lane::ACCESS;
 use crate::payload;
 use crate::plan::{Op, Plan};
 use crate::receiver::CREDIT_STRIDE;
 use crate::report::PostTimes;
-use crate::sender::{DRAIN_INTERRUPTED, LOOK_EVERY, Outcome, PATIENCE, Times, Until, builder, join, propose};
+use crate::sender::{
+    DRAIN_INTERRUPTED, LOOK_EVERY, Outcome, PATIENCE, StopCondition, Times, builder, join, propose,
+};
 
 /// The machine that runs the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,7 +139,7 @@ impl KernelSender {
     }
 
     /// Sends, and gets the receiver's counts.
-    pub fn run(self, until: Until, stop: &AtomicBool) -> Result<Outcome> {
+    pub fn run(self, until: StopCondition, stop: &AtomicBool) -> Result<Outcome> {
         let KernelSender { plan, mut session, generate, queues, source, credits, target } = self;
         let told = told(&plan, until);
         let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
@@ -159,7 +161,7 @@ impl KernelSender {
             let failure = sent.iter().find_map(|sent| sent.failure);
             error = error.or(failure.map(|failure| failure.to_string()));
         }
-        let done = Done {
+        let done = SenderEnd {
             posted: sent.iter().map(|sent| sent.posted).collect(),
             completed: sent.iter().map(|sent| sent.completed).collect(),
         };
@@ -177,7 +179,7 @@ fn queue(plan: &Plan, machine: &Machine, pd: &Pd, options: Options) -> Result<Qu
 }
 
 /// The plan as the kernel takes it.
-fn told(plan: &Plan, until: Until) -> generate::Plan {
+fn told(plan: &Plan, until: StopCondition) -> generate::Plan {
     generate::Plan {
         operation: plan.op,
         inline: plan.inline,
@@ -189,8 +191,8 @@ fn told(plan: &Plan, until: Until) -> generate::Plan {
         doorbell_batch: plan.doorbell_batch,
         window: plan.window,
         run: match until {
-            Until::Elapsed(limit) => Some(limit),
-            Until::Count(_) => None,
+            StopCondition::Elapsed(limit) => Some(limit),
+            StopCondition::Count(_) => None,
         },
         patience: PATIENCE,
         hurry: DRAIN_INTERRUPTED,

@@ -31,7 +31,7 @@ pub fn qp_type(service: Service) -> QpType {
 }
 
 /// What a slot holds when all is over.
-enum Held {
+enum SlotContent {
     Nothing,
     Message(u64),
     /// A number that was never posted, or not to this slot.
@@ -261,15 +261,15 @@ impl<'m> Lane<'m> {
     }
 
     /// What lies in a slot after `posted` messages: of plain WRITEs by its sequence word, of others as completions told.
-    fn held(&self, slot: u64, posted: u64) -> Held {
+    fn held(&self, slot: u64, posted: u64) -> SlotContent {
         let plain = self.plan.op == Op::Write;
         let told = || self.last_in_slot[slot as usize].checked_sub(1);
         match if plain { self.slots.message(slot) } else { told() } {
-            None => Held::Nothing,
+            None => SlotContent::Nothing,
             Some(message) if message >= posted || plain && self.plan.target_slot(message) != slot => {
-                Held::Nonsense
+                SlotContent::Nonsense
             }
-            Some(message) => Held::Message(message),
+            Some(message) => SlotContent::Message(message),
         }
     }
 
@@ -280,8 +280,8 @@ impl<'m> Lane<'m> {
     /// The highest message number in any slot, counted from 1.
     fn newest_in_slots(&self, posted: u64) -> u64 {
         let number = |slot| match self.held(slot, posted) {
-            Held::Message(message) => message + 1,
-            Held::Nothing | Held::Nonsense => 0,
+            SlotContent::Message(message) => message + 1,
+            SlotContent::Nothing | SlotContent::Nonsense => 0,
         };
         self.all_slots().map(number).max().unwrap_or(0)
     }
@@ -292,9 +292,9 @@ impl<'m> Lane<'m> {
         let is_missing = |slot: &u64| {
             let last = (end > *slot).then(|| slot + (end - 1 - slot) / slots * slots);
             last.is_some_and(|last| match self.held(*slot, posted) {
-                Held::Nothing => true,
-                Held::Message(message) => message < last,
-                Held::Nonsense => false,
+                SlotContent::Nothing => true,
+                SlotContent::Message(message) => message < last,
+                SlotContent::Nonsense => false,
             })
         };
         self.all_slots().filter(is_missing).count() as u64
@@ -303,9 +303,9 @@ impl<'m> Lane<'m> {
     fn check_slots(&mut self, posted: u64) {
         for slot in self.all_slots() {
             match self.held(slot, posted) {
-                Held::Nothing => {}
-                Held::Message(message) => self.check(slot, message),
-                Held::Nonsense => {
+                SlotContent::Nothing => {}
+                SlotContent::Message(message) => self.check(slot, message),
+                SlotContent::Nonsense => {
                     self.counts.checked += 1;
                     self.counts.torn += 1;
                 }

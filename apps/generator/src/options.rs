@@ -16,7 +16,7 @@ use crate::kernel_sender;
 use crate::plan::{Op, Plan, Service, Verify};
 use crate::poster::Kind;
 use crate::report::PosterNames;
-use crate::sender::Until;
+use crate::sender::StopCondition;
 
 /// Sends RDMA messages to a receiver in another process, as fast as one thread can post them.
 #[derive(Debug, Parser)]
@@ -262,15 +262,15 @@ impl Transfer {
     }
 
     /// When to stop.
-    pub fn until(&self) -> Result<Until> {
+    pub fn until(&self) -> Result<StopCondition> {
         match (self.count, self.seconds) {
             (Some(0), _) => bail!("--count 0 sends nothing: give 1 or more"),
-            (Some(count), _) => Ok(Until::Count(count)),
+            (Some(count), _) => Ok(StopCondition::Count(count)),
             (None, Some(seconds)) if seconds > 0.0 && seconds <= 86400.0 => {
-                Ok(Until::Elapsed(Duration::from_secs_f64(seconds)))
+                Ok(StopCondition::Elapsed(Duration::from_secs_f64(seconds)))
             }
             (None, Some(seconds)) => bail!("--seconds {seconds} is out of range: above 0, to 86400"),
-            (None, None) => Ok(Until::Count(1_000_000)),
+            (None, None) => Ok(StopCondition::Count(1_000_000)),
         }
     }
 
@@ -352,10 +352,10 @@ mod tests {
         let sender = parse(
             "generator --connect h:1 --poster cpu-shim --order early --doorbell blueflame --seconds 0.5",
         );
-        assert_eq!(sender.until().unwrap(), Until::Elapsed(Duration::from_millis(500)));
+        assert_eq!(sender.until().unwrap(), StopCondition::Elapsed(Duration::from_millis(500)));
         let options = Options { order: Order::Early, doorbell: Doorbell::BlueFlame, signal_all: false };
         assert_eq!(sender.poster().unwrap().0, PosterKind::Cpu(Kind::Shim(options)));
-        assert_eq!(parse("generator --connect h:1").until().unwrap(), Until::Count(1_000_000));
+        assert_eq!(parse("generator --connect h:1").until().unwrap(), StopCondition::Count(1_000_000));
         for bad in ["--count 0", "--seconds 0", "--seconds -1", "--seconds 1e9"] {
             let transfer = parse(&format!("generator --connect h:1 {}", bad.replacen(' ', "=", 1)));
             assert!(transfer.until().is_err(), "{bad}");

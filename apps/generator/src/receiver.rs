@@ -8,7 +8,7 @@ use rdma_shim::kernel::{Machine, Place, Region};
 use verbs::connect::{ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Mr, Pages, Pd};
 
-use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
+use crate::control::{Answer, Proposal, Received, SenderEnd, VERSION, first_line};
 use crate::kernel_receiver::KernelReceiver;
 use crate::lane::{ACCESS, Lane, qp_type};
 use crate::plan::{Op, Plan};
@@ -238,10 +238,10 @@ fn run(
     lanes: &mut [Lane<'_>],
     target: &Target<'_>,
     stop: &AtomicBool,
-) -> Result<Option<Done>> {
+) -> Result<Option<SenderEnd>> {
     let done = if plan.op == Op::Write && !plan.verify.uses_credits() {
         // Nothing to look at: this end sleeps, and leaves its core to the NIC.
-        match session.receive::<Done>("the sender's counts", Wait::at_most(Duration::MAX).unless(stop)) {
+        match session.receive::<SenderEnd>("the sender's counts", Wait::at_most(Duration::MAX).unless(stop)) {
             Err(ConnectError::Stopped { .. }) => return Ok(None),
             other => other?,
         }
@@ -267,7 +267,11 @@ fn run(
     Ok(Some(done))
 }
 
-fn look_until_done(session: &mut Session, lanes: &mut [Lane<'_>], stop: &AtomicBool) -> Result<Option<Done>> {
+fn look_until_done(
+    session: &mut Session,
+    lanes: &mut [Lane<'_>],
+    stop: &AtomicBool,
+) -> Result<Option<SenderEnd>> {
     let mut empty = 0;
     loop {
         if stop.load(Ordering::Relaxed) {
@@ -287,7 +291,7 @@ fn look_until_done(session: &mut Session, lanes: &mut [Lane<'_>], stop: &AtomicB
         if !session.is_alive() {
             bail!("the sender is gone");
         }
-        match session.receive::<Done>("the sender's counts", Wait::at_most(Duration::ZERO)) {
+        match session.receive::<SenderEnd>("the sender's counts", Wait::at_most(Duration::ZERO)) {
             Ok(done) => return Ok(Some(done)),
             Err(ConnectError::Deadline { .. }) => {}
             Err(error) => return Err(error.into()),

@@ -8,7 +8,7 @@ use measure::timer;
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Mr, Pages, Pd, Qp, QpBuilder, QpType, QueuePair, SendOperations};
 
-use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
+use crate::control::{Answer, Proposal, Received, SenderEnd, VERSION, first_line};
 use crate::lane::{ACCESS, qp_type};
 use crate::payload::Slots;
 use crate::plan::{Op, Plan};
@@ -32,17 +32,17 @@ const POLLS: u32 = 64;
 
 /// When posting ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Until {
+pub enum StopCondition {
     Count(u64),
     Elapsed(Duration),
 }
 
-impl Until {
+impl StopCondition {
     /// Messages of a queue pair.
     pub fn share(self, plan: &Plan, qp: u32) -> u64 {
         match self {
-            Until::Count(count) => plan.share(count, qp),
-            Until::Elapsed(_) => u64::MAX,
+            StopCondition::Count(count) => plan.share(count, qp),
+            StopCondition::Elapsed(_) => u64::MAX,
         }
     }
 }
@@ -70,7 +70,7 @@ impl Outcome {
     /// Tells the receiver what was posted and gets its counts. `error`: why posting ended.
     pub fn new(
         session: &mut Session,
-        done: &Done,
+        done: &SenderEnd,
         times: Times,
         mut error: Option<String>,
         interrupted: bool,
@@ -151,7 +151,7 @@ impl Sender {
     }
 
     /// Sends, and gets the receiver's counts.
-    pub fn run(self, until: Until, pause: Option<Duration>, stop: &AtomicBool) -> Result<Outcome> {
+    pub fn run(self, until: StopCondition, pause: Option<Duration>, stop: &AtomicBool) -> Result<Outcome> {
         let Sender { plan, mut session, posters, source, credits, target, _pd } = self;
         let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
         let bases: Vec<_> = (0..posters.len()).map(|lane| lane * lane_bytes).collect();
@@ -180,7 +180,7 @@ impl Sender {
         let seconds = transfer.elapsed().as_secs_f64();
         let interrupted = stop.load(Ordering::Relaxed);
         let error = ended.err().map(|error| format!("{error:#}"));
-        let done = Done {
+        let done = SenderEnd {
             posted: tracks.iter().map(|track| track.posted).collect(),
             completed: tracks.iter().map(|track| track.completed).collect(),
         };
@@ -251,7 +251,7 @@ fn post_all(
     tracks: &mut [Track<'_>],
     credits: &Mr<Pages>,
     session: &mut Session,
-    until: Until,
+    until: StopCondition,
     times: &mut PostTimes,
     stop: &AtomicBool,
 ) -> Result<()> {
@@ -280,7 +280,7 @@ fn post_all(
             std::thread::yield_now();
         }
         let now = Instant::now();
-        let time_is_up = matches!(until, Until::Elapsed(limit) if now - start >= limit);
+        let time_is_up = matches!(until, StopCondition::Elapsed(limit) if now - start >= limit);
         if stop.load(Ordering::Relaxed) || time_is_up {
             return drain(plan, tracks, session, stop);
         }
@@ -388,7 +388,7 @@ impl Track<'_> {
 }
 
 /// Tells the receiver what was sent and gets its counts.
-fn ask(session: &mut Session, done: &Done, hurry: bool) -> Result<Received> {
+fn ask(session: &mut Session, done: &SenderEnd, hurry: bool) -> Result<Received> {
     session.send(done)?;
     // The receiver may still wait for stragglers, and checks up to gigabytes.
     let limit = if hurry { Duration::from_millis(500) } else { Duration::from_secs(60) };

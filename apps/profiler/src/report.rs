@@ -14,7 +14,7 @@ use crate::model::Model;
 use crate::overlap::Overlap;
 use crate::run::{Launch, Options};
 use crate::subject::Engine;
-use crate::together::Together;
+use crate::together::ConcurrentRuns;
 
 /// What is known of an engine and its plan, beside times.
 #[derive(Default, Serialize)]
@@ -91,7 +91,7 @@ struct Line<'a> {
     outputs_compared: u64,
     outputs_wrong: u64,
     #[serde(flatten)]
-    stamps: Option<Stamped>,
+    stamps: Option<StampTimes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     energy_mj_per_run: Option<f64>,
     /// Why the energy is not known.
@@ -105,7 +105,7 @@ struct Line<'a> {
 
 /// What the GPU's stamps say of graphs that launch themselves.
 #[derive(Serialize)]
-struct Stamped {
+struct StampTimes {
     /// From the end of a run to the end of the next one.
     period: Summary,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,9 +140,9 @@ pub fn report(
     model: &Model,
     (facts, start): (Facts, &str),
     provenance: Provenance,
-    together: Together,
+    together: ConcurrentRuns,
 ) -> Result<bool> {
-    let Together { measured, energy, stamps } = together;
+    let ConcurrentRuns { measured, energy, stamps } = together;
 
     let mut histogram = Histogram::new();
     measured.iter().for_each(|one| histogram.merge(&one.histogram));
@@ -171,7 +171,7 @@ pub fn report(
         energy_mj_per_run: energy.as_ref().ok().copied(),
         energy: energy.err().map(|why| format!("n/a: {why}")),
         stamps: stamps.and_then(|stamps| {
-            Some(Stamped {
+            Some(StampTimes {
                 period: stamps.period.summary()?,
                 overlap: stamps.overlap,
                 clock_step_ns: stamps.clock_step_ns,

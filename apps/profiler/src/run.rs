@@ -27,7 +27,7 @@ use crate::format::{self, Layout};
 use crate::model::{self, Model, views};
 use crate::report::{self, Facts};
 use crate::start::Start;
-use crate::subject::{self, Called, Engine, Launched, OnGpu, Subject};
+use crate::subject::{self, CalledEngine, Engine, Launched, OnGpu, Subject};
 use crate::together::{Alone, side_by_side};
 use crate::turns::by_themselves;
 
@@ -247,7 +247,7 @@ fn called(
     start: &mut Start,
     make: impl Fn(u64) -> Result<Box<dyn inference::engine::Engine + Send>>,
 ) -> Result<Vec<Alone<Box<dyn Subject>>>> {
-    let made = |seed| Ok(Box::new(Called::new(make(seed)?, model.inputs(seed))) as Box<dyn Subject>);
+    let made = |seed| Ok(Box::new(CalledEngine::new(make(seed)?, model.inputs(seed))) as Box<dyn Subject>);
     let compute = |called: &mut Box<dyn Subject>, _: &[Vec<f32>]| {
         called.runs()?;
         Ok(called.outputs()?.into_owned())

@@ -134,20 +134,20 @@ pub trait Subject: Send {
 }
 
 /// An engine that is called, and returns when the outputs are there.
-pub struct Called {
+pub struct CalledEngine {
     engine: Box<dyn engine::Engine + Send>,
     inputs: Vec<Vec<f32>>,
     outputs: Vec<Vec<f32>>,
 }
 
-impl Called {
+impl CalledEngine {
     /// `inputs` are those of every run.
-    pub fn new(engine: Box<dyn engine::Engine + Send>, inputs: Vec<Vec<f32>>) -> Called {
-        Called { engine, inputs, outputs: Vec::new() }
+    pub fn new(engine: Box<dyn engine::Engine + Send>, inputs: Vec<Vec<f32>>) -> CalledEngine {
+        CalledEngine { engine, inputs, outputs: Vec::new() }
     }
 }
 
-impl Subject for Called {
+impl Subject for CalledEngine {
     fn runs(&mut self) -> Result<(Duration, u64)> {
         let inputs = views(&self.inputs);
         let since = Instant::now();

@@ -28,7 +28,7 @@ pub struct Measured {
 }
 
 /// What was measured of all of them.
-pub struct Together {
+pub struct ConcurrentRuns {
     pub measured: Vec<Measured>,
     /// Energy of a run in mJ, or why it is not known.
     pub energy: Result<f64, String>,
@@ -58,13 +58,13 @@ pub fn side_by_side(
     options: &Options,
     every: u64,
     meter: &Meter,
-) -> Result<Together> {
+) -> Result<ConcurrentRuns> {
     let (warmup, seconds) =
         (Duration::from_secs_f64(options.warmup), Duration::from_secs_f64(options.seconds));
     let runs = options.runs.div_ceil(subjects.len() as u64);
     let (measured, window) = all_at_once(subjects, warmup, (seconds, runs), every, || meter.begin())?;
     let energy = window.end(measured.iter().map(|one| one.histogram.count()).sum());
-    Ok(Together { measured, energy, stamps: None })
+    Ok(ConcurrentRuns { measured, energy, stamps: None })
 }
 
 /// Warms all instances up, calls `begin` while none of them runs, then measures each on its thread.

@@ -13,7 +13,7 @@ use measure::Histogram;
 use crate::energy::Meter;
 use crate::overlap::{clock_step_ns, overlap};
 use crate::run::{Launch, Options};
-use crate::together::{Alone, Measured, Stamps, Together, same};
+use crate::together::{Alone, ConcurrentRuns, Measured, Stamps, same};
 
 /// Longest wait for the end of a graph that was cancelled, and for a turn.
 const END: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ pub fn by_themselves(
     launch: Launch,
     options: &Options,
     meter: &Meter,
-) -> Result<Together> {
+) -> Result<ConcurrentRuns> {
     let kept = KEPT.min(KEPT_OF_ALL / instances.len().max(1));
     let mut all: Vec<Alone<SelfLaunchingInstance>> = Vec::new();
     for (mut instance, alone) in instances {
@@ -45,7 +45,7 @@ pub fn by_themselves(
     for (graph, _) in &mut all {
         graph.start()?;
     }
-    let mut watch = Watch::new(&all);
+    let mut watch = GraphMonitor::new(&all);
     watch.until(Duration::from_secs_f64(options.warmup), 0)?;
     let runs = options.runs.div_ceil(all.len() as u64);
     let (window, first) = (meter.begin(), watch.turns());
@@ -53,7 +53,7 @@ pub fn by_themselves(
     let last = watch.turns();
     let ended = first.iter().zip(&last).map(|(first, last)| u64::from(last.wrapping_sub(*first))).sum();
     let energy = window.end(ended);
-    let Watch { mut measured, copies_wait, .. } = watch;
+    let GraphMonitor { mut measured, copies_wait, .. } = watch;
     all.iter().for_each(|(graph, _)| graph.graph().cancel());
     let meanwhile = measured.iter().map(|one| one.compared).sum();
     let mut stamps = Stamps { meanwhile, copies_wait, ..Stamps::default() };
@@ -71,7 +71,7 @@ pub fn by_themselves(
     }
     stamps.clock_step_ns = clock_step_ns(&of_all);
     stamps.overlap = overlap(&of_all);
-    Ok(Together { measured, energy, stamps: Some(stamps) })
+    Ok(ConcurrentRuns { measured, energy, stamps: Some(stamps) })
 }
 
 /// Records runs by their stamps. The rate is that of the turns behind the first one.
@@ -92,7 +92,7 @@ fn timed(stamps: &[Stamp], measured: &mut Measured, period: &mut Histogram) -> R
 }
 
 /// The CPU's look at graphs that run.
-struct Watch<'a> {
+struct GraphMonitor<'a> {
     all: &'a [Alone<SelfLaunchingInstance>],
     /// The last change that was seen of each counter of turns.
     seen: Vec<(u32, Instant)>,
@@ -103,11 +103,11 @@ struct Watch<'a> {
     copies_wait: bool,
 }
 
-impl<'a> Watch<'a> {
-    fn new(all: &'a [Alone<SelfLaunchingInstance>]) -> Watch<'a> {
+impl<'a> GraphMonitor<'a> {
+    fn new(all: &'a [Alone<SelfLaunchingInstance>]) -> GraphMonitor<'a> {
         let seen = all.iter().map(|(graph, _)| (graph.graph().turns(), Instant::now())).collect();
         let measured = all.iter().map(|_| Measured::default()).collect();
-        Watch { all, seen, measured, next: 0, copies_wait: false }
+        GraphMonitor { all, seen, measured, next: 0, copies_wait: false }
     }
 
     fn turns(&self) -> Vec<u32> {

@@ -55,7 +55,7 @@ mod tests {
             ("apps/softnic/src/preload/hooks.rs", 0),
             ("apps/softnic/src/program.rs", 0),
             ("apps/echo/src/kernel.rs", 0),
-            ("apps/generator/src/kernel/post_bench/rig.rs", 0),
+            ("apps/generator/src/kernel/post_bench/gpu_bench.rs", 0),
             ("apps/generator/src/kernel_sender.rs", 1),
             ("apps/generator/tests/it/kernel/a.rs", 1),
             ("apps/softnic/src/launch.rs", 1),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
-use generator::kernel::post_bench::{Floor, PeerHeaders, Place, Rig, RigError};
+use generator::kernel::post_bench::{Floor, GpuBench, GpuBenchError, PeerHeaders, Place};
 use gpu::cache::Cache;
 use gpu::{Gpu, ImageBuilder, Toolkit};
 use rdma_shim::Order;
@@ -45,11 +45,11 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
     })?;
     let toolkit = Toolkit::find(None)?;
     let builder = ImageBuilder::new(toolkit, Cache::usual());
-    let mut rig = Rig::new(gpu, &builder, peer.as_ref()).context("preparing the GPU")?;
-    let step_ns = rig.timer_step_ns()?;
+    let mut bench = GpuBench::new(gpu, &builder, peer.as_ref()).context("preparing the GPU")?;
+    let step_ns = bench.timer_step_ns()?;
 
     let json = options.json.as_deref();
-    let machine = Machine::of(gpu, &builder, peer.as_ref(), &rig, rounds, step_ns)?;
+    let machine = Machine::of(gpu, &builder, peer.as_ref(), &bench, rounds, step_ns)?;
     emit(json, &machine)?;
     let people = speaks_to_people(json);
     if people {
@@ -60,12 +60,12 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
         if stop.load(Ordering::Relaxed) {
             return Ok(INTERRUPTED);
         }
-        let measured = measure(&mut rig, row, rounds, step_ns, stop);
+        let measured = measure(&mut bench, row, rounds, step_ns, stop);
         // A row of fewer rounds than were asked for is none.
         let Some(measured) = measured.transpose() else { return Ok(INTERRUPTED) };
         // A lost context fails whatever comes next.
-        let lost = matches!(&measured, Err(RigError::Gpu(error)) if error.is_context_lost());
-        let line = Measured::new(row, rig.no_peer(), measured.map_err(|error| error.to_string()));
+        let lost = matches!(&measured, Err(GpuBenchError::Gpu(error)) if error.is_context_lost());
+        let line = Measured::new(row, bench.no_peer(), measured.map_err(|error| error.to_string()));
         failed |= line.error.is_some();
         emit(json, &line)?;
         if people {
@@ -82,7 +82,7 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        let measured = measure_floor(&mut rig, floor, rounds, step_ns);
+        let measured = measure_floor(&mut bench, floor, rounds, step_ns);
         let line = FloorLine::new(name, measured.map_err(|error| error.to_string()));
         failed |= line.error.is_some();
         emit(json, &line)?;
@@ -110,10 +110,15 @@ fn chosen(options: &BenchPostGpu) -> Result<(Vec<Row>, Floors)> {
     Ok((rows, floors))
 }
 
-fn measure_floor(rig: &mut Rig, floor: Floor, rounds: u32, step_ns: u64) -> Result<Option<Spread>, RigError> {
+fn measure_floor(
+    bench: &mut GpuBench,
+    floor: Floor,
+    rounds: u32,
+    step_ns: u64,
+) -> Result<Option<Spread>, GpuBenchError> {
     let mut samples = Vec::new();
     for round in 0..=rounds {
-        let sample = rig.floor(floor, Place::Host, POSTS)?;
+        let sample = bench.floor(floor, Place::Host, POSTS)?;
         if sample.span_ns < STEPS * step_ns {
             return Err(too_short(sample.posts, sample.span_ns, step_ns));
         }
@@ -126,17 +131,17 @@ fn measure_floor(rig: &mut Rig, floor: Floor, rounds: u32, step_ns: u64) -> Resu
 
 /// The three sides of a row; nothing when `stop` was set before all rounds were done.
 fn measure(
-    rig: &mut Rig,
+    bench: &mut GpuBench,
     row: &Row,
     rounds: u32,
     step_ns: u64,
     stop: &AtomicBool,
-) -> Result<Option<Sides>, RigError> {
-    let absent = row.is_beside_peer() && rig.no_peer().is_some();
+) -> Result<Option<Sides>, GpuBenchError> {
+    let absent = row.is_beside_peer() && bench.no_peer().is_some();
     let cases =
         [(!absent).then(|| row.theirs()), Some(row.ours(Order::Early)), Some(row.ours(Order::Strict))];
     let samples = in_turn(cases, rounds, stop, |case| {
-        let sample = rig.run(case)?;
+        let sample = bench.run(case)?;
         if sample.span_ns < STEPS * step_ns {
             return Err(too_short(sample.posts, sample.span_ns, step_ns));
         }
@@ -154,8 +159,8 @@ fn in_turn<C, S, const N: usize>(
     cases: [Option<C>; N],
     rounds: u32,
     stop: &AtomicBool,
-    mut run: impl FnMut(&C) -> Result<S, RigError>,
-) -> Result<Option<[Vec<S>; N]>, RigError> {
+    mut run: impl FnMut(&C) -> Result<S, GpuBenchError>,
+) -> Result<Option<[Vec<S>; N]>, GpuBenchError> {
     let mut samples = std::array::from_fn(|_| Vec::new());
     for round in 0..=rounds {
         for (case, samples) in cases.iter().zip(&mut samples) {
@@ -172,8 +177,8 @@ fn in_turn<C, S, const N: usize>(
     Ok(Some(samples))
 }
 
-fn too_short(posts: u32, span_ns: u64, step_ns: u64) -> RigError {
-    RigError::Impossible(format!(
+fn too_short(posts: u32, span_ns: u64, step_ns: u64) -> GpuBenchError {
+    GpuBenchError::Impossible(format!(
         "{posts} posts took {span_ns} ns, and the GPU's timer goes in steps of {step_ns} ns: no time to rely on"
     ))
 }

@@ -1,6 +1,6 @@
 //! What `bench-post-gpu` says, as JSON lines and as text.
 
-use generator::kernel::post_bench::{LENGTH, PeerHeaders, Place, Rig, Sample, Scope, Sharing};
+use generator::kernel::post_bench::{GpuBench, LENGTH, PeerHeaders, Place, Sample, Scope, Sharing};
 use gpu::{Gpu, ImageBuilder};
 use measure::{Label, Provenance, Revision};
 use serde::Serialize;
@@ -29,7 +29,7 @@ impl Machine {
         gpu: Gpu,
         builder: &ImageBuilder,
         peer: Option<&PeerHeaders>,
-        rig: &Rig,
+        bench: &GpuBench,
         rounds: u32,
         timer_step_ns: u64,
     ) -> anyhow::Result<Machine> {
@@ -52,7 +52,7 @@ impl Machine {
             payload_bytes: LENGTH,
             rounds,
             timer_step_ns,
-            no_peer: rig.no_peer().map(str::to_owned),
+            no_peer: bench.no_peer().map(str::to_owned),
         })
     }
 

@@ -109,30 +109,30 @@ pub struct Generate {
 
 /// A queue pair as the kernel has it.
 #[derive(Debug)]
-enum Held {
+enum KernelQueue {
     Own(Queue),
     Shared(SharedQueue),
 }
 
-impl Held {
+impl KernelQueue {
     fn queue(&self) -> &Queue {
         match self {
-            Held::Own(queue) => queue,
-            Held::Shared(shared) => shared.queue(),
+            KernelQueue::Own(queue) => queue,
+            KernelQueue::Shared(shared) => shared.queue(),
         }
     }
 
     fn into_queue(self) -> Result<Queue, KernelError> {
         match self {
-            Held::Own(queue) => queue.emptied(),
-            Held::Shared(shared) => shared.into_queue(),
+            KernelQueue::Own(queue) => queue.emptied(),
+            KernelQueue::Shared(shared) => shared.into_queue(),
         }
     }
 
     fn shared_address(&self) -> u64 {
         match self {
-            Held::Own(_) => 0,
-            Held::Shared(shared) => shared.kernel_address(),
+            KernelQueue::Own(_) => 0,
+            KernelQueue::Shared(shared) => shared.kernel_address(),
         }
     }
 }
@@ -140,7 +140,7 @@ impl Held {
 /// What a launch holds.
 #[derive(Debug)]
 pub struct Senders {
-    queues: Vec<Held>,
+    queues: Vec<KernelQueue>,
     style: Style,
     plan: Plan,
     shares: Vec<u64>,
@@ -211,8 +211,8 @@ impl Generate {
                 Ok::<u64, KernelError>(credits.memory().kernel_address() + at as u64)
             });
             let queue = match self.style {
-                Style::Shared(_) => Held::Shared(SharedQueue::new(lane.queue, plan.signal_every())?),
-                _ => Held::Own(lane.queue),
+                Style::Shared(_) => KernelQueue::Shared(SharedQueue::new(lane.queue, plan.signal_every())?),
+                _ => KernelQueue::Own(lane.queue),
             };
             let told = db_generate_lane {
                 queue: queue.queue().addresses(),
@@ -265,12 +265,12 @@ pub(super) fn inside(what: &str, at: usize, len: u64, whole: usize) -> Result<()
 impl Senders {
     /// The queue pairs, in the order of the lanes.
     pub fn queues(&self) -> impl Iterator<Item = &Queue> {
-        self.queues.iter().map(Held::queue)
+        self.queues.iter().map(KernelQueue::queue)
     }
 
     /// The queues, emptied and in RESET, in the order of the lanes: connect them, and give them to a kernel again.
     pub fn into_queues(self) -> Result<Vec<Queue>, KernelError> {
-        self.queues.into_iter().map(Held::into_queue).collect()
+        self.queues.into_iter().map(KernelQueue::into_queue).collect()
     }
 
     /// Messages posted and completed so far, as each lane told last.

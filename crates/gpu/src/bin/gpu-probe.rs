@@ -28,7 +28,7 @@ const PAGE: usize = 4096;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let Asked { json, spare, help } = match asked(arguments) {
+    let ProbeOptions { json, spare, help } = match asked(arguments) {
         Ok(asked) => asked,
         Err(why) => {
             let _ = writeln!(io::stderr(), "gpu-probe: {why}; {HELP}");
@@ -75,15 +75,15 @@ fn main() -> ExitCode {
 
 /// What the command line asks for.
 #[derive(Debug, Default, PartialEq)]
-struct Asked {
+struct ProbeOptions {
     json: bool,
     spare: Option<PathBuf>,
     help: bool,
 }
 
 /// The options, in any order. Errors: which is none, or lacks its folder.
-fn asked(arguments: Vec<OsString>) -> Result<Asked, String> {
-    let (mut asked, mut words) = (Asked::default(), arguments.into_iter());
+fn asked(arguments: Vec<OsString>) -> Result<ProbeOptions, String> {
+    let (mut asked, mut words) = (ProbeOptions::default(), arguments.into_iter());
     while let Some(word) = words.next() {
         match word.to_str() {
             Some("--json") => asked.json = true,
@@ -396,10 +396,10 @@ mod tests {
     #[test]
     fn options_come_in_any_order_and_what_is_none_is_named() {
         let asked = |text: &str| super::asked(text.split_whitespace().map(OsString::from).collect());
-        let both = Asked { json: true, spare: Some("/t".into()), help: false };
+        let both = ProbeOptions { json: true, spare: Some("/t".into()), help: false };
         assert_eq!(asked("--json --toolkit /t").as_ref(), Ok(&both));
         assert_eq!(asked("--toolkit /t --json"), Ok(both));
-        assert_eq!(asked(""), Ok(Asked::default()));
+        assert_eq!(asked(""), Ok(ProbeOptions::default()));
         for (text, words) in [("--toolkit", "--toolkit: give the folder"), ("--json -x", "-x is no option")] {
             let why = asked(text).unwrap_err();
             assert!(why.starts_with(words), "{why}");

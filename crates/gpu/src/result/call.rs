@@ -38,12 +38,12 @@ binding!(A B C D E F G H I J);
 binding!(A B C D E F G H I J K);
 
 /// Where a call site has found its function, asked once.
-pub struct Found(OnceLock<Result<usize>>);
+pub struct ResolvedFunction(OnceLock<Result<usize>>);
 
-impl Found {
+impl ResolvedFunction {
     /// Not looked for yet.
-    pub const fn new() -> Found {
-        Found(OnceLock::new())
+    pub const fn new() -> ResolvedFunction {
+        ResolvedFunction(OnceLock::new())
     }
 
     /// The driver's function of this name, which `_binding` is the binding of. Errors: no driver; it lacks the function.

@@ -76,7 +76,7 @@ fn missing(function: &'static str) -> Error {
 /// Calls a function of the driver, if both are there.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
-        static FOUND: $crate::result::call::Found = $crate::result::call::Found::new();
+        static FOUND: $crate::result::call::ResolvedFunction = $crate::result::call::ResolvedFunction::new();
         let binding: unsafe fn($($crate::result::driver::any!($argument)),*) -> _ = $crate::sys::driver::$function;
         FOUND.function(binding, stringify!($function)).and_then(|function| {
             // SAFETY: the driver's function of that name; what is passed is for the caller of this function to keep.

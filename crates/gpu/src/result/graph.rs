@@ -106,11 +106,11 @@ pub struct CopyEnd {
 
 /// A structure that the driver fills, as words: its enumerations may hold numbers that cudarc's do not know, so that it is
 /// never looked at as the type that it is.
-struct Filled<const WORDS: usize>([u64; WORDS]);
+struct RawStructure<const WORDS: usize>([u64; WORDS]);
 
-impl<const WORDS: usize> Filled<WORDS> {
+impl<const WORDS: usize> RawStructure<WORDS> {
     fn new() -> Self {
-        Filled([0; WORDS])
+        RawStructure([0; WORDS])
     }
 
     fn u64(&self, offset: usize) -> u64 {
@@ -126,7 +126,7 @@ impl<const WORDS: usize> Filled<WORDS> {
 /// Source and destination of a copy node.
 pub unsafe fn copy_ends(node: CUgraphNode) -> Result<[CopyEnd; 2]> {
     type Copy = sys::CUDA_MEMCPY3D;
-    let mut copy = Filled::<{ size_of::<Copy>() / 8 }>::new();
+    let mut copy = RawStructure::<{ size_of::<Copy>() / 8 }>::new();
     call!(cuGraphMemcpyNodeGetParams(node, copy.0.as_mut_ptr().cast()))?;
     let end = |kind, host, device| {
         let kind = copy.u32(kind);
@@ -187,7 +187,7 @@ pub unsafe fn instantiate_for_device(
     graph: CUgraph,
 ) -> std::result::Result<CUgraphExec, (super::Error, Refusal)> {
     type Wanted = sys::CUDA_GRAPH_INSTANTIATE_PARAMS;
-    let (mut exec, mut wanted) = (null_mut(), Filled::<{ size_of::<Wanted>() / 8 }>::new());
+    let (mut exec, mut wanted) = (null_mut(), RawStructure::<{ size_of::<Wanted>() / 8 }>::new());
     let flag = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
     wanted.0[offset_of!(Wanted, flags) / 8] = u64::from(flag.0);
     let made = call!(cuGraphInstantiateWithParams(&mut exec, graph, wanted.0.as_mut_ptr().cast()));

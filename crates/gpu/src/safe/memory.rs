@@ -23,7 +23,7 @@ const PAGE: u64 = 4096;
 /// How bytes get to a GPU and back: the stream, pinned memory on the way (making some while a kernel runs may wait for it),
 /// and how long a piece may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Way<'a> {
+pub struct Staging<'a> {
     /// Stream that the copies are put into.
     pub stream: &'a Stream,
     /// Used by one copy at a time.
@@ -96,7 +96,7 @@ impl DeviceMemory {
 
     /// Copies `bytes` to `offset`, in `stream`, by way of `between`, in pieces of its size, and waits for the end. Errors: out
     /// of bounds; `Deadline`, after which the copy engine may still read `between`.
-    pub fn write(&self, offset: usize, bytes: &[u8], way: Way<'_>) -> Result<()> {
+    pub fn write(&self, offset: usize, bytes: &[u8], way: Staging<'_>) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
         for (index, piece) in bytes.chunks(way.between.len()).enumerate() {
             way.between.write(0, piece)?;
@@ -107,7 +107,7 @@ impl DeviceMemory {
     }
 
     /// Copies from `offset` to `bytes`, as [`Self::write`] does the other way.
-    pub fn read(&self, offset: usize, bytes: &mut [u8], way: Way<'_>) -> Result<()> {
+    pub fn read(&self, offset: usize, bytes: &mut [u8], way: Staging<'_>) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
         for (index, piece) in bytes.chunks_mut(way.between.len()).enumerate() {
             let ours = self.address + (offset + index * way.between.len()) as u64;
@@ -117,7 +117,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    fn copy(&self, to: u64, from: u64, bytes: usize, way: &Way<'_>) -> Result<()> {
+    fn copy(&self, to: u64, from: u64, bytes: usize, way: &Staging<'_>) -> Result<()> {
         way.stream.same_context(&self.context, "the memory")?;
         // It is freed when its own GPU is at rest.
         way.stream.same_context(&way.between.context, "the pinned memory on the way")?;

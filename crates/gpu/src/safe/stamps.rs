@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::compile::Unit;
-use super::memory::{DeviceMemory, Way};
+use super::memory::{DeviceMemory, Staging};
 use super::module::{Arguments, Function, Module};
 use super::stream::Stream;
 use crate::result::driver::Shape;
@@ -49,7 +49,7 @@ pub struct Stamps {
 
 impl Stamps {
     /// A ring for as many runs at least. `module` has [`stamp_unit`]. Errors: too many; out of memory.
-    pub fn new(module: &Module, runs: usize, way: Way<'_>) -> Result<Stamps> {
+    pub fn new(module: &Module, runs: usize, way: Staging<'_>) -> Result<Stamps> {
         let kernel = module.function(KERNEL)?;
         let kept = runs.checked_next_power_of_two().filter(|kept| *kept <= MOST);
         let kept = kept.ok_or_else(|| Error::Refused(format!("stamps of {runs} runs: {MOST} at most")))?;
@@ -60,7 +60,7 @@ impl Stamps {
     }
 
     /// Forgets all runs; nothing that stamps may run.
-    pub fn clear(&self, way: Way<'_>) -> Result<()> {
+    pub fn clear(&self, way: Staging<'_>) -> Result<()> {
         let head = [0, self.kept as u64 - 1];
         self.ring.write(0, &head.map(u64::to_le_bytes).concat(), way)
     }
@@ -98,7 +98,7 @@ impl Stamps {
     }
 
     /// Runs that have ended; nothing that stamps may run.
-    pub fn runs(&self, way: Way<'_>) -> Result<u64> {
+    pub fn runs(&self, way: Staging<'_>) -> Result<u64> {
         let mut head = [0; 8];
         self.ring.read(0, &mut head, way)?;
         Ok(u64::from_le_bytes(head))
@@ -106,7 +106,7 @@ impl Stamps {
 
     /// The stamps of these runs, by their numbers from 0, as far as they have ended and are kept; and how many of
     /// them were overwritten. Nothing that stamps may run.
-    pub fn read(&self, wanted: Range<u64>, way: Way<'_>) -> Result<(Vec<Stamp>, u64)> {
+    pub fn read(&self, wanted: Range<u64>, way: Staging<'_>) -> Result<(Vec<Stamp>, u64)> {
         let ended = self.runs(way)?;
         let wanted = wanted.start.min(ended)..wanted.end.min(ended);
         let first = ended.saturating_sub(self.kept as u64).clamp(wanted.start, wanted.end.max(wanted.start));

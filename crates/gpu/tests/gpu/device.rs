@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use gpu::cache::{Cache, Origin};
 use gpu::{
     Arguments, CancelWord, Context, DeviceMemory, End, Error, Form, Gpu, GpuTimer, Graph, How, Image,
-    ImageBuilder, Kind, Module, PinnedMemory, Priority, Registered, SelfLaunching, Shape, Stamp, Stamps,
-    Stream, Toolkit, Unit, Way, code, relaunch_unit, stamp_unit,
+    ImageBuilder, Kind, Module, PinnedMemory, Priority, Registered, SelfLaunching, Shape, Staging, Stamp,
+    Stamps, Stream, Toolkit, Unit, code, relaunch_unit, stamp_unit,
 };
 use measure::need;
 
@@ -143,7 +143,7 @@ fn gpu_memory_is_filled_written_and_read_within_its_bounds() {
     let (stream, memory) = (bench.stream(), DeviceMemory::new(&bench.context, 100_000).unwrap());
     // Smaller than what is copied, and no divisor of it.
     let between = PinnedMemory::new(&bench.context, 4097).unwrap();
-    let way = Way { stream: &stream, between: &between, limit: LIMIT };
+    let way = Staging { stream: &stream, between: &between, limit: LIMIT };
     memory.fill(0xa5, &stream).unwrap();
     let text: Vec<u8> = b"doorbell".iter().copied().cycle().take(10_000).collect();
     memory.write(70_001, &text, way).unwrap();
@@ -453,7 +453,7 @@ struct Stamped {
 
 impl Stamped {
     /// `beside`: what launches it again runs beside the kernel that passes time.
-    fn new(bench: &Bench, kept: usize, turns: u32, beside: bool, way: Way<'_>) -> Stamped {
+    fn new(bench: &Bench, kept: usize, turns: u32, beside: bool, way: Staging<'_>) -> Stamped {
         let stamps = Stamps::new(&bench.module, kept, way).unwrap();
         let record = |stream: &Stream| bench.launch(stream, "pass_time", Arguments::new().u64(20_000));
         let (module, some) = (&bench.module, Some(&stamps));
@@ -477,7 +477,7 @@ impl Stamped {
 fn gpu_stamps_tell_begin_and_end_of_the_last_runs_and_how_many_were_overwritten() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");
     let (stream, between) = (bench.stream(), PinnedMemory::new(&bench.context, 100).unwrap());
-    let way = Way { stream: &stream, between: &between, limit: LIMIT };
+    let way = Staging { stream: &stream, between: &between, limit: LIMIT };
     for beside in [false, true] {
         let mut stamped = Stamped::new(&bench, 13, 40, beside, way);
         stamped.start();
@@ -503,7 +503,7 @@ fn gpu_stamps_tell_begin_and_end_of_the_last_runs_and_how_many_were_overwritten(
 fn gpu_graphs_that_launch_themselves_run_at_the_same_time() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");
     let (stream, between) = (bench.stream(), PinnedMemory::new(&bench.context, 4096).unwrap());
-    let way = Way { stream: &stream, between: &between, limit: LIMIT };
+    let way = Staging { stream: &stream, between: &between, limit: LIMIT };
     let mut both = [false, true].map(|beside| Stamped::new(&bench, 1 << 16, 0, beside, way));
     both.iter_mut().for_each(Stamped::start);
     soon("fifty turns of each", || both.iter().all(|one| one.graph.turns() > 50));

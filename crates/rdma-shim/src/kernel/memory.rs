@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use gpu::{DeviceMemory, Kind, PinnedMemory, Registered, Stream, Way};
+use gpu::{DeviceMemory, Kind, PinnedMemory, Registered, Staging, Stream};
 use verbs::Pages;
 
 use super::error::KernelError;
@@ -180,9 +180,9 @@ impl Copies {
         Ok(Copies { stream, between: PinnedMemory::new(context, PIECE)?, one: Mutex::default() })
     }
 
-    fn with<R>(&self, copy: impl FnOnce(Way<'_>) -> gpu::Result<R>) -> Result<R, KernelError> {
+    fn with<R>(&self, copy: impl FnOnce(Staging<'_>) -> gpu::Result<R>) -> Result<R, KernelError> {
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(copy(Way { stream: &self.stream, between: &self.between, limit: COPY })?)
+        Ok(copy(Staging { stream: &self.stream, between: &self.between, limit: COPY })?)
     }
 }
 

@@ -1,11 +1,11 @@
-//! The memory of a rig: rings at both places, records, registers, slots, queues' structs, and what the kernels say.
+//! The memory of a benchmark: rings at both places, records, registers, slots, queues' structs, and what the kernels say.
 
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use gpu::{Context, DeviceMemory, PinnedMemory, Stream, Way};
+use gpu::{Context, DeviceMemory, PinnedMemory, Staging, Stream};
 
 use super::case::{ALL_BLOCKS, Case, MOST_BLOCKS, MOST_PRODUCERS, Place, STEADY_CQES};
 use super::content::{BLOCK, QPN};
@@ -87,8 +87,8 @@ impl Memory {
         })
     }
 
-    fn way<'a>(&'a self, stream: &'a Stream) -> Way<'a> {
-        Way { stream, between: &self.between, limit: COPY }
+    fn way<'a>(&'a self, stream: &'a Stream) -> Staging<'a> {
+        Staging { stream, between: &self.between, limit: COPY }
     }
 
     /// The shim's queue number `queue` of a case.

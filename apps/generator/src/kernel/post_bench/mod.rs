@@ -9,16 +9,16 @@
 
 mod case;
 pub mod content;
+mod gpu_bench;
 mod memory;
 pub mod nic;
 mod peer;
-mod rig;
 #[cfg(test)]
 pub(super) mod tests;
 
 pub use case::{Case, Floor, Place, Poster, Room, Scope, Sharing};
+pub use gpu_bench::{GpuBench, GpuBenchError, Sample};
 pub use peer::{PeerError, PeerHeaders};
-pub use rig::{Rig, RigError, Sample};
 
 use gpu::{Arch, BuildError, Form, Image, ImageBuilder, Unit};
 

@@ -56,7 +56,7 @@ pub struct Device<'a> {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Played {
+pub struct NicRun {
     pub executed: u64,
     pub completed: u64,
     /// Doorbells that told of something.
@@ -69,7 +69,7 @@ pub struct Played {
 
 impl Device<'_> {
     /// Plays until all of `rules.posts` is executed, `stop` is set, or a doorbell tells of what cannot be.
-    pub fn play(&self, rules: &Rules, stop: &AtomicBool) -> Played {
+    pub fn play(&self, rules: &Rules, stop: &AtomicBool) -> NicRun {
         let mut run = Run {
             device: self,
             rules,
@@ -79,7 +79,7 @@ impl Device<'_> {
             register: 0,
             told: 0,
             asked: 0,
-            played: Played::default(),
+            played: NicRun::default(),
         };
         // Since when it works without a pause. The clock takes as long as a few WQEs: it is read where a pause begins or ends.
         let mut since: Option<Instant> = None;
@@ -116,7 +116,7 @@ struct Run<'a> {
     told: u64,
     /// Up to where memory was asked for.
     asked: u64,
-    played: Played,
+    played: NicRun,
 }
 
 impl Run<'_> {
@@ -254,7 +254,7 @@ mod tests {
     const BLOCKS: usize = 16;
 
     /// A ring with the first WQEs, and what a NIC makes of them: `change` is done to their words and to register and record.
-    fn played(rules: Rules, cqes: usize, change: impl Fn(&mut [u64], &mut u64)) -> (Played, Vec<u64>) {
+    fn played(rules: Rules, cqes: usize, change: impl Fn(&mut [u64], &mut u64)) -> (NicRun, Vec<u64>) {
         let pattern = Pattern::of(rules.queue);
         let mut ring: Vec<u64> = Vec::new();
         for index in 0..BLOCKS as u64 {

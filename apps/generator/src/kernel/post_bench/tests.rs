@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, check};
-use super::nic::{Cqes, Device, Played, Rules};
-use super::{Case, Floor, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
+use super::nic::{Cqes, Device, NicRun, Rules};
+use super::{Case, Floor, GpuBench, PeerHeaders, Place, Poster, Room, Scope, Sharing, put_image};
 use crate::kernel::KERNELS;
 use gpu::cache::Cache;
 use gpu::{Arch, Gpu, ImageBuilder, Toolkit};
@@ -247,7 +247,7 @@ impl PlainQueue {
         launch: &Launch,
         arguments: Arguments,
         rules: &Rules,
-    ) -> (bool, Played) {
+    ) -> (bool, NicRun) {
         let PlainQueue { ring, cq, page, consumer, .. } = self;
         let (device, stop) = (Device { ring, cq, register: &page[16], consumer }, AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -428,7 +428,8 @@ fn the_peers_routine_compiles_and_links_for_every_architecture() {
 fn gpu_bench_kernels_leave_what_the_hosts_shim_writes() {
     let gpu = need!(Gpu::first(), gpu, "a GPU");
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-    let mut rig = Rig::new(gpu, &ImageBuilder::new(toolkit, Cache::off()), peer().ok().as_ref()).unwrap();
+    let mut bench =
+        GpuBench::new(gpu, &ImageBuilder::new(toolkit, Cache::off()), peer().ok().as_ref()).unwrap();
     let mut runs = 0;
     for poster in [
         Poster::Shim(Order::Early),
@@ -454,11 +455,11 @@ fn gpu_bench_kernels_leave_what_the_hosts_shim_writes() {
                     for place in [Place::Host, Place::Gpu] {
                         let case =
                             Case { poster, scope, sharing, producers, per_ring, room, place, posts: 2048 };
-                        let left_out = case.is_peers() && rig.no_peer().is_some();
+                        let left_out = case.is_peers() && bench.no_peer().is_some();
                         if case.impossible().is_some() || left_out {
                             continue;
                         }
-                        let sample = rig.run(&case).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+                        let sample = bench.run(&case).unwrap_or_else(|error| panic!("{case:?}: {error}"));
                         assert!(
                             sample.span_ns > 0 && sample.span_ns <= sample.event_ns + 1000,
                             "{case:?} {sample:?}"
@@ -472,7 +473,7 @@ fn gpu_bench_kernels_leave_what_the_hosts_shim_writes() {
     assert!(runs >= 150, "{runs} runs");
     for (floor, place) in Floor::ALL.into_iter().flat_map(|floor| [(floor, Place::Host), (floor, Place::Gpu)])
     {
-        let sample = rig.floor(floor, place, 2048).unwrap_or_else(|error| panic!("{floor:?}: {error}"));
+        let sample = bench.floor(floor, place, 2048).unwrap_or_else(|error| panic!("{floor:?}: {error}"));
         assert!(sample.span_ns > 0, "{floor:?}: {sample:?}");
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpu::cache::{Cache, Key, KeyBuilder};
 use gpu::cudnn::Convolution;
-use gpu::{Arguments, DeviceMemory, PinnedMemory, Priority, Shape, Stream, Way};
+use gpu::{Arguments, DeviceMemory, PinnedMemory, Priority, Shape, Staging, Stream};
 
 use super::convolution::{self, Fused};
 use super::kept::{self, Kept};
@@ -501,7 +501,11 @@ impl<'a> Bench<'a> {
             &arguments,
         )?;
         let mut raw = vec![0; COMPARING as usize * 256 * 12];
-        self.sums.read(0, &mut raw, Way { stream: &self.stream, between: &self.between, limit: LIMIT })?;
+        self.sums.read(
+            0,
+            &mut raw,
+            Staging { stream: &self.stream, between: &self.between, limit: LIMIT },
+        )?;
         let (numbers, _) = raw.as_chunks();
         let numbers: Vec<f64> = numbers.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect();
         let sum = |of: usize| numbers.iter().skip(of).step_by(3).sum::<f64>();

@@ -1,6 +1,6 @@
 //! The kernel `preprocess` on a GPU: an image of bytes becomes a model's input there.
 
-use gpu::{Arguments, DeviceMemory, Gpu, PinnedMemory, Priority, Shape, Stream, Toolkit, Way};
+use gpu::{Arguments, DeviceMemory, Gpu, PinnedMemory, Priority, Shape, Staging, Stream, Toolkit};
 use zoo::preprocess::{Image, Preprocess};
 
 use super::ready::words_of;
@@ -35,7 +35,7 @@ impl Images {
     ) -> Result<Option<Vec<f32>>, EngineError> {
         preprocess::check(of)?;
         let memory = |bytes: usize| DeviceMemory::new(&self.code.context, bytes.max(size_of::<u32>()));
-        let way = Way { stream: &self.stream, between: &self.between, limit: LIMIT };
+        let way = Staging { stream: &self.stream, between: &self.between, limit: LIMIT };
         let (pixels, place) = (memory(image.pixels.len())?, memory(size_of_val(&extents))?);
         let (input, status) = (memory(of.elements() * size_of::<f32>())?, memory(size_of::<u32>())?);
         pixels.write(0, &image.pixels, way)?;

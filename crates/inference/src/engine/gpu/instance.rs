@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, SlotTensors, Stamps, Stream, Way};
+use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, SlotTensors, Staging, Stamps, Stream};
 
 use super::ready::{Memory, Place, Ready};
 use super::timed::Timed;
@@ -56,8 +56,8 @@ impl Instance {
         Ok(Instance { graph, stream, memory, between, loaded: loaded.clone(), stamps: None })
     }
 
-    pub(super) fn way(&self) -> Way<'_> {
-        Way { stream: &self.stream, between: &self.between, limit: LIMIT }
+    pub(super) fn way(&self) -> Staging<'_> {
+        Staging { stream: &self.stream, between: &self.between, limit: LIMIT }
     }
 
     /// Nodes of the graph.
@@ -144,7 +144,7 @@ impl Instance {
         self.outputs_by(self.way())
     }
 
-    pub(super) fn outputs_by(&self, way: Way<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
+    pub(super) fn outputs_by(&self, way: Staging<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
         self.has_own()?;
         let mut outputs = Vec::new();
         for (shape, memory) in self.loaded.plan.outputs.iter().zip(&self.memory.outputs) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpu::{Arguments, DeviceMemory, Function, PinnedMemory, Priority, ResidentModel, Shape, Stream, Way};
+use gpu::{Arguments, DeviceMemory, Function, PinnedMemory, Priority, ResidentModel, Shape, Staging, Stream};
 
 use super::libraries::By;
 use super::ready::{Memory, Place, Ready, memory};
@@ -33,7 +33,7 @@ impl Resident {
         let stream = Stream::new(&code.context, Priority::Least)?;
         let between = PinnedMemory::new(&code.context, BETWEEN)?;
         of_instance.slot.fill(0, &stream)?;
-        steps.write(0, &raw, Way { stream: &stream, between: &between, limit: LIMIT })?;
+        steps.write(0, &raw, Staging { stream: &stream, between: &between, limit: LIMIT })?;
         Ok(Resident { steps, memory: of_instance, loaded: loaded.clone() })
     }
 
@@ -115,8 +115,8 @@ impl ResidentAlone {
         late(&self.resident.loaded.plan, u32::from_le_bytes([words[4], words[5], words[6], words[7]]))
     }
 
-    fn way(&self) -> Way<'_> {
-        Way { stream: &self.stream, between: &self.between, limit: LIMIT }
+    fn way(&self) -> Staging<'_> {
+        Staging { stream: &self.stream, between: &self.between, limit: LIMIT }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use gpu::{Graph, Stamp, Stamps, Stream, Way, stamp_unit};
+use gpu::{Graph, Staging, Stamp, Stamps, Stream, stamp_unit};
 
 use super::{Instance, LIMIT, SelfLaunchingInstance, instance, module};
 use crate::engine::EngineError;
@@ -64,7 +64,7 @@ impl SelfLaunchingInstance {
     /// it, which have the same inputs. `None`: they were not copied in this time, since the GPU does other
     /// work first.
     pub fn outputs_meanwhile(&self, limit: Duration) -> Result<Option<Vec<Vec<f32>>>, EngineError> {
-        let way = Way { limit: limit.min(LIMIT), ..self.instance.way() };
+        let way = Staging { limit: limit.min(LIMIT), ..self.instance.way() };
         match self.instance.outputs_by(way) {
             Ok(outputs) => Ok(Some(outputs)),
             Err(EngineError::Gpu(gpu::Error::Deadline { .. })) => Ok(None),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use gpu::{Context, DeviceMemory, PinnedMemory, Priority, Stream, Way};
+use gpu::{Context, DeviceMemory, PinnedMemory, Priority, Staging, Stream};
 
 use super::ready::memory;
 use super::{BETWEEN, LIMIT, bytes};
@@ -48,7 +48,7 @@ impl Weights {
         let memory = memory(context, plan, "the weights", end)?;
         let stream = Stream::new(context, Priority::Least)?;
         let between = PinnedMemory::new(context, BETWEEN)?;
-        let way = Way { stream: &stream, between: &between, limit: LIMIT };
+        let way = Staging { stream: &stream, between: &between, limit: LIMIT };
         for (&(number, form), &offset) in &offsets {
             memory.write(offset, &content(plan, number, form), way)?;
         }

@@ -13,7 +13,7 @@ use gpu::{
 use super::case::{Case, Floor, Place, Poster, Room, Sharing};
 use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Wrong};
 use super::memory::{Memory, PEER_BYTES, SQ_BYTES};
-use super::nic::{Played, Rules};
+use super::nic::{NicRun, Rules};
 use super::{PeerHeaders, put_image, shim_image};
 use rdma_shim::Order;
 use rdma_shim::kernel::Plain;
@@ -29,7 +29,7 @@ const READINGS: u32 = 64;
 
 /// Why there is no number.
 #[derive(Debug, thiserror::Error)]
-pub enum RigError {
+pub enum GpuBenchError {
     #[error(transparent)]
     Gpu(#[from] gpu::Error),
     #[error(transparent)]
@@ -79,7 +79,7 @@ impl Sample {
 
 /// A GPU with the kernels and the memory for them.
 #[derive(Debug)]
-pub struct Rig {
+pub struct GpuBench {
     memory: Memory,
     timer: RefCell<GpuTimer>,
     stream: Stream,
@@ -87,11 +87,15 @@ pub struct Rig {
     no_peer: Option<String>,
 }
 
-impl Rig {
+impl GpuBench {
     /// Compiles and loads. A peer whose headers do not compile is no error: its cases are ([`Self::no_peer`] says why).
-    pub fn new(gpu: Gpu, builder: &ImageBuilder, peer: Option<&PeerHeaders>) -> Result<Rig, RigError> {
+    pub fn new(
+        gpu: Gpu,
+        builder: &ImageBuilder,
+        peer: Option<&PeerHeaders>,
+    ) -> Result<GpuBench, GpuBenchError> {
         let context = Context::new(gpu)?;
-        let mut rig = Rig {
+        let mut bench = GpuBench {
             memory: Memory::new(&context)?,
             timer: RefCell::new(GpuTimer::new(&context)?),
             stream: Stream::new(&context, Priority::Least)?,
@@ -99,18 +103,18 @@ impl Rig {
             no_peer: None,
         };
         let arch = gpu.arch()?;
-        rig.load(&context, &shim_image(builder, arch)?)?;
-        rig.no_peer = match peer {
+        bench.load(&context, &shim_image(builder, arch)?)?;
+        bench.no_peer = match peer {
             None => Some("its headers were not given".into()),
             Some(peer) => match put_image(peer, builder, arch) {
-                Ok(image) => rig.load(&context, &image).err().map(|error| error.to_string()),
+                Ok(image) => bench.load(&context, &image).err().map(|error| error.to_string()),
                 Err(error) => Some(error.to_string()),
             },
         };
-        Ok(rig)
+        Ok(bench)
     }
 
-    fn load(&mut self, context: &Context, image: &Image) -> Result<(), RigError> {
+    fn load(&mut self, context: &Context, image: &Image) -> Result<(), GpuBenchError> {
         let module = Module::load(context, image)?;
         for name in &image.facts.functions {
             self.kernels.insert(name.clone(), module.function(name)?);
@@ -124,10 +128,10 @@ impl Rig {
     }
 
     /// Step of the GPU's global timer, in ns.
-    pub fn timer_step_ns(&mut self) -> Result<u64, RigError> {
+    pub fn timer_step_ns(&mut self) -> Result<u64, GpuBenchError> {
         let word = self.memory.times.device_address();
         let arguments = Arguments::new().u64(word).u32(READINGS);
-        // SAFETY: the kernel writes one word of the memory of this rig, which waits for its end.
+        // SAFETY: the kernel writes one word of the memory of this bench, which waits for its end.
         unsafe { self.launch("bench_timer_step", 1, 1, &arguments) }?;
         self.stream.wait("the look at the GPU's timer", RUN)?;
         Ok(self.memory.times.long_words()[0].load(Ordering::Acquire))
@@ -135,12 +139,12 @@ impl Rig {
 
     /// One run: posts, then compares what they left. Errors: a case that cannot be, the driver's, and everything that makes a
     /// time worthless: a failed post, a wrong WQE, a doorbell that tells of less than all.
-    pub fn run(&mut self, case: &Case) -> Result<Sample, RigError> {
+    pub fn run(&mut self, case: &Case) -> Result<Sample, GpuBenchError> {
         if let Some(why) = case.impossible() {
-            return Err(RigError::Impossible(why));
+            return Err(GpuBenchError::Impossible(why));
         }
         if let (true, Some(why)) = (case.is_peers(), &self.no_peer) {
-            return Err(RigError::NoPeer(why.clone()));
+            return Err(GpuBenchError::NoPeer(why.clone()));
         }
         self.memory.prepare(case, &self.stream)?;
         self.make_queues(case)?;
@@ -166,7 +170,7 @@ impl Rig {
     }
 
     /// `posts` times what posts are made of; what is left in the ring is compared here too.
-    pub fn floor(&mut self, floor: Floor, place: Place, posts: u32) -> Result<Sample, RigError> {
+    pub fn floor(&mut self, floor: Floor, place: Place, posts: u32) -> Result<Sample, GpuBenchError> {
         let poster = Poster::Shim(Order::Strict);
         let case = Case { poster, room: Room::Unchecked, place, posts, ..Case::LONE };
         self.memory.prepare(&case, &self.stream)?;
@@ -187,7 +191,7 @@ impl Rig {
     }
 
     /// Times a case beside a played NIC.
-    fn time_steady(&self, case: &Case, kernel: &'static str) -> Result<Sample, RigError> {
+    fn time_steady(&self, case: &Case, kernel: &'static str) -> Result<Sample, GpuBenchError> {
         let rules = Rules {
             queue: 0,
             posts: case.posts_of_all(),
@@ -209,32 +213,32 @@ impl Rig {
             (sample, nic.join().expect("a NIC that is played does not panic"))
         });
         // What was wrong with a WQE says more than what came of it.
-        let Played { executed, busy, wrong, .. } = played;
+        let NicRun { executed, busy, wrong, .. } = played;
         if let Some(wrong) = wrong {
-            return Err(RigError::Content { kernel, wrong });
+            return Err(GpuBenchError::Content { kernel, wrong });
         }
         let sample = sample?;
         if executed != u64::from(rules.posts) {
-            return Err(RigError::Untold { kernel, executed, posts: rules.posts });
+            return Err(GpuBenchError::Untold { kernel, executed, posts: rules.posts });
         }
         Ok(Sample { nic_ns: Some(busy.as_nanos() as u64), ..sample })
     }
 
     /// Launches a kernel that takes `struct db_bench_run`, and waits for it.
-    fn time(&self, case: &Case, kernel: &'static str) -> Result<Sample, RigError> {
+    fn time(&self, case: &Case, kernel: &'static str) -> Result<Sample, GpuBenchError> {
         let arguments = Arguments::new().bytes(&self.arguments(case));
         let mut timer = self.timer.borrow_mut();
         timer.begin(&self.stream)?;
         // SAFETY: the kernels of `bench_post.cu`, and the peer's routine, write the rings, records, registers, slots, marks and
         // structs that `prepare` laid out for this case, whose sizes `posts_of_one` keeps to, and the times; all of it is this
-        // rig's, lives until the stream is at rest, and is reached by the CPU through atomics and copies.
+        // bench's, lives until the stream is at rest, and is reached by the CPU through atomics and copies.
         unsafe { self.launch(kernel, case.producers, case.threads(), &arguments) }?;
         timer.finish(&self.stream)?;
         self.stream.wait(kernel, RUN)?;
         let event_ns = timer.elapsed(RUN)?.as_nanos() as u64;
         let times = self.memory.times(case.producers);
         if let Some((producer, time)) = times.iter().enumerate().find(|(_, time)| time.error != 0) {
-            return Err(RigError::Post { kernel, producer, error: time.error });
+            return Err(GpuBenchError::Post { kernel, producer, error: time.error });
         }
         let start = times.iter().map(|time| time.start_ns).min().unwrap_or(0);
         let end = times.iter().map(|time| time.end_ns).max().unwrap_or(0);
@@ -242,7 +246,7 @@ impl Rig {
     }
 
     /// Makes those structs of queues that only a kernel knows the layout of.
-    fn make_queues(&self, case: &Case) -> Result<(), RigError> {
+    fn make_queues(&self, case: &Case) -> Result<(), GpuBenchError> {
         let memory = &self.memory;
         match (case.is_peers(), case.sharing) {
             (true, _) => {
@@ -267,7 +271,7 @@ impl Rig {
                     0 => Ok(()),
                     error => {
                         let entries = memory.one_cq(case).entries;
-                        Err(RigError::Unshareable { blocks: case.blocks(), entries, error })
+                        Err(GpuBenchError::Unshareable { blocks: case.blocks(), entries, error })
                     }
                 }
             }
@@ -307,7 +311,7 @@ impl Rig {
         blocks: u32,
         threads: u32,
         arguments: &Arguments,
-    ) -> Result<(), RigError> {
+    ) -> Result<(), GpuBenchError> {
         let missing = || gpu::Error::Refused(format!("the image has no kernel `{name}`"));
         let function = self.kernels.get(name).ok_or_else(missing)?;
         let shape = Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
@@ -316,18 +320,23 @@ impl Rig {
         Ok(())
     }
 
-    fn compare(&self, case: &Case, expected: &Expected, kernel: &'static str) -> Result<(), RigError> {
+    fn compare(&self, case: &Case, expected: &Expected, kernel: &'static str) -> Result<(), GpuBenchError> {
         let rings = self.memory.rings(case, &self.stream)?;
-        content::check(&rings, expected).map_err(|wrong| RigError::Content { kernel, wrong })
+        content::check(&rings, expected).map_err(|wrong| GpuBenchError::Content { kernel, wrong })
     }
 
-    fn compare_doorbells(&self, case: &Case, expected: &Expected) -> Result<(), RigError> {
+    fn compare_doorbells(&self, case: &Case, expected: &Expected) -> Result<(), GpuBenchError> {
         let kernel = case.kernel();
         for queue in 0..case.queues() {
             let posts = case.start() + u64::from(expected.posts);
             let (record, register) = self.memory.doorbell(queue);
-            let wrong =
-                |word, found: &[u8]| RigError::Doorbell { kernel, queue, word, found: found.into(), posts };
+            let wrong = |word, found: &[u8]| GpuBenchError::Doorbell {
+                kernel,
+                queue,
+                word,
+                found: found.into(),
+                posts,
+            };
             if record != ((posts & 0xffff) as u32).to_be_bytes() {
                 return Err(wrong("record", &record));
             }
