@@ -218,9 +218,9 @@ mod tests {
 
     /// Counts what is written at once.
     #[derive(Default)]
-    struct Writes(Vec<String>);
+    struct WriteCounter(Vec<String>);
 
-    impl Write for Writes {
+    impl Write for WriteCounter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.push(String::from_utf8_lossy(bytes).into_owned());
             Ok(bytes.len())
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_line_is_one_write() {
-        let mut writes = Writes::default();
+        let mut writes = WriteCounter::default();
         print(&mut writes, format_args!("{}: link layers {}", "generator", "differ"));
         assert_eq!(writes.0, ["generator: link layers differ\n"]);
     }

@@ -5,14 +5,14 @@
 //! ended. What is undefined there is found: a mask without the caller, and lanes that can never go on.
 //! Knows nothing of stacks and memory.
 
-use crate::site::What;
+use crate::site::LaneAction;
 use crate::warp::{WARP, Warp};
 
 /// A lane's call of a warp-wide intrinsic.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// Which intrinsic.
-    pub what: What,
+    pub what: LaneAction,
     /// Lanes of the warp that take part.
     pub mask: u32,
     /// What this lane brings.
@@ -189,22 +189,22 @@ mod tests {
 
     const FULL: u32 = u32::MAX;
 
-    fn call(what: What, mask: u32, value: u64) -> Call {
+    fn call(what: LaneAction, mask: u32, value: u64) -> Call {
         Call { what, mask, value }
     }
 
     fn sync(mask: u32) -> Call {
-        call(What::SyncWarp, mask, 0)
+        call(LaneAction::SyncWarp, mask, 0)
     }
 
     #[test]
     fn a_vote_lets_all_go_with_what_each_brought() {
         let mut block = Barriers::new(64);
         for lane in 32..63 {
-            assert_eq!(block.arrive_at_warp(lane, call(What::Ballot, FULL, lane as u64)), Some(false));
+            assert_eq!(block.arrive_at_warp(lane, call(LaneAction::Ballot, FULL, lane as u64)), Some(false));
             assert!(!block.may_run(lane) && block.waits(lane));
         }
-        assert_eq!(block.arrive_at_warp(63, call(What::Ballot, FULL, 0)), Some(true));
+        assert_eq!(block.arrive_at_warp(63, call(LaneAction::Ballot, FULL, 0)), Some(true));
         assert!((32..64).all(|lane| block.may_run(lane)));
         assert_eq!((block.leave_warp(40, 0), block.leave_warp(63, 30)), ((FULL >> 1, 32), (FULL >> 1, 62)));
         assert!(!block.waits(40));
@@ -274,7 +274,7 @@ mod tests {
             (
                 "another intrinsic",
                 [sync_warp::<0, 3>, |b| {
-                    assert!(b.arrive_at_warp(1, call(What::Ballot, 3, 0)) == Some(false))
+                    assert!(b.arrive_at_warp(1, call(LaneAction::Ballot, 3, 0)) == Some(false))
                 }],
                 vec![0, 1],
             ),

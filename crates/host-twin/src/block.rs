@@ -15,7 +15,7 @@ use crate::launch::{Fault, Indices};
 use crate::memory::{Kind, Scope};
 use crate::report::At;
 use crate::shared_memory::SharedMemory;
-use crate::site::{Site, What};
+use crate::site::{LaneAction, Site};
 use crate::warp::WARP;
 
 /// Turns after which the thread looks at its other blocks.
@@ -71,7 +71,7 @@ impl Block {
         let count = threads.count() as usize;
         let lane = |thread: u64| Lane {
             stack: std::ptr::null_mut(),
-            site: Site::nowhere(What::Start),
+            site: Site::nowhere(LaneAction::Start),
             mask: None,
             polls: 0,
             thread: threads.place(thread),
@@ -104,7 +104,7 @@ impl Block {
         for (number, lane) in self.lanes.iter_mut().enumerate() {
             // SAFETY: the lanes of the block before have ended.
             lane.stack = unsafe { stacks.begin(number, lane_main, this.cast()) };
-            (lane.site, lane.mask, lane.polls) = (Site::nowhere(What::Start), None, 0);
+            (lane.site, lane.mask, lane.polls) = (Site::nowhere(LaneAction::Start), None, 0);
         }
         (self.current, self.barriers) = (0, Barriers::new(self.lanes.len()));
     }
@@ -313,7 +313,7 @@ impl Current {
         match arrival {
             None => block.grid().control.fail(Fault::Mask),
             // Votes and shuffles order no memory.
-            Some(true) if call.what == What::SyncWarp => {
+            Some(true) if call.what == LaneAction::SyncWarp => {
                 let lanes = named(number / WARP * WARP, call.mask).map(|lane| block.in_launch(lane));
                 block.grid().memory.meet(lanes);
             }

@@ -12,13 +12,13 @@ use crate::barriers::Call;
 use crate::block::Current;
 use crate::grid::current;
 use crate::memory::Kind;
-use crate::site::{Site, What};
+use crate::site::{LaneAction, Site};
 
 /// As the CUDA C++ Programming Guide limits `__nanosleep`.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// The lane that calls, at that place of its source.
-fn lane(what: What, file: *const c_char, line: c_int) -> Current {
+fn lane(what: LaneAction, file: *const c_char, line: c_int) -> Current {
     let lane = current().expect("a kernel's primitive was called outside a launch");
     // SAFETY: `__builtin_FILE()` is a literal.
     lane.note(unsafe { Site::new(what, file, line.unsigned_abs()) });
@@ -35,13 +35,13 @@ extern "C" fn db_twin_store(
     line: c_int,
 ) {
     let kind = if signal == 0 { Kind::Bytes } else { Kind::Signal };
-    lane(What::Store, file, line).store(address, &value.to_le_bytes()[..bytes as usize], kind);
+    lane(LaneAction::Store, file, line).store(address, &value.to_le_bytes()[..bytes as usize], kind);
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn db_twin_load(address: u64, bytes: u32, file: *const c_char, line: c_int) -> u64 {
     let mut word = [0; 8];
-    lane(What::Load, file, line).load(address, &mut word[..bytes as usize]);
+    lane(LaneAction::Load, file, line).load(address, &mut word[..bytes as usize]);
     u64::from_le_bytes(word)
 }
 
@@ -56,7 +56,7 @@ extern "C" fn db_twin_atomic(
     line: c_int,
 ) -> u64 {
     // In the order of `enum db_twin_operation`.
-    lane(What::Atomic, file, line).change(address, bytes as usize, |word| match operation {
+    lane(LaneAction::Atomic, file, line).change(address, bytes as usize, |word| match operation {
         0 => word.wrapping_add(operand),
         1 => operand,
         2 if word == compared => operand,
@@ -69,7 +69,7 @@ extern "C" fn db_twin_atomic(
 
 #[unsafe(no_mangle)]
 extern "C" fn db_twin_fence(scope: u32, file: *const c_char, line: c_int) {
-    lane(What::Fence, file, line).fence(scope);
+    lane(LaneAction::Fence, file, line).fence(scope);
 }
 
 /// The value of lane `from`; votes in `votes`.
@@ -83,7 +83,7 @@ unsafe extern "C" fn db_twin_warp(
     file: *const c_char,
     line: c_int,
 ) -> u64 {
-    let what = What::of(what).unwrap_or(What::Start);
+    let what = LaneAction::of(what).unwrap_or(LaneAction::Start);
     let (all, value) = lane(what, file, line).warp(Call { what, mask, value }, from as usize);
     // SAFETY: `twin.h` passes a local.
     unsafe { votes.write(all) };
@@ -93,7 +93,7 @@ unsafe extern "C" fn db_twin_warp(
 /// What the block's lanes voted, added up.
 #[unsafe(no_mangle)]
 extern "C" fn db_twin_block(vote: u64, file: *const c_char, line: c_int) -> u64 {
-    lane(What::SyncThreads, file, line).syncthreads(vote)
+    lane(LaneAction::SyncThreads, file, line).syncthreads(vote)
 }
 
 /// A shared variable's place.
@@ -108,18 +108,18 @@ unsafe extern "C" fn db_twin_shared(
 ) -> *mut u8 {
     // SAFETY: `twin.h` passes a literal in UTF-8, as C++ sources are.
     let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("variable");
-    lane(What::Start, file, line).variable(tag.addr(), name, bytes as usize, align as usize)
+    lane(LaneAction::Start, file, line).variable(tag.addr(), name, bytes as usize, align as usize)
 }
 
 /// After many atomics in a row, where memory is direct: others may have to go on.
 #[unsafe(no_mangle)]
 extern "C" fn db_twin_others(file: *const c_char, line: c_int) {
-    lane(What::Atomic, file, line).poll(true);
+    lane(LaneAction::Atomic, file, line).poll(true);
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn db_twin_pause(ns: u64, file: *const c_char, line: c_int) {
-    let (lane, begun) = (lane(What::Time, file, line), Instant::now());
+    let (lane, begun) = (lane(LaneAction::Time, file, line), Instant::now());
     lane.poll(ns > 0);
     while begun.elapsed() < Duration::from_nanos(ns).min(LONGEST_SLEEP) {
         lane.poll(true);
@@ -128,15 +128,15 @@ extern "C" fn db_twin_pause(ns: u64, file: *const c_char, line: c_int) {
 
 /// Looks at the clock by kernels that were compiled to stop there (`DB_TWIN_GATED_CLOCK`): of the whole process, so for one test.
 #[derive(Debug)]
-pub struct Gate {
+pub struct ClockGate {
     begun: AtomicU64,
     let_go: AtomicU64,
 }
 
 /// The one gate.
-pub static GATE: Gate = Gate { begun: AtomicU64::new(0), let_go: AtomicU64::new(0) };
+pub static GATE: ClockGate = ClockGate { begun: AtomicU64::new(0), let_go: AtomicU64::new(0) };
 
-impl Gate {
+impl ClockGate {
     /// How many looks have begun.
     pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::SeqCst)
@@ -150,7 +150,7 @@ impl Gate {
 
 #[unsafe(no_mangle)]
 extern "C" fn db_twin_gate(file: *const c_char, line: c_int) {
-    let lane = lane(What::Time, file, line);
+    let lane = lane(LaneAction::Time, file, line);
     let look = GATE.begun.fetch_add(1, Ordering::SeqCst) + 1;
     while GATE.let_go.load(Ordering::SeqCst) < look {
         lane.poll(true);

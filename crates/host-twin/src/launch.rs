@@ -10,7 +10,7 @@ use crate::grid::{Grid, side_by_side};
 use crate::kernels::{Arguments, Kernel};
 use crate::lane_set::MAX_LANES;
 use crate::shared_memory::MAX_SHARED_BYTES;
-use crate::{Dim3, Launch, Ran, TwinError, Visibility};
+use crate::{Dim3, Launch, LaunchReport, TwinError, Visibility};
 
 /// How long lanes have to leave a kernel that was given up: each does at its next call of the twin.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -201,13 +201,13 @@ impl Running {
     }
 
     /// As if the deadline were now.
-    pub fn give_up(mut self) -> Result<Ran, TwinError> {
+    pub fn give_up(mut self) -> Result<LaunchReport, TwinError> {
         self.until = Instant::now();
         self.finish()
     }
 
     /// Waits for the end, or the deadline.
-    pub fn wait(mut self) -> Result<Ran, TwinError> {
+    pub fn wait(mut self) -> Result<LaunchReport, TwinError> {
         self.finish()
     }
 
@@ -226,7 +226,7 @@ impl Running {
         progress.living == 0 && progress.fault.is_none()
     }
 
-    fn finish(&mut self) -> Result<Ran, TwinError> {
+    fn finish(&mut self) -> Result<LaunchReport, TwinError> {
         let control = &self.grid.control;
         let kernel = control.kernel.name();
         let ended_well = self.wait_until(self.until, true);

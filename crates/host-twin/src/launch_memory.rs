@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::host_memory::{HostMemory, change_word};
 use crate::memory::{Kind, Memory, Scope, StoreBuffer};
 use crate::random::SplitMix;
-use crate::{Ran, Visibility};
+use crate::{LaunchReport, Visibility};
 
 /// Lanes are numbered through the launch.
 pub(crate) struct LaunchMemory(Option<Weak>);
@@ -99,11 +99,11 @@ impl LaunchMemory {
     }
 
     /// All lanes have ended: what is stored is in memory from now on.
-    pub(crate) fn finish(&self) -> Ran {
-        let Some(weak) = &self.0 else { return Ran { stored: 0, overtook: 0 } };
+    pub(crate) fn finish(&self) -> LaunchReport {
+        let Some(weak) = &self.0 else { return LaunchReport { stored: 0, overtook: 0 } };
         let mut buffer = weak.buffer();
         buffer.empty(&mut HostMemory);
         let (stored, overtook) = buffer.counts();
-        Ran { stored, overtook }
+        LaunchReport { stored, overtook }
     }
 }

@@ -35,7 +35,7 @@ mod warp;
 
 use std::time::Duration;
 
-pub use calls::{GATE, Gate};
+pub use calls::{ClockGate, GATE};
 pub use kernels::{Arguments, Kernel, Kernels, Table};
 pub use lane_set::{LaneSet, MAX_LANES};
 pub use launch::{MAX_BLOCK_LANES, Running, start};
@@ -149,7 +149,7 @@ impl Launch {
 
 /// What a launch did that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ran {
+pub struct LaunchReport {
     /// Stores, in pieces of at most 8 bytes, that primitives made. 0 with [`Visibility::InOrder`], which counts none.
     pub stored: u64,
     /// How many of them became visible before an older one.
@@ -211,7 +211,7 @@ pub enum TwinError {
 ///
 /// # Safety
 /// As for [`start`].
-pub unsafe fn run(kernel: Kernel, launch: &Launch, arguments: Arguments) -> Result<Ran, TwinError> {
+pub unsafe fn run(kernel: Kernel, launch: &Launch, arguments: Arguments) -> Result<LaunchReport, TwinError> {
     // SAFETY: the caller's promise.
     unsafe { start(kernel, launch, arguments) }?.wait()
 }

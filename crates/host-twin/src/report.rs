@@ -36,7 +36,7 @@ impl Waits {
             groups.entry((block, site.what, site.place(), mask, held)).or_default().push(lane);
         }
         let waiting = |((block, what, place, mask, held), lanes): (_, Vec<usize>)| {
-            let what: crate::site::What = what;
+            let what: crate::site::LaneAction = what;
             Waiting { block, lanes, what: what.name(), place, mask, held }
         };
         Waits(groups.into_iter().map(waiting).collect())
@@ -85,15 +85,15 @@ fn ranges(numbers: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::site::What;
+    use crate::site::LaneAction;
 
     #[test]
     fn lanes_of_one_place_are_one_phrase() {
         let site = Site::nowhere;
         let lanes = (0..31)
-            .map(|lane| (1, lane, site(What::SyncWarp), Some(u32::MAX), true))
-            .chain([(1, 33, site(What::SyncWarp), Some(u32::MAX), true)])
-            .chain([(0, 2, site(What::Load), None, false)]);
+            .map(|lane| (1, lane, site(LaneAction::SyncWarp), Some(u32::MAX), true))
+            .chain([(1, 33, site(LaneAction::SyncWarp), Some(u32::MAX), true)])
+            .chain([(0, 2, site(LaneAction::Load), None, false)]);
         assert_eq!(
             Waits::of(lanes).to_string(),
             "block 0 lanes 2 last did a load (the kernel's beginning); block 1 lanes 0-30,33 wait at __syncwarp of mask \

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char};
 #[allow(missing_docs, reason = "reports have the names")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
-pub enum What {
+pub enum LaneAction {
     /// It has done nothing yet that the twin sees.
     Start,
     Load,
@@ -30,24 +30,24 @@ pub enum What {
 }
 
 /// By their numbers in `twin.h`.
-const ALL: [(What, &str); 12] = [
-    (What::Start, "the start"),
-    (What::Load, "a load"),
-    (What::Store, "a store"),
-    (What::Atomic, "an atomic"),
-    (What::Fence, "a fence"),
-    (What::Time, "the clock"),
-    (What::SyncWarp, "__syncwarp"),
-    (What::Ballot, "__ballot_sync"),
-    (What::Any, "__any_sync"),
-    (What::All, "__all_sync"),
-    (What::Shuffle, "__shfl_sync"),
-    (What::SyncThreads, "__syncthreads"),
+const ALL: [(LaneAction, &str); 12] = [
+    (LaneAction::Start, "the start"),
+    (LaneAction::Load, "a load"),
+    (LaneAction::Store, "a store"),
+    (LaneAction::Atomic, "an atomic"),
+    (LaneAction::Fence, "a fence"),
+    (LaneAction::Time, "the clock"),
+    (LaneAction::SyncWarp, "__syncwarp"),
+    (LaneAction::Ballot, "__ballot_sync"),
+    (LaneAction::Any, "__any_sync"),
+    (LaneAction::All, "__all_sync"),
+    (LaneAction::Shuffle, "__shfl_sync"),
+    (LaneAction::SyncThreads, "__syncthreads"),
 ];
 
-impl What {
+impl LaneAction {
     /// That number of `twin.h`.
-    pub fn of(number: u32) -> Option<What> {
+    pub fn of(number: u32) -> Option<LaneAction> {
         ALL.get(number as usize).map(|&(what, _)| what)
     }
 
@@ -61,7 +61,7 @@ impl What {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site {
     /// What is done there.
-    pub what: What,
+    pub what: LaneAction,
     /// Address of the file's name, a string of the program that lives as long as it; 0 for none.
     file: usize,
     /// Line in it.
@@ -70,7 +70,7 @@ pub struct Site {
 
 impl Site {
     /// No place.
-    pub fn nowhere(what: What) -> Site {
+    pub fn nowhere(what: LaneAction) -> Site {
         Site { what, file: 0, line: 0 }
     }
 
@@ -78,7 +78,7 @@ impl Site {
     ///
     /// # Safety
     /// `file` is null or a string that is never freed (`__builtin_FILE()`).
-    pub unsafe fn new(what: What, file: *const c_char, line: u32) -> Site {
+    pub unsafe fn new(what: LaneAction, file: *const c_char, line: u32) -> Site {
         Site { what, file: file.expose_provenance(), line }
     }
 
@@ -101,16 +101,16 @@ mod tests {
     #[test]
     fn a_place_says_file_and_line() {
         // SAFETY: a literal.
-        let site = unsafe { Site::new(What::Ballot, c"a/b/vote.cu".as_ptr(), 17) };
+        let site = unsafe { Site::new(LaneAction::Ballot, c"a/b/vote.cu".as_ptr(), 17) };
         assert_eq!((site.place().as_str(), site.what.name()), ("vote.cu:17", "__ballot_sync"));
-        assert_eq!(Site::nowhere(What::Start).place(), "the kernel's beginning");
+        assert_eq!(Site::nowhere(LaneAction::Start).place(), "the kernel's beginning");
     }
 
     #[test]
     fn numbers_and_names_agree() {
         for (number, (what, _)) in ALL.into_iter().enumerate() {
-            assert_eq!((what as usize, What::of(number as u32)), (number, Some(what)));
+            assert_eq!((what as usize, LaneAction::of(number as u32)), (number, Some(what)));
         }
-        assert_eq!(What::of(ALL.len() as u32), None);
+        assert_eq!(LaneAction::of(ALL.len() as u32), None);
     }
 }

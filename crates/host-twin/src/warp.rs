@@ -3,15 +3,15 @@
 //! The rules are those of [`crate::barriers`]: lanes meet at the same intrinsic with the same mask. Knows nothing of stacks.
 
 use crate::barriers::Call;
-use crate::site::What;
+use crate::site::LaneAction;
 
 /// Lanes of a warp.
 pub const WARP: usize = 32;
 
 /// Lanes that meet at one intrinsic.
 #[derive(Debug, Clone)]
-struct Meeting {
-    what: What,
+struct Convergence {
+    what: LaneAction,
     mask: u32,
     arrived: u32,
     /// Lanes that have not taken what the others brought. 0 before all have arrived.
@@ -24,14 +24,14 @@ struct Meeting {
 /// The meetings of one warp's lanes; a lane is in one at a time.
 #[derive(Debug, Clone, Default)]
 pub struct Warp {
-    meetings: Vec<Meeting>,
+    meetings: Vec<Convergence>,
 }
 
 impl Warp {
     /// A lane arrives: which meeting that is, and whether it was the last.
     pub fn arrive(&mut self, lane: usize, call: Call) -> (usize, bool) {
         let Call { what, mask, value } = call;
-        let is_ours = |meeting: &Meeting| {
+        let is_ours = |meeting: &Convergence| {
             meeting.arrived != 0 && meeting.unread == 0 && meeting.mask == mask && meeting.what == what
         };
         let index = match self.meetings.iter().position(is_ours) {
@@ -48,8 +48,8 @@ impl Warp {
         (index, meeting.arrived == mask)
     }
 
-    fn open(&mut self, what: What, mask: u32) -> usize {
-        let empty = Meeting { what, mask, arrived: 0, unread: 0, votes: 0, values: [0; WARP] };
+    fn open(&mut self, what: LaneAction, mask: u32) -> usize {
+        let empty = Convergence { what, mask, arrived: 0, unread: 0, votes: 0, values: [0; WARP] };
         match self.meetings.iter().position(|meeting| meeting.arrived == 0) {
             Some(index) => {
                 self.meetings[index] = empty;
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn ballot(mask: u32, value: u64) -> Call {
-        Call { what: What::Ballot, mask, value }
+        Call { what: LaneAction::Ballot, mask, value }
     }
 
     #[test]

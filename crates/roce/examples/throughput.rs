@@ -19,9 +19,9 @@ const ROUNDS: usize = 7;
 const PATH_MTU_BYTES: u32 = 4096;
 
 /// A process that has everything.
-struct Plenty;
+struct UnlimitedHost;
 
-impl Resources for Plenty {
+impl Resources for UnlimitedHost {
     fn region(&self, key: u32, va: u64, len: u64, _: Access) -> Result<Region, RegionError> {
         Ok(Region { key, va, len, address: va })
     }
@@ -89,7 +89,7 @@ fn whole(opcode: Opcode, messages: u64) -> u64 {
                 fragment: Fragment { offset: 0, length: 8 },
                 ..Request::default()
             };
-            if let Verdict::Execute(_) = responder.handle_request(&request, &mut Plenty) {
+            if let Verdict::Execute(_) = responder.handle_request(&request, &mut UnlimitedHost) {
                 let done = if opcode.is_atomic() { Outcome::Atomic { old: 1 } } else { Outcome::Done };
                 responder.executed(done);
             }
@@ -129,7 +129,7 @@ fn by_packet(opcode: Opcode, length: u32, packets: u64) -> u64 {
             while let Some(outgoing) = from.poll_transmit(now) {
                 carried += 1;
                 if let Arrival::Request(Verdict::Execute(_)) =
-                    to.handle_packet(now, &outgoing.packet, &mut Plenty)
+                    to.handle_packet(now, &outgoing.packet, &mut UnlimitedHost)
                 {
                     to.executed(Outcome::Done);
                 }

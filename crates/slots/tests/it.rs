@@ -14,7 +14,7 @@ const PIECE: usize = 48;
 
 /// How the receiver learns that a message is whole.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
+enum Arrival {
     Flag,
     Tail,
     Completion,
@@ -23,7 +23,7 @@ enum Way {
 /// What the network keeps to.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
-    way: Way,
+    way: Arrival,
     /// A message's bytes fall in the order of their addresses.
     in_order: bool,
     /// A message falls before the one behind it.
@@ -92,7 +92,7 @@ struct Side {
     expired: HashSet<u64>,
 }
 
-struct World {
+struct Fixture {
     rules: Rules,
     geometry: Geometry,
     server: Server,
@@ -126,14 +126,14 @@ fn prefix(memory: &[u8], at: usize) -> &[u8; PREFIX_BYTES] {
     memory[at..].first_chunk().expect("in the memory")
 }
 
-impl World {
-    fn new(rules: Rules) -> World {
+impl Fixture {
+    fn new(rules: Rules) -> Fixture {
         let tensor = |count| Tensor { kind: TensorKind::F32, count };
         let geometry = Geometry::new(7, &[tensor(40), tensor(3)], &[tensor(30)]).expect("a geometry");
         let server = Server::new(geometry.clone(), SLOTS);
         let memory = vec![0; SLOTS as usize * (geometry.server_stride() + FLAG_BYTES)];
         let (sides, running) = (Vec::new(), VecDeque::new());
-        let mut world = World { rules, geometry, server, memory, sides, running, now_ns: 0 };
+        let mut world = Fixture { rules, geometry, server, memory, sides, running, now_ns: 0 };
         world.join(4);
         world.join(2);
         world
@@ -197,10 +197,11 @@ impl World {
         fill(&mut one.memory[from + PREFIX_BYTES..from + message.tail], id, false);
         let number = flag(request.sequence).to_le_bytes();
         one.memory[from + message.tail..][..FLAG_BYTES].copy_from_slice(&number);
-        let mut write = Write::new(from, to, if way == Way::Tail { message.bytes() } else { message.tail });
-        write.arrives = (way == Way::Completion).then_some(request.slot);
+        let mut write =
+            Write::new(from, to, if way == Arrival::Tail { message.bytes() } else { message.tail });
+        write.arrives = (way == Arrival::Completion).then_some(request.slot);
         one.to_server.writes.push_back(write);
-        if way == Way::Flag {
+        if way == Arrival::Flag {
             one.to_server.writes.push_back(Write::new(from + message.tail, flag_to, FLAG_BYTES));
         }
     }
@@ -208,22 +209,22 @@ impl World {
     /// The server looks for an arrival in a slot.
     fn look(&mut self, side: usize, choice: usize) -> Result<(), String> {
         let slot = match self.rules.way {
-            Way::Completion => self.sides[side].to_server.arrived.pop_front(),
+            Arrival::Completion => self.sides[side].to_server.arrived.pop_front(),
             _ => Some(choice as u32 % SLOTS),
         };
         let Some(slot) = slot else { return Ok(()) };
         let (at, flag_at) = self.slot(slot);
         let expected = flag(self.server.expected(slot).map_err(|error| error.to_string())?);
         let is_there = match self.rules.way {
-            Way::Completion => true,
-            Way::Flag => word64(&self.memory, flag_at) == expected,
-            Way::Tail => word64(&self.memory, at + self.geometry.request.tail) == expected,
+            Arrival::Completion => true,
+            Arrival::Flag => word64(&self.memory, flag_at) == expected,
+            Arrival::Tail => word64(&self.memory, at + self.geometry.request.tail) == expected,
         };
         if !is_there {
             return Ok(());
         }
         let client = match self.rules.way {
-            Way::Completion => self.sides[side].number,
+            Arrival::Completion => self.sides[side].number,
             // A client that is gone has left its flag.
             _ => match self.server.owner(slot) {
                 Some(client) => client,
@@ -263,10 +264,10 @@ impl World {
         let side = self.sides.iter().position(|side| side.number == work.client).ok_or("no client")?;
         let place = self.sides[side].slots.iter().position(|slot| *slot == work.slot).ok_or("no place")?;
         let ((to, flag_to), way) = (self.place(side, place), self.rules.way);
-        let mut write = Write::new(at, to, if way == Way::Flag { message.tail } else { message.bytes() });
-        write.arrives = (way == Way::Completion).then_some(work.slot);
+        let mut write = Write::new(at, to, if way == Arrival::Flag { message.tail } else { message.bytes() });
+        write.arrives = (way == Arrival::Completion).then_some(work.slot);
         let mut writes = vec![write];
-        if way == Way::Flag {
+        if way == Arrival::Flag {
             writes.push(Write::new(at + message.tail, flag_to, FLAG_BYTES));
         }
         writes.last_mut().expect("one at least").completes = Some(work.slot);
@@ -285,7 +286,7 @@ impl World {
     fn collect(&mut self, side: usize, choice: usize) -> Result<(), String> {
         let one = &mut self.sides[side];
         let slot = match self.rules.way {
-            Way::Completion => one.to_client.arrived.pop_front(),
+            Arrival::Completion => one.to_client.arrived.pop_front(),
             _ => Some(one.slots[choice % one.slots.len()]),
         };
         let Some(slot) = slot else { return Ok(()) };
@@ -293,9 +294,9 @@ impl World {
         let (at, flag_at) = self.place(side, place);
         let (tail, one) = (at + self.geometry.answer.tail, &mut self.sides[side]);
         let is_there = match self.rules.way {
-            Way::Completion => true,
-            Way::Flag => word64(&one.memory, flag_at) == flag(sequence),
-            Way::Tail => word64(&one.memory, tail) == flag(sequence),
+            Arrival::Completion => true,
+            Arrival::Flag => word64(&one.memory, flag_at) == flag(sequence),
+            Arrival::Tail => word64(&one.memory, tail) == flag(sequence),
         };
         if !is_there {
             return Ok(());
@@ -309,7 +310,9 @@ impl World {
                 if is_right { Ok(()) } else { Err(format!("the answer to {id} is torn")) }
             }
             // The flag stays until the next answer.
-            Err(slots::client::AnswerError::Unasked { .. }) if self.rules.way != Way::Completion => Ok(()),
+            Err(slots::client::AnswerError::Unasked { .. }) if self.rules.way != Arrival::Completion => {
+                Ok(())
+            }
             Err(slots::client::AnswerError::Late { id }) if one.expired.contains(&id) => Ok(()),
             Err(error) => Err(error.to_string()),
         }
@@ -402,13 +405,13 @@ impl Side {
 }
 
 fn run(rules: Rules, actions: &[u32]) -> Result<u64, String> {
-    let mut world = World::new(rules);
+    let mut world = Fixture::new(rules);
     actions.iter().try_for_each(|action| world.step(*action))?;
     world.rest()?;
     Ok(world.sides.iter().map(|side| side.asked).sum())
 }
 
-const KEPT: Rules = Rules { way: Way::Flag, in_order: false, one_by_one: true };
+const KEPT: Rules = Rules { way: Arrival::Flag, in_order: false, one_by_one: true };
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
@@ -420,12 +423,12 @@ proptest! {
 
     #[test]
     fn each_request_is_answered_once_and_whole_by_completions(actions in vec(any::<u32>(), 0..3000)) {
-        prop_assert_eq!(run(Rules { way: Way::Completion, ..KEPT }, &actions).err(), None);
+        prop_assert_eq!(run(Rules { way: Arrival::Completion, ..KEPT }, &actions).err(), None);
     }
 
     #[test]
     fn each_request_is_answered_once_and_whole_by_tail_flags_in_order(actions in vec(any::<u32>(), 0..3000)) {
-        let rules = Rules { way: Way::Tail, in_order: true, ..KEPT };
+        let rules = Rules { way: Arrival::Tail, in_order: true, ..KEPT };
         prop_assert_eq!(run(rules, &actions).err(), None);
     }
 }
@@ -448,7 +451,7 @@ fn runs(rules: Rules) -> Vec<Result<u64, String>> {
 #[test]
 fn a_tail_flag_is_no_sign_of_a_whole_message_when_bytes_fall_in_any_order() {
     let torn = |run: &Result<u64, String>| run.as_ref().is_err_and(|error| error.ends_with("is torn"));
-    let runs = runs(Rules { way: Way::Tail, ..KEPT });
+    let runs = runs(Rules { way: Arrival::Tail, ..KEPT });
     assert!(runs.iter().filter(|run| torn(run)).count() > 30, "{runs:?}");
 }
 

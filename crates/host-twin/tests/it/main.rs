@@ -6,7 +6,7 @@ mod misuse;
 mod ordinary;
 mod reference;
 
-use host_twin::{Arguments, Launch, Ran, TwinError, run};
+use host_twin::{Arguments, Launch, LaunchReport, TwinError, run};
 
 host_twin::include_kernels!("kernels");
 
@@ -15,7 +15,7 @@ fn compiler() -> Result<(), String> {
 }
 
 /// Runs a kernel whose pointers lead into vectors that the caller holds until this returns.
-fn run_on(kernel: &str, launch: &Launch, arguments: Arguments) -> Result<Ran, TwinError> {
+fn run_on(kernel: &str, launch: &Launch, arguments: Arguments) -> Result<LaunchReport, TwinError> {
     // SAFETY: as said above, and each test gives what the kernel's source asks for.
     unsafe { run(KERNELS.find(kernel).unwrap(), launch, arguments) }
 }

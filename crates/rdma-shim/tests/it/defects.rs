@@ -25,7 +25,7 @@ const EXCUSE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = EXCUSE.saturating_add(Duration::from_millis(500));
 
 /// A queue that this test rings itself.
-struct HandRung {
+struct TestQueue {
     context: Context,
     qp: DirectQp,
     _peer: DirectQp,
@@ -35,8 +35,8 @@ struct HandRung {
     memory: Mr<Pages>,
 }
 
-impl HandRung {
-    fn new(context: Context) -> HandRung {
+impl TestQueue {
+    fn new(context: Context) -> TestQueue {
         let pd = context.alloc_pd().unwrap();
         let direct = Cq::new(&context, 15).unwrap().into_direct().unwrap();
         let builder = QpBuilder::new(QpType::Rc).own_register(true);
@@ -69,7 +69,7 @@ impl HandRung {
         };
         // SAFETY: the struct is ours alone.
         assert_eq!(unsafe { db_c_cq_init(&raw mut cq, 64) }, 0);
-        HandRung { memory: memory(&pd, 4096), context, qp, _peer: peer, sq, cq, _slots: slots }
+        TestQueue { memory: memory(&pd, 4096), context, qp, _peer: peer, sq, cq, _slots: slots }
     }
 
     fn write_wqe(&mut self) {
@@ -113,7 +113,7 @@ impl HandRung {
 
 #[test]
 fn the_hand_rung_queue_completes_when_nothing_is_wrong() {
-    let mut queue = HandRung::new(need!(softnic(), softnic, "the software NIC"));
+    let mut queue = TestQueue::new(need!(softnic(), softnic, "the software NIC"));
     queue.write_wqe();
     queue.store_record();
     queue.store_register(queue.sq.doorbell_word);
@@ -123,7 +123,7 @@ fn the_hand_rung_queue_completes_when_nothing_is_wrong() {
 
 #[test]
 fn a_shim_without_the_doorbell_store_hangs_and_is_named() {
-    let mut queue = HandRung::new(need!(softnic(), softnic, "the software NIC"));
+    let mut queue = TestQueue::new(need!(softnic(), softnic, "the software NIC"));
     queue.write_wqe();
     queue.store_record();
     queue.expect_event_and_no_completion("no doorbell store");
@@ -131,7 +131,7 @@ fn a_shim_without_the_doorbell_store_hangs_and_is_named() {
 
 #[test]
 fn a_shim_that_rings_with_a_wrong_qpn_hangs_and_is_named() {
-    let mut queue = HandRung::new(need!(softnic(), softnic, "the software NIC"));
+    let mut queue = TestQueue::new(need!(softnic(), softnic, "the software NIC"));
     queue.write_wqe();
     queue.store_record();
     // Bytes 4 to 6 of the doorbell are the QPN.
@@ -141,7 +141,7 @@ fn a_shim_that_rings_with_a_wrong_qpn_hangs_and_is_named() {
 
 #[test]
 fn a_shim_that_writes_the_record_after_the_doorbell_hangs_and_is_named() {
-    let mut queue = HandRung::new(need!(softnic(), softnic, "the software NIC"));
+    let mut queue = TestQueue::new(need!(softnic(), softnic, "the software NIC"));
     queue.write_wqe();
     queue.store_register(queue.sq.doorbell_word);
     // On a card it is a race; here the device is given the time to win it.

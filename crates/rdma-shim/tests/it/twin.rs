@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::{KERNELS, PLANTED};
-use host_twin::{Arguments, Kernel, Launch, Ran, TwinError, Visibility, run};
+use host_twin::{Arguments, Kernel, Launch, LaunchReport, TwinError, Visibility, run};
 use measure::need;
 
 /// Two blocks of two warps.
@@ -29,7 +29,7 @@ fn find(name: &str) -> Kernel {
 }
 
 /// Runs a kernel whose pointers lead into vectors that the caller holds until this returns.
-fn run_on(kernel: &str, launch: &Launch, arguments: Arguments) -> Result<Ran, TwinError> {
+fn run_on(kernel: &str, launch: &Launch, arguments: Arguments) -> Result<LaunchReport, TwinError> {
     // SAFETY: as said above, and each test gives what the kernel's source asks for.
     unsafe { run(find(kernel), launch, arguments) }
 }
@@ -92,7 +92,7 @@ fn twin_shows_a_missing_syncwarp() {
 }
 
 /// Hand-overs between two blocks whose words were not what was stored before the flag, and what the launch did.
-fn bad_hand_overs(kernel: &str, seed: u64) -> (u32, Ran) {
+fn bad_hand_overs(kernel: &str, seed: u64) -> (u32, LaunchReport) {
     const ROUNDS: u32 = 10;
     let mut channels = vec![[0_u64; 8]; THREADS as usize];
     let (mut bad, mut late) = (0_u32, 0_u32);

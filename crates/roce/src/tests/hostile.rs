@@ -12,16 +12,16 @@ use crate::{
 };
 
 /// A device that says yes or no at random, but never to more than it was asked.
-pub(super) struct Moody(pub(super) u64);
+pub(super) struct RandomResources(pub(super) u64);
 
-impl Moody {
+impl RandomResources {
     fn yes(&mut self) -> bool {
         self.0 = self.0.rotate_left(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 & 4 != 0
     }
 }
 
-impl Resources for Moody {
+impl Resources for RandomResources {
     fn region(&self, key: u32, va: u64, len: u64, _: Access) -> Result<Region, RegionError> {
         if key & 1 == 0 {
             Ok(Region { key, va, len, address: va })
@@ -133,7 +133,7 @@ fn check_work(request: &Request, work: &Work, qp_grants: Access) -> Result<(), T
 }
 
 #[derive(Debug, Clone)]
-struct Siege {
+struct Attack {
     service: ServiceType,
     path_mtu_bytes: u32,
     access: u32,
@@ -148,11 +148,11 @@ fn mtu() -> impl Strategy<Value = u32> {
     prop::sample::select(vec![0u32, 1, 256, 4096, u32::MAX])
 }
 
-fn siege() -> impl Strategy<Value = Siege> {
+fn attack() -> impl Strategy<Value = Attack> {
     let requests = prop::collection::vec((request(), 0..20u8, prop::bool::weighted(0.3)), 1..60);
     let resources = prop::sample::select(vec![0u8, 1, 4, 255]);
     (service(), mtu(), 0..16u32, resources, number(), any::<u64>(), requests).prop_map(
-        |(service, path_mtu_bytes, access, max_dest_rd_atomic, expected, seed, requests)| Siege {
+        |(service, path_mtu_bytes, access, max_dest_rd_atomic, expected, seed, requests)| Attack {
             service,
             path_mtu_bytes,
             access: access | if seed & 1 == 0 { 0xf } else { 0 },
@@ -174,7 +174,7 @@ fn aim(expected: Psn, random: Psn) -> Psn {
     }
 }
 
-/// What the sieges reached.
+/// What the attacks reached.
 #[derive(Default)]
 struct Reached {
     executed: [u64; Opcode::ALL.len()],
@@ -197,14 +197,14 @@ impl Reached {
     }
 }
 
-fn besiege(siege: &Siege, reached: &mut Reached) -> Result<(), TestCaseError> {
-    let Siege { service, path_mtu_bytes, max_dest_rd_atomic, .. } = *siege;
-    let access = Access(siege.access);
+fn attack_with(attack: &Attack, reached: &mut Reached) -> Result<(), TestCaseError> {
+    let Attack { service, path_mtu_bytes, max_dest_rd_atomic, .. } = *attack;
+    let access = Access(attack.access);
     let config = ResponderConfig {
         service,
         qpn: 2,
         peer_qpn: Some(1),
-        expected_psn: Psn::new(siege.expected),
+        expected_psn: Psn::new(attack.expected),
         path_mtu_bytes,
         access,
         max_dest_rd_atomic,
@@ -212,9 +212,9 @@ fn besiege(siege: &Siege, reached: &mut Reached) -> Result<(), TestCaseError> {
         qkey: 0,
     };
     let mut responder = Responder::new(config);
-    let mut device = Moody(siege.seed | 1);
-    let mut last = siege.requests[0].0;
-    for &(request, outcome, poll) in &siege.requests {
+    let mut device = RandomResources(attack.seed | 1);
+    let mut last = attack.requests[0].0;
+    for &(request, outcome, poll) in &attack.requests {
         let aimed = Request {
             src_qpn: if outcome == 19 { 3 } else { 1 },
             service: if request.ack_requested { service } else { request.service },
@@ -254,7 +254,7 @@ fn besiege(siege: &Siege, reached: &mut Reached) -> Result<(), TestCaseError> {
             prop_assert!(replies <= 2 * usize::from(max_dest_rd_atomic) + 2, "{} replies", replies);
             while responder.poll_event().is_some() {}
         }
-        // A QP in error stays so; the siege goes on with the next.
+        // A QP in error stays so; the attack goes on with the next.
         if responder.is_failed() && outcome > 3 {
             reached.add(responder.counters());
             responder = Responder::new(config);
@@ -277,8 +277,8 @@ fn config(cases: u32) -> ProptestConfig {
 #[test]
 fn any_sequence_of_requests_is_survived_by_a_responder() {
     let reached = RefCell::new(Reached::default());
-    let outcome =
-        TestRunner::new(config(20_000)).run(&siege(), |siege| besiege(&siege, &mut reached.borrow_mut()));
+    let outcome = TestRunner::new(config(20_000))
+        .run(&attack(), |attack| attack_with(&attack, &mut reached.borrow_mut()));
     if let Err(failure) = outcome {
         panic!("{failure}");
     }

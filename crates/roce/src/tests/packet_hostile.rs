@@ -5,7 +5,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
-use super::hostile::{Moody, number, service};
+use super::hostile::{RandomResources, number, service};
 use crate::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer};
 use crate::wire::Position;
 use crate::{
@@ -196,7 +196,7 @@ fn any_packet_leaves_a_connection_whole() {
         prop::collection::vec((packet(), prop::sample::select(Opcode::ALL.to_vec()), number()), 1..60);
     let (executed, placed, sent) = (Cell::new(0u64), Cell::new(0u64), Cell::new(0u64));
     let outcome = TestRunner::new(config).run(&(steps, any::<u64>(), service()), |(steps, seed, service)| {
-        let (mut connection, mut device) = (fresh(service), Moody(seed));
+        let (mut connection, mut device) = (fresh(service), RandomResources(seed));
         for (step, ((distance, packet), opcode, number)) in steps.into_iter().enumerate() {
             if connection.responder().is_failed() || connection.requester().is_failed() {
                 connection = fresh(service);

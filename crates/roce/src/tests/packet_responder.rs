@@ -33,15 +33,15 @@ impl Resources for Device {
     }
 }
 
-pub(super) struct Scene {
+pub(super) struct Fixture {
     pub(super) responder: Responder,
     pub(super) device: Device,
     pub(super) outcome: Outcome,
     pub(super) work: Vec<Work>,
 }
 
-impl Scene {
-    pub(super) fn new(service: ServiceType, expected: u32, ack_every: u32) -> Scene {
+impl Fixture {
+    pub(super) fn new(service: ServiceType, expected: u32, ack_every: u32) -> Fixture {
         let config = ResponderConfig {
             service,
             qpn: 0x42,
@@ -53,7 +53,7 @@ impl Scene {
             min_rnr_timer: 12,
             qkey: 0x1111,
         };
-        Scene {
+        Fixture {
             responder: Responder::by_packet(config, ack_every),
             device: Device { receives: vec![4000; 3], taken: 0 },
             outcome: Outcome::Done,
@@ -140,7 +140,7 @@ fn add(psn: u32) -> Packet {
 }
 
 fn dialogue(packets: &[Packet]) -> String {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     let words: Vec<_> = packets
         .iter()
         .map(|packet| {
@@ -256,12 +256,12 @@ fn sequences_and_lengths_are_answered_as_the_rules_say() {
 
 #[test]
 fn the_psn_wraps_inside_a_message_and_inside_a_response() {
-    let mut scene = Scene::new(ServiceType::Rc, 0xff_ffff, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 0xff_ffff, 100);
     for packet in [send(0xff_ffff, First, MTU), send(0, Middle, MTU), send(1, Last, 3)] {
         scene.take(&packet);
     }
     assert_eq!(scene.replies(), "ack1");
-    let mut scene = Scene::new(ServiceType::Rc, 0xff_ffff, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 0xff_ffff, 100);
     scene.take(&read(0xff_ffff, 0, 2048));
     assert_eq!(scene.replies(), "First16777215@0+1024 Last0@1024+1024");
     scene.take(&read(0, 1024, 1024));
@@ -271,7 +271,7 @@ fn the_psn_wraps_inside_a_message_and_inside_a_response() {
 #[test]
 fn acknowledgements_come_when_asked_for_and_after_so_many_packets() {
     let quiet = |psn| Packet { ack_requested: false, ..send(psn, Only, 1) };
-    let mut scene = Scene::new(ServiceType::Rc, 7, 3);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 3);
     scene.device.receives = vec![4000; 9];
     for (name, packet, replies) in [
         ("first", quiet(7), ""),
@@ -293,7 +293,7 @@ fn acknowledgements_come_when_asked_for_and_after_so_many_packets() {
 /// MSN: messages, not packets, and not the same one twice; a NAK carries the count so far (rxe's captures do).
 #[test]
 fn every_answer_counts_the_messages_completed() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 1);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 1);
     for (packet, expected) in [
         (send(7, First, MTU), vec![0]),
         (send(8, Last, 1), vec![1]),
@@ -318,7 +318,7 @@ fn every_answer_counts_the_messages_completed() {
 
 #[test]
 fn a_write_takes_its_receive_with_the_immediate_and_only_its_last_packet_waits_for_one() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.device.receives.clear();
     let last = write_imm(9, Last, 2, 0);
     for (name, packet, replies) in [
@@ -345,7 +345,7 @@ fn a_write_takes_its_receive_with_the_immediate_and_only_its_last_packet_waits_f
 
 #[test]
 fn a_send_without_receive_waits_from_its_first_packet_on() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.device.receives.clear();
     scene.take(&send(7, First, MTU));
     scene.take(&send(8, Last, 1));
@@ -358,7 +358,7 @@ fn a_send_without_receive_waits_from_its_first_packet_on() {
 
 #[test]
 fn a_key_that_goes_away_in_the_middle_of_a_message_ends_it_there() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.take(&write(7, First, MTU, 3000));
     scene.outcome = Outcome::Revoked;
     scene.take(&write(8, Middle, MTU, 0));
@@ -368,7 +368,7 @@ fn a_key_that_goes_away_in_the_middle_of_a_message_ends_it_there() {
 
 #[test]
 fn a_send_that_overruns_its_receive_fails_the_receive_without_an_event() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.device.receives = vec![1024];
     scene.take(&send(7, First, MTU));
     scene.take(&send(8, Last, 1));
@@ -381,7 +381,7 @@ fn a_send_that_overruns_its_receive_fails_the_receive_without_an_event() {
 
 #[test]
 fn a_read_asked_for_again_while_it_goes_out_starts_over_there() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.take(&read(7, 0, 5000));
     let mut next = || word(&scene.responder.poll_packet().expect("a response"));
     assert_eq!([next(), next(), next()], ["First7@0+1024", "Middle8@1024+1024", "Middle9@2048+1024"]);
@@ -392,7 +392,7 @@ fn a_read_asked_for_again_while_it_goes_out_starts_over_there() {
         "once, and to the end"
     );
     // From exactly where it has come to: the answer to a request begins with a first packet there too.
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.take(&read(7, 0, 3000));
     assert_eq!(word(&scene.responder.poll_packet().expect("a response")), "First7@0+1024");
     scene.take(&read(8, 1024, 1976));
@@ -401,7 +401,7 @@ fn a_read_asked_for_again_while_it_goes_out_starts_over_there() {
 
 #[test]
 fn a_gap_that_is_repaired_before_the_poll_is_not_naked() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.take(&send(8, Position::Only, 8));
     scene.take(&send(7, Position::Only, 8));
     assert_eq!(scene.replies(), "ack7");
@@ -409,7 +409,7 @@ fn a_gap_that_is_repaired_before_the_poll_is_not_naked() {
 
 #[test]
 fn a_read_asked_for_again_before_its_turn_is_answered_once() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.take(&read(7, 0, 1025));
     scene.take(&read(7, 0, 1025));
     scene.take(&read(8, 1024, 1));
@@ -419,7 +419,7 @@ fn a_read_asked_for_again_before_its_turn_is_answered_once() {
 
 #[test]
 fn more_reads_than_the_responder_has_resources_for_are_an_invalid_request() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     for psn in 7..10 {
         scene.take(&read(psn, 0, 8));
     }
@@ -432,7 +432,7 @@ fn bytes_of_a_read_that_cannot_be_read_end_it_at_their_psn() {
         (Outcome::Revoked, "acc8", AsyncEvent::AccessError),
         (Outcome::LocalFault, "op8", AsyncEvent::QpFatal),
     ] {
-        let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+        let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
         scene.take(&read(7, 0, 3000));
         scene.take(&send(10, Only, 1));
         assert_eq!(scene.responder.poll_packet().map(|out| word(&out)), Some("First7@0+1024".into()));
@@ -447,7 +447,7 @@ fn bytes_of_a_read_that_cannot_be_read_end_it_at_their_psn() {
 
 #[test]
 fn bytes_of_a_repeated_read_that_cannot_be_read_end_in_silence() {
-    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
     scene.take(&read(7, 0, 3000));
     scene.replies();
     scene.take(&read(7, 0, 3000));

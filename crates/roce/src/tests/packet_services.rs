@@ -1,7 +1,7 @@
 //! UC and UD in packets: what a gap costs, what nobody is told, what a datagram may be.
 
 use super::packet_pair::pattern;
-use super::packet_responder::{Scene, packet, send};
+use super::packet_responder::{Fixture, packet, send};
 use crate::packet::{Reth, Trailer};
 use crate::testing::Rng;
 use crate::testing::{A_QPN, EndpointConfig, Fault, LocalWork, PacketEnd, Pair, Pick, Side};
@@ -21,7 +21,7 @@ fn uc_write(psn: u32, position: Position, bytes: u32, total: u32, trailer: Trail
 }
 
 /// One letter a packet: executed `x`, executed and message done `X`, or dropped `.`; and nothing is ever answered.
-fn run(scene: &mut Scene, packets: &[Packet]) -> String {
+fn run(scene: &mut Fixture, packets: &[Packet]) -> String {
     let word = |packet: &Packet| {
         let messages = scene.responder.counters().messages;
         let executed = matches!(scene.take(packet), Verdict::Execute(_));
@@ -93,7 +93,7 @@ fn an_unreliable_message_with_a_hole_is_dropped_to_its_end_and_the_next_one_coun
         ),
         ("another service", vec![send(7, Only, 1)], ".", 0, Some(WrongService)),
     ] {
-        let mut scene = Scene::new(ServiceType::Uc, 7, 1);
+        let mut scene = Fixture::new(ServiceType::Uc, 7, 1);
         assert_eq!(run(&mut scene, &packets), fate, "{name}");
         assert_eq!(scene.responder.counters().sequence_errors, lost, "{name}: gaps");
         let dropped: Vec<_> =
@@ -104,7 +104,7 @@ fn an_unreliable_message_with_a_hole_is_dropped_to_its_end_and_the_next_one_coun
 
 #[test]
 fn the_receive_of_a_lost_message_serves_the_next() {
-    let mut scene = Scene::new(ServiceType::Uc, 7, 1);
+    let mut scene = Fixture::new(ServiceType::Uc, 7, 1);
     run(&mut scene, &[uc(7, First, MTU), uc(9, Only, 1)]);
     let receives: Vec<_> = scene
         .work
@@ -119,7 +119,7 @@ fn the_receive_of_a_lost_message_serves_the_next() {
 
 #[test]
 fn an_immediate_without_receive_loses_its_message_and_no_other() {
-    let mut scene = Scene::new(ServiceType::Uc, 7, 1);
+    let mut scene = Fixture::new(ServiceType::Uc, 7, 1);
     scene.device.receives.clear();
     let imm = Trailer::Immediate([1; 4]);
     let first = |psn| uc_write(psn, First, MTU, 1025, Trailer::None);
@@ -145,7 +145,7 @@ fn a_datagram_is_one_packet_with_the_right_key_from_anybody() {
         ("the end of a message", ud(send(7, Last, 1)), Some(InvalidRequest)),
         ("a WRITE", ud(write), Some(InvalidRequest)),
     ] {
-        let mut scene = Scene::new(ServiceType::Ud, 7, 1);
+        let mut scene = Fixture::new(ServiceType::Ud, 7, 1);
         let executed = matches!(scene.take(&packet), Verdict::Execute(_));
         assert_eq!(executed, reason.is_none(), "{name}");
         let dropped: Vec<_> =

@@ -39,7 +39,7 @@ impl Resources for Device {
     }
 }
 
-struct Scene {
+struct Fixture {
     responder: Responder,
     device: Device,
     outcome: Outcome,
@@ -59,9 +59,9 @@ fn config(service: ServiceType) -> ResponderConfig {
     }
 }
 
-fn scene(service: ServiceType, receives: &[u64]) -> Scene {
+fn scene(service: ServiceType, receives: &[u64]) -> Fixture {
     let device = Device { receives: receives.to_vec(), taken: 0 };
-    Scene { responder: Responder::new(config(service)), device, outcome: Outcome::Done }
+    Fixture { responder: Responder::new(config(service)), device, outcome: Outcome::Done }
 }
 
 fn request(opcode: Opcode, psn: u32) -> Request {
@@ -93,7 +93,7 @@ fn part(whole: Request, offset: u32, length: u32) -> Request {
     Request { fragment: Fragment { offset, length }, ..whole }
 }
 
-impl Scene {
+impl Fixture {
     /// Runs one request to its end; says what was executed and what was replied.
     fn take(&mut self, request: &Request) -> String {
         let mut words = Vec::new();
@@ -553,7 +553,7 @@ fn the_receive_in_use_is_given_back_when_the_qp_goes_to_error() {
 }
 
 /// Runs requests without polling a reply in between, then says what is replied.
-fn replies_after(scene: &mut Scene, requests: &[Request]) -> Vec<(u32, ReplyKind)> {
+fn replies_after(scene: &mut Fixture, requests: &[Request]) -> Vec<(u32, ReplyKind)> {
     for request in requests {
         if let Verdict::Execute(work) = scene.responder.handle_request(request, &mut scene.device) {
             scene.execute(work);

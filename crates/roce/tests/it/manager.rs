@@ -16,13 +16,13 @@ const CLIENT: Gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, 2])
 const SERVER: Gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, 1]);
 
 /// One MAD of the capture.
-struct Seen {
+struct CapturedMad {
     number: usize,
     by_client: bool,
     mad: [u8; MAD_BYTES],
 }
 
-impl Seen {
+impl CapturedMad {
     fn message(&self) -> Message {
         CmMad::decode(&self.mad).unwrap().message
     }
@@ -58,8 +58,8 @@ impl Seen {
     }
 }
 
-fn conversations() -> Vec<Vec<Seen>> {
-    let mut found: Vec<Vec<Seen>> = Vec::new();
+fn conversations() -> Vec<Vec<CapturedMad>> {
+    let mut found: Vec<Vec<CapturedMad>> = Vec::new();
     for (index, bytes) in packets("rxe-cm").iter().enumerate() {
         let frame = Frame::decode(bytes).unwrap();
         if frame.packet.bth.dst_qpn != QP1 {
@@ -67,7 +67,7 @@ fn conversations() -> Vec<Vec<Seen>> {
         }
         let by_client = frame.ip.source() == CLIENT;
         let mad = frame.packet.payload.try_into().unwrap();
-        let seen = Seen { number: index + 1, by_client, mad };
+        let seen = CapturedMad { number: index + 1, by_client, mad };
         let same = seen.conversation();
         match found.iter_mut().find(|earlier| earlier[0].conversation() == same) {
             Some(earlier) => earlier.push(seen),
@@ -78,22 +78,22 @@ fn conversations() -> Vec<Vec<Seen>> {
 }
 
 /// Our side, what it has said, and what it calls by which name.
-struct Ours {
+struct LocalManager {
     cm: Cm,
     route: Route,
     id: Option<ConnectionId>,
     events: Vec<Event>,
 }
 
-impl Ours {
-    fn new(client: bool) -> Ours {
+impl LocalManager {
+    fn new(client: bool) -> LocalManager {
         let route = if client {
             Route { local: CLIENT, remote: SERVER }
         } else {
             Route { local: SERVER, remote: CLIENT }
         };
         let cm = Cm::new(CmConfig { slot: 3, seed: 0x5_0000_1234, max_connections: 10 });
-        Ours { cm, route, id: None, events: Vec::new() }
+        LocalManager { cm, route, id: None, events: Vec::new() }
     }
 
     fn hear(&mut self, number: usize, mad: &[u8]) {
@@ -114,7 +114,7 @@ impl Ours {
     }
 
     /// Does what the kernel's program did before it said this.
-    fn act(&mut self, seen: &Seen) {
+    fn act(&mut self, seen: &CapturedMad) {
         let mad = CmMad::decode(&seen.mad).unwrap();
         let (now, private) = (Now(0), mad.private);
         match mad.message {
@@ -138,8 +138,8 @@ impl Ours {
 }
 
 /// Replays one conversation against our `client` or server; returns what our program was told.
-fn replay(conversation: &[Seen], client: bool) -> Vec<Event> {
-    let mut ours = Ours::new(client);
+fn replay(conversation: &[CapturedMad], client: bool) -> Vec<Event> {
+    let mut ours = LocalManager::new(client);
     let refused = conversation.iter().any(|seen| matches!(seen.message(), Message::Rej(_)));
     let service = match conversation[0].message() {
         Message::Req(req) => req.service,

@@ -31,7 +31,7 @@ const HELD: [(&str, usize, usize); 7] = [
 /// Where an end may differ from the kernel, and why. Besides, two things that no packet shows: how long an end thinks before it
 /// answers, and that ours asks for the rest of a READ at the first response out of order, where rxe waits for its timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Freedom {
+enum AllowedDifference {
     /// The capture was made behind the loss: what is missing there was sent, for the other end behaves as if it was lost.
     LostBeforeTheWire,
     /// A READ asked for again from its middle is a request like another, and the response to a request begins with a First or
@@ -48,7 +48,7 @@ enum Freedom {
     EarlierTimer,
 }
 
-type Freedoms = BTreeMap<Freedom, usize>;
+type Freedoms = BTreeMap<AllowedDifference, usize>;
 
 /// Like the kernel, it acknowledges what asks for it and nothing else, and asks at the end of each message.
 fn connection(conversation: &Conversation, qpn: u32, peer_qpn: u32) -> Connection {
@@ -142,7 +142,7 @@ fn compare(conversation: &Conversation, answers: &[Answer]) -> Result<Freedoms, 
             )
         })?;
         *freedoms.entry(free).or_default() += 1;
-        if free != Freedom::LostBeforeTheWire {
+        if free != AllowedDifference::LostBeforeTheWire {
             theirs.next();
         }
     }
@@ -161,7 +161,7 @@ fn freedom_of_answer(
     conversation: &Conversation,
     answer: &Answer,
     next: Option<&(Packet, Vec<u8>)>,
-) -> Option<Freedom> {
+) -> Option<AllowedDifference> {
     let asked = &conversation.packets[answer.after];
     if let Some((theirs, bytes)) = next
         && (theirs.psn, theirs.dst_qpn) == (answer.packet.psn, answer.packet.dst_qpn)
@@ -175,7 +175,7 @@ fn freedom_of_answer(
                 && answer.packet.psn == asked.packet().psn
                 && conversation.msn_of_response(answer.after, theirs.psn) == Some(msn) =>
             {
-                return Some(Freedom::RepeatedReadBegins);
+                return Some(AllowedDifference::RepeatedReadBegins);
             }
             (Content::Acknowledge(ours), Content::Acknowledge(theirs))
                 if ours.syndrome == Syndrome::Nak(NakCode::InvalidRequest)
@@ -183,13 +183,13 @@ fn freedom_of_answer(
                     && ours.msn == theirs.msn
                     && asked.step == 30 =>
             {
-                return Some(Freedom::CodeOfALongSend);
+                return Some(AllowedDifference::CodeOfALongSend);
             }
             _ => {}
         }
     }
     let lost = conversation.is_lossy() && conversation.asks_again(answer.after, answer.packet.psn);
-    lost.then_some(Freedom::LostBeforeTheWire)
+    lost.then_some(AllowedDifference::LostBeforeTheWire)
 }
 
 /// Every answer of the conversation to a connection of ours that posts the same messages: how these ended, or where its
@@ -246,7 +246,7 @@ fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, 
                 if !(conversation.is_lossy() && sent.psn != packet.psn && again) {
                     return Err(ours(format!("\nwe send  {sent:?}\nthe kernel {packet:?}")));
                 }
-                *freedoms.entry(Freedom::LostBeforeTheWire).or_default() += 1;
+                *freedoms.entry(AllowedDifference::LostBeforeTheWire).or_default() += 1;
             }
         }
         while let Some(event) = connection.poll_event() {
@@ -259,12 +259,12 @@ fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, 
 }
 
 /// The kernel sent something at `now`, for which our timer is due at `due`. Its ack time-out has code 18, 1.07 s.
-fn freedom_of_timer(now: Now, due: Now) -> Option<Freedom> {
+fn freedom_of_timer(now: Now, due: Now) -> Option<AllowedDifference> {
     let configured_ns = 4096 << 18;
     if due <= now {
-        return (now.0 - due.0 <= 3 * configured_ns).then_some(Freedom::LaterTimer);
+        return (now.0 - due.0 <= 3 * configured_ns).then_some(AllowedDifference::LaterTimer);
     }
-    (due.0 - now.0 <= configured_ns / 10).then_some(Freedom::EarlierTimer)
+    (due.0 - now.0 <= configured_ns / 10).then_some(AllowedDifference::EarlierTimer)
 }
 
 fn each(mut hold: impl FnMut(&Conversation)) {
@@ -291,8 +291,11 @@ fn every_answer_of_a_kernel_is_ours_or_free() {
         answered += conversation.answers().count();
     });
     println!("TABLE answers of rdma_rxe, each given by our responder too: {answered}, but {freedoms:?}");
-    let expected =
-        [(Freedom::LostBeforeTheWire, 3), (Freedom::RepeatedReadBegins, 2), (Freedom::CodeOfALongSend, 3)];
+    let expected = [
+        (AllowedDifference::LostBeforeTheWire, 3),
+        (AllowedDifference::RepeatedReadBegins, 2),
+        (AllowedDifference::CodeOfALongSend, 3),
+    ];
     assert_eq!(freedoms, BTreeMap::from(expected));
 }
 
@@ -310,7 +313,11 @@ fn every_request_of_a_kernel_is_ours_or_free() {
         asked += conversation.packets.iter().filter(|captured| captured.request).count();
     });
     println!("TABLE requests of rdma_rxe, each sent by our requester too: {asked}, but {freedoms:?}");
-    let expected = [(Freedom::LostBeforeTheWire, 7), (Freedom::LaterTimer, 6), (Freedom::EarlierTimer, 1)];
+    let expected = [
+        (AllowedDifference::LostBeforeTheWire, 7),
+        (AllowedDifference::LaterTimer, 6),
+        (AllowedDifference::EarlierTimer, 1),
+    ];
     assert_eq!(freedoms, BTreeMap::from(expected));
 }
 

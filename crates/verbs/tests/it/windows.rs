@@ -10,12 +10,12 @@ const HERE: usize = 0;
 const THERE: usize = 1;
 
 /// A pair, and a region of the far end that peers reach through windows only.
-struct Scene {
+struct Fixture {
     pair: Pair,
     region: Mr<Pages>,
 }
 
-impl Scene {
+impl Fixture {
     fn new(context: &verbs::Context) -> Self {
         let pair = Pair::rc(context);
         let access = Access::LOCAL_WRITE | Access::MW_BIND;
@@ -61,7 +61,7 @@ impl Scene {
 fn both_types_open_what_they_were_bound_to() {
     let context = need!(pair::device(), nic, "an mlx5 device");
     for kind in [MwKind::One, MwKind::Two] {
-        let mut s = Scene::new(&context);
+        let mut s = Fixture::new(&context);
         let mut window = Mw::alloc(&s.pair.pd, kind).unwrap();
         let before = window.rkey();
         let key = s.bind(&mut window, Access::REMOTE_WRITE | Access::REMOTE_READ);
@@ -83,7 +83,7 @@ fn both_types_open_what_they_were_bound_to() {
 #[test]
 fn what_a_window_does_not_open_is_a_remote_access_error() {
     let context = need!(pair::device(), nic, "an mlx5 device");
-    type Try = fn(&mut Scene, u32) -> WcStatus;
+    type Try = fn(&mut Fixture, u32) -> WcStatus;
     let cases: [(&str, Access, Try); 5] = [
         ("a byte past its end", Access::REMOTE_WRITE, |s, key| s.write(177, key)),
         ("a byte before it", Access::REMOTE_WRITE, |s, key| s.write(63, key)),
@@ -96,7 +96,7 @@ fn what_a_window_does_not_open_is_a_remote_access_error() {
     ];
     for (name, rights, attempt) in cases {
         for kind in [MwKind::One, MwKind::Two] {
-            let mut s = Scene::new(&context);
+            let mut s = Fixture::new(&context);
             let mut window = Mw::alloc(&s.pair.pd, kind).unwrap();
             let key = s.bind(&mut window, rights);
             assert_eq!(attempt(&mut s, key), WcStatus::RemoteAccess, "{kind:?}: {name}");
@@ -111,7 +111,7 @@ fn what_a_window_does_not_open_is_a_remote_access_error() {
 fn a_window_is_closed_by_its_queue_by_a_peers_send_and_by_a_bind_of_nothing() {
     let context = need!(pair::device(), nic, "an mlx5 device");
     for way in ["local invalidation", "SEND with invalidate", "bind of nothing", "unbind of type 1"] {
-        let mut s = Scene::new(&context);
+        let mut s = Fixture::new(&context);
         let kind = if way == "unbind of type 1" { MwKind::One } else { MwKind::Two };
         let mut window = Mw::alloc(&s.pair.pd, kind).unwrap();
         let key = s.bind(&mut window, Access::REMOTE_WRITE);
@@ -150,7 +150,7 @@ fn a_window_is_closed_by_its_queue_by_a_peers_send_and_by_a_bind_of_nothing() {
 fn a_bind_that_may_not_be_is_a_bind_error() {
     let context = need!(pair::device(), nic, "an mlx5 device");
     for what in ["a region without windows", "past the region", "a window that is open", "a key of nobody"] {
-        let mut s = Scene::new(&context);
+        let mut s = Fixture::new(&context);
         let mut window = Mw::alloc(&s.pair.pd, MwKind::Two).unwrap();
         let closed = Mr::register(&s.pair.pd, Pages::new(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
         let key = window.key(1);
@@ -181,7 +181,7 @@ fn a_bind_that_may_not_be_is_a_bind_error() {
 #[test]
 fn a_region_is_not_given_up_while_a_window_opens_it_and_types_are_kept_apart() {
     let context = need!(pair::device(), nic, "an mlx5 device");
-    let mut s = Scene::new(&context);
+    let mut s = Fixture::new(&context);
     let mut window = Mw::alloc(&s.pair.pd, MwKind::Two).unwrap();
     // `ibv_bind_mw` is for type 1.
     let opening = Opening::new(&s.region, 64..192, Access::REMOTE_READ);

@@ -6,16 +6,16 @@ const SEEDS: u64 = 400;
 
 /// What became of a conversation in which both programs do what they are asked to, and the asking one ends it.
 #[derive(Debug, Default, PartialEq, Eq, Clone)]
-struct Fate {
+struct ConversationResult {
     established: [u32; 2],
     disconnected: [u32; 2],
     unreachable: [u32; 2],
     rejected: [u32; 2],
 }
 
-fn converse(seed: u64, faults: Faults) -> (Fate, String, [usize; 2]) {
+fn converse(seed: u64, faults: Faults) -> (ConversationResult, String, [usize; 2]) {
     let mut net = Net::new(seed, faults);
-    let mut fate = Fate::default();
+    let mut fate = ConversationResult::default();
     net.ends[1].listen(SERVICE, None, 8).unwrap();
     let asking = net.ends[0].connect(net.now, &request(), b"hello").unwrap();
     while let Some((end, event)) = net.next_event(Now(u64::MAX)) {

@@ -39,7 +39,7 @@ impl Drop for Case {
 }
 
 /// Two ends and the enemy.
-struct Siege {
+struct Attack {
     ends: [End; 2],
     setting: Setting,
     /// Packets to each end.
@@ -54,11 +54,11 @@ struct Siege {
     zeal: u64,
 }
 
-impl Siege {
-    fn new(seed: u64, on_wire: bool) -> Siege {
+impl Attack {
+    fn new(seed: u64, on_wire: bool) -> Attack {
         let mut rng = Rng::new(seed);
         let setting = Setting::random(&mut rng);
-        Siege {
+        Attack {
             ends: [End::new(&setting, 0xa1, 0xb1), End::new(&setting, 0xb1, 0xa1)],
             setting,
             flying: [Vec::new(), Vec::new()],
@@ -229,17 +229,17 @@ impl Siege {
 }
 
 /// Holds the cases, prints what they reached, and checks that each row was reached so often at least.
-fn besiege(what: &str, on_wire: bool, rows: &[(&str, u64)]) {
+fn attack_with(what: &str, on_wire: bool, rows: &[(&str, u64)]) {
     let (cases, seed) = (variable("ROCE_FUZZ_CASES", CASES), variable("ROCE_FUZZ_SEED", SEED));
     let mut reached = Reached::new();
     for case in seed..seed + cases {
         let named = Case(case);
-        let mut siege = Siege::new(case, on_wire);
+        let mut attack = Attack::new(case, on_wire);
         for _ in 0..STEPS {
-            siege.step(&mut reached);
+            attack.step(&mut reached);
         }
-        count(&mut reached, format!("cases of {:?}", siege.setting.service));
-        siege.rest(&mut reached);
+        count(&mut reached, format!("cases of {:?}", attack.setting.service));
+        attack.rest(&mut reached);
         drop(named);
     }
     println!("TABLE {what}: {cases} conversations of {STEPS} steps, seeds from {seed:#x}");
@@ -309,7 +309,7 @@ const ROWS: [(&str, u64); 42] = [
 
 #[test]
 fn fuzz_conversations_under_attack_stay_within_bounds_and_end() {
-    besiege("packets under attack", false, &ROWS);
+    attack_with("packets under attack", false, &ROWS);
 }
 
 #[test]
@@ -333,5 +333,5 @@ fn fuzz_conversations_whose_bytes_are_attacked_stay_within_bounds_and_end() {
     let refused: Vec<String> = refused.iter().map(|cause| format!("refuses {cause}")).collect();
     let more = refused.iter().map(|cause| (cause.as_str(), 5)).chain([("refuses a reserved AETH", 5)]);
     let rows: Vec<_> = ROWS.into_iter().chain(more).collect();
-    besiege("bytes under attack", true, &rows);
+    attack_with("bytes under attack", true, &rows);
 }
