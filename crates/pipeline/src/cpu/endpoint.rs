@@ -31,12 +31,12 @@ pub struct Memory {
     pub geometry: Geometry,
     slots: Arc<Pages>,
     flags: Arc<Pages>,
-    shown: Option<Shown>,
+    shown: Option<KernelView>,
 }
 
 /// The slots as kernels of a machine see them, and queues to which these post.
 #[derive(Debug, Clone)]
-struct Shown {
+struct KernelView {
     machine: Machine,
     slots: HostMemory,
     pool: Arc<OnceLock<Arc<Pool>>>,
@@ -57,7 +57,7 @@ impl Memory {
     /// Slots that kernels of a machine reach: on a GPU they are pinned.
     pub fn shown_to(mut self, machine: &Machine) -> Result<Memory, CpuError> {
         let slots = machine.show(&self.slots).map_err(|error| CpuError::Offload(error.to_string()))?;
-        self.shown = Some(Shown { machine: machine.clone(), slots, pool: Arc::default() });
+        self.shown = Some(KernelView { machine: machine.clone(), slots, pool: Arc::default() });
         Ok(self)
     }
 
@@ -73,7 +73,7 @@ impl Memory {
     }
 
     fn pool(&self, context: &Context) -> Option<&Arc<Pool>> {
-        let Shown { machine, pool, .. } = self.shown.as_ref()?;
+        let KernelView { machine, pool, .. } = self.shown.as_ref()?;
         Some(pool.get_or_init(|| Arc::new(Pool::polled_by_cpu(machine, context))))
     }
 }
@@ -104,13 +104,13 @@ struct Tracing {
     context: Context,
     /// When the look began that runs.
     looks_ns: u64,
-    begun: Vec<Begun>,
+    begun: Vec<RequestTimes>,
     trace: Trace,
 }
 
 /// The way of a slot's request until it was begun, by the system's clock.
 #[derive(Debug, Clone, Copy, Default)]
-struct Begun {
+struct RequestTimes {
     arrived_ns: u64,
     /// When the look began that found it, and when it was found.
     looked_ns: [u64; 2],
@@ -118,10 +118,10 @@ struct Begun {
     turn_ns: [u64; 2],
 }
 
-impl Begun {
+impl RequestTimes {
     /// Its steps so far: it waits while it is looked for and begun, and else is in the queue.
     fn sample(&self, rung_ns: u64) -> Sample {
-        let Begun { arrived_ns, looked_ns: [looks, found], turn_ns: [turn, begun] } = *self;
+        let RequestTimes { arrived_ns, looked_ns: [looks, found], turn_ns: [turn, begun] } = *self;
         let mut sample = Sample { service_ns: rung_ns.saturating_sub(arrived_ns), ..Sample::default() };
         let wait_ns = found.saturating_sub(looks.max(arrived_ns)) + begun.saturating_sub(turn);
         sample.set(Step::Wait, wait_ns);
@@ -206,7 +206,7 @@ impl Endpoint {
             sending: VecDeque::with_capacity(count),
             done: Vec::new(),
             tracing: is_traced.then(|| {
-                let (context, begun) = (context.clone(), vec![Begun::default(); count]);
+                let (context, begun) = (context.clone(), vec![RequestTimes::default(); count]);
                 Box::new(Tracing { context, looks_ns: 0, begun, trace: Trace::default() })
             }),
             counts: Counts::default(),
@@ -297,7 +297,7 @@ impl Endpoint {
             if let Some(tracing) = &mut self.tracing {
                 let clock = tracing.context.clock().map_err(|error| error.to_string())?;
                 let (arrived_ns, looked_ns) = (clock.unix_ns(timestamp), [tracing.looks_ns, unix_ns()]);
-                tracing.begun[place] = Begun { arrived_ns, looked_ns, turn_ns: [0; 2] };
+                tracing.begun[place] = RequestTimes { arrived_ns, looked_ns, turn_ns: [0; 2] };
             }
             arrived.push(slot);
         }

@@ -86,7 +86,7 @@ pub struct Setting<'a> {
 
 /// Memory that the kernels use.
 #[derive(Debug)]
-struct Kept {
+struct TurnMemory {
     served: Memory,
     turn: Memory,
     places: HostMemory,
@@ -106,7 +106,7 @@ enum Launches {
 /// Turns that the CPU launches.
 pub struct Turns {
     launches: Launches,
-    kept: Arc<Kept>,
+    kept: Arc<TurnMemory>,
     /// Launches so far.
     begun: u64,
     /// Of each client its place.
@@ -179,7 +179,7 @@ impl Turns {
             _ => return refuse("a model of another kind of machine: one that is called is the twin's"),
         };
         let _own = [of_clients, words_of];
-        let kept = Kept { served, turn, places, shared, asked, _own, _slots: slots.clone() };
+        let kept = TurnMemory { served, turn, places, shared, asked, _own, _slots: slots.clone() };
         Ok(Turns { launches, kept: Arc::new(kept), begun: 0, clients: BTreeMap::new(), place_count: clients })
     }
 

@@ -117,9 +117,9 @@ fn a_client_of_cpu_gpu_is_told_why_its_answer_was_not_posted() {
 }
 
 /// Computes nothing, and lets no client go.
-struct Stuck;
+struct StuckModel;
 
-impl Offload for Stuck {
+impl Offload for StuckModel {
     fn remove(&mut self, _: u32) -> Result<(), CpuError> {
         Err(CpuError::Offload("a kernel still posts".into()))
     }
@@ -138,7 +138,7 @@ impl Offload for Stuck {
 fn a_client_that_cannot_be_let_go_is_an_error() {
     let context = need!(device(), nic, "an mlx5 device");
     let memory = Memory::new(geometry(), SLOTS).unwrap();
-    let mut served = Served::with(memory, SLOTS, Some(Box::new(Stuck))).unwrap();
+    let mut served = Served::with(memory, SLOTS, Some(Box::new(StuckModel))).unwrap();
     let peer = join(&context, &mut served, Mode::CpuCpuShim, Arrival::Flag, 0);
     let error = served.remove(peer.number).unwrap_err().to_string();
     assert!(error.ends_with("a kernel still posts"), "{error}");

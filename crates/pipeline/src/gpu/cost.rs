@@ -1,6 +1,6 @@
 //! What waiting and sending add to a turn, for `cargo xtask figure bench-wait`: requests lie in their slots before the turns begin.
 //!
-//! The queue's NIC is memory that nothing reads, and the model a stand-in (`kernels/stand_in.cu`). All times but one are the GPU's: a
+//! The queue's NIC is memory that nothing reads, and the model reverses its input (`kernels/reversal.cu`). All times but one are the GPU's: a
 //! turn's period is the time from the begin of one request to that of the next. What the model takes alone is the CPU's time of many turns.
 
 use std::mem::offset_of;
@@ -29,9 +29,9 @@ const OF_TWO: u32 = 15;
 const ALONE: u32 = 2000;
 /// Numbers of a request.
 const FLOATS: usize = 1024;
-/// `DB_STAND_IN_STEPS`.
+/// `DB_REVERSAL_STEPS`.
 const STEPS: u32 = 8;
-/// Threads of each of the stand-in's blocks.
+/// Threads of each of the model's blocks.
 const THREADS: u32 = 256;
 /// Longest wait for anything that happens at once.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -100,12 +100,12 @@ fn alone(machine: &Machine, driver: Driver, turns: u32) -> Result<Duration, Serv
     let mut least = Duration::MAX;
     if driver == Driver::Persistent {
         for _ in 0..3 {
-            let model = StandIn::new(&served)?.resident();
+            let model = ReversalModel::new(&served)?.resident();
             least = least.min(served.run_alone(model, turns.into())?);
         }
         return Ok(least);
     }
-    let model = StandIn::new(&served)?;
+    let model = ReversalModel::new(&served)?;
     let record = |stream: &Stream| model.record(stream);
     let mut graph = match driver.again() {
         Repeat::Relaunch => {
@@ -145,7 +145,7 @@ fn periods(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Re
     if is_traced {
         waiting.served.note_steps()?;
     }
-    let model = StandIn::new(&waiting.served)?;
+    let model = ReversalModel::new(&waiting.served)?;
     match driver {
         Driver::Persistent => waiting.served.start_resident(model.resident())?,
         _ => waiting.served.start_graph(driver.again(), Box::new(model))?,
@@ -191,14 +191,14 @@ pub(super) fn setting(geometry: &Geometry, slots: u32, threads: u32) -> Setting<
     }
 }
 
-/// The stand-in's code.
+/// The model's code.
 pub(super) fn unit() -> Unit {
-    let text = include_str!("../../kernels/stand_in.cu");
-    rdma_shim::device::unit("stand_in.cu", text).header(GRID_HEADER.0, GRID_HEADER.1)
+    let text = include_str!("../../kernels/reversal.cu");
+    rdma_shim::device::unit("reversal.cu", text).header(GRID_HEADER.0, GRID_HEADER.1)
 }
 
 /// The model, with the memory between its steps, in the slots of a pipeline.
-struct StandIn {
+struct ReversalModel {
     arguments: Memory,
     /// For a GPU: the kernel of one step.
     step: Option<Function>,
@@ -207,28 +207,28 @@ struct StandIn {
     _slots: Arc<Core>,
 }
 
-/// `struct db_stand_in`.
+/// `struct db_reversal`.
 #[repr(C)]
-struct StandInArguments([u64; 8]);
+struct ReversalArguments([u64; 8]);
 // SAFETY: numbers without padding.
-unsafe impl Plain for StandInArguments {}
+unsafe impl Plain for ReversalArguments {}
 
-impl StandIn {
-    fn new(served: &Served) -> Result<StandIn, ServedError> {
+impl ReversalModel {
+    fn new(served: &Served) -> Result<ReversalModel, ServedError> {
         let machine = &served.core.machine;
         let tensors = served.tensors();
         let ([slots, index, stride, request], [.., answer]) =
             (tensors.inputs[0].words(), tensors.outputs[0].words());
         let between = [machine.own_memory(4 * FLOATS)?, machine.own_memory(4 * FLOATS)?];
         let [one, other] = between.each_ref().map(Memory::kernel_address);
-        let arguments = machine.own_memory(size_of::<StandInArguments>())?;
+        let arguments = machine.own_memory(size_of::<ReversalArguments>())?;
         arguments
-            .put(0, &StandInArguments([slots, index, stride, request, answer, one, other, FLOATS as u64]))?;
+            .put(0, &ReversalArguments([slots, index, stride, request, answer, one, other, FLOATS as u64]))?;
         let (step, twin_entry) = match machine.is_gpu() {
-            true => (Some(machine.module(&[unit()])?.function("stand_in")?), 0),
+            true => (Some(machine.module(&[unit()])?.function("reversal")?), 0),
             false => (None, twin_entry()?),
         };
-        Ok(StandIn { arguments, step, twin_entry, _between: between, _slots: Arc::clone(&served.core) })
+        Ok(ReversalModel { arguments, step, twin_entry, _between: between, _slots: Arc::clone(&served.core) })
     }
 
     /// The model as a function of a kernel that stays.
@@ -246,10 +246,10 @@ fn twin_entry() -> Result<u64, ServedError> {
 }
 
 // SAFETY: the kernels keep to the slots and to the memory that the value keeps.
-unsafe impl Recorded for StandIn {
+unsafe impl Recorded for ReversalModel {
     fn record(&self, stream: &Stream) -> gpu::Result<()> {
         let step = self.step.as_ref();
-        let step = step.ok_or_else(|| gpu::Error::Refused("the stand-in was made for the twin".into()))?;
+        let step = step.ok_or_else(|| gpu::Error::Refused("the model was made for the twin".into()))?;
         let shape = Shape {
             grid: [(FLOATS as u32).div_ceil(THREADS), 1, 1],
             block: [THREADS, 1, 1],
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_graph_has_as_many_steps_as_the_kernel_that_stays() {
-        assert!(unit().text.contains(&format!("#define DB_STAND_IN_STEPS {STEPS}u\n")));
+        assert!(unit().text.contains(&format!("#define DB_REVERSAL_STEPS {STEPS}u\n")));
     }
 
     #[test]

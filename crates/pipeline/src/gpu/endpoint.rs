@@ -26,11 +26,11 @@ pub struct Pool {
     posts: Processor,
     /// Both directions complete in one CQ, which the CPU polls.
     has_one_cq: bool,
-    all: Mutex<All>,
+    all: Mutex<QueueStock>,
 }
 
 #[derive(Debug, Default)]
-struct All {
+struct QueueStock {
     /// By kind, and by the slots that they are for.
     unused: Vec<((QpType, u32), Queue)>,
     made: usize,

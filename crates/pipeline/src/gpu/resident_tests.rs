@@ -20,7 +20,7 @@ use zoo::Architecture;
 
 use super::cost::{Waiting, setting};
 use super::nic_tests::{serves, traces};
-use super::tests::rig::{ANSWERS, RECORD, Rig, geometry};
+use super::tests::test_pipeline::{ANSWERS, RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler};
 use super::*;
 use crate::testing::ARRIVALS;
@@ -103,16 +103,16 @@ fn gpu_serves_clients_that_come_and_go_in_one_kernel() {
 /// Serves four requests of a played NIC with a planted defect in the kernel or in the model: how many answers are right.
 fn right(seed: u64, serve: Option<&'static str>, model: &str) -> usize {
     let planted = serve.map(|name| (4, name));
-    let mut rig = Rig::of(Arrival::Flag, Some(seed), None, true);
-    rig.served.planted =
+    let mut pipeline = TestPipeline::of(Arrival::Flag, Some(seed), None, true);
+    pipeline.served.planted =
         planted.map(|(step, name)| (step, Source { twin: &PLANTED, ..resident::SOURCE }, name));
-    let mut peer = rig.join(0, 0, 2);
-    let model = add_one(&rig.served, model, 32);
-    rig.served.start_resident(model).unwrap();
+    let mut peer = pipeline.join(0, 0, 2);
+    let model = add_one(&pipeline.served, model, 32);
+    pipeline.served.start_resident(model).unwrap();
     let mut right = 0;
     for id in 0..4 {
         let value = (id * 10) as f32;
-        let request = rig.ask(&mut peer, id, value);
+        let request = pipeline.ask(&mut peer, id, value);
         let posted = 2 * (id + 1);
         wait_for("doorbell", || {
             (u32::from_be((peer.word(RECORD) >> 32) as u32) == posted as u32).then_some(())
@@ -120,8 +120,8 @@ fn right(seed: u64, serve: Option<&'static str>, model: &str) -> usize {
         peer.execute(0);
         right += usize::from(peer.answer(request.slot).ok() == Some((Status::Ok, Some(value + 1.0))));
     }
-    rig.served.stop(LIMIT).unwrap();
-    assert_eq!(rig.served.counters().answered, 4);
+    pipeline.served.stop(LIMIT).unwrap();
+    assert_eq!(pipeline.served.counters().answered, 4);
     right
 }
 
@@ -138,44 +138,44 @@ fn answers_are_whole_and_steps_see_what_other_blocks_stored() {
 #[test]
 fn a_bad_request_is_answered_and_not_computed() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let mut rig = Rig::of(Arrival::Flag, Some(3), None, true);
-    let mut peer = rig.join(0, 0, 2);
-    let model = add_one(&rig.served, GOOD, 64);
-    rig.served.start_resident(model).unwrap();
-    let slot = rig.ask_bad(&mut peer, 1);
+    let mut pipeline = TestPipeline::of(Arrival::Flag, Some(3), None, true);
+    let mut peer = pipeline.join(0, 0, 2);
+    let model = add_one(&pipeline.served, GOOD, 64);
+    pipeline.served.start_resident(model).unwrap();
+    let slot = pipeline.ask_bad(&mut peer, 1);
     wait_for("doorbell", || (peer.word(RECORD) >> 32 != 0).then_some(()));
     peer.execute(0);
     assert_eq!(peer.answer(slot).unwrap().0, Status::BadModel);
     let tensor = ANSWERS + geometry().answer.entries()[0].offset as usize;
     assert_eq!(peer.word(tensor), 0, "nothing but the prefix is sent");
-    rig.served.stop(LIMIT).unwrap();
-    let counters = rig.served.counters();
+    pipeline.served.stop(LIMIT).unwrap();
+    let counters = pipeline.served.counters();
     assert_eq!((counters.answered, counters.refused), (1, 1), "{counters:?}");
 }
 
 /// Whether it ends when it is told to, with nothing to serve, and again after it was started anew.
 fn stops(serve: Option<&'static str>, tell: fn(&Served), limit: Duration) -> bool {
-    let mut rig = Rig::of(Arrival::Flag, None, None, true);
-    rig.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
-    let model = add_one(&rig.served, GOOD, 32);
-    rig.served.start_resident(model).unwrap();
+    let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
+    pipeline.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
+    let model = add_one(&pipeline.served, GOOD, 32);
+    pipeline.served.start_resident(model).unwrap();
     for nth in 1..3 {
-        wait_for("a turn", || (rig.served.counters().turns > 20 * nth).then_some(()));
-        tell(&rig.served);
-        match rig.served.wait_end(limit) {
+        wait_for("a turn", || (pipeline.served.counters().turns > 20 * nth).then_some(()));
+        tell(&pipeline.served);
+        match pipeline.served.wait_end(limit) {
             Ok(()) => {
-                assert!(!rig.served.is_running().unwrap());
-                rig.served.start().unwrap();
+                assert!(!pipeline.served.is_running().unwrap());
+                pipeline.served.start().unwrap();
             }
             Err(error) => {
                 assert!(matches!(error, ServedError::Deadline { .. }), "{error}");
-                rig.served.core.shared.words()[0].store(2, Ordering::Release);
-                rig.served.wait_end(LIMIT).unwrap();
+                pipeline.served.core.shared.words()[0].store(2, Ordering::Release);
+                pipeline.served.wait_end(LIMIT).unwrap();
                 return false;
             }
         }
     }
-    rig.served.stop(LIMIT).unwrap();
+    pipeline.served.stop(LIMIT).unwrap();
     true
 }
 
@@ -218,15 +218,17 @@ fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
 #[test]
 fn what_a_kernel_that_runs_reads_is_not_changed() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let mut rig = Rig::of(Arrival::Flag, None, None, true);
-    let model = || add_one(&rig.served, GOOD, 32);
+    let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
+    let model = || add_one(&pipeline.served, GOOD, 32);
     let (served, alone) = (model(), model());
-    rig.served.start_resident(served).unwrap();
-    for refused in [rig.served.refuse(Some(Status::Stopping)), rig.served.run_alone(alone, 1).map(drop)] {
+    pipeline.served.start_resident(served).unwrap();
+    for refused in
+        [pipeline.served.refuse(Some(Status::Stopping)), pipeline.served.run_alone(alone, 1).map(drop)]
+    {
         assert!(matches!(refused, Err(ServedError::Refused(_))), "{refused:?}");
     }
-    rig.served.stop(LIMIT).unwrap();
-    rig.served.refuse(Some(Status::Stopping)).unwrap();
+    pipeline.served.stop(LIMIT).unwrap();
+    pipeline.served.refuse(Some(Status::Stopping)).unwrap();
 }
 
 /// What the barrier says to three blocks of which the third does not come, and whether it has told the host.

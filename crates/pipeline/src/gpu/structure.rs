@@ -110,7 +110,7 @@ pub fn structure(machine: &Machine) -> Result<Structure, ServedError> {
 mod tests {
     use super::*;
     use crate::gpu::cost::Waiting;
-    use crate::gpu::tests::rig::geometry;
+    use crate::gpu::tests::test_pipeline::geometry;
     use measure::need;
 
     #[test]

@@ -18,10 +18,10 @@ use super::*;
 
 mod chain;
 mod release;
-pub mod rig;
+pub mod test_pipeline;
 mod turns;
 
-use rig::*;
+use test_pipeline::*;
 
 host_twin::include_kernels!("planted");
 
@@ -53,18 +53,18 @@ fn requests_are_answered_by_every_way_of_arrival_and_under_every_seed() {
     for (arrival, seed) in
         ARRIVALS.iter().flat_map(|way| [None, Some(1), Some(2), Some(3)].map(|seed| (*way, seed)))
     {
-        let rig = Rig::of(arrival, seed, None, seed.is_some_and(|seed| seed < 3));
-        let mut peers = [rig.join(0, 0, 4), rig.join(1, 4, 2)];
+        let pipeline = TestPipeline::of(arrival, seed, None, seed.is_some_and(|seed| seed < 3));
+        let mut peers = [pipeline.join(0, 0, 4), pipeline.join(1, 4, 2)];
         for round in 0..3_u64 {
             let mut asked = Vec::new();
             for (nth, peer) in peers.iter_mut().enumerate() {
                 for id in 0..u64::from(peer.count) {
                     let value = (round * 100 + id * 10) as f32 + nth as f32;
-                    asked.push((nth, rig.ask(peer, round * 10 + id, value).slot, value));
+                    asked.push((nth, pipeline.ask(peer, round * 10 + id, value).slot, value));
                 }
             }
             for _ in &asked {
-                assert_eq!(rig.turn().1, State::Request, "{arrival:?} {seed:?}");
+                assert_eq!(pipeline.turn().1, State::Request, "{arrival:?} {seed:?}");
             }
             for (nth, slot, value) in asked {
                 peers[nth].execute(0);
@@ -76,8 +76,8 @@ fn requests_are_answered_by_every_way_of_arrival_and_under_every_seed() {
                 assert_eq!(answer, (Status::Ok, Some(value + 1.0)), "{arrival:?} {seed:?} slot {slot}");
             }
         }
-        rig.idle();
-        let counters = rig.served.counters();
+        pipeline.idle();
+        let counters = pipeline.served.counters();
         assert_eq!(
             (counters.answered, counters.refused, counters.sent),
             (18, 0, 18),
@@ -88,18 +88,18 @@ fn requests_are_answered_by_every_way_of_arrival_and_under_every_seed() {
 
 /// The next request of a slot comes before the NIC has read the answer of the one before.
 fn read_late(planted: Option<(usize, &'static str)>) -> Option<f32> {
-    let rig = Rig::new(Arrival::Flag, Some(5), planted);
-    let mut peer = rig.join(0, 0, 1);
-    let request = rig.ask(&mut peer, 1, 7.0);
-    assert_eq!(rig.turn().1, State::Request);
+    let pipeline = TestPipeline::new(Arrival::Flag, Some(5), planted);
+    let mut peer = pipeline.join(0, 0, 1);
+    let request = pipeline.ask(&mut peer, 1, 7.0);
+    assert_eq!(pipeline.turn().1, State::Request);
     let next = Header { sequence: 2, request_id: 2, ..Header::read(&request.prefix).unwrap() };
-    rig.arrive(&mut peer, 0, 2, &geometry().request.prefix(&next), 70.0);
-    let second = rig.turn().1;
+    pipeline.arrive(&mut peer, 0, 2, &geometry().request.prefix(&next), 70.0);
+    let second = pipeline.turn().1;
     peer.execute(0);
     let answer = peer.answer(0).ok().and_then(|(_, value)| value);
     if planted.is_none() {
         assert_eq!(second, State::None, "the answer before is still read");
-        let after = rig.turn();
+        let after = pipeline.turn();
         assert_eq!((after.1, after.0.sequence), (State::Request, 2));
     }
     answer
@@ -113,12 +113,12 @@ fn an_answer_stays_until_the_nic_has_read_it() {
 }
 
 fn status_of(byte: usize, planted: Option<(usize, &'static str)>) -> Option<Status> {
-    let rig = Rig::new(Arrival::Flag, None, planted);
-    let mut peer = rig.join(0, 0, 2);
+    let pipeline = TestPipeline::new(Arrival::Flag, None, planted);
+    let mut peer = pipeline.join(0, 0, 2);
     let mut request = peer.client.ask(1, 0, 0, u64::MAX).unwrap();
     request.prefix[byte] ^= 2;
-    rig.arrive(&mut peer, 0, 1, &request.prefix, 3.0);
-    let (turn, state) = rig.turn();
+    pipeline.arrive(&mut peer, 0, 1, &request.prefix, 3.0);
+    let (turn, state) = pipeline.turn();
     assert_eq!(state, State::Request);
     peer.execute(0);
     // Of a refused request nothing but the prefix is sent.
@@ -131,8 +131,8 @@ fn status_of(byte: usize, planted: Option<(usize, &'static str)>) -> Option<Stat
         ..Header::read(&peer.client.ask(9, 0, 0, 9).unwrap().prefix).unwrap()
     };
     let prefix = geometry().request.prefix(&Header { slot: 0, ..next });
-    rig.arrive(&mut peer, 0, 2, &prefix, 3.0);
-    assert_eq!((rig.turn().0.status, rig.served.counters().answered), (1, 2));
+    pipeline.arrive(&mut peer, 0, 2, &prefix, 3.0);
+    assert_eq!((pipeline.turn().0.status, pipeline.served.counters().answered), (1, 2));
     Status::of(turn.status as u16)
 }
 
@@ -157,12 +157,12 @@ fn a_bad_request_is_answered_with_its_status_and_nothing_else_of_the_slot() {
 }
 
 fn strays(planted: Option<(usize, &'static str)>) -> (State, u64) {
-    let rig = Rig::new(Arrival::Completion, Some(1), planted);
-    let (mut peer, _other) = (rig.join(0, 0, 2), rig.join(1, 2, 2));
+    let pipeline = TestPipeline::new(Arrival::Completion, Some(1), planted);
+    let (mut peer, _other) = (pipeline.join(0, 0, 2), pipeline.join(1, 2, 2));
     for slot in [2, 6, u32::MAX] {
         peer.receive(slot);
     }
-    (rig.turn().1, rig.served.counters().strays)
+    (pipeline.turn().1, pipeline.served.counters().strays)
 }
 
 #[test]
@@ -176,47 +176,47 @@ fn a_completion_that_names_another_clients_slot_counts_and_changes_nothing() {
 #[test]
 fn a_queue_that_fails_is_given_up_and_others_go_on() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let rig = Rig::new(Arrival::Flag, Some(2), None);
-    let mut peers = [rig.join(0, 0, 2), rig.join(1, 2, 2)];
-    rig.ask(&mut peers[0], 1, 1.0);
-    assert_eq!(rig.turn().1, State::Request);
+    let pipeline = TestPipeline::new(Arrival::Flag, Some(2), None);
+    let mut peers = [pipeline.join(0, 0, 2), pipeline.join(1, 2, 2)];
+    pipeline.ask(&mut peers[0], 1, 1.0);
+    assert_eq!(pipeline.turn().1, State::Request);
     // An error CQE of a requester.
     peers[0].execute(13);
-    rig.ask(&mut peers[1], 1, 2.0);
-    assert_eq!(rig.turn().0.slot, 2);
-    rig.idle();
-    rig.ask(&mut peers[0], 2, 1.0);
-    rig.idle();
-    let failure = rig.served.failure(0).unwrap().unwrap();
-    assert_eq!((failure.qpn, rig.served.failure(1).unwrap()), (QPN, None));
+    pipeline.ask(&mut peers[1], 1, 2.0);
+    assert_eq!(pipeline.turn().0.slot, 2);
+    pipeline.idle();
+    pipeline.ask(&mut peers[0], 2, 1.0);
+    pipeline.idle();
+    let failure = pipeline.served.failure(0).unwrap().unwrap();
+    assert_eq!((failure.qpn, pipeline.served.failure(1).unwrap()), (QPN, None));
     peers[1].execute(0);
     assert_eq!(peers[1].answer(2).unwrap(), (Status::Ok, Some(3.0)));
     // It leaves, and another one takes its place and slots: a request of before is none of its.
-    rig.served.want(0);
-    rig.idle();
-    assert!(rig.served.is_done(0));
-    let mut peer = rig.join(0, 0, 2);
-    rig.idle();
-    rig.ask(&mut peer, 1, 5.0);
-    assert_eq!(rig.turn().0.slot, 0);
+    pipeline.served.want(0);
+    pipeline.idle();
+    assert!(pipeline.served.is_done(0));
+    let mut peer = pipeline.join(0, 0, 2);
+    pipeline.idle();
+    pipeline.ask(&mut peer, 1, 5.0);
+    assert_eq!(pipeline.turn().0.slot, 0);
     peer.execute(0);
     assert_eq!(peer.answer(0).unwrap(), (Status::Ok, Some(6.0)));
 }
 
 fn order(planted: Option<(usize, &'static str)>) -> Vec<u32> {
-    let rig = Rig::new(Arrival::Flag, None, planted);
-    let mut peer = rig.join(0, 0, 6);
+    let pipeline = TestPipeline::new(Arrival::Flag, None, planted);
+    let mut peer = pipeline.join(0, 0, 6);
     for id in 0..2 {
-        rig.ask(&mut peer, id, 0.0);
+        pipeline.ask(&mut peer, id, 0.0);
     }
-    let mut order: Vec<u32> = (0..2).map(|_| rig.turn().0.slot).collect();
+    let mut order: Vec<u32> = (0..2).map(|_| pipeline.turn().0.slot).collect();
     peer.execute(0);
-    rig.idle();
+    pipeline.idle();
     peer.answer(0).unwrap();
     for id in 10..15 {
-        rig.ask(&mut peer, id, 0.0);
+        pipeline.ask(&mut peer, id, 0.0);
     }
-    order.extend((0..5).map(|_| rig.turn().0.slot));
+    order.extend((0..5).map(|_| pipeline.turn().0.slot));
     order
 }
 
@@ -229,10 +229,10 @@ fn slots_have_their_turn() {
 }
 
 fn old_flag(planted: Option<(usize, &'static str)>) -> State {
-    let rig = Rig::new(Arrival::Flag, None, planted);
-    let _peer = rig.join(0, 0, 2);
-    rig.served.core.flags.put(0, &Word(flag(2))).unwrap();
-    rig.turn().1
+    let pipeline = TestPipeline::new(Arrival::Flag, None, planted);
+    let _peer = pipeline.join(0, 0, 2);
+    pipeline.served.core.flags.put(0, &Word(flag(2))).unwrap();
+    pipeline.turn().1
 }
 
 #[test]
@@ -248,11 +248,11 @@ fn a_flag_of_another_request_is_none() {
 
 /// Whether an answer's prefix was sent as it is, under one seed.
 fn is_whole(threads: u32, seed: u64, planted: Option<(usize, &'static str)>) -> bool {
-    let rig = Rig::by(threads, Arrival::Flag, Some(seed), planted, false);
-    let mut peer = rig.join(0, 0, 1);
-    rig.ask(&mut peer, 1, 1.0);
+    let pipeline = TestPipeline::by(threads, Arrival::Flag, Some(seed), planted, false);
+    let mut peer = pipeline.join(0, 0, 1);
+    pipeline.ask(&mut peer, 1, 1.0);
     for step in 0..3 {
-        rig.steps.run(step, rig.served.core.wait, Arc::clone(&rig.served.core)).unwrap();
+        pipeline.steps.run(step, pipeline.served.core.wait, Arc::clone(&pipeline.served.core)).unwrap();
     }
     std::thread::scope(|scope| {
         let peer = &mut peer;
@@ -263,7 +263,7 @@ fn is_whole(threads: u32, seed: u64, planted: Option<(usize, &'static str)>) -> 
             }
             peer.execute(0);
         });
-        rig.steps.run(3, rig.served.core.wait, Arc::clone(&rig.served.core)).unwrap();
+        pipeline.steps.run(3, pipeline.served.core.wait, Arc::clone(&pipeline.served.core)).unwrap();
         nic.join().unwrap();
     });
     peer.answer(0).is_ok()

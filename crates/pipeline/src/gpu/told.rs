@@ -51,7 +51,7 @@ pub(super) struct AnswerRing {
 
 /// A place's queue, and its answers that the NIC may still read, in the order of posting.
 #[derive(Debug)]
-struct Taken {
+struct PlaceQueue {
     queue: Queue,
     client: Client,
     in_flight: VecDeque<u32>,
@@ -63,7 +63,7 @@ struct Taken {
 /// The queues of all places, and the thread's part of them where it posts.
 #[derive(Debug)]
 pub(super) struct Queues {
-    places: Vec<Option<Taken>>,
+    places: Vec<Option<PlaceQueue>>,
     pub(super) told: Option<AnswerRing>,
     /// Records that were read.
     pub(super) read: u64,
@@ -124,7 +124,8 @@ impl Queues {
 
     pub(super) fn put(&mut self, place: usize, queue: Queue, client: Client) {
         let in_flight = VecDeque::with_capacity(client.count as usize);
-        self.places[place] = Some(Taken { queue, client, in_flight, waits_since: None, has_failed: false });
+        self.places[place] =
+            Some(PlaceQueue { queue, client, in_flight, waits_since: None, has_failed: false });
     }
 
     /// The queue of a client that kernels have let go: no record tells of it any more.
@@ -181,7 +182,7 @@ impl AnswerRing {
     }
 
     /// Posts an answer that lies in its slot.
-    fn answer(&self, taken: &mut Taken, record: &db_told) {
+    fn answer(&self, taken: &mut PlaceQueue, record: &db_told) {
         if taken.has_failed {
             return;
         }
@@ -201,7 +202,7 @@ impl AnswerRing {
         }
     }
 
-    fn post(&self, taken: &mut Taken, record: &db_told) -> Result<(), ()> {
+    fn post(&self, taken: &mut PlaceQueue, record: &db_told) -> Result<(), ()> {
         let Client { first, answers, flags, lkey, .. } = taken.client;
         let nth = u64::from(record.slot.checked_sub(first).ok_or(())?);
         let geometry = &self.geometry;
@@ -238,7 +239,7 @@ impl AnswerRing {
     }
 
     /// Takes a queue's completions of sends: how many answers were sent.
-    fn poll(&self, place: usize, taken: &mut Taken) -> u64 {
+    fn poll(&self, place: usize, taken: &mut PlaceQueue) -> u64 {
         // Before the poll: what flushed the receives has its completion by then.
         let at = (place * size_of::<db_place>() + offset_of!(db_place, flushed)) / 4;
         let is_flushed = self.places.words()[at].load(Ordering::Acquire) != 0;
@@ -274,7 +275,7 @@ impl AnswerRing {
     }
 
     /// Gives a client up of which no answer was sent for too long.
-    fn expire(&self, place: usize, taken: &mut Taken, now: Instant, patience: Duration) {
+    fn expire(&self, place: usize, taken: &mut PlaceQueue, now: Instant, patience: Duration) {
         let Some(&slot) = taken.in_flight.front().filter(|_| !taken.has_failed) else {
             taken.waits_since = None;
             return;
@@ -288,7 +289,7 @@ impl AnswerRing {
     }
 
     /// Tells kernels and host of a queue that has failed. The reason that is there first stays.
-    fn fail(&self, place: usize, taken: &mut Taken, end: db_kernel_end) {
+    fn fail(&self, place: usize, taken: &mut PlaceQueue, end: db_kernel_end) {
         taken.has_failed = true;
         let at = place * size_of::<db_place>() + offset_of!(db_place, end);
         let code = &self.places.words()[(at + offset_of!(db_kernel_end, code)) / 4];

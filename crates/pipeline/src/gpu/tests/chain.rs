@@ -18,32 +18,32 @@ fn ends(served: &mut Served) -> Receiver<()> {
 #[test]
 fn release_m13_the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let mut rig = Rig::new(Arrival::Flag, None, None);
-    let mut peer = rig.join(0, 0, 1);
-    let ended = ends(&mut rig.served);
-    rig.served.start_by_cpu(|| Err("it is broken".into())).unwrap();
+    let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
+    let mut peer = pipeline.join(0, 0, 1);
+    let ended = ends(&mut pipeline.served);
+    pipeline.served.start_by_cpu(|| Err("it is broken".into())).unwrap();
     // Idle waits end by their time, and are no end of the chain.
     assert!(ended.recv_timeout(Duration::from_millis(30)).is_err());
     let mut took = Vec::new();
     for _ in 0..3 {
         let since = Instant::now();
-        rig.served.cancel();
+        pipeline.served.cancel();
         ended.recv_timeout(SOON).unwrap();
         took.push(since.elapsed());
-        assert!(!rig.served.is_running().unwrap());
-        rig.served.wait_end(SOON).unwrap();
-        rig.served.start().unwrap();
-        assert!(rig.served.is_running().unwrap());
+        assert!(!pipeline.served.is_running().unwrap());
+        pipeline.served.wait_end(SOON).unwrap();
+        pipeline.served.start().unwrap();
+        assert!(pipeline.served.is_running().unwrap());
     }
     println!("TABLE the end of the chain is told after {took:?}");
-    rig.ask(&mut peer, 1, 1.0);
+    pipeline.ask(&mut peer, 1, 1.0);
     ended.recv_timeout(SOON).unwrap();
-    let error = rig.served.wait_end(SOON).unwrap_err().to_string();
+    let error = pipeline.served.wait_end(SOON).unwrap_err().to_string();
     assert_eq!(error, "the model: it is broken");
     // It may be started again, and be told again.
-    rig.served.start().unwrap();
-    assert!(matches!(rig.served.start(), Err(ServedError::Refused(_))));
-    rig.served.stop(SOON).unwrap();
+    pipeline.served.start().unwrap();
+    assert!(matches!(pipeline.served.start(), Err(ServedError::Refused(_))));
+    pipeline.served.stop(SOON).unwrap();
     ended.recv_timeout(SOON).unwrap();
 }
 

@@ -6,11 +6,11 @@ use super::*;
 
 /// The value of the answer to a request in each of two slots; none where an answer is not whole or not there.
 fn answers(planted: Option<(usize, &'static str)>) -> [Option<f32>; 2] {
-    let rig = Rig::new(Arrival::Flag, None, planted);
-    let mut peer = rig.join(0, 0, 2);
-    let slots = [1, 2].map(|id| rig.ask(&mut peer, id, 10.0 * id as f32).slot);
+    let pipeline = TestPipeline::new(Arrival::Flag, None, planted);
+    let mut peer = pipeline.join(0, 0, 2);
+    let slots = [1, 2].map(|id| pipeline.ask(&mut peer, id, 10.0 * id as f32).slot);
     for _ in slots {
-        assert_eq!(rig.turn().1, State::Request);
+        assert_eq!(pipeline.turn().1, State::Request);
     }
     peer.execute(0);
     slots.map(|slot| peer.answer(slot).ok().and_then(|(_, value)| value))
@@ -61,13 +61,13 @@ fn release_s3_outputs_are_copied_into_the_slot() {
 #[test]
 fn release_s4_a_launch_that_a_gpu_refuses_is_an_error_and_each_slot_has_its_own_answer() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let rig = Rig::new(Arrival::Flag, None, None);
+    let pipeline = TestPipeline::new(Arrival::Flag, None, None);
     for step in [1, 2] {
-        let mut told = rig.served.core.told;
+        let mut told = pipeline.served.core.told;
         // The release's launch for 1,228,800 bytes.
         told.shapes[step] = [512, 2401];
-        let steps = launch::Steps::new(&rig.served.core.machine, told).unwrap();
-        let ran = steps.run(step, rig.served.core.wait, Arc::clone(&rig.served.core));
+        let steps = launch::Steps::new(&pipeline.served.core.machine, told).unwrap();
+        let ran = steps.run(step, pipeline.served.core.wait, Arc::clone(&pipeline.served.core));
         let error = ran.expect_err("a block of 2401 threads").to_string();
         assert!(error.contains("2401"), "{error}");
     }

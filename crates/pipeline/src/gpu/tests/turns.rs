@@ -7,14 +7,14 @@ const THREADS: [u32; 3] = [1, 32, 64];
 
 /// The clients of six turns; one has four slots and one has two, and each has a request in each.
 fn clients(threads: u32, planted: Option<(usize, &'static str)>) -> Vec<u32> {
-    let rig = Rig::by(threads, Arrival::Flag, None, planted, false);
-    let mut peers = [rig.join(0, 0, 4), rig.join(1, 4, 2)];
+    let pipeline = TestPipeline::by(threads, Arrival::Flag, None, planted, false);
+    let mut peers = [pipeline.join(0, 0, 4), pipeline.join(1, 4, 2)];
     for peer in &mut peers {
         for id in 0..u64::from(peer.count) {
-            rig.ask(peer, id, 0.0);
+            pipeline.ask(peer, id, 0.0);
         }
     }
-    (0..6).map(|_| rig.turn().0.client).collect()
+    (0..6).map(|_| pipeline.turn().0.client).collect()
 }
 
 #[test]
@@ -29,21 +29,21 @@ fn clients_have_their_turn_however_many_slots_one_has() {
 
 /// The clients of six turns; one has a slot and one has five, and each asks again in a slot as soon as it is answered there.
 fn clients_that_ask_again(planted: Option<(usize, &'static str)>) -> Vec<u32> {
-    let rig = Rig::new(Arrival::Flag, None, planted);
+    let pipeline = TestPipeline::new(Arrival::Flag, None, planted);
     // What the NIC has sent is seen by chance otherwise.
-    rig.served.core.tell(offset_of!(db_served, attend_ns), &u64::MAX.to_ne_bytes()).unwrap();
-    let mut peers = [rig.join(0, 0, 1), rig.join(1, 1, 5)];
+    pipeline.served.core.tell(offset_of!(db_served, attend_ns), &u64::MAX.to_ne_bytes()).unwrap();
+    let mut peers = [pipeline.join(0, 0, 1), pipeline.join(1, 1, 5)];
     for peer in &mut peers {
         for id in 0..u64::from(peer.count) {
-            rig.ask(peer, id, 0.0);
+            pipeline.ask(peer, id, 0.0);
         }
     }
     let mut turn = |nth: u64| {
-        let turn = rig.turn().0;
+        let turn = pipeline.turn().0;
         let peer = &mut peers[turn.client as usize];
         peer.execute(0);
         peer.answer(turn.slot).unwrap();
-        rig.ask(peer, 100 + nth, 0.0);
+        pipeline.ask(peer, 100 + nth, 0.0);
         turn.client
     };
     (0..6).map(&mut turn).collect()
@@ -59,14 +59,14 @@ fn a_client_of_one_slot_has_its_turn_beside_one_that_has_always_a_request() {
 
 /// Statuses of three requests that wait together, of a client that may have two and has four slots.
 fn beyond_the_limit(threads: u32, planted: Option<(usize, &'static str)>) -> Vec<Option<Status>> {
-    let mut rig = Rig::by(threads, Arrival::Flag, None, planted, false);
-    rig.served.limit(2).unwrap();
+    let mut pipeline = TestPipeline::by(threads, Arrival::Flag, None, planted, false);
+    pipeline.served.limit(2).unwrap();
     // Its state machine is not told.
-    let mut peer = rig.join(0, 0, 4);
+    let mut peer = pipeline.join(0, 0, 4);
     for id in 0..3 {
-        rig.ask(&mut peer, id, 0.0);
+        pipeline.ask(&mut peer, id, 0.0);
     }
-    (0..3).map(|_| Status::of(rig.turn().0.status as u16)).collect()
+    (0..3).map(|_| Status::of(pipeline.turn().0.status as u16)).collect()
 }
 
 #[test]
@@ -82,18 +82,18 @@ fn a_request_beyond_the_client_s_limit_is_refused() {
 
 /// Statuses of two requests of one number, and of a third one when both are answered.
 fn of_one_number(threads: u32, planted: Option<(usize, &'static str)>) -> [u32; 3] {
-    let rig = Rig::by(threads, Arrival::Flag, Some(3), planted, false);
-    let mut peer = rig.join(0, 0, 2);
-    rig.ask(&mut peer, 1, 1.0);
+    let pipeline = TestPipeline::by(threads, Arrival::Flag, Some(3), planted, false);
+    let mut peer = pipeline.join(0, 0, 2);
+    pipeline.ask(&mut peer, 1, 1.0);
     let second = peer.client.ask(2, 0, 0, u64::MAX).unwrap();
     let header = Header { request_id: 1, ..Header::read(&second.prefix).unwrap() };
-    rig.arrive(&mut peer, second.slot, second.sequence, &geometry().request.prefix(&header), 2.0);
-    let [one, two] = [(), ()].map(|()| rig.turn().0.status);
+    pipeline.arrive(&mut peer, second.slot, second.sequence, &geometry().request.prefix(&header), 2.0);
+    let [one, two] = [(), ()].map(|()| pipeline.turn().0.status);
     peer.execute(0);
-    rig.idle();
+    pipeline.idle();
     let third = Header { sequence: 2, ..header };
-    rig.arrive(&mut peer, second.slot, 2, &geometry().request.prefix(&third), 3.0);
-    [one, two, rig.turn().0.status]
+    pipeline.arrive(&mut peer, second.slot, 2, &geometry().request.prefix(&third), 3.0);
+    [one, two, pipeline.turn().0.status]
 }
 
 #[test]
@@ -109,15 +109,15 @@ fn a_number_that_is_outstanding_is_refused_and_may_be_used_again_when_it_is_answ
 
 /// What the client has of an answer that the NIC reads only after two turns without a request, while the slot's next request arrives.
 fn read_while_nothing_is_served(planted: Option<(usize, &'static str)>) -> Option<f32> {
-    let rig = Rig::of(Arrival::Flag, Some(6), planted, true);
-    let mut peer = rig.join(0, 0, 1);
-    let request = rig.ask(&mut peer, 1, 7.0);
-    assert_eq!(rig.turn().1, State::Request);
+    let pipeline = TestPipeline::of(Arrival::Flag, Some(6), planted, true);
+    let mut peer = pipeline.join(0, 0, 1);
+    let request = pipeline.ask(&mut peer, 1, 7.0);
+    assert_eq!(pipeline.turn().1, State::Request);
     // The client's next request has begun to arrive: its flag has not.
     let at = geometry().request.entries()[0].offset as usize;
-    rig.served.core.slots.write(at, &50.0_f32.to_le_bytes().repeat(FLOATS)).unwrap();
-    rig.idle();
-    rig.idle();
+    pipeline.served.core.slots.write(at, &50.0_f32.to_le_bytes().repeat(FLOATS)).unwrap();
+    pipeline.idle();
+    pipeline.idle();
     peer.execute(0);
     peer.answer(request.slot).ok().and_then(|(_, value)| value)
 }
@@ -135,37 +135,37 @@ fn a_model_in_the_slots_writes_nobodys_answer_while_nothing_is_served() {
 #[test]
 fn a_bad_request_is_computed_in_the_spare_slot() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let rig = Rig::of(Arrival::Flag, None, None, true);
-    let mut peer = rig.join(0, 0, 2);
-    let slot = rig.ask_bad(&mut peer, 1);
-    let (turn, state) = rig.turn();
+    let pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
+    let mut peer = pipeline.join(0, 0, 2);
+    let slot = pipeline.ask_bad(&mut peer, 1);
+    let (turn, state) = pipeline.turn();
     assert_eq!((state, turn.slot, turn.model_slot), (State::Request, slot, 6));
     peer.execute(0);
     assert_eq!(peer.answer(slot).unwrap().0, Status::BadModel);
     let tensor = geometry().answer_offset() + geometry().answer.entries()[0].offset as usize;
     let computed: Word =
-        rig.served.core.slots.get(slot as usize * geometry().server_stride() + tensor).unwrap();
+        pipeline.served.core.slots.get(slot as usize * geometry().server_stride() + tensor).unwrap();
     assert_eq!(computed.0, 0, "the model wrote into the slot of a bad request");
 }
 
 #[test]
 fn a_client_whose_requests_come_as_completions_has_no_flag_to_write() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let rig = Rig::new(Arrival::Completion, None, None);
-    let _peer = rig.join(0, 0, 2);
-    rig.idle();
-    rig.served.core.flags.put(0, &Word(flag(1))).unwrap();
-    rig.idle();
+    let pipeline = TestPipeline::new(Arrival::Completion, None, None);
+    let _peer = pipeline.join(0, 0, 2);
+    pipeline.idle();
+    pipeline.served.core.flags.put(0, &Word(flag(1))).unwrap();
+    pipeline.idle();
 }
 
 /// States after a request's flag, and after its last bytes.
 fn of_half_a_request(unreliable: u32, planted: Option<(usize, &'static str)>) -> [State; 2] {
-    let rig = Rig::new(Arrival::Flag, Some(4), planted);
-    let mut peer = rig.join_by(0, 0, 1, unreliable);
-    let request = rig.ask(&mut peer, 1, 1.0);
-    let before = rig.turn().1;
-    rig.served.core.slots.put(geometry().request.tail, &Word(flag(request.sequence))).unwrap();
-    [before, rig.turn().1]
+    let pipeline = TestPipeline::new(Arrival::Flag, Some(4), planted);
+    let mut peer = pipeline.join_by(0, 0, 1, unreliable);
+    let request = pipeline.ask(&mut peer, 1, 1.0);
+    let before = pipeline.turn().1;
+    pipeline.served.core.slots.put(geometry().request.tail, &Word(flag(request.sequence))).unwrap();
+    [before, pipeline.turn().1]
 }
 
 #[test]
@@ -180,16 +180,16 @@ fn without_a_reliable_connection_a_flag_is_believed_with_the_last_bytes_alone() 
 #[test]
 fn requests_are_refused_when_all_are_to_be() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let mut rig = Rig::new(Arrival::Flag, None, None);
-    rig.served.refuse(Some(Status::Stopping)).unwrap();
-    let mut peer = rig.join(0, 0, 1);
-    rig.ask(&mut peer, 1, 1.0);
-    assert_eq!(rig.turn().0.status, u32::from(Status::Stopping.number()));
+    let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
+    pipeline.served.refuse(Some(Status::Stopping)).unwrap();
+    let mut peer = pipeline.join(0, 0, 1);
+    pipeline.ask(&mut peer, 1, 1.0);
+    assert_eq!(pipeline.turn().0.status, u32::from(Status::Stopping.number()));
     peer.execute(0);
     assert_eq!(peer.answer(0).unwrap().0, Status::Stopping);
-    rig.served.refuse(None).unwrap();
-    rig.ask(&mut peer, 2, 1.0);
-    rig.turn();
+    pipeline.served.refuse(None).unwrap();
+    pipeline.ask(&mut peer, 2, 1.0);
+    pipeline.turn();
     peer.execute(0);
     assert_eq!(peer.answer(0).unwrap(), (Status::Ok, Some(2.0)));
 }
@@ -197,27 +197,27 @@ fn requests_are_refused_when_all_are_to_be() {
 #[test]
 fn a_queue_that_fails_ends_the_chain_of_turns() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let rig = Rig::new(Arrival::Flag, Some(2), None);
-    let cancel = &rig.served.core.shared;
-    rig.served.ends(cancel.kernel_address()).unwrap();
-    let mut peer = rig.join(0, 0, 1);
-    rig.ask(&mut peer, 1, 1.0);
-    assert_eq!(rig.turn().1, State::Request);
+    let pipeline = TestPipeline::new(Arrival::Flag, Some(2), None);
+    let cancel = &pipeline.served.core.shared;
+    pipeline.served.ends(cancel.kernel_address()).unwrap();
+    let mut peer = pipeline.join(0, 0, 1);
+    pipeline.ask(&mut peer, 1, 1.0);
+    assert_eq!(pipeline.turn().1, State::Request);
     assert_eq!(cancel.words()[0].load(Ordering::Acquire), 0);
     // An error CQE of a requester.
     peer.execute(13);
     // A wait whose time is over before its first look, on a busy machine, takes the CQE as it ends; the next one stops.
-    let first = rig.turn().1;
-    let last = if first == State::None { rig.turn().1 } else { first };
+    let first = pipeline.turn().1;
+    let last = if first == State::None { pipeline.turn().1 } else { first };
     assert_eq!(last, State::Stop);
     assert_eq!(cancel.words()[0].load(Ordering::Acquire), 1);
-    assert!(rig.served.failure(0).unwrap().is_some());
+    assert!(pipeline.served.failure(0).unwrap().is_some());
 }
 
 /// How many requests of a client that always has one in each slot find a receive, of 40.
 fn received(planted: Option<(usize, &'static str)>) -> usize {
-    let rig = Rig::new(Arrival::Completion, None, planted);
-    let mut peer = rig.join(0, 0, 2);
+    let pipeline = TestPipeline::new(Arrival::Completion, None, planted);
+    let mut peer = pipeline.join(0, 0, 2);
     let mut asked = 0;
     for _ in 0..40 {
         // A slot's next request arrives as soon as its answer does.
@@ -225,10 +225,10 @@ fn received(planted: Option<(usize, &'static str)>) -> usize {
             if !peer.has_receive() {
                 return asked;
             }
-            rig.ask(&mut peer, asked as u64, 1.0);
+            pipeline.ask(&mut peer, asked as u64, 1.0);
             asked += 1;
         }
-        let (turn, state) = rig.turn();
+        let (turn, state) = pipeline.turn();
         assert_eq!(state, State::Request);
         peer.execute(0);
         assert_eq!(peer.answer(turn.slot).unwrap(), (Status::Ok, Some(2.0)));
@@ -245,12 +245,12 @@ fn each_request_of_a_client_finds_a_receive() {
 
 /// Stray completions that one turn takes which serves the request of the first completion.
 fn taken_of_a_flood(planted: Option<(usize, &'static str)>) -> u64 {
-    let rig = Rig::new(Arrival::Completion, None, planted);
-    let mut peer = rig.join(0, 0, 2);
-    rig.ask(&mut peer, 1, 1.0);
+    let pipeline = TestPipeline::new(Arrival::Completion, None, planted);
+    let mut peer = pipeline.join(0, 0, 2);
+    pipeline.ask(&mut peer, 1, 1.0);
     (0..9).for_each(|_| peer.receive(5));
-    assert_eq!(rig.turn().1, State::Request);
-    rig.served.counters().strays
+    assert_eq!(pipeline.turn().1, State::Request);
+    pipeline.served.counters().strays
 }
 
 #[test]
@@ -263,20 +263,20 @@ fn a_flood_of_completions_does_not_hold_up_a_turn() {
 #[test]
 fn a_client_that_takes_no_answer_is_given_up_after_a_while() {
     need!(has_compiler(), cc, "a C++ compiler");
-    let rig = Rig::new(Arrival::Flag, None, None);
+    let pipeline = TestPipeline::new(Arrival::Flag, None, None);
     let patience = Duration::from_millis(1).as_nanos() as u64;
-    rig.served.core.tell(offset_of!(db_served, patience_ns), &patience.to_ne_bytes()).unwrap();
-    let mut peers = [rig.join(0, 0, 1), rig.join(1, 1, 1)];
-    rig.ask(&mut peers[0], 1, 1.0);
-    assert_eq!(rig.turn().1, State::Request);
-    assert_eq!(rig.served.failure(0).unwrap(), None);
+    pipeline.served.core.tell(offset_of!(db_served, patience_ns), &patience.to_ne_bytes()).unwrap();
+    let mut peers = [pipeline.join(0, 0, 1), pipeline.join(1, 1, 1)];
+    pipeline.ask(&mut peers[0], 1, 1.0);
+    assert_eq!(pipeline.turn().1, State::Request);
+    assert_eq!(pipeline.served.failure(0).unwrap(), None);
     // A wait lasts for longer than that.
-    rig.idle();
-    let failure = rig.served.failure(0).unwrap().unwrap();
+    pipeline.idle();
+    let failure = pipeline.served.failure(0).unwrap().unwrap();
     assert_eq!((failure.reason, failure.qpn), (rdma_shim::kernel::Reason::Deadline, QPN));
-    rig.ask(&mut peers[1], 1, 2.0);
-    assert_eq!(rig.turn().0.slot, 1);
+    pipeline.ask(&mut peers[1], 1, 2.0);
+    assert_eq!(pipeline.turn().0.slot, 1);
     peers[1].execute(0);
-    rig.idle();
-    assert_eq!(rig.served.failure(1).unwrap(), None);
+    pipeline.idle();
+    assert_eq!(pipeline.served.failure(1).unwrap(), None);
 }

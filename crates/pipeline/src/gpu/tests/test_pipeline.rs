@@ -27,7 +27,7 @@ pub fn geometry() -> Geometry {
 }
 
 /// A pipeline, a model that adds 1, and its kernels.
-pub struct Rig {
+pub struct TestPipeline {
     pub served: Served,
     pub steps: launch::Steps,
     /// Of the model, unless it works in the slots.
@@ -47,9 +47,9 @@ pub struct Peer {
     received: u32,
 }
 
-impl Rig {
-    pub fn new(arrival: Arrival, seed: Option<u64>, planted: Option<(usize, &'static str)>) -> Rig {
-        Rig::of(arrival, seed, planted, false)
+impl TestPipeline {
+    pub fn new(arrival: Arrival, seed: Option<u64>, planted: Option<(usize, &'static str)>) -> TestPipeline {
+        TestPipeline::of(arrival, seed, planted, false)
     }
 
     pub fn of(
@@ -57,8 +57,8 @@ impl Rig {
         seed: Option<u64>,
         planted: Option<(usize, &'static str)>,
         in_slots: bool,
-    ) -> Rig {
-        Rig::by(32, arrival, seed, planted, in_slots)
+    ) -> TestPipeline {
+        TestPipeline::by(32, arrival, seed, planted, in_slots)
     }
 
     /// With so many threads that wait: a single one, a warp, or warps of which all but the first look for numbers that are
@@ -69,7 +69,7 @@ impl Rig {
         seed: Option<u64>,
         planted: Option<(usize, &'static str)>,
         in_slots: bool,
-    ) -> Rig {
+    ) -> TestPipeline {
         let visibility = seed.map_or(Visibility::InOrder, |seed| Visibility::Weak { seed });
         let machine = Machine::twin(visibility);
         let model = (!in_slots).then(|| machine.host_memory(8192).unwrap());
@@ -91,7 +91,7 @@ impl Rig {
         served.planted =
             planted.map(|(step, name)| (step, Source { twin: &PLANTED, ..launch::SOURCES[step] }, name));
         let steps = served.steps().unwrap();
-        Rig { served, steps, model }
+        TestPipeline { served, steps, model }
     }
 
     /// The model, in the slot that the turn names or in its own memory.

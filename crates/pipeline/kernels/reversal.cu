@@ -5,20 +5,20 @@
 #include "order.h"
 
 /* Even: a step reverses the numbers. */
-#define DB_STAND_IN_STEPS 8u
+#define DB_REVERSAL_STEPS 8u
 
 /* Where request and answer lie in slot `*index`, and what lies between the steps: as many numbers each. */
-struct db_stand_in {
+struct db_reversal {
     db_u64 slots, index, stride, request, answer;
     db_u64 between[2];
     db_u64 count;
 };
 
 /* One step: all threads of a launch. */
-DB_GPU_FN void db_stand_in_step(const struct db_stand_in *at, db_u32 step) {
+DB_GPU_FN void db_reversal_step(const struct db_reversal *at, db_u32 step) {
     const db_u64 slot = at->slots + *(const db_u32 *)at->index * at->stride;
     const db_u64 from = step ? at->between[(step - 1) & 1] : slot + at->request;
-    const db_u64 to = step + 1 == DB_STAND_IN_STEPS ? slot + at->answer : at->between[step & 1];
+    const db_u64 to = step + 1 == DB_REVERSAL_STEPS ? slot + at->answer : at->between[step & 1];
     const db_u64 all = (db_u64)gridDim.x * blockDim.x, last = at->count - 1;
     db_u64 nth;
     for (nth = (db_u64)blockIdx.x * blockDim.x + threadIdx.x; nth <= last; nth += all)
@@ -26,7 +26,7 @@ DB_GPU_FN void db_stand_in_step(const struct db_stand_in *at, db_u32 step) {
 }
 
 /* Launch: any number of blocks, by a graph, once for each step. */
-extern "C" __global__ void stand_in(const struct db_stand_in *at, db_u32 step) { db_stand_in_step(at, step); }
+extern "C" __global__ void reversal(const struct db_reversal *at, db_u32 step) { db_reversal_step(at, step); }
 
 /* All steps, for a kernel that stays. */
 #ifdef DB_TWIN
@@ -36,8 +36,8 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
 #endif
 {
     db_u32 step;
-    for (step = 0; step < DB_STAND_IN_STEPS; step++) {
-        db_stand_in_step((const struct db_stand_in *)model, step);
+    for (step = 0; step < DB_REVERSAL_STEPS; step++) {
+        db_reversal_step((const struct db_reversal *)model, step);
         if (db_grid_meet(grid)) return;
     }
 }
