@@ -43,7 +43,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let wait = Wait::at_most(SETUP).unless(stop);
     let connection = Connection::open((&context, &path), &options.connect, &setup_request, geometry, wait);
     let connection = connection.with_context(|| format!("the server at {}", options.connect))?;
-    let outcome = Asking::new(options, connection, inputs, verifier).run(stop);
+    let outcome = ClientRun::new(options, connection, inputs, verifier).run(stop);
     let run = Run::new(options, context.name(), path.mtu.bytes(), &outcome);
     emit(options.json.as_deref(), &run)?;
     if speaks_to_people(options.json.as_deref()) {
@@ -61,7 +61,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
 }
 
 /// A run that goes on.
-struct Asking<'a> {
+struct ClientRun<'a> {
     options: &'a Options,
     connection: Connection,
     inputs: Vec<Vec<u8>>,
@@ -86,13 +86,13 @@ struct Tally {
     is_stopping: bool,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> ClientRun<'a> {
     fn new(
         options: &'a Options,
         connection: Connection,
         inputs: Vec<Vec<u8>>,
         verifier: Verifier,
-    ) -> Asking<'a> {
+    ) -> ClientRun<'a> {
         let outcome = Outcome {
             counts: Counts::default(),
             latency: Histogram::new(),
@@ -105,7 +105,7 @@ impl<'a> Asking<'a> {
         let start_ns = connection.now_ns();
         let speaks = speaks_to_people(options.json.as_deref());
         let is_live = options.live || (speaks && std::io::stdout().is_terminal());
-        Asking {
+        ClientRun {
             tally: Tally {
                 outcome,
                 verifier,

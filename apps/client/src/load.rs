@@ -43,7 +43,7 @@ pub enum End {
 
 /// A request to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Due {
+pub struct DueRequest {
     pub id: u64,
     pub at_ns: u64,
 }
@@ -55,7 +55,7 @@ pub struct Load {
     end: End,
     start_ns: u64,
     made: u64,
-    queue: VecDeque<Due>,
+    queue: VecDeque<DueRequest>,
 }
 
 impl Load {
@@ -80,14 +80,14 @@ impl Load {
     }
 
     /// The request that waits longest, if one is due. It stays the next one until [`Self::sent`].
-    pub fn due(&mut self, now_ns: u64, outstanding: usize) -> Option<Due> {
+    pub fn due(&mut self, now_ns: u64, outstanding: usize) -> Option<DueRequest> {
         while let Some(at_ns) = self.next_ns(now_ns).filter(|at_ns| *at_ns <= now_ns) {
             match &mut self.arrivals {
                 Arrivals::Closed { window } if outstanding >= *window || !self.queue.is_empty() => break,
                 Arrivals::Closed { .. } | Arrivals::Constant { .. } => {}
                 Arrivals::Poisson { rate, at, random } => *at += gap(*rate, random),
             }
-            self.queue.push_back(Due { id: self.made, at_ns });
+            self.queue.push_back(DueRequest { id: self.made, at_ns });
             self.made += 1;
         }
         self.queue.front().copied()
@@ -109,7 +109,7 @@ impl Load {
 
     /// Forgets requests that have waited in the queue for so long: how many.
     pub fn expired(&mut self, now_ns: u64, patience_ns: u64) -> u64 {
-        let is_late = |due: &Due| due.at_ns.saturating_add(patience_ns) <= now_ns;
+        let is_late = |due: &DueRequest| due.at_ns.saturating_add(patience_ns) <= now_ns;
         let count = self.queue.iter().take_while(|due| is_late(due)).count();
         self.queue.drain(..count);
         count as u64
@@ -133,7 +133,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn all(load: &mut Load, now_ns: u64) -> Vec<Due> {
+    fn all(load: &mut Load, now_ns: u64) -> Vec<DueRequest> {
         let mut found = Vec::new();
         while let Some(due) = load.due(now_ns, 0) {
             found.push(due);
@@ -145,11 +145,11 @@ mod tests {
     #[test]
     fn a_closed_loop_keeps_its_window_and_ends_at_its_count() {
         let mut load = Load::new(Arrivals::Closed { window: 2 }, End::Count(3), 0);
-        assert_eq!(load.due(5, 0), Some(Due { id: 0, at_ns: 5 }));
+        assert_eq!(load.due(5, 0), Some(DueRequest { id: 0, at_ns: 5 }));
         // It did not go out: it still waits, since then.
-        assert_eq!(load.due(9, 0), Some(Due { id: 0, at_ns: 5 }));
+        assert_eq!(load.due(9, 0), Some(DueRequest { id: 0, at_ns: 5 }));
         load.sent();
-        assert_eq!(load.due(9, 1), Some(Due { id: 1, at_ns: 9 }));
+        assert_eq!(load.due(9, 1), Some(DueRequest { id: 1, at_ns: 9 }));
         load.sent();
         assert_eq!((load.due(9, 2), load.is_over(9)), (None, false));
         assert_eq!(load.due(10, 1).map(|due| due.id), Some(2));

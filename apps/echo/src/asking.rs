@@ -11,7 +11,7 @@ use verbs::connect::{ConnectError, Path, Session, Wait};
 use verbs::{Pd, Qp};
 
 use crate::cpu::Cpu;
-use crate::end::{Answered, Asked, LOOK, PATIENCE, SETUP, join, queue};
+use crate::end::{ClientEnd, LOOK, PATIENCE, SETUP, ServiceEnd, join, queue};
 use crate::options::Options;
 use crate::report::Run;
 
@@ -33,33 +33,33 @@ pub struct Outcome {
     pub error: Option<String>,
 }
 
-enum Asker {
+enum Client {
     Kernel(Box<EchoClient>, Region),
     Cpu(Box<Cpu>),
 }
 
-impl Asker {
-    fn new(options: &Options, pd: &Pd, bytes: u32) -> Result<Asker> {
+impl Client {
+    fn new(options: &Options, pd: &Pd, bytes: u32) -> Result<Client> {
         let Some(machine) = options.machine()? else {
-            return Ok(Asker::Cpu(Box::new(Cpu::new(pd, bytes, options.count)?)));
+            return Ok(Client::Cpu(Box::new(Cpu::new(pd, bytes, options.count)?)));
         };
         let (queue, region) = queue(options, &machine, pd, 2, 2 * u64::from(bytes))?;
         let threads = if machine.is_gpu() { THREADS.min(bytes / 8) } else { 1 };
         let questions = Questions { count: options.count, bytes, patience: PATIENCE, threads };
-        Ok(Asker::Kernel(Box::new(EchoClient::new(queue, &region, questions)?), region))
+        Ok(Client::Kernel(Box::new(EchoClient::new(queue, &region, questions)?), region))
     }
 
     fn qp(&self) -> &Qp {
         match self {
-            Asker::Kernel(ask, _) => ask.queue().qp(),
-            Asker::Cpu(cpu) => cpu.qp(),
+            Client::Kernel(ask, _) => ask.queue().qp(),
+            Client::Cpu(cpu) => cpu.qp(),
         }
     }
 
     fn ask(self, session: &mut Session, stop: &AtomicBool) -> Result<Outcome> {
         match self {
-            Asker::Kernel(ask, _region) => ask_by_kernel(*ask, session, stop),
-            Asker::Cpu(cpu) => cpu.ask(session, stop),
+            Client::Kernel(ask, _region) => ask_by_kernel(*ask, session, stop),
+            Client::Cpu(cpu) => cpu.ask(session, stop),
         }
     }
 }
@@ -91,11 +91,11 @@ pub fn outcome_of(asked: &EchoClient, why: Option<String>) -> Result<Outcome, Ke
 pub fn early_end(session: &mut Session, wait: Duration) -> Option<String> {
     // Takes what has come, which waiting for no time does not.
     let is_alive = session.is_alive();
-    match session.receive::<Answered>("answers", Wait::at_most(wait)) {
+    match session.receive::<ServiceEnd>("answers", Wait::at_most(wait)) {
         Err(ConnectError::Deadline { .. }) if is_alive => None,
         Err(ConnectError::Deadline { .. }) => Some("the service is gone".into()),
         Err(error) => Some(format!("the service is gone: {error}")),
-        Ok(Answered { error: Some(error), .. }) => Some(format!("the service has ended: {error}")),
+        Ok(ServiceEnd { error: Some(error), .. }) => Some(format!("the service has ended: {error}")),
         Ok(_) => Some("the service has ended".into()),
     }
 }
@@ -103,7 +103,7 @@ pub fn early_end(session: &mut Session, wait: Duration) -> Option<String> {
 pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
     let (context, path) = options.nic.open("doorbell-echo")?;
     let (pd, bytes) = (context.alloc_pd()?, options.payload.unwrap_or(BYTES));
-    let asker = Asker::new(options, &pd, bytes)?;
+    let asker = Client::new(options, &pd, bytes)?;
     let setup = || Wait::at_most(SETUP).unless(stop);
     let mut session = Session::connect(address, Wait::at_most(CONNECT).unless(stop))
         .context("is a service listening there?")?;
@@ -114,7 +114,7 @@ pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
     if outcome.error.is_none() && !interrupted {
         outcome.error = hear(&mut session, outcome.times.len() as u64, setup());
     } else {
-        let _ = session.send(&Asked { asked: outcome.times.len() as u64 });
+        let _ = session.send(&ClientEnd { asked: outcome.times.len() as u64 });
     }
     say_run(options, bytes, context.name(), &path, &outcome, interrupted)
 }
@@ -147,11 +147,11 @@ pub fn say_run(
 /// Tells the service that we are through: what it says against that.
 fn hear(session: &mut Session, asked: u64, wait: Wait<'_>) -> Option<String> {
     let answered = session
-        .send(&Asked { asked })
-        .and_then(|()| session.receive::<Answered>("the service's count", wait));
+        .send(&ClientEnd { asked })
+        .and_then(|()| session.receive::<ServiceEnd>("the service's count", wait));
     match answered {
         Err(error) => Some(error.to_string()),
-        Ok(Answered { error: Some(error), .. }) => Some(format!("the service says: {error}")),
+        Ok(ServiceEnd { error: Some(error), .. }) => Some(format!("the service says: {error}")),
         Ok(_) => None,
     }
 }

@@ -35,13 +35,13 @@ struct Parameters {
 
 /// The client's last word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct ClientEnd {
     pub asked: u64,
 }
 
 /// The service's last line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answered {
+pub struct ServiceEnd {
     pub answered: u64,
     /// Why it ended, if something went wrong.
     pub error: Option<String>,

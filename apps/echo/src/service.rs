@@ -11,7 +11,7 @@ use serde::Serialize;
 use verbs::Pd;
 use verbs::connect::{ConnectError, Listener, Path, Session, Wait};
 
-use crate::end::{Answered, Asked, LOOK, PATIENCE, SETUP, is_stranger, join, queue};
+use crate::end::{ClientEnd, LOOK, PATIENCE, SETUP, ServiceEnd, is_stranger, join, queue};
 use crate::options::Options;
 use crate::{asking, modes};
 
@@ -22,7 +22,7 @@ const BYTES: u32 = 1 << 16;
 struct Ended {
     kind: &'static str,
     #[serde(flatten)]
-    answered: Answered,
+    answered: ServiceEnd,
     interrupted: bool,
 }
 
@@ -33,7 +33,7 @@ pub trait Answers {
     /// Connects a client.
     fn join(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<()>;
     /// Answers it until it is through or gone, what answers has failed, or a signal came.
-    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<Answered>;
+    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<ServiceEnd>;
 }
 
 /// Answers as many askers as were asked for.
@@ -121,20 +121,20 @@ impl Answers for Resident<'_> {
         join(session, self.path, echo.queue().qp(), self.bytes, true, stop).map(drop)
     }
 
-    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<Answered> {
+    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<ServiceEnd> {
         let (echo, _region) = self.echo.take().context("no kernel is ready")?;
         serve(echo, session, stop)
     }
 }
 
 /// Answers one asker until it is through or gone, the kernel has ended, or a signal came.
-fn serve(echo: Echo, session: &mut Session, stop: &AtomicBool) -> Result<Answered> {
+fn serve(echo: Echo, session: &mut Session, stop: &AtomicBool) -> Result<ServiceEnd> {
     let running = echo.start()?;
     wait_until_ready(&running)?;
     session.barrier(Wait::at_most(SETUP).unless(stop))?;
     let (mut asked, mut gone) = (None, None);
     while asked.is_none() && gone.is_none() && !stop.load(Ordering::Relaxed) && !running.is_over()? {
-        match session.receive::<Asked>("its count", Wait::at_most(LOOK)) {
+        match session.receive::<ClientEnd>("its count", Wait::at_most(LOOK)) {
             Ok(said) => asked = Some(said.asked),
             Err(ConnectError::Deadline { .. }) => {}
             Err(error) => gone = Some(error),
@@ -153,7 +153,7 @@ fn serve(echo: Echo, session: &mut Session, stop: &AtomicBool) -> Result<Answere
         }
         _ => None,
     };
-    Ok(Answered { answered, error })
+    Ok(ServiceEnd { answered, error })
 }
 
 /// Waits until its receives are posted.
@@ -173,13 +173,13 @@ pub fn wait_until_ready(running: &Running<Echo>) -> Result<()> {
 
 /// Says how a session ended, to the peer as well: its exit code.
 fn finish(
-    ended: Result<Answered>,
+    ended: Result<ServiceEnd>,
     session: &mut Session,
     options: &Options,
     stop: &AtomicBool,
 ) -> Result<u8> {
     let interrupted = stop.load(Ordering::Relaxed);
-    let answered = ended.unwrap_or_else(|error| Answered { answered: 0, error: Some(sentence(&error)) });
+    let answered = ended.unwrap_or_else(|error| ServiceEnd { answered: 0, error: Some(sentence(&error)) });
     // A client that is gone gets no message; what it would have got is printed here.
     let _ = session.send(&answered);
     if let Some(error) = answered.error.as_ref().filter(|_| !interrupted) {

@@ -23,7 +23,7 @@ use verbs::connect::Closer;
 
 use crate::model::{Model, Recorded, Runs};
 use crate::options::{ArrivalName, Options, Sleep};
-use crate::report::{OfGraph, OfKernels, OfModel, StatusWriter, Totals};
+use crate::report::{GraphStatus, KernelStatus, ModelStatus, StatusWriter, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
 use crate::session::{Granted, Key, Outcome, SETUP, Service, Shared};
 
@@ -410,10 +410,10 @@ impl Sleeper<'_> {
         let of = |(name, lane): (&String, &Mutex<Lane>)| {
             let lane = locked(lane);
             let pipeline::gpu::Counters { turns, answered, refused, sent, strays } = lane.served.counters();
-            let graph = lane.structure.map(OfGraph::of);
-            let kernels = Some(OfKernels { turns, sent, strays, graph });
+            let graph = lane.structure.map(GraphStatus::of);
+            let kernels = Some(KernelStatus { turns, sent, strays, graph });
             let clients = lane.clients.len();
-            OfModel {
+            ModelStatus {
                 model: name.clone(),
                 clients,
                 answered: answered.saturating_sub(refused),

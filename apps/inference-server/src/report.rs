@@ -90,12 +90,12 @@ struct Status {
     mode: &'static str,
     /// Since the server listens.
     seconds: f64,
-    models: Vec<OfModel>,
+    models: Vec<ModelStatus>,
 }
 
 /// Those of a model.
 #[derive(Debug, Serialize)]
-pub struct OfModel {
+pub struct ModelStatus {
     pub model: String,
     /// Clients that are served now.
     pub clients: usize,
@@ -104,24 +104,24 @@ pub struct OfModel {
     pub refused: u64,
     /// Of a GPU mode.
     #[serde(flatten)]
-    pub kernels: Option<OfKernels>,
+    pub kernels: Option<KernelStatus>,
 }
 
 /// What kernels count.
 #[derive(Debug, Serialize)]
-pub struct OfKernels {
+pub struct KernelStatus {
     pub turns: u64,
     /// Answers whose WRITE was seen to have completed.
     pub sent: u64,
     /// Receive completions that named a slot of another client, or one in use.
     pub strays: u64,
     /// The graph that has the turns; none: the twin's kernels are launched one by one.
-    pub graph: Option<OfGraph>,
+    pub graph: Option<GraphStatus>,
 }
 
 /// What a turn is made of: nodes of each kind.
 #[derive(Debug, Serialize)]
-pub struct OfGraph {
+pub struct GraphStatus {
     nodes: usize,
     kernels: usize,
     host_nodes: usize,
@@ -129,10 +129,10 @@ pub struct OfGraph {
     host_copies: usize,
 }
 
-impl OfGraph {
-    pub fn of(structure: Structure) -> OfGraph {
+impl GraphStatus {
+    pub fn of(structure: Structure) -> GraphStatus {
         let Structure { nodes, kernels, host_nodes, copies, host_copies } = structure;
-        OfGraph { nodes, kernels, host_nodes, copies, host_copies }
+        GraphStatus { nodes, kernels, host_nodes, copies, host_copies }
     }
 }
 
@@ -158,7 +158,7 @@ impl StatusWriter {
     }
 
     /// Has the counters written, and does not wait for that. Those of a question that comes while two wait are dropped.
-    pub fn write(&self, since: Duration, models: Vec<OfModel>) {
+    pub fn write(&self, since: Duration, models: Vec<ModelStatus>) {
         let seconds = since.as_secs_f64();
         let _ = self.lines.try_send(Status { kind: "status", mode: self.mode, seconds, models });
     }

@@ -17,7 +17,7 @@ use verbs::{Context, QpType};
 use crate::model::Model;
 use crate::offload;
 use crate::options::Options;
-use crate::report::{OfModel, StatusWriter, Totals};
+use crate::report::{ModelStatus, StatusWriter, Totals};
 use crate::session::{Granted, Key, Outcome, Service, Shared, accept};
 
 /// Rounds without anything to do before the core is offered to other threads.
@@ -282,7 +282,7 @@ impl Server<'_> {
         let of = |((model, served), left): (&(Model, Served), &Counts)| {
             let (clients, now) = served.counts();
             let (answered, refused) = (left.answered + now.answered, left.refused + now.refused);
-            OfModel { model: model.name.clone(), clients, answered, refused, kernels: None }
+            ModelStatus { model: model.name.clone(), clients, answered, refused, kernels: None }
         };
         let models = self.served.iter().zip(&self.left).map(of).collect();
         status.write(since, models);

@@ -4,7 +4,7 @@ use cli::testing::{Program, Signal};
 use measure::need;
 use serde_json::json;
 
-use crate::played::{CLIENT, Files, MODEL, Spoil, asked, device, start};
+use crate::played::{AnswerFault, CLIENT, Files, MODEL, asked, device, start};
 
 #[test]
 fn every_way_to_learn_of_an_answer_gives_all_of_them() {
@@ -14,7 +14,7 @@ fn every_way_to_learn_of_an_answer_gives_all_of_them() {
     for arrival in ["flag", "tail", "completion"] {
         for transport in ["rc", "uc"] {
             let options = ["--arrival", arrival, "--transport", transport, "--reference", &reference];
-            let ended = asked(&files, Spoil::Nothing, &[&options[..], &["--count", "400"]].concat());
+            let ended = asked(&files, AnswerFault::Nothing, &[&options[..], &["--count", "400"]].concat());
             assert_eq!(ended.code, Some(0), "{arrival} {transport}: {ended:?}");
             let run = ended.line();
             let said = [&run["sent"], &run["answered"], &run["wrong"], &run["lost"], &run["duplicate"]];
@@ -34,7 +34,7 @@ fn release_s8_a_request_writes_nothing_behind_itself() {
     let files = Files::new("behind");
     for arrival in ["flag", "tail"] {
         let options = ["--arrival", arrival, "--slots", "4", "--count", "40"];
-        let ended = asked(&files, Spoil::Nothing, &options);
+        let ended = asked(&files, AnswerFault::Nothing, &options);
         assert_eq!((ended.code, &ended.line()["answered"]), (Some(0), &json!(40)), "{ended:?}");
     }
 }
@@ -45,7 +45,7 @@ fn an_open_loop_counts_the_wait_for_a_slot() {
     let files = Files::new("open");
     // 200 a second of a server that takes 10 ms each: the last of 40 waits for about 200 ms.
     let options = ["--rate", "200", "--arrivals", "constant", "--count", "40", "--slots", "1"];
-    let ended = asked(&files, Spoil::Slow(10), &options);
+    let ended = asked(&files, AnswerFault::Slow(10), &options);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let run = ended.line();
     assert!(run["latency"]["max_ns"].as_u64().unwrap() > 150_000_000, "{run}");
@@ -55,7 +55,8 @@ fn an_open_loop_counts_the_wait_for_a_slot() {
 fn a_poisson_load_ends_after_its_seconds() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("poisson");
-    let ended = asked(&files, Spoil::Nothing, &["--rate", "300", "--seconds", "0.5", "--warm-up", "10"]);
+    let ended =
+        asked(&files, AnswerFault::Nothing, &["--rate", "300", "--seconds", "0.5", "--warm-up", "10"]);
     let run = ended.line();
     let answered = run["answered"].as_u64().unwrap();
     assert!(ended.code == Some(0) && (80..240).contains(&answered), "{run}");
@@ -66,7 +67,7 @@ fn a_poisson_load_ends_after_its_seconds() {
 fn a_signal_ends_a_run_with_its_counts() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("signal");
-    let (address, server) = start(&files, Spoil::Slow(1));
+    let (address, server) = start(&files, AnswerFault::Slow(1));
     let options = ["--model", MODEL, "--manifests", files.folder(), "--seconds", "60", "--connect", &address];
     let mut client = Program::start(&CLIENT, &options);
     std::thread::sleep(std::time::Duration::from_millis(500));

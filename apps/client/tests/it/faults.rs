@@ -4,14 +4,14 @@ use measure::need;
 use serde_json::json;
 use slots::Status;
 
-use crate::played::{Files, Spoil, asked, device};
+use crate::played::{AnswerFault, Files, asked, device};
 
 #[test]
 fn a_reference_with_one_other_number_makes_each_answer_to_its_input_wrong() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("reference");
     let reference = files.reference(16, Some(2 * 96 + 5));
-    let ended = asked(&files, Spoil::Nothing, &["--count", "160", "--reference", &reference]);
+    let ended = asked(&files, AnswerFault::Nothing, &["--count", "160", "--reference", &reference]);
     let run = ended.line();
     assert_eq!((ended.code, &run["wrong"], &run["answered"]), (Some(1), &json!(10), &json!(160)), "{run}");
     let first = run["first_wrong"].as_str().unwrap();
@@ -24,10 +24,13 @@ fn each_fault_of_a_server_is_counted_as_what_it_is() {
     let files = Files::new("faults");
     for (arrival, transport) in [("flag", "rc"), ("flag", "uc"), ("tail", "rc"), ("completion", "rc")] {
         for (spoil, counts) in [
-            (Spoil::Value(90), json!({"wrong": 1, "answered": 200, "lost": 0})),
-            (Spoil::Header(90), json!({"wrong": 1, "answered": 199, "lost": 1})),
-            (Spoil::Never(90), json!({"wrong": 0, "answered": 199, "lost": 1, "late": 0})),
-            (Spoil::Status(90, Status::ModelFailed), json!({"refused": {"model_failed": 1}, "wrong": 0})),
+            (AnswerFault::Value(90), json!({"wrong": 1, "answered": 200, "lost": 0})),
+            (AnswerFault::Header(90), json!({"wrong": 1, "answered": 199, "lost": 1})),
+            (AnswerFault::Never(90), json!({"wrong": 0, "answered": 199, "lost": 1, "late": 0})),
+            (
+                AnswerFault::Status(90, Status::ModelFailed),
+                json!({"refused": {"model_failed": 1}, "wrong": 0}),
+            ),
         ] {
             let options =
                 ["--arrival", arrival, "--transport", transport, "--count", "200", "--deadline", "1"];
@@ -59,7 +62,7 @@ fn release_s10_an_answer_that_comes_again_is_counted_as_a_duplicate() {
             "--arrivals",
             "constant",
         ];
-        let ended = asked(&files, Spoil::Twice(7), &options);
+        let ended = asked(&files, AnswerFault::Twice(7), &options);
         let run = ended.line();
         assert_eq!((ended.code, &run["duplicate"]), (Some(1), &json!(1)), "{arrival}: {run}");
         assert_eq!((&run["answered"], &run["wrong"]), (&json!(20), &json!(0)), "{arrival}: {run}");
@@ -72,7 +75,7 @@ fn an_answer_after_its_deadline_is_late_and_its_slot_is_used_again() {
     let files = Files::new("late");
     let options =
         ["--slots", "2", "--count", "80", "--rate", "40", "--deadline", "1", "--arrivals", "constant"];
-    let ended = asked(&files, Spoil::Late(3, 1500), &options);
+    let ended = asked(&files, AnswerFault::Late(3, 1500), &options);
     let run = ended.line();
     let said = [&run["lost"], &run["late"], &run["answered"], &run["wrong"]];
     assert_eq!(said, [&json!(1), &json!(1), &json!(79), &json!(0)], "{run}");
@@ -83,7 +86,7 @@ fn on_uc_a_flag_without_its_answers_last_packet_is_no_answer() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("torn");
     let options = ["--transport", "uc", "--count", "200", "--deadline", "1"];
-    let ended = asked(&files, Spoil::Torn(90), &options);
+    let ended = asked(&files, AnswerFault::Torn(90), &options);
     let run = ended.line();
     assert_eq!((&run["wrong"], &run["answered"], &run["lost"]), (&json!(0), &json!(199), &json!(1)), "{run}");
 }
@@ -92,7 +95,7 @@ fn on_uc_a_flag_without_its_answers_last_packet_is_no_answer() {
 fn a_server_that_dies_ends_the_run_and_its_requests_are_lost() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("dies");
-    let ended = asked(&files, Spoil::Die(50), &["--slots", "4", "--count", "1000"]);
+    let ended = asked(&files, AnswerFault::Die(50), &["--slots", "4", "--count", "1000"]);
     let run = ended.line();
     let [sent, answered, lost] = ["sent", "answered", "lost"].map(|name| run[name].as_u64().unwrap());
     assert_eq!((ended.code, sent), (Some(1), answered + lost), "{run}");

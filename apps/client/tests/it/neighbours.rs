@@ -16,7 +16,7 @@ use zoo::Manifest;
 
 use crate::nic_faults::listed;
 use crate::played::{MODEL, PAUSE};
-use crate::server::{GRAPH, KERNELS, PATIENCE, WANTED, World, assert_clean, joined, totals};
+use crate::server::{Fixture, GRAPH, KERNELS, PATIENCE, WANTED, assert_clean, joined, totals};
 
 /// Connections of the test that counts what they leave behind; more of them on demand.
 const CONNECTIONS: &str = "DOORBELL_CONNECTIONS";
@@ -24,7 +24,7 @@ const CONNECTIONS: &str = "DOORBELL_CONNECTIONS";
 const SLOTS: &str = "8";
 
 /// Waits until a client gets all slots, and is served.
-fn all_slots_serve(world: &World, address: &str) {
+fn all_slots_serve(world: &Fixture, address: &str) {
     let since = Instant::now();
     loop {
         let ended = world.short(address, world.served.arrivals[0], &["--slots", SLOTS]).end();
@@ -66,7 +66,7 @@ fn proxy(server: &str, steps: usize) -> (String, Arc<AtomicUsize>) {
 }
 
 /// Kills a client at the message behind `step` others of its set-up: whether there are so many.
-fn killed_at(step: usize, world: &World, address: &str) -> bool {
+fn killed_at(step: usize, world: &Fixture, address: &str) -> bool {
     let load = ["--slots", SLOTS, "--seconds", "60", "--arrival", world.served.arrivals[0]];
     let start = || {
         let (through, passed) = proxy(address, step);
@@ -95,7 +95,7 @@ fn killed_at(step: usize, world: &World, address: &str) -> bool {
 
 #[test]
 fn a_client_that_is_killed_at_any_step_leaves_its_slots() {
-    for world in need!(World::each("steps", &[GRAPH]), server, WANTED) {
+    for world in need!(Fixture::each("steps", &[GRAPH]), server, WANTED) {
         let (mut server, address) = world.server(&["--slots", SLOTS]);
         // A set-up request, a grant, a greeting and a barrier's message from each end, some of them together: then nothing more comes over TCP.
         let is_there = |step: &usize| {
@@ -111,7 +111,7 @@ fn a_client_that_is_killed_at_any_step_leaves_its_slots() {
 
 #[test]
 fn a_client_that_is_killed_while_it_asks_leaves_its_slots() {
-    for world in need!(World::each("asking", &KERNELS), server, WANTED) {
+    for world in need!(Fixture::each("asking", &KERNELS), server, WANTED) {
         let (mut server, address) = world.server(&["--slots", SLOTS]);
         let mut clients = 0;
         for (arrival, ms) in world.served.arrivals.iter().cycle().zip([0, 3, 20]) {
@@ -131,7 +131,7 @@ fn a_client_that_is_killed_while_it_asks_leaves_its_slots() {
 
 /// What a process holds.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct ProcessResources {
     descriptors: usize,
     threads: usize,
     /// Resident.
@@ -148,14 +148,14 @@ fn arrival(name: &str) -> Arrival {
     }
 }
 
-fn holds(process: &str) -> Held {
+fn holds(process: &str) -> ProcessResources {
     let folder = Path::new("/proc").join(process);
     let status = std::fs::read_to_string(folder.join("status")).unwrap();
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.split_whitespace().next().unwrap().parse().unwrap()
     };
-    Held {
+    ProcessResources {
         descriptors: std::fs::read_dir(folder.join("fd")).unwrap().count(),
         threads: field("Threads:"),
         kib: field("VmRSS:"),
@@ -201,7 +201,7 @@ fn left(server: &mut Program) {
 
 #[test]
 fn a_thousand_connections_leave_no_descriptor_thread_memory_slot_or_queue_pair() {
-    let worlds = need!(World::each("thousand", &[GRAPH]), server, WANTED);
+    let worlds = need!(Fixture::each("thousand", &[GRAPH]), server, WANTED);
     let count: usize = std::env::var(CONNECTIONS).map_or(1000, |count| count.parse().unwrap());
     let (context, path) = PathOptions::default().open().unwrap();
     for world in worlds {

@@ -8,7 +8,7 @@ use measure::need;
 use serde_json::{Value, json};
 
 use crate::played::CLIENT;
-use crate::server::{GRAPH, KERNELS, Served, World, assert_clean, counts, joined, totals};
+use crate::server::{Fixture, GRAPH, KERNELS, Served, assert_clean, counts, joined, totals};
 
 /// What `softnic ctl` says. Error: there is none, or its own words.
 pub fn ctl(arguments: &[&str]) -> Result<String, String> {
@@ -34,8 +34,8 @@ fn first_qpn(program: &Program) -> String {
 }
 
 /// Worlds on the software NIC. Error: no such world, or a card.
-fn worlds(test: &str, others: &[Served]) -> Result<Vec<World>, String> {
-    let worlds = World::each(test, others)?;
+fn worlds(test: &str, others: &[Served]) -> Result<Vec<Fixture>, String> {
+    let worlds = Fixture::each(test, others)?;
     ctl(&["list"])?;
     Ok(worlds)
 }

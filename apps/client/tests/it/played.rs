@@ -55,7 +55,7 @@ const LIFE: Duration = Duration::from_secs(60);
 
 /// What happens to the answer of one request, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spoil {
+pub enum AnswerFault {
     Nothing,
     /// One value of the output is another one.
     Value(u64),
@@ -118,7 +118,7 @@ pub fn device() -> Result<(), String> {
 }
 
 /// Runs a client of a played server to its end.
-pub fn asked(files: &Files, spoil: Spoil, options: &[&str]) -> Ended {
+pub fn asked(files: &Files, spoil: AnswerFault, options: &[&str]) -> Ended {
     let (address, server) = start(files, spoil);
     let all = ["--connect", &address, "--model", MODEL, "--manifests", files.folder()];
     let ended = Program::start(&CLIENT, &[&all, options].concat()).end();
@@ -127,14 +127,14 @@ pub fn asked(files: &Files, spoil: Spoil, options: &[&str]) -> Ended {
 }
 
 /// Starts a server, and a client of it.
-pub fn start(files: &Files, spoil: Spoil) -> (String, JoinHandle<()>) {
+pub fn start(files: &Files, spoil: AnswerFault) -> (String, JoinHandle<()>) {
     let (manifest, _) = Manifest::find(MODEL, Some(&files.0)).unwrap();
     let geometry = model::geometry(&manifest, MODEL_ID).unwrap();
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.address().unwrap().to_string();
     let server = std::thread::spawn(move || {
         let session = listener.accept(Wait::at_most(LIFE)).unwrap();
-        Played::new(session, geometry, spoil).serve();
+        PlayedServer::new(session, geometry, spoil).serve();
     });
     (address, server)
 }
@@ -145,7 +145,7 @@ fn behind_request(geometry: &Geometry, place: usize) -> (usize, usize) {
     (place * geometry.server_stride() + bytes, geometry.server_stride() - bytes)
 }
 
-struct Played {
+struct PlayedServer {
     session: Session,
     qp: QueuePair,
     cq: Cq,
@@ -155,15 +155,15 @@ struct Played {
     setup_request: SetupRequest,
     geometry: Geometry,
     server: Server,
-    spoil: Spoil,
+    spoil: AnswerFault,
     sent: u64,
     /// Answers that are sent later, and when.
     later: Vec<(Instant, u32, [u8; PREFIX_BYTES])>,
     computed: u64,
 }
 
-impl Played {
-    fn new(mut session: Session, geometry: Geometry, spoil: Spoil) -> Played {
+impl PlayedServer {
+    fn new(mut session: Session, geometry: Geometry, spoil: AnswerFault) -> PlayedServer {
         let wait = Wait::at_most(LIFE);
         let setup_request: SetupRequest = session.receive("a set-up request", wait).unwrap();
         setup_request.check(&geometry).unwrap();
@@ -203,7 +203,7 @@ impl Played {
             memory.write(at, &vec![UNTOUCHED; rest]);
         }
         let (remote, later) = (theirs.regions, Vec::new());
-        Played {
+        PlayedServer {
             session,
             qp,
             cq,
@@ -231,7 +231,7 @@ impl Played {
             self.take_arrived();
             if let Some(work) = self.server.take() {
                 assert_eq!(work.refused, None, "{work:?}");
-                if self.spoil == Spoil::Die(work.header.request_id) {
+                if self.spoil == AnswerFault::Die(work.header.request_id) {
                     return;
                 }
                 self.answer(work.slot, work.header.request_id);
@@ -308,29 +308,29 @@ impl Played {
             let computed = f32::from_le_bytes(value) * 2.0;
             self.slots.write(start + self.geometry.answer_offset() + output + at, &computed.to_le_bytes());
         }
-        if self.spoil == Spoil::Value(id) {
+        if self.spoil == AnswerFault::Value(id) {
             self.slots.write(start + self.geometry.answer_offset() + output, &7_f32.to_le_bytes());
         }
         self.computed += 1;
         let status = match self.spoil {
-            Spoil::Status(spoiled, status) if spoiled == id => status,
+            AnswerFault::Status(spoiled, status) if spoiled == id => status,
             _ => Status::Ok,
         };
         let mut prefix = self.server.done(slot, status, [5, 905]).unwrap().unwrap();
         match self.spoil {
-            Spoil::Header(spoiled) if spoiled == id => prefix[24] ^= 1,
-            Spoil::Never(spoiled) if spoiled == id => return,
-            Spoil::Late(spoiled, ms) if spoiled == id => {
+            AnswerFault::Header(spoiled) if spoiled == id => prefix[24] ^= 1,
+            AnswerFault::Never(spoiled) if spoiled == id => return,
+            AnswerFault::Late(spoiled, ms) if spoiled == id => {
                 self.later.push((Instant::now() + Duration::from_millis(ms), slot, prefix));
                 return;
             }
-            Spoil::Twice(spoiled) if spoiled == id => {
+            AnswerFault::Twice(spoiled) if spoiled == id => {
                 self.later.push((Instant::now() + Duration::from_millis(20), slot, prefix));
             }
-            Spoil::Slow(ms) => std::thread::sleep(Duration::from_millis(ms)),
+            AnswerFault::Slow(ms) => std::thread::sleep(Duration::from_millis(ms)),
             _ => {}
         }
-        self.send(slot, &prefix, self.spoil == Spoil::Torn(id));
+        self.send(slot, &prefix, self.spoil == AnswerFault::Torn(id));
     }
 
     /// Writes an answer into the client's memory; a torn one lacks its last line, and one that refuses is its

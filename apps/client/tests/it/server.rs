@@ -73,46 +73,46 @@ pub const KERNELS: [Served; 4] = [
 ];
 
 /// What tests with a server need.
-pub struct World {
+pub struct Fixture {
     pub served: Served,
     pub files: Files,
     /// Outputs of 16 inputs by the server's engine: its answers have these bits, or are wrong.
     pub reference: String,
 }
 
-impl World {
+impl Fixture {
     /// Error: no device, no ONNX Runtime, or no server.
-    pub fn new(test: &str) -> Result<World, String> {
+    pub fn new(test: &str) -> Result<Fixture, String> {
         let runtime = Runtime::load(None).map_err(|error| error.to_string())?;
         let model = |manifest: &Manifest| -> Box<dyn Engine> {
             Box::new(runtime.model(&manifest.build(), 1).unwrap())
         };
-        World::with(test, CPU, &model)
+        Fixture::with(test, CPU, &model)
     }
 
     /// Error: as [`Self::new`], or no C++ compiler for the twin.
-    pub fn of(test: &str, served: Served) -> Result<World, String> {
+    pub fn of(test: &str, served: Served) -> Result<Fixture, String> {
         if served.options == CPU.options {
-            return World::new(test);
+            return Fixture::new(test);
         }
         inference::engine::has_twin().map_err(|error| error.to_string())?;
         let model = |manifest: &Manifest| -> Box<dyn Engine> {
             let graph = import(&manifest.build(), 1).unwrap();
             Box::new(Twin::new(Plan::new(&graph).unwrap()).unwrap())
         };
-        World::with(test, served, &model)
+        Fixture::with(test, served, &model)
     }
 
     /// Of the CPU's mode, and of these.
-    pub fn each(test: &str, others: &[Served]) -> Result<Vec<World>, String> {
-        std::iter::once(&CPU).chain(others).map(|served| World::of(test, *served)).collect()
+    pub fn each(test: &str, others: &[Served]) -> Result<Vec<Fixture>, String> {
+        std::iter::once(&CPU).chain(others).map(|served| Fixture::of(test, *served)).collect()
     }
 
     fn with(
         test: &str,
         served: Served,
         model: &dyn Fn(&Manifest) -> Box<dyn Engine>,
-    ) -> Result<World, String> {
+    ) -> Result<Fixture, String> {
         device()?;
         if !Path::new(&*SERVER).is_file() {
             return Err(format!("{}; `cargo build -p inference-server`", *SERVER));
@@ -126,7 +126,7 @@ impl World {
             (0..16).flat_map(&mut outputs).flat_map(|value: f32| value.to_le_bytes()).collect();
         let reference = format!("{}/bits.f32", files.folder());
         std::fs::write(&reference, bytes).unwrap();
-        Ok(World { served, files, reference })
+        Ok(Fixture { served, files, reference })
     }
 
     /// A server of the small model, and its address.
@@ -200,7 +200,7 @@ pub fn assert_clean(ended: &Ended, count: u64) {
 
 #[test]
 fn each_way_brings_the_bits_of_the_reference_in_both_cpu_modes() {
-    let world = need!(World::new("bits"), server, "a NIC, ONNX Runtime and inference-server");
+    let world = need!(Fixture::new("bits"), server, "a NIC, ONNX Runtime and inference-server");
     for mode in ["cpu-cpu-ibverbs", "cpu-cpu-shim"] {
         let (mut server, address) = world.server(&["--mode", mode, "--sessions", &WAYS.len().to_string()]);
         for (transport, arrival) in WAYS {
@@ -219,7 +219,7 @@ fn each_way_brings_the_bits_of_the_reference_in_both_cpu_modes() {
 #[test]
 fn answers_of_64_clients_at_once_have_the_same_bits_as_those_of_one() {
     const CLIENTS: u64 = 64;
-    let world = need!(World::new("many"), server, "a NIC, ONNX Runtime and inference-server");
+    let world = need!(Fixture::new("many"), server, "a NIC, ONNX Runtime and inference-server");
     let (mut server, address) = world.server(&["--slots", "128"]);
     world.is_served(&address, "flag", &[]);
     let way = |number: usize| {
@@ -271,9 +271,9 @@ fn answers_of_64_clients_at_once_have_the_same_bits_as_those_of_one() {
 #[test]
 fn kernels_answer_several_clients_at_once_with_the_bits_of_one() {
     const CLIENTS: usize = 4;
-    need!(World::new("several"), server, "a NIC, ONNX Runtime and inference-server");
+    need!(Fixture::new("several"), server, "a NIC, ONNX Runtime and inference-server");
     for served in KERNELS {
-        let world = need!(World::of("several", served), cc, "a C++ compiler");
+        let world = need!(Fixture::of("several", served), cc, "a C++ compiler");
         let (mut server, address) = world.server(&[]);
         let arrival = |number: usize| served.arrivals[number % served.arrivals.len()];
         let before = world.is_served(&address, arrival(0), &[]);

@@ -27,7 +27,7 @@ pub fn run(options: &Options, mode: Mode, address: &str, stop: &AtomicBool) -> R
     let wait = Wait::at_most(CONNECT).unless(stop);
     let connection = Connection::open((&context, &path), address, &setup_request, geometry, wait);
     let connection = connection.with_context(|| format!("the service at {address}"))?;
-    let mut asking = Asking {
+    let mut asking = ClientRun {
         connection,
         question: vec![0; bytes as usize],
         filled: None,
@@ -39,7 +39,7 @@ pub fn run(options: &Options, mode: Mode, address: &str, stop: &AtomicBool) -> R
     say_run(options, bytes, context.name(), &path, &outcome, stop.load(Ordering::Relaxed))
 }
 
-struct Asking {
+struct ClientRun {
     connection: Connection,
     question: Vec<u8>,
     /// Number of the question that `question` has.
@@ -48,7 +48,7 @@ struct Asking {
     outcome: Outcome,
 }
 
-impl Asking {
+impl ClientRun {
     /// Until every question has its answer, or a signal comes.
     fn ask_all(&mut self, options: &Options, stop: &AtomicBool) -> Result<()> {
         let mut polls = 0_u32;

@@ -15,7 +15,7 @@ use slots::{Geometry, Tensor, TensorKind};
 use verbs::Context;
 use verbs::connect::{Path, Session, Wait};
 
-use crate::end::{Answered, SETUP};
+use crate::end::{SETUP, ServiceEnd};
 use crate::options::Options;
 use crate::service::Answers;
 
@@ -84,7 +84,7 @@ impl<'a> Service<'a> {
     }
 
     /// Clears the client away: what came of it.
-    fn leave(&mut self) -> Result<Answered> {
+    fn leave(&mut self) -> Result<ServiceEnd> {
         let left = self.waits()?.leave();
         if left.is_err() {
             // Whatever has happened to it, the next client gets another one.
@@ -118,7 +118,7 @@ impl Answers for Service<'_> {
         joined
     }
 
-    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<Answered> {
+    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<ServiceEnd> {
         let waits = self.waits()?;
         let ended = loop {
             match waits.turn(session) {
@@ -131,6 +131,6 @@ impl Answers for Service<'_> {
         let left = self.leave()?;
         // What a queue says of its end comes before what the end looked like.
         let error = left.error.or_else(|| ended.err().map(|error| sentence(&error)));
-        Ok(Answered { error, ..left })
+        Ok(ServiceEnd { error, ..left })
     }
 }

@@ -16,7 +16,7 @@ use verbs::connect::{ConnectError, Path, Session, Wait};
 use verbs::{Context, QpType};
 
 use super::ARRIVAL;
-use crate::end::{Answered, LOOK, PATIENCE, SETUP};
+use crate::end::{LOOK, PATIENCE, SETUP, ServiceEnd};
 use crate::options::Options;
 
 /// Looks for requests between two looks at the client's connection.
@@ -33,7 +33,7 @@ pub trait Waits {
     /// Serves it for a short time: false when it has gone. Errors: its queue pair's, and a kernel's.
     fn turn(&mut self, session: &mut Session) -> Result<bool>;
     /// Clears it away, however far it had come. Error: this serves no client any more.
-    fn leave(&mut self) -> Result<Answered>;
+    fn leave(&mut self) -> Result<ServiceEnd>;
 }
 
 fn grant(geometry: &Geometry, client: u32, granted: &[(u32, u32)]) -> Grant {
@@ -46,9 +46,9 @@ fn grant(geometry: &Geometry, client: u32, granted: &[(u32, u32)]) -> Grant {
     }
 }
 
-fn answered(answered: u64, refused: u64, failure: Option<String>) -> Answered {
+fn answered(answered: u64, refused: u64, failure: Option<String>) -> ServiceEnd {
     let refusals = (refused > 0).then(|| format!("{refused} requests were refused"));
-    Answered { answered, error: failure.or(refusals) }
+    ServiceEnd { answered, error: failure.or(refusals) }
 }
 
 /// A thread waits, and a machine computes and posts where the mode says so.
@@ -129,11 +129,11 @@ impl Waits for OnCpu {
         Ok(session.is_alive())
     }
 
-    fn leave(&mut self) -> Result<Answered> {
+    fn leave(&mut self) -> Result<ServiceEnd> {
         self.end = None;
-        let Some(client) = self.client.take() else { return Ok(Answered::default()) };
+        let Some(client) = self.client.take() else { return Ok(ServiceEnd::default()) };
         let endpoint = self.served.remove(client)?;
-        let left = endpoint.map_or_else(Answered::default, |endpoint| {
+        let left = endpoint.map_or_else(ServiceEnd::default, |endpoint| {
             answered(endpoint.counts.answered, endpoint.counts.refused, endpoint.failure.clone())
         });
         self.served.withdraw(client)?;
@@ -234,8 +234,8 @@ impl Waits for OnGpu {
         failure.map_or(Ok(true), |failure| bail!("{failure}"))
     }
 
-    fn leave(&mut self) -> Result<Answered> {
-        let mut left = Answered::default();
+    fn leave(&mut self) -> Result<ServiceEnd> {
+        let mut left = ServiceEnd::default();
         if let Some(place) = self.place.take() {
             let since = Instant::now();
             while !self.served.is_gone(place) {

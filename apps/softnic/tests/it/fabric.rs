@@ -98,7 +98,7 @@ pub struct Fabric {
     hosts: Option<Arc<Hosts>>,
     /// On the wire: the address of this test alone, unless hosts or an option give one.
     own: OnceLock<Arc<Loopback>>,
-    nobody: Option<ForEverybody>,
+    nobody: Option<SharedFolder>,
     pumped: bool,
     has_terminal: bool,
     _turn: Option<Turn>,
@@ -164,7 +164,7 @@ impl Fabric {
                 "user {mine} cannot become another; as it is no root, the other tests are this one"
             ));
         }
-        let nobody = ForEverybody::new(&self.name);
+        let nobody = SharedFolder::new(&self.name);
         self.folder.clone_from(&nobody.folder);
         self.nobody = Some(nobody);
         Ok(self)
@@ -340,11 +340,11 @@ impl Fabric {
 }
 
 /// Launcher and library where every user can reach them, and a folder that every user can write to; removed at the end.
-struct ForEverybody {
+struct SharedFolder {
     folder: PathBuf,
 }
 
-impl ForEverybody {
+impl SharedFolder {
     /// User and group `nobody`, as Debian, Fedora and the kernel's overflow ids have them.
     const NOBODY: u32 = 65534;
 
@@ -369,7 +369,7 @@ impl ForEverybody {
     }
 }
 
-impl Drop for ForEverybody {
+impl Drop for SharedFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }

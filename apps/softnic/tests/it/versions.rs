@@ -11,10 +11,10 @@ use crate::fabric::{Fabric, Layer};
 use crate::program::within;
 
 /// A process with what another version's NIC has: a sealed memfd, named by that version and by what must agree besides.
-struct Other(Child);
+struct OtherVersion(Child);
 
-impl Other {
-    fn start(name: &str) -> Other {
+impl OtherVersion {
+    fn start(name: &str) -> OtherVersion {
         // memfd_create(2) with sealing, F_ADD_SEALS of shrink and grow (fcntl(2)); perl-base is essential in Debian.
         let script = "my $fd = syscall(319, my $name = $ARGV[0], 2); open(my $it, '+<&=', $fd) or die; truncate($it, 4096) or die; \
                       fcntl($it, 1033, 6) or die; $| = 1; print \"ready\\n\"; sleep 600";
@@ -24,11 +24,11 @@ impl Other {
         let out = child.stdout.take().expect("a pipe");
         BufReader::new(out).read_line(&mut line).expect("a line");
         assert_eq!(line, "ready\n");
-        Other(child)
+        OtherVersion(child)
     }
 }
 
-impl Drop for Other {
+impl Drop for OtherVersion {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -62,7 +62,7 @@ fn a_program_of_another_version_is_refused_and_both_versions_are_named() {
         };
         let theirs = name.replacen(&format!("-v{VERSION}-"), &format!("-v{}-", VERSION + 1), 1);
         assert_ne!(name, theirs);
-        let other = Other::start(&theirs);
+        let other = OtherVersion::start(&theirs);
         let mut refused = fabric.start(&[&program]);
         let ended = refused.program.wait(SOON).unwrap_or_else(|why| panic!("{why}"));
         let said = refused.program.output();
