@@ -43,7 +43,11 @@ fn program() -> Result<String, String> {
         }
         let sources = [
             ("gpu_memory.c", include_str!("../programs/gpu_memory.c")),
+            ("gpu_ends.h", include_str!("../programs/gpu_ends.h")),
             ("gpu_given_up.h", include_str!("../programs/gpu_given_up.h")),
+            ("gpu_host_pages.h", include_str!("../programs/gpu_host_pages.h")),
+            ("gpu_mapped.h", include_str!("../programs/gpu_mapped.h")),
+            ("gpu_traffic.h", include_str!("../programs/gpu_traffic.h")),
             ("loopback.h", include_str!("../programs/loopback.h")),
         ];
         compiled(&scratch("gpu_memory"), &sources, "gpu_memory", &["-libverbs", "-ldl"])
@@ -57,7 +61,11 @@ fn stand_in() -> Result<PathBuf, String> {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let compile = || {
         let folder = scratch("cuda_stand_in");
-        let sources = [("cuda_stand_in.c", include_str!("../programs/cuda_stand_in.c"))];
+        let sources = [
+            ("cuda_stand_in.c", include_str!("../programs/cuda_stand_in.c")),
+            ("cuda_kernels.h", include_str!("../programs/cuda_kernels.h")),
+            ("cuda_memory.h", include_str!("../programs/cuda_memory.h")),
+        ];
         compiled(&folder, &sources, "libcuda.so.1", &["-shared", "-fPIC"])?;
         symlink("libcuda.so.1", folder.join("libcuda.so")).map_err(|error| error.to_string())?;
         Ok(folder)

@@ -23,7 +23,13 @@ impl Driver {
     fn new(name: &str, lacks: &[&str]) -> Result<Driver, String> {
         let driver = Driver::empty(name);
         let source = driver.0.join("stand_in.c");
-        fs::write(&source, include_str!("stand_in.c")).unwrap();
+        for (name, text) in [
+            ("stand_in.c", include_str!("stand_in.c")),
+            ("stand_in_streams.h", include_str!("stand_in_streams.h")),
+            ("stand_in_graphs.h", include_str!("stand_in_graphs.h")),
+        ] {
+            fs::write(driver.0.join(name), text).unwrap();
+        }
         let mut cc = Command::new("cc");
         cc.args(["-shared", "-fPIC", "-pthread", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror"]);
         cc.args(lacks.iter().map(|macro_| format!("-D{macro_}")))
