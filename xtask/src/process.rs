@@ -164,23 +164,15 @@ pub struct JsonProgram {
     /// Its stderr.
     pub log: PathBuf,
     lines: Receiver<String>,
-    stdin: Option<ChildStdin>,
+    /// Ends with this process, however that ends.
+    stdin: ChildStdin,
 }
 
 impl JsonProgram {
     pub fn start(command: &mut Command, log: &Path) -> Result<JsonProgram> {
-        JsonProgram::start_with(command, log, Stdio::null())
-    }
-
-    /// One that [`Self::ask`] asks.
-    pub fn start_asked(command: &mut Command, log: &Path) -> Result<JsonProgram> {
-        JsonProgram::start_with(command, log, Stdio::piped())
-    }
-
-    fn start_with(command: &mut Command, log: &Path, stdin: Stdio) -> Result<JsonProgram> {
         let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(file);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
         stop::hold();
         let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
         let stdout = child.0.stdout.take().context("stdout was piped")?;
@@ -190,15 +182,14 @@ impl JsonProgram {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
             lines.into_iter().try_for_each(|line| said.send(line).map_err(|_| ()))
         });
-        let stdin = child.0.stdin.take();
+        let stdin = child.0.stdin.take().context("stdin was piped")?;
         Ok(JsonProgram { child, log: log.to_owned(), lines, stdin })
     }
 
     /// Writes a request on a line of its stdin, and waits for the `answer`. Requests are short: a pipe has room for them.
     pub fn ask(&mut self, request: &Value, limit: Duration) -> Result<Value> {
-        let stdin = self.stdin.as_mut().context("it is not one that is asked")?;
         // A program that is gone says why when its answer is read.
-        let _ = writeln!(stdin, "{request}");
+        let _ = writeln!(self.stdin, "{request}");
         self.json("answer", limit)
     }
 

@@ -55,7 +55,7 @@ impl<'a> Peer<'a> {
         command.arg(&self.script).env("PYTHONDONTWRITEBYTECODE", "1").env("DOORBELL_WHEEL", wheel);
         self.sessions += 1;
         let log = self.logs.join(format!("peer-{}.log", self.sessions));
-        let mut session = JsonProgram::start_asked(&mut command, &log)?;
+        let mut session = JsonProgram::start(&mut command, &log)?;
         let help = || format!("{} (--python names another Python)", self.script.display());
         let hello =
             session.json("hello", STARTED).map_err(|error| refused(format!("{}: {error:#}", help())))?;

@@ -76,7 +76,7 @@ impl Guest {
         fs::create_dir_all(&share).with_context(|| format!("making {}", share.display()))?;
         let mut unshare = Command::new("unshare");
         unshare.arg(if is_root() { "-n" } else { "-rn" }).args(["sh", "-c", &HOLD.replace("HOST", HOST)]);
-        let mut namespace = JsonProgram::start_asked(&mut unshare, &logs.join("namespace.log"))?;
+        let mut namespace = JsonProgram::start(&mut unshare, &logs.join("namespace.log"))?;
         namespace.json("ready", WAIT).context("a network namespace with a tap (/dev/net/tun)")?;
         let console = logs.join("console.log");
         let mut qemu = inside(&namespace, "timeout");

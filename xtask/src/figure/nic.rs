@@ -15,6 +15,7 @@ use super::samples;
 use crate::packages::LIBRARY;
 use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
+use crate::testbed::hosts::until_stdin_ends;
 use crate::workspace;
 use experiment::Spec;
 
@@ -227,9 +228,10 @@ impl Receiver {
             return Ok(Receiver::Standing { address: format!("{host}:{PORT}"), _session: None });
         };
         let mut command = Command::new(ssh);
-        // With a terminal of its own the receiver ends when we do.
-        command.args(["-tt", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]);
-        command.arg(format!("{} {}", super::quoted(generator), listen(port)));
+        command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]);
+        let words: Vec<String> =
+            until_stdin_ends(&[generator]).iter().map(|word| super::quoted(word)).collect();
+        command.arg(format!("{} {}", words.join(" "), listen(port)));
         let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         match session.json("listening", WAIT) {
             Ok(_) => Ok(Receiver::standing(format!("{host}:{port}"), session)),

@@ -24,11 +24,6 @@ use crate::{stop, workspace};
 /// Port of sshd on the nodes of a testbed.
 const SSH_PORT: u16 = 2222;
 
-/// Run by `sh` with a program's words: ends the program when stdin ends, as it does when ssh or this command is gone.
-const UNTIL_STDIN_ENDS: &str = "exec 3<&0; \"$@\" 3<&- & own=$!; \
-    { cat <&3; kill $own; sleep 5; kill -9 $own; } >/dev/null 2>&1 & with=$!; \
-    exec 3<&-; wait $own; status=$?; kill $with; exit $status";
-
 /// Where both ends of a transfer run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -130,10 +125,8 @@ impl Nodes {
         let address = format!("{}:{}", receiver.address, receiver.port);
         let device = self.devices().map_or("mlx5_0", |[_, device]| device);
         let listen = ["--listen", &address, "--nic", device, "--sessions", "0", "--json", "-"];
-        let mut words = ["sh", "-c", UNTIL_STDIN_ENDS, "sh"].map(str::to_owned).to_vec();
-        words.extend(generator(receiver, &listen));
-        let mut command = receiver.command(&words)?;
-        let mut session = JsonProgram::start_asked(&mut command, &logs.join("receiver.log"))?;
+        let mut command = receiver.command(&generator(receiver, &listen))?;
+        let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         let listening = session.json("listening", WAIT);
         listening.with_context(|| format!("starting the receiver on {}", receiver.name))?;
         Ok(Receiver::standing(address, session))
@@ -177,17 +170,14 @@ impl Nodes {
     }
 }
 
-/// The generator on a host's NIC, and these options.
+/// The generator on a host's NIC, and these options; it ends with its stdin, and so with this command.
 fn generator(host: &Host, options: &[&str]) -> Vec<String> {
     let Host { prefix, address, .. } = host;
-    let mut words = Vec::new();
-    if host.device.is_empty() {
-        words.extend([format!("{prefix}/bin/softnic"), "run".into(), "--config".into()]);
-        words.extend([format!("{prefix}/nic.toml"), "--ipv4".into(), address.clone(), "--".into()]);
-    }
-    words.push(format!("{prefix}/bin/generator"));
-    words.extend(options.iter().map(|word| (*word).to_owned()));
-    words
+    let [softnic, config, generator] =
+        ["bin/softnic", "nic.toml", "bin/generator"].map(|file| format!("{prefix}/{file}"));
+    let nic = [&softnic, "run", "--config", &config, "--ipv4", address, "--"];
+    let nic = if host.device.is_empty() { &nic[..] } else { &[] };
+    hosts::until_stdin_ends(&[nic, &[generator.as_str()], options].concat())
 }
 
 /// What a run on hosts changes in the spec. Error: an option that means a card of this host, or the committed results.

@@ -14,6 +14,11 @@ use super::playbook::{self, Inventory};
 use crate::figure::quoted;
 use crate::refused::refused;
 
+/// Run by `sh` with a program's words: ends the program when stdin ends, as it does when ssh or this command is gone.
+const UNTIL_STDIN_ENDS: &str = "exec 3<&0; \"$@\" 3<&- & own=$!; \
+    { cat <&3; kill $own; sleep 5; kill -9 $own; } >/dev/null 2>&1 & with=$!; \
+    exec 3<&-; wait $own; status=$?; kill $with; exit $status";
+
 /// A host, and how a login there is made.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Host {
@@ -92,6 +97,11 @@ impl Host {
             )
         })
     }
+}
+
+/// These words of a program as those of one that ends with its stdin. Words may follow.
+pub fn until_stdin_ends(words: &[&str]) -> Vec<String> {
+    [&["sh", "-c", UNTIL_STDIN_ENDS, "sh"], words].concat().into_iter().map(str::to_owned).collect()
 }
 
 /// The first host sends, the second receives. Error: what the inventory lacks.

@@ -318,6 +318,50 @@ fn figure_4_is_measured_between_the_two_hosts_of_an_inventory_which_stay() {
     assert_eq!(bed.on("node2", "hostname").text, "node2\n");
 }
 
+/// Programs whose transfer ends by no means of its own; each leaves its process id on its node.
+const ENDLESS: &str = r#"#!/bin/sh
+case $(basename $0)$* in
+softnicrun*) until [ $1 = -- ]; do shift; done; shift; exec "$@" ;;
+generatorprobe*) echo '{"kind":"probe","devices":[{"name":"mlx5_0"}]}' ;;
+generator*) echo $$ > /tmp/endless; echo '{"kind":"listening"}'; exec sleep 600 ;;
+esac
+"#;
+
+#[test]
+fn programs_on_the_hosts_end_when_the_command_is_killed() {
+    need!(machine(), testbed, NEEDS);
+    need!(released(), softnic, "release builds");
+    let bed = Bed::up("ends");
+    let folder = programs(&bed, "endless", ENDLESS).display().to_string();
+    let with = |address: &str| format!("{address}\n          doorbell_programs: {folder}");
+    let [one, two] = ["10.77.0.1", "10.77.0.2"];
+    let place = inventory(&bed, "mine.yml", &[(one, &with(one)), (two, &with(two))]);
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        let out = bed.dir.join(signal.as_str());
+        let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        figure.args(["figure", "4", "--smoke", "--where", &place, "--no-install", "--out"]).arg(&out);
+        let mut run =
+            figure.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let runs = |node| bed.on(node, "kill -0 $(cat /tmp/endless)").ok;
+        let since = Instant::now();
+        while !["node1", "node2"].map(runs).iter().all(|runs| *runs) && since.elapsed() < LIMIT {
+            sleep(Duration::from_millis(50));
+        }
+        let both_ran = ["node1", "node2"].map(runs);
+        kill(Pid::from_raw(run.id().try_into().unwrap()), signal).unwrap();
+        run.wait().unwrap();
+        assert_eq!(both_ran, [true; 2], "no transfer began; see {}", out.display());
+        for node in ["node1", "node2"] {
+            let since = Instant::now();
+            while runs(node) {
+                assert!(since.elapsed() < LIMIT, "{signal}: the program on {node} lives on");
+                sleep(Duration::from_millis(50));
+            }
+            assert!(bed.on(node, "rm /tmp/endless").ok);
+        }
+    }
+}
+
 #[test]
 fn a_host_that_does_not_answer_and_an_inventory_of_other_hosts_are_named() {
     need!(machine(), testbed, NEEDS);
