@@ -383,8 +383,12 @@ fn execute_on(
     let receiver = Receiver::find(nic, peer, &logs)?;
     let link_gbps = probe.link_gbps(nic);
     let (receiver, logs) = (&receiver, logs.as_path());
+    let on_nodes = match nic {
+        Nic::Nodes(nodes) => Some(samples::OnNodes::start(nodes, logs)?),
+        _ => None,
+    };
     let mut bench =
-        Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps };
+        Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps, on_nodes };
     let earlier = measure_points(experiment, &how, &provenance, &grid, &mut bench)?;
     let mut extra =
         if bench.transfer.bench_post { bench_post(nic, programs, logs)? } else { Extra::default() };

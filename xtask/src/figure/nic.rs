@@ -149,10 +149,7 @@ impl Nic {
     pub fn generator(&self, programs: &Programs) -> Result<Command> {
         Ok(match self {
             Nic::Card { .. } => Command::new(&programs.generator),
-            Nic::Nodes(nodes) => {
-                let [(sender, ..), _] = nodes.generators()?;
-                sender
-            }
+            Nic::Nodes(nodes) => nodes.sender()?,
             Nic::Software { config, fabric } => {
                 let mut command = Command::new(&programs.softnic);
                 command

@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use experiment::{Experiment, Spec};
@@ -87,11 +88,32 @@ impl Place {
 #[derive(Clone, Debug)]
 pub struct Nodes {
     hosts: [Host; 2],
+    /// How the folders begin that hosts have for counters during the run.
+    counters: String,
     /// The testbed that the nodes are of, if any.
     testbed: Option<Testbed>,
 }
 
 impl Nodes {
+    /// The fabric of the software NICs, so that no other program's counters are read.
+    pub const FABRIC: &str = "doorbell-figure";
+
+    pub fn new(hosts: [Host; 2], testbed: Option<Testbed>) -> Nodes {
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let counters = format!("/tmp/doorbell-{}-{}", std::process::id(), since.as_nanos());
+        Nodes { hosts, counters, testbed }
+    }
+
+    /// The sender's host, then the receiver's.
+    pub fn hosts(&self) -> &[Host; 2] {
+        &self.hosts
+    }
+
+    /// The folder for counters on the host of the `sender` or `receiver`, which is there while they are read.
+    pub fn counters(&self, end: &str) -> String {
+        format!("{}-{end}", self.counters)
+    }
+
     /// The RDMA device of each; `None`: both have the software NIC.
     fn devices(&self) -> Option<[&str; 2]> {
         let devices = self.hosts.each_ref().map(|host| host.device.as_str());
@@ -113,10 +135,17 @@ impl Nodes {
     pub fn generators(&self) -> Result<[(Command, String, String); 2]> {
         let of = |host: &Host| -> Result<_> {
             let device = if host.device.is_empty() { "mlx5_0" } else { &host.device };
-            Ok((host.command(&generator(host, &[]))?, host.name.clone(), device.to_owned()))
+            Ok((host.command(&generator(host, &[], &[]))?, host.name.clone(), device.to_owned()))
         };
         let [sender, receiver] = &self.hosts;
         Ok([of(sender)?, of(receiver)?])
+    }
+
+    /// The generator on the sender's NIC, which leaves its counters as it ends; options follow.
+    pub fn sender(&self) -> Result<Command> {
+        let [sender, _] = &self.hosts;
+        let ended = format!("{}/ended", self.counters("sender"));
+        sender.command(&generator(sender, &["--stats", &ended], &[]))
     }
 
     /// Starts the receiver on the second host, which serves every point.
@@ -125,7 +154,7 @@ impl Nodes {
         let address = format!("{}:{}", receiver.address, receiver.port);
         let device = self.devices().map_or("mlx5_0", |[_, device]| device);
         let listen = ["--listen", &address, "--nic", device, "--sessions", "0", "--json", "-"];
-        let mut command = receiver.command(&generator(receiver, &listen))?;
+        let mut command = receiver.command(&generator(receiver, &[], &listen))?;
         let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         let listening = session.json("listening", WAIT);
         listening.with_context(|| format!("starting the receiver on {}", receiver.name))?;
@@ -137,11 +166,15 @@ impl Nodes {
         self.testbed.is_some()
     }
 
+    /// Processor seconds of all programs on the nodes so far, where these are this machine's.
+    pub fn seconds(&self) -> Option<f64> {
+        self.testbed.as_ref().map(testbed::seconds)
+    }
+
     /// Begins to count what programs beside the nodes' take; the answer is in cores. No process of a node is waited for here.
     pub fn others(&self) -> Option<impl Fn() -> Option<f64>> {
-        let testbed = self.testbed.clone()?;
-        let (others, before) = (BackgroundLoad::watch(), testbed::seconds(&testbed));
-        Some(move || others.as_ref()?.cores_beside(testbed::seconds(&testbed) - before))
+        let (before, others) = (self.seconds()?, BackgroundLoad::watch());
+        Some(move || others.as_ref()?.cores_beside(self.seconds()? - before))
     }
 
     /// Refuses a device that is not there, or is no ConnectX: what is measured on a card is called hardware.
@@ -170,14 +203,14 @@ impl Nodes {
     }
 }
 
-/// The generator on a host's NIC, and these options; it ends with its stdin, and so with this command.
-fn generator(host: &Host, options: &[&str]) -> Vec<String> {
+/// The generator on a host's NIC with these options, and those of the software NIC; it ends with its stdin, and so with this command.
+fn generator(host: &Host, of_nic: &[&str], options: &[&str]) -> Vec<String> {
     let Host { prefix, address, .. } = host;
     let [softnic, config, generator] =
         ["bin/softnic", "nic.toml", "bin/generator"].map(|file| format!("{prefix}/{file}"));
-    let nic = [&softnic, "run", "--config", &config, "--ipv4", address, "--"];
-    let nic = if host.device.is_empty() { &nic[..] } else { &[] };
-    hosts::until_stdin_ends(&[nic, &[generator.as_str()], options].concat())
+    let fixed = [&softnic, "run", "--config", &config, "--ipv4", address, "--fabric", Nodes::FABRIC];
+    let nic = if host.device.is_empty() { [&fixed, of_nic, &["--"]].concat() } else { Vec::new() };
+    hosts::until_stdin_ends(&[&nic, &[generator.as_str()][..], options].concat())
 }
 
 /// What a run on hosts changes in the spec. Error: an option that means a card of this host, or the committed results.
@@ -229,7 +262,7 @@ fn measure(
     out: &Path,
 ) -> Result<()> {
     let logs = out.join("logs");
-    let nodes = Nodes { hosts: hosts::of(inventory, &logs)?, testbed };
+    let nodes = Nodes::new(hosts::of(inventory, &logs)?, testbed);
     if let (Some(card), Some(_)) = (nodes.card(), options.rate_gbps) {
         let file = inventory.file.display();
         return Err(refused(format!(
@@ -268,7 +301,7 @@ mod tests {
             ];
             serde_json::from_str(&hosts::tests::line(&changes)).unwrap()
         };
-        let found = Nodes { hosts: [host("a"), host("b")], testbed: None }.check_cards().err();
+        let found = Nodes::new([host("a"), host("b")], None).check_cards().err();
         std::fs::remove_file(program).unwrap();
         found
     }

@@ -13,6 +13,7 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 
 use super::nic::{Nic, Programs, Receiver};
+use super::samples::OnNodes;
 use crate::process::{Ended, JsonProgram, WAIT, descendants};
 use crate::refused::refused;
 
@@ -177,6 +178,8 @@ pub struct Bench<'a> {
     pub provenance: &'a Provenance,
     /// Rate of the port, where it means something.
     pub link_gbps: Option<f64>,
+    /// What reads samples on hosts that ansible reaches, if it runs there.
+    pub on_nodes: Option<OnNodes<'a>>,
 }
 
 /// The sender's last line, as far as a point needs to know it; all of it is kept as the point's `detail`.
@@ -238,11 +241,14 @@ impl run::Bench for Bench<'_> {
     }
 
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let begin = self.on_nodes.as_mut().map(OnNodes::begin);
         let measured = self.point(key, seconds);
         let Nic::Nodes(nodes) = self.nic else { return measured };
-        measured.with_context(|| {
+        let mut point = measured.with_context(|| {
             format!("{} (see sender.log and receiver.log in {})", nodes.in_words(), self.logs.display())
-        })
+        })?;
+        point.samples = self.on_nodes.as_mut().zip(begin).map(|(on_nodes, begin)| on_nodes.end(&begin));
+        Ok(point)
     }
 }
 

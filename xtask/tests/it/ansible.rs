@@ -269,6 +269,7 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     for (word, count) in words {
         assert_eq!(points.matches(word).count(), count, "{word}: {points}");
     }
+    points.lines().for_each(|point| has_samples_of_both_nodes(point, true));
     assert!(!out.join("testbed").exists());
     // Another figure, and a run that would be recorded, are refused before anything is made.
     for (words, said) in
@@ -281,6 +282,23 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
         refused.has(&["--where netns", said]);
     }
     fs::remove_dir_all(out).unwrap();
+}
+
+/// A point has the counters of its sender and its receiver, and the use of processors where that is this machine's.
+#[track_caller]
+fn has_samples_of_both_nodes(point: &str, is_here: bool) {
+    let point: serde_json::Value = serde_json::from_str(point).unwrap();
+    let posted = point["detail"]["posted"].as_f64().unwrap();
+    let samples = &point["samples"];
+    for name in ["nic.messages_sent", "nic.messages_received"] {
+        assert!(
+            posted > 0.0 && samples["counts"][name].as_f64() >= Some(posted),
+            "{name}, {posted}: {samples}"
+        );
+    }
+    let used = samples["gauges"]["programs_cores"][0].as_f64();
+    let why = samples["absent"]["machine"].as_str();
+    assert_eq!((used > Some(0.0), why.is_none()), (is_here, is_here), "{samples}");
 }
 
 /// The inventory of a testbed's nodes as a file of a user's, with changes.
@@ -313,8 +331,16 @@ fn figure_4_is_measured_between_the_two_hosts_of_an_inventory_which_stay() {
     for word in of_both {
         assert_eq!(points.matches(word).count(), 4, "{word}: {points}");
     }
-    // The receiver, which serves until it is stopped, is gone; the nodes are not.
+    points.lines().for_each(|point| has_samples_of_both_nodes(point, false));
+    // The receiver, which serves until it is stopped, is gone, and so are the counters; the nodes are not.
     wait_for_port(&bed, false);
+    for node in ["node1", "node2"] {
+        let since = Instant::now();
+        while !bed.on(node, "ls /tmp").text.is_empty() {
+            assert!(since.elapsed() < LIMIT, "{:?}", bed.on(node, "ls /tmp"));
+            sleep(Duration::from_millis(50));
+        }
+    }
     assert_eq!(bed.on("node2", "hostname").text, "node2\n");
 }
 

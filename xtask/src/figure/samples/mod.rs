@@ -22,11 +22,13 @@ mod gpu;
 mod hook;
 mod machine;
 mod nic;
+mod nodes;
 
 pub use gpu::Gpu;
 use hook::Hook;
 use machine::{Files, MachineSampler};
 use nic::Counters;
+pub use nodes::OnNodes;
 
 /// Why nothing of this machine is sampled.
 const ELSEWHERE: &str = "both ends run on other hosts";
@@ -65,10 +67,9 @@ impl Sampled<'_> {
         let on_wire = provenance.nic_options.get("path").is_some_and(|path| path == "wire");
         let nic = match provenance.nic {
             // This machine's card of that name is another one.
-            _ if !bench.is_here() => Counters::Absent(ELSEWHERE.into()),
+            _ if !bench.is_here() || on_wire => Counters::OfBench,
             Label::Hardware => Counters::of_card(root, &provenance.device),
             Label::None => Counters::Absent("no NIC has a part in the run".into()),
-            _ if on_wire => Counters::Absent("the NICs run on the nodes".into()),
             _ => Counters::Software(counters_file(&how.out)),
         };
         let hook = HOOK.get().map(|command| Hook::tried(command)).transpose()?;
@@ -105,6 +106,11 @@ impl Bench for Sampled<'_> {
         let (counts, absent) = self.nic.grown(&nic);
         samples.counts.extend(counts);
         samples.absent.extend(absent);
+        // Programs on other hosts are no children of this process.
+        let own = point.samples.take().unwrap_or_default();
+        samples.gauges.extend(own.gauges);
+        samples.counts.extend(own.counts);
+        samples.absent.extend(own.absent);
         let after = self.hook.as_ref().map(Hook::read);
         match hook.zip(after) {
             None => {}
@@ -212,12 +218,15 @@ mod tests {
         }
 
         fn measure(&mut self, _: &Key, _: f64) -> Result<Point> {
-            Ok(example("cpu-shim", 64))
+            let mut samples = Samples::default();
+            samples.gauge("programs_cores", &[1.5]);
+            samples.counts.insert("nic.cqes".into(), 3.0);
+            Ok(Point { samples: Some(samples), ..example("cpu-shim", 64) })
         }
     }
 
     #[test]
-    fn a_run_on_other_hosts_has_no_counters_of_a_card_of_this_machine() {
+    fn a_run_on_other_hosts_has_what_was_read_there_and_no_counters_of_a_card_of_this_machine() {
         let key = example("cpu-shim", 64).key();
         let mut provenance = example("cpu-shim", 64).provenance;
         (provenance.nic, provenance.device) = (Label::Hardware, "mlx5_0".into());
@@ -231,8 +240,11 @@ mod tests {
         let mut on_hosts = OnHosts;
         let mut sampled = Sampled::new(&mut on_hosts, &how, &provenance, Gpu::of_run(false)).unwrap();
         let samples = sampled.measure(&key, 0.01).unwrap().samples.unwrap();
-        let absent = ["machine", "nic"].map(|name| (name.to_owned(), ELSEWHERE.to_owned()));
-        assert_eq!(samples, Samples { absent: absent.into(), ..Samples::default() });
+        let mut read_there =
+            Samples { absent: [("machine".into(), ELSEWHERE.into())].into(), ..Samples::default() };
+        read_there.gauge("programs_cores", &[1.5]);
+        read_there.counts.insert("nic.cqes".into(), 3.0);
+        assert_eq!(samples, read_there);
     }
 
     #[test]
