@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result<()> {
     check(&built)?;
     let out = options.out.clone().unwrap_or_else(|| target_dir().join("dist"));
     let version = version(&revision);
-    let name = format!("doorbell-{version}-x86_64-linux");
+    let name = name(&version);
     let folder = out.join(&name);
     match fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -119,6 +119,11 @@ fn version(revision: &Revision) -> String {
         Some(commit) => format!("{}+{commit}{changes}", env!("CARGO_PKG_VERSION")),
         None => env!("CARGO_PKG_VERSION").to_owned(),
     }
+}
+
+/// Of the tarball's folder, and of its file before `.tar.gz`.
+fn name(version: &str) -> String {
+    format!("doorbell-{version}-x86_64-linux")
 }
 
 /// Builds the programs: the folder that they lie in.

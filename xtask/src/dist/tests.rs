@@ -196,50 +196,104 @@ fn steps(action: &str) -> Vec<String> {
     blocks.map(lines).collect()
 }
 
-/// The tarball that `dist` made last, if it did.
-fn newest_tarball(folder: &Path) -> Option<PathBuf> {
-    let names = workspace::names_in(folder).into_iter();
-    let all = names.filter(|name| name.starts_with("doorbell-") && name.ends_with("-x86_64-linux.tar.gz"));
-    all.map(|name| folder.join(name))
-        .max_by_key(|path| fs::metadata(path).and_then(|file| file.modified()).ok())
+/// The tarball that `dist` made of this revision. That of a changed tree may be older than the last change: it is taken only where it
+/// is just made. Error: why there is none.
+fn of_this_revision(revision: &Revision, folder: &Path, is_just_made: bool) -> Result<PathBuf, String> {
+    let wanted = folder.join(name(&version(revision)) + ".tar.gz");
+    let others = workspace::names_in(folder).into_iter().filter(|name| name.ends_with(".tar.gz"));
+    match (wanted.is_file(), revision.dirty && !is_just_made) {
+        (true, false) => Ok(wanted),
+        (true, true) => Err(format!("{} may be older than the tree's changes", wanted.display())),
+        (false, _) => Err(format!(
+            "`cargo xtask dist` did not make {}; there are: {}",
+            wanted.display(),
+            others.reduce(|all, name| format!("{all}, {name}")).unwrap_or_else(|| "none".into())
+        )),
+    }
+}
+
+/// Whether `cargo xtask test --full` runs, which makes the tarball first.
+fn is_full() -> bool {
+    std::env::var_os("SOFTNIC_TEST_FULL").is_some()
+}
+
+fn packed() -> Result<PathBuf, String> {
+    of_this_revision(&workspace::revision(), &target_dir().join("dist"), is_full())
 }
 
 #[test]
-fn the_steps_of_the_ci_action_unpack_the_tarball_and_refuse_a_damaged_one() {
+fn the_tarball_of_another_revision_is_not_taken_for_this_ones() {
+    let folder = std::env::temp_dir().join(format!("xtask-dist-which-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let revision = |digit: &str, dirty| Revision { commit: digit.repeat(40), dirty };
+    let made = |revision: &Revision| folder.join(format!("{}.tar.gz", name(&version(revision))));
+    for (of, dirty) in [("a", false), ("b", false), ("b", true)] {
+        fs::write(made(&revision(of, dirty)), "").unwrap();
+    }
+    let asked = |digit, dirty, is_just_made| of_this_revision(&revision(digit, dirty), &folder, is_just_made);
+    assert_eq!(asked("a", false, false), Ok(made(&revision("a", false))));
+    assert_eq!(asked("b", true, true), Ok(made(&revision("b", true))));
+    assert!(
+        asked("b", true, false)
+            .unwrap_err()
+            .ends_with(".changed-x86_64-linux.tar.gz may be older than the tree's changes")
+    );
+    let why = asked("c", false, true).unwrap_err();
+    assert!(
+        why.contains("+cccccccccccc-x86_64") && why.contains("there are: ") && why.contains("+aaaaaaaaaaaa-"),
+        "{why}"
+    );
+    fs::remove_dir_all(&folder).unwrap();
+    assert!(asked("a", false, true).unwrap_err().ends_with("there are: none"));
+}
+
+/// Runs a script of the action.
+fn run_step(step: &str, tarball: &Path, out: &Path) -> std::process::Output {
+    let mut bash = Command::new("bash");
+    bash.args(["-c", step]).env("RUNNER_TEMP", out).env("GITHUB_PATH", out.join("paths"));
+    bash.env("TARBALL", tarball).output().unwrap()
+}
+
+/// Sets up from that tarball, and asks the program that the path then leads to for its version.
+fn set_up_from(tarball: &Path, step: &str, out: &Path) -> String {
+    let said = run_step(step, tarball, out);
+    assert!(said.status.success(), "{}: {}", tarball.display(), String::from_utf8_lossy(&said.stderr));
+    let folder = fs::read_to_string(out.join("paths")).unwrap();
+    assert_eq!(folder, format!("{}\n", out.join("softnic").display()));
+    let mut program = Command::new("bash");
+    program.args(["-c", "softnic --version"]).env("PATH", format!("{}:/usr/bin:/bin", folder.trim_end()));
+    String::from_utf8_lossy(&program.output().unwrap().stdout).into_owned()
+}
+
+fn action() -> Vec<String> {
+    let steps = steps(&fs::read_to_string(root().join("packaging/action/action.yml")).unwrap());
+    assert_eq!(steps.len(), 2);
+    steps
+}
+
+#[test]
+fn the_steps_of_the_ci_action_unpack_the_tarball_of_this_revision() {
+    let tarball = need!(packed(), dist, "the tarball of this revision");
+    let out = std::env::temp_dir().join(format!("xtask-dist-packed-{}", std::process::id()));
+    fs::create_dir_all(&out).unwrap();
+    let said = set_up_from(&tarball, &action()[0], &out);
+    assert!(said.starts_with("softnic "), "{}: {said}", tarball.display());
+    fs::remove_dir_all(out).unwrap();
+}
+
+#[test]
+fn the_steps_of_the_ci_action_unpack_a_tarball_and_refuse_a_damaged_one() {
     let out = std::env::temp_dir().join(format!("xtask-dist-action-{}", std::process::id()));
-    let (folder, temp, paths) = (out.join("doorbell-1"), out.join("temp"), out.join("paths"));
+    let (folder, temp) = (out.join("doorbell-1"), out.join("temp"));
     for folder in [&folder, &temp] {
         fs::create_dir_all(folder).unwrap();
     }
     crate::process::script(&folder.join("softnic"), "#!/bin/sh\necho \"stand-in $@\"\n");
     fs::write(folder.join("SHA256SUMS"), sums(&folder, &folder).unwrap()).unwrap();
-    let action = fs::read_to_string(root().join("packaging/action/action.yml")).unwrap();
-    let steps = steps(&action);
-    assert_eq!(steps.len(), 2);
-    let run = |step: &str, tarball: &Path| {
-        let mut bash = Command::new("bash");
-        bash.args(["-c", step]).env("RUNNER_TEMP", &temp).env("GITHUB_PATH", &paths);
-        bash.env("TARBALL", tarball).output().unwrap()
-    };
+    let steps = action();
     let stand_in = pack(&out, "doorbell-1").unwrap();
-    // Of `cargo xtask dist`, where it was run: the program that the path then leads to is softnic.
-    let packed = newest_tarball(&target_dir().join("dist"));
-    let from =
-        packed.as_ref().map_or("a stand-in: no `dist` ran here".into(), |path| path.display().to_string());
-    say!("set up from {from}");
-    for (tarball, says) in [(Some(&stand_in), "stand-in --version"), (packed.as_ref(), "softnic ")] {
-        let Some(tarball) = tarball else { continue };
-        let _ = fs::remove_file(&paths);
-        let said = run(&steps[0], tarball);
-        assert!(said.status.success(), "{}: {}", tarball.display(), String::from_utf8_lossy(&said.stderr));
-        let folder = fs::read_to_string(&paths).unwrap();
-        assert_eq!(folder, format!("{}\n", temp.join("softnic").display()));
-        let mut program = Command::new("bash");
-        program.args(["-c", "softnic --version"]).env("PATH", format!("{}:/usr/bin:/bin", folder.trim_end()));
-        let said = String::from_utf8_lossy(&program.output().unwrap().stdout).into_owned();
-        assert!(said.starts_with(says), "{}: {said}", tarball.display());
-        fs::remove_dir_all(temp.join("softnic")).unwrap();
-    }
+    assert_eq!(set_up_from(&stand_in, &steps[0], &temp), "stand-in --version\n");
+    fs::remove_dir_all(temp.join("softnic")).unwrap();
     // A program of that name, as a hosted runner's long list and as one without the driver.
     let bin = out.join("bin");
     fs::create_dir_all(&bin).unwrap();
@@ -255,6 +309,6 @@ fn the_steps_of_the_ci_action_unpack_the_tarball_and_refuse_a_damaged_one() {
     // Its sums stay those of before.
     fs::write(folder.join("softnic"), "damaged\n").unwrap();
     pack(&out, "doorbell-1").unwrap();
-    assert!(!run(&steps[0], &stand_in).status.success());
+    assert!(!run_step(&steps[0], &stand_in, &temp).status.success());
     fs::remove_dir_all(out).unwrap();
 }
