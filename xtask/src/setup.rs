@@ -37,6 +37,8 @@ pub enum Purpose {
     Testbed,
     /// The tests: headers, test programs, lint tools, and a CUDA compiler (133 MB).
     Test,
+    /// `test --full`: what makes roots of other distributions and containers, and ansible-lint.
+    Full,
 }
 
 /// One package, its first purpose, and why it is needed.
@@ -246,9 +248,10 @@ pub fn all_names() -> impl Iterator<Item = &'static str> {
     list().map(|package| package.name)
 }
 
-/// What `doctor` prints: every package with its version, or none.
+/// What `doctor` prints: every package but those of the long tests alone, with its version, or none.
 pub fn packages() -> Vec<(&'static str, &'static str, Option<String>)> {
-    list().map(|package| (package.name, package.why, version(package.name))).collect()
+    let all = wanted(Purpose::Test).into_iter();
+    all.map(|package| (package.name, package.why, version(package.name))).collect()
 }
 
 /// Names of the packages that `purpose` needs and this system lacks. Without dpkg none is found.
@@ -338,12 +341,12 @@ mod tests {
     fn each_purpose_holds_the_ones_before_it() {
         let count = |purpose| wanted(purpose).len();
         assert!(
-            [Purpose::Figure, Purpose::Bench, Purpose::Testbed, Purpose::Test]
+            [Purpose::Figure, Purpose::Bench, Purpose::Testbed, Purpose::Test, Purpose::Full]
                 .map(count)
                 .is_sorted_by(|one, next| one < next)
         );
         let lines = LIST.lines().filter(|line| !line.starts_with('#')).count();
-        assert_eq!((count(Purpose::Test), lines > 10), (lines, true), "a line that is no package");
+        assert_eq!((count(Purpose::Full), lines > 10), (lines, true), "a line that is no package");
         let first = names(&wanted(Purpose::Figure));
         assert!(["libibverbs1", "g++", "iproute2"].iter().all(|name| first.contains(name)), "{first:?}");
     }

@@ -27,6 +27,11 @@ const DOC: &str = "usr/share/doc/softnic";
 const EPOCH: (&str, &str) = ("946684800", "Sat, 01 Jan 2000 00:00:00 +0000");
 const MAINTAINER: &str = "The Doorbell authors <doorbell@noreply.github.com>";
 
+/// Its file in that folder.
+pub(super) fn file(folder: &Path, version: &str) -> PathBuf {
+    folder.join(format!("{NAME}_{version}_amd64.deb"))
+}
+
 /// Makes the package of what lies in `folder`. `None`: this system has no dpkg-deb.
 pub(super) fn pack(out: &Path, folder: &Path, version: &str) -> Result<Option<PathBuf>> {
     if Command::new("dpkg-deb").arg("--version").output().is_err() {
@@ -39,7 +44,7 @@ pub(super) fn pack(out: &Path, folder: &Path, version: &str) -> Result<Option<Pa
     fill(&stage, folder, version).with_context(|| format!("filling {}", stage.display()))?;
     // Whatever the umask is.
     said(Command::new("chmod").args(["-R", "u=rwX,go=rX"]).arg(&stage))?;
-    let package = out.join(format!("{NAME}_{version}_amd64.deb"));
+    let package = file(out, version);
     let mut build = Command::new("dpkg-deb");
     // Not zstd, Ubuntu's default, which Debian 11 cannot read.
     build

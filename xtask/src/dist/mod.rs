@@ -16,7 +16,6 @@ use zoo::Digest;
 use crate::bundle::strip;
 use crate::man;
 use crate::packages::{self, LIBRARY};
-use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::test::symbols;
 use crate::wheels;
@@ -41,7 +40,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Unpack it in this root and run `ibv_devinfo` and `ib_write_bw` there, and install the Debian package and remove it: a root of another
-    /// distribution, made by debootstrap, with ibverbs-utils and perftest. Needs root.
+    /// distribution with ibverbs-utils and perftest. Where there is none, debootstrap makes one of Debian 11. Needs root.
     #[arg(long, value_name = "ROOT")]
     try_in: Option<PathBuf>,
     /// Fetch nothing; if the linker is missing, print the command that fetches it, and end with exit status 2.
@@ -52,6 +51,10 @@ pub struct Options {
 /// Builds, checks, packs, and tries it.
 pub fn run(options: &Options) -> Result<()> {
     if let Some(root) = &options.try_in {
+        if !root.exists() {
+            setup::prepare(Purpose::Full, options.no_install)?;
+            trial::make(root)?;
+        }
         trial::check(root)?;
     }
     setup::prepare(Purpose::Figure, options.no_install)?;
@@ -95,7 +98,12 @@ pub fn run(options: &Options) -> Result<()> {
     match &options.try_in {
         Some(root) => {
             trial::run(root, &tarball, &name, package.as_deref())?;
-            package.map_or(Ok(()), |package| container::trial(root, &package, &out))
+            match (package, container::can()) {
+                (Some(package), Ok(())) => container::trial(root, &package, &out)?,
+                (Some(_), Err(why)) => say!("SKIP containers: {why}"),
+                (None, _) => {}
+            }
+            Ok(())
         }
         None => Ok(()),
     }
@@ -265,15 +273,6 @@ fn wheel(out: &Path, folder: &Path, version: &str) -> Result<PathBuf> {
     ensure!(python.status().context("starting python3")?.success(), "packing {} failed", wheel.display());
     fs::rename(&unfinished, &wheel).context("naming the wheel")?;
     Ok(wheel)
-}
-
-/// Refuses what cannot be tried before minutes of building.
-fn not_a_root(root: &Path, why: &str) -> anyhow::Error {
-    refused(format!(
-        "--try-in {}: {why}; make one with: debootstrap --variant=minbase --include=ibverbs-utils,perftest bullseye {}",
-        root.display(),
-        root.display()
-    ))
 }
 
 #[cfg(test)]

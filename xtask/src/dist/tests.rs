@@ -1,5 +1,7 @@
 //! The tarball: its version, what it asks for, headers, and the same bytes from the same files.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use measure::need;
 
 use super::*;
@@ -219,6 +221,46 @@ fn is_full() -> bool {
 
 fn packed() -> Result<PathBuf, String> {
     of_this_revision(&workspace::revision(), &target_dir().join("dist"), is_full())
+}
+
+/// A root of Debian 11, which is made once and kept, for one test at a time. Error: why it cannot be.
+fn old_root() -> Result<(MutexGuard<'static, ()>, PathBuf), String> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let taken = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let root = target_dir().join("dist-root");
+    let found = Command::new("debootstrap").arg("--version").output();
+    found.map_err(|error| format!("debootstrap: {error}"))?;
+    let own = Command::new("unshare").args(["--mount", "--pid", "--fork", "true"]).output();
+    match own {
+        Ok(own) if own.status.success() => {}
+        own => return Err(format!("no right to make namespaces: {own:?}")),
+    }
+    if !root.exists() {
+        trial::make(&root).unwrap();
+    }
+    Ok((taken, root))
+}
+
+#[test]
+fn the_tarball_runs_in_a_bare_root_of_an_old_system_and_the_package_leaves_no_trace() {
+    need!(is_full(), full, "`cargo xtask test --full`");
+    let tarball = need!(packed(), dist, "the tarball of this revision");
+    let (_taken, root) = need!(old_root(), debootstrap, "root and debootstrap");
+    let version = version(&workspace::revision());
+    let package = deb::file(tarball.parent().unwrap(), &version);
+    trial::run(&root, &tarball, &name(&version), package.is_file().then_some(&*package)).unwrap();
+}
+
+#[test]
+fn two_containers_of_the_image_write_to_each_other() {
+    need!(is_full(), full, "`cargo xtask test --full`");
+    let tarball = need!(packed(), dist, "the tarball of this revision");
+    let (_taken, root) = need!(old_root(), debootstrap, "root and debootstrap");
+    need!(container::can(), containers, "buildah and namespaces");
+    let package = deb::file(tarball.parent().unwrap(), &version(&workspace::revision()));
+    let out = std::env::temp_dir().join(format!("xtask-dist-containers-{}", std::process::id()));
+    container::trial(&root, &package, &out).unwrap();
+    fs::remove_dir_all(out).unwrap();
 }
 
 #[test]

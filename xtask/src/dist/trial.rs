@@ -5,15 +5,21 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::not_a_root;
-use crate::process::output;
+use crate::process::{Ended, output, run_logged};
+use crate::refused::refused;
+use crate::workspace::target_dir;
 
 /// Programs of the root that are run on the NIC.
 const WANTED: [&str; 2] = ["usr/bin/ibv_devinfo", "usr/bin/ib_write_bw"];
 /// Longer than both take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Debian 11, whose glibc is the oldest that the programs run on, with the programs of others.
+const DEBOOTSTRAP: [&str; 4] =
+    ["debootstrap", "--variant=minbase", "--include=ibverbs-utils,perftest", "bullseye"];
+/// Longest that it may take to fetch and unpack its packages.
+const MAKING: Duration = Duration::from_secs(20 * 60);
 
 /// What runs there, in the unpacked folder: a look for the manual, a device that is shown as a ConnectX-7, then WRITEs between two processes.
 const STEPS: &str = "set -e
@@ -32,11 +38,31 @@ grep -q PORT_ACTIVE /tmp/packaged.txt && echo PACKAGED
 dpkg --purge softnic
 test ! -e /usr/bin/softnic -a ! -e /usr/lib/softnic -a ! -e /usr/include/doorbell && echo PURGED";
 
+/// Makes such a root. A cut or failed attempt leaves none.
+pub fn make(root: &Path) -> Result<()> {
+    let beside = root.with_extension("part");
+    let _ = fs::remove_dir_all(&beside);
+    let log = target_dir().join("xtask-test/debootstrap.log");
+    let mut debootstrap = Command::new(DEBOOTSTRAP[0]);
+    say!("making {} by debootstrap (log: {})", root.display(), log.display());
+    match run_logged(debootstrap.args(&DEBOOTSTRAP[1..]).arg(&beside), &log, MAKING)? {
+        Ended::Well => fs::rename(&beside, root).with_context(|| format!("naming {}", root.display())),
+        ended => {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            let last = said.lines().next_back().unwrap_or("it said nothing");
+            bail!("debootstrap {ended}: {last} (whole log: {})", log.display())
+        }
+    }
+}
+
 /// Refuses what is no such root.
 pub fn check(root: &Path) -> Result<()> {
     for wanted in WANTED {
         if !root.join(wanted).exists() {
-            return Err(not_a_root(root, &format!("it has no /{wanted}")));
+            let (root, makes) = (root.display(), DEBOOTSTRAP.join(" "));
+            return Err(refused(format!(
+                "--try-in {root}: it has no /{wanted}; give a folder that does not exist yet, or one that was made with: {makes} {root}"
+            )));
         }
     }
     Ok(())
@@ -114,7 +140,11 @@ mod tests {
 
     #[test]
     fn a_folder_without_the_programs_is_refused_with_the_command_that_makes_a_root() {
-        let error = check(Path::new("/nonexistent")).unwrap_err().to_string();
-        assert!(error.contains("it has no /usr/bin/ibv_devinfo; make one with: debootstrap"), "{error}");
+        let error = check(Path::new("/proc/self")).unwrap_err().to_string();
+        assert!(
+            error.contains("it has no /usr/bin/ibv_devinfo; give a folder that does not exist yet, or"),
+            "{error}"
+        );
+        assert!(error.ends_with("perftest bullseye /proc/self"), "{error}");
     }
 }

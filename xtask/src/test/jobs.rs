@@ -28,6 +28,7 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 /// Steps that others wait for.
 const RELEASE_BUILD: &str = "release build";
 const TEST_PROGRAMS: &str = "test programs";
+const DIST: &str = "dist";
 /// The suite that waits for time-outs of protocols: it runs beside the others.
 const WAITS: &str = "softnic";
 
@@ -74,6 +75,8 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
     let ours = |line: &str| [vec![xtask.clone()], words(line)].concat();
     let message = "--message-format=json-render-diagnostics";
     let whole = options.suites.is_empty();
+    // Minutes: the programs are built once more, for old systems.
+    let is_with_dist = whole && options.full && !options.bare;
     let starts_programs = |suite: &Suite| {
         suite.nic.is_some() || ["softnic", "softnic-test", "gpu", "xtask"].contains(&suite.package.as_str())
     };
@@ -97,6 +100,10 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
             // Where mdBook is missing it is built first, which takes minutes.
             jobs.push(Job::new("book", 0, &[], Work::Step(ours("docs"))));
         }
+        if is_with_dist {
+            let packs = if options.no_install { "dist --no-install" } else { "dist" };
+            jobs.push(Job::new(DIST, 0, &[RELEASE_BUILD], Work::Step(ours(packs))));
+        }
         if !options.bare {
             // The headers' check reads the system's headers, which a bare machine lacks.
             let headers = [ours("headers --check --built"), vec![built]].concat();
@@ -112,8 +119,11 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
     let (on_nic, plain): (Vec<Suite>, Vec<Suite>) = suites.into_iter().partition(|suite| suite.nic.is_some());
     for suite in plain.into_iter().chain(on_nic) {
         let lane = if suite.package == WAITS { 2 } else { 1 };
-        let after: &[&str] =
-            if starts_programs(&suite) { &[TEST_PROGRAMS, RELEASE_BUILD] } else { &[TEST_PROGRAMS] };
+        let after: &[&str] = match starts_programs(&suite) {
+            true if is_with_dist && suite.package == "xtask" => &[TEST_PROGRAMS, RELEASE_BUILD, DIST],
+            true => &[TEST_PROGRAMS, RELEASE_BUILD],
+            false => &[TEST_PROGRAMS],
+        };
         jobs.push(Job::new(&suite.name.clone(), lane, after, Work::Suite(suite)));
     }
     // On a bare machine everything runs without it.
@@ -409,6 +419,26 @@ mod tests {
             "step 2 of 2: a second test step …\n",
         ] {
             assert!(said.status.success() && text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_long_run_makes_what_dist_makes_before_the_suite_that_tries_it() {
+        let after = |options: &Options| -> Option<&'static [&'static str]> {
+            let suites = crate::test::suites::all(&["xtask"], Path::new("softnic"), Path::new("logs"));
+            let jobs = plan(suites, options);
+            let made = jobs.iter().position(|job| job.name == DIST)?;
+            let suite = jobs.iter().position(|job| job.name == "xtask")?;
+            (made < suite).then(|| jobs[suite].after)
+        };
+        let full = || Options { full: true, ..Options::default() };
+        assert_eq!(after(&full()), Some(&[TEST_PROGRAMS, RELEASE_BUILD, DIST][..]));
+        for short in [
+            Options::default(),
+            Options { suites: vec!["xtask".into()], ..full() },
+            Options { bare: true, ..full() },
+        ] {
+            assert_eq!(after(&short), None);
         }
     }
 

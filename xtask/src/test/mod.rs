@@ -36,7 +36,7 @@ pub struct Options {
     /// Suites or packages to run; all, and all steps before them, without any. A suite is a package, or one on a NIC:
     /// PACKAGE-LAYER-PATH, as in verbs-ib and verbs-roce-wire (no PATH: shared memory).
     suites: Vec<String>,
-    /// The long matrices too (`SOFTNIC_TEST_FULL=1` for the suites).
+    /// The long matrices too (`SOFTNIC_TEST_FULL=1` for the suites), and what `dist` makes, in a root of another distribution.
     #[arg(long)]
     full: bool,
     /// Install nothing; if a package is missing, print the command and end with exit status 2.
@@ -93,7 +93,7 @@ pub fn run(options: &Options) -> Result<()> {
         begin(&jobs, &budget);
     }
     if !options.bare {
-        setup::prepare(Purpose::Test, options.no_install)?;
+        setup::prepare(if options.full { Purpose::Full } else { Purpose::Test }, options.no_install)?;
     }
     let path = path::folder(&target_dir())?;
     if path.is_none() {
