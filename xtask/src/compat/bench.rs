@@ -211,7 +211,7 @@ impl Bench {
         let exec = if command.contains(['&', ';', '|']) { "" } else { "exec " };
         softnic.args(["--", "sh", "-c", &format!("{exec}{}", program.filled(command, at.port))]);
         softnic.current_dir(program.folder());
-        softnic.envs(row.env.iter().map(|(name, value)| (name, program.filled(value, at.port))));
+        softnic.envs(row.env.iter().map(|(name, value)| (name, program.filled_value(value, at.port))));
         softnic.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_MANIFEST_DIR");
         // The NIC's own words; with them its commands are slower.
         let is_logged = row.ready.as_ref().is_some_and(|words| words.starts_with("rdma_cm "));

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::kernel::{self, End};
+use crate::figure::quoted;
 use crate::process::{Ended, output, run_logged};
 use crate::workspace::{root, target_dir};
 use crate::{carried, setup, wheels};
@@ -54,7 +55,7 @@ pub struct Program {
 /// One run: a command, or a server and its client, and what output proves that it worked.
 ///
 /// In commands `{port}` is a free TCP port, `{dir}` the program's folder, `{wheel}` its wheels, `{here}` the folder of the list and
-/// `{root}` that of the source.
+/// `{root}` that of the source. A path comes quoted for the shell, so that no quotes belong around it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Row {
@@ -240,16 +241,23 @@ impl Program {
         known.unwrap_or_else(|| "unknown".into())
     }
 
-    /// A command with its places filled in.
+    /// A command for a shell with its places filled in.
     pub fn filled(&self, command: &str, port: u16) -> String {
-        let places = [
-            ("{port}", port.to_string()),
-            ("{dir}", self.folder().display().to_string()),
-            ("{wheel}", self.wheels().map(|it| it.used().display().to_string()).unwrap_or_default()),
-            ("{here}", root().join("xtask/compat").display().to_string()),
-            ("{root}", root().display().to_string()),
-        ];
-        places.iter().fold(command.to_owned(), |text, (place, value)| text.replace(place, value))
+        filled(command, &self.places(), port, quoted)
+    }
+
+    /// The value of a variable with its places filled in.
+    pub fn filled_value(&self, value: &str, port: u16) -> String {
+        filled(value, &self.places(), port, str::to_owned)
+    }
+
+    fn places(&self) -> [(&'static str, PathBuf); 4] {
+        [
+            ("{dir}", self.folder()),
+            ("{wheel}", self.wheels().map(wheels::Wheels::used).unwrap_or_default()),
+            ("{here}", root().join("xtask/compat")),
+            ("{root}", root()),
+        ]
     }
 
     /// Makes its folder and runs its preparation. Error: what of that failed.
@@ -268,6 +276,12 @@ impl Program {
     }
 }
 
+/// A text with its places filled in, paths as `written` has them.
+fn filled(text: &str, places: &[(&str, PathBuf)], port: u16, written: fn(&str) -> String) -> String {
+    let text = text.replace("{port}", &port.to_string());
+    places.iter().fold(text, |text, (place, path)| text.replace(place, &written(&path.display().to_string())))
+}
+
 /// What a shell's command prints; `None` where it fails, or takes longer than `limit`.
 fn said_by(command: &str, limit: Duration) -> Option<String> {
     let said = output(Command::new("sh").args(["-c", command]), limit).ok()?;
@@ -277,6 +291,43 @@ fn said_by(command: &str, limit: Duration) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_with_a_space_and_a_quote_is_one_word_of_every_command() {
+        let path = PathBuf::from("/it's here/a $b");
+        let places = ["{dir}", "{wheel}", "{here}", "{root}"].map(|place| (place, path.clone()));
+        let mut count = 0;
+        for program in list().unwrap() {
+            let rows = || program.rows.iter();
+            let own = program.prepare.iter().chain(&program.version_command).cloned();
+            for command in own.chain(rows().flat_map(Row::commands)) {
+                let wanted: Vec<&str> =
+                    places.iter().map(|(place, _)| *place).filter(|place| command.contains(place)).collect();
+                // A shell reads each place as one argument, with what follows it there.
+                for place in wanted {
+                    let behind = command.split(place).nth(1).unwrap().split([' ', '\n', ';']).next().unwrap();
+                    let line = format!("printf '<%s>' {place}{behind}");
+                    let said = said_by(&filled(&line, &places, 1, quoted), ASKING).unwrap();
+                    assert_eq!(said, format!("<{}{behind}>", path.display()), "{command}");
+                    let words = shlex::split(&filled(&command, &places, 1, quoted)).unwrap();
+                    assert!(words.contains(&format!("{}{behind}", path.display())), "{command}: {words:?}");
+                    count += 1;
+                }
+            }
+            for value in rows().flat_map(|row| row.env.values()).filter(|value| value.contains('{')) {
+                assert_eq!(PathBuf::from(filled(value, &places, 1, str::to_owned)), path);
+                count += 1;
+            }
+        }
+        assert!(count >= 18, "{count} places");
+        let odd = parse(
+            "[[program]]\nname = \"its $5\"\n[[program.row]]\nname = \"r\"\ncommand = \"c\"\nbytes = 1",
+        )
+        .unwrap();
+        let folder = odd[0].folder().display().to_string();
+        assert_eq!(odd[0].filled("ls {dir}/x {port}", 7), format!("ls '{folder}'/x 7"));
+        assert_eq!(odd[0].filled_value("{dir}", 7), folder);
+    }
 
     #[test]
     fn a_version_is_not_known_where_its_command_fails_hangs_or_says_nothing() {
