@@ -138,8 +138,9 @@ fn without_ssh_server(install: impl FnOnce() -> Result<()>) -> Result<()> {
 /// What comes from no package of the system.
 fn tools(purpose: Purpose, no_install: bool, pip: impl Fn() -> Result<()>) -> Result<()> {
     rust_tools(purpose, no_install)?;
-    let wanted = if purpose < Purpose::Test { &[][..] } else { &wheels::ALL };
-    wanted.iter().try_for_each(|wheels| wheels.prepare(no_install, &pip))
+    let tests = if purpose < Purpose::Test { &[][..] } else { &wheels::ALL };
+    let long = (purpose == Purpose::Full).then_some(&wheels::ANSIBLE_LINT);
+    tests.iter().copied().chain(long).try_for_each(|wheels| wheels.prepare(no_install, &pip))
 }
 
 /// Makes sure that ONNX Runtime is there, for a command that needs no other wheels. A bundle fetches nothing: there our programs' own search

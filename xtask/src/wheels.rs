@@ -79,6 +79,17 @@ pub const LINKER: Wheels = Wheels {
     python: &[],
 };
 
+/// What checks the playbooks in the long run of the tests.
+pub const ANSIBLE_LINT: Wheels = Wheels {
+    what: "ansible-lint",
+    variable: "DOORBELL_ANSIBLE_LINT",
+    list: ("xtask/ansible-lint-wheels.txt", include_str!("../ansible-lint-wheels.txt")),
+    folder: "ansible-lint",
+    inner: "",
+    megabytes: 14,
+    python: &[],
+};
+
 /// NIXL with the UCX that it brings: Python bindings of a library that moves memory between processes.
 const NIXL: Wheels = Wheels {
     what: "NIXL",
@@ -246,7 +257,9 @@ mod tests {
 
     #[test]
     fn every_wheel_has_its_version_and_its_hash() {
-        for (wheels, count) in [(CUDA, 3), (ONNX_RUNTIME, 1), (LINKER, 2), (NIXL, 1), (MOONCAKE, 1)] {
+        for (wheels, count) in
+            [(CUDA, 3), (ONNX_RUNTIME, 1), (LINKER, 2), (ANSIBLE_LINT, 32), (NIXL, 1), (MOONCAKE, 1)]
+        {
             let lines: Vec<&str> = wheels.list.1.lines().filter(|line| !line.starts_with('#')).collect();
             assert_eq!(lines.len(), count);
             for line in lines {

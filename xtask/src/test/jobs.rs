@@ -316,6 +316,8 @@ impl<'a> Run<'a> {
             command.envs(shim.map(|shim| ("SOFTNIC_TEST_SHIM", &shim.path)));
             if self.options.full {
                 command.env("SOFTNIC_TEST_FULL", "1");
+                let lint = (!self.options.bare).then_some(&wheels::ANSIBLE_LINT);
+                command.envs(lint.map(|lint| (lint.variable, lint.used())));
             }
             let log = self.logged(&format!("{name} {}", program.target), command)?;
             whole.used += log.used;
