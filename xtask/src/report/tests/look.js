@@ -67,16 +67,27 @@
   }
   found.grounds = Array.from(grounds);
 
-  for (const panel of all(".panel")) {
-    const texts = all("svg text", panel).map((text) => text.textContent.trim());
+  const plot = (svg) => {
+    const box = svg.getBoundingClientRect();
+    const isOutside = ({ left, right, top, bottom }) =>
+      left < box.left - 1 || right > box.right + 1 || top < box.top - 1 || bottom > box.bottom + 1;
+    const texts = all("text", svg).map((text) => text.textContent.trim());
     const count = (...starts) => texts.filter((text) => starts.some((start) => text.startsWith(start))).length;
-    const name = panel.closest("section").id;
-    (found.figures[name] ||= []).push({
-      id: panel.id,
+    return {
+      title: svg.getAttribute("aria-label"),
       texts: texts.length,
+      outside: all("text", svg).filter((text) => isOutside(text.getBoundingClientRect())).map((text) => text.textContent),
       ours: count("ours (", "ours:", "(ours)"),
       published: count("paper (", "paper:"),
-    });
+    };
+  };
+  found.said = {};
+  for (const section of all("section")) {
+    found.said[section.id] = section.querySelector(".published")?.innerText;
+  }
+  for (const panel of all(".panel")) {
+    const name = panel.closest("section").id;
+    (found.figures[name] ||= []).push({ id: panel.id, plots: all("svg", panel).map(plot) });
   }
   document.body.insertAdjacentHTML("beforeend", "<pre id=\"findings\"></pre>");
   document.getElementById("findings").textContent = JSON.stringify(found);
