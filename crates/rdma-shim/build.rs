@@ -23,6 +23,7 @@ const PLANTED: &[(&str, &str, &str)] = &[
     ("wait", "no-owner-bit-behind", "DB_DEFECT_NO_OWNER_BIT_BEHIND"),
     ("post", "short-index", "DEFECT_SHORT_INDEX"),
     ("post", "no-space-check", "DEFECT_NO_SPACE_CHECK"),
+    ("post", "eight-bytes", "DEFECT_EIGHT_BYTES"),
 ];
 
 fn main() {

@@ -112,6 +112,27 @@ fn release_p5_kernels_ring_both_ways() {
             assert_eq!(found, (Status::all(MESSAGES / 2), 0), "doorbell {doorbell}, seed {seed}");
         }
     }
+
+    let context = need!(softnic(), softnic, "the software NIC");
+    // It takes 8 bytes out of the register: what lies behind them was pushed.
+    let pushes = |kernel: Kernel| {
+        [0, 1].map(|doorbell| {
+            let mut queue = Queue::new(&context, STRICT);
+            queue.sq.doorbell = doorbell;
+            let second = std::ptr::with_exposed_provenance_mut::<u64>(queue.sq.reg as usize + 8);
+            // The page may have been another queue's.
+            // SAFETY: the register's first half holds a WQE of 64 bytes, and the queue pair keeps its page mapped.
+            unsafe { second.write_volatile(0) };
+            let target = queue.target(1, DEADLINE / 2);
+            assert_eq!(queue.post_with(kernel, &fast(), target), (Status::all(1), 0));
+            // SAFETY: as above.
+            let word = unsafe { second.read_volatile() };
+            word != 0
+        })
+    };
+    assert_eq!(pushes(KERNELS.find("post_thread").unwrap()), [false, true]);
+    let planted = pushes(PLANTED.find("post_thread+eight-bytes").unwrap());
+    assert_eq!(planted, [false, false], "the defect is not seen");
 }
 
 /// P6: one thread posts, without a lock. Many do here, and none takes another's blocks.

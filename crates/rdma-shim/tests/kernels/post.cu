@@ -12,6 +12,9 @@ extern "C" __global__ void post_thread(struct db_sq *sq, struct db_cq *cq, struc
     db_u32 message = 0, retired = 0;
     int error = 0;
     if (blockIdx.x || threadIdx.x) return;
+#ifdef DEFECT_EIGHT_BYTES
+    queue.doorbell = DB_DOORBELL_8_BYTES;
+#endif
     while (retired < target.messages && !error) {
         while (message < target.messages && message - retired < target.window && !error) {
             int last = (message + 1) % target.per_ring == 0 || message + 1 == target.messages;
