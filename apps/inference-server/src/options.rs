@@ -136,28 +136,32 @@ pub enum Sleep {
 pub const OPTION_SCOPES: [OptionScope<Options>; 6] = [
     OptionScope {
         options: &["engine", "threads", "onnxruntime"],
-        to: "a CPU mode",
+        to: "--mode cpu-cpu-ibverbs or cpu-cpu-shim",
         when: |options| !options.mode.needs_gpu(),
     },
     OptionScope {
         options: &["baseline"],
-        to: "a CPU mode with --engine gpu",
+        to: "--engine gpu in --mode cpu-cpu-ibverbs or cpu-cpu-shim",
         when: |options| !options.mode.needs_gpu() && options.engine == Engine::Gpu,
     },
-    OptionScope { options: &["machine"], to: "a GPU mode or --engine gpu", when: Options::uses_machine },
+    OptionScope {
+        options: &["machine"],
+        to: "a --mode with a GPU or --engine gpu",
+        when: Options::uses_machine,
+    },
     OptionScope {
         options: &["trace"],
-        to: "gpu-graph, gpu-while, gpu-persistent, or cpu-cpu-shim with --engine gpu",
+        to: "--mode gpu-graph, gpu-while, gpu-persistent, or cpu-cpu-shim with --engine gpu",
         when: Options::can_trace,
     },
     OptionScope {
         options: &["place", "sleep"],
-        to: "a mode whose GPU waits",
+        to: "--mode gpu-cpu, gpu-graph, gpu-while or gpu-persistent",
         when: |options| options.mode.waits() == Processor::Gpu,
     },
     OptionScope {
         options: &["gpu", "cuda"],
-        to: "a GPU mode or --engine gpu, with --machine gpu",
+        to: "--machine gpu, in a --mode with a GPU or with --engine gpu",
         when: |options| options.uses_machine() && options.machine == MachineName::Gpu,
     },
 ];
@@ -245,7 +249,7 @@ impl Options {
     pub fn check(&self) -> Result<()> {
         if self.sleep != Sleep::Event && (self.machine == MachineName::Twin || self.models.len() > 1) {
             bail!(
-                "--sleep {}: it is for one model on --machine gpu; give --sleep event",
+                "--sleep {}: it is for one --model on --machine gpu; give --sleep event",
                 cli::name(self.sleep)
             );
         }
@@ -262,7 +266,7 @@ impl Options {
         }
         if self.mode.waits() == Processor::Gpu && self.slot_order == Some(SlotOrderName::Arrival) {
             bail!(
-                "--slot-order arrival: in {} kernels walk over the slots, and a flag does not tell when it came; give --slot-order index",
+                "--slot-order arrival: in --mode {} kernels walk over the slots, and a flag does not tell when it came; give --slot-order index",
                 self.mode
             );
         }
@@ -381,9 +385,13 @@ mod tests {
 
     use super::*;
 
-    fn parse(text: &str) -> Options {
+    fn parsed(text: &str) -> Result<Options, clap::Error> {
         let words = format!("server --listen h:1 --model a {text}");
-        Options::try_parse_from(words.split_whitespace()).unwrap()
+        Options::try_parse_from(words.split_whitespace())
+    }
+
+    fn parse(text: &str) -> Options {
+        parsed(text).unwrap()
     }
 
     #[test]
@@ -392,7 +400,6 @@ mod tests {
         for mode in Mode::ALL {
             parse(&format!("--mode {mode}")).check().unwrap();
         }
-        assert!(parse("--model b --model a").check().unwrap_err().to_string().contains("a: named twice"));
     }
 
     #[test]
@@ -403,44 +410,68 @@ mod tests {
         );
     }
 
+    /// Why a command line is refused, by its options alone or by their values.
+    fn refusal(text: &str) -> Option<String> {
+        let options = match parsed(text) {
+            Ok(options) => options,
+            // Behind the first line it says the usage.
+            Err(error) => return error.to_string().lines().next().map(str::to_owned),
+        };
+        let stray = cli::testing::stray(&format!("--listen h:1 --model a {text}"), &OPTION_SCOPES);
+        stray.or_else(|| options.check().err().map(|error| error.to_string()))
+    }
+
     #[test]
-    fn an_option_that_the_mode_does_not_look_at_is_refused() {
-        let stray =
-            |text: &str| cli::testing::stray(&format!("--listen h:1 --model a {text}"), &OPTION_SCOPES);
-        for (option, heeded, idle) in [
-            ("--engine twin", "--mode cpu-cpu-shim", "--mode gpu-graph --machine twin"),
-            ("--machine twin", "--mode gpu-while", "--mode cpu-cpu-shim"),
-            ("--sleep spin", "--mode gpu-while", "--mode cpu-cpu-shim"),
-            ("--gpu 1", "--mode gpu-graph", "--mode gpu-graph --machine twin"),
-            ("--gpu 1", "--engine gpu", "--engine gpu --machine twin"),
-            ("--machine twin", "--engine gpu", "--engine twin"),
-            ("--machine twin", "--mode cpu-gpu", "--mode cpu-cpu-ibverbs"),
-            ("--sleep spin", "--mode gpu-cpu", "--mode cpu-gpu"),
-            ("--baseline fair", "--engine gpu", "--mode cpu-gpu"),
-            ("--trace", "--mode gpu-while", "--mode gpu-cpu"),
-            ("--trace", "--mode cpu-cpu-shim --engine gpu", "--mode cpu-cpu-shim"),
-        ] {
-            assert_eq!(stray(&format!("{heeded} {option}")), None);
-            let said = stray(&format!("{idle} {option}")).unwrap();
-            assert!(said.starts_with(&format!("{option} would do nothing here")), "{said}");
+    fn options_that_exclude_each_other_are_refused_in_a_sentence_that_names_both() {
+        // The last column: what is served instead.
+        let table = [
+            ("--engine twin", "--mode gpu-graph --machine twin", "--mode cpu-cpu-shim"),
+            ("--threads 2", "--mode cpu-gpu", "--mode cpu-cpu-ibverbs"),
+            ("--onnxruntime f", "--mode gpu-while", "--mode cpu-cpu-shim"),
+            ("--baseline fair", "--mode cpu-gpu", "--engine gpu"),
+            ("--baseline fair", "--engine twin", "--engine gpu"),
+            ("--machine twin", "--mode cpu-cpu-shim", "--mode gpu-while"),
+            ("--machine twin", "--mode cpu-cpu-ibverbs", "--mode cpu-gpu"),
+            ("--machine twin", "--engine twin", "--engine gpu"),
+            ("--trace", "--mode gpu-cpu", "--mode gpu-while --arrival completion"),
+            ("--trace", "--mode cpu-cpu-shim", "--mode cpu-cpu-shim --engine gpu --arrival completion"),
+            ("--trace", "--arrival flag --mode gpu-graph", "--mode gpu-graph --arrival completion"),
+            ("--place host", "--mode cpu-gpu", "--mode gpu-graph"),
+            ("--place gpu", "--machine twin --mode gpu-graph", "--mode gpu-graph"),
+            ("--sleep spin", "--mode cpu-gpu", "--mode gpu-cpu"),
+            ("--sleep spin", "--machine twin --mode gpu-graph", "--mode gpu-while"),
+            ("--sleep block", "--model b --mode gpu-graph", "--mode gpu-graph"),
+            ("--gpu 1", "--machine twin --mode gpu-graph", "--mode gpu-graph"),
+            ("--gpu 1", "--machine twin --engine gpu", "--engine gpu"),
+            ("--cuda f", "--mode cpu-cpu-shim", "--mode gpu-persistent"),
+            ("--slot-order arrival", "--mode gpu-while", "--mode cpu-gpu"),
+            ("--arrival send", "--transport uc", "--transport rc"),
+            ("--mode gpu-persistent", "--model b", "--slot-order index"),
+            ("--gid-index 1", "--ip 10.0.0.1", "--mtu 1024"),
+        ];
+        for (option, other, heeded) in table {
+            let said = refusal(&format!("{other} {option}")).unwrap_or_else(|| panic!("{option} {other}"));
+            let name = other.split(' ').next().unwrap();
+            assert!(said.contains(option.split(' ').next().unwrap()) && said.contains(name), "{said}");
+            assert_eq!(refusal(&format!("{heeded} {option}")), None);
         }
-        let error = parse("--mode gpu-graph --machine twin --place gpu").check().unwrap_err().to_string();
-        assert!(error.starts_with("--place"), "{error}");
-        let error = parse("--mode gpu-while --slot-order arrival").check().unwrap_err().to_string();
-        assert!(error.ends_with("give --slot-order index"), "{error}");
+        let command = Options::command();
+        let excluding = command.get_arguments().filter(|arg| !command.get_arg_conflicts_with(arg).is_empty());
+        let scoped = OPTION_SCOPES.iter().flat_map(|row| row.options).map(ToString::to_string);
+        for option in excluding.filter_map(|arg| arg.get_long().map(str::to_owned)).chain(scoped) {
+            let is_named =
+                |row: &(&str, &str, &str)| format!("{} ", row.0).starts_with(&format!("--{option} "));
+            assert!(table.iter().any(is_named), "a row for --{option}");
+        }
+        let said = refusal("--model b --model a").unwrap();
+        assert!(said.contains("a: named twice"), "{said}");
+    }
+
+    #[test]
+    fn kernels_walk_over_the_slots_and_a_cpu_serves_them_as_they_come() {
         for (mode, usual) in [("gpu-graph", SlotOrderName::Index), ("cpu-gpu", SlotOrderName::Arrival)] {
-            let options = parse(&format!("--mode {mode}"));
-            assert_eq!(options.slot_order(), usual);
-            parse(&format!("--mode {mode} --slot-order index")).check().unwrap();
-        }
-        let error = parse("--mode gpu-graph --trace").check().unwrap_err().to_string();
-        assert!(error.ends_with("give --arrival completion"), "{error}");
-        parse("--mode gpu-graph --trace --arrival completion").check().unwrap();
-        parse("--mode gpu-graph --sleep block").check().unwrap();
-        for two in
-            ["--mode gpu-graph --machine twin --sleep spin", "--mode gpu-graph --model b --sleep block"]
-        {
-            assert!(parse(two).check().unwrap_err().to_string().starts_with("--sleep"), "{two}");
+            assert_eq!(parse(&format!("--mode {mode}")).slot_order(), usual);
+            assert_eq!(refusal(&format!("--mode {mode} --slot-order index")), None);
         }
     }
 

@@ -17,7 +17,10 @@ fn what_cannot_be_served_is_refused_in_one_line() {
             &["--mode", "gpu-graph", "--machine", "twin", "--place", "gpu"][..],
             &["--place", "--machine gpu"][..],
         ),
-        (&["--mode", "gpu-graph", "--engine", "twin"], &["--engine twin", "a CPU mode"]),
+        (
+            &["--mode", "gpu-graph", "--engine", "twin"],
+            &["--engine twin", "--mode cpu-cpu-ibverbs or cpu-cpu-shim"],
+        ),
         (&["--mode", "cpu-cpu"], &["cpu-cpu-shim"]),
         (&["--mode", "gpu-persistent", "--model", "b"], &["one model", "--model once"]),
         (&["--model", "resnet51"], &["resnet51"]),
