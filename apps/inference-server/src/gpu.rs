@@ -455,7 +455,8 @@ impl Sleeper<'_> {
     fn finish(&mut self) -> Result<()> {
         for lane in &*self.lanes {
             let mut lane = locked(lane);
-            lane.served.stop(TURN)?;
+            lane.served.mark_stop()?;
+            lane.served.wait_end(TURN)?;
             lane.served.refuse(Some(Status::Stopping))?;
             // However it was waited for until now.
             lane.served.call_at_end(tells(&self.events));
