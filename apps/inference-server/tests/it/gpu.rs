@@ -239,12 +239,12 @@ fn switches_while_it_serves(machine: &[&str], expected: &Expected) -> Vec<((u32,
 }
 
 #[test]
-fn no_thread_of_a_server_of_kernels_wakes_while_it_serves() {
+fn release_m13_no_thread_of_a_server_of_kernels_wakes_while_it_serves() {
     need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     let more = switches_while_it_serves(&["--machine", "twin"], &Expected::of_twin(SMALL, 2));
-    let sum: u64 = more.iter().map(|(_, count)| count).sum();
-    assert!(sum <= 4, "in two seconds: {more:?}");
+    // The release's thread looks once a second. One that begins to sleep in these two seconds is counted once.
+    assert!(more.iter().all(|(_, count)| *count <= 1), "in two seconds: {more:?}");
 }
 
 #[test]
@@ -360,8 +360,8 @@ fn gpu_server_s_threads_sleep_while_it_serves() {
     let more = switches_while_it_serves(&[], &near(SMALL));
     // The driver's own threads are listed too.
     let ours = |name: &str| ["inference-serve", "chain-end", "accept", "client", "stop"].contains(&name);
-    let sum: u64 = more.iter().filter(|((_, name), _)| ours(name)).map(|(_, count)| count).sum();
-    assert!(sum <= 4, "in two seconds: {more:?}");
+    let wakes = more.iter().filter(|((_, name), _)| ours(name)).map(|(_, count)| *count);
+    assert!(wakes.max() <= Some(1), "in two seconds: {more:?}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn ends(served: &mut Served) -> Receiver<()> {
 }
 
 #[test]
-fn release_m13_the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
+fn the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
     need!(has_compiler(), cc, "a C++ compiler");
     let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
     let mut peer = pipeline.join(0, 0, 1);
