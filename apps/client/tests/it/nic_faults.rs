@@ -58,22 +58,21 @@ fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
         let (mut server, address) = world.server(&["--slots", "256"]);
         ctl(&["set", &server.id().to_string(), "--loss", "0.1", "--seed", "5"]).unwrap();
         // Each request has a slot of its own: on UC a slot that has lost something is not used again.
-        let load = ["--slots", "64", "--count", "64", "--rate", "200", "--deadline", "3"];
+        let load = ["--slots", "64", "--count", "64", "--rate", "200", "--deadline", "2"];
         let mut uc: Vec<_> = arrivals
             .iter()
             .map(|way| {
                 world.client(&address, &[&load[..], &["--transport", "uc", "--arrival", way]].concat())
             })
             .collect();
-        joined(&mut server, uc.len());
+        // A NIC loses what its process sends: the server's loses answers, and that of one more client requests.
+        let client = world.client(&address, &[&load[..], &["--transport", "uc"]].concat());
+        joined(&mut server, uc.len() + 1);
+        ctl(&["set", &client.id().to_string(), "--loss", "0.3", "--seed", "5"]).unwrap();
+        uc.push(client);
         for client in &mut uc {
             assert_lossy(&client.end());
         }
-        // A NIC loses what its process sends. Above it lost answers, and here it loses requests.
-        let mut client = world.client(&address, &[&load[..], &["--transport", "uc"]].concat());
-        joined(&mut server, 1);
-        ctl(&["set", &client.id().to_string(), "--loss", "0.3", "--seed", "5"]).unwrap();
-        assert_lossy(&client.end());
         // A client whose slots have all lost something ends, and does not wait once for each request.
         let load = ["--slots", "2", "--count", "100000", "--transport", "uc", "--deadline", "1"];
         let ended = world.client(&address, &load).end();

@@ -47,8 +47,8 @@ pub fn ways(arrival: Arrival) -> impl Iterator<Item = &'static [&'static str]> {
     WAYS.iter().filter(move |(_, arrivals)| arrivals.contains(&arrival)).map(|(options, _)| *options)
 }
 
-/// Between two looks: a wait leaves the cores to the programs under test.
-pub const PAUSE: Duration = Duration::from_micros(50);
+/// Between two looks: a wait leaves the cores to the programs under test. The twin takes some 10 ms for an answer.
+pub const PAUSE: Duration = Duration::from_micros(500);
 /// Longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
