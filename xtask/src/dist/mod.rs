@@ -52,7 +52,9 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     if let Some(root) = &options.try_in {
         if !root.exists() {
-            setup::prepare(Purpose::Full, options.no_install)?;
+            if Command::new("debootstrap").arg("--version").output().is_err() {
+                setup::install(&["debootstrap"], options.no_install)?;
+            }
             trial::make(root)?;
         }
         trial::check(root)?;

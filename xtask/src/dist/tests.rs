@@ -214,13 +214,13 @@ fn of_this_revision(revision: &Revision, folder: &Path, is_just_made: bool) -> R
     }
 }
 
-/// Whether `cargo xtask test --full` runs, which makes the tarball first.
-fn is_full() -> bool {
-    std::env::var_os("SOFTNIC_TEST_FULL").is_some()
+/// Whether `cargo xtask test --full` runs and has made the tarball.
+fn is_just_made() -> bool {
+    std::env::var_os("SOFTNIC_TEST_DIST").is_some()
 }
 
 fn packed() -> Result<PathBuf, String> {
-    of_this_revision(&workspace::revision(), &target_dir().join("dist"), is_full())
+    of_this_revision(&workspace::revision(), &target_dir().join("dist"), is_just_made())
 }
 
 /// A root of Debian 11, which is made once and kept, for one test at a time. Error: why it cannot be.
@@ -243,7 +243,7 @@ fn old_root() -> Result<(MutexGuard<'static, ()>, PathBuf), String> {
 
 #[test]
 fn the_tarball_runs_in_a_bare_root_of_an_old_system_and_the_package_leaves_no_trace() {
-    need!(is_full(), full, "`cargo xtask test --full`");
+    need!(is_just_made(), full, "`cargo xtask test --full`");
     let tarball = need!(packed(), dist, "the tarball of this revision");
     let (_taken, root) = need!(old_root(), debootstrap, "root and debootstrap");
     let version = version(&workspace::revision());
@@ -253,11 +253,12 @@ fn the_tarball_runs_in_a_bare_root_of_an_old_system_and_the_package_leaves_no_tr
 
 #[test]
 fn two_containers_of_the_image_write_to_each_other() {
-    need!(is_full(), full, "`cargo xtask test --full`");
+    need!(is_just_made(), full, "`cargo xtask test --full`");
     let tarball = need!(packed(), dist, "the tarball of this revision");
     let (_taken, root) = need!(old_root(), debootstrap, "root and debootstrap");
     need!(container::can(), containers, "buildah and namespaces");
     let package = deb::file(tarball.parent().unwrap(), &version(&workspace::revision()));
+    need!(package.is_file().then_some(()).ok_or("no dpkg-deb"), package, "the Debian package");
     let out = std::env::temp_dir().join(format!("xtask-dist-containers-{}", std::process::id()));
     container::trial(&root, &package, &out).unwrap();
     fs::remove_dir_all(out).unwrap();

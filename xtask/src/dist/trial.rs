@@ -1,6 +1,7 @@
 //! Tarball and Debian package in a root of another distribution: unpacked and installed, and the NIC used by programs of that root.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -40,12 +41,20 @@ test ! -e /usr/bin/softnic -a ! -e /usr/lib/softnic -a ! -e /usr/include/doorbel
 
 /// Makes such a root. A cut or failed attempt leaves none.
 pub fn make(root: &Path) -> Result<()> {
-    let beside = root.with_extension("part");
-    let _ = fs::remove_dir_all(&beside);
+    let mut beside = root.as_os_str().to_owned();
+    beside.push(".part");
+    match fs::remove_dir_all(&beside) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("removing {}", Path::new(&beside).display()));
+        }
+        _ => {}
+    }
     let log = target_dir().join("xtask-test/debootstrap.log");
-    let mut debootstrap = Command::new(DEBOOTSTRAP[0]);
     say!("making {} by debootstrap (log: {})", root.display(), log.display());
-    match run_logged(debootstrap.args(&DEBOOTSTRAP[1..]).arg(&beside), &log, MAKING)? {
+    // What it mounts in the root goes with it, however it ends.
+    let mut debootstrap = Command::new("unshare");
+    debootstrap.arg("--mount").args(DEBOOTSTRAP).arg(&beside);
+    match run_logged(&mut debootstrap, &log, MAKING)? {
         Ended::Well => fs::rename(&beside, root).with_context(|| format!("naming {}", root.display())),
         ended => {
             let said = fs::read_to_string(&log).unwrap_or_default();
@@ -76,7 +85,9 @@ pub fn run(root: &Path, tarball: &Path, name: &str, package: Option<&Path>) -> R
     tar.arg("-xzf").arg(tarball).arg("-C").arg(&place);
     ensure!(tar.status().context("starting tar")?.success(), "unpacking into {} failed", place.display());
     // Of its own: processes that a test leaves, and /proc and /dev as a booted system has them.
-    let inside = "mount -t proc proc \"$1/proc\" && mount --rbind /dev \"$1/dev\" && exec chroot \"$1\" /bin/sh -c \"$0\"";
+    // The caller's PATH names folders that the root lacks.
+    let inside = "mount -t proc proc \"$1/proc\" && mount --rbind /dev \"$1/dev\" && \
+                  PATH=/usr/sbin:/usr/bin:/sbin:/bin exec chroot \"$1\" /bin/sh -c \"$0\"";
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside]);
     let mut steps = format!("cd '/tmp/{name}'\n{STEPS}");

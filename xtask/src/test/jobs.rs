@@ -74,9 +74,7 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
     let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let ours = |line: &str| [vec![xtask.clone()], words(line)].concat();
     let message = "--message-format=json-render-diagnostics";
-    let whole = options.suites.is_empty();
-    // Minutes: the programs are built once more, for old systems.
-    let is_with_dist = whole && options.full && !options.bare;
+    let (whole, is_with_dist) = (options.suites.is_empty(), options.is_with_dist());
     let starts_programs = |suite: &Suite| {
         suite.nic.is_some() || ["softnic", "softnic-test", "gpu", "xtask"].contains(&suite.package.as_str())
     };
@@ -178,7 +176,7 @@ impl<'a> Run<'a> {
                             say!("step {begun} of {}: {} …", jobs.len(), job.name);
                         }
                         // Whatever becomes of it, the other lanes go on.
-                        let _done = JobMark(self, &job.name);
+                        let _done = DoneOnDrop(self, &job.name);
                         let _ = row.set(self.one(job));
                     }
                 });
@@ -319,6 +317,9 @@ impl<'a> Run<'a> {
                 let lint = (!self.options.bare).then_some(&wheels::ANSIBLE_LINT);
                 command.envs(lint.map(|lint| (lint.variable, lint.used())));
             }
+            if self.options.is_with_dist() {
+                command.env("SOFTNIC_TEST_DIST", "1");
+            }
             let log = self.logged(&format!("{name} {}", program.target), command)?;
             whole.used += log.used;
             // The end of a failed suite's log is that of its failed program.
@@ -347,9 +348,9 @@ impl<'a> Run<'a> {
 }
 
 /// Says at its end that a job is done.
-struct JobMark<'a>(&'a Run<'a>, &'a str);
+struct DoneOnDrop<'a>(&'a Run<'a>, &'a str);
 
-impl Drop for JobMark<'_> {
+impl Drop for DoneOnDrop<'_> {
     fn drop(&mut self) {
         self.0.done.lock().unwrap_or_else(PoisonError::into_inner).insert(self.1.to_owned());
         self.0.more.notify_all();

@@ -59,6 +59,13 @@ pub struct Options {
     deadline: u64,
 }
 
+impl Options {
+    /// Whether the tarball is made and tried too. Minutes: the programs are built once more, for old systems.
+    fn is_with_dist(&self) -> bool {
+        self.suites.is_empty() && self.full && !self.bare
+    }
+}
+
 /// One line of the table at the end.
 #[derive(Default)]
 struct Row {
