@@ -95,7 +95,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// The fabric of the software NICs, so that no other program's counters are read.
+    /// The fabric of the software NICs, so that counters of programs outside of such runs are not read.
     pub const FABRIC: &str = "doorbell-figure";
 
     pub fn new(hosts: [Host; 2], testbed: Option<Testbed>) -> Nodes {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use experiment::Samples;
 use serde_json::json;
 
@@ -22,19 +22,20 @@ const READER: &str = r#"mkdir -m 700 "$1" || exit
 trap 'rm -r "$1"' EXIT
 echo '{"kind":"ready"}'
 while read -r request; do
-    nics=$({ "$2" ctl counters --all --fabric "$3" --json; cat "$1/ended"; } 2> /dev/null | paste -s -d , -)
+    nics=$({ "$2" ctl counters --all --fabric "$3" --json; cat "$1/ended" 2> /dev/null; } | paste -s -d , -)
     printf '{"kind":"answer","nics":[%s]}\n' "$nics"
 done"#;
 
 /// What reads samples on both hosts.
 pub struct OnNodes<'a> {
     nodes: &'a Nodes,
-    /// Name of the host, and the shell there; none with cards.
-    readers: Vec<(String, JsonProgram)>,
+    /// Name of the host, and the shell there. Error: why nothing is read, with cards, and from the first failure on: a late answer
+    /// would pass for the next one.
+    readers: Result<[(String, JsonProgram); 2], String>,
 }
 
 /// What was read before a point. Counters: the sums of both hosts, or why there are none.
-pub struct Begin {
+pub struct PointStart {
     at: Instant,
     used_s: Option<f64>,
     counters: Result<BTreeMap<String, f64>, String>,
@@ -43,23 +44,26 @@ pub struct Begin {
 impl OnNodes<'_> {
     /// Starts the readers. Error: one of them cannot be started there.
     pub fn start<'a>(nodes: &'a Nodes, logs: &Path) -> Result<OnNodes<'a>> {
-        let hosts = nodes.hosts().iter().zip(["sender", "receiver"]);
-        let readers = hosts.filter(|_| nodes.card().is_none()).map(|(host, end)| {
+        if nodes.card().is_some() {
+            return Ok(OnNodes { nodes, readers: Err(ELSEWHERE.into()) });
+        }
+        let start = |host: &Host, end| -> Result<_> {
             let log = logs.join(format!("counters-{end}.log"));
             let reader = reader(host, &nodes.counters(end), &log);
             Ok((host.name.clone(), reader.with_context(|| format!("reading counters on {}", host.name))?))
-        });
-        Ok(OnNodes { nodes, readers: readers.collect::<Result<_>>()? })
+        };
+        let [sender, receiver] = nodes.hosts();
+        Ok(OnNodes { nodes, readers: Ok([start(sender, "sender")?, start(receiver, "receiver")?]) })
     }
 
     /// A point begins now.
-    pub fn begin(&mut self) -> Begin {
+    pub fn begin(&mut self) -> PointStart {
         let counters = self.counters();
-        Begin { at: Instant::now(), used_s: self.nodes.seconds(), counters }
+        PointStart { at: Instant::now(), used_s: self.nodes.seconds(), counters }
     }
 
     /// The samples since then.
-    pub fn end(&mut self, begin: &Begin) -> Samples {
+    pub fn end(&mut self, begin: &PointStart) -> Samples {
         let mut samples = Samples::default();
         if let Some((before, after)) = begin.used_s.zip(self.nodes.seconds()) {
             samples.gauge("programs_cores", &[(after - before) / begin.at.elapsed().as_secs_f64().max(1e-3)]);
@@ -73,22 +77,33 @@ impl OnNodes<'_> {
     }
 
     fn counters(&mut self) -> Result<BTreeMap<String, f64>, String> {
-        if self.readers.is_empty() {
-            return Err(ELSEWHERE.into());
+        let sums = self.readers.as_mut().map_err(|why| why.clone()).and_then(sums);
+        if let Err(why) = &sums {
+            self.readers = Err(why.clone());
         }
-        let mut sums = BTreeMap::new();
-        for (name, reader) in &mut self.readers {
-            let mut read = || -> Result<Vec<Line>> {
-                let nics = reader.ask(&json!({}), WAIT)?["nics"].take();
-                serde_json::from_value::<Vec<Line>>(nics).context("counters of its NICs")
-            };
-            let nics = read().map_err(|error| format!("{name}: {error:#}"))?;
-            for (counter, count) in nics.into_iter().flat_map(|nic| nic.counters) {
-                *sums.entry(counter).or_default() += count;
-            }
-        }
-        Ok(sums)
+        sums
     }
+}
+
+/// The counters of both hosts. Error: which host does not say, or lacks the receiver's NIC, which serves every point.
+fn sums(readers: &mut [(String, JsonProgram); 2]) -> Result<BTreeMap<String, f64>, String> {
+    let mut sums = BTreeMap::new();
+    for ((name, reader), least) in readers.iter_mut().zip([0, 1]) {
+        let mut read = || -> Result<Vec<Line>> {
+            let nics = reader.ask(&json!({}), WAIT)?["nics"].take();
+            let nics: Vec<Line> = serde_json::from_value(nics).context("counters of its NICs")?;
+            ensure!(
+                nics.len() >= least,
+                "`softnic ctl` finds no NIC there (its words: logs/counters-receiver.log)"
+            );
+            Ok(nics)
+        };
+        let nics = read().map_err(|error| format!("{name}: {error:#}"))?;
+        for (counter, count) in nics.into_iter().flat_map(|nic| nic.counters) {
+            *sums.entry(counter).or_default() += count;
+        }
+    }
+    Ok(sums)
 }
 
 fn reader(host: &Host, folder: &str, log: &Path) -> Result<JsonProgram> {
@@ -135,12 +150,17 @@ mod tests {
         let grown = [("nic.messages_sent".to_owned(), 104.0), ("nic.cqes".to_owned(), 1.0)];
         assert_eq!(samples, Samples { counts: grown.into(), ..Samples::default() });
         fs::write(&alive, "{}\n").unwrap();
-        let why = &on_nodes.end(&begin).absent["nic"];
+        let why = on_nodes.end(&begin).absent["nic"].clone();
         assert!(why.starts_with("a: counters of its NICs: missing field"), "{why}");
+        fs::write(&alive, counters(9)).unwrap();
+        assert_eq!(on_nodes.end(&begin).absent["nic"], why, "answers are read behind one that was not");
         drop(on_nodes);
-        for end in ["sender", "receiver"] {
-            fs::remove_dir_all(nodes.counters(end)).unwrap();
-        }
+        fs::write(&alive, "").unwrap();
+        let nodes = Nodes::new([host("a", ""), host("b", "")], None);
+        let mut on_nodes = OnNodes::start(&nodes, &folder).unwrap();
+        let begin = on_nodes.begin();
+        assert!(on_nodes.end(&begin).absent["nic"].starts_with("b: `softnic ctl` finds no NIC there"));
+        drop(on_nodes);
         let cards = Nodes::new([host("a", "mlx5_0"), host("b", "mlx5_0")], None);
         let mut on_cards = OnNodes::start(&cards, &folder).unwrap();
         let begin = on_cards.begin();
