@@ -95,19 +95,6 @@ impl Error {
 
     /// Whether the context is lost: every later call in it fails until the process ends.
     pub fn is_context_lost(&self) -> bool {
-        const LOST: [u32; 11] = [
-            code::ECC_UNCORRECTABLE,
-            code::ILLEGAL_ADDRESS,
-            code::LAUNCH_TIMEOUT,
-            code::CONTEXT_IS_DESTROYED,
-            code::ASSERT,
-            code::HARDWARE_STACK_ERROR,
-            code::ILLEGAL_INSTRUCTION,
-            code::MISALIGNED_ADDRESS,
-            code::INVALID_ADDRESS_SPACE,
-            code::INVALID_PC,
-            code::LAUNCH_FAILED,
-        ];
         self.code().is_some_and(|code| LOST.contains(&code))
     }
 
@@ -136,6 +123,21 @@ impl Error {
 }
 
 /// What the user can do about a refusal, as the end of a sentence; else nothing.
+/// Behind these nothing runs in the context any more.
+const LOST: [u32; 11] = [
+    code::ECC_UNCORRECTABLE,
+    code::ILLEGAL_ADDRESS,
+    code::LAUNCH_TIMEOUT,
+    code::CONTEXT_IS_DESTROYED,
+    code::ASSERT,
+    code::HARDWARE_STACK_ERROR,
+    code::ILLEGAL_INSTRUCTION,
+    code::MISALIGNED_ADDRESS,
+    code::INVALID_ADDRESS_SPACE,
+    code::INVALID_PC,
+    code::LAUNCH_FAILED,
+];
+
 fn what_to_do(code: u32) -> &'static str {
     match code {
         code::STUB_LIBRARY => {
@@ -149,6 +151,7 @@ fn what_to_do(code: u32) -> &'static str {
         | code::LAUNCH_FAILED
         | code::MISALIGNED_ADDRESS
         | code::ILLEGAL_INSTRUCTION => "; a kernel did this, and its context is lost until the process ends",
+        _ if LOST.contains(&code) => "; its context is lost until the process ends",
         _ => "",
     }
 }
@@ -195,6 +198,7 @@ mod tests {
             (code::STUB_LIBRARY, "LD_LIBRARY_PATH"),
             (code::NO_DEVICE, "CUDA_VISIBLE_DEVICES"),
             (code::ILLEGAL_ADDRESS, "its context is lost"),
+            (code::ECC_UNCORRECTABLE, "its context is lost"),
         ] {
             let text = call(code).to_string();
             assert!(text.contains(words) && text.lines().count() == 1, "{text}");
