@@ -166,9 +166,10 @@ fn dry_run(chosen: &[(&Program, &Row)], options: &Options, logs: &Path) -> Strin
     let gpus = options.gpu.then_some(usize::MAX);
     let other_end = if options.kernel { "a Linux kernel's soft-RoCE in a guest" } else { "another process" };
     let programs: BTreeSet<&str> = chosen.iter().map(|(program, _)| &*program.name).collect();
+    let runs = chosen.iter().filter(|(program, row)| not_run(program, row, gpus).is_none()).count();
     let mut lines = vec![
         "compat: programs of others, each judged by its output and by the bytes that the NIC received".into(),
-        format!("{} runs of {} programs", chosen.len(), programs.len()),
+        format!("{runs} of {} rows, {} programs", chosen.len(), programs.len()),
         format!("nic: the software NIC; at the other end {other_end}"),
         format!("results: {}", logs.display()),
     ];

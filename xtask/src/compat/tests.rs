@@ -59,11 +59,11 @@ fn a_dry_run_says_which_rows_would_run_and_why_others_would_not() {
     };
     let lines = said(&[]);
     let (head, rows) = lines.split_once("results: DIR\n").unwrap();
-    assert!(head.contains("3 runs of 1 programs") && head.contains("another process"), "{head}");
+    assert!(head.contains("1 of 3 rows, 1 programs") && head.contains("another process"), "{head}");
     assert_eq!(rows, "p, a: softnic run -- c\np, b: not run: no port\np, g: not run: needs 2 GPUs");
     let on_gpu = said(&["--gpu", "--record"]);
     assert!(
-        on_gpu.contains("1 runs of 1") && on_gpu.contains("p, g: softnic run -- d\nrecords: "),
+        on_gpu.contains("1 of 1 rows") && on_gpu.contains("p, g: softnic run -- d\nrecords: "),
         "{on_gpu}"
     );
 }

@@ -82,7 +82,7 @@ fn in_a_browser_the_page_is_quiet_fits_a_telephone_and_can_be_read_in_both_theme
 
 /// What is wrong with an entry's plots: each names its series in itself, ours and the published ones, and ours alone in figure 1.
 fn fault(figure: u32, panel: &Value) -> Option<String> {
-    let plots = panel["plots"].as_array()?;
+    let Some(plots) = panel["plots"].as_array() else { return Some(format!("no plots: {panel}")) };
     let count = |plot: &Value, what: &str| plot[what].as_u64().unwrap_or(0);
     for plot in plots {
         // Figure 3 is a drawing of the way: its functions are ours.
