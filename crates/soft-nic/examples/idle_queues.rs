@@ -5,11 +5,11 @@
 
 use std::time::Instant;
 
+use mlx5_device::Commands;
+use mlx5_device::UarKind;
+use mlx5_device::command::{CreateQp, Handle, ModifyQp, QpCap};
 use roce::qp_state::AttrMask;
 use roce::{Now, ServiceType};
-use soft_nic::device::Commands;
-use soft_nic::device::UarKind;
-use soft_nic::device::command::{CreateQp, Handle, ModifyQp, QpCap};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, CqShape, Driver, RegisterPage, Setup};
 

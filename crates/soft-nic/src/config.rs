@@ -3,14 +3,16 @@
 //! One table ([`KEYS`]) names every key with its allowed range; parsing, errors and `--help` read it. The launcher writes
 //! the whole of it, normalised, into the environment variable [`CONFIG_VARIABLE`]; the interposer reads it back.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use mlx5_device::Span;
+use mlx5_device::carrier::MAX_DELAY_NS;
+use mlx5_device::config::NicConfig;
+pub use mlx5_device::config::{DoorbellOrder, LinkLayer, LinkPath, Model};
+
 use crate::dma::Copiers;
-use crate::link::delay::MAX_NS;
-use crate::span::Span;
 
 /// Environment variable that carries the normalised text to the interposer.
 pub const CONFIG_VARIABLE: &str = "SOFTNIC_CONFIG";
@@ -24,86 +26,6 @@ pub const MAX_DEVICES: u8 = 8;
 
 /// Most ports of one device, as cards have them.
 pub const MAX_PORTS: u8 = 2;
-
-/// A value that is spelt as one of a few words.
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? } default $default:ident) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
-        pub enum $name { $($(#[$vdoc])* #[serde(rename = $word)] $variant),+ }
-
-        impl $name {
-            /// Every value, in the order of the documentation.
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
-
-            /// The word that configuration files and options use.
-            pub const fn word(self) -> &'static str {
-                match self { $(Self::$variant => $word),+ }
-            }
-        }
-
-        impl Default for $name {
-            fn default() -> Self { Self::$default }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str(self.word()) }
-        }
-
-        impl FromStr for $name {
-            type Err = ();
-            fn from_str(text: &str) -> Result<Self, ()> {
-                Self::ALL.iter().copied().find(|value| value.word() == text).ok_or(())
-            }
-        }
-    };
-}
-
-words! {
-    /// Which ConnectX the NIC says it is; the capabilities are in `device::model`.
-    Model {
-        /// ConnectX-5 (0x1017).
-        ConnectX5 = "cx5",
-        /// ConnectX-6 (0x101b).
-        ConnectX6 = "cx6",
-        /// ConnectX-6 Dx (0x101d).
-        ConnectX6Dx = "cx6dx",
-        /// ConnectX-7 (0x1021).
-        ConnectX7 = "cx7",
-    } default ConnectX6
-}
-
-words! {
-    /// Link layer of the port.
-    LinkLayer {
-        /// InfiniBand: LIDs, GRH optional.
-        Ib = "ib",
-        /// Ethernet: RoCE v1 and v2 GIDs, GRH required.
-        Roce = "roce",
-    } default Ib
-}
-
-words! {
-    /// Which way messages may take.
-    LinkPath {
-        /// Shared memory between processes of this host, and nothing else.
-        Shm = "shm",
-        /// RoCEv2 over UDP, also to processes of this host.
-        Wire = "wire",
-        /// Shared memory to processes of this fabric, the wire to all others where there is one.
-        Auto = "auto",
-    } default Auto
-}
-
-words! {
-    /// When a doorbell whose record has not caught up counts.
-    DoorbellOrder {
-        /// The record must cover the doorbell when the register is read.
-        Strict = "strict",
-        /// The index in the register is enough, as GPU-initiated stacks rely on.
-        Early = "early",
-    } default Strict
-}
 
 /// Helper threads for long payloads, which then lie in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -191,7 +113,7 @@ settings! {
     mtu: u16 = 4096, |value| whole(value).filter(|mtu| [256, 512, 1024, 2048, 4096].contains(mtu)),
         "256, 512, 1024, 2048 or 4096",
         "active MTU of the ports in bytes";
-    /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; the n-th port after it gets the n-th after it. Absent: see [`Config::address`].
+    /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; the n-th port after it gets the n-th after it. Absent: the loopback interface's.
     ipv4: Option<Ipv4Addr> = None, |value| ipv4(value).map(Some),
         "a unicast IPv4 address, as \"192.168.1.10\", with room for all devices after it",
         "IPv4 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address";
@@ -214,7 +136,7 @@ settings! {
         "a whole number from 0 to 15",
         "how often a request to a peer's connection manager is repeated after that time-out";
     #[serde(skip_serializing_if = "Span::is_zero")]
-    delay: Span = Span(0), |value| parsed(value).filter(|delay: &Span| delay.0 <= MAX_NS),
+    delay: Span = Span(0), |value| parsed(value).filter(|delay: &Span| delay.0 <= MAX_DELAY_NS),
         "a time from \"0\" to \"1s\", as \"250us\"",
         "one-way delay of everything that the NIC sends";
     pump: bool = false, toml::Value::as_bool,
@@ -240,14 +162,23 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// IPv4 address of `mlx5_0`, port 1: as given, else the loopback interface's.
-    pub fn address(&self) -> Ipv4Addr {
-        self.ipv4.unwrap_or(Ipv4Addr::LOCALHOST)
-    }
-
-    /// Ports of all devices: those of `mlx5_0` come first, then those of `mlx5_1`…
-    pub fn all_ports(&self) -> u8 {
-        self.devices * self.ports
+    /// What the device is made with.
+    pub fn nic(&self) -> NicConfig {
+        NicConfig {
+            devices: self.devices,
+            ports: self.ports,
+            model: self.model,
+            link_layer: self.link_layer,
+            mtu: self.mtu,
+            ipv4: self.ipv4.unwrap_or(Ipv4Addr::LOCALHOST),
+            ipv6: self.ipv6,
+            path: self.path,
+            rate_gbps: self.rate_gbps,
+            delay_ns: self.delay.0,
+            strict: self.strict,
+            doorbell_order: self.doorbell_order,
+            relaxed_ordering: self.relaxed_ordering,
+        }
     }
 
     /// Where packets come and go: the addresses of each port, when the path asks for a wire. `auto` asks for one when an
@@ -262,7 +193,8 @@ impl Config {
         if !wanted || self.link_layer != LinkLayer::Roce {
             return Vec::new();
         }
-        (0..self.all_ports()).flat_map(|place| self.addresses(place)).collect()
+        let nic = self.nic();
+        (0..nic.all_ports()).flat_map(|place| nic.addresses(place)).collect()
     }
 
     /// The helper threads for long payloads on so many cores.
@@ -271,13 +203,6 @@ impl Config {
             CopyThreads::Auto => Copiers::for_cores(cores),
             CopyThreads::Count(count) => Copiers::new(count),
         }
-    }
-
-    /// The addresses of one port, by its place among all ports.
-    pub fn addresses(&self, place: u8) -> impl Iterator<Item = IpAddr> + use<> {
-        let v4 = Ipv4Addr::from(u32::from(self.address()).wrapping_add(place.into()));
-        let v6 = self.ipv6.map(|first| Ipv6Addr::from(u128::from(first).wrapping_add(place.into())));
-        [Some(IpAddr::V4(v4)), v6.map(IpAddr::V6)].into_iter().flatten()
     }
 
     /// Reads the text of a `nic.toml`. `origin` is what errors name as the place.

@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn unsafe_off_the_floors_is_named() {
         for (path, count) in [
-            ("crates/soft-nic/src/device/qp.rs", 1),
+            ("crates/mlx5-device/src/qp.rs", 1),
             ("crates/measure/src/lib.rs", 1),
             ("xtask/src/main.rs", 1),
             ("crates/inference/src/plan/mod.rs", 1),

@@ -27,7 +27,7 @@ pub fn listed(program: &Program) -> Result<Value, String> {
     lines.find(|line| line["pid"] == program.id()).ok_or(format!("process {} in no line", program.id()))
 }
 
-/// QPN of the first queue pair of a process: `soft-nic/src/device/qpn.rs`.
+/// QPN of the first queue pair of a process: `mlx5-device/src/qpn.rs`.
 fn first_qpn(program: &Program) -> String {
     let slot = listed(program).unwrap()["slot"].as_u64().unwrap();
     format!("{:#x}", slot << 17 | 0x40)

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
+use mlx5_device::Span;
 use soft_nic::abi::control::Request;
-use soft_nic::span::Span;
 
 use super::{RunningNics, program_of, show};
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use mlx5_device::commands::Answer;
 use soft_nic::abi::server::{log, log_enabled};
-use soft_nic::device::commands::Answer;
 
 use super::nic::{self, guarded};
 use super::raw::{self, fail, syscall};

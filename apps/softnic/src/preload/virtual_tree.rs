@@ -55,7 +55,7 @@ impl VirtualTree {
 fn machine(config: &Config) -> Machine {
     // SAFETY: sysconf takes and returns numbers.
     let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
-    let has_address = |i: &Interface| i.address == config.address();
+    let has_address = |i: &Interface| i.address == config.nic().ipv4;
     let interface = interfaces().ok().and_then(|all| all.into_iter().find(has_address));
     let interface = interface.map_or_else(|| ("lo".to_owned(), 1), |found| (found.name, found.index));
     Machine {

@@ -13,7 +13,7 @@ fn first_qpn(it: &OnNic, fabric: &Fabric) -> String {
     let text = ctl_prints(&["list", "--json", "--fabric", fabric.name()]);
     let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
     let line = lines.into_iter().find(|line| line["pid"] == it.program.pid()).expect("its line");
-    // `soft-nic/src/device/qpn.rs`: 7 bits of slot, 3 of device, 14 of index from 0x40 on.
+    // `mlx5-device/src/qpn.rs`: 7 bits of slot, 3 of device, 14 of index from 0x40 on.
     format!("{:#x}", line["slot"].as_u64().expect("a slot") << 17 | 0x40)
 }
 

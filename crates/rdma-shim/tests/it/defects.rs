@@ -18,7 +18,7 @@ use verbs::{
 use rdma_shim::testing::{connect, memory, softnic, wait_for};
 
 /// How long the NIC excuses a wrong ring at most, while a thread of the program, of which other tests start many, has no core:
-/// `MAX_WINDOWS` windows of `WINDOW_NS` (`soft-nic`, `device/doorbell.rs`). Without an excuse it speaks after `GRACE_NS`, 10 ms.
+/// `MAX_WINDOWS` windows of `WINDOW_NS` (`mlx5-device`, `doorbell.rs`). Without an excuse it speaks after `GRACE_NS`, 10 ms.
 const EXCUSE: Duration = Duration::from_secs(1);
 
 /// How long the event of a wrong ring may take: the excuse, and half as much for the NIC's looks and the way of the event.

@@ -3,6 +3,8 @@
 //! RFC 8200; Annex A17 (RoCEv2): a GID is the port's IPv6 address, or its IPv4 address mapped into IPv6 (RFC 4291
 //! §2.5.5.2, `::ffff:a.b.c.d`).
 
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use super::WireError;
 use super::bytes::{array, be16, be32, check, put};
 use super::ipv4::UDP;
@@ -34,6 +36,24 @@ impl Gid {
     /// The IPv4 address that packets to this GID go to; `None`: they go to the GID itself, over IPv6.
     pub fn ipv4(&self) -> Option<[u8; 4]> {
         self.0.starts_with(&Self::MAPPED).then(|| array(&self.0, 12))
+    }
+}
+
+/// The GID that an address stands for (Annex A17).
+pub fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
+        IpAddr::V6(v6) => Gid(v6.octets()),
+    }
+}
+
+/// The IP address that a GID stands for (Annex A17), the reverse of [`gid_of`]; none for an address that is no place, and for one that
+/// is good on one link only: which one is not said, so that packets cannot go there.
+pub fn ip_of(gid: Gid) -> Option<IpAddr> {
+    match (gid.ipv4().map(Ipv4Addr::from), Ipv6Addr::from(gid.0)) {
+        (Some(v4), _) => Some(IpAddr::V4(v4)).filter(|v4| !v4.is_unspecified()),
+        (None, v6) if v6.is_unicast_link_local() || v6.is_unspecified() => None,
+        (None, v6) => Some(IpAddr::V6(v6)),
     }
 }
 
@@ -154,5 +174,25 @@ mod tests {
         assert_eq!(gid.ipv4(), Some([10, 9, 0, 2]));
         assert_eq!(header().source.ipv4(), None);
         assert_eq!(Gid::default().ipv4(), None);
+    }
+
+    #[test]
+    fn an_address_and_its_gid_are_one_but_for_those_where_no_packet_can_go() {
+        for (address, gid, place) in [
+            ("10.1.2.3", "::ffff:10.1.2.3", true),
+            ("2001:db8::7", "2001:db8::7", true),
+            ("::1", "::1", true),
+            // Of a link that nobody names.
+            ("fe80::1", "fe80::1", false),
+            ("febf::1", "febf::1", false),
+            ("fec0::1", "fec0::1", true),
+            ("0.0.0.0", "::ffff:0.0.0.0", false),
+            ("::", "::", false),
+            ("169.254.0.1", "::ffff:169.254.0.1", true),
+        ] {
+            let (ip, wanted): (IpAddr, Ipv6Addr) = (address.parse().unwrap(), gid.parse().unwrap());
+            assert_eq!(gid_of(ip), Gid(wanted.octets()), "{address}");
+            assert_eq!(ip_of(gid_of(ip)), place.then_some(ip), "{address}");
+        }
     }
 }

@@ -38,7 +38,7 @@ pub use icrc::Icrc;
 pub use immediate::{Ieth, ImmDt};
 pub use ip::IpHeader;
 pub use ipv4::Ipv4;
-pub use ipv6::{Gid, Ipv6};
+pub use ipv6::{Gid, Ipv6, gid_of, ip_of};
 pub use opcode::{HeaderSet, Operation, PacketKind, PacketOpcode, Position, Service};
 pub use packet::{Extended, MAX_PAYLOAD_BYTES, Packet};
 pub use psn::Psn;

@@ -1,12 +1,13 @@
 //! Address handles. libmlx5 asks for them on Ethernet only, to learn the destination's MAC address.
 
+use mlx5_device::command::{AddressVector, refuse_if};
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::Command;
 use super::layout::{Writer, create_ah, create_ah_resp, mlx5_create_ah_resp};
 use super::server::{OpenFile, Server, UHW_OUT};
 use super::write::{CORE_OUT, Write};
 use crate::config::LinkLayer;
-use crate::device::command::{AddressVector, refuse_if};
-use crate::device::{Answer, Commands};
 
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     use create_ah as at;

@@ -5,9 +5,10 @@
 //! through [`Memory`], which turns a bad one into `EFAULT`. Left out: arrays of handles and enum attributes (no method
 //! that the NIC knows takes one).
 
+use mlx5_device::command::{CommandError, refuse_if};
+use mlx5_device::memory::Memory;
+
 use super::layout::{Reader, attr, ioctl_hdr};
-use crate::device::command::{CommandError, refuse_if};
-use crate::dma::Memory;
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, 24 bytes)`.
 pub const RDMA_VERBS_IOCTL: u64 = 0xc018_1b01;
@@ -273,7 +274,7 @@ impl<'m> Command<'m> {
 }
 
 /// A bad address, as a kernel says it.
-pub fn fault(fault: crate::dma::Fault) -> CommandError {
+pub fn fault(fault: mlx5_device::memory::Fault) -> CommandError {
     refuse(libc::EFAULT, fault.to_string())
 }
 

@@ -1,9 +1,10 @@
 //! What lies beneath a memory region: the host's memory, a mapped dma-buf, or a GPU's memory. And where queues may lie.
 
+use mlx5_device::command::CommandError;
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::refuse;
 use super::server::Server;
-use crate::device::command::CommandError;
-use crate::device::{Answer, Commands};
 use crate::dma::gpu::is_gpu_address;
 use crate::dma::{DmaBuf, DmaBufError, GpuError, GpuRegion, HostPages};
 

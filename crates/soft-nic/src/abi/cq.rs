@@ -2,6 +2,9 @@
 //!
 //! Follows Linux `uverbs_std_types_cq.c` and `create_cq_user` in `drivers/infiniband/hw/mlx5/cq.c`.
 
+use mlx5_device::command::{CreateCq, ResizeCq, refuse_if};
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::{Command, refuse};
 use super::backing::check_queue;
 use super::layout::{
@@ -9,8 +12,6 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{CreateCq, ResizeCq, refuse_if};
-use crate::device::{Answer, Commands};
 
 /// Attribute numbers of CQ.CREATE.
 pub const HANDLE: u16 = 0;

@@ -3,6 +3,10 @@
 //! Follows Linux `uverbs_std_types_device.c` and, for the mlx5 part, `mlx5_ib_alloc_ucontext` in
 //! `drivers/infiniband/hw/mlx5/main.c`.
 
+use mlx5_device::command::refuse_if;
+use mlx5_device::model::{DeviceConfig, VENDOR_OUI};
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::{Command, refuse};
 use super::clock::CORE_CLOCK_KHZ;
 use super::layout::{
@@ -13,9 +17,6 @@ use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities, port_state};
 use super::write::{CORE_OUT, Write};
 use crate::config::LinkLayer;
-use crate::device::command::refuse_if;
-use crate::device::model::{DeviceConfig, VENDOR_OUI};
-use crate::device::{Answer, Commands};
 
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`: the optional access bits may be passed.
 const CORE_SUPPORT: u64 = 1;

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::device::command::{ContextId, EventSink};
+use mlx5_device::command::{ContextId, EventSink};
 
 /// A completion event: the CQ's user handle.
 const COMPLETION_BYTES: usize = 8;

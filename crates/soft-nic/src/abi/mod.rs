@@ -2,7 +2,7 @@
 //!
 //! [`sysfs`] and [`tree`] are what a program finds; [`attributes`] is how a command is encoded, [`server`] the table of
 //! methods and the dispatch, and then one file a command family. Every value comes from the program and is checked
-//! before use; what a command means is the device's to say ([`Commands`](crate::device::Commands)). [`process`] puts the parts of one process
+//! before use; what a command means is the device's to say ([`Commands`](mlx5_device::Commands)). [`process`] puts the parts of one process
 //! together, [`rdma_cm`] is the connection manager's device, and [`control`] is how `softnic ctl` talks to it.
 
 mod ah;

@@ -1,5 +1,10 @@
 //! Protection domains, memory regions and windows.
 
+use mlx5_device::command::{AllocMw, RegMr, ReregMr, refuse_if};
+use mlx5_device::mr::check_access;
+use mlx5_device::rereg_change as change;
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::{Command, refuse};
 use super::backing;
 use super::layout::{
@@ -8,10 +13,6 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{AllocMw, RegMr, ReregMr, refuse_if};
-use crate::device::mr::check_access;
-use crate::device::rereg_change as change;
-use crate::device::{Answer, Commands};
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;

@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::Carrier;
+use mlx5_device::{Answer, LogSink};
 use roce::Now;
 
 use super::control::{self, Talking};
@@ -19,8 +21,8 @@ use super::events::Events;
 use super::rdma_cm::{self, CmTimeouts, Manager};
 use super::server::{Locked, Server, log};
 use super::sysfs::Machine;
+use crate::Nic;
 use crate::config::Config;
-use crate::device::{Answer, LogSink, Nic};
 use crate::dma::{Host, OneShotEpoll, OwnThreads, system};
 use crate::link::{IdlePolicy, IdleTimes, Impairment, Link, LinkConfig, Pause, SystemClock, Waker};
 
@@ -35,7 +37,7 @@ const PACKET_WAIT: Duration = Duration::from_millis(100);
 /// How long the end of a program waits for the thread, and then for the last replies.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How long it waits for what is under way with a delay: all of it, and a kernel that is slow to take it.
-const LINGERING: Duration = Duration::from_nanos(crate::link::delay::MAX_NS + 100_000_000);
+const LINGERING: Duration = Duration::from_nanos(mlx5_device::carrier::MAX_DELAY_NS + 100_000_000);
 
 /// Why a process got no NIC.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +60,7 @@ pub struct Report {
 
 pub struct Process {
     /// The command server.
-    pub server: Arc<Server<Nic<Host>>>,
+    pub server: Arc<Server<Nic>>,
     waker: Waker,
     shared: Arc<Control>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -111,7 +113,7 @@ impl Process {
         let (waker, epoll, router) = (link.waker(), link.epoll(), link.mad_router());
         let events = Events::default();
         let now = Now(system::monotonic_ns());
-        let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
+        let mut nic = Nic::new(&config.nic(), memory, link, Box::new(events.clone()), Box::new(Stderr), now);
         nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
@@ -138,7 +140,7 @@ impl Process {
     }
 
     /// Runs a command. The thread stands back meanwhile, and looks right after it.
-    pub fn command<T>(&self, run: impl FnOnce(&Server<Nic<Host>>) -> T) -> T {
+    pub fn command<T>(&self, run: impl FnOnce(&Server<Nic>) -> T) -> T {
         let _faults = UnblockedFaults::new();
         let announced = self.server.nic.announce();
         let answer = run(&self.server);
@@ -237,7 +239,7 @@ impl Process {
 
 /// The NIC, if it can be locked by `deadline`. A thread may hold it for ever: a thread that was stopped in a command by the signal that
 /// ends us.
-fn lock_by(server: &Server<Nic<Host>>, deadline: Instant) -> Option<Locked<'_, Nic<Host>>> {
+fn lock_by(server: &Server<Nic>, deadline: Instant) -> Option<Locked<'_, Nic>> {
     loop {
         std::thread::yield_now();
         let nic = server.nic.try_poll();
@@ -249,11 +251,7 @@ fn lock_by(server: &Server<Nic<Host>>, deadline: Instant) -> Option<Locked<'_, N
 
 /// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left, and rests without the
 /// lock. `lingers` is told before. True: there was something to wait for.
-fn linger<'s>(
-    server: &'s Server<Nic<Host>>,
-    held: &mut Option<Locked<'s, Nic<Host>>>,
-    lingers: impl FnOnce(),
-) -> bool {
+fn linger<'s>(server: &'s Server<Nic>, held: &mut Option<Locked<'s, Nic>>, lingers: impl FnOnce()) -> bool {
     if !held.as_mut().is_some_and(|nic| nic.link().is_under_way()) {
         return false;
     }
@@ -273,7 +271,7 @@ fn linger<'s>(
 }
 
 /// Lets answers that are due go out, and reports.
-fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
+fn report(server: &Server<Nic>, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
     let mut report = Report { refused: server.refused(), thread_ns, ..Report::default() };
     let mut held = lock_by(server, deadline);
     // A peer waits for the acknowledgement of what this program has seen arrive.
@@ -313,7 +311,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant, lingers
 }
 
 /// Every counter of the device and of the link, by the names of the stats line.
-pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
+pub(super) fn counters(server: &Server<Nic>, nic: &mut Nic) -> Vec<(&'static str, u64)> {
     let link = nic.link().counters();
     let wire = wire_counters(nic);
     let delay_ns = nic.link().delay_ns();
@@ -340,7 +338,7 @@ pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(
 }
 
 /// Those of the wire; all are 0 without one, but for the connection manager's datagrams within the fabric (`mads_*`).
-fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+fn wire_counters(nic: &mut Nic) -> impl Iterator<Item = (&'static str, u64)> + use<> {
     let (wire, port) = nic.link().wire_counters().unwrap_or_default();
     let router = nic.link().mad_router();
     let (mads, local) = (router.counters(), router.local_counters());
@@ -389,7 +387,7 @@ fn hear(epoll: &OneShotEpoll, waker: &Waker, shared: &Control) {
     }
 }
 
-fn run(server: &Arc<Server<Nic<Host>>>, shared: &Control, publish: impl FnOnce(&Report)) {
+fn run(server: &Arc<Server<Nic>>, shared: &Control, publish: impl FnOnce(&Report)) {
     system::tune_thread();
     let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default());
     let mut pumped = 0;
@@ -421,7 +419,7 @@ fn run(server: &Arc<Server<Nic<Host>>>, shared: &Control, publish: impl FnOnce(&
 
 /// One round and the rest after it; false when the NIC has stopped.
 fn look(
-    server: &Arc<Server<Nic<Host>>>,
+    server: &Arc<Server<Nic>>,
     shared: &Control,
     policy: &mut IdlePolicy<SystemClock>,
     pumped: &mut u64,

@@ -3,6 +3,8 @@
 //! Follows Linux `uverbs_std_types_qp.c`, `modify_qp` in `uverbs_cmd.c`, and `create_user_qp` in
 //! `drivers/infiniband/hw/mlx5/qp.c`. Which attributes a state change needs is the transport's table.
 
+use mlx5_device::command::{AddressVector, CreateQp, ModifyQp, QpCap, refuse_if};
+use mlx5_device::{Answer, Commands};
 use roce::ServiceType;
 
 use super::attributes::{Command, refuse};
@@ -14,8 +16,6 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{AddressVector, CreateQp, ModifyQp, QpCap, refuse_if};
-use crate::device::{Answer, Commands};
 
 /// Attribute numbers of QP.CREATE.
 pub const HANDLE: u16 = 0;

@@ -10,6 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use mlx5_device::command::{CommandError, ContextId};
+use mlx5_device::memory::Memory;
+use mlx5_device::model::DeviceConfig;
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::{Command, Kind, Method, bytes, may, method, must, refuse};
 use super::backing::Backing;
 use super::clock::Clock;
@@ -22,11 +27,8 @@ use super::rdma_cm::Manager;
 use super::sysfs::Machine;
 use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
-use crate::device::command::{CommandError, ContextId};
-use crate::device::model::DeviceConfig;
-use crate::device::{Answer, Commands};
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
-use crate::dma::{DevicePages, Memory, UarPage};
+use crate::dma::{DevicePages, UarPage};
 
 /// Driver part of a command: input, output.
 pub const UHW_IN: u16 = 0x1000;
@@ -344,7 +346,7 @@ impl<D: Commands> Server<D> {
         events: Events,
         memory: Box<dyn Memory + Sync>,
     ) -> std::io::Result<Self> {
-        let (ports, ports_each) = (DeviceConfig::all(config), config.ports);
+        let (ports, ports_each) = (DeviceConfig::all(&config.nic()), config.ports);
         let nic = Shared { nic: Mutex::new(Some(nic)), waiting: AtomicU32::new(0) };
         let refused = Mutex::default();
         let manager = OnceLock::new();

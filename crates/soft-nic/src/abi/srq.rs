@@ -3,6 +3,9 @@
 //! Follows Linux `uverbs_std_types_srq.c`, `uverbs_cmd.c`, and `mlx5_ib_create_srq` in `drivers/infiniband/hw/mlx5/srq.c`.
 //! Left out: queues of the types XRC and tag matching.
 
+use mlx5_device::command::{CreateSrq, CreatedSrq, ModifySrq, refuse_if};
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::{Command, refuse};
 use super::backing::check_queue;
 use super::cq::check_event_fd;
@@ -12,8 +15,6 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{CreateSrq, CreatedSrq, ModifySrq, refuse_if};
-use crate::device::{Answer, Commands};
 
 /// Attribute numbers of SRQ.CREATE.
 pub const HANDLE: u16 = 0;

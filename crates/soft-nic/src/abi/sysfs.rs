@@ -4,9 +4,10 @@
 //! Formats follow Linux `Documentation/ABI/stable/sysfs-class-infiniband` and `Documentation/ABI/testing/sysfs-bus-pci`.
 //! Left out: counters (the NIC's own go to the stats file), `infiniband_mad`, `/sys/bus/pci/devices` listings.
 
+use mlx5_device::model::{DeviceConfig, GidKind, PCI_VENDOR};
+
 use super::tree::{COMMAND_DEVICE, MANAGER_DEVICE, Node, PortFile, Tree};
 use crate::config::{Config, LinkLayer};
-use crate::device::model::{DeviceConfig, GidKind, PCI_VENDOR};
 
 /// A PCI domain that no machine has, so that nothing real is hidden.
 const PCI_ROOT: &str = "/sys/devices/pci5074:00";
@@ -53,7 +54,7 @@ pub fn build(config: &Config, machine: &Machine) -> Tree {
     }
     tree.value("/sys/class/infiniband_verbs/abi_version", "6");
     tree.insert("/sys/class/infiniband", Node::Directory);
-    let ports = DeviceConfig::all(config);
+    let ports = DeviceConfig::all(&config.nic());
     for (place, port) in ports.iter().enumerate() {
         if port.port == 1 {
             device(&mut tree, port.index, port, machine);

@@ -6,13 +6,15 @@
 
 use std::sync::Arc;
 
+use mlx5_device::command::refuse_if;
+use mlx5_device::doorbell::UarKind;
+use mlx5_device::memory::Registers;
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::{Command, refuse};
 use super::server::{Mapping, OpenFile, Server};
-use crate::device::command::refuse_if;
-use crate::device::doorbell::UarKind;
-use crate::device::{Answer, Commands};
+use crate::dma::UarPage;
 use crate::dma::system::PAGE;
-use crate::dma::{Registers, UarPage};
 
 /// Attribute numbers.
 pub const HANDLE: u16 = 0x1000;

@@ -4,6 +4,9 @@
 //! (`UVERBS_METHOD_INVOKE_WRITE`): too short an input or output is `ENOSPC`, an unknown command `EOPNOTSUPP`. The `write`
 //! system call itself is never needed: libibverbs asks first (command 1 without input) and takes `ENOSPC` for yes.
 
+use mlx5_device::command::refuse_if;
+use mlx5_device::{Answer, Commands};
+
 use super::attributes::{Command, refuse};
 use super::layout::{
     Reader, alloc_mw, alloc_mw_resp, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp,
@@ -13,8 +16,6 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server};
 use super::{ah, cq, device, mr, qp, srq};
-use crate::device::command::refuse_if;
-use crate::device::{Answer, Commands};
 
 /// Attribute numbers.
 pub const CORE_IN: u16 = 0;

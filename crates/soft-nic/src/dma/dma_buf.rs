@@ -10,7 +10,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
-use super::Fault;
+use mlx5_device::memory::Fault;
+
 use super::per_process::{PerProcess, locked};
 use super::shared::SharedMemory;
 use super::system::{PAGE, check, fork_generation, moved_high};

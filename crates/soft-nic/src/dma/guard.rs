@@ -9,7 +9,9 @@
 use core::arch::global_asm;
 use std::sync::OnceLock;
 
-use super::{Fault, sanitizer};
+use mlx5_device::memory::Fault;
+
+use super::sanitizer;
 
 // Two registers come back: rax = 1 on a fault, rdx = the value, or the faulting address.
 //

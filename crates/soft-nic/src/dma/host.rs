@@ -6,10 +6,12 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use mlx5_device::memory::{Fault, Memory, Order, Segment, Segments};
+
 use super::copiers::{Copiers, Cut, SHARED_FROM};
 use super::gpu::{self, Atomic};
 use super::guard::Guard;
-use super::{Fault, Memory, Order, Segment, Segments, system};
+use super::system;
 
 /// Relaxed copies are in order below this length.
 const STRING_BYTES: usize = 512;

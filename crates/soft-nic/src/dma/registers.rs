@@ -3,7 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use super::Registers;
+use mlx5_device::memory::Registers;
+
 use super::device_pages::DevicePages;
 use super::shared::SharedMemory;
 use super::system::PAGE;

@@ -6,8 +6,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use mlx5_device::memory::{Fault, Order, Segment, Segments};
+
 use super::host::Host;
-use super::{Fault, HostPages, Order, Segment, Segments, gpu, system};
+use super::{HostPages, gpu, system};
 
 /// Pieces below this length go into a ring faster by plain stores than by a string instruction.
 const STRING_BYTES: usize = 4096;
@@ -178,7 +180,7 @@ impl RingMemory {
 
     /// Copies bytes of the ring into a buffer of ours, each loaded once.
     pub fn take(&self, host: &Host, position: u64, out: &mut [u8]) -> Result<(), Fault> {
-        use super::Memory;
+        use mlx5_device::memory::Memory;
         host.read(self.at(position, out.len()), out)
     }
 

@@ -10,8 +10,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use mlx5_device::memory::Fault;
+
 pub use super::forks::{LockSocket, fork_generation};
-use super::{Fault, dma_buf, gpu};
+use super::{dma_buf, gpu};
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;

@@ -193,7 +193,8 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::dma::{Host, Memory};
+    use crate::dma::Host;
+    use mlx5_device::memory::Memory;
 
     #[test]
     fn a_byte_beyond_either_end_is_a_fault() {

@@ -7,9 +7,11 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use mlx5_device::memory::{Fault, Memory, Order, Registers, Segment, Segments};
+
 use super::host::last_word;
 use super::testing::{is_leased, lease};
-use super::{DevicePages, Fault, Host, Memory, Order, Registers, Segment, Segments, UarPage, system};
+use super::{DevicePages, Host, UarPage, system};
 
 const PAGE: u64 = system::PAGE as u64;
 

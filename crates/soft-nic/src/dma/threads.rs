@@ -8,28 +8,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// One thread, at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ThreadTime {
-    pub tid: u32,
-    /// It has a core, or waits for one.
-    pub runnable: bool,
-    /// CPU time that it ever had, ns.
-    pub cpu_ns: u64,
-}
-
-/// The threads of the program on this NIC, without the NIC's own.
-pub trait Threads: Send {
-    /// How they stand now; what cannot be read is left out.
-    fn look(&mut self) -> Vec<ThreadTime>;
-}
-
-/// Whether some thread of `before` could have gone on since, but had no core.
-pub fn any_starved(before: &[ThreadTime], now: &[ThreadTime]) -> bool {
-    let stood_still =
-        |now: &ThreadTime| before.iter().any(|then| then.tid == now.tid && then.cpu_ns == now.cpu_ns);
-    now.iter().any(|thread| thread.runnable && stood_still(thread))
-}
+use mlx5_device::threads::{ThreadTime, Threads};
 
 /// Threads that one look covers; a program with more is judged by these.
 const MAX_THREADS: usize = 1024;
@@ -132,6 +111,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
+    use mlx5_device::threads::any_starved;
+
     use super::*;
     use crate::dma::testing::Stop;
 
@@ -146,20 +127,6 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(parse(line), wanted, "{line}");
-        }
-    }
-
-    #[test]
-    fn starved_is_who_is_runnable_and_had_no_time_since() {
-        let thread = |tid, runnable, cpu_ns| ThreadTime { tid, runnable, cpu_ns };
-        for (name, before, now, starved) in [
-            ("runnable, no time", thread(7, true, 5), thread(7, true, 5), true),
-            ("slept then, runnable now", thread(7, false, 5), thread(7, true, 5), true),
-            ("had a core", thread(7, true, 5), thread(7, true, 6), false),
-            ("sleeps", thread(7, true, 5), thread(7, false, 5), false),
-            ("another one", thread(7, true, 5), thread(8, true, 5), false),
-        ] {
-            assert_eq!(any_starved(&[before], &[now]), starved, "{name}");
         }
     }
 

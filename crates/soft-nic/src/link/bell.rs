@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use mlx5_device::carrier::Carrier;
+use roce::Now;
+
 use super::fabric::{Fabric, SLOTS};
 use super::shared_memory::{ChannelState, Lane, Producer};
-use super::{Link, LinkEvent, Wire, delay};
+use super::{Link, LinkEvent};
 use crate::dma::OneShotEpoll;
-use roce::Now;
 
 impl Link {
     /// Shows peers what was sent and consumed since the last call, and wakes those that sleep.
@@ -55,34 +57,17 @@ impl Link {
         }
     }
 
-    /// Delays from now on what leaves by so many ns, at most [`delay::MAX_NS`]; 0: not at all. What is under way keeps its time.
-    pub fn set_delay(&mut self, delay_ns: u64) {
-        self.delay_ns = delay_ns.min(delay::MAX_NS);
-        if self.delay_ns > 0 && !self.delays {
-            // What was sent before leaves as it was to.
-            self.ring_bells();
-            self.hold(true);
-        }
-    }
-
     /// The delay of what leaves now, ns.
     pub fn delay_ns(&self) -> u64 {
         self.delay_ns
     }
 
-    fn hold(&mut self, holds: bool) {
+    pub(super) fn hold(&mut self, holds: bool) {
         self.delays = holds;
         if let Some(wire) = &mut self.wire {
             wire.hold(holds);
         }
         self.outgoing.iter_mut().flatten().for_each(|outgoing| outgoing.producer.hold(holds));
-    }
-
-    /// Whether something waits for its time: call [`Link::pass_time`] again soon.
-    pub fn is_under_way(&self) -> bool {
-        let in_memory =
-            |slot: &u8| self.outgoing[usize::from(*slot)].as_ref().is_some_and(|o| o.producer.is_under_way());
-        self.delays && (self.wire.as_ref().is_some_and(Wire::is_under_way) || self.open.iter().any(in_memory))
     }
 
     /// Whether a reply lies in a channel that its receiver has not attached to, and may attach to as long as we are here.
@@ -220,7 +205,8 @@ mod tests {
     use roce::{Fragment, Packet, Psn, ServiceType};
 
     use super::*;
-    use crate::link::{Icrc, LinkConfig};
+    use crate::link::LinkConfig;
+    use mlx5_device::carrier::Icrc;
 
     #[test]
     fn a_nic_whose_packets_the_kernel_has_no_room_for_does_not_sleep_over_them() {
@@ -256,7 +242,7 @@ mod tests {
         while came == 0 && begun.elapsed() < long {
             link.poll(16, |_| {
                 came += 1;
-                crate::link::Disposition::Consumed
+                mlx5_device::carrier::Disposition::Consumed
             });
         }
         assert_eq!(came, 1);

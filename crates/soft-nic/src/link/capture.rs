@@ -13,11 +13,10 @@ pub mod pcapng;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use roce::Now;
-use roce::wire::{Gid, IpHeader, Udp};
-
-use super::udp::gid_of;
 use pcapng::{CapturedFrame, PACKET_BLOCK_BYTES};
+use roce::Now;
+use roce::wire::gid_of;
+use roce::wire::{Gid, IpHeader, Udp};
 
 /// Bytes that wait to be taken, at most: some thousand packets, a tenth of a second of 300 Mbit/s.
 pub const MAX_WAITING_BYTES: usize = 4 << 20;

@@ -13,9 +13,6 @@ use std::collections::VecDeque;
 
 use roce::Now;
 
-/// Longest delay, ns: a program that ends waits for what it has sent, no longer than this.
-pub const MAX_NS: u64 = 1_000_000_000;
-
 /// Bytes of packets that may be under way from one address, with what describes them: 10 ms of 13 Gbit/s.
 pub const MAX_BYTES: usize = 16 << 20;
 

@@ -1,47 +1,10 @@
 //! A message that arrived: its header as one checked copy, its payload still in the ring or in the packet.
 
-use std::net::IpAddr;
+use mlx5_device::carrier::{self, Message, PathAddress};
+use mlx5_device::memory::{Fault, Order, Segment};
 
-use roce::{Packet, Reply, Request};
-
-use super::{LinkCounters, PathAddress};
-use crate::dma::{Fault, Host, Order, RingMemory, Segment};
-
-/// What arrived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Message {
-    /// A request, whole or a fragment; for the responder.
-    Request(Request),
-    /// A reply; for the requester.
-    Reply {
-        /// The reply. A READ response may come in pieces: it counts with the last one.
-        reply: Reply,
-        /// Where the bytes that come with it belong, in the READ's answer.
-        offset: u32,
-        /// Whether all bytes of the answer are there.
-        last: bool,
-    },
-    /// A packet of the wire, for either.
-    Packet {
-        /// What it says.
-        packet: Packet,
-        /// Address of the sender.
-        from: IpAddr,
-        /// Address of ours that it was sent to.
-        at: IpAddr,
-    },
-}
-
-/// What the handler did with a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Disposition {
-    /// Done with it.
-    Consumed,
-    /// Done with it, and no other is to follow in this round: it took long, and its acknowledgement is due.
-    ConsumedLate,
-    /// Cannot take it now: it stays first in its ring, and so does all behind it. Never for replies.
-    NotNow,
-}
+use super::LinkCounters;
+use crate::dma::{Host, RingMemory};
 
 /// Where the payload of a message is.
 #[derive(Debug)]
@@ -70,16 +33,20 @@ pub struct Inbound<'a> {
     pub(super) given_up: bool,
 }
 
-impl Inbound<'_> {
-    /// Bytes of payload that came with this message.
-    pub fn payload_len(&self) -> u32 {
+impl carrier::Inbound for Inbound<'_> {
+    fn path(&self) -> Option<PathAddress> {
+        self.path
+    }
+
+    fn to_port(&self) -> Option<u8> {
+        self.to_port
+    }
+
+    fn payload_len(&self) -> u32 {
         self.len
     }
 
-    /// Copies the payload to memory of this process, whose segments must hold [`Inbound::payload_len`] bytes.
-    ///
-    /// Errors: that memory cannot be accessed or is too short; a part may have been copied.
-    pub fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
+    fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
         let len = u64::from(self.len);
         if len == 0 {
             return Ok(());
@@ -101,10 +68,7 @@ impl Inbound<'_> {
         }
     }
 
-    /// Copies the payload into a buffer of the NIC's own (scatter to CQE); `out` has [`Inbound::payload_len`] bytes.
-    ///
-    /// Errors: for another length.
-    pub fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault> {
+    fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault> {
         if out.len() != self.len as usize {
             return Err(Fault { addr: 0 });
         }

@@ -20,11 +20,11 @@ use roce::packet::{Deth, Trailer};
 use roce::wire::Gid;
 use roce::wire::cm::attribute;
 use roce::wire::mad::{MAD_BYTES, MadHeader, QP1, QP1_QKEY};
+use roce::wire::{gid_of, ip_of};
 use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
 use super::fabric::{Fabric, Occupant, Process, SLOTS, ServiceError, ServiceWord};
 use super::udp::ROCE_PORT;
-use super::udp::{gid_of, ip_of};
 use crate::dma::system;
 use crate::dma::unix_datagram::{BoundSocket, UnboundSocket};
 

@@ -9,6 +9,7 @@
 
 mod bell;
 pub mod capture;
+mod carrier;
 pub mod delay;
 mod fabric;
 mod idle;
@@ -16,12 +17,10 @@ mod inbound;
 pub mod mads;
 mod peers;
 mod ports;
-pub mod random;
 mod receive;
 mod record;
 mod report;
 mod send;
-mod shape;
 mod shared_memory;
 #[cfg(test)]
 mod tests;
@@ -30,23 +29,23 @@ pub mod udp;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use roce::{Now, Packet};
+use mlx5_device::carrier::{Carrier, Icrc, PathAddress, Position};
+use roce::Now;
+use roce::wire::{gid_of, ip_of};
 
-use crate::dma::{Copiers, Fault, Host, OneShotEpoll, Segment};
+use crate::dma::{Copiers, Host, OneShotEpoll};
 use capture::{Capture, Captured};
 use fabric::Fabric;
 pub use fabric::{FabricError, FabricMember, FabricView, SLOTS, ServiceError, other_version};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
-pub use inbound::{Disposition, Inbound, Message};
+pub use inbound::Inbound;
 use peers::{Incoming, Outgoing, Peer};
 use ports::PortWatch;
-pub(crate) use receive::COPIED_AT_ONCE;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError, Unattached};
-pub use shape::TokenBucket;
 use shared_memory::ChannelState;
-pub use udp::{Icrc, Impairment, PortCounters, Unsent, WireCounters};
-use udp::{Wire, gid_of, ip_of};
+use udp::Wire;
+pub use udp::{Impairment, PortCounters, WireCounters};
 
 /// Largest payload that a record takes whole: a longer one may be cut to what room there is.
 pub const MAX_INLINE: usize = 16 * 1024;
@@ -57,41 +56,11 @@ const ROOM: usize = 8 * (record::REQUEST_WORDS + record::PATH_WORDS) + MAX_INLIN
 /// Bits of a QPN below the slot.
 const SLOT_SHIFT: u32 = 17;
 
-/// Where a payload is, on the sending side.
-#[derive(Debug, Clone, Copy)]
-pub enum Payload<'a> {
-    /// No bytes.
-    Nothing,
-    /// Bytes that the caller has gathered (inline data of a WQE); at most [`MAX_INLINE`].
-    Inline(&'a [u8]),
-    /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer.
-    Segments(&'a [Segment]),
-}
-
-/// Address of a path, as a datagram's receiver sees it in GRH and completion.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PathAddress {
-    pub sgid: [u8; 16],
-    pub dgid: [u8; 16],
-    pub slid: u16,
-    pub dlid: u16,
-    /// Flow label, 20 bits.
-    pub flow_label: u32,
-    pub sl: u8,
-    pub traffic_class: u8,
-    pub hop_limit: u8,
-    pub grh: bool,
-    /// The port of the receiver's device that has the destination address. Only the record says so, and only «not the first».
-    pub to_port: u8,
-}
-
-impl PathAddress {
-    /// What is known of a datagram's way over UDP: the addresses. The socket does not say the rest; the hop limit is Linux's.
-    fn of_wire(from: IpAddr, at: IpAddr) -> PathAddress {
-        const HOPS: u8 = 64;
-        let (sgid, dgid) = (gid_of(from).0, gid_of(at).0);
-        PathAddress { sgid, dgid, hop_limit: HOPS, grh: true, ..PathAddress::default() }
-    }
+/// What is known of a datagram's way over UDP: the addresses. The socket does not say the rest; the hop limit is Linux's.
+fn path_of_wire(from: IpAddr, at: IpAddr) -> PathAddress {
+    const HOPS: u8 = 64;
+    let (sgid, dgid) = (gid_of(from).0, gid_of(at).0);
+    PathAddress { sgid, dgid, hop_limit: HOPS, grh: true, ..PathAddress::default() }
 }
 
 /// How a process joins.
@@ -130,23 +99,6 @@ pub enum Room {
     Full,
     /// No process is there to receive it.
     NoPeer(NoPeer),
-}
-
-/// A place in the stream of requests to a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
-    /// Serial number of the channel among all that this link has made.
-    channel: u32,
-    offset: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sent {
-    /// Where the request ends; see [`Link::consumed`].
-    pub position: Position,
-    /// Bytes of the message that are now on their way. Fewer than asked for: call again for the rest, with the
-    /// offset moved on.
-    pub carried: u32,
 }
 
 /// Wakes a sleeping NIC from another thread of its process.
@@ -271,42 +223,6 @@ impl Link {
         })
     }
 
-    /// Whether packets can leave this host.
-    pub fn has_wire(&self) -> bool {
-        self.wire.is_some()
-    }
-
-    /// Whether packets of an earlier round wait that the kernel had no room for, or so many for their time that there is no room there.
-    pub fn has_packets_waiting(&self) -> bool {
-        self.wire.as_ref().is_some_and(Wire::has_waiting)
-    }
-
-    /// Whether a packet from this address would be taken now. Where enough wait, the kernel gets them first.
-    pub fn has_wire_room(&mut self, from: IpAddr) -> bool {
-        let Some(wire) = &mut self.wire else { return true };
-        if !self.delays && !wire.has_room(from) && self.fabric.is_ours() {
-            wire.flush();
-        }
-        wire.has_room(from)
-    }
-
-    /// Sends a packet, see [`Wire::send`]; it leaves with the next [`Link::ring_bells`].
-    ///
-    /// Errors: see [`Unsent`].
-    pub fn send_packet(
-        &mut self,
-        from: IpAddr,
-        to: IpAddr,
-        packet: &Packet,
-        icrc: Icrc,
-        payload: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
-    ) -> Result<usize, Unsent> {
-        let Some(wire) = self.wire.as_mut().filter(|_| self.fabric.is_ours()) else {
-            return Err(Unsent::Impossible("this NIC has no wire".to_owned()));
-        };
-        wire.send(from, to, packet, icrc, payload)
-    }
-
     /// What went over the wire, and what the ports did; `None` without one.
     pub fn wire_counters(&self) -> Option<(WireCounters, PortCounters)> {
         self.wire.as_ref().map(|wire| (wire.counters(), wire.port_counters()))
@@ -320,16 +236,6 @@ impl Link {
     /// Our slot: the upper bits of every QPN of this process.
     pub fn slot(&self) -> u8 {
         self.fabric.slot()
-    }
-
-    /// What processes must have in common with this one to be reached through shared memory, in words.
-    pub fn place(&self) -> String {
-        self.fabric.place()
-    }
-
-    /// The process in a slot, ended or not.
-    pub fn pid_of(&self, slot: u8) -> Option<u32> {
-        self.fabric.occupant(slot).map(|occupant| occupant.pid)
     }
 
     /// The slot that a QPN belongs to.

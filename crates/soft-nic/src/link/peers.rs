@@ -85,11 +85,6 @@ impl Link {
         self.lane_room(slot, Lane::Request)
     }
 
-    /// Whether a reply can be sent to a slot now.
-    pub fn reply_room(&mut self, slot: u8) -> Room {
-        self.lane_room(slot, Lane::Reply)
-    }
-
     /// The common case of [`Link::lane_room`]: a channel that the receiver has attached to, with room.
     #[inline]
     pub(super) fn has_room(&mut self, slot: u8, lane: Lane) -> bool {

@@ -1,18 +1,15 @@
 //! Messages that arrived: records taken from the rings, checked, and handed on.
 
-use super::inbound::{Body, Disposition, Inbound, Message};
+use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition, Message, PathAddress};
+use roce::Now;
+
+use super::inbound::{Body, Inbound};
 use super::peers::Incoming;
 use super::record::{self, Form, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
 use super::udp::Arrived;
-use super::{Link, LinkEvent, PathAddress};
-use roce::Now;
-
+use super::{Link, LinkEvent, path_of_wire};
 use crate::dma::{RingMemory, system};
-
-/// A round of the NIC takes no further message, and sends none, when it has copied this much for either:
-/// acknowledgements wait for its end, and so does the program that shares the core. 0.2 ms or so.
-pub(crate) const COPIED_AT_ONCE: u64 = 2 << 20;
 
 /// The room of a record from this length on is given back at once.
 const LONG_RECORD: usize = 16 * 1024;
@@ -21,11 +18,11 @@ impl Link {
     /// Hands up to `budget` arrived messages to `handler`, fewer when their payloads are long; returns how many it
     /// consumed. Replies before requests, but for requests that the last round had no time for.
     pub fn poll(&mut self, budget: usize, mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
-        self.poll_rings(budget, &mut handler) + self.poll_wire(Now(system::monotonic_ns()), handler)
+        self.poll_records(budget, &mut handler) + self.poll_packets(Now(system::monotonic_ns()), handler)
     }
 
     /// [`Link::poll`] for what comes through shared memory.
-    pub fn poll_rings(
+    pub(super) fn poll_records(
         &mut self,
         budget: usize,
         mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition,
@@ -78,7 +75,11 @@ impl Link {
 
     /// [`Link::poll`] for the packets of the wire; returns how many datagrams were looked at. The kernel is asked for those of an
     /// address that nothing came for lately only every few microseconds.
-    pub fn poll_wire(&mut self, now: Now, mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
+    pub(super) fn poll_packets(
+        &mut self,
+        now: Now,
+        mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition,
+    ) -> usize {
         let Self { wire, fabric, host, counters, mads, .. } = self;
         let Some(wire) = wire.as_mut().filter(|_| fabric.is_ours()) else { return 0 };
         wire.poll(
@@ -93,7 +94,7 @@ impl Link {
                 let datagram = packet.service == roce::ServiceType::Ud;
                 handler(&mut Inbound {
                     message: &message,
-                    path: datagram.then(|| PathAddress::of_wire(from, at)),
+                    path: datagram.then(|| path_of_wire(from, at)),
                     to_port: None,
                     body: Body::Here(payload),
                     len: payload.len() as u32,
@@ -103,12 +104,6 @@ impl Link {
                 }) != Disposition::ConsumedLate
             },
         )
-    }
-
-    /// Whether replies of the process in `slot` have come and were not handed on yet.
-    pub fn replies_wait(&self, slot: u8) -> bool {
-        let of_peer = |incoming: &&Incoming| incoming.consumer.ends().from == slot;
-        self.incoming.iter().filter(of_peer).any(|incoming| incoming.consumer.pending_in(Lane::Reply))
     }
 
     fn poll_channel(

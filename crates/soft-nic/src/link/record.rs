@@ -17,9 +17,8 @@
 //! may write anything, at any time: words are loaded once into a copy, and every number in the copy is checked here, before
 //! anything uses it (INV-6, INV-13).
 
+use mlx5_device::carrier::PathAddress;
 use roce::{Fragment, NakCode, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
-
-use super::PathAddress;
 
 /// Version of what processes of a fabric share: directory, channels, records. A process of another one is refused when it joins.
 pub const VERSION: u32 = 9;

@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 
+use mlx5_device::memory::Fault;
+
 use super::fabric::FabricError;
 use super::record::RecordError;
-use crate::dma::Fault;
 use crate::dma::system::refusal;
 
 /// Why a link could not be made.

@@ -1,12 +1,14 @@
 //! Messages on their way out: laid into the ring of the peer's channel, payload and all, long ones in pieces.
 
+use mlx5_device::carrier::{PathAddress, Payload, Position, Sent};
+use mlx5_device::memory::{Fault, Segment, total};
 use roce::{Fragment, Reply, ReplyKind, Request};
 
 use super::peers::Outgoing;
 use super::record::{self, Form, MAX_FRAGMENT, MAX_GPU_FRAGMENT};
 use super::shared_memory::{ChannelState, Lane};
-use super::{Link, LinkEvent, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
-use crate::dma::{Fault, Host, RingMemory, Segment, gpu, total};
+use super::{Link, LinkEvent, MAX_INLINE, NoPeer, Room, SendError};
+use crate::dma::{Host, RingMemory, gpu};
 
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.

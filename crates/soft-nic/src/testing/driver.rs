@@ -5,6 +5,12 @@
 
 use std::sync::atomic::Ordering;
 
+use mlx5_device::Commands;
+use mlx5_device::command::{
+    AddressVector, CommandError, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr,
+};
+use mlx5_device::memory::Memory;
+use mlx5_device::{Counters, Nic, UarKind};
 use mlx5_layout::doorbell::{Arm, Doorbell, counter_word};
 use mlx5_layout::send_wqe::{BLOCK_BYTES, DataPointer};
 use mlx5_layout::{Cqe, recv_wqe};
@@ -17,12 +23,6 @@ use super::shared_receive::DriverSrq;
 use super::sinks::Sinks;
 use super::work::WorkRequest;
 use crate::config::LinkLayer;
-use crate::device::Commands;
-use crate::device::command::{
-    AddressVector, CommandError, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr,
-};
-use crate::device::{Counters, Nic, UarKind};
-use crate::dma::Memory;
 use crate::link::{Link, LinkConfig};
 
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub struct DriverQp {
 /// The driver. Failures of commands that a test does not expect to fail are panics with the reason.
 pub struct Driver<M: Memory> {
     /// The NIC under test.
-    pub nic: Nic<M>,
+    pub nic: Nic<M, Link>,
     /// Context that everything is made in.
     pub context: ContextId,
     pub pd: Handle,
@@ -92,7 +92,7 @@ impl<M: Memory> Driver<M> {
         let link = link.expect("a fabric can be joined");
         let now = 1_000_000;
         let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
-        let mut nic = Nic::new(&setup.config, setup.memory, link, events, log, Now(now));
+        let mut nic = Nic::new(&setup.config.nic(), setup.memory, link, events, log, Now(now));
         let context = nic.open_context(0).expect("device 0 opens");
         let pd = nic.alloc_pd(context).expect("a PD").handle;
         Driver {

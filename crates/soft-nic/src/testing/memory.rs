@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::dma::Registers;
+use mlx5_device::memory::Registers;
+
 use crate::dma::testing::Guarded;
 
 const PAGE: usize = 4096;

@@ -1,11 +1,11 @@
 //! What a test says of a driver and its objects before they are made, and what it gets back.
 
+use mlx5_device::command::Handle;
 use mlx5_layout::send_wqe::DataPointer;
 use roce::ServiceType;
 
 use super::memory::Block;
 use crate::config::Config;
-use crate::device::command::Handle;
 use crate::dma::Host;
 
 pub struct Setup<M> {

@@ -2,6 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use mlx5_device::Commands;
+use mlx5_device::command::{CommandError, CreateSrq, Handle, ModifySrq};
+use mlx5_device::memory::Memory;
 use mlx5_layout::doorbell::counter_word;
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::srq_wqe::{self, SrqWqe};
@@ -9,9 +12,6 @@ use mlx5_layout::srq_wqe::{self, SrqWqe};
 use super::driver::Driver;
 use super::memory::Block;
 use super::shapes::{QpId, QpShape, SrqId};
-use crate::device::Commands;
-use crate::device::command::{CommandError, CreateSrq, Handle, ModifySrq};
-use crate::dma::Memory;
 
 #[derive(Debug)]
 pub struct DriverSrq {
@@ -126,7 +126,7 @@ impl<M: Memory> Driver<M> {
 
     /// Arms the limit event.
     pub fn arm_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), CommandError> {
-        let request = ModifySrq { mask: crate::device::srq_mask::LIMIT, limit };
+        let request = ModifySrq { mask: mlx5_device::srq_mask::LIMIT, limit };
         self.nic.modify_srq(self.context, self.srqs[srq.0].handle, &request)
     }
 }

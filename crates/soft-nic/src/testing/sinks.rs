@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::device::LogSink;
-use crate::device::command::{ContextId, EventSink};
+use mlx5_device::LogSink;
+use mlx5_device::command::{ContextId, EventSink};
 
 /// One asynchronous event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

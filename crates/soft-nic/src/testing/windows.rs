@@ -1,14 +1,14 @@
 //! Memory windows of the mock driver: the commands, and UMR WQEs as libmlx5's `set_bind_wr` lays them.
 
+use mlx5_device::Commands;
+use mlx5_device::command::{AllocMw, Handle};
+use mlx5_device::memory::Memory;
 use mlx5_layout::SendOpcode;
 use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, UmrControl, change, flag};
 
 use super::driver::Driver;
 use super::shapes::{QpId, Region};
 use super::work::WorkRequest;
-use crate::device::Commands;
-use crate::device::command::{AllocMw, Handle};
-use crate::dma::Memory;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {

@@ -1,11 +1,12 @@
 //! Answers to READs: each has the bytes of its own request, no more of them, and only while its memory is granted.
 
+use mlx5_device::Commands;
+use mlx5_device::carrier::{Disposition, Message, Payload};
 use mlx5_layout::umr::right::REMOTE_READ;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::{Reply, ReplyKind, Request, ServiceType};
-use soft_nic::device::Commands;
 use soft_nic::dma::Host;
-use soft_nic::link::{Disposition, Link, LinkConfig, Message, Payload, SendError};
+use soft_nic::link::{Link, LinkConfig, SendError};
 use soft_nic::testing::{Driver, Opening, QpShape, Setup, WorkRequest};
 
 use crate::faults::{By, Two, sent};

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
+use mlx5_device::faults::Injection;
 use roce::wire::{Frame, Gid};
 use roce::{Now, ServiceType};
-use soft_nic::device::faults::Injection;
 use soft_nic::dma::Host;
 use soft_nic::link::capture::pcapng::{BlockKind, first_block};
 use soft_nic::link::capture::{Capture, WirePacket};

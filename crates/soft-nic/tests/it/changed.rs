@@ -1,10 +1,10 @@
 //! Objects that change while they are in use: CQs that move to another ring, regions that are registered anew.
 
+use mlx5_device::Commands;
+use mlx5_device::command::{CommandError, ReregMr, ResizeCq};
+use mlx5_device::rereg_change::{ACCESS, PD, TRANSLATION};
 use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{Cqe, CqeOpcode, CqeSyndrome, SendOpcode};
-use soft_nic::device::Commands;
-use soft_nic::device::command::{CommandError, ReregMr, ResizeCq};
-use soft_nic::device::rereg_change::{ACCESS, PD, TRANSLATION};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, CqId, CqShape, Driver, QpShape, Setup, WorkRequest};
 

@@ -1,16 +1,16 @@
 //! Commands: what is refused, with which errno, and what closing destroys.
 
+use mlx5_device::Commands;
+use mlx5_device::UarKind;
+use mlx5_device::command::{AddressVector, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
 use soft_nic::config::LinkLayer;
-use soft_nic::device::Commands;
-use soft_nic::device::UarKind;
-use soft_nic::device::command::{AddressVector, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use soft_nic::testing::{Block, Driver, QpShape, RegisterPage, Setup};
 
 use crate::operations::ALL;
 
-pub fn errno<T>(result: Result<T, soft_nic::device::command::CommandError>) -> i32 {
+pub fn errno<T>(result: Result<T, mlx5_device::command::CommandError>) -> i32 {
     result.map_or_else(|error| error.errno, |_| 0)
 }
 

@@ -1,9 +1,9 @@
 //! A one-way delay on demand: never shorter than asked for, in order, bounded by back-pressure, and changed while messages are
 //! under way. In shared memory and on a wire; time is the virtual clock's.
 
+use mlx5_device::Span;
+use mlx5_device::faults::Settings;
 use roce::ServiceType;
-use soft_nic::device::faults::Settings;
-use soft_nic::span::Span;
 use soft_nic::testing::WorkRequest;
 
 use crate::faults::{BOTH, By, Two, sent};

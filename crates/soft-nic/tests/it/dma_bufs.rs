@@ -4,10 +4,10 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use mlx5_device::Commands;
+use mlx5_device::command::RegMr;
 use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
-use soft_nic::device::Commands;
-use soft_nic::device::command::RegMr;
 use soft_nic::dma::DmaBuf;
 use soft_nic::dma::system::memfd;
 use soft_nic::testing::{Block, Driver, Region, WorkRequest};
@@ -23,7 +23,7 @@ const IOVA: u64 = 0x7700_0000_0000_0040;
 const LEN: u32 = 300_000;
 
 /// A buffer, and a region in it whose descriptor was closed at once.
-fn region<M: soft_nic::dma::Memory>(driver: &mut Driver<M>) -> (File, DmaBuf, Region) {
+fn region<M: mlx5_device::memory::Memory>(driver: &mut Driver<M>) -> (File, DmaBuf, Region) {
     let fd = memfd("dma-buf", SIZE).expect("a memfd");
     let behind = File::from(fd.try_clone().expect("a descriptor"));
     let mapped = DmaBuf::map(fd.as_raw_fd(), OFFSET, LEN.into(), true, |_| true).expect("a mapping");

@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use mlx5_device::command::event_type;
+use mlx5_device::threads::{ThreadTime, Threads};
+use mlx5_device::{UarKind, Violation};
 use mlx5_layout::SendOpcode;
 use mlx5_layout::doorbell::Doorbell;
 use soft_nic::config::DoorbellOrder;
-use soft_nic::device::command::event_type;
-use soft_nic::device::{UarKind, Violation};
-use soft_nic::dma::{Host, ThreadTime, Threads};
+use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
 
 const GRACE_NS: u64 = 10_000_000;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use mlx5_device::Commands;
+use mlx5_device::command::ModifyQp;
 use mlx5_layout::CqeOpcode;
 use roce::qp_state::{AttrMask, QpState};
 use roce::{Now, ServiceType};
-use soft_nic::device::Commands;
-use soft_nic::device::command::ModifyQp;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpShape, Region, Setup, WorkRequest};
 

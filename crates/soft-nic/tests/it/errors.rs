@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use mlx5_device::Commands;
+use mlx5_device::command::ModifyQp;
 use mlx5_layout::doorbell::counter_word;
 use mlx5_layout::send_wqe::{AddressVector, BLOCK_BYTES, DataPointer};
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
-use soft_nic::device::Commands;
-use soft_nic::device::command::ModifyQp;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Data, Driver, QpId, QpShape, Region, Setup, WorkRequest};
 

@@ -6,12 +6,12 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use mlx5_device::Commands;
+use mlx5_device::command::ModifyQp;
+use mlx5_device::faults::{Injection, Settings};
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use soft_nic::config::{LinkLayer, LinkPath};
-use soft_nic::device::Commands;
-use soft_nic::device::command::ModifyQp;
-use soft_nic::device::faults::{Injection, Settings};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 

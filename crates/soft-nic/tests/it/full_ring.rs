@@ -3,12 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
 use mlx5_layout::CqeOpcode;
 use roce::{Fragment, Opcode, Psn, Request, ServiceType};
 use soft_nic::dma::Host;
-use soft_nic::link::{
-    Disposition, Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, Message, PathAddress, Payload, Room, SendError,
-};
+use soft_nic::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, Room, SendError};
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
 use crate::operations::ALL;

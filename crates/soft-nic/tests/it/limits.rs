@@ -3,13 +3,13 @@
 //! Where reaching the card's number would take gigabytes, the limit is lowered first; that the number shown is the one
 //! compared with is seen from the errno: above it `EINVAL`, at it `EFAULT` for the memory that the test has not got.
 
+use mlx5_device::Commands;
+use mlx5_device::UarKind;
+use mlx5_device::command::{AddressVector, AllocMw, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
 use soft_nic::config::Model;
-use soft_nic::device::Commands;
-use soft_nic::device::UarKind;
-use soft_nic::device::command::{AddressVector, AllocMw, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpShape, Region, RegisterPage, Setup, WorkRequest};
 
@@ -231,7 +231,7 @@ fn one_object_more_than_there_may_be_is_enomem_until_one_is_destroyed() {
                 assert_eq!(errno($make), libc::ENOMEM, "{model}: and no other {}", $name);
             };
         }
-        type Nic = soft_nic::device::Nic<Host>;
+        type Nic = soft_nic::Nic;
         fill!("PD", 3, nic.alloc_pd(context), |nic: &mut Nic, h| errno(nic.dealloc_pd(context, h)));
         fill!("MR", 5, nic.reg_mr(context, &mr), |nic: &mut Nic, h| errno(nic.dereg_mr(context, h)));
         // Five keys are the regions'.

@@ -4,12 +4,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use mlx5_device::Span;
 use mlx5_layout::send_wqe::{AddressVector, DataPointer};
 use mlx5_layout::{CqeOpcode, SendOpcode};
 use roce::ServiceType;
 use soft_nic::config::{CopyThreads, LinkLayer, LinkPath};
 use soft_nic::dma::copiers;
-use soft_nic::span::Span;
 use soft_nic::testing::{CqShape, Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
 pub const ALL: u32 = 0xf;

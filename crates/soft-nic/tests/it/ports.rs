@@ -1,11 +1,11 @@
 //! Two ports of one device: each with its own address, its own state, and the queues that chose it.
 
+use mlx5_device::Commands;
+use mlx5_device::command::{AddressVector, ModifyQp, event_type};
 use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
 use soft_nic::config::LinkLayer;
-use soft_nic::device::Commands;
-use soft_nic::device::command::{AddressVector, ModifyQp, event_type};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
 

@@ -1,11 +1,11 @@
 //! Completion queues, events, states: what holds for every operation.
 
+use mlx5_device::Commands;
+use mlx5_device::command::{ModifyQp, event_type};
 use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use soft_nic::device::Commands;
-use soft_nic::device::command::{ModifyQp, event_type};
 use soft_nic::dma::Host;
 use soft_nic::testing::{CqId, CqShape, Driver, QpId, QpShape, Setup, WorkRequest};
 

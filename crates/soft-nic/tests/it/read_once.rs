@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use mlx5_device::memory::{Fault, Memory};
 use mlx5_layout::{CqeOpcode, SendOpcode};
-use soft_nic::dma::{Fault, Host, Memory};
+use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
 
 use crate::operations::{ALL, on_the_wire};

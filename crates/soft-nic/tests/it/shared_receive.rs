@@ -1,11 +1,11 @@
 //! Shared receive queues: which QP gets which receive, what each completion says, the events, and what ends a queue.
 
+use mlx5_device::Commands;
+use mlx5_device::command::{CreateSrq, ModifyQp, ModifySrq, event_type};
 use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use soft_nic::device::Commands;
-use soft_nic::device::command::{CreateSrq, ModifyQp, ModifySrq, event_type};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpId, QpShape, Setup, SrqId, WorkRequest};
 

@@ -1,12 +1,12 @@
 //! Memory windows: what a bind opens and to which peer, what is refused and how it shows, and the three ways in which one is closed.
 
+use mlx5_device::Commands;
+use mlx5_device::command::{ReregMr, event_type};
+use mlx5_device::{Counters, rereg_change};
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::umr::{change, flag, right};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
-use soft_nic::device::Commands;
-use soft_nic::device::command::{ReregMr, event_type};
-use soft_nic::device::{Counters, rereg_change};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Data, Driver, Opening, QpId, QpShape, Region, Setup, Window, WorkRequest};
 
@@ -508,9 +508,9 @@ fn windows_go_with_their_command_their_queue_and_their_open() {
     s.driver.nic.close_context(s.driver.context);
     for kind in [0, 3, 255] {
         let mut s = Scene::new("kinds");
-        let request = soft_nic::device::command::AllocMw { pd: s.driver.pd, kind };
+        let request = mlx5_device::command::AllocMw { pd: s.driver.pd, kind };
         assert_eq!(errno(s.driver.nic.alloc_mw(s.driver.context, &request)), libc::EINVAL, "type {kind}");
-        let request = soft_nic::device::command::AllocMw { pd: 77, kind: 1 };
+        let request = mlx5_device::command::AllocMw { pd: 77, kind: 1 };
         assert_eq!(errno(s.driver.nic.alloc_mw(s.driver.context, &request)), libc::EINVAL, "no such PD");
     }
 }

@@ -1,11 +1,11 @@
 //! Windows that are closed while messages through them are under way between two NICs.
 
+use mlx5_device::Commands;
+use mlx5_device::command::event_type;
 use mlx5_layout::umr::right::{REMOTE_READ, REMOTE_WRITE};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
 use soft_nic::config::Config;
-use soft_nic::device::Commands;
-use soft_nic::device::command::event_type;
 use soft_nic::testing::{Opening, Region, WorkRequest};
 
 use crate::commands::errno;

@@ -1,9 +1,9 @@
 //! A NIC whose network is hostile: packets with a right ICRC and everything else arbitrary.
 
-use soft_nic::device::Commands;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
+use mlx5_device::Commands;
 use mlx5_layout::SendOpcode;
 use roce::wire::icrc;
 use roce::wire::packet::{Extended, Packet};
@@ -166,7 +166,7 @@ fn deliver(from: &UdpSocket, to: Ipv4Addr, mut bytes: Vec<u8>) -> bool {
     from.send_to(&bytes, (IpAddr::V4(to), 4791)).is_ok()
 }
 
-fn query(driver: &Driver<soft_nic::dma::Host>, qp: QpId) -> soft_nic::device::command::ModifyQp {
+fn query(driver: &Driver<soft_nic::dma::Host>, qp: QpId) -> mlx5_device::command::ModifyQp {
     driver.nic.query_qp(driver.context, driver.qp(qp).handle).expect("the QP exists").attributes
 }
 
@@ -212,7 +212,7 @@ fn a_connected_queue_takes_packets_from_its_peers_address_alone_and_a_datagram_c
     // WRITE Only of RC and of UC, SEND Only of UD.
     for (service, opcode) in [(ServiceType::Rc, 0x0a), (ServiceType::Uc, 0x2a), (ServiceType::Ud, 0x64)] {
         let setup = on_the_wire(&format!("source-{service:?}"));
-        let at = setup.config.address();
+        let at = setup.config.nic().ipv4;
         let mut driver = Driver::new(setup);
         let (_, b) = driver.pair(QpShape { service, ..QpShape::default() });
         let region = driver.region(128, ALL);
@@ -249,7 +249,7 @@ fn a_connected_queue_takes_packets_from_its_peers_address_alone_and_a_datagram_c
 #[test]
 fn a_hostile_network_reaches_nothing_that_was_not_granted() {
     let setup: Setup<_> = on_the_wire("hostile-wire");
-    let at = setup.config.address();
+    let at = setup.config.nic().ipv4;
     let mut driver = Driver::new(setup);
     let socket = UdpSocket::bind((at, 0)).expect("a loopback address");
     let mut attacker = Attacker { socket, at, rng: Rng::new(7) };

@@ -2,11 +2,11 @@
 //!
 //! Two NICs, of which the peer is not polled before the command has returned and the memory was used anew.
 
+use mlx5_device::Commands;
+use mlx5_device::command::ModifyQp;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use soft_nic::device::Commands;
-use soft_nic::device::command::ModifyQp;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 

@@ -114,7 +114,8 @@ fn constant(tree: &Tree, file: &str, name: &str) -> Result<Quantity, String> {
     }
 }
 
-/// What a constant is for the compiler, other constants worked in: those of the file, and of a module that is named (`delay::MAX_NS`).
+/// What a constant is for the compiler, other constants worked in: those of the file, and of a module that is named (`delay::MAX_BYTES`,
+/// `mlx5_device::carrier::MAX_DELAY_NS`).
 fn written(tree: &Tree, file: &str, name: &str) -> Result<Quantity, String> {
     let text = source::without_tests(file, tree.get(file).unwrap_or_default());
     let formula = match definitions(text, name)[..] {
@@ -129,15 +130,20 @@ fn written(tree: &Tree, file: &str, name: &str) -> Result<Quantity, String> {
             // A constant that is made of itself is none that compiles.
             None if last == name => Err("it is made of itself".into()),
             None => written(tree, file, last),
-            Some(module) => written(tree, beside(tree, file, module)?, last),
+            Some(module) => {
+                let (first, _) = modules.split_once("::").unwrap_or_default();
+                let other = format!("crates/{}/src/", first.replace('_', "-"));
+                let own = file.split_inclusive("/src/").next().unwrap_or_default();
+                let package = if tree.holds(other.trim_end_matches('/')) { &other } else { own };
+                written(tree, module_of(tree, package, module)?, last)
+            }
         }
     };
     formula::evaluate(formula, &look_up).map_err(|why| format!("{name} = {formula}: {why}"))
 }
 
-/// The file of another module of the same package.
-fn beside<'a>(tree: &'a Tree, file: &str, module: &str) -> Result<&'a str, String> {
-    let package = file.split_inclusive("/src/").next().unwrap_or_default();
+/// The file of a module of a package.
+fn module_of<'a>(tree: &'a Tree, package: &str, module: &str) -> Result<&'a str, String> {
     let is_module = |path: &str| {
         let path = path.trim_end_matches(".rs").trim_end_matches("/mod");
         path.starts_with(package) && path.rsplit('/').next() == Some(module)

@@ -2,20 +2,20 @@
 
 use std::time::SystemTime;
 
+use mlx5_device::Commands;
+use mlx5_device::Span;
 use roce::Now;
 
 use super::Request;
 use super::frame::Answer;
+use crate::Nic;
 use crate::abi::process;
 use crate::abi::server::Server;
-use crate::device::Commands;
-use crate::device::Nic;
-use crate::dma::{Host, system};
+use crate::dma::system;
 use crate::link::capture::Captured;
-use crate::span::Span;
 
 /// Does what was asked.
-pub(super) fn answer(server: &Server<Nic<Host>>, request: &Request) -> Answer {
+pub(super) fn answer(server: &Server<Nic>, request: &Request) -> Answer {
     let _announced = server.nic.announce();
     let mut nic = server.nic.command().map_err(|error| error.reason)?;
     let done = |()| Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn answer(server: &Server<Nic<Host>>, request: &Request) -> Answer {
 }
 
 /// Begins to capture the packets of the wire. The error is a sentence.
-pub(super) fn begin_capture(server: &Server<Nic<Host>>, packets: u64) -> Result<Captured, String> {
+pub(super) fn begin_capture(server: &Server<Nic>, packets: u64) -> Result<Captured, String> {
     let _announced = server.nic.announce();
     let mut nic = server.nic.command().map_err(|error| error.reason)?;
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -43,7 +43,7 @@ pub(super) fn begin_capture(server: &Server<Nic<Host>>, packets: u64) -> Result<
 }
 
 /// Name of the port at a place: `mlx5_0`, and `mlx5_0/2` where devices have more than one.
-fn port_name(nic: &Nic<Host>, place: usize) -> String {
+fn port_name(nic: &Nic, place: usize) -> String {
     let (ports, port) = (nic.ports(), &nic.ports()[place]);
     if ports.iter().any(|other| other.port > 1) {
         format!("mlx5_{}/{}", port.index, port.port)
@@ -53,7 +53,7 @@ fn port_name(nic: &Nic<Host>, place: usize) -> String {
 }
 
 /// A line for each port: `mlx5_0 active 3`, its state and its QPs; where what leaves is delayed, ` delay=2ms` behind it.
-fn status(nic: &mut Nic<Host>) -> Vec<(String, String)> {
+fn status(nic: &mut Nic) -> Vec<(String, String)> {
     let delay = match nic.link().delay_ns() {
         0 => String::new(),
         ns => format!(" delay={}", Span(ns)),
@@ -66,7 +66,7 @@ fn status(nic: &mut Nic<Host>) -> Vec<(String, String)> {
 }
 
 /// What each port carried, where there are several: `mlx5_0/2.messages_sent`. Of an only one the NIC's own counters say it.
-fn by_port(nic: &Nic<Host>) -> Vec<(String, String)> {
+fn by_port(nic: &Nic) -> Vec<(String, String)> {
     let of_port = |place: usize| {
         let name = port_name(nic, place);
         nic.port_counters(place).fields().map(|(what, value)| (format!("{name}.{what}"), value.to_string()))

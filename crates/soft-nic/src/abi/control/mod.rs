@@ -25,9 +25,9 @@ pub use frame::{Answer, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, VERSION, encode};
 pub use request::Request;
 
 use super::server::{Server, log, log_enabled};
-use crate::device::Nic;
+use crate::Nic;
 use crate::dma::socket::Stream;
-use crate::dma::{Host, system};
+use crate::dma::system;
 use crate::link::capture::Captured;
 
 /// Name of the thread that answers a caller.
@@ -54,7 +54,7 @@ impl Drop for Turn {
 }
 
 /// Calls back. The thread inherits the NIC thread's mask: signals of the program do not reach it.
-pub(super) fn take_call(server: &Arc<Server<Nic<Host>>>, talking: &Arc<Talking>, call: u64) {
+pub(super) fn take_call(server: &Arc<Server<Nic>>, talking: &Arc<Talking>, call: u64) {
     if talking.0.swap(true, Ordering::AcqRel) {
         // The caller calls again.
         return;
@@ -83,7 +83,7 @@ pub(super) fn take_call(server: &Arc<Server<Nic<Host>>>, talking: &Arc<Talking>,
 }
 
 /// One request, one answer, and what is to follow it. The error says why there was none.
-fn converse(server: &Server<Nic<Host>>, call: u64) -> Result<(Stream, Option<Captured>), String> {
+fn converse(server: &Server<Nic>, call: u64) -> Result<(Stream, Option<Captured>), String> {
     let until = Instant::now() + PATIENCE;
     let (stream, peer) = Stream::connect(&socket_name(call), PATIENCE)
         .map_err(|error| format!("the caller cannot be reached: {error}"))?;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::device::counters::{syndrome_named, syndrome_names};
-use crate::device::faults::{Injection, Settings};
+use mlx5_device::counters::{syndrome_named, syndrome_names};
+use mlx5_device::faults::{Injection, Settings};
 use mlx5_layout::CqeSyndrome;
 
 #[derive(Debug, Clone, PartialEq)]

@@ -2,6 +2,9 @@
 //!
 //! Commands as in `rdma/rdma_user_cm.h`, ABI 4; which errno for which mistake as Linux's `drivers/infiniband/core/ucma.c` has it.
 
+use mlx5_device::Answer;
+use mlx5_device::command::refuse_if;
+use mlx5_device::memory::Memory;
 use roce::Now;
 
 use super::address::Address;
@@ -15,9 +18,6 @@ use crate::abi::layout::{
     ucm_hdr, ucm_init_qp_attr, ucm_join_ip_mcast, ucm_join_mcast, ucm_listen, ucm_migrate_id, ucm_notify,
     ucm_query, ucm_reject, ucm_resolve_addr, ucm_resolve_ip, ucm_resolve_route, ucm_set_option,
 };
-use crate::device::Answer;
-use crate::device::command::refuse_if;
-use crate::dma::Memory;
 
 /// The longest command, ACCEPT, with room to spare: what a newer library adds behind is not looked at.
 const MAX_COMMAND: usize = 512;

@@ -2,6 +2,9 @@
 //!
 //! Constants and field by field as Linux's `cma.c` fills requests and `ucma.c` events; see `Req` for what each means.
 
+use mlx5_device::Answer;
+use mlx5_device::command::CommandError;
+use mlx5_device::model::DeviceConfig;
 use roce::Now;
 use roce::cm::{CmError, DatagramQuestion, Disconnect, Event, Route, ack_timeout};
 use roce::wire::Gid;
@@ -15,9 +18,6 @@ use crate::abi::layout::{
     Reader, Writer, ucm_conn_param as conn, ucm_event_resp, ucm_ud_param as ud, uverbs_ah_attr as ah,
 };
 use crate::config::LinkLayer;
-use crate::device::Answer;
-use crate::device::command::CommandError;
-use crate::device::model::DeviceConfig;
 
 /// `CMA_CM_MRA_SETTING` without its flag, `CMA_IBOE_PACKET_LIFETIME`.
 const MRA_TIMEOUT: u8 = 24;

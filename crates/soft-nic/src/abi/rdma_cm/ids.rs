@@ -4,22 +4,22 @@
 
 use std::collections::BTreeMap;
 
+use mlx5_device::Answer;
+use mlx5_device::command::refuse_if;
+use mlx5_device::model::{DeviceConfig, GidKind};
+use mlx5_device::random;
 use roce::Now;
 use roce::cm::{Cm, CmConfig, ConnectionId, Route};
 use roce::wire::Gid;
+use roce::wire::ip_of;
 
 use super::address::Address;
 use super::queue::{Queue, Queued, event};
 use crate::abi::attributes::refuse;
 use crate::abi::layout::ucm_event_resp;
 use crate::config::LinkLayer;
-use crate::device::Answer;
-use crate::device::command::refuse_if;
-use crate::device::model::{DeviceConfig, GidKind};
 use crate::link::ServiceError;
 use crate::link::mads::{AddressedMad, EndedProcess, MadPort};
-use crate::link::random;
-use crate::link::udp::ip_of;
 
 /// Connections of one process, those that end included.
 const MAX_CONNECTIONS: usize = 1 << 16;

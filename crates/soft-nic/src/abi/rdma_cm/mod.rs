@@ -21,15 +21,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use mlx5_device::Answer;
+use mlx5_device::memory::Memory;
+use mlx5_device::model::DeviceConfig;
 use roce::Now;
 use roce::wire::Gid;
 
 use super::attributes::refuse;
 use super::events::pipe_inode;
 use super::server::{log, log_enabled};
-use crate::device::Answer;
-use crate::device::model::DeviceConfig;
-use crate::dma::{Memory, system};
+use crate::dma::system;
 use crate::link::mads::{MadRouter, MadWaiter};
 pub use call::Call;
 use call::CallContext;

@@ -2,6 +2,9 @@
 //!
 //! Linux's `ucma.c` (`ucma_query_*`, `ucma_copy_iboe_route`) and, for a QP's attributes, `cm_init_qp_*_attr` of `cm.c`.
 
+use mlx5_device::Answer;
+use mlx5_device::command::refuse_if;
+use mlx5_device::model::DeviceConfig;
 use roce::cm::{ConnectionId, State};
 use roce::wire::cm::Path;
 
@@ -14,9 +17,6 @@ use crate::abi::layout::{
     Writer, path_rec_data, ucm_query_addr_resp, ucm_query_path_resp, ucm_query_route_resp, user_path_rec,
     uverbs_qp_attr,
 };
-use crate::device::Answer;
-use crate::device::command::refuse_if;
-use crate::device::model::DeviceConfig;
 
 /// `RDMA_UDP_QKEY`.
 const UDP_QKEY: u32 = 0x0123_4567;

@@ -4,11 +4,13 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use mlx5_device::memory::Memory;
+
 use super::super::backing::Backing;
 use super::{Bench, Call};
 use crate::config::Config;
+use crate::dma::Host;
 use crate::dma::system::memfd;
-use crate::dma::{Host, Memory};
 
 const SIZE: u64 = 4 * 4096;
 /// Local and remote writes, remote reads, atomics.

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use mlx5_device::memory::{Fault, Memory};
+
 use super::commands::{cq_call, qp_call, srq_call};
 use super::{Bench, Call, get_context};
 use crate::config::Config;
-use crate::dma::{Fault, Memory};
 
 /// Where the arena begins.
 const BASE: u64 = 0x10_0000;

@@ -6,14 +6,16 @@ mod dma_bufs;
 mod hostile;
 mod recorder;
 
+use mlx5_device::command::CommandError;
+use mlx5_device::memory::Memory;
+use recorder::Recorder;
+
 use super::events::Events;
 use super::layout::{attr, ioctl_hdr};
 use super::server::{OpenFile, Server};
 use super::sysfs::Machine;
 use crate::config::Config;
-use crate::device::command::CommandError;
-use crate::dma::{Host, Memory};
-use recorder::Recorder;
+use crate::dma::Host;
 
 /// One ioctl: header and attributes in one buffer, and the memory that attributes point to.
 pub struct Call {

@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 
-use crate::device::command::{
+use mlx5_device::command::{
     AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
     CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp,
     ModifySrq, MrKeys, QpCap, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
-use crate::device::{Answer, Commands, UarKind};
-use crate::dma::Registers;
+use mlx5_device::memory::Registers;
+use mlx5_device::{Answer, Commands, UarKind};
 
 /// The device.
 #[derive(Default)]

@@ -4,9 +4,11 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use mlx5_device::memory::Memory;
+
 use super::*;
+use crate::dma::Host;
 use crate::dma::system::{memfd, true_in_fork_child};
-use crate::dma::{Host, Memory};
 
 const SIZE: u64 = 5 * 4096;
 

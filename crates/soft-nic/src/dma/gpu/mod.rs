@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use gpu::Allocation;
+use mlx5_device::memory::{Fault, Memory};
 
 use self::engine::{Copy, CopyEngines, HALF, LIMIT, Launcher, Shared, Wanted, Way};
 use self::host_pages::GpuAccess;
@@ -34,9 +35,9 @@ use self::pace::Pace;
 use self::ranges::Place;
 use self::timed_out::By;
 use self::worker::{Ticket, Worker};
+use super::Host;
 use super::host::last_word;
 use super::per_process::{PerProcess, locked};
-use super::{Fault, Host, Memory};
 
 pub use counts::counters;
 pub use host_pages::HostPages;

@@ -7,8 +7,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use gpu::Allocation;
-
-use super::super::Segment;
+use mlx5_device::memory::Segment;
 
 /// Allocations with regions, and regions in mapped pieces, that one process may have at a time; a message to or from the host is compared with all of them.
 pub const MAX_ALLOCATIONS: usize = 512;

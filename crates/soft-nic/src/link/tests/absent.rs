@@ -3,12 +3,14 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
+use mlx5_device::memory::{Order, Segment};
 use roce::Opcode;
 
 use super::processes::{config, connect, fabric_name, request};
 use crate::dma::testing::Absent;
-use crate::dma::{Order, Segment};
-use crate::link::{Disposition, Link, Message, PathAddress, Payload, Room};
+use crate::link::{Link, Room};
 
 const LEN: usize = 1 << 20;
 

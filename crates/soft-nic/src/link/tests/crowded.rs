@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Disposition, Message, Payload};
+use mlx5_device::memory::{Order, Segment};
 use roce::{Opcode, ReplyKind};
 
 use super::processes::{Peer, child_config, config, end_flag, fabric_name, reply_to, request, send};
-use crate::dma::{Order, Segment, system};
-use crate::link::{
-    Disposition, IdlePolicy, IdleTimes, Link, LinkConfig, Message, Pause, Payload, SystemClock,
-};
+use crate::dma::system;
+use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock};
 
 /// What a program and its NIC's thread share: a doorbell, a completion counter, and memory that the peer writes.
 #[derive(Default)]

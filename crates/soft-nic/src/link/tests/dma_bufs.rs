@@ -1,10 +1,14 @@
 //! Pages that the kernel lends to nobody, as most dma-bufs' are. The pages are those that every process has for its clock
 //! (`[vvar]`, vdso(7)), whose mapping has the same flags (`VM_PFNMAP`).
 
+use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
+use mlx5_device::memory::{Memory, Order, Segment};
+
 use super::messages::{meet, segment};
 use super::processes::{config, fabric_name, request};
-use crate::dma::{Host, Memory, Order, Segment};
-use crate::link::{Disposition, Link, Message, PathAddress, Payload};
+use crate::dma::Host;
+use crate::link::Link;
 
 const PAGE: u64 = 4096;
 /// The page so often that the message is too long for a record.

@@ -3,17 +3,19 @@
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::Disposition;
+use mlx5_device::random;
 use roce::Now;
 use roce::cm::{Cm, CmConfig, ConnectionId, Event, Route};
 use roce::wire::cm::{CmMad, Ids, Message, Path, Rej, Rep, Req, reason};
+use roce::wire::gid_of;
 use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::mad::{MAD_BYTES, QP1, QP1_QKEY};
 use roce::wire::packet::{Extended, Packet};
 use roce::wire::{Bth, Deth, IpHeader, PacketOpcode, Psn, Udp};
 
 use crate::link::mads::{AddressedMad, FabricMads, MadPort};
-use crate::link::udp::gid_of;
-use crate::link::{Disposition, Link, LinkConfig, random};
+use crate::link::{Link, LinkConfig};
 
 /// Datagrams of the flood.
 const FLOOD: u32 = 20_000;

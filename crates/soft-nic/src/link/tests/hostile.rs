@@ -4,15 +4,16 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Disposition, PathAddress, Payload};
+use mlx5_device::memory::{Order, Segment};
 use roce::{Opcode, ReplyKind};
 
 use super::processes::{config, fabric_name, reply_to, request};
+use crate::dma::system;
 use crate::dma::testing::lease;
-use crate::dma::{Order, Segment, system};
 use crate::link::shared_memory::{ChannelState, Lane};
-use crate::link::{
-    Disposition, Link, LinkEvent, NoPeer, PathAddress, Payload, Room, SendError, Unattached, record,
-};
+use crate::link::{Link, LinkEvent, NoPeer, Room, SendError, Unattached, record};
 
 fn meet(a: &mut Link, b: &mut Link) {
     let slot = b.slot();

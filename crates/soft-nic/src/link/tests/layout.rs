@@ -1,8 +1,9 @@
 //! What processes of a fabric share, word by word. A build that lays it out otherwise has to say so by its version.
 
+use mlx5_device::carrier::PathAddress;
 use roce::{Fragment, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
 
-use crate::link::{PathAddress, VERSION, fabric, record, shared_memory};
+use crate::link::{VERSION, fabric, record, shared_memory};
 
 #[test]
 fn a_new_layout_is_a_new_version() {

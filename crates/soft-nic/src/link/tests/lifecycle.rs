@@ -2,14 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::{Disposition, PathAddress, Payload};
+use mlx5_device::memory::Segment;
 use roce::Opcode;
 
 use super::processes::{Peer, config, connect, fabric_name, request, send};
-use crate::dma::{Segment, system};
-use crate::link::{
-    Disposition, FabricError, Link, LinkConfig, LinkError, LinkEvent, NoPeer, PathAddress, Payload, Room,
-    SLOTS, SendError,
-};
+use crate::dma::system;
+use crate::link::{FabricError, Link, LinkConfig, LinkError, LinkEvent, NoPeer, Room, SLOTS, SendError};
 
 fn join(fabric: &str) -> Link {
     Link::join(config(fabric)).unwrap()

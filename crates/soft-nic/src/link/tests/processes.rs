@@ -7,10 +7,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
+use mlx5_device::memory::{Order, Segment};
 use roce::{Fragment, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
 
-use crate::dma::{Order, Segment};
-use crate::link::{Disposition, Inbound, Link, LinkConfig, Message, PathAddress, Payload, Room, SendError};
+use crate::link::{Inbound, Link, LinkConfig, Room, SendError};
 
 const ROLE: &str = "SOFTNIC_TEST_ROLE";
 const FABRIC: &str = "SOFTNIC_TEST_FABRIC";

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use mlx5_device::carrier::{Disposition, Message, Payload};
+use mlx5_device::memory::Segment;
 use roce::Opcode;
 
 use super::processes::{Peer, config, connect, fabric_name, request, send};
-use crate::dma::Segment;
-use crate::link::{Disposition, Inbound, Link, Message, Payload};
+use crate::link::{Inbound, Link};
 
 /// Sends `count` WRITEs with at most `window` unacknowledged; seconds.
 fn stream(link: &mut Link, slot: u8, to: u64, bytes: &[u8], count: u32, window: u32) -> f64 {

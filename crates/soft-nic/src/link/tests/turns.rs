@@ -1,11 +1,12 @@
 //! Turns of long and short messages in one ring, and of requests and replies in one round.
 
+use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
 use roce::{Opcode, Reply, ReplyKind, Request};
 
 use super::messages::{meet, segment};
 use super::processes::{config, fabric_name, reply_to, request};
 use crate::link::shared_memory::Lane;
-use crate::link::{Disposition, Link, MAX_FRAGMENT, MAX_INLINE, Message, PathAddress, Payload, SendError};
+use crate::link::{Link, MAX_FRAGMENT, MAX_INLINE, SendError};
 
 /// A sender and a receiver.
 fn pair() -> (Link, Link) {

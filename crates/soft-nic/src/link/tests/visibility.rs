@@ -6,13 +6,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload, Position};
+use mlx5_device::memory::{Order, Segment};
 use roce::Opcode;
 
 use super::processes::{Peer, child_config, config, connect, fabric_name, request};
-use crate::dma::{Copiers, Order, Segment};
-use crate::link::{
-    Disposition, Inbound, Link, LinkConfig, MAX_INLINE, Message, PathAddress, Payload, Position, SendError,
-};
+use crate::dma::Copiers;
+use crate::link::{Inbound, Link, LinkConfig, MAX_INLINE, SendError};
 
 /// One series of messages.
 #[derive(Clone, Copy)]

@@ -1,8 +1,9 @@
 //! Packet loss and reordering on demand, by seed: applied to packets that have come, before the engine sees them.
 
+use mlx5_device::random::chance;
+
 use super::Arrived;
 use super::packets::Kept;
-use crate::link::random::chance;
 
 /// Probabilities of loss and reordering, and the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -10,5 +10,5 @@ mod port;
 
 pub use holder::Holder;
 pub use impairment::Impairment;
-pub use packets::{Arrived, Icrc, Unsent, Wire, WireCounters, gid_of, ip_of};
+pub use packets::{Arrived, Wire, WireCounters};
 pub use port::{PortCounters, ROCE_PORT, SharedPort};

@@ -6,17 +6,19 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
+use mlx5_device::carrier::{Icrc, Unsent};
+use mlx5_device::memory::Fault;
 use roce::wire::bth::pkeys_match;
 use roce::wire::icrc::{self, ICRC_BYTES};
-use roce::wire::{self, Gid, IpHeader, Udp, WireError};
+use roce::wire::{self, IpHeader, Udp, gid_of};
 use roce::{Now, Packet};
 
 use super::SharedPort;
 use super::impairment::{Impairer, Impairment};
-use crate::dma::{Fault, system};
+use crate::dma::system;
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
 
@@ -97,27 +99,12 @@ impl From<Arrived<'_>> for Kept {
     }
 }
 
-/// Why a packet did not leave.
-#[derive(Debug, thiserror::Error)]
-pub enum Unsent {
-    #[error("enough packets wait for the kernel")]
-    Full,
-    #[error(transparent)]
-    Fault(#[from] Fault),
-    /// No header says that, or no port of ours has that address.
-    #[error("a packet that cannot be written: {0}")]
-    Impossible(String),
-}
+/// What a batch says of a packet that was not written into it.
+struct Unwritten(Unsent);
 
-impl From<io::Error> for Unsent {
-    fn from(error: io::Error) -> Unsent {
-        Unsent::Impossible(error.to_string())
-    }
-}
-
-impl From<WireError> for Unsent {
-    fn from(error: WireError) -> Unsent {
-        Unsent::Impossible(error.to_string())
+impl From<io::Error> for Unwritten {
+    fn from(_: io::Error) -> Unwritten {
+        Unwritten(Unsent::NoWay)
     }
 }
 
@@ -143,14 +130,6 @@ pub struct Wire {
     capture: Option<Capture>,
     /// What is written waits for its time.
     holds: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Icrc {
-    /// What its receiver computes.
-    Right,
-    /// Another: a fault on demand.
-    Wrong,
 }
 
 impl Wire {
@@ -248,32 +227,35 @@ impl Wire {
         icrc: Icrc,
         payload: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent> {
-        let none = || Unsent::Impossible(format!("no port at {from}, or none of the family of {to}"));
         let most = self.most_waiting_bytes();
-        let port = self.ports.iter_mut().find(|port| port.address() == from).ok_or_else(none)?;
+        let port = self.ports.iter_mut().find(|port| port.address() == from).ok_or(Unsent::NoWay)?;
         if port.waiting_bytes() >= most {
             return Err(Unsent::Full);
         }
-        let unknown = || Unsent::Impossible("an operation that the service has not".to_owned());
-        let headers = packet.to_wire(&[]).ok_or_else(unknown)?.header_bytes();
+        let headers = packet.to_wire(&[]).ok_or(Unsent::NoWay)?.header_bytes();
         let carried = packet.payload.length as usize;
         let transport = headers + carried.next_multiple_of(4);
         let len = transport + ICRC_BYTES;
         let udp = Udp { source_port: port.own_port(), bytes: udp_bytes(len), checksum: 0 };
-        let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or_else(none)?;
-        port.push(to, len, |bytes, identification| {
+        let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or(Unsent::NoWay)?;
+        let write = |bytes: &mut [u8], identification| -> Result<(), Unsent> {
             let (head, rest) = bytes.split_at_mut(headers);
             payload(&mut rest[..carried])?;
-            packet.to_wire(&rest[..carried]).ok_or_else(unknown)?.emit_headers(head)?;
+            let headed = packet.to_wire(&rest[..carried]).ok_or(Unsent::NoWay)?;
+            headed.emit_headers(head).map_err(|_| Unsent::NoWay)?;
             let ip = match ip {
                 IpHeader::V4(header) => IpHeader::V4(wire::Ipv4 { identification, ..header }),
                 v6 => v6,
             };
             let (covered, place) = bytes.split_at_mut(transport);
             let spoilt = u32::from(icrc == Icrc::Wrong) << 15;
-            place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered)? ^ spoilt));
-            Ok::<_, Unsent>(())
-        })?;
+            let right = icrc::compute(&ip, &udp, covered).map_err(|_| Unsent::NoWay)?;
+            place.copy_from_slice(&icrc::stored(right ^ spoilt));
+            Ok(())
+        };
+        let written =
+            port.push(to, len, |bytes, identification| write(bytes, identification).map_err(Unwritten));
+        written.map_err(|Unwritten(unsent)| unsent)?;
         self.counters.sent += 1;
         self.counters.sent_bytes += len as u64;
         Ok(len)
@@ -412,24 +394,6 @@ fn number_of(address: IpAddr) -> u64 {
 /// Length field of a UDP header in front of `len` bytes, of which no packet has more than fit.
 fn udp_bytes(len: usize) -> u16 {
     (Udp::BYTES + len) as u16
-}
-
-/// The GID that an address stands for (Annex A17).
-pub fn gid_of(address: IpAddr) -> Gid {
-    match address {
-        IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
-        IpAddr::V6(v6) => Gid(v6.octets()),
-    }
-}
-
-/// The IP address that a GID stands for (Annex A17), the reverse of [`gid_of`]; none for an address that is no place, and for one that
-/// is good on one link only: which one is not said, so that packets cannot go there.
-pub fn ip_of(gid: Gid) -> Option<IpAddr> {
-    match (gid.ipv4().map(Ipv4Addr::from), Ipv6Addr::from(gid.0)) {
-        (Some(v4), _) => Some(IpAddr::V4(v4)).filter(|v4| !v4.is_unspecified()),
-        (None, v6) if v6.is_unicast_link_local() || v6.is_unspecified() => None,
-        (None, v6) => Some(IpAddr::V6(v6)),
-    }
 }
 
 /// Takes the headers off; checks all that does not depend on a queue. Also returns the identification of its IPv4 header.

@@ -1,12 +1,12 @@
 //! Commands with something wrong in them, in a context of their own beside the traffic.
 
-use roce::ServiceType;
-use soft_nic::device::Commands as _;
-use soft_nic::device::UarKind;
-use soft_nic::device::command::{
+use mlx5_device::Commands as _;
+use mlx5_device::UarKind;
+use mlx5_device::command::{
     AddressVector, AllocMw, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, ModifyQp, ModifySrq,
     QpCap, RegMr, ReregMr, ResizeCq,
 };
+use roce::ServiceType;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpId, QpShape, Region, RegisterPage, Setup};
 

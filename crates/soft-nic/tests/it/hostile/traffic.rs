@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use mlx5_device::Commands;
+use mlx5_device::Violation;
+use mlx5_device::carrier::{Disposition, Message, Payload};
+use mlx5_device::command::ModifyQp;
 use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{Cqe, CqeOpcode};
 use roce::{NakCode, Reply, ReplyKind, ServiceType};
-use soft_nic::device::Commands;
-use soft_nic::device::Violation;
-use soft_nic::device::command::ModifyQp;
-use soft_nic::link::{Disposition, Link, LinkConfig, Message, Payload};
+use soft_nic::link::{Link, LinkConfig};
 use soft_nic::testing::{
     Block, CqShape, Driver, Opening, QpId, QpShape, Region, Setup, SrqId, Window, WorkRequest,
 };

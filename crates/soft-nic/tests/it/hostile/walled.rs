@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use soft_nic::dma::{Fault, Host, Memory};
+use mlx5_device::memory::{Fault, Memory};
+use soft_nic::dma::Host;
 
 #[derive(Default)]
 struct Wall {

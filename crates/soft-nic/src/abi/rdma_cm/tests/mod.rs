@@ -10,6 +10,9 @@ use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
+use mlx5_device::command::CommandError;
+use mlx5_device::memory::{Fault, Memory};
+use mlx5_device::model::DeviceConfig;
 use roce::Now;
 use roce::wire::Gid;
 
@@ -18,9 +21,7 @@ use super::ids::Ids;
 use super::queue::Queue;
 use crate::abi::layout::*;
 use crate::config::{Config, LinkLayer};
-use crate::device::command::CommandError;
-use crate::device::model::DeviceConfig;
-use crate::dma::{Fault, Host, Memory};
+use crate::dma::Host;
 use crate::link::ServiceError;
 use crate::link::mads::{AddressedMad, EndedProcess, MadPort};
 
@@ -126,7 +127,7 @@ pub fn programs_with_wire(link_layer: LinkLayer, source: Option<Gid>) -> [Progra
     let ipv6 = Some("fd00::10".parse().unwrap());
     let config = Config { devices: 2, link_layer, ipv4: Some(IP[0].into()), ipv6, ..Config::default() };
     [0, 1].map(|end| {
-        let devices = (0..2).map(|index| DeviceConfig::new(&config, index)).collect();
+        let devices = (0..2).map(|index| DeviceConfig::new(&config.nic(), index)).collect();
         let port = Box::new(Port { hub: hub.clone(), end });
         let mut ids = Ids::new(devices, port, end as u8 + 1, 0x5_0000_0077);
         let (queue, fd) = Queue::new().unwrap();

@@ -1,0 +1,235 @@
+//! What carries messages between devices: shared memory, a wire, or the queue of a test.
+//!
+//! A peer in reach of shared memory is a slot, and gets whole [`Message`]s; any other is an address, and gets packets. What leaves
+//! becomes visible to the peer with [`Carrier::ring_bells`] at the latest, which the device calls once a round.
+
+use core::net::IpAddr;
+
+use roce::{Now, Packet, Reply, Request};
+
+use crate::memory::{Fault, Order, Segment};
+
+/// A round takes no further message, and sends none, when it has copied this much for either: acknowledgements wait for its end,
+/// and so does the program that shares the core. 0.2 ms or so.
+pub const COPIED_AT_ONCE: u64 = 2 << 20;
+
+/// Longest delay of what leaves, ns: a program that ends waits for what it has sent, no longer than this.
+pub const MAX_DELAY_NS: u64 = 1_000_000_000;
+
+/// The carrier of one device. One thread at a time uses it.
+pub trait Carrier {
+    /// A message that arrived, as the carrier holds it.
+    type Inbound<'a>: Inbound;
+
+    /// Our slot: the upper bits of every QPN of this process.
+    fn slot(&self) -> u8;
+
+    /// Whether packets can leave this host.
+    fn has_wire(&self) -> bool;
+
+    /// Delays from now on what leaves by so many ns, at most [`MAX_DELAY_NS`]; 0: not at all.
+    fn set_delay(&mut self, delay_ns: u64);
+
+    // In.
+
+    /// A round begins at this time: sends what was delayed until now, and hands up to `budget` messages of peers in shared memory to
+    /// `handler`, fewer when they are long. Returns how much was done.
+    fn poll_rings(
+        &mut self,
+        now: Now,
+        budget: usize,
+        handler: impl FnMut(&Message, &mut Self::Inbound<'_>) -> Disposition,
+    ) -> usize;
+
+    /// Hands the packets of the wire to `handler`; returns how many there were.
+    fn poll_wire(
+        &mut self,
+        now: Now,
+        handler: impl FnMut(&Message, &mut Self::Inbound<'_>) -> Disposition,
+    ) -> usize;
+
+    /// Whether replies of the process in `slot` have come and were not handed on yet.
+    fn replies_wait(&self, slot: u8) -> bool;
+
+    /// The next thing that happened to the carrier, as a sentence.
+    fn poll_event(&mut self) -> Option<String>;
+
+    // Out, as messages.
+
+    /// Sends a request, or the fragment of it that `request.fragment` names, to the process of its QPN.
+    ///
+    /// `path` travels with datagrams; of others its port alone. `payload` is always the whole message's; the fragment's offset counts
+    /// in it. Of a long one fewer bytes than asked for may be carried: the rest is another call.
+    fn send_request(
+        &mut self,
+        request: &Request,
+        path: &PathAddress,
+        payload: Payload<'_>,
+    ) -> Result<Sent, Unsent>;
+
+    /// Sends a reply, or the piece of it that begins at `offset` of its payload. Of a long one fewer bytes may be carried.
+    fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent>;
+
+    /// False: a reply to this slot would find no room now.
+    fn has_reply_room(&mut self, slot: u8) -> bool;
+
+    /// Whether the request that ended at `position` was taken by the peer, or never will be.
+    fn consumed(&mut self, slot: u8, position: Position) -> bool;
+
+    // Out, as packets.
+
+    /// Whether a packet from this address would be taken now.
+    fn has_wire_room(&mut self, from: IpAddr) -> bool;
+
+    /// Sends a packet whose payload `fill` writes. Returns its bytes, from BTH to ICRC.
+    fn send_packet(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        packet: &Packet,
+        icrc: Icrc,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<usize, Unsent>;
+
+    /// Whether packets of an earlier round wait for room.
+    fn has_packets_waiting(&self) -> bool;
+
+    /// Whether something waits for its time: a further round is due soon.
+    fn is_under_way(&self) -> bool;
+
+    /// What was sent in this round becomes visible to the peers.
+    fn ring_bells(&mut self);
+
+    // For a person who looks for a silent peer.
+
+    /// What processes must have in common with this one to be peers in shared memory, in words.
+    fn place(&self) -> String;
+
+    /// The process in a slot, and whether it lives: «process 7 there has such QP numbers, and is silent».
+    fn peer_in_words(&self, slot: u8) -> String;
+}
+
+/// A message that arrived: what belongs to it beside the [`Message`], and the way to its payload. Lives as long as the handler's call.
+pub trait Inbound {
+    /// Where a datagram came from; `None` for connected services.
+    fn path(&self) -> Option<PathAddress>;
+
+    /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
+    fn to_port(&self) -> Option<u8>;
+
+    /// Bytes of payload that came with this message.
+    fn payload_len(&self) -> u32;
+
+    /// Copies the payload to memory of this process, whose segments must hold [`Inbound::payload_len`] bytes.
+    ///
+    /// Errors: that memory cannot be accessed or is too short; a part may have been copied.
+    fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault>;
+
+    /// Copies the payload into a buffer of the NIC's own (scatter to CQE); `out` has [`Inbound::payload_len`] bytes.
+    ///
+    /// Errors: for another length.
+    fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault>;
+}
+
+/// What arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// A request, whole or a fragment; for the responder.
+    Request(Request),
+    /// A reply; for the requester.
+    Reply {
+        /// The reply. A READ response may come in pieces: it counts with the last one.
+        reply: Reply,
+        /// Where the bytes that come with it belong, in the READ's answer.
+        offset: u32,
+        /// Whether all bytes of the answer are there.
+        last: bool,
+    },
+    /// A packet of the wire, for either.
+    Packet {
+        /// What it says.
+        packet: Packet,
+        /// Address of the sender.
+        from: IpAddr,
+        /// Address of ours that it was sent to.
+        at: IpAddr,
+    },
+}
+
+/// What the handler did with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposition {
+    /// Done with it.
+    Consumed,
+    /// Done with it, and no other is to follow in this round: it took long, and its acknowledgement is due.
+    ConsumedLate,
+    /// Cannot take it now: it stays first in its ring, and so does all behind it. Never for replies.
+    NotNow,
+}
+
+/// Where a payload is, on the sending side.
+#[derive(Debug, Clone, Copy)]
+pub enum Payload<'a> {
+    /// No bytes.
+    Nothing,
+    /// Bytes that the caller has gathered: inline data of a WQE.
+    Inline(&'a [u8]),
+    /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer.
+    Segments(&'a [Segment]),
+}
+
+/// Address of a path, as a datagram's receiver sees it in GRH and completion.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PathAddress {
+    pub sgid: [u8; 16],
+    pub dgid: [u8; 16],
+    pub slid: u16,
+    pub dlid: u16,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    pub sl: u8,
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+    pub grh: bool,
+    /// The port of the receiver's device that has the destination address. Only the record says so, and only «not the first».
+    pub to_port: u8,
+}
+
+/// A place in the stream of requests to a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// Serial number of the channel among all that the carrier has made.
+    pub channel: u32,
+    pub offset: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// Where the request ends; see [`Carrier::consumed`].
+    pub position: Position,
+    /// Bytes of the message that are now on their way. Fewer than asked for: call again for the rest, with the
+    /// offset moved on.
+    pub carried: u32,
+}
+
+/// Why a message or a packet was not sent. Nothing was sent then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unsent {
+    #[error("there is no room now")]
+    Full,
+    /// The payload could not be read, or is not as long as announced: a local protection error of this work request.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// No peer, no port or no header is there for it: lost on the way.
+    #[error("nothing leads there")]
+    NoWay,
+}
+
+/// The invariant CRC that a packet leaves with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Icrc {
+    /// What its receiver computes.
+    Right,
+    /// Another: a fault on demand.
+    Wrong,
+}

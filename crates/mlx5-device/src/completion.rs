@@ -1,0 +1,117 @@
+//! What CQEs say: of send WQEs, of receives, of errors and flushes.
+//!
+//! Fields by opcode as `mlx5_parse_cqe` reads them. A requester CQE's WQE counter is the WQE's first block and retires all
+//! before it; a responder CQE's is the receive's running index. Vendor syndromes are those that cards are seen to report
+//! in public logs with these syndromes; 0 where none is known.
+
+use mlx5_layout::cqe::CqeError;
+use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome};
+use roce::{Opcode, ReceiveCompletion, Status};
+
+use super::core::Core;
+use super::qp::Qp;
+use super::sq::SendRequest;
+use super::wire;
+use crate::carrier::PathAddress;
+use crate::memory::Memory;
+
+/// Syndrome and vendor syndrome of a status; none for success.
+pub(super) fn syndrome(status: Status) -> Option<(CqeSyndrome, u8)> {
+    Some(match status {
+        Status::Success => return None,
+        Status::LocalLength => (CqeSyndrome::LocalLength, 0),
+        Status::LocalQpOperation => (CqeSyndrome::LocalQpOperation, 0),
+        Status::LocalProtection => (CqeSyndrome::LocalProtection, 0),
+        Status::WindowBind => (CqeSyndrome::MwBind, 0),
+        Status::Flushed => (CqeSyndrome::WrFlush, 0xf9),
+        Status::BadResponse => (CqeSyndrome::BadResponse, 0),
+        Status::RemoteInvalidRequest => (CqeSyndrome::RemoteInvalidRequest, 0x8a),
+        Status::RemoteAccess => (CqeSyndrome::RemoteAccess, 0x88),
+        Status::RemoteOperation => (CqeSyndrome::RemoteOperation, 0),
+        Status::RetryExceeded => (CqeSyndrome::TransportRetryExceeded, 0x81),
+        Status::RnrRetryExceeded => (CqeSyndrome::RnrRetryExceeded, 0),
+    })
+}
+
+fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> CqeFields {
+    let (syndrome, vendor) = syndrome(status).unwrap_or((CqeSyndrome::WrFlush, 0));
+    CqeFields {
+        opcode,
+        user_index: qp.user_index,
+        qpn: qp.qpn,
+        wqe_counter: counter,
+        error: CqeError { syndrome: syndrome.to_u8(), vendor, ..CqeError::default() },
+        ..CqeFields::default()
+    }
+}
+
+impl<M: Memory> Core<M> {
+    /// A send WQE ended well: a CQE if it asked for one.
+    pub(super) fn complete_send(&mut self, qp: &Qp, request: &SendRequest) {
+        self.counters.complete(request.opcode);
+        if !request.signalled {
+            return;
+        }
+        let fields = CqeFields {
+            opcode: CqeOpcode::Requester,
+            user_index: qp.user_index,
+            qpn: qp.qpn,
+            wqe_counter: request.wqe_index,
+            send_opcode: request.opcode,
+            byte_count: request.request.length,
+            ..CqeFields::default()
+        };
+        let carried = request.request.opcode.wants_response() && !request.inline.is_empty();
+        self.complete(qp.send_cq, fields, carried.then_some(&request.inline));
+    }
+
+    /// A send WQE failed or was flushed: always a CQE.
+    pub(super) fn fail_send_wqe(&mut self, qp: &Qp, wqe_index: u16, opcode: u8, status: Status) {
+        let mut fields = error_fields(qp, CqeOpcode::RequesterError, wqe_index, status);
+        if self.faults.is_some()
+            && let Some(chosen) = self.chosen_syndrome(qp.qpn, wqe_index, status)
+        {
+            fields.error.syndrome = chosen.to_u8();
+        }
+        self.complete(qp.send_cq, CqeFields { send_opcode: opcode, ..fields }, None);
+    }
+
+    /// A message arrived in the receive with this counter.
+    pub(super) fn complete_receive(
+        &mut self,
+        qp: &Qp,
+        counter: u16,
+        completion: &ReceiveCompletion,
+        path: Option<&PathAddress>,
+        payload: Option<&[u8]>,
+    ) {
+        let opcode = match completion.opcode {
+            Opcode::WriteImm => CqeOpcode::ResponderWriteImm,
+            Opcode::SendImm => CqeOpcode::ResponderSendImm,
+            Opcode::SendInvalidate => CqeOpcode::ResponderSendInvalidate,
+            _ => CqeOpcode::ResponderSend,
+        };
+        let fields = CqeFields {
+            opcode,
+            solicited: completion.solicited,
+            user_index: qp.user_index,
+            qpn: qp.qpn,
+            wqe_counter: counter,
+            byte_count: completion.byte_len,
+            immediate: completion.imm,
+            source_qpn: completion.src_qpn,
+            source_lid: path.map_or(0, |p| p.slid),
+            service_level: path.map_or(0, |p| wire::service_level(&self.ports[qp.port], p)),
+            grh: path.is_some_and(|p| p.grh),
+            ..CqeFields::default()
+        };
+        self.counters.receives_consumed += 1;
+        self.counters.receives_shared += u64::from(qp.srq.is_some());
+        self.complete(qp.recv_cq, fields, payload);
+    }
+
+    /// A receive failed or was flushed.
+    pub(super) fn fail_receive(&mut self, qp: &Qp, counter: u16, status: Status) {
+        self.complete(qp.recv_cq, error_fields(qp, CqeOpcode::ResponderError, counter, status), None);
+    }
+}

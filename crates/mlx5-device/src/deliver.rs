@@ -1,0 +1,462 @@
+//! The responder's side of a QP: arrived requests into memory and receives, replies back.
+//!
+//! `roce::Responder` decides, this moves the bytes. A request that is not for a QP of this process, or for one that does not
+//! receive in its state, is dropped without a word, as a port does.
+
+use roce::qp_state::QpState;
+use roce::{
+    Access, AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Opcode, Outcome, ReceiveCompletion, Region,
+    Reply, ReplyKind, Request, Responder, ResponderEvent, ServiceType, Verdict, Work,
+};
+
+use super::command::event_type;
+use super::core::{Core, LONG_BYTES};
+use super::mr::access;
+use super::qp::{Answer, Qp};
+use super::qpn::slot_of;
+use super::rq::QpResources;
+use super::send::Taken;
+use super::wire;
+use crate::carrier::{Carrier, Disposition, Inbound, Message, PathAddress, Payload, Unsent};
+use crate::memory::{Memory, Order, Segment};
+
+/// Order in which bytes become visible.
+pub(super) fn order(relaxed: bool) -> Order {
+    if relaxed { Order::Relaxed } else { Order::Increasing }
+}
+
+impl<M: Memory> Core<M> {
+    /// Takes what the link offers.
+    pub(super) fn arrive(&mut self, message: &Message, inbound: &mut impl Inbound) -> Disposition {
+        match message {
+            Message::Request(request) => self.request(request, inbound),
+            Message::Packet { packet, from, at } => self.take_packet(packet, *from, *at, inbound),
+            Message::Reply { reply, offset, last } => {
+                match self.qps.find(reply.dst_qpn).and_then(|place| self.qps.take(place)) {
+                    Some(qp) if self.faults.is_some() && self.is_down(qp.port) => {
+                        self.drop_at_port(&qp);
+                        self.qps.put(qp);
+                    }
+                    Some(qp) if qp.route.is_some() => {
+                        // Its peer is on the wire: another process says this.
+                        self.counters.dropped_replies += 1;
+                        self.qps.put(qp);
+                    }
+                    Some(mut qp) => {
+                        self.take_reply(&mut qp, reply, *offset, *last, inbound);
+                        self.qps.put(qp);
+                    }
+                    None => self.counters.dropped_replies += 1,
+                }
+            }
+        }
+        if self.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
+    }
+
+    fn request(&mut self, request: &Request, inbound: &mut impl Inbound) {
+        let Some(mut qp) = self.qps.find(request.dst_qpn).and_then(|place| self.qps.take(place)) else {
+            self.counters.dropped_unknown_qp += 1;
+            return;
+        };
+        if self.faults.is_some() && self.is_down(qp.port) {
+            self.drop_at_port(&qp);
+        } else if qp.route.is_some() {
+            self.counters.dropped_peer += 1;
+        } else if inbound.to_port() != Some(self.ports[qp.port].port) {
+            // It reached another port of the device, where this queue is not.
+            self.counters.dropped_address += 1;
+        } else if qp.state.answers_requests() {
+            self.port_counters[qp.port].requests_received += 1;
+            self.respond(&mut qp, request, inbound);
+        } else {
+            self.counters.dropped_qp_state += 1;
+        }
+        self.qps.put(qp);
+    }
+
+    /// Something arrived while the queue's port was down.
+    #[cold]
+    pub(super) fn drop_at_port(&mut self, qp: &Qp) {
+        self.counters.dropped_port_down += 1;
+        self.port_counters[qp.port].dropped_port_down += 1;
+    }
+
+    fn respond(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
+        self.with_responder(qp, |core, qp| {
+            let Some((responder, mut resources)) = core.responder_of(qp) else { return };
+            match responder.handle_request(request, &mut resources) {
+                Verdict::Execute(work) => {
+                    let outcome = match &work {
+                        Work::Read { region, offset } => {
+                            core.read(qp, request, region, *offset);
+                            core.count_executed(true, request.fragment.length);
+                            Outcome::Done
+                        }
+                        work => core.execute(qp, work, request.is_last(), request.fragment.length, inbound),
+                    };
+                    if let Some(responder) = &mut qp.responder {
+                        responder.executed(outcome);
+                    }
+                }
+                Verdict::Answered => {}
+                Verdict::Dropped(reason) => core.count_dropped(reason),
+            }
+        });
+    }
+
+    /// The responder of a queue, with what it needs of the device.
+    #[inline(always)]
+    pub(super) fn responder_of<'a>(
+        &'a mut self,
+        qp: &'a mut Qp,
+    ) -> Option<(&'a mut Responder, QpResources<'a, M>)> {
+        let resources = QpResources {
+            memory: &self.memory,
+            regions: &self.regions,
+            pd: qp.pd,
+            qpn: qp.qpn,
+            rq: &mut qp.rq,
+            srq: qp.srq.and_then(|from| self.srqs.get_mut(from.place)),
+        };
+        Some((qp.responder.as_mut()?, resources))
+    }
+
+    /// Runs what gives the responder something, and passes its events on.
+    #[inline(always)]
+    pub(super) fn with_responder(&mut self, qp: &mut Qp, take: impl FnOnce(&mut Self, &mut Qp)) {
+        let Some(responder) = &qp.responder else { return };
+        let duplicates = responder.counters().duplicates;
+        take(self, qp);
+        if let Some(from) = qp.srq {
+            self.tell_of_srq(from.place);
+        }
+        let Some(responder) = &mut qp.responder else { return };
+        self.counters.duplicates += responder.counters().duplicates - duplicates;
+        if responder.has_reply() && !qp.replying {
+            qp.replying = true;
+            self.schedule.replying.list.push(qp.place);
+        }
+        self.take_events(qp);
+        self.schedule.heat(qp, self.now);
+    }
+
+    pub(super) fn count_dropped(&mut self, reason: DropReason) {
+        match reason {
+            DropReason::WrongPeer | DropReason::WrongService => self.counters.dropped_peer += 1,
+            DropReason::WrongQkey => self.counters.dropped_qkey += 1,
+            _ => self.counters.dropped_transport += 1,
+        }
+    }
+
+    // Work.
+
+    /// `ends`: it is the last, or all, of its message; `length`: bytes that came with it.
+    pub(super) fn execute(
+        &mut self,
+        qp: &mut Qp,
+        work: &Work,
+        ends: bool,
+        length: u32,
+        inbound: &mut impl Inbound,
+    ) -> Outcome {
+        let done = match work {
+            Work::Receive { receive, scatter_offset, length, completion } => {
+                let counter = receive.id as u16;
+                self.scatter(qp, *scatter_offset, *length, completion.as_ref(), counter, inbound)
+            }
+            Work::Write { region, offset, .. } if *offset > 0 && !self.still_granted(qp, region) => {
+                Err(Outcome::Revoked)
+            }
+            Work::Write { region, offset, length, completion } => {
+                let to =
+                    Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
+                inbound.copy_into(&[to], self.order_of(region)).map_err(|_| Outcome::LocalFault).map(|()| {
+                    if let Some((receive, completion)) = completion {
+                        self.complete_receive(qp, receive.id as u16, completion, None, None);
+                    }
+                })
+            }
+            // The caller has taken it apart.
+            Work::Read { .. } => Ok(()),
+            Work::Atomic { region, operation } => {
+                let old = match *operation {
+                    Atomic::CompareSwap { compare, swap } => {
+                        self.memory.compare_swap64(region.address, compare, swap)
+                    }
+                    Atomic::FetchAdd { add } => self.memory.fetch_add64(region.address, add),
+                };
+                self.counters.messages_received += 1;
+                return old.map_or(Outcome::LocalFault, |old| Outcome::Atomic { old });
+            }
+        };
+        match done {
+            Ok(()) => {
+                self.count_executed(ends, length);
+                // As for a completion's timestamp: a copy may have taken most of this round.
+                if length >= LONG_BYTES {
+                    self.now = self.now.max((self.clock)());
+                }
+                if ends {
+                    qp.asked = Some(self.now);
+                }
+                Outcome::Done
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    pub(super) fn count_executed(&mut self, ends: bool, length: u32) {
+        self.counters.messages_received += u64::from(ends);
+        self.counters.bytes_received += u64::from(length);
+    }
+
+    /// Whether a region that the message's first fragment was granted is still there. A card looks at the key with every packet.
+    fn still_granted(&self, qp: &Qp, region: &Region) -> bool {
+        let need = Access(access::REMOTE_WRITE);
+        let now = self.regions.grant(region.key, qp.pd, qp.qpn, region.va, region.len, need);
+        now == Ok(region.address)
+    }
+
+    fn order_of(&self, region: &Region) -> Order {
+        let relaxed = || self.regions.is_relaxed(region.key);
+        order(self.options.relaxed_ordering || relaxed())
+    }
+
+    /// Payload of a SEND into the receive in use, or into its CQE.
+    fn scatter(
+        &mut self,
+        qp: &mut Qp,
+        offset: u32,
+        length: u32,
+        completion: Option<&ReceiveCompletion>,
+        counter: u16,
+        inbound: &mut impl Inbound,
+    ) -> Result<(), Outcome> {
+        let mut to = std::mem::take(&mut self.segments);
+        to.clear();
+        let mapped = qp.rq.scatter(&self.regions, qp.receive_pd(), offset, length, &mut to);
+        let mut payload = [0; 64];
+        let small =
+            length > 0 && length as usize <= qp.responder_scatter && offset == 0 && completion.is_some();
+        let moved = match (mapped, small) {
+            (Err(_), _) => Err(Outcome::LocalFault),
+            (Ok(()), true) => {
+                inbound.copy_to_buffer(&mut payload[..length as usize]).map_err(|_| Outcome::LocalFault)
+            }
+            (Ok(()), false) => {
+                inbound.copy_into(&to, order(self.options.relaxed_ordering)).map_err(|_| Outcome::LocalFault)
+            }
+        };
+        self.segments = to;
+        moved?;
+        let path = inbound.path();
+        if qp.service == ServiceType::Ud {
+            self.place_grh(qp, path.as_ref(), length)?;
+        }
+        if let Some(completion) = completion {
+            if completion.opcode == Opcode::SendInvalidate {
+                self.invalidate(qp, u32::from_be_bytes(completion.imm));
+            }
+            let inline = small.then(|| &payload[..length as usize]);
+            self.complete_receive(qp, counter, completion, path.as_ref(), inline);
+        }
+        Ok(())
+    }
+
+    /// The 40 bytes in front of a datagram.
+    fn place_grh(&mut self, qp: &Qp, path: Option<&PathAddress>, length: u32) -> Result<(), Outcome> {
+        let Some(header) = path.and_then(|path| wire::grh(&self.ports[qp.port], path, length)) else {
+            return Ok(());
+        };
+        let mut to = std::mem::take(&mut self.segments);
+        to.clear();
+        let mapped = qp.rq.scatter(&self.regions, qp.receive_pd(), 0, GRH_BYTES, &mut to);
+        let mut rest = &header[..];
+        let written = to.iter().try_for_each(|piece| {
+            let (bytes, left) = rest.split_at((piece.len as usize).min(rest.len()));
+            rest = left;
+            self.memory.write(piece.addr, bytes, true)
+        });
+        self.segments = to;
+        if mapped.is_ok() && written.is_ok() { Ok(()) } else { Err(Outcome::LocalFault) }
+    }
+
+    /// A READ: notes what its reply is to bring.
+    fn read(&mut self, qp: &mut Qp, request: &Request, region: &Region, offset: u32) {
+        let rest = region.len.saturating_sub(offset.into());
+        let from = Segment { addr: region.address.wrapping_add(u64::from(offset)), len: rest };
+        let (layer, mtu) = (self.ports[qp.port].link_layer, qp.mtu_bytes());
+        let wire = wire::response_bytes(layer, rest as u32, mtu);
+        if rest > 0 {
+            let count = roce::message::psn_count(request.opcode, request.length, mtu);
+            let first_psn = request.psn;
+            let psn = first_psn.plus(count).minus(1);
+            qp.answers.push_back(Answer { key: region.key, revoked: false, first_psn, psn, from, offset });
+        }
+        self.shapers[qp.port].spend(wire);
+        self.counters.wire_bytes_sent += wire;
+        if let Some(ready) = self.shapers[qp.port].ready_at() {
+            qp.reply_not_before = ready;
+        }
+        if self.faults.is_some() {
+            qp.reply_not_before = qp.reply_not_before.max(self.answer_not_before(qp.qpn));
+        }
+    }
+
+    // Replies.
+
+    /// Sends the replies of all queues that have some. Returns how many.
+    pub(super) fn send_replies(&mut self, link: &mut impl Carrier) -> usize {
+        let mut sent = 0;
+        // A full ring, or a kernel that takes no more packets, must not always leave the same ones waiting.
+        self.schedule.replying.begin(self.options.wire);
+        let mut at = 0;
+        while let Some(place) = self.schedule.replying.list.get(at).copied() {
+            let Some(mut qp) = self.qps.take(place) else {
+                self.schedule.replying.list.swap_remove(at);
+                continue;
+            };
+            let (count, more) = self.send_replies_of(link, &mut qp);
+            sent += count;
+            qp.replying = more;
+            self.qps.put(qp);
+            self.schedule.replying.note(at, count, more);
+            if more {
+                at += 1;
+            } else {
+                self.schedule.replying.list.swap_remove(at);
+            }
+        }
+        sent
+    }
+
+    /// Number sent, and whether some are left.
+    fn send_replies_of(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> (usize, bool) {
+        if let Some(route) = qp.route {
+            return self.send_reply_packets(link, qp, route, false);
+        }
+        let mut sent = 0;
+        loop {
+            if self.now < qp.reply_not_before {
+                return (sent, true);
+            }
+            if !link.has_reply_room(slot_of(qp.attributes.dest_qpn)) {
+                return (sent, true);
+            }
+            let begun = qp.partial_reply.is_some();
+            let next = qp.partial_reply.take().or_else(|| qp.responder.as_mut().and_then(|r| r.poll_reply()));
+            let Some(reply) = next else { return (sent, false) };
+            if self.faults.is_some() && !begun && self.loses_reply(qp, &reply) {
+                sent += 1;
+                continue;
+            }
+            let taken = self.send_reply(link, qp, &reply);
+            sent += usize::from(taken != Taken::Nothing);
+            if taken != Taken::Whole {
+                qp.partial_reply = Some(reply);
+                return (sent, true);
+            }
+        }
+    }
+
+    /// Gives one reply, or what is left of it, to the link.
+    fn send_reply(&mut self, link: &mut impl Carrier, qp: &mut Qp, reply: &Reply) -> Taken {
+        match reply.kind {
+            ReplyKind::RnrNak { .. } => self.counters.rnr_naks_sent += 1,
+            ReplyKind::Nak(_) => self.counters.naks_sent += 1,
+            _ => {}
+        }
+        let answer = qp.answers.front().copied();
+        let answer = answer.filter(|a| reply.kind == ReplyKind::ReadResponse && a.psn == reply.psn);
+        let Some(answer) = answer else {
+            return match link.send_reply(reply, Payload::Nothing, 0) {
+                Err(Unsent::Full) => Taken::Nothing,
+                _ => Taken::Whole,
+            };
+        };
+        let Answer { from, offset, .. } = answer;
+        if answer.revoked {
+            self.refuse_answer(link, qp, reply, NakCode::RemoteAccess, event_type::QP_ACCESS_ERR);
+            return Taken::Whole;
+        }
+        // The link counts offsets from the start of the whole answer, which the requester's message starts with.
+        let start =
+            Segment { addr: from.addr.wrapping_sub(offset.into()), len: from.len + u64::from(offset) };
+        if self.schedule.replying.bytes_left == 0 {
+            return Taken::Nothing;
+        }
+        let outcome = link.send_reply(reply, Payload::Segments(&[start]), offset);
+        if let Ok(sent) = &outcome {
+            self.schedule.replying.copied(sent.carried, self.memory.has_lagged());
+        }
+        match outcome {
+            Ok(sent) if u64::from(sent.carried) < from.len => {
+                if let Some(front) = qp.answers.front_mut() {
+                    front.from.addr = front.from.addr.wrapping_add(sent.carried.into());
+                    front.from.len -= u64::from(sent.carried);
+                    front.offset += sent.carried;
+                }
+                Taken::Part
+            }
+            Err(Unsent::Full) => Taken::Nothing,
+            Err(Unsent::Fault(_)) => {
+                // The region was there when the READ came, its pages are gone now.
+                self.refuse_answer(link, qp, reply, NakCode::RemoteOperation, event_type::QP_FATAL);
+                Taken::Whole
+            }
+            Ok(_) | Err(Unsent::NoWay) => {
+                qp.answers.pop_front();
+                Taken::Whole
+            }
+        }
+    }
+
+    /// A READ that was accepted cannot be answered any more: a NAK at its PSN, and the end of this queue.
+    fn refuse_answer(
+        &mut self,
+        link: &mut impl Carrier,
+        qp: &mut Qp,
+        reply: &Reply,
+        code: NakCode,
+        event: u32,
+    ) {
+        let first_psn = qp.answers.front().map_or(reply.psn, |answer| answer.first_psn);
+        // What was sent before still counts; what waits behind it is never sent.
+        qp.drop_replies();
+        self.counters.naks_sent += 1;
+        let refusal = Reply { kind: ReplyKind::Nak(code), psn: first_psn, ..*reply };
+        // Room was asked for, and nothing was sent.
+        let _ = link.send_reply(&refusal, Payload::Nothing, 0);
+        self.raise(qp, event);
+        self.fail_qp(qp);
+    }
+
+    // Events.
+
+    pub(super) fn take_events(&mut self, qp: &mut Qp) {
+        while let Some(event) = qp.responder.as_mut().and_then(|r| r.poll_event()) {
+            match event {
+                ResponderEvent::CommunicationEstablished if qp.state == QpState::Rtr => {
+                    self.raise(qp, event_type::COMM_EST);
+                }
+                ResponderEvent::CommunicationEstablished => {}
+                ResponderEvent::Failed(failure) => {
+                    if let Some(failed) = failure.receive {
+                        self.fail_receive(qp, failed.receive.id as u16, failed.status);
+                    }
+                    if let Some(event) = failure.event {
+                        self.raise(
+                            qp,
+                            match event {
+                                AsyncEvent::QpFatal => event_type::QP_FATAL,
+                                AsyncEvent::RequestError => event_type::QP_REQ_ERR,
+                                AsyncEvent::AccessError => event_type::QP_ACCESS_ERR,
+                            },
+                        );
+                    }
+                    self.fail_qp(qp);
+                }
+            }
+        }
+    }
+}

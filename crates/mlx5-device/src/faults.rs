@@ -1,0 +1,438 @@
+//! Faults on demand: ports that are down, messages that are lost or held up, one error, one late READ. Nothing of it exists in
+//! a NIC that was never asked for any ([`Core::faults`] is empty), and everything that happens is counted.
+//!
+//! Losses fall on messages on their way out, requests and replies alike, before the link sees them: to the transport they are
+//! what a wire would have lost. Which ones is decided by a seeded generator, so the same traffic loses the same messages.
+
+use std::fmt;
+
+use mlx5_layout::CqeSyndrome;
+use roce::packet::Outgoing;
+use roce::{Now, Psn, Reply, ReplyKind, Status, Transmit};
+
+use super::command::event_type;
+use super::core::Core;
+use super::counters::name_of;
+use super::packets::bytes_of;
+use super::qp::Qp;
+use crate::carrier::{Icrc, MAX_DELAY_NS};
+use crate::memory::Memory;
+use crate::{Span, TokenBucket, random};
+
+/// Injections that may wait for their message at a time.
+const MAX_WAITING: usize = 64;
+/// Queues that a refusal names, so that a caller can pick one.
+const NAMED: usize = 8;
+
+/// Changes that are kept in words, for the line of counters; all of them count.
+const MAX_TOLD: usize = 64;
+
+/// What may be changed while the NIC runs; what is `None` stays. Shown as `softnic ctl` sends it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Settings {
+    /// Probability, 0 to 1, that a message is lost on its way out.
+    pub loss: Option<f64>,
+    /// Where the generator of losses begins.
+    pub seed: Option<u64>,
+    /// One-way delay of what leaves.
+    pub delay: Option<Span>,
+    /// Rate to shape to, 10^9 bits a second of wire bytes; `Some(None)` lifts it.
+    pub rate_gbps: Option<Option<f64>>,
+    /// Requests and answers to READs that leave in a second; `Some(None)` lifts it.
+    pub messages_per_second: Option<Option<f64>>,
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = |rate: Option<Option<f64>>| {
+            rate.map(|rate| rate.map_or("none".to_owned(), |rate| rate.to_string()))
+        };
+        let words = [
+            ("loss", self.loss.map(|loss| loss.to_string())),
+            ("seed", self.seed.map(|seed| seed.to_string())),
+            ("delay", self.delay.map(|delay| delay.to_string())),
+            ("rate-gbps", rate(self.rate_gbps)),
+            ("messages-per-second", rate(self.messages_per_second)),
+        ];
+        let given = words.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+        f.write_str(&given.collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// One fault. Shown as `softnic ctl` sends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Injection {
+    /// Loses one request of a QP: the one that has this PSN among its own, or the next.
+    Drop {
+        qpn: u32,
+        /// PSN, 24 bits.
+        psn: Option<u32>,
+    },
+    /// Ends the next send of a QP with this syndrome, and the queue with it.
+    ErrorCqe {
+        qpn: u32,
+        /// What its CQE says.
+        syndrome: CqeSyndrome,
+    },
+    /// Sends the next packet of a connected QP on the wire with a wrong ICRC.
+    CorruptCrc { qpn: u32 },
+    /// Answers the next READ that arrives at a QP so much later; other queues' traffic goes on.
+    DelayRead {
+        /// QP of the responder.
+        qpn: u32,
+        /// Time, µs.
+        us: u32,
+    },
+}
+
+impl Injection {
+    fn qpn(&self) -> u32 {
+        match *self {
+            Injection::Drop { qpn, .. }
+            | Injection::ErrorCqe { qpn, .. }
+            | Injection::CorruptCrc { qpn }
+            | Injection::DelayRead { qpn, .. } => qpn,
+        }
+    }
+}
+
+impl Injection {
+    /// Whether it befalls the packet of this QP with this PSN.
+    fn is_of_packet(&self, its: u32, its_psn: Psn) -> bool {
+        match *self {
+            Injection::Drop { qpn, psn } => qpn == its && psn.is_none_or(|psn| Psn::new(psn) == its_psn),
+            Injection::ErrorCqe { qpn, .. } | Injection::CorruptCrc { qpn } => qpn == its,
+            Injection::DelayRead { .. } => false,
+        }
+    }
+}
+
+impl fmt::Display for Injection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Injection::Drop { qpn, psn: None } => write!(f, "drop qp={qpn}"),
+            Injection::Drop { qpn, psn: Some(psn) } => write!(f, "drop qp={qpn} psn={psn}"),
+            Injection::ErrorCqe { qpn, syndrome } => {
+                write!(f, "error-cqe qp={qpn} syndrome={}", name_of(*syndrome))
+            }
+            Injection::CorruptCrc { qpn } => write!(f, "corrupt-crc qp={qpn}"),
+            Injection::DelayRead { qpn, us } => write!(f, "delay-read qp={qpn} us={us}"),
+        }
+    }
+}
+
+/// What was asked for.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    /// The first changes, in words.
+    told: Vec<String>,
+    /// A bit for each port that is down.
+    down: u16,
+    loss: f64,
+    random: u64,
+    /// Messages a second.
+    pace: Option<TokenBucket>,
+    waiting: Vec<Injection>,
+    /// Sends that fail on demand: QPN, WQE index, and what their CQEs say.
+    marked: Vec<(u32, u16, CqeSyndrome)>,
+}
+
+impl Faults {
+    /// Whether the next message is lost.
+    fn loses(&mut self) -> bool {
+        if self.loss <= 0.0 {
+            return false;
+        }
+        random::chance(&mut self.random) < self.loss
+    }
+
+    fn is_down(&self, port: usize) -> bool {
+        self.down & 1 << port != 0
+    }
+
+    /// Takes the first injection that waits and `is_it`.
+    fn take(&mut self, is_it: impl FnMut(&Injection) -> bool) -> Option<Injection> {
+        let at = self.waiting.iter().position(is_it)?;
+        Some(self.waiting.remove(at))
+    }
+}
+
+impl<M: Memory> Core<M> {
+    /// Takes a port down or up again; the contexts of the device get the event. Nothing happens when it is so already.
+    pub(super) fn set_link(&mut self, device: usize, port: u8, up: bool) -> Result<(), String> {
+        let place = self.place_of_port(device, port)?;
+        if self.is_down(place) != up {
+            return Ok(());
+        }
+        let state = if up { "up" } else { "down" };
+        let number = if self.ports_each > 1 { format!(" port={port}") } else { String::new() };
+        self.changed(format!("link mlx5_{device} {state}{number}")).down ^= 1 << place;
+        let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
+        let contexts: Vec<u32> =
+            self.contexts.iter().filter(|(_, context)| context.device == device).map(|(id, _)| id).collect();
+        for context in contexts {
+            // The element is the port's number.
+            self.asynchronous(super::command::ContextId(context), port.into(), kind);
+        }
+        Ok(())
+    }
+
+    /// Changes what is set.
+    pub(super) fn set(&mut self, settings: &Settings) -> Result<(), String> {
+        if let Some(loss) = settings.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
+            return Err(format!("a loss of {loss}; 0 to 1 is possible"));
+        }
+        if let Some(rate) = settings.rate_gbps.flatten().filter(|rate| !(0.001..=1000.0).contains(rate)) {
+            return Err(format!("a rate of {rate} Gbit/s; 0.001 to 1000 is possible"));
+        }
+        if let Some(pace) = settings.messages_per_second.flatten().filter(|pace| !(0.1..=1e9).contains(pace))
+        {
+            return Err(format!("{pace} messages a second; 0.1 to 1000000000 is possible"));
+        }
+        if let Some(delay) = settings.delay.filter(|delay| delay.0 > MAX_DELAY_NS) {
+            return Err(format!("a delay of {delay}; 0 to {} is possible", Span(MAX_DELAY_NS)));
+        }
+        // The delay is the link's.
+        let Settings { loss, seed, delay: _, rate_gbps, messages_per_second } = *settings;
+        let now = self.now;
+        let faults = self.changed(format!("set {settings}"));
+        faults.loss = loss.unwrap_or(faults.loss);
+        faults.random = seed.unwrap_or(faults.random);
+        if let Some(pace) = messages_per_second {
+            faults.pace = pace.map(|pace| TokenBucket::of_messages(Some(pace), now));
+        }
+        if let Some(rate) = rate_gbps {
+            self.shapers.iter_mut().for_each(|shaper| *shaper = TokenBucket::new(rate, now));
+        }
+        Ok(())
+    }
+
+    /// Waits for the message that the fault is to befall.
+    pub(super) fn inject(&mut self, injection: Injection) -> Result<(), String> {
+        let qpn = injection.qpn();
+        let Some(qp) = self.qps.find(qpn).and_then(|place| self.qps.get(place)) else {
+            let open = (0..self.qps.bound()).filter_map(|place| self.qps.get(place));
+            let some: Vec<_> = open.map(|qp| format!("{:#x}", qp.qpn)).take(NAMED + 1).collect();
+            return Err(match some.len() {
+                0 => format!("this NIC has no QP {qpn:#x}, and no other either"),
+                more if more > NAMED => {
+                    format!("this NIC has no QP {qpn:#x}; it has {} and more", some[..NAMED].join(", "))
+                }
+                _ => format!("this NIC has no QP {qpn:#x}; it has {}", some.join(", ")),
+            });
+        };
+        if matches!(injection, Injection::CorruptCrc { .. }) && qp.route.is_none() {
+            return Err(format!("QP {qpn:#x} is not connected over the wire: there is no CRC to corrupt"));
+        }
+        if self.faults.as_ref().is_some_and(|faults| faults.waiting.len() >= MAX_WAITING) {
+            return Err(format!("{MAX_WAITING} faults wait for their messages already"));
+        }
+        self.changed(format!("inject {injection}")).waiting.push(injection);
+        Ok(())
+    }
+
+    /// The changes so far, in the words of `softnic ctl`; of very many the first.
+    pub(super) fn changes(&self) -> &[String] {
+        self.faults.as_ref().map_or(&[], |faults| &faults.told)
+    }
+
+    /// Counts and says that this NIC is no longer as it was configured: the reader of the result must know.
+    fn changed(&mut self, what: String) -> &mut Faults {
+        self.counters.ctl_changes += 1;
+        self.log.line(&format!("softnic: softnic ctl changed this NIC: {what}"));
+        let faults = self.faults.get_or_insert_default();
+        if faults.told.len() < MAX_TOLD {
+            faults.told.push(what);
+        }
+        faults
+    }
+
+    /// Whether the port at this place is down.
+    pub(super) fn is_down(&self, port: usize) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.is_down(port))
+    }
+
+    /// Whether the messages of this second leave room for one more.
+    pub(super) fn keeps_pace(&mut self) -> bool {
+        let now = self.now;
+        let pace = self.faults.as_mut().and_then(|faults| faults.pace.as_mut());
+        pace.is_none_or(|pace| pace.allows(now))
+    }
+
+    /// Whether something befalls a request instead of its being sent: it is lost on the way, or fails.
+    #[cold]
+    pub(super) fn befalls(&mut self, qp: &mut Qp, transmit: Transmit) -> bool {
+        let (Some(place), Some(faults)) = (qp.sq.find(transmit.ticket), self.faults.as_mut()) else {
+            return false;
+        };
+        if let Some(pace) = &mut faults.pace {
+            pace.spend(1);
+        }
+        let (port, mtu) = (qp.port, qp.mtu_bytes());
+        let request = &qp.sq.outstanding[place];
+        let asked = &request.request;
+        if faults.is_down(port) {
+            self.counters.lost_port_down += 1;
+            self.count_sent(port, mtu, &request.request, transmit);
+            self.sent(qp, transmit.ticket);
+            return true;
+        }
+        let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
+        let covers = |psn: u32| (0..count).any(|at| transmit.psn.plus(at) == Psn::new(psn));
+        let hit = faults.take(|waiting| match *waiting {
+            Injection::Drop { qpn, psn } => qpn == qp.qpn && psn.is_none_or(covers),
+            Injection::ErrorCqe { qpn, .. } => qpn == qp.qpn,
+            Injection::CorruptCrc { .. } | Injection::DelayRead { .. } => false,
+        });
+        if let Some(Injection::ErrorCqe { syndrome, .. }) = hit {
+            faults.marked.push((qp.qpn, request.wqe_index, syndrome));
+            self.counters.injected_errors += 1;
+            if let Some(requester) = &mut qp.requester {
+                requester.fail(transmit.ticket, Status::LocalQpOperation);
+            }
+            return true;
+        }
+        if hit.is_none() && !faults.loses() {
+            return false;
+        }
+        self.counters.injected_lost_requests += 1;
+        self.count_sent(port, mtu, &request.request, transmit);
+        self.sent(qp, transmit.ticket);
+        true
+    }
+
+    /// The same for a packet of a connected queue, of the message at this place: how it leaves, if it does.
+    #[cold]
+    pub(super) fn befalls_packet(
+        &mut self,
+        qp: &mut Qp,
+        message: Option<usize>,
+        outgoing: &Outgoing,
+    ) -> Option<Icrc> {
+        let (Some(message), Some(faults)) = (message, self.faults.as_mut()) else { return Some(Icrc::Right) };
+        let packet = &outgoing.packet;
+        // A message counts with its last packet: all of them go once the first went.
+        if let Some(pace) = faults.pace.as_mut().filter(|_| packet.content.position().ends()) {
+            pace.spend(1);
+        }
+        let down = faults.is_down(qp.port);
+        let hit = if down { None } else { faults.take(|waiting| waiting.is_of_packet(qp.qpn, packet.psn)) };
+        match hit {
+            Some(Injection::ErrorCqe { syndrome, .. }) => {
+                let request = &qp.sq.outstanding[message];
+                faults.marked.push((qp.qpn, request.wqe_index, syndrome));
+                self.counters.injected_errors += 1;
+                if let Some(requester) = &mut qp.requester {
+                    requester.fail(request.ticket, Status::LocalQpOperation);
+                }
+                return None;
+            }
+            Some(Injection::CorruptCrc { .. }) => return Some(Icrc::Wrong),
+            _ => {}
+        }
+        if hit.is_none() && !down && !faults.loses() {
+            return Some(Icrc::Right);
+        }
+        if down {
+            self.counters.lost_port_down += 1;
+        } else {
+            self.counters.injected_lost_requests += 1;
+        }
+        let length = packet.payload.length;
+        let to = qp.route.map(|route| route.to);
+        self.count_packet(qp.port, to, &Ok(bytes_of(packet)), packet, length, outgoing.retransmission);
+        None
+    }
+
+    /// A packet that was to leave with a wrong ICRC did; or it did not, and the queue's next one is to.
+    #[cold]
+    pub(super) fn corrupted(&mut self, qpn: u32, left: bool) {
+        if left {
+            self.counters.injected_crc_errors += 1;
+        } else if let Some(faults) = &mut self.faults {
+            faults.waiting.insert(0, Injection::CorruptCrc { qpn });
+        }
+    }
+
+    /// Whether a packet of an answer is lost instead of being sent.
+    #[cold]
+    pub(super) fn loses_answer(&mut self, port: usize) -> bool {
+        let Some(faults) = self.faults.as_mut() else { return false };
+        let down = faults.is_down(port);
+        let lost = down || faults.loses();
+        if down {
+            self.counters.lost_port_down += 1;
+        } else {
+            self.counters.injected_lost_replies += u64::from(lost);
+        }
+        lost
+    }
+
+    /// Whether a reply that is about to be sent is lost instead.
+    #[cold]
+    pub(super) fn loses_reply(&mut self, qp: &mut Qp, reply: &Reply) -> bool {
+        let lost = self.loses_answer(qp.port);
+        let answers = |qp: &Qp| qp.answers.front().is_some_and(|answer| answer.psn == reply.psn);
+        if lost && reply.kind == ReplyKind::ReadResponse && answers(qp) {
+            qp.answers.pop_front();
+        }
+        lost
+    }
+
+    /// A READ arrived: when it is to be answered at the earliest.
+    #[cold]
+    pub(super) fn answer_not_before(&mut self, qpn: u32) -> Now {
+        let now = self.now;
+        let Some(faults) = self.faults.as_mut() else { return now };
+        let mut earliest = now;
+        if let Some(pace) = &mut faults.pace {
+            pace.spend(1);
+            earliest = pace.ready_at().unwrap_or(now);
+        }
+        let is_it =
+            |waiting: &Injection| matches!(waiting, Injection::DelayRead { qpn: its, .. } if *its == qpn);
+        if let Some(Injection::DelayRead { us, .. }) = faults.take(is_it) {
+            self.counters.injected_read_delays += 1;
+            earliest = earliest.max(now.after(u64::from(us) * 1000));
+        }
+        earliest
+    }
+
+    /// What the CQE of a failed send says, when its failure was asked for.
+    #[cold]
+    pub(super) fn chosen_syndrome(
+        &mut self,
+        qpn: u32,
+        wqe_index: u16,
+        status: Status,
+    ) -> Option<CqeSyndrome> {
+        let marked = &mut self.faults.as_mut()?.marked;
+        let at = marked.iter().position(|mark| (mark.0, mark.1) == (qpn, wqe_index))?;
+        let (_, _, syndrome) = marked.remove(at);
+        // Flushed before its turn came: nothing was reported of it that was not so.
+        (status == Status::LocalQpOperation).then_some(syndrome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_have_their_rate_and_come_again_with_their_seed() {
+        let draw = |loss: f64, seed: u64| {
+            let mut faults = Faults { loss, random: seed, ..Faults::default() };
+            (0..100_000).map(|_| faults.loses()).collect::<Vec<_>>()
+        };
+        let count = |draws: &[bool]| draws.iter().filter(|lost| **lost).count();
+        // Six standard deviations of a binomial distribution.
+        for (loss, least, most) in
+            [(0.0, 0, 0), (0.01, 812, 1188), (0.5, 49_052, 50_948), (1.0, 100_000, 100_000)]
+        {
+            let lost = count(&draw(loss, 7));
+            assert!((least..=most).contains(&lost), "{loss}: {lost}");
+        }
+        assert_eq!(draw(0.1, 3), draw(0.1, 3));
+        assert_ne!(draw(0.1, 3), draw(0.1, 4));
+    }
+}

@@ -1,0 +1,98 @@
+//! What follows an error: states, events, and flush CQEs for everything posted, signalled or not.
+//!
+//! As IBTA has it for the error states (vol. 1 §10.3); a budget in each poll keeps one queue from starving the others.
+
+use mlx5_layout::send_wqe::{BLOCK_BYTES, blocks};
+use roce::qp_state::QpState;
+use roce::{ServiceType, Status};
+
+use super::command::event_type;
+use super::core::Core;
+use super::qp::Qp;
+use crate::memory::Memory;
+
+/// Flush CQEs of one queue in one poll.
+const FLUSH_BUDGET: usize = 256;
+
+impl<M: Memory> Core<M> {
+    /// A send failed: a reliable queue goes to ERR, an unreliable one to SQE (IBTA vol. 1 §10.3).
+    pub(super) fn fail_sends(&mut self, qp: &mut Qp) {
+        if qp.service == ServiceType::Rc || qp.state != QpState::Rts {
+            return self.fail_qp(qp);
+        }
+        qp.state = QpState::Sqe;
+        if let Some(requester) = &mut qp.requester {
+            requester.enter_error();
+        }
+        self.schedule.heat(qp, self.now);
+    }
+
+    /// Moves the queue to ERR. The flush CQEs follow in the polls.
+    pub(super) fn fail_qp(&mut self, qp: &mut Qp) {
+        if qp.state == QpState::Err || qp.state == QpState::Reset {
+            return;
+        }
+        qp.state = QpState::Err;
+        // No message follows that an acknowledgement could wait for.
+        qp.converses = false;
+        if let Some(requester) = &mut qp.requester {
+            requester.enter_error();
+        }
+        if let Some(receive) = qp.responder.as_mut().and_then(|r| r.enter_error()) {
+            self.fail_receive(qp, receive.id as u16, Status::Flushed);
+        }
+        // It takes nothing more from the shared queue, and what others posted there stays (IBTA vol. 1 §11.6.3.1).
+        if qp.srq.is_some() && qp.service != ServiceType::Ud {
+            self.raise(qp, event_type::QP_LAST_WQE_REACHED);
+        }
+        self.schedule.heat(qp, self.now);
+    }
+
+    /// Gives an asynchronous event of the queue.
+    pub(super) fn raise(&mut self, qp: &mut Qp, kind: u32) {
+        if self.asynchronous(qp.context, qp.user_handle, kind) {
+            qp.async_events = qp.async_events.wrapping_add(1);
+        }
+    }
+
+    /// Flushes what was posted: what was read already comes out of the transport, the rest is walked over in the ring.
+    pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
+        let mut work = 0;
+        qp.sq.partial = None;
+        while let Some(request) = qp.sq.outstanding.pop_front() {
+            self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
+            self.pool.give(request);
+            work += 1;
+        }
+        if let Some(request) = qp.sq.held.take() {
+            self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
+            self.pool.give(request);
+            work += 1;
+        }
+        let posted = self.posted(qp);
+        self.watch_doorbell(qp, posted);
+        let mut left = posted.available;
+        while left > 0 && work < FLUSH_BUDGET {
+            let mut first = [0; BLOCK_BYTES];
+            let readable = self.memory.read(qp.sq.block(qp.sq.fetched), &mut first).is_ok();
+            // A length that makes no sense must not lead past what was posted.
+            let taken = if readable { blocks(first[7] & 0x3f).clamp(1, left) } else { left };
+            self.counters.post(first[3]);
+            self.fail_send_wqe(qp, qp.sq.fetched, first[3], Status::Flushed);
+            qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
+            left -= taken;
+            work += 1;
+        }
+        work
+    }
+
+    pub(super) fn flush_receives(&mut self, qp: &mut Qp) -> usize {
+        let available = usize::from(qp.rq.available(&self.memory)).min(FLUSH_BUDGET);
+        for _ in 0..available {
+            self.fail_receive(qp, qp.rq.taken, Status::Flushed);
+            qp.rq.taken = qp.rq.taken.wrapping_add(1);
+        }
+        qp.rq.posted = qp.rq.taken;
+        available
+    }
+}

@@ -1,0 +1,61 @@
+//! The device without I/O: rung doorbell → validated work → completion, below the machine that it runs on.
+//!
+//! [`Nic`] is the whole; one file an object, named as in the manual. [`memory`], [`threads`] and [`carrier`] are what it asks of the
+//! machine: application memory is reached through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument. Knows no
+//! socket, thread or clock (INV-2), and nothing of how commands are encoded.
+
+#![allow(missing_docs, reason = "a name that says it all has no comment")]
+#![forbid(unsafe_code)]
+
+mod ah;
+pub mod carrier;
+pub mod command;
+pub mod commands;
+mod completion;
+pub mod config;
+mod context;
+mod core;
+pub mod counters;
+mod cq;
+mod deliver;
+pub mod doorbell;
+pub mod errno;
+pub mod faults;
+mod flush;
+pub mod memory;
+pub mod model;
+mod modify;
+pub mod mr;
+pub mod nic;
+mod packets;
+mod poll;
+pub mod qp;
+mod qpn;
+pub mod random;
+mod reregister;
+mod resize;
+mod response;
+mod route;
+mod rq;
+mod schedule;
+mod send;
+pub mod span;
+mod sq;
+mod srq;
+mod table;
+pub mod threads;
+pub mod token_bucket;
+mod unreached;
+mod watch;
+mod window;
+mod wire;
+
+pub use self::core::LogSink;
+pub use commands::{Answer, Commands};
+pub use counters::Counters;
+pub use doorbell::{UarKind, Violation};
+pub use nic::Nic;
+pub use reregister::change as rereg_change;
+pub use span::Span;
+pub use srq::mask as srq_mask;
+pub use token_bucket::TokenBucket;

@@ -1,0 +1,277 @@
+//! What kind of card the NIC says it is: PCI identity, capabilities, ports and GIDs of ConnectX-5, 6, 6 Dx and 7.
+//!
+//! Identities are those of `pci.ids` and of `ibv_devinfo` on the cards; a limit reported here is enforced by the command
+//! that it bounds. What this NIC does not do (multicast, type-2A windows) is reported as 0, not as
+//! the card's number. The only difference in behaviour between models is in these tables.
+
+use roce::wire::gid_of;
+
+use super::qpn::MAX_QP;
+use crate::config::{LinkLayer, Model, NicConfig};
+
+/// The PCI vendor id of Mellanox Technologies.
+pub const PCI_VENDOR: u16 = 0x15b3;
+
+/// The IEEE OUI that `ibv_query_device` gives as vendor.
+pub const VENDOR_OUI: u32 = 0x02c9;
+
+impl Model {
+    /// PCI device id, which is also `vendor_part_id`.
+    pub fn pci_device(self) -> u16 {
+        self.row().0
+    }
+
+    /// `fw_ver` as text.
+    pub fn firmware(self) -> &'static str {
+        self.row().1
+    }
+
+    /// `board_id`: the PSID.
+    pub fn board_id(self) -> &'static str {
+        self.row().2
+    }
+
+    /// `hca_type` as sysfs shows it: `MT` and the device id in decimal.
+    pub fn hca_type(self) -> String {
+        format!("MT{}", self.pci_device())
+    }
+
+    /// `active_speed` of a 4x link, IBTA PortInfo encoding (32 EDR, 64 HDR, 128 NDR).
+    pub fn active_speed(self) -> u8 {
+        self.row().3
+    }
+
+    /// Firmware version as the 64-bit number of `ib_uverbs_query_device_resp`: major, minor and sub-minor in 32, 16, 16 bits.
+    pub fn firmware_number(self) -> u64 {
+        let mut parts = self.firmware().split('.').map(|p| p.parse::<u64>().unwrap_or(0));
+        let mut next = || parts.next().unwrap_or(0);
+        let (major, minor, sub) = (next(), next(), next());
+        major << 32 | minor << 16 | sub
+    }
+
+    /// PCI device id, firmware, PSID, speed.
+    fn row(self) -> (u16, &'static str, &'static str, u8) {
+        match self {
+            Model::ConnectX5 => (0x1017, "16.35.1012", "MT_0000000008", 32),
+            Model::ConnectX6 => (0x101b, "20.35.1012", "MT_0000000223", 64),
+            Model::ConnectX6Dx => (0x101d, "22.35.1012", "MT_0000000359", 64),
+            Model::ConnectX7 => (0x1021, "28.35.1012", "MT_0000000838", 128),
+        }
+    }
+
+    /// Limits and capability bits.
+    pub fn capabilities(self) -> Capabilities {
+        let common = Capabilities {
+            max_mr_size: u64::MAX,
+            page_size_cap: 0xffff_ffff_ffff_f000,
+            max_qp: MAX_QP,
+            max_qp_wr: 32768,
+            // BAD_PKEY_CNTR, BAD_QKEY_CNTR, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, MEM_WINDOW, MEM_MGT_EXTENSIONS
+            // (invalidation, local and with a SEND), MEM_WINDOW_TYPE_2B.
+            device_cap_flags: 1 << 1 | 1 << 2 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 21 | 1 << 24,
+            max_sge: 30,
+            max_sge_rd: 30,
+            max_cq: 1 << 24,
+            max_cqe: (1 << 22) - 1,
+            max_srq: 1 << 23,
+            max_srq_wr: 32767,
+            max_srq_sge: 31,
+            max_mr: (1 << 24) - 0x10,
+            max_mw: (1 << 24) - 0x10,
+            max_pd: 1 << 23,
+            max_qp_rd_atom: 16,
+            max_qp_init_rd_atom: 16,
+            max_res_rd_atom: 16 * MAX_QP,
+            max_ah: i32::MAX as u32,
+            max_pkeys: 1,
+            local_ca_ack_delay: 16,
+            max_message_bytes: 1 << 30,
+            max_inline_data: 956,
+            max_send_descriptor_bytes: 1008,
+            max_recv_descriptor_bytes: 512,
+        };
+        match self {
+            Model::ConnectX5 => Capabilities { max_pd: 1 << 24, ..common },
+            Model::ConnectX6 | Model::ConnectX6Dx | Model::ConnectX7 => common,
+        }
+    }
+}
+
+/// What `ibv_query_device` shows and the device enforces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Longest region, bytes.
+    pub max_mr_size: u64,
+    /// Bit mask of page sizes.
+    pub page_size_cap: u64,
+    /// QPs of one NIC.
+    pub max_qp: u32,
+    /// Send blocks or receive entries of one QP.
+    pub max_qp_wr: u32,
+    /// `IBV_DEVICE_*` bits.
+    pub device_cap_flags: u32,
+    /// Scatter/gather entries of a request.
+    pub max_sge: u32,
+    /// Scatter/gather entries of a READ.
+    pub max_sge_rd: u32,
+    /// CQs of one NIC.
+    pub max_cq: u32,
+    /// Largest `cqe` of CQ creation (entries minus one).
+    pub max_cqe: u32,
+    /// Shared receive queues of one NIC.
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    /// Scatter entries of one of these: one pointer's room is the link's.
+    pub max_srq_sge: u32,
+    /// Memory regions of one NIC, windows counted too: their keys are of one space.
+    pub max_mr: u32,
+    /// The same for windows.
+    pub max_mw: u32,
+    /// Protection domains of one NIC.
+    pub max_pd: u32,
+    /// READs and atomics outstanding as responder.
+    pub max_qp_rd_atom: u32,
+    /// READs and atomics outstanding as initiator.
+    pub max_qp_init_rd_atom: u32,
+    /// Responder resources of the NIC.
+    pub max_res_rd_atom: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// P_Key table entries.
+    pub max_pkeys: u16,
+    /// Local CA ack delay, code.
+    pub local_ca_ack_delay: u8,
+    pub max_message_bytes: u32,
+    /// Largest inline payload of a send WQE.
+    pub max_inline_data: u32,
+    /// Largest send WQE: 63 units of 16 bytes.
+    pub max_send_descriptor_bytes: u32,
+    /// Largest receive WQE.
+    pub max_recv_descriptor_bytes: u32,
+}
+
+/// `gid_type` of a GID table entry, with the number that `ib_uverbs_gid_entry` carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GidKind {
+    /// InfiniBand.
+    Ib = 0,
+    /// RoCE version 1.
+    RoceV1 = 1,
+    /// RoCE version 2 (UDP).
+    RoceV2 = 2,
+}
+
+/// One entry of a port's GID table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The 16 bytes, network order.
+    pub gid: [u8; 16],
+    pub kind: GidKind,
+}
+
+/// One port of a device, with what `mlx5_N` shows of both. The same in every process of a fabric: two processes that open
+/// `mlx5_0` share a card. The NIC's ports stand in one row, those of `mlx5_0` first; a port's place there is its number in the NIC.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Which device it is a port of: N of `mlx5_N`.
+    pub index: u8,
+    /// The port's number at its device, from 1.
+    pub port: u8,
+    /// The card family.
+    pub model: Model,
+    pub link_layer: LinkLayer,
+    /// Node and system image GUID of the device, host order.
+    pub guid: u64,
+    /// MAC address on Ethernet.
+    pub mac: [u8; 6],
+    /// LID; 0 on Ethernet.
+    pub lid: u16,
+    /// GID table.
+    pub gids: Vec<GidEntry>,
+    /// IP addresses of the port's network interface, IPv4 ones mapped: on RoCE its GIDs of version 2.
+    pub ips: Vec<[u8; 16]>,
+    /// Active MTU, verbs code 1..=5 (256..=4096 bytes).
+    pub mtu: u8,
+}
+
+impl DeviceConfig {
+    /// Every port under this configuration.
+    pub fn all(config: &NicConfig) -> Vec<DeviceConfig> {
+        (0..config.all_ports()).map(|place| DeviceConfig::new(config, place)).collect()
+    }
+
+    /// The port at `place` under this configuration: LID `place + 1`, MAC ending in `place + 1`, the `place`-th address after the
+    /// configured one. A device's GUID is that of its first port. GID order is that of a card: the link-local GID as RoCE v1 and v2, then the IPv4 address as both, then the IPv6 address.
+    pub fn new(config: &NicConfig, place: u8) -> DeviceConfig {
+        let number = place.wrapping_add(1);
+        let mac = [0x0c, 0x42, 0xa1, 0x03, 0x00, number];
+        let guid = |last| u64::from_be_bytes([mac[0], mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], last]);
+        let port_guid = guid(number);
+        let (index, port) = (place / config.ports, place % config.ports + 1);
+        let mut ips: Vec<_> = config.addresses(place).map(|address| gid_of(address).0).collect();
+        let entry = |gid, kind| GidEntry { gid, kind };
+        let (lid, gids) = match config.link_layer {
+            LinkLayer::Ib => (u16::from(number), vec![entry(link_local(port_guid), GidKind::Ib)]),
+            LinkLayer::Roce => {
+                // Modified EUI-64 flips the universal/local bit of the MAC (RFC 4291 appendix A).
+                ips.insert(0, link_local(port_guid ^ 1 << 57));
+                let both = |gid: &[u8; 16]| [entry(*gid, GidKind::RoceV1), entry(*gid, GidKind::RoceV2)];
+                (0, ips.iter().flat_map(both).collect())
+            }
+        };
+        let mtu = config.mtu.trailing_zeros().saturating_sub(7) as u8;
+        let guid = guid(number - (port - 1));
+        let (model, link_layer) = (config.model, config.link_layer);
+        DeviceConfig { index, port, model, link_layer, guid, mac, lid, gids, ips, mtu }
+    }
+
+    /// Whether a packet for this GID reaches the device.
+    pub fn owns_gid(&self, gid: &[u8; 16]) -> bool {
+        self.gids.iter().any(|entry| entry.gid == *gid)
+    }
+}
+
+fn link_local(interface: u64) -> [u8; 16] {
+    let mut gid = [0; 16];
+    gid[..2].copy_from_slice(&[0xfe, 0x80]);
+    gid[8..].copy_from_slice(&interface.to_be_bytes());
+    gid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_carry_the_ids_of_the_cards() {
+        for (model, part, major) in [
+            (Model::ConnectX5, 4119, 16),
+            (Model::ConnectX6, 4123, 20),
+            (Model::ConnectX6Dx, 4125, 22),
+            (Model::ConnectX7, 4129, 28),
+        ] {
+            assert_eq!((u32::from(model.pci_device()), model.firmware_number() >> 32), (part, major));
+            assert_eq!(model.hca_type(), format!("MT{part}"));
+        }
+        // 20.35.1012 as the kernel packs it.
+        assert_eq!(Model::ConnectX6.firmware_number(), 20 << 32 | 35 << 16 | 1012);
+    }
+
+    #[test]
+    fn gid_table_has_the_order_of_a_card() {
+        let config =
+            NicConfig { ipv4: [192, 0, 2, 1].into(), link_layer: LinkLayer::Roce, ..NicConfig::default() };
+        let roce = DeviceConfig::new(&config, 0);
+        let kinds: Vec<_> = roce.gids.iter().map(|g| g.kind).collect();
+        assert_eq!(kinds, [GidKind::RoceV1, GidKind::RoceV2, GidKind::RoceV1, GidKind::RoceV2]);
+        assert_eq!(
+            roce.gids[1].gid,
+            [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x0e, 0x42, 0xa1, 0xff, 0xfe, 0x03, 0, 1]
+        );
+        assert_eq!(roce.gids[3].gid[10..], [0xff, 0xff, 192, 0, 2, 1]);
+        assert_eq!((roce.lid, roce.mtu), (0, 5));
+        let ib = DeviceConfig::new(&NicConfig { mtu: 1024, ..NicConfig::default() }, 1);
+        assert_eq!((ib.lid, ib.gids.len(), ib.mtu), (2, 1, 3));
+        assert!(ib.owns_gid(&ib.gids[0].gid) && !ib.owns_gid(&roce.gids[0].gid));
+    }
+}

@@ -1,0 +1,283 @@
+//! `MODIFY_QP`: which moves are allowed, and what each does.
+//!
+//! The table of moves and attributes is `roce::qp_state`; values are checked here as the driver and the card do.
+
+use roce::qp_state::{AttrMask, QpState, check_modify};
+use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, SendWindow, ServiceType};
+
+use super::ah;
+use super::command::{CommandError, ContextId, Handle, ModifyQp, refuse_if};
+use super::core::Core;
+use super::mr::access;
+use super::qp::Qp;
+use super::route::{Route, Way, Ways};
+use crate::carrier::PathAddress;
+use crate::config::LinkLayer;
+use crate::memory::Memory;
+
+/// Packets that a responder answers with one acknowledgement at most, unless asked.
+const ACK_EVERY: u32 = 32;
+
+/// Bytes that a queue on the wire sends ahead of acknowledgements at most: what the socket buffer of an ordinary user holds.
+const SENT_AHEAD: u32 = 256 << 10;
+
+/// Messages that a queue has under way at most; what lies behind them waits in the ring.
+const WINDOW_MESSAGES: u32 = 128;
+
+/// Least ack time-out code in shared memory: 4.2 ms.
+const LEAST_TIMEOUT: u8 = 10;
+
+impl<M: Memory> Core<M> {
+    pub(super) fn modify_qp(
+        &mut self,
+        id: ContextId,
+        handle: Handle,
+        request: &ModifyQp,
+    ) -> Result<(), CommandError> {
+        let place = self.find_qp(id, handle)?;
+        let qp = self.qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
+        let (from, to) = self.check_move(qp, request)?;
+        if to == QpState::Reset {
+            let page = qp.sq.doorbell.page;
+            // A register write from before, which was not looked at yet, must not count for what is posted afterwards.
+            self.poll_page(page);
+        }
+        let mut qp = self.qps.take(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
+        let before = (qp.attributes, qp.path, qp.peer, qp.route, qp.port);
+        apply(&mut qp.attributes, request);
+        qp.port = self.port_of(&qp, request);
+        if request.mask & (AttrMask::AV.0 | AttrMask::DEST_QPN.0) != 0 {
+            self.set_path(&mut qp);
+        }
+        if qp.responder.is_some() && qp.route.is_some() != before.3.is_some() {
+            (qp.attributes, qp.path, qp.peer, qp.route, qp.port) = before;
+            self.qps.put(qp);
+            let reason = "a connection moves neither from shared memory to the wire nor back: reset the QP";
+            return Err(CommandError::invalid(reason.to_owned()));
+        }
+        self.enter_state(&mut qp, from, to, request.mask);
+        self.schedule.heat(&mut qp, self.now);
+        self.qps.put(qp);
+        Ok(())
+    }
+
+    fn check_move(&self, qp: &Qp, request: &ModifyQp) -> Result<(QpState, QpState), CommandError> {
+        let mask = AttrMask(request.mask);
+        let from = qp.state;
+        let wanted =
+            if mask.contains(AttrMask::STATE) { QpState::from_number(request.state) } else { Some(from) };
+        let to = wanted
+            .ok_or_else(|| CommandError::invalid(format!("QP state {} does not exist", request.state)))?;
+        if mask.contains(AttrMask::CUR_STATE) && request.current_state != from.number() {
+            let assumed = request.current_state;
+            return Err(CommandError::invalid(format!("the QP is in {from:?}, not in state {assumed}")));
+        }
+        check_modify(qp.service, from, to, mask).map_err(|e| CommandError::invalid(e.to_string()))?;
+        self.check_values(qp, request)?;
+        Ok((from, to))
+    }
+
+    /// Place of the port that a queue has after this; checked before.
+    fn port_of(&self, qp: &Qp, request: &ModifyQp) -> usize {
+        let named = AttrMask(request.mask).contains(AttrMask::PORT).then_some(request.port);
+        named.and_then(|number| self.place_of_port(qp.device, number).ok()).unwrap_or(qp.port)
+    }
+
+    fn check_values(&self, qp: &Qp, request: &ModifyQp) -> Result<(), CommandError> {
+        let limits = &self.capabilities;
+        let device = &self.ports[self.port_of(qp, request)];
+        let (rd, init) = (limits.max_qp_rd_atom, limits.max_qp_init_rd_atom);
+        for (attribute, name, value, range) in [
+            (AttrMask::PORT, "port", u32::from(request.port), 1..=self.ports_each.into()),
+            (
+                AttrMask::PKEY_INDEX,
+                "pkey_index",
+                request.pkey_index.into(),
+                0..=u32::from(limits.max_pkeys) - 1,
+            ),
+            (AttrMask::PATH_MTU, "path_mtu", request.path_mtu.into(), 1..=device.mtu.into()),
+            (AttrMask::TIMEOUT, "timeout", request.timeout.into(), 0..=31),
+            (AttrMask::RETRY_CNT, "retry_cnt", request.retry_count.into(), 0..=7),
+            (AttrMask::RNR_RETRY, "rnr_retry", request.rnr_retry.into(), 0..=7),
+            (AttrMask::MIN_RNR_TIMER, "min_rnr_timer", request.min_rnr_timer.into(), 0..=31),
+            (AttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", request.max_rd_atomic.into(), 0..=init),
+            (AttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", request.max_dest_rd_atomic.into(), 0..=rd),
+            (AttrMask::DEST_QPN, "dest_qp_num", request.dest_qpn, 0..=0xff_ffff),
+        ] {
+            let wrong = AttrMask(request.mask).contains(attribute) && !range.contains(&value);
+            refuse_if!(wrong, EINVAL, "{name} {value} is not in {range:?}");
+        }
+        if AttrMask(request.mask).contains(AttrMask::AV) {
+            // The kernel compares both ports as well, and knows no port 0 (`modify_qp` in `uverbs_cmd.c`).
+            ah::check(device, &request.address)?;
+        }
+        Ok(())
+    }
+
+    /// Works out where the connected peer is.
+    fn set_path(&mut self, qp: &mut Qp) {
+        let device = &self.ports[qp.port];
+        let vector = &qp.attributes.address;
+        let source = device.gids.get(usize::from(vector.sgid_index)).or(device.gids.first());
+        let dlid = if device.link_layer == LinkLayer::Roce { 0 } else { vector.dlid };
+        qp.path = PathAddress {
+            sgid: source.map_or([0; 16], |entry| entry.gid),
+            dgid: vector.dgid.unwrap_or_default(),
+            slid: device.lid,
+            dlid,
+            flow_label: vector.flow_label,
+            sl: vector.sl,
+            traffic_class: vector.traffic_class,
+            hop_limit: vector.hop_limit,
+            grh: vector.dgid.is_some(),
+            to_port: 0,
+        };
+        let ways = Ways { path: self.options.path, wire: self.options.wire, ports: &self.ports };
+        let (qpn, dgid) = (qp.attributes.dest_qpn, vector.dgid.as_ref());
+        (qp.peer, qp.route) = match ways.to(qp.port, source, dlid, dgid, qpn) {
+            Way::Nowhere => {
+                self.say_no_way(qp.qpn, qp.port, &qp.path);
+                (None, None)
+            }
+            Way::Shared(slot, port) => {
+                qp.path.to_port = port;
+                (Some(slot), None)
+            }
+            Way::Wire(route) => (None, Some(route)),
+        };
+    }
+
+    /// What a move does, after everything was checked.
+    fn enter_state(&mut self, qp: &mut Qp, from: QpState, to: QpState, mask: u32) {
+        let changed = |attribute: AttrMask| AttrMask(mask).contains(attribute);
+        match (from, to) {
+            (_, QpState::Reset) => {
+                self.empty(qp);
+                qp.attributes = ModifyQp::default();
+            }
+            (_, QpState::Err) => {
+                qp.drop_replies();
+                return self.fail_qp(qp);
+            }
+            (QpState::Init, QpState::Rtr) => {
+                let config = responder_config(qp);
+                qp.responder = Some(match qp.route {
+                    Some(_) => Responder::by_packet(config, ACK_EVERY),
+                    None => Responder::new(config),
+                });
+            }
+            (QpState::Rtr, QpState::Rts) => {
+                let config = requester_config(qp);
+                qp.requester = Some(match qp.route {
+                    Some(_) => Requester::by_packet(config, SendWindow::of_bytes(SENT_AHEAD, qp.mtu_bytes())),
+                    None => Requester::new(config),
+                });
+            }
+            (QpState::Sqe, QpState::Rts) => {
+                qp.sq.stopped = false;
+                if let Some(requester) = &mut qp.requester {
+                    requester.resume();
+                }
+            }
+            (QpState::Rts, QpState::Sqd) => qp.drain_event = changed(AttrMask::EN_SQD_ASYNC_NOTIFY),
+            _ => {}
+        }
+        qp.state = to;
+        let attributes = &qp.attributes;
+        if let Some(requester) = &mut qp.requester {
+            let retry =
+                [AttrMask::TIMEOUT, AttrMask::RETRY_CNT, AttrMask::RNR_RETRY, AttrMask::MAX_QP_RD_ATOMIC];
+            if from == QpState::Sqd && retry.into_iter().any(changed) {
+                let ModifyQp { retry_count, rnr_retry, timeout, max_rd_atomic, .. } = *attributes;
+                requester.set_retry(retry_count, rnr_retry, patient(qp.route, timeout), max_rd_atomic);
+            }
+        }
+        if let Some(responder) = &mut qp.responder {
+            if changed(AttrMask::ACCESS_FLAGS) {
+                responder.set_access(Access(attributes.access & access::REMOTE));
+            }
+            if changed(AttrMask::MIN_RNR_TIMER) {
+                responder.set_min_rnr_timer(attributes.min_rnr_timer);
+            }
+            if changed(AttrMask::QKEY) {
+                responder.set_qkey(attributes.qkey);
+            }
+        }
+    }
+}
+
+impl ModifyQp {
+    /// Whether the QP is to go where it answers nothing: to RESET or ERR.
+    pub(super) fn ends_connection(&self) -> bool {
+        let wanted = QpState::from_number(self.state);
+        AttrMask(self.mask).contains(AttrMask::STATE) && matches!(wanted, Some(QpState::Reset | QpState::Err))
+    }
+}
+
+/// Copies the attributes that the mask names.
+fn apply(to: &mut ModifyQp, request: &ModifyQp) {
+    let named = |attribute: AttrMask| AttrMask(request.mask).contains(attribute);
+    macro_rules! copy {
+        ($($bit:ident => $($field:ident),+;)*) => { $(if named(AttrMask::$bit) { $(to.$field = request.$field;)+ })* };
+    }
+    copy! {
+        ACCESS_FLAGS => access;
+        PKEY_INDEX => pkey_index;
+        PORT => port;
+        QKEY => qkey;
+        AV => address;
+        PATH_MTU => path_mtu;
+        TIMEOUT => timeout;
+        RETRY_CNT => retry_count;
+        RNR_RETRY => rnr_retry;
+        MAX_QP_RD_ATOMIC => max_rd_atomic;
+        MIN_RNR_TIMER => min_rnr_timer;
+        MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
+        DEST_QPN => dest_qpn;
+    }
+    if named(AttrMask::RQ_PSN) {
+        to.rq_psn = request.rq_psn & 0xff_ffff;
+    }
+    if named(AttrMask::SQ_PSN) {
+        to.sq_psn = request.sq_psn & 0xff_ffff;
+    }
+}
+
+fn responder_config(qp: &Qp) -> ResponderConfig {
+    let attributes = &qp.attributes;
+    let datagram = qp.service == ServiceType::Ud;
+    ResponderConfig {
+        service: qp.service,
+        qpn: qp.qpn,
+        peer_qpn: (!datagram).then_some(attributes.dest_qpn),
+        expected_psn: Psn::new(attributes.rq_psn),
+        path_mtu_bytes: qp.mtu_bytes(),
+        access: Access(attributes.access & access::REMOTE),
+        max_dest_rd_atomic: attributes.max_dest_rd_atomic,
+        min_rnr_timer: attributes.min_rnr_timer,
+        qkey: attributes.qkey,
+    }
+}
+
+fn requester_config(qp: &Qp) -> RequesterConfig {
+    let attributes = &qp.attributes;
+    let datagram = qp.service == ServiceType::Ud;
+    RequesterConfig {
+        service: qp.service,
+        peer_qpn: (!datagram).then_some(attributes.dest_qpn),
+        first_psn: Psn::new(attributes.sq_psn),
+        path_mtu_bytes: qp.mtu_bytes(),
+        retry_count: attributes.retry_count,
+        rnr_retry: attributes.rnr_retry,
+        timeout: patient(qp.route, attributes.timeout),
+        max_rd_atomic: attributes.max_rd_atomic,
+        window_messages: WINDOW_MESSAGES,
+    }
+}
+
+/// Ack time-out code that the transport gets. A NIC that is a thread may lose its core for some milliseconds between taking
+/// a request and answering it; codes below 4.2 ms would then end healthy connections. Cards have a floor as well. On a wire
+/// packets are lost, and a program that asks for a short time-out wants them sent again soon.
+fn patient(route: Option<Route>, timeout: u8) -> u8 {
+    if timeout == 0 || route.is_some() { timeout } else { timeout.max(LEAST_TIMEOUT) }
+}

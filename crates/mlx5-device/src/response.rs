@@ -1,0 +1,124 @@
+//! Replies that arrive for a QP: acknowledgements, NAKs, and the bytes of READs.
+
+use roce::{Opcode, Reply, ReplyKind, ReplyVerdict, ServiceType, Status};
+
+use super::core::Core;
+use super::packets::pieces;
+use super::qp::Qp;
+use super::sq::{Kind, SendRequest};
+use crate::carrier::Inbound;
+use crate::memory::{Fault, Memory};
+
+impl<M: Memory> Core<M> {
+    /// A reply arrived for this queue.
+    pub(super) fn take_reply(
+        &mut self,
+        qp: &mut Qp,
+        reply: &Reply,
+        offset: u32,
+        last: bool,
+        inbound: &mut impl Inbound,
+    ) {
+        let expected = qp.requester.is_some()
+            && qp.state.finishes_sends()
+            && qp.service == ServiceType::Rc
+            && reply.src_qpn == qp.attributes.dest_qpn;
+        if !expected {
+            self.counters.dropped_replies += 1;
+            return;
+        }
+        if reply.kind == ReplyKind::ReadResponse && !self.place_answer(qp, reply, offset, inbound) {
+            return;
+        }
+        qp.sq.answer_holds = 0;
+        let Some(requester) = qp.requester.as_mut() else { return };
+        if !last {
+            if reply.kind == ReplyKind::ReadResponse && inbound.payload_len() > 0 {
+                // IBTA §9.7.6.1.3: the timer starts over with each response.
+                requester.hold_timer(self.now);
+            } else {
+                // Not the last of anything, and a part of nothing: no NIC of ours sends that.
+                self.counters.dropped_replies += 1;
+            }
+            return;
+        }
+        let naks = reply.kind;
+        match requester.handle_reply(self.now, reply) {
+            ReplyVerdict::Ignored => self.counters.dropped_replies += 1,
+            ReplyVerdict::Resend if matches!(naks, ReplyKind::RnrNak { .. }) => {
+                self.counters.rnr_naks_received += 1
+            }
+            ReplyVerdict::Response(ticket) => {
+                if let Some(place) = qp.sq.find(ticket)
+                    && qp.sq.outstanding[place].request.opcode == Opcode::Read
+                {
+                    self.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
+                }
+            }
+            ReplyVerdict::Progress | ReplyVerdict::Resend | ReplyVerdict::Failed => {}
+        }
+        // At once: CQEs and events come in the order of arrival, so a message that follows its acknowledgement is seen after
+        // the send it answers (`ib_send_lat -e` takes the next event of a shared channel for its send's).
+        self.drain_completions(qp);
+        self.schedule.heat(qp, self.now);
+    }
+
+    /// Puts bytes that came with a READ response where the READ wants them. False: they belong to no READ, or could not be
+    /// put there.
+    fn place_answer(&mut self, qp: &mut Qp, reply: &Reply, offset: u32, inbound: &mut impl Inbound) -> bool {
+        let len = inbound.payload_len();
+        if len == 0 {
+            return true;
+        }
+        let mtu = qp.mtu_bytes();
+        let answers = |request: &SendRequest| {
+            let asked = &request.request;
+            let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
+            request.kind == Kind::Message
+                && asked.opcode == Opcode::Read
+                && asked.psn.plus(count).minus(1) == reply.psn
+        };
+        let Some(place) = qp.sq.outstanding.iter().position(|r| answers(r)) else {
+            self.counters.dropped_replies += 1;
+            return false;
+        };
+        let scatter = qp.requester_scatter;
+        let request = &mut qp.sq.outstanding[place];
+        let end = u64::from(offset) + u64::from(len);
+        if end > u64::from(request.request.length) {
+            self.counters.dropped_replies += 1;
+            return false;
+        }
+        let whole = offset == 0 && len == request.request.length;
+        let copied = if request.signalled && whole && len as usize <= scatter {
+            request.inline.clear();
+            request.inline.resize(len as usize, 0);
+            inbound.copy_to_buffer(&mut request.inline)
+        } else if request.revoked {
+            // Its region went away while the answer was on its way.
+            Err(Fault { addr: 0 })
+        } else {
+            let order = super::deliver::order(self.options.relaxed_ordering);
+            // The first piece needs no list of its own.
+            match offset {
+                0 => inbound.copy_into(&request.segments, order),
+                _ => {
+                    let mut part = Vec::new();
+                    pieces(&request.segments, offset, len, &mut part);
+                    inbound.copy_into(&part, order)
+                }
+            }
+        };
+        match copied {
+            Ok(()) => true,
+            Err(_) => {
+                let ticket = request.ticket;
+                if let Some(requester) = &mut qp.requester {
+                    requester.fail(ticket, Status::LocalProtection);
+                }
+                self.schedule.heat(qp, self.now);
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Receive queue: reads receive WQEs, once each, and scatters payload into what they name.
+//!
+//! There is no doorbell: the record alone says how many are posted, and it is looked at when a message needs a receive.
+//! Keys are checked when bytes go through them, so that an entry that no message reaches is no error. What a queue takes from a shared
+//! receive queue (`srq.rs`) ends up in the same list of pointers. Left out: striding queues.
+
+use mlx5_layout::RecvWqe;
+use mlx5_layout::doorbell::counter_of;
+use mlx5_layout::send_wqe::DataPointer;
+use roce::{Access, Receive, Region, RegionError, Resources};
+
+use super::mr::Regions;
+use super::srq::Srq;
+use crate::memory::{Memory, Segment};
+
+/// Largest entry: `max_recv_descriptor_bytes`.
+pub(super) const MAX_ENTRY_BYTES: usize = 512;
+
+/// Four pointers.
+const SMALL_ENTRY_BYTES: usize = 64;
+
+/// The receive side of a QP.
+#[derive(Debug)]
+pub(super) struct ReceiveQueue {
+    pub ring: u64,
+    /// Entries, a power of two; 0 for a QP without a receive queue.
+    pub count: u32,
+    /// log2 of an entry's bytes.
+    pub shift: u32,
+    /// Address of the record's receive word.
+    pub record: u64,
+    /// Entries consumed, 16-bit running counter.
+    pub taken: u16,
+    /// What the record said last. It is read again when all of that is consumed: the driver writes it for every receive,
+    /// and a line that two cores take from each other for every message costs more than the message.
+    pub posted: u16,
+    /// Bytes before the first pointer of an entry: 16 in queues with signatures.
+    pub header: usize,
+    /// Pointers of the receive in use.
+    pub pointers: Vec<DataPointer>,
+}
+
+impl ReceiveQueue {
+    /// Receives posted and not consumed. A record further ahead than the ring is long posts nothing.
+    pub(super) fn available<M: Memory>(&self, memory: &M) -> u16 {
+        if self.count == 0 {
+            return 0;
+        }
+        let Ok(word) = memory.load32(self.record) else { return 0 };
+        let posted = counter_of(word.to_ne_bytes()).wrapping_sub(self.taken);
+        if u32::from(posted) <= self.count { posted } else { 0 }
+    }
+
+    /// Takes the next receive: its pointers are in `self.pointers` afterwards.
+    fn take<M: Memory>(&mut self, memory: &M) -> Option<Receive> {
+        if self.posted == self.taken {
+            self.posted = self.taken.wrapping_add(self.available(memory));
+            if self.posted == self.taken {
+                return None;
+            }
+        }
+        let index = u32::from(self.taken) & (self.count - 1);
+        let bytes = (1usize << self.shift).min(MAX_ENTRY_BYTES);
+        let at = self.ring + (u64::from(index) << self.shift);
+        // Most entries have one to four pointers, and zeroes for the largest would cost as much as all else here.
+        let capacity = if bytes <= SMALL_ENTRY_BYTES {
+            self.read_entry(memory, at, &mut [0; SMALL_ENTRY_BYTES][..bytes])
+        } else {
+            self.read_entry(memory, at, &mut [0; MAX_ENTRY_BYTES][..bytes])
+        };
+        let id = u64::from(self.taken);
+        self.taken = self.taken.wrapping_add(1);
+        let next = u32::from(self.taken) & (self.count - 1);
+        memory.prefetch(self.ring + (u64::from(next) << self.shift));
+        Some(Receive { capacity, id })
+    }
+
+    /// Reads an entry into `self.pointers`; returns the bytes that they hold.
+    #[inline]
+    fn read_entry<M: Memory>(&mut self, memory: &M, at: u64, entry: &mut [u8]) -> u64 {
+        self.pointers.clear();
+        let mut capacity = 0;
+        // An entry that cannot be read has no room; the message that needs it fails on its length.
+        if memory.read(at, entry).is_ok()
+            && let Ok(wqe) = RecvWqe::new(&entry[self.header.min(entry.len())..])
+        {
+            for pointer in wqe.segments() {
+                capacity += u64::from(pointer.byte_count & !(1 << 31));
+                self.pointers.push(pointer);
+            }
+        }
+        capacity
+    }
+
+    /// Application addresses of `len` bytes from `offset` of the receive in use, into `out`. Error: a key, a bound or a right
+    /// that does not allow it.
+    pub(super) fn scatter(
+        &self,
+        regions: &Regions,
+        pd: u32,
+        offset: u32,
+        len: u32,
+        out: &mut Vec<Segment>,
+    ) -> Result<(), RegionError> {
+        let (mut skip, mut left) = (u64::from(offset), u64::from(len));
+        for pointer in &self.pointers {
+            if left == 0 {
+                break;
+            }
+            let whole = u64::from(pointer.byte_count & !(1 << 31));
+            let from = skip.min(whole);
+            skip -= from;
+            let piece = left.min(whole - from);
+            if piece > 0 {
+                let va = pointer.va.wrapping_add(from);
+                let addr = regions.translate(pointer.lkey, pd, va, piece, Access::LOCAL_WRITE)?;
+                out.push(Segment { addr, len: piece });
+                left -= piece;
+            }
+        }
+        // The responder compared the capacity before.
+        debug_assert_eq!(left, 0);
+        Ok(())
+    }
+}
+
+/// What a QP's responder may use.
+pub(super) struct QpResources<'a, M> {
+    pub memory: &'a M,
+    pub regions: &'a Regions,
+    pub pd: u32,
+    pub qpn: u32,
+    pub rq: &'a mut ReceiveQueue,
+    /// Where its receives come from instead.
+    pub srq: Option<&'a mut Srq>,
+}
+
+impl<M: Memory> Resources for QpResources<'_, M> {
+    fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
+        let address = self.regions.grant(rkey, self.pd, self.qpn, va, len, need)?;
+        Ok(Region { key: rkey, va, len, address })
+    }
+
+    fn take_receive(&mut self) -> Option<Receive> {
+        match &mut self.srq {
+            None => self.rq.take(self.memory),
+            Some(srq) => srq.take(self.memory, &mut self.rq.pointers),
+        }
+    }
+
+    fn may_invalidate(&self, rkey: u32) -> bool {
+        self.regions.may_invalidate(rkey, self.qpn)
+    }
+}

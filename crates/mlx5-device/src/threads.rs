@@ -1,0 +1,43 @@
+//! Threads of the program, as far as they excuse a late doorbell: a thread without a core stores nothing.
+
+/// One thread, at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadTime {
+    pub tid: u32,
+    /// It has a core, or waits for one.
+    pub runnable: bool,
+    /// CPU time that it ever had, ns.
+    pub cpu_ns: u64,
+}
+
+/// The threads of the program on this NIC, without the NIC's own.
+pub trait Threads: Send {
+    /// How they stand now; what cannot be read is left out.
+    fn look(&mut self) -> Vec<ThreadTime>;
+}
+
+/// Whether some thread of `before` could have gone on since, but had no core.
+pub fn any_starved(before: &[ThreadTime], now: &[ThreadTime]) -> bool {
+    let stood_still =
+        |now: &ThreadTime| before.iter().any(|then| then.tid == now.tid && then.cpu_ns == now.cpu_ns);
+    now.iter().any(|thread| thread.runnable && stood_still(thread))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_starved_when_it_is_runnable_and_had_no_time_since() {
+        let thread = |tid, runnable, cpu_ns| ThreadTime { tid, runnable, cpu_ns };
+        for (name, before, now, starved) in [
+            ("runnable, no time", thread(7, true, 5), thread(7, true, 5), true),
+            ("slept then, runnable now", thread(7, false, 5), thread(7, true, 5), true),
+            ("had a core", thread(7, true, 5), thread(7, true, 6), false),
+            ("sleeps", thread(7, true, 5), thread(7, false, 5), false),
+            ("another one", thread(7, true, 5), thread(8, true, 5), false),
+        ] {
+            assert_eq!(any_starved(&[before], &[now]), starved, "{name}");
+        }
+    }
+}

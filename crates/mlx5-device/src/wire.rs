@@ -1,0 +1,205 @@
+//! What a message would take of a real link, and what a datagram's receiver sees of its headers.
+//!
+//! Sizes of headers from IBTA vol. 1, chapter 9, and Annex A17 (RoCEv2), with preamble, start and gap of Ethernet (20 bytes) and
+//! LRH and VCRC of InfiniBand. Used to hold a port to a rate and for wire counters; no packet is built here.
+
+use roce::{GRH_BYTES, Opcode, ServiceType};
+
+use super::model::{DeviceConfig, GidKind};
+use crate::carrier::PathAddress;
+use crate::config::LinkLayer;
+
+/// Bytes before the BTH and behind the payload, of each packet: Ethernet 20 + 14 + 4, IPv4 20, UDP 8; InfiniBand LRH 8,
+/// VCRC 2.
+fn framing(layer: LinkLayer) -> u64 {
+    match layer {
+        LinkLayer::Roce => 20 + 14 + 4 + 20 + 8,
+        LinkLayer::Ib => 8 + 2,
+    }
+}
+
+const BTH: u64 = 12;
+const ICRC: u64 = 4;
+const RETH: u64 = 16;
+const ATOMIC_ETH: u64 = 28;
+const AETH: u64 = 4;
+const IMMEDIATE: u64 = 4;
+const DETH: u64 = 8;
+
+fn packets(payload: u32, mtu: u32) -> u64 {
+    // Most messages are one packet, and a division costs more than all else here.
+    if payload <= mtu { 1 } else { u64::from(payload.div_ceil(mtu)) }
+}
+
+/// Bytes that the packets of a request take.
+pub(super) fn request_bytes(
+    layer: LinkLayer,
+    service: ServiceType,
+    opcode: Opcode,
+    length: u32,
+    mtu: u32,
+) -> u64 {
+    let payload = if opcode.carries_payload() { length } else { 0 };
+    let once = match opcode {
+        Opcode::Send => 0,
+        Opcode::SendImm | Opcode::SendInvalidate => IMMEDIATE,
+        Opcode::Write | Opcode::Read => RETH,
+        Opcode::WriteImm => RETH + IMMEDIATE,
+        Opcode::CompareSwap | Opcode::FetchAdd => ATOMIC_ETH,
+    };
+    let datagram = if service == ServiceType::Ud { DETH } else { 0 };
+    packets(payload, mtu) * (framing(layer) + BTH + ICRC) + once + datagram + u64::from(payload)
+}
+
+/// Bytes that the packets of a READ response take. First and last carry an AETH.
+pub(super) fn response_bytes(layer: LinkLayer, length: u32, mtu: u32) -> u64 {
+    let packets = packets(length, mtu);
+    packets * (framing(layer) + BTH + ICRC) + AETH * packets.min(2) + u64::from(length)
+}
+
+/// The network header of a datagram, with the number that a responder's CQE has for it on Ethernet (Linux
+/// `include/linux/mlx5/device.h`, `MLX5_CQE_ROCE_L3_HEADER_TYPE_*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum L3Header {
+    /// GRH: InfiniBand, and RoCE v1.
+    Grh = 0,
+    /// IPv6: RoCE v2.
+    Ipv6 = 1,
+    /// IPv4: RoCE v2.
+    Ipv4 = 2,
+}
+
+fn l3_header(device: &DeviceConfig, path: &PathAddress) -> L3Header {
+    let roce_v2 = device.gids.iter().any(|e| e.gid == path.dgid && e.kind == GidKind::RoceV2);
+    match path.dgid[..10] == [0; 10] && path.dgid[10..12] == [0xff; 2] {
+        _ if !roce_v2 => L3Header::Grh,
+        true => L3Header::Ipv4,
+        false => L3Header::Ipv6,
+    }
+}
+
+/// The four bits of a responder's CQE that are the service level on InfiniBand. On Ethernet cards put the kind of network
+/// header there; libmlx5 gives it as `ibv_wc.sl` all the same, and UCX's datagrams over RoCE rely on it.
+pub(super) fn service_level(device: &DeviceConfig, path: &PathAddress) -> u8 {
+    match device.link_layer {
+        LinkLayer::Ib => path.sl,
+        LinkLayer::Roce => l3_header(device, path) as u8,
+    }
+}
+
+/// The 40 bytes in front of a received datagram of `payload` bytes: a GRH, or for RoCE v2 over IPv4 the IPv4 header in its
+/// last 20 bytes. `None`: the datagram came without, and the bytes stay as they are.
+pub(super) fn grh(
+    device: &DeviceConfig,
+    path: &PathAddress,
+    payload: u32,
+) -> Option<[u8; GRH_BYTES as usize]> {
+    if !path.grh {
+        return None;
+    }
+    let mut out = [0; GRH_BYTES as usize];
+    let header = l3_header(device, path);
+    let transport = (BTH + DETH + ICRC) as u32 + payload;
+    if header == L3Header::Ipv4 {
+        let total = (20 + 8 + transport) as u16;
+        let header = &mut out[20..];
+        header[..2].copy_from_slice(&[0x45, path.traffic_class]);
+        header[2..4].copy_from_slice(&total.to_be_bytes());
+        // Do not fragment; UDP.
+        header[6] = 0x40;
+        header[8..10].copy_from_slice(&[path.hop_limit, 17]);
+        header[12..16].copy_from_slice(&path.sgid[12..]);
+        header[16..20].copy_from_slice(&path.dgid[12..]);
+        let sum = header.chunks_exact(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum::<u32>();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
+        header[10..12].copy_from_slice(&checksum.to_be_bytes());
+        return Some(out);
+    }
+    let (next_header, length) =
+        if header == L3Header::Ipv6 { (17, 8 + transport) } else { (0x1b, transport) };
+    let first = 6 << 28 | u32::from(path.traffic_class) << 20 | path.flow_label & 0xf_ffff;
+    out[..4].copy_from_slice(&first.to_be_bytes());
+    out[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+    out[6..8].copy_from_slice(&[next_header, path.hop_limit]);
+    out[8..24].copy_from_slice(&path.sgid);
+    out[24..].copy_from_slice(&path.dgid);
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::NicConfig;
+
+    #[test]
+    fn a_message_takes_its_packets_headers_and_gaps() {
+        use LinkLayer::{Ib, Roce};
+        use ServiceType::{Rc, Ud};
+        // Overhead of a RoCE v2 packet on Ethernet: 20 + 14 + 20 + 8 + 12 + 4 + 4 = 82; on InfiniBand 8 + 12 + 4 + 2 = 26.
+        for (name, layer, service, opcode, length, mtu, bytes) in [
+            ("WRITE of one packet", Roce, Rc, Opcode::Write, 64, 1024, 82 + 16 + 64),
+            ("empty SEND", Roce, Rc, Opcode::Send, 0, 1024, 82),
+            ("WRITE of three packets", Roce, Rc, Opcode::Write, 2049, 1024, 3 * 82 + 16 + 2049),
+            ("WRITE with immediate", Roce, Rc, Opcode::WriteImm, 8, 4096, 82 + 20 + 8),
+            ("READ asks only", Roce, Rc, Opcode::Read, 1 << 20, 1024, 82 + 16),
+            ("atomic", Roce, Rc, Opcode::FetchAdd, 8, 1024, 82 + 28),
+            ("datagram", Roce, Ud, Opcode::Send, 100, 1024, 82 + 8 + 100),
+            ("SEND on InfiniBand", Ib, Rc, Opcode::Send, 4096, 4096, 26 + 4096),
+        ] {
+            assert_eq!(request_bytes(layer, service, opcode, length, mtu), bytes, "{name}");
+        }
+        assert_eq!(response_bytes(Roce, 3000, 1024), 3 * 82 + 8 + 3000);
+    }
+
+    #[test]
+    fn a_datagram_over_ipv4_shows_an_ipv4_header_with_a_right_checksum() {
+        let config = NicConfig { link_layer: LinkLayer::Roce, ..NicConfig::default() };
+        let device = DeviceConfig::new(&config, 0);
+        let path = PathAddress {
+            sgid: device.gids[3].gid,
+            dgid: device.gids[3].gid,
+            hop_limit: 64,
+            grh: true,
+            ..PathAddress::default()
+        };
+        let grh = grh(&device, &path, 100).expect("a GRH");
+        assert_eq!(grh[..20], [0; 20]);
+        // RFC 791: the one's complement sum over a right header is all ones.
+        let words = grh[20..].chunks_exact(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1]));
+        let sum = words.sum::<u32>();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+        assert_eq!(
+            (grh[20], grh[22..24].to_vec(), grh[28], grh[29]),
+            (0x45, vec![0, 20 + 8 + 24 + 100], 64, 17)
+        );
+    }
+
+    #[test]
+    fn on_ethernet_the_service_level_of_a_completion_is_the_kind_of_network_header() {
+        let config = NicConfig { link_layer: LinkLayer::Roce, ..NicConfig::default() };
+        let (roce, ib) = (DeviceConfig::new(&config, 0), DeviceConfig::new(&NicConfig::default(), 0));
+        let v1 = DeviceConfig { gids: roce.gids.iter().copied().step_by(2).collect(), ..roce.clone() };
+        let (local, v4) = (roce.gids[0].gid, roce.gids[2].gid);
+        for (name, device, dgid, wanted) in [
+            ("RoCE v1", &v1, v4, 0),
+            ("IPv6", &roce, local, 1),
+            ("IPv4", &roce, v4, 2),
+            ("InfiniBand", &ib, local, 5),
+        ] {
+            let path = PathAddress { sl: 5, grh: true, dgid, ..PathAddress::default() };
+            assert_eq!(service_level(device, &path), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn infiniband_shows_a_grh_only_when_one_was_sent() {
+        let device = DeviceConfig::new(&NicConfig::default(), 0);
+        let path =
+            PathAddress { grh: true, dgid: device.gids[0].gid, flow_label: 5, ..PathAddress::default() };
+        let bytes = grh(&device, &path, 4).expect("a GRH");
+        assert_eq!(bytes[..8], [0x60, 0, 0, 5, 0, 28, 0x1b, 0]);
+        assert_eq!(bytes[24..], device.gids[0].gid);
+        assert_eq!(grh(&device, &PathAddress { grh: false, ..path }, 4), None);
+    }
+}
