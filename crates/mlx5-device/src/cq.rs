@@ -10,7 +10,13 @@ use mlx5_layout::CqeFields;
 use mlx5_layout::cqe::{CQE_BYTES, LARGE_SLOT_BYTES, owner_bit};
 use mlx5_layout::doorbell::{Arm, ArmFor, CONSUMER_MASK, consumer_of};
 
-use super::command::{CommandError, ContextId, CreateCq};
+use super::command::{
+    CommandError, ContextId, CreateCq, CreatedCq, DestroyedCq, Handle, ResizeCq, refuse_if,
+};
+use super::commands::Answer;
+use super::core::Core;
+use super::nic::Nic;
+use crate::carrier::Carrier;
 use crate::errno;
 use crate::memory::{Fault, Memory};
 
@@ -63,6 +69,79 @@ pub enum Pushed {
     Died,
     /// The CQ was dead already.
     Dead,
+}
+
+/// CQ numbers start here, as on a card whose firmware keeps the first ones.
+const FIRST_CQN: u32 = 0x400;
+
+pub trait CqCommands {
+    fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq>;
+    /// Moves it to another ring; returns `cqe` as it is now.
+    fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32>;
+    /// Destroys it; returns how many events of it the program has read.
+    fn destroy_cq(&mut self, context: ContextId, cq: Handle) -> Answer<DestroyedCq>;
+}
+
+impl<M: Memory, C: Carrier> CqCommands for Nic<M, C> {
+    fn create_cq(&mut self, id: ContextId, request: &CreateCq) -> Answer<CreatedCq> {
+        self.core.context(id)?;
+        let limit = self.core.capabilities.max_cq;
+        if self.core.cqs.len() >= limit as usize {
+            return Err(CommandError::exhausted("completion queues", limit));
+        }
+        let cq = Cq::create(&self.core.memory, id, request, self.core.capabilities.max_cqe)?;
+        let place = self.core.cqs.insert(cq);
+        let cqn = FIRST_CQN + place;
+        if let Some(cq) = self.core.cqs.get_mut(place) {
+            cq.cqn = cqn;
+        }
+        if request.channel.is_some() {
+            self.core.schedule.watch_cq(place);
+        }
+        Ok(CreatedCq { handle: self.core.context_mut(id)?.cqs.insert(place), cqn, cqe: request.cqe })
+    }
+
+    fn resize_cq(&mut self, id: ContextId, handle: Handle, request: &ResizeCq) -> Answer<u32> {
+        let place = self.core.find_cq(id, handle)?;
+        let max = self.core.capabilities.max_cqe;
+        refuse_if!(request.cqe == 0 || request.cqe > max, EINVAL, "cqe {} is not in 1..={max}", request.cqe);
+        let cq = self.core.cqs.get_mut(place).ok_or_else(|| CommandError::no_such("CQ", handle))?;
+        // Not above 2^22: `max_cqe` is below that.
+        let entries = (request.cqe + 1).next_power_of_two();
+        if entries == cq.entries {
+            return Ok(entries - 1);
+        }
+        cq.check_resize(&self.core.memory, request, entries)?;
+        let fault = |f: Fault| CommandError { errno: errno::EFAULT, reason: format!("CQ {handle}: {f}") };
+        cq.write_resized(&self.core.memory).map_err(fault)?;
+        cq.move_to(request.buffer, entries);
+        Ok(entries - 1)
+    }
+
+    fn destroy_cq(&mut self, id: ContextId, handle: Handle) -> Answer<DestroyedCq> {
+        let place = self.core.find_cq(id, handle)?;
+        if self.core.cqs.get(place).is_some_and(|cq| cq.users > 0) {
+            return Err(CommandError::busy("CQ", handle, "queue pairs"));
+        }
+        self.core.context_mut(id)?.cqs.remove(handle);
+        self.core.schedule.forget_cq(place);
+        let Some(cq) = self.core.cqs.remove(place) else { return Ok(DestroyedCq::default()) };
+        // The library waits until the program has acknowledged what is reported here, so what nobody can read any more
+        // is withdrawn and not counted.
+        let withdrawn =
+            cq.channel.map_or(0, |channel| self.core.events.withdraw_completions(channel, cq.user_handle));
+        let withdrawn_async = self.core.events.withdraw_asynchronous(id, cq.user_handle);
+        Ok(DestroyedCq {
+            completion_events: cq.completion_events.wrapping_sub(withdrawn),
+            async_events: cq.async_events.wrapping_sub(withdrawn_async),
+        })
+    }
+}
+
+impl<M: Memory> Core<M> {
+    pub(super) fn find_cq(&self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
+        self.context(id)?.cqs.get(handle).copied().ok_or_else(|| CommandError::no_such("CQ", handle))
+    }
 }
 
 impl Cq {

@@ -12,7 +12,7 @@ use roce::{
 use super::command::event_type;
 use super::core::{Core, LONG_BYTES};
 use super::mr::access;
-use super::qp::{Answer, Qp};
+use super::qp::{Qp, ReadAnswer};
 use super::qpn::slot_of;
 use super::rq::QpResources;
 use super::send::Taken;
@@ -291,7 +291,14 @@ impl<M: Memory> Core<M> {
             let count = roce::message::psn_count(request.opcode, request.length, mtu);
             let first_psn = request.psn;
             let psn = first_psn.plus(count).minus(1);
-            qp.answers.push_back(Answer { key: region.key, revoked: false, first_psn, psn, from, offset });
+            qp.answers.push_back(ReadAnswer {
+                key: region.key,
+                revoked: false,
+                first_psn,
+                psn,
+                from,
+                offset,
+            });
         }
         self.shapers[qp.port].spend(wire);
         self.counters.wire_bytes_sent += wire;
@@ -374,7 +381,7 @@ impl<M: Memory> Core<M> {
                 _ => Taken::Whole,
             };
         };
-        let Answer { from, offset, .. } = answer;
+        let ReadAnswer { from, offset, .. } = answer;
         if answer.revoked {
             self.refuse_answer(link, qp, reply, NakCode::RemoteAccess, event_type::QP_ACCESS_ERR);
             return Taken::Whole;

@@ -1,22 +1,15 @@
-//! Doorbells: what a UAR page's registers and the doorbell records say, and whether they agree as a card demands.
+//! Doorbells of a send queue: what register and record say, and whether they agree as a card demands.
 //!
 //! A card starts work when a register is written; a record alone starts nothing. libmlx5 stores the record first, then the
 //! register. A queue that has a register of its own is therefore executed only up to what its register writes cover, and a
 //! register write counts only if the record has caught up with it. Where queues share a register one write hides the one
 //! before it from a NIC that polls, so there the record is executed, and the NIC says that it cannot check.
-//! Which register a queue rings is in no command: it is learned from the writes (two registers a page, `mlx5.c`).
+//! Which register a queue rings is in no command: it is learned from the writes (two registers a page, `mlx5.c`; see `uar.rs`).
 
-use mlx5_layout::doorbell::Doorbell;
 use roce::Now;
 
-use super::command::ContextId;
 use crate::config::DoorbellOrder;
-use crate::memory::Registers;
 use crate::threads::{ThreadTime, any_starved};
-
-/// Register offsets of a page, with the register's number: two registers of two halves each (`MLX5_BF_OFFSET`, bf_reg_size
-/// 512). libmlx5 rings the halves in turn.
-const REGISTERS: [(u8, usize); 4] = [(0, 0x800), (0, 0x900), (1, 0xa00), (1, 0xb00)];
 
 /// How long record and register may disagree: a driver stores one right after the other.
 pub const GRACE_NS: u64 = 10_000_000;
@@ -28,50 +21,6 @@ const WINDOW_NS: u64 = GRACE_NS / 2;
 /// Windows until the NIC stops excusing a queue: one second while the NIC itself has a core, which a machine with work for
 /// a hundred cores may need. Counted in windows, so that a process that was stopped for long is not accused for that.
 const MAX_WINDOWS: u32 = (1_000_000_000 / WINDOW_NS) as u32;
-
-/// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_*`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UarKind {
-    /// Write combining: BlueFlame registers, two queues a page or queues that share.
-    BlueFlame,
-    /// Not cached: every queue of `MLX5_SHUT_UP_BF=1`, and CQ arming.
-    NonCached,
-}
-
-/// A UAR page.
-pub(super) struct Uar {
-    pub context: ContextId,
-    pub kind: UarKind,
-    pub registers: Box<dyn Registers>,
-    /// Queues that named the page when they were made.
-    pub queues: Vec<u32>,
-    /// The last register write on this page named a queue that is not on it, and no violation was blamed on it yet.
-    pub stray: bool,
-    /// Poll in which the registers were looked at last.
-    pub polled: u64,
-}
-
-impl Uar {
-    pub(super) fn new(context: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> Uar {
-        Uar { context, kind, registers, queues: Vec::new(), stray: false, polled: 0 }
-    }
-
-    /// Whether some register was written since the last look.
-    pub(super) fn is_rung(&self) -> bool {
-        self.registers.any(&REGISTERS.map(|(_, offset)| offset))
-    }
-
-    /// Takes at most one write from each half: register number and content.
-    pub(super) fn take(&self) -> impl Iterator<Item = (u8, Doorbell)> + '_ {
-        let taken = |(register, offset)| self.registers.take(offset).map(|b| (register, Doorbell::parse(b)));
-        REGISTERS.into_iter().filter_map(taken)
-    }
-
-    /// Whether nothing can be checked from the start: all queues of a non-cached page ring the same register.
-    pub(super) fn is_shared(&self) -> bool {
-        self.kind == UarKind::NonCached && self.queues.len() > 1
-    }
-}
 
 /// What a driver did wrong with its doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

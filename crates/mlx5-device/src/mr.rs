@@ -9,9 +9,12 @@ use std::collections::VecDeque;
 
 use roce::{Access, RegionError};
 
-use super::command::{CommandError, ContextId, RegMr};
+use super::command::{CommandError, ContextId, Handle, MrKeys, RegMr, ReregMr, refuse_if};
+use super::commands::Answer;
 use super::core::Core;
+use super::nic::Nic;
 use super::window::Window;
+use crate::carrier::Carrier;
 use crate::errno;
 use crate::memory::Memory;
 
@@ -53,6 +56,14 @@ pub const INVALID_LKEY: u32 = 0x100;
 const FIRST_INDEX: u32 = 0x10;
 
 const PAGE: u64 = 4096;
+
+/// `IB_MR_REREG_*`.
+pub mod change {
+    /// Start, length and the address by which work requests name it.
+    pub const TRANSLATION: u32 = 1;
+    pub const PD: u32 = 1 << 1;
+    pub const ACCESS: u32 = 1 << 2;
+}
 
 /// One registration.
 #[derive(Debug, Clone, Copy)]
@@ -280,6 +291,79 @@ pub(super) fn check<M: Memory>(memory: &M, request: &RegMr) -> Result<(), Comman
         errno: errno::EFAULT,
         reason: format!("region {start:#x}+{length:#x}: {fault}"),
     })
+}
+
+pub trait MrCommands {
+    fn reg_mr(&mut self, context: ContextId, command: &RegMr) -> Answer<MrKeys>;
+    /// The region covers other memory, allows something else, or belongs to another domain, under the key it had.
+    ///
+    /// Checks in the order of `ib_uverbs_rereg_mr` (Linux `uverbs_cmd.c`) and `mlx5_ib_rereg_user_mr`. The kernel gives a new key
+    /// where the card cannot change a region in place; this one always can. What was posted through the key before is dealt with
+    /// as if the region had gone. A region with windows bound to it is in use: IBTA has none re-registered then. Whatever is
+    /// refused leaves the region as it was.
+    fn rereg_mr(&mut self, context: ContextId, command: &ReregMr) -> Answer<MrKeys>;
+    fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()>;
+}
+
+impl<M: Memory, C: Carrier> MrCommands for Nic<M, C> {
+    fn reg_mr(&mut self, id: ContextId, request: &RegMr) -> Answer<MrKeys> {
+        let pd = self.core.find_pd(id, request.pd)?;
+        let limit = self.core.capabilities.max_mr;
+        if self.core.regions.len() >= limit {
+            return Err(CommandError::exhausted("memory regions and windows", limit));
+        }
+        check(&self.core.memory, request)?;
+        let RegMr { start, length, iova, access, .. } = *request;
+        let region = MemoryRegion { key: 0, context: id, pd, start, length, iova, access, windows: 0 };
+        let key = self.core.regions.insert(region);
+        self.core.count_pd(pd, 1);
+        Ok(MrKeys { handle: self.core.context_mut(id)?.regions.insert(key), lkey: key, rkey: key })
+    }
+
+    fn rereg_mr(&mut self, id: ContextId, request: &ReregMr) -> Answer<MrKeys> {
+        use change::{ACCESS, PD, TRANSLATION};
+        let flags = request.flags;
+        refuse_if!(flags == 0, EINVAL, "a re-registration that changes nothing");
+        let others = flags & !(TRANSLATION | PD | ACCESS);
+        refuse_if!(others != 0, EOPNOTSUPP, "re-registration flags {flags:#x} are not supported");
+        let none = || CommandError::no_such("MR", request.mr);
+        let key = self.core.context(id)?.regions.get(request.mr).copied().ok_or_else(none)?;
+        let old = *self.core.regions.find(key).ok_or_else(none)?;
+        if old.windows > 0 {
+            return Err(CommandError::busy("MR", request.mr, "memory windows"));
+        }
+        let mut new = old;
+        if flags & TRANSLATION != 0 {
+            (new.start, new.length, new.iova) = (request.start, request.length, request.iova);
+        }
+        if flags & ACCESS != 0 {
+            new.access = request.access;
+        }
+        if flags & PD != 0 {
+            new.pd = self.core.find_pd(id, request.pd)?;
+        }
+        let (start, length, iova, access) = (new.start, new.length, new.iova, new.access);
+        check(&self.core.memory, &RegMr { start, length, iova, pd: request.pd, access })?;
+        self.core.regions.replace(new);
+        self.core.count_pd(old.pd, -1);
+        self.core.count_pd(new.pd, 1);
+        self.core.revoke(key);
+        Ok(MrKeys { handle: request.mr, lkey: key, rkey: key })
+    }
+
+    fn dereg_mr(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
+        let key = self.core.context(id)?.regions.get(handle).copied();
+        let key = key.ok_or_else(|| CommandError::no_such("MR", handle))?;
+        if self.core.regions.find(key).is_some_and(|region| region.windows > 0) {
+            return Err(CommandError::busy("MR", handle, "memory windows"));
+        }
+        self.core.context_mut(id)?.regions.remove(handle);
+        if let Some(region) = self.core.regions.remove(key) {
+            self.core.count_pd(region.pd, -1);
+            self.core.revoke(key);
+        }
+        Ok(())
+    }
 }
 
 impl<M: Memory> Core<M> {

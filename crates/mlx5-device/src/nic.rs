@@ -1,25 +1,19 @@
 //! The NIC of one process: all its devices, contexts and objects, driven by one thread at a time.
 //!
-//! Commands come from the ABI, one method a command; [`Nic::poll`] is one round of the device's own work. Time is an
+//! Commands come from the ABI ([`crate::commands`]); [`Nic::poll`] is one round of the device's own work. Time is an
 //! argument. Everything that programs hand over by address goes through [`Memory`], and errors are values: a guest cannot
 //! crash the NIC (INV-13).
 
 use roce::Now;
 
-use super::command::{
-    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreateSrq,
-    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, EventSink, Handle, ModifyQp, ModifySrq, MrKeys,
-    QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
-};
-use super::commands::{Answer, Commands};
+use super::command::EventSink;
 use super::core::{Core, LogSink, ThreadSampler};
 use super::counters::{Counters, PortCounters};
-use super::doorbell::UarKind;
 use super::faults::{Injection, Settings};
 use super::model::{Capabilities, DeviceConfig};
 use crate::carrier::Carrier;
 use crate::config::NicConfig;
-use crate::memory::{Memory, Registers};
+use crate::memory::Memory;
 use crate::threads::Threads;
 
 /// Arrivals taken in one round: acknowledgements leave at its end, and a sender with a short queue waits for them.
@@ -27,8 +21,8 @@ const ARRIVALS: usize = 32;
 
 /// The software NIC of one process. One thread at a time uses it.
 pub struct Nic<M: Memory, C: Carrier> {
-    link: C,
-    core: Core<M>,
+    pub(super) link: C,
+    pub(super) core: Core<M>,
 }
 
 impl<M: Memory, C: Carrier> Nic<M, C> {
@@ -142,127 +136,5 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     pub fn is_waiting(&self) -> bool {
         let schedule = &self.core.schedule;
         !schedule.hot.list.is_empty() || !schedule.replying.list.is_empty() || self.link.is_under_way()
-    }
-
-    /// What this queue has executed is acknowledged before it goes.
-    fn acknowledge_alone(&mut self, context: ContextId, handle: Handle) {
-        let place = self.core.find_qp(context, handle);
-        if place.is_ok_and(|place| self.core.acknowledge_alone(&mut self.link, place) > 0) {
-            self.link.ring_bells();
-        }
-    }
-}
-
-impl<M: Memory, C: Carrier + Send> Commands for Nic<M, C> {
-    fn port_is_down(&self, place: usize) -> bool {
-        self.core.is_down(place)
-    }
-
-    fn open_context(&mut self, device: usize) -> Answer<ContextId> {
-        self.core.open_context(device)
-    }
-
-    fn close_context(&mut self, context: ContextId) {
-        if self.core.acknowledge_all(&mut self.link, Some(context)) > 0 {
-            self.link.ring_bells();
-        }
-        self.core.close_context(context);
-    }
-
-    fn alloc_pd(&mut self, context: ContextId) -> Answer<AllocatedPd> {
-        self.core.alloc_pd(context)
-    }
-
-    fn dealloc_pd(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
-        self.core.dealloc_pd(context, handle)
-    }
-
-    fn reg_mr(&mut self, context: ContextId, request: &RegMr) -> Answer<MrKeys> {
-        self.core.reg_mr(context, request)
-    }
-
-    fn dereg_mr(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
-        self.core.dereg_mr(context, handle)
-    }
-
-    fn alloc_mw(&mut self, context: ContextId, request: &AllocMw) -> Answer<AllocatedMw> {
-        self.core.alloc_mw(context, request)
-    }
-
-    fn dealloc_mw(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
-        self.core.dealloc_mw(context, handle)
-    }
-
-    fn rereg_mr(&mut self, context: ContextId, request: &ReregMr) -> Answer<MrKeys> {
-        self.core.rereg_mr(context, request)
-    }
-
-    fn alloc_uar(
-        &mut self,
-        context: ContextId,
-        kind: UarKind,
-        registers: Box<dyn Registers>,
-    ) -> Answer<AllocatedUar> {
-        self.core.alloc_uar(context, kind, registers)
-    }
-
-    fn free_uar(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
-        self.core.free_uar(context, handle)
-    }
-
-    fn create_cq(&mut self, context: ContextId, request: &CreateCq) -> Answer<CreatedCq> {
-        self.core.create_cq(context, request)
-    }
-
-    fn resize_cq(&mut self, context: ContextId, handle: Handle, request: &ResizeCq) -> Answer<u32> {
-        self.core.resize_cq(context, handle, request)
-    }
-
-    fn destroy_cq(&mut self, context: ContextId, handle: Handle) -> Answer<DestroyedCq> {
-        self.core.destroy_cq(context, handle)
-    }
-
-    fn create_qp(&mut self, context: ContextId, request: &CreateQp) -> Answer<CreatedQp> {
-        self.core.create_qp(context, request)
-    }
-
-    fn modify_qp(&mut self, context: ContextId, handle: Handle, request: &ModifyQp) -> Answer<()> {
-        if request.ends_connection() {
-            self.acknowledge_alone(context, handle);
-        }
-        self.core.modify_qp(context, handle, request)
-    }
-
-    fn query_qp(&self, context: ContextId, handle: Handle) -> Answer<QueriedQp> {
-        self.core.query_qp(context, handle)
-    }
-
-    fn destroy_qp(&mut self, context: ContextId, handle: Handle) -> Answer<u32> {
-        self.acknowledge_alone(context, handle);
-        self.core.destroy_qp(context, handle)
-    }
-
-    fn create_srq(&mut self, context: ContextId, request: &CreateSrq) -> Answer<CreatedSrq> {
-        self.core.create_srq(context, request)
-    }
-
-    fn modify_srq(&mut self, context: ContextId, handle: Handle, request: &ModifySrq) -> Answer<()> {
-        self.core.modify_srq(context, handle, request)
-    }
-
-    fn query_srq(&self, context: ContextId, handle: Handle) -> Answer<QueriedSrq> {
-        self.core.query_srq(context, handle)
-    }
-
-    fn destroy_srq(&mut self, context: ContextId, handle: Handle) -> Answer<u32> {
-        self.core.destroy_srq(context, handle)
-    }
-
-    fn create_ah(&mut self, context: ContextId, pd: Handle, vector: &AddressVector) -> Answer<CreatedAh> {
-        self.core.create_ah(context, pd, vector)
-    }
-
-    fn destroy_ah(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
-        self.core.destroy_ah(context, handle)
     }
 }

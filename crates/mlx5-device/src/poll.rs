@@ -4,8 +4,8 @@ use mlx5_layout::doorbell::Doorbell;
 use roce::Now;
 
 use super::core::Core;
-use super::doorbell::{Uar, UarKind};
 use super::qp::Qp;
+use super::uar::{Uar, UarKind};
 use crate::carrier::Carrier;
 use crate::memory::Memory;
 

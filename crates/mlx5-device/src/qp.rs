@@ -12,12 +12,14 @@ use roce::{Psn, Reply, Requester, Responder, ServiceType};
 use super::command::{
     CommandError, ContextId, CreateQp, CreatedQp, Handle, ModifyQp, QpCap, QueriedQp, refuse_if,
 };
+use super::commands::Answer;
 use super::core::Core;
 use super::doorbell::SendDoorbell;
+use super::nic::Nic;
 use super::route::Route;
 use super::rq::ReceiveQueue;
 use super::sq::SendQueue;
-use crate::carrier::PathAddress;
+use crate::carrier::{Carrier, PathAddress};
 use crate::errno;
 use crate::memory::{Memory, Segment};
 
@@ -89,7 +91,7 @@ pub(super) struct Qp {
     /// Listed for sending replies.
     pub replying: bool,
     /// READ answers that travel in replies: last PSN of the request, where the bytes are, how many have left.
-    pub answers: VecDeque<Answer>,
+    pub answers: VecDeque<ReadAnswer>,
     /// A READ response of which the link took only a part.
     pub partial_reply: Option<Reply>,
     /// READ responses leave at the link's rate: no reply before this.
@@ -111,7 +113,7 @@ pub(super) struct SharedFrom {
 
 /// Bytes of a READ that go out with its reply.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Answer {
+pub(super) struct ReadAnswer {
     /// The rkey that the READ named.
     pub key: u32,
     /// It is no longer registered.
@@ -152,24 +154,32 @@ impl Qp {
     }
 }
 
-impl<M: Memory> Core<M> {
-    pub(super) fn create_qp(&mut self, id: ContextId, request: &CreateQp) -> Result<CreatedQp, CommandError> {
-        let device = self.context(id)?.device;
-        let port = self.first_port(device);
-        let pd = self.find_pd(id, request.pd)?;
-        let send_cq = self.find_cq(id, request.send_cq)?;
-        let recv_cq = self.find_cq(id, request.recv_cq)?;
-        let srq = request.srq.map(|handle| self.find_srq(id, handle)).transpose()?;
-        let srq = srq.and_then(|place| Some(SharedFrom { place, pd: self.srqs.get(place)?.pd }));
+pub trait QpCommands {
+    fn create_qp(&mut self, context: ContextId, command: &CreateQp) -> Answer<CreatedQp>;
+    fn modify_qp(&mut self, context: ContextId, qp: Handle, command: &ModifyQp) -> Answer<()>;
+    fn query_qp(&self, context: ContextId, qp: Handle) -> Answer<QueriedQp>;
+    /// Destroys it; returns how many asynchronous events of it the program has read.
+    fn destroy_qp(&mut self, context: ContextId, qp: Handle) -> Answer<u32>;
+}
+
+impl<M: Memory, C: Carrier> QpCommands for Nic<M, C> {
+    fn create_qp(&mut self, id: ContextId, request: &CreateQp) -> Answer<CreatedQp> {
+        let device = self.core.context(id)?.device;
+        let port = self.core.first_port(device);
+        let pd = self.core.find_pd(id, request.pd)?;
+        let send_cq = self.core.find_cq(id, request.send_cq)?;
+        let recv_cq = self.core.find_cq(id, request.recv_cq)?;
+        let srq = request.srq.map(|handle| self.core.find_srq(id, handle)).transpose()?;
+        let srq = srq.and_then(|place| Some(SharedFrom { place, pd: self.core.srqs.get(place)?.pd }));
         // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
         let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
-        let rq_bytes = self.check_queues(request)?;
-        let page = self.find_page(id, request)?;
-        let size = |cq: u32| self.cqs.get(cq).map_or(64, |cq| cq.cqe_size as usize);
+        let rq_bytes = self.core.check_queues(request)?;
+        let page = self.core.find_page(id, request)?;
+        let size = |cq: u32| self.core.cqs.get(cq).map_or(64, |cq| cq.cqe_size as usize);
         let (requester_scatter, responder_scatter) = scatter_limits(request, size(send_cq), size(recv_cq));
-        let (limit, place) = (self.capabilities.max_qp, self.qps.place());
-        let Some(qpn) = self.qps.number(device, limit, place) else {
-            self.qps.unplace(place);
+        let (limit, place) = (self.core.capabilities.max_qp, self.core.qps.place());
+        let Some(qpn) = self.core.qps.number(device, limit, place) else {
+            self.core.qps.unplace(place);
             return Err(CommandError::exhausted("queue pairs", limit));
         };
         let (sq_ring, signature) = (request.buffer + rq_bytes, request.mlx5_flags & flag::SIGNATURE != 0);
@@ -181,12 +191,12 @@ impl<M: Memory> Core<M> {
             device,
             port,
             service: request.service,
-            port_mtu: self.ports[port].mtu,
+            port_mtu: self.core.ports[port].mtu,
             pd,
             send_cq,
             recv_cq,
             cap: request.cap,
-            max_send_sge: self.capabilities.max_sge,
+            max_send_sge: self.core.capabilities.max_sge,
             signal_all: request.signal_all,
             user_index: request.user_index,
             requester_scatter,
@@ -198,7 +208,7 @@ impl<M: Memory> Core<M> {
                 blocks: request.sq_wqe_count,
                 record: request.record + 4,
                 fetched: 0,
-                doorbell: SendDoorbell::new(page, !self.options.strict),
+                doorbell: SendDoorbell::new(page, !self.core.options.strict),
                 held: None,
                 outstanding: VecDeque::new(),
                 partial: None,
@@ -225,7 +235,7 @@ impl<M: Memory> Core<M> {
             drain_event: false,
             async_events: 0,
             hot: false,
-            active: self.now,
+            active: self.core.now,
             asked: None,
             replying: false,
             answers: VecDeque::new(),
@@ -234,23 +244,90 @@ impl<M: Memory> Core<M> {
             ack_due: roce::Now(0),
             converses: false,
         };
-        self.qps.put(Box::new(qp));
-        self.count_pd(pd, 1);
+        self.core.qps.put(Box::new(qp));
+        self.core.count_pd(pd, 1);
         for cq in [send_cq, recv_cq] {
-            if let Some(cq) = self.cqs.get_mut(cq) {
+            if let Some(cq) = self.core.cqs.get_mut(cq) {
                 cq.users += 1;
             }
         }
-        if let Some(srq) = srq.and_then(|from| self.srqs.get_mut(from.place)) {
+        if let Some(srq) = srq.and_then(|from| self.core.srqs.get_mut(from.place)) {
             srq.users += 1;
         }
-        if let Some(uar) = self.uars.get_mut(page) {
+        if let Some(uar) = self.core.uars.get_mut(page) {
             uar.queues.push(place);
         }
-        self.join_page(page);
-        Ok(CreatedQp { handle: self.context_mut(id)?.qps.insert(place), qpn, cap: request.cap })
+        self.core.join_page(page);
+        Ok(CreatedQp { handle: self.core.context_mut(id)?.qps.insert(place), qpn, cap: request.cap })
     }
 
+    fn modify_qp(&mut self, id: ContextId, handle: Handle, request: &ModifyQp) -> Answer<()> {
+        if request.ends_connection() {
+            self.acknowledge_alone(id, handle);
+        }
+        self.core.modify_qp(id, handle, request)
+    }
+
+    fn query_qp(&self, id: ContextId, handle: Handle) -> Answer<QueriedQp> {
+        let place = self.core.find_qp(id, handle)?;
+        let qp = self.core.qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
+        let state = qp.state.number();
+        let mut attributes = ModifyQp { state, current_state: state, ..qp.attributes };
+        if let Some(requester) = &qp.requester {
+            attributes.sq_psn = requester.next_psn().value();
+        }
+        if let Some(responder) = &qp.responder {
+            attributes.rq_psn = responder.expected_psn().value();
+        }
+        attributes.sq_draining =
+            qp.state == QpState::Sqd && !qp.requester.as_ref().is_none_or(Requester::is_idle);
+        // As `mlx5_ib_query_qp`: the receive queue is what its ring holds. Of the send queue libmlx5 knows more itself.
+        let entry = if qp.rq.count == 0 { 0 } else { (1_usize << qp.rq.shift) - qp.rq.header };
+        let cap = QpCap { max_recv_wr: qp.rq.count, max_recv_sge: (entry / 16) as u32, ..qp.cap };
+        Ok(QueriedQp { attributes, cap, signal_all: qp.signal_all })
+    }
+
+    fn destroy_qp(&mut self, id: ContextId, handle: Handle) -> Answer<u32> {
+        self.acknowledge_alone(id, handle);
+        let place = self.core.find_qp(id, handle)?;
+        // What it rang last must not look like a doorbell without a queue later.
+        if let Some(page) = self.core.qps.get(place).map(|qp| qp.sq.doorbell.page) {
+            self.core.poll_page(page);
+        }
+        self.core.context_mut(id)?.qps.remove(handle);
+        let Some(mut qp) = self.core.qps.take(place) else { return Ok(0) };
+        self.core.empty(&mut qp);
+        self.core.release_windows(qp.qpn);
+        self.core.qps.release(&qp);
+        self.core.schedule.forget_qp(place);
+        self.core.count_pd(qp.pd, -1);
+        for cq in [qp.send_cq, qp.recv_cq] {
+            if let Some(cq) = self.core.cqs.get_mut(cq) {
+                cq.users -= 1;
+            }
+        }
+        if let Some(srq) = qp.srq.and_then(|from| self.core.srqs.get_mut(from.place)) {
+            srq.users -= 1;
+        }
+        if let Some(uar) = self.core.uars.get_mut(qp.sq.doorbell.page) {
+            uar.queues.retain(|queue| *queue != place);
+        }
+        let withdrawn = self.core.events.withdraw_asynchronous(id, qp.user_handle);
+        Ok(qp.async_events.wrapping_sub(withdrawn))
+    }
+}
+
+impl<M: Memory, C: Carrier> Nic<M, C> {
+    /// What this queue has executed is acknowledged before it goes.
+    fn acknowledge_alone(&mut self, context: ContextId, handle: Handle) {
+        let place = self.core.find_qp(context, handle);
+        if place.is_ok_and(|place| self.core.acknowledge_alone(&mut self.link, place) > 0) {
+            self.link.ring_bells();
+        }
+    }
+}
+
+impl<M: Memory> Core<M> {
     /// Sizes, alignment and memory of the queues, as `set_user_buf_size` and the card's limits have it. Returns the length of
     /// the receive queue in bytes.
     fn check_queues(&self, request: &CreateQp) -> Result<u64, CommandError> {
@@ -309,53 +386,6 @@ impl<M: Memory> Core<M> {
 
     pub(super) fn find_qp(&self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
         self.context(id)?.qps.get(handle).copied().ok_or_else(|| CommandError::no_such("QP", handle))
-    }
-
-    pub(super) fn destroy_qp(&mut self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
-        let place = self.find_qp(id, handle)?;
-        // What it rang last must not look like a doorbell without a queue later.
-        if let Some(page) = self.qps.get(place).map(|qp| qp.sq.doorbell.page) {
-            self.poll_page(page);
-        }
-        self.context_mut(id)?.qps.remove(handle);
-        let Some(mut qp) = self.qps.take(place) else { return Ok(0) };
-        self.empty(&mut qp);
-        self.release_windows(qp.qpn);
-        self.qps.release(&qp);
-        self.schedule.forget_qp(place);
-        self.count_pd(qp.pd, -1);
-        for cq in [qp.send_cq, qp.recv_cq] {
-            if let Some(cq) = self.cqs.get_mut(cq) {
-                cq.users -= 1;
-            }
-        }
-        if let Some(srq) = qp.srq.and_then(|from| self.srqs.get_mut(from.place)) {
-            srq.users -= 1;
-        }
-        if let Some(uar) = self.uars.get_mut(qp.sq.doorbell.page) {
-            uar.queues.retain(|queue| *queue != place);
-        }
-        let withdrawn = self.events.withdraw_asynchronous(id, qp.user_handle);
-        Ok(qp.async_events.wrapping_sub(withdrawn))
-    }
-
-    pub(super) fn query_qp(&self, id: ContextId, handle: Handle) -> Result<QueriedQp, CommandError> {
-        let place = self.find_qp(id, handle)?;
-        let qp = self.qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
-        let state = qp.state.number();
-        let mut attributes = ModifyQp { state, current_state: state, ..qp.attributes };
-        if let Some(requester) = &qp.requester {
-            attributes.sq_psn = requester.next_psn().value();
-        }
-        if let Some(responder) = &qp.responder {
-            attributes.rq_psn = responder.expected_psn().value();
-        }
-        attributes.sq_draining =
-            qp.state == QpState::Sqd && !qp.requester.as_ref().is_none_or(Requester::is_idle);
-        // As `mlx5_ib_query_qp`: the receive queue is what its ring holds. Of the send queue libmlx5 knows more itself.
-        let entry = if qp.rq.count == 0 { 0 } else { (1_usize << qp.rq.shift) - qp.rq.header };
-        let cap = QpCap { max_recv_wr: qp.rq.count, max_recv_sge: (entry / 16) as u32, ..qp.cap };
-        Ok(QueriedQp { attributes, cap, signal_all: qp.signal_all })
     }
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.

@@ -6,39 +6,13 @@
 
 use mlx5_layout::{CqeFields, CqeOpcode};
 
-use super::command::{CommandError, ContextId, Handle, ResizeCq, refuse_if};
-use super::core::Core;
+use super::command::{CommandError, ResizeCq, refuse_if};
 use super::cq::Cq;
 use crate::errno;
 use crate::memory::{Fault, Memory};
 
-impl<M: Memory> Core<M> {
-    /// Returns `cqe` as it is now.
-    pub(super) fn resize_cq(
-        &mut self,
-        id: ContextId,
-        handle: Handle,
-        request: &ResizeCq,
-    ) -> Result<u32, CommandError> {
-        let place = self.find_cq(id, handle)?;
-        let max = self.capabilities.max_cqe;
-        refuse_if!(request.cqe == 0 || request.cqe > max, EINVAL, "cqe {} is not in 1..={max}", request.cqe);
-        let cq = self.cqs.get_mut(place).ok_or_else(|| CommandError::no_such("CQ", handle))?;
-        // Not above 2^22: `max_cqe` is below that.
-        let entries = (request.cqe + 1).next_power_of_two();
-        if entries == cq.entries {
-            return Ok(entries - 1);
-        }
-        cq.check_resize(&self.memory, request, entries)?;
-        let fault = |f: Fault| CommandError { errno: errno::EFAULT, reason: format!("CQ {handle}: {f}") };
-        cq.write_resized(&self.memory).map_err(fault)?;
-        cq.move_to(request.buffer, entries);
-        Ok(entries - 1)
-    }
-}
-
 impl Cq {
-    fn check_resize<M: Memory>(
+    pub(super) fn check_resize<M: Memory>(
         &mut self,
         memory: &M,
         request: &ResizeCq,
@@ -66,14 +40,14 @@ impl Cq {
     }
 
     /// The last CQE of the old ring. What fails leaves everything as it was.
-    fn write_resized<M: Memory>(&mut self, memory: &M) -> Result<(), Fault> {
+    pub(super) fn write_resized<M: Memory>(&mut self, memory: &M) -> Result<(), Fault> {
         let mut fields = CqeFields { opcode: CqeOpcode::ResizeCq, ..CqeFields::default() };
         // There is room: it was counted.
         self.write(memory, &mut fields, None).map(drop)
     }
 
     /// Everything that comes from now on goes there. What waits is carried over by the library, one index further on.
-    fn move_to(&mut self, buffer: u64, entries: u32) {
+    pub(super) fn move_to(&mut self, buffer: u64, entries: u32) {
         let empty = self.unconsumed() == 1;
         (self.buffer, self.entries) = (buffer, entries);
         self.solicited_end = self.solicited_end.wrapping_add(1);

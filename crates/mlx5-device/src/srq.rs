@@ -16,8 +16,11 @@ use roce::Receive;
 use super::command::{
     CommandError, ContextId, CreateSrq, CreatedSrq, Handle, ModifySrq, QueriedSrq, event_type, refuse_if,
 };
+use super::commands::Answer;
 use super::core::Core;
+use super::nic::Nic;
 use super::rq::MAX_ENTRY_BYTES;
+use crate::carrier::Carrier;
 use crate::errno;
 use crate::memory::Memory;
 
@@ -133,14 +136,19 @@ impl Srq {
     }
 }
 
-impl<M: Memory> Core<M> {
-    pub(super) fn create_srq(
-        &mut self,
-        id: ContextId,
-        request: &CreateSrq,
-    ) -> Result<CreatedSrq, CommandError> {
-        let pd = self.find_pd(id, request.pd)?;
-        let limits = &self.capabilities;
+pub trait SrqCommands {
+    fn create_srq(&mut self, context: ContextId, command: &CreateSrq) -> Answer<CreatedSrq>;
+    /// Arms its limit.
+    fn modify_srq(&mut self, context: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()>;
+    fn query_srq(&self, context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
+    /// Destroys it; returns how many asynchronous events of it the program has read.
+    fn destroy_srq(&mut self, context: ContextId, srq: Handle) -> Answer<u32>;
+}
+
+impl<M: Memory, C: Carrier> SrqCommands for Nic<M, C> {
+    fn create_srq(&mut self, id: ContextId, request: &CreateSrq) -> Answer<CreatedSrq> {
+        let pd = self.core.find_pd(id, request.pd)?;
+        let limits = &self.core.capabilities;
         let (max, max_wr, max_sge) =
             (limits.max_srq, limits.max_srq_wr, limits.max_recv_descriptor_bytes / 16);
         let CreateSrq { max_wr: wr, max_sge: sge, .. } = *request;
@@ -153,14 +161,14 @@ impl<M: Memory> Core<M> {
         let (ring, record) = (request.buffer, request.record);
         let aligned = ring.is_multiple_of(64) && record.is_multiple_of(8);
         refuse_if!(!aligned, EINVAL, "SRQ ring {ring:#x} or record {record:#x} is not aligned");
-        if self.srqs.len() >= max as usize {
+        if self.core.srqs.len() >= max as usize {
             return Err(CommandError::exhausted("shared receive queues", max));
         }
         let fault =
             |f: crate::memory::Fault| CommandError { errno: errno::EFAULT, reason: format!("SRQ: {f}") };
-        self.memory.probe(ring, u64::from(entries) * stride as u64, false).map_err(fault)?;
-        self.memory.probe(record, 8, false).map_err(fault)?;
-        let place = self.srqs.insert(Srq {
+        self.core.memory.probe(ring, u64::from(entries) * stride as u64, false).map_err(fault)?;
+        self.core.memory.probe(record, 8, false).map_err(fault)?;
+        let place = self.core.srqs.insert(Srq {
             context: id,
             srqn: 0,
             user_handle: request.user_handle,
@@ -180,27 +188,18 @@ impl<M: Memory> Core<M> {
             news: None,
         });
         let srqn = FIRST_SRQN + place;
-        if let Some(srq) = self.srqs.get_mut(place) {
+        if let Some(srq) = self.core.srqs.get_mut(place) {
             srq.srqn = srqn;
         }
-        self.count_pd(pd, 1);
-        let handle = self.context_mut(id)?.srqs.insert(place);
+        self.core.count_pd(pd, 1);
+        let handle = self.core.context_mut(id)?.srqs.insert(place);
         Ok(CreatedSrq { handle, srqn, max_wr: entries - 1, max_sge: request.max_sge })
     }
 
-    pub(super) fn find_srq(&self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
-        self.context(id)?.srqs.get(handle).copied().ok_or_else(|| CommandError::no_such("SRQ", handle))
-    }
-
-    pub(super) fn modify_srq(
-        &mut self,
-        id: ContextId,
-        handle: Handle,
-        request: &ModifySrq,
-    ) -> Result<(), CommandError> {
-        let place = self.find_srq(id, handle)?;
+    fn modify_srq(&mut self, id: ContextId, handle: Handle, request: &ModifySrq) -> Answer<()> {
+        let place = self.core.find_srq(id, handle)?;
         refuse_if!(request.mask & mask::MAX_WR != 0, EINVAL, "the size of an SRQ stays as it was made");
-        let srq = self.srqs.get_mut(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
+        let srq = self.core.srqs.get_mut(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
         if request.mask & mask::LIMIT == 0 {
             return Ok(());
         }
@@ -208,30 +207,35 @@ impl<M: Memory> Core<M> {
         refuse_if!(limit > most, EINVAL, "SRQ limit {limit}: {most} at most");
         if !srq.failed {
             srq.limit = request.limit;
-            srq.count(&self.memory);
+            srq.count(&self.core.memory);
             srq.look_at_limit();
         }
-        self.tell_of_srq(place);
+        self.core.tell_of_srq(place);
         Ok(())
     }
 
-    pub(super) fn query_srq(&self, id: ContextId, handle: Handle) -> Result<QueriedSrq, CommandError> {
-        let place = self.find_srq(id, handle)?;
-        let srq = self.srqs.get(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
+    fn query_srq(&self, id: ContextId, handle: Handle) -> Answer<QueriedSrq> {
+        let place = self.core.find_srq(id, handle)?;
+        let srq = self.core.srqs.get(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
         Ok(QueriedSrq { max_wr: srq.entries - 1, max_sge: srq.max_sge, limit: srq.limit })
     }
 
-    /// Returns the asynchronous events that the program must have read.
-    pub(super) fn destroy_srq(&mut self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
-        let place = self.find_srq(id, handle)?;
-        if self.srqs.get(place).is_some_and(|srq| srq.users > 0) {
+    fn destroy_srq(&mut self, id: ContextId, handle: Handle) -> Answer<u32> {
+        let place = self.core.find_srq(id, handle)?;
+        if self.core.srqs.get(place).is_some_and(|srq| srq.users > 0) {
             return Err(CommandError::busy("SRQ", handle, "queue pairs"));
         }
-        self.context_mut(id)?.srqs.remove(handle);
-        let Some(srq) = self.srqs.remove(place) else { return Ok(0) };
-        self.count_pd(srq.pd, -1);
-        let withdrawn = self.events.withdraw_asynchronous(id, srq.user_handle);
+        self.core.context_mut(id)?.srqs.remove(handle);
+        let Some(srq) = self.core.srqs.remove(place) else { return Ok(0) };
+        self.core.count_pd(srq.pd, -1);
+        let withdrawn = self.core.events.withdraw_asynchronous(id, srq.user_handle);
         Ok(srq.async_events.wrapping_sub(withdrawn))
+    }
+}
+
+impl<M: Memory> Core<M> {
+    pub(super) fn find_srq(&self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
+        self.context(id)?.srqs.get(handle).copied().ok_or_else(|| CommandError::no_such("SRQ", handle))
     }
 
     /// Gives the event that taking a receive, or arming, has brought about.

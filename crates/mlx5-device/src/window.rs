@@ -17,10 +17,13 @@ use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, change, flag, right};
 use roce::{Access, Opcode, RegionError, ServiceType, Status};
 
 use super::command::{AllocMw, AllocatedMw, CommandError, ContextId, Handle};
+use super::commands::Answer;
 use super::core::Core;
 use super::mr::{Regions, access};
+use super::nic::Nic;
 use super::qp::Qp;
 use super::sq::{Kind, SendRequest};
+use crate::carrier::Carrier;
 use crate::memory::Memory;
 
 /// The two kinds of window, with their numbers in `ALLOC_MW`.
@@ -176,12 +179,16 @@ fn remote_rights(context: &KeyContext) -> u32 {
     .fold(0, |rights, (_, flag)| rights | flag)
 }
 
-impl<M: Memory> Core<M> {
-    // Commands.
+pub trait MwCommands {
+    /// Checks as `ib_uverbs_alloc_mw` of Linux: the domain, then the type.
+    fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<AllocatedMw>;
+    /// Removes it, bound or not.
+    fn dealloc_mw(&mut self, context: ContextId, mw: Handle) -> Answer<()>;
+}
 
-    /// As `ib_uverbs_alloc_mw` of Linux checks it: the domain, then the type.
-    pub(super) fn alloc_mw(&mut self, id: ContextId, request: &AllocMw) -> Result<AllocatedMw, CommandError> {
-        let pd = self.find_pd(id, request.pd)?;
+impl<M: Memory, C: Carrier> MwCommands for Nic<M, C> {
+    fn alloc_mw(&mut self, id: ContextId, request: &AllocMw) -> Answer<AllocatedMw> {
+        let pd = self.core.find_pd(id, request.pd)?;
         let kind = match request.kind {
             1 => WindowKind::One,
             2 => WindowKind::Two,
@@ -189,25 +196,27 @@ impl<M: Memory> Core<M> {
                 return Err(CommandError::invalid(format!("memory windows of type {other} do not exist")));
             }
         };
-        let limit = self.capabilities.max_mw;
-        if self.regions.len() >= limit {
+        let limit = self.core.capabilities.max_mw;
+        if self.core.regions.len() >= limit {
             return Err(CommandError::exhausted("memory regions and windows", limit));
         }
-        let rkey = self.regions.insert_window(Window { key: 0, pd, kind, bound: None });
-        self.count_pd(pd, 1);
-        Ok(AllocatedMw { handle: self.context_mut(id)?.windows.insert(rkey), rkey })
+        let rkey = self.core.regions.insert_window(Window { key: 0, pd, kind, bound: None });
+        self.core.count_pd(pd, 1);
+        Ok(AllocatedMw { handle: self.core.context_mut(id)?.windows.insert(rkey), rkey })
     }
 
-    pub(super) fn dealloc_mw(&mut self, id: ContextId, handle: Handle) -> Result<(), CommandError> {
-        let key = self.context_mut(id)?.windows.remove(handle);
+    fn dealloc_mw(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
+        let key = self.core.context_mut(id)?.windows.remove(handle);
         let key = key.ok_or_else(|| CommandError::no_such("MW", handle))?;
-        self.close(key, None);
-        if let Some(window) = self.regions.remove_window(key) {
-            self.count_pd(window.pd, -1);
+        self.core.close(key, None);
+        if let Some(window) = self.core.regions.remove_window(key) {
+            self.core.count_pd(window.pd, -1);
         }
         Ok(())
     }
+}
 
+impl<M: Memory> Core<M> {
     /// A queue goes: what it opened is closed.
     pub(super) fn release_windows(&mut self, qpn: u32) {
         if self.regions.bound_to_queues == 0 {

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use mlx5_device::Commands;
+use mlx5_device::commands::*;
 use mlx5_device::UarKind;
 use mlx5_device::command::{CreateQp, Handle, ModifyQp, QpCap};
 use roce::qp_state::AttrMask;

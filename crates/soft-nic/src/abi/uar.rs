@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
+use mlx5_device::UarKind;
 use mlx5_device::command::refuse_if;
-use mlx5_device::doorbell::UarKind;
 use mlx5_device::memory::Registers;
 use mlx5_device::{Answer, Commands};
 

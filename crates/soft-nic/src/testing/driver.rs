@@ -5,10 +5,10 @@
 
 use std::sync::atomic::Ordering;
 
-use mlx5_device::Commands;
 use mlx5_device::command::{
     AddressVector, CommandError, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr,
 };
+use mlx5_device::commands::*;
 use mlx5_device::memory::Memory;
 use mlx5_device::{Counters, Nic, UarKind};
 use mlx5_layout::doorbell::{Arm, Doorbell, counter_word};

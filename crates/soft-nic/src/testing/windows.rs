@@ -1,7 +1,7 @@
 //! Memory windows of the mock driver: the commands, and UMR WQEs as libmlx5's `set_bind_wr` lays them.
 
-use mlx5_device::Commands;
 use mlx5_device::command::{AllocMw, Handle};
+use mlx5_device::commands::*;
 use mlx5_device::memory::Memory;
 use mlx5_layout::SendOpcode;
 use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, UmrControl, change, flag};

@@ -1,7 +1,7 @@
 //! Answers to READs: each has the bytes of its own request, no more of them, and only while its memory is granted.
 
-use mlx5_device::Commands;
 use mlx5_device::carrier::{Disposition, Message, Payload};
+use mlx5_device::commands::*;
 use mlx5_layout::umr::right::REMOTE_READ;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::{Reply, ReplyKind, Request, ServiceType};

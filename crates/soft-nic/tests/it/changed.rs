@@ -1,7 +1,7 @@
 //! Objects that change while they are in use: CQs that move to another ring, regions that are registered anew.
 
-use mlx5_device::Commands;
 use mlx5_device::command::{CommandError, ReregMr, ResizeCq};
+use mlx5_device::commands::*;
 use mlx5_device::rereg_change::{ACCESS, PD, TRANSLATION};
 use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{Cqe, CqeOpcode, CqeSyndrome, SendOpcode};

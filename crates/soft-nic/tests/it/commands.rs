@@ -1,8 +1,8 @@
 //! Commands: what is refused, with which errno, and what closing destroys.
 
-use mlx5_device::Commands;
 use mlx5_device::UarKind;
 use mlx5_device::command::{AddressVector, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
+use mlx5_device::commands::*;
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
 use soft_nic::config::LinkLayer;

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use mlx5_device::Commands;
 use mlx5_device::command::RegMr;
+use mlx5_device::commands::*;
 use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
 use soft_nic::dma::DmaBuf;

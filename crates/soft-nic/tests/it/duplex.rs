@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mlx5_device::Commands;
 use mlx5_device::command::ModifyQp;
+use mlx5_device::commands::*;
 use mlx5_layout::CqeOpcode;
 use roce::qp_state::{AttrMask, QpState};
 use roce::{Now, ServiceType};

@@ -6,8 +6,8 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mlx5_device::Commands;
 use mlx5_device::command::ModifyQp;
+use mlx5_device::commands::*;
 use mlx5_device::faults::{Injection, Settings};
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;

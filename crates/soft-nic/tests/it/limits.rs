@@ -3,9 +3,9 @@
 //! Where reaching the card's number would take gigabytes, the limit is lowered first; that the number shown is the one
 //! compared with is seen from the errno: above it `EINVAL`, at it `EFAULT` for the memory that the test has not got.
 
-use mlx5_device::Commands;
 use mlx5_device::UarKind;
 use mlx5_device::command::{AddressVector, AllocMw, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
+use mlx5_device::commands::*;
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;

@@ -1,7 +1,7 @@
 //! Two ports of one device: each with its own address, its own state, and the queues that chose it.
 
-use mlx5_device::Commands;
 use mlx5_device::command::{AddressVector, ModifyQp, event_type};
+use mlx5_device::commands::*;
 use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
 use roce::qp_state::AttrMask;

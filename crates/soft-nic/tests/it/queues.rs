@@ -1,7 +1,7 @@
 //! Completion queues, events, states: what holds for every operation.
 
-use mlx5_device::Commands;
 use mlx5_device::command::{ModifyQp, event_type};
+use mlx5_device::commands::*;
 use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;

@@ -1,7 +1,7 @@
 //! Shared receive queues: which QP gets which receive, what each completion says, the events, and what ends a queue.
 
-use mlx5_device::Commands;
 use mlx5_device::command::{CreateSrq, ModifyQp, ModifySrq, event_type};
+use mlx5_device::commands::*;
 use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;

@@ -1,7 +1,7 @@
 //! Memory windows: what a bind opens and to which peer, what is refused and how it shows, and the three ways in which one is closed.
 
-use mlx5_device::Commands;
 use mlx5_device::command::{ReregMr, event_type};
+use mlx5_device::commands::*;
 use mlx5_device::{Counters, rereg_change};
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::umr::{change, flag, right};

@@ -1,7 +1,7 @@
 //! Windows that are closed while messages through them are under way between two NICs.
 
-use mlx5_device::Commands;
 use mlx5_device::command::event_type;
+use mlx5_device::commands::*;
 use mlx5_layout::umr::right::{REMOTE_READ, REMOTE_WRITE};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;

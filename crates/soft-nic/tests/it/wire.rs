@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
-use mlx5_device::Commands;
+use mlx5_device::commands::*;
 use mlx5_layout::SendOpcode;
 use roce::wire::icrc;
 use roce::wire::packet::{Extended, Packet};

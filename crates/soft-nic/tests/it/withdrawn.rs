@@ -2,8 +2,8 @@
 //!
 //! Two NICs, of which the peer is not polled before the command has returned and the memory was used anew.
 
-use mlx5_device::Commands;
 use mlx5_device::command::ModifyQp;
+use mlx5_device::commands::*;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;

@@ -2,13 +2,14 @@
 
 use std::cell::RefCell;
 
+use mlx5_device::UarKind;
 use mlx5_device::command::{
     AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
     CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp,
     ModifySrq, MrKeys, QpCap, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
+use mlx5_device::commands::*;
 use mlx5_device::memory::Registers;
-use mlx5_device::{Answer, Commands, UarKind};
 
 /// The device.
 #[derive(Default)]
@@ -33,11 +34,7 @@ impl Recorder {
     }
 }
 
-impl Commands for Recorder {
-    fn port_is_down(&self, _: usize) -> bool {
-        false
-    }
-
+impl ContextCommands for Recorder {
     fn open_context(&mut self, device: usize) -> Answer<ContextId> {
         self.make(format!("open_context {device}"), ContextId(7))
     }
@@ -46,6 +43,12 @@ impl Commands for Recorder {
         self.note(format!("close_context {}", context.0));
     }
 
+    fn port_is_down(&self, _: usize) -> bool {
+        false
+    }
+}
+
+impl UarCommands for Recorder {
     fn alloc_uar(&mut self, _: ContextId, kind: UarKind, _: Box<dyn Registers>) -> Answer<AllocatedUar> {
         self.make(format!("alloc_uar {kind:?}"), AllocatedUar { handle: 3, page_id: 0x21 })
     }
@@ -54,7 +57,9 @@ impl Commands for Recorder {
         self.note(format!("free_uar {uar}"));
         Ok(())
     }
+}
 
+impl PdCommands for Recorder {
     fn alloc_pd(&mut self, _: ContextId) -> Answer<AllocatedPd> {
         self.make("alloc_pd".into(), AllocatedPd { handle: 4, pdn: 0x44 })
     }
@@ -63,7 +68,9 @@ impl Commands for Recorder {
         self.note(format!("dealloc_pd {pd}"));
         Ok(())
     }
+}
 
+impl MrCommands for Recorder {
     fn reg_mr(&mut self, _: ContextId, command: &RegMr) -> Answer<MrKeys> {
         self.make(format!("{command:x?}"), MrKeys { handle: 5, lkey: 0x500, rkey: 0x501 })
     }
@@ -76,7 +83,9 @@ impl Commands for Recorder {
         self.note(format!("dereg_mr {mr}"));
         Ok(())
     }
+}
 
+impl MwCommands for Recorder {
     fn alloc_mw(&mut self, _: ContextId, command: &AllocMw) -> Answer<AllocatedMw> {
         self.make(format!("{command:x?}"), AllocatedMw { handle: 9, rkey: 0x900 })
     }
@@ -85,7 +94,9 @@ impl Commands for Recorder {
         self.note(format!("dealloc_mw {mw}"));
         Ok(())
     }
+}
 
+impl CqCommands for Recorder {
     fn create_cq(&mut self, _: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
         self.make(format!("{command:x?}"), CreatedCq { handle: 6, cqn: 0x406, cqe: command.cqe })
     }
@@ -98,7 +109,9 @@ impl Commands for Recorder {
         self.note(format!("destroy_cq {cq}"));
         Ok(DestroyedCq { completion_events: 2, async_events: 1 })
     }
+}
 
+impl QpCommands for Recorder {
     fn create_qp(&mut self, _: ContextId, command: &CreateQp) -> Answer<CreatedQp> {
         self.make(format!("{command:x?}"), CreatedQp { handle: 8, qpn: 0x20040, cap: command.cap })
     }
@@ -125,7 +138,9 @@ impl Commands for Recorder {
         self.note(format!("destroy_qp {qp}"));
         Ok(5)
     }
+}
 
+impl SrqCommands for Recorder {
     fn create_srq(&mut self, _: ContextId, command: &CreateSrq) -> Answer<CreatedSrq> {
         let (max_wr, max_sge) = (command.max_wr + 1, command.max_sge);
         self.make(format!("{command:x?}"), CreatedSrq { handle: 10, srqn: 0x40a, max_wr, max_sge })
@@ -143,7 +158,9 @@ impl Commands for Recorder {
         self.note(format!("destroy_srq {srq}"));
         Ok(6)
     }
+}
 
+impl AhCommands for Recorder {
     fn create_ah(&mut self, _: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh> {
         self.make(format!("create_ah {pd} {address:x?}"), CreatedAh { handle: 9, dmac: [1, 2, 3, 4, 5, 6] })
     }

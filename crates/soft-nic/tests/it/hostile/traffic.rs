@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use mlx5_device::Commands;
 use mlx5_device::Violation;
 use mlx5_device::carrier::{Disposition, Message, Payload};
 use mlx5_device::command::ModifyQp;
+use mlx5_device::commands::*;
 use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{Cqe, CqeOpcode};
 use roce::{NakCode, Reply, ReplyKind, ServiceType};
