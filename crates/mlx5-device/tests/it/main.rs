@@ -1,0 +1,8 @@
+//! Two devices in one test: memory, registers and the wire between them are values, and time is a number.
+// Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
+#![allow(clippy::unwrap_used)]
+
+mod machine;
+mod replay;
+mod side;
+mod wire;
