@@ -54,7 +54,7 @@ impl<M: Memory, C: Carrier> ContextCommands for Nic<M, C> {
     }
 
     fn close_context(&mut self, id: ContextId) {
-        if self.core.acknowledge_all(&mut self.link, Some(id)) > 0 {
+        if self.core.acknowledge_all(&mut self.link, &mut self.qps, Some(id)) > 0 {
             self.link.ring_bells();
         }
         let Some(context) = self.core.contexts.get(id.0) else { return };

@@ -13,7 +13,6 @@ use super::faults::Faults;
 use super::model::{Capabilities, DeviceConfig};
 use super::mr::Regions;
 use super::pd::Pd;
-use super::qpn::Qps;
 use super::schedule::Schedule;
 use super::sq::Pool;
 use super::srq::Srq;
@@ -66,7 +65,7 @@ impl ThreadSampler {
     }
 }
 
-/// Everything of the NIC but the link.
+/// Everything of the NIC but its queue pairs and the carrier.
 pub(super) struct Core<M> {
     pub memory: M,
     pub events: Box<dyn EventSink>,
@@ -85,7 +84,8 @@ pub(super) struct Core<M> {
     pub cqs: Table<Cq>,
     pub srqs: Table<Srq>,
     pub ahs: Table<Ah>,
-    pub qps: Qps,
+    /// Keys of windows that the queue in hand closed: the other queues lose them before they have their turn.
+    pub revoked: Vec<u32>,
     pub counters: Counters,
     pub schedule: Schedule,
     pub shapers: Vec<TokenBucket>,
@@ -115,7 +115,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn new(
         config: &NicConfig,
         memory: M,
-        (slot, wire): (u8, bool),
+        wire: bool,
         events: Box<dyn EventSink>,
         log: Box<dyn LogSink>,
         now: Now,
@@ -144,7 +144,7 @@ impl<M: Memory> Core<M> {
             cqs: Table::default(),
             srqs: Table::default(),
             ahs: Table::default(),
-            qps: Qps::new(slot),
+            revoked: Vec::new(),
             counters: Counters::default(),
             schedule: Schedule::default(),
             shapers,

@@ -13,7 +13,7 @@ use super::command::event_type;
 use super::core::{Core, LONG_BYTES};
 use super::mr::access;
 use super::qp::{Qp, ReadAnswer};
-use super::qpn::slot_of;
+use super::qpn::{Qps, slot_of};
 use super::rq::QpResources;
 use super::send::Taken;
 use super::wire;
@@ -26,40 +26,43 @@ pub(super) fn order(relaxed: bool) -> Order {
 }
 
 impl<M: Memory> Core<M> {
-    /// Takes what the link offers.
-    pub(super) fn arrive(&mut self, message: &Message, inbound: &mut impl Inbound) -> Disposition {
-        match message {
-            Message::Request(request) => self.request(request, inbound),
-            Message::Packet { packet, from, at } => self.take_packet(packet, *from, *at, inbound),
-            Message::Reply { reply, offset, last } => {
-                match self.qps.find(reply.dst_qpn).and_then(|place| self.qps.take(place)) {
-                    Some(qp) if self.faults.is_some() && self.is_down(qp.port) => {
-                        self.drop_at_port(&qp);
-                        self.qps.put(qp);
-                    }
-                    Some(qp) if qp.route.is_some() => {
-                        // Its peer is on the wire: another process says this.
-                        self.counters.dropped_replies += 1;
-                        self.qps.put(qp);
-                    }
-                    Some(mut qp) => {
-                        self.take_reply(&mut qp, reply, *offset, *last, inbound);
-                        self.qps.put(qp);
-                    }
-                    None => self.counters.dropped_replies += 1,
+    /// Takes what the carrier offers.
+    pub(super) fn arrive(
+        &mut self,
+        qps: &mut Qps,
+        message: &Message,
+        inbound: &mut impl Inbound,
+    ) -> Disposition {
+        let qpn = match message {
+            Message::Request(request) => request.dst_qpn,
+            Message::Packet { packet, .. } => packet.dst_qpn,
+            Message::Reply { reply, .. } => reply.dst_qpn,
+        };
+        let qp = qps.find(qpn).and_then(|place| qps.get_mut(place));
+        match (message, qp) {
+            (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),
+            (Message::Packet { packet, from, at }, Some(qp)) => {
+                self.take_packet(qp, packet, *from, *at, inbound)
+            }
+            (Message::Reply { reply, offset, last }, Some(qp)) => {
+                if self.faults.is_some() && self.is_down(qp.port) {
+                    self.drop_at_port(qp);
+                } else if qp.route.is_some() {
+                    // Its peer is on the wire: another process says this.
+                    self.counters.dropped_replies += 1;
+                } else {
+                    self.take_reply(qp, reply, *offset, *last, inbound);
                 }
             }
+            (Message::Reply { .. }, None) => self.counters.dropped_replies += 1,
+            (_, None) => self.counters.dropped_unknown_qp += 1,
         }
         if self.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
     }
 
-    fn request(&mut self, request: &Request, inbound: &mut impl Inbound) {
-        let Some(mut qp) = self.qps.find(request.dst_qpn).and_then(|place| self.qps.take(place)) else {
-            self.counters.dropped_unknown_qp += 1;
-            return;
-        };
+    fn request(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
         if self.faults.is_some() && self.is_down(qp.port) {
-            self.drop_at_port(&qp);
+            self.drop_at_port(qp);
         } else if qp.route.is_some() {
             self.counters.dropped_peer += 1;
         } else if inbound.to_port() != Some(self.ports[qp.port].port) {
@@ -67,11 +70,10 @@ impl<M: Memory> Core<M> {
             self.counters.dropped_address += 1;
         } else if qp.state.answers_requests() {
             self.port_counters[qp.port].requests_received += 1;
-            self.respond(&mut qp, request, inbound);
+            self.respond(qp, request, inbound);
         } else {
             self.counters.dropped_qp_state += 1;
         }
-        self.qps.put(qp);
     }
 
     /// Something arrived while the queue's port was down.
@@ -313,20 +315,19 @@ impl<M: Memory> Core<M> {
     // Replies.
 
     /// Sends the replies of all queues that have some. Returns how many.
-    pub(super) fn send_replies(&mut self, link: &mut impl Carrier) -> usize {
+    pub(super) fn send_replies(&mut self, link: &mut impl Carrier, qps: &mut Qps) -> usize {
         let mut sent = 0;
         // A full ring, or a kernel that takes no more packets, must not always leave the same ones waiting.
         self.schedule.replying.begin(self.options.wire);
         let mut at = 0;
         while let Some(place) = self.schedule.replying.list.get(at).copied() {
-            let Some(mut qp) = self.qps.take(place) else {
+            let Some(qp) = qps.get_mut(place) else {
                 self.schedule.replying.list.swap_remove(at);
                 continue;
             };
-            let (count, more) = self.send_replies_of(link, &mut qp);
+            let (count, more) = self.send_replies_of(link, qp);
             sent += count;
             qp.replying = more;
-            self.qps.put(qp);
             self.schedule.replying.note(at, count, more);
             if more {
                 at += 1;
@@ -366,7 +367,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Gives one reply, or what is left of it, to the link.
+    /// Gives one reply, or what is left of it, to the carrier.
     fn send_reply(&mut self, link: &mut impl Carrier, qp: &mut Qp, reply: &Reply) -> Taken {
         match reply.kind {
             ReplyKind::RnrNak { .. } => self.counters.rnr_naks_sent += 1,

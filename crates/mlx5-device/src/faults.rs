@@ -1,7 +1,7 @@
 //! Faults on demand: ports that are down, messages that are lost or held up, one error, one late READ. Nothing of it exists in
 //! a NIC that was never asked for any ([`Core::faults`] is empty), and everything that happens is counted.
 //!
-//! Losses fall on messages on their way out, requests and replies alike, before the link sees them: to the transport they are
+//! Losses fall on messages on their way out, requests and replies alike, before the carrier sees them: to the transport they are
 //! what a wire would have lost. Which ones is decided by a seeded generator, so the same traffic loses the same messages.
 
 use std::fmt;
@@ -15,6 +15,7 @@ use super::core::Core;
 use super::counters::name_of;
 use super::packets::bytes_of;
 use super::qp::Qp;
+use super::qpn::Qps;
 use crate::carrier::{Icrc, MAX_DELAY_NS};
 use crate::memory::Memory;
 use crate::{Span, TokenBucket, random};
@@ -192,7 +193,7 @@ impl<M: Memory> Core<M> {
         if let Some(delay) = settings.delay.filter(|delay| delay.0 > MAX_DELAY_NS) {
             return Err(format!("a delay of {delay}; 0 to {} is possible", Span(MAX_DELAY_NS)));
         }
-        // The delay is the link's.
+        // The delay is the carrier's.
         let Settings { loss, seed, delay: _, rate_gbps, messages_per_second } = *settings;
         let now = self.now;
         let faults = self.changed(format!("set {settings}"));
@@ -208,10 +209,10 @@ impl<M: Memory> Core<M> {
     }
 
     /// Waits for the message that the fault is to befall.
-    pub(super) fn inject(&mut self, injection: Injection) -> Result<(), String> {
+    pub(super) fn inject(&mut self, qps: &Qps, injection: Injection) -> Result<(), String> {
         let qpn = injection.qpn();
-        let Some(qp) = self.qps.find(qpn).and_then(|place| self.qps.get(place)) else {
-            let open = (0..self.qps.bound()).filter_map(|place| self.qps.get(place));
+        let Some(qp) = qps.find(qpn).and_then(|place| qps.get(place)) else {
+            let open = (0..qps.bound()).filter_map(|place| qps.get(place));
             let some: Vec<_> = open.map(|qp| format!("{:#x}", qp.qpn)).take(NAMED + 1).collect();
             return Err(match some.len() {
                 0 => format!("this NIC has no QP {qpn:#x}, and no other either"),

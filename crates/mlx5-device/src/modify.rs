@@ -10,6 +10,7 @@ use super::command::{CommandError, ContextId, Handle, ModifyQp, refuse_if};
 use super::core::Core;
 use super::mr::access;
 use super::qp::Qp;
+use super::qpn::Qps;
 use super::route::{Route, Way, Ways};
 use crate::carrier::PathAddress;
 use crate::config::LinkLayer;
@@ -30,34 +31,33 @@ const LEAST_TIMEOUT: u8 = 10;
 impl<M: Memory> Core<M> {
     pub(super) fn modify_qp(
         &mut self,
+        qps: &mut Qps,
         id: ContextId,
         handle: Handle,
         request: &ModifyQp,
     ) -> Result<(), CommandError> {
         let place = self.find_qp(id, handle)?;
-        let qp = self.qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
+        let qp = qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
         let (from, to) = self.check_move(qp, request)?;
         if to == QpState::Reset {
             let page = qp.sq.doorbell.page;
             // A register write from before, which was not looked at yet, must not count for what is posted afterwards.
-            self.poll_page(page);
+            self.poll_page(qps, page);
         }
-        let mut qp = self.qps.take(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
+        let qp = qps.get_mut(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
         let before = (qp.attributes, qp.path, qp.peer, qp.route, qp.port);
         apply(&mut qp.attributes, request);
-        qp.port = self.port_of(&qp, request);
+        qp.port = self.port_of(qp, request);
         if request.mask & (AttrMask::AV.0 | AttrMask::DEST_QPN.0) != 0 {
-            self.set_path(&mut qp);
+            self.set_path(qp);
         }
         if qp.responder.is_some() && qp.route.is_some() != before.3.is_some() {
             (qp.attributes, qp.path, qp.peer, qp.route, qp.port) = before;
-            self.qps.put(qp);
             let reason = "a connection moves neither from shared memory to the wire nor back: reset the QP";
             return Err(CommandError::invalid(reason.to_owned()));
         }
-        self.enter_state(&mut qp, from, to, request.mask);
-        self.schedule.heat(&mut qp, self.now);
-        self.qps.put(qp);
+        self.enter_state(qp, from, to, request.mask);
+        self.schedule.heat(qp, self.now);
         Ok(())
     }
 

@@ -11,8 +11,8 @@ use roce::{Access, RegionError};
 
 use super::command::{CommandError, ContextId, Handle, MrKeys, RegMr, ReregMr, refuse_if};
 use super::commands::Answer;
-use super::core::Core;
 use super::nic::Nic;
+use super::qpn::Qps;
 use super::window::Window;
 use crate::carrier::Carrier;
 use crate::errno;
@@ -347,7 +347,7 @@ impl<M: Memory, C: Carrier> MrCommands for Nic<M, C> {
         self.core.regions.replace(new);
         self.core.count_pd(old.pd, -1);
         self.core.count_pd(new.pd, 1);
-        self.core.revoke(key);
+        self.qps.revoke(key);
         Ok(MrKeys { handle: request.mr, lkey: key, rkey: key })
     }
 
@@ -360,18 +360,18 @@ impl<M: Memory, C: Carrier> MrCommands for Nic<M, C> {
         self.core.context_mut(id)?.regions.remove(handle);
         if let Some(region) = self.core.regions.remove(key) {
             self.core.count_pd(region.pd, -1);
-            self.core.revoke(key);
+            self.qps.revoke(key);
         }
         Ok(())
     }
 }
 
-impl<M: Memory> Core<M> {
+impl Qps {
     /// A key opens nothing any more, and no queue touches what it opened. What was sent before lies in a ring. A request that is not sent whole, or must be sent again, ends with a local
     /// protection error; a READ that is not answered whole with a remote access error (IBTA vol. 1 §9.9.2, §9.9.3).
     pub(super) fn revoke(&mut self, key: u32) {
-        for place in 0..self.qps.bound() {
-            let Some(qp) = self.qps.get_mut(place) else { continue };
+        for place in 0..self.bound() {
+            let Some(qp) = self.get_mut(place) else { continue };
             qp.sq.revoke(key);
             qp.revoke_answers(key);
         }

@@ -11,6 +11,7 @@ use super::core::{Core, LogSink, ThreadSampler};
 use super::counters::{Counters, PortCounters};
 use super::faults::{Injection, Settings};
 use super::model::{Capabilities, DeviceConfig};
+use super::qpn::Qps;
 use crate::carrier::Carrier;
 use crate::config::NicConfig;
 use crate::memory::Memory;
@@ -22,6 +23,7 @@ const ARRIVALS: usize = 32;
 /// The software NIC of one process. One thread at a time uses it.
 pub struct Nic<M: Memory, C: Carrier> {
     pub(super) link: C,
+    pub(super) qps: Qps,
     pub(super) core: Core<M>,
 }
 
@@ -35,8 +37,8 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         log: Box<dyn LogSink>,
         now: Now,
     ) -> Nic<M, C> {
-        let core = Core::new(config, memory, (link.slot(), link.has_wire()), events, log, now);
-        let mut nic = Nic { link, core };
+        let core = Core::new(config, memory, link.has_wire(), events, log, now);
+        let mut nic = Nic { qps: Qps::new(link.slot()), link, core };
         nic.link.set_delay(config.delay_ns);
         nic
     }
@@ -80,7 +82,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// QPs at the port of this place; a QP that was never told its port is at its device's first.
     pub fn open_qps(&self, place: usize) -> usize {
-        let qps = &self.core.qps;
+        let qps = &self.qps;
         (0..qps.bound()).filter_map(|at| qps.get(at)).filter(|qp| qp.port == place).count()
     }
 
@@ -117,19 +119,19 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// One fault, at the next message that it fits. The error is a sentence.
     pub fn inject(&mut self, injection: Injection) -> Result<(), String> {
-        self.core.inject(injection)
+        self.core.inject(&self.qps, injection)
     }
 
     // The device's own work.
 
     /// One round. Returns how much was done; 0: nothing moved, the thread may rest.
     pub fn poll(&mut self, now: Now) -> usize {
-        self.core.poll(&mut self.link, now, ARRIVALS)
+        self.core.poll(&mut self.link, &mut self.qps, now, ARRIVALS)
     }
 
     /// One of the last rounds: no acknowledgement waits for a message that its program would send. Returns how much was done.
     pub fn poll_last(&mut self, now: Now) -> usize {
-        self.core.acknowledge_all(&mut self.link, None) + self.poll(now)
+        self.core.acknowledge_all(&mut self.link, &mut self.qps, None) + self.poll(now)
     }
 
     /// Whether some queue waits for time to pass (a time-out, an RNR wait, a rate): rest for microseconds only.

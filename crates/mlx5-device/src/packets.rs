@@ -19,6 +19,7 @@ use super::command::ContextId;
 use super::core::Core;
 use super::mr::access;
 use super::qp::Qp;
+use super::qpn::Qps;
 use super::route::Route;
 use super::sq::{Kind, SendRequest};
 use crate::carrier::{Carrier, Icrc, Inbound, Unsent};
@@ -157,28 +158,29 @@ impl<M: Memory> Core<M> {
         qp.converses && qp.sq.outstanding.is_empty()
     }
 
-    /// The queue at this place may send nothing any more: the acknowledgement that waits for its answer leaves alone. The program has
+    /// The queue may send nothing any more: the acknowledgement that waits for its answer leaves alone. The program has
     /// seen what it acknowledges, and no counter could show it afterwards. Returns the number of packets.
-    pub(super) fn acknowledge_alone(&mut self, link: &mut impl Carrier, place: u32) -> usize {
-        let owes = |qp: &Qp| {
-            let owed = qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
-            qp.route.filter(|_| qp.replying && owed)
-        };
-        let Some(route) = self.qps.get(place).and_then(owes) else { return 0 };
-        let Some(mut qp) = self.qps.take(place) else { return 0 };
+    pub(super) fn acknowledge_alone(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
+        let owed = qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
+        let Some(route) = qp.route.filter(|_| qp.replying && owed) else { return 0 };
         qp.converses = false;
         // Ahead of its rate by this one packet, which is charged all the same. What is left stays listed.
-        let (sent, _) = self.send_reply_packets(link, &mut qp, route, true);
-        self.qps.put(qp);
-        sent
+        self.send_reply_packets(link, qp, route, true).0
     }
 
     /// The same for every queue of a context, or of all: they are about to go.
-    pub(super) fn acknowledge_all(&mut self, link: &mut impl Carrier, of: Option<ContextId>) -> usize {
-        let wanted = |qp: &Qp| of.is_none_or(|context| qp.context == context);
-        let listed = self.schedule.replying.list.clone();
-        let places = listed.into_iter().filter(|place| self.qps.get(*place).is_some_and(wanted));
-        places.collect::<Vec<_>>().into_iter().map(|place| self.acknowledge_alone(link, place)).sum()
+    pub(super) fn acknowledge_all(
+        &mut self,
+        link: &mut impl Carrier,
+        qps: &mut Qps,
+        of: Option<ContextId>,
+    ) -> usize {
+        let mut sent = 0;
+        for place in self.schedule.replying.list.clone() {
+            let qp = qps.get_mut(place).filter(|qp| of.is_none_or(|context| qp.context == context));
+            sent += qp.map_or(0, |qp| self.acknowledge_alone(link, qp));
+        }
+        sent
     }
 
     /// Sends acknowledgements and READ responses, `unpaced` whatever the port's rate says. Number sent, and whether some are left.
@@ -295,30 +297,26 @@ impl<M: Memory> Core<M> {
     /// A packet arrived for an address of ours.
     pub(super) fn take_packet(
         &mut self,
+        qp: &mut Qp,
         packet: &Packet,
         from: IpAddr,
         at: IpAddr,
         inbound: &mut impl Inbound,
     ) {
-        let Some(mut qp) = self.qps.find(packet.dst_qpn).and_then(|place| self.qps.take(place)) else {
-            self.counters.dropped_unknown_qp += 1;
-            return;
-        };
         let stranger = |route: Option<Route>| route != Some(Route { from: at, to: from });
         let is_at = |port: usize| self.ports[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
         if qp.service != ServiceType::Ud && stranger(qp.route) || !is_at(qp.port) {
             self.counters.dropped_address += 1;
         } else if self.faults.is_some() && self.is_down(qp.port) {
-            self.drop_at_port(&qp);
+            self.drop_at_port(qp);
         } else if !packet.content.is_request() {
-            self.take_answer(&mut qp, packet, inbound);
+            self.take_answer(qp, packet, inbound);
         } else if qp.state.answers_requests() {
             self.port_counters[qp.port].requests_received += 1;
-            self.respond_to_packet(&mut qp, packet, inbound);
+            self.respond_to_packet(qp, packet, inbound);
         } else {
             self.counters.dropped_qp_state += 1;
         }
-        self.qps.put(qp);
     }
 
     fn respond_to_packet(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {

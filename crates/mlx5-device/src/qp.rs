@@ -92,7 +92,7 @@ pub(super) struct Qp {
     pub replying: bool,
     /// READ answers that travel in replies: last PSN of the request, where the bytes are, how many have left.
     pub answers: VecDeque<ReadAnswer>,
-    /// A READ response of which the link took only a part.
+    /// A READ response of which the carrier took only a part.
     pub partial_reply: Option<Reply>,
     /// READ responses leave at the link's rate: no reply before this.
     pub reply_not_before: roce::Now,
@@ -177,9 +177,9 @@ impl<M: Memory, C: Carrier> QpCommands for Nic<M, C> {
         let page = self.core.find_page(id, request)?;
         let size = |cq: u32| self.core.cqs.get(cq).map_or(64, |cq| cq.cqe_size as usize);
         let (requester_scatter, responder_scatter) = scatter_limits(request, size(send_cq), size(recv_cq));
-        let (limit, place) = (self.core.capabilities.max_qp, self.core.qps.place());
-        let Some(qpn) = self.core.qps.number(device, limit, place) else {
-            self.core.qps.unplace(place);
+        let (limit, place) = (self.core.capabilities.max_qp, self.qps.place());
+        let Some(qpn) = self.qps.number(device, limit, place) else {
+            self.qps.unplace(place);
             return Err(CommandError::exhausted("queue pairs", limit));
         };
         let (sq_ring, signature) = (request.buffer + rq_bytes, request.mlx5_flags & flag::SIGNATURE != 0);
@@ -244,7 +244,7 @@ impl<M: Memory, C: Carrier> QpCommands for Nic<M, C> {
             ack_due: roce::Now(0),
             converses: false,
         };
-        self.core.qps.put(Box::new(qp));
+        self.qps.insert(Box::new(qp));
         self.core.count_pd(pd, 1);
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = self.core.cqs.get_mut(cq) {
@@ -257,7 +257,7 @@ impl<M: Memory, C: Carrier> QpCommands for Nic<M, C> {
         if let Some(uar) = self.core.uars.get_mut(page) {
             uar.queues.push(place);
         }
-        self.core.join_page(page);
+        self.core.join_page(&mut self.qps, page);
         Ok(CreatedQp { handle: self.core.context_mut(id)?.qps.insert(place), qpn, cap: request.cap })
     }
 
@@ -265,12 +265,12 @@ impl<M: Memory, C: Carrier> QpCommands for Nic<M, C> {
         if request.ends_connection() {
             self.acknowledge_alone(id, handle);
         }
-        self.core.modify_qp(id, handle, request)
+        self.core.modify_qp(&mut self.qps, id, handle, request)
     }
 
     fn query_qp(&self, id: ContextId, handle: Handle) -> Answer<QueriedQp> {
         let place = self.core.find_qp(id, handle)?;
-        let qp = self.core.qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
+        let qp = self.qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
         let state = qp.state.number();
         let mut attributes = ModifyQp { state, current_state: state, ..qp.attributes };
         if let Some(requester) = &qp.requester {
@@ -291,14 +291,13 @@ impl<M: Memory, C: Carrier> QpCommands for Nic<M, C> {
         self.acknowledge_alone(id, handle);
         let place = self.core.find_qp(id, handle)?;
         // What it rang last must not look like a doorbell without a queue later.
-        if let Some(page) = self.core.qps.get(place).map(|qp| qp.sq.doorbell.page) {
-            self.core.poll_page(page);
+        if let Some(page) = self.qps.get(place).map(|qp| qp.sq.doorbell.page) {
+            self.core.poll_page(&mut self.qps, page);
         }
         self.core.context_mut(id)?.qps.remove(handle);
-        let Some(mut qp) = self.core.qps.take(place) else { return Ok(0) };
+        let Some(mut qp) = self.qps.remove(place) else { return Ok(0) };
         self.core.empty(&mut qp);
         self.core.release_windows(qp.qpn);
-        self.core.qps.release(&qp);
         self.core.schedule.forget_qp(place);
         self.core.count_pd(qp.pd, -1);
         for cq in [qp.send_cq, qp.recv_cq] {
@@ -311,6 +310,7 @@ impl<M: Memory, C: Carrier> QpCommands for Nic<M, C> {
         }
         if let Some(uar) = self.core.uars.get_mut(qp.sq.doorbell.page) {
             uar.queues.retain(|queue| *queue != place);
+            uar.rang.retain(|(queue, _)| *queue != place);
         }
         let withdrawn = self.core.events.withdraw_asynchronous(id, qp.user_handle);
         Ok(qp.async_events.wrapping_sub(withdrawn))
@@ -320,8 +320,8 @@ impl<M: Memory, C: Carrier> QpCommands for Nic<M, C> {
 impl<M: Memory, C: Carrier> Nic<M, C> {
     /// What this queue has executed is acknowledged before it goes.
     fn acknowledge_alone(&mut self, context: ContextId, handle: Handle) {
-        let place = self.core.find_qp(context, handle);
-        if place.is_ok_and(|place| self.core.acknowledge_alone(&mut self.link, place) > 0) {
+        let qp = self.core.find_qp(context, handle).ok().and_then(|place| self.qps.get_mut(place));
+        if qp.is_some_and(|qp| self.core.acknowledge_alone(&mut self.link, qp) > 0) {
             self.link.ring_bells();
         }
     }

@@ -26,7 +26,7 @@ pub(super) fn slot_of(qpn: u32) -> u8 {
     (qpn >> (INDEX_BITS + DEVICE_BITS)) as u8 & 0x7f
 }
 
-/// Every QP of the process. A QP is taken out while it is worked on, so that the rest of the NIC can be used with it.
+/// Every QP of the process. They lie beside [`Core`](super::core::Core), which works on one of them at a time.
 #[derive(Debug)]
 pub(super) struct Qps {
     slot: u8,
@@ -62,16 +62,18 @@ impl Qps {
         self.places.get_mut(place as usize)?.as_deref_mut()
     }
 
-    pub(super) fn take(&mut self, place: u32) -> Option<Box<Qp>> {
-        self.places.get_mut(place as usize)?.take()
+    pub(super) fn insert(&mut self, qp: Box<Qp>) {
+        let place = qp.place as usize;
+        self.watches[place] = Watch::of(&qp);
+        self.places[place] = Some(qp);
     }
 
-    pub(super) fn put(&mut self, qp: Box<Qp>) {
-        let place = qp.place as usize;
-        if !qp.hot {
-            self.watches[place] = Watch::of(&qp);
+    /// The QP goes to the background: from now on its watch says when it is worth a look.
+    pub(super) fn cool(&mut self, place: u32) {
+        if let Some(qp) = self.places[place as usize].as_deref_mut() {
+            qp.hot = false;
+            self.watches[place as usize] = Watch::of(qp);
         }
-        self.places[place] = Some(qp);
     }
 
     /// Adds those of the places in `range` to `found` whose queues may have something to do.
@@ -113,12 +115,15 @@ impl Qps {
         Some(u32::from(self.slot) << (INDEX_BITS + DEVICE_BITS) | (device as u32) << INDEX_BITS | index)
     }
 
-    pub(super) fn release(&mut self, qp: &Qp) {
+    /// Takes a QP out for good.
+    pub(super) fn remove(&mut self, place: u32) -> Option<Box<Qp>> {
+        let qp = self.places.get_mut(place as usize)?.take()?;
         let index = (qp.qpn & ((1 << INDEX_BITS) - 1)) as usize;
         self.numbers[qp.device][index] = 0;
         self.counts[qp.device] -= 1;
         self.watches[qp.place as usize] = Watch::default();
         self.free.push(qp.place);
+        Some(qp)
     }
 
     /// Gives a place back that no QP was put into.

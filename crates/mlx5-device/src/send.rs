@@ -1,4 +1,4 @@
-//! The requester's side of a QP: from the send queue to the link, and from replies to completions.
+//! The requester's side of a QP: from the send queue to the carrier, and from replies to completions.
 //!
 //! One [`Core::step`] a poll and queue: time-outs, then new WQEs within a budget, then what the transport lets go, then
 //! completions in the order of posting.
@@ -26,7 +26,7 @@ const MAX_OUTSTANDING: usize = 256;
 /// Time-outs in a row that wait because replies of the peer are there and not read.
 const MAX_ANSWER_HOLDS: u8 = 4;
 
-/// How much of a message, or of an answer, the link has taken.
+/// How much of a message, or of an answer, the carrier has taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
     Whole,
@@ -189,10 +189,7 @@ impl<M: Memory> Core<M> {
     /// no other queue on the page was ever seen to ring, nothing was hidden.
     fn is_provable(&self, qp: &Qp) -> bool {
         let Some(uar) = self.uars.get(qp.sq.doorbell.page) else { return false };
-        let others = uar.queues.iter().filter(|place| **place != qp.place);
-        let rang =
-            |place: &u32| self.qps.get(*place).is_some_and(|other| other.sq.doorbell.register.is_some());
-        qp.sq.doorbell.register.is_some() || !others.into_iter().any(rang)
+        qp.sq.doorbell.register.is_some() || uar.rang.iter().all(|(place, _)| *place == qp.place)
     }
 
     /// Counts a queue whose doorbells cannot be checked, once. The first is a line: programs have dozens of them.
@@ -247,7 +244,7 @@ impl<M: Memory> Core<M> {
             let begun = qp.sq.partial.is_some();
             let next = match qp.sq.partial.take() {
                 Some(rest) => Some(rest),
-                // Polled counts as sent for the transport; what the link has no room for waits as a part of nothing.
+                // Polled counts as sent for the transport; what the carrier has no room for waits as a part of nothing.
                 None if self.shapers[qp.port].allows(self.now)
                     && (self.faults.is_none() || self.keeps_pace()) =>
                 {
@@ -271,7 +268,7 @@ impl<M: Memory> Core<M> {
         work
     }
 
-    /// Gives a message, or what is left of it, to the link.
+    /// Gives a message, or what is left of it, to the carrier.
     fn send(&mut self, link: &mut impl Carrier, qp: &mut Qp, transmit: Transmit) -> Taken {
         let Some(place) = qp.sq.find(transmit.ticket) else { return Taken::Whole };
         let (port, mtu) = (qp.port, qp.mtu_bytes());

@@ -38,7 +38,7 @@ pub(super) struct SendQueue {
     pub held: Option<Box<SendRequest>>,
     /// Posted and not completed, oldest first.
     pub outstanding: VecDeque<Box<SendRequest>>,
-    /// A message of which the link took only a part: the rest goes first.
+    /// A message of which the carrier took only a part: the rest goes first.
     pub partial: Option<Transmit>,
     /// Where the last request to the peer lies: while it is not taken, its acknowledgement is not late.
     pub last_sent: Option<Position>,
@@ -78,7 +78,7 @@ pub(super) struct SendRequest {
     pub unreachable: bool,
     /// Way of a datagram that goes over the wire instead.
     pub route: Option<Route>,
-    /// Bytes that the link has taken, of a message that it takes in pieces.
+    /// Bytes that the carrier has taken, of a message that it takes in pieces.
     pub carried: u32,
     /// Payload that travelled in the WQE, or of a READ that the CQE is to carry.
     pub inline: Vec<u8>,

@@ -19,6 +19,8 @@ use super::command::{
 use super::commands::Answer;
 use super::core::Core;
 use super::nic::Nic;
+use super::qp::Qp;
+use super::qpn::Qps;
 use super::rq::MAX_ENTRY_BYTES;
 use crate::carrier::Carrier;
 use crate::errno;
@@ -258,15 +260,12 @@ impl<M: Memory> Core<M> {
     }
 
     /// A shared receive queue failed: so do the queues that take from it.
-    pub(super) fn fail_takers(&mut self, srq: u32) {
-        for place in 0..self.qps.bound() {
-            if self.qps.get(place).is_none_or(|qp| qp.srq.is_none_or(|from| from.place != srq)) {
-                continue;
-            }
-            if let Some(mut qp) = self.qps.take(place) {
-                self.raise(&mut qp, event_type::QP_FATAL);
-                self.fail_qp(&mut qp);
-                self.qps.put(qp);
+    pub(super) fn fail_takers(&mut self, qps: &mut Qps, srq: u32) {
+        for place in 0..qps.bound() {
+            let takes = |qp: &&mut Qp| qp.srq.is_some_and(|from| from.place == srq);
+            if let Some(qp) = qps.get_mut(place).filter(takes) {
+                self.raise(qp, event_type::QP_FATAL);
+                self.fail_qp(qp);
             }
         }
     }

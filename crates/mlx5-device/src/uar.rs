@@ -28,6 +28,8 @@ pub(super) struct Uar {
     pub registers: Box<dyn Registers>,
     /// Queues that named the page when they were made.
     pub queues: Vec<u32>,
+    /// Those of them that were seen to ring, and which register each rings.
+    pub rang: Vec<(u32, u8)>,
     /// The last register write on this page named a queue that is not on it, and no violation was blamed on it yet.
     pub stray: bool,
     /// Poll in which the registers were looked at last.
@@ -36,7 +38,7 @@ pub(super) struct Uar {
 
 impl Uar {
     pub(super) fn new(context: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> Uar {
-        Uar { context, kind, registers, queues: Vec::new(), stray: false, polled: 0 }
+        Uar { context, kind, registers, queues: Vec::new(), rang: Vec::new(), stray: false, polled: 0 }
     }
 
     /// Whether some register was written since the last look.

@@ -22,6 +22,7 @@ use super::core::Core;
 use super::mr::{Regions, access};
 use super::nic::Nic;
 use super::qp::Qp;
+use super::qpn::Qps;
 use super::sq::{Kind, SendRequest};
 use crate::carrier::Carrier;
 use crate::memory::Memory;
@@ -209,6 +210,7 @@ impl<M: Memory, C: Carrier> MwCommands for Nic<M, C> {
         let key = self.core.context_mut(id)?.windows.remove(handle);
         let key = key.ok_or_else(|| CommandError::no_such("MW", handle))?;
         self.core.close(key, None);
+        self.core.revoke_closed(&mut self.qps);
         if let Some(window) = self.core.regions.remove_window(key) {
             self.core.count_pd(window.pd, -1);
         }
@@ -258,7 +260,8 @@ impl<M: Memory> Core<M> {
             None if window.kind == WindowKind::Two && window.bound?.qpn != Some(qp.qpn) => return None,
             None => None,
         };
-        self.close(window.key, Some(qp));
+        self.close(window.key, Some(qp.qpn));
+        qp.revoke_answers(window.key);
         if let Some(window) = self.regions.window_mut(window.key) {
             window.key = window.key & !0xff | u32::from(work.tag);
         }
@@ -284,18 +287,21 @@ impl<M: Memory> Core<M> {
         Some(Bound { region: region.key, qpn, start, length, address, access: rights })
     }
 
-    /// Closes a window. What was asked for through it and is not answered is refused. `in_hand`: a queue that is not in the
-    /// table now.
-    fn close(&mut self, key: u32, in_hand: Option<&mut Qp>) {
+    /// Closes a window. What was asked for through it and is not answered is refused. `owner` does so itself; another queue than that
+    /// has nothing of a window that `owner` bound, and loses the key with [`Core::revoke_closed`] otherwise.
+    fn close(&mut self, key: u32, owner: Option<u32>) {
         let Some(key) = self.regions.window(key).map(|window| window.key) else { return };
         let Some(bound) = self.regions.unbind(key) else { return };
-        if let Some(qp) = in_hand {
-            qp.revoke_answers(key);
-            if bound.qpn == Some(qp.qpn) {
-                return;
-            }
+        if bound.qpn.is_none() || bound.qpn != owner {
+            self.revoked.push(key);
         }
-        self.revoke(key);
+    }
+
+    /// No queue touches what the closed windows opened.
+    pub(super) fn revoke_closed(&mut self, qps: &mut Qps) {
+        while let Some(key) = self.revoked.pop() {
+            qps.revoke(key);
+        }
     }
 
     /// A SEND closed a window, as its responder allowed. Through shared memory READs that came before it are answered all the same,
