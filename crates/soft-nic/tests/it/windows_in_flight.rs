@@ -6,7 +6,7 @@ use mlx5_layout::umr::right::{REMOTE_READ, REMOTE_WRITE};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
 use soft_nic::config::Config;
-use soft_nic::testing::{Opening, Region, WorkRequest};
+use soft_nic::testing::{Opening, QpShape, Region, WorkRequest};
 
 use crate::commands::errno;
 use crate::operations::ALL;
@@ -45,6 +45,32 @@ fn an_answer_that_lies_behind_a_window_goes_with_its_local_invalidation() {
     assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::RemoteAccess)]);
     let events = scene.far.sinks.take_events();
     assert!(events.iter().any(|e| e.kind == event_type::QP_ACCESS_ERR), "{events:?}");
+}
+
+#[test]
+fn an_answer_that_lies_behind_a_window_goes_when_another_queue_closes_it() {
+    let mut scene = Scene::new("other-closes", ServiceType::Rc, |_| ());
+    let (a, _) = scene.pair;
+    let (other, _) = scene.far.pair(QpShape::default());
+    let from = scene.far.region(LONG as usize, ALL | 1 << 4);
+    from.block.write(0, &vec![OLD; LONG as usize]);
+    let window = scene.far.window(1);
+    let opening = Opening { region: &from, offset: 0, len: LONG.into(), rights: REMOTE_READ };
+    let bind = scene.far.bind(other, &window, 3, &opening);
+    scene.far.post(other, &bind);
+    run(&mut scene.far);
+    assert_eq!(syndromes(&mut scene.far, other), [None], "the bind");
+    let into = filled(&mut scene.near, LONG as usize, GUARD);
+    scene.near.post(a, &WorkRequest::read(&into, 0, LONG, &from, 0).through(window.key(3)));
+    run(&mut scene.near);
+    run(&mut scene.far);
+    scene.far.post(other, &WorkRequest::close(&window, 4));
+    run(&mut scene.far);
+    assert_eq!(syndromes(&mut scene.far, other), [None], "the close");
+    from.block.write(0, &vec![NEW; LONG as usize]);
+    scene.settle();
+    assert!(is_old(&into), "the requester saw memory that was the program's again");
+    assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::RemoteAccess)]);
 }
 
 #[test]
