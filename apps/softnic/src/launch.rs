@@ -263,8 +263,11 @@ fn prepare_wire(config: &mut Config) -> Result<()> {
     for address in config.wire_addresses() {
         let Some(interface) = known.iter().find(|interface| has(interface.address, address)) else {
             let have = known.iter().map(|i| i.address.to_string()).collect::<Vec<_>>().join(", ");
-            let each =
-                if config.nic().all_ports() > 1 { ", with the next ones free for the other ports" } else { "" };
+            let each = if config.nic().all_ports() > 1 {
+                ", with the next ones free for the other ports"
+            } else {
+                ""
+            };
             bail!(
                 "{address} is no address of this host, which has {have}; name one of these (--ipv4, --ipv6){each}"
             );

@@ -5,9 +5,9 @@
 
 use std::time::Instant;
 
-use mlx5_device::commands::*;
 use mlx5_device::UarKind;
 use mlx5_device::command::{CreateQp, Handle, ModifyQp, QpCap};
+use mlx5_device::commands::*;
 use roce::qp_state::AttrMask;
 use roce::{Now, ServiceType};
 use soft_nic::dma::Host;

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use clap::Args;
-use serde_json::{Value, json};
 use mlx5_device::Span;
+use serde_json::{Value, json};
 use soft_nic::abi::control::Request;
 
 use super::{RunningNics, program_of, show};
