@@ -144,9 +144,13 @@ impl Testbed {
         Ok(())
     }
 
-    /// Whether the folder is there and is a testbed's.
+    /// Whether the folder is there and is a testbed's: it has the mark, or nothing but the beginning of one, as an `up` leaves it that
+    /// was killed just then.
     pub fn is_folder(&self) -> bool {
-        fs::read_to_string(self.dir.join(MARK)).is_ok_and(|text| text == self.mark())
+        let Ok(entries) = fs::read_dir(&self.dir) else { return false };
+        let is_alone = entries.flatten().all(|entry| entry.file_name() == MARK);
+        let (text, mark) = (fs::read_to_string(self.dir.join(MARK)).unwrap_or_default(), self.mark());
+        text == mark || (is_alone && mark.starts_with(&text))
     }
 
     /// What the mark says: a folder that was copied or moved is no testbed's.
@@ -222,6 +226,15 @@ mod tests {
             testbed.remove_folder().unwrap();
             assert!(dir.join("kept").exists() && !testbed.is_folder());
             fs::write(dir.join(MARK), mark).unwrap();
+        }
+        fs::remove_dir_all(&dir).unwrap();
+        // What a killed `up` leaves before anything is in it, and what is another's.
+        assert!(!testbed.is_folder());
+        for (mark, is_ours) in [(None, true), (Some(""), true), (Some("/else"), false)] {
+            fs::create_dir_all(&dir).unwrap();
+            mark.iter().for_each(|mark| fs::write(dir.join(MARK), mark).unwrap());
+            testbed.remove_folder().unwrap();
+            assert_eq!(!dir.exists(), is_ours, "{mark:?}");
         }
         fs::remove_dir_all(dir).unwrap();
     }

@@ -78,8 +78,9 @@ impl Bed {
                 left.push(format!("mount seen by {} {command}", process.display()));
             }
         }
-        if self.dir.exists() {
-            left.push(dir);
+        if let Ok(entries) = fs::read_dir(&self.dir) {
+            let names = entries.flatten().map(|entry| entry.file_name());
+            left.push(format!("{dir} with {:?}", names.collect::<Vec<_>>()));
         }
         left
     }
@@ -122,8 +123,8 @@ pub struct ProgramOutput {
 }
 
 impl ProgramOutput {
-    /// Of a program that ends within [`LIMIT`]. Its stdin is its own: ssh makes the one that it has non-blocking, for whoever
-    /// shares it too, and ansible refuses such a one.
+    /// Of a program that ends within [`LIMIT`]. Its stdin is its own: ssh makes the one that it has non-blocking, and so
+    /// for every process that shares it, and ansible refuses such a one.
     pub fn of(command: &mut Command) -> ProgramOutput {
         let child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
