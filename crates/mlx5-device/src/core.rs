@@ -1,4 +1,6 @@
-//! The device without its link: tables, memory, events, counters, and the one way a completion takes.
+//! The device without its queue pairs and its carrier: tables, memory, events, counters, and the one way a completion takes.
+
+use std::sync::Arc;
 
 use mlx5_layout::send_wqe::MAX_WQE_BYTES;
 use mlx5_layout::{CqeFields, CqeSyndrome};
@@ -44,7 +46,7 @@ pub(super) struct Options {
 #[derive(Default)]
 pub(super) struct ThreadSampler {
     threads: Option<Box<dyn Threads>>,
-    last: Option<(Now, Vec<ThreadTime>)>,
+    last: Option<(Now, Arc<[ThreadTime]>)>,
 }
 
 impl ThreadSampler {
@@ -53,11 +55,12 @@ impl ThreadSampler {
     }
 
     /// How they stand in the round of this time.
-    pub(super) fn look(&mut self, now: Now) -> Vec<ThreadTime> {
+    pub(super) fn look(&mut self, now: Now) -> Arc<[ThreadTime]> {
         match &self.last {
             Some((at, threads)) if *at == now => threads.clone(),
             _ => {
                 let threads = self.threads.as_mut().map(|threads| threads.look()).unwrap_or_default();
+                let threads: Arc<[_]> = threads.into();
                 self.last = Some((now, threads.clone()));
                 threads
             }
@@ -84,7 +87,7 @@ pub(super) struct Core<M> {
     pub cqs: Table<Cq>,
     pub srqs: Table<Srq>,
     pub ahs: Table<Ah>,
-    /// Keys of windows that the queue in hand closed: the other queues lose them before they have their turn.
+    /// Keys of windows that were closed by the queue in hand or by a command: the other queues lose them before they have their turn.
     pub revoked: Vec<u32>,
     pub counters: Counters,
     pub schedule: Schedule,

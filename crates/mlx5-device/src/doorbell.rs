@@ -6,6 +6,8 @@
 //! before it from a NIC that polls, so there the record is executed, and the NIC says that it cannot check.
 //! Which register a queue rings is in no command: it is learned from the writes (two registers a page, `mlx5.c`; see `uar.rs`).
 
+use std::sync::Arc;
+
 use roce::Now;
 
 use crate::config::DoorbellOrder;
@@ -149,7 +151,7 @@ impl SendDoorbell {
         now: Now,
         range: bool,
         stray: bool,
-        look: impl FnOnce() -> Vec<ThreadTime>,
+        look: impl FnOnce() -> Arc<[ThreadTime]>,
     ) -> Option<Violation> {
         let disagreement = self.disagreement.get_or_insert_with(|| Disagreement::new(now));
         if self.reported || !(if range { disagreement.lasts(now) } else { disagreement.is_proven(now, look) })
@@ -181,7 +183,7 @@ impl SendDoorbell {
 struct Disagreement {
     since: Now,
     /// The last look at the program's threads.
-    seen: Option<(Now, Vec<ThreadTime>)>,
+    seen: Option<(Now, Arc<[ThreadTime]>)>,
     windows: u32,
     /// No thread without a core was found. The registers were read before that look; they are read once more.
     unexcused: Option<Now>,
@@ -196,7 +198,7 @@ impl Disagreement {
         now.0.saturating_sub(self.since.0) >= GRACE_NS
     }
 
-    fn is_proven(&mut self, now: Now, look: impl FnOnce() -> Vec<ThreadTime>) -> bool {
+    fn is_proven(&mut self, now: Now, look: impl FnOnce() -> Arc<[ThreadTime]>) -> bool {
         if let Some(then) = self.unexcused {
             return now > then;
         }
@@ -261,8 +263,8 @@ mod tests {
         }
     }
 
-    fn nobody() -> Vec<ThreadTime> {
-        Vec::new()
+    fn nobody() -> Arc<[ThreadTime]> {
+        Arc::default()
     }
 
     #[test]

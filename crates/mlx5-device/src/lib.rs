@@ -1,8 +1,8 @@
 //! The device without I/O: rung doorbell → validated work → completion, below the machine that it runs on.
 //!
 //! [`Nic`] is the whole; one file an object, named as in the manual. [`memory`], [`threads`] and [`carrier`] are what it asks of the
-//! machine: application memory is reached through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument. Knows no
-//! socket, thread or clock (INV-2), and nothing of how commands are encoded.
+//! machine: application memory is reached through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument, but for the
+//! clock of [`Nic::stamp_by`]. Names no socket, thread or clock of its own (INV-2), and nothing of how commands are encoded.
 
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]

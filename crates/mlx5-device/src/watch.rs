@@ -22,7 +22,7 @@ enum Looks {
     AtAll,
 }
 
-/// See the module. As of when its queue cooled; a hot queue is looked at anyway, so its entry may be out of date.
+/// See the module. As of when its queue was made or cooled; a hot queue is looked at anyway, so its entry may be out of date.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Watch {
     record: u64,
