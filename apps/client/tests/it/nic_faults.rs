@@ -44,11 +44,15 @@ const SOFTNIC: &str = "the software NIC, ONNX Runtime, a C++ compiler and infere
 
 /// Of 64 requests each was answered or lost, and some were.
 fn assert_lossy(ended: &Ended) {
-    let [sent, answered, lost, wrong, late, duplicate] =
-        counts(ended.line(), ["sent", "answered", "lost", "wrong", "late", "duplicate"]);
+    let [sent, answered, lost, wrong, duplicate] =
+        counts(ended.line(), ["sent", "answered", "lost", "wrong", "duplicate"]);
     assert_eq!((sent, answered + lost, [wrong, duplicate]), (64, 64, [0; 2]), "{ended:?}");
-    // On a busy machine an answer may come behind its deadline: it counts as lost, and as late.
-    assert!(lost > 0 && answered + late > 0 && ended.code == Some(1), "{ended:?}");
+    assert!(lost > 0 && answers(ended) > 0 && ended.code == Some(1), "{ended:?}");
+}
+
+/// Answers that came. Behind its deadline one counts as lost, and as late.
+fn answers(ended: &Ended) -> u64 {
+    counts(ended.line(), ["answered", "late"]).iter().sum()
 }
 
 #[test]
@@ -57,21 +61,24 @@ fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
         let arrivals = world.served.arrivals;
         let (mut server, address) = world.server(&["--slots", "256"]);
         ctl(&["set", &server.id().to_string(), "--loss", "0.1", "--seed", "5"]).unwrap();
-        // Each request has a slot of its own: on UC a slot that has lost something is not used again.
-        let load = ["--slots", "64", "--count", "64", "--rate", "200", "--deadline", "2"];
-        let mut uc: Vec<_> = arrivals
-            .iter()
-            .map(|way| {
-                world.client(&address, &[&load[..], &["--transport", "uc", "--arrival", way]].concat())
-            })
-            .collect();
-        // A NIC loses what its process sends: the server's loses answers, and that of one more client requests.
-        let client = world.client(&address, &[&load[..], &["--transport", "uc"]].concat());
-        joined(&mut server, uc.len() + 1);
-        ctl(&["set", &client.id().to_string(), "--loss", "0.3", "--seed", "5"]).unwrap();
-        uc.push(client);
-        for client in &mut uc {
-            assert_lossy(&client.end());
+        // On a busy machine no answer comes before a short deadline, which each lost one is waited for.
+        for deadline in ["2", "30"] {
+            // Each request has a slot of its own: on UC a slot that has lost something is not used again.
+            let load = ["--slots", "64", "--count", "64", "--rate", "200", "--deadline", deadline];
+            let load = [&load[..], &["--transport", "uc"]].concat();
+            let ways =
+                arrivals.iter().map(|way| world.client(&address, &[&load[..], &["--arrival", way]].concat()));
+            let mut uc: Vec<_> = ways.collect();
+            // A NIC loses what its process sends: the server's loses answers, and that of one more client requests.
+            let client = world.client(&address, &load);
+            joined(&mut server, uc.len() + 1);
+            ctl(&["set", &client.id().to_string(), "--loss", "0.3", "--seed", "5"]).unwrap();
+            uc.push(client);
+            let all: Vec<_> = uc.iter_mut().map(Program::end).collect();
+            if deadline == "30" || all.iter().all(|ended| answers(ended) > 0) {
+                all.iter().for_each(assert_lossy);
+                break;
+            }
         }
         // A client whose slots have all lost something ends, and does not wait once for each request.
         let load = ["--slots", "2", "--count", "100000", "--transport", "uc", "--deadline", "1"];

@@ -187,7 +187,7 @@ pub fn totals(server: &mut Program) -> Value {
     last.clone()
 }
 
-pub fn counts(run: &Value, names: [&str; 6]) -> [u64; 6] {
+pub fn counts<const N: usize>(run: &Value, names: [&str; N]) -> [u64; N] {
     names.map(|name| run[name].as_u64().unwrap_or_else(|| panic!("{name}: {run}")))
 }
 
