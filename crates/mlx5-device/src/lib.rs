@@ -57,6 +57,7 @@ pub use counters::Counters;
 pub use doorbell::Violation;
 pub use mr::change as rereg_change;
 pub use nic::Nic;
+pub use qpn::{first_qpn, slot_of};
 pub use span::Span;
 pub use srq::mask as srq_mask;
 pub use token_bucket::TokenBucket;

@@ -12,7 +12,6 @@ use roce::{Access, RegionError};
 use super::command::{CommandError, ContextId, Handle, MrKeys, RegMr, ReregMr, refuse_if};
 use super::commands::Answer;
 use super::nic::Nic;
-use super::qpn::Qps;
 use super::window::Window;
 use crate::carrier::Carrier;
 use crate::errno;
@@ -363,18 +362,6 @@ impl<M: Memory, C: Carrier> MrCommands for Nic<M, C> {
             self.qps.revoke(key);
         }
         Ok(())
-    }
-}
-
-impl Qps {
-    /// A key opens nothing any more, and no queue touches what it opened. What was sent before lies in a ring. A request that is not sent whole, or must be sent again, ends with a local
-    /// protection error; a READ that is not answered whole with a remote access error (IBTA vol. 1 §9.9.2, §9.9.3).
-    pub(super) fn revoke(&mut self, key: u32) {
-        for place in 0..self.bound() {
-            let Some(qp) = self.get_mut(place) else { continue };
-            qp.sq.revoke(key);
-            qp.revoke_answers(key);
-        }
     }
 }
 

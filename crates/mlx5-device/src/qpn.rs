@@ -22,8 +22,13 @@ pub(super) fn process_of(qpn: u32, device: usize) -> Option<u8> {
 }
 
 /// Process part of a QPN.
-pub(super) fn slot_of(qpn: u32) -> u8 {
+pub fn slot_of(qpn: u32) -> u8 {
     (qpn >> (INDEX_BITS + DEVICE_BITS)) as u8 & 0x7f
+}
+
+/// The first QPN of a process.
+pub fn first_qpn(slot: u8) -> u32 {
+    u32::from(slot) << (INDEX_BITS + DEVICE_BITS)
 }
 
 /// Every QP of the process. They lie beside [`Core`](super::core::Core), which works on one of them at a time.
@@ -51,6 +56,17 @@ impl Qps {
             numbers: vec![Vec::new(); devices],
             next_index: vec![FIRST_INDEX; devices],
             counts: vec![0; devices],
+        }
+    }
+
+    /// A key opens nothing any more, and no queue touches what it opened. What was sent before lies in a ring. A request that is
+    /// not sent whole, or must be sent again, ends with a local protection error; a READ that is not answered whole with a remote
+    /// access error (IBTA vol. 1 §9.9.2, §9.9.3).
+    pub(super) fn revoke(&mut self, key: u32) {
+        for place in 0..self.bound() {
+            let Some(qp) = self.get_mut(place) else { continue };
+            qp.sq.revoke(key);
+            qp.revoke_answers(key);
         }
     }
 

@@ -8,9 +8,9 @@ use mlx5_device::carrier::{
 use mlx5_device::memory::Fault;
 use roce::{Now, Packet, Reply, Request};
 
-use super::shared_memory::Lane;
+use super::shared_memory::{ChannelState, Lane};
 use super::udp::Wire;
-use super::{Inbound, Link, Room, SendError};
+use super::{Inbound, Link, Room, SLOTS, SendError};
 
 impl Carrier for Link {
     type Inbound<'a> = Inbound<'a>;
@@ -76,9 +76,15 @@ impl Carrier for Link {
         self.lane_room(slot, Lane::Reply) != Room::Full
     }
 
-    /// The peer took it, or the ring is gone with the peer or given up: nothing is taken from it any more.
+    /// The peer took it, or the ring is gone with the peer or closed: nothing is taken from it any more.
     fn consumed(&mut self, slot: u8, position: Position) -> bool {
-        Link::consumed(self, slot, position)
+        match &mut self.outgoing[usize::from(slot) % SLOTS] {
+            Some(outgoing) if outgoing.serial == position.channel => {
+                outgoing.producer.consumed(position.offset)
+                    || outgoing.producer.state() == ChannelState::Published && self.fabric.was_refused(slot)
+            }
+            _ => true,
+        }
     }
 
     /// Where enough wait, the kernel gets them first.

@@ -29,7 +29,7 @@ pub mod udp;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use mlx5_device::carrier::{Carrier, Icrc, PathAddress, Position};
+use mlx5_device::carrier::{Carrier, Icrc, PathAddress};
 use roce::Now;
 use roce::wire::{gid_of, ip_of};
 
@@ -43,7 +43,6 @@ use peers::{Incoming, Outgoing, Peer};
 use ports::PortWatch;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError, Unattached};
-use shared_memory::ChannelState;
 use udp::Wire;
 pub use udp::{Impairment, PortCounters, WireCounters};
 
@@ -52,9 +51,6 @@ pub const MAX_INLINE: usize = 16 * 1024;
 
 /// Free bytes that a ring must have to be sent to: any header with the largest payload that a record takes whole.
 const ROOM: usize = 8 * (record::REQUEST_WORDS + record::PATH_WORDS) + MAX_INLINE;
-
-/// Bits of a QPN below the slot.
-const SLOT_SHIFT: u32 = 17;
 
 /// What is known of a datagram's way over UDP: the addresses. The socket does not say the rest; the hop limit is Linux's.
 fn path_of_wire(from: IpAddr, at: IpAddr) -> PathAddress {
@@ -240,12 +236,12 @@ impl Link {
 
     /// The slot that a QPN belongs to.
     pub fn slot_of(qpn: u32) -> u8 {
-        (qpn >> SLOT_SHIFT) as u8 & (SLOTS as u8 - 1)
+        mlx5_device::slot_of(qpn)
     }
 
     /// The first QPN of a slot.
     pub fn first_qpn(slot: u8) -> u32 {
-        u32::from(slot) << SLOT_SHIFT
+        mlx5_device::first_qpn(slot)
     }
 
     /// What wakes this link's [`Link::sleep`] from another thread.
@@ -320,18 +316,6 @@ impl Link {
     /// The next event that was not polled yet.
     pub fn poll_event(&mut self) -> Option<LinkEvent> {
         (!self.events.is_empty()).then(|| self.events.remove(0))
-    }
-
-    /// Whether the request that ended at `position` is no longer in a ring: the peer took it, or the ring is gone with
-    /// the peer or given up: nothing is taken from it any more.
-    pub fn consumed(&mut self, slot: u8, position: Position) -> bool {
-        match &mut self.outgoing[usize::from(slot) % SLOTS] {
-            Some(outgoing) if outgoing.serial == position.channel => {
-                outgoing.producer.consumed(position.offset)
-                    || outgoing.producer.state() == ChannelState::Published && self.fabric.was_refused(slot)
-            }
-            _ => true,
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5_device::carrier::Inbound as _;
-use mlx5_device::carrier::{Disposition, PathAddress, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload};
 use mlx5_device::memory::{Order, Segment};
 use roce::{Opcode, ReplyKind};
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::{Disposition, PathAddress, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload};
 use mlx5_device::memory::Segment;
 use roce::Opcode;
 

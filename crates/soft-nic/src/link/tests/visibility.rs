@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use mlx5_device::carrier::Inbound as _;
-use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload, Position};
+use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Position};
 use mlx5_device::memory::{Order, Segment};
 use roce::Opcode;
 
