@@ -45,6 +45,17 @@ extern "C" __global__ void __launch_bounds__(128)
     conv_finish_of(launched(), bias, residual, to, &shape);
 }
 
+/* What each output of a convolution sees, a row a pixel: its window by rows, columns and channels, zeros for pads. Channels are
+ * last, and there is one group. Launch: 256 threads; blocks: fours of a row's elements times pixels / 256 (elements where the channels
+ * are no multiple of four), images. */
+extern "C" __global__ void __launch_bounds__(256) im2col(const float *from, float *rows, struct convolution shape) {
+    im2col_of(launched(), from, rows, &shape);
+}
+extern "C" __global__ void __launch_bounds__(256) im2col_half(const struct half_number *from, struct half_number *rows,
+                                                              struct convolution shape) {
+    im2col_of(launched(), from, rows, &shape);
+}
+
 /* Rows times the weights' transpose, a warp an output. `channels` of `from` and `to` are their columns.
  * Launch: 128 threads; blocks: outputs / 4, rows. */
 extern "C" __global__ void __launch_bounds__(128) linear(const float *from, const float *weights, const float *bias, float *to,

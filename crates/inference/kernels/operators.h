@@ -197,6 +197,24 @@ static __device__ inline void conv_finish_of(struct virtual_block b, const float
     finish(b, number(to[place_of(&shape->to, b.z, at)]), at / pixels, at % pixels, bias, residual, to, shape);
 }
 
+/* Four channels of a place of the window a thread; one, where their number is no multiple of four. */
+template <typename T>
+static __device__ inline void im2col_of(struct virtual_block b, const T *from, T *rows, const struct convolution *shape) {
+    const struct window w = shape->window;
+    const struct extent in = shape->from;
+    const unsigned int each = in.channels % 4 ? 1 : 4, of_place = in.channels / each, of_pixel = of_place * w.rows * w.columns;
+    const unsigned int thread = thread_of(b), count = shape->to.rows * shape->to.columns * of_pixel;
+    if (thread >= count) return;
+    const unsigned int pixel = thread / of_pixel, place = thread % of_pixel / of_place, channel = thread % of_place * each;
+    /* Above and left of the image the differences wrap. */
+    const unsigned int y = pixel / shape->to.columns * w.stride_rows + place / w.columns * w.dilation_rows - w.pad_top;
+    const unsigned int x = pixel % shape->to.columns * w.stride_columns + place % w.columns * w.dilation_columns - w.pad_left;
+    const bool inside = y < in.rows && x < in.columns;
+    const T *seen = from + (size_t)b.y * in.image + (inside ? (size_t)(y * in.columns + x) * in.pixel + channel : 0);
+    T *to = rows + ((size_t)b.y * count + thread) * each;
+    for (unsigned int i = 0; i < each; i++) keep(&to[i], inside ? number(seen[i]) : 0.0f);
+}
+
 template <typename T>
 static __device__ inline void linear_of(struct virtual_block b, const T *from, const T *weights, const float *bias, T *to,
                                         const struct elements *shape) {

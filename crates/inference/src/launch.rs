@@ -13,6 +13,8 @@ pub enum Argument {
     Constant(usize),
     /// The address of a bias, in single precision.
     Bias(usize),
+    /// The address of this byte of the libraries' workspace.
+    Workspace(usize),
     /// The null pointer.
     Null,
     /// `struct slot`: where input `number` is read.
@@ -128,6 +130,23 @@ pub fn finishing(plan: &Plan, step: &Step, rest: Rest) -> Result<Launch, LaunchE
     let blocks = [(rows * columns * outputs).div_ceil(128), 1, batch];
     let arguments = vec![bias, residual, step_of.write()];
     let launch = step_of.launch("conv_finish", blocks, 128, arguments, Argument::Conv(words));
+    check_blocks(launch, step)
+}
+
+/// The launch that writes what each output of a convolution sees, a row a pixel, from this byte of the workspace on. Channels
+/// are last, and there is one group.
+pub fn im2col(plan: &Plan, step: &Step, window: &Window, at: usize) -> Result<Launch, LaunchError> {
+    let step_of = StepOf { plan, step };
+    let (batch, [_, rows, columns]) = parts(&step.to);
+    let (_, [channels, ..]) = parts(&step.from);
+    let mut words = step_of.convolution_words(None, None);
+    words[18..26].copy_from_slice(&window_words(window));
+    // As many channels a thread as in the kernel.
+    let of_pixel = if channels.is_multiple_of(4) { channels / 4 } else { channels };
+    let count = rows * columns * words[18] * words[19] * of_pixel;
+    let arguments = vec![step_of.read(0), Argument::Workspace(at)];
+    let launch =
+        step_of.launch("im2col", [count.div_ceil(256), batch, 1], 256, arguments, Argument::Conv(words));
     check_blocks(launch, step)
 }
 
@@ -315,6 +334,7 @@ fn half(kernel: &str) -> &'static str {
         "conv_tiled" => "conv_tiled_half",
         "conv_grouped" => "conv_grouped_half",
         "conv_finish" => "conv_finish_half",
+        "im2col" => "im2col_half",
         "linear" => "linear_half",
         "pool" => "pool_half",
         "mean" => "mean_half",

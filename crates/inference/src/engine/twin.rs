@@ -134,7 +134,8 @@ impl Twin {
             }
             Argument::Input(number) => self.inputs[number].as_mut_ptr().expose_provenance(),
             Argument::Output(number) => self.outputs[number].as_mut_ptr().expose_provenance(),
-            Argument::Null | Argument::Conv(_) | Argument::Pool(_) | Argument::Elements(_) => 0,
+            Argument::Workspace(_) | Argument::Null => 0,
+            Argument::Conv(_) | Argument::Pool(_) | Argument::Elements(_) => 0,
         };
         address as u64
     }
@@ -175,10 +176,11 @@ mod tests {
     use zoo::Architecture;
 
     use super::*;
+    use crate::graph::{Op, Window};
     use crate::import::import;
     use crate::launch::{Rest, finishing};
     use crate::layers::{Random, distance};
-    use crate::plan::{Format, Layout};
+    use crate::plan::{Format, Layout, Source};
 
     /// As where a library computes the first parts of a step.
     #[test]
@@ -221,5 +223,89 @@ mod tests {
             // Convolutions of one pixel are products of matrices.
             assert!(compared > 60, "{compared} steps in parts");
         }
+    }
+
+    /// As where cuBLASLt multiplies rows that a kernel of ours writes.
+    #[test]
+    fn a_convolution_is_the_product_of_what_its_outputs_see() {
+        measure::need!(crate::engine::has_twin(), "a C++ compiler");
+        let small = Architecture::SuperResolution { factor: 3, height: 8, width: 6 };
+        for (precision, tolerance) in [(Precision::Single, 1e-5), (Precision::Half, 2e-3)] {
+            // Windows of 5x5 and 3x3 with pads; one of 3x3 with a stride, of three channels.
+            for (architecture, batch, count) in [(small, 2, 4), (Architecture::MobileNetV3Small, 1, 1)] {
+                let file = architecture.build(batch).encode_to_vec();
+                let graph = import(&file, batch).expect("the zoo's models are imported");
+                let format = Format { precision, layout: Layout::ChannelsLast };
+                let plan = Plan::in_format(&graph, format).expect("it is planned");
+                let mut twin = Twin::new(plan.clone()).expect("there is a compiler");
+                let input = Random(5).tensor(plan.inputs[0].count());
+                twin.bring(&[&input]).expect("it is the model's");
+                let mut compared = 0;
+                for (at, step) in plan.steps.iter().enumerate() {
+                    if let Task::Compute { op: Op::Conv { window, groups: 1 }, .. } = &step.task {
+                        let sums = sums(&mut twin, at);
+                        let found = products(&mut twin, step, window);
+                        let apart = distance(precision, &found, &sums);
+                        assert!(apart <= tolerance, "{} {precision:?}: {apart}", step.names.join(" "));
+                        compared += 1;
+                    }
+                    if compared == count {
+                        break;
+                    }
+                    twin.launch(at).expect("it runs");
+                }
+                assert_eq!(compared, count, "{}", plan.name);
+            }
+        }
+    }
+
+    /// What a convolution writes without bias, residual and activation.
+    fn sums(twin: &mut Twin, at: usize) -> Vec<f32> {
+        let (launch, kernel) = twin.launches[at].clone();
+        let mut bare = launch.clone();
+        let Some(Argument::Conv(words)) = bare.arguments.last_mut() else { panic!("it is a convolution") };
+        words[26..29].fill(0);
+        bare.arguments[2..4].fill(Argument::Null);
+        twin.launches[at] = (bare, kernel);
+        let sums = twin.step(at).expect("it runs");
+        twin.launches[at] = (launch, kernel);
+        sums
+    }
+
+    /// The rows of `im2col` times the weights, by rows, columns and channels; channel by channel.
+    fn products(twin: &mut Twin, step: &Step, window: &Window) -> Vec<f32> {
+        let ([batch, outputs, rows, columns], [_, channels, ..]) = (step.to.parts(), step.from.parts());
+        let places = window.kernel[0] * window.kernel[1];
+        let launch = launch::im2col(&twin.plan, step, window, 0).expect("it is small");
+        let is_half = twin.plan.format.precision == Precision::Half;
+        let mut seen = vec![u32::MAX; batch * rows * columns * places * channels];
+        let [from, _, Argument::Conv(words)] = &launch.arguments[..] else { panic!("three arguments") };
+        let arguments = Arguments::new().push(twin.address(from));
+        let arguments = arguments.push(seen.as_mut_ptr().expose_provenance() as u64).push(*words);
+        let [x, y, z] = launch.blocks;
+        let shape = host_twin::Launch::new((x, y, z), launch.threads);
+        let kernel = KERNELS.find(launch.kernel).expect("it is compiled");
+        // SAFETY: the place lies in the arena, and the rows are as long as the kernel writes, at least.
+        unsafe { host_twin::run(kernel, &shape, arguments) }.expect("it runs");
+        let element = |at: usize| match is_half {
+            true => f16::from_bits((seen[at / 2] >> (at % 2 * 16)) as u16).to_f32(),
+            false => f32::from_bits(seen[at]),
+        };
+        let Source::Constant(weights) = step.reads[1] else { panic!("weights are constants") };
+        let weights = &twin.plan.constants[weights];
+        let of = |image: usize, output: usize, pixel: usize| {
+            let row = (image * rows * columns + pixel) * places * channels;
+            let each = (0..places).flat_map(|place| (0..channels).map(move |channel| (place, channel)));
+            let weight = |place, channel| weights[(output * channels + channel) * places + place];
+            each.map(|(place, channel)| {
+                f64::from(element(row + place * channels + channel)) * f64::from(weight(place, channel))
+            })
+            .sum::<f64>() as f32
+        };
+        let pixels = || (0..rows * columns);
+        let all = (0..batch).flat_map(|image| (0..outputs).map(move |output| (image, output)));
+        all.flat_map(|(image, output)| pixels().map(move |pixel| (image, output, pixel)))
+            .map(|(image, output, pixel)| of(image, output, pixel))
+            .collect()
     }
 }

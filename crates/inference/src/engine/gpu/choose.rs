@@ -20,6 +20,7 @@ use super::trial::{Attempt, Trials};
 use super::weights::Weights;
 use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
+use crate::graph::Op;
 use crate::launch::{self, Launch};
 use crate::layers;
 use crate::plan::{Plan, Precision, Step, Task};
@@ -77,7 +78,13 @@ impl Found {
     fn ready(&self, plan: &Plan, step: &Step) -> Result<Ready, EngineError> {
         let rest = self.fused.rest(step);
         let finish = rest.map(|rest| launch::finishing(plan, step, rest)).transpose()?;
-        Ok(Ready::Library(self.plan.clone(), finish))
+        let before = match (&self.plan, &step.task) {
+            (LibraryPlan::Im2col(_, rows), Task::Compute { op: Op::Conv { window, .. }, .. }) => {
+                Some(launch::im2col(plan, step, window, rows.begin)?)
+            }
+            _ => None,
+        };
+        Ok(Ready::Library { before, plan: self.plan.clone(), finish })
     }
 }
 
@@ -96,8 +103,7 @@ pub fn decide(
     present: &Present,
     libraries: &Libraries,
 ) -> Result<Decided, EngineError> {
-    let finishing = ["conv_finish", "conv_finish_half"];
-    code.prepare(finishing.into_iter())?;
+    code.prepare(["conv_finish", "conv_finish_half", "im2col", "im2col_half"].into_iter())?;
     let (cache, place, versions) = (Cache::usual(), place(code)?, present.versions()?);
     let all = plan.steps.iter().flat_map(|step| convolution::ways(plan, step)).map(|(_, of)| of);
     let mut trials = Trials::new(cache.folder(), format!("{place}, {versions}"), all, &say);
@@ -140,7 +146,7 @@ fn place(code: &Code) -> Result<String, EngineError> {
 /// All that a choice depends on but the libraries' versions, which stand in the entry.
 fn key(plan: &Plan, libraries: &Libraries, place: &str, trials: &Trials<'_>) -> Key {
     let mut key = KeyBuilder::default()
-        .part("choices", b"6")
+        .part("choices", b"7")
         .part("place", place.as_bytes())
         .part("workspace", &libraries.workspace.to_le_bytes())
         .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());

@@ -133,6 +133,26 @@ pub fn product(of: &Convolution) -> Option<Product> {
     })
 }
 
+/// The product of matrices that a convolution is of rows that have what each output sees, its window by rows, columns and channels, one
+/// after another. `None`: channels are not last, there are groups, or what is written or follows is no product's ([`product`]).
+pub fn im2col(of: &Convolution) -> Option<Product> {
+    let Convolution { from, weights, to, .. } = of;
+    let [outputs, channels, rows, columns] = weights.extents;
+    let inputs = rows * columns * channels;
+    if from.extents[1] != channels
+        || from.strides[1] != 1
+        || weights.strides != [inputs, 1, columns * channels, channels]
+    {
+        return None;
+    }
+    // As the product of images of one pixel each.
+    let pixels = [to.extents[0], inputs, to.extents[2], to.extents[3]];
+    let [by_image, by_row] = [to.extents[2] * to.extents[3] * inputs, to.extents[3] * inputs];
+    let seen = TensorShape { extents: pixels, strides: [by_image, 1, by_row, inputs], alignment: 16 };
+    let weights = TensorShape { extents: [outputs, inputs, 1, 1], ..*weights };
+    product(&Convolution { from: seen, weights, pads: [0; 4], ..of.clone() })
+}
+
 /// How many pixels a tensor has, and elements from one to the next. `None`: they do not lie evenly, or the channels
 /// of a pixel do not lie one after another.
 fn rows(of: &TensorShape) -> Option<(i64, i64)> {
@@ -371,6 +391,25 @@ mod tests {
             apart.from.strides[at] += 64;
             assert_eq!(product(&apart), None, "room between {what}");
         }
+    }
+
+    #[test]
+    fn a_window_is_a_product_of_rows_that_have_what_each_output_sees() {
+        let plan = plan(Architecture::ResNet50, Precision::Single, Layout::ChannelsLast);
+        let of = |name| ways(&plan, named(&plan, name)).remove(0).1;
+        let window = of("layer2.0.conv2");
+        let found = im2col(&window).expect("a window of 3x3 with a stride");
+        assert_eq!((found.rows, found.inputs, found.outputs), (2 * 28 * 28, 9 * 128, 128));
+        assert_eq!((found.strides, found.bias, found.relu), ([9 * 128, 128], true, true));
+        assert_eq!(found.alignments, [16, window.to.alignment as u32]);
+        let sparse = im2col(&ways(&plan, named(&plan, "layer2.0.downsample.0"))[1].1);
+        assert_eq!(sparse.map(|found| (found.rows, found.inputs)), Some((2 * 28 * 28, 256)));
+        let with_sum = Convolution { residual: Some(window.to), ..window.clone() };
+        assert_eq!(im2col(&with_sum), None, "a sum with another tensor");
+        let first = self::plan(Architecture::ResNet50, Precision::Single, Layout::ChannelsFirst);
+        assert_eq!(im2col(&ways(&first, named(&first, "layer2.0.conv2"))[0].1), None, "channels first");
+        let grouped = self::plan(Architecture::MobileNetV3Small, Precision::Single, Layout::ChannelsLast);
+        assert_eq!(im2col(&ways(&grouped, named(&grouped, "features.2.block.1.0"))[1].1), None, "groups");
     }
 
     #[test]

@@ -231,7 +231,7 @@ impl SelfLaunchingInstance {
 
 impl Engine for Instance {
     fn name(&self) -> &'static str {
-        if self.loaded.ready.iter().any(|ready| matches!(ready, Ready::Library(..))) {
+        if self.loaded.ready.iter().any(|ready| matches!(ready, Ready::Library { .. })) {
             "libraries and own kernels"
         } else {
             "own kernels"

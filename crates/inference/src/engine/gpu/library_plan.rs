@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use gpu::cublaslt::{CublasLt, ProductPlan};
-use gpu::cudnn::{self, Convolution, ConvolutionPlan, Cudnn};
+use gpu::cublaslt::{CublasLt, Product, ProductPlan};
+use gpu::cudnn::{self, Arithmetic, Convolution, ConvolutionPlan, Cudnn};
 
-use super::convolution::product;
+use super::convolution::{im2col, product};
 use super::libraries::Library;
+use crate::plan::arena::ALIGNMENT;
 
 /// Plans for one convolution, those that the library recommends first.
 const MOST_PLANS: usize = 20;
@@ -22,7 +23,8 @@ pub struct Present {
 /// What a library has for a step, before it is made ready to run.
 pub enum Candidate {
     Convolution(cudnn::Candidate),
-    Product(ProductPlan),
+    /// With the bytes of the rows that have to be written for it, if it does not read the tensor itself.
+    Product(ProductPlan, Option<usize>),
 }
 
 /// A library's plan that is ready to run.
@@ -30,6 +32,15 @@ pub enum Candidate {
 pub enum LibraryPlan {
     Convolution(Arc<ConvolutionPlan>, Box<Convolution>),
     Product(Arc<ProductPlan>),
+    /// A kernel of ours writes the rows that the product reads: into the workspace, behind the product's own.
+    Im2col(Arc<ProductPlan>, InWorkspace),
+}
+
+/// A part of the workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InWorkspace {
+    pub begin: usize,
+    pub bytes: usize,
 }
 
 impl Present {
@@ -59,12 +70,13 @@ impl Present {
                 |found: Vec<_>| found.into_iter().take(MOST_PLANS).map(Candidate::Convolution).collect();
             all.push((Library::Cudnn, found.map(each)));
         }
-        if let Some((cublaslt, product)) = self.cublaslt.as_ref().zip(product(wanted)) {
-            let found = cublaslt.candidates(&product, workspace);
-            all.push((
-                Library::CublasLt,
-                found.map(|found| found.into_iter().map(Candidate::Product).collect()),
-            ));
+        if let Some((cublaslt, (product, rows))) = self.cublaslt.as_ref().zip(product_or_im2col(wanted)) {
+            let found = match workspace.checked_sub(rows.unwrap_or(0)) {
+                Some(left) => cublaslt.candidates(&product, left),
+                None => Ok(Vec::new()),
+            };
+            let each = |found: Vec<_>| found.into_iter().map(|plan| Candidate::Product(plan, rows)).collect();
+            all.push((Library::CublasLt, found.map(each)));
         }
         all
     }
@@ -76,7 +88,7 @@ impl Present {
                 let plan = candidate.plan(self.cudnn()?)?;
                 LibraryPlan::Convolution(Arc::new(plan), Box::new(wanted.clone()))
             }
-            Candidate::Product(plan) => LibraryPlan::Product(Arc::new(plan)),
+            Candidate::Product(plan, rows) => LibraryPlan::product(plan, rows),
         })
     }
 
@@ -87,9 +99,9 @@ impl Present {
                 LibraryPlan::Convolution(Arc::new(self.cudnn()?.read(text)?), Box::new(wanted.clone()))
             }
             Library::CublasLt => {
-                let both = self.cublaslt.as_ref().zip(product(wanted));
-                let (cublaslt, product) = both.ok_or_else(|| missing(library))?;
-                LibraryPlan::Product(Arc::new(cublaslt.read(&product, text)?))
+                let both = self.cublaslt.as_ref().zip(product_or_im2col(wanted));
+                let (cublaslt, (product, rows)) = both.ok_or_else(|| missing(library))?;
+                LibraryPlan::product(cublaslt.read(&product, text)?, rows)
             }
         })
     }
@@ -97,6 +109,17 @@ impl Present {
     fn cudnn(&self) -> gpu::Result<&Cudnn> {
         self.cudnn.as_ref().ok_or_else(|| missing(Library::Cudnn))
     }
+}
+
+/// The product of matrices that a convolution is, and the bytes of the rows that it reads where they are not the tensor's own.
+fn product_or_im2col(of: &Convolution) -> Option<(Product, Option<usize>)> {
+    if let Some(product) = product(of) {
+        return Some((product, None));
+    }
+    let product = im2col(of)?;
+    let element = if product.arithmetic == Arithmetic::Half { 2 } else { 4 };
+    let bytes = product.rows.checked_mul(product.inputs)?.checked_mul(element)?;
+    Some((product, Some(usize::try_from(bytes).ok()?)))
 }
 
 fn missing(library: Library) -> gpu::Error {
@@ -107,16 +130,25 @@ impl Candidate {
     pub fn name(&self) -> String {
         match self {
             Candidate::Convolution(candidate) => candidate.name().to_owned(),
-            Candidate::Product(plan) => plan.name(),
+            Candidate::Product(plan, None) => plan.name(),
+            Candidate::Product(plan, Some(_)) => format!("im2col, {}", plan.name()),
         }
     }
 }
 
 impl LibraryPlan {
+    fn product(plan: ProductPlan, rows: Option<usize>) -> LibraryPlan {
+        let begin = plan.workspace().next_multiple_of(ALIGNMENT);
+        match rows {
+            None => LibraryPlan::Product(Arc::new(plan)),
+            Some(bytes) => LibraryPlan::Im2col(Arc::new(plan), InWorkspace { begin, bytes }),
+        }
+    }
+
     pub fn library(&self) -> Library {
         match self {
             LibraryPlan::Convolution(..) => Library::Cudnn,
-            LibraryPlan::Product(_) => Library::CublasLt,
+            LibraryPlan::Product(_) | LibraryPlan::Im2col(..) => Library::CublasLt,
         }
     }
 
@@ -125,6 +157,7 @@ impl LibraryPlan {
         match self {
             LibraryPlan::Convolution(plan, _) => plan.workspace(),
             LibraryPlan::Product(plan) => plan.workspace(),
+            LibraryPlan::Im2col(_, rows) => rows.begin + rows.bytes,
         }
     }
 
@@ -132,7 +165,7 @@ impl LibraryPlan {
     pub fn text(&self) -> gpu::Result<Vec<u8>> {
         match self {
             LibraryPlan::Convolution(plan, _) => plan.text(),
-            LibraryPlan::Product(plan) => Ok(plan.text()),
+            LibraryPlan::Product(plan) | LibraryPlan::Im2col(plan, _) => Ok(plan.text()),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Steps that are ready to be put into a stream, and the memory that they work in.
 
+use gpu::cudnn::Pointers;
 use gpu::{Arguments, Context, DeviceMemory, Error, Shape, SlotTensors, Stream};
 
 use super::Code;
@@ -17,8 +18,8 @@ use crate::plan::{Plan, Step};
 pub enum Ready {
     /// A kernel of ours.
     Own(Launch),
-    /// A library's plan, and our kernel for the rest of the step.
-    Library(LibraryPlan, Option<Launch>),
+    /// A library's plan, and our kernels before and behind it: for what it reads, and for the rest of the step.
+    Library { before: Option<Launch>, plan: LibraryPlan, finish: Option<Launch> },
 }
 
 impl Ready {
@@ -26,7 +27,7 @@ impl Ready {
     pub fn constants(&self, plan: &Plan, step: &Step) -> Vec<(usize, Form)> {
         let (launch, mut constants) = match self {
             Ready::Own(launch) => (Some(launch), Vec::new()),
-            Ready::Library(_, finish) => (finish.as_ref(), convolution::constants(plan, step)),
+            Ready::Library { finish, .. } => (finish.as_ref(), convolution::constants(plan, step)),
         };
         let read =
             launch.into_iter().flat_map(|launch| &launch.arguments).filter_map(|argument| match *argument {
@@ -116,7 +117,11 @@ impl Place<'_> {
     pub unsafe fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
         let launch = match ready {
             Ready::Own(launch) => Some(launch),
-            Ready::Library(library, finish) => {
+            Ready::Library { before, plan: library, finish } => {
+                if let Some(launch) = before {
+                    // SAFETY: the workspace is as long as the library's plan says, rows included; the rest is as below.
+                    unsafe { self.launch(launch, stream) }?;
+                }
                 let (arena, workspace) = (self.memory.arena.address(), self.memory.workspace.address());
                 let pointers = convolution::pointers(self.plan, step, self.weights, arena, workspace);
                 let missing = || Error::Refused("a constant of a library's step is not there".into());
@@ -127,14 +132,27 @@ impl Place<'_> {
                     LibraryPlan::Convolution(plan, of) => unsafe { plan.execute(stream, of, &pointers) },
                     // SAFETY: as above.
                     LibraryPlan::Product(plan) => unsafe { plan.execute(stream, &pointers) },
+                    LibraryPlan::Im2col(plan, rows) => {
+                        let pointers = Pointers { from: workspace + rows.begin as u64, ..pointers };
+                        // SAFETY: as above; the rows are as long as the product's shape says.
+                        unsafe { plan.execute(stream, &pointers) }
+                    }
                 }?;
                 finish.as_ref()
             }
         };
         let Some(launch) = launch else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(launch, stream) }
+    }
+
+    /// # Safety
+    /// As [`Self::put`]; the workspace is as long as the launch's arguments say.
+    unsafe fn launch(&self, launch: &Launch, stream: &Stream) -> gpu::Result<()> {
         let shape = Shape { grid: launch.blocks, block: [launch.threads, 1, 1], shared_bytes: 0 };
         let arguments = self.arguments(launch)?;
-        // SAFETY: as above, and slots are as long as the plan's shapes say.
+        // SAFETY: the plan's places lie in the arena, and constants and slots are as long as its shapes say; the rest is the caller's
+        // promise.
         unsafe { stream.launch(self.code.function(launch.kernel)?, shape, &arguments) }
     }
 
@@ -166,6 +184,7 @@ impl Place<'_> {
             Argument::Bias(number) => constant(number, Form::Single)?,
             Argument::Input(number) => self.memory.inputs[number].address(),
             Argument::Output(number) => self.memory.outputs[number].address(),
+            Argument::Workspace(byte) => self.memory.workspace.address() + byte as u64,
             Argument::Null | Argument::Conv(_) | Argument::Pool(_) | Argument::Elements(_) => 0,
         };
         Ok([address, self.memory.slot.address(), 0, 0])

@@ -67,7 +67,7 @@ fn own(loaded: &Loaded) -> Result<Vec<Launch>, EngineError> {
     let all = loaded.ready.iter().zip(&loaded.plan.steps).zip(&loaded.chosen);
     let launch = |((ready, step), chosen): ((&Ready, &crate::plan::Step), &super::Chosen)| match ready {
         Ready::Own(launch) => Ok(launch.clone()),
-        Ready::Library(..) => Err(EngineError::NotOwn {
+        Ready::Library { .. } => Err(EngineError::NotOwn {
             model: loaded.plan.name.clone(),
             step: step.names.join(" "),
             by: match &chosen.by {
