@@ -1,7 +1,7 @@
 /*! Kernels of `generator bench-post-gpu` for a steady state: the ring is full again and again, and completions give room.
  *
- * Launch: `struct db_bench_run` by value, as for bench_post.cu; a block is a producer. A thread of the host plays the NIC: it executes
- * what the doorbell tells of and writes CQEs. So a post waits for room, and a waiting poster polls. On shared queues the kernels of
+ * Launch: `struct db_bench_run` by value, as for bench_post.cu; a block is a producer. Threads of the host play the NIC: they execute
+ * what the doorbell tells of and write CQEs. So a post waits for room, and a waiting poster polls. On shared queues the kernels of
  * bench_post.cu do all of that already.
  */
 #include "bench_next.h"

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gpu::{
@@ -13,7 +13,7 @@ use gpu::{
 use super::case::{Case, Floor, Place, Poster, Room, Sharing};
 use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Wrong};
 use super::memory::{Memory, PEER_BYTES, SQ_BYTES};
-use super::nic::{NicRun, Rules};
+use super::nic::{NicRun, Rules, Signals, UNITS};
 use super::{PeerHeaders, put_image, shim_image};
 use rdma_shim::Order;
 use rdma_shim::kernel::Plain;
@@ -22,6 +22,9 @@ use rdma_shim::kernel::Plain;
 const RUN: Duration = Duration::from_secs(5);
 /// Longest wait of a post for room, of which there always is.
 const PATIENCE_NS: u64 = 2_000_000_000;
+/// Between looks whether a kernel beside a played NIC has ended. A thread that looks without a pause may have the other half of the core
+/// on which the NIC is played, which then takes twice as long for a WQE.
+const PAUSE: Duration = Duration::from_micros(100);
 /// Longest time that a played NIC needs for the last doorbell of a kernel that has ended.
 const LAST_DOORBELL: Duration = Duration::from_secs(1);
 /// Readings of the timer that its step is made of.
@@ -201,15 +204,18 @@ impl GpuBench {
             reserved_free: case.is_peers(),
             cqes: case.cqes(),
         };
-        let (device, stop) = (self.memory.device(case), AtomicBool::new(false));
+        let (device, signals) = (self.memory.device(case), Signals::default());
         let (sample, played) = std::thread::scope(|scope| {
-            let nic = scope.spawn(|| device.play(&rules, &stop));
+            let nic = scope.spawn(|| device.play(&rules, &signals));
+            while signals.ready.load(Ordering::Acquire) < UNITS {
+                std::thread::yield_now();
+            }
             let sample = self.time(case, kernel);
             let deadline = Instant::now() + LAST_DOORBELL;
             while sample.is_ok() && !nic.is_finished() && Instant::now() < deadline {
-                std::thread::yield_now();
+                std::thread::sleep(PAUSE);
             }
-            stop.store(true, Ordering::Relaxed);
+            signals.stop.store(true, Ordering::Relaxed);
             (sample, nic.join().expect("a NIC that is played does not panic"))
         });
         // What was wrong with a WQE says more than what came of it.
@@ -234,6 +240,10 @@ impl GpuBench {
         // bench's, lives until the stream is at rest, and is reached by the CPU through atomics and copies.
         unsafe { self.launch(kernel, case.producers, case.threads(), &arguments) }?;
         timer.finish(&self.stream)?;
+        let since = Instant::now();
+        while case.is_steady() && since.elapsed() < RUN && !self.stream.is_idle()? {
+            std::thread::sleep(PAUSE);
+        }
         self.stream.wait(kernel, RUN)?;
         let event_ns = timer.elapsed(RUN)?.as_nanos() as u64;
         let times = self.memory.times(case.producers);

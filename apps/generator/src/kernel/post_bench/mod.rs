@@ -2,7 +2,7 @@
 //!
 //! No NIC takes part, and none is needed: a ring in pinned host memory or in GPU memory, a record and a word for a register
 //! in host memory, and room for every post of a run. So a time is that of the GPU's side alone, with the stores over PCIe
-//! that a NIC would see. For a steady state a thread of the host plays the NIC ([`nic`]): the ring is short, and completions give room.
+//! that a NIC would see. For a steady state threads of the host play the NIC ([`nic`]): the ring is short, and completions give room.
 //! After each run the ring is compared with what the host's shim writes for the same messages
 //! ([`content`]). The same posts may be made by a peer's routine, whose headers the user gives ([`PeerHeaders`]), and in the
 //! style of the original release.

@@ -2,11 +2,11 @@
 //! the peer's headers, where these are, its own compile with NVRTC.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, check};
-use super::nic::{Cqes, Device, NicRun, Rules};
+use super::nic::{Cqes, Device, NicRun, Rules, Signals};
 use super::{Case, Floor, GpuBench, PeerHeaders, Place, Poster, Room, Scope, Sharing, put_image};
 use crate::kernel::KERNELS;
 use gpu::cache::Cache;
@@ -249,16 +249,16 @@ impl PlainQueue {
         rules: &Rules,
     ) -> (bool, NicRun) {
         let PlainQueue { ring, cq, page, consumer, .. } = self;
-        let (device, stop) = (Device { ring, cq, register: &page[16], consumer }, AtomicBool::new(false));
+        let (device, signals) = (Device { ring, cq, register: &page[16], consumer }, Signals::default());
         std::thread::scope(|scope| {
-            let nic = scope.spawn(|| device.play(rules, &stop));
+            let nic = scope.spawn(|| device.play(rules, &signals));
             // SAFETY: the caller's promise.
             let ended = unsafe { run(kernel, launch, arguments) }.is_ok();
             let deadline = Instant::now() + LAST_DOORBELL;
             while ended && !nic.is_finished() && Instant::now() < deadline {
                 std::thread::yield_now();
             }
-            stop.store(true, Ordering::Relaxed);
+            signals.stop.store(true, Ordering::Relaxed);
             (ended, nic.join().unwrap())
         })
     }
