@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use cli::sentence;
 use gpu::{Gpu, ResidentModel, SlotTensors, Toolkit};
 use inference::engine::Engine;
-use inference::engine::gpu::{Instance, Libraries, Loaded};
+use inference::engine::gpu::{Instance, Libraries, Loaded, start_again};
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::resident::TwinResident;
 use inference::engine::twin::Twin;
@@ -223,7 +223,9 @@ impl Recorded {
 fn loaded(options: &Options, manifest: &Manifest, plan: Plan, libraries: &Libraries) -> Result<Arc<Loaded>> {
     let gpu = options.gpu.gpu.map_or_else(Gpu::first, Gpu::of_ordinal)?;
     let toolkit = Toolkit::find(options.gpu.cuda.as_deref())?;
-    Loaded::new(gpu, toolkit, plan, libraries).with_context(|| format!("{} on the GPU", manifest.name))
+    Loaded::new(gpu, toolkit, plan, libraries)
+        .map_err(start_again)
+        .with_context(|| format!("{} on the GPU", manifest.name))
 }
 
 fn run_twin(

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use gpu::Toolkit;
-use inference::engine::gpu::{Instance, Libraries, Loaded, fastest};
+use inference::engine::gpu::{Instance, Libraries, Loaded, fastest, start_again};
 use inference::engine::{self, EngineError};
 use inference::plan::{Format, Plan};
 use serde::Serialize;
@@ -109,7 +109,7 @@ impl OnGpu {
             _ => Libraries::none(),
         };
         let fastest = fastest(gpu, &toolkit, plans, &libraries);
-        let fastest = fastest.map_err(|error| without(engine, error))?;
+        let fastest = fastest.map_err(|error| without(engine, start_again(error)))?;
         drop(context);
         start.part_with("choices", &[("compile", fastest.took.code), ("weights", fastest.took.weights)]);
         Ok(OnGpu { gpu, loaded: fastest.loaded, device, periods: fastest.periods })

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ::gpu::cublaslt::{self, CublasLt, Product};
 use ::gpu::cudnn::Arithmetic;
 use ::gpu::{Context, End, Gpu, Toolkit};
-use inference::engine::gpu::{By, Chosen, Instance, Libraries, Library, Loaded};
+use inference::engine::gpu::{By, Chosen, Instance, Libraries, Library, Loaded, start_again};
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::{Engine, EngineError};
 use inference::graph::{Graph, Op};
@@ -76,7 +76,8 @@ fn load(
     let graph = import(file, batch).expect("it is imported");
     let plan = Plan::in_format(&graph, format)?;
     let libraries = Libraries::needed(None);
-    Loaded::new(gpu, toolkit, plan, &if again { libraries.again() } else { libraries })
+    let libraries = if again { libraries.again() } else { libraries };
+    Loaded::new(gpu, toolkit, plan, &libraries).map_err(start_again)
 }
 
 /// Whether cuDNN is here.

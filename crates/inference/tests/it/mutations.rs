@@ -1,7 +1,7 @@
 //! A weight tensor that is changed by 5 % of its norm, one at a time: the comparison of its step with ONNX Runtime sees it.
 
 use ::gpu::{Gpu, Toolkit};
-use inference::engine::gpu::{Instance, Libraries, Loaded};
+use inference::engine::gpu::{Instance, Libraries, Loaded, start_again};
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 use inference::layers::{Random, distance, tolerance};
@@ -79,7 +79,8 @@ fn referenced(runtime: &Runtime, name: &str, architecture: Architecture) -> (Ref
 /// The steps of a model on the GPU, by libraries where they are faster.
 fn on_gpu(gpu: Gpu, model: &Referenced, plan: Plan) -> Steps {
     let toolkit = Toolkit::find(None).expect("a GPU's machine has a toolkit");
-    let loaded = Loaded::new(gpu, toolkit, plan, &Libraries::needed(None)).expect("it is loaded");
+    let loaded = Loaded::new(gpu, toolkit, plan, &Libraries::needed(None)).map_err(start_again);
+    let loaded = loaded.expect("it is loaded");
     let mut instance = Instance::new(&loaded).expect("there is memory");
     instance.bring(&model.inputs()).expect("they are the model's");
     Box::new(move |at| instance.step(at).expect("it runs"))

@@ -24,6 +24,9 @@ const RESTARTS: usize = 2;
 /// What crate gpu says of an error behind which nothing runs in the same process.
 const LOST: &str = "its context is lost until the process ends";
 
+/// What a program says as it starts again, behind the engine's name (`inference::engine::gpu::start_again`).
+const AGAIN: &str = "; this program starts again without it";
+
 /// What became of a suite so far.
 pub struct Attempt<'a> {
     suite: &'a Suite,
@@ -91,7 +94,11 @@ impl<'a> Attempt<'a> {
         let ended = run_logged(&mut command, log, limit)?;
         let said = fs::read(log).with_context(|| format!("reading {}", log.display()))?;
         let said = String::from_utf8_lossy(&said);
-        let Part { outcome, complaint, at } = part(names, &said, ended, limit);
+        let again = said.lines().filter(|line| line.contains(AGAIN)).map(str::to_owned);
+        self.outcome.table.extend(again);
+        // Its last start ran all of them.
+        let last = said.rsplit_once(AGAIN).map_or(&said[..], |(_, last)| last);
+        let Part { outcome, complaint, at } = part(names, last, ended, limit);
         if outcome.failed > 0 || complaint.is_some() {
             self.failed_logs += &said;
         }

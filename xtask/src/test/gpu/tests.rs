@@ -11,11 +11,17 @@ const PROGRAM: &str = r#"#!/bin/sh
 if [ "$1" = --list ]; then for name in NAMES; do echo "m::$name: test"; done; exit 0; fi
 echo "$REQUIRE" >> FOLDER/required
 passed=0 failed=0 lost=
+case "$*" in *again*)
+  if [ ! -e FOLDER/again ]; then
+    touch FOLDER/again; echo 'test m::gpu_fail ... FAILED'
+    echo 'doorbell: step conv1: an engine failed; this program starts again without it'; exec "$0" "$@"
+  fi;;
+esac
 for name in "$@"; do
   case $name in --*) continue;; esac
   case $lost$name in
   lost*|*lose*) printf 'test %s ... ' $name; echo FAILED; failed=$((failed + 1)) lost=lost;;
-  *pass*) printf 'test %s ... ' $name; echo ok; passed=$((passed + 1));;
+  *pass*|*again*) printf 'test %s ... ' $name; echo ok; passed=$((passed + 1));;
   *fail*) printf 'test %s ... ' $name; echo FAILED; failed=$((failed + 1));;
   *skip*) printf 'test %s ... ' $name; echo "SKIP $name: two GPUs (one)"; echo ok; passed=$((passed + 1));;
   *hang*) printf 'test %s ... ' $name; sleep 60;;
@@ -145,6 +151,15 @@ fn a_context_that_a_library_loses_fails_the_tests_of_one_model() {
         "2 of 2 tests failed in the process from `m::gpu_lose_by_libraries` on, whose context was lost";
     assert_eq!(rows[0].complaint.as_deref(), Some(words));
     assert_eq!(rows[0].outcome.failures, ["m::gpu_lose_by_libraries", "m::gpu_lose_by_libraries_pass"]);
+}
+
+#[test]
+fn a_program_that_starts_again_without_an_engine_is_counted_once_and_says_so() {
+    let rows = stage("again", "gpu_pass gpu_again", "[suite.gpu]\ntests = 0\ngpu = 2\n").run(false);
+    assert_eq!((counts(&rows[0]), rows[0].complaint.clone()), ((2, 0, 0), None));
+    assert_eq!(rows[0].outcome.failures, [""; 0]);
+    let said = "doorbell: step conv1: an engine failed; this program starts again without it";
+    assert_eq!(rows[0].outcome.table, [said]);
 }
 
 #[test]

@@ -125,7 +125,7 @@ pub fn decide(
 }
 
 /// As the cache says what is wrong with it. A closed stderr is no reason to fail.
-fn say(text: &str) {
+pub(super) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "doorbell: {text}");
 }
 

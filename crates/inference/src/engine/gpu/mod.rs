@@ -15,6 +15,7 @@ mod libraries;
 mod library_plan;
 mod ready;
 mod resident;
+mod restart;
 mod stamped;
 mod timed;
 mod trial;
@@ -39,6 +40,7 @@ pub use images::Images;
 pub use instance::{Instance, SelfLaunchingInstance};
 pub use libraries::{By, Chosen, Libraries, Library, Tried};
 pub use resident::{Resident, ResidentAlone};
+pub use restart::start_again;
 
 /// The longest that a copy or a run of a model may take.
 const LIMIT: Duration = Duration::from_secs(60);
