@@ -18,8 +18,9 @@ use crate::plan::Plan;
 /// Threads of a block of a resident kernel.
 pub const THREADS: u32 = 256;
 /// The operators of `kernels/resident.cu` by number.
-const OPERATIONS: [&str; 9] = [
+const OPERATIONS: [&str; 10] = [
     "conv_tiled",
+    "conv_shallow",
     "conv_grouped",
     "linear",
     "pool",
@@ -188,6 +189,7 @@ mod tests {
     use super::*;
     use crate::import::import;
     use crate::layers::Random;
+    use crate::plan::{Format, Layout, Precision};
 
     host_twin::include_kernels!("planted");
 
@@ -210,15 +212,19 @@ mod tests {
         measure::need!(crate::engine::has_twin(), cc, "a C++ compiler");
         let architecture = Architecture::SuperResolution { factor: 1, height: 24, width: 20 };
         let graph = import(&architecture.build(1).encode_to_vec(), 1).unwrap();
-        let plan = Plan::new(&graph).unwrap();
-        let input = Random(3).tensor(plan.inputs[0].count());
-        let wanted = bits(&Twin::new(plan.clone()).unwrap().run(&[&input]).unwrap());
-        for blocks in [1, 5] {
+        let half = Format { precision: Precision::Half, layout: Layout::ChannelsLast };
+        let plans = [half, Format::default()].map(|format| Plan::in_format(&graph, format).unwrap());
+        let input = Random(3).tensor(plans[0].inputs[0].count());
+        let alone = |plan: &Plan| bits(&Twin::new(plan.clone()).unwrap().run(&[&input]).unwrap());
+        for (plan, blocks) in plans.iter().flat_map(|plan| [(plan, 1), (plan, 5)]) {
             let mut resident = TwinResident::new(plan.clone(), None, blocks).unwrap();
             for run in 0..2 {
-                assert!(bits(&resident.run(&[&input]).unwrap()) == wanted, "{blocks} blocks, run {run}");
+                let found = bits(&resident.run(&[&input]).unwrap());
+                assert!(found == alone(plan), "{:?}, {blocks} blocks, run {run}", plan.format);
             }
         }
+        let [_, plan] = plans;
+        let wanted = alone(&plan);
         // Without the barrier the first block computes its share of all steps while a thread begins with the others. There are more
         // blocks than the twin has threads.
         let kernel = PLANTED.find("resident+DB_DEFECT_NO_GRID_BARRIER").unwrap();

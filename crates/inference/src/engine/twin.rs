@@ -302,9 +302,9 @@ mod tests {
             })
             .sum::<f64>() as f32
         };
-        let pixels = || (0..rows * columns);
+        let pixels = 0..rows * columns;
         let all = (0..batch).flat_map(|image| (0..outputs).map(move |output| (image, output)));
-        all.flat_map(|(image, output)| pixels().map(move |pixel| (image, output, pixel)))
+        all.flat_map(|(image, output)| pixels.clone().map(move |pixel| (image, output, pixel)))
             .map(|(image, output, pixel)| of(image, output, pixel))
             .collect()
     }
