@@ -24,22 +24,6 @@ extern "C" __global__ void __launch_bounds__(256)
     conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, left, right);
 }
 
-/* Convolution of few products a sum (2 * DEPTH), of one group; outputs are last, a multiple of 8, and begin at multiples of 16 bytes. What
- * a block's outputs see is SHALLOW_PATCH numbers at most. Launch: 256 threads; blocks: rows / 4 times columns / 32, outputs / 64, images. */
-extern "C" __global__ void __launch_bounds__(256) conv_shallow(const float *from, const float *weights, const float *bias,
-                                                               const float *residual, float *to, struct convolution shape) {
-    __shared__ struct stored_at_once<float> brought[2 * DEPTH * (TILE + 4) / 4];
-    __shared__ float seen[SHALLOW_PATCH];
-    conv_shallow_of(launched(), from, weights, bias, residual, to, &shape, (float(*)[TILE + 4]) brought, seen);
-}
-extern "C" __global__ void __launch_bounds__(256)
-    conv_shallow_half(const struct half_number *from, const struct half_number *weights, const float *bias,
-                      const struct half_number *residual, struct half_number *to, struct convolution shape) {
-    __shared__ struct stored_at_once<float> brought[2 * DEPTH * (TILE + 4) / 4];
-    __shared__ float seen[SHALLOW_PATCH];
-    conv_shallow_of(launched(), from, weights, bias, residual, to, &shape, (float(*)[TILE + 4]) brought, seen);
-}
-
 /* Convolution in groups, one output a thread. Launch: 128 threads; blocks: elements of an image / 128, 1, images. */
 extern "C" __global__ void __launch_bounds__(128) conv_grouped(const float *from, const float *weights, const float *bias,
                                                                const float *residual, float *to, struct convolution shape) {

@@ -161,81 +161,6 @@ static __device__ inline void conv_tiled_of(struct virtual_block b, const T *fro
         }
 }
 
-#define SHALLOW_ROWS 4     /* of a block */
-#define SHALLOW_COLUMNS 32 /* of a block */
-#define SHALLOW_OUTPUTS 8  /* of a thread */
-#define SHALLOW_PATCH 2048 /* numbers that a block's outputs see, at most */
-
-/* Elements that are stored at once. */
-template <typename T> struct __align__(16) stored_at_once {
-    T of[16 / sizeof(T)];
-};
-
-/* A convolution of few products a sum, at most 2 * DEPTH: the block's weights, by place and channel, and all that its outputs see are
- * brought once. A thread has eight outputs of four pixels, one below the other. */
-template <typename T>
-static __device__ inline void conv_shallow_of(struct virtual_block b, const T *from, const T *weights, const float *bias,
-                                              const T *residual, T *to, const struct convolution *shape,
-                                              float (*brought)[TILE + 4], float *seen) {
-    const struct window w = shape->window;
-    const struct extent in = shape->from, out = shape->to;
-    const unsigned int me = b.thread, across = (out.columns + SHALLOW_COLUMNS - 1) / SHALLOW_COLUMNS, of_kernel = w.rows * w.columns;
-    const unsigned int first_row = b.x / across * SHALLOW_ROWS, first_column = b.x % across * SHALLOW_COLUMNS;
-    const unsigned int first_output = b.y * TILE, depth = in.channels * of_kernel;
-    const unsigned int rows = (SHALLOW_ROWS - 1) * w.stride_rows + (w.rows - 1) * w.dilation_rows + 1;
-    const unsigned int columns = (SHALLOW_COLUMNS - 1) * w.stride_columns + (w.columns - 1) * w.dilation_columns + 1;
-    const T *image = from + (size_t)b.z * in.image;
-    for (unsigned int at = me; at < depth * TILE; at += b.threads) {
-        unsigned int output = at / depth, channel = at % depth / of_kernel, place = at % of_kernel;
-        bool inside = first_output + output < out.channels;
-        brought[place * in.channels + channel][output] = inside ? number(weights[(size_t)first_output * depth + at]) : 0.0f;
-    }
-    for (unsigned int at = me; at < rows * columns * in.channels; at += b.threads) {
-        unsigned int channel = at % in.channels, pixel = at / in.channels;
-        /* Above and left of the image the differences wrap. */
-        unsigned int y = first_row * w.stride_rows + pixel / columns - w.pad_top;
-        unsigned int x = first_column * w.stride_columns + pixel % columns - w.pad_left;
-        bool inside = y < in.rows && x < in.columns;
-        seen[at] = inside ? number(image[(size_t)channel * in.channel + (size_t)(y * in.columns + x) * in.pixel]) : 0.0f;
-    }
-    __syncthreads();
-    const unsigned int mine = me % (TILE / SHALLOW_OUTPUTS) * SHALLOW_OUTPUTS, column = me / (TILE / SHALLOW_OUTPUTS);
-    const unsigned int below = w.stride_rows * columns * in.channels;
-    float sums[SHALLOW_ROWS][SHALLOW_OUTPUTS] = {{0}};
-    unsigned int k = 0;
-    for (unsigned int i = 0; i < w.rows; i++)
-        for (unsigned int j = 0; j < w.columns; j++) {
-            const float *value = seen + (i * w.dilation_rows * columns + column * w.stride_columns + j * w.dilation_columns) * in.channels;
-            for (unsigned int channel = 0; channel < in.channels; channel++, k++, value++) {
-                const struct stored_at_once<float> *weight = (const struct stored_at_once<float> *)&brought[k][mine];
-                const struct stored_at_once<float> low = weight[0], high = weight[1];
-                for (unsigned int row = 0; row < SHALLOW_ROWS; row++) {
-                    const float one = value[row * below];
-                    for (unsigned int o = 0; o < 4; o++) {
-                        sums[row][o] += one * low.of[o];
-                        sums[row][o + 4] += one * high.of[o];
-                    }
-                }
-            }
-        }
-    /* Before the next block of a resident kernel brings its own. */
-    __syncthreads();
-    const unsigned int x = first_column + column, output = first_output + mine, pixels = out.rows * out.columns;
-    for (unsigned int row = 0; row < SHALLOW_ROWS; row++) {
-        const unsigned int y = first_row + row, pixel = y * out.columns + x;
-        if (y >= out.rows || x >= out.columns || output >= out.channels) continue;
-        for (unsigned int first = 0; first < SHALLOW_OUTPUTS; first += 16 / sizeof(T)) {
-            struct stored_at_once<T> all;
-            for (unsigned int o = 0; o < 16 / sizeof(T); o++) {
-                float sum = sums[row][first + o] + (bias ? bias[output + first + o] : 0);
-                if (residual) sum += number(residual[place_of(&shape->residual, b.z, (output + first + o) * pixels + pixel)]);
-                keep(&all.of[o], activate(shape->activation, sum));
-            }
-            *(struct stored_at_once<T> *)&to[place_of(&shape->to, b.z, (output + first) * pixels + pixel)] = all;
-        }
-    }
-}
-
 template <typename T>
 static __device__ inline void conv_grouped_of(struct virtual_block b, const T *from, const T *weights, const float *bias,
                                               const T *residual, T *to, const struct convolution *shape) {
@@ -356,12 +281,15 @@ static __device__ inline void elementwise_of(struct virtual_block b, const T *fr
     keep(&to[place_of(&shape->to, b.y, at)], activate(shape->activation, value));
 }
 
-/* Which element of `from` becomes element `at` of `to` when channels become blocks of rows and columns; `operation`: the block's side. */
-static __device__ inline unsigned int in_blocks(const struct elements *shape, unsigned int at) {
-    const unsigned int side = shape->operation;
-    const unsigned int column = at % shape->to.columns, row = at / shape->to.columns % shape->to.rows;
-    const unsigned int channel = (at / shape->to.columns / shape->to.rows * side + row % side) * side + column % side;
-    return (channel * shape->from.rows + row / side) * shape->from.columns + column / side;
+/* Where the element of `from` lies that becomes element `at` of `to` when channels become blocks of rows and columns; `operation`: the
+ * block's side. */
+static __device__ inline size_t place_in_blocks(const struct elements *shape, unsigned int image, unsigned int at) {
+    const struct extent of = shape->from;
+    const unsigned int side = shape->operation, above = at / shape->to.columns, column = at - above * shape->to.columns;
+    const unsigned int outer = above / shape->to.rows, row = above - outer * shape->to.rows;
+    const unsigned int y = row / side, x = column / side;
+    const unsigned int channel = (outer * side + row - y * side) * side + column - x * side;
+    return (size_t)image * of.image + (size_t)channel * of.channel + (size_t)(y * of.columns + x) * of.pixel;
 }
 
 template <typename T>
@@ -369,7 +297,7 @@ static __device__ inline void depth_to_space_of(struct virtual_block b, const T 
     const unsigned int thread = thread_of(b);
     if (thread >= shape->to.channels * shape->to.rows * shape->to.columns) return;
     const unsigned int at = element_of(&shape->to, thread);
-    to[place_of(&shape->to, b.y, at)] = from[place_of(&shape->from, b.y, in_blocks(shape, at))];
+    to[place_of(&shape->to, b.y, at)] = from[place_in_blocks(shape, b.y, at)];
 }
 
 /* A tensor of a slot: it lies `offset` bytes behind the begin of the slot that `*index` names. A slot's tensors are of single
@@ -393,7 +321,7 @@ static __device__ inline void store_of(struct virtual_block b, const struct slot
     const unsigned int at = thread_of(b);
     const unsigned int count = shape->to.channels * shape->to.rows * shape->to.columns;
     float *to = (float *)(slot->base + *slot->index * slot->stride + slot->offset);
-    if (at < count) to[(size_t)b.y * count + at] = number(from[place_of(&shape->from, b.y, in_blocks(shape, at))]);
+    if (at < count) to[(size_t)b.y * count + at] = number(from[place_in_blocks(shape, b.y, at)]);
 }
 
 #endif /* DOORBELL_OPERATORS_H */

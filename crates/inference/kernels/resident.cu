@@ -10,7 +10,6 @@
 /* Numbers of `OPERATIONS` in src/engine/resident.rs. */
 enum {
     OPERATION_CONV_TILED,
-    OPERATION_CONV_SHALLOW,
     OPERATION_CONV_GROUPED,
     OPERATION_LINEAR,
     OPERATION_POOL,
@@ -40,25 +39,15 @@ struct steps {
     struct step first[1];
 };
 
-/* What the blocks of operators with barriers have in common memory. */
-struct common {
-    struct stored_at_once<float> brought[2 * DEPTH * (TILE + 4) / 4];
-    float seen[SHALLOW_PATCH];
-};
-
 /* One block of a step. The operators with barriers have blocks of RESIDENT_THREADS threads, so that all threads are in the same one. */
 template <typename T>
-static __device__ inline void run_block(const struct step *step, struct virtual_block b, struct common *common) {
+static __device__ inline void run_block(const struct step *step, struct virtual_block b, float (*left)[TILE + 4],
+                                        float (*right)[TILE + 4]) {
     const unsigned long long *to = step->pointers;
-    float(*left)[TILE + 4] = (float(*)[TILE + 4]) common->brought;
     switch (step->operation) {
     case OPERATION_CONV_TILED:
         conv_tiled_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4], &step->shape.convolution,
-                      left, left + DEPTH);
-        break;
-    case OPERATION_CONV_SHALLOW:
-        conv_shallow_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4],
-                        &step->shape.convolution, left, common->seen);
+                      left, right);
         break;
     case OPERATION_CONV_GROUPED:
         conv_grouped_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4],
@@ -77,7 +66,7 @@ static __device__ inline void run_block(const struct step *step, struct virtual_
 }
 
 /* This block's share of a step: every so many of its blocks; several of them side by side where they have fewer threads. */
-static __device__ inline void run_step(const struct step *step, struct common *common) {
+static __device__ inline void run_step(const struct step *step, float (*left)[TILE + 4], float (*right)[TILE + 4]) {
     const unsigned int *blocks = step->blocks, together = blockDim.x / step->threads;
     const unsigned long long all = (unsigned long long)blocks[0] * blocks[1] * blocks[2];
     struct virtual_block b = {0, 0, 0, threadIdx.x % step->threads, step->threads};
@@ -87,9 +76,9 @@ static __device__ inline void run_step(const struct step *step, struct common *c
         b.y = (unsigned int)(at / blocks[0] % blocks[1]);
         b.z = (unsigned int)(at / blocks[0] / blocks[1]);
         if (step->is_half)
-            run_block<struct half_number>(step, b, common);
+            run_block<struct half_number>(step, b, left, right);
         else
-            run_block<float>(step, b, common);
+            run_block<float>(step, b, left, right);
     }
 }
 
@@ -102,7 +91,8 @@ extern "C" __global__ void db_model(unsigned long long model, struct db_grid *gr
 extern "C" __device__ void db_model(unsigned long long model, struct db_grid *grid)
 #endif
 {
-    __shared__ struct common common;
+    __shared__ float left[DEPTH][TILE + 4];
+    __shared__ float right[DEPTH][TILE + 4];
     __shared__ struct step now;
     const struct steps *steps = (const struct steps *)model;
     const unsigned long long count = steps->count;
@@ -113,7 +103,7 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
             ((unsigned int *)&now)[word] = ((const unsigned int *)&steps->first[at])[word];
         /* All threads have the step; behind it all blocks have what it wrote, and no thread needs it any more. */
         __syncthreads();
-        run_step(&now, &common);
+        run_step(&now, left, right);
         if (db_grid_meet(grid)) return;
     }
 }

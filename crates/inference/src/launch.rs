@@ -158,9 +158,6 @@ fn check_blocks(launch: Launch, step: &Step) -> Result<Launch, LaunchError> {
     Ok(launch)
 }
 
-/// Rows and columns of a block of `conv_shallow`.
-const SHALLOW: [u32; 2] = [4, 32];
-
 /// A step with its plan.
 struct StepOf<'a> {
     plan: &'a Plan,
@@ -212,34 +209,12 @@ impl StepOf<'_> {
         words[29] = groups;
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
-        let (kernel, blocks, threads) = if groups == 1 && self.is_shallow(window) {
-            let tiles = rows.div_ceil(SHALLOW[0]) * columns.div_ceil(SHALLOW[1]);
-            ("conv_shallow", [tiles, outputs.div_ceil(64), batch], 256)
-        } else if groups == 1 {
+        let (kernel, blocks, threads) = if groups == 1 {
             ("conv_tiled", [(rows * columns).div_ceil(64), outputs.div_ceil(64), batch], 256)
         } else {
             ("conv_grouped", [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
-    }
-
-    /// Whether a convolution has few products a sum and is written as `conv_shallow` writes.
-    fn is_shallow(&self, window: &Window) -> bool {
-        let Some(to) = self.step.write else { return false };
-        let (_, [channels, ..]) = parts(&self.step.from);
-        let (_, [outputs, ..]) = parts(&self.step.to);
-        let places = window.kernel.iter().product::<usize>();
-        let sees = |axis: usize| {
-            (SHALLOW[axis] as usize - 1) * window.stride[axis]
-                + (window.kernel[axis] - 1) * window.dilation[axis]
-                + 1
-        };
-        let is_aligned = outputs % 8 == 0 && [to.image, to.pixel].iter().all(|by| by.is_multiple_of(8));
-        to.channel == 1
-            && is_aligned
-            && self.plan.byte(&to).is_multiple_of(16)
-            && places * channels as usize <= 32
-            && sees(0) * sees(1) * channels as usize <= 2048
     }
 
     /// `struct convolution` without window and groups.
@@ -357,7 +332,6 @@ impl StepOf<'_> {
 fn half(kernel: &str) -> &'static str {
     match kernel {
         "conv_tiled" => "conv_tiled_half",
-        "conv_shallow" => "conv_shallow_half",
         "conv_grouped" => "conv_grouped_half",
         "conv_finish" => "conv_finish_half",
         "im2col" => "im2col_half",

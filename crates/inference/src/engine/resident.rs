@@ -18,9 +18,8 @@ use crate::plan::Plan;
 /// Threads of a block of a resident kernel.
 pub const THREADS: u32 = 256;
 /// The operators of `kernels/resident.cu` by number.
-const OPERATIONS: [&str; 10] = [
+const OPERATIONS: [&str; 9] = [
     "conv_tiled",
-    "conv_shallow",
     "conv_grouped",
     "linear",
     "pool",
