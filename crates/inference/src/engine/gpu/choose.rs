@@ -249,14 +249,18 @@ struct Bench<'a> {
     trials: &'a Trials<'a>,
 }
 
-/// An error of a way to compute a step; a library's is named where it took the context with it.
+/// An error of a way to compute a step; a library's is named where it took the context with it, or does not end.
 fn lost(step: &Step, by: &By, error: EngineError) -> EngineError {
     match error {
-        EngineError::Gpu(why) if why.is_context_lost() && *by != By::Own => {
+        EngineError::Gpu(why) if *by != By::Own && (why.is_context_lost() || does_not_end(&why)) => {
             EngineError::Tried { step: step.names.join(" "), by: by.to_string(), why: Box::new(why) }
         }
         other => other,
     }
+}
+
+fn does_not_end(error: &gpu::Error) -> bool {
+    matches!(error, gpu::Error::Deadline { .. })
 }
 
 /// A way that works, with its graph. `attempt`: unless it is our own.
@@ -360,8 +364,7 @@ impl<'a> Bench<'a> {
                         found.push(Some(good));
                     }
                     // Behind what does not end nothing else can be tried.
-                    Err(EngineError::Gpu(error @ gpu::Error::Deadline { .. })) => return Err(error.into()),
-                    Err(EngineError::Gpu(error)) if error.is_context_lost() => {
+                    Err(EngineError::Gpu(error)) if error.is_context_lost() || does_not_end(&error) => {
                         return Err(lost(step, &one.by, error.into()));
                     }
                     Err(error) => {

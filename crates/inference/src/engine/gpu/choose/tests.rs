@@ -29,12 +29,15 @@ fn a_library_s_kernel_that_takes_the_context_is_named_and_our_own_is_not() {
     let plan = small();
     let step = &plan.steps[0];
     let library = By::Library { library: Library::Cudnn, engine: "7".into(), finished: false };
-    for (by, code, is_named) in [
-        (&library, gpu::code::ILLEGAL_ADDRESS, true),
-        (&library, gpu::code::OUT_OF_MEMORY, false),
-        (&By::Own, gpu::code::ILLEGAL_ADDRESS, false),
+    let late = || gpu::Error::Deadline { what: "a way".into(), waited: Duration::ZERO };
+    for (by, error, is_named) in [
+        (&library, error(gpu::code::ILLEGAL_ADDRESS), true),
+        (&library, error(gpu::code::OUT_OF_MEMORY), false),
+        (&library, late(), true),
+        (&By::Own, error(gpu::code::ILLEGAL_ADDRESS), false),
+        (&By::Own, late(), false),
     ] {
-        let found = lost(step, by, error(code).into());
+        let found = lost(step, by, error.into());
         assert_eq!(matches!(found, EngineError::Tried { .. }), is_named, "{by}: {found}");
     }
 }
