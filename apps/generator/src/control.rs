@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::plan::Plan;
 
 /// Version of these lines; both ends must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Sender's first line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -17,6 +17,8 @@ pub struct Proposal {
     /// [`VERSION`]; the field's name also tells that the line is one of ours.
     pub generator: u32,
     pub plan: Plan,
+    /// Whether the same sender comes again after this session, which the receiver then does not count.
+    pub warm_up: bool,
 }
 
 /// Receiver's first line.
@@ -61,6 +63,11 @@ pub struct Received {
 }
 
 impl Received {
+    /// Whether nothing went wrong, as far as this end knows.
+    pub fn is_clean(&self) -> bool {
+        self.error.is_none() && self.torn == 0 && self.lost == 0
+    }
+
     /// Adds another queue pair's counts. Saturates: some of them rest on what the sender says.
     pub fn add(&mut self, other: &Received) {
         self.received = self.received.saturating_add(other.received);
@@ -100,8 +107,8 @@ mod tests {
         for (line, words) in [
             ("{\"hello\":1}", "is not a generator"),
             ("\"GET\"", "is not a generator"),
-            ("{\"generator\":2}", "of version 2"),
-            ("{\"generator\":1}", "cannot be read"),
+            ("{\"generator\":1}", "of version 1"),
+            ("{\"generator\":2}", "cannot be read"),
         ] {
             let line = serde_json::from_str(line).unwrap();
             let error = first_line::<Proposal>(line, peer).unwrap_err().to_string();

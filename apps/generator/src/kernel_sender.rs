@@ -108,7 +108,7 @@ pub struct KernelSender {
 impl KernelSender {
     /// Connects to the receiver at `address` and makes all queue pairs. Nothing is sent yet.
     pub fn connect(
-        plan: Plan,
+        (plan, warm_up): (Plan, bool),
         kind: &Kind,
         machine: &Machine,
         address: &str,
@@ -132,7 +132,7 @@ impl KernelSender {
         let queues: Result<Vec<_>, KernelError> =
             (0..plan.qps).map(|_| queue(&plan, machine, &pd, kind.options)).collect();
         let queues = queues.context("a queue pair for kernels")?;
-        let mut session = propose(&plan, address, stop)?;
+        let mut session = propose(&plan, warm_up, address, stop)?;
         let qps: Vec<_> = queues.iter().map(Queue::qp).collect();
         let target = join(&mut session, &plan, path, &qps, RegionOffer::new(credits.mr()), stop)?;
         Ok(KernelSender { plan, session, generate, queues, source, credits, target })

@@ -39,7 +39,7 @@ use serde::Serialize;
 
 use crate::kernel_sender::KernelSender;
 use crate::options::{Cli, Command, PosterKind, Transfer};
-use crate::sender::Sender;
+use crate::sender::{Outcome, Sender, StopCondition};
 
 fn main() -> ExitCode {
     cli::main("generator", &option_scope::OPTION_SCOPES, |cli: Cli| match cli.command {
@@ -70,7 +70,7 @@ fn transfer(options: &Transfer, stop: &AtomicBool) -> Result<u8> {
 
 fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     let (plan, until, (poster, mut names)) = (options.plan()?, options.until()?, options.poster()?);
-    let pause = options.pause()?;
+    let (pause, warm_up) = (options.pause()?, options.warm_up()?);
     check_address("--connect", address)?;
     let machine = match &poster {
         PosterKind::Cpu(_) => None,
@@ -85,17 +85,31 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     }
     let (context, path) = options.nic.open("generator")?;
     let idle = sender::IdleQps::open(&context, &path, options.idle_qps)?;
-    let outcome = match (poster, &machine) {
-        (PosterKind::Kernel(kind), Some(machine)) => {
-            KernelSender::connect(plan.clone(), &kind, machine, address, &context, &path, stop)?
-                .run(until, stop)?
-        }
-        (PosterKind::Kernel(_), None) => bail!("no machine for kernels"),
-        (PosterKind::Cpu(kind), _) => {
-            Sender::connect(plan.clone(), kind, address, &context, &path, stop)?.run(until, pause, stop)?
+    let session = |until, pause, is_warm_up| -> Result<Outcome> {
+        let plan = (plan.clone(), is_warm_up);
+        match (&poster, &machine) {
+            (PosterKind::Kernel(kind), Some(machine)) => {
+                KernelSender::connect(plan, kind, machine, address, &context, &path, stop)?.run(until, stop)
+            }
+            (PosterKind::Kernel(_), None) => bail!("no machine for kernels"),
+            (PosterKind::Cpu(kind), _) => {
+                Sender::connect(plan, *kind, address, &context, &path, stop)?.run(until, pause, stop)
+            }
         }
     };
-    let run = report::Run::new(&plan, names, idle.count(), context.name(), &path, &outcome);
+    let warmed_up = warm_up.map(|time| session(StopCondition::Elapsed(time), None, true)).transpose()?;
+    // What goes wrong there is told as the run's.
+    let is_bad =
+        |warm_up: &Outcome| warm_up.interrupted || warm_up.error.is_some() || !warm_up.received.is_clean();
+    let outcome = match warmed_up.filter(is_bad) {
+        Some(outcome) => outcome,
+        None => session(until, pause, false)?,
+    };
+    let setting = report::Setting {
+        idle_qps: idle.count(),
+        warm_up_seconds: warm_up.unwrap_or_default().as_secs_f64(),
+    };
+    let run = report::Run::new(&plan, names, setting, context.name(), &path, &outcome);
     let json = options.json.as_deref();
     emit(json, &run)?;
     if speaks_to_people(json) {
@@ -150,8 +164,11 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         if let Some(error) = &received.error {
             complain!("generator: {error}");
         }
-        let clean = received.error.is_none() && received.torn == 0 && received.lost == 0;
-        worst = worst.max(if clean { 0 } else { FAILED });
+        let is_clean = received.is_clean();
+        if outcome.warm_up && is_clean && !outcome.interrupted {
+            continue;
+        }
+        worst = worst.max(if is_clean { 0 } else { FAILED });
         if speaks_to_people(json) {
             say!(
                 "received {}  verified {} of {}  torn {}  lost {}",

@@ -21,6 +21,7 @@ pub const OPTION_SCOPES: [OptionScope<Cli>; 11] = [
             "idle-qps",
             "count",
             "seconds",
+            "warm-up",
             "pause",
             "inline",
             "verify",
@@ -116,7 +117,7 @@ mod tests {
     }
 
     /// A whole command line in which an option of the table means something, and where it means nothing.
-    const CASES: [(&str, &str, &[&str]); 23] = [
+    const CASES: [(&str, &str, &[&str]); 24] = [
         ("--receiver host-twin", "--listen h:1", &["--connect h:1", "--connect h:1 --poster host-twin"]),
         ("--sessions 4", "--listen h:1", &["--connect h:1"]),
         ("--poster host-twin", "--connect h:1", &["--listen h:1"]),
@@ -130,6 +131,7 @@ mod tests {
         ("--idle-qps 2", "--connect h:1", &["--listen h:1"]),
         ("--count 2", "--connect h:1", &["--listen h:1"]),
         ("--seconds 2", "--connect h:1", &["--listen h:1"]),
+        ("--warm-up 2", "--connect h:1", &["--listen h:1"]),
         ("--pause 2", "--connect h:1 --count 1", &["--listen h:1 --count 1"]),
         ("--inline", "--connect h:1", &["--listen h:1"]),
         ("--verify all", "--connect h:1", &["--listen h:1"]),

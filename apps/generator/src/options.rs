@@ -217,6 +217,9 @@ pub struct Transfer {
     /// Seconds to send.
     #[arg(long, allow_negative_numbers = true)]
     pub seconds: Option<f64>,
+    /// Send the same for so many seconds before, in a session of its own that no number has.
+    #[arg(long, allow_negative_numbers = true)]
+    pub warm_up: Option<f64>,
     /// Send single messages, this many seconds apart, to measure the first post after idling (needs --count).
     #[arg(long, requires = "count", conflicts_with_all = ["batch", "doorbell_batch", "qps"])]
     pub pause: Option<f64>,
@@ -271,6 +274,16 @@ impl Transfer {
             }
             (None, Some(seconds)) => bail!("--seconds {seconds} is out of range: above 0, to 86400"),
             (None, None) => Ok(StopCondition::Count(1_000_000)),
+        }
+    }
+
+    /// Time of the warm-up.
+    pub fn warm_up(&self) -> Result<Option<Duration>> {
+        match self.warm_up {
+            Some(seconds) if !(seconds > 0.0 && seconds <= 60.0) => {
+                bail!("--warm-up {seconds} is out of range: above 0, to 60 seconds")
+            }
+            warm_up => Ok(warm_up.map(Duration::from_secs_f64)),
         }
     }
 

@@ -84,6 +84,7 @@ pub struct Outcome {
     /// Counts, as the sender was told.
     pub received: Received,
     pub interrupted: bool,
+    pub warm_up: bool,
 }
 
 /// Serves one sender; a client that is no sender is named, and the next one waited for. `None`: a signal came first.
@@ -95,7 +96,9 @@ pub fn serve(
     kind: &ReceiverKind,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>> {
-    let Some((mut session, plan)) = first_sender(listener, stop)? else { return Ok(None) };
+    let Some((mut session, Proposal { plan, warm_up, .. })) = first_sender(listener, stop)? else {
+        return Ok(None);
+    };
     let setup = || Wait::at_most(SETUP).unless(stop);
     if let Err(error) = plan.check() {
         return refuse(session, anyhow::Error::msg(error));
@@ -111,7 +114,7 @@ pub fn serve(
             let (received, interrupted) = prepared.serve(&mut session, path, stop)?;
             // As in `receive`.
             let _ = session.send(&received);
-            return Ok(Some(Outcome { received, interrupted }));
+            return Ok(Some(Outcome { received, interrupted, warm_up }));
         }
         ReceiverKind::Kernel { gpu, .. } | ReceiverKind::Processor(gpu) => gpu.as_ref(),
     };
@@ -135,12 +138,13 @@ pub fn serve(
     };
     session.send(&Answer { generator: VERSION, refusal: None })?;
     connect(&mut session, path, &plan, target.offer(), &mut lanes, setup)?;
-    Ok(Some(receive(&mut session, &plan, &mut lanes, &target, stop)))
+    let (received, interrupted) = receive(&mut session, &plan, &mut lanes, &target, stop);
+    Ok(Some(Outcome { received, interrupted, warm_up }))
 }
 
 /// The first client that proposes a plan. A browser, a port scanner or a generator of another version costs a line and at most
 /// [`SETUP`], and is no session.
-fn first_sender(listener: &Listener, stop: &AtomicBool) -> Result<Option<(Session, Plan)>> {
+fn first_sender(listener: &Listener, stop: &AtomicBool) -> Result<Option<(Session, Proposal)>> {
     loop {
         let mut session = match listener.accept(Wait::at_most(Duration::MAX).unless(stop)) {
             Err(ConnectError::Stopped { .. }) => return Ok(None),
@@ -151,7 +155,7 @@ fn first_sender(listener: &Listener, stop: &AtomicBool) -> Result<Option<(Sessio
             .receive("a plan", Wait::at_most(SETUP).unless(stop))
             .with_context(|| format!("{peer} is not a generator"));
         match line.and_then(|line| first_line::<Proposal>(line, peer)) {
-            Ok(proposal) => return Ok(Some((session, proposal.plan))),
+            Ok(proposal) => return Ok(Some((session, proposal))),
             Err(_) if stop.load(Ordering::Relaxed) => return Ok(None),
             Err(stranger) => complain!("generator: {}; still listening", crate::sentence(&stranger)),
         }
@@ -207,14 +211,14 @@ pub fn credit_words(plan: &Plan, offered: Option<&RegionOffer>) -> Result<Region
 /// Distance of credit words: a cache line each.
 pub const CREDIT_STRIDE: u64 = 64;
 
-/// Takes messages until the sender is through, is gone, or a signal comes.
+/// Takes messages until the sender is through, is gone, or a signal comes: the counts, and whether it was a signal.
 fn receive(
     session: &mut Session,
     plan: &Plan,
     lanes: &mut [Lane<'_>],
     target: &Target<'_>,
     stop: &AtomicBool,
-) -> Outcome {
+) -> (Received, bool) {
     let (done, error) = match run(session, plan, lanes, target, stop) {
         Ok(done) => (done, None),
         Err(error) => (None, Some(format!("{error:#}"))),
@@ -228,7 +232,7 @@ fn receive(
     received.error = error;
     // A sender that is gone cannot be told; what it would have heard is printed here.
     let _ = session.send(&received);
-    Outcome { received, interrupted }
+    (received, interrupted)
 }
 
 /// The sender's last line, `None` when a signal came first.

@@ -82,7 +82,8 @@ pub struct Run {
     pub names: PosterNames,
     #[serde(flatten)]
     pub plan: Plan,
-    pub idle_qps: u32,
+    #[serde(flatten)]
+    pub setting: Setting,
     pub device: String,
     pub port: u8,
     pub gid_index: Option<u32>,
@@ -106,6 +107,15 @@ pub struct Run {
     pub pid: u32,
 }
 
+/// What was there beside the transfer, and before it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Setting {
+    /// Queue pairs that nothing is posted to.
+    pub idle_qps: u32,
+    /// Seconds of the same transfer that no number has; 0: none.
+    pub warm_up_seconds: f64,
+}
+
 /// How the poster is named in a report.
 #[derive(Debug, Clone, Serialize)]
 pub struct PosterNames {
@@ -126,7 +136,7 @@ impl Run {
     pub fn new(
         plan: &Plan,
         names: PosterNames,
-        idle_qps: u32,
+        setting: Setting,
         device: &str,
         path: &Path,
         outcome: &Outcome,
@@ -140,7 +150,7 @@ impl Run {
             kind: "run",
             names,
             plan: plan.clone(),
-            idle_qps,
+            setting,
             device: device.into(),
             port: path.port,
             gid_index: path.gid.map(|entry| entry.index),

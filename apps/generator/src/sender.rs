@@ -131,14 +131,14 @@ pub struct Sender {
 impl Sender {
     /// Connects to the receiver at `address` and makes all queue pairs. Nothing is sent yet.
     pub fn connect(
-        plan: Plan,
+        (plan, warm_up): (Plan, bool),
         kind: Kind,
         address: &str,
         context: &Context,
         path: &Path,
         stop: &AtomicBool,
     ) -> Result<Sender> {
-        let mut session = propose(&plan, address, stop)?;
+        let mut session = propose(&plan, warm_up, address, stop)?;
         let slots_bytes = plan.slot_bytes() * (plan.source_slots() * plan.qps) as usize;
         let (pd, source) = memory(context, slots_bytes)?;
         let credits = Pages::new(CREDIT_STRIDE as usize * plan.qps as usize).context("memory for credits")?;
@@ -189,11 +189,11 @@ impl Sender {
     }
 }
 
-/// Connects to the receiver at `address` and tells it the plan, which it accepts.
-pub fn propose(plan: &Plan, address: &str, stop: &AtomicBool) -> Result<Session> {
+/// Connects to the receiver at `address` and tells it the plan, which it accepts, and whether this is a warm-up.
+pub fn propose(plan: &Plan, warm_up: bool, address: &str, stop: &AtomicBool) -> Result<Session> {
     let mut session = Session::connect(address, Wait::at_most(CONNECT).unless(stop))
         .context("is a receiver listening there?")?;
-    session.send(&Proposal { generator: VERSION, plan: plan.clone() })?;
+    session.send(&Proposal { generator: VERSION, plan: plan.clone(), warm_up })?;
     let peer = session.peer();
     let line = session
         .receive("an answer", Wait::at_most(SETUP).unless(stop))

@@ -536,6 +536,20 @@ mod tests {
     }
 
     #[test]
+    fn each_point_of_figures_4_and_5_is_warmed_up_by_a_tenth_of_its_time_or_more() {
+        for figure in ["fig4", "fig5"] {
+            let (spec, transfer) = transfer(figure);
+            let seconds = spec.grid(Extent::Normal).seconds;
+            for series in &spec.grid(Extent::Full).series {
+                let options = transfer.sender_options(&spec, series, 4096, 1, seconds);
+                let at = options.iter().position(|word| word == "--warm-up").expect(series);
+                let warm_up: f64 = options[at + 1].parse().unwrap();
+                assert!(warm_up >= seconds / 10.0, "{figure}, {series}: {warm_up} s before {seconds} s");
+            }
+        }
+    }
+
+    #[test]
     fn window_burst_and_doorbell_of_large_messages_are_the_same_for_every_poster() {
         let (spec, transfer) = transfer("fig4");
         for (series, list, doorbell) in [("cpu-shim", 1, 1), ("gpu-original", 1, 1), ("gpu-warp", 32, 8)] {

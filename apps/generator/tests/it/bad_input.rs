@@ -30,6 +30,7 @@ fn options_that_do_not_exist_or_do_not_fit_are_named() {
         (&["--connect", "h:1", "--batch", "10", "--doorbell-batch", "3"], &["multiple of"]),
         (&["--connect", "h:1", "--count", "0"], &["--count 0"]),
         (&["--connect", "h:1", "--seconds", "-1"], &["--seconds"]),
+        (&["--connect", "h:1", "--warm-up", "0"], &["--warm-up 0", "to 60"]),
         (&["--connect", "h:1", "--pause", "1"], &["--count"]),
         (&["--connect", "h:1", "--pause", "0", "--count", "1"], &["--pause 0", "to 60"]),
         (&["--connect", "h:1", "--pause", "1", "--count", "1", "--qps", "2"], &["--pause", "--qps"]),
@@ -177,7 +178,7 @@ fn a_plan_beyond_the_limits_is_refused_by_the_receiver_too() {
     let (mut receiver, address) = Generator::receiver(&[]);
     let mut stream = TcpStream::connect(&address).unwrap();
     let plan = r#"{"op":"write","service":"rc","payload_bytes":99999999999,"qps":1,"batch":1,"doorbell_batch":1,"window":2,"inline":false,"verify":"end"}"#;
-    stream.write_all(format!("{{\"generator\":1,\"plan\":{plan}}}\n").as_bytes()).unwrap();
+    stream.write_all(format!("{{\"generator\":2,\"warm_up\":false,\"plan\":{plan}}}\n").as_bytes()).unwrap();
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     assert!(answer.contains("payload 99999999999 is out of range"), "{answer}");

@@ -104,7 +104,7 @@ fn receiver_of(
         "op": "write", "service": "rc", "payload_bytes": PAYLOAD, "qps": 1, "batch": 2, "doorbell_batch": 1,
         "window": WINDOW, "inline": false, "verify": verify,
     });
-    session.send(&json!({ "generator": 1, "plan": plan })).unwrap();
+    session.send(&json!({ "generator": 2, "plan": plan, "warm_up": false })).unwrap();
     let answer: Value = session.receive("an answer", wait()).unwrap();
     assert!(answer["refusal"].is_null(), "{answer}");
     let mut end = End::new();
@@ -226,7 +226,7 @@ fn a_sender_says_what_its_receiver_found_and_fails() {
         ]);
         let mut session = listener.accept(wait()).unwrap();
         let _: Value = session.receive("a plan", wait()).unwrap();
-        session.send(&json!({ "generator": 1, "refusal": null })).unwrap();
+        session.send(&json!({ "generator": 2, "refusal": null })).unwrap();
         let end = End::new();
         end.join(&mut session);
         let done: Value = session.receive("the sender's counts", wait()).unwrap();

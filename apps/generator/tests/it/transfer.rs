@@ -1,5 +1,8 @@
 //! Messages from end to end, counted and checked by both.
 
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+
 use measure::need;
 
 use crate::ends::{Generator, device};
@@ -108,6 +111,28 @@ fn release_m6_a_run_without_a_count_sends_until_its_time_is_over_and_all_of_it_a
     assert!((0.3..2.0).contains(&seconds), "{seconds}");
     assert!(run["posted"].as_u64().unwrap() > 0, "{run}");
     assert_eq!(run["posted"], run["received"]);
+}
+
+#[test]
+fn a_warm_up_is_posted_and_no_number_has_it() {
+    need!(device(), nic, "an RDMA device");
+    for poster in ["cpu-ibverbs", "cpu-shim", "host-twin"] {
+        let cold = transfer(&format!("--poster {poster} --count 2000"));
+        let warm = transfer(&format!("--poster {poster} --count 2000 --warm-up 0.05"));
+        assert_eq!([&cold["posted"], &warm["posted"]], [2000, 2000], "{poster}");
+        assert_eq!(
+            cold["post"]["count"], warm["post"]["count"],
+            "{poster}: bursts of the warm-up are in the histogram"
+        );
+        assert_eq!([&cold["warm_up_seconds"], &warm["warm_up_seconds"]], [0.0, 0.05], "{poster}");
+    }
+    // What a receiver is told first.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let _sender = Generator::start(&["--connect", &address, "--count", "1", "--warm-up", "0.05"]);
+    let mut proposal = String::new();
+    BufReader::new(listener.accept().unwrap().0).read_line(&mut proposal).unwrap();
+    assert!(proposal.contains("\"warm_up\":true"), "{proposal}");
 }
 
 #[test]

@@ -209,10 +209,11 @@ fn option(spec: &Spec, name: &str) -> Result<i64> {
 
 /// What a server is told.
 fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<String>> {
-    let slots = option(spec, "slots")?.to_string();
+    let [slots, warmup] = [option(spec, "slots")?.to_string(), option(spec, "warmup")?.to_string()];
     let words =
         ["--mode", "gpu-graph", "--machine", machine.name(), "--sleep", line.sleep, "--model", line.model];
-    let rest = ["--slots", &slots, "--listen", "127.0.0.1:0", "--status", "-", "--json", "-"];
+    let rest =
+        ["--warmup", &warmup, "--slots", &slots, "--listen", "127.0.0.1:0", "--status", "-", "--json", "-"];
     Ok(words.into_iter().chain(rest).map(str::to_owned).collect())
 }
 

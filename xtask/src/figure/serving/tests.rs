@@ -147,6 +147,7 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
             && !drawn.contains("interruptible")
     );
     let asked = fs::read_to_string(stage.0.join("server-options")).unwrap();
+    assert!(asked.lines().all(|options| options.contains("--warmup 1 ")), "{asked}");
     let lines: Vec<&str> = asked.lines().collect();
     assert!(
         lines[0].contains("--mode gpu-graph --machine gpu --sleep event --model squeezenet-1.1"),

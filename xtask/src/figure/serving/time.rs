@@ -146,9 +146,10 @@ fn share(spec: &Spec, series: &str, name: &str) -> Result<f64> {
 fn server_options(spec: &Spec, series: &str, machine: Machine, is_traced: bool) -> Result<Vec<String>> {
     let line = Line::of(series)?;
     let slots = whole(spec, series, "slots")?.to_string();
-    let memory = whole(spec, series, "memory")?.to_string();
+    let [memory, warmup] =
+        [whole(spec, series, "memory")?.to_string(), whole(spec, series, "warmup")?.to_string()];
     let words = ["--machine", machine.name(), "--model", line.model, "--arrival", line.arrival()];
-    let rest = ["--slots", &slots, "--slots-per-client", &slots, "--memory", &memory];
+    let rest = ["--warmup", &warmup, "--slots", &slots, "--slots-per-client", &slots, "--memory", &memory];
     let ends = ["--listen", "127.0.0.1:0", "--json", "-"];
     let mut all = line.options()?;
     if machine == Machine::Gpu && !line.is_baseline() {

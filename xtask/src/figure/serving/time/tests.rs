@@ -121,7 +121,12 @@ fn variants_have_requests_of_their_own_and_no_open_loop() {
     assert!(has(&client, ["--arrival", "flag"]) && has(&client, ["--slots", "1"]), "{client:?}");
     let wide = "gpu-faithful+2000-squeezenet-1.1";
     let server = server_options(&spec, wide, Machine::Gpu, true).unwrap();
-    for pair in [["--baseline", "faithful"], ["--slots-per-client", "2000"], ["--memory", "2147483648"]] {
+    for pair in [
+        ["--warmup", "1"],
+        ["--baseline", "faithful"],
+        ["--slots-per-client", "2000"],
+        ["--memory", "2147483648"],
+    ] {
         assert!(has(&server, pair), "{pair:?}: {server:?}");
     }
     let client = client_options(&spec, wide, Load::Full, [1.5, 0.0]).unwrap();
