@@ -1,5 +1,7 @@
-//! The report in headless Chromium, in both themes and at the width of a telephone, by a script that is put behind a copy of the page.
+//! The report in headless Chromium: in both themes and at the width of a telephone, by a script that is put behind a copy of the page;
+//! and as it is printed, by the words of the PDF.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde_json::Value;
@@ -12,13 +14,10 @@ const LOOK: &str = include_str!("look.js");
 /// Width of a telephone.
 const NARROW: u32 = 390;
 
-/// What the script finds on the page in one theme and width, and what the browser's console says.
-fn looked(chromium: &Path, stage: &Stage, page: &str, theme: &str, width: u32) -> (Value, Vec<String>) {
-    let script = LOOK.replace("THEME", theme);
-    let copy = stage.0.join(format!("{theme}-{width}.html"));
-    fs::write(&copy, page.replace("</body>", &format!("<script>{script}</script></body>"))).unwrap();
+/// The browser, to which a copy of the page is given. The page is ours; root has no sandbox. A profile of its own, and the time of timers
+/// at once.
+fn browser(chromium: &Path, stage: &Stage) -> Command {
     let mut browser = Command::new(chromium);
-    // The page is ours; root has no sandbox. A profile of its own, and the time of timers at once.
     browser.args([
         "--headless",
         "--no-sandbox",
@@ -27,6 +26,15 @@ fn looked(chromium: &Path, stage: &Stage, page: &str, theme: &str, width: u32) -
         "--virtual-time-budget=2000",
     ]);
     browser.arg(format!("--user-data-dir={}", stage.0.join("profile").display()));
+    browser
+}
+
+/// What the script finds on the page in one theme and width, and what the browser's console says.
+fn looked(chromium: &Path, stage: &Stage, page: &str, theme: &str, width: u32) -> (Value, Vec<String>) {
+    let script = LOOK.replace("THEME", theme);
+    let copy = stage.0.join(format!("{theme}-{width}.html"));
+    fs::write(&copy, page.replace("</body>", &format!("<script>{script}</script></body>"))).unwrap();
+    let mut browser = browser(chromium, stage);
     browser
         .arg(format!("--window-size={width},900"))
         .arg("--dump-dom")
@@ -163,5 +171,115 @@ fn in_a_browser_tables_sort_and_claims_are_filtered_by_verdict() {
             png.display(),
             bytes.len()
         );
+    }
+}
+
+/// A page of the PDF: its width, and each word with left edge, right edge and height, in points.
+type Printed = Vec<(f64, Vec<(String, [f64; 3])>)>;
+
+/// The page as it is printed.
+fn printed(chromium: &Path, stage: &Stage, name: &str, page: &str) -> Printed {
+    let [copy, pdf] = ["html", "pdf"].map(|kind| stage.0.join(format!("{name}.{kind}")));
+    fs::write(&copy, page).unwrap();
+    let mut browser = browser(chromium, stage);
+    browser.arg("--no-pdf-header-footer").arg(format!("--print-to-pdf={}", pdf.display()));
+    let ended = browser.arg(format!("file://{}", copy.display())).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let said = Command::new("pdftotext").arg("-bbox").arg(&pdf).arg("-").output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let number = |line: &str, name: &str| -> f64 {
+        let rest = line.split(&format!("{name}=\"")).nth(1).unwrap();
+        rest.split('"').next().unwrap().parse().unwrap()
+    };
+    let mut pages = Printed::new();
+    for line in said.lines() {
+        if line.contains("<page ") {
+            pages.push((number(line, "width"), Vec::new()));
+        } else if line.contains("<word ") {
+            let [left, top, right, bottom] = ["xMin", "yMin", "xMax", "yMax"].map(|name| number(line, name));
+            pages
+                .last_mut()
+                .unwrap()
+                .1
+                .extend(words(line).into_iter().map(|word| (word, [left, right, bottom - top])));
+        }
+    }
+    pages
+}
+
+/// The words between the tags of a piece of HTML or SVG.
+fn words(markup: &str) -> Vec<String> {
+    let pieces = markup.split('<').skip(1).filter_map(|piece| piece.split_once('>'));
+    let text: String = pieces.map(|(_, text)| format!("{text} ")).collect();
+    let entities =
+        [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&#39;", "'"), ("&amp;", "&")];
+    let text = entities.iter().fold(text, |text, (entity, character)| text.replace(entity, character));
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// What is wrong with the printed page: it is one sheet or of another size, shrunk, wider than its margins; or words are cut off that a
+/// plot or the last column of the claims has.
+fn print_faults(pages: &Printed, wanted: &[(String, Vec<String>)]) -> Vec<String> {
+    const A4: f64 = 595.0;
+    const MARGIN: f64 = 39.0;
+    let mut faults = Vec::new();
+    let heading = pages[0].1[0].1[2];
+    if pages.len() < 7 || heading < 18.0 {
+        faults.push(format!("{} pages, a heading of {heading} points", pages.len()));
+    }
+    let mut there: BTreeMap<&str, usize> = BTreeMap::new();
+    for (number, (width, words)) in pages.iter().enumerate() {
+        let wide = words.iter().find(|(_, [left, right, _])| *left < MARGIN || *right > width - MARGIN);
+        if (width - A4).abs() > 1.0 || wide.is_some() {
+            faults.push(format!("page {}, {width} points wide: {wide:?}", number + 1));
+        }
+        words.iter().for_each(|(word, _)| *there.entry(word).or_default() += 1);
+    }
+    for (what, words) in wanted {
+        for word in words {
+            match there.get_mut(&**word) {
+                Some(count) if *count > 0 => *count -= 1,
+                _ => faults.push(format!("{what}: `{word}` is not printed")),
+            }
+        }
+    }
+    faults
+}
+
+#[test]
+fn in_a_browser_the_page_is_printed_whole_with_every_figure() {
+    let chromium = measure::need!(chromium(), chromium, "headless Chromium");
+    let poppler = Command::new("pdftotext").arg("-v").output();
+    measure::need!(poppler, pdftotext, "pdftotext");
+    let (stage, figures) = (Stage::new("printed"), committed());
+    let page = whole(&figures);
+    let rows: Vec<&str> = page.split("<tr data-standing=").skip(1).collect();
+    assert_eq!((rows.len(), figures.len()), (36, 7));
+    let column =
+        rows.iter().flat_map(|row| words(row.split("</tr>").next().unwrap().rsplit("<td").next().unwrap()));
+    let mut wanted = vec![("last column of the claims".to_owned(), column.collect())];
+    for figure in &figures {
+        let plots: Vec<String> = figure.files().flat_map(|(_, svg)| words(svg)).collect();
+        assert!(plots.len() > 20, "{}: {plots:?}", figure.name());
+        wanted.push((figure.name().to_owned(), plots));
+    }
+    assert_eq!(print_faults(&printed(&chromium, &stage, "whole", &page), &wanted), [""; 0]);
+    // Tables that scroll, plots behind tabs, a page that is shrunk to hold something wide, and no rules for print at all.
+    let without = |rule: &str| {
+        assert_eq!(page.matches(rule).count(), 1, "{rule}");
+        page.replace(rule, "")
+    };
+    let scrolls =
+        without(".wide, .plot, details > .wide { overflow: visible; max-height: none; border: 0; }")
+            .replace(".plot svg, .claims { min-width: 0; }", "");
+    let wide = page.replace("</main>", "<div style=\"width:300rem\">wide</div></main>");
+    for (name, page, fault) in [
+        ("scrolls", scrolls, "last column of the claims: `fig"),
+        ("tabs", without(".tabs > .panel { display: block !important; }"), "fig4: `"),
+        ("wide", wide, " pages, a heading of "),
+        ("screen", page.replace("@media print", "@media none"), "page 1, 612 points wide"),
+    ] {
+        let faults = print_faults(&printed(&chromium, &stage, name, &page), &wanted);
+        assert!(faults.iter().any(|one| one.contains(fault)), "{name}: {faults:?}");
     }
 }
