@@ -145,7 +145,7 @@ fn words(figure: &str, options: &Options) -> Vec<String> {
     let is_transfer = TRANSFERS.contains(&figure) || figure == NAME;
     let mut taken = options.clone();
     if !is_transfer {
-        taken = Options { place: None, nic: None, peer: None, rate_gbps: None, ..taken };
+        taken = Options { place: None, tune: false, nic: None, peer: None, rate_gbps: None, ..taken };
     }
     if !OF_A_GPU.contains(&figure) && figure != NAME {
         taken.machine = None;

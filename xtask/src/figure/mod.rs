@@ -57,6 +57,9 @@ pub struct Options {
     /// [default: local].
     #[arg(long = "where", value_name = "WHERE", value_parser = Place::parse)]
     place: Option<Place>,
+    /// With --where: set governor, idle states, MTU and GPU of the hosts for the run, and restore them after it (docs/testbed.md).
+    #[arg(long, requires = "place")]
+    tune: bool,
     /// Every published size, more and longer repetitions.
     #[arg(long)]
     full: bool,
@@ -117,6 +120,7 @@ impl Options {
             ("--smoke", self.smoke),
             ("--quick", self.quick),
             ("--full", self.full),
+            ("--tune", self.tune),
             ("--resume", self.resume),
             ("--record", self.record),
             ("--dry-run", self.dry_run),
@@ -268,6 +272,11 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     if let Some(rate) = options.rate_gbps {
         experiment.spec.nic.insert("rate_gbps".into(), rate.into());
     }
+    if options.tune && on_nodes.is_none() {
+        return Err(refused(format!(
+            "{name}: --tune is of hosts that ansible reaches (--where); leave it out"
+        )));
+    }
     if let Some(place) = &on_nodes {
         nodes::prepare(&mut experiment.spec, options, place)?;
     }
@@ -370,6 +379,7 @@ fn execute_on(
     let transfer = Transfer::of(spec)?;
     let probe = Probe::ask(nic, programs, &logs)?;
     let mut provenance = probe.provenance(nic, &spec.nic, workspace::revision())?;
+    provenance.versions.extend(options.tune.then(|| ("host_settings".to_owned(), "tuned".to_owned())));
     let mut grid = spec.grid(how.extent);
     if grid.series.iter().any(|series| needs_gpu(series)) {
         let machine = GpuMachine::ask()?;

@@ -280,7 +280,29 @@ fn measure(
     say!("setting both hosts up by ansible/site.yml ({})", nodes.in_words());
     playbook::run(inventory, "site.yml", &variables, &logs.join("site.log"))?;
     nodes.check_cards()?;
-    super::execute_on(&Nic::Nodes(Box::new(nodes)), None, experiment, options, out, &Programs::release())
+    let measure = |nodes: Nodes| {
+        super::execute_on(&Nic::Nodes(Box::new(nodes)), None, experiment, options, out, &Programs::release())
+    };
+    if !options.tune {
+        return measure(nodes);
+    }
+    // The nodes of a testbed are removed with what was set on them.
+    if !nodes.are_here() {
+        let inventory = inventory.clone();
+        stop::removes(move || playbook::restore(&inventory));
+    }
+    say!("setting what ansible's host role tunes, by ansible/tune.yml");
+    let tuned = playbook::run(inventory, "tune.yml", &[], &logs.join("tune.log"));
+    let is_here = nodes.are_here();
+    let measured = tuned.and_then(|()| measure(nodes));
+    let restored = playbook::restore(inventory);
+    if !is_here {
+        stop::removes_nothing();
+    }
+    match (measured, restored) {
+        (Err(error), Err(left)) => Err(error.context(left)),
+        (measured, restored) => measured.and(restored.map_err(anyhow::Error::msg)),
+    }
 }
 
 #[cfg(test)]

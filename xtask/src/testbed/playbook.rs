@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -42,8 +42,8 @@ impl Inventory {
     }
 }
 
-/// Runs `playbook` with `variables` of the form `NAME=VALUE`. Error: what went wrong on which host, and the log's path.
-pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
+/// `ansible-playbook` with `variables` of the form `NAME=VALUE`.
+fn command(inventory: &Inventory, playbook: &str, variables: &[String]) -> Command {
     let ansible = workspace::root().join("ansible");
     let mut command = Command::new("ansible-playbook");
     command.current_dir(&ansible).arg("-i").arg(&inventory.file).arg(playbook);
@@ -53,7 +53,12 @@ pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Pa
     command.envs(inventory.home.iter().map(|home| ("ANSIBLE_HOME", home)));
     // It starts in no other locale.
     command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_NOCOLOR", "1")]);
-    let ended = run_logged(&mut command, log, LIMIT)?;
+    command
+}
+
+/// Runs `playbook` with `variables` of the form `NAME=VALUE`. Error: what went wrong on which host, and the log's path.
+pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
+    let ended = run_logged(&mut command(inventory, playbook, variables), log, LIMIT)?;
     if ended == Ended::Well {
         return Ok(());
     }
@@ -61,6 +66,23 @@ pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Pa
     let failures: Vec<String> = said.lines().filter_map(failure).collect();
     let why = if failures.is_empty() { ended.to_string() } else { failures.join("; ") };
     bail!("{playbook}: {why} (whole log: {})", log.display())
+}
+
+/// Writes back what `tune.yml` found. It also runs once a signal came, so it starts its program by itself. Error: which hosts may still
+/// be tuned, and the command that restores them.
+pub fn restore(inventory: &Inventory) -> Result<(), String> {
+    let said = command(inventory, "restore.yml", &[]).stdin(Stdio::null()).output();
+    let why = match said {
+        Ok(said) if said.status.success() => return Ok(()),
+        Ok(said) => {
+            let text = String::from_utf8_lossy(&said.stdout).into_owned();
+            let failures: Vec<String> = text.lines().filter_map(failure).collect();
+            if failures.is_empty() { said.status.to_string() } else { failures.join("; ") }
+        }
+        Err(error) => error.to_string(),
+    };
+    let file = inventory.file.display();
+    Err(format!("the hosts may still be tuned ({why}): in ansible/, ansible-playbook -i {file} restore.yml"))
 }
 
 /// Host and reason in a line such as `fatal: [node2]: FAILED! => {"msg": "…"}`.

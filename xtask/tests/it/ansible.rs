@@ -15,11 +15,16 @@ use crate::testbed::NEEDS;
 
 const PROGRAMS: [&str; 3] = ["softnic", "libsoftnic_preload.so", "generator"];
 
-/// A playbook on a testbed: in its own folder, so that nothing of ansible's stays.
+/// A playbook on a testbed.
 fn playbook(bed: &Bed, playbook: &str, words: &[&str]) -> ProgramOutput {
+    playbook_of(bed, "inventories/netns.yml", playbook, words)
+}
+
+/// A playbook on the hosts of an inventory: in its own folder, so that nothing of ansible's stays.
+fn playbook_of(bed: &Bed, inventory: &str, playbook: &str, words: &[&str]) -> ProgramOutput {
     let ansible = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("ansible");
     let mut command = Command::new("ansible-playbook");
-    command.current_dir(&ansible).args(["-i", "inventories/netns.yml"]).args(words).arg(playbook);
+    command.current_dir(&ansible).args(["-i", inventory]).args(words).arg(playbook);
     command.args(["-e", &format!("testbed_dir={}", bed.dir.display())]);
     command.env("ANSIBLE_HOME", bed.dir.join("ansible"));
     ProgramOutput::of(command.envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_NOCOLOR", "1")]))
@@ -44,9 +49,9 @@ fn released() -> bool {
 }
 
 /// Figure 4 on hosts that ansible reaches.
-fn figure_4(place: &str, out: &Path) -> ProgramOutput {
+fn figure_4(place: &str, out: &Path, words: &[&str]) -> ProgramOutput {
     let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    figure.args(["figure", "4", "--smoke", "--where", place, "--no-install", "--out"]).arg(out);
+    figure.args(["figure", "4", "--smoke", "--where", place, "--no-install", "--out"]).arg(out).args(words);
     ProgramOutput::of(&mut figure)
 }
 
@@ -185,6 +190,86 @@ fn a_failed_transfer_names_its_host_keeps_the_logs_and_restores_what_was_tuned()
     }
 }
 
+/// A sysfs of two processors: governor, idle states of which one was disabled before, and an interface's MTU.
+const SYSFS: &str = "mkdir -p /root/sys/class/net/eth0 && cd /root/sys && echo 1500 > class/net/eth0/mtu
+for cpu in 0 1; do
+    at=devices/system/cpu/cpu$cpu; mkdir -p $at/cpufreq; echo powersave > $at/cpufreq/scaling_governor
+    for state in 0 1 2 3; do mkdir -p $at/cpuidle/state$state; echo 0 > $at/cpuidle/state$state/disable; done
+done
+echo 1 > $at/cpuidle/state3/disable; touch /root/made";
+/// What lies there, a line a file.
+const LOOKED: &str = "cd /root/sys; grep -r . | sort";
+
+#[test]
+fn governor_and_idle_states_are_written_for_a_tuned_run_alone_and_get_back_what_they_were() {
+    need!(machine(), testbed, NEEDS);
+    let bed = Bed::up("tuned");
+    // The role's own table, of another sysfs than the machine's.
+    let table = "host_tuned: [\"/sys/class/net/{{ host_interface }}/mtu {{ host_mtu }}\"]";
+    let mine = inventory(&bed, "mine.yml", &[(table, "host_sys: /root/sys")]);
+    let softnic = format!("#!/bin/sh\n{{ {LOOKED}; }} >&2; exit 2\n");
+    let install = format!(
+        "{SYSFS}\nmkdir -p /opt/doorbell/bin; cd /opt/doorbell/bin; touch libsoftnic_preload.so generator; \
+         printf '%s' '{softnic}' > softnic; chmod +x softnic"
+    );
+    let nodes = ["node1", "node2"];
+    nodes.iter().for_each(|node| assert!(bed.on(node, &install).ok));
+    let looked = |node: &str| bed.on(node, LOOKED).text;
+    let before = looked("node1");
+    assert_eq!(before.lines().count(), 11, "{before}");
+    let tuned = before.replace("powersave", "performance").replace("mtu:1500", "mtu:4200");
+    let tuned =
+        tuned.replace("state2/disable:0", "state2/disable:1").replace("state3/disable:0", "state3/disable:1");
+    let out = bed.dir.join("out");
+    let out_is = format!("experiment_out={}", out.display());
+    let run = |book: &str, words: &[&str]| {
+        let said = playbook_of(&bed, &mine, book, &[&["-e", &*out_is], words].concat());
+        // What the receiver saw, if it was started.
+        let log = fs::read_to_string(out.join("node2/receiver.log")).unwrap_or_default();
+        let _ = fs::remove_dir_all(&out);
+        (said, log)
+    };
+    let is_as_before = || {
+        for node in nodes {
+            assert_eq!(looked(node), before, "{node}");
+            assert!(!bed.on(node, "test -e /run/doorbell-tuned").ok, "{node}");
+        }
+    };
+    run("site.yml", &["-e", "doorbell_copy=false"]).0.has(&[
+        "governor: powersave",
+        "idle-disabled: 0 1",
+        "mtu: 1500",
+    ]);
+    assert_eq!(run("figure4.yml", &[]).1, before, "a run that is not tuned");
+    for node in nodes {
+        let written = bed.on(node, "find /root/sys -newer /root/made");
+        assert!(written.ok && written.text.is_empty(), "written without tune: {}", written.text);
+    }
+    // The transfer fails, and all is as it was.
+    let (said, log) = run("figure4.yml", &["-e", "tune=true"]);
+    assert_eq!((said.ok, log), (false, tuned), "{}", said.text);
+    is_as_before();
+    // A governor that one processor does not take: no transfer is begun, and the others get back what they had.
+    let file = "/root/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor";
+    let takes_numbers = "/proc/sys/net/ipv4/ip_default_ttl";
+    assert!(bed.on("node2", &format!("rm {file}; ln -s {takes_numbers} {file}")).ok);
+    let (said, log) = run("figure4.yml", &["-e", "tune=true"]);
+    assert_eq!((said.ok, &*log), (false, ""), "{}", said.text);
+    said.has(&["node2", &format!("{file} does not take performance")]);
+    assert!(bed.on("node2", &format!("rm {file}; echo powersave > {file}")).ok);
+    is_as_before();
+    // One value that cannot be written back keeps no other one from it, and stays on its host.
+    let left = format!("{takes_numbers} powersave\n/root/sys/class/net/eth0/mtu 9000\n");
+    assert!(bed.on("node2", &format!("printf '%s' '{left}' > /run/doorbell-tuned")).ok);
+    let said = run("restore.yml", &[]).0;
+    said.has(&[
+        "node2",
+        &format!("not written back: {takes_numbers}; the old values stay in /run/doorbell-tuned"),
+    ]);
+    let now = bed.on("node2", "cat /root/sys/class/net/eth0/mtu /run/doorbell-tuned").text;
+    assert_eq!((said.ok, now), (false, format!("9000\n{left}")));
+}
+
 #[test]
 fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
     need!(machine(), testbed, NEEDS);
@@ -264,7 +349,7 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     need!(released(), softnic, "release builds");
     let bed = Bed::new("fig4");
     let out = bed.dir.with_extension("out");
-    let said = figure_4("netns", &out);
+    let said = figure_4("netns", &out, &[]);
     assert!(said.ok, "{}", said.text);
     said.has(&["4 points in", "nothing is left", "label: emulated"]);
     let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
@@ -275,14 +360,16 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     points.lines().for_each(|point| has_samples_of_both_nodes(point, true));
     assert!(!out.join("testbed").exists());
     // Another figure, and a run that would be recorded, are refused before anything is made.
-    for (words, said) in
-        [("figure 1 --where netns", "figures 4 and 5"), ("figure 4 --where netns --record", "--record")]
-    {
+    for (words, said) in [
+        ("figure 1 --where netns", "figures 4 and 5"),
+        ("figure 4 --where netns --record", "--record"),
+        ("figure 4 --where local --tune", "--tune is of hosts that ansible reaches (--where)"),
+    ] {
         let refused = ProgramOutput::of(
             Command::new(env!("CARGO_BIN_EXE_xtask")).args(words.split(' ')).arg("--out").arg(&out),
         );
         assert_eq!(refused.code, Some(2), "{refused:?}");
-        refused.has(&["--where netns", said]);
+        refused.has(&["--where", said]);
     }
     fs::remove_dir_all(out).unwrap();
 }
@@ -320,17 +407,43 @@ fn inventory(bed: &Bed, name: &str, changes: &[(&str, &str)]) -> String {
     file.display().to_string()
 }
 
+/// An inventory that tunes its hosts' interfaces to this MTU.
+const MTU_4300: (&str, &str) =
+    ("    host_interface: eth0\n", "    host_interface: eth0\n    host_mtu: 4300\n");
+
+/// The MTU of both nodes, and the file of old values where it is still there.
+fn tuned_mtu(bed: &Bed) -> [String; 2] {
+    ["node1", "node2"]
+        .map(|node| bed.on(node, "cat /sys/class/net/eth0/mtu; ls /run/doorbell-tuned 2>&-").text)
+}
+
 #[test]
 fn figure_4_is_measured_between_the_two_hosts_of_an_inventory_which_stay() {
     need!(machine(), testbed, NEEDS);
     need!(released(), softnic, "release builds");
     let bed = Bed::up("hosts");
     let out = bed.dir.join("out");
-    let said = figure_4(&inventory(&bed, "mine.yml", &[]), &out);
+    // What the hosts' MTU is while points are measured.
+    let seen = format!(
+        "{} node2 cat /sys/class/net/eth0/mtu >> {}/seen; echo a,1",
+        bed.dir.join("ssh").display(),
+        bed.dir.display()
+    );
+    let said =
+        figure_4(&inventory(&bed, "mine.yml", &[MTU_4300]), &out, &["--tune", "--counters-hook", &seen]);
     assert!(said.ok, "{}", said.text);
+    let seen = fs::read_to_string(bed.dir.join("seen")).unwrap();
+    assert!(seen.lines().count() > 4 && seen.lines().all(|mtu| mtu == "4300"), "{seen}");
+    assert_eq!(tuned_mtu(&bed), ["4200\n"; 2]);
     said.has(&["between node1 and node2", "4 points in", "label: emulated", "node1: ", "node2: "]);
     let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
-    let of_both = ["\"name\":\"node1\"", "\"name\":\"node2\"", "\"content_ok\":true", "\"path\":\"wire\""];
+    let of_both = [
+        "\"name\":\"node1\"",
+        "\"name\":\"node2\"",
+        "\"content_ok\":true",
+        "\"path\":\"wire\"",
+        "\"host_settings\":\"tuned\"",
+    ];
     for word in of_both {
         assert_eq!(points.matches(word).count(), 4, "{word}: {points}");
     }
@@ -364,11 +477,14 @@ fn programs_on_the_hosts_end_when_the_command_is_killed() {
     let folder = programs(&bed, "endless", ENDLESS).display().to_string();
     let with = |address: &str| format!("{address}\n          doorbell_programs: {folder}");
     let [one, two] = ["10.77.0.1", "10.77.0.2"];
-    let place = inventory(&bed, "mine.yml", &[(one, &with(one)), (two, &with(two))]);
-    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+    let place = inventory(&bed, "mine.yml", &[(one, &with(one)), (two, &with(two)), MTU_4300]);
+    // A kill leaves the hosts tuned, with their old values; the next run restores these.
+    for (signal, mtu) in [(Signal::SIGKILL, "4300\n/run/doorbell-tuned\n"), (Signal::SIGTERM, "4200\n")] {
         let out = bed.dir.join(signal.as_str());
         let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
-        figure.args(["figure", "4", "--smoke", "--where", &place, "--no-install", "--out"]).arg(&out);
+        figure
+            .args(["figure", "4", "--smoke", "--where", &place, "--tune", "--no-install", "--out"])
+            .arg(&out);
         let mut run =
             figure.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let runs = |node| bed.on(node, "kill -0 $(cat /tmp/endless)").ok;
@@ -388,6 +504,7 @@ fn programs_on_the_hosts_end_when_the_command_is_killed() {
             }
             assert!(bed.on(node, "rm /tmp/endless").ok);
         }
+        assert_eq!(tuned_mtu(&bed), [mtu; 2], "{signal}");
     }
 }
 
@@ -409,11 +526,11 @@ fn a_host_that_does_not_answer_and_an_inventory_of_other_hosts_are_named() {
             &["group.yml: there is no group `nodes`", "two-hosts.yml"],
         ),
     ] {
-        let said = figure_4(&inventory(&bed, name, &[change]), &out);
+        let said = figure_4(&inventory(&bed, name, &[change]), &out, &[]);
         assert!(!said.ok, "{said:?}");
         said.has(words);
     }
-    let none = figure_4("no/such.yml", &out);
+    let none = figure_4("no/such.yml", &out, &[]);
     none.has(&["--where no/such.yml: No such file", "two-hosts.yml"]);
     assert_eq!(none.code, Some(2));
     assert!(!out.join("results.jsonl").exists());
