@@ -90,16 +90,7 @@ fn the_same_files_give_the_same_tarball_and_each_has_its_sum() {
 
 #[test]
 fn the_wheel_installs_its_command_and_the_same_files_give_the_same_wheel() {
-    let pip = || Command::new("python3").args(["-m", "pip", "--version"]).output();
-    need!(
-        pip().map_err(|e| e.to_string()).and_then(|said| said
-            .status
-            .success()
-            .then_some(())
-            .ok_or("no pip".into())),
-        pip,
-        "pip"
-    );
+    need!(pip(), pip, "pip");
     let out = std::env::temp_dir().join(format!("xtask-dist-wheel-{}", std::process::id()));
     let folder = out.join("files");
     fs::create_dir_all(&folder).unwrap();
@@ -122,6 +113,22 @@ fn the_wheel_installs_its_command_and_the_same_files_give_the_same_wheel() {
     fs::remove_dir_all(out).unwrap();
 }
 
+/// A Python that has this module: the user's own, or the system's, which set-up installs packages for. Error: neither has.
+fn python_with(module: &str) -> Result<&'static str, String> {
+    let has = |python: &&str| {
+        let said = Command::new(python).args(["-c", &format!("import {module}")]).output();
+        said.is_ok_and(|said| said.status.success())
+    };
+    ["python3", "/usr/bin/python3"].into_iter().find(has).ok_or(format!("no python3 has {module}"))
+}
+
+/// Whether the Python that installs the wheel has pip.
+fn pip() -> Result<(), String> {
+    let said =
+        Command::new("python3").args(["-m", "pip", "--version"]).output().map_err(|e| e.to_string())?;
+    said.status.success().then_some(()).ok_or("no pip".into())
+}
+
 /// The plug-in's own tests, by pytest, over the NIC that users get.
 #[test]
 fn programs_run_on_a_fabric_under_pytest() {
@@ -131,12 +138,8 @@ fn programs_run_on_a_fabric_under_pytest() {
     let is_built =
         || (softnic.is_file() && library.is_file()).then_some(()).ok_or(softnic.display().to_string());
     need!(is_built(), softnic, "a release build of softnic");
-    let imports = |modules: &str| {
-        let said = Command::new("python3").args(["-c", &format!("import {modules}")]).output();
-        said.map_err(|e| e.to_string())
-            .and_then(|said| said.status.success().then_some(()).ok_or("python3 has none".into()))
-    };
-    need!(imports("pytest, pip"), pytest, "pytest and pip");
+    need!(pip(), pip, "pip");
+    let python = need!(python_with("pytest"), pytest, "pytest");
     let perftest =
         || Command::new("ib_write_bw").arg("--version").output().map(drop).map_err(|e| e.to_string());
     need!(perftest(), perftest, "perftest");
@@ -151,7 +154,7 @@ fn programs_run_on_a_fabric_under_pytest() {
     }
     let there = installed(&wheel(&out, &folder, "1").unwrap(), &out);
     let tests = root().join("packaging/python/test_softnic.py");
-    let mut pytest = Command::new("python3");
+    let mut pytest = Command::new(python);
     pytest
         .args(["-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"])
         .arg(tests)
