@@ -181,7 +181,7 @@ impl Nodes {
     fn check_cards(&self) -> Result<()> {
         let Some(devices) = self.devices() else { return Ok(()) };
         for (host, device) in self.hosts.iter().zip(devices) {
-            let link = format!("/sys/class/infiniband/{device}/device/driver");
+            let link = format!("{}/class/infiniband/{device}/device/driver", host.sys);
             // An error is then one of the login.
             let words = ["sh", "-c", "readlink \"$1\" || true", "sh", &link];
             let said = output(&mut host.command(&words)?, WAIT)

@@ -40,6 +40,8 @@ pub struct Host {
     pub address: String,
     /// Where the receiver listens.
     pub port: String,
+    /// Where its sysfs is.
+    pub sys: String,
     /// RDMA device; empty: the software NIC.
     pub device: String,
     /// Folder of our programs there.
@@ -160,7 +162,7 @@ pub mod tests {
         let mut host = serde_json::json!({
             "name": "a", "host": "a.example", "connection": "ssh", "ssh": "ssh", "options": "  ", "ssh_port": "", "user": "",
             "key": "", "become": false, "become_method": "sudo", "become_user": "root", "address": "192.0.2.1", "port": "18515",
-            "device": "", "prefix": "/opt/doorbell", "programs": "",
+            "sys": "/sys", "device": "", "prefix": "/opt/doorbell", "programs": "",
         });
         changes.iter().for_each(|(name, value)| host[*name] = value.clone());
         host.to_string()

@@ -508,6 +508,60 @@ fn programs_on_the_hosts_end_when_the_command_is_killed() {
     }
 }
 
+/// A generator that needs no NIC: ten packets a point, which the card counts in the sysfs of the host that sends, or receives.
+const COUNTS: &str = r#"#!/usr/bin/python3
+import json, socket, sys
+def count(name):
+    file = "/root/sys/class/infiniband/mlx5_0/ports/1/counters/" + name
+    packets = int(open(file).read()) + 10
+    open(file, "w").write(f"{packets}\n")
+def say(kind, **fields):
+    print(json.dumps({"kind": kind, **fields}), flush=True)
+at = ("10.77.0.2", 18515)
+if "probe" in sys.argv:
+    say("probe", devices=[{"name": "mlx5_0"}])
+elif "--listen" in sys.argv:
+    server = socket.create_server(at)
+    say("listening")
+    while True:
+        sender, _ = server.accept()
+        count("port_rcv_packets")
+        sender.close()
+else:
+    count("port_xmit_packets")
+    socket.create_connection(at).recv(1)
+    counts = {name: 10 for name in ["posted", "completed", "received", "verified"]}
+    rates = {name: 1 for name in ["msgs_per_s", "payload_gbps", "wire_gbps", "post_ns"]}
+    say("run", window=64, batch=32, torn=0, lost=0, content_ok=True, interrupted=False, **counts, **rates)
+"#;
+
+#[test]
+fn a_cards_counters_are_read_on_the_host_that_has_it() {
+    need!(machine(), testbed, NEEDS);
+    need!(released(), softnic, "release builds");
+    let bed = Bed::up("card");
+    let card = "at=/root/sys/class/infiniband/mlx5_0; mkdir -p $at/device $at/ports/1/counters; cd $at
+        ln -s ../../../../bus/pci/drivers/mlx5_core device/driver
+        for name in port_xmit_packets port_rcv_packets; do echo 5 > ports/1/counters/$name; done";
+    for node in ["node1", "node2"] {
+        assert!(bed.on(node, card).ok);
+    }
+    let folder = programs(&bed, "counts", COUNTS).display().to_string();
+    let device =
+        format!("experiment_device: mlx5_0\n    host_sys: /root/sys\n    doorbell_programs: {folder}");
+    let place = inventory(&bed, "mine.yml", &[("experiment_device: \"\"", &device)]);
+    let out = bed.dir.join("out");
+    let said = figure_4(&place, &out, &[]);
+    assert!(said.ok, "{}", said.text);
+    let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
+    assert_eq!(points.lines().count(), 4, "{points}");
+    for point in points.lines() {
+        let point: serde_json::Value = serde_json::from_str(point).unwrap();
+        let counts = serde_json::json!({ "nic.sender.port_xmit_packets": 10.0, "nic.receiver.port_rcv_packets": 10.0 });
+        assert_eq!(point["samples"]["counts"], counts, "{point}");
+    }
+}
+
 #[test]
 fn a_host_that_does_not_answer_and_an_inventory_of_other_hosts_are_named() {
     need!(machine(), testbed, NEEDS);

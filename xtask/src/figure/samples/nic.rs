@@ -40,10 +40,13 @@ pub enum CountersBefore {
     Counts(BTreeMap<String, f64>),
 }
 
-/// A line of `softnic run --stats`, or of `softnic ctl counters --json`.
+/// A line of `softnic run --stats`, of `softnic ctl counters --json`, or of a card on another host.
 #[derive(Deserialize)]
 pub struct Line {
     pub counters: BTreeMap<String, f64>,
+    /// Of a card: why some are not known.
+    #[serde(default)]
+    pub absent: BTreeMap<String, String>,
 }
 
 impl Counters {

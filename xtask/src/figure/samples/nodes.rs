@@ -1,7 +1,7 @@
-//! Samples of a transfer between two hosts, taken where its programs run: counters of their software NICs, and use of processors.
+//! Samples of a transfer between two hosts, taken where its programs run: counters of their NICs, and use of processors.
 //!
-//! On each host a shell, which ssh starts once, reads the counters. A sender leaves its own as it ends; the receiver serves every
-//! point, and `softnic ctl` asks it. Left out: counters of a card on another host.
+//! On each host a shell, which ssh starts once, reads the counters. On a software NIC a sender leaves its own as it ends; the receiver
+//! serves every point, and `softnic ctl` asks it. A card's are those of `nic.rs`, in the host's own sysfs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,6 @@ use anyhow::{Context, Result, ensure};
 use experiment::Samples;
 use serde_json::json;
 
-use super::ELSEWHERE;
 use super::nic::{Line, differences};
 use crate::figure::nodes::Nodes;
 use crate::process::{JsonProgram, WAIT};
@@ -26,27 +25,50 @@ while read -r request; do
     printf '{"kind":"answer","nics":[%s]}\n' "$nics"
 done"#;
 
+/// The same of a card, with the host's sysfs and the device: counters of its first port and of its interfaces.
+const CARD_READER: &str = r#"PATH=$PATH:/usr/sbin:/sbin
+device=$1/class/infiniband/$2
+echo '{"kind":"ready"}'
+while read -r request; do
+    absent=
+    test -d "$device/ports/1" || absent=",\"port\":\"no $device/ports/1 there\""
+    counters=$(
+        cd "$device/ports/1" && for file in counters/* hw_counters/*; do
+            read -r count < "$file" && echo "$file: $count" | sed 's/^counters.//; s/^hw_counters./hw./'
+        done
+    )
+    for interface in "$device"/device/net/*; do
+        test -e "$interface" || continue
+        name=${interface##*/}
+        said=$(ethtool -S "$name") || absent="$absent,\"ethtool.$name\":\"\`ethtool -S $name\` fails there\""
+        counters="$counters
+$(echo "$said" | sed "s/^ */ethtool.$name./")"
+    done
+    counters=$(echo "$counters" | sed -n 's/: */:/; s/ /_/g; s/^\([A-Za-z0-9_.-]*\):\([0-9][0-9]*\)$/"\1":\2/p' | paste -s -d , -)
+    printf '{"kind":"answer","nics":[{"counters":{%s},"absent":{%s}}]}\n' "$counters" "${absent#,}"
+done"#;
+
+/// Counters by name, and why some are not known.
+type Read = (BTreeMap<String, f64>, BTreeMap<String, String>);
+
 /// What reads samples on both hosts.
 pub struct OnNodes<'a> {
     nodes: &'a Nodes,
-    /// Name of the host, and the shell there. Error: why nothing is read, with cards, and from the first failure on: a late answer
-    /// would pass for the next one.
+    /// Name of the host, and the shell there. Error: why nothing is read, from the first failure on: a late answer would pass for the
+    /// next one.
     readers: Result<[(String, JsonProgram); 2], String>,
 }
 
-/// What was read before a point. Counters: the sums of both hosts, or why there are none.
+/// What was read before a point. Counters: the sums of both hosts' software NICs, or those of each card; or why there are none.
 pub struct PointStart {
     at: Instant,
     used_s: Option<f64>,
-    counters: Result<BTreeMap<String, f64>, String>,
+    counters: Result<Read, String>,
 }
 
 impl OnNodes<'_> {
     /// Starts the readers. Error: one of them cannot be started there.
     pub fn start<'a>(nodes: &'a Nodes, logs: &Path) -> Result<OnNodes<'a>> {
-        if nodes.card().is_some() {
-            return Ok(OnNodes { nodes, readers: Err(ELSEWHERE.into()) });
-        }
         let start = |host: &Host, end| -> Result<_> {
             let log = logs.join(format!("counters-{end}.log"));
             let reader = reader(host, &nodes.counters(end), &log);
@@ -69,26 +91,31 @@ impl OnNodes<'_> {
             samples.gauge("programs_cores", &[(after - before) / begin.at.elapsed().as_secs_f64().max(1e-3)]);
         }
         match (&begin.counters, self.counters()) {
-            (Ok(before), Ok(after)) => (samples.counts, samples.absent) = differences("nic", before, &after),
+            (Ok((before, _)), Ok((after, absent))) => {
+                (samples.counts, samples.absent) = differences("nic", before, &after);
+                samples.absent.extend(absent.into_iter().map(|(name, why)| (format!("nic.{name}"), why)));
+            }
             (Err(why), _) => drop(samples.absent.insert("nic".into(), why.clone())),
             (_, Err(why)) => drop(samples.absent.insert("nic".into(), why)),
         }
         samples
     }
 
-    fn counters(&mut self) -> Result<BTreeMap<String, f64>, String> {
-        let sums = self.readers.as_mut().map_err(|why| why.clone()).and_then(sums);
-        if let Err(why) = &sums {
+    fn counters(&mut self) -> Result<Read, String> {
+        let ends = if self.nodes.card().is_some() { ["sender.", "receiver."] } else { [""; 2] };
+        let read = self.readers.as_mut().map_err(|why| why.clone()).and_then(|readers| read(readers, ends));
+        if let Err(why) = &read {
             self.readers = Err(why.clone());
         }
-        sums
+        read
     }
 }
 
-/// The counters of both hosts. Error: which host does not say, or lacks the receiver's NIC, which serves every point.
-fn sums(readers: &mut [(String, JsonProgram); 2]) -> Result<BTreeMap<String, f64>, String> {
-    let mut sums = BTreeMap::new();
-    for ((name, reader), least) in readers.iter_mut().zip([0, 1]) {
+/// The counters of both hosts, those of the same name together. `ends`: how the names of each begin. Error: which host does not say,
+/// or lacks the receiver's NIC, which serves every point.
+fn read(readers: &mut [(String, JsonProgram); 2], ends: [&str; 2]) -> Result<Read, String> {
+    let (mut counts, mut absent) = Read::default();
+    for (((name, reader), least), end) in readers.iter_mut().zip([0, 1]).zip(ends) {
         let mut read = || -> Result<Vec<Line>> {
             let nics = reader.ask(&json!({}), WAIT)?["nics"].take();
             let nics: Vec<Line> = serde_json::from_value(nics).context("counters of its NICs")?;
@@ -99,16 +126,22 @@ fn sums(readers: &mut [(String, JsonProgram); 2]) -> Result<BTreeMap<String, f64
             Ok(nics)
         };
         let nics = read().map_err(|error| format!("{name}: {error:#}"))?;
-        for (counter, count) in nics.into_iter().flat_map(|nic| nic.counters) {
-            *sums.entry(counter).or_default() += count;
+        for nic in nics {
+            absent.extend(nic.absent.into_iter().map(|(counter, why)| (format!("{end}{counter}"), why)));
+            for (counter, count) in nic.counters {
+                *counts.entry(format!("{end}{counter}")).or_default() += count;
+            }
         }
     }
-    Ok(sums)
+    Ok((counts, absent))
 }
 
 fn reader(host: &Host, folder: &str, log: &Path) -> Result<JsonProgram> {
     let softnic = format!("{}/bin/softnic", host.prefix);
-    let words = ["sh", "-c", READER, "sh", folder, &softnic, Nodes::FABRIC];
+    let words = match &*host.device {
+        "" => vec!["sh", "-c", READER, "sh", folder, &softnic, Nodes::FABRIC],
+        device => vec!["sh", "-c", CARD_READER, "sh", &host.sys, device],
+    };
     let mut reader = JsonProgram::start(&mut host.command(&words)?, log)?;
     reader.json("ready", WAIT)?;
     Ok(reader)
@@ -161,10 +194,63 @@ mod tests {
         let begin = on_nodes.begin();
         assert!(on_nodes.end(&begin).absent["nic"].starts_with("b: `softnic ctl` finds no NIC there"));
         drop(on_nodes);
-        let cards = Nodes::new([host("a", "mlx5_0"), host("b", "mlx5_0")], None);
-        let mut on_cards = OnNodes::start(&cards, &folder).unwrap();
-        let begin = on_cards.begin();
-        assert_eq!(on_cards.end(&begin).absent, [("nic".to_owned(), ELSEWHERE.to_owned())].into());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_cards_counters_are_those_of_its_own_hosts_port_and_interfaces() {
+        let folder = std::env::temp_dir().join(format!("xtask-card-readers-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let file = folder.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let (ssh, bin) = (folder.join("ssh"), folder.join("bin"));
+        fs::create_dir_all(&bin).unwrap();
+        script(&ssh, &format!("#!/bin/sh\nshift 5; PATH={}:$PATH; exec sh -c \"$*\"\n", bin.display()));
+        // An interface is of one host alone.
+        let ethtool = format!("#!/bin/sh\n[ $2 = eth0 ] && cat {}\n", folder.join("said").display());
+        script(&bin.join("ethtool"), &ethtool);
+        let port = ["a/class/infiniband/mlx5_0/ports/1", "b/class/infiniband/mlx5_1/ports/1"];
+        let said = |rx: u32| {
+            format!(
+                "NIC statistics:\n     rx_packets: {rx}\n     rx prio 0: {rx}\n     state: up\n     \"odd\": 1\n"
+            )
+        };
+        for (end, interface) in port.iter().zip(["eth0", "eth1"]) {
+            write(&format!("{end}/../../device/net/{interface}/mtu"), "1500\n");
+            write(&format!("{end}/counters/port_xmit_data"), "100\n");
+            write(&format!("{end}/counters/symbol_error"), "no number\n");
+            write(&format!("{end}/hw_counters/out_of_sequence"), "7\n");
+        }
+        write("said", &said(1));
+        let host = |name: &str, device: &str| {
+            let of = [("ssh", ssh.clone()), ("sys", folder.join(name))];
+            let of = of.map(|(key, path)| (key, path.display().to_string().into()));
+            serde_json::from_str(&line(&[of, [("name", name.into()), ("device", device.into())]].concat()))
+                .unwrap()
+        };
+        let nodes = Nodes::new([host("a", "mlx5_0"), host("b", "mlx5_1")], None);
+        let mut on_nodes = OnNodes::start(&nodes, &folder).unwrap();
+        let begin = on_nodes.begin();
+        write(&format!("{}/counters/port_xmit_data", port[0]), "18446744073709551615\n");
+        write(&format!("{}/hw_counters/out_of_sequence", port[1]), "9\n");
+        write("said", &said(4));
+        let samples = on_nodes.end(&begin);
+        let grown = [
+            ("nic.sender.port_xmit_data", 18_446_744_073_709_551_515.0),
+            ("nic.receiver.hw.out_of_sequence", 2.0),
+            ("nic.sender.ethtool.eth0.rx_packets", 3.0),
+            ("nic.sender.ethtool.eth0.rx_prio_0", 3.0),
+        ];
+        assert_eq!(samples.counts, grown.map(|(name, count)| (name.to_owned(), count)).into());
+        let why = ("nic.receiver.ethtool.eth1".to_owned(), "`ethtool -S eth1` fails there".to_owned());
+        assert_eq!(samples.absent, [why].into());
+        fs::remove_dir_all(folder.join("b")).unwrap();
+        let absent = on_nodes.end(&begin).absent;
+        let why = format!("no {} there", folder.join(port[1]).display());
+        assert_eq!((absent.len(), &absent["nic.receiver.port"]), (3, &why), "{absent:?}");
+        drop(on_nodes);
         fs::remove_dir_all(folder).unwrap();
     }
 }
