@@ -183,13 +183,17 @@ mod tests {
     #[test]
     fn a_library_s_kernel_that_fails_comes_with_the_engine_that_has_no_libraries() {
         let source = || gpu::Error::Refused("an illegal address".into());
-        let tried =
-            EngineError::Tried { step: "conv1".into(), by: "cuDNN 7".into(), why: Box::new(source()) };
+        let tried = EngineError::Tried {
+            step: "conv1".into(),
+            by: "cuDNN 7".into(),
+            why: Box::new(source()),
+            is_noted: true,
+        };
         let said = [tried, source().into()].map(|error| format!("{:#}", without(Engine::Cuda, error)));
         assert_eq!(
             said,
             [
-                "--engine cuda; `--engine own` leaves the libraries out: step conv1: cuDNN 7, which was tried for it, failed on the GPU: an illegal address",
+                "--engine cuda; `--engine own` leaves the libraries out: step conv1: cuDNN 7, which was tried for it: an illegal address",
                 "--engine cuda: an illegal address"
             ]
         );

@@ -53,6 +53,12 @@ pub enum LaunchError {
         /// Along x, y and z.
         blocks: [u32; 3],
     },
+    /// A step that is no convolution and no product of matrices.
+    #[error("{step}: it has no window")]
+    NoWindow {
+        /// The nodes that it computes.
+        step: String,
+    },
 }
 
 /// The launches of a plan, one for each step.
@@ -99,6 +105,18 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
     check_blocks(launch, step)
 }
 
+/// The window of a convolution and its groups; a product of matrices has one of a pixel.
+pub fn window_of(step: &Step) -> Option<(Window, usize)> {
+    match &step.task {
+        Task::Compute { op: Op::Conv { window, groups }, .. } => Some((*window, *groups)),
+        Task::Compute { op: Op::Linear, .. } => {
+            let [kernel, stride, dilation] = [[1, 1]; 3];
+            Some((Window { kernel, stride, pads: [0; 4], dilation, round_up: false }, 1))
+        }
+        _ => None,
+    }
+}
+
 /// Whether a convolution is a product of matrices: of images of one pixel, without pads, in which its only
 /// window may lie.
 fn is_linear(window: &Window, step: &Step) -> bool {
@@ -135,15 +153,16 @@ pub fn finishing(plan: &Plan, step: &Step, rest: Rest) -> Result<Launch, LaunchE
 
 /// The launch that writes what each output of a convolution sees, a row a pixel, from this byte of the workspace on. Channels
 /// are last, and there is one group.
-pub fn im2col(plan: &Plan, step: &Step, window: &Window, at: usize) -> Result<Launch, LaunchError> {
+pub fn im2col(plan: &Plan, step: &Step, at: usize) -> Result<Launch, LaunchError> {
     let step_of = StepOf { plan, step };
+    let (window, _) = window_of(step).ok_or_else(|| LaunchError::NoWindow { step: step.names.join(" ") })?;
     let (batch, [_, rows, columns]) = parts(&step.to);
     let (_, [channels, ..]) = parts(&step.from);
     let mut words = step_of.convolution_words(None, None);
-    words[18..26].copy_from_slice(&window_words(window));
+    words[18..26].copy_from_slice(&window_words(&window));
     // As many channels a thread as in the kernel.
-    let of_pixel = if channels.is_multiple_of(4) { channels / 4 } else { channels };
-    let count = rows * columns * words[18] * words[19] * of_pixel;
+    let of_place = if channels.is_multiple_of(4) { channels / 4 } else { channels };
+    let count = rows * columns * words[18] * words[19] * of_place;
     let arguments = vec![step_of.read(0), Argument::Workspace(at)];
     let launch =
         step_of.launch("im2col", [count.div_ceil(256), batch, 1], 256, arguments, Argument::Conv(words));

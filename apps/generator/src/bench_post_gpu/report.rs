@@ -89,7 +89,7 @@ pub struct Spread {
     pub max_ns: f64,
     /// Median by events around the launch, which is within.
     pub event_p50_ns: f64,
-    /// Of a steady state: median of what the played NIC took for a WQE, waits for doorbells left out.
+    /// Of a steady state: the time for a WQE in which the played NIC had rung WQEs that it had not completed, median.
     pub nic_p50_ns: Option<f64>,
     pub runs: usize,
     /// WQEs of each.

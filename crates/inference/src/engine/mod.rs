@@ -67,9 +67,10 @@ pub enum EngineError {
     /// A GPU or its driver refused something.
     #[error(transparent)]
     Gpu(#[from] ::gpu::Error),
-    /// A library's kernel failed on the GPU, and no kernel of this process can run any more.
-    #[error("step {step}: {by}, which was tried for it, failed on the GPU: {why}")]
-    Tried { step: String, by: String, why: Box<::gpu::Error> },
+    /// A library's kernel failed on the GPU or does not end, and no kernel of this process can run any more. `is_noted`: the next start
+    /// leaves it out.
+    #[error("step {step}: {by}, which was tried for it: {why}")]
+    Tried { step: String, by: String, why: Box<::gpu::Error>, is_noted: bool },
     /// A GPU has no room for a part of a model.
     #[error(
         "{model}: {what}: {reason}; run fewer instances or a smaller batch, or end what else uses that GPU"

@@ -276,7 +276,7 @@ mod tests {
     fn products(twin: &mut Twin, step: &Step, window: &Window) -> Vec<f32> {
         let ([batch, outputs, rows, columns], [_, channels, ..]) = (step.to.parts(), step.from.parts());
         let places = window.kernel[0] * window.kernel[1];
-        let launch = launch::im2col(&twin.plan, step, window, 0).expect("it is small");
+        let launch = launch::im2col(&twin.plan, step, 0).expect("it is small");
         let is_half = twin.plan.format.precision == Precision::Half;
         let mut seen = vec![u32::MAX; batch * rows * columns * places * channels];
         let [from, _, Argument::Conv(words)] = &launch.arguments[..] else { panic!("three arguments") };

@@ -94,10 +94,13 @@ impl<'a> Attempt<'a> {
         let ended = run_logged(&mut command, log, limit)?;
         let said = fs::read(log).with_context(|| format!("reading {}", log.display()))?;
         let said = String::from_utf8_lossy(&said);
-        let again = said.lines().filter(|line| line.contains(AGAIN)).map(str::to_owned);
-        self.outcome.table.extend(again);
-        // Its last start ran all of them.
-        let last = said.rsplit_once(AGAIN).map_or(&said[..], |(_, last)| last);
+        let (earlier, last) = starts(&said);
+        self.outcome.table.extend(said.lines().filter(|line| line.contains(AGAIN)).map(str::to_owned));
+        let failures = Outcome::of_log(earlier).failures;
+        if !failures.is_empty() {
+            self.complaints.push(format!("{} failed before the program started again", failures.join(", ")));
+            self.failed_logs += earlier;
+        }
         let Part { outcome, complaint, at } = part(names, last, ended, limit);
         if outcome.failed > 0 || complaint.is_some() {
             self.failed_logs += &said;
@@ -134,6 +137,15 @@ impl<'a> Attempt<'a> {
         }
         command.env("SOFTNIC_TEST_LAUNCHER", programs.join("softnic"));
         command
+    }
+}
+
+/// What a program said before it started again for the last time, and behind that: its last start ran all tests.
+fn starts(said: &str) -> (&str, &str) {
+    let behind = said.rfind(AGAIN).map_or(0, |at| at + AGAIN.len());
+    match said[behind..].find("\nrunning ") {
+        Some(at) if behind > 0 => said.split_at(behind + at),
+        _ => ("", said),
     }
 }
 
@@ -204,6 +216,10 @@ mod tests {
         let lost = part(&names(), &lost, Ended::Status(101), LIMIT);
         let words = "1 of 3 tests failed in the process from `a::gpu_x` on, whose context was lost";
         assert_eq!((lost.complaint.as_deref(), lost.outcome.failed), (Some(words), 1));
+        assert!(
+            include_str!("../../../../crates/inference/src/engine/gpu/restart.rs").contains(AGAIN),
+            "the words are inference's"
+        );
         assert!(
             include_str!("../../../../crates/gpu/src/result/mod.rs").contains(LOST),
             "it says so in other words"

@@ -11,9 +11,11 @@ const PROGRAM: &str = r#"#!/bin/sh
 if [ "$1" = --list ]; then for name in NAMES; do echo "m::$name: test"; done; exit 0; fi
 echo "$REQUIRE" >> FOLDER/required
 passed=0 failed=0 lost=
+echo; echo "running $# tests"
 case "$*" in *again*)
   if [ ! -e FOLDER/again ]; then
-    touch FOLDER/again; echo 'test m::gpu_fail ... FAILED'
+    touch FOLDER/again; echo 'test m::gpu_pass ... ok'
+    case "$*" in *early*) echo 'test m::gpu_early ... FAILED';; esac
     echo 'doorbell: step conv1: an engine failed; this program starts again without it'; exec "$0" "$@"
   fi;;
 esac
@@ -160,6 +162,9 @@ fn a_program_that_starts_again_without_an_engine_is_counted_once_and_says_so() {
     assert_eq!(rows[0].outcome.failures, [""; 0]);
     let said = "doorbell: step conv1: an engine failed; this program starts again without it";
     assert_eq!(rows[0].outcome.table, [said]);
+    let rows = stage("early", "gpu_early_pass gpu_again", "[suite.gpu]\ntests = 0\ngpu = 2\n").run(false);
+    let words = "m::gpu_early failed before the program started again";
+    assert_eq!((counts(&rows[0]), rows[0].complaint.as_deref()), ((2, 1, 0), Some(words)));
 }
 
 #[test]

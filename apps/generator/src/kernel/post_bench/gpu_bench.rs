@@ -70,13 +70,22 @@ pub struct Sample {
     pub span_ns: u64,
     /// By events around the launch, launch and end included.
     pub event_ns: u64,
-    /// Of a steady state: what the played NIC took for all of them, waits for doorbells left out.
+    /// Of a steady state: how long the played NIC had rung WQEs that it had not completed.
     pub nic_ns: Option<u64>,
 }
 
 impl Sample {
     pub fn ns_per_wqe(&self) -> f64 {
         self.span_ns as f64 / f64::from(self.posts)
+    }
+}
+
+/// Ends the threads of a played NIC.
+struct StopAtEnd<'a>(&'a Signals);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
     }
 }
 
@@ -207,7 +216,9 @@ impl GpuBench {
         let (device, signals) = (self.memory.device(case), Signals::default());
         let (sample, played) = std::thread::scope(|scope| {
             let nic = scope.spawn(|| device.play(&rules, &signals));
-            while signals.ready.load(Ordering::Acquire) < UNITS {
+            // However this ends, its threads do.
+            let _stop = StopAtEnd(&signals);
+            while signals.ready.load(Ordering::Acquire) < UNITS && !nic.is_finished() {
                 std::thread::yield_now();
             }
             let sample = self.time(case, kernel);
@@ -244,7 +255,7 @@ impl GpuBench {
         while case.is_steady() && since.elapsed() < RUN && !self.stream.is_idle()? {
             std::thread::sleep(PAUSE);
         }
-        self.stream.wait(kernel, RUN)?;
+        self.stream.wait(kernel, RUN.saturating_sub(since.elapsed()))?;
         let event_ns = timer.elapsed(RUN)?.as_nanos() as u64;
         let times = self.memory.times(case.producers);
         if let Some((producer, time)) = times.iter().enumerate().find(|(_, time)| time.error != 0) {

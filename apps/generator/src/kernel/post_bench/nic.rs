@@ -1,7 +1,7 @@
-//! A model of a NIC on threads of the host, for one queue: it executes what the doorbell tells of, checks each WQE, and completes it at once.
+//! A model of a NIC on threads of the host, for one queue: it executes what the doorbell names, checks each WQE, and completes it at once.
 //!
-//! One core has 10 to 16 lines of memory on their way to it at a time, and a line that the GPU wrote is 130 to 250 ns away: 8 to 16 ns a
-//! WQE, as much as a poster takes. So four threads, the NIC's units, check WQEs side by side, a chunk each. The first one completes them.
+//! One core has too few outstanding cache misses to keep up with a poster (`docs/notes/posting-costs.md`). Four threads therefore check
+//! WQEs in parallel, a chunk each. The first one completes them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,12 +15,11 @@ const WORDS: usize = BLOCK / 8;
 pub const UNITS: u64 = 4;
 /// WQEs of a unit, one behind the other, before the next unit's.
 const CHUNK: u64 = 32;
-/// How many WQEs ahead memory is asked for: the way from the GPU's last store to this processor is waited for once, not for each.
-/// More than a core's buffers for lines on their way to its first cache (10 to 16), so the lines go to the second.
+/// How many WQEs ahead lines are prefetched. More than a core's buffers for misses of its first cache, so they go to the second.
 const AHEAD: u64 = 32;
-/// One look at the register in so many WQEs, while there are some.
-const LOOK: u64 = 8;
-/// Looks without a pause, before a unit lets others have its core.
+/// The register is polled once in so many WQEs, while there are some.
+const POLL_EVERY: u64 = 8;
+/// Polls before a unit yields its core.
 const PATIENCE: u32 = 10_000;
 /// Of the fourth word what [`super::content::Expected`] may leave free.
 const RESERVED: u64 = 0xffff_ffff << 32;
@@ -64,10 +63,10 @@ pub struct Device<'a> {
     pub consumer: &'a AtomicU32,
 }
 
-/// What a NIC and who started it tell each other.
+/// Flags shared by the NIC's threads and the caller of [`Device::play`].
 #[derive(Debug, Default)]
 pub struct Signals {
-    /// Units that look at the register.
+    /// Units that poll the register.
     pub ready: AtomicU64,
     /// Whether to end before all is executed.
     pub stop: AtomicBool,
@@ -84,28 +83,11 @@ pub struct NicRun {
 }
 
 impl Device<'_> {
-    /// Plays until all of `rules.posts` is executed, it is told to stop, or a doorbell tells of what cannot be. `signal_every` is a power
-    /// of two.
+    /// Plays until all of `rules.posts` is executed, `stop` is set, or a doorbell names more WQEs than the ring holds. `signal_every` is a
+    /// power of two.
     pub fn play(&self, rules: &Rules, signals: &Signals) -> NicRun {
-        let shared = Shared {
-            seen: (0..rules.posts).map(|_| AtomicBool::new(false)).collect(),
-            signals,
-            impossible: AtomicBool::new(false),
-            checked: [const { Line(AtomicU64::new(0)) }; UNITS as usize],
-            reached: Line(AtomicU64::new(0)),
-            wrong: Mutex::new(None),
-        };
-        let unit = |number: u64| Unit {
-            device: self,
-            rules,
-            shared: &shared,
-            pattern: Pattern::of(rules.queue),
-            number,
-            register: 0,
-            told: 0,
-            next: number * CHUNK,
-            asked: number * CHUNK,
-        };
+        let shared = Shared::new(rules, signals);
+        let unit = |number| Unit::new(self, rules, &shared, number);
         let run = std::thread::scope(|scope| {
             for number in 1..UNITS {
                 scope.spawn(move || unit(number).check_all());
@@ -116,21 +98,34 @@ impl Device<'_> {
     }
 }
 
-/// A word that no other lies beside: a store to it takes no line from a core that reads another one.
+/// A counter padded to 128 bytes, so that a store to it does not invalidate another counter.
 #[repr(align(128))]
-struct Line(AtomicU64);
+struct Padded(AtomicU64);
 
 /// What the units of a NIC share.
 struct Shared<'a> {
     seen: Vec<AtomicBool>,
     signals: &'a Signals,
-    /// Whether a doorbell told of what cannot be.
+    /// Whether a doorbell named more WQEs than the ring holds.
     impossible: AtomicBool,
-    /// Of each unit the WQE that it checks next.
-    checked: [Line; UNITS as usize],
-    /// WQEs that may be completed: those that are, and while some are being completed, those as well.
-    reached: Line,
+    /// Of each unit the WQE that it checks next: its own before that are checked.
+    checked: [Padded; UNITS as usize],
+    /// Index behind the last WQE whose CQE is written or about to be.
+    completed_end: Padded,
     wrong: Mutex<Option<Wrong>>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(rules: &Rules, signals: &'a Signals) -> Shared<'a> {
+        Shared {
+            seen: (0..rules.posts).map(|_| AtomicBool::new(false)).collect(),
+            signals,
+            impossible: AtomicBool::new(false),
+            checked: std::array::from_fn(|unit| Padded(AtomicU64::new(unit as u64 * CHUNK))),
+            completed_end: Padded(AtomicU64::new(0)),
+            wrong: Mutex::new(None),
+        }
+    }
 }
 
 struct Unit<'a> {
@@ -139,12 +134,14 @@ struct Unit<'a> {
     shared: &'a Shared<'a>,
     pattern: Pattern,
     number: u64,
-    /// What the register said last, and up to where it and those before told of WQEs.
+    /// The register's last value.
     register: u64,
-    told: u64,
-    /// The next WQE of its own that it checks, and the one that it asks memory for.
+    /// Index behind the last WQE that was rung for.
+    rung: u64,
+    /// The next WQE of its own that it checks.
     next: u64,
-    asked: u64,
+    /// The next one that it prefetches.
+    prefetched: u64,
 }
 
 /// The same unit's WQE behind this one.
@@ -153,45 +150,50 @@ fn own_behind(index: u64) -> u64 {
     if next.is_multiple_of(CHUNK) { next + (UNITS - 1) * CHUNK } else { next }
 }
 
-impl Unit<'_> {
+impl<'a> Unit<'a> {
+    fn new(device: &'a Device<'a>, rules: &'a Rules, shared: &'a Shared<'a>, number: u64) -> Unit<'a> {
+        let (pattern, first) = (Pattern::of(rules.queue), number * CHUNK);
+        Unit { device, rules, shared, pattern, number, register: 0, rung: 0, next: first, prefetched: first }
+    }
+
     fn is_over(&self) -> bool {
         self.shared.signals.stop.load(Ordering::Relaxed) || self.shared.impossible.load(Ordering::Relaxed)
     }
 
     /// Checks what is its own.
     fn check_all(mut self) {
-        let mut looks = 0;
+        let mut polls = 0;
         self.shared.signals.ready.fetch_add(1, Ordering::Release);
         while self.next < u64::from(self.rules.posts) && !self.is_over() {
-            self.look();
-            looks = if self.check_some() { 0 } else { pause(looks) };
+            self.poll_register();
+            polls = if self.check_some() { 0 } else { pause(polls) };
         }
     }
 
     /// Checks what is its own, and completes everything that is checked.
     fn execute_all(mut self) -> NicRun {
-        let (mut run, mut looks) = (NicRun::default(), 0);
+        let (mut run, mut polls) = (NicRun::default(), 0);
         // Since when it works without a pause. The clock takes as long as a few WQEs: it is read where a pause begins or ends.
         let mut since: Option<Instant> = None;
         self.shared.signals.ready.fetch_add(1, Ordering::Release);
         while run.executed < u64::from(self.rules.posts) && !self.is_over() {
-            self.look();
-            if self.told == run.executed {
+            self.poll_register();
+            if self.rung == run.executed {
                 run.busy += since.take().map_or(Duration::ZERO, |since| since.elapsed());
-                looks = pause(looks);
+                polls = pause(polls);
                 continue;
             }
             since.get_or_insert_with(Instant::now);
             let did_check = self.check_some();
             let did_complete = self.complete_checked(&mut run);
-            looks = if did_check || did_complete { 0 } else { pause(looks) };
+            polls = if did_check || did_complete { 0 } else { pause(polls) };
         }
         run.busy += since.map_or(Duration::ZERO, |since| since.elapsed());
         run
     }
 
-    /// Looks at the register.
-    fn look(&mut self) {
+    /// Polls the register.
+    fn poll_register(&mut self) {
         let register = self.device.register.load(Ordering::Acquire);
         if register == self.register {
             return;
@@ -199,35 +201,34 @@ impl Unit<'_> {
         self.register = register;
         let [_, high, low, ..] = register.to_ne_bytes();
         let behind = u16::from_be_bytes([high, low]).wrapping_add(u16::from(!self.rules.names_next));
-        let more = u64::from(behind.wrapping_sub(self.told as u16));
+        let more = u64::from(behind.wrapping_sub(self.rung as u16));
         // Loaded behind the register, by whose store the poster had room.
-        let reached = self.shared.reached.0.load(Ordering::Acquire);
-        if (self.told + more).saturating_sub(reached) as usize > self.device.ring.len() / WORDS {
+        let completed = self.shared.completed_end.0.load(Ordering::Acquire);
+        if (self.rung + more).saturating_sub(completed) as usize > self.device.ring.len() / WORDS {
             if !self.shared.impossible.swap(true, Ordering::Relaxed) {
-                self.note(reached, format!("the register tells of {more} WQEs at once: {register:#018x}"));
+                self.note(completed, format!("the register tells of {more} WQEs at once: {register:#018x}"));
             }
             return;
         }
-        self.told += more;
+        self.rung += more;
     }
 
-    /// Checks what it was told of its chunk, and what it is told of meanwhile: the way of the next doorbell, and of its WQEs, from the GPU
-    /// to this processor is not waited for while there is something to do. Whether there was something.
+    /// Checks the rung WQEs of the current chunk, and polls the register meanwhile. Returns whether there was one.
     fn check_some(&mut self) -> bool {
         let (blocks, _) = self.device.ring.as_chunks::<WORDS>();
         let block = |index: u64| &blocks[index as usize & (blocks.len() - 1)];
         let (begin, end) = (self.next, self.next - self.next % CHUNK + CHUNK);
         let mut at = begin;
-        while at < self.told.min(end) {
-            match at % LOOK {
+        while at < self.rung.min(end) {
+            match at % POLL_EVERY {
                 0 => prefetch(self.device.register),
-                half if half == LOOK / 2 => self.look(),
+                half if half == POLL_EVERY / 2 => self.poll_register(),
                 _ => {}
             }
             // Ahead in its own chunks, of which there is one in so many.
-            while self.asked < self.told.min(at + AHEAD * UNITS) {
-                prefetch(&block(self.asked)[0]);
-                self.asked = own_behind(self.asked);
+            while self.prefetched < self.rung.min(at + AHEAD * UNITS) {
+                prefetch(&block(self.prefetched)[0]);
+                self.prefetched = own_behind(self.prefetched);
             }
             let words = block(at);
             let wqe = std::array::from_fn(|word| words[word].load(Ordering::Relaxed));
@@ -238,25 +239,21 @@ impl Unit<'_> {
             return false;
         }
         self.next = if at == end { own_behind(end - 1) } else { at };
-        self.asked = self.asked.max(self.next);
+        self.prefetched = self.prefetched.max(self.next);
         // Behind the loads of what is checked: when it is completed it may be overwritten.
         self.shared.checked[self.number as usize].0.store(self.next, Ordering::Release);
         true
     }
 
-    /// Completes what all units have checked. Whether there was something. WQEs that do not ask as they should are wrong already.
+    /// Completes what all units have checked. Returns whether there was something. A WQE that does not ask as it should is wrong already.
     fn complete_checked(&self, run: &mut NicRun) -> bool {
-        let checked = (0..UNITS).map(|unit| {
-            // A unit that has checked nothing is at its first chunk.
-            let next = self.shared.checked[unit as usize].0.load(Ordering::Acquire);
-            next.max(unit * CHUNK)
-        });
-        let end = checked.min().unwrap_or(0).min(self.told);
+        let checked = self.shared.checked.iter().map(|next| next.0.load(Ordering::Acquire));
+        let end = checked.min().unwrap_or(0).min(self.rung);
         if end == run.executed {
             return false;
         }
         // Before the CQEs: a poster that finds one may ring for as many.
-        self.shared.reached.0.store(end, Ordering::Release);
+        self.shared.completed_end.0.store(end, Ordering::Release);
         let every = u64::from(self.rules.signal_every);
         let mut index = (run.executed + every) & !(every - 1);
         while index <= end {
@@ -331,13 +328,13 @@ impl Unit<'_> {
     }
 }
 
-/// After a look that found nothing to do: lets the other half of the core go on, and others have the core after a while.
-fn pause(looks: u32) -> u32 {
-    match looks {
+/// Spins for [`PATIENCE`] polls, then yields the core.
+fn pause(polls: u32) -> u32 {
+    match polls {
         ..PATIENCE => std::hint::spin_loop(),
         _ => std::thread::yield_now(),
     }
-    looks.saturating_add(1)
+    polls.saturating_add(1)
 }
 
 /// Asks for a line of memory without waiting for it.
@@ -383,8 +380,8 @@ mod tests {
             let signaled = (index + 1).is_multiple_of(u64::from(rules.signal_every));
             ring.extend(pattern.wqe(index, index as u32, signaled).into_iter().chain([0, 0]));
         }
-        let told = blocks as u16 - u16::from(!rules.names_next);
-        let [high, low] = told.to_be_bytes();
+        let rung = blocks as u16 - u16::from(!rules.names_next);
+        let [high, low] = rung.to_be_bytes();
         let mut register = u64::from_ne_bytes([0, high, low, 0, 0, 0, 0, 0]);
         change(&mut ring, &mut register);
         let ring: Vec<_> = ring.into_iter().map(AtomicU64::new).collect();
@@ -454,9 +451,35 @@ mod tests {
     }
 
     #[test]
+    fn what_one_unit_has_not_checked_is_not_completed() {
+        let words = |count: usize| (0..count * WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        let (ring, cq, rules, signals) =
+            (words(128), words(128), Rules { posts: 128, ..rules() }, Signals::default());
+        let (register, consumer) = (AtomicU64::new(0), AtomicU32::new(0));
+        let device = Device { ring: &ring, cq: &cq, register: &register, consumer: &consumer };
+        let shared = Shared::new(&rules, &signals);
+        let unit = Unit { rung: 128, ..Unit::new(&device, &rules, &shared, 0) };
+        let mut run = NicRun::default();
+        assert!(!unit.complete_checked(&mut run), "the first unit has checked nothing");
+        for (unit_of, next, executed) in
+            [(0, 128, 32), (2, 72, 32), (1, 160, 72), (2, 192, 96), (3, 100, 100), (3, 224, 128)]
+        {
+            shared.checked[unit_of].0.store(next, Ordering::Release);
+            unit.complete_checked(&mut run);
+            assert_eq!((run.executed, run.completed), (executed, executed / 4), "unit {unit_of} at {next}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named_and_completed_all_the_same() {
         type Change = fn(&mut [u64], &mut u64);
-        let changes: [(Change, &str, u32); 6] = [
+        let changes: [(Change, &str, u32); 7] = [
+            // The last WQE's index in a ring of 16.
+            (
+                |_, register| *register = u64::from_ne_bytes([0, 0, 16, 0, 0, 0, 0, 0]),
+                "tells of 17 WQEs at once",
+                1,
+            ),
             (|ring, _| ring[3 * WORDS] ^= 1 << 8, "the host's shim writes", 1),
             (|ring, _| ring[5 * WORDS + 3] ^= 1 << 32, "the host's shim writes", 1),
             (|ring, _| ring[5 * WORDS + 1] ^= ASKS, "the host's shim writes", 1),

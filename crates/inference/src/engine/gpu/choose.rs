@@ -20,7 +20,6 @@ use super::trial::{Attempt, Trials};
 use super::weights::Weights;
 use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
-use crate::graph::Op;
 use crate::launch::{self, Launch};
 use crate::layers;
 use crate::plan::{Plan, Precision, Step, Task};
@@ -78,12 +77,7 @@ impl Found {
     fn ready(&self, plan: &Plan, step: &Step) -> Result<Ready, EngineError> {
         let rest = self.fused.rest(step);
         let finish = rest.map(|rest| launch::finishing(plan, step, rest)).transpose()?;
-        let before = match (&self.plan, &step.task) {
-            (LibraryPlan::Im2col(_, rows), Task::Compute { op: Op::Conv { window, .. }, .. }) => {
-                Some(launch::im2col(plan, step, window, rows.begin)?)
-            }
-            _ => None,
-        };
+        let before = self.plan.rows().map(|rows| launch::im2col(plan, step, rows.start)).transpose()?;
         Ok(Ready::Library { before, plan: self.plan.clone(), finish })
     }
 }
@@ -250,10 +244,11 @@ struct Bench<'a> {
 }
 
 /// An error of a way to compute a step; a library's is named where it took the context with it, or does not end.
-fn lost(step: &Step, by: &By, error: EngineError) -> EngineError {
+fn lost(step: &Step, by: &By, error: EngineError, is_noted: bool) -> EngineError {
     match error {
         EngineError::Gpu(why) if *by != By::Own && (why.is_context_lost() || does_not_end(&why)) => {
-            EngineError::Tried { step: step.names.join(" "), by: by.to_string(), why: Box::new(why) }
+            let (step, by) = (step.names.join(" "), by.to_string());
+            EngineError::Tried { step, by, why: Box::new(why), is_noted }
         }
         other => other,
     }
@@ -365,7 +360,7 @@ impl<'a> Bench<'a> {
                     }
                     // Behind what does not end nothing else can be tried.
                     Err(EngineError::Gpu(error)) if error.is_context_lost() || does_not_end(&error) => {
-                        return Err(lost(step, &one.by, error.into()));
+                        return Err(lost(step, &one.by, error.into(), self.trials.has_noted()));
                     }
                     Err(error) => {
                         if let EngineError::Gpu(error) = &error {
@@ -378,7 +373,8 @@ impl<'a> Bench<'a> {
                 tried.push(one);
             }
         }
-        self.race(&mut working).map_err(|(at, error)| lost(step, &tried[at].by, error))?;
+        self.race(&mut working)
+            .map_err(|(at, error)| lost(step, &tried[at].by, error, self.trials.has_noted()))?;
         for Working { at, times, .. } in &working {
             tried[*at].time = Ok(times[times.len() / 2]);
         }

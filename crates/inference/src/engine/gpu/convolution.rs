@@ -5,8 +5,8 @@ use gpu::cublaslt::Product;
 use gpu::cudnn::{Arithmetic, Convolution, Pointers, TensorShape};
 
 use super::weights::{Form, Weights};
-use crate::graph::{Activation, Op, Shape, Window};
-use crate::launch::Rest;
+use crate::graph::{Activation, Op, Shape};
+use crate::launch::{Rest, window_of};
 use crate::plan::{Layout, Place, Plan, Precision, Source, Step, Task};
 
 /// What of a step a library's kernel computes.
@@ -59,15 +59,8 @@ fn bounds(activation: Activation) -> Option<[f64; 2]> {
 /// The convolution that a step is, or a part of it. `None`: it is none, or reads a constant where a library
 /// reads a tensor.
 pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution> {
-    let Task::Compute { op, residual, activation } = &step.task else { return None };
-    let (window, groups) = match op {
-        Op::Conv { window, groups } => (*window, *groups),
-        Op::Linear => {
-            let [kernel, stride, dilation] = [[1, 1]; 3];
-            (Window { kernel, stride, pads: [0; 4], dilation, round_up: false }, 1)
-        }
-        _ => return None,
-    };
+    let Task::Compute { residual, activation, .. } = &step.task else { return None };
+    let (window, groups) = window_of(step)?;
     let &[Source::Arena(read), Source::Constant(_), ..] = &step.reads[..] else { return None };
     let arithmetic = match plan.format.precision {
         Precision::Single => Arithmetic::Single,

@@ -1,6 +1,7 @@
 //! Plans of the libraries that were found: what each of them has for a convolution or a product, and what is
 //! written down of it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use gpu::cublaslt::{CublasLt, Product, ProductPlan};
@@ -31,16 +32,9 @@ pub enum Candidate {
 #[derive(Debug, Clone)]
 pub enum LibraryPlan {
     Convolution(Arc<ConvolutionPlan>, Box<Convolution>),
-    Product(Arc<ProductPlan>),
-    /// A kernel of ours writes the rows that the product reads: into the workspace, behind the product's own.
-    Im2col(Arc<ProductPlan>, InWorkspace),
-}
-
-/// A part of the workspace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InWorkspace {
-    pub begin: usize,
-    pub bytes: usize,
+    /// With the bytes of the workspace, behind the product's own, into which a kernel of ours writes the rows that it reads, unless the
+    /// rows are the tensor's.
+    Product(Arc<ProductPlan>, Option<Range<usize>>),
 }
 
 impl Present {
@@ -139,16 +133,21 @@ impl Candidate {
 impl LibraryPlan {
     fn product(plan: ProductPlan, rows: Option<usize>) -> LibraryPlan {
         let begin = plan.workspace().next_multiple_of(ALIGNMENT);
-        match rows {
-            None => LibraryPlan::Product(Arc::new(plan)),
-            Some(bytes) => LibraryPlan::Im2col(Arc::new(plan), InWorkspace { begin, bytes }),
+        LibraryPlan::Product(Arc::new(plan), rows.map(|bytes| begin..begin + bytes))
+    }
+
+    /// Where the rows of `im2col` lie in the workspace, if the plan reads such.
+    pub fn rows(&self) -> Option<&Range<usize>> {
+        match self {
+            LibraryPlan::Convolution(..) => None,
+            LibraryPlan::Product(_, rows) => rows.as_ref(),
         }
     }
 
     pub fn library(&self) -> Library {
         match self {
             LibraryPlan::Convolution(..) => Library::Cudnn,
-            LibraryPlan::Product(_) | LibraryPlan::Im2col(..) => Library::CublasLt,
+            LibraryPlan::Product(..) => Library::CublasLt,
         }
     }
 
@@ -156,8 +155,7 @@ impl LibraryPlan {
     pub fn workspace(&self) -> usize {
         match self {
             LibraryPlan::Convolution(plan, _) => plan.workspace(),
-            LibraryPlan::Product(plan) => plan.workspace(),
-            LibraryPlan::Im2col(_, rows) => rows.begin + rows.bytes,
+            LibraryPlan::Product(plan, rows) => rows.as_ref().map_or(plan.workspace(), |rows| rows.end),
         }
     }
 
@@ -165,7 +163,7 @@ impl LibraryPlan {
     pub fn text(&self) -> gpu::Result<Vec<u8>> {
         match self {
             LibraryPlan::Convolution(plan, _) => plan.text(),
-            LibraryPlan::Product(plan) | LibraryPlan::Im2col(plan, _) => Ok(plan.text()),
+            LibraryPlan::Product(plan, _) => Ok(plan.text()),
         }
     }
 }

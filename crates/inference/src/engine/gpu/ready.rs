@@ -130,11 +130,10 @@ impl Place<'_> {
                     // SAFETY: the plan's places lie in the arena, its constants are as long as its shapes
                     // say, and the workspace as the library says; the rest is the caller's promise.
                     LibraryPlan::Convolution(plan, of) => unsafe { plan.execute(stream, of, &pointers) },
-                    // SAFETY: as above.
-                    LibraryPlan::Product(plan) => unsafe { plan.execute(stream, &pointers) },
-                    LibraryPlan::Im2col(plan, rows) => {
-                        let pointers = Pointers { from: workspace + rows.begin as u64, ..pointers };
-                        // SAFETY: as above; the rows are as long as the product's shape says.
+                    LibraryPlan::Product(plan, rows) => {
+                        let from = rows.as_ref().map_or(pointers.from, |rows| workspace + rows.start as u64);
+                        let pointers = Pointers { from, ..pointers };
+                        // SAFETY: as above; rows are as long as the product's shape says.
                         unsafe { plan.execute(stream, &pointers) }
                     }
                 }?;

@@ -203,6 +203,12 @@ impl<'a> Trials<'a> {
         }
     }
 
+    /// Whether the last engine that was run is left out at the next start.
+    pub fn has_noted(&self) -> bool {
+        let file = self.file.as_ref().map(|file| file.file.metadata());
+        file.is_some_and(|found| found.is_ok_and(|found| found.len() > 0))
+    }
+
     /// The engines that are left out, each with its problem: they make other choices.
     pub fn left_out(&self) -> BTreeSet<String> {
         let failed = self.failed.iter().map(|Failed { attempt, .. }| attempt);
@@ -262,6 +268,7 @@ mod tests {
     use std::cell::RefCell;
     use std::io::BufRead;
     use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
 
     use gpu::cudnn::{Arithmetic, TensorShape};
 
@@ -388,7 +395,7 @@ mod tests {
         };
         for (error, is_left_out) in [
             (call(gpu::code::LAUNCH_FAILED), true),
-            (gpu::Error::Deadline { what: "a way".into(), waited: std::time::Duration::ZERO }, true),
+            (gpu::Error::Deadline { what: "a way".into(), waited: Duration::ZERO }, true),
             (call(gpu::code::OUT_OF_MEMORY), false),
             (gpu::Error::NotSupported("not here".into()), false),
         ] {
@@ -398,6 +405,7 @@ mod tests {
             assert!(is_tried(&first, 8, "before"));
             let found = first.of(&attempt(&first, 8, "44"), || Err::<(), _>(error.into()));
             assert_eq!(found.expect_err("it failed").to_string(), text);
+            assert_eq!(first.has_noted(), is_left_out, "{text}");
             drop(first);
             let next = trials(&folder.0, &|_| ());
             assert_eq!(
@@ -440,6 +448,9 @@ mod tests {
         let say = |text: &str| said.borrow_mut().push(text.to_owned());
         let trials = trials(&folder.0.join("file"), &say);
         assert!(is_tried(&trials, 8, "44"));
+        let lost =
+            || Err::<(), _>(gpu::Error::Deadline { what: "a way".into(), waited: Duration::ZERO }.into());
+        assert!(trials.of(&attempt(&trials, 8, "44"), lost).is_err() && !trials.has_noted());
         assert!(
             said.borrow()[0].ends_with("an engine that fails is tried again at the next start"),
             "{said:?}"

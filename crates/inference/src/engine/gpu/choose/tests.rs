@@ -37,7 +37,7 @@ fn a_library_s_kernel_that_takes_the_context_is_named_and_our_own_is_not() {
         (&By::Own, error(gpu::code::ILLEGAL_ADDRESS), false),
         (&By::Own, late(), false),
     ] {
-        let found = lost(step, by, error.into());
+        let found = lost(step, by, error.into(), true);
         assert_eq!(matches!(found, EngineError::Tried { .. }), is_named, "{by}: {found}");
     }
 }
