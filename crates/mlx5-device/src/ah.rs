@@ -2,59 +2,12 @@
 //!
 //! libmlx5 builds address vectors itself; on Ethernet it asks the kernel for the MAC address only.
 
-use super::command::{AddressVector, CommandError, ContextId, CreatedAh, Handle, refuse_if};
-use super::commands::Answer;
+use super::command::{AddressVector, Answer, refuse_if};
 use super::model::DeviceConfig;
-use super::nic::Nic;
-use crate::carrier::Carrier;
 use crate::config::LinkLayer;
-use crate::memory::Memory;
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Ah {
-    pub context: ContextId,
-    pub pd: u32,
-}
-
-pub trait AhCommands {
-    fn create_ah(&mut self, context: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh>;
-    fn destroy_ah(&mut self, context: ContextId, ah: Handle) -> Answer<()>;
-}
-
-impl<M: Memory, C: Carrier> AhCommands for Nic<M, C> {
-    fn create_ah(&mut self, id: ContextId, pd: Handle, vector: &AddressVector) -> Answer<CreatedAh> {
-        let pd = self.core.find_pd(id, pd)?;
-        let limit = self.core.capabilities.max_ah;
-        if self.core.ahs.len() >= limit as usize {
-            return Err(CommandError::exhausted("address handles", limit));
-        }
-        let device = self.core.context(id)?.device;
-        let from = self.core.place_of_port(device, vector.port).map_err(CommandError::invalid)?;
-        check(&self.core.ports[from], vector)?;
-        let to = resolve(&self.core.ports, from, vector.dlid, vector.dgid.as_ref());
-        let dmac = to.map_or([0; 6], |port| self.core.ports[port].mac);
-        let place = self.core.ahs.insert(Ah { context: id, pd });
-        self.core.count_pd(pd, 1);
-        Ok(CreatedAh { handle: self.core.context_mut(id)?.ahs.insert(place), dmac })
-    }
-
-    fn destroy_ah(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
-        let place = self
-            .core
-            .context_mut(id)?
-            .ahs
-            .remove(handle)
-            .ok_or_else(|| CommandError::no_such("AH", handle))?;
-        if let Some(ah) = self.core.ahs.remove(place) {
-            debug_assert_eq!(ah.context, id);
-            self.core.count_pd(ah.pd, -1);
-        }
-        Ok(())
-    }
-}
 
 /// Checks an address vector against the port it leaves by.
-pub(super) fn check(device: &DeviceConfig, vector: &AddressVector) -> Result<(), CommandError> {
+pub(super) fn check(device: &DeviceConfig, vector: &AddressVector) -> Answer<()> {
     let (named, own) = (vector.port, device.port);
     refuse_if!(named != own, EINVAL, "an address of port {named} where port {own} sends");
     let (index, len) = (vector.sgid_index, device.gids.len());

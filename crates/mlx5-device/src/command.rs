@@ -3,9 +3,12 @@
 //! `abi` decodes an ioctl into one of these and encodes the answer; the device checks the values. Handles are small
 //! integers scoped to a context, as the kernel's are. The methods are traits in the files of the objects ([`crate::commands`]).
 
+use std::fmt;
+
 use roce::ServiceType;
 
 use crate::errno;
+use crate::memory::Fault;
 
 /// `ib_event_type` numbers of the events that this device gives (`ib_verbs.h`).
 pub mod event_type {
@@ -66,6 +69,11 @@ impl CommandError {
         CommandError { errno: errno::EBUSY, reason: format!("{what} {handle} is still used by {users}") }
     }
 
+    /// `EFAULT`: memory that `what` names cannot be accessed.
+    pub(super) fn fault(what: impl fmt::Display) -> impl Fn(Fault) -> CommandError {
+        move |fault| CommandError { errno: errno::EFAULT, reason: format!("{what}: {fault}") }
+    }
+
     /// `EINVAL` for a handle that names nothing; the kernel's answer to a stale handle.
     pub(super) fn no_such(what: &str, handle: Handle) -> CommandError {
         CommandError { errno: errno::EINVAL, reason: format!("{what} {handle} does not exist") }
@@ -76,6 +84,9 @@ impl CommandError {
         CommandError { errno: errno::ENOMEM, reason: format!("all {limit} {what} are in use") }
     }
 }
+
+/// A command's answer.
+pub type Answer<T> = Result<T, CommandError>;
 
 /// One open of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -272,6 +283,11 @@ pub struct CreateQp {
 }
 
 impl CreateQp {
+    /// Length of the receive queue in bytes.
+    pub(super) fn rq_bytes(&self) -> u64 {
+        if self.rq_wqe_count == 0 { 0 } else { u64::from(self.rq_wqe_count) << self.rq_wqe_shift }
+    }
+
     /// The same, with nothing said of a receive queue.
     pub(super) fn without_receive_queue(&self) -> CreateQp {
         let cap = QpCap { max_recv_wr: 0, max_recv_sge: 0, ..self.cap };

@@ -1,30 +1,328 @@
-//! The commands of a device, a trait for each kind of object, declared and implemented where the object is. Handles are scoped to the
-//! context. The NIC takes them, and in tests of the ABI a recorder.
+//! The commands of a device as the NIC does them: handles are looked up in the context, users are counted, and the object does the
+//! rest. What is in use is not destroyed (`EBUSY`); closing a context destroys everything in it.
 
-use super::command::CommandError;
+use super::ah;
+use super::command::*;
+use super::context::ObjectKind;
+use super::mr::{self, MemoryRegion};
+use super::nic::Nic;
+use super::qp::{self, Qp, SharedFrom, Uses};
+use super::uar::UarKind;
+use super::window::{Window, WindowKind};
+use crate::carrier::Carrier;
+use crate::memory::{Memory, Registers};
 
-pub use super::ah::AhCommands;
-pub use super::context::ContextCommands;
-pub use super::cq::CqCommands;
-pub use super::mr::MrCommands;
-pub use super::pd::PdCommands;
-pub use super::qp::QpCommands;
-pub use super::srq::SrqCommands;
-pub use super::uar::UarCommands;
-pub use super::window::MwCommands;
+pub use super::command::Answer;
 
-/// A command's answer.
-pub type Answer<T> = Result<T, CommandError>;
+/// The commands of a device. The NIC takes them, and in tests of the ABI a recorder.
+pub trait Commands {
+    fn open_context(&mut self, device: usize) -> Answer<ContextId>;
+    /// A program closed it; everything it left goes with it.
+    fn close_context(&mut self, context: ContextId);
+    /// Whether the port at this place among all ports is down.
+    fn port_is_down(&self, place: usize) -> bool;
 
-macro_rules! all {
-    ($($kind:ident)+) => {
-        /// Every command.
-        pub trait Commands: $($kind +)+ Send {}
+    /// `registers` is the NIC's own mapping of the page.
+    fn alloc_uar(
+        &mut self,
+        context: ContextId,
+        kind: UarKind,
+        registers: Box<dyn Registers>,
+    ) -> Answer<AllocatedUar>;
+    fn free_uar(&mut self, context: ContextId, uar: Handle) -> Answer<()>;
 
-        impl<T: $($kind +)+ Send> Commands for T {}
-    };
+    fn alloc_pd(&mut self, context: ContextId) -> Answer<AllocatedPd>;
+    fn dealloc_pd(&mut self, context: ContextId, pd: Handle) -> Answer<()>;
+
+    fn reg_mr(&mut self, context: ContextId, command: &RegMr) -> Answer<MrKeys>;
+    /// The region covers other memory, allows something else, or belongs to another domain, under the key it had.
+    ///
+    /// Checks in the order of `ib_uverbs_rereg_mr` (Linux `uverbs_cmd.c`) and `mlx5_ib_rereg_user_mr`. The kernel gives a new key
+    /// where the card cannot change a region in place; this one always can. What was posted through the key before is dealt with
+    /// as if the region had gone. A region with windows bound to it is in use: IBTA has none re-registered then. Whatever is
+    /// refused leaves the region as it was.
+    fn rereg_mr(&mut self, context: ContextId, command: &ReregMr) -> Answer<MrKeys>;
+    fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()>;
+
+    /// Checks as `ib_uverbs_alloc_mw` of Linux: the domain, then the type.
+    fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<AllocatedMw>;
+    /// Removes it, bound or not.
+    fn dealloc_mw(&mut self, context: ContextId, mw: Handle) -> Answer<()>;
+
+    fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq>;
+    /// Moves it to another ring; returns `cqe` as it is now.
+    fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32>;
+    /// Destroys it; returns how many events of it the program has read.
+    fn destroy_cq(&mut self, context: ContextId, cq: Handle) -> Answer<DestroyedCq>;
+
+    fn create_qp(&mut self, context: ContextId, command: &CreateQp) -> Answer<CreatedQp>;
+    fn modify_qp(&mut self, context: ContextId, qp: Handle, command: &ModifyQp) -> Answer<()>;
+    fn query_qp(&self, context: ContextId, qp: Handle) -> Answer<QueriedQp>;
+    /// Destroys it; returns how many asynchronous events of it the program has read.
+    fn destroy_qp(&mut self, context: ContextId, qp: Handle) -> Answer<u32>;
+
+    fn create_srq(&mut self, context: ContextId, command: &CreateSrq) -> Answer<CreatedSrq>;
+    /// Arms its limit.
+    fn modify_srq(&mut self, context: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()>;
+    fn query_srq(&self, context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
+    /// Destroys it; returns how many asynchronous events of it the program has read.
+    fn destroy_srq(&mut self, context: ContextId, srq: Handle) -> Answer<u32>;
+
+    fn create_ah(&mut self, context: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh>;
+    fn destroy_ah(&mut self, context: ContextId, ah: Handle) -> Answer<()>;
 }
 
-all! {
-    ContextCommands UarCommands PdCommands MrCommands MwCommands CqCommands QpCommands SrqCommands AhCommands
+impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
+    fn open_context(&mut self, device: usize) -> Answer<ContextId> {
+        refuse_if!(device >= self.core.ports.devices(), ENODEV, "device {device} does not exist");
+        Ok(self.contexts.open(device))
+    }
+
+    fn close_context(&mut self, id: ContextId) {
+        if self.core.acknowledge_all(&mut self.link, &mut self.qps, Some(id)) > 0 {
+            self.link.ring_bells();
+        }
+        // Users go before what they use: no step can find its object busy.
+        for kind in ObjectKind::ALL {
+            for handle in self.contexts.handles(id, kind) {
+                let done = match kind {
+                    ObjectKind::Qp => self.destroy_qp(id, handle).map(drop),
+                    ObjectKind::Ah => self.destroy_ah(id, handle),
+                    ObjectKind::Cq => self.destroy_cq(id, handle).map(drop),
+                    ObjectKind::Srq => self.destroy_srq(id, handle).map(drop),
+                    ObjectKind::Mw => self.dealloc_mw(id, handle),
+                    ObjectKind::Mr => self.dereg_mr(id, handle),
+                    ObjectKind::Uar => self.free_uar(id, handle),
+                    ObjectKind::Pd => self.dealloc_pd(id, handle),
+                };
+                debug_assert_eq!(done, Ok(()));
+            }
+        }
+        self.contexts.close(id);
+    }
+
+    fn port_is_down(&self, place: usize) -> bool {
+        self.core.is_down(place)
+    }
+
+    fn alloc_uar(
+        &mut self,
+        id: ContextId,
+        kind: UarKind,
+        registers: Box<dyn Registers>,
+    ) -> Answer<AllocatedUar> {
+        self.contexts.device(id)?;
+        let page_id = self.core.uars.alloc(id, kind, registers);
+        Ok(AllocatedUar { handle: self.contexts.insert(id, ObjectKind::Uar, page_id)?, page_id })
+    }
+
+    fn free_uar(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
+        self.core.uars.free(self.contexts.find(id, ObjectKind::Uar, handle)?, handle)?;
+        self.contexts.remove(id, ObjectKind::Uar, handle).map(drop)
+    }
+
+    fn alloc_pd(&mut self, id: ContextId) -> Answer<AllocatedPd> {
+        self.contexts.device(id)?;
+        let pdn = self.pds.alloc(self.core.capabilities.max_pd)?;
+        Ok(AllocatedPd { handle: self.contexts.insert(id, ObjectKind::Pd, pdn)?, pdn })
+    }
+
+    fn dealloc_pd(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
+        self.pds.dealloc(self.contexts.find(id, ObjectKind::Pd, handle)?, handle)?;
+        self.contexts.remove(id, ObjectKind::Pd, handle).map(drop)
+    }
+
+    fn reg_mr(&mut self, id: ContextId, request: &RegMr) -> Answer<MrKeys> {
+        let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
+        self.core.mkeys.check_room(self.core.capabilities.max_mr)?;
+        let region = MemoryRegion::register(&self.core.machine.memory, pd, request)?;
+        let key = self.core.mkeys.insert(region);
+        self.pds.count(pd, 1);
+        Ok(MrKeys { handle: self.contexts.insert(id, ObjectKind::Mr, key)?, lkey: key, rkey: key })
+    }
+
+    fn rereg_mr(&mut self, id: ContextId, request: &ReregMr) -> Answer<MrKeys> {
+        mr::check_changes(request.flags)?;
+        let handle = request.mr;
+        let key = self.contexts.find(id, ObjectKind::Mr, handle)?;
+        let old = *self.core.mkeys.find(key).ok_or_else(|| CommandError::no_such("MR", handle))?;
+        old.check_unused(handle)?;
+        let pd = match request.flags & mr::change::PD {
+            0 => old.pd,
+            _ => self.contexts.find(id, ObjectKind::Pd, request.pd)?,
+        };
+        self.core.mkeys.replace(old.reregister(&self.core.machine.memory, pd, request)?);
+        self.pds.count(old.pd, -1);
+        self.pds.count(pd, 1);
+        self.qps.revoke(key);
+        Ok(MrKeys { handle, lkey: key, rkey: key })
+    }
+
+    fn dereg_mr(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
+        let key = self.contexts.find(id, ObjectKind::Mr, handle)?;
+        self.core.mkeys.find(key).map_or(Ok(()), |region| region.check_unused(handle))?;
+        self.contexts.remove(id, ObjectKind::Mr, handle)?;
+        if let Some(region) = self.core.mkeys.remove(key) {
+            self.pds.count(region.pd, -1);
+            self.qps.revoke(key);
+        }
+        Ok(())
+    }
+
+    fn alloc_mw(&mut self, id: ContextId, request: &AllocMw) -> Answer<AllocatedMw> {
+        let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
+        let kind = WindowKind::of(request.kind)?;
+        self.core.mkeys.check_room(self.core.capabilities.max_mw)?;
+        let rkey = self.core.mkeys.insert_window(Window { key: 0, pd, kind, bound: None });
+        self.pds.count(pd, 1);
+        Ok(AllocatedMw { handle: self.contexts.insert(id, ObjectKind::Mw, rkey)?, rkey })
+    }
+
+    fn dealloc_mw(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
+        let key = self.contexts.remove(id, ObjectKind::Mw, handle)?;
+        self.core.mkeys.close(key, None);
+        self.core.revoke_closed(&mut self.qps);
+        if let Some(window) = self.core.mkeys.remove_window(key) {
+            self.pds.count(window.pd, -1);
+        }
+        Ok(())
+    }
+
+    fn create_cq(&mut self, id: ContextId, request: &CreateCq) -> Answer<CreatedCq> {
+        self.contexts.device(id)?;
+        let limits = &self.core.capabilities;
+        let limits = (limits.max_cq, limits.max_cqe);
+        let (place, cqn) = self.core.cqs.create(&self.core.machine.memory, id, request, limits)?;
+        Ok(CreatedCq { handle: self.contexts.insert(id, ObjectKind::Cq, place)?, cqn, cqe: request.cqe })
+    }
+
+    fn resize_cq(&mut self, id: ContextId, handle: Handle, request: &ResizeCq) -> Answer<u32> {
+        let place = self.contexts.find(id, ObjectKind::Cq, handle)?;
+        let max = self.core.capabilities.max_cqe;
+        self.core.cqs.resize(&self.core.machine.memory, place, handle, request, max)
+    }
+
+    fn destroy_cq(&mut self, id: ContextId, handle: Handle) -> Answer<DestroyedCq> {
+        let place = self.contexts.find(id, ObjectKind::Cq, handle)?;
+        let destroyed = self.core.cqs.destroy(&mut self.core.machine, place, handle)?;
+        self.contexts.remove(id, ObjectKind::Cq, handle)?;
+        Ok(destroyed)
+    }
+
+    fn create_srq(&mut self, id: ContextId, request: &CreateSrq) -> Answer<CreatedSrq> {
+        let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
+        let limits = &self.core.capabilities;
+        let (place, created) = self.core.srqs.create(&self.core.machine.memory, id, pd, request, limits)?;
+        self.pds.count(pd, 1);
+        Ok(CreatedSrq { handle: self.contexts.insert(id, ObjectKind::Srq, place)?, ..created })
+    }
+
+    fn modify_srq(&mut self, id: ContextId, handle: Handle, request: &ModifySrq) -> Answer<()> {
+        let place = self.contexts.find(id, ObjectKind::Srq, handle)?;
+        self.core.srqs.modify(&mut self.core.machine, place, handle, request)
+    }
+
+    fn query_srq(&self, id: ContextId, handle: Handle) -> Answer<QueriedSrq> {
+        self.core.srqs.query(self.contexts.find(id, ObjectKind::Srq, handle)?, handle)
+    }
+
+    fn destroy_srq(&mut self, id: ContextId, handle: Handle) -> Answer<u32> {
+        let place = self.contexts.find(id, ObjectKind::Srq, handle)?;
+        let (pd, events_read) = self.core.srqs.destroy(&mut self.core.machine, place, handle)?;
+        self.pds.count(pd, -1);
+        self.contexts.remove(id, ObjectKind::Srq, handle)?;
+        Ok(events_read)
+    }
+
+    fn create_qp(&mut self, id: ContextId, request: &CreateQp) -> Answer<CreatedQp> {
+        let core = &mut self.core;
+        let device = self.contexts.device(id)?;
+        let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
+        let send_cq = self.contexts.find(id, ObjectKind::Cq, request.send_cq)?;
+        let cqs = [send_cq, self.contexts.find(id, ObjectKind::Cq, request.recv_cq)?];
+        let srq = request.srq.map(|handle| self.contexts.find(id, ObjectKind::Srq, handle)).transpose()?;
+        let srq = srq.and_then(|place| Some(SharedFrom { place, pd: core.srqs.get(place)?.pd }));
+        // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
+        let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
+        qp::check_queues(&core.machine.memory, request, &core.capabilities)?;
+        let page = core.uars.find(id, request.uar_page)?;
+        let port = core.ports.first(device);
+        let (port_mtu, active) = (core.ports.configs[port].mtu, core.machine.now);
+        let cqe_sizes = cqs.map(|cq| core.cqs.cqe_size(cq));
+        let uses = Uses { pd, cqs, cqe_sizes, srq, page, unchecked: !core.uars.is_strict() };
+        let qp = Qp::new(id, request, &uses, &core.capabilities);
+        let limit = core.capabilities.max_qp;
+        let made = self.qps.insert(limit, Qp { device, port, port_mtu, active, ..qp });
+        let made = made.ok_or_else(|| CommandError::exhausted("queue pairs", limit))?;
+        let (place, qpn, cap) = (made.place, made.qpn, made.cap);
+        self.pds.count(pd, 1);
+        core.cqs.count_users(cqs, 1);
+        core.srqs.count_user(srq.map(|from| from.place), 1);
+        core.uars.join(&mut self.qps, page, place);
+        Ok(CreatedQp { handle: self.contexts.insert(id, ObjectKind::Qp, place)?, qpn, cap })
+    }
+
+    fn modify_qp(&mut self, id: ContextId, handle: Handle, request: &ModifyQp) -> Answer<()> {
+        if request.ends_connection() {
+            self.acknowledge_alone(id, handle);
+        }
+        let place = self.contexts.find(id, ObjectKind::Qp, handle)?;
+        self.core.modify_qp(&mut self.qps, place, handle, request)
+    }
+
+    fn query_qp(&self, id: ContextId, handle: Handle) -> Answer<QueriedQp> {
+        let qp = self.qps.get(self.contexts.find(id, ObjectKind::Qp, handle)?);
+        qp.map(Qp::query).ok_or_else(|| CommandError::no_such("QP", handle))
+    }
+
+    fn destroy_qp(&mut self, id: ContextId, handle: Handle) -> Answer<u32> {
+        self.acknowledge_alone(id, handle);
+        let place = self.contexts.remove(id, ObjectKind::Qp, handle)?;
+        let core = &mut self.core;
+        // What it rang last must not look like a doorbell without a queue later.
+        if let Some(page) = self.qps.get(place).map(|qp| qp.sq.doorbell.page) {
+            core.poll_page(&mut self.qps, page);
+        }
+        let Some(mut qp) = self.qps.remove(place) else { return Ok(0) };
+        qp.empty(&mut core.fetcher.pool);
+        core.mkeys.release_windows(qp.qpn);
+        core.schedule.forget_qp(place);
+        self.pds.count(qp.pd, -1);
+        core.cqs.count_users([qp.send_cq, qp.recv_cq], -1);
+        core.srqs.count_user(qp.srq.map(|from| from.place), -1);
+        core.uars.leave(qp.sq.doorbell.page, place);
+        Ok(qp.owner.withdraw(&mut core.machine))
+    }
+
+    fn create_ah(&mut self, id: ContextId, pd: Handle, vector: &AddressVector) -> Answer<CreatedAh> {
+        let pd = self.contexts.find(id, ObjectKind::Pd, pd)?;
+        self.ahs.check_room("address handles", self.core.capabilities.max_ah)?;
+        let ports = &self.core.ports;
+        let from = ports.place(self.contexts.device(id)?, vector.port).map_err(CommandError::invalid)?;
+        ah::check(&ports.configs[from], vector)?;
+        let to = ah::resolve(&ports.configs, from, vector.dlid, vector.dgid.as_ref());
+        let dmac = to.map_or([0; 6], |port| ports.configs[port].mac);
+        let place = self.ahs.insert(pd);
+        self.pds.count(pd, 1);
+        Ok(CreatedAh { handle: self.contexts.insert(id, ObjectKind::Ah, place)?, dmac })
+    }
+
+    fn destroy_ah(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
+        let place = self.contexts.remove(id, ObjectKind::Ah, handle)?;
+        if let Some(pd) = self.ahs.remove(place) {
+            self.pds.count(pd, -1);
+        }
+        Ok(())
+    }
+}
+
+impl<M: Memory, C: Carrier> Nic<M, C> {
+    /// What this queue has executed is acknowledged before it goes.
+    fn acknowledge_alone(&mut self, id: ContextId, handle: Handle) {
+        let place = self.contexts.find(id, ObjectKind::Qp, handle).ok();
+        let qp = place.and_then(|place| self.qps.get_mut(place));
+        if qp.is_some_and(|qp| self.core.acknowledge_alone(&mut self.link, qp) > 0) {
+            self.link.ring_bells();
+        }
+    }
 }

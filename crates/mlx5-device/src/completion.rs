@@ -48,7 +48,7 @@ fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> Cqe
 impl<M: Memory> Core<M> {
     /// A send WQE ended well: a CQE if it asked for one.
     pub(super) fn complete_send(&mut self, qp: &Qp, request: &SendRequest) {
-        self.counters.complete(request.opcode);
+        self.machine.counters.complete(request.opcode);
         if !request.signalled {
             return;
         }
@@ -62,18 +62,18 @@ impl<M: Memory> Core<M> {
             ..CqeFields::default()
         };
         let carried = request.request.opcode.wants_response() && !request.inline.is_empty();
-        self.complete(qp.send_cq, fields, carried.then_some(&request.inline));
+        self.cqs.complete(&mut self.machine, qp.send_cq, fields, carried.then_some(&request.inline));
     }
 
     /// A send WQE failed or was flushed: always a CQE.
     pub(super) fn fail_send_wqe(&mut self, qp: &Qp, wqe_index: u16, opcode: u8, status: Status) {
         let mut fields = error_fields(qp, CqeOpcode::RequesterError, wqe_index, status);
-        if self.faults.is_some()
-            && let Some(chosen) = self.chosen_syndrome(qp.qpn, wqe_index, status)
+        if let Some(faults) = &mut self.faults
+            && let Some(chosen) = faults.chosen_syndrome(qp.qpn, wqe_index, status)
         {
             fields.error.syndrome = chosen.to_u8();
         }
-        self.complete(qp.send_cq, CqeFields { send_opcode: opcode, ..fields }, None);
+        self.cqs.complete(&mut self.machine, qp.send_cq, CqeFields { send_opcode: opcode, ..fields }, None);
     }
 
     /// A message arrived in the receive with this counter.
@@ -101,17 +101,22 @@ impl<M: Memory> Core<M> {
             immediate: completion.imm,
             source_qpn: completion.src_qpn,
             source_lid: path.map_or(0, |p| p.slid),
-            service_level: path.map_or(0, |p| wire::service_level(&self.ports[qp.port], p)),
+            service_level: path.map_or(0, |p| wire::service_level(&self.ports.configs[qp.port], p)),
             grh: path.is_some_and(|p| p.grh),
             ..CqeFields::default()
         };
-        self.counters.receives_consumed += 1;
-        self.counters.receives_shared += u64::from(qp.srq.is_some());
-        self.complete(qp.recv_cq, fields, payload);
+        self.machine.counters.receives_consumed += 1;
+        self.machine.counters.receives_shared += u64::from(qp.srq.is_some());
+        self.cqs.complete(&mut self.machine, qp.recv_cq, fields, payload);
     }
 
     /// A receive failed or was flushed.
     pub(super) fn fail_receive(&mut self, qp: &Qp, counter: u16, status: Status) {
-        self.complete(qp.recv_cq, error_fields(qp, CqeOpcode::ResponderError, counter, status), None);
+        self.cqs.complete(
+            &mut self.machine,
+            qp.recv_cq,
+            error_fields(qp, CqeOpcode::ResponderError, counter, status),
+            None,
+        );
     }
 }

@@ -1,93 +1,88 @@
 //! Contexts: one for each open of a device, with handles for its objects.
 //!
 //! Each open of a device has handle tables of its own; the objects live in tables of the NIC, because a key or a QPN must
-//! be unique in the process. An object in use is not destroyed (`EBUSY`); closing a context destroys everything in it.
+//! be unique in the process.
 
-use super::ah::AhCommands;
-use super::command::{CommandError, ContextId};
-use super::commands::Answer;
-use super::core::Core;
-use super::cq::CqCommands;
-use super::mr::MrCommands;
-use super::nic::Nic;
-use super::pd::PdCommands;
-use super::qp::QpCommands;
-use super::srq::SrqCommands;
+use super::command::{Answer, CommandError, ContextId, Handle};
 use super::table::Table;
-use super::uar::UarCommands;
-use super::window::MwCommands;
-use crate::carrier::Carrier;
-use crate::errno;
-use crate::memory::Memory;
 
-/// One open of a device: its handles, each with the object's place in the NIC's tables.
+/// Kinds of object that a context has handles for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum ObjectKind {
+    Qp,
+    Ah,
+    Cq,
+    Srq,
+    Mw,
+    Mr,
+    Uar,
+    Pd,
+}
+
+use ObjectKind::*;
+
+impl ObjectKind {
+    /// Users before what they use.
+    pub(super) const ALL: [ObjectKind; 8] = [Qp, Ah, Cq, Srq, Mw, Mr, Uar, Pd];
+
+    pub(super) fn name(self) -> &'static str {
+        ["QP", "AH", "CQ", "SRQ", "MW", "MR", "UAR", "PD"][self as usize]
+    }
+}
+
+/// One open of a device: its handles by kind, each with the object's place in the NIC's table, or its key.
 #[derive(Debug, Default)]
-pub(super) struct Context {
-    pub device: usize,
-    pub pds: Table<u32>,
-    pub regions: Table<u32>,
-    pub windows: Table<u32>,
-    pub uars: Table<u32>,
-    pub cqs: Table<u32>,
-    pub srqs: Table<u32>,
-    pub qps: Table<u32>,
-    pub ahs: Table<u32>,
+struct Context {
+    device: usize,
+    handles: [Table<u32>; ObjectKind::ALL.len()],
 }
 
-pub trait ContextCommands {
-    fn open_context(&mut self, device: usize) -> Answer<ContextId>;
-    /// A program closed it; everything it left goes with it.
-    fn close_context(&mut self, context: ContextId);
-    /// Whether the port at this place among all ports is down.
-    fn port_is_down(&self, place: usize) -> bool;
-}
+/// Every open of a device.
+#[derive(Debug, Default)]
+pub(super) struct Contexts(Table<Context>);
 
-impl<M: Memory, C: Carrier> ContextCommands for Nic<M, C> {
-    fn open_context(&mut self, device: usize) -> Answer<ContextId> {
-        if device >= self.core.ports.len() / usize::from(self.core.ports_each) {
-            return Err(CommandError {
-                errno: errno::ENODEV,
-                reason: format!("device {device} does not exist"),
-            });
+impl Contexts {
+    pub(super) fn open(&mut self, device: usize) -> ContextId {
+        ContextId(self.0.insert(Context { device, ..Context::default() }))
+    }
+
+    pub(super) fn close(&mut self, id: ContextId) {
+        self.0.remove(id.0);
+    }
+
+    /// The device that was opened.
+    pub(super) fn device(&self, id: ContextId) -> Answer<usize> {
+        self.0.get(id.0).map(|context| context.device).ok_or_else(|| CommandError::no_such("context", id.0))
+    }
+
+    /// The contexts of a device.
+    pub(super) fn of_device(&self, device: usize) -> impl Iterator<Item = ContextId> {
+        self.0.iter().filter(move |(_, context)| context.device == device).map(|(id, _)| ContextId(id))
+    }
+
+    /// The handles of one kind.
+    pub(super) fn handles(&self, id: ContextId, kind: ObjectKind) -> Vec<Handle> {
+        let table = self.0.get(id.0).map(|context| &context.handles[kind as usize]);
+        table.into_iter().flat_map(Table::iter).map(|(handle, _)| handle).collect()
+    }
+
+    pub(super) fn find(&self, id: ContextId, kind: ObjectKind, handle: Handle) -> Answer<u32> {
+        self.device(id)?;
+        let place = self.0.get(id.0).and_then(|context| context.handles[kind as usize].get(handle));
+        place.copied().ok_or_else(|| CommandError::no_such(kind.name(), handle))
+    }
+
+    pub(super) fn insert(&mut self, id: ContextId, kind: ObjectKind, place: u32) -> Answer<Handle> {
+        let context = self.0.get_mut(id.0).ok_or_else(|| CommandError::no_such("context", id.0))?;
+        Ok(context.handles[kind as usize].insert(place))
+    }
+
+    /// Takes a handle out; returns what it stood for.
+    pub(super) fn remove(&mut self, id: ContextId, kind: ObjectKind, handle: Handle) -> Answer<u32> {
+        let place = self.find(id, kind, handle)?;
+        if let Some(context) = self.0.get_mut(id.0) {
+            context.handles[kind as usize].remove(handle);
         }
-        Ok(ContextId(self.core.contexts.insert(Context { device, ..Context::default() })))
-    }
-
-    fn close_context(&mut self, id: ContextId) {
-        if self.core.acknowledge_all(&mut self.link, &mut self.qps, Some(id)) > 0 {
-            self.link.ring_bells();
-        }
-        let Some(context) = self.core.contexts.get(id.0) else { return };
-        let handles = |table: &Table<u32>| table.iter().map(|(handle, _)| handle).collect::<Vec<_>>();
-        let qps = handles(&context.qps);
-        let (ahs, cqs, regions) = (handles(&context.ahs), handles(&context.cqs), handles(&context.regions));
-        let windows = handles(&context.windows);
-        let srqs = handles(&context.srqs);
-        let (uars, pds) = (handles(&context.uars), handles(&context.pds));
-        // Users before what they use: no step can find its object busy.
-        let done = qps.into_iter().try_for_each(|h| self.destroy_qp(id, h).map(drop));
-        let done = done.and_then(|()| ahs.into_iter().try_for_each(|h| self.destroy_ah(id, h)));
-        let done = done.and_then(|()| cqs.into_iter().try_for_each(|h| self.destroy_cq(id, h).map(drop)));
-        let done = done.and_then(|()| srqs.into_iter().try_for_each(|h| self.destroy_srq(id, h).map(drop)));
-        let done = done.and_then(|()| windows.into_iter().try_for_each(|h| self.dealloc_mw(id, h)));
-        let done = done.and_then(|()| regions.into_iter().try_for_each(|h| self.dereg_mr(id, h)));
-        let done = done.and_then(|()| uars.into_iter().try_for_each(|h| self.free_uar(id, h)));
-        let done = done.and_then(|()| pds.into_iter().try_for_each(|h| self.dealloc_pd(id, h)));
-        debug_assert_eq!(done, Ok(()));
-        self.core.contexts.remove(id.0);
-    }
-
-    fn port_is_down(&self, place: usize) -> bool {
-        self.core.is_down(place)
-    }
-}
-
-impl<M: Memory> Core<M> {
-    pub(super) fn context(&self, id: ContextId) -> Result<&Context, CommandError> {
-        self.contexts.get(id.0).ok_or_else(|| CommandError::no_such("context", id.0))
-    }
-
-    pub(super) fn context_mut(&mut self, id: ContextId) -> Result<&mut Context, CommandError> {
-        self.contexts.get_mut(id.0).ok_or_else(|| CommandError::no_such("context", id.0))
+        Ok(place)
     }
 }

@@ -1,6 +1,8 @@
 //! What the NIC counted, by name: written as one JSON line at exit, read by tests and figures.
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
+use roce::packet::{Aeth, Syndrome};
+use roce::{Content, Packet};
 
 use super::doorbell::Violation;
 
@@ -197,6 +199,17 @@ impl Counters {
     pub(super) fn error(&mut self, syndrome: CqeSyndrome) {
         if let Some(row) = SYNDROMES.iter().position(|(s, _)| *s == syndrome) {
             self.errors[row] += 1;
+        }
+    }
+
+    /// A packet that may answer a request leaves.
+    pub(super) fn answer(&mut self, packet: &Packet) {
+        if let Content::Acknowledge(Aeth { syndrome, .. }) = packet.content {
+            match syndrome {
+                Syndrome::Ack => {}
+                Syndrome::RnrNak { .. } => self.rnr_naks_sent += 1,
+                Syndrome::Nak(_) => self.naks_sent += 1,
+            }
         }
     }
 

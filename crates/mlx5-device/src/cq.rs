@@ -4,20 +4,19 @@
 //! running index; the record holds the consumer index (24 bits) and the arm word. A full ring is an error as on a card:
 //! nothing is overwritten, the CQ is dead and takes its QPs with it. A CQ made to ignore overruns is overwritten instead: its
 //! driver bounds what is posted, and may leave the consumer index in the record as it is.
-//! `RESIZE_CQ` is in `resize.rs`. Left out: moderation, compressed CQEs, collapsed CQs.
+//! Left out: moderation, compressed CQEs, collapsed CQs.
 
-use mlx5_layout::CqeFields;
 use mlx5_layout::cqe::{CQE_BYTES, LARGE_SLOT_BYTES, owner_bit};
 use mlx5_layout::doorbell::{Arm, ArmFor, CONSUMER_MASK, consumer_of};
+use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome};
+use roce::Now;
 
 use super::command::{
-    CommandError, ContextId, CreateCq, CreatedCq, DestroyedCq, Handle, ResizeCq, refuse_if,
+    Answer, CommandError, ContextId, CreateCq, DestroyedCq, Handle, ResizeCq, event_type, refuse_if,
 };
-use super::commands::Answer;
-use super::core::Core;
-use super::nic::Nic;
-use crate::carrier::Carrier;
-use crate::errno;
+use super::machine::{Machine, Owner};
+use super::schedule::Walk;
+use super::table::Table;
 use crate::memory::{Fault, Memory};
 
 /// Value of the arm word that no driver writes: its serial number would have four bits. The NIC puts it into a disarmed
@@ -25,41 +24,36 @@ use crate::memory::{Fault, Memory};
 const DISARMED: u32 = u32::MAX;
 
 #[derive(Debug)]
-pub struct Cq {
-    /// The context that made it.
-    pub context: ContextId,
-    pub cqn: u32,
+struct Cq {
+    owner: Owner,
+    cqn: u32,
     /// Entries, a power of two.
-    pub entries: u32,
+    entries: u32,
     /// 64 or 128.
-    pub cqe_size: u32,
-    pub buffer: u64,
-    pub record: u64,
-    /// Echoed in events.
-    pub user_handle: u64,
-    pub channel: Option<u32>,
+    cqe_size: u32,
+    buffer: u64,
+    record: u64,
+    channel: Option<u32>,
     /// Queues that complete here, counted once for each of their two sides.
-    pub users: u32,
+    users: u32,
     /// A full ring is overwritten and no error.
-    pub ignore_overrun: bool,
+    ignore_overrun: bool,
     /// Overrun or unreachable: takes nothing more.
-    pub dead: bool,
+    dead: bool,
     /// Completion events given and not withdrawn.
-    pub completion_events: u32,
-    /// Asynchronous events given and not withdrawn.
-    pub async_events: u32,
-    pub(super) producer: u32,
+    completion_events: u32,
+    producer: u32,
     // Last consumer index seen: the record is read again only when the ring seems full.
-    pub(super) consumer: u32,
+    consumer: u32,
     // Producer index behind the last solicited CQE.
-    pub(super) solicited_end: u32,
+    solicited_end: u32,
     // Producer index at the last event: `last_notified_index` of the CQ context in the manual.
-    pub(super) notified: u32,
+    notified: u32,
 }
 
 /// What one CQE did to its CQ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pushed {
+enum Pushed {
     /// Written; `event` says that the completion channel gets an event.
     Written {
         /// The CQ was armed for this CQE.
@@ -74,120 +68,183 @@ pub enum Pushed {
 /// CQ numbers start here, as on a card whose firmware keeps the first ones.
 const FIRST_CQN: u32 = 0x400;
 
-pub trait CqCommands {
-    fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq>;
-    /// Moves it to another ring; returns `cqe` as it is now.
-    fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32>;
-    /// Destroys it; returns how many events of it the program has read.
-    fn destroy_cq(&mut self, context: ContextId, cq: Handle) -> Answer<DestroyedCq>;
+/// Every CQ of the NIC.
+#[derive(Debug, Default)]
+pub(super) struct Cqs {
+    table: Table<Cq>,
+    /// Those with a completion channel, and the walk round them.
+    channels: Vec<u32>,
+    walk: Walk,
+    /// Places of CQs that died in this poll; their QPs follow.
+    dead: Vec<u32>,
 }
 
-impl<M: Memory, C: Carrier> CqCommands for Nic<M, C> {
-    fn create_cq(&mut self, id: ContextId, request: &CreateCq) -> Answer<CreatedCq> {
-        self.core.context(id)?;
-        let limit = self.core.capabilities.max_cq;
-        if self.core.cqs.len() >= limit as usize {
-            return Err(CommandError::exhausted("completion queues", limit));
-        }
-        let cq = Cq::create(&self.core.memory, id, request, self.core.capabilities.max_cqe)?;
-        let place = self.core.cqs.insert(cq);
-        let cqn = FIRST_CQN + place;
-        if let Some(cq) = self.core.cqs.get_mut(place) {
-            cq.cqn = cqn;
-        }
+impl Cqs {
+    /// Makes a CQ; returns its place and number.
+    pub(super) fn create<M: Memory>(
+        &mut self,
+        memory: &M,
+        id: ContextId,
+        request: &CreateCq,
+        (max_cq, max_cqe): (u32, u32),
+    ) -> Answer<(u32, u32)> {
+        self.table.check_room("completion queues", max_cq)?;
+        let cqn = FIRST_CQN + self.table.next();
+        let place = self.table.insert(Cq::create(memory, id, cqn, request, max_cqe)?);
         if request.channel.is_some() {
-            self.core.schedule.watch_cq(place);
+            self.channels.push(place);
         }
-        Ok(CreatedCq { handle: self.core.context_mut(id)?.cqs.insert(place), cqn, cqe: request.cqe })
+        Ok((place, cqn))
     }
 
-    fn resize_cq(&mut self, id: ContextId, handle: Handle, request: &ResizeCq) -> Answer<u32> {
-        let place = self.core.find_cq(id, handle)?;
-        let max = self.core.capabilities.max_cqe;
+    /// Moves a CQ to another ring; returns `cqe` as it is now.
+    pub(super) fn resize<M: Memory>(
+        &mut self,
+        memory: &M,
+        place: u32,
+        handle: Handle,
+        request: &ResizeCq,
+        max: u32,
+    ) -> Answer<u32> {
         refuse_if!(request.cqe == 0 || request.cqe > max, EINVAL, "cqe {} is not in 1..={max}", request.cqe);
-        let cq = self.core.cqs.get_mut(place).ok_or_else(|| CommandError::no_such("CQ", handle))?;
+        let cq = self.table.get_mut(place).ok_or_else(|| CommandError::no_such("CQ", handle))?;
         // Not above 2^22: `max_cqe` is below that.
         let entries = (request.cqe + 1).next_power_of_two();
-        if entries == cq.entries {
-            return Ok(entries - 1);
+        if entries != cq.entries {
+            cq.check_resize(memory, request, entries)?;
+            cq.write_resized(memory).map_err(CommandError::fault(format_args!("CQ {handle}")))?;
+            cq.move_to(request.buffer, entries);
         }
-        cq.check_resize(&self.core.memory, request, entries)?;
-        let fault = |f: Fault| CommandError { errno: errno::EFAULT, reason: format!("CQ {handle}: {f}") };
-        cq.write_resized(&self.core.memory).map_err(fault)?;
-        cq.move_to(request.buffer, entries);
         Ok(entries - 1)
     }
 
-    fn destroy_cq(&mut self, id: ContextId, handle: Handle) -> Answer<DestroyedCq> {
-        let place = self.core.find_cq(id, handle)?;
-        if self.core.cqs.get(place).is_some_and(|cq| cq.users > 0) {
+    /// Destroys a CQ; returns how many events of it the program has read.
+    pub(super) fn destroy<M>(
+        &mut self,
+        machine: &mut Machine<M>,
+        place: u32,
+        handle: Handle,
+    ) -> Answer<DestroyedCq> {
+        if self.table.get(place).is_some_and(|cq| cq.users > 0) {
             return Err(CommandError::busy("CQ", handle, "queue pairs"));
         }
-        self.core.context_mut(id)?.cqs.remove(handle);
-        self.core.schedule.forget_cq(place);
-        let Some(cq) = self.core.cqs.remove(place) else { return Ok(DestroyedCq::default()) };
+        self.channels.retain(|p| *p != place);
+        let Some(cq) = self.table.remove(place) else { return Ok(DestroyedCq::default()) };
         // The library waits until the program has acknowledged what is reported here, so what nobody can read any more
         // is withdrawn and not counted.
+        let user_handle = cq.owner.user_handle;
         let withdrawn =
-            cq.channel.map_or(0, |channel| self.core.events.withdraw_completions(channel, cq.user_handle));
-        let withdrawn_async = self.core.events.withdraw_asynchronous(id, cq.user_handle);
+            cq.channel.map_or(0, |channel| machine.events.withdraw_completions(channel, user_handle));
         Ok(DestroyedCq {
             completion_events: cq.completion_events.wrapping_sub(withdrawn),
-            async_events: cq.async_events.wrapping_sub(withdrawn_async),
+            async_events: cq.owner.withdraw(machine),
         })
     }
-}
 
-impl<M: Memory> Core<M> {
-    pub(super) fn find_cq(&self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
-        self.context(id)?.cqs.get(handle).copied().ok_or_else(|| CommandError::no_such("CQ", handle))
+    /// Queues that complete in these two, one more or one less.
+    pub(super) fn count_users(&mut self, places: [u32; 2], change: i32) {
+        for place in places {
+            if let Some(cq) = self.table.get_mut(place) {
+                cq.users = cq.users.saturating_add_signed(change);
+            }
+        }
+    }
+
+    /// Bytes of an entry of the CQ here.
+    pub(super) fn cqe_size(&self, place: u32) -> usize {
+        self.table.get(place).map_or(64, |cq| cq.cqe_size as usize)
+    }
+
+    /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ fails here, and its QPs after this poll.
+    pub(super) fn complete<M: Memory>(
+        &mut self,
+        machine: &mut Machine<M>,
+        place: u32,
+        mut fields: CqeFields,
+        payload: Option<&[u8]>,
+    ) {
+        let Some(cq) = self.table.get_mut(place) else { return };
+        // A card stamps what is whole.
+        machine.copied(fields.byte_count);
+        fields.timestamp = machine.now.0;
+        match cq.push(&machine.memory, &mut fields, payload) {
+            Pushed::Written { event } => {
+                machine.counters.cqes += 1;
+                if fields.opcode.is_error() {
+                    let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
+                    machine.counters.error(syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
+                }
+                if event {
+                    cq.give_event(machine);
+                }
+            }
+            Pushed::Died => {
+                machine.counters.cq_overruns += 1;
+                self.dead.push(place);
+                cq.owner.raise(machine, event_type::CQ_ERR);
+                machine.say(&format!(
+                    "CQ {:#x} overrun: {} entries, none given back; the CQ and its QPs are in error",
+                    cq.cqn, cq.entries
+                ));
+            }
+            Pushed::Dead => {}
+        }
+    }
+
+    /// Gives the events of CQs whose arm crossed their CQE.
+    pub(super) fn rescan<M: Memory>(&mut self, machine: &mut Machine<M>) {
+        // They come round ten times as fast as queues: such an arm waits for this.
+        let now = Now(machine.now.0.saturating_mul(10));
+        for index in self.walk.places(now, self.channels.len() as u32) {
+            let place = self.channels.get(index as usize).copied();
+            let Some(cq) = place.and_then(|place| self.table.get_mut(place)) else { continue };
+            if cq.rescan(&machine.memory) {
+                cq.give_event(machine);
+            }
+        }
+    }
+
+    /// The next CQ that died and is there still, by its place.
+    pub(super) fn poll_dead(&mut self) -> Option<u32> {
+        // Its place may have gone to another CQ since.
+        let is_dead = |place: &u32| self.table.get(*place).is_some_and(|cq| cq.dead);
+        std::iter::from_fn(|| self.dead.pop()).find(is_dead)
     }
 }
 
 impl Cq {
     /// Checks the command as the driver does, and disarms the record.
-    pub(super) fn create<M: Memory>(
+    fn create<M: Memory>(
         memory: &M,
         context: ContextId,
+        cqn: u32,
         request: &CreateCq,
         max_cqe: u32,
     ) -> Result<Cq, CommandError> {
-        let refuse = |errno, reason: String| Err(CommandError { errno, reason });
-        let Some(entries) = request.cqe.checked_add(1).filter(|n| n.is_power_of_two()) else {
-            return refuse(errno::EINVAL, format!("cqe {} plus 1 is no power of two", request.cqe));
-        };
-        if request.cqe > max_cqe {
-            return refuse(errno::EINVAL, format!("cqe {} is above {max_cqe}", request.cqe));
-        }
-        if request.cqe_size != 64 && request.cqe_size != 128 {
-            return refuse(errno::EINVAL, format!("cqe_size {} is neither 64 nor 128", request.cqe_size));
-        }
-        if !request.buffer.is_multiple_of(64) || !request.record.is_multiple_of(8) {
-            let (buffer, record) = (request.buffer, request.record);
-            return refuse(
-                errno::EINVAL,
-                format!("CQ ring {buffer:#x} or record {record:#x} is not aligned"),
-            );
-        }
-        let fault = |f: Fault| CommandError { errno: errno::EFAULT, reason: format!("CQ: {f}") };
-        let bytes = u64::from(entries) * u64::from(request.cqe_size);
-        memory.probe(request.buffer, bytes, true).map_err(fault)?;
-        memory.probe(request.record, 8, true).map_err(fault)?;
-        memory.store32(request.record + 4, DISARMED).map_err(fault)?;
+        let CreateCq { cqe, cqe_size, buffer, record, .. } = *request;
+        let entries = cqe.checked_add(1).filter(|n| n.is_power_of_two());
+        let none = || CommandError::invalid(format!("cqe {cqe} plus 1 is no power of two"));
+        let entries = entries.ok_or_else(none)?;
+        refuse_if!(cqe > max_cqe, EINVAL, "cqe {cqe} is above {max_cqe}");
+        refuse_if!(cqe_size != 64 && cqe_size != 128, EINVAL, "cqe_size {cqe_size} is neither 64 nor 128");
+        let aligned = buffer.is_multiple_of(64) && record.is_multiple_of(8);
+        refuse_if!(!aligned, EINVAL, "CQ ring {buffer:#x} or record {record:#x} is not aligned");
+        let fault = CommandError::fault("CQ");
+        memory.probe(buffer, u64::from(entries) * u64::from(cqe_size), true).map_err(&fault)?;
+        memory.probe(record, 8, true).map_err(&fault)?;
+        memory.store32(record + 4, DISARMED).map_err(&fault)?;
         Ok(Cq {
-            context,
-            cqn: 0,
+            owner: Owner::new(context, request.user_handle),
+            cqn,
             entries,
-            cqe_size: request.cqe_size,
-            buffer: request.buffer,
-            record: request.record,
-            user_handle: request.user_handle,
+            cqe_size,
+            buffer,
+            record,
             channel: request.channel,
             users: 0,
             ignore_overrun: request.ignore_overrun,
             dead: false,
             completion_events: 0,
-            async_events: 0,
             producer: 0,
             consumer: 0,
             solicited_end: 0,
@@ -195,13 +252,50 @@ impl Cq {
         })
     }
 
+    // `RESIZE_CQ`, as a card does it (`mlx5_cq_resize_copy_cqes` and `mlx5_ib_resize_cq` read what it leaves): the last CQE in the
+    // old ring says «resized» and takes an index, all later ones go to the new ring, and the library carries what lies before it
+    // over, each one index further on. Whatever is refused leaves the CQ as it was.
+
+    fn check_resize<M: Memory>(&mut self, memory: &M, request: &ResizeCq, entries: u32) -> Answer<()> {
+        let cqn = self.cqn;
+        refuse_if!(self.dead, EINVAL, "CQ {cqn:#x} is in error");
+        let (old, new) = (self.cqe_size, request.cqe_size);
+        refuse_if!(old != new, EINVAL, "CQEs of {old} bytes, the new ring is for {new}");
+        let buffer = request.buffer;
+        refuse_if!(!buffer.is_multiple_of(64), EINVAL, "CQ ring {buffer:#x} is not aligned");
+        let fault = CommandError::fault("CQ");
+        let bytes = u64::from(entries) * u64::from(self.cqe_size);
+        memory.probe(buffer, bytes, true).map_err(&fault)?;
+        // The firmware's BAD_SIZE_OUTS_CQES: what is in the ring has to fit in the new one, and the last CQE in the old one.
+        self.consumer = self.read_consumer(memory).map_err(&fault)?;
+        let waiting = self.unconsumed();
+        let fits = waiting < entries.min(self.entries);
+        refuse_if!(
+            !fits,
+            EINVAL,
+            "CQ {cqn:#x}: {waiting} CQEs wait, a ring of {entries} has no room for them"
+        );
+        Ok(())
+    }
+
+    /// The last CQE of the old ring. What fails leaves everything as it was.
+    fn write_resized<M: Memory>(&mut self, memory: &M) -> Result<(), Fault> {
+        let mut fields = CqeFields { opcode: CqeOpcode::ResizeCq, ..CqeFields::default() };
+        // There is room: it was counted.
+        self.write(memory, &mut fields, None).map(drop)
+    }
+
+    /// Everything that comes from now on goes there. What waits is carried over by the library, one index further on.
+    fn move_to(&mut self, buffer: u64, entries: u32) {
+        let empty = self.unconsumed() == 1;
+        (self.buffer, self.entries) = (buffer, entries);
+        self.solicited_end = self.solicited_end.wrapping_add(1);
+        // The index that «resized» took is no completion to tell of.
+        self.notified = if empty { self.producer } else { self.notified.wrapping_add(1) };
+    }
+
     /// Writes one CQE, with `payload` inside where that is given (see [`CqeFields::emit_slot`]). The owner bit is set here.
-    pub(super) fn push<M: Memory>(
-        &mut self,
-        memory: &M,
-        fields: &mut CqeFields,
-        payload: Option<&[u8]>,
-    ) -> Pushed {
+    fn push<M: Memory>(&mut self, memory: &M, fields: &mut CqeFields, payload: Option<&[u8]>) -> Pushed {
         if self.dead {
             return Pushed::Dead;
         }
@@ -215,7 +309,7 @@ impl Cq {
     }
 
     /// `Ok(false)`: full.
-    pub(super) fn write<M: Memory>(
+    fn write<M: Memory>(
         &mut self,
         memory: &M,
         fields: &mut CqeFields,
@@ -240,14 +334,24 @@ impl Cq {
         Ok(true)
     }
 
-    pub(super) fn read_consumer<M: Memory>(&self, memory: &M) -> Result<u32, Fault> {
+    fn read_consumer<M: Memory>(&self, memory: &M) -> Result<u32, Fault> {
         Ok(consumer_of(memory.load32(self.record)?.to_ne_bytes()))
     }
 
     /// CQEs that the driver has not given back, by the last consumer index seen. A record ahead of the producer counts as a
     /// full ring: it would let the NIC overwrite.
-    pub(super) fn unconsumed(&self) -> u32 {
+    fn unconsumed(&self) -> u32 {
         self.producer.wrapping_sub(self.consumer) & CONSUMER_MASK
+    }
+
+    /// Gives the completion event that the CQ was armed for.
+    fn give_event<M>(&mut self, machine: &mut Machine<M>) {
+        if let Some(channel) = self.channel
+            && machine.events.completion(channel, self.owner.user_handle)
+        {
+            self.completion_events = self.completion_events.wrapping_add(1);
+            machine.counters.completion_events += 1;
+        }
     }
 
     /// Whether the CQ was armed for the CQE just written; it is disarmed then.
@@ -276,7 +380,7 @@ impl Cq {
     /// else would ever wake the reader. CQEs that an event did tell of may wait there too, when a program arms before it
     /// polls; a second event for those would find an empty CQ (perftest takes that as an error), so a card keeps the index
     /// of the last notification, and so does this.
-    pub(super) fn rescan<M: Memory>(&mut self, memory: &M) -> bool {
+    fn rescan<M: Memory>(&mut self, memory: &M) -> bool {
         if self.dead || self.channel.is_none() {
             return false;
         }

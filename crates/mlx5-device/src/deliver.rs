@@ -5,20 +5,53 @@
 
 use roce::qp_state::QpState;
 use roce::{
-    Access, AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Opcode, Outcome, ReceiveCompletion, Region,
-    Reply, ReplyKind, Request, Responder, ResponderEvent, ServiceType, Verdict, Work,
+    Access, AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Opcode, Outcome, Receive, ReceiveCompletion,
+    Region, RegionError, Reply, ReplyKind, Request, Resources, Responder, ResponderEvent, ServiceType,
+    Verdict, Work,
 };
 
 use super::command::event_type;
-use super::core::{Core, LONG_BYTES};
+use super::core::Core;
+use super::mkey::Mkeys;
 use super::mr::access;
 use super::qp::{Qp, ReadAnswer};
-use super::qpn::{Qps, slot_of};
-use super::rq::QpResources;
+use super::qpn::slot_of;
+use super::qps::Qps;
+use super::rq::ReceiveQueue;
 use super::send::Taken;
+use super::srq::Srq;
 use super::wire;
 use crate::carrier::{Carrier, Disposition, Inbound, Message, PathAddress, Payload, Unsent};
 use crate::memory::{Memory, Order, Segment};
+
+/// What a QP's responder may use.
+pub(super) struct QpResources<'a, M> {
+    pub memory: &'a M,
+    pub mkeys: &'a Mkeys,
+    pub pd: u32,
+    pub qpn: u32,
+    pub rq: &'a mut ReceiveQueue,
+    /// Where its receives come from instead.
+    pub srq: Option<&'a mut Srq>,
+}
+
+impl<M: Memory> Resources for QpResources<'_, M> {
+    fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
+        let address = self.mkeys.grant(rkey, self.pd, self.qpn, va, len, need)?;
+        Ok(Region { key: rkey, va, len, address })
+    }
+
+    fn take_receive(&mut self) -> Option<Receive> {
+        match &mut self.srq {
+            None => self.rq.take(self.memory),
+            Some(srq) => srq.take(self.memory, &mut self.rq.pointers),
+        }
+    }
+
+    fn may_invalidate(&self, rkey: u32) -> bool {
+        self.mkeys.may_invalidate(rkey, self.qpn)
+    }
+}
 
 /// Order in which bytes become visible.
 pub(super) fn order(relaxed: bool) -> Order {
@@ -45,42 +78,35 @@ impl<M: Memory> Core<M> {
                 self.take_packet(qp, packet, *from, *at, inbound)
             }
             (Message::Reply { reply, offset, last }, Some(qp)) => {
-                if self.faults.is_some() && self.is_down(qp.port) {
-                    self.drop_at_port(qp);
+                if self.is_down(qp.port) {
+                    self.ports.drop_at(&mut self.machine.counters, qp.port);
                 } else if qp.route.is_some() {
                     // Its peer is on the wire: another process says this.
-                    self.counters.dropped_replies += 1;
+                    self.machine.counters.dropped_replies += 1;
                 } else {
                     self.take_reply(qp, reply, *offset, *last, inbound);
                 }
             }
-            (Message::Reply { .. }, None) => self.counters.dropped_replies += 1,
-            (_, None) => self.counters.dropped_unknown_qp += 1,
+            (Message::Reply { .. }, None) => self.machine.counters.dropped_replies += 1,
+            (_, None) => self.machine.counters.dropped_unknown_qp += 1,
         }
-        if self.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
+        if self.machine.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
     }
 
     fn request(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
-        if self.faults.is_some() && self.is_down(qp.port) {
-            self.drop_at_port(qp);
+        if self.is_down(qp.port) {
+            self.ports.drop_at(&mut self.machine.counters, qp.port);
         } else if qp.route.is_some() {
-            self.counters.dropped_peer += 1;
-        } else if inbound.to_port() != Some(self.ports[qp.port].port) {
+            self.machine.counters.dropped_peer += 1;
+        } else if inbound.to_port() != Some(self.ports.configs[qp.port].port) {
             // It reached another port of the device, where this queue is not.
-            self.counters.dropped_address += 1;
+            self.machine.counters.dropped_address += 1;
         } else if qp.state.answers_requests() {
-            self.port_counters[qp.port].requests_received += 1;
+            self.ports.counters[qp.port].requests_received += 1;
             self.respond(qp, request, inbound);
         } else {
-            self.counters.dropped_qp_state += 1;
+            self.machine.counters.dropped_qp_state += 1;
         }
-    }
-
-    /// Something arrived while the queue's port was down.
-    #[cold]
-    pub(super) fn drop_at_port(&mut self, qp: &Qp) {
-        self.counters.dropped_port_down += 1;
-        self.port_counters[qp.port].dropped_port_down += 1;
     }
 
     fn respond(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
@@ -113,8 +139,8 @@ impl<M: Memory> Core<M> {
         qp: &'a mut Qp,
     ) -> Option<(&'a mut Responder, QpResources<'a, M>)> {
         let resources = QpResources {
-            memory: &self.memory,
-            regions: &self.regions,
+            memory: &self.machine.memory,
+            mkeys: &self.mkeys,
             pd: qp.pd,
             qpn: qp.qpn,
             rq: &mut qp.rq,
@@ -130,23 +156,23 @@ impl<M: Memory> Core<M> {
         let duplicates = responder.counters().duplicates;
         take(self, qp);
         if let Some(from) = qp.srq {
-            self.tell_of_srq(from.place);
+            self.srqs.give_events(&mut self.machine, from.place);
         }
         let Some(responder) = &mut qp.responder else { return };
-        self.counters.duplicates += responder.counters().duplicates - duplicates;
+        self.machine.counters.duplicates += responder.counters().duplicates - duplicates;
         if responder.has_reply() && !qp.replying {
             qp.replying = true;
             self.schedule.replying.list.push(qp.place);
         }
         self.take_events(qp);
-        self.schedule.heat(qp, self.now);
+        self.schedule.heat(qp, self.machine.now);
     }
 
     pub(super) fn count_dropped(&mut self, reason: DropReason) {
         match reason {
-            DropReason::WrongPeer | DropReason::WrongService => self.counters.dropped_peer += 1,
-            DropReason::WrongQkey => self.counters.dropped_qkey += 1,
-            _ => self.counters.dropped_transport += 1,
+            DropReason::WrongPeer | DropReason::WrongService => self.machine.counters.dropped_peer += 1,
+            DropReason::WrongQkey => self.machine.counters.dropped_qkey += 1,
+            _ => self.machine.counters.dropped_transport += 1,
         }
     }
 
@@ -183,23 +209,20 @@ impl<M: Memory> Core<M> {
             Work::Atomic { region, operation } => {
                 let old = match *operation {
                     Atomic::CompareSwap { compare, swap } => {
-                        self.memory.compare_swap64(region.address, compare, swap)
+                        self.machine.memory.compare_swap64(region.address, compare, swap)
                     }
-                    Atomic::FetchAdd { add } => self.memory.fetch_add64(region.address, add),
+                    Atomic::FetchAdd { add } => self.machine.memory.fetch_add64(region.address, add),
                 };
-                self.counters.messages_received += 1;
+                self.machine.counters.messages_received += 1;
                 return old.map_or(Outcome::LocalFault, |old| Outcome::Atomic { old });
             }
         };
         match done {
             Ok(()) => {
                 self.count_executed(ends, length);
-                // As for a completion's timestamp: a copy may have taken most of this round.
-                if length >= LONG_BYTES {
-                    self.now = self.now.max((self.clock)());
-                }
+                self.machine.copied(length);
                 if ends {
-                    qp.asked = Some(self.now);
+                    qp.asked = Some(self.machine.now);
                 }
                 Outcome::Done
             }
@@ -208,20 +231,20 @@ impl<M: Memory> Core<M> {
     }
 
     pub(super) fn count_executed(&mut self, ends: bool, length: u32) {
-        self.counters.messages_received += u64::from(ends);
-        self.counters.bytes_received += u64::from(length);
+        self.machine.counters.messages_received += u64::from(ends);
+        self.machine.counters.bytes_received += u64::from(length);
     }
 
     /// Whether a region that the message's first fragment was granted is still there. A card looks at the key with every packet.
     fn still_granted(&self, qp: &Qp, region: &Region) -> bool {
         let need = Access(access::REMOTE_WRITE);
-        let now = self.regions.grant(region.key, qp.pd, qp.qpn, region.va, region.len, need);
+        let now = self.mkeys.grant(region.key, qp.pd, qp.qpn, region.va, region.len, need);
         now == Ok(region.address)
     }
 
     fn order_of(&self, region: &Region) -> Order {
-        let relaxed = || self.regions.is_relaxed(region.key);
-        order(self.options.relaxed_ordering || relaxed())
+        let relaxed = || self.mkeys.is_relaxed(region.key);
+        order(self.inbox.relaxed || relaxed())
     }
 
     /// Payload of a SEND into the receive in use, or into its CQE.
@@ -234,9 +257,9 @@ impl<M: Memory> Core<M> {
         counter: u16,
         inbound: &mut impl Inbound,
     ) -> Result<(), Outcome> {
-        let mut to = std::mem::take(&mut self.segments);
+        let mut to = std::mem::take(&mut self.inbox.segments);
         to.clear();
-        let mapped = qp.rq.scatter(&self.regions, qp.receive_pd(), offset, length, &mut to);
+        let mapped = qp.rq.scatter(&self.mkeys, qp.receive_pd(), offset, length, &mut to);
         let mut payload = [0; 64];
         let small =
             length > 0 && length as usize <= qp.responder_scatter && offset == 0 && completion.is_some();
@@ -246,10 +269,10 @@ impl<M: Memory> Core<M> {
                 inbound.copy_to_buffer(&mut payload[..length as usize]).map_err(|_| Outcome::LocalFault)
             }
             (Ok(()), false) => {
-                inbound.copy_into(&to, order(self.options.relaxed_ordering)).map_err(|_| Outcome::LocalFault)
+                inbound.copy_into(&to, order(self.inbox.relaxed)).map_err(|_| Outcome::LocalFault)
             }
         };
-        self.segments = to;
+        self.inbox.segments = to;
         moved?;
         let path = inbound.path();
         if qp.service == ServiceType::Ud {
@@ -265,21 +288,32 @@ impl<M: Memory> Core<M> {
         Ok(())
     }
 
+    /// A SEND closed a window, as its responder allowed. Through shared memory READs that came before it are answered all the same,
+    /// until the region itself goes. On the wire an answer is read packet by packet as it leaves, and what is left of it finds its
+    /// key closed: IBTA lets a SEND pass the READ before it, and a program that minds posts it with a fence.
+    fn invalidate(&mut self, qp: &mut Qp, key: u32) {
+        let Some(bound) = self.mkeys.unbind(key) else { return };
+        self.machine.counters.windows_invalidated += 1;
+        for answer in qp.answers.iter_mut().filter(|answer| answer.key == key) {
+            answer.key = bound.region;
+        }
+    }
+
     /// The 40 bytes in front of a datagram.
     fn place_grh(&mut self, qp: &Qp, path: Option<&PathAddress>, length: u32) -> Result<(), Outcome> {
-        let Some(header) = path.and_then(|path| wire::grh(&self.ports[qp.port], path, length)) else {
+        let Some(header) = path.and_then(|path| wire::grh(&self.ports.configs[qp.port], path, length)) else {
             return Ok(());
         };
-        let mut to = std::mem::take(&mut self.segments);
+        let mut to = std::mem::take(&mut self.inbox.segments);
         to.clear();
-        let mapped = qp.rq.scatter(&self.regions, qp.receive_pd(), 0, GRH_BYTES, &mut to);
+        let mapped = qp.rq.scatter(&self.mkeys, qp.receive_pd(), 0, GRH_BYTES, &mut to);
         let mut rest = &header[..];
         let written = to.iter().try_for_each(|piece| {
             let (bytes, left) = rest.split_at((piece.len as usize).min(rest.len()));
             rest = left;
-            self.memory.write(piece.addr, bytes, true)
+            self.machine.memory.write(piece.addr, bytes, true)
         });
-        self.segments = to;
+        self.inbox.segments = to;
         if mapped.is_ok() && written.is_ok() { Ok(()) } else { Err(Outcome::LocalFault) }
     }
 
@@ -287,7 +321,7 @@ impl<M: Memory> Core<M> {
     fn read(&mut self, qp: &mut Qp, request: &Request, region: &Region, offset: u32) {
         let rest = region.len.saturating_sub(offset.into());
         let from = Segment { addr: region.address.wrapping_add(u64::from(offset)), len: rest };
-        let (layer, mtu) = (self.ports[qp.port].link_layer, qp.mtu_bytes());
+        let (layer, mtu) = (self.ports.configs[qp.port].link_layer, qp.mtu_bytes());
         let wire = wire::response_bytes(layer, rest as u32, mtu);
         if rest > 0 {
             let count = roce::message::psn_count(request.opcode, request.length, mtu);
@@ -302,13 +336,13 @@ impl<M: Memory> Core<M> {
                 offset,
             });
         }
-        self.shapers[qp.port].spend(wire);
-        self.counters.wire_bytes_sent += wire;
-        if let Some(ready) = self.shapers[qp.port].ready_at() {
+        self.ports.shapers[qp.port].spend(wire);
+        self.machine.counters.wire_bytes_sent += wire;
+        if let Some(ready) = self.ports.shapers[qp.port].ready_at() {
             qp.reply_not_before = ready;
         }
-        if self.faults.is_some() {
-            qp.reply_not_before = qp.reply_not_before.max(self.answer_not_before(qp.qpn));
+        if let Some(faults) = &mut self.faults {
+            faults.delay_answer(&mut self.machine, qp);
         }
     }
 
@@ -318,7 +352,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn send_replies(&mut self, link: &mut impl Carrier, qps: &mut Qps) -> usize {
         let mut sent = 0;
         // A full ring, or a kernel that takes no more packets, must not always leave the same ones waiting.
-        self.schedule.replying.begin(self.options.wire);
+        self.schedule.replying.begin(self.ports.wire);
         let mut at = 0;
         while let Some(place) = self.schedule.replying.list.get(at).copied() {
             let Some(qp) = qps.get_mut(place) else {
@@ -345,7 +379,7 @@ impl<M: Memory> Core<M> {
         }
         let mut sent = 0;
         loop {
-            if self.now < qp.reply_not_before {
+            if self.machine.now < qp.reply_not_before {
                 return (sent, true);
             }
             if !link.has_reply_room(slot_of(qp.attributes.dest_qpn)) {
@@ -354,7 +388,10 @@ impl<M: Memory> Core<M> {
             let begun = qp.partial_reply.is_some();
             let next = qp.partial_reply.take().or_else(|| qp.responder.as_mut().and_then(|r| r.poll_reply()));
             let Some(reply) = next else { return (sent, false) };
-            if self.faults.is_some() && !begun && self.loses_reply(qp, &reply) {
+            if !begun
+                && let Some(faults) = &mut self.faults
+                && faults.loses_reply(&mut self.machine.counters, qp, &reply)
+            {
                 sent += 1;
                 continue;
             }
@@ -370,8 +407,8 @@ impl<M: Memory> Core<M> {
     /// Gives one reply, or what is left of it, to the carrier.
     fn send_reply(&mut self, link: &mut impl Carrier, qp: &mut Qp, reply: &Reply) -> Taken {
         match reply.kind {
-            ReplyKind::RnrNak { .. } => self.counters.rnr_naks_sent += 1,
-            ReplyKind::Nak(_) => self.counters.naks_sent += 1,
+            ReplyKind::RnrNak { .. } => self.machine.counters.rnr_naks_sent += 1,
+            ReplyKind::Nak(_) => self.machine.counters.naks_sent += 1,
             _ => {}
         }
         let answer = qp.answers.front().copied();
@@ -395,7 +432,7 @@ impl<M: Memory> Core<M> {
         }
         let outcome = link.send_reply(reply, Payload::Segments(&[start]), offset);
         if let Ok(sent) = &outcome {
-            self.schedule.replying.copied(sent.carried, self.memory.has_lagged());
+            self.schedule.replying.copied(sent.carried, self.machine.memory.has_lagged());
         }
         match outcome {
             Ok(sent) if u64::from(sent.carried) < from.len => {
@@ -431,11 +468,11 @@ impl<M: Memory> Core<M> {
         let first_psn = qp.answers.front().map_or(reply.psn, |answer| answer.first_psn);
         // What was sent before still counts; what waits behind it is never sent.
         qp.drop_replies();
-        self.counters.naks_sent += 1;
+        self.machine.counters.naks_sent += 1;
         let refusal = Reply { kind: ReplyKind::Nak(code), psn: first_psn, ..*reply };
         // Room was asked for, and nothing was sent.
         let _ = link.send_reply(&refusal, Payload::Nothing, 0);
-        self.raise(qp, event);
+        qp.owner.raise(&mut self.machine, event);
         self.fail_qp(qp);
     }
 
@@ -445,7 +482,7 @@ impl<M: Memory> Core<M> {
         while let Some(event) = qp.responder.as_mut().and_then(|r| r.poll_event()) {
             match event {
                 ResponderEvent::CommunicationEstablished if qp.state == QpState::Rtr => {
-                    self.raise(qp, event_type::COMM_EST);
+                    qp.owner.raise(&mut self.machine, event_type::COMM_EST);
                 }
                 ResponderEvent::CommunicationEstablished => {}
                 ResponderEvent::Failed(failure) => {
@@ -453,8 +490,8 @@ impl<M: Memory> Core<M> {
                         self.fail_receive(qp, failed.receive.id as u16, failed.status);
                     }
                     if let Some(event) = failure.event {
-                        self.raise(
-                            qp,
+                        qp.owner.raise(
+                            &mut self.machine,
                             match event {
                                 AsyncEvent::QpFatal => event_type::QP_FATAL,
                                 AsyncEvent::RequestError => event_type::QP_REQ_ERR,

@@ -1,5 +1,5 @@
 //! Faults on demand: ports that are down, messages that are lost or held up, one error, one late READ. Nothing of it exists in
-//! a NIC that was never asked for any ([`Core::faults`] is empty), and everything that happens is counted.
+//! a NIC that was never asked for any, and everything that happens is counted.
 //!
 //! Losses fall on messages on their way out, requests and replies alike, before the carrier sees them: to the transport they are
 //! what a wire would have lost. Which ones is decided by a seeded generator, so the same traffic loses the same messages.
@@ -10,14 +10,13 @@ use mlx5_layout::CqeSyndrome;
 use roce::packet::Outgoing;
 use roce::{Now, Psn, Reply, ReplyKind, Status, Transmit};
 
-use super::command::event_type;
-use super::core::Core;
-use super::counters::name_of;
-use super::packets::bytes_of;
+use super::counters::{Counters, name_of};
+use super::machine::Machine;
+use super::ports::Ports;
 use super::qp::Qp;
-use super::qpn::Qps;
+use super::qps::Qps;
+use super::wire::bytes_of;
 use crate::carrier::{Icrc, MAX_DELAY_NS};
-use crate::memory::Memory;
 use crate::{Span, TokenBucket, random};
 
 /// Injections that may wait for their message at a time.
@@ -138,82 +137,66 @@ pub(super) struct Faults {
     marked: Vec<(u32, u16, CqeSyndrome)>,
 }
 
-impl Faults {
-    /// Whether the next message is lost.
-    fn loses(&mut self) -> bool {
-        if self.loss <= 0.0 {
-            return false;
+impl Settings {
+    /// Refuses what is out of range, in a sentence.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if let Some(loss) = self.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
+            return Err(format!("a loss of {loss}; 0 to 1 is possible"));
         }
-        random::chance(&mut self.random) < self.loss
-    }
-
-    fn is_down(&self, port: usize) -> bool {
-        self.down & 1 << port != 0
-    }
-
-    /// Takes the first injection that waits and `is_it`.
-    fn take(&mut self, is_it: impl FnMut(&Injection) -> bool) -> Option<Injection> {
-        let at = self.waiting.iter().position(is_it)?;
-        Some(self.waiting.remove(at))
+        if let Some(rate) = self.rate_gbps.flatten().filter(|rate| !(0.001..=1000.0).contains(rate)) {
+            return Err(format!("a rate of {rate} Gbit/s; 0.001 to 1000 is possible"));
+        }
+        if let Some(pace) = self.messages_per_second.flatten().filter(|pace| !(0.1..=1e9).contains(pace)) {
+            return Err(format!("{pace} messages a second; 0.1 to 1000000000 is possible"));
+        }
+        if let Some(delay) = self.delay.filter(|delay| delay.0 > MAX_DELAY_NS) {
+            return Err(format!("a delay of {delay}; 0 to {} is possible", Span(MAX_DELAY_NS)));
+        }
+        Ok(())
     }
 }
 
-impl<M: Memory> Core<M> {
-    /// Takes a port down or up again; the contexts of the device get the event. Nothing happens when it is so already.
-    pub(super) fn set_link(&mut self, device: usize, port: u8, up: bool) -> Result<(), String> {
-        let place = self.place_of_port(device, port)?;
-        if self.is_down(place) != up {
-            return Ok(());
+impl Faults {
+    /// The faults of a NIC from a first change on. Counts and says that this NIC is no longer as it was configured: the reader of the
+    /// result must know.
+    pub(super) fn changed<'a, M>(
+        faults: &'a mut Option<Box<Faults>>,
+        machine: &mut Machine<M>,
+        what: String,
+    ) -> &'a mut Faults {
+        machine.counters.ctl_changes += 1;
+        machine.say(&format!("softnic ctl changed this NIC: {what}"));
+        let faults = faults.get_or_insert_default();
+        if faults.told.len() < MAX_TOLD {
+            faults.told.push(what);
         }
-        let state = if up { "up" } else { "down" };
-        let number = if self.ports_each > 1 { format!(" port={port}") } else { String::new() };
-        self.changed(format!("link mlx5_{device} {state}{number}")).down ^= 1 << place;
-        let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
-        let contexts: Vec<u32> =
-            self.contexts.iter().filter(|(_, context)| context.device == device).map(|(id, _)| id).collect();
-        for context in contexts {
-            // The element is the port's number.
-            self.asynchronous(super::command::ContextId(context), port.into(), kind);
-        }
-        Ok(())
+        faults
     }
 
-    /// Changes what is set.
-    pub(super) fn set(&mut self, settings: &Settings) -> Result<(), String> {
-        if let Some(loss) = settings.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
-            return Err(format!("a loss of {loss}; 0 to 1 is possible"));
-        }
-        if let Some(rate) = settings.rate_gbps.flatten().filter(|rate| !(0.001..=1000.0).contains(rate)) {
-            return Err(format!("a rate of {rate} Gbit/s; 0.001 to 1000 is possible"));
-        }
-        if let Some(pace) = settings.messages_per_second.flatten().filter(|pace| !(0.1..=1e9).contains(pace))
-        {
-            return Err(format!("{pace} messages a second; 0.1 to 1000000000 is possible"));
-        }
-        if let Some(delay) = settings.delay.filter(|delay| delay.0 > MAX_DELAY_NS) {
-            return Err(format!("a delay of {delay}; 0 to {} is possible", Span(MAX_DELAY_NS)));
-        }
-        // The delay is the carrier's.
-        let Settings { loss, seed, delay: _, rate_gbps, messages_per_second } = *settings;
-        let now = self.now;
-        let faults = self.changed(format!("set {settings}"));
-        faults.loss = loss.unwrap_or(faults.loss);
-        faults.random = seed.unwrap_or(faults.random);
-        if let Some(pace) = messages_per_second {
-            faults.pace = pace.map(|pace| TokenBucket::of_messages(Some(pace), now));
-        }
-        if let Some(rate) = rate_gbps {
-            self.shapers.iter_mut().for_each(|shaper| *shaper = TokenBucket::new(rate, now));
-        }
-        Ok(())
+    /// The changes so far, in the words of `softnic ctl`; of very many the first.
+    pub(super) fn changes(&self) -> &[String] {
+        &self.told
     }
 
-    /// Waits for the message that the fault is to befall.
-    pub(super) fn inject(&mut self, qps: &Qps, injection: Injection) -> Result<(), String> {
+    /// Takes the port at this place down, or up again.
+    pub(super) fn toggle(&mut self, port: usize) {
+        self.down ^= 1 << port;
+    }
+
+    /// Changes what is set, but for rate and delay.
+    pub(super) fn set(&mut self, settings: &Settings, now: Now) {
+        self.loss = settings.loss.unwrap_or(self.loss);
+        self.random = settings.seed.unwrap_or(self.random);
+        if let Some(pace) = settings.messages_per_second {
+            self.pace = pace.map(|pace| TokenBucket::of_messages(Some(pace), now));
+        }
+    }
+
+    /// Whether the queue of a fault is there, and a further one may wait. The error is a sentence.
+    pub(super) fn check(faults: Option<&Faults>, qps: &Qps, injection: &Injection) -> Result<(), String> {
         let qpn = injection.qpn();
         let Some(qp) = qps.find(qpn).and_then(|place| qps.get(place)) else {
-            let open = (0..qps.bound()).filter_map(|place| qps.get(place));
-            let some: Vec<_> = open.map(|qp| format!("{:#x}", qp.qpn)).take(NAMED + 1).collect();
+            let some: Vec<_> = qps.iter().map(|qp| format!("{:#x}", qp.qpn)).take(NAMED + 1).collect();
             return Err(match some.len() {
                 0 => format!("this NIC has no QP {qpn:#x}, and no other either"),
                 more if more > NAMED => {
@@ -225,80 +208,90 @@ impl<M: Memory> Core<M> {
         if matches!(injection, Injection::CorruptCrc { .. }) && qp.route.is_none() {
             return Err(format!("QP {qpn:#x} is not connected over the wire: there is no CRC to corrupt"));
         }
-        if self.faults.as_ref().is_some_and(|faults| faults.waiting.len() >= MAX_WAITING) {
+        if faults.is_some_and(|faults| faults.waiting.len() >= MAX_WAITING) {
             return Err(format!("{MAX_WAITING} faults wait for their messages already"));
         }
-        self.changed(format!("inject {injection}")).waiting.push(injection);
         Ok(())
     }
 
-    /// The changes so far, in the words of `softnic ctl`; of very many the first.
-    pub(super) fn changes(&self) -> &[String] {
-        self.faults.as_ref().map_or(&[], |faults| &faults.told)
+    /// The fault waits for the message that it is to befall.
+    pub(super) fn wait(&mut self, injection: Injection) {
+        self.waiting.push(injection);
     }
 
-    /// Counts and says that this NIC is no longer as it was configured: the reader of the result must know.
-    fn changed(&mut self, what: String) -> &mut Faults {
-        self.counters.ctl_changes += 1;
-        self.log.line(&format!("softnic: softnic ctl changed this NIC: {what}"));
-        let faults = self.faults.get_or_insert_default();
-        if faults.told.len() < MAX_TOLD {
-            faults.told.push(what);
+    /// Whether the next message is lost.
+    fn loses(&mut self) -> bool {
+        if self.loss <= 0.0 {
+            return false;
         }
-        faults
+        random::chance(&mut self.random) < self.loss
     }
 
     /// Whether the port at this place is down.
     pub(super) fn is_down(&self, port: usize) -> bool {
-        self.faults.as_ref().is_some_and(|faults| faults.is_down(port))
+        self.down & 1 << port != 0
+    }
+
+    /// Takes the first injection that waits and `is_it`.
+    fn take(&mut self, is_it: impl FnMut(&Injection) -> bool) -> Option<Injection> {
+        let at = self.waiting.iter().position(is_it)?;
+        Some(self.waiting.remove(at))
     }
 
     /// Whether the messages of this second leave room for one more.
-    pub(super) fn keeps_pace(&mut self) -> bool {
-        let now = self.now;
-        let pace = self.faults.as_mut().and_then(|faults| faults.pace.as_mut());
-        pace.is_none_or(|pace| pace.allows(now))
+    pub(super) fn keeps_pace(&mut self, now: Now) -> bool {
+        self.pace.as_mut().is_none_or(|pace| pace.allows(now))
+    }
+
+    /// A message leaves, of those whose number in a second is bounded.
+    fn spend_pace(&mut self) {
+        if let Some(pace) = &mut self.pace {
+            pace.spend(1);
+        }
+    }
+
+    /// The send at this place among the outstanding ones of its queue fails, and its CQE says why.
+    fn fail_send(&mut self, counters: &mut Counters, qp: &mut Qp, place: usize, syndrome: CqeSyndrome) {
+        let request = &qp.sq.outstanding[place];
+        self.marked.push((qp.qpn, request.wqe_index, syndrome));
+        counters.injected_errors += 1;
+        qp.fail(request.ticket, Status::LocalQpOperation);
     }
 
     /// Whether something befalls a request instead of its being sent: it is lost on the way, or fails.
     #[cold]
-    pub(super) fn befalls(&mut self, qp: &mut Qp, transmit: Transmit) -> bool {
-        let (Some(place), Some(faults)) = (qp.sq.find(transmit.ticket), self.faults.as_mut()) else {
-            return false;
-        };
-        if let Some(pace) = &mut faults.pace {
-            pace.spend(1);
-        }
+    pub(super) fn befalls(
+        &mut self,
+        counters: &mut Counters,
+        ports: &mut Ports,
+        qp: &mut Qp,
+        transmit: Transmit,
+    ) -> bool {
+        let Some(place) = qp.sq.find(transmit.ticket) else { return false };
+        self.spend_pace();
         let (port, mtu) = (qp.port, qp.mtu_bytes());
-        let request = &qp.sq.outstanding[place];
-        let asked = &request.request;
-        if faults.is_down(port) {
-            self.counters.lost_port_down += 1;
-            self.count_sent(port, mtu, &request.request, transmit);
-            self.sent(qp, transmit.ticket);
-            return true;
-        }
-        let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
-        let covers = |psn: u32| (0..count).any(|at| transmit.psn.plus(at) == Psn::new(psn));
-        let hit = faults.take(|waiting| match *waiting {
-            Injection::Drop { qpn, psn } => qpn == qp.qpn && psn.is_none_or(covers),
-            Injection::ErrorCqe { qpn, .. } => qpn == qp.qpn,
-            Injection::CorruptCrc { .. } | Injection::DelayRead { .. } => false,
-        });
-        if let Some(Injection::ErrorCqe { syndrome, .. }) = hit {
-            faults.marked.push((qp.qpn, request.wqe_index, syndrome));
-            self.counters.injected_errors += 1;
-            if let Some(requester) = &mut qp.requester {
-                requester.fail(transmit.ticket, Status::LocalQpOperation);
+        let request = qp.sq.outstanding[place].request;
+        if self.is_down(port) {
+            counters.lost_port_down += 1;
+        } else {
+            let count = roce::message::psn_count(request.opcode, request.length, mtu);
+            let covers = |psn: u32| (0..count).any(|at| transmit.psn.plus(at) == Psn::new(psn));
+            let hit = self.take(|waiting| match *waiting {
+                Injection::Drop { qpn, psn } => qpn == qp.qpn && psn.is_none_or(covers),
+                Injection::ErrorCqe { qpn, .. } => qpn == qp.qpn,
+                Injection::CorruptCrc { .. } | Injection::DelayRead { .. } => false,
+            });
+            if let Some(Injection::ErrorCqe { syndrome, .. }) = hit {
+                self.fail_send(counters, qp, place, syndrome);
+                return true;
             }
-            return true;
+            if hit.is_none() && !self.loses() {
+                return false;
+            }
+            counters.injected_lost_requests += 1;
         }
-        if hit.is_none() && !faults.loses() {
-            return false;
-        }
-        self.counters.injected_lost_requests += 1;
-        self.count_sent(port, mtu, &request.request, transmit);
-        self.sent(qp, transmit.ticket);
+        ports.count_sent(counters, port, mtu, &request, transmit);
+        qp.sent(transmit.ticket);
         true
     }
 
@@ -306,73 +299,65 @@ impl<M: Memory> Core<M> {
     #[cold]
     pub(super) fn befalls_packet(
         &mut self,
+        counters: &mut Counters,
+        ports: &mut Ports,
         qp: &mut Qp,
         message: Option<usize>,
         outgoing: &Outgoing,
     ) -> Option<Icrc> {
-        let (Some(message), Some(faults)) = (message, self.faults.as_mut()) else { return Some(Icrc::Right) };
+        let Some(message) = message else { return Some(Icrc::Right) };
         let packet = &outgoing.packet;
         // A message counts with its last packet: all of them go once the first went.
-        if let Some(pace) = faults.pace.as_mut().filter(|_| packet.content.position().ends()) {
-            pace.spend(1);
+        if packet.content.position().ends() {
+            self.spend_pace();
         }
-        let down = faults.is_down(qp.port);
-        let hit = if down { None } else { faults.take(|waiting| waiting.is_of_packet(qp.qpn, packet.psn)) };
-        match hit {
-            Some(Injection::ErrorCqe { syndrome, .. }) => {
-                let request = &qp.sq.outstanding[message];
-                faults.marked.push((qp.qpn, request.wqe_index, syndrome));
-                self.counters.injected_errors += 1;
-                if let Some(requester) = &mut qp.requester {
-                    requester.fail(request.ticket, Status::LocalQpOperation);
-                }
-                return None;
-            }
-            Some(Injection::CorruptCrc { .. }) => return Some(Icrc::Wrong),
-            _ => {}
-        }
-        if hit.is_none() && !down && !faults.loses() {
-            return Some(Icrc::Right);
-        }
-        if down {
-            self.counters.lost_port_down += 1;
+        if self.is_down(qp.port) {
+            counters.lost_port_down += 1;
         } else {
-            self.counters.injected_lost_requests += 1;
+            let hit = self.take(|waiting| waiting.is_of_packet(qp.qpn, packet.psn));
+            match hit {
+                Some(Injection::ErrorCqe { syndrome, .. }) => {
+                    self.fail_send(counters, qp, message, syndrome);
+                    return None;
+                }
+                Some(Injection::CorruptCrc { .. }) => return Some(Icrc::Wrong),
+                None if !self.loses() => return Some(Icrc::Right),
+                _ => counters.injected_lost_requests += 1,
+            }
         }
-        let length = packet.payload.length;
-        let to = qp.route.map(|route| route.to);
-        self.count_packet(qp.port, to, &Ok(bytes_of(packet)), packet, length, outgoing.retransmission);
+        if let Some(route) = qp.route {
+            let bytes = Ok(bytes_of(packet));
+            ports.count_packet(counters, qp.port, route.to, &bytes, packet, outgoing.retransmission);
+        }
         None
     }
 
     /// A packet that was to leave with a wrong ICRC did; or it did not, and the queue's next one is to.
     #[cold]
-    pub(super) fn corrupted(&mut self, qpn: u32, left: bool) {
+    pub(super) fn corrupted(&mut self, counters: &mut Counters, qpn: u32, left: bool) {
         if left {
-            self.counters.injected_crc_errors += 1;
-        } else if let Some(faults) = &mut self.faults {
-            faults.waiting.insert(0, Injection::CorruptCrc { qpn });
+            counters.injected_crc_errors += 1;
+        } else {
+            self.waiting.insert(0, Injection::CorruptCrc { qpn });
         }
     }
 
     /// Whether a packet of an answer is lost instead of being sent.
     #[cold]
-    pub(super) fn loses_answer(&mut self, port: usize) -> bool {
-        let Some(faults) = self.faults.as_mut() else { return false };
-        let down = faults.is_down(port);
-        let lost = down || faults.loses();
-        if down {
-            self.counters.lost_port_down += 1;
-        } else {
-            self.counters.injected_lost_replies += u64::from(lost);
+    pub(super) fn loses_answer(&mut self, counters: &mut Counters, port: usize) -> bool {
+        if self.is_down(port) {
+            counters.lost_port_down += 1;
+            return true;
         }
+        let lost = self.loses();
+        counters.injected_lost_replies += u64::from(lost);
         lost
     }
 
     /// Whether a reply that is about to be sent is lost instead.
     #[cold]
-    pub(super) fn loses_reply(&mut self, qp: &mut Qp, reply: &Reply) -> bool {
-        let lost = self.loses_answer(qp.port);
+    pub(super) fn loses_reply(&mut self, counters: &mut Counters, qp: &mut Qp, reply: &Reply) -> bool {
+        let lost = self.loses_answer(counters, qp.port);
         let answers = |qp: &Qp| qp.answers.front().is_some_and(|answer| answer.psn == reply.psn);
         if lost && reply.kind == ReplyKind::ReadResponse && answers(qp) {
             qp.answers.pop_front();
@@ -380,23 +365,18 @@ impl<M: Memory> Core<M> {
         lost
     }
 
-    /// A READ arrived: when it is to be answered at the earliest.
+    /// A READ arrived: no reply of its queue leaves before it is to be answered.
     #[cold]
-    pub(super) fn answer_not_before(&mut self, qpn: u32) -> Now {
-        let now = self.now;
-        let Some(faults) = self.faults.as_mut() else { return now };
-        let mut earliest = now;
-        if let Some(pace) = &mut faults.pace {
-            pace.spend(1);
-            earliest = pace.ready_at().unwrap_or(now);
-        }
+    pub(super) fn delay_answer<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp) {
+        self.spend_pace();
+        let mut earliest = self.pace.as_ref().and_then(TokenBucket::ready_at).unwrap_or(machine.now);
         let is_it =
-            |waiting: &Injection| matches!(waiting, Injection::DelayRead { qpn: its, .. } if *its == qpn);
-        if let Some(Injection::DelayRead { us, .. }) = faults.take(is_it) {
-            self.counters.injected_read_delays += 1;
-            earliest = earliest.max(now.after(u64::from(us) * 1000));
+            |waiting: &Injection| matches!(waiting, Injection::DelayRead { qpn: its, .. } if *its == qp.qpn);
+        if let Some(Injection::DelayRead { us, .. }) = self.take(is_it) {
+            machine.counters.injected_read_delays += 1;
+            earliest = earliest.max(machine.now.after(u64::from(us) * 1000));
         }
-        earliest
+        qp.reply_not_before = qp.reply_not_before.max(earliest);
     }
 
     /// What the CQE of a failed send says, when its failure was asked for.
@@ -407,9 +387,8 @@ impl<M: Memory> Core<M> {
         wqe_index: u16,
         status: Status,
     ) -> Option<CqeSyndrome> {
-        let marked = &mut self.faults.as_mut()?.marked;
-        let at = marked.iter().position(|mark| (mark.0, mark.1) == (qpn, wqe_index))?;
-        let (_, _, syndrome) = marked.remove(at);
+        let at = self.marked.iter().position(|mark| (mark.0, mark.1) == (qpn, wqe_index))?;
+        let (_, _, syndrome) = self.marked.remove(at);
         // Flushed before its turn came: nothing was reported of it that was not so.
         (status == Status::LocalQpOperation).then_some(syndrome)
     }

@@ -24,7 +24,7 @@ impl<M: Memory> Core<M> {
         if let Some(requester) = &mut qp.requester {
             requester.enter_error();
         }
-        self.schedule.heat(qp, self.now);
+        self.schedule.heat(qp, self.machine.now);
     }
 
     /// Moves the queue to ERR. The flush CQEs follow in the polls.
@@ -43,16 +43,9 @@ impl<M: Memory> Core<M> {
         }
         // It takes nothing more from the shared queue, and what others posted there stays (IBTA vol. 1 §11.6.3.1).
         if qp.srq.is_some() && qp.service != ServiceType::Ud {
-            self.raise(qp, event_type::QP_LAST_WQE_REACHED);
+            qp.owner.raise(&mut self.machine, event_type::QP_LAST_WQE_REACHED);
         }
-        self.schedule.heat(qp, self.now);
-    }
-
-    /// Gives an asynchronous event of the queue.
-    pub(super) fn raise(&mut self, qp: &mut Qp, kind: u32) {
-        if self.asynchronous(qp.context, qp.user_handle, kind) {
-            qp.async_events = qp.async_events.wrapping_add(1);
-        }
+        self.schedule.heat(qp, self.machine.now);
     }
 
     /// Flushes what was posted: what was read already comes out of the transport, the rest is walked over in the ring.
@@ -61,23 +54,23 @@ impl<M: Memory> Core<M> {
         qp.sq.partial = None;
         while let Some(request) = qp.sq.outstanding.pop_front() {
             self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
-            self.pool.give(request);
+            self.fetcher.pool.give(request);
             work += 1;
         }
         if let Some(request) = qp.sq.held.take() {
             self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
-            self.pool.give(request);
+            self.fetcher.pool.give(request);
             work += 1;
         }
-        let posted = self.posted(qp);
-        self.watch_doorbell(qp, posted);
+        let posted = qp.sq.posted(&self.machine.memory);
+        self.uars.watch(&mut self.machine, qp, posted);
         let mut left = posted.available;
         while left > 0 && work < FLUSH_BUDGET {
             let mut first = [0; BLOCK_BYTES];
-            let readable = self.memory.read(qp.sq.block(qp.sq.fetched), &mut first).is_ok();
+            let readable = self.machine.memory.read(qp.sq.block(qp.sq.fetched), &mut first).is_ok();
             // A length that makes no sense must not lead past what was posted.
             let taken = if readable { blocks(first[7] & 0x3f).clamp(1, left) } else { left };
-            self.counters.post(first[3]);
+            self.machine.counters.post(first[3]);
             self.fail_send_wqe(qp, qp.sq.fetched, first[3], Status::Flushed);
             qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
             left -= taken;
@@ -87,7 +80,7 @@ impl<M: Memory> Core<M> {
     }
 
     pub(super) fn flush_receives(&mut self, qp: &mut Qp) -> usize {
-        let available = usize::from(qp.rq.available(&self.memory)).min(FLUSH_BUDGET);
+        let available = usize::from(qp.rq.available(&self.machine.memory)).min(FLUSH_BUDGET);
         for _ in 0..available {
             self.fail_receive(qp, qp.rq.taken, Status::Flushed);
             qp.rq.taken = qp.rq.taken.wrapping_add(1);

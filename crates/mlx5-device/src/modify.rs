@@ -6,12 +6,14 @@ use roce::qp_state::{AttrMask, QpState, check_modify};
 use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, SendWindow, ServiceType};
 
 use super::ah;
-use super::command::{CommandError, ContextId, Handle, ModifyQp, refuse_if};
+use super::command::{Answer, CommandError, Handle, ModifyQp, refuse_if};
 use super::core::Core;
+use super::model::Capabilities;
 use super::mr::access;
+use super::ports::Ports;
 use super::qp::Qp;
-use super::qpn::Qps;
-use super::route::{Route, Way, Ways};
+use super::qps::Qps;
+use super::route::{Route, Way};
 use crate::carrier::PathAddress;
 use crate::config::LinkLayer;
 use crate::memory::Memory;
@@ -32,13 +34,12 @@ impl<M: Memory> Core<M> {
     pub(super) fn modify_qp(
         &mut self,
         qps: &mut Qps,
-        id: ContextId,
+        place: u32,
         handle: Handle,
         request: &ModifyQp,
-    ) -> Result<(), CommandError> {
-        let place = self.find_qp(id, handle)?;
+    ) -> Answer<()> {
         let qp = qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
-        let (from, to) = self.check_move(qp, request)?;
+        let (from, to) = check_move(&self.ports, &self.capabilities, qp, request)?;
         if to == QpState::Reset {
             let page = qp.sq.doorbell.page;
             // A register write from before, which was not looked at yet, must not count for what is posted afterwards.
@@ -47,7 +48,7 @@ impl<M: Memory> Core<M> {
         let qp = qps.get_mut(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
         let before = (qp.attributes, qp.path, qp.peer, qp.route, qp.port);
         apply(&mut qp.attributes, request);
-        qp.port = self.port_of(qp, request);
+        qp.port = port_of(&self.ports, qp, request);
         if request.mask & (AttrMask::AV.0 | AttrMask::DEST_QPN.0) != 0 {
             self.set_path(qp);
         }
@@ -57,66 +58,13 @@ impl<M: Memory> Core<M> {
             return Err(CommandError::invalid(reason.to_owned()));
         }
         self.enter_state(qp, from, to, request.mask);
-        self.schedule.heat(qp, self.now);
-        Ok(())
-    }
-
-    fn check_move(&self, qp: &Qp, request: &ModifyQp) -> Result<(QpState, QpState), CommandError> {
-        let mask = AttrMask(request.mask);
-        let from = qp.state;
-        let wanted =
-            if mask.contains(AttrMask::STATE) { QpState::from_number(request.state) } else { Some(from) };
-        let to = wanted
-            .ok_or_else(|| CommandError::invalid(format!("QP state {} does not exist", request.state)))?;
-        if mask.contains(AttrMask::CUR_STATE) && request.current_state != from.number() {
-            let assumed = request.current_state;
-            return Err(CommandError::invalid(format!("the QP is in {from:?}, not in state {assumed}")));
-        }
-        check_modify(qp.service, from, to, mask).map_err(|e| CommandError::invalid(e.to_string()))?;
-        self.check_values(qp, request)?;
-        Ok((from, to))
-    }
-
-    /// Place of the port that a queue has after this; checked before.
-    fn port_of(&self, qp: &Qp, request: &ModifyQp) -> usize {
-        let named = AttrMask(request.mask).contains(AttrMask::PORT).then_some(request.port);
-        named.and_then(|number| self.place_of_port(qp.device, number).ok()).unwrap_or(qp.port)
-    }
-
-    fn check_values(&self, qp: &Qp, request: &ModifyQp) -> Result<(), CommandError> {
-        let limits = &self.capabilities;
-        let device = &self.ports[self.port_of(qp, request)];
-        let (rd, init) = (limits.max_qp_rd_atom, limits.max_qp_init_rd_atom);
-        for (attribute, name, value, range) in [
-            (AttrMask::PORT, "port", u32::from(request.port), 1..=self.ports_each.into()),
-            (
-                AttrMask::PKEY_INDEX,
-                "pkey_index",
-                request.pkey_index.into(),
-                0..=u32::from(limits.max_pkeys) - 1,
-            ),
-            (AttrMask::PATH_MTU, "path_mtu", request.path_mtu.into(), 1..=device.mtu.into()),
-            (AttrMask::TIMEOUT, "timeout", request.timeout.into(), 0..=31),
-            (AttrMask::RETRY_CNT, "retry_cnt", request.retry_count.into(), 0..=7),
-            (AttrMask::RNR_RETRY, "rnr_retry", request.rnr_retry.into(), 0..=7),
-            (AttrMask::MIN_RNR_TIMER, "min_rnr_timer", request.min_rnr_timer.into(), 0..=31),
-            (AttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", request.max_rd_atomic.into(), 0..=init),
-            (AttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", request.max_dest_rd_atomic.into(), 0..=rd),
-            (AttrMask::DEST_QPN, "dest_qp_num", request.dest_qpn, 0..=0xff_ffff),
-        ] {
-            let wrong = AttrMask(request.mask).contains(attribute) && !range.contains(&value);
-            refuse_if!(wrong, EINVAL, "{name} {value} is not in {range:?}");
-        }
-        if AttrMask(request.mask).contains(AttrMask::AV) {
-            // The kernel compares both ports as well, and knows no port 0 (`modify_qp` in `uverbs_cmd.c`).
-            ah::check(device, &request.address)?;
-        }
+        self.schedule.heat(qp, self.machine.now);
         Ok(())
     }
 
     /// Works out where the connected peer is.
     fn set_path(&mut self, qp: &mut Qp) {
-        let device = &self.ports[qp.port];
+        let device = &self.ports.configs[qp.port];
         let vector = &qp.attributes.address;
         let source = device.gids.get(usize::from(vector.sgid_index)).or(device.gids.first());
         let dlid = if device.link_layer == LinkLayer::Roce { 0 } else { vector.dlid };
@@ -132,11 +80,10 @@ impl<M: Memory> Core<M> {
             grh: vector.dgid.is_some(),
             to_port: 0,
         };
-        let ways = Ways { path: self.options.path, wire: self.options.wire, ports: &self.ports };
         let (qpn, dgid) = (qp.attributes.dest_qpn, vector.dgid.as_ref());
-        (qp.peer, qp.route) = match ways.to(qp.port, source, dlid, dgid, qpn) {
+        (qp.peer, qp.route) = match self.ports.ways().to(qp.port, source, dlid, dgid, qpn) {
             Way::Nowhere => {
-                self.say_no_way(qp.qpn, qp.port, &qp.path);
+                self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, qp.port, &qp.path);
                 (None, None)
             }
             Way::Shared(slot, port) => {
@@ -152,7 +99,7 @@ impl<M: Memory> Core<M> {
         let changed = |attribute: AttrMask| AttrMask(mask).contains(attribute);
         match (from, to) {
             (_, QpState::Reset) => {
-                self.empty(qp);
+                qp.empty(&mut self.fetcher.pool);
                 qp.attributes = ModifyQp::default();
             }
             (_, QpState::Err) => {
@@ -204,6 +151,58 @@ impl<M: Memory> Core<M> {
             }
         }
     }
+}
+
+fn check_move(
+    ports: &Ports,
+    limits: &Capabilities,
+    qp: &Qp,
+    request: &ModifyQp,
+) -> Answer<(QpState, QpState)> {
+    let mask = AttrMask(request.mask);
+    let from = qp.state;
+    let wanted =
+        if mask.contains(AttrMask::STATE) { QpState::from_number(request.state) } else { Some(from) };
+    let to =
+        wanted.ok_or_else(|| CommandError::invalid(format!("QP state {} does not exist", request.state)))?;
+    if mask.contains(AttrMask::CUR_STATE) && request.current_state != from.number() {
+        let assumed = request.current_state;
+        return Err(CommandError::invalid(format!("the QP is in {from:?}, not in state {assumed}")));
+    }
+    check_modify(qp.service, from, to, mask).map_err(|e| CommandError::invalid(e.to_string()))?;
+    check_values(ports, limits, qp, request)?;
+    Ok((from, to))
+}
+
+/// Place of the port that a queue has after this; checked before.
+fn port_of(ports: &Ports, qp: &Qp, request: &ModifyQp) -> usize {
+    let named = AttrMask(request.mask).contains(AttrMask::PORT).then_some(request.port);
+    named.and_then(|number| ports.place(qp.device, number).ok()).unwrap_or(qp.port)
+}
+
+fn check_values(ports: &Ports, limits: &Capabilities, qp: &Qp, request: &ModifyQp) -> Answer<()> {
+    let device = &ports.configs[port_of(ports, qp, request)];
+    let (rd, init) = (limits.max_qp_rd_atom, limits.max_qp_init_rd_atom);
+    for (attribute, name, value, range) in [
+        (AttrMask::PORT, "port", u32::from(request.port), 1..=ports.of_each().into()),
+        (AttrMask::PKEY_INDEX, "pkey_index", request.pkey_index.into(), 0..=u32::from(limits.max_pkeys) - 1),
+        (AttrMask::PATH_MTU, "path_mtu", request.path_mtu.into(), 1..=device.mtu.into()),
+        (AttrMask::TIMEOUT, "timeout", request.timeout.into(), 0..=31),
+        (AttrMask::RETRY_CNT, "retry_cnt", request.retry_count.into(), 0..=7),
+        (AttrMask::RNR_RETRY, "rnr_retry", request.rnr_retry.into(), 0..=7),
+        (AttrMask::MIN_RNR_TIMER, "min_rnr_timer", request.min_rnr_timer.into(), 0..=31),
+        (AttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", request.max_rd_atomic.into(), 0..=init),
+        (AttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", request.max_dest_rd_atomic.into(), 0..=rd),
+        (AttrMask::DEST_QPN, "dest_qp_num", request.dest_qpn, 0..=0xff_ffff),
+    ] {
+        let wrong = AttrMask(request.mask).contains(attribute) && !range.contains(&value);
+        refuse_if!(wrong, EINVAL, "{name} {value} is not in {range:?}");
+    }
+    if AttrMask(request.mask).contains(AttrMask::AV) {
+        // The kernel compares both ports as well, and knows no port 0 (`modify_qp` in `uverbs_cmd.c`).
+        ah::check(device, &request.address)?;
+    }
+    Ok(())
 }
 
 impl ModifyQp {

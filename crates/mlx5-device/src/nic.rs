@@ -6,12 +6,17 @@
 
 use roce::Now;
 
-use super::command::EventSink;
-use super::core::{Core, LogSink, ThreadSampler};
+use super::command::{EventSink, event_type};
+use super::context::Contexts;
+use super::core::Core;
 use super::counters::{Counters, PortCounters};
-use super::faults::{Injection, Settings};
+use super::faults::{Faults, Injection, Settings};
+use super::machine::{LogSink, Machine};
 use super::model::{Capabilities, DeviceConfig};
-use super::qpn::Qps;
+use super::pd::Pds;
+use super::qps::Qps;
+use super::table::Table;
+use crate::TokenBucket;
 use crate::carrier::Carrier;
 use crate::config::NicConfig;
 use crate::memory::Memory;
@@ -23,6 +28,10 @@ const ARRIVALS: usize = 32;
 /// The software NIC of one process. One thread at a time uses it.
 pub struct Nic<M: Memory, C: Carrier> {
     pub(super) link: C,
+    pub(super) contexts: Contexts,
+    pub(super) pds: Pds,
+    /// Address handles: the protection domain of each.
+    pub(super) ahs: Table<u32>,
     pub(super) qps: Qps,
     pub(super) core: Core<M>,
 }
@@ -37,32 +46,40 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         log: Box<dyn LogSink>,
         now: Now,
     ) -> Nic<M, C> {
-        let core = Core::new(config, memory, link.has_wire(), events, log, now);
-        let mut nic = Nic { qps: Qps::new(link.slot()), link, core };
+        let counters = Counters::default();
+        let machine = Machine { memory, events, log, counters, now, clock: Now::default };
+        let mut nic = Nic {
+            contexts: Contexts::default(),
+            pds: Pds::default(),
+            ahs: Table::default(),
+            qps: Qps::new(link.slot()),
+            core: Core::new(config, machine, link.has_wire(), now),
+            link,
+        };
         nic.link.set_delay(config.delay_ns);
         nic
     }
 
     /// From now on a late doorbell is excused while one of these threads has no core; before, no thread is looked at.
     pub fn excuse(&mut self, threads: Box<dyn Threads>) {
-        self.core.threads = ThreadSampler::new(threads);
+        self.core.uars.excuse(threads);
     }
 
     /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.
     pub fn stamp_by(&mut self, clock: fn() -> Now) {
-        self.core.clock = clock;
+        self.core.machine.clock = clock;
     }
 
     // What the devices are.
 
     /// The ports of all devices, those of `mlx5_0` first.
     pub fn ports(&self) -> &[DeviceConfig] {
-        &self.core.ports
+        &self.core.ports.configs
     }
 
     /// What the port at this place carried.
     pub fn port_counters(&self, place: usize) -> PortCounters {
-        self.core.port_counters.get(place).copied().unwrap_or_default()
+        self.core.ports.counters.get(place).copied().unwrap_or_default()
     }
 
     /// Limits and capability bits, the same for every device.
@@ -77,13 +94,12 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     }
 
     pub fn counters(&self) -> &Counters {
-        &self.core.counters
+        &self.core.machine.counters
     }
 
     /// QPs at the port of this place; a QP that was never told its port is at its device's first.
     pub fn open_qps(&self, place: usize) -> usize {
-        let qps = &self.qps;
-        (0..qps.bound()).filter_map(|at| qps.get(at)).filter(|qp| qp.port == place).count()
+        self.qps.iter().filter(|qp| qp.port == place).count()
     }
 
     /// The link, for sleeping and its counters.
@@ -93,24 +109,44 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// The sink of events, for completion channels made later.
     pub fn events(&mut self) -> &mut dyn EventSink {
-        &mut *self.core.events
+        &mut *self.core.machine.events
     }
 
     // What `softnic ctl` asks for.
 
-    /// Takes a port of a device, by its number, down, or up again. The error is a sentence.
+    /// Takes a port of a device, by its number, down, or up again; the contexts of the device get the event. Nothing happens when it
+    /// is so already. The error is a sentence.
     pub fn set_link(&mut self, device: usize, port: u8, up: bool) -> Result<(), String> {
-        self.core.set_link(device, port, up)
+        let core = &mut self.core;
+        let place = core.ports.place(device, port)?;
+        if core.is_down(place) != up {
+            return Ok(());
+        }
+        let state = if up { "up" } else { "down" };
+        let number = if core.ports.of_each() > 1 { format!(" port={port}") } else { String::new() };
+        let what = format!("link mlx5_{device} {state}{number}");
+        Faults::changed(&mut core.faults, &mut core.machine, what).toggle(place);
+        let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
+        for context in self.contexts.of_device(device) {
+            // The element is the port's number.
+            core.machine.asynchronous(context, port.into(), kind);
+        }
+        Ok(())
     }
 
     /// What was changed so far, in the words of `softnic ctl`: 64 changes at most, while `ctl_changes` counts all.
     pub fn changes(&self) -> &[String] {
-        self.core.changes()
+        self.core.faults.as_ref().map_or(&[], |faults| faults.changes())
     }
 
     /// Changes loss, seed, delay and rates. The error is a sentence.
     pub fn set(&mut self, settings: &Settings) -> Result<(), String> {
-        self.core.set(settings)?;
+        settings.check()?;
+        let Core { faults, machine, ports, .. } = &mut self.core;
+        Faults::changed(faults, machine, format!("set {settings}")).set(settings, machine.now);
+        if let Some(rate) = settings.rate_gbps {
+            ports.shapers.iter_mut().for_each(|shaper| *shaper = TokenBucket::new(rate, machine.now));
+        }
         if let Some(delay) = settings.delay {
             self.link.set_delay(delay.0);
         }
@@ -119,7 +155,10 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// One fault, at the next message that it fits. The error is a sentence.
     pub fn inject(&mut self, injection: Injection) -> Result<(), String> {
-        self.core.inject(&self.qps, injection)
+        let core = &mut self.core;
+        Faults::check(core.faults.as_deref(), &self.qps, &injection)?;
+        Faults::changed(&mut core.faults, &mut core.machine, format!("inject {injection}")).wait(injection);
+        Ok(())
     }
 
     // The device's own work.

@@ -6,9 +6,8 @@
 use core::net::IpAddr;
 
 use roce::connection::{Arrival, WorkRequest, poll_request_packet, take_reply_packet};
-use roce::packet::{Deth, Trailer};
+use roce::packet::{Deth, Outgoing, Trailer};
 use roce::wire::Gid;
-use roce::wire::icrc::ICRC_BYTES;
 use roce::wire::ip_of;
 use roce::{
     Access, Content, Fragment, Opcode, Outcome, Packet, PayloadSource, Placement, Position, PostedMessage,
@@ -17,23 +16,19 @@ use roce::{
 
 use super::command::ContextId;
 use super::core::Core;
+use super::deliver::order;
+use super::mkey::Mkeys;
 use super::mr::access;
 use super::qp::Qp;
-use super::qpn::Qps;
+use super::qps::Qps;
 use super::route::Route;
 use super::sq::{Kind, SendRequest};
+use super::wire::bytes_of;
 use crate::carrier::{Carrier, Icrc, Inbound, Unsent};
 use crate::memory::{Fault, Memory, Segment, Segments};
 
 /// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
 const PACKETS_AT_ONCE: usize = 32;
-
-/// Ethernet's preamble, header, check sequence and gap, and IP and UDP, in front of what [`Carrier::send_packet`] counts; IPv6's
-/// header has 40 bytes, IPv4's 20.
-fn framing(to: Option<IpAddr>) -> u64 {
-    let ip = if to.is_some_and(|to| to.is_ipv6()) { 40 } else { 20 };
-    20 + 14 + 4 + ip + 8
-}
 
 /// An acknowledgement waits so long for a message to leave with, ns: one call to the kernel sends both. Requesters' time-outs are a
 /// hundred times as long, and no queue waits so whose program did not answer in time before …
@@ -49,8 +44,8 @@ impl<M: Memory> Core<M> {
     pub(super) fn transmit_packets(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
         let mut sent = 0;
         while sent < PACKETS_AT_ONCE
-            && self.shapers[qp.port].allows(self.now)
-            && (self.faults.is_none() || self.keeps_pace())
+            && self.ports.shapers[qp.port].allows(self.machine.now)
+            && self.keeps_pace()
             && link.has_wire_room(route.from)
         {
             let (Some(requester), sq) = (&mut qp.requester, &qp.sq) else { break };
@@ -59,49 +54,38 @@ impl<M: Memory> Core<M> {
                 message = sq.find(ticket);
                 message.map(|place| work_request(&sq.outstanding[place]))
             };
-            let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.now, work) else { break };
+            let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.machine.now, work) else {
+                break;
+            };
             sent += 1;
-            let icrc = match self.faults.is_some() {
-                true => self.befalls_packet(qp, message, &outgoing),
-                false => Some(Icrc::Right),
+            let (counters, ports) = (&mut self.machine.counters, &mut self.ports);
+            let icrc = match &mut self.faults {
+                Some(faults) => faults.befalls_packet(counters, ports, qp, message, &outgoing),
+                None => Some(Icrc::Right),
             };
             let Some(icrc) = icrc else { continue };
-            let PayloadSource::Message(ticket) = outgoing.source else {
-                let bytes = link.send_packet(route.from, route.to, &outgoing.packet, icrc, |_| Ok(()));
-                if icrc == Icrc::Wrong {
-                    self.corrupted(qp.qpn, bytes.is_ok());
-                }
-                self.count_packet(
-                    qp.port,
-                    Some(route.to),
-                    &bytes,
-                    &outgoing.packet,
-                    0,
-                    outgoing.retransmission,
-                );
+            let (Outgoing { packet, source, retransmission }, Some(place)) = (outgoing, message) else {
                 continue;
             };
-            let Some(place) = message else { continue };
             let request = &qp.sq.outstanding[place];
-            let Fragment { offset, length } = outgoing.packet.payload;
-            let taken = if request.revoked {
+            let (ticket, carries) = (request.ticket, matches!(source, PayloadSource::Message(_)));
+            let taken = if carries && request.revoked {
                 Err(Unsent::Fault(Fault { addr: 0 }))
             } else {
-                let fill = |out: &mut [u8]| gather(&self.memory, request, offset, out);
-                link.send_packet(route.from, route.to, &outgoing.packet, icrc, fill)
+                let offset = packet.payload.offset;
+                let fill = |out: &mut [u8]| gather(&self.machine.memory, request, offset, out);
+                link.send_packet(route.from, route.to, &packet, icrc, fill)
             };
-            if icrc == Icrc::Wrong {
-                self.corrupted(qp.qpn, taken.is_ok());
+            let counters = &mut self.machine.counters;
+            if let Some(faults) = self.faults.as_mut().filter(|_| icrc == Icrc::Wrong) {
+                faults.corrupted(counters, qp.qpn, taken.is_ok());
             }
             if matches!(taken, Err(Unsent::Fault(_))) {
-                if let Some(requester) = &mut qp.requester {
-                    requester.fail(ticket, Status::LocalProtection);
-                }
+                qp.fail(ticket, Status::LocalProtection);
                 continue;
             }
-            let to = Some(route.to);
-            self.count_packet(qp.port, to, &taken, &outgoing.packet, length, outgoing.retransmission);
-            if self.memory.has_lagged() {
+            self.ports.count_packet(counters, qp.port, route.to, &taken, &packet, retransmission);
+            if carries && self.machine.memory.has_lagged() {
                 break;
             }
         }
@@ -112,7 +96,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn send_datagram(
         &mut self,
         link: &mut impl Carrier,
-        device: usize,
+        port: usize,
         request: &SendRequest,
         route: Route,
         transmit: Transmit,
@@ -129,18 +113,19 @@ impl<M: Memory> Core<M> {
             content: Content::Send { position: Position::Only, trailer },
             payload: Fragment { offset: 0, length },
         };
-        let fill = |out: &mut [u8]| gather(&self.memory, request, 0, out);
+        let fill = |out: &mut [u8]| gather(&self.machine.memory, request, 0, out);
         let taken = link.send_packet(route.from, route.to, &packet, Icrc::Right, fill);
         if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
             return Err(error);
         }
-        self.count_packet(device, Some(route.to), &taken, &packet, length, transmit.retransmission);
+        let counters = &mut self.machine.counters;
+        self.ports.count_packet(counters, port, route.to, &taken, &packet, transmit.retransmission);
         Ok(())
     }
 
     /// A message left: the acknowledgement that is due goes right behind it. Returns the number of packets.
     pub(super) fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
-        if self.now.0.saturating_sub(qp.ack_due.0) < ANSWER_NS {
+        if self.machine.now.0.saturating_sub(qp.ack_due.0) < ANSWER_NS {
             qp.converses = true;
         }
         let due = qp.replying && qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
@@ -154,7 +139,7 @@ impl<M: Memory> Core<M> {
         if !qp.converses || !qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement) {
             return false;
         }
-        qp.converses = self.now.0.saturating_sub(qp.ack_due.0) < ACK_WAIT_NS;
+        qp.converses = self.machine.now.0.saturating_sub(qp.ack_due.0) < ACK_WAIT_NS;
         qp.converses && qp.sq.outstanding.is_empty()
     }
 
@@ -177,7 +162,7 @@ impl<M: Memory> Core<M> {
     ) -> usize {
         let mut sent = 0;
         for place in self.schedule.replying.list.clone() {
-            let qp = qps.get_mut(place).filter(|qp| of.is_none_or(|context| qp.context == context));
+            let qp = qps.get_mut(place).filter(|qp| of.is_none_or(|context| qp.owner.context == context));
             sent += qp.map_or(0, |qp| self.acknowledge_alone(link, qp));
         }
         sent
@@ -194,102 +179,55 @@ impl<M: Memory> Core<M> {
         if self.awaits_answer(qp) {
             return (0, true);
         }
-        let (mut sent, to) = (0, Some(route.to));
+        let mut sent = 0;
         while sent < PACKETS_AT_ONCE {
-            let late = self.now < qp.reply_not_before;
-            let paced = !unpaced && !self.shapers[qp.port].allows(self.now);
+            let late = self.machine.now < qp.reply_not_before;
+            let paced = !unpaced && !self.ports.shapers[qp.port].allows(self.machine.now);
             if late || paced || !link.has_wire_room(route.from) {
                 return (sent, true);
             }
-            let Some(outgoing) = qp.responder.as_mut().and_then(|r| r.poll_packet()) else {
+            let Some(Outgoing { packet, source, .. }) = qp.responder.as_mut().and_then(|r| r.poll_packet())
+            else {
                 return (sent, false);
             };
             sent += 1;
-            if self.faults.is_some() && self.loses_answer(qp.port) {
-                let bytes = Ok(bytes_of(&outgoing.packet));
-                self.count_packet(qp.port, to, &bytes, &outgoing.packet, 0, false);
+            let counters = &mut self.machine.counters;
+            if let Some(faults) = &mut self.faults
+                && faults.loses_answer(counters, qp.port)
+            {
+                let bytes = Ok(bytes_of(&packet));
+                self.ports.count_packet(counters, qp.port, route.to, &bytes, &packet, false);
                 continue;
             }
-            let Fragment { offset, length } = outgoing.packet.payload;
-            let PayloadSource::Region(region) = outgoing.source else {
-                self.count_answer(&outgoing.packet);
-                let bytes = link.send_packet(route.from, route.to, &outgoing.packet, Icrc::Right, |_| Ok(()));
-                self.count_packet(qp.port, to, &bytes, &outgoing.packet, 0, false);
-                continue;
-            };
-            let at = Segment { addr: region.address.wrapping_add(offset.into()), len: length.into() };
-            let outcome = if self.is_readable_still(qp, &region, offset, length) {
-                let fill = |out: &mut [u8]| self.memory.read(at.addr, out);
-                match link.send_packet(route.from, route.to, &outgoing.packet, Icrc::Right, fill) {
-                    Err(Unsent::Fault(_)) => Outcome::LocalFault,
-                    bytes => {
-                        self.count_packet(qp.port, to, &bytes, &outgoing.packet, length, false);
-                        if self.memory.has_lagged() {
-                            return (sent, true);
-                        }
-                        continue;
+            counters.answer(&packet);
+            let region = if let PayloadSource::Region(region) = source { Some(region) } else { None };
+            let readable =
+                region.is_none_or(|region| is_readable_still(&self.mkeys, qp, &region, packet.payload));
+            let taken = if readable {
+                let fill = |out: &mut [u8]| match region {
+                    Some(region) => {
+                        let addr = region.address.wrapping_add(packet.payload.offset.into());
+                        self.machine.memory.read(addr, out)
                     }
-                }
+                    None => Ok(()),
+                };
+                link.send_packet(route.from, route.to, &packet, Icrc::Right, fill)
             } else {
-                Outcome::Revoked
+                Err(Unsent::Fault(Fault { addr: 0 }))
             };
-            if let Some(responder) = &mut qp.responder {
-                responder.read_failed(outcome);
+            if matches!(taken, Err(Unsent::Fault(_))) {
+                if let Some(responder) = &mut qp.responder {
+                    responder.read_failed(if readable { Outcome::LocalFault } else { Outcome::Revoked });
+                }
+                self.take_events(qp);
+                continue;
             }
-            self.take_events(qp);
+            self.ports.count_packet(&mut self.machine.counters, qp.port, route.to, &taken, &packet, false);
+            if region.is_some() && self.machine.memory.has_lagged() {
+                return (sent, true);
+            }
         }
         (sent, true)
-    }
-
-    /// A card looks at the key with every packet.
-    fn is_readable_still(&self, qp: &Qp, region: &Region, offset: u32, length: u32) -> bool {
-        if length == 0 {
-            // The key of an empty READ is not checked.
-            return true;
-        }
-        let va = region.va.wrapping_add(offset.into());
-        let wanted = Ok(region.address.wrapping_add(offset.into()));
-        self.regions.grant(region.key, qp.pd, qp.qpn, va, length.into(), Access(access::REMOTE_READ))
-            == wanted
-    }
-
-    fn count_answer(&mut self, packet: &Packet) {
-        use roce::packet::{Aeth, Syndrome};
-        if let Content::Acknowledge(Aeth { syndrome, .. }) = packet.content {
-            match syndrome {
-                Syndrome::Ack => {}
-                Syndrome::RnrNak { .. } => self.counters.rnr_naks_sent += 1,
-                Syndrome::Nak(_) => self.counters.naks_sent += 1,
-            }
-        }
-    }
-
-    pub(super) fn count_packet(
-        &mut self,
-        port: usize,
-        to: Option<IpAddr>,
-        taken: &Result<usize, Unsent>,
-        packet: &Packet,
-        payload: u32,
-        again: bool,
-    ) {
-        let Ok(bytes) = taken else {
-            // No header says that, or no port has that address: lost on the way.
-            self.counters.lost_unreachable += 1;
-            return;
-        };
-        let wire = framing(to) + *bytes as u64;
-        self.shapers[port].spend(wire);
-        self.counters.wire_bytes_sent += wire;
-        self.port_counters[port].wire_bytes_sent += wire;
-        if again {
-            self.counters.retransmissions += 1;
-        } else if packet.content.is_request() {
-            let message = u64::from(packet.content.position().ends());
-            self.counters.messages_sent += message;
-            self.port_counters[port].messages_sent += message;
-            self.counters.bytes_sent += u64::from(payload);
-        }
     }
 
     // In.
@@ -304,18 +242,18 @@ impl<M: Memory> Core<M> {
         inbound: &mut impl Inbound,
     ) {
         let stranger = |route: Option<Route>| route != Some(Route { from: at, to: from });
-        let is_at = |port: usize| self.ports[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
+        let is_at = |port: usize| self.ports.configs[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
         if qp.service != ServiceType::Ud && stranger(qp.route) || !is_at(qp.port) {
-            self.counters.dropped_address += 1;
-        } else if self.faults.is_some() && self.is_down(qp.port) {
-            self.drop_at_port(qp);
+            self.machine.counters.dropped_address += 1;
+        } else if self.is_down(qp.port) {
+            self.ports.drop_at(&mut self.machine.counters, qp.port);
         } else if !packet.content.is_request() {
             self.take_answer(qp, packet, inbound);
         } else if qp.state.answers_requests() {
-            self.port_counters[qp.port].requests_received += 1;
+            self.ports.counters[qp.port].requests_received += 1;
             self.respond_to_packet(qp, packet, inbound);
         } else {
-            self.counters.dropped_qp_state += 1;
+            self.machine.counters.dropped_qp_state += 1;
         }
     }
 
@@ -345,32 +283,32 @@ impl<M: Memory> Core<M> {
                 }
                 Verdict::Dropped(reason) => core.count_dropped(reason),
             }
-            core.counters.packets_taken += u64::from(is_taken);
-            if core.faults.is_some() && matches!(packet.content, Content::ReadRequest(_)) {
-                qp.reply_not_before = qp.reply_not_before.max(core.answer_not_before(qp.qpn));
+            core.machine.counters.packets_taken += u64::from(is_taken);
+            if let (Some(faults), Content::ReadRequest(_)) = (&mut core.faults, packet.content) {
+                faults.delay_answer(&mut core.machine, qp);
             }
         });
         if !owed_before && owed(qp) {
-            qp.ack_due = self.now;
+            qp.ack_due = self.machine.now;
         }
     }
 
     fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
         let waits = qp.state.finishes_sends() && qp.service == ServiceType::Rc;
         let Some(requester) = qp.requester.as_mut().filter(|_| waits) else {
-            self.counters.dropped_replies += 1;
+            self.machine.counters.dropped_replies += 1;
             return;
         };
-        let arrival = take_reply_packet(requester, qp.qpn, self.now, packet);
+        let arrival = take_reply_packet(requester, qp.qpn, self.machine.now, packet);
         let ignored = matches!(arrival, Arrival::Reply(ReplyVerdict::Ignored));
-        self.counters.packets_taken += u64::from(!ignored);
-        self.counters.dropped_replies += u64::from(ignored);
+        self.machine.counters.packets_taken += u64::from(!ignored);
+        self.machine.counters.dropped_replies += u64::from(ignored);
         match arrival {
             Arrival::Place(placement) => self.place_read(qp, placement, inbound),
             Arrival::Reply(_) | Arrival::Request(_) => {}
         }
         self.drain_completions(qp);
-        self.schedule.heat(qp, self.now);
+        self.schedule.heat(qp, self.machine.now);
     }
 
     /// Bytes of a READ go where it wants them.
@@ -378,18 +316,17 @@ impl<M: Memory> Core<M> {
         let Placement { ticket, fragment: Fragment { offset, length } } = placement;
         let Some(place) = qp.sq.find(ticket) else { return };
         let request = &mut qp.sq.outstanding[place];
-        self.counters.bytes_read += u64::from(length);
+        self.machine.counters.bytes_read += u64::from(length);
         let placed = if request.signalled && request.request.length as usize <= qp.requester_scatter {
             // So short that it came in one packet.
             request.inline.clear();
             request.inline.resize(length as usize, 0);
             inbound.copy_to_buffer(&mut request.inline).is_ok()
         } else {
-            let mut to = std::mem::take(&mut self.segments);
+            let mut to = std::mem::take(&mut self.inbox.segments);
             pieces(&request.segments, offset, length, &mut to);
-            let placed = !request.revoked
-                && inbound.copy_into(&to, super::deliver::order(self.options.relaxed_ordering)).is_ok();
-            self.segments = to;
+            let placed = !request.revoked && inbound.copy_into(&to, order(self.inbox.relaxed)).is_ok();
+            self.inbox.segments = to;
             placed
         };
         if let Some(requester) = qp.requester.as_mut().filter(|_| !placed) {
@@ -398,10 +335,13 @@ impl<M: Memory> Core<M> {
     }
 }
 
-/// Bytes from BTH to ICRC, of a packet that does not leave.
-pub(super) fn bytes_of(packet: &Packet) -> usize {
-    let headers = packet.to_wire(&[]).map_or(0, |wire| wire.header_bytes());
-    headers + (packet.payload.length as usize).next_multiple_of(4) + ICRC_BYTES
+/// Whether a region that a READ was granted is still there. A card looks at the key with every packet.
+fn is_readable_still(mkeys: &Mkeys, qp: &Qp, region: &Region, Fragment { offset, length }: Fragment) -> bool {
+    let va = region.va.wrapping_add(offset.into());
+    let wanted = Ok(region.address.wrapping_add(offset.into()));
+    let need = Access(access::REMOTE_READ);
+    // The key of an empty READ is not checked.
+    length == 0 || mkeys.grant(region.key, qp.pd, qp.qpn, va, length.into(), need) == wanted
 }
 
 /// What the headers of a message's packets say.

@@ -1,54 +1,31 @@
 //! Protection domains: what regions, windows, queues and address handles belong to. One in use is not destroyed.
 
-use super::command::{AllocatedPd, CommandError, ContextId, Handle};
-use super::commands::Answer;
-use super::core::Core;
-use super::nic::Nic;
-use crate::carrier::Carrier;
-use crate::memory::Memory;
+use super::command::{Answer, CommandError, Handle};
+use super::table::Table;
 
-/// A protection domain. Its number is its place in the NIC's table.
-#[derive(Debug)]
-pub(super) struct Pd {
-    pub users: u32,
-}
+/// Protection domains, each by its number, with the objects that belong to it.
+#[derive(Debug, Default)]
+pub(super) struct Pds(Table<u32>);
 
-pub trait PdCommands {
-    fn alloc_pd(&mut self, context: ContextId) -> Answer<AllocatedPd>;
-    fn dealloc_pd(&mut self, context: ContextId, pd: Handle) -> Answer<()>;
-}
-
-impl<M: Memory, C: Carrier> PdCommands for Nic<M, C> {
-    fn alloc_pd(&mut self, id: ContextId) -> Answer<AllocatedPd> {
-        self.core.context(id)?;
-        let limit = self.core.capabilities.max_pd;
-        if self.core.pds.len() >= limit as usize {
-            return Err(CommandError::exhausted("protection domains", limit));
-        }
-        let pdn = self.core.pds.insert(Pd { users: 0 });
-        Ok(AllocatedPd { handle: self.core.context_mut(id)?.pds.insert(pdn), pdn })
+impl Pds {
+    /// Returns the new one's number.
+    pub(super) fn alloc(&mut self, limit: u32) -> Answer<u32> {
+        self.0.check_room("protection domains", limit)?;
+        Ok(self.0.insert(0))
     }
 
-    fn dealloc_pd(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
-        let pd = self.core.find_pd(id, handle)?;
-        if self.core.pds.get(pd).is_some_and(|pd| pd.users > 0) {
+    pub(super) fn dealloc(&mut self, pd: u32, handle: Handle) -> Answer<()> {
+        if self.0.get(pd).is_some_and(|users| *users > 0) {
             return Err(CommandError::busy("PD", handle, "regions, windows, queues or address handles"));
         }
-        self.core.pds.remove(pd);
-        self.core.context_mut(id)?.pds.remove(handle);
+        self.0.remove(pd);
         Ok(())
-    }
-}
-
-impl<M: Memory> Core<M> {
-    pub(super) fn find_pd(&self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
-        self.context(id)?.pds.get(handle).copied().ok_or_else(|| CommandError::no_such("PD", handle))
     }
 
     /// One user of the PD more, or less.
-    pub(super) fn count_pd(&mut self, pd: u32, change: i32) {
-        if let Some(pd) = self.pds.get_mut(pd) {
-            pd.users = pd.users.saturating_add_signed(change);
+    pub(super) fn count(&mut self, pd: u32, change: i32) {
+        if let Some(users) = self.0.get_mut(pd) {
+            *users = users.saturating_add_signed(change);
         }
     }
 }

@@ -3,6 +3,7 @@
 use roce::{Opcode, Reply, ReplyKind, ReplyVerdict, ServiceType, Status};
 
 use super::core::Core;
+use super::deliver::order;
 use super::packets::pieces;
 use super::qp::Qp;
 use super::sq::{Kind, SendRequest};
@@ -24,7 +25,7 @@ impl<M: Memory> Core<M> {
             && qp.service == ServiceType::Rc
             && reply.src_qpn == qp.attributes.dest_qpn;
         if !expected {
-            self.counters.dropped_replies += 1;
+            self.machine.counters.dropped_replies += 1;
             return;
         }
         if reply.kind == ReplyKind::ReadResponse && !self.place_answer(qp, reply, offset, inbound) {
@@ -35,24 +36,24 @@ impl<M: Memory> Core<M> {
         if !last {
             if reply.kind == ReplyKind::ReadResponse && inbound.payload_len() > 0 {
                 // IBTA §9.7.6.1.3: the timer starts over with each response.
-                requester.hold_timer(self.now);
+                requester.hold_timer(self.machine.now);
             } else {
                 // Not the last of anything, and a part of nothing: no NIC of ours sends that.
-                self.counters.dropped_replies += 1;
+                self.machine.counters.dropped_replies += 1;
             }
             return;
         }
         let naks = reply.kind;
-        match requester.handle_reply(self.now, reply) {
-            ReplyVerdict::Ignored => self.counters.dropped_replies += 1,
+        match requester.handle_reply(self.machine.now, reply) {
+            ReplyVerdict::Ignored => self.machine.counters.dropped_replies += 1,
             ReplyVerdict::Resend if matches!(naks, ReplyKind::RnrNak { .. }) => {
-                self.counters.rnr_naks_received += 1
+                self.machine.counters.rnr_naks_received += 1
             }
             ReplyVerdict::Response(ticket) => {
                 if let Some(place) = qp.sq.find(ticket)
                     && qp.sq.outstanding[place].request.opcode == Opcode::Read
                 {
-                    self.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
+                    self.machine.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
                 }
             }
             ReplyVerdict::Progress | ReplyVerdict::Resend | ReplyVerdict::Failed => {}
@@ -60,7 +61,7 @@ impl<M: Memory> Core<M> {
         // At once: CQEs and events come in the order of arrival, so a message that follows its acknowledgement is seen after
         // the send it answers (`ib_send_lat -e` takes the next event of a shared channel for its send's).
         self.drain_completions(qp);
-        self.schedule.heat(qp, self.now);
+        self.schedule.heat(qp, self.machine.now);
     }
 
     /// Puts bytes that came with a READ response where the READ wants them. False: they belong to no READ, or could not be
@@ -79,14 +80,14 @@ impl<M: Memory> Core<M> {
                 && asked.psn.plus(count).minus(1) == reply.psn
         };
         let Some(place) = qp.sq.outstanding.iter().position(|r| answers(r)) else {
-            self.counters.dropped_replies += 1;
+            self.machine.counters.dropped_replies += 1;
             return false;
         };
         let scatter = qp.requester_scatter;
         let request = &mut qp.sq.outstanding[place];
         let end = u64::from(offset) + u64::from(len);
         if end > u64::from(request.request.length) {
-            self.counters.dropped_replies += 1;
+            self.machine.counters.dropped_replies += 1;
             return false;
         }
         let whole = offset == 0 && len == request.request.length;
@@ -98,7 +99,7 @@ impl<M: Memory> Core<M> {
             // Its region went away while the answer was on its way.
             Err(Fault { addr: 0 })
         } else {
-            let order = super::deliver::order(self.options.relaxed_ordering);
+            let order = order(self.inbox.relaxed);
             // The first piece needs no list of its own.
             match offset {
                 0 => inbound.copy_into(&request.segments, order),
@@ -113,10 +114,8 @@ impl<M: Memory> Core<M> {
             Ok(()) => true,
             Err(_) => {
                 let ticket = request.ticket;
-                if let Some(requester) = &mut qp.requester {
-                    requester.fail(ticket, Status::LocalProtection);
-                }
-                self.schedule.heat(qp, self.now);
+                qp.fail(ticket, Status::LocalProtection);
+                self.schedule.heat(qp, self.machine.now);
                 false
             }
         }

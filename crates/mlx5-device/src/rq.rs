@@ -7,10 +7,9 @@
 use mlx5_layout::RecvWqe;
 use mlx5_layout::doorbell::counter_of;
 use mlx5_layout::send_wqe::DataPointer;
-use roce::{Access, Receive, Region, RegionError, Resources};
+use roce::{Access, Receive, RegionError};
 
-use super::mr::Regions;
-use super::srq::Srq;
+use super::mkey::Mkeys;
 use crate::memory::{Memory, Segment};
 
 /// Largest entry: `max_recv_descriptor_bytes`.
@@ -52,7 +51,7 @@ impl ReceiveQueue {
     }
 
     /// Takes the next receive: its pointers are in `self.pointers` afterwards.
-    fn take<M: Memory>(&mut self, memory: &M) -> Option<Receive> {
+    pub(super) fn take<M: Memory>(&mut self, memory: &M) -> Option<Receive> {
         if self.posted == self.taken {
             self.posted = self.taken.wrapping_add(self.available(memory));
             if self.posted == self.taken {
@@ -96,7 +95,7 @@ impl ReceiveQueue {
     /// that does not allow it.
     pub(super) fn scatter(
         &self,
-        regions: &Regions,
+        mkeys: &Mkeys,
         pd: u32,
         offset: u32,
         len: u32,
@@ -113,7 +112,7 @@ impl ReceiveQueue {
             let piece = left.min(whole - from);
             if piece > 0 {
                 let va = pointer.va.wrapping_add(from);
-                let addr = regions.translate(pointer.lkey, pd, va, piece, Access::LOCAL_WRITE)?;
+                let addr = mkeys.translate(pointer.lkey, pd, va, piece, Access::LOCAL_WRITE)?;
                 out.push(Segment { addr, len: piece });
                 left -= piece;
             }
@@ -121,34 +120,5 @@ impl ReceiveQueue {
         // The responder compared the capacity before.
         debug_assert_eq!(left, 0);
         Ok(())
-    }
-}
-
-/// What a QP's responder may use.
-pub(super) struct QpResources<'a, M> {
-    pub memory: &'a M,
-    pub regions: &'a Regions,
-    pub pd: u32,
-    pub qpn: u32,
-    pub rq: &'a mut ReceiveQueue,
-    /// Where its receives come from instead.
-    pub srq: Option<&'a mut Srq>,
-}
-
-impl<M: Memory> Resources for QpResources<'_, M> {
-    fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
-        let address = self.regions.grant(rkey, self.pd, self.qpn, va, len, need)?;
-        Ok(Region { key: rkey, va, len, address })
-    }
-
-    fn take_receive(&mut self) -> Option<Receive> {
-        match &mut self.srq {
-            None => self.rq.take(self.memory),
-            Some(srq) => srq.take(self.memory, &mut self.rq.pointers),
-        }
-    }
-
-    fn may_invalidate(&self, rkey: u32) -> bool {
-        self.regions.may_invalidate(rkey, self.qpn)
     }
 }

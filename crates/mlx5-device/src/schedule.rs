@@ -16,9 +16,6 @@ const ROUND_NS: u64 = 500_000;
 /// The background walks move on so often, by as many as the time since asks for.
 const STEP_NS: u64 = 4_000;
 
-/// A queue where nothing moved for this long goes to the background.
-const COOL_NS: u64 = 1_000_000;
-
 /// QPs that have a turn in every poll, by their places.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
@@ -64,8 +61,6 @@ pub(super) struct Schedule {
     pub hot: Turns,
     /// QPs with replies to send.
     pub replying: Turns,
-    /// CQs with a completion channel.
-    pub channels: Vec<u32>,
     /// QPs that the background walk found worth a look; kept for its memory.
     pub found: Vec<u32>,
     /// The last poll asked the wire what has come.
@@ -73,15 +68,13 @@ pub(super) struct Schedule {
     /// Number of the present poll.
     pub round: u64,
     queues: Walk,
-    pages: Walk,
-    cqs: Walk,
     /// Time of the next step of the walks.
     next_step: Now,
 }
 
 /// A walk round a table, paced by time.
 #[derive(Debug, Default)]
-struct Walk {
+pub(super) struct Walk {
     at: u32,
     last: Now,
     /// Part of an element that was due and not taken, in units of 1 / [`ROUND_NS`].
@@ -110,6 +103,12 @@ impl Walk {
         }
         (first, count)
     }
+
+    /// The same one by one.
+    pub(super) fn places(&mut self, now: Now, bound: u32) -> impl Iterator<Item = u32> + use<> {
+        let (first, count) = self.due(now, bound);
+        (0..count).map(move |i| (first + i) % bound)
+    }
 }
 
 impl Schedule {
@@ -122,22 +121,9 @@ impl Schedule {
         }
     }
 
-    /// Whether the queue may go to the background.
-    pub(super) fn has_cooled(qp: &Qp, now: Now) -> bool {
-        now.0.saturating_sub(qp.active.0) > COOL_NS
-    }
-
     pub(super) fn forget_qp(&mut self, place: u32) {
         self.hot.list.retain(|p| *p != place);
         self.replying.list.retain(|p| *p != place);
-    }
-
-    pub(super) fn watch_cq(&mut self, place: u32) {
-        self.channels.push(place);
-    }
-
-    pub(super) fn forget_cq(&mut self, place: u32) {
-        self.channels.retain(|p| *p != place);
     }
 
     /// Whether the walks in the background move on now: every [`STEP_NS`], so that a busy NIC's polls are free of them.
@@ -154,20 +140,6 @@ impl Schedule {
         let (first, count) = self.queues.due(now, bound);
         let end = first + count;
         [first..end.min(bound), 0..end.saturating_sub(bound)]
-    }
-
-    /// UAR pages to look at in the background now.
-    pub(super) fn pages(&mut self, now: Now, bound: u32) -> impl Iterator<Item = u32> + use<> {
-        let (first, count) = self.pages.due(now, bound);
-        (0..count).map(move |i| (first + i) % bound)
-    }
-
-    /// Index of CQs with a channel to look at now. They come round ten times as fast: an arm that crossed its CQE waits
-    /// for this.
-    pub(super) fn channels(&mut self, now: Now) -> impl Iterator<Item = u32> + use<> {
-        let bound = self.channels.len() as u32;
-        let (first, count) = self.cqs.due(Now(now.0.saturating_mul(10)), bound);
-        (0..count).map(move |i| (first + i) % bound)
     }
 }
 

@@ -1,26 +1,15 @@
-//! Send queue: reads each WQE once, checks it as a card does, and keeps what a repetition needs.
-//!
-//! Checks and their syndromes follow IBTA vol. 1 §10.7 and what libmlx5's `mlx5_handle_error_cqe` names: a WQE that is
-//! malformed or not for this queue is 0x02, a length above a limit 0x01, a key, bound or right that fails 0x04. A failed
-//! WQE completes in its turn, behind the ones before it. UMR is in `window.rs`.
-//! Left out: masked atomics, WAIT, DUMP: each is 0x02, as on a card without the capability.
+//! Send queue: the ring, and what a repetition needs of each WQE that was read from it.
 
 use std::collections::VecDeque;
 
-use mlx5_layout::send_wqe::{
-    Addressing, BLOCK_BYTES, Body, Control, DataSegment, MAX_WQE_BYTES, UNIT_BYTES, blocks,
-};
-use mlx5_layout::{SendOpcode, SendWqe};
-use roce::{Access, Fragment, Opcode, Psn, Request, ServiceType, Status, Ticket, Transmit};
+use mlx5_layout::doorbell::counter_of;
+use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES, UNIT_BYTES};
+use roce::{Request, Status, Ticket, Transmit};
 
-use super::core::Core;
 use super::doorbell::SendDoorbell;
-use super::mr::Regions;
-use super::qp::Qp;
-use super::route::{Route, Way, Ways};
+use super::route::Route;
 use super::window::WindowWork;
 use crate::carrier::{PathAddress, Position};
-use crate::config::LinkLayer;
 use crate::memory::{Memory, Segment};
 
 /// The send side of a QP: the ring, and what was read from it and has not completed.
@@ -113,7 +102,7 @@ impl SendRequest {
 
     /// Keeps inline bytes. They stay where they are until the request is reused, since a WQE cannot have more than there is
     /// room for.
-    fn keep(&mut self, bytes: &[u8]) -> Segment {
+    pub(super) fn keep(&mut self, bytes: &[u8]) -> Segment {
         let start = self.inline.len();
         self.inline.reserve(MAX_WQE_BYTES.saturating_sub(start));
         self.inline.extend_from_slice(bytes);
@@ -129,6 +118,19 @@ impl SendRequest {
     }
 }
 
+/// What the record and the register of a send queue say now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Posted {
+    /// The record, from its one read; none: it cannot be read.
+    pub record: Option<u16>,
+    /// Blocks that may be executed.
+    pub available: u16,
+    /// Record and register agree.
+    pub agree: bool,
+    /// The record is further ahead than the ring is long.
+    pub range: bool,
+}
+
 /// Emptied requests for reuse, so that a message costs no allocation.
 #[derive(Debug, Default)]
 // Boxes: they go back and forth between here and the queues, and a request is large.
@@ -139,7 +141,7 @@ pub(super) struct Pool(Vec<Box<SendRequest>>);
 const POOL_LIMIT: usize = 1024;
 
 impl Pool {
-    fn take(&mut self) -> Box<SendRequest> {
+    pub(super) fn take(&mut self) -> Box<SendRequest> {
         self.0.pop().unwrap_or_else(|| Box::new(SendRequest::empty()))
     }
 
@@ -160,6 +162,36 @@ impl SendQueue {
         for request in self.outstanding.iter_mut().chain(&mut self.held) {
             request.revoked |= request.keys.contains(&key);
         }
+    }
+
+    /// The send word of the record.
+    pub(super) fn read_record<M: Memory>(&self, memory: &M) -> Option<u16> {
+        memory.load32(self.record).ok().map(|word| counter_of(word.to_ne_bytes()))
+    }
+
+    pub(super) fn posted<M: Memory>(&self, memory: &M) -> Posted {
+        let record = if self.blocks == 0 { None } else { self.read_record(memory) };
+        let Some(index) = record else {
+            return Posted { record, available: 0, agree: true, range: false };
+        };
+        let ahead = self.distance(index);
+        if u32::from(ahead) > self.blocks {
+            return Posted { record, available: 0, agree: false, range: true };
+        }
+        let available = self.distance(self.doorbell.limit(self.fetched, index));
+        Posted { record, available, agree: available == ahead, range: false }
+    }
+
+    /// Drops everything posted, without completions.
+    pub(super) fn empty(&mut self, pool: &mut Pool) {
+        for request in self.outstanding.drain(..).chain(self.held.take()) {
+            pool.give(request);
+        }
+        self.fetched = 0;
+        self.partial = None;
+        self.last_sent = None;
+        self.stopped = false;
+        self.doorbell.reset();
     }
 
     /// Distance from the next block to read up to `to`.
@@ -192,7 +224,7 @@ impl SendQueue {
 
     /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns the bytes
     /// it has; at most `available` blocks are read.
-    fn copy_out<M: Memory>(
+    pub(super) fn copy_out<M: Memory>(
         &self,
         memory: &M,
         available: u16,
@@ -219,195 +251,4 @@ impl SendQueue {
         }
         Ok(usize::from(control.units()) * UNIT_BYTES)
     }
-}
-
-/// What the checks of a WQE look at besides the WQE.
-pub(super) struct Checks<'a> {
-    pub regions: &'a Regions,
-    pub ways: Ways<'a>,
-    pub max_message_bytes: u32,
-}
-
-impl<M: Memory> Core<M> {
-    /// Reads the next WQE. `available`: blocks that may be read, at least one.
-    pub(super) fn fetch(&mut self, qp: &mut Qp, available: u16) -> Box<SendRequest> {
-        let mut out = self.pool.take();
-        out.wqe_index = qp.sq.fetched;
-        let bytes = &mut *self.wqe;
-        // What is not read must not be the last WQE's.
-        bytes[..Control::BYTES].fill(0);
-        let read = qp.sq.copy_out(&self.memory, available, bytes);
-        // A WQE whose length is unknown ends the queue; it takes one block.
-        let taken = read.map_or(1, |len| blocks((len / UNIT_BYTES) as u8).max(1));
-        out.opcode = bytes[3];
-        let checks = Checks {
-            regions: &self.regions,
-            ways: Ways { path: self.options.path, wire: self.options.wire, ports: &self.ports },
-            max_message_bytes: self.capabilities.max_message_bytes,
-        };
-        if let Err(status) = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out)) {
-            out.kind = Kind::Failed(status);
-            qp.sq.stopped = true;
-        }
-        // The payload is read when the transport sends the message, up to a whole budget of WQEs later.
-        if let Some(first) = out.segments.first() {
-            self.memory.prefetch(first.addr);
-        }
-        self.counters.post(out.opcode);
-        if let Some(asked) = qp.asked.take() {
-            self.counters.turnarounds += 1;
-            self.counters.turnaround_ns += self.now.0.saturating_sub(asked.0);
-        }
-        qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
-        out
-    }
-}
-
-impl Checks<'_> {
-    /// Fills `out` from a WQE, or says what is wrong with it.
-    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut SendRequest) -> Result<(), Status> {
-        let malformed = Status::LocalQpOperation;
-        let wqe = SendWqe::new(bytes).map_err(|_| malformed)?;
-        let control = *wqe.control();
-        out.signalled = control.is_signalled();
-        out.fence = control.fm_ce_se & 0xe0 != 0;
-        if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
-            return Err(malformed);
-        }
-        if control.send_opcode() == Some(SendOpcode::Umr) {
-            out.kind = Kind::Window(WindowWork::of(&wqe, qp.service, qp.qpn)?);
-            return Ok(());
-        }
-        let addressing = match qp.service {
-            ServiceType::Ud => Addressing::Datagram,
-            ServiceType::Rc | ServiceType::Uc => Addressing::Connected,
-        };
-        let body = wqe.body(addressing).map_err(|_| malformed)?;
-        if body.opcode == SendOpcode::Nop {
-            out.kind = Kind::Nop;
-            return Ok(());
-        }
-        let opcode = message_opcode(body.opcode).filter(|o| o.allowed_on(qp.service)).ok_or(malformed)?;
-        out.kind = Kind::Message;
-        out.request = Request {
-            src_qpn: qp.qpn,
-            dst_qpn: qp.attributes.dest_qpn,
-            service: qp.service,
-            opcode,
-            psn: Psn::new(0),
-            solicited: control.is_solicited(),
-            ack_requested: false,
-            imm: if has_immediate(opcode) { control.immediate } else { [0; 4] },
-            remote_va: body.remote.map_or(0, |r| r.va),
-            rkey: body.remote.map_or(0, |r| r.rkey),
-            length: 0,
-            swap_add: body.atomic.map_or(0, |a| a.swap_add),
-            compare: if opcode == Opcode::CompareSwap { body.atomic.map_or(0, |a| a.compare) } else { 0 },
-            qkey: 0,
-            fragment: Fragment::default(),
-        };
-        self.address(qp, &body, out);
-        let length = self.gather(qp, opcode, &body, out)?;
-        out.request.length = length;
-        out.request.fragment = Fragment { offset: 0, length };
-        Ok(())
-    }
-
-    /// Where the message goes.
-    fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) {
-        let Some(vector) = &body.datagram else {
-            (out.unreachable, out.route) = (qp.peer.is_none(), None);
-            return;
-        };
-        let device = &self.ways.ports[qp.port];
-        let roce = device.link_layer == LinkLayer::Roce;
-        let grh = roce || vector.grh;
-        let (dlid, dgid) = (if roce { 0 } else { vector.lid_or_udp_port }, grh.then_some(&vector.gid));
-        let source = device.gids.get(usize::from(vector.source_gid_index)).or(device.gids.first());
-        out.path = PathAddress {
-            sgid: source.map_or([0; 16], |entry| entry.gid),
-            dgid: vector.gid,
-            slid: device.lid | u16::from(vector.path_bits & 0x7f),
-            dlid,
-            flow_label: vector.flow_label,
-            // Ethernet keeps the priority in bits 3:1.
-            sl: if roce { vector.rate_service_level >> 1 & 7 } else { vector.rate_service_level & 0xf },
-            traffic_class: vector.traffic_class,
-            hop_limit: vector.hop_limit,
-            grh,
-            to_port: 0,
-        };
-        out.request.dst_qpn = vector.destination_qpn;
-        // A Q_Key with its top bit set means: use the QP's own (IBTA).
-        let own = vector.qkey & 1 << 31 != 0;
-        out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
-        (out.unreachable, out.route) = (false, None);
-        match self.ways.to(qp.port, source, dlid, dgid, vector.destination_qpn) {
-            Way::Nowhere => out.unreachable = true,
-            Way::Shared(_, port) => out.path.to_port = port,
-            Way::Wire(route) => out.route = Some(route),
-        }
-    }
-
-    /// Checks the local side and notes it; returns the payload's length.
-    fn gather(&self, qp: &Qp, opcode: Opcode, body: &Body<'_>, out: &mut SendRequest) -> Result<u32, Status> {
-        let need = if opcode.wants_response() { Access::LOCAL_WRITE } else { Access(0) };
-        let mut length = 0u64;
-        let mut pointers = 0;
-        for segment in body.data {
-            match segment.map_err(|_| Status::LocalQpOperation)? {
-                DataSegment::Inline(bytes) => {
-                    // Inline data goes out only, and a queue was made for so much of it.
-                    if opcode.wants_response() {
-                        return Err(Status::LocalQpOperation);
-                    }
-                    length += bytes.len() as u64;
-                    let kept = out.keep(bytes);
-                    out.segments.extend(Some(kept).filter(|kept| kept.len > 0));
-                }
-                DataSegment::Pointer(pointer) => {
-                    pointers += 1;
-                    // A length of 0 stands for 2^31 (see `DataPointer`), which is above every limit.
-                    let len = if pointer.byte_count == 0 { 1 << 31 } else { u64::from(pointer.byte_count) };
-                    length += len;
-                    if length > u64::from(self.max_message_bytes) {
-                        return Err(Status::LocalLength);
-                    }
-                    let addr = self
-                        .regions
-                        .translate(pointer.lkey, qp.pd, pointer.va, len, need)
-                        .map_err(|_| Status::LocalProtection)?;
-                    out.segments.push(Segment { addr, len });
-                    out.keys.push(pointer.lkey);
-                }
-            }
-        }
-        if pointers > qp.max_send_sge {
-            return Err(Status::LocalQpOperation);
-        }
-        if opcode.is_atomic() && length != 8 {
-            return Err(Status::LocalLength);
-        }
-        u32::try_from(length).map_err(|_| Status::LocalLength)
-    }
-}
-
-/// The transport's operation of a WQE; none for what this NIC does not do.
-fn message_opcode(opcode: SendOpcode) -> Option<Opcode> {
-    Some(match opcode {
-        SendOpcode::Send => Opcode::Send,
-        SendOpcode::SendImm => Opcode::SendImm,
-        SendOpcode::SendInvalidate => Opcode::SendInvalidate,
-        SendOpcode::RdmaWrite => Opcode::Write,
-        SendOpcode::RdmaWriteImm => Opcode::WriteImm,
-        SendOpcode::RdmaRead => Opcode::Read,
-        SendOpcode::AtomicCompareSwap => Opcode::CompareSwap,
-        SendOpcode::AtomicFetchAdd => Opcode::FetchAdd,
-        _ => return None,
-    })
-}
-
-/// Whether the control segment's last four bytes travel: immediate data, or a key.
-fn has_immediate(opcode: Opcode) -> bool {
-    matches!(opcode, Opcode::SendImm | Opcode::SendInvalidate | Opcode::WriteImm)
 }

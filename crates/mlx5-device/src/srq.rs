@@ -14,16 +14,13 @@ use mlx5_layout::srq_wqe;
 use roce::Receive;
 
 use super::command::{
-    CommandError, ContextId, CreateSrq, CreatedSrq, Handle, ModifySrq, QueriedSrq, event_type, refuse_if,
+    Answer, CommandError, ContextId, CreateSrq, CreatedSrq, Handle, ModifySrq, QueriedSrq, event_type,
+    refuse_if,
 };
-use super::commands::Answer;
-use super::core::Core;
-use super::nic::Nic;
-use super::qp::Qp;
-use super::qpn::Qps;
+use super::machine::{Machine, Owner};
+use super::model::Capabilities;
 use super::rq::MAX_ENTRY_BYTES;
-use crate::carrier::Carrier;
-use crate::errno;
+use super::table::Table;
 use crate::memory::Memory;
 
 /// SRQ numbers start here.
@@ -46,13 +43,11 @@ enum SrqNotice {
 
 #[derive(Debug)]
 pub(super) struct Srq {
-    pub context: ContextId,
-    pub srqn: u32,
-    pub user_handle: u64,
+    owner: Owner,
+    srqn: u32,
     pub pd: u32,
     /// QPs that take from it.
-    pub users: u32,
-    pub async_events: u32,
+    users: u32,
     ring: u64,
     record: u64,
     /// Entries, a power of two.
@@ -138,50 +133,63 @@ impl Srq {
     }
 }
 
-pub trait SrqCommands {
-    fn create_srq(&mut self, context: ContextId, command: &CreateSrq) -> Answer<CreatedSrq>;
-    /// Arms its limit.
-    fn modify_srq(&mut self, context: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()>;
-    fn query_srq(&self, context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
-    /// Destroys it; returns how many asynchronous events of it the program has read.
-    fn destroy_srq(&mut self, context: ContextId, srq: Handle) -> Answer<u32>;
+/// Every SRQ of the NIC.
+#[derive(Debug, Default)]
+pub(super) struct Srqs {
+    table: Table<Srq>,
+    /// Places of SRQs that failed in this poll; their QPs follow.
+    dead: Vec<u32>,
 }
 
-impl<M: Memory, C: Carrier> SrqCommands for Nic<M, C> {
-    fn create_srq(&mut self, id: ContextId, request: &CreateSrq) -> Answer<CreatedSrq> {
-        let pd = self.core.find_pd(id, request.pd)?;
-        let limits = &self.core.capabilities;
-        let (max, max_wr, max_sge) =
-            (limits.max_srq, limits.max_srq_wr, limits.max_recv_descriptor_bytes / 16);
-        let CreateSrq { max_wr: wr, max_sge: sge, .. } = *request;
+impl Srqs {
+    pub(super) fn get(&self, place: u32) -> Option<&Srq> {
+        self.table.get(place)
+    }
+
+    pub(super) fn get_mut(&mut self, place: u32) -> Option<&mut Srq> {
+        self.table.get_mut(place)
+    }
+
+    /// QPs that take from this one, one more or one less.
+    pub(super) fn count_user(&mut self, place: Option<u32>, change: i32) {
+        if let Some(srq) = place.and_then(|place| self.table.get_mut(place)) {
+            srq.users = srq.users.saturating_add_signed(change);
+        }
+    }
+
+    /// Makes an SRQ in protection domain `pd`; returns its place, and the answer but for its handle.
+    pub(super) fn create<M: Memory>(
+        &mut self,
+        memory: &M,
+        id: ContextId,
+        pd: u32,
+        request: &CreateSrq,
+        limits: &Capabilities,
+    ) -> Answer<(u32, CreatedSrq)> {
+        let (max_wr, max_sge) = (limits.max_srq_wr, limits.max_recv_descriptor_bytes / 16);
+        let CreateSrq { max_wr: wr, max_sge: sge, buffer: ring, record, .. } = *request;
         let large = wr > max_wr || sge > max_sge;
         refuse_if!(large, EINVAL, "SRQ of {wr} receives of {sge} entries: {max_wr} and {max_sge} at most");
-        let (entries, stride) =
-            ((request.max_wr + 1).next_power_of_two(), srq_wqe::stride(request.max_sge as usize));
+        let (entries, stride) = ((wr + 1).next_power_of_two(), srq_wqe::stride(sge as usize));
         let most = MAX_ENTRY_BYTES;
         refuse_if!(stride > most, EINVAL, "SRQ entries of {stride} bytes: {most} at most");
-        let (ring, record) = (request.buffer, request.record);
         let aligned = ring.is_multiple_of(64) && record.is_multiple_of(8);
         refuse_if!(!aligned, EINVAL, "SRQ ring {ring:#x} or record {record:#x} is not aligned");
-        if self.core.srqs.len() >= max as usize {
-            return Err(CommandError::exhausted("shared receive queues", max));
-        }
-        let fault =
-            |f: crate::memory::Fault| CommandError { errno: errno::EFAULT, reason: format!("SRQ: {f}") };
-        self.core.memory.probe(ring, u64::from(entries) * stride as u64, false).map_err(fault)?;
-        self.core.memory.probe(record, 8, false).map_err(fault)?;
-        let place = self.core.srqs.insert(Srq {
-            context: id,
-            srqn: 0,
-            user_handle: request.user_handle,
+        self.table.check_room("shared receive queues", limits.max_srq)?;
+        let fault = CommandError::fault("SRQ");
+        memory.probe(ring, u64::from(entries) * stride as u64, false).map_err(&fault)?;
+        memory.probe(record, 8, false).map_err(&fault)?;
+        let srqn = FIRST_SRQN + self.table.next();
+        let place = self.table.insert(Srq {
+            owner: Owner::new(id, request.user_handle),
+            srqn,
             pd,
             users: 0,
-            async_events: 0,
             ring,
             record,
             entries,
             shift: stride.ilog2(),
-            max_sge: request.max_sge,
+            max_sge: sge,
             next: 0,
             taken: 0,
             posted: 0,
@@ -189,19 +197,19 @@ impl<M: Memory, C: Carrier> SrqCommands for Nic<M, C> {
             failed: false,
             news: None,
         });
-        let srqn = FIRST_SRQN + place;
-        if let Some(srq) = self.core.srqs.get_mut(place) {
-            srq.srqn = srqn;
-        }
-        self.core.count_pd(pd, 1);
-        let handle = self.core.context_mut(id)?.srqs.insert(place);
-        Ok(CreatedSrq { handle, srqn, max_wr: entries - 1, max_sge: request.max_sge })
+        Ok((place, CreatedSrq { handle: 0, srqn, max_wr: entries - 1, max_sge: sge }))
     }
 
-    fn modify_srq(&mut self, id: ContextId, handle: Handle, request: &ModifySrq) -> Answer<()> {
-        let place = self.core.find_srq(id, handle)?;
+    /// Arms its limit.
+    pub(super) fn modify<M: Memory>(
+        &mut self,
+        machine: &mut Machine<M>,
+        place: u32,
+        handle: Handle,
+        request: &ModifySrq,
+    ) -> Answer<()> {
         refuse_if!(request.mask & mask::MAX_WR != 0, EINVAL, "the size of an SRQ stays as it was made");
-        let srq = self.core.srqs.get_mut(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
+        let srq = self.table.get_mut(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
         if request.mask & mask::LIMIT == 0 {
             return Ok(());
         }
@@ -209,64 +217,51 @@ impl<M: Memory, C: Carrier> SrqCommands for Nic<M, C> {
         refuse_if!(limit > most, EINVAL, "SRQ limit {limit}: {most} at most");
         if !srq.failed {
             srq.limit = request.limit;
-            srq.count(&self.core.memory);
+            srq.count(&machine.memory);
             srq.look_at_limit();
         }
-        self.core.tell_of_srq(place);
+        self.give_events(machine, place);
         Ok(())
     }
 
-    fn query_srq(&self, id: ContextId, handle: Handle) -> Answer<QueriedSrq> {
-        let place = self.core.find_srq(id, handle)?;
-        let srq = self.core.srqs.get(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
+    pub(super) fn query(&self, place: u32, handle: Handle) -> Answer<QueriedSrq> {
+        let srq = self.table.get(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
         Ok(QueriedSrq { max_wr: srq.entries - 1, max_sge: srq.max_sge, limit: srq.limit })
     }
 
-    fn destroy_srq(&mut self, id: ContextId, handle: Handle) -> Answer<u32> {
-        let place = self.core.find_srq(id, handle)?;
-        if self.core.srqs.get(place).is_some_and(|srq| srq.users > 0) {
+    /// Destroys an SRQ; returns its protection domain, and how many asynchronous events of it the program has read.
+    pub(super) fn destroy<M>(
+        &mut self,
+        machine: &mut Machine<M>,
+        place: u32,
+        handle: Handle,
+    ) -> Answer<(u32, u32)> {
+        if self.table.get(place).is_some_and(|srq| srq.users > 0) {
             return Err(CommandError::busy("SRQ", handle, "queue pairs"));
         }
-        self.core.context_mut(id)?.srqs.remove(handle);
-        let Some(srq) = self.core.srqs.remove(place) else { return Ok(0) };
-        self.core.count_pd(srq.pd, -1);
-        let withdrawn = self.core.events.withdraw_asynchronous(id, srq.user_handle);
-        Ok(srq.async_events.wrapping_sub(withdrawn))
-    }
-}
-
-impl<M: Memory> Core<M> {
-    pub(super) fn find_srq(&self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
-        self.context(id)?.srqs.get(handle).copied().ok_or_else(|| CommandError::no_such("SRQ", handle))
+        let srq = self.table.remove(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
+        Ok((srq.pd, srq.owner.withdraw(machine)))
     }
 
     /// Gives the event that taking a receive, or arming, has brought about.
-    pub(super) fn tell_of_srq(&mut self, place: u32) {
-        let Some(srq) = self.srqs.get_mut(place) else { return };
+    pub(super) fn give_events<M>(&mut self, machine: &mut Machine<M>, place: u32) {
+        let Some(srq) = self.table.get_mut(place) else { return };
         let Some(news) = srq.news.take() else { return };
         let kind = match news {
             SrqNotice::LimitReached => event_type::SRQ_LIMIT_REACHED,
             SrqNotice::Failed(why) => {
                 let srqn = srq.srqn;
-                self.dead_srqs.push((place, srqn));
-                self.log.line(&format!("softnic: SRQ {srqn:#x}: {why}; it and its QPs are in error"));
+                self.dead.push(place);
+                machine.say(&format!("SRQ {srqn:#x}: {why}; it and its QPs are in error"));
                 event_type::SRQ_ERR
             }
         };
-        if self.events.asynchronous(srq.context, srq.user_handle, kind) {
-            srq.async_events = srq.async_events.wrapping_add(1);
-            self.counters.async_events += 1;
-        }
+        srq.owner.raise(machine, kind);
     }
 
-    /// A shared receive queue failed: so do the queues that take from it.
-    pub(super) fn fail_takers(&mut self, qps: &mut Qps, srq: u32) {
-        for place in 0..qps.bound() {
-            let takes = |qp: &&mut Qp| qp.srq.is_some_and(|from| from.place == srq);
-            if let Some(qp) = qps.get_mut(place).filter(takes) {
-                self.raise(qp, event_type::QP_FATAL);
-                self.fail_qp(qp);
-            }
-        }
+    /// The next SRQ that failed and is there still, by its place.
+    pub(super) fn poll_dead(&mut self) -> Option<u32> {
+        let has_failed = |place: &u32| self.table.get(*place).is_some_and(|srq| srq.failed);
+        std::iter::from_fn(|| self.dead.pop()).find(has_failed)
     }
 }

@@ -1,5 +1,7 @@
 //! Object tables: small integers to objects, as the kernel's handles are.
 
+use super::command::{Answer, CommandError};
+
 /// A table whose handles are the lowest free integers from 0.
 #[derive(Debug)]
 pub struct Table<T> {
@@ -28,6 +30,11 @@ impl<T> Table<T> {
         }
     }
 
+    /// The handle that the next object gets.
+    pub fn next(&self) -> u32 {
+        self.free.last().copied().unwrap_or_else(|| self.bound())
+    }
+
     /// Takes the object out; the handle is free again.
     pub fn remove(&mut self, handle: u32) -> Option<T> {
         let object = self.slots.get_mut(handle as usize)?.take()?;
@@ -53,6 +60,11 @@ impl<T> Table<T> {
     /// Number of objects.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Refuses a further object where there are `limit` of `what`.
+    pub fn check_room(&self, what: &str, limit: u32) -> Answer<()> {
+        if self.len() >= limit as usize { Err(CommandError::exhausted(what, limit)) } else { Ok(()) }
     }
 
     /// One past the largest handle ever used: handles are below it.

@@ -1,5 +1,9 @@
 //! Threads of the program, as far as they excuse a late doorbell: a thread without a core stores nothing.
 
+use std::sync::Arc;
+
+use roce::Now;
+
 /// One thread, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadTime {
@@ -21,6 +25,32 @@ pub fn any_starved(before: &[ThreadTime], now: &[ThreadTime]) -> bool {
     let stood_still =
         |now: &ThreadTime| before.iter().any(|then| then.tid == now.tid && then.cpu_ns == now.cpu_ns);
     now.iter().any(|thread| thread.runnable && stood_still(thread))
+}
+
+/// The states of the program's threads, sampled once a round however many queues ask.
+#[derive(Default)]
+pub(super) struct ThreadSampler {
+    threads: Option<Box<dyn Threads>>,
+    last: Option<(Now, Arc<[ThreadTime]>)>,
+}
+
+impl ThreadSampler {
+    pub(super) fn new(threads: Box<dyn Threads>) -> ThreadSampler {
+        ThreadSampler { threads: Some(threads), last: None }
+    }
+
+    /// How they stand in the round of this time.
+    pub(super) fn look(&mut self, now: Now) -> Arc<[ThreadTime]> {
+        match &self.last {
+            Some((at, threads)) if *at == now => threads.clone(),
+            _ => {
+                let threads = self.threads.as_mut().map(|threads| threads.look()).unwrap_or_default();
+                let threads: Arc<[_]> = threads.into();
+                self.last = Some((now, threads.clone()));
+                threads
+            }
+        }
+    }
 }
 
 #[cfg(test)]

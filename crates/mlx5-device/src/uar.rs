@@ -1,12 +1,19 @@
-//! UAR pages: the registers that a program rings, and the queues that ring them.
+//! UAR pages: the registers that a program rings, the queues that ring them, and whether those do it as a card demands.
 
 use mlx5_layout::doorbell::Doorbell;
 
-use super::command::{AllocatedUar, CommandError, ContextId, Handle};
-use super::commands::Answer;
-use super::nic::Nic;
-use crate::carrier::Carrier;
+use roce::Now;
+
+use super::command::{Answer, CommandError, ContextId, Handle, event_type};
+use super::machine::Machine;
+use super::qp::Qp;
+use super::qps::Qps;
+use super::schedule::{Schedule, Walk};
+use super::sq::Posted;
+use super::table::Table;
+use crate::config::DoorbellOrder;
 use crate::memory::{Memory, Registers};
+use crate::threads::{ThreadSampler, Threads};
 
 /// Register offsets of a page, with the register's number: two registers of two halves each (`MLX5_BF_OFFSET`, bf_reg_size
 /// 512). libmlx5 rings the halves in turn.
@@ -22,73 +29,262 @@ pub enum UarKind {
 }
 
 /// A UAR page.
-pub(super) struct Uar {
-    pub context: ContextId,
-    pub kind: UarKind,
-    pub registers: Box<dyn Registers>,
+struct Uar {
+    context: ContextId,
+    kind: UarKind,
+    registers: Box<dyn Registers>,
     /// Queues that named the page when they were made.
-    pub queues: Vec<u32>,
+    queues: Vec<u32>,
     /// Those of them that were seen to ring, and which register each rings.
-    pub rang: Vec<(u32, u8)>,
+    rang: Vec<(u32, u8)>,
     /// The last register write on this page named a queue that is not on it, and no violation was blamed on it yet.
-    pub stray: bool,
+    stray: bool,
     /// Poll in which the registers were looked at last.
-    pub polled: u64,
+    polled: u64,
 }
 
 impl Uar {
-    pub(super) fn new(context: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> Uar {
-        Uar { context, kind, registers, queues: Vec::new(), rang: Vec::new(), stray: false, polled: 0 }
-    }
-
     /// Whether some register was written since the last look.
-    pub(super) fn is_rung(&self) -> bool {
+    fn is_rung(&self) -> bool {
         self.registers.any(&REGISTERS.map(|(_, offset)| offset))
     }
 
     /// Takes at most one write from each half: register number and content.
-    pub(super) fn take(&self) -> impl Iterator<Item = (u8, Doorbell)> + '_ {
+    fn take(&self) -> impl Iterator<Item = (u8, Doorbell)> + '_ {
         let taken = |(register, offset)| self.registers.take(offset).map(|b| (register, Doorbell::parse(b)));
         REGISTERS.into_iter().filter_map(taken)
     }
 
     /// Whether nothing can be checked from the start: all queues of a non-cached page ring the same register.
-    pub(super) fn is_shared(&self) -> bool {
+    fn is_shared(&self) -> bool {
         self.kind == UarKind::NonCached && self.queues.len() > 1
     }
 }
 
-pub trait UarCommands {
-    /// `registers` is the NIC's own mapping of the page.
-    fn alloc_uar(
-        &mut self,
-        context: ContextId,
-        kind: UarKind,
-        registers: Box<dyn Registers>,
-    ) -> Answer<AllocatedUar>;
-    fn free_uar(&mut self, context: ContextId, uar: Handle) -> Answer<()>;
+/// Every UAR page of the NIC.
+pub(super) struct Uars {
+    table: Table<Uar>,
+    /// The background's walk round the pages.
+    walk: Walk,
+    threads: ThreadSampler,
+    strict: bool,
+    order: DoorbellOrder,
 }
 
-impl<M: Memory, C: Carrier> UarCommands for Nic<M, C> {
-    fn alloc_uar(
-        &mut self,
-        id: ContextId,
-        kind: UarKind,
-        registers: Box<dyn Registers>,
-    ) -> Answer<AllocatedUar> {
-        self.core.context(id)?;
-        let page_id = self.core.uars.insert(Uar::new(id, kind, registers));
-        Ok(AllocatedUar { handle: self.core.context_mut(id)?.uars.insert(page_id), page_id })
+impl Uars {
+    pub(super) fn new(strict: bool, order: DoorbellOrder) -> Uars {
+        let (table, walk, threads) = (Table::default(), Walk::default(), ThreadSampler::default());
+        Uars { table, walk, threads, strict, order }
     }
 
-    fn free_uar(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
-        let page = self.core.context(id)?.uars.get(handle).copied();
-        let page = page.ok_or_else(|| CommandError::no_such("UAR", handle))?;
-        if self.core.uars.get(page).is_some_and(|uar| !uar.queues.is_empty()) {
+    /// From now on a late doorbell is excused while one of these threads has no core.
+    pub(super) fn excuse(&mut self, threads: Box<dyn Threads>) {
+        self.threads = ThreadSampler::new(threads);
+    }
+
+    pub(super) fn alloc(&mut self, context: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> u32 {
+        let (queues, rang) = (Vec::new(), Vec::new());
+        self.table.insert(Uar { context, kind, registers, queues, rang, stray: false, polled: 0 })
+    }
+
+    pub(super) fn free(&mut self, page: u32, handle: Handle) -> Answer<()> {
+        if self.table.get(page).is_some_and(|uar| !uar.queues.is_empty()) {
             return Err(CommandError::busy("UAR", handle, "queues"));
         }
-        self.core.uars.remove(page);
-        self.core.context_mut(id)?.uars.remove(handle);
+        self.table.remove(page);
         Ok(())
+    }
+
+    /// The page that a queue is to ring. A context with pages of its own (`tot_bfregs` 0) has no static registers: the mlx5
+    /// driver's `alloc_bfreg` and `bfregn_to_uar_index` say EINVAL there, and libmlx5 names a page for every queue.
+    pub(super) fn find(&self, id: ContextId, named: Option<u32>) -> Answer<u32> {
+        let none =
+            || CommandError::invalid("QP without a UAR page: there are no static registers".to_owned());
+        let page = named.ok_or_else(none)?;
+        let found = self.table.get(page).filter(|uar| uar.context == id);
+        let missing = || CommandError::invalid(format!("UAR page {page} does not exist"));
+        found.map(|_| page).ok_or_else(missing)
+    }
+
+    /// Whether doorbells are checked where they can be.
+    pub(super) fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// A queue was made on a page: from the second one of a non-cached page on nothing can be checked there.
+    pub(super) fn join(&mut self, qps: &mut Qps, page: u32, place: u32) {
+        let Some(uar) = self.table.get_mut(page) else { return };
+        uar.queues.push(place);
+        if !uar.is_shared() {
+            return;
+        }
+        for place in &uar.queues {
+            if let Some(qp) = qps.get_mut(*place) {
+                qp.sq.doorbell.unchecked = true;
+            }
+        }
+    }
+
+    pub(super) fn leave(&mut self, page: u32, place: u32) {
+        if let Some(uar) = self.table.get_mut(page) {
+            uar.queues.retain(|queue| *queue != place);
+            uar.rang.retain(|(queue, _)| *queue != place);
+        }
+    }
+
+    /// Pages to look at in the background now.
+    pub(super) fn background(&mut self, now: Now) -> impl Iterator<Item = u32> + use<> {
+        self.walk.places(now, self.table.bound())
+    }
+
+    pub(super) fn is_rung(&self, page: u32) -> bool {
+        self.table.get(page).is_some_and(Uar::is_rung)
+    }
+
+    /// Whether a page has something to take that was not looked for in this round; the round has looked then.
+    pub(super) fn is_rung_now(&mut self, page: u32, round: u64) -> bool {
+        match self.table.get_mut(page) {
+            Some(uar) if uar.polled != round => {
+                uar.polled = round;
+                uar.is_rung()
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes the register writes of a page. Returns how many.
+    pub(super) fn take<M: Memory>(
+        &mut self,
+        machine: &mut Machine<M>,
+        qps: &mut Qps,
+        schedule: &mut Schedule,
+        page: u32,
+    ) -> usize {
+        let Some(uar) = self.table.get(page) else { return 0 };
+        let mut taken = [None; 4];
+        let mut count = 0;
+        for (place, write) in taken.iter_mut().zip(uar.take()) {
+            *place = Some(write);
+            count += 1;
+        }
+        for (register, doorbell) in taken.into_iter().flatten() {
+            machine.counters.doorbells_taken += 1;
+            self.ring(machine, qps, schedule, (page, register), doorbell);
+        }
+        count
+    }
+
+    /// One register write.
+    fn ring<M: Memory>(
+        &mut self,
+        machine: &mut Machine<M>,
+        qps: &mut Qps,
+        schedule: &mut Schedule,
+        (page, register): (u32, u8),
+        doorbell: Doorbell,
+    ) {
+        let Some(uar) = self.table.get_mut(page) else { return };
+        let on_page = |qp: &&mut Qp| qp.sq.doorbell.page == page;
+        let qp = qps.find(doorbell.qpn).and_then(|place| qps.get_mut(place)).filter(on_page);
+        uar.stray = qp.is_none();
+        let Some(qp) = qp else {
+            machine.counters.doorbells_stray += 1;
+            return;
+        };
+        let sharers = self.learn(machine, qp, register);
+        if let Some(record) = qp.sq.read_record(&machine.memory) {
+            let ahead = qp.sq.distance(record);
+            // A record beyond the ring covers nothing.
+            let posted = if u32::from(ahead) <= qp.sq.blocks { record } else { qp.sq.fetched };
+            qp.sq.doorbell.ring(doorbell.next_index(), qp.sq.fetched, posted, self.order);
+        }
+        schedule.heat(qp, machine.now);
+        for place in sharers {
+            if let Some(other) = qps.get_mut(place) {
+                self.share(machine, other);
+                schedule.heat(other, machine.now);
+            }
+        }
+    }
+
+    /// Notes which register the queue rings. Two queues on one register cannot be checked: the others on it are returned, when it is
+    /// new that this one is there.
+    fn learn<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp, register: u8) -> Vec<u32> {
+        let known = qp.sq.doorbell.register.is_some();
+        let moved = known && qp.sq.doorbell.register != Some(register);
+        let Some(uar) = self.table.get_mut(qp.sq.doorbell.page) else { return Vec::new() };
+        if moved && !uar.is_shared() {
+            // Queues do not change their register: the owner of this one named the wrong QP.
+            uar.stray = true;
+            machine.counters.doorbells_stray += 1;
+            return Vec::new();
+        }
+        if !known || moved {
+            qp.sq.doorbell.register = Some(register);
+            uar.rang.retain(|(place, _)| *place != qp.place);
+            uar.rang.push((qp.place, register));
+        }
+        if uar.is_shared() {
+            self.share(machine, qp);
+            return Vec::new();
+        }
+        if known {
+            return Vec::new();
+        }
+        let others = uar.rang.iter().filter(|(place, rung)| *rung == register && *place != qp.place);
+        let sharers: Vec<u32> = others.map(|(place, _)| *place).collect();
+        // It was taken for one that shares only because its register was not known.
+        qp.sq.doorbell.unchecked = !sharers.is_empty() || !self.strict;
+        if !sharers.is_empty() {
+            self.share(machine, qp);
+        }
+        sharers
+    }
+
+    /// The doorbells of this queue cannot be checked. It is counted once, and the first is a line: programs have dozens of them.
+    fn share<M>(&self, machine: &mut Machine<M>, qp: &mut Qp) {
+        qp.sq.doorbell.unchecked = true;
+        if !self.strict || std::mem::replace(&mut qp.sq.doorbell.noted, true) {
+            return;
+        }
+        machine.counters.doorbells_unchecked_queues += 1;
+        if machine.counters.doorbells_unchecked_queues == 1 {
+            machine.say(&format!(
+                "QP {:#x} shares its doorbell register: such queues are executed by their records, their doorbells not \
+                 checked (said once, counted in doorbells_unchecked_queues)",
+                qp.qpn
+            ));
+        }
+    }
+
+    /// Compares record and register; after [`super::doorbell::GRACE_NS`] of disagreement that no thread without a core
+    /// excuses, says so.
+    pub(super) fn watch<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp, posted: Posted) {
+        if posted.agree {
+            return qp.sq.doorbell.agrees();
+        }
+        if !posted.range && qp.sq.doorbell.is_overdue(machine.now) && !self.is_provable(qp) {
+            // Its register may have been rung and hidden by another queue's write.
+            return self.share(machine, qp);
+        }
+        let doorbell = &mut qp.sq.doorbell;
+        let stray = self.table.get(doorbell.page).is_some_and(|uar| uar.stray);
+        let look = || self.threads.look(machine.now);
+        let Some(violation) = doorbell.watch(machine.now, posted.range, stray, look) else { return };
+        if let Some(uar) = self.table.get_mut(doorbell.page) {
+            uar.stray = false;
+        }
+        machine.counters.violate(violation);
+        doorbell.stuck(posted.record);
+        qp.owner.raise(machine, event_type::QP_REQ_ERR);
+        let (qpn, what) = (qp.qpn, violation.sentence());
+        machine.say(&format!("QP {qpn:#x}: {what} for 10 ms or more; a card would not execute this"));
+    }
+
+    /// A lost write can only have been hidden by another queue's on the same register: if this queue's register is known, or
+    /// no other queue on the page was ever seen to ring, nothing was hidden.
+    fn is_provable(&self, qp: &Qp) -> bool {
+        let Some(uar) = self.table.get(qp.sq.doorbell.page) else { return false };
+        qp.sq.doorbell.register.is_some() || uar.rang.iter().all(|(place, _)| *place == qp.place)
     }
 }

@@ -8,26 +8,36 @@ use core::net::Ipv6Addr;
 use roce::wire::Gid;
 use roce::wire::ip_of;
 
-use super::core::Core;
+use super::machine::Machine;
 use super::model::GidKind;
+use super::ports::Ports;
 use super::qp::Qp;
 use crate::carrier::{Carrier, PathAddress};
 use crate::config::LinkLayer;
-use crate::memory::Memory;
 
-impl<M: Memory> Core<M> {
+#[derive(Debug, Default)]
+pub(super) struct Unreached {
+    said: bool,
+}
+
+impl Unreached {
     /// No way leads from a GID of this port to that of a peer. Where packets can leave, another GID may be a way.
     #[cold]
-    pub(super) fn say_no_way(&mut self, qpn: u32, port: usize, path: &PathAddress) {
-        let gids = &self.ports[port].gids;
+    pub(super) fn no_way<M>(
+        &mut self,
+        machine: &mut Machine<M>,
+        ports: &Ports,
+        qpn: u32,
+        port: usize,
+        path: &PathAddress,
+    ) {
+        let gids = &ports.configs[port].gids;
         let is_way =
             |index: &usize| gids[*index].kind == GidKind::RoceV2 && ip_of(Gid(gids[*index].gid)).is_some();
-        let Some(index) = (0..gids.len()).find(is_way).filter(|_| self.options.wire && !self.unreached_said)
-        else {
-            return;
-        };
+        let Some(index) = (0..gids.len()).find(is_way).filter(|_| ports.wire && !self.said) else { return };
         let [from, to] = [path.sgid, path.dgid].map(Ipv6Addr::from);
-        self.say_unreached(&format!(
+        self.said = true;
+        machine.say(&format!(
             "QP {qpn:#x}: nothing reaches {to} from {from}: the packets of this NIC are RoCE v2 between IP addresses. Use a \
              GID such as index {index} at both ends (`-x {index}` of perftest); index 0, which many programs take, is RoCE v1"
         ));
@@ -35,12 +45,18 @@ impl<M: Memory> Core<M> {
 
     /// A peer let all retries of a queue time out.
     #[cold]
-    pub(super) fn say_unanswered(&mut self, link: &impl Carrier, qp: &Qp) {
-        if self.unreached_said || self.faults.is_some() {
+    pub(super) fn unanswered<M>(
+        &mut self,
+        machine: &mut Machine<M>,
+        ports: &Ports,
+        link: &impl Carrier,
+        qp: &Qp,
+    ) {
+        if std::mem::replace(&mut self.said, true) {
             return;
         }
-        let (qpn, peer, place) = (qp.qpn, qp.attributes.dest_qpn, link.place());
-        let address = match self.ports[qp.port].link_layer {
+        let (qpn, peer, fabric) = (qp.qpn, qp.attributes.dest_qpn, link.place());
+        let address = match ports.configs[qp.port].link_layer {
             LinkLayer::Ib => format!("LID {}", qp.path.dlid),
             LinkLayer::Roce => Ipv6Addr::from(qp.path.dgid).to_string(),
         };
@@ -51,16 +67,9 @@ impl<M: Memory> Core<M> {
             None => "no NIC there has that address".to_owned(),
             Some(slot) => link.peer_in_words(slot),
         };
-        let text = format!(
-            "QP {qpn:#x}: QP {peer:#x} at {address} does not answer. This NIC is on {place}; {there}. Compare with \
+        machine.say(&format!(
+            "QP {qpn:#x}: QP {peer:#x} at {address} does not answer. This NIC is on {fabric}; {there}. Compare with \
              `softnic ctl list` at the other end"
-        );
-        self.say_unreached(&text);
-    }
-
-    fn say_unreached(&mut self, text: &str) {
-        if !std::mem::replace(&mut self.unreached_said, true) {
-            self.log.line(&format!("softnic: {text}"));
-        }
+        ));
     }
 }

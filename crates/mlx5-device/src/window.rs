@@ -14,18 +14,10 @@
 
 use mlx5_layout::send_wqe::SendWqe;
 use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, change, flag, right};
-use roce::{Access, Opcode, RegionError, ServiceType, Status};
+use roce::{Access, RegionError, ServiceType, Status};
 
-use super::command::{AllocMw, AllocatedMw, CommandError, ContextId, Handle};
-use super::commands::Answer;
-use super::core::Core;
-use super::mr::{Regions, access};
-use super::nic::Nic;
-use super::qp::Qp;
-use super::qpn::Qps;
-use super::sq::{Kind, SendRequest};
-use crate::carrier::Carrier;
-use crate::memory::Memory;
+use super::command::{Answer, CommandError};
+use super::mr::{MemoryRegion, access};
 
 /// The two kinds of window, with their numbers in `ALLOC_MW`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,9 +55,27 @@ pub(super) struct Bound {
     pub access: u32,
 }
 
+impl WindowKind {
+    /// By its number in `ALLOC_MW`.
+    pub(super) fn of(number: u8) -> Answer<WindowKind> {
+        match number {
+            1 => Ok(WindowKind::One),
+            2 => Ok(WindowKind::Two),
+            other => Err(CommandError::invalid(format!("memory windows of type {other} do not exist"))),
+        }
+    }
+}
+
 impl Window {
     /// The application's address of `va`, when a peer may use `len` bytes from there so, through queue `qpn` of domain `pd`.
-    fn translate(&self, pd: u32, qpn: u32, va: u64, len: u64, need: Access) -> Result<u64, RegionError> {
+    pub(super) fn translate(
+        &self,
+        pd: u32,
+        qpn: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<u64, RegionError> {
         let key = self.key;
         let bound = self.bound.ok_or(RegionError::UnknownKey { key })?;
         if bound.qpn.map_or(self.pd != pd, |owner| owner != qpn) {
@@ -83,67 +93,16 @@ impl Window {
     }
 }
 
-impl Regions {
-    /// What a key opens to a peer, region or window.
-    pub(super) fn grant(
-        &self,
-        rkey: u32,
-        pd: u32,
-        qpn: u32,
-        va: u64,
-        len: u64,
-        need: Access,
-    ) -> Result<u64, RegionError> {
-        if let Some(region) = self.find(rkey) {
-            return region.translate(pd, va, len, need);
-        }
-        let window = self.window(rkey).filter(|window| window.key == rkey);
-        window.ok_or(RegionError::UnknownKey { key: rkey })?.translate(pd, qpn, va, len, need)
-    }
-
-    /// Whether bytes of one WRITE through the key may become visible in any order.
-    pub(super) fn is_relaxed(&self, rkey: u32) -> bool {
-        let behind = || self.find(self.window(rkey)?.bound?.region);
-        self.find(rkey).or_else(behind).is_some_and(|region| region.relaxed())
-    }
-
-    /// Whether a SEND to queue `qpn` may close the key: a type-2 window that the queue has bound. No region may be closed so:
-    /// those of `ibv_reg_mr` are made without that right.
-    pub(super) fn may_invalidate(&self, rkey: u32, qpn: u32) -> bool {
-        let open = |window: &Window| window.key == rkey && window.bound.is_some_and(|b| b.qpn == Some(qpn));
-        self.window(rkey).is_some_and(open)
-    }
-
-    fn bind(&mut self, key: u32, bound: Bound) {
-        let Some(window) = self.window_mut(key) else { return };
-        window.bound = Some(bound);
-        self.bound_to_queues += u32::from(bound.qpn.is_some());
-        if let Some(region) = self.find_mut(bound.region) {
-            region.windows += 1;
-        }
-    }
-
-    /// Closes a window; returns what it opened.
-    fn unbind(&mut self, key: u32) -> Option<Bound> {
-        let bound = self.window_mut(key)?.bound.take()?;
-        self.bound_to_queues -= u32::from(bound.qpn.is_some());
-        if let Some(region) = self.find_mut(bound.region) {
-            region.windows -= 1;
-        }
-        Some(bound)
-    }
-}
-
 /// What a WQE wants of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowWork {
     /// The key, of which the index counts.
-    key: u32,
-    kind: WindowKind,
+    pub key: u32,
+    pub kind: WindowKind,
     /// Last byte that the key gets.
-    tag: u8,
+    pub tag: u8,
     /// What to open; none: close it.
-    opens: Option<(KeyContext, Klm)>,
+    pub opens: Option<(KeyContext, Klm)>,
 }
 
 impl WindowWork {
@@ -166,6 +125,22 @@ impl WindowWork {
         let opens = if context.free { None } else { Some((context, klm.ok_or(malformed)?)) };
         Ok(WindowWork { key: u32::from_be_bytes(wqe.control().immediate), kind, tag: context.tag, opens })
     }
+
+    /// The piece of a region that a bind of queue `qpn` in domain `pd` names, when the region may be opened so.
+    pub(super) fn piece(&self, region: &MemoryRegion, pd: u32, qpn: u32) -> Option<Bound> {
+        let (context, klm) = self.opens.as_ref()?;
+        let KeyContext { start, len: length, .. } = *context;
+        let rights = remote_rights(context);
+        let writes = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
+        let needed = access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 };
+        start.checked_add(length)?;
+        if length == 0 || length > klm.byte_count.into() {
+            return None;
+        }
+        let address = region.translate(pd, klm.address, length, Access(needed)).ok()?;
+        let qpn = (self.kind == WindowKind::Two).then_some(qpn);
+        Some(Bound { region: region.key, qpn, start, length, address, access: rights })
+    }
 }
 
 /// `IBV_ACCESS_*` bits of a key context's rights, for peers.
@@ -178,140 +153,4 @@ fn remote_rights(context: &KeyContext) -> u32 {
     .into_iter()
     .filter(|(bit, _)| context.access & bit != 0)
     .fold(0, |rights, (_, flag)| rights | flag)
-}
-
-pub trait MwCommands {
-    /// Checks as `ib_uverbs_alloc_mw` of Linux: the domain, then the type.
-    fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<AllocatedMw>;
-    /// Removes it, bound or not.
-    fn dealloc_mw(&mut self, context: ContextId, mw: Handle) -> Answer<()>;
-}
-
-impl<M: Memory, C: Carrier> MwCommands for Nic<M, C> {
-    fn alloc_mw(&mut self, id: ContextId, request: &AllocMw) -> Answer<AllocatedMw> {
-        let pd = self.core.find_pd(id, request.pd)?;
-        let kind = match request.kind {
-            1 => WindowKind::One,
-            2 => WindowKind::Two,
-            other => {
-                return Err(CommandError::invalid(format!("memory windows of type {other} do not exist")));
-            }
-        };
-        let limit = self.core.capabilities.max_mw;
-        if self.core.regions.len() >= limit {
-            return Err(CommandError::exhausted("memory regions and windows", limit));
-        }
-        let rkey = self.core.regions.insert_window(Window { key: 0, pd, kind, bound: None });
-        self.core.count_pd(pd, 1);
-        Ok(AllocatedMw { handle: self.core.context_mut(id)?.windows.insert(rkey), rkey })
-    }
-
-    fn dealloc_mw(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
-        let key = self.core.context_mut(id)?.windows.remove(handle);
-        let key = key.ok_or_else(|| CommandError::no_such("MW", handle))?;
-        self.core.close(key, None);
-        self.core.revoke_closed(&mut self.qps);
-        if let Some(window) = self.core.regions.remove_window(key) {
-            self.core.count_pd(window.pd, -1);
-        }
-        Ok(())
-    }
-}
-
-impl<M: Memory> Core<M> {
-    /// A queue goes: what it opened is closed.
-    pub(super) fn release_windows(&mut self, qpn: u32) {
-        if self.regions.bound_to_queues == 0 {
-            return;
-        }
-        let of_queue = |window: &&Window| window.bound.is_some_and(|bound| bound.qpn == Some(qpn));
-        let keys: Vec<u32> = self.regions.windows().filter(of_queue).map(|window| window.key).collect();
-        for key in keys {
-            self.regions.unbind(key);
-        }
-    }
-
-    // Work requests.
-
-    /// Does what a WQE wants of a window, unless a fence or the queue's depth holds it.
-    pub(super) fn work_on_window(&mut self, qp: &mut Qp, request: &mut SendRequest) {
-        let Kind::Window(work) = request.kind else { return };
-        if !qp.requester.as_ref().is_some_and(|r| r.can_post(Opcode::Send, request.fence)) {
-            return;
-        }
-        request.kind = match self.change_window(qp, &work) {
-            Some(()) => Kind::Nop,
-            None => {
-                // As behind any WQE that failed.
-                qp.sq.stopped = true;
-                Kind::Failed(Status::WindowBind)
-            }
-        };
-    }
-
-    /// `None`: refused, and nothing is changed.
-    fn change_window(&mut self, qp: &mut Qp, work: &WindowWork) -> Option<()> {
-        let window = self.regions.window(work.key).copied();
-        let window = window.filter(|window| window.pd == qp.pd && window.kind == work.kind)?;
-        let bound = match &work.opens {
-            Some(_) if window.kind == WindowKind::Two && window.bound.is_some() => return None,
-            Some((context, klm)) => Some(self.piece(qp, work.kind, context, klm)?),
-            // Closing a type-2 window is for the queue that opened it.
-            None if window.kind == WindowKind::Two && window.bound?.qpn != Some(qp.qpn) => return None,
-            None => None,
-        };
-        self.close(window.key, Some(qp.qpn));
-        qp.revoke_answers(window.key);
-        if let Some(window) = self.regions.window_mut(window.key) {
-            window.key = window.key & !0xff | u32::from(work.tag);
-        }
-        if let Some(bound) = bound {
-            self.regions.bind(window.key, bound);
-        }
-        Some(())
-    }
-
-    /// The piece of a region that a bind names, when the region may be opened so.
-    fn piece(&self, qp: &Qp, kind: WindowKind, context: &KeyContext, klm: &Klm) -> Option<Bound> {
-        let KeyContext { start, len: length, .. } = *context;
-        let region = self.regions.find(klm.mkey)?;
-        let rights = remote_rights(context);
-        let writes = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
-        let needed = access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 };
-        start.checked_add(length)?;
-        if length == 0 || length > klm.byte_count.into() {
-            return None;
-        }
-        let address = region.translate(qp.pd, klm.address, length, Access(needed)).ok()?;
-        let qpn = (kind == WindowKind::Two).then_some(qp.qpn);
-        Some(Bound { region: region.key, qpn, start, length, address, access: rights })
-    }
-
-    /// Closes a window. What was asked for through it and is not answered is refused. `owner` does so itself; another queue than that
-    /// has nothing of a window that `owner` bound, and loses the key with [`Core::revoke_closed`] otherwise.
-    fn close(&mut self, key: u32, owner: Option<u32>) {
-        let Some(key) = self.regions.window(key).map(|window| window.key) else { return };
-        let Some(bound) = self.regions.unbind(key) else { return };
-        if bound.qpn.is_none() || bound.qpn != owner {
-            self.revoked.push(key);
-        }
-    }
-
-    /// No queue touches what the closed windows opened.
-    pub(super) fn revoke_closed(&mut self, qps: &mut Qps) {
-        while let Some(key) = self.revoked.pop() {
-            qps.revoke(key);
-        }
-    }
-
-    /// A SEND closed a window, as its responder allowed. Through shared memory READs that came before it are answered all the same,
-    /// until the region itself goes. On the wire an answer is read packet by packet as it leaves, and what is left of it finds its
-    /// key closed: IBTA lets a SEND pass the READ before it, and a program that minds posts it with a fence.
-    pub(super) fn invalidate(&mut self, qp: &mut Qp, key: u32) {
-        let Some(bound) = self.regions.unbind(key) else { return };
-        self.counters.windows_invalidated += 1;
-        for answer in qp.answers.iter_mut().filter(|answer| answer.key == key) {
-            answer.key = bound.region;
-        }
-    }
 }

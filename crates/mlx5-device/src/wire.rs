@@ -3,7 +3,10 @@
 //! Sizes of headers from IBTA vol. 1, chapter 9, and Annex A17 (RoCEv2), with preamble, start and gap of Ethernet (20 bytes) and
 //! LRH and VCRC of InfiniBand. Used to hold a port to a rate and for wire counters; no packet is built here.
 
-use roce::{GRH_BYTES, Opcode, ServiceType};
+use core::net::IpAddr;
+
+use roce::wire::icrc::ICRC_BYTES;
+use roce::{GRH_BYTES, Opcode, Packet, ServiceType};
 
 use super::model::{DeviceConfig, GidKind};
 use crate::carrier::PathAddress;
@@ -16,6 +19,19 @@ fn framing(layer: LinkLayer) -> u64 {
         LinkLayer::Roce => 20 + 14 + 4 + 20 + 8,
         LinkLayer::Ib => 8 + 2,
     }
+}
+
+/// Ethernet's preamble, header, check sequence and gap, and IP and UDP, in front of what a carrier counts of a packet to this
+/// address; IPv6's header has 40 bytes, IPv4's 20.
+pub(super) fn packet_framing(to: IpAddr) -> u64 {
+    let ip = if to.is_ipv6() { 40 } else { 20 };
+    20 + 14 + 4 + ip + 8
+}
+
+/// Bytes from BTH to ICRC, of a packet that does not leave.
+pub(super) fn bytes_of(packet: &Packet) -> usize {
+    let headers = packet.to_wire(&[]).map_or(0, |wire| wire.header_bytes());
+    headers + (packet.payload.length as usize).next_multiple_of(4) + ICRC_BYTES
 }
 
 const BTH: u64 = 12;

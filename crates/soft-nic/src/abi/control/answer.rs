@@ -2,8 +2,8 @@
 
 use std::time::SystemTime;
 
+use mlx5_device::Commands;
 use mlx5_device::Span;
-use mlx5_device::commands::ContextCommands;
 use roce::Now;
 
 use super::Request;

@@ -34,7 +34,7 @@ impl Recorder {
     }
 }
 
-impl ContextCommands for Recorder {
+impl Commands for Recorder {
     fn open_context(&mut self, device: usize) -> Answer<ContextId> {
         self.make(format!("open_context {device}"), ContextId(7))
     }
@@ -46,9 +46,7 @@ impl ContextCommands for Recorder {
     fn port_is_down(&self, _: usize) -> bool {
         false
     }
-}
 
-impl UarCommands for Recorder {
     fn alloc_uar(&mut self, _: ContextId, kind: UarKind, _: Box<dyn Registers>) -> Answer<AllocatedUar> {
         self.make(format!("alloc_uar {kind:?}"), AllocatedUar { handle: 3, page_id: 0x21 })
     }
@@ -57,9 +55,7 @@ impl UarCommands for Recorder {
         self.note(format!("free_uar {uar}"));
         Ok(())
     }
-}
 
-impl PdCommands for Recorder {
     fn alloc_pd(&mut self, _: ContextId) -> Answer<AllocatedPd> {
         self.make("alloc_pd".into(), AllocatedPd { handle: 4, pdn: 0x44 })
     }
@@ -68,9 +64,7 @@ impl PdCommands for Recorder {
         self.note(format!("dealloc_pd {pd}"));
         Ok(())
     }
-}
 
-impl MrCommands for Recorder {
     fn reg_mr(&mut self, _: ContextId, command: &RegMr) -> Answer<MrKeys> {
         self.make(format!("{command:x?}"), MrKeys { handle: 5, lkey: 0x500, rkey: 0x501 })
     }
@@ -83,9 +77,7 @@ impl MrCommands for Recorder {
         self.note(format!("dereg_mr {mr}"));
         Ok(())
     }
-}
 
-impl MwCommands for Recorder {
     fn alloc_mw(&mut self, _: ContextId, command: &AllocMw) -> Answer<AllocatedMw> {
         self.make(format!("{command:x?}"), AllocatedMw { handle: 9, rkey: 0x900 })
     }
@@ -94,9 +86,7 @@ impl MwCommands for Recorder {
         self.note(format!("dealloc_mw {mw}"));
         Ok(())
     }
-}
 
-impl CqCommands for Recorder {
     fn create_cq(&mut self, _: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
         self.make(format!("{command:x?}"), CreatedCq { handle: 6, cqn: 0x406, cqe: command.cqe })
     }
@@ -109,9 +99,7 @@ impl CqCommands for Recorder {
         self.note(format!("destroy_cq {cq}"));
         Ok(DestroyedCq { completion_events: 2, async_events: 1 })
     }
-}
 
-impl QpCommands for Recorder {
     fn create_qp(&mut self, _: ContextId, command: &CreateQp) -> Answer<CreatedQp> {
         self.make(format!("{command:x?}"), CreatedQp { handle: 8, qpn: 0x20040, cap: command.cap })
     }
@@ -138,9 +126,7 @@ impl QpCommands for Recorder {
         self.note(format!("destroy_qp {qp}"));
         Ok(5)
     }
-}
 
-impl SrqCommands for Recorder {
     fn create_srq(&mut self, _: ContextId, command: &CreateSrq) -> Answer<CreatedSrq> {
         let (max_wr, max_sge) = (command.max_wr + 1, command.max_sge);
         self.make(format!("{command:x?}"), CreatedSrq { handle: 10, srqn: 0x40a, max_wr, max_sge })
@@ -158,9 +144,7 @@ impl SrqCommands for Recorder {
         self.note(format!("destroy_srq {srq}"));
         Ok(6)
     }
-}
 
-impl AhCommands for Recorder {
     fn create_ah(&mut self, _: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh> {
         self.make(format!("create_ah {pd} {address:x?}"), CreatedAh { handle: 9, dmac: [1, 2, 3, 4, 5, 6] })
     }

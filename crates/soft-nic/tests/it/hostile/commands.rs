@@ -1,11 +1,11 @@
 //! Commands with something wrong in them, in a context of their own beside the traffic.
 
+use mlx5_device::Commands as _;
 use mlx5_device::UarKind;
 use mlx5_device::command::{
     AddressVector, AllocMw, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, ModifyQp, ModifySrq,
     QpCap, RegMr, ReregMr, ResizeCq,
 };
-use mlx5_device::commands::*;
 use roce::ServiceType;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpId, QpShape, Region, RegisterPage, Setup};

@@ -1,0 +1,72 @@
+//! What every step of the device works with: memory, the time, and where events, log lines and counts go.
+
+use roce::Now;
+
+use super::command::{ContextId, EventSink};
+use super::counters::Counters;
+
+/// Where log lines go: stderr for a process, a vector for tests.
+pub trait LogSink: Send {
+    /// One line, without a newline at its end.
+    fn line(&mut self, text: &str);
+}
+
+/// A message of so many bytes takes long enough to copy that its completion needs the time anew; reading the clock takes 20 ns.
+const LONG_BYTES: u32 = 4096;
+
+pub(super) struct Machine<M> {
+    pub memory: M,
+    pub events: Box<dyn EventSink>,
+    pub log: Box<dyn LogSink>,
+    pub counters: Counters,
+    pub now: Now,
+    /// The time now, within a round.
+    pub clock: fn() -> Now,
+}
+
+impl<M> Machine<M> {
+    pub(super) fn say(&mut self, what: &str) {
+        self.log.line(&format!("softnic: {what}"));
+    }
+
+    /// A copy of so many bytes may have taken most of this round.
+    pub(super) fn copied(&mut self, bytes: u32) {
+        if bytes >= LONG_BYTES {
+            self.now = self.now.max((self.clock)());
+        }
+    }
+
+    /// Gives an asynchronous event; true when it was delivered.
+    pub(super) fn asynchronous(&mut self, context: ContextId, element: u64, kind: u32) -> bool {
+        let delivered = self.events.asynchronous(context, element, kind);
+        self.counters.async_events += u64::from(delivered);
+        delivered
+    }
+}
+
+/// Who gets the asynchronous events of an object.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Owner {
+    pub context: ContextId,
+    /// Echoed in events.
+    pub user_handle: u64,
+    /// Events given and not withdrawn.
+    given: u32,
+}
+
+impl Owner {
+    pub(super) fn new(context: ContextId, user_handle: u64) -> Owner {
+        Owner { context, user_handle, given: 0 }
+    }
+
+    /// Gives an event of the object.
+    pub(super) fn raise<M>(&mut self, machine: &mut Machine<M>, kind: u32) {
+        self.given =
+            self.given.wrapping_add(machine.asynchronous(self.context, self.user_handle, kind).into());
+    }
+
+    /// The object goes: events that are not read are withdrawn. Returns how many the program has read.
+    pub(super) fn withdraw<M>(self, machine: &mut Machine<M>) -> u32 {
+        self.given.wrapping_sub(machine.events.withdraw_asynchronous(self.context, self.user_handle))
+    }
+}

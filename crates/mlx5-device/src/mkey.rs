@@ -1,0 +1,304 @@
+//! Keys: what a 32-bit key stands for, memory region or window, and what it opens to a peer.
+//!
+//! A key is `index << 8 | generation`, as the driver composes mkeys; the whole 32 bits are compared on every use, so a key
+//! kept after its region was freed does not reach the next one in the same place. Windows have keys of the same space, whose
+//! last byte the program chooses at each bind.
+
+use std::collections::VecDeque;
+
+use roce::{Access, RegionError};
+
+use super::command::{Answer, CommandError};
+use super::mr::MemoryRegion;
+use super::window::{Bound, Window, WindowKind, WindowWork};
+
+/// First index of a key. Keys 0 and `MLX5_INVALID_LKEY`, and a few around them, belong to no region.
+const FIRST_INDEX: u32 = 0x10;
+
+/// Every key of the NIC: its regions and windows.
+#[derive(Debug, Default)]
+pub(super) struct Mkeys {
+    slots: Vec<Slot>,
+    // Oldest first, so that a key value comes back as late as possible.
+    free: VecDeque<u32>,
+    used: u32,
+    /// Type-2 windows that are bound, for queues that go to ask whether any can be theirs.
+    bound_to_queues: u32,
+    /// Keys of windows that were closed by the queue in hand or by a command: the other queues lose them before they have their turn.
+    revoked: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u8,
+    mkey: Mkey,
+}
+
+/// What an index stands for.
+#[derive(Debug, Default)]
+enum Mkey {
+    #[default]
+    Nothing,
+    Region(MemoryRegion),
+    Window(Window),
+}
+
+impl Mkeys {
+    fn slot(&self, key: u32) -> Option<&Slot> {
+        self.slots.get((key >> 8).checked_sub(FIRST_INDEX)? as usize)
+    }
+
+    fn slot_mut(&mut self, key: u32) -> Option<&mut Slot> {
+        self.slots.get_mut((key >> 8).checked_sub(FIRST_INDEX)? as usize)
+    }
+
+    /// The region of exactly this key.
+    #[inline]
+    pub fn find(&self, key: u32) -> Option<&MemoryRegion> {
+        match &self.slot(key)?.mkey {
+            Mkey::Region(region) if region.key == key => Some(region),
+            _ => None,
+        }
+    }
+
+    fn find_mut(&mut self, key: u32) -> Option<&mut MemoryRegion> {
+        match &mut self.slot_mut(key)?.mkey {
+            Mkey::Region(region) if region.key == key => Some(region),
+            _ => None,
+        }
+    }
+
+    /// The window with this index, whatever the last byte of `key`.
+    fn window(&self, key: u32) -> Option<&Window> {
+        match &self.slot(key)?.mkey {
+            Mkey::Window(window) => Some(window),
+            _ => None,
+        }
+    }
+
+    fn window_mut(&mut self, key: u32) -> Option<&mut Window> {
+        match &mut self.slot_mut(key)?.mkey {
+            Mkey::Window(window) => Some(window),
+            _ => None,
+        }
+    }
+
+    fn windows(&self) -> impl Iterator<Item = &Window> {
+        self.slots.iter().filter_map(|slot| match &slot.mkey {
+            Mkey::Window(window) => Some(window),
+            _ => None,
+        })
+    }
+
+    /// [`MemoryRegion::translate`] through the key: what a queue's own requests may use.
+    pub fn translate(&self, key: u32, pd: u32, va: u64, len: u64, need: Access) -> Result<u64, RegionError> {
+        self.find(key).ok_or(RegionError::UnknownKey { key })?.translate(pd, va, len, need)
+    }
+
+    /// Refuses a further key where there are `limit`.
+    pub(super) fn check_room(&self, limit: u32) -> Answer<()> {
+        if self.used >= limit {
+            return Err(CommandError::exhausted("memory regions and windows", limit));
+        }
+        Ok(())
+    }
+
+    pub(super) fn insert(&mut self, region: MemoryRegion) -> u32 {
+        self.place(|key| Mkey::Region(MemoryRegion { key, ..region }))
+    }
+
+    pub(super) fn insert_window(&mut self, window: Window) -> u32 {
+        self.place(|key| Mkey::Window(Window { key, ..window }))
+    }
+
+    /// Gives a free index to what is made with its key.
+    fn place(&mut self, make: impl FnOnce(u32) -> Mkey) -> u32 {
+        // A key returns after 256 registrations in its place, and places rotate through at least 64 free ones.
+        let index = match self.free.pop_front() {
+            Some(index) if self.free.len() >= 64 || self.slots.len() >= 1 << 23 => index,
+            taken => {
+                self.free.extend(taken);
+                self.slots.push(Slot::default());
+                (self.slots.len() - 1) as u32
+            }
+        };
+        let slot = &mut self.slots[index as usize];
+        let key = (index + FIRST_INDEX) << 8 | u32::from(slot.generation);
+        slot.mkey = make(key);
+        self.used += 1;
+        key
+    }
+
+    /// Puts a region in the place of the one that has its key.
+    pub(super) fn replace(&mut self, region: MemoryRegion) {
+        if let Some(place) = self.find_mut(region.key) {
+            *place = region;
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: u32) -> Option<MemoryRegion> {
+        let region = *self.find(key)?;
+        self.vacate(key);
+        Some(region)
+    }
+
+    /// Takes a window out; the key that follows in its place is the next after its last one.
+    pub(super) fn remove_window(&mut self, key: u32) -> Option<Window> {
+        let window = *self.window(key)?;
+        self.vacate(window.key);
+        Some(window)
+    }
+
+    fn vacate(&mut self, key: u32) {
+        let Some(slot) = self.slot_mut(key) else { return };
+        *slot = Slot { generation: (key as u8).wrapping_add(1), mkey: Mkey::Nothing };
+        self.free.push_back((key >> 8) - FIRST_INDEX);
+        self.used -= 1;
+    }
+
+    // Windows.
+
+    /// What a key opens to a peer, region or window.
+    pub(super) fn grant(
+        &self,
+        rkey: u32,
+        pd: u32,
+        qpn: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<u64, RegionError> {
+        if let Some(region) = self.find(rkey) {
+            return region.translate(pd, va, len, need);
+        }
+        let window = self.window(rkey).filter(|window| window.key == rkey);
+        window.ok_or(RegionError::UnknownKey { key: rkey })?.translate(pd, qpn, va, len, need)
+    }
+
+    /// Whether bytes of one WRITE through the key may become visible in any order.
+    pub(super) fn is_relaxed(&self, rkey: u32) -> bool {
+        let behind = || self.find(self.window(rkey)?.bound?.region);
+        self.find(rkey).or_else(behind).is_some_and(|region| region.relaxed())
+    }
+
+    /// Whether a SEND to queue `qpn` may close the key: a type-2 window that the queue has bound. No region may be closed so:
+    /// those of `ibv_reg_mr` are made without that right.
+    pub(super) fn may_invalidate(&self, rkey: u32, qpn: u32) -> bool {
+        let open = |window: &Window| window.key == rkey && window.bound.is_some_and(|b| b.qpn == Some(qpn));
+        self.window(rkey).is_some_and(open)
+    }
+
+    fn bind(&mut self, key: u32, bound: Bound) {
+        let Some(window) = self.window_mut(key) else { return };
+        window.bound = Some(bound);
+        self.bound_to_queues += u32::from(bound.qpn.is_some());
+        if let Some(region) = self.find_mut(bound.region) {
+            region.windows += 1;
+        }
+    }
+
+    /// Closes a window; returns what it opened.
+    pub(super) fn unbind(&mut self, key: u32) -> Option<Bound> {
+        let bound = self.window_mut(key)?.bound.take()?;
+        self.bound_to_queues -= u32::from(bound.qpn.is_some());
+        if let Some(region) = self.find_mut(bound.region) {
+            region.windows -= 1;
+        }
+        Some(bound)
+    }
+
+    /// A queue goes: what it opened is closed.
+    pub(super) fn release_windows(&mut self, qpn: u32) {
+        if self.bound_to_queues == 0 {
+            return;
+        }
+        let of_queue = |window: &&Window| window.bound.is_some_and(|bound| bound.qpn == Some(qpn));
+        let keys: Vec<u32> = self.windows().filter(of_queue).map(|window| window.key).collect();
+        for key in keys {
+            self.unbind(key);
+        }
+    }
+
+    /// Does what a WQE of queue `qpn` in domain `pd` wants of a window. Returns the key that the window had until then, with which
+    /// nothing is answered any more. `None`: refused, and nothing is changed.
+    pub(super) fn change_window(&mut self, pd: u32, qpn: u32, work: &WindowWork) -> Option<u32> {
+        let window = self.window(work.key).copied();
+        let window = window.filter(|window| window.pd == pd && window.kind == work.kind)?;
+        let bound = match &work.opens {
+            Some(_) if window.kind == WindowKind::Two && window.bound.is_some() => return None,
+            Some((_, klm)) => Some(work.piece(self.find(klm.mkey)?, pd, qpn)?),
+            // Closing a type-2 window is for the queue that opened it.
+            None if window.kind == WindowKind::Two && window.bound?.qpn != Some(qpn) => return None,
+            None => None,
+        };
+        self.close(window.key, Some(qpn));
+        if let Some(window) = self.window_mut(window.key) {
+            window.key = window.key & !0xff | u32::from(work.tag);
+        }
+        if let Some(bound) = bound {
+            self.bind(window.key, bound);
+        }
+        Some(window.key)
+    }
+
+    /// Closes a window. What was asked for through it and is not answered is refused. `owner` does so itself; another queue than that
+    /// has nothing of a window that `owner` bound, and loses the key with [`Mkeys::poll_revoked`] otherwise.
+    pub(super) fn close(&mut self, key: u32, owner: Option<u32>) {
+        let Some(key) = self.window(key).map(|window| window.key) else { return };
+        let Some(bound) = self.unbind(key) else { return };
+        if bound.qpn.is_none() || bound.qpn != owner {
+            self.revoked.push(key);
+        }
+    }
+
+    /// The next key that no queue may use any more.
+    pub(super) fn poll_revoked(&mut self) -> Option<u32> {
+        self.revoked.pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mr::access;
+
+    fn region(start: u64, length: u64, iova: u64, access: u32) -> MemoryRegion {
+        MemoryRegion { key: 0, pd: 7, start, length, iova, access, windows: 0 }
+    }
+
+    #[test]
+    fn access_is_judged_by_domain_bounds_and_rights() {
+        let mut mkeys = Mkeys::default();
+        let key = mkeys.insert(region(0x1000, 0x100, 0x9000, access::LOCAL_WRITE | access::REMOTE_READ));
+        let read = Access(access::REMOTE_READ);
+        for (name, k, pd, va, len, need, wanted) in [
+            ("whole", key, 7, 0x9000, 0x100, read, Some(0x1000)),
+            ("inner", key, 7, 0x9010, 1, read, Some(0x1010)),
+            ("empty at the end", key, 7, 0x9100, 0, read, Some(0x1100)),
+            ("one past", key, 7, 0x9100, 1, read, None),
+            ("one before", key, 7, 0x8fff, 1, read, None),
+            ("by its address instead of iova", key, 7, 0x1000, 1, read, None),
+            ("length wraps", key, 7, 0x9010, u64::MAX, read, None),
+            ("other domain", key, 8, 0x9000, 1, read, None),
+            ("no right", key, 7, 0x9000, 1, Access(access::REMOTE_WRITE), None),
+            ("other generation", key + 1, 7, 0x9000, 1, read, None),
+            ("invalid lkey", mlx5_layout::recv_wqe::INVALID_LKEY, 7, 0x9000, 1, read, None),
+        ] {
+            assert_eq!(mkeys.translate(k, pd, va, len, need).ok(), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn freed_key_never_reaches_the_next_region() {
+        let mut mkeys = Mkeys::default();
+        let mut old = Vec::new();
+        for round in 0..300 {
+            let key = mkeys.insert(region(round, 1, round, 0));
+            assert!(!old.contains(&key), "round {round} reused key {key:#x}");
+            assert!(mkeys.remove(key).is_some());
+            assert!(mkeys.find(key).is_none() && mkeys.remove(key).is_none());
+            old.push(key);
+        }
+        assert_eq!(mkeys.used, 0);
+    }
+}
