@@ -6,7 +6,7 @@ use super::command::*;
 use super::context::ObjectKind;
 use super::mr::{self, MemoryRegion};
 use super::nic::Nic;
-use super::qp::{self, Qp, SharedFrom, Uses};
+use super::qp::{self, Qp, Uses};
 use super::uar::UarKind;
 use super::window::{Window, WindowKind};
 use crate::carrier::Carrier;
@@ -241,23 +241,22 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let send_cq = self.contexts.find(id, ObjectKind::Cq, request.send_cq)?;
         let cqs = [send_cq, self.contexts.find(id, ObjectKind::Cq, request.recv_cq)?];
         let srq = request.srq.map(|handle| self.contexts.find(id, ObjectKind::Srq, handle)).transpose()?;
-        let srq = srq.and_then(|place| Some(SharedFrom { place, pd: core.srqs.get(place)?.pd }));
+        let srq = srq.and_then(|place| Some((place, core.srqs.get(place)?.pd)));
         // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
         let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
         qp::check_queues(&core.machine.memory, request, &core.capabilities)?;
         let page = core.uars.find(id, request.uar_page)?;
-        let port = core.ports.first(device);
-        let (port_mtu, active) = (core.ports.configs[port].mtu, core.machine.now);
-        let cqe_sizes = cqs.map(|cq| core.cqs.cqe_size(cq));
-        let uses = Uses { pd, cqs, cqe_sizes, srq, page, unchecked: !core.uars.is_strict() };
-        let qp = Qp::new(id, request, &uses, &core.capabilities);
+        let (port, cqe_sizes) = (core.ports.first(device), cqs.map(|cq| core.cqs.cqe_size(cq)));
+        let unchecked = !core.uars.is_strict();
+        let uses = Uses { device, port, pd, cqs, cqe_sizes, srq, page, unchecked };
+        let qp = Qp::new(id, request, &uses, core.ports.configs[port].mtu, core.machine.now);
         let limit = core.capabilities.max_qp;
-        let made = self.qps.insert(limit, Qp { device, port, port_mtu, active, ..qp });
+        let made = self.qps.insert(limit, qp);
         let made = made.ok_or_else(|| CommandError::exhausted("queue pairs", limit))?;
-        let (place, qpn, cap) = (made.place, made.qpn, made.cap);
+        let (place, qpn, cap) = (made.turn.place, made.qpn, request.cap);
         self.pds.count(pd, 1);
         core.cqs.count_users(cqs, 1);
-        core.srqs.count_user(srq.map(|from| from.place), 1);
+        core.srqs.count_user(srq.map(|(place, _)| place), 1);
         core.uars.join(&mut self.qps, page, place);
         Ok(CreatedQp { handle: self.contexts.insert(id, ObjectKind::Qp, place)?, qpn, cap })
     }
@@ -288,8 +287,8 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         core.mkeys.release_windows(qp.qpn);
         core.schedule.forget_qp(place);
         self.pds.count(qp.pd, -1);
-        core.cqs.count_users([qp.send_cq, qp.recv_cq], -1);
-        core.srqs.count_user(qp.srq.map(|from| from.place), -1);
+        core.cqs.count_users([qp.sq.cq, qp.rq.cq], -1);
+        core.srqs.count_user(qp.rq.srq, -1);
         core.uars.leave(qp.sq.doorbell.page, place);
         Ok(qp.owner.withdraw(&mut core.machine))
     }

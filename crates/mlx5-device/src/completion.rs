@@ -37,7 +37,7 @@ fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> Cqe
     let (syndrome, vendor) = syndrome(status).unwrap_or((CqeSyndrome::WrFlush, 0));
     CqeFields {
         opcode,
-        user_index: qp.user_index,
+        user_index: qp.made.user_index,
         qpn: qp.qpn,
         wqe_counter: counter,
         error: CqeError { syndrome: syndrome.to_u8(), vendor, ..CqeError::default() },
@@ -48,21 +48,21 @@ fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> Cqe
 impl<M: Memory> Core<M> {
     /// A send WQE ended well: a CQE if it asked for one.
     pub(super) fn complete_send(&mut self, qp: &Qp, request: &SendRequest) {
-        self.machine.counters.complete(request.opcode);
-        if !request.signalled {
+        self.machine.counters.complete(request.wqe.opcode);
+        if !request.wqe.signalled {
             return;
         }
         let fields = CqeFields {
             opcode: CqeOpcode::Requester,
-            user_index: qp.user_index,
+            user_index: qp.made.user_index,
             qpn: qp.qpn,
-            wqe_counter: request.wqe_index,
-            send_opcode: request.opcode,
+            wqe_counter: request.wqe.index,
+            send_opcode: request.wqe.opcode,
             byte_count: request.request.length,
             ..CqeFields::default()
         };
-        let carried = request.request.opcode.wants_response() && !request.inline.is_empty();
-        self.cqs.complete(&mut self.machine, qp.send_cq, fields, carried.then_some(&request.inline));
+        let carried = request.request.opcode.wants_response() && !request.payload.inline.is_empty();
+        self.cqs.complete(&mut self.machine, qp.sq.cq, fields, carried.then_some(&request.payload.inline));
     }
 
     /// A send WQE failed or was flushed: always a CQE.
@@ -73,7 +73,7 @@ impl<M: Memory> Core<M> {
         {
             fields.error.syndrome = chosen.to_u8();
         }
-        self.cqs.complete(&mut self.machine, qp.send_cq, CqeFields { send_opcode: opcode, ..fields }, None);
+        self.cqs.complete(&mut self.machine, qp.sq.cq, CqeFields { send_opcode: opcode, ..fields }, None);
     }
 
     /// A message arrived in the receive with this counter.
@@ -94,27 +94,27 @@ impl<M: Memory> Core<M> {
         let fields = CqeFields {
             opcode,
             solicited: completion.solicited,
-            user_index: qp.user_index,
+            user_index: qp.made.user_index,
             qpn: qp.qpn,
             wqe_counter: counter,
             byte_count: completion.byte_len,
             immediate: completion.imm,
             source_qpn: completion.src_qpn,
             source_lid: path.map_or(0, |p| p.slid),
-            service_level: path.map_or(0, |p| wire::service_level(&self.ports.configs[qp.port], p)),
+            service_level: path.map_or(0, |p| wire::service_level(&self.ports.configs[qp.path.port], p)),
             grh: path.is_some_and(|p| p.grh),
             ..CqeFields::default()
         };
         self.machine.counters.receives_consumed += 1;
-        self.machine.counters.receives_shared += u64::from(qp.srq.is_some());
-        self.cqs.complete(&mut self.machine, qp.recv_cq, fields, payload);
+        self.machine.counters.receives_shared += u64::from(qp.rq.srq.is_some());
+        self.cqs.complete(&mut self.machine, qp.rq.cq, fields, payload);
     }
 
     /// A receive failed or was flushed.
     pub(super) fn fail_receive(&mut self, qp: &Qp, counter: u16, status: Status) {
         self.cqs.complete(
             &mut self.machine,
-            qp.recv_cq,
+            qp.rq.cq,
             error_fields(qp, CqeOpcode::ResponderError, counter, status),
             None,
         );

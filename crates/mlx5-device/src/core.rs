@@ -5,6 +5,7 @@ use roce::Now;
 use super::cq::Cqs;
 use super::faults::Faults;
 use super::fetch::Fetcher;
+use super::inbox::Inbox;
 use super::machine::Machine;
 use super::mkey::Mkeys;
 use super::model::Capabilities;
@@ -14,7 +15,6 @@ use super::srq::Srqs;
 use super::uar::Uars;
 use super::unreached::Unreached;
 use crate::config::NicConfig;
-use crate::memory::Segment;
 
 pub(super) struct Core<M> {
     pub machine: Machine<M>,
@@ -32,15 +32,6 @@ pub(super) struct Core<M> {
     pub unreached: Unreached,
 }
 
-/// What the payload in hand is put into memory with.
-#[derive(Debug)]
-pub(super) struct Inbox {
-    /// Scatter list of the message in hand.
-    pub segments: Vec<Segment>,
-    /// The bytes of one WRITE may become visible in any order.
-    pub relaxed: bool,
-}
-
 impl<M> Core<M> {
     pub(super) fn new(config: &NicConfig, machine: Machine<M>, wire: bool, now: Now) -> Core<M> {
         Core {
@@ -54,7 +45,7 @@ impl<M> Core<M> {
             schedule: Schedule::default(),
             faults: None,
             fetcher: Fetcher::default(),
-            inbox: Inbox { segments: Vec::new(), relaxed: config.relaxed_ordering },
+            inbox: Inbox::new(config.relaxed_ordering),
             unreached: Unreached::default(),
         }
     }

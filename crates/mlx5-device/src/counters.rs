@@ -2,7 +2,7 @@
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, Packet};
+use roce::{Content, DropReason, Packet};
 
 use super::doorbell::Violation;
 
@@ -199,6 +199,21 @@ impl Counters {
     pub(super) fn error(&mut self, syndrome: CqeSyndrome) {
         if let Some(row) = SYNDROMES.iter().position(|(s, _)| *s == syndrome) {
             self.errors[row] += 1;
+        }
+    }
+
+    /// Something was executed for a peer: `ends`, it is the last, or all, of its message; `length`: bytes that came with it.
+    pub(super) fn execute(&mut self, ends: bool, length: u32) {
+        self.messages_received += u64::from(ends);
+        self.bytes_received += u64::from(length);
+    }
+
+    /// The transport dropped a request.
+    pub(super) fn drop(&mut self, reason: DropReason) {
+        match reason {
+            DropReason::WrongPeer | DropReason::WrongService => self.dropped_peer += 1,
+            DropReason::WrongQkey => self.dropped_qkey += 1,
+            _ => self.dropped_transport += 1,
         }
     }
 

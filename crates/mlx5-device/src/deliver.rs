@@ -5,7 +5,7 @@
 
 use roce::qp_state::QpState;
 use roce::{
-    Access, AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Opcode, Outcome, Receive, ReceiveCompletion,
+    Access, AsyncEvent, Atomic, Fragment, GRH_BYTES, NakCode, Opcode, Outcome, Receive, ReceiveCompletion,
     Region, RegionError, Reply, ReplyKind, Request, Resources, Responder, ResponderEvent, ServiceType,
     Verdict, Work,
 };
@@ -22,7 +22,7 @@ use super::send::Taken;
 use super::srq::Srq;
 use super::wire;
 use crate::carrier::{Carrier, Disposition, Inbound, Message, PathAddress, Payload, Unsent};
-use crate::memory::{Memory, Order, Segment};
+use crate::memory::{Memory, Segment};
 
 /// What a QP's responder may use.
 pub(super) struct QpResources<'a, M> {
@@ -53,11 +53,6 @@ impl<M: Memory> Resources for QpResources<'_, M> {
     }
 }
 
-/// Order in which bytes become visible.
-pub(super) fn order(relaxed: bool) -> Order {
-    if relaxed { Order::Relaxed } else { Order::Increasing }
-}
-
 impl<M: Memory> Core<M> {
     /// Takes what the carrier offers.
     pub(super) fn arrive(
@@ -78,9 +73,9 @@ impl<M: Memory> Core<M> {
                 self.take_packet(qp, packet, *from, *at, inbound)
             }
             (Message::Reply { reply, offset, last }, Some(qp)) => {
-                if self.is_down(qp.port) {
-                    self.ports.drop_at(&mut self.machine.counters, qp.port);
-                } else if qp.route.is_some() {
+                if self.is_down(qp.path.port) {
+                    self.ports.drop_at(&mut self.machine.counters, qp.path.port);
+                } else if qp.path.way.route().is_some() {
                     // Its peer is on the wire: another process says this.
                     self.machine.counters.dropped_replies += 1;
                 } else {
@@ -94,15 +89,15 @@ impl<M: Memory> Core<M> {
     }
 
     fn request(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
-        if self.is_down(qp.port) {
-            self.ports.drop_at(&mut self.machine.counters, qp.port);
-        } else if qp.route.is_some() {
+        if self.is_down(qp.path.port) {
+            self.ports.drop_at(&mut self.machine.counters, qp.path.port);
+        } else if qp.path.way.route().is_some() {
             self.machine.counters.dropped_peer += 1;
-        } else if inbound.to_port() != Some(self.ports.configs[qp.port].port) {
+        } else if inbound.to_port() != Some(self.ports.configs[qp.path.port].port) {
             // It reached another port of the device, where this queue is not.
             self.machine.counters.dropped_address += 1;
         } else if qp.state.answers_requests() {
-            self.ports.counters[qp.port].requests_received += 1;
+            self.ports.counters[qp.path.port].requests_received += 1;
             self.respond(qp, request, inbound);
         } else {
             self.machine.counters.dropped_qp_state += 1;
@@ -117,17 +112,17 @@ impl<M: Memory> Core<M> {
                     let outcome = match &work {
                         Work::Read { region, offset } => {
                             core.read(qp, request, region, *offset);
-                            core.count_executed(true, request.fragment.length);
+                            core.machine.counters.execute(true, request.fragment.length);
                             Outcome::Done
                         }
                         work => core.execute(qp, work, request.is_last(), request.fragment.length, inbound),
                     };
-                    if let Some(responder) = &mut qp.responder {
+                    if let Some(responder) = &mut qp.responses.responder {
                         responder.executed(outcome);
                     }
                 }
                 Verdict::Answered => {}
-                Verdict::Dropped(reason) => core.count_dropped(reason),
+                Verdict::Dropped(reason) => core.machine.counters.drop(reason),
             }
         });
     }
@@ -143,37 +138,28 @@ impl<M: Memory> Core<M> {
             mkeys: &self.mkeys,
             pd: qp.pd,
             qpn: qp.qpn,
+            srq: qp.rq.srq.and_then(|place| self.srqs.get_mut(place)),
             rq: &mut qp.rq,
-            srq: qp.srq.and_then(|from| self.srqs.get_mut(from.place)),
         };
-        Some((qp.responder.as_mut()?, resources))
+        Some((qp.responses.responder.as_mut()?, resources))
     }
 
     /// Runs what gives the responder something, and passes its events on.
     #[inline(always)]
     pub(super) fn with_responder(&mut self, qp: &mut Qp, take: impl FnOnce(&mut Self, &mut Qp)) {
-        let Some(responder) = &qp.responder else { return };
+        let Some(responder) = &qp.responses.responder else { return };
         let duplicates = responder.counters().duplicates;
         take(self, qp);
-        if let Some(from) = qp.srq {
-            self.srqs.give_events(&mut self.machine, from.place);
+        if let Some(srq) = qp.rq.srq {
+            self.srqs.give_events(&mut self.machine, srq);
         }
-        let Some(responder) = &mut qp.responder else { return };
+        let Some(responder) = &mut qp.responses.responder else { return };
         self.machine.counters.duplicates += responder.counters().duplicates - duplicates;
-        if responder.has_reply() && !qp.replying {
-            qp.replying = true;
-            self.schedule.replying.list.push(qp.place);
+        if responder.has_reply() {
+            self.schedule.list_replying(&mut qp.turn);
         }
         self.take_events(qp);
-        self.schedule.heat(qp, self.machine.now);
-    }
-
-    pub(super) fn count_dropped(&mut self, reason: DropReason) {
-        match reason {
-            DropReason::WrongPeer | DropReason::WrongService => self.machine.counters.dropped_peer += 1,
-            DropReason::WrongQkey => self.machine.counters.dropped_qkey += 1,
-            _ => self.machine.counters.dropped_transport += 1,
-        }
+        self.schedule.heat(&mut qp.turn, self.machine.now);
     }
 
     // Work.
@@ -192,17 +178,20 @@ impl<M: Memory> Core<M> {
                 let counter = receive.id as u16;
                 self.scatter(qp, *scatter_offset, *length, completion.as_ref(), counter, inbound)
             }
-            Work::Write { region, offset, .. } if *offset > 0 && !self.still_granted(qp, region) => {
+            Work::Write { region, offset, .. } if *offset > 0 && !self.is_writable_still(qp, region) => {
                 Err(Outcome::Revoked)
             }
             Work::Write { region, offset, length, completion } => {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
-                inbound.copy_into(&[to], self.order_of(region)).map_err(|_| Outcome::LocalFault).map(|()| {
-                    if let Some((receive, completion)) = completion {
-                        self.complete_receive(qp, receive.id as u16, completion, None, None);
-                    }
-                })
+                inbound
+                    .copy_into(&[to], self.inbox.order(|| self.mkeys.is_relaxed(region.key)))
+                    .map_err(|_| Outcome::LocalFault)
+                    .map(|()| {
+                        if let Some((receive, completion)) = completion {
+                            self.complete_receive(qp, receive.id as u16, completion, None, None);
+                        }
+                    })
             }
             // The caller has taken it apart.
             Work::Read { .. } => Ok(()),
@@ -219,10 +208,10 @@ impl<M: Memory> Core<M> {
         };
         match done {
             Ok(()) => {
-                self.count_executed(ends, length);
+                self.machine.counters.execute(ends, length);
                 self.machine.copied(length);
                 if ends {
-                    qp.asked = Some(self.machine.now);
+                    qp.sq.asked = Some(self.machine.now);
                 }
                 Outcome::Done
             }
@@ -230,21 +219,10 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    pub(super) fn count_executed(&mut self, ends: bool, length: u32) {
-        self.machine.counters.messages_received += u64::from(ends);
-        self.machine.counters.bytes_received += u64::from(length);
-    }
-
-    /// Whether a region that the message's first fragment was granted is still there. A card looks at the key with every packet.
-    fn still_granted(&self, qp: &Qp, region: &Region) -> bool {
-        let need = Access(access::REMOTE_WRITE);
-        let now = self.mkeys.grant(region.key, qp.pd, qp.qpn, region.va, region.len, need);
-        now == Ok(region.address)
-    }
-
-    fn order_of(&self, region: &Region) -> Order {
-        let relaxed = || self.mkeys.is_relaxed(region.key);
-        order(self.inbox.relaxed || relaxed())
+    /// Whether all that a message's first fragment was granted is there still.
+    fn is_writable_still(&self, qp: &Qp, region: &Region) -> bool {
+        let (need, whole) = (Access(access::REMOTE_WRITE), Fragment { offset: 0, length: region.len as u32 });
+        self.mkeys.still_grants(qp.pd, qp.qpn, region, whole, need)
     }
 
     /// Payload of a SEND into the receive in use, or into its CQE.
@@ -257,23 +235,15 @@ impl<M: Memory> Core<M> {
         counter: u16,
         inbound: &mut impl Inbound,
     ) -> Result<(), Outcome> {
-        let mut to = std::mem::take(&mut self.inbox.segments);
-        to.clear();
-        let mapped = qp.rq.scatter(&self.mkeys, qp.receive_pd(), offset, length, &mut to);
         let mut payload = [0; 64];
-        let small =
-            length > 0 && length as usize <= qp.responder_scatter && offset == 0 && completion.is_some();
-        let moved = match (mapped, small) {
-            (Err(_), _) => Err(Outcome::LocalFault),
-            (Ok(()), true) => {
-                inbound.copy_to_buffer(&mut payload[..length as usize]).map_err(|_| Outcome::LocalFault)
-            }
-            (Ok(()), false) => {
-                inbound.copy_into(&to, order(self.inbox.relaxed)).map_err(|_| Outcome::LocalFault)
-            }
+        let small = length > 0 && length as usize <= qp.rq.scatter && offset == 0 && completion.is_some();
+        let order = self.inbox.order(|| false);
+        let to = self.inbox.scatter(&self.mkeys, &qp.rq, offset, length).map_err(|_| Outcome::LocalFault)?;
+        let moved = match small {
+            true => inbound.copy_to_buffer(&mut payload[..length as usize]),
+            false => inbound.copy_into(to, order),
         };
-        self.inbox.segments = to;
-        moved?;
+        moved.map_err(|_| Outcome::LocalFault)?;
         let path = inbound.path();
         if qp.service == ServiceType::Ud {
             self.place_grh(qp, path.as_ref(), length)?;
@@ -294,40 +264,38 @@ impl<M: Memory> Core<M> {
     fn invalidate(&mut self, qp: &mut Qp, key: u32) {
         let Some(bound) = self.mkeys.unbind(key) else { return };
         self.machine.counters.windows_invalidated += 1;
-        for answer in qp.answers.iter_mut().filter(|answer| answer.key == key) {
+        for answer in qp.responses.answers.iter_mut().filter(|answer| answer.key == key) {
             answer.key = bound.region;
         }
     }
 
     /// The 40 bytes in front of a datagram.
     fn place_grh(&mut self, qp: &Qp, path: Option<&PathAddress>, length: u32) -> Result<(), Outcome> {
-        let Some(header) = path.and_then(|path| wire::grh(&self.ports.configs[qp.port], path, length)) else {
+        let Some(header) = path.and_then(|path| wire::grh(&self.ports.configs[qp.path.port], path, length))
+        else {
             return Ok(());
         };
-        let mut to = std::mem::take(&mut self.inbox.segments);
-        to.clear();
-        let mapped = qp.rq.scatter(&self.mkeys, qp.receive_pd(), 0, GRH_BYTES, &mut to);
+        let fault = |_| Outcome::LocalFault;
+        let to = self.inbox.scatter(&self.mkeys, &qp.rq, 0, GRH_BYTES).map_err(|_| Outcome::LocalFault)?;
         let mut rest = &header[..];
-        let written = to.iter().try_for_each(|piece| {
+        to.iter().try_for_each(|piece| {
             let (bytes, left) = rest.split_at((piece.len as usize).min(rest.len()));
             rest = left;
-            self.machine.memory.write(piece.addr, bytes, true)
-        });
-        self.inbox.segments = to;
-        if mapped.is_ok() && written.is_ok() { Ok(()) } else { Err(Outcome::LocalFault) }
+            self.machine.memory.write(piece.addr, bytes, true).map_err(fault)
+        })
     }
 
     /// A READ: notes what its reply is to bring.
     fn read(&mut self, qp: &mut Qp, request: &Request, region: &Region, offset: u32) {
         let rest = region.len.saturating_sub(offset.into());
         let from = Segment { addr: region.address.wrapping_add(u64::from(offset)), len: rest };
-        let (layer, mtu) = (self.ports.configs[qp.port].link_layer, qp.mtu_bytes());
+        let (layer, mtu) = (self.ports.configs[qp.path.port].link_layer, qp.mtu_bytes());
         let wire = wire::response_bytes(layer, rest as u32, mtu);
         if rest > 0 {
             let count = roce::message::psn_count(request.opcode, request.length, mtu);
             let first_psn = request.psn;
             let psn = first_psn.plus(count).minus(1);
-            qp.answers.push_back(ReadAnswer {
+            qp.responses.answers.push_back(ReadAnswer {
                 key: region.key,
                 revoked: false,
                 first_psn,
@@ -336,10 +304,10 @@ impl<M: Memory> Core<M> {
                 offset,
             });
         }
-        self.ports.shapers[qp.port].spend(wire);
+        self.ports.shapers[qp.path.port].spend(wire);
         self.machine.counters.wire_bytes_sent += wire;
-        if let Some(ready) = self.ports.shapers[qp.port].ready_at() {
-            qp.reply_not_before = ready;
+        if let Some(ready) = self.ports.shapers[qp.path.port].ready_at() {
+            qp.responses.not_before = ready;
         }
         if let Some(faults) = &mut self.faults {
             faults.delay_answer(&mut self.machine, qp);
@@ -361,7 +329,7 @@ impl<M: Memory> Core<M> {
             };
             let (count, more) = self.send_replies_of(link, qp);
             sent += count;
-            qp.replying = more;
+            qp.turn.replying = more;
             self.schedule.replying.note(at, count, more);
             if more {
                 at += 1;
@@ -374,19 +342,23 @@ impl<M: Memory> Core<M> {
 
     /// Number sent, and whether some are left.
     fn send_replies_of(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> (usize, bool) {
-        if let Some(route) = qp.route {
+        if let Some(route) = qp.path.way.route() {
             return self.send_reply_packets(link, qp, route, false);
         }
         let mut sent = 0;
         loop {
-            if self.machine.now < qp.reply_not_before {
+            if self.machine.now < qp.responses.not_before {
                 return (sent, true);
             }
             if !link.has_reply_room(slot_of(qp.attributes.dest_qpn)) {
                 return (sent, true);
             }
-            let begun = qp.partial_reply.is_some();
-            let next = qp.partial_reply.take().or_else(|| qp.responder.as_mut().and_then(|r| r.poll_reply()));
+            let begun = qp.responses.partial.is_some();
+            let next = qp
+                .responses
+                .partial
+                .take()
+                .or_else(|| qp.responses.responder.as_mut().and_then(|r| r.poll_reply()));
             let Some(reply) = next else { return (sent, false) };
             if !begun
                 && let Some(faults) = &mut self.faults
@@ -398,7 +370,7 @@ impl<M: Memory> Core<M> {
             let taken = self.send_reply(link, qp, &reply);
             sent += usize::from(taken != Taken::Nothing);
             if taken != Taken::Whole {
-                qp.partial_reply = Some(reply);
+                qp.responses.partial = Some(reply);
                 return (sent, true);
             }
         }
@@ -411,7 +383,7 @@ impl<M: Memory> Core<M> {
             ReplyKind::Nak(_) => self.machine.counters.naks_sent += 1,
             _ => {}
         }
-        let answer = qp.answers.front().copied();
+        let answer = qp.responses.answers.front().copied();
         let answer = answer.filter(|a| reply.kind == ReplyKind::ReadResponse && a.psn == reply.psn);
         let Some(answer) = answer else {
             return match link.send_reply(reply, Payload::Nothing, 0) {
@@ -436,7 +408,7 @@ impl<M: Memory> Core<M> {
         }
         match outcome {
             Ok(sent) if u64::from(sent.carried) < from.len => {
-                if let Some(front) = qp.answers.front_mut() {
+                if let Some(front) = qp.responses.answers.front_mut() {
                     front.from.addr = front.from.addr.wrapping_add(sent.carried.into());
                     front.from.len -= u64::from(sent.carried);
                     front.offset += sent.carried;
@@ -450,7 +422,7 @@ impl<M: Memory> Core<M> {
                 Taken::Whole
             }
             Ok(_) | Err(Unsent::NoWay) => {
-                qp.answers.pop_front();
+                qp.responses.answers.pop_front();
                 Taken::Whole
             }
         }
@@ -465,9 +437,9 @@ impl<M: Memory> Core<M> {
         code: NakCode,
         event: u32,
     ) {
-        let first_psn = qp.answers.front().map_or(reply.psn, |answer| answer.first_psn);
+        let first_psn = qp.responses.answers.front().map_or(reply.psn, |answer| answer.first_psn);
         // What was sent before still counts; what waits behind it is never sent.
-        qp.drop_replies();
+        qp.responses.drop_all();
         self.machine.counters.naks_sent += 1;
         let refusal = Reply { kind: ReplyKind::Nak(code), psn: first_psn, ..*reply };
         // Room was asked for, and nothing was sent.
@@ -479,7 +451,7 @@ impl<M: Memory> Core<M> {
     // Events.
 
     pub(super) fn take_events(&mut self, qp: &mut Qp) {
-        while let Some(event) = qp.responder.as_mut().and_then(|r| r.poll_event()) {
+        while let Some(event) = qp.responses.responder.as_mut().and_then(|r| r.poll_event()) {
             match event {
                 ResponderEvent::CommunicationEstablished if qp.state == QpState::Rtr => {
                     qp.owner.raise(&mut self.machine, event_type::COMM_EST);

@@ -205,7 +205,7 @@ impl Faults {
                 _ => format!("this NIC has no QP {qpn:#x}; it has {}", some.join(", ")),
             });
         };
-        if matches!(injection, Injection::CorruptCrc { .. }) && qp.route.is_none() {
+        if matches!(injection, Injection::CorruptCrc { .. }) && qp.path.way.route().is_none() {
             return Err(format!("QP {qpn:#x} is not connected over the wire: there is no CRC to corrupt"));
         }
         if faults.is_some_and(|faults| faults.waiting.len() >= MAX_WAITING) {
@@ -253,9 +253,9 @@ impl Faults {
     /// The send at this place among the outstanding ones of its queue fails, and its CQE says why.
     fn fail_send(&mut self, counters: &mut Counters, qp: &mut Qp, place: usize, syndrome: CqeSyndrome) {
         let request = &qp.sq.outstanding[place];
-        self.marked.push((qp.qpn, request.wqe_index, syndrome));
+        self.marked.push((qp.qpn, request.wqe.index, syndrome));
         counters.injected_errors += 1;
-        qp.fail(request.ticket, Status::LocalQpOperation);
+        qp.sq.fail(request.ticket, Status::LocalQpOperation);
     }
 
     /// Whether something befalls a request instead of its being sent: it is lost on the way, or fails.
@@ -269,7 +269,7 @@ impl Faults {
     ) -> bool {
         let Some(place) = qp.sq.find(transmit.ticket) else { return false };
         self.spend_pace();
-        let (port, mtu) = (qp.port, qp.mtu_bytes());
+        let (port, mtu) = (qp.path.port, qp.mtu_bytes());
         let request = qp.sq.outstanding[place].request;
         if self.is_down(port) {
             counters.lost_port_down += 1;
@@ -311,7 +311,7 @@ impl Faults {
         if packet.content.position().ends() {
             self.spend_pace();
         }
-        if self.is_down(qp.port) {
+        if self.is_down(qp.path.port) {
             counters.lost_port_down += 1;
         } else {
             let hit = self.take(|waiting| waiting.is_of_packet(qp.qpn, packet.psn));
@@ -325,9 +325,9 @@ impl Faults {
                 _ => counters.injected_lost_requests += 1,
             }
         }
-        if let Some(route) = qp.route {
+        if let Some(route) = qp.path.way.route() {
             let bytes = Ok(bytes_of(packet));
-            ports.count_packet(counters, qp.port, route.to, &bytes, packet, outgoing.retransmission);
+            ports.count_packet(counters, qp.path.port, route.to, &bytes, packet, outgoing.retransmission);
         }
         None
     }
@@ -357,10 +357,10 @@ impl Faults {
     /// Whether a reply that is about to be sent is lost instead.
     #[cold]
     pub(super) fn loses_reply(&mut self, counters: &mut Counters, qp: &mut Qp, reply: &Reply) -> bool {
-        let lost = self.loses_answer(counters, qp.port);
-        let answers = |qp: &Qp| qp.answers.front().is_some_and(|answer| answer.psn == reply.psn);
+        let lost = self.loses_answer(counters, qp.path.port);
+        let answers = |qp: &Qp| qp.responses.answers.front().is_some_and(|answer| answer.psn == reply.psn);
         if lost && reply.kind == ReplyKind::ReadResponse && answers(qp) {
-            qp.answers.pop_front();
+            qp.responses.answers.pop_front();
         }
         lost
     }
@@ -376,7 +376,7 @@ impl Faults {
             machine.counters.injected_read_delays += 1;
             earliest = earliest.max(machine.now.after(u64::from(us) * 1000));
         }
-        qp.reply_not_before = qp.reply_not_before.max(earliest);
+        qp.responses.not_before = qp.responses.not_before.max(earliest);
     }
 
     /// What the CQE of a failed send says, when its failure was asked for.

@@ -11,6 +11,7 @@ use roce::{Access, Fragment, Opcode, Psn, Request, ServiceType, Status};
 
 use super::machine::Machine;
 use super::mkey::Mkeys;
+use super::model::Capabilities;
 use super::qp::Qp;
 use super::route::{Way, Ways};
 use super::sq::{Kind, Pool, SendRequest};
@@ -23,7 +24,7 @@ use crate::memory::{Memory, Segment};
 pub(super) struct Checks<'a> {
     pub mkeys: &'a Mkeys,
     pub ways: Ways<'a>,
-    pub max_message_bytes: u32,
+    pub limits: &'a Capabilities,
 }
 
 /// Reads WQEs of all queues, one at a time.
@@ -49,24 +50,24 @@ impl Fetcher {
         available: u16,
     ) -> Box<SendRequest> {
         let mut out = self.pool.take();
-        out.wqe_index = qp.sq.fetched;
+        out.wqe.index = qp.sq.fetched;
         let bytes = &mut *self.wqe;
         // What is not read must not be the last WQE's.
         bytes[..Control::BYTES].fill(0);
         let read = qp.sq.copy_out(&machine.memory, available, bytes);
         // A WQE whose length is unknown ends the queue; it takes one block.
         let taken = read.map_or(1, |len| blocks((len / UNIT_BYTES) as u8).max(1));
-        out.opcode = bytes[3];
+        out.wqe.opcode = bytes[3];
         if let Err(status) = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out)) {
             out.kind = Kind::Failed(status);
             qp.sq.stopped = true;
         }
         // The payload is read when the transport sends the message, up to a whole budget of WQEs later.
-        if let Some(first) = out.segments.first() {
+        if let Some(first) = out.payload.segments.first() {
             machine.memory.prefetch(first.addr);
         }
-        machine.counters.post(out.opcode);
-        if let Some(asked) = qp.asked.take() {
+        machine.counters.post(out.wqe.opcode);
+        if let Some(asked) = qp.sq.asked.take() {
             machine.counters.turnarounds += 1;
             machine.counters.turnaround_ns += machine.now.0.saturating_sub(asked.0);
         }
@@ -81,8 +82,8 @@ impl Checks<'_> {
         let malformed = Status::LocalQpOperation;
         let wqe = SendWqe::new(bytes).map_err(|_| malformed)?;
         let control = *wqe.control();
-        out.signalled = control.is_signalled();
-        out.fence = control.fm_ce_se & 0xe0 != 0;
+        out.wqe.signalled = control.is_signalled();
+        out.wqe.fence = control.fm_ce_se & 0xe0 != 0;
         if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
             return Err(malformed);
         }
@@ -128,10 +129,10 @@ impl Checks<'_> {
     /// Where the message goes.
     fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) {
         let Some(vector) = &body.datagram else {
-            (out.unreachable, out.route) = (qp.peer.is_none(), None);
+            out.way = qp.path.way;
             return;
         };
-        let device = &self.ways.ports[qp.port];
+        let device = &self.ways.ports[qp.path.port];
         let roce = device.link_layer == LinkLayer::Roce;
         let grh = roce || vector.grh;
         let (dlid, dgid) = (if roce { 0 } else { vector.lid_or_udp_port }, grh.then_some(&vector.gid));
@@ -153,11 +154,9 @@ impl Checks<'_> {
         // A Q_Key with its top bit set means: use the QP's own (IBTA).
         let own = vector.qkey & 1 << 31 != 0;
         out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
-        (out.unreachable, out.route) = (false, None);
-        match self.ways.to(qp.port, source, dlid, dgid, vector.destination_qpn) {
-            Way::Nowhere => out.unreachable = true,
-            Way::Shared(_, port) => out.path.to_port = port,
-            Way::Wire(route) => out.route = Some(route),
+        out.way = self.ways.to(qp.path.port, source, dlid, dgid, vector.destination_qpn);
+        if let Way::Shared(_, port) = out.way {
+            out.path.to_port = port;
         }
     }
 
@@ -174,27 +173,27 @@ impl Checks<'_> {
                         return Err(Status::LocalQpOperation);
                     }
                     length += bytes.len() as u64;
-                    let kept = out.keep(bytes);
-                    out.segments.extend(Some(kept).filter(|kept| kept.len > 0));
+                    let kept = out.payload.keep(bytes);
+                    out.payload.segments.extend(Some(kept).filter(|kept| kept.len > 0));
                 }
                 DataSegment::Pointer(pointer) => {
                     pointers += 1;
                     // A length of 0 stands for 2^31 (see `DataPointer`), which is above every limit.
                     let len = if pointer.byte_count == 0 { 1 << 31 } else { u64::from(pointer.byte_count) };
                     length += len;
-                    if length > u64::from(self.max_message_bytes) {
+                    if length > u64::from(self.limits.max_message_bytes) {
                         return Err(Status::LocalLength);
                     }
                     let addr = self
                         .mkeys
                         .translate(pointer.lkey, qp.pd, pointer.va, len, need)
                         .map_err(|_| Status::LocalProtection)?;
-                    out.segments.push(Segment { addr, len });
-                    out.keys.push(pointer.lkey);
+                    out.payload.segments.push(Segment { addr, len });
+                    out.payload.keys.push(pointer.lkey);
                 }
             }
         }
-        if pointers > qp.max_send_sge {
+        if pointers > self.limits.max_sge {
             return Err(Status::LocalQpOperation);
         }
         if opcode.is_atomic() && length != 8 {

@@ -21,10 +21,10 @@ impl<M: Memory> Core<M> {
             return self.fail_qp(qp);
         }
         qp.state = QpState::Sqe;
-        if let Some(requester) = &mut qp.requester {
+        if let Some(requester) = &mut qp.sq.requester {
             requester.enter_error();
         }
-        self.schedule.heat(qp, self.machine.now);
+        self.schedule.heat(&mut qp.turn, self.machine.now);
     }
 
     /// Moves the queue to ERR. The flush CQEs follow in the polls.
@@ -34,31 +34,31 @@ impl<M: Memory> Core<M> {
         }
         qp.state = QpState::Err;
         // No message follows that an acknowledgement could wait for.
-        qp.converses = false;
-        if let Some(requester) = &mut qp.requester {
+        qp.responses.converses = false;
+        if let Some(requester) = &mut qp.sq.requester {
             requester.enter_error();
         }
-        if let Some(receive) = qp.responder.as_mut().and_then(|r| r.enter_error()) {
+        if let Some(receive) = qp.responses.responder.as_mut().and_then(|r| r.enter_error()) {
             self.fail_receive(qp, receive.id as u16, Status::Flushed);
         }
         // It takes nothing more from the shared queue, and what others posted there stays (IBTA vol. 1 §11.6.3.1).
-        if qp.srq.is_some() && qp.service != ServiceType::Ud {
+        if qp.rq.srq.is_some() && qp.service != ServiceType::Ud {
             qp.owner.raise(&mut self.machine, event_type::QP_LAST_WQE_REACHED);
         }
-        self.schedule.heat(qp, self.machine.now);
+        self.schedule.heat(&mut qp.turn, self.machine.now);
     }
 
     /// Flushes what was posted: what was read already comes out of the transport, the rest is walked over in the ring.
     pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
-        qp.sq.partial = None;
+        qp.sq.carrying.partial = None;
         while let Some(request) = qp.sq.outstanding.pop_front() {
-            self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
+            self.fail_send_wqe(qp, request.wqe.index, request.wqe.opcode, Status::Flushed);
             self.fetcher.pool.give(request);
             work += 1;
         }
         if let Some(request) = qp.sq.held.take() {
-            self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
+            self.fail_send_wqe(qp, request.wqe.index, request.wqe.opcode, Status::Flushed);
             self.fetcher.pool.give(request);
             work += 1;
         }
@@ -67,7 +67,7 @@ impl<M: Memory> Core<M> {
         let mut left = posted.available;
         while left > 0 && work < FLUSH_BUDGET {
             let mut first = [0; BLOCK_BYTES];
-            let readable = self.machine.memory.read(qp.sq.block(qp.sq.fetched), &mut first).is_ok();
+            let readable = self.machine.memory.read(qp.sq.ring.entry(qp.sq.fetched), &mut first).is_ok();
             // A length that makes no sense must not lead past what was posted.
             let taken = if readable { blocks(first[7] & 0x3f).clamp(1, left) } else { left };
             self.machine.counters.post(first[3]);

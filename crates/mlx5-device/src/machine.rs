@@ -44,7 +44,7 @@ impl<M> Machine<M> {
     }
 }
 
-/// Who gets the asynchronous events of an object.
+/// The receiver of an object's asynchronous events.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Owner {
     pub context: ContextId,

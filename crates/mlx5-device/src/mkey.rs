@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use roce::{Access, RegionError};
+use roce::{Access, Fragment, Region, RegionError};
 
 use super::command::{Answer, CommandError};
 use super::mr::MemoryRegion;
@@ -173,6 +173,20 @@ impl Mkeys {
         }
         let window = self.window(rkey).filter(|window| window.key == rkey);
         window.ok_or(RegionError::UnknownKey { key: rkey })?.translate(pd, qpn, va, len, need)
+    }
+
+    /// Whether a piece of what a request was granted is still: a card looks at the key with every packet.
+    pub(super) fn still_grants(
+        &self,
+        pd: u32,
+        qpn: u32,
+        region: &Region,
+        piece: Fragment,
+        need: Access,
+    ) -> bool {
+        let va = region.va.wrapping_add(piece.offset.into());
+        let now = self.grant(region.key, pd, qpn, va, piece.length.into(), need);
+        now == Ok(region.address.wrapping_add(piece.offset.into()))
     }
 
     /// Whether bytes of one WRITE through the key may become visible in any order.

@@ -11,7 +11,7 @@ use super::core::Core;
 use super::model::Capabilities;
 use super::mr::access;
 use super::ports::Ports;
-use super::qp::Qp;
+use super::qp::{Path, Qp};
 use super::qps::Qps;
 use super::route::{Route, Way};
 use crate::carrier::PathAddress;
@@ -46,29 +46,30 @@ impl<M: Memory> Core<M> {
             self.poll_page(qps, page);
         }
         let qp = qps.get_mut(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
-        let before = (qp.attributes, qp.path, qp.peer, qp.route, qp.port);
+        let before = (qp.attributes, qp.path);
         apply(&mut qp.attributes, request);
-        qp.port = port_of(&self.ports, qp, request);
+        qp.path.port = port_of(&self.ports, qp, request);
         if request.mask & (AttrMask::AV.0 | AttrMask::DEST_QPN.0) != 0 {
             self.set_path(qp);
         }
-        if qp.responder.is_some() && qp.route.is_some() != before.3.is_some() {
-            (qp.attributes, qp.path, qp.peer, qp.route, qp.port) = before;
+        if qp.responses.responder.is_some() && qp.path.way.route().is_some() != before.1.way.route().is_some()
+        {
+            (qp.attributes, qp.path) = before;
             let reason = "a connection moves neither from shared memory to the wire nor back: reset the QP";
             return Err(CommandError::invalid(reason.to_owned()));
         }
         self.enter_state(qp, from, to, request.mask);
-        self.schedule.heat(qp, self.machine.now);
+        self.schedule.heat(&mut qp.turn, self.machine.now);
         Ok(())
     }
 
     /// Works out where the connected peer is.
     fn set_path(&mut self, qp: &mut Qp) {
-        let device = &self.ports.configs[qp.port];
+        let device = &self.ports.configs[qp.path.port];
         let vector = &qp.attributes.address;
         let source = device.gids.get(usize::from(vector.sgid_index)).or(device.gids.first());
         let dlid = if device.link_layer == LinkLayer::Roce { 0 } else { vector.dlid };
-        qp.path = PathAddress {
+        qp.path.address = PathAddress {
             sgid: source.map_or([0; 16], |entry| entry.gid),
             dgid: vector.dgid.unwrap_or_default(),
             slid: device.lid,
@@ -81,17 +82,15 @@ impl<M: Memory> Core<M> {
             to_port: 0,
         };
         let (qpn, dgid) = (qp.attributes.dest_qpn, vector.dgid.as_ref());
-        (qp.peer, qp.route) = match self.ports.ways().to(qp.port, source, dlid, dgid, qpn) {
+        qp.path.way = self.ports.ways().to(qp.path.port, source, dlid, dgid, qpn);
+        match qp.path.way {
             Way::Nowhere => {
-                self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, qp.port, &qp.path);
-                (None, None)
+                let Path { port, address, .. } = &qp.path;
+                self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, *port, address);
             }
-            Way::Shared(slot, port) => {
-                qp.path.to_port = port;
-                (Some(slot), None)
-            }
-            Way::Wire(route) => (None, Some(route)),
-        };
+            Way::Shared(_, port) => qp.path.address.to_port = port,
+            Way::Wire(_) => {}
+        }
     }
 
     /// What a move does, after everything was checked.
@@ -103,43 +102,48 @@ impl<M: Memory> Core<M> {
                 qp.attributes = ModifyQp::default();
             }
             (_, QpState::Err) => {
-                qp.drop_replies();
+                qp.responses.drop_all();
                 return self.fail_qp(qp);
             }
             (QpState::Init, QpState::Rtr) => {
                 let config = responder_config(qp);
-                qp.responder = Some(match qp.route {
+                qp.responses.responder = Some(match qp.path.way.route() {
                     Some(_) => Responder::by_packet(config, ACK_EVERY),
                     None => Responder::new(config),
                 });
             }
             (QpState::Rtr, QpState::Rts) => {
                 let config = requester_config(qp);
-                qp.requester = Some(match qp.route {
+                qp.sq.requester = Some(match qp.path.way.route() {
                     Some(_) => Requester::by_packet(config, SendWindow::of_bytes(SENT_AHEAD, qp.mtu_bytes())),
                     None => Requester::new(config),
                 });
             }
             (QpState::Sqe, QpState::Rts) => {
                 qp.sq.stopped = false;
-                if let Some(requester) = &mut qp.requester {
+                if let Some(requester) = &mut qp.sq.requester {
                     requester.resume();
                 }
             }
-            (QpState::Rts, QpState::Sqd) => qp.drain_event = changed(AttrMask::EN_SQD_ASYNC_NOTIFY),
+            (QpState::Rts, QpState::Sqd) => qp.sq.drain_event = changed(AttrMask::EN_SQD_ASYNC_NOTIFY),
             _ => {}
         }
         qp.state = to;
         let attributes = &qp.attributes;
-        if let Some(requester) = &mut qp.requester {
+        if let Some(requester) = &mut qp.sq.requester {
             let retry =
                 [AttrMask::TIMEOUT, AttrMask::RETRY_CNT, AttrMask::RNR_RETRY, AttrMask::MAX_QP_RD_ATOMIC];
             if from == QpState::Sqd && retry.into_iter().any(changed) {
                 let ModifyQp { retry_count, rnr_retry, timeout, max_rd_atomic, .. } = *attributes;
-                requester.set_retry(retry_count, rnr_retry, patient(qp.route, timeout), max_rd_atomic);
+                requester.set_retry(
+                    retry_count,
+                    rnr_retry,
+                    patient(qp.path.way.route(), timeout),
+                    max_rd_atomic,
+                );
             }
         }
-        if let Some(responder) = &mut qp.responder {
+        if let Some(responder) = &mut qp.responses.responder {
             if changed(AttrMask::ACCESS_FLAGS) {
                 responder.set_access(Access(attributes.access & access::REMOTE));
             }
@@ -177,7 +181,7 @@ fn check_move(
 /// Place of the port that a queue has after this; checked before.
 fn port_of(ports: &Ports, qp: &Qp, request: &ModifyQp) -> usize {
     let named = AttrMask(request.mask).contains(AttrMask::PORT).then_some(request.port);
-    named.and_then(|number| ports.place(qp.device, number).ok()).unwrap_or(qp.port)
+    named.and_then(|number| ports.place(qp.path.device, number).ok()).unwrap_or(qp.path.port)
 }
 
 fn check_values(ports: &Ports, limits: &Capabilities, qp: &Qp, request: &ModifyQp) -> Answer<()> {
@@ -268,7 +272,7 @@ fn requester_config(qp: &Qp) -> RequesterConfig {
         path_mtu_bytes: qp.mtu_bytes(),
         retry_count: attributes.retry_count,
         rnr_retry: attributes.rnr_retry,
-        timeout: patient(qp.route, attributes.timeout),
+        timeout: patient(qp.path.way.route(), attributes.timeout),
         max_rd_atomic: attributes.max_rd_atomic,
         window_messages: WINDOW_MESSAGES,
     }

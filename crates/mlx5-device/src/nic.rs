@@ -99,7 +99,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// QPs at the port of this place; a QP that was never told its port is at its device's first.
     pub fn open_qps(&self, place: usize) -> usize {
-        self.qps.iter().filter(|qp| qp.port == place).count()
+        self.qps.iter().filter(|qp| qp.path.port == place).count()
     }
 
     /// The link, for sleeping and its counters.

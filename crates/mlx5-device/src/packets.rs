@@ -11,21 +11,19 @@ use roce::wire::Gid;
 use roce::wire::ip_of;
 use roce::{
     Access, Content, Fragment, Opcode, Outcome, Packet, PayloadSource, Placement, Position, PostedMessage,
-    Region, ReplyVerdict, Request, Responder, ServiceType, Status, Transmit, Verdict, Work,
+    Region, ReplyVerdict, Request, ServiceType, Status, Transmit, Verdict, Work,
 };
 
 use super::command::ContextId;
 use super::core::Core;
-use super::deliver::order;
-use super::mkey::Mkeys;
 use super::mr::access;
 use super::qp::Qp;
 use super::qps::Qps;
 use super::route::Route;
-use super::sq::{Kind, SendRequest};
+use super::sq::{self, Kind, SendQueue, SendRequest};
 use super::wire::bytes_of;
 use crate::carrier::{Carrier, Icrc, Inbound, Unsent};
-use crate::memory::{Fault, Memory, Segment, Segments};
+use crate::memory::{Fault, Memory, Segments};
 
 /// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
 const PACKETS_AT_ONCE: usize = 32;
@@ -44,15 +42,15 @@ impl<M: Memory> Core<M> {
     pub(super) fn transmit_packets(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
         let mut sent = 0;
         while sent < PACKETS_AT_ONCE
-            && self.ports.shapers[qp.port].allows(self.machine.now)
+            && self.ports.shapers[qp.path.port].allows(self.machine.now)
             && self.keeps_pace()
             && link.has_wire_room(route.from)
         {
-            let (Some(requester), sq) = (&mut qp.requester, &qp.sq) else { break };
+            let SendQueue { requester: Some(requester), outstanding, .. } = &mut qp.sq else { break };
             let mut message = None;
             let work = |ticket| {
-                message = sq.find(ticket);
-                message.map(|place| work_request(&sq.outstanding[place]))
+                message = sq::find(outstanding, ticket);
+                message.map(|place| work_request(&outstanding[place]))
             };
             let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.machine.now, work) else {
                 break;
@@ -69,7 +67,7 @@ impl<M: Memory> Core<M> {
             };
             let request = &qp.sq.outstanding[place];
             let (ticket, carries) = (request.ticket, matches!(source, PayloadSource::Message(_)));
-            let taken = if carries && request.revoked {
+            let taken = if carries && request.payload.revoked {
                 Err(Unsent::Fault(Fault { addr: 0 }))
             } else {
                 let offset = packet.payload.offset;
@@ -81,10 +79,10 @@ impl<M: Memory> Core<M> {
                 faults.corrupted(counters, qp.qpn, taken.is_ok());
             }
             if matches!(taken, Err(Unsent::Fault(_))) {
-                qp.fail(ticket, Status::LocalProtection);
+                qp.sq.fail(ticket, Status::LocalProtection);
                 continue;
             }
-            self.ports.count_packet(counters, qp.port, route.to, &taken, &packet, retransmission);
+            self.ports.count_packet(counters, qp.path.port, route.to, &taken, &packet, retransmission);
             if carries && self.machine.memory.has_lagged() {
                 break;
             }
@@ -125,10 +123,10 @@ impl<M: Memory> Core<M> {
 
     /// A message left: the acknowledgement that is due goes right behind it. Returns the number of packets.
     pub(super) fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
-        if self.machine.now.0.saturating_sub(qp.ack_due.0) < ANSWER_NS {
-            qp.converses = true;
+        if self.machine.now.0.saturating_sub(qp.responses.ack_due.0) < ANSWER_NS {
+            qp.responses.converses = true;
         }
-        let due = qp.replying && qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
+        let due = qp.turn.replying && qp.responses.owes_only_an_acknowledgement();
         // What is left then stays listed.
         if due { self.send_reply_packets(link, qp, route, false).0 } else { 0 }
     }
@@ -136,19 +134,19 @@ impl<M: Memory> Core<M> {
     /// Whether what is to be sent is an acknowledgement that waits for its program's answer, as TCP's do in a conversation. Not
     /// where messages are on their way: then both sides send as they like, and the peer may wait for it.
     fn awaits_answer(&self, qp: &mut Qp) -> bool {
-        if !qp.converses || !qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement) {
+        if !qp.responses.converses || !qp.responses.owes_only_an_acknowledgement() {
             return false;
         }
-        qp.converses = self.machine.now.0.saturating_sub(qp.ack_due.0) < ACK_WAIT_NS;
-        qp.converses && qp.sq.outstanding.is_empty()
+        qp.responses.converses = self.machine.now.0.saturating_sub(qp.responses.ack_due.0) < ACK_WAIT_NS;
+        qp.responses.converses && qp.sq.outstanding.is_empty()
     }
 
     /// The queue may send nothing any more: the acknowledgement that waits for its answer leaves alone. The program has
     /// seen what it acknowledges, and no counter could show it afterwards. Returns the number of packets.
     pub(super) fn acknowledge_alone(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
-        let owed = qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
-        let Some(route) = qp.route.filter(|_| qp.replying && owed) else { return 0 };
-        qp.converses = false;
+        let owed = qp.responses.owes_only_an_acknowledgement();
+        let Some(route) = qp.path.way.route().filter(|_| qp.turn.replying && owed) else { return 0 };
+        qp.responses.converses = false;
         // Ahead of its rate by this one packet, which is charged all the same. What is left stays listed.
         self.send_reply_packets(link, qp, route, true).0
     }
@@ -181,28 +179,32 @@ impl<M: Memory> Core<M> {
         }
         let mut sent = 0;
         while sent < PACKETS_AT_ONCE {
-            let late = self.machine.now < qp.reply_not_before;
-            let paced = !unpaced && !self.ports.shapers[qp.port].allows(self.machine.now);
+            let late = self.machine.now < qp.responses.not_before;
+            let paced = !unpaced && !self.ports.shapers[qp.path.port].allows(self.machine.now);
             if late || paced || !link.has_wire_room(route.from) {
                 return (sent, true);
             }
-            let Some(Outgoing { packet, source, .. }) = qp.responder.as_mut().and_then(|r| r.poll_packet())
+            let Some(Outgoing { packet, source, .. }) =
+                qp.responses.responder.as_mut().and_then(|r| r.poll_packet())
             else {
                 return (sent, false);
             };
             sent += 1;
             let counters = &mut self.machine.counters;
             if let Some(faults) = &mut self.faults
-                && faults.loses_answer(counters, qp.port)
+                && faults.loses_answer(counters, qp.path.port)
             {
                 let bytes = Ok(bytes_of(&packet));
-                self.ports.count_packet(counters, qp.port, route.to, &bytes, &packet, false);
+                self.ports.count_packet(counters, qp.path.port, route.to, &bytes, &packet, false);
                 continue;
             }
             counters.answer(&packet);
             let region = if let PayloadSource::Region(region) = source { Some(region) } else { None };
-            let readable =
-                region.is_none_or(|region| is_readable_still(&self.mkeys, qp, &region, packet.payload));
+            let need = Access(access::REMOTE_READ);
+            let still =
+                |region: Region| self.mkeys.still_grants(qp.pd, qp.qpn, &region, packet.payload, need);
+            // The key of an empty READ is not checked.
+            let readable = packet.payload.length == 0 || region.is_none_or(still);
             let taken = if readable {
                 let fill = |out: &mut [u8]| match region {
                     Some(region) => {
@@ -216,13 +218,20 @@ impl<M: Memory> Core<M> {
                 Err(Unsent::Fault(Fault { addr: 0 }))
             };
             if matches!(taken, Err(Unsent::Fault(_))) {
-                if let Some(responder) = &mut qp.responder {
+                if let Some(responder) = &mut qp.responses.responder {
                     responder.read_failed(if readable { Outcome::LocalFault } else { Outcome::Revoked });
                 }
                 self.take_events(qp);
                 continue;
             }
-            self.ports.count_packet(&mut self.machine.counters, qp.port, route.to, &taken, &packet, false);
+            self.ports.count_packet(
+                &mut self.machine.counters,
+                qp.path.port,
+                route.to,
+                &taken,
+                &packet,
+                false,
+            );
             if region.is_some() && self.machine.memory.has_lagged() {
                 return (sent, true);
             }
@@ -243,14 +252,14 @@ impl<M: Memory> Core<M> {
     ) {
         let stranger = |route: Option<Route>| route != Some(Route { from: at, to: from });
         let is_at = |port: usize| self.ports.configs[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
-        if qp.service != ServiceType::Ud && stranger(qp.route) || !is_at(qp.port) {
+        if qp.service != ServiceType::Ud && stranger(qp.path.way.route()) || !is_at(qp.path.port) {
             self.machine.counters.dropped_address += 1;
-        } else if self.is_down(qp.port) {
-            self.ports.drop_at(&mut self.machine.counters, qp.port);
+        } else if self.is_down(qp.path.port) {
+            self.ports.drop_at(&mut self.machine.counters, qp.path.port);
         } else if !packet.content.is_request() {
             self.take_answer(qp, packet, inbound);
         } else if qp.state.answers_requests() {
-            self.ports.counters[qp.port].requests_received += 1;
+            self.ports.counters[qp.path.port].requests_received += 1;
             self.respond_to_packet(qp, packet, inbound);
         } else {
             self.machine.counters.dropped_qp_state += 1;
@@ -258,7 +267,7 @@ impl<M: Memory> Core<M> {
     }
 
     fn respond_to_packet(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
-        let owed = |qp: &Qp| qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
+        let owed = |qp: &Qp| qp.responses.owes_only_an_acknowledgement();
         let owed_before = owed(qp);
         self.with_responder(qp, |core, qp| {
             let Some((responder, mut resources)) = core.responder_of(qp) else { return };
@@ -271,17 +280,17 @@ impl<M: Memory> Core<M> {
                     if let Content::ReadRequest(reth) = packet.content
                         && responder.counters().messages > executed
                     {
-                        core.count_executed(true, reth.dma_bytes);
+                        core.machine.counters.execute(true, reth.dma_bytes);
                     }
                 }
                 Verdict::Execute(work) => {
                     let ends = packet.content.position().ends();
                     let outcome = core.execute(qp, &work, ends, packet.payload.length, inbound);
-                    if let Some(responder) = &mut qp.responder {
+                    if let Some(responder) = &mut qp.responses.responder {
                         responder.executed(outcome);
                     }
                 }
-                Verdict::Dropped(reason) => core.count_dropped(reason),
+                Verdict::Dropped(reason) => core.machine.counters.drop(reason),
             }
             core.machine.counters.packets_taken += u64::from(is_taken);
             if let (Some(faults), Content::ReadRequest(_)) = (&mut core.faults, packet.content) {
@@ -289,13 +298,13 @@ impl<M: Memory> Core<M> {
             }
         });
         if !owed_before && owed(qp) {
-            qp.ack_due = self.machine.now;
+            qp.responses.ack_due = self.machine.now;
         }
     }
 
     fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
         let waits = qp.state.finishes_sends() && qp.service == ServiceType::Rc;
-        let Some(requester) = qp.requester.as_mut().filter(|_| waits) else {
+        let Some(requester) = qp.sq.requester.as_mut().filter(|_| waits) else {
             self.machine.counters.dropped_replies += 1;
             return;
         };
@@ -308,40 +317,18 @@ impl<M: Memory> Core<M> {
             Arrival::Reply(_) | Arrival::Request(_) => {}
         }
         self.drain_completions(qp);
-        self.schedule.heat(qp, self.machine.now);
+        self.schedule.heat(&mut qp.turn, self.machine.now);
     }
 
     /// Bytes of a READ go where it wants them.
     fn place_read(&mut self, qp: &mut Qp, placement: Placement, inbound: &mut impl Inbound) {
         let Placement { ticket, fragment: Fragment { offset, length } } = placement;
         let Some(place) = qp.sq.find(ticket) else { return };
-        let request = &mut qp.sq.outstanding[place];
         self.machine.counters.bytes_read += u64::from(length);
-        let placed = if request.signalled && request.request.length as usize <= qp.requester_scatter {
-            // So short that it came in one packet.
-            request.inline.clear();
-            request.inline.resize(length as usize, 0);
-            inbound.copy_to_buffer(&mut request.inline).is_ok()
-        } else {
-            let mut to = std::mem::take(&mut self.inbox.segments);
-            pieces(&request.segments, offset, length, &mut to);
-            let placed = !request.revoked && inbound.copy_into(&to, order(self.inbox.relaxed)).is_ok();
-            self.inbox.segments = to;
-            placed
-        };
-        if let Some(requester) = qp.requester.as_mut().filter(|_| !placed) {
-            requester.fail(ticket, Status::LocalProtection);
+        if self.inbox.place(&mut qp.sq.outstanding[place], qp.sq.scatter, offset, inbound).is_err() {
+            qp.sq.fail(ticket, Status::LocalProtection);
         }
     }
-}
-
-/// Whether a region that a READ was granted is still there. A card looks at the key with every packet.
-fn is_readable_still(mkeys: &Mkeys, qp: &Qp, region: &Region, Fragment { offset, length }: Fragment) -> bool {
-    let va = region.va.wrapping_add(offset.into());
-    let wanted = Ok(region.address.wrapping_add(offset.into()));
-    let need = Access(access::REMOTE_READ);
-    // The key of an empty READ is not checked.
-    length == 0 || mkeys.grant(region.key, qp.pd, qp.qpn, va, length.into(), need) == wanted
 }
 
 /// What the headers of a message's packets say.
@@ -349,7 +336,7 @@ fn work_request(request: &SendRequest) -> WorkRequest {
     let Request { opcode, length, solicited, imm, remote_va, rkey, swap_add, compare, .. } = request.request;
     debug_assert_eq!(request.kind, Kind::Message);
     WorkRequest {
-        message: PostedMessage { opcode, length, fence: request.fence },
+        message: PostedMessage { opcode, length, fence: request.wqe.fence },
         solicited,
         imm,
         remote_va,
@@ -363,13 +350,13 @@ fn work_request(request: &SendRequest) -> WorkRequest {
 
 /// The message's bytes from `offset` on, as many as `out` has.
 fn gather<M: Memory>(memory: &M, request: &SendRequest, offset: u32, out: &mut [u8]) -> Result<(), Fault> {
-    let mut walk = Segments::new(&request.segments);
+    let mut walk = Segments::new(&request.payload.segments);
     walk.advance(offset.into());
     let mut rest = out;
     while !rest.is_empty() {
         let piece = walk.peek(rest.len() as u64).ok_or(Fault { addr: 0 })?;
         let (now, later) = rest.split_at_mut(piece.len as usize);
-        match request.kept(piece) {
+        match request.payload.kept(piece) {
             Some(bytes) => now.copy_from_slice(bytes),
             None => memory.read(piece.addr, now)?,
         }
@@ -377,17 +364,4 @@ fn gather<M: Memory>(memory: &M, request: &SendRequest, offset: u32, out: &mut [
         rest = later;
     }
     Ok(())
-}
-
-/// The pieces of `segments` that hold `length` bytes from `offset`.
-pub(super) fn pieces(segments: &[Segment], offset: u32, length: u32, out: &mut Vec<Segment>) {
-    out.clear();
-    let mut walk = Segments::new(segments);
-    walk.advance(offset.into());
-    let mut left = u64::from(length);
-    while let Some(piece) = walk.peek(left) {
-        walk.advance(piece.len);
-        left -= piece.len;
-        out.push(piece);
-    }
 }

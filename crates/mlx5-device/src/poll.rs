@@ -37,11 +37,10 @@ impl<M: Memory> Core<M> {
             self.cqs.rescan(&mut self.machine);
         }
         while let Some(cq) = self.cqs.poll_dead() {
-            self.fail_users(qps, |qp| qp.send_cq == cq || qp.recv_cq == cq, None);
+            self.fail_users(qps, |qp| qp.sq.cq == cq || qp.rq.cq == cq, None);
         }
         while let Some(srq) = self.srqs.poll_dead() {
-            let takes = |qp: &Qp| qp.srq.is_some_and(|from| from.place == srq);
-            self.fail_users(qps, takes, Some(event_type::QP_FATAL));
+            self.fail_users(qps, |qp| qp.rq.srq == Some(srq), Some(event_type::QP_FATAL));
         }
         link.ring_bells();
         work
@@ -69,10 +68,10 @@ impl<M: Memory> Core<M> {
         while let Some(place) = self.schedule.hot.list.get(at).copied() {
             let page = qps.get(place).map(|qp| qp.sq.doorbell.page);
             if let Some(page) = page.filter(|page| self.uars.is_rung_now(*page, self.schedule.round)) {
-                if let Some(qp) = qps.get(place).filter(|qp| qp.sq.blocks > 0) {
+                if let Some(qp) = qps.get(place).filter(|qp| qp.sq.ring.entries > 0) {
                     // What the driver wrote before it rang comes along while the register is taken.
-                    self.machine.memory.prefetch(qp.sq.record);
-                    self.machine.memory.prefetch(qp.sq.block(qp.sq.fetched));
+                    self.machine.memory.prefetch(qp.sq.ring.record);
+                    self.machine.memory.prefetch(qp.sq.ring.entry(qp.sq.fetched));
                 }
                 work += self.take_page(qps, page);
             }
@@ -82,7 +81,7 @@ impl<M: Memory> Core<M> {
             };
             let done = self.step(link, qp);
             work += done;
-            let waits = qp.sq.partial.is_some() || self.schedule.hot.bytes_left == 0;
+            let waits = qp.sq.carrying.partial.is_some() || self.schedule.hot.bytes_left == 0;
             self.schedule.hot.note(at, done, waits);
             if qp.stays_hot(self.machine.now) {
                 at += 1;
@@ -109,8 +108,8 @@ impl<M: Memory> Core<M> {
         }
         for place in found.drain(..) {
             let Some(qp) = qps.get_mut(place) else { continue };
-            if !qp.hot && qp.is_ready(&self.machine.memory) {
-                self.schedule.heat(qp, self.machine.now);
+            if !qp.turn.hot && qp.is_ready(&self.machine.memory) {
+                self.schedule.heat(&mut qp.turn, self.machine.now);
             }
         }
         self.schedule.found = found;

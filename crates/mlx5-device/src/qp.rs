@@ -7,14 +7,16 @@ use std::collections::VecDeque;
 
 use mlx5_layout::send_wqe::BLOCK_BYTES;
 use roce::qp_state::QpState;
-use roce::{Now, Psn, Reply, Requester, Responder, ServiceType, Status, Ticket};
+use roce::{Now, Psn, Reply, Requester, Responder, ServiceType, Ticket};
 
 use super::command::{Answer, CommandError, ContextId, CreateQp, ModifyQp, QpCap, QueriedQp, refuse_if};
 use super::doorbell::SendDoorbell;
 use super::machine::Owner;
 use super::model::Capabilities;
-use super::route::Route;
+use super::ring::Ring;
+use super::route::Way;
 use super::rq::ReceiveQueue;
+use super::schedule::Turn;
 use super::sq::{Pool, SendQueue};
 use crate::carrier::PathAddress;
 use crate::memory::{Memory, Segment};
@@ -40,72 +42,76 @@ pub mod flag {
 
 #[derive(Debug)]
 pub(super) struct Qp {
-    /// Place in the NIC's table.
-    pub place: u32,
-    pub owner: Owner,
+    pub turn: Turn,
     pub qpn: u32,
+    pub owner: Owner,
+    pub service: ServiceType,
+    pub pd: u32,
+    pub made: Made,
+    pub state: QpState,
+    pub attributes: ModifyQp,
+    pub path: Path,
+    pub sq: SendQueue,
+    pub rq: ReceiveQueue,
+    pub responses: Responses,
+}
+
+/// What the command that made a QP said of it, for CQEs and queries.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub user_index: u32,
+    cap: QpCap,
+    signal_all: bool,
+}
+
+/// Where a QP is, and its connected peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Path {
     pub device: usize,
     /// Place of its port among all ports: the first of its device until INIT names one.
     pub port: usize,
-    pub service: ServiceType,
-    /// MTU of its port, verbs code: bounds a datagram, for which no path is ever set.
+    /// MTU of its first port, verbs code: bounds a datagram, for which no path is ever set.
     pub port_mtu: u8,
-    pub pd: u32,
-    pub send_cq: u32,
-    pub recv_cq: u32,
-    pub cap: QpCap,
-    pub max_send_sge: u32,
-    pub signal_all: bool,
-    pub user_index: u32,
-    /// Largest READ or atomic result that goes into the CQE; 0: none.
-    pub requester_scatter: usize,
-    /// Largest received payload that goes into the CQE; 0: none.
-    pub responder_scatter: usize,
-    pub state: QpState,
-    pub attributes: ModifyQp,
-    pub sq: SendQueue,
-    pub rq: ReceiveQueue,
-    /// Where its receives come from, instead of `rq`.
-    pub srq: Option<SharedFrom>,
-    pub requester: Option<Requester>,
+    /// How the peer is reached. Over the wire its queue sends and takes packets.
+    pub way: Way,
+    pub address: PathAddress,
+}
+
+/// What a QP owes its peer.
+#[derive(Debug, Default)]
+pub(super) struct Responses {
     pub responder: Option<Responder>,
-    /// Process of the connected peer; none: no process of the fabric has the address and the QPN.
-    pub peer: Option<u8>,
-    /// The connected peer is on the wire, there: its queue sends and takes packets.
-    pub route: Option<Route>,
-    pub path: PathAddress,
-    /// «Drained» is owed.
-    pub drain_event: bool,
-    /// Listed for being looked at in every poll.
-    pub hot: bool,
-    /// Last time that something moved.
-    pub active: Now,
-    /// When a message of the peer was executed last; `None`: a send WQE was read since, or none has come.
-    pub asked: Option<Now>,
-    /// Listed for sending replies.
-    pub replying: bool,
     /// READ answers that travel in replies: last PSN of the request, where the bytes are, how many have left.
     pub answers: VecDeque<ReadAnswer>,
     /// A READ response of which the carrier took only a part.
-    pub partial_reply: Option<Reply>,
+    pub partial: Option<Reply>,
     /// READ responses leave at the link's rate: no reply before this.
-    pub reply_not_before: Now,
+    pub not_before: Now,
     /// On the wire: when the last acknowledgement, or the first of those that it covers, became due.
     pub ack_due: Now,
     /// Its program's answers follow soon on what arrives: an acknowledgement may wait for one, and leave with it.
     pub converses: bool,
 }
 
-/// A queue where nothing moved for this long goes to the background.
-const COOL_NS: u64 = 1_000_000;
+impl Responses {
+    /// What waits to be answered never is.
+    pub(super) fn drop_all(&mut self) {
+        self.answers.clear();
+        self.partial = None;
+        while self.responder.as_mut().and_then(Responder::poll_reply).is_some() {}
+    }
 
-/// The shared receive queue that a QP takes from.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct SharedFrom {
-    /// Place in the NIC's table.
-    pub place: u32,
-    /// Its protection domain, which the keys of its receives belong to.
-    pub pd: u32,
+    /// What was asked for through this key, and was not answered, is refused.
+    pub(super) fn revoke(&mut self, key: u32) {
+        for answer in self.answers.iter_mut().filter(|answer| answer.key == key) {
+            answer.revoked = true;
+        }
+    }
+
+    /// What is to be sent is an acknowledgement, and nothing else.
+    pub(super) fn owes_only_an_acknowledgement(&self) -> bool {
+        self.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement)
+    }
 }
 
 /// Bytes of a READ that go out with its reply.
@@ -127,136 +133,105 @@ pub(super) struct ReadAnswer {
 /// What a new QP uses, by place in the NIC's tables.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Uses {
+    pub device: usize,
+    pub port: usize,
     pub pd: u32,
+    /// Send and receive CQ.
     pub cqs: [u32; 2],
     /// Bytes of their entries.
     pub cqe_sizes: [usize; 2],
-    pub srq: Option<SharedFrom>,
+    /// Shared receive queue, and its protection domain.
+    pub srq: Option<(u32, u32)>,
     pub page: u32,
     /// Nothing of its doorbells is checked.
     pub unchecked: bool,
 }
 
 impl Qp {
-    /// A QP in RESET, without a place and a number yet, at this device and port. The command was [checked](check_queues).
-    pub(super) fn new(id: ContextId, request: &CreateQp, uses: &Uses, limits: &Capabilities) -> Qp {
+    /// A QP in RESET, without a place and a number yet. The command was [checked](check_queues).
+    pub(super) fn new(id: ContextId, request: &CreateQp, uses: &Uses, port_mtu: u8, now: Now) -> Qp {
+        let CreateQp { service, buffer, record, cap, signal_all, user_index, .. } = *request;
+        let Uses { device, port, pd, cqs, .. } = *uses;
         let signature = request.mlx5_flags & flag::SIGNATURE != 0;
-        let (requester_scatter, responder_scatter) = scatter_limits(request, uses.cqe_sizes);
+        let [send_scatter, receive_scatter] = scatter_limits(request, uses.cqe_sizes);
+        let (address, shift) = (buffer + request.rq_bytes(), BLOCK_BYTES.ilog2());
+        let ring = Ring { address, entries: request.sq_wqe_count, shift, record: record + 4 };
+        let doorbell = SendDoorbell::new(uses.page, uses.unchecked);
+        let (entries, shift) = (request.rq_wqe_count, request.rq_wqe_shift);
+        let rq = ReceiveQueue {
+            ring: Ring { address: buffer, entries, shift, record },
+            cq: cqs[1],
+            scatter: receive_scatter,
+            srq: uses.srq.map(|(place, _)| place),
+            pd: uses.srq.map_or(pd, |(_, pd)| pd),
+            taken: 0,
+            posted: 0,
+            header: if signature { 16 } else { 0 },
+            pointers: Vec::new(),
+        };
         Qp {
-            place: 0,
-            owner: Owner::new(id, request.user_handle),
+            turn: Turn { active: now, ..Turn::default() },
             qpn: 0,
-            device: 0,
-            port: 0,
-            service: request.service,
-            port_mtu: 0,
-            pd: uses.pd,
-            send_cq: uses.cqs[0],
-            recv_cq: uses.cqs[1],
-            cap: request.cap,
-            max_send_sge: limits.max_sge,
-            signal_all: request.signal_all,
-            user_index: request.user_index,
-            requester_scatter,
-            responder_scatter,
+            owner: Owner::new(id, request.user_handle),
+            service,
+            pd,
+            made: Made { user_index, cap, signal_all },
             state: QpState::Reset,
             attributes: ModifyQp::default(),
-            sq: SendQueue {
-                ring: request.buffer + request.rq_bytes(),
-                blocks: request.sq_wqe_count,
-                record: request.record + 4,
-                fetched: 0,
-                doorbell: SendDoorbell::new(uses.page, uses.unchecked),
-                held: None,
-                outstanding: VecDeque::new(),
-                partial: None,
-                last_sent: None,
-                answer_holds: 0,
-                stopped: false,
-            },
-            rq: ReceiveQueue {
-                ring: request.buffer,
-                count: request.rq_wqe_count,
-                shift: request.rq_wqe_shift,
-                record: request.record,
-                taken: 0,
-                posted: 0,
-                header: if signature { 16 } else { 0 },
-                pointers: Vec::new(),
-            },
-            srq: uses.srq,
-            requester: None,
-            responder: None,
-            peer: None,
-            route: None,
-            path: PathAddress::default(),
-            drain_event: false,
-            hot: false,
-            active: Now(0),
-            asked: None,
-            replying: false,
-            answers: VecDeque::new(),
-            partial_reply: None,
-            reply_not_before: Now(0),
-            ack_due: Now(0),
-            converses: false,
+            path: Path { device, port, port_mtu, way: Way::Nowhere, address: PathAddress::default() },
+            sq: SendQueue::new(ring, doorbell, cqs[0], send_scatter),
+            rq,
+            responses: Responses::default(),
         }
     }
 
     pub(super) fn query(&self) -> QueriedQp {
         let state = self.state.number();
         let mut attributes = ModifyQp { state, current_state: state, ..self.attributes };
-        if let Some(requester) = &self.requester {
+        if let Some(requester) = &self.sq.requester {
             attributes.sq_psn = requester.next_psn().value();
         }
-        if let Some(responder) = &self.responder {
+        if let Some(responder) = &self.responses.responder {
             attributes.rq_psn = responder.expected_psn().value();
         }
         attributes.sq_draining =
-            self.state == QpState::Sqd && !self.requester.as_ref().is_none_or(Requester::is_idle);
+            self.state == QpState::Sqd && !self.sq.requester.as_ref().is_none_or(Requester::is_idle);
         // As `mlx5_ib_query_qp`: the receive queue is what its ring holds. Of the send queue libmlx5 knows more itself.
-        let entry = if self.rq.count == 0 { 0 } else { (1_usize << self.rq.shift) - self.rq.header };
-        let cap = QpCap { max_recv_wr: self.rq.count, max_recv_sge: (entry / 16) as u32, ..self.cap };
-        QueriedQp { attributes, cap, signal_all: self.signal_all }
+        let Ring { entries, shift, .. } = self.rq.ring;
+        let entry = if entries == 0 { 0 } else { (1_usize << shift) - self.rq.header };
+        let cap = QpCap { max_recv_wr: entries, max_recv_sge: (entry / 16) as u32, ..self.made.cap };
+        QueriedQp { attributes, cap, signal_all: self.made.signal_all }
     }
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.
     pub(super) fn empty(&mut self, pool: &mut Pool) {
-        self.drop_replies();
-        self.requester = None;
-        self.responder = None;
+        self.responses.drop_all();
+        self.responses.responder = None;
         self.sq.empty(pool);
         (self.rq.taken, self.rq.posted) = (0, 0);
         self.rq.pointers.clear();
-        (self.peer, self.route, self.asked) = (None, None, None);
-        self.drain_event = false;
+        self.path.way = Way::Nowhere;
     }
 
     /// The link has the whole message, or it is lost. An unreliable queue's is complete then: its memory was copied.
     pub(super) fn sent(&mut self, ticket: Ticket) {
         if self.service != ServiceType::Rc
-            && let Some(requester) = &mut self.requester
+            && let Some(requester) = &mut self.sq.requester
         {
             requester.link_consumed(ticket);
         }
     }
 
-    /// A message cannot be sent, or its answer not be placed.
-    pub(super) fn fail(&mut self, ticket: Ticket, status: Status) {
-        if let Some(requester) = &mut self.requester {
-            requester.fail(ticket, status);
-        }
-    }
-
     /// Whether something was posted since the queue was looked at last: for the background walk.
     pub(super) fn is_ready<M: Memory>(&self, memory: &M) -> bool {
-        let sends = self.sq.blocks > 0
-            && (self.state.starts_sends() || self.state.flushes_sends())
-            && self
-                .sq
-                .read_record(memory)
-                .is_some_and(|posted| posted != self.sq.fetched && !self.sq.doorbell.is_stuck(posted));
+        let is_new = |posted: u16| posted != self.sq.fetched && !self.sq.doorbell.is_stuck(posted);
+        let sends = self.takes_sends() && self.sq.ring.read_record(memory).is_some_and(is_new);
         sends || (self.state.flushes_receives() && self.rq.available(memory) > 0)
+    }
+
+    /// Whether something becomes of what is posted to the send queue.
+    pub(super) fn takes_sends(&self) -> bool {
+        self.sq.ring.entries > 0 && (self.state.starts_sends() || self.state.flushes_sends())
     }
 
     /// Whether the queue has to be looked at in every poll.
@@ -264,32 +239,14 @@ impl Qp {
         !self.sq.outstanding.is_empty()
             || self.sq.held.is_some()
             || self.sq.doorbell.is_watched()
-            || self.drain_event
-            || now.0.saturating_sub(self.active.0) <= COOL_NS
-    }
-
-    /// What waits to be answered never is.
-    pub(super) fn drop_replies(&mut self) {
-        self.answers.clear();
-        self.partial_reply = None;
-        while self.responder.as_mut().and_then(Responder::poll_reply).is_some() {}
-    }
-
-    /// What was asked for through this key, and was not answered, is refused.
-    pub(super) fn revoke_answers(&mut self, key: u32) {
-        for answer in self.answers.iter_mut().filter(|answer| answer.key == key) {
-            answer.revoked = true;
-        }
-    }
-
-    /// Protection domain of the keys in its receives.
-    pub(super) fn receive_pd(&self) -> u32 {
-        self.srq.map_or(self.pd, |from| from.pd)
+            || self.sq.drain_event
+            || !self.turn.has_cooled(now)
     }
 
     /// Path MTU in bytes; a datagram's is the port's.
     pub(super) fn mtu_bytes(&self) -> u32 {
-        let code = if self.service == ServiceType::Ud { self.port_mtu } else { self.attributes.path_mtu };
+        let code =
+            if self.service == ServiceType::Ud { self.path.port_mtu } else { self.attributes.path_mtu };
         128 << code.clamp(1, 5)
     }
 }
@@ -328,15 +285,15 @@ pub(super) fn check_queues<M: Memory>(memory: &M, request: &CreateQp, limits: &C
 
 /// Sizes up to which payload goes into the CQE: responder CQEs of a queue that asks for it, and requester CQEs when every
 /// request is signalled or the queue asks for that too (`configure_requester_scat_cqe` of the mlx5 kernel driver).
-fn scatter_limits(request: &CreateQp, [send_cqe_size, recv_cqe_size]: [usize; 2]) -> (usize, usize) {
+fn scatter_limits(request: &CreateQp, [send_cqe_size, recv_cqe_size]: [usize; 2]) -> [usize; 2] {
     let asked = |bit| request.mlx5_flags & bit != 0;
     let limit = |cqe_size: usize| if cqe_size == 128 { 64 } else { 32 };
     let connected = request.service != ServiceType::Ud;
     let requester =
         request.service == ServiceType::Rc && (request.signal_all || asked(flag::ALLOW_SCATTER_CQE));
     let on = asked(flag::SCATTER_CQE);
-    (
+    [
         if on && requester { limit(send_cqe_size) } else { 0 },
         if on && connected { limit(recv_cqe_size) } else { 0 },
-    )
+    ]
 }

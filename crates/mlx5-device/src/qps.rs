@@ -24,8 +24,8 @@ impl Qps {
     /// Puts a QP into a place, with a number of its device. `None`: the device has `limit` QPs, or all numbers are in use.
     pub(super) fn insert(&mut self, limit: u32, mut qp: Qp) -> Option<&Qp> {
         let place = self.free.last().copied().unwrap_or(self.places.len() as u32);
-        qp.qpn = self.numbers.take(qp.device, limit, place)?;
-        qp.place = place;
+        qp.qpn = self.numbers.take(qp.path.device, limit, place)?;
+        qp.turn.place = place;
         if self.free.pop().is_none() {
             self.places.push(None);
             self.watches.push(Watch::default());
@@ -73,7 +73,7 @@ impl Qps {
     /// The QP goes to the background: from now on its watch says when it is worth a look.
     pub(super) fn cool(&mut self, place: u32) {
         if let Some(qp) = self.places[place as usize].as_deref_mut() {
-            qp.hot = false;
+            qp.turn.hot = false;
             self.watches[place as usize] = Watch::of(qp);
         }
     }
@@ -89,7 +89,7 @@ impl Qps {
     pub(super) fn revoke(&mut self, key: u32) {
         for qp in self.iter_mut() {
             qp.sq.revoke(key);
-            qp.revoke_answers(key);
+            qp.responses.revoke(key);
         }
     }
 }

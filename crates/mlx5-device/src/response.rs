@@ -3,12 +3,10 @@
 use roce::{Opcode, Reply, ReplyKind, ReplyVerdict, ServiceType, Status};
 
 use super::core::Core;
-use super::deliver::order;
-use super::packets::pieces;
 use super::qp::Qp;
 use super::sq::{Kind, SendRequest};
 use crate::carrier::Inbound;
-use crate::memory::{Fault, Memory};
+use crate::memory::Memory;
 
 impl<M: Memory> Core<M> {
     /// A reply arrived for this queue.
@@ -20,7 +18,7 @@ impl<M: Memory> Core<M> {
         last: bool,
         inbound: &mut impl Inbound,
     ) {
-        let expected = qp.requester.is_some()
+        let expected = qp.sq.requester.is_some()
             && qp.state.finishes_sends()
             && qp.service == ServiceType::Rc
             && reply.src_qpn == qp.attributes.dest_qpn;
@@ -31,8 +29,8 @@ impl<M: Memory> Core<M> {
         if reply.kind == ReplyKind::ReadResponse && !self.place_answer(qp, reply, offset, inbound) {
             return;
         }
-        qp.sq.answer_holds = 0;
-        let Some(requester) = qp.requester.as_mut() else { return };
+        qp.sq.carrying.answer_holds = 0;
+        let Some(requester) = qp.sq.requester.as_mut() else { return };
         if !last {
             if reply.kind == ReplyKind::ReadResponse && inbound.payload_len() > 0 {
                 // IBTA §9.7.6.1.3: the timer starts over with each response.
@@ -61,7 +59,7 @@ impl<M: Memory> Core<M> {
         // At once: CQEs and events come in the order of arrival, so a message that follows its acknowledgement is seen after
         // the send it answers (`ib_send_lat -e` takes the next event of a shared channel for its send's).
         self.drain_completions(qp);
-        self.schedule.heat(qp, self.machine.now);
+        self.schedule.heat(&mut qp.turn, self.machine.now);
     }
 
     /// Puts bytes that came with a READ response where the READ wants them. False: they belong to no READ, or could not be
@@ -79,45 +77,19 @@ impl<M: Memory> Core<M> {
                 && asked.opcode == Opcode::Read
                 && asked.psn.plus(count).minus(1) == reply.psn
         };
-        let Some(place) = qp.sq.outstanding.iter().position(|r| answers(r)) else {
+        let fits = |request: &&mut Box<SendRequest>| {
+            u64::from(offset) + u64::from(len) <= u64::from(request.request.length)
+        };
+        let Some(request) = qp.sq.outstanding.iter_mut().find(|r| answers(r)).filter(fits) else {
             self.machine.counters.dropped_replies += 1;
             return false;
         };
-        let scatter = qp.requester_scatter;
-        let request = &mut qp.sq.outstanding[place];
-        let end = u64::from(offset) + u64::from(len);
-        if end > u64::from(request.request.length) {
-            self.machine.counters.dropped_replies += 1;
-            return false;
+        let placed = self.inbox.place(request, qp.sq.scatter, offset, inbound).is_ok();
+        if !placed {
+            let ticket = request.ticket;
+            qp.sq.fail(ticket, Status::LocalProtection);
+            self.schedule.heat(&mut qp.turn, self.machine.now);
         }
-        let whole = offset == 0 && len == request.request.length;
-        let copied = if request.signalled && whole && len as usize <= scatter {
-            request.inline.clear();
-            request.inline.resize(len as usize, 0);
-            inbound.copy_to_buffer(&mut request.inline)
-        } else if request.revoked {
-            // Its region went away while the answer was on its way.
-            Err(Fault { addr: 0 })
-        } else {
-            let order = order(self.inbox.relaxed);
-            // The first piece needs no list of its own.
-            match offset {
-                0 => inbound.copy_into(&request.segments, order),
-                _ => {
-                    let mut part = Vec::new();
-                    pieces(&request.segments, offset, len, &mut part);
-                    inbound.copy_into(&part, order)
-                }
-            }
-        };
-        match copied {
-            Ok(()) => true,
-            Err(_) => {
-                let ticket = request.ticket;
-                qp.fail(ticket, Status::LocalProtection);
-                self.schedule.heat(qp, self.machine.now);
-                false
-            }
-        }
+        placed
     }
 }

@@ -28,6 +28,16 @@ pub(super) enum Way {
     Wire(Route),
 }
 
+impl Way {
+    pub(super) fn peer(self) -> Option<u8> {
+        if let Way::Shared(slot, _) = self { Some(slot) } else { None }
+    }
+
+    pub(super) fn route(self) -> Option<Route> {
+        if let Way::Wire(route) = self { Some(route) } else { None }
+    }
+}
+
 /// What the ways of one NIC depend on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ways<'a> {

@@ -5,11 +5,11 @@
 //! receive queue (`srq.rs`) ends up in the same list of pointers. Left out: striding queues.
 
 use mlx5_layout::RecvWqe;
-use mlx5_layout::doorbell::counter_of;
 use mlx5_layout::send_wqe::DataPointer;
 use roce::{Access, Receive, RegionError};
 
 use super::mkey::Mkeys;
+use super::ring::Ring;
 use crate::memory::{Memory, Segment};
 
 /// Largest entry: `max_recv_descriptor_bytes`.
@@ -21,13 +21,15 @@ const SMALL_ENTRY_BYTES: usize = 64;
 /// The receive side of a QP.
 #[derive(Debug)]
 pub(super) struct ReceiveQueue {
-    pub ring: u64,
-    /// Entries, a power of two; 0 for a QP without a receive queue.
-    pub count: u32,
-    /// log2 of an entry's bytes.
-    pub shift: u32,
-    /// Address of the record's receive word.
-    pub record: u64,
+    pub ring: Ring,
+    /// Place of the CQ that it completes in.
+    pub cq: u32,
+    /// Largest received payload that goes into the CQE; 0: none.
+    pub scatter: usize,
+    /// Place of the shared receive queue that receives are taken from instead.
+    pub srq: Option<u32>,
+    /// Protection domain of the keys in its receives.
+    pub pd: u32,
     /// Entries consumed, 16-bit running counter.
     pub taken: u16,
     /// What the record said last. It is read again when all of that is consumed: the driver writes it for every receive,
@@ -42,12 +44,9 @@ pub(super) struct ReceiveQueue {
 impl ReceiveQueue {
     /// Receives posted and not consumed. A record further ahead than the ring is long posts nothing.
     pub(super) fn available<M: Memory>(&self, memory: &M) -> u16 {
-        if self.count == 0 {
-            return 0;
-        }
-        let Ok(word) = memory.load32(self.record) else { return 0 };
-        let posted = counter_of(word.to_ne_bytes()).wrapping_sub(self.taken);
-        if u32::from(posted) <= self.count { posted } else { 0 }
+        let record = if self.ring.entries == 0 { None } else { self.ring.read_record(memory) };
+        let posted = record.map_or(0, |record| record.wrapping_sub(self.taken));
+        if u32::from(posted) <= self.ring.entries { posted } else { 0 }
     }
 
     /// Takes the next receive: its pointers are in `self.pointers` afterwards.
@@ -58,9 +57,8 @@ impl ReceiveQueue {
                 return None;
             }
         }
-        let index = u32::from(self.taken) & (self.count - 1);
-        let bytes = (1usize << self.shift).min(MAX_ENTRY_BYTES);
-        let at = self.ring + (u64::from(index) << self.shift);
+        let bytes = (1usize << self.ring.shift).min(MAX_ENTRY_BYTES);
+        let at = self.ring.entry(self.taken);
         // Most entries have one to four pointers, and zeroes for the largest would cost as much as all else here.
         let capacity = if bytes <= SMALL_ENTRY_BYTES {
             self.read_entry(memory, at, &mut [0; SMALL_ENTRY_BYTES][..bytes])
@@ -69,8 +67,7 @@ impl ReceiveQueue {
         };
         let id = u64::from(self.taken);
         self.taken = self.taken.wrapping_add(1);
-        let next = u32::from(self.taken) & (self.count - 1);
-        memory.prefetch(self.ring + (u64::from(next) << self.shift));
+        memory.prefetch(self.ring.entry(self.taken));
         Some(Receive { capacity, id })
     }
 
@@ -96,7 +93,6 @@ impl ReceiveQueue {
     pub(super) fn scatter(
         &self,
         mkeys: &Mkeys,
-        pd: u32,
         offset: u32,
         len: u32,
         out: &mut Vec<Segment>,
@@ -112,7 +108,7 @@ impl ReceiveQueue {
             let piece = left.min(whole - from);
             if piece > 0 {
                 let va = pointer.va.wrapping_add(from);
-                let addr = mkeys.translate(pointer.lkey, pd, va, piece, Access::LOCAL_WRITE)?;
+                let addr = mkeys.translate(pointer.lkey, self.pd, va, piece, Access::LOCAL_WRITE)?;
                 out.push(Segment { addr, len: piece });
                 left -= piece;
             }

@@ -7,7 +7,6 @@ use std::ops::Range;
 
 use roce::Now;
 
-use super::qp::Qp;
 use crate::carrier::COPIED_AT_ONCE;
 
 /// Every queue is looked at once in this time.
@@ -15,6 +14,29 @@ const ROUND_NS: u64 = 500_000;
 
 /// The background walks move on so often, by as many as the time since asks for.
 const STEP_NS: u64 = 4_000;
+
+/// A queue where nothing moved for this long goes to the background.
+const COOL_NS: u64 = 1_000_000;
+
+/// Where a QP stands in the lists.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// Place in the NIC's table.
+    pub place: u32,
+    /// Listed for being looked at in every poll.
+    pub hot: bool,
+    /// Listed for sending replies.
+    pub replying: bool,
+    /// Last time that something moved.
+    pub active: Now,
+}
+
+impl Turn {
+    /// Whether the queue may go to the background.
+    pub(super) fn has_cooled(&self, now: Now) -> bool {
+        now.0.saturating_sub(self.active.0) > COOL_NS
+    }
+}
 
 /// QPs that have a turn in every poll, by their places.
 #[derive(Debug, Default)]
@@ -113,11 +135,17 @@ impl Walk {
 
 impl Schedule {
     /// Something moved at this queue: look at it in every poll.
-    pub(super) fn heat(&mut self, qp: &mut Qp, now: Now) {
-        qp.active = now;
-        if !qp.hot {
-            qp.hot = true;
-            self.hot.list.push(qp.place);
+    pub(super) fn heat(&mut self, turn: &mut Turn, now: Now) {
+        turn.active = now;
+        if !std::mem::replace(&mut turn.hot, true) {
+            self.hot.list.push(turn.place);
+        }
+    }
+
+    /// A queue has replies to send.
+    pub(super) fn list_replying(&mut self, turn: &mut Turn) {
+        if !std::mem::replace(&mut turn.replying, true) {
+            self.replying.list.push(turn.place);
         }
     }
 

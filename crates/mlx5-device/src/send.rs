@@ -4,16 +4,16 @@
 //! completions in the order of posting.
 
 use roce::qp_state::QpState;
-use roce::{Completion, Opcode, PostedMessage, ServiceType, Status, Transmit};
+use roce::{Completion, Fragment, Opcode, ServiceType, Status, Transmit};
 
 use super::command::event_type;
 use super::core::Core;
 use super::fetch::Checks;
 use super::mkey::Mkeys;
 use super::qp::Qp;
-use super::route::Route;
+use super::route::{Route, Way};
 use super::sq::{Kind, SendRequest};
-use crate::carrier::{Carrier, Payload, Unsent};
+use crate::carrier::{Carrier, Unsent};
 use crate::memory::Memory;
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
@@ -58,12 +58,12 @@ impl<M: Memory> Core<M> {
         if qp.state.flushes_receives() {
             work += self.flush_receives(qp);
         }
-        if qp.drain_event && qp.state == QpState::Sqd && qp.sq.outstanding.is_empty() {
-            qp.drain_event = false;
+        if qp.sq.drain_event && qp.state == QpState::Sqd && qp.sq.outstanding.is_empty() {
+            qp.sq.drain_event = false;
             qp.owner.raise(&mut self.machine, event_type::SQ_DRAINED);
         }
         if work > 0 {
-            qp.active = self.machine.now;
+            qp.turn.active = self.machine.now;
         }
         work
     }
@@ -72,7 +72,7 @@ impl<M: Memory> Core<M> {
 
     fn post(&mut self, qp: &mut Qp) -> usize {
         let posted = qp.sq.posted(&self.machine.memory);
-        if qp.sq.blocks > 0 && posted.record.is_none() {
+        if qp.sq.ring.entries > 0 && posted.record.is_none() {
             // A card that cannot read the record has lost the queue.
             let qpn = qp.qpn;
             self.machine.say(&format!("QP {qpn:#x}: its doorbell record cannot be read; the QP is in error"));
@@ -92,17 +92,14 @@ impl<M: Memory> Core<M> {
                 None if qp.sq.stopped || qp.sq.fetched == end => break,
                 None => {
                     work += 1;
-                    let checks = Checks {
-                        mkeys: &self.mkeys,
-                        ways: self.ports.ways(),
-                        max_message_bytes: self.capabilities.max_message_bytes,
-                    };
+                    let checks =
+                        Checks { mkeys: &self.mkeys, ways: self.ports.ways(), limits: &self.capabilities };
                     let available = qp.sq.distance(end);
                     self.fetcher.fetch(&mut self.machine, &checks, qp, available)
                 }
             };
             work_on_window(&mut self.mkeys, qp, &mut request);
-            if let Some(held) = hand_over(qp, request) {
+            if let Some(held) = qp.sq.hand_over(request) {
                 qp.sq.held = Some(held);
                 break;
             }
@@ -113,20 +110,20 @@ impl<M: Memory> Core<M> {
     // Transmission.
 
     fn run_timers(&mut self, link: &mut impl Carrier, qp: &mut Qp) {
-        let Some(requester) = &mut qp.requester else { return };
+        let Some(requester) = &mut qp.sq.requester else { return };
         if requester.poll_timeout().is_none_or(|due| due > self.machine.now) {
             return;
         }
-        let on_its_way = match (qp.peer, qp.sq.last_sent) {
+        let on_its_way = match (qp.path.way.peer(), qp.sq.carrying.last_sent) {
             (Some(peer), Some(position)) => !link.consumed(peer, position),
             _ => false,
         };
         // A reply of the peer that waits behind a round's budget may be the one; but not time after time: others' replies
         // must not keep a queue waiting for ever.
-        let answers_wait =
-            qp.sq.answer_holds < MAX_ANSWER_HOLDS && qp.peer.is_some_and(|peer| link.replies_wait(peer));
-        if on_its_way || qp.sq.partial.is_some() || answers_wait {
-            qp.sq.answer_holds += u8::from(answers_wait);
+        let answers_wait = qp.sq.carrying.answer_holds < MAX_ANSWER_HOLDS
+            && qp.path.way.peer().is_some_and(|peer| link.replies_wait(peer));
+        if on_its_way || qp.sq.carrying.partial.is_some() || answers_wait {
+            qp.sq.carrying.answer_holds += u8::from(answers_wait);
             requester.hold_timer(self.machine.now);
         }
         if requester.poll_timeout().is_some_and(|due| due <= self.machine.now) {
@@ -138,18 +135,18 @@ impl<M: Memory> Core<M> {
     }
 
     fn transmit(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
-        if let Some(route) = qp.route {
+        if let Some(route) = qp.path.way.route() {
             let sent = self.transmit_packets(link, qp, route);
             return sent + if sent > 0 { self.acknowledge_along(link, qp, route) } else { 0 };
         }
         let mut work = 0;
         while self.schedule.hot.bytes_left > 0 {
-            let begun = qp.sq.partial.is_some();
-            let next = match qp.sq.partial.take() {
+            let begun = qp.sq.carrying.partial.is_some();
+            let next = match qp.sq.carrying.partial.take() {
                 Some(rest) => Some(rest),
                 // Polled counts as sent for the transport; what the carrier has no room for waits as a part of nothing.
-                None if self.ports.shapers[qp.port].allows(self.machine.now) && self.keeps_pace() => {
-                    qp.requester.as_mut().and_then(|requester| requester.poll_transmit(self.machine.now))
+                None if self.ports.shapers[qp.path.port].allows(self.machine.now) && self.keeps_pace() => {
+                    qp.sq.requester.as_mut().and_then(|requester| requester.poll_transmit(self.machine.now))
                 }
                 None => None,
             };
@@ -165,7 +162,7 @@ impl<M: Memory> Core<M> {
             // A full ring is no work: the NIC may sleep until its peer has taken something.
             work += usize::from(taken != Taken::Nothing);
             if taken != Taken::Whole {
-                qp.sq.partial = Some(transmit);
+                qp.sq.carrying.partial = Some(transmit);
                 return work;
             }
         }
@@ -175,41 +172,33 @@ impl<M: Memory> Core<M> {
     /// Gives a message, or what is left of it, to the carrier.
     fn send(&mut self, link: &mut impl Carrier, qp: &mut Qp, transmit: Transmit) -> Taken {
         let Some(place) = qp.sq.find(transmit.ticket) else { return Taken::Whole };
-        let (port, mtu) = (qp.port, qp.mtu_bytes());
+        let (port, mtu) = (qp.path.port, qp.mtu_bytes());
         let request = &mut *qp.sq.outstanding[place];
-        if request.revoked {
-            qp.fail(transmit.ticket, Status::LocalProtection);
+        if request.payload.revoked {
+            qp.sq.fail(transmit.ticket, Status::LocalProtection);
             return Taken::Whole;
         }
         request.request.psn = transmit.psn;
         request.request.ack_requested = transmit.ack_requested;
-        if let Some(route) = request.route {
-            return self.send_datagram_of(link, qp, place, route, transmit);
-        }
-        if request.unreachable {
-            // No process has that address: lost on the way.
-            self.ports.count_sent(&mut self.machine.counters, port, mtu, &request.request, transmit);
-            self.machine.counters.lost_unreachable += 1;
-            if qp.service == ServiceType::Ud {
-                self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, port, &request.path);
-            }
-            qp.sent(transmit.ticket);
-            return Taken::Whole;
-        }
         let length = request.request.length;
         let carries_payload = request.request.opcode.carries_payload();
         if carries_payload {
-            request.request.fragment =
-                roce::Fragment { offset: request.carried, length: length - request.carried };
+            request.request.fragment = Fragment { offset: request.carried, length: length - request.carried };
         }
-        let path = if qp.service == ServiceType::Ud { &request.path } else { &qp.path };
-        let outcome = link.send_request(&request.request, path, payload_of(request));
+        let outcome = match request.way {
+            Way::Wire(route) => return self.send_datagram_of(link, qp, place, route, transmit),
+            Way::Nowhere => Err(Unsent::NoWay),
+            Way::Shared(..) => {
+                let path = if qp.service == ServiceType::Ud { &request.path } else { &qp.path.address };
+                link.send_request(&request.request, path, request.payload())
+            }
+        };
         match outcome {
             Ok(sent) => {
                 if request.carried == 0 {
                     self.ports.count_sent(&mut self.machine.counters, port, mtu, &request.request, transmit);
                 }
-                qp.sq.last_sent = Some(sent.position);
+                qp.sq.carrying.last_sent = Some(sent.position);
                 if carries_payload {
                     self.schedule.hot.copied(sent.carried, self.machine.memory.has_lagged());
                 }
@@ -223,16 +212,20 @@ impl<M: Memory> Core<M> {
                 Taken::Whole
             }
             Err(Unsent::Full) => Taken::Nothing,
+            // Lost on the way.
             Err(Unsent::NoWay) => {
                 request.carried = 0;
                 self.ports.count_sent(&mut self.machine.counters, port, mtu, &request.request, transmit);
                 self.machine.counters.lost_unreachable += 1;
+                if request.way == Way::Nowhere && qp.service == ServiceType::Ud {
+                    self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, port, &request.path);
+                }
                 qp.sent(transmit.ticket);
                 Taken::Whole
             }
             Err(Unsent::Fault(_)) => {
                 request.carried = 0;
-                qp.fail(transmit.ticket, Status::LocalProtection);
+                qp.sq.fail(transmit.ticket, Status::LocalProtection);
                 Taken::Whole
             }
         }
@@ -247,11 +240,9 @@ impl<M: Memory> Core<M> {
         route: Route,
         transmit: Transmit,
     ) -> Taken {
-        match self.send_datagram(link, qp.port, &qp.sq.outstanding[place], route, transmit) {
+        match self.send_datagram(link, qp.path.port, &qp.sq.outstanding[place], route, transmit) {
             Err(Unsent::Full) => return Taken::Nothing,
-            Err(Unsent::Fault(_)) => {
-                qp.fail(transmit.ticket, Status::LocalProtection);
-            }
+            Err(Unsent::Fault(_)) => qp.sq.fail(transmit.ticket, Status::LocalProtection),
             Ok(()) | Err(Unsent::NoWay) => qp.sent(transmit.ticket),
         }
         Taken::Whole
@@ -271,7 +262,7 @@ impl<M: Memory> Core<M> {
                 self.fetcher.pool.give(request);
                 work += 1;
             }
-            let Some(completion) = qp.requester.as_mut().and_then(|r| r.poll_completion()) else {
+            let Some(completion) = qp.sq.requester.as_mut().and_then(|r| r.poll_completion()) else {
                 return work;
             };
             work += 1;
@@ -279,7 +270,7 @@ impl<M: Memory> Core<M> {
             while let Some(request) = qp.sq.outstanding.pop_front() {
                 let nop = request.kind == Kind::Nop;
                 if nop {
-                    self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
+                    self.fail_send_wqe(qp, request.wqe.index, request.wqe.opcode, Status::Flushed);
                 } else {
                     debug_assert_eq!(request.ticket, completion.ticket);
                     self.finish(qp, request, completion);
@@ -300,7 +291,7 @@ impl<M: Memory> Core<M> {
         match status {
             Status::Success => self.complete_send(qp, &request),
             status => {
-                self.fail_send_wqe(qp, request.wqe_index, request.opcode, status);
+                self.fail_send_wqe(qp, request.wqe.index, request.wqe.opcode, status);
                 if status != Status::Flushed {
                     self.fail_sends(qp);
                 }
@@ -312,14 +303,14 @@ impl<M: Memory> Core<M> {
     /// Puts an atomic's old value into the CQE or into memory. False: the memory cannot be written.
     fn place_atomic(&mut self, qp: &Qp, request: &mut SendRequest, old: u64) -> bool {
         let bytes = old.to_ne_bytes();
-        if request.signalled && qp.requester_scatter >= bytes.len() {
-            request.inline.clear();
-            request.inline.extend_from_slice(&bytes);
+        if request.wqe.signalled && qp.sq.scatter >= bytes.len() {
+            request.payload.inline.clear();
+            request.payload.inline.extend_from_slice(&bytes);
             return true;
         }
         let mut at = 0;
-        !request.revoked
-            && request.segments.iter().all(|segment| {
+        !request.payload.revoked
+            && request.payload.segments.iter().all(|segment| {
                 let end = (at + segment.len as usize).min(bytes.len());
                 let written = self.machine.memory.write(segment.addr, &bytes[at..end], false);
                 at = end;
@@ -332,18 +323,18 @@ impl<M: Memory> Core<M> {
 /// channel back to a new peer is being opened. But requester and responder of a queue are independent: READ answers, which
 /// may be long, keep no message waiting. On the wire each side has its turn in every round.
 fn owes_acknowledgement(qp: &Qp) -> bool {
-    qp.replying && qp.route.is_none() && qp.answers.is_empty()
+    qp.turn.replying && qp.path.way.route().is_none() && qp.responses.answers.is_empty()
 }
 
 /// Does what a WQE wants of a window, unless a fence or the queue's depth holds it.
 fn work_on_window(mkeys: &mut Mkeys, qp: &mut Qp, request: &mut SendRequest) {
     let Kind::Window(work) = request.kind else { return };
-    if !qp.requester.as_ref().is_some_and(|r| r.can_post(Opcode::Send, request.fence)) {
+    if !qp.sq.requester.as_ref().is_some_and(|r| r.can_post(Opcode::Send, request.wqe.fence)) {
         return;
     }
     request.kind = match mkeys.change_window(qp.pd, qp.qpn, &work) {
         Some(key) => {
-            qp.revoke_answers(key);
+            qp.responses.revoke(key);
             Kind::Nop
         }
         None => {
@@ -352,32 +343,4 @@ fn work_on_window(mkeys: &mut Mkeys, qp: &mut Qp, request: &mut SendRequest) {
             Kind::Failed(Status::WindowBind)
         }
     };
-}
-
-/// Hands a WQE to the transport; gives it back when a fence or a depth holds it.
-fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendRequest>> {
-    let requester = qp.requester.as_mut()?;
-    let opcode = request.request.opcode;
-    request.ticket = match request.kind {
-        Kind::Nop => requester.next_ticket(),
-        Kind::Window(_) => return Some(request),
-        Kind::Failed(status) => requester.post_failed(Opcode::Send, status),
-        Kind::Message if !requester.can_post(opcode, request.fence) => return Some(request),
-        Kind::Message => {
-            let message = PostedMessage { opcode, length: request.request.length, fence: request.fence };
-            requester.post(message)
-        }
-    };
-    qp.sq.outstanding.push_back(request);
-    None
-}
-
-fn payload_of(request: &SendRequest) -> Payload<'_> {
-    match request.segments.as_slice() {
-        [] => Payload::Nothing,
-        // Only what carries a payload has it inline.
-        _ if request.keys.is_empty() => Payload::Inline(&request.inline),
-        _ if request.request.opcode.is_atomic() => Payload::Nothing,
-        segments => Payload::Segments(segments),
-    }
 }

@@ -2,39 +2,51 @@
 
 use std::collections::VecDeque;
 
-use mlx5_layout::doorbell::counter_of;
 use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES, UNIT_BYTES};
-use roce::{Request, Status, Ticket, Transmit};
+use roce::{Now, Opcode, PostedMessage, Request, Requester, Status, Ticket, Transmit};
 
 use super::doorbell::SendDoorbell;
-use super::route::Route;
+use super::ring::Ring;
+use super::route::Way;
 use super::window::WindowWork;
-use crate::carrier::{PathAddress, Position};
+use crate::carrier::{PathAddress, Payload, Position};
 use crate::memory::{Memory, Segment};
 
 /// The send side of a QP: the ring, and what was read from it and has not completed.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    pub ring: u64,
-    /// Length in blocks, a power of two; 0 for a QP without a send queue.
-    pub blocks: u32,
-    /// Address of the record's send word.
-    pub record: u64,
+    /// Of blocks.
+    pub ring: Ring,
+    pub doorbell: SendDoorbell,
+    /// Place of the CQ that it completes in.
+    pub cq: u32,
+    /// Largest READ or atomic result that goes into the CQE; 0: none.
+    pub scatter: usize,
     /// Next block to read, 16-bit running index.
     pub fetched: u16,
-    pub doorbell: SendDoorbell,
     /// Read but not yet posted to the transport, because a fence or a depth holds it.
     pub held: Option<Box<SendRequest>>,
+    pub requester: Option<Requester>,
     /// Posted and not completed, oldest first.
     pub outstanding: VecDeque<Box<SendRequest>>,
+    pub carrying: Carrying,
+    /// A WQE failed its checks: nothing behind it is read until the queue is reset.
+    pub stopped: bool,
+    /// «Drained» is owed.
+    pub drain_event: bool,
+    /// When a message of the peer was executed last; `None`: a send WQE was read since, or none has come.
+    pub asked: Option<Now>,
+}
+
+/// How far the carrier is with a queue's messages.
+#[derive(Debug, Default)]
+pub(super) struct Carrying {
     /// A message of which the carrier took only a part: the rest goes first.
     pub partial: Option<Transmit>,
     /// Where the last request to the peer lies: while it is not taken, its acknowledgement is not late.
     pub last_sent: Option<Position>,
     /// Time-outs since the last reply that waited for replies to be read.
     pub answer_holds: u8,
-    /// A WQE failed its checks: nothing behind it is read until the queue is reset.
-    pub stopped: bool,
 }
 
 /// What becomes of a WQE.
@@ -49,26 +61,20 @@ pub(super) enum Kind {
     Failed(Status),
 }
 
-/// One WQE that was read: a message with its local memory, ready to be sent as often as needed.
-#[derive(Debug)]
-pub(super) struct SendRequest {
-    pub ticket: Ticket,
-    pub kind: Kind,
+/// What a WQE says of itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct WqeHead {
     /// First block.
-    pub wqe_index: u16,
+    pub index: u16,
     /// Opcode byte.
     pub opcode: u8,
     pub signalled: bool,
     pub fence: bool,
-    pub request: Request,
-    /// Where a datagram goes; connected queues have one path for all.
-    pub path: PathAddress,
-    /// No process of the fabric has the address that the message goes to.
-    pub unreachable: bool,
-    /// Way of a datagram that goes over the wire instead.
-    pub route: Option<Route>,
-    /// Bytes that the carrier has taken, of a message that it takes in pieces.
-    pub carried: u32,
+}
+
+/// The local memory of a message.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
     /// Payload that travelled in the WQE, or of a READ that the CQE is to carry.
     pub inline: Vec<u8>,
     /// The payload, as addresses of the process: the application's memory, and `inline`.
@@ -79,27 +85,48 @@ pub(super) struct SendRequest {
     pub revoked: bool,
 }
 
+/// One WQE that was read: a message with its local memory, ready to be sent as often as needed.
+#[derive(Debug)]
+pub(super) struct SendRequest {
+    pub ticket: Ticket,
+    pub kind: Kind,
+    pub wqe: WqeHead,
+    pub request: Request,
+    pub way: Way,
+    /// Where a datagram goes; connected queues have one path for all.
+    pub path: PathAddress,
+    /// Bytes that the carrier has taken, of a message that it takes in pieces.
+    pub carried: u32,
+    pub payload: Gathered,
+}
+
 impl SendRequest {
     fn empty() -> SendRequest {
         SendRequest {
             ticket: Ticket(0),
             kind: Kind::Nop,
-            wqe_index: 0,
-            opcode: 0,
-            signalled: false,
-            fence: false,
+            wqe: WqeHead::default(),
             request: Request::default(),
+            way: Way::Nowhere,
             path: PathAddress::default(),
-            unreachable: false,
-            route: None,
             carried: 0,
-            inline: Vec::new(),
-            segments: Vec::new(),
-            keys: Vec::new(),
-            revoked: false,
+            payload: Gathered::default(),
         }
     }
 
+    /// The payload, as the carrier takes it.
+    pub(super) fn payload(&self) -> Payload<'_> {
+        match self.payload.segments.as_slice() {
+            [] => Payload::Nothing,
+            // Only what carries a payload has it inline.
+            _ if self.payload.keys.is_empty() => Payload::Inline(&self.payload.inline),
+            _ if self.request.opcode.is_atomic() => Payload::Nothing,
+            segments => Payload::Segments(segments),
+        }
+    }
+}
+
+impl Gathered {
     /// Keeps inline bytes. They stay where they are until the request is reused, since a WQE cannot have more than there is
     /// room for.
     pub(super) fn keep(&mut self, bytes: &[u8]) -> Segment {
@@ -147,10 +174,10 @@ impl Pool {
 
     pub(super) fn give(&mut self, mut request: Box<SendRequest>) {
         if self.0.len() < POOL_LIMIT {
-            request.inline.clear();
-            request.segments.clear();
-            request.keys.clear();
-            (request.revoked, request.carried) = (false, 0);
+            request.payload.inline.clear();
+            request.payload.segments.clear();
+            request.payload.keys.clear();
+            (request.payload.revoked, request.carried) = (false, 0);
             self.0.push(request);
         }
     }
@@ -160,22 +187,34 @@ impl SendQueue {
     /// The memory of this key must not be touched any more.
     pub(super) fn revoke(&mut self, key: u32) {
         for request in self.outstanding.iter_mut().chain(&mut self.held) {
-            request.revoked |= request.keys.contains(&key);
+            request.payload.revoked |= request.payload.keys.contains(&key);
         }
     }
 
-    /// The send word of the record.
-    pub(super) fn read_record<M: Memory>(&self, memory: &M) -> Option<u16> {
-        memory.load32(self.record).ok().map(|word| counter_of(word.to_ne_bytes()))
+    pub(super) fn new(ring: Ring, doorbell: SendDoorbell, cq: u32, scatter: usize) -> SendQueue {
+        SendQueue {
+            ring,
+            doorbell,
+            cq,
+            scatter,
+            fetched: 0,
+            held: None,
+            requester: None,
+            outstanding: VecDeque::new(),
+            carrying: Carrying::default(),
+            stopped: false,
+            drain_event: false,
+            asked: None,
+        }
     }
 
     pub(super) fn posted<M: Memory>(&self, memory: &M) -> Posted {
-        let record = if self.blocks == 0 { None } else { self.read_record(memory) };
+        let record = if self.ring.entries == 0 { None } else { self.ring.read_record(memory) };
         let Some(index) = record else {
             return Posted { record, available: 0, agree: true, range: false };
         };
         let ahead = self.distance(index);
-        if u32::from(ahead) > self.blocks {
+        if u32::from(ahead) > self.ring.entries {
             return Posted { record, available: 0, agree: false, range: true };
         }
         let available = self.distance(self.doorbell.limit(self.fetched, index));
@@ -187,11 +226,33 @@ impl SendQueue {
         for request in self.outstanding.drain(..).chain(self.held.take()) {
             pool.give(request);
         }
+        self.requester = None;
         self.fetched = 0;
-        self.partial = None;
-        self.last_sent = None;
-        self.stopped = false;
+        self.carrying = Carrying::default();
+        (self.stopped, self.drain_event, self.asked) = (false, false, None);
         self.doorbell.reset();
+    }
+
+    /// Hands a WQE to the transport; gives it back when a fence or a depth holds it.
+    pub(super) fn hand_over(&mut self, mut request: Box<SendRequest>) -> Option<Box<SendRequest>> {
+        let requester = self.requester.as_mut()?;
+        let (opcode, fence) = (request.request.opcode, request.wqe.fence);
+        request.ticket = match request.kind {
+            Kind::Nop => requester.next_ticket(),
+            Kind::Window(_) => return Some(request),
+            Kind::Failed(status) => requester.post_failed(Opcode::Send, status),
+            Kind::Message if !requester.can_post(opcode, fence) => return Some(request),
+            Kind::Message => requester.post(PostedMessage { opcode, length: request.request.length, fence }),
+        };
+        self.outstanding.push_back(request);
+        None
+    }
+
+    /// A message cannot be sent, or its answer not be placed.
+    pub(super) fn fail(&mut self, ticket: Ticket, status: Status) {
+        if let Some(requester) = &mut self.requester {
+            requester.fail(ticket, status);
+        }
     }
 
     /// Distance from the next block to read up to `to`.
@@ -199,27 +260,10 @@ impl SendQueue {
         to.wrapping_sub(self.fetched)
     }
 
-    /// Address of the block at this index.
-    pub(super) fn block(&self, index: u16) -> u64 {
-        self.ring + u64::from(u32::from(index) & (self.blocks - 1)) * BLOCK_BYTES as u64
-    }
-
     /// Place of the message with this ticket among the outstanding WQEs.
     #[inline]
     pub(super) fn find(&self, ticket: Ticket) -> Option<usize> {
-        let queue = &self.outstanding;
-        let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
-        // Tickets are consecutive: without NOPs in between the distance from the front is the place.
-        let guess = ticket.0.checked_sub(queue.front()?.ticket.0)? as usize;
-        if queue.get(guess).is_some_and(|request| is_it(request)) {
-            return Some(guess);
-        }
-        // NOPs carry the ticket of the message behind them.
-        let mut place = queue.partition_point(|request| request.ticket < ticket);
-        while queue.get(place).is_some_and(|request| request.kind == Kind::Nop) {
-            place += 1;
-        }
-        queue.get(place).filter(|request| is_it(request)).map(|_| place)
+        find(&self.outstanding, ticket)
     }
 
     /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns the bytes
@@ -231,7 +275,7 @@ impl SendQueue {
         out: &mut [u8; MAX_WQE_BYTES],
     ) -> Result<usize, Status> {
         let fault = |_| Status::LocalQpOperation;
-        memory.read(self.block(self.fetched), &mut out[..BLOCK_BYTES]).map_err(fault)?;
+        memory.read(self.ring.entry(self.fetched), &mut out[..BLOCK_BYTES]).map_err(fault)?;
         let control = Control::parse(&out[..Control::BYTES]).map_err(|_| Status::LocalQpOperation)?;
         let count = control.blocks();
         if count > available {
@@ -239,16 +283,33 @@ impl SendQueue {
         }
         // The rest in at most two pieces: up to the end of the ring, and from its start.
         let next = self.fetched.wrapping_add(1);
-        let until_end = (self.blocks - (u32::from(next) & (self.blocks - 1))) as usize;
+        let until_end = (self.ring.entries - (u32::from(next) & (self.ring.entries - 1))) as usize;
         let rest = usize::from(count.max(1)) - 1;
         let (first, second) = (rest.min(until_end), rest.saturating_sub(until_end));
         let (from, to) = (BLOCK_BYTES, BLOCK_BYTES * (1 + first));
         if first > 0 {
-            memory.read(self.block(next), &mut out[from..to]).map_err(fault)?;
+            memory.read(self.ring.entry(next), &mut out[from..to]).map_err(fault)?;
         }
         if second > 0 {
-            memory.read(self.ring, &mut out[to..to + BLOCK_BYTES * second]).map_err(fault)?;
+            memory.read(self.ring.address, &mut out[to..to + BLOCK_BYTES * second]).map_err(fault)?;
         }
         Ok(usize::from(control.units()) * UNIT_BYTES)
     }
+}
+
+/// Place of the message with this ticket in a queue of WQEs.
+#[inline]
+pub(super) fn find(queue: &VecDeque<Box<SendRequest>>, ticket: Ticket) -> Option<usize> {
+    let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
+    // Tickets are consecutive: without NOPs in between the distance from the front is the place.
+    let guess = ticket.0.checked_sub(queue.front()?.ticket.0)? as usize;
+    if queue.get(guess).is_some_and(|request| is_it(request)) {
+        return Some(guess);
+    }
+    // NOPs carry the ticket of the message behind them.
+    let mut place = queue.partition_point(|request| request.ticket < ticket);
+    while queue.get(place).is_some_and(|request| request.kind == Kind::Nop) {
+        place += 1;
+    }
+    queue.get(place).filter(|request| is_it(request)).map(|_| place)
 }

@@ -8,7 +8,6 @@
 //! Left out: XRC and tag matching queues, signatures, the limit given at creation (the mlx5 driver ignores it too).
 
 use mlx5_layout::SrqWqe;
-use mlx5_layout::doorbell::counter_of;
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::srq_wqe;
 use roce::Receive;
@@ -19,6 +18,7 @@ use super::command::{
 };
 use super::machine::{Machine, Owner};
 use super::model::Capabilities;
+use super::ring::Ring;
 use super::rq::MAX_ENTRY_BYTES;
 use super::table::Table;
 use crate::memory::Memory;
@@ -48,12 +48,7 @@ pub(super) struct Srq {
     pub pd: u32,
     /// QPs that take from it.
     users: u32,
-    ring: u64,
-    record: u64,
-    /// Entries, a power of two.
-    entries: u32,
-    /// log2 of an entry's bytes.
-    shift: u32,
+    ring: Ring,
     max_sge: u32,
     /// Entry to be consumed next, as the last link said it: checked when it is used.
     next: u16,
@@ -75,13 +70,12 @@ impl Srq {
             return None;
         }
         let index = self.next;
-        if u32::from(index) >= self.entries {
+        if u32::from(index) >= self.ring.entries {
             return self.fail("a link leads out of the ring");
         }
         let mut entry = [0; MAX_ENTRY_BYTES];
-        let bytes = (1usize << self.shift).min(MAX_ENTRY_BYTES);
-        let at = self.ring + (u64::from(index) << self.shift);
-        let wqe = match memory.read(at, &mut entry[..bytes]) {
+        let bytes = (1usize << self.ring.shift).min(MAX_ENTRY_BYTES);
+        let wqe = match memory.read(self.ring.entry(index), &mut entry[..bytes]) {
             Ok(()) => SrqWqe::new(&entry[..bytes]),
             Err(_) => return self.fail("its ring cannot be read"),
         };
@@ -102,12 +96,12 @@ impl Srq {
 
     /// Receives posted and not consumed, by the record as it is now.
     fn count<M: Memory>(&mut self, memory: &M) -> u32 {
-        let Ok(word) = memory.load32(self.record) else {
+        let Some(posted) = self.ring.read_record(memory) else {
             self.fail("its record cannot be read");
             return 0;
         };
-        self.posted = counter_of(word.to_ne_bytes());
-        if self.known() > self.entries {
+        self.posted = posted;
+        if self.known() > self.ring.entries {
             self.fail("its record is further ahead than the ring is long");
             return 0;
         }
@@ -185,10 +179,7 @@ impl Srqs {
             srqn,
             pd,
             users: 0,
-            ring,
-            record,
-            entries,
-            shift: stride.ilog2(),
+            ring: Ring { address: ring, entries, shift: stride.ilog2(), record },
             max_sge: sge,
             next: 0,
             taken: 0,
@@ -213,7 +204,7 @@ impl Srqs {
         if request.mask & mask::LIMIT == 0 {
             return Ok(());
         }
-        let (limit, most) = (request.limit, srq.entries - 1);
+        let (limit, most) = (request.limit, srq.ring.entries - 1);
         refuse_if!(limit > most, EINVAL, "SRQ limit {limit}: {most} at most");
         if !srq.failed {
             srq.limit = request.limit;
@@ -226,7 +217,7 @@ impl Srqs {
 
     pub(super) fn query(&self, place: u32, handle: Handle) -> Answer<QueriedSrq> {
         let srq = self.table.get(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
-        Ok(QueriedSrq { max_wr: srq.entries - 1, max_sge: srq.max_sge, limit: srq.limit })
+        Ok(QueriedSrq { max_wr: srq.ring.entries - 1, max_sge: srq.max_sge, limit: srq.limit })
     }
 
     /// Destroys an SRQ; returns its protection domain, and how many asynchronous events of it the program has read.

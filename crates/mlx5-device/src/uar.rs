@@ -192,17 +192,17 @@ impl Uars {
             return;
         };
         let sharers = self.learn(machine, qp, register);
-        if let Some(record) = qp.sq.read_record(&machine.memory) {
+        if let Some(record) = qp.sq.ring.read_record(&machine.memory) {
             let ahead = qp.sq.distance(record);
             // A record beyond the ring covers nothing.
-            let posted = if u32::from(ahead) <= qp.sq.blocks { record } else { qp.sq.fetched };
+            let posted = if u32::from(ahead) <= qp.sq.ring.entries { record } else { qp.sq.fetched };
             qp.sq.doorbell.ring(doorbell.next_index(), qp.sq.fetched, posted, self.order);
         }
-        schedule.heat(qp, machine.now);
+        schedule.heat(&mut qp.turn, machine.now);
         for place in sharers {
             if let Some(other) = qps.get_mut(place) {
                 self.share(machine, other);
-                schedule.heat(other, machine.now);
+                schedule.heat(&mut other.turn, machine.now);
             }
         }
     }
@@ -221,8 +221,8 @@ impl Uars {
         }
         if !known || moved {
             qp.sq.doorbell.register = Some(register);
-            uar.rang.retain(|(place, _)| *place != qp.place);
-            uar.rang.push((qp.place, register));
+            uar.rang.retain(|(place, _)| *place != qp.turn.place);
+            uar.rang.push((qp.turn.place, register));
         }
         if uar.is_shared() {
             self.share(machine, qp);
@@ -231,7 +231,7 @@ impl Uars {
         if known {
             return Vec::new();
         }
-        let others = uar.rang.iter().filter(|(place, rung)| *rung == register && *place != qp.place);
+        let others = uar.rang.iter().filter(|(place, rung)| *rung == register && *place != qp.turn.place);
         let sharers: Vec<u32> = others.map(|(place, _)| *place).collect();
         // It was taken for one that shares only because its register was not known.
         qp.sq.doorbell.unchecked = !sharers.is_empty() || !self.strict;
@@ -285,6 +285,6 @@ impl Uars {
     /// no other queue on the page was ever seen to ring, nothing was hidden.
     fn is_provable(&self, qp: &Qp) -> bool {
         let Some(uar) = self.table.get(qp.sq.doorbell.page) else { return false };
-        qp.sq.doorbell.register.is_some() || uar.rang.iter().all(|(place, _)| *place == qp.place)
+        qp.sq.doorbell.register.is_some() || uar.rang.iter().all(|(place, _)| *place == qp.turn.place)
     }
 }

@@ -56,12 +56,12 @@ impl Unreached {
             return;
         }
         let (qpn, peer, fabric) = (qp.qpn, qp.attributes.dest_qpn, link.place());
-        let address = match ports.configs[qp.port].link_layer {
-            LinkLayer::Ib => format!("LID {}", qp.path.dlid),
-            LinkLayer::Roce => Ipv6Addr::from(qp.path.dgid).to_string(),
+        let address = match ports.configs[qp.path.port].link_layer {
+            LinkLayer::Ib => format!("LID {}", qp.path.address.dlid),
+            LinkLayer::Roce => Ipv6Addr::from(qp.path.address.dgid).to_string(),
         };
-        let there = match qp.peer {
-            _ if qp.route.is_some() => {
+        let there = match qp.path.way.peer() {
+            _ if qp.path.way.route().is_some() => {
                 "a NIC must have that address, and UDP port 4791 be open on the way".to_owned()
             }
             None => "no NIC there has that address".to_owned(),

@@ -35,13 +35,12 @@ const AHEAD: usize = 16;
 
 impl Watch {
     pub(super) fn of(qp: &Qp) -> Watch {
-        let sends = qp.sq.blocks > 0 && (qp.state.starts_sends() || qp.state.flushes_sends());
-        let looks = match (qp.state.flushes_receives(), sends) {
+        let looks = match (qp.state.flushes_receives(), qp.takes_sends()) {
             (true, _) => Looks::AtAll,
             (false, true) => Looks::AtRecord,
             (false, false) => Looks::Never,
         };
-        Watch { record: qp.sq.record, fetched: qp.sq.fetched, looks }
+        Watch { record: qp.sq.ring.record, fetched: qp.sq.fetched, looks }
     }
 
     /// False: there is nothing to do for its queue.

@@ -1,0 +1,76 @@
+//! Payload that arrives, on its way into memory.
+
+use roce::RegionError;
+
+use super::mkey::Mkeys;
+use super::rq::ReceiveQueue;
+use super::sq::SendRequest;
+use crate::carrier::Inbound;
+use crate::memory::{Fault, Order, Segment, Segments};
+
+#[derive(Debug)]
+pub(super) struct Inbox {
+    /// Scatter list of the message in hand.
+    segments: Vec<Segment>,
+    /// The bytes of one WRITE may become visible in any order.
+    relaxed: bool,
+}
+
+impl Inbox {
+    pub(super) fn new(relaxed: bool) -> Inbox {
+        Inbox { segments: Vec::new(), relaxed }
+    }
+
+    /// Order in which bytes become visible; `relaxed`: any is allowed there.
+    pub(super) fn order(&self, relaxed: impl FnOnce() -> bool) -> Order {
+        if self.relaxed || relaxed() { Order::Relaxed } else { Order::Increasing }
+    }
+
+    /// Where `length` bytes from `offset` of the receive in use go.
+    pub(super) fn scatter(
+        &mut self,
+        mkeys: &Mkeys,
+        rq: &ReceiveQueue,
+        offset: u32,
+        length: u32,
+    ) -> Result<&[Segment], RegionError> {
+        self.segments.clear();
+        rq.scatter(mkeys, offset, length, &mut self.segments)?;
+        Ok(&self.segments)
+    }
+
+    /// Puts bytes of a READ's answer, from its `offset` on, where the READ wants them: all of a short one into its CQE.
+    pub(super) fn place(
+        &mut self,
+        request: &mut SendRequest,
+        scatter: usize,
+        offset: u32,
+        inbound: &mut impl Inbound,
+    ) -> Result<(), Fault> {
+        let (len, payload) = (inbound.payload_len(), &mut request.payload);
+        if request.wqe.signalled && len as usize <= scatter && (offset, len) == (0, request.request.length) {
+            payload.inline.clear();
+            payload.inline.resize(len as usize, 0);
+            return inbound.copy_to_buffer(&mut payload.inline);
+        }
+        if payload.revoked {
+            // Its region went away while the answer was on its way.
+            return Err(Fault { addr: 0 });
+        }
+        let order = self.order(|| false);
+        if offset == 0 {
+            // The first piece needs no list of its own.
+            return inbound.copy_into(&payload.segments, order);
+        }
+        self.segments.clear();
+        let mut walk = Segments::new(&payload.segments);
+        walk.advance(offset.into());
+        let mut left = u64::from(len);
+        while let Some(piece) = walk.peek(left) {
+            walk.advance(piece.len);
+            left -= piece.len;
+            self.segments.push(piece);
+        }
+        inbound.copy_into(&self.segments, order)
+    }
+}
