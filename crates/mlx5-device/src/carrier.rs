@@ -95,7 +95,7 @@ pub trait Carrier {
     fn has_packets_waiting(&self) -> bool;
 
     /// Whether something waits for its time: a further round is due soon.
-    fn is_under_way(&self) -> bool;
+    fn has_delayed(&self) -> bool;
 
     /// What was sent in this round becomes visible to the peers.
     fn ring_bells(&mut self);
@@ -103,7 +103,7 @@ pub trait Carrier {
     // For a person who looks for a silent peer.
 
     /// What processes must have in common with this one to be peers in shared memory, in words.
-    fn place(&self) -> String;
+    fn fabric_in_words(&self) -> String;
 
     /// The process in a slot, and whether it lives: «process 7 there has such QP numbers, and is silent».
     fn peer_in_words(&self, slot: u8) -> String;
@@ -172,7 +172,7 @@ pub enum Disposition {
 pub enum Payload<'a> {
     /// No bytes.
     Nothing,
-    /// Bytes that the caller has gathered: inline data of a WQE.
+    /// Bytes that the caller has gathered: inline data of a WQE, fewer than the 1008 bytes that its 63 units have.
     Inline(&'a [u8]),
     /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer.
     Segments(&'a [Segment]),
@@ -222,7 +222,7 @@ pub enum Unsent {
     Fault(#[from] Fault),
     /// No peer, no port or no header is there for it: lost on the way.
     #[error("nothing leads there")]
-    NoWay,
+    Unreachable,
 }
 
 /// The invariant CRC that a packet leaves with.

@@ -7,7 +7,6 @@ use std::fmt;
 
 use roce::ServiceType;
 
-use crate::errno;
 use crate::memory::Fault;
 
 /// `ib_event_type` numbers of the events that this device gives (`ib_verbs.h`).
@@ -46,42 +45,45 @@ pub struct CommandError {
     pub reason: String,
 }
 
-/// Refuses a command for which the condition holds: the errno's name, then the reason as `format!` takes it.
+/// A refusal: the errno's name, then the reason as `format!` takes it.
+#[macro_export]
+macro_rules! refusal {
+    ($errno:ident, $($reason:tt)+) => {
+        $crate::command::CommandError { errno: $crate::errno::$errno, reason: format!($($reason)+) }
+    };
+}
+pub use refusal;
+
+/// Refuses a command for which the condition holds; see [`refusal!`].
 #[macro_export]
 macro_rules! refuse_if {
-    ($wrong:expr, $errno:ident, $($reason:tt)+) => {
+    ($wrong:expr, $($refusal:tt)+) => {
         if $wrong {
-            let reason = format!($($reason)+);
-            return Err($crate::command::CommandError { errno: $crate::errno::$errno, reason });
+            return Err($crate::refusal!($($refusal)+));
         }
     };
 }
 pub use refuse_if;
 
 impl CommandError {
-    /// `EINVAL` with its reason.
-    pub(super) fn invalid(reason: String) -> CommandError {
-        CommandError { errno: errno::EINVAL, reason }
-    }
-
     /// `EBUSY`: an object is still in use.
     pub(super) fn busy(what: &str, handle: Handle, users: &str) -> CommandError {
-        CommandError { errno: errno::EBUSY, reason: format!("{what} {handle} is still used by {users}") }
+        refusal!(EBUSY, "{what} {handle} is still used by {users}")
     }
 
     /// `EFAULT`: memory that `what` names cannot be accessed.
     pub(super) fn fault(what: impl fmt::Display) -> impl Fn(Fault) -> CommandError {
-        move |fault| CommandError { errno: errno::EFAULT, reason: format!("{what}: {fault}") }
+        move |fault| refusal!(EFAULT, "{what}: {fault}")
     }
 
     /// `EINVAL` for a handle that names nothing; the kernel's answer to a stale handle.
     pub(super) fn no_such(what: &str, handle: Handle) -> CommandError {
-        CommandError { errno: errno::EINVAL, reason: format!("{what} {handle} does not exist") }
+        refusal!(EINVAL, "{what} {handle} does not exist")
     }
 
     /// `ENOMEM`: a limit of the device is reached.
     pub(super) fn exhausted(what: &str, limit: u32) -> CommandError {
-        CommandError { errno: errno::ENOMEM, reason: format!("all {limit} {what} are in use") }
+        refusal!(ENOMEM, "all {limit} {what} are in use")
     }
 }
 
@@ -128,16 +130,12 @@ pub struct AllocatedUar {
 pub struct CreatedCq {
     pub handle: Handle,
     pub cqn: u32,
-    /// `cqe` as asked for.
-    pub cqe: u32,
 }
 
 /// Answer to `DESTROY_CQ`: how many events the program must have read; the library waits for so many acknowledgements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DestroyedCq {
-    /// Completion events reported.
     pub completion_events: u32,
-    /// Asynchronous events reported.
     pub async_events: u32,
 }
 
@@ -215,9 +213,6 @@ pub struct CreateCq {
     pub user_handle: u64,
     /// Completion channel, when one was named (an id given by the ABI).
     pub channel: Option<u32>,
-    /// UAR page for arming, when given.
-    pub uar_page: Option<u32>,
-    pub vector: u32,
     /// A full ring is overwritten and no error (`oi` of the CQ context).
     pub ignore_overrun: bool,
 }
@@ -235,28 +230,20 @@ pub struct ResizeCq {
 /// Queue capacities, as in `ib_uverbs_qp_cap`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QpCap {
-    /// Send work requests.
     pub max_send_wr: u32,
-    /// Receive work requests.
     pub max_recv_wr: u32,
-    /// Scatter/gather entries of a send.
     pub max_send_sge: u32,
-    /// Scatter/gather entries of a receive.
     pub max_recv_sge: u32,
-    /// Inline bytes.
     pub max_inline_data: u32,
 }
 
 /// `QP.CREATE` with the mlx5 part.
 #[derive(Debug, Clone, Copy)]
 pub struct CreateQp {
-    /// RC, UC or UD.
     pub service: ServiceType,
     pub pd: Handle,
     pub send_cq: Handle,
-    /// Receive CQ.
     pub recv_cq: Handle,
-    /// Shared receive queue to take receives from.
     pub srq: Option<Handle>,
     /// Capacities asked for; returned unchanged, but for those of a receive queue where a shared one is named.
     pub cap: QpCap,
@@ -278,7 +265,6 @@ pub struct CreateQp {
     pub mlx5_flags: u32,
     /// User index that CQEs carry.
     pub user_index: u32,
-    /// UAR page that this queue rings, when named.
     pub uar_page: Option<u32>,
 }
 
@@ -325,7 +311,6 @@ pub struct CreatedSrq {
 pub struct ModifySrq {
     /// `IBV_SRQ_*` bits.
     pub mask: u32,
-    /// Limit to arm.
     pub limit: u32,
 }
 
@@ -375,20 +360,13 @@ pub struct ModifyQp {
     pub current_state: u8,
     /// Path MTU, verbs code 1..=5.
     pub path_mtu: u8,
-    /// Q_Key.
     pub qkey: u32,
-    /// First PSN expected.
     pub rq_psn: u32,
-    /// First PSN sent.
     pub sq_psn: u32,
     pub dest_qpn: u32,
-    /// Remote access flags.
     pub access: u32,
-    /// Address of the peer.
     pub address: AddressVector,
-    /// P_Key index.
     pub pkey_index: u16,
-    /// Port, 1-based.
     pub port: u8,
     /// Ack timeout code.
     pub timeout: u8,

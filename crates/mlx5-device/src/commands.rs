@@ -181,7 +181,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     fn dealloc_mw(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
         let key = self.contexts.remove(id, ObjectKind::Mw, handle)?;
         self.core.mkeys.close(key, None);
-        self.core.revoke_closed(&mut self.qps);
+        self.qps.revoke_closed(&mut self.core.mkeys);
         if let Some(window) = self.core.mkeys.remove_window(key) {
             self.pds.count(window.pd, -1);
         }
@@ -191,9 +191,8 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     fn create_cq(&mut self, id: ContextId, request: &CreateCq) -> Answer<CreatedCq> {
         self.contexts.device(id)?;
         let limits = &self.core.capabilities;
-        let limits = (limits.max_cq, limits.max_cqe);
         let (place, cqn) = self.core.cqs.create(&self.core.machine.memory, id, request, limits)?;
-        Ok(CreatedCq { handle: self.contexts.insert(id, ObjectKind::Cq, place)?, cqn, cqe: request.cqe })
+        Ok(CreatedCq { handle: self.contexts.insert(id, ObjectKind::Cq, place)?, cqn })
     }
 
     fn resize_cq(&mut self, id: ContextId, handle: Handle, request: &ResizeCq) -> Answer<u32> {
@@ -247,7 +246,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         qp::check_queues(&core.machine.memory, request, &core.capabilities)?;
         let page = core.uars.find(id, request.uar_page)?;
         let (port, cqe_sizes) = (core.ports.first(device), cqs.map(|cq| core.cqs.cqe_size(cq)));
-        let unchecked = !core.uars.is_strict();
+        let unchecked = !core.uars.strict;
         let uses = Uses { device, port, pd, cqs, cqe_sizes, srq, page, unchecked };
         let qp = Qp::new(id, request, &uses, core.ports.configs[port].mtu, core.machine.now);
         let limit = core.capabilities.max_qp;
@@ -297,7 +296,8 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let pd = self.contexts.find(id, ObjectKind::Pd, pd)?;
         self.ahs.check_room("address handles", self.core.capabilities.max_ah)?;
         let ports = &self.core.ports;
-        let from = ports.place(self.contexts.device(id)?, vector.port).map_err(CommandError::invalid)?;
+        let from =
+            ports.place(self.contexts.device(id)?, vector.port).map_err(|e| refusal!(EINVAL, "{e}"))?;
         ah::check(&ports.configs[from], vector)?;
         let to = ah::resolve(&ports.configs, from, vector.dlid, vector.dgid.as_ref());
         let dmac = to.map_or([0; 6], |port| ports.configs[port].mac);

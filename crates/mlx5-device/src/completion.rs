@@ -10,7 +10,7 @@ use roce::{Opcode, ReceiveCompletion, Status};
 
 use super::core::Core;
 use super::qp::Qp;
-use super::sq::SendRequest;
+use super::sq::{SendRequest, WqeHead};
 use super::wire;
 use crate::carrier::PathAddress;
 use crate::memory::Memory;
@@ -66,14 +66,14 @@ impl<M: Memory> Core<M> {
     }
 
     /// A send WQE failed or was flushed: always a CQE.
-    pub(super) fn fail_send_wqe(&mut self, qp: &Qp, wqe_index: u16, opcode: u8, status: Status) {
-        let mut fields = error_fields(qp, CqeOpcode::RequesterError, wqe_index, status);
+    pub(super) fn fail_send_wqe(&mut self, qp: &Qp, wqe: WqeHead, status: Status) {
+        let mut fields = error_fields(qp, CqeOpcode::RequesterError, wqe.index, status);
         if let Some(faults) = &mut self.faults
-            && let Some(chosen) = faults.chosen_syndrome(qp.qpn, wqe_index, status)
+            && let Some(chosen) = faults.chosen_syndrome(qp.qpn, wqe.index, status)
         {
             fields.error.syndrome = chosen.to_u8();
         }
-        self.cqs.complete(&mut self.machine, qp.sq.cq, CqeFields { send_opcode: opcode, ..fields }, None);
+        self.cqs.complete(&mut self.machine, qp.sq.cq, CqeFields { send_opcode: wqe.opcode, ..fields }, None);
     }
 
     /// A message arrived in the receive with this counter.
@@ -112,11 +112,7 @@ impl<M: Memory> Core<M> {
 
     /// A receive failed or was flushed.
     pub(super) fn fail_receive(&mut self, qp: &Qp, counter: u16, status: Status) {
-        self.cqs.complete(
-            &mut self.machine,
-            qp.rq.cq,
-            error_fields(qp, CqeOpcode::ResponderError, counter, status),
-            None,
-        );
+        let fields = error_fields(qp, CqeOpcode::ResponderError, counter, status);
+        self.cqs.complete(&mut self.machine, qp.rq.cq, fields, None);
     }
 }

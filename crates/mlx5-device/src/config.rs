@@ -4,6 +4,23 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::fmt;
 use std::str::FromStr;
 
+use crate::carrier::MAX_DELAY_NS;
+
+/// Devices of a NIC at most: a QPN has three bits for them.
+pub const MAX_DEVICES: u8 = 8;
+
+/// Ports of a device at most.
+pub const MAX_PORTS: u8 = 2;
+
+/// A setting that no NIC can be made with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} = {value} is not possible, {allowed} is")]
+pub struct NicConfigError {
+    pub field: &'static str,
+    pub value: String,
+    pub allowed: &'static str,
+}
+
 /// What a NIC is made with: its devices, and how strict it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NicConfig {
@@ -50,6 +67,24 @@ impl Default for NicConfig {
 }
 
 impl NicConfig {
+    /// Errors: the first field that is out of its range.
+    pub fn check(&self) -> Result<(), NicConfigError> {
+        let rate = self.rate_gbps.unwrap_or(1.0);
+        let mtu_exists = self.mtu.is_power_of_two() && (256..=4096).contains(&self.mtu);
+        for (fits, field, value, allowed) in [
+            ((1..=MAX_DEVICES).contains(&self.devices), "devices", self.devices.to_string(), "1 to 8"),
+            ((1..=MAX_PORTS).contains(&self.ports), "ports", self.ports.to_string(), "1 or 2"),
+            (mtu_exists, "mtu", self.mtu.to_string(), "256, 512, 1024, 2048 or 4096"),
+            ((0.001..=1000.0).contains(&rate), "rate_gbps", rate.to_string(), "0.001 to 1000"),
+            (self.delay_ns <= MAX_DELAY_NS, "delay_ns", self.delay_ns.to_string(), "0 to 1000000000"),
+        ] {
+            if !fits {
+                return Err(NicConfigError { field, value, allowed });
+            }
+        }
+        Ok(())
+    }
+
     /// Ports of all devices: those of `mlx5_0` come first, then those of `mlx5_1`…
     pub fn all_ports(&self) -> u8 {
         self.devices * self.ports
@@ -141,4 +176,28 @@ words! {
         /// The index in the register is enough, as GPU-initiated stacks rely on.
         Early = "early",
     } default Strict
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_that_is_not_possible_is_named_with_its_value() {
+        let good = NicConfig { devices: 8, ports: 2, rate_gbps: Some(0.001), ..NicConfig::default() };
+        assert_eq!(good.check(), Ok(()));
+        for (config, named) in [
+            (NicConfig { devices: 0, ..good.clone() }, "devices = 0"),
+            (NicConfig { devices: 9, ..good.clone() }, "devices = 9"),
+            (NicConfig { ports: 0, ..good.clone() }, "ports = 0"),
+            (NicConfig { ports: 3, ..good.clone() }, "ports = 3"),
+            (NicConfig { mtu: 1500, ..good.clone() }, "mtu = 1500"),
+            (NicConfig { mtu: 8192, ..good.clone() }, "mtu = 8192"),
+            (NicConfig { rate_gbps: Some(f64::NAN), ..good.clone() }, "rate_gbps = NaN"),
+            (NicConfig { delay_ns: MAX_DELAY_NS + 1, ..good }, "delay_ns = 1000000001"),
+        ] {
+            let error = config.check().expect_err(named).to_string();
+            assert!(error.starts_with(named), "{named}: {error}");
+        }
+    }
 }

@@ -50,9 +50,13 @@ impl Contexts {
         self.0.remove(id.0);
     }
 
+    fn get(&self, id: ContextId) -> Answer<&Context> {
+        self.0.get(id.0).ok_or_else(|| CommandError::no_such("context", id.0))
+    }
+
     /// The device that was opened.
     pub(super) fn device(&self, id: ContextId) -> Answer<usize> {
-        self.0.get(id.0).map(|context| context.device).ok_or_else(|| CommandError::no_such("context", id.0))
+        Ok(self.get(id)?.device)
     }
 
     /// The contexts of a device.
@@ -62,13 +66,12 @@ impl Contexts {
 
     /// The handles of one kind.
     pub(super) fn handles(&self, id: ContextId, kind: ObjectKind) -> Vec<Handle> {
-        let table = self.0.get(id.0).map(|context| &context.handles[kind as usize]);
+        let table = self.get(id).map(|context| &context.handles[kind as usize]);
         table.into_iter().flat_map(Table::iter).map(|(handle, _)| handle).collect()
     }
 
     pub(super) fn find(&self, id: ContextId, kind: ObjectKind, handle: Handle) -> Answer<u32> {
-        self.device(id)?;
-        let place = self.0.get(id.0).and_then(|context| context.handles[kind as usize].get(handle));
+        let place = self.get(id)?.handles[kind as usize].get(handle);
         place.copied().ok_or_else(|| CommandError::no_such(kind.name(), handle))
     }
 

@@ -40,21 +40,22 @@ const SYNDROMES: [(CqeSyndrome, &str); 13] = [
 const VIOLATIONS: [&str; 4] =
     ["doorbell_missing", "doorbell_wrong_qpn", "doorbell_record_late", "doorbell_record_range"];
 
-/// Declares the plain counters with their names and documentation.
+/// Declares plain counters with their names and documentation, and others beside them.
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Everything that one NIC process counted since it started.
+    (
+        $(#[$about:meta])* $counters:ident [$plain:ident] { $($(#[$doc:meta])* $name:ident,)* }
+        $($other:ident: $type:ty,)*
+    ) => {
+        $(#[$about])*
         #[derive(Debug, Clone, PartialEq, Eq, Default)]
-        pub struct Counters {
+        pub struct $counters {
             $($(#[$doc])* pub $name: u64,)*
-            posted: [u64; OPCODES.len()],
-            completed: [u64; OPCODES.len()],
-            errors: [u64; SYNDROMES.len()],
-            violations: [u64; VIOLATIONS.len()],
+            $($other: $type,)*
         }
 
-        impl Counters {
-            fn plain(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        impl $counters {
+            /// Every plain counter with its name.
+            pub fn $plain(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
         }
@@ -62,113 +63,109 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Messages transmitted, without repetitions.
-    messages_sent,
-    /// Their payload.
-    bytes_sent,
-    /// What they took of the link, headers and gaps included.
-    wire_bytes_sent,
-    /// Messages executed for a peer.
-    messages_received,
-    /// Their payload, READ responses included.
-    bytes_received,
-    /// READ payload that came back.
-    bytes_read,
-    /// Receives consumed.
-    receives_consumed,
-    /// Those of them that came from shared receive queues.
-    receives_shared,
-    /// Memory windows that a peer's SEND closed.
-    windows_invalidated,
-    /// CQEs written.
-    cqes,
-    /// Completion events given.
-    completion_events,
-    /// Asynchronous events given.
-    async_events,
-    /// Messages sent again, for whatever reason.
-    retransmissions,
-    /// RNR NAKs sent.
-    rnr_naks_sent,
-    /// RNR NAKs received.
-    rnr_naks_received,
-    /// NAKs sent.
-    naks_sent,
-    /// Requests that were executed before and only answered again.
-    duplicates,
-    /// Messages sent to an address or a process that does not exist.
-    lost_unreachable,
-    /// Requests for a QPN that is not here.
-    dropped_unknown_qp,
-    /// Requests for a QP that does not receive in its present state.
-    dropped_qp_state,
-    /// Requests addressed to another port, or from another than the peer's.
-    dropped_address,
-    /// Requests from a QP that is not the peer, or of another service.
-    dropped_peer,
-    /// Datagrams with a wrong Q_Key.
-    dropped_qkey,
-    /// Requests dropped by the transport for other reasons.
-    dropped_transport,
-    /// Replies for a QP that does not wait for one.
-    dropped_replies,
-    /// Packets of the wire that the transport took: requests that it executed or answered, answers that it waited for.
-    packets_taken,
-    /// Register writes seen.
-    doorbells_taken,
-    /// Times that send queues were executed by their record alone, because they share a register.
-    doorbells_unchecked,
-    /// Send queues that are executed so.
-    doorbells_unchecked_queues,
-    /// Register writes that named a QP which is not on that page.
-    doorbells_stray,
-    /// CQs that died because they were full or unreachable.
-    cq_overruns,
-    /// Send WQEs that were the first of their queue behind a message of the peer.
-    turnarounds,
-    /// Sum of the times from the execution of the last such message until that WQE was read.
-    turnaround_ns,
-    /// Changes that `softnic ctl` made: links, settings, injected faults. Not 0: no result of an unimpaired NIC.
-    ctl_changes,
-    /// Messages and replies sent while the port was down.
-    lost_port_down,
-    /// Messages and replies that arrived while the port was down.
-    dropped_port_down,
-    /// Messages lost on demand.
-    injected_lost_requests,
-    /// Replies lost on demand.
-    injected_lost_replies,
-    /// Sends that failed on demand.
-    injected_errors,
-    /// Packets sent with a wrong ICRC on demand.
-    injected_crc_errors,
-    /// READs answered late on demand.
-    injected_read_delays,
-}
-
-/// What one port carried; the sums of all ports are among [`Counters`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PortCounters {
-    /// Messages sent, those sent again not counted.
-    pub messages_sent: u64,
-    /// Bytes of wire that everything sent takes.
-    pub wire_bytes_sent: u64,
-    /// Messages that were executed or refused here, pieces and packets of one counted by themselves.
-    pub requests_received: u64,
-    /// Messages, and replies, that arrived while the port was down.
-    pub dropped_port_down: u64,
-}
-
-impl PortCounters {
-    /// Every counter with its name.
-    pub fn fields(&self) -> [(&'static str, u64); 4] {
-        [
-            ("messages_sent", self.messages_sent),
-            ("wire_bytes_sent", self.wire_bytes_sent),
-            ("requests_received", self.requests_received),
-            ("dropped_port_down", self.dropped_port_down),
-        ]
+    /// What one port carried; the sums of all ports are among [`Counters`].
+    PortCounters [fields] {
+        /// Messages sent, those sent again not counted.
+        messages_sent,
+        /// Bytes of wire that everything sent takes.
+        wire_bytes_sent,
+        /// Messages that were executed or refused here, pieces and packets of one counted by themselves.
+        requests_received,
+        /// Messages, and replies, that arrived while the port was down.
+        dropped_port_down,
     }
+}
+
+counters! {
+    /// Everything that one NIC process counted since it started.
+    Counters [plain] {
+        /// Messages transmitted, without repetitions.
+        messages_sent,
+        /// Their payload.
+        bytes_sent,
+        /// What they took of the link, headers and gaps included.
+        wire_bytes_sent,
+        /// Messages executed for a peer.
+        messages_received,
+        /// Their payload, READ responses included.
+        bytes_received,
+        /// READ payload that came back.
+        bytes_read,
+        /// Receives consumed.
+        receives_consumed,
+        /// Those of them that came from shared receive queues.
+        receives_shared,
+        /// Memory windows that a peer's SEND closed.
+        windows_invalidated,
+        /// CQEs written.
+        cqes,
+        /// Completion events given.
+        completion_events,
+        /// Asynchronous events given.
+        async_events,
+        /// Messages sent again, for whatever reason.
+        retransmissions,
+        /// RNR NAKs sent.
+        rnr_naks_sent,
+        /// RNR NAKs received.
+        rnr_naks_received,
+        /// NAKs sent.
+        naks_sent,
+        /// Requests that were executed before and only answered again.
+        duplicates,
+        /// Messages sent to an address or a process that does not exist.
+        lost_unreachable,
+        /// Requests for a QPN that is not here.
+        dropped_unknown_qp,
+        /// Requests for a QP that does not receive in its present state.
+        dropped_qp_state,
+        /// Requests addressed to another port, or from another than the peer's.
+        dropped_address,
+        /// Requests from a QP that is not the peer, or of another service.
+        dropped_peer,
+        /// Datagrams with a wrong Q_Key.
+        dropped_qkey,
+        /// Requests dropped by the transport for other reasons.
+        dropped_transport,
+        /// Replies for a QP that does not wait for one.
+        dropped_replies,
+        /// Packets of the wire that the transport took: requests that it executed or answered, answers that it waited for.
+        packets_taken,
+        /// Register writes seen.
+        doorbells_taken,
+        /// Times that send queues were executed by their record alone, because they share a register.
+        doorbells_unchecked,
+        /// Send queues that are executed so.
+        doorbells_unchecked_queues,
+        /// Register writes that named a QP which is not on that page.
+        doorbells_stray,
+        /// CQs that died because they were full or unreachable.
+        cq_overruns,
+        /// Send WQEs that were the first of their queue behind a message of the peer.
+        turnarounds,
+        /// Sum of the times from the execution of the last such message until that WQE was read.
+        turnaround_ns,
+        /// Changes that `softnic ctl` made: links, settings, injected faults. Not 0: no result of an unimpaired NIC.
+        ctl_changes,
+        /// Messages and replies sent while the port was down.
+        lost_port_down,
+        /// Messages and replies that arrived while the port was down.
+        dropped_port_down,
+        /// Messages lost on demand.
+        injected_lost_requests,
+        /// Replies lost on demand.
+        injected_lost_replies,
+        /// Sends that failed on demand.
+        injected_errors,
+        /// Packets sent with a wrong ICRC on demand.
+        injected_crc_errors,
+        /// READs answered late on demand.
+        injected_read_delays,
+    }
+    posted: [u64; OPCODES.len()],
+    completed: [u64; OPCODES.len()],
+    errors: [u64; SYNDROMES.len()],
+    violations: [u64; VIOLATIONS.len()],
 }
 
 /// The syndrome whose counter is `error_NAME`.

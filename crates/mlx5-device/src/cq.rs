@@ -12,9 +12,10 @@ use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome};
 use roce::Now;
 
 use super::command::{
-    Answer, CommandError, ContextId, CreateCq, DestroyedCq, Handle, ResizeCq, event_type, refuse_if,
+    Answer, CommandError, ContextId, CreateCq, DestroyedCq, Handle, ResizeCq, event_type, refusal, refuse_if,
 };
 use super::machine::{Machine, Owner};
+use super::model::Capabilities;
 use super::schedule::Walk;
 use super::table::Table;
 use crate::memory::{Fault, Memory};
@@ -51,20 +52,6 @@ struct Cq {
     notified: u32,
 }
 
-/// What one CQE did to its CQ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pushed {
-    /// Written; `event` says that the completion channel gets an event.
-    Written {
-        /// The CQ was armed for this CQE.
-        event: bool,
-    },
-    /// No room, or the ring or record cannot be reached: the CQ failed now.
-    Died,
-    /// The CQ was dead already.
-    Dead,
-}
-
 /// CQ numbers start here, as on a card whose firmware keeps the first ones.
 const FIRST_CQN: u32 = 0x400;
 
@@ -80,17 +67,45 @@ pub(super) struct Cqs {
 }
 
 impl Cqs {
-    /// Makes a CQ; returns its place and number.
+    /// Checks the command as the driver does, and disarms the record; returns the place and number of the new CQ.
     pub(super) fn create<M: Memory>(
         &mut self,
         memory: &M,
         id: ContextId,
         request: &CreateCq,
-        (max_cq, max_cqe): (u32, u32),
+        limits: &Capabilities,
     ) -> Answer<(u32, u32)> {
-        self.table.check_room("completion queues", max_cq)?;
+        self.table.check_room("completion queues", limits.max_cq)?;
+        let CreateCq { cqe, cqe_size, buffer, record, .. } = *request;
+        let entries = cqe.checked_add(1).filter(|n| n.is_power_of_two());
+        let none = || refusal!(EINVAL, "cqe {cqe} plus 1 is no power of two");
+        let entries = entries.ok_or_else(none)?;
+        refuse_if!(cqe > limits.max_cqe, EINVAL, "cqe {cqe} is above {}", limits.max_cqe);
+        refuse_if!(cqe_size != 64 && cqe_size != 128, EINVAL, "cqe_size {cqe_size} is neither 64 nor 128");
+        let aligned = buffer.is_multiple_of(64) && record.is_multiple_of(8);
+        refuse_if!(!aligned, EINVAL, "CQ ring {buffer:#x} or record {record:#x} is not aligned");
+        let fault = CommandError::fault("CQ");
+        memory.probe(buffer, u64::from(entries) * u64::from(cqe_size), true).map_err(&fault)?;
+        memory.probe(record, 8, true).map_err(&fault)?;
+        memory.store32(record + 4, DISARMED).map_err(&fault)?;
         let cqn = FIRST_CQN + self.table.next();
-        let place = self.table.insert(Cq::create(memory, id, cqn, request, max_cqe)?);
+        let place = self.table.insert(Cq {
+            owner: Owner::new(id, request.user_handle),
+            cqn,
+            entries,
+            cqe_size,
+            buffer,
+            record,
+            channel: request.channel,
+            users: 0,
+            ignore_overrun: request.ignore_overrun,
+            dead: false,
+            completion_events: 0,
+            producer: 0,
+            consumer: 0,
+            solicited_end: 0,
+            notified: 0,
+        });
         if request.channel.is_some() {
             self.channels.push(place);
         }
@@ -163,32 +178,29 @@ impl Cqs {
         mut fields: CqeFields,
         payload: Option<&[u8]>,
     ) {
-        let Some(cq) = self.table.get_mut(place) else { return };
+        let Some(cq) = self.table.get_mut(place).filter(|cq| !cq.dead) else { return };
         // A card stamps what is whole.
         machine.copied(fields.byte_count);
         fields.timestamp = machine.now.0;
-        match cq.push(&machine.memory, &mut fields, payload) {
-            Pushed::Written { event } => {
-                machine.counters.cqes += 1;
-                if fields.opcode.is_error() {
-                    let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
-                    machine.counters.error(syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
-                }
-                if event {
-                    cq.give_event(machine);
-                }
+        if cq.write(&machine.memory, &mut fields, payload) == Ok(true) {
+            machine.counters.cqes += 1;
+            if fields.opcode.is_error() {
+                let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
+                machine.counters.error(syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
             }
-            Pushed::Died => {
-                machine.counters.cq_overruns += 1;
-                self.dead.push(place);
-                cq.owner.raise(machine, event_type::CQ_ERR);
-                machine.say(&format!(
-                    "CQ {:#x} overrun: {} entries, none given back; the CQ and its QPs are in error",
-                    cq.cqn, cq.entries
-                ));
+            if cq.channel.is_some() && cq.announce(&machine.memory, &fields) {
+                cq.give_event(machine);
             }
-            Pushed::Dead => {}
+            return;
         }
+        cq.dead = true;
+        self.dead.push(place);
+        machine.counters.cq_overruns += 1;
+        cq.owner.raise(machine, event_type::CQ_ERR);
+        let Cq { cqn, entries, .. } = cq;
+        machine.say(&format!(
+            "CQ {cqn:#x} overrun: {entries} entries, none given back; the CQ and its QPs are in error"
+        ));
     }
 
     /// Gives the events of CQs whose arm crossed their CQE.
@@ -213,45 +225,6 @@ impl Cqs {
 }
 
 impl Cq {
-    /// Checks the command as the driver does, and disarms the record.
-    fn create<M: Memory>(
-        memory: &M,
-        context: ContextId,
-        cqn: u32,
-        request: &CreateCq,
-        max_cqe: u32,
-    ) -> Result<Cq, CommandError> {
-        let CreateCq { cqe, cqe_size, buffer, record, .. } = *request;
-        let entries = cqe.checked_add(1).filter(|n| n.is_power_of_two());
-        let none = || CommandError::invalid(format!("cqe {cqe} plus 1 is no power of two"));
-        let entries = entries.ok_or_else(none)?;
-        refuse_if!(cqe > max_cqe, EINVAL, "cqe {cqe} is above {max_cqe}");
-        refuse_if!(cqe_size != 64 && cqe_size != 128, EINVAL, "cqe_size {cqe_size} is neither 64 nor 128");
-        let aligned = buffer.is_multiple_of(64) && record.is_multiple_of(8);
-        refuse_if!(!aligned, EINVAL, "CQ ring {buffer:#x} or record {record:#x} is not aligned");
-        let fault = CommandError::fault("CQ");
-        memory.probe(buffer, u64::from(entries) * u64::from(cqe_size), true).map_err(&fault)?;
-        memory.probe(record, 8, true).map_err(&fault)?;
-        memory.store32(record + 4, DISARMED).map_err(&fault)?;
-        Ok(Cq {
-            owner: Owner::new(context, request.user_handle),
-            cqn,
-            entries,
-            cqe_size,
-            buffer,
-            record,
-            channel: request.channel,
-            users: 0,
-            ignore_overrun: request.ignore_overrun,
-            dead: false,
-            completion_events: 0,
-            producer: 0,
-            consumer: 0,
-            solicited_end: 0,
-            notified: 0,
-        })
-    }
-
     // `RESIZE_CQ`, as a card does it (`mlx5_cq_resize_copy_cqes` and `mlx5_ib_resize_cq` read what it leaves): the last CQE in the
     // old ring says «resized» and takes an index, all later ones go to the new ring, and the library carries what lies before it
     // over, each one index further on. Whatever is refused leaves the CQ as it was.
@@ -295,19 +268,6 @@ impl Cq {
     }
 
     /// Writes one CQE, with `payload` inside where that is given (see [`CqeFields::emit_slot`]). The owner bit is set here.
-    fn push<M: Memory>(&mut self, memory: &M, fields: &mut CqeFields, payload: Option<&[u8]>) -> Pushed {
-        if self.dead {
-            return Pushed::Dead;
-        }
-        match self.write(memory, fields, payload) {
-            Ok(true) => Pushed::Written { event: self.channel.is_some() && self.announce(memory, fields) },
-            Ok(false) | Err(Fault { .. }) => {
-                self.dead = true;
-                Pushed::Died
-            }
-        }
-    }
-
     /// `Ok(false)`: full.
     fn write<M: Memory>(
         &mut self,

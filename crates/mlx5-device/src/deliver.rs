@@ -5,9 +5,9 @@
 
 use roce::qp_state::QpState;
 use roce::{
-    Access, AsyncEvent, Atomic, Fragment, GRH_BYTES, NakCode, Opcode, Outcome, Receive, ReceiveCompletion,
-    Region, RegionError, Reply, ReplyKind, Request, Resources, Responder, ResponderEvent, ServiceType,
-    Verdict, Work,
+    Access, AsyncEvent, Atomic, Content, Fragment, GRH_BYTES, NakCode, Opcode, Outcome, Packet, Receive,
+    ReceiveCompletion, Region, RegionError, Reply, ReplyKind, Request, Resources, ResponderCounters,
+    ResponderEvent, ServiceType, Verdict, Work,
 };
 
 use super::command::event_type;
@@ -23,6 +23,23 @@ use super::srq::Srq;
 use super::wire;
 use crate::carrier::{Carrier, Disposition, Inbound, Message, PathAddress, Payload, Unsent};
 use crate::memory::{Memory, Segment};
+
+/// A request, as it came.
+#[derive(Clone, Copy)]
+pub(super) enum Arrived<'a> {
+    Message(&'a Request),
+    Packet(&'a Packet),
+}
+
+impl Arrived<'_> {
+    /// In packets: bytes that a READ asks for.
+    fn read_bytes(&self) -> Option<u32> {
+        match self {
+            Arrived::Packet(Packet { content: Content::ReadRequest(reth), .. }) => Some(reth.dma_bytes),
+            _ => None,
+        }
+    }
+}
 
 /// What a QP's responder may use.
 pub(super) struct QpResources<'a, M> {
@@ -66,74 +83,46 @@ impl<M: Memory> Core<M> {
             Message::Packet { packet, .. } => packet.dst_qpn,
             Message::Reply { reply, .. } => reply.dst_qpn,
         };
-        let qp = qps.find(qpn).and_then(|place| qps.get_mut(place));
-        match (message, qp) {
+        match (message, qps.numbered_mut(qpn)) {
+            (_, Some(qp)) if self.is_down(qp.path.port) => {
+                self.ports.drop_at(&mut self.machine.counters, qp.path.port);
+            }
             (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),
             (Message::Packet { packet, from, at }, Some(qp)) => {
                 self.take_packet(qp, packet, *from, *at, inbound)
             }
-            (Message::Reply { reply, offset, last }, Some(qp)) => {
-                if self.is_down(qp.path.port) {
-                    self.ports.drop_at(&mut self.machine.counters, qp.path.port);
-                } else if qp.path.way.route().is_some() {
-                    // Its peer is on the wire: another process says this.
-                    self.machine.counters.dropped_replies += 1;
-                } else {
-                    self.take_reply(qp, reply, *offset, *last, inbound);
-                }
+            (Message::Reply { reply, offset, last }, Some(qp)) if qp.path.way.route().is_none() => {
+                self.take_reply(qp, reply, *offset, *last, inbound);
             }
-            (Message::Reply { .. }, None) => self.machine.counters.dropped_replies += 1,
+            // There is no such queue, or its peer is on the wire: another process says this.
+            (Message::Reply { .. }, _) => self.machine.counters.dropped_replies += 1,
             (_, None) => self.machine.counters.dropped_unknown_qp += 1,
         }
         if self.machine.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
     }
 
     fn request(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
-        if self.is_down(qp.path.port) {
-            self.ports.drop_at(&mut self.machine.counters, qp.path.port);
-        } else if qp.path.way.route().is_some() {
+        if qp.path.way.route().is_some() {
             self.machine.counters.dropped_peer += 1;
         } else if inbound.to_port() != Some(self.ports.configs[qp.path.port].port) {
             // It reached another port of the device, where this queue is not.
             self.machine.counters.dropped_address += 1;
-        } else if qp.state.answers_requests() {
-            self.ports.counters[qp.path.port].requests_received += 1;
-            self.respond(qp, request, inbound);
         } else {
-            self.machine.counters.dropped_qp_state += 1;
+            self.respond(qp, Arrived::Message(request), inbound);
         }
     }
 
-    fn respond(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
-        self.with_responder(qp, |core, qp| {
-            let Some((responder, mut resources)) = core.responder_of(qp) else { return };
-            match responder.handle_request(request, &mut resources) {
-                Verdict::Execute(work) => {
-                    let outcome = match &work {
-                        Work::Read { region, offset } => {
-                            core.read(qp, request, region, *offset);
-                            core.machine.counters.execute(true, request.fragment.length);
-                            Outcome::Done
-                        }
-                        work => core.execute(qp, work, request.is_last(), request.fragment.length, inbound),
-                    };
-                    if let Some(responder) = &mut qp.responses.responder {
-                        responder.executed(outcome);
-                    }
-                }
-                Verdict::Answered => {}
-                Verdict::Dropped(reason) => core.machine.counters.drop(reason),
-            }
-        });
-    }
-
-    /// The responder of a queue, with what it needs of the device.
-    #[inline(always)]
-    pub(super) fn responder_of<'a>(
-        &'a mut self,
-        qp: &'a mut Qp,
-    ) -> Option<(&'a mut Responder, QpResources<'a, M>)> {
-        let resources = QpResources {
+    /// A request arrived for a queue, from its peer.
+    pub(super) fn respond(&mut self, qp: &mut Qp, arrived: Arrived<'_>, inbound: &mut impl Inbound) {
+        if !qp.state.answers_requests() {
+            self.machine.counters.dropped_qp_state += 1;
+            return;
+        }
+        self.ports.counters[qp.path.port].requests_received += 1;
+        let owed = qp.responses.owes_only_an_acknowledgement();
+        let Some(responder) = &mut qp.responses.responder else { return };
+        let ResponderCounters { duplicates, messages, .. } = *responder.counters();
+        let mut resources = QpResources {
             memory: &self.machine.memory,
             mkeys: &self.mkeys,
             pd: qp.pd,
@@ -141,25 +130,57 @@ impl<M: Memory> Core<M> {
             srq: qp.rq.srq.and_then(|place| self.srqs.get_mut(place)),
             rq: &mut qp.rq,
         };
-        Some((qp.responses.responder.as_mut()?, resources))
-    }
-
-    /// Runs what gives the responder something, and passes its events on.
-    #[inline(always)]
-    pub(super) fn with_responder(&mut self, qp: &mut Qp, take: impl FnOnce(&mut Self, &mut Qp)) {
-        let Some(responder) = &qp.responses.responder else { return };
-        let duplicates = responder.counters().duplicates;
-        take(self, qp);
+        let (verdict, ends, length) = match arrived {
+            Arrived::Message(request) => {
+                let verdict = responder.handle_request(request, &mut resources);
+                (verdict, request.is_last(), request.fragment.length)
+            }
+            Arrived::Packet(packet) => {
+                let verdict = responder.handle_packet(packet, &mut resources);
+                let is_taken = !matches!(verdict, Verdict::Dropped(_));
+                self.machine.counters.packets_taken += u64::from(is_taken);
+                (verdict, packet.content.position().ends(), packet.payload.length)
+            }
+        };
+        let is_new = responder.counters().messages > messages;
+        let outcome = match (verdict, arrived) {
+            (Verdict::Dropped(reason), _) => {
+                self.machine.counters.drop(reason);
+                None
+            }
+            (Verdict::Execute(Work::Read { region, offset }), Arrived::Message(request)) => {
+                self.read(qp, request, &region, offset);
+                self.machine.counters.execute(true, length);
+                Some(Outcome::Done)
+            }
+            (Verdict::Execute(Work::Read { .. }) | Verdict::Answered, _) => {
+                // The engine sends a READ's answer in packets by itself, and counts the first time that it does.
+                if let Some(bytes) = arrived.read_bytes().filter(|_| is_new) {
+                    self.machine.counters.execute(true, bytes);
+                }
+                None
+            }
+            (Verdict::Execute(work), _) => Some(self.execute(qp, &work, ends, length, inbound)),
+        };
+        if let (Some(outcome), Some(responder)) = (outcome, &mut qp.responses.responder) {
+            responder.executed(outcome);
+        }
+        if let Some(faults) = self.faults.as_mut().filter(|_| arrived.read_bytes().is_some()) {
+            faults.delay_answer(&mut self.machine, qp);
+        }
         if let Some(srq) = qp.rq.srq {
             self.srqs.give_events(&mut self.machine, srq);
         }
-        let Some(responder) = &mut qp.responses.responder else { return };
+        let Some(responder) = &qp.responses.responder else { return };
         self.machine.counters.duplicates += responder.counters().duplicates - duplicates;
         if responder.has_reply() {
             self.schedule.list_replying(&mut qp.turn);
         }
         self.take_events(qp);
         self.schedule.heat(&mut qp.turn, self.machine.now);
+        if !owed && qp.responses.owes_only_an_acknowledgement() {
+            qp.responses.ack_due = self.machine.now;
+        }
     }
 
     // Work.
@@ -421,7 +442,7 @@ impl<M: Memory> Core<M> {
                 self.refuse_answer(link, qp, reply, NakCode::RemoteOperation, event_type::QP_FATAL);
                 Taken::Whole
             }
-            Ok(_) | Err(Unsent::NoWay) => {
+            Ok(_) | Err(Unsent::Unreachable) => {
                 qp.responses.answers.pop_front();
                 Taken::Whole
             }

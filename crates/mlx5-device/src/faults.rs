@@ -59,64 +59,36 @@ impl fmt::Display for Settings {
     }
 }
 
-/// One fault. Shown as `softnic ctl` sends it.
+/// One fault of a queue. Shown as `softnic ctl` sends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Injection {
-    /// Loses one request of a QP: the one that has this PSN among its own, or the next.
-    Drop {
-        qpn: u32,
-        /// PSN, 24 bits.
-        psn: Option<u32>,
-    },
-    /// Ends the next send of a QP with this syndrome, and the queue with it.
-    ErrorCqe {
-        qpn: u32,
-        /// What its CQE says.
-        syndrome: CqeSyndrome,
-    },
+pub struct Injection {
+    pub qpn: u32,
+    pub kind: InjectionKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InjectionKind {
+    /// Loses one request: the one that has this PSN, 24 bits, among its own, or the next.
+    Drop(Option<u32>),
+    /// Ends the next send with this syndrome in its CQE, and the queue with it.
+    ErrorCqe(CqeSyndrome),
     /// Sends the next packet of a connected QP on the wire with a wrong ICRC.
-    CorruptCrc { qpn: u32 },
-    /// Answers the next READ that arrives at a QP so much later; other queues' traffic goes on.
-    DelayRead {
-        /// QP of the responder.
-        qpn: u32,
-        /// Time, µs.
-        us: u32,
-    },
-}
-
-impl Injection {
-    fn qpn(&self) -> u32 {
-        match *self {
-            Injection::Drop { qpn, .. }
-            | Injection::ErrorCqe { qpn, .. }
-            | Injection::CorruptCrc { qpn }
-            | Injection::DelayRead { qpn, .. } => qpn,
-        }
-    }
-}
-
-impl Injection {
-    /// Whether it befalls the packet of this QP with this PSN.
-    fn is_of_packet(&self, its: u32, its_psn: Psn) -> bool {
-        match *self {
-            Injection::Drop { qpn, psn } => qpn == its && psn.is_none_or(|psn| Psn::new(psn) == its_psn),
-            Injection::ErrorCqe { qpn, .. } | Injection::CorruptCrc { qpn } => qpn == its,
-            Injection::DelayRead { .. } => false,
-        }
-    }
+    CorruptCrc,
+    /// Answers the next READ that arrives so many µs later; other queues' traffic goes on.
+    DelayRead(u32),
 }
 
 impl fmt::Display for Injection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Injection::Drop { qpn, psn: None } => write!(f, "drop qp={qpn}"),
-            Injection::Drop { qpn, psn: Some(psn) } => write!(f, "drop qp={qpn} psn={psn}"),
-            Injection::ErrorCqe { qpn, syndrome } => {
-                write!(f, "error-cqe qp={qpn} syndrome={}", name_of(*syndrome))
+        let qpn = self.qpn;
+        match self.kind {
+            InjectionKind::Drop(None) => write!(f, "drop qp={qpn}"),
+            InjectionKind::Drop(Some(psn)) => write!(f, "drop qp={qpn} psn={psn}"),
+            InjectionKind::ErrorCqe(syndrome) => {
+                write!(f, "error-cqe qp={qpn} syndrome={}", name_of(syndrome))
             }
-            Injection::CorruptCrc { qpn } => write!(f, "corrupt-crc qp={qpn}"),
-            Injection::DelayRead { qpn, us } => write!(f, "delay-read qp={qpn} us={us}"),
+            InjectionKind::CorruptCrc => write!(f, "corrupt-crc qp={qpn}"),
+            InjectionKind::DelayRead(us) => write!(f, "delay-read qp={qpn} us={us}"),
         }
     }
 }
@@ -194,8 +166,8 @@ impl Faults {
 
     /// Whether the queue of a fault is there, and a further one may wait. The error is a sentence.
     pub(super) fn check(faults: Option<&Faults>, qps: &Qps, injection: &Injection) -> Result<(), String> {
-        let qpn = injection.qpn();
-        let Some(qp) = qps.find(qpn).and_then(|place| qps.get(place)) else {
+        let qpn = injection.qpn;
+        let Some(qp) = qps.numbered(qpn) else {
             let some: Vec<_> = qps.iter().map(|qp| format!("{:#x}", qp.qpn)).take(NAMED + 1).collect();
             return Err(match some.len() {
                 0 => format!("this NIC has no QP {qpn:#x}, and no other either"),
@@ -205,7 +177,7 @@ impl Faults {
                 _ => format!("this NIC has no QP {qpn:#x}; it has {}", some.join(", ")),
             });
         };
-        if matches!(injection, Injection::CorruptCrc { .. }) && qp.path.way.route().is_none() {
+        if injection.kind == InjectionKind::CorruptCrc && qp.path.way.route().is_none() {
             return Err(format!("QP {qpn:#x} is not connected over the wire: there is no CRC to corrupt"));
         }
         if faults.is_some_and(|faults| faults.waiting.len() >= MAX_WAITING) {
@@ -232,10 +204,10 @@ impl Faults {
         self.down & 1 << port != 0
     }
 
-    /// Takes the first injection that waits and `is_it`.
-    fn take(&mut self, is_it: impl FnMut(&Injection) -> bool) -> Option<Injection> {
-        let at = self.waiting.iter().position(is_it)?;
-        Some(self.waiting.remove(at))
+    /// Takes the first injection of a queue that waits and `is_it`.
+    fn take(&mut self, qpn: u32, is_it: impl Fn(InjectionKind) -> bool) -> Option<InjectionKind> {
+        let at = self.waiting.iter().position(|waiting| waiting.qpn == qpn && is_it(waiting.kind))?;
+        Some(self.waiting.remove(at).kind)
     }
 
     /// Whether the messages of this second leave room for one more.
@@ -276,12 +248,11 @@ impl Faults {
         } else {
             let count = roce::message::psn_count(request.opcode, request.length, mtu);
             let covers = |psn: u32| (0..count).any(|at| transmit.psn.plus(at) == Psn::new(psn));
-            let hit = self.take(|waiting| match *waiting {
-                Injection::Drop { qpn, psn } => qpn == qp.qpn && psn.is_none_or(covers),
-                Injection::ErrorCqe { qpn, .. } => qpn == qp.qpn,
-                Injection::CorruptCrc { .. } | Injection::DelayRead { .. } => false,
+            let hit = self.take(qp.qpn, |waiting| match waiting {
+                InjectionKind::Drop(psn) => psn.is_none_or(covers),
+                kind => matches!(kind, InjectionKind::ErrorCqe(_)),
             });
-            if let Some(Injection::ErrorCqe { syndrome, .. }) = hit {
+            if let Some(InjectionKind::ErrorCqe(syndrome)) = hit {
                 self.fail_send(counters, qp, place, syndrome);
                 return true;
             }
@@ -314,13 +285,16 @@ impl Faults {
         if self.is_down(qp.path.port) {
             counters.lost_port_down += 1;
         } else {
-            let hit = self.take(|waiting| waiting.is_of_packet(qp.qpn, packet.psn));
+            let hit = self.take(qp.qpn, |waiting| match waiting {
+                InjectionKind::Drop(psn) => psn.is_none_or(|psn| Psn::new(psn) == packet.psn),
+                kind => !matches!(kind, InjectionKind::DelayRead(_)),
+            });
             match hit {
-                Some(Injection::ErrorCqe { syndrome, .. }) => {
+                Some(InjectionKind::ErrorCqe(syndrome)) => {
                     self.fail_send(counters, qp, message, syndrome);
                     return None;
                 }
-                Some(Injection::CorruptCrc { .. }) => return Some(Icrc::Wrong),
+                Some(InjectionKind::CorruptCrc) => return Some(Icrc::Wrong),
                 None if !self.loses() => return Some(Icrc::Right),
                 _ => counters.injected_lost_requests += 1,
             }
@@ -338,7 +312,7 @@ impl Faults {
         if left {
             counters.injected_crc_errors += 1;
         } else {
-            self.waiting.insert(0, Injection::CorruptCrc { qpn });
+            self.waiting.insert(0, Injection { qpn, kind: InjectionKind::CorruptCrc });
         }
     }
 
@@ -370,9 +344,8 @@ impl Faults {
     pub(super) fn delay_answer<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp) {
         self.spend_pace();
         let mut earliest = self.pace.as_ref().and_then(TokenBucket::ready_at).unwrap_or(machine.now);
-        let is_it =
-            |waiting: &Injection| matches!(waiting, Injection::DelayRead { qpn: its, .. } if *its == qp.qpn);
-        if let Some(Injection::DelayRead { us, .. }) = self.take(is_it) {
+        let delays = |kind| matches!(kind, InjectionKind::DelayRead(_));
+        if let Some(InjectionKind::DelayRead(us)) = self.take(qp.qpn, delays) {
             machine.counters.injected_read_delays += 1;
             earliest = earliest.max(machine.now.after(u64::from(us) * 1000));
         }

@@ -9,21 +9,21 @@ use mlx5_layout::send_wqe::{Addressing, Body, Control, DataSegment, MAX_WQE_BYTE
 use mlx5_layout::{SendOpcode, SendWqe};
 use roce::{Access, Fragment, Opcode, Psn, Request, ServiceType, Status};
 
+use super::command::AddressVector;
 use super::machine::Machine;
 use super::mkey::Mkeys;
 use super::model::Capabilities;
+use super::ports::Ports;
 use super::qp::Qp;
-use super::route::{Way, Ways};
 use super::sq::{Kind, Pool, SendRequest};
 use super::window::WindowWork;
-use crate::carrier::PathAddress;
 use crate::config::LinkLayer;
 use crate::memory::{Memory, Segment};
 
 /// What the checks of a WQE look at besides the WQE.
 pub(super) struct Checks<'a> {
     pub mkeys: &'a Mkeys,
-    pub ways: Ways<'a>,
+    pub ports: &'a Ports,
     pub limits: &'a Capabilities,
 }
 
@@ -132,32 +132,24 @@ impl Checks<'_> {
             out.way = qp.path.way;
             return;
         };
-        let device = &self.ways.ports[qp.path.port];
-        let roce = device.link_layer == LinkLayer::Roce;
-        let grh = roce || vector.grh;
-        let (dlid, dgid) = (if roce { 0 } else { vector.lid_or_udp_port }, grh.then_some(&vector.gid));
-        let source = device.gids.get(usize::from(vector.source_gid_index)).or(device.gids.first());
-        out.path = PathAddress {
-            sgid: source.map_or([0; 16], |entry| entry.gid),
-            dgid: vector.gid,
-            slid: device.lid | u16::from(vector.path_bits & 0x7f),
-            dlid,
-            flow_label: vector.flow_label,
+        let (port, roce) = (qp.path.port, self.ports.configs[qp.path.port].link_layer == LinkLayer::Roce);
+        let named = AddressVector {
+            dlid: vector.lid_or_udp_port,
+            dgid: (roce || vector.grh).then_some(vector.gid),
+            sgid_index: vector.source_gid_index,
             // Ethernet keeps the priority in bits 3:1.
             sl: if roce { vector.rate_service_level >> 1 & 7 } else { vector.rate_service_level & 0xf },
-            traffic_class: vector.traffic_class,
+            flow_label: vector.flow_label,
             hop_limit: vector.hop_limit,
-            grh,
-            to_port: 0,
+            traffic_class: vector.traffic_class,
+            port: 0,
         };
+        (out.way, out.path) = self.ports.way_to(port, &named, vector.destination_qpn);
+        out.path.slid |= u16::from(vector.path_bits & 0x7f);
         out.request.dst_qpn = vector.destination_qpn;
         // A Q_Key with its top bit set means: use the QP's own (IBTA).
         let own = vector.qkey & 1 << 31 != 0;
         out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
-        out.way = self.ways.to(qp.path.port, source, dlid, dgid, vector.destination_qpn);
-        if let Way::Shared(_, port) = out.way {
-            out.path.to_port = port;
-        }
     }
 
     /// Checks the local side and notes it; returns the payload's length.

@@ -9,6 +9,7 @@ use roce::{ServiceType, Status};
 use super::command::event_type;
 use super::core::Core;
 use super::qp::Qp;
+use super::sq::WqeHead;
 use crate::memory::Memory;
 
 /// Flush CQEs of one queue in one poll.
@@ -52,13 +53,8 @@ impl<M: Memory> Core<M> {
     pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         qp.sq.carrying.partial = None;
-        while let Some(request) = qp.sq.outstanding.pop_front() {
-            self.fail_send_wqe(qp, request.wqe.index, request.wqe.opcode, Status::Flushed);
-            self.fetcher.pool.give(request);
-            work += 1;
-        }
-        if let Some(request) = qp.sq.held.take() {
-            self.fail_send_wqe(qp, request.wqe.index, request.wqe.opcode, Status::Flushed);
+        while let Some(request) = qp.sq.outstanding.pop_front().or_else(|| qp.sq.held.take()) {
+            self.fail_send_wqe(qp, request.wqe, Status::Flushed);
             self.fetcher.pool.give(request);
             work += 1;
         }
@@ -71,7 +67,8 @@ impl<M: Memory> Core<M> {
             // A length that makes no sense must not lead past what was posted.
             let taken = if readable { blocks(first[7] & 0x3f).clamp(1, left) } else { left };
             self.machine.counters.post(first[3]);
-            self.fail_send_wqe(qp, qp.sq.fetched, first[3], Status::Flushed);
+            let wqe = WqeHead { index: qp.sq.fetched, opcode: first[3], ..WqeHead::default() };
+            self.fail_send_wqe(qp, wqe, Status::Flushed);
             qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
             left -= taken;
             work += 1;

@@ -53,7 +53,6 @@ pub mod threads;
 pub mod token_bucket;
 mod uar;
 mod unreached;
-mod watch;
 mod window;
 mod wire;
 

@@ -35,13 +35,6 @@ impl<M> Machine<M> {
             self.now = self.now.max((self.clock)());
         }
     }
-
-    /// Gives an asynchronous event; true when it was delivered.
-    pub(super) fn asynchronous(&mut self, context: ContextId, element: u64, kind: u32) -> bool {
-        let delivered = self.events.asynchronous(context, element, kind);
-        self.counters.async_events += u64::from(delivered);
-        delivered
-    }
 }
 
 /// The receiver of an object's asynchronous events.
@@ -61,8 +54,10 @@ impl Owner {
 
     /// Gives an event of the object.
     pub(super) fn raise<M>(&mut self, machine: &mut Machine<M>, kind: u32) {
-        self.given =
-            self.given.wrapping_add(machine.asynchronous(self.context, self.user_handle, kind).into());
+        if machine.events.asynchronous(self.context, self.user_handle, kind) {
+            self.given = self.given.wrapping_add(1);
+            machine.counters.async_events += 1;
+        }
     }
 
     /// The object goes: events that are not read are withdrawn. Returns how many the program has read.

@@ -6,16 +6,14 @@ use roce::qp_state::{AttrMask, QpState, check_modify};
 use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, SendWindow, ServiceType};
 
 use super::ah;
-use super::command::{Answer, CommandError, Handle, ModifyQp, refuse_if};
+use super::command::{Answer, CommandError, Handle, ModifyQp, refusal, refuse_if};
 use super::core::Core;
 use super::model::Capabilities;
 use super::mr::access;
 use super::ports::Ports;
-use super::qp::{Path, Qp};
+use super::qp::Qp;
 use super::qps::Qps;
 use super::route::{Route, Way};
-use crate::carrier::PathAddress;
-use crate::config::LinkLayer;
 use crate::memory::Memory;
 
 /// Packets that a responder answers with one acknowledgement at most, unless asked.
@@ -50,47 +48,24 @@ impl<M: Memory> Core<M> {
         apply(&mut qp.attributes, request);
         qp.path.port = port_of(&self.ports, qp, request);
         if request.mask & (AttrMask::AV.0 | AttrMask::DEST_QPN.0) != 0 {
-            self.set_path(qp);
+            let (way, address) =
+                self.ports.way_to(qp.path.port, &qp.attributes.address, qp.attributes.dest_qpn);
+            if way == Way::Nowhere {
+                self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, qp.path.port, &address);
+            }
+            (qp.path.way, qp.path.address) = (way, address);
         }
         if qp.responses.responder.is_some() && qp.path.way.route().is_some() != before.1.way.route().is_some()
         {
             (qp.attributes, qp.path) = before;
-            let reason = "a connection moves neither from shared memory to the wire nor back: reset the QP";
-            return Err(CommandError::invalid(reason.to_owned()));
+            return Err(refusal!(
+                EINVAL,
+                "a connection moves neither from shared memory to the wire nor back: reset the QP"
+            ));
         }
         self.enter_state(qp, from, to, request.mask);
         self.schedule.heat(&mut qp.turn, self.machine.now);
         Ok(())
-    }
-
-    /// Works out where the connected peer is.
-    fn set_path(&mut self, qp: &mut Qp) {
-        let device = &self.ports.configs[qp.path.port];
-        let vector = &qp.attributes.address;
-        let source = device.gids.get(usize::from(vector.sgid_index)).or(device.gids.first());
-        let dlid = if device.link_layer == LinkLayer::Roce { 0 } else { vector.dlid };
-        qp.path.address = PathAddress {
-            sgid: source.map_or([0; 16], |entry| entry.gid),
-            dgid: vector.dgid.unwrap_or_default(),
-            slid: device.lid,
-            dlid,
-            flow_label: vector.flow_label,
-            sl: vector.sl,
-            traffic_class: vector.traffic_class,
-            hop_limit: vector.hop_limit,
-            grh: vector.dgid.is_some(),
-            to_port: 0,
-        };
-        let (qpn, dgid) = (qp.attributes.dest_qpn, vector.dgid.as_ref());
-        qp.path.way = self.ports.ways().to(qp.path.port, source, dlid, dgid, qpn);
-        match qp.path.way {
-            Way::Nowhere => {
-                let Path { port, address, .. } = &qp.path;
-                self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, *port, address);
-            }
-            Way::Shared(_, port) => qp.path.address.to_port = port,
-            Way::Wire(_) => {}
-        }
     }
 
     /// What a move does, after everything was checked.
@@ -167,13 +142,12 @@ fn check_move(
     let from = qp.state;
     let wanted =
         if mask.contains(AttrMask::STATE) { QpState::from_number(request.state) } else { Some(from) };
-    let to =
-        wanted.ok_or_else(|| CommandError::invalid(format!("QP state {} does not exist", request.state)))?;
+    let to = wanted.ok_or_else(|| refusal!(EINVAL, "QP state {} does not exist", request.state))?;
     if mask.contains(AttrMask::CUR_STATE) && request.current_state != from.number() {
         let assumed = request.current_state;
-        return Err(CommandError::invalid(format!("the QP is in {from:?}, not in state {assumed}")));
+        return Err(refusal!(EINVAL, "the QP is in {from:?}, not in state {assumed}"));
     }
-    check_modify(qp.service, from, to, mask).map_err(|e| CommandError::invalid(e.to_string()))?;
+    check_modify(qp.service, from, to, mask).map_err(|e| refusal!(EINVAL, "{e}"))?;
     check_values(ports, limits, qp, request)?;
     Ok((from, to))
 }
@@ -188,7 +162,7 @@ fn check_values(ports: &Ports, limits: &Capabilities, qp: &Qp, request: &ModifyQ
     let device = &ports.configs[port_of(ports, qp, request)];
     let (rd, init) = (limits.max_qp_rd_atom, limits.max_qp_init_rd_atom);
     for (attribute, name, value, range) in [
-        (AttrMask::PORT, "port", u32::from(request.port), 1..=ports.of_each().into()),
+        (AttrMask::PORT, "port", u32::from(request.port), 1..=ports.each.into()),
         (AttrMask::PKEY_INDEX, "pkey_index", request.pkey_index.into(), 0..=u32::from(limits.max_pkeys) - 1),
         (AttrMask::PATH_MTU, "path_mtu", request.path_mtu.into(), 1..=device.mtu.into()),
         (AttrMask::TIMEOUT, "timeout", request.timeout.into(), 0..=31),

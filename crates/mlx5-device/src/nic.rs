@@ -11,14 +11,14 @@ use super::context::Contexts;
 use super::core::Core;
 use super::counters::{Counters, PortCounters};
 use super::faults::{Faults, Injection, Settings};
-use super::machine::{LogSink, Machine};
+use super::machine::{LogSink, Machine, Owner};
 use super::model::{Capabilities, DeviceConfig};
 use super::pd::Pds;
 use super::qps::Qps;
 use super::table::Table;
 use crate::TokenBucket;
 use crate::carrier::Carrier;
-use crate::config::NicConfig;
+use crate::config::{NicConfig, NicConfigError};
 use crate::memory::Memory;
 use crate::threads::Threads;
 
@@ -38,6 +38,8 @@ pub struct Nic<M: Memory, C: Carrier> {
 
 impl<M: Memory, C: Carrier> Nic<M, C> {
     /// A NIC with the devices of the configuration and nothing opened.
+    ///
+    /// Errors: a setting out of its range.
     pub fn new(
         config: &NicConfig,
         memory: M,
@@ -45,7 +47,8 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         events: Box<dyn EventSink>,
         log: Box<dyn LogSink>,
         now: Now,
-    ) -> Nic<M, C> {
+    ) -> Result<Nic<M, C>, NicConfigError> {
+        config.check()?;
         let counters = Counters::default();
         let machine = Machine { memory, events, log, counters, now, clock: Now::default };
         let mut nic = Nic {
@@ -57,7 +60,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
             link,
         };
         nic.link.set_delay(config.delay_ns);
-        nic
+        Ok(nic)
     }
 
     /// From now on a late doorbell is excused while one of these threads has no core; before, no thread is looked at.
@@ -79,7 +82,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// What the port at this place carried.
     pub fn port_counters(&self, place: usize) -> PortCounters {
-        self.core.ports.counters.get(place).copied().unwrap_or_default()
+        self.core.ports.counters.get(place).cloned().unwrap_or_default()
     }
 
     /// Limits and capability bits, the same for every device.
@@ -123,13 +126,13 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
             return Ok(());
         }
         let state = if up { "up" } else { "down" };
-        let number = if core.ports.of_each() > 1 { format!(" port={port}") } else { String::new() };
+        let number = if core.ports.each > 1 { format!(" port={port}") } else { String::new() };
         let what = format!("link mlx5_{device} {state}{number}");
         Faults::changed(&mut core.faults, &mut core.machine, what).toggle(place);
         let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
         for context in self.contexts.of_device(device) {
             // The element is the port's number.
-            core.machine.asynchronous(context, port.into(), kind);
+            Owner::new(context, port.into()).raise(&mut core.machine, kind);
         }
         Ok(())
     }
@@ -176,6 +179,6 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     /// Whether some queue waits for time to pass (a time-out, an RNR wait, a rate): rest for microseconds only.
     pub fn is_waiting(&self) -> bool {
         let schedule = &self.core.schedule;
-        !schedule.hot.list.is_empty() || !schedule.replying.list.is_empty() || self.link.is_under_way()
+        !schedule.hot.list.is_empty() || !schedule.replying.list.is_empty() || self.link.has_delayed()
     }
 }

@@ -11,11 +11,12 @@ use roce::wire::Gid;
 use roce::wire::ip_of;
 use roce::{
     Access, Content, Fragment, Opcode, Outcome, Packet, PayloadSource, Placement, Position, PostedMessage,
-    Region, ReplyVerdict, Request, ServiceType, Status, Transmit, Verdict, Work,
+    Region, ReplyVerdict, Request, ServiceType, Status, Transmit,
 };
 
 use super::command::ContextId;
 use super::core::Core;
+use super::deliver::Arrived;
 use super::mr::access;
 use super::qp::Qp;
 use super::qps::Qps;
@@ -254,51 +255,10 @@ impl<M: Memory> Core<M> {
         let is_at = |port: usize| self.ports.configs[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
         if qp.service != ServiceType::Ud && stranger(qp.path.way.route()) || !is_at(qp.path.port) {
             self.machine.counters.dropped_address += 1;
-        } else if self.is_down(qp.path.port) {
-            self.ports.drop_at(&mut self.machine.counters, qp.path.port);
-        } else if !packet.content.is_request() {
-            self.take_answer(qp, packet, inbound);
-        } else if qp.state.answers_requests() {
-            self.ports.counters[qp.path.port].requests_received += 1;
-            self.respond_to_packet(qp, packet, inbound);
+        } else if packet.content.is_request() {
+            self.respond(qp, Arrived::Packet(packet), inbound);
         } else {
-            self.machine.counters.dropped_qp_state += 1;
-        }
-    }
-
-    fn respond_to_packet(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
-        let owed = |qp: &Qp| qp.responses.owes_only_an_acknowledgement();
-        let owed_before = owed(qp);
-        self.with_responder(qp, |core, qp| {
-            let Some((responder, mut resources)) = core.responder_of(qp) else { return };
-            let executed = responder.counters().messages;
-            let verdict = responder.handle_packet(packet, &mut resources);
-            let is_taken = !matches!(verdict, Verdict::Dropped(_));
-            match verdict {
-                // The engine sends a READ's answer by itself, and counts the first time that it does.
-                Verdict::Execute(Work::Read { .. }) | Verdict::Answered => {
-                    if let Content::ReadRequest(reth) = packet.content
-                        && responder.counters().messages > executed
-                    {
-                        core.machine.counters.execute(true, reth.dma_bytes);
-                    }
-                }
-                Verdict::Execute(work) => {
-                    let ends = packet.content.position().ends();
-                    let outcome = core.execute(qp, &work, ends, packet.payload.length, inbound);
-                    if let Some(responder) = &mut qp.responses.responder {
-                        responder.executed(outcome);
-                    }
-                }
-                Verdict::Dropped(reason) => core.machine.counters.drop(reason),
-            }
-            core.machine.counters.packets_taken += u64::from(is_taken);
-            if let (Some(faults), Content::ReadRequest(_)) = (&mut core.faults, packet.content) {
-                faults.delay_answer(&mut core.machine, qp);
-            }
-        });
-        if !owed_before && owed(qp) {
-            qp.responses.ack_due = self.machine.now;
+            self.take_answer(qp, packet, inbound);
         }
     }
 

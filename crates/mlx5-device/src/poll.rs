@@ -75,11 +75,10 @@ impl<M: Memory> Core<M> {
                 }
                 work += self.take_page(qps, page);
             }
-            let Some(qp) = qps.get_mut(place) else {
+            let Some((done, qp)) = self.turn(link, qps, place) else {
                 self.schedule.hot.list.swap_remove(at);
                 continue;
             };
-            let done = self.step(link, qp);
             work += done;
             let waits = qp.sq.carrying.partial.is_some() || self.schedule.hot.bytes_left == 0;
             self.schedule.hot.note(at, done, waits);
@@ -89,9 +88,20 @@ impl<M: Memory> Core<M> {
                 qps.cool(place);
                 self.schedule.hot.list.swap_remove(at);
             }
-            self.revoke_closed(qps);
         }
         work
+    }
+
+    /// Moves one queue on. No other touches then what its closed windows opened. Returns how much was done.
+    fn turn<'q>(
+        &mut self,
+        link: &mut impl Carrier,
+        qps: &'q mut Qps,
+        place: u32,
+    ) -> Option<(usize, &'q mut Qp)> {
+        let done = self.step(link, qps.get_mut(place)?);
+        qps.revoke_closed(&mut self.mkeys);
+        Some((done, qps.get_mut(place)?))
     }
 
     fn poll_background(&mut self, link: &mut impl Carrier, qps: &mut Qps) -> usize {
@@ -116,9 +126,7 @@ impl<M: Memory> Core<M> {
         // What was found is worked on at once: a thread that sleeps between rounds may sleep long.
         for at in hot..self.schedule.hot.list.len() {
             let place = self.schedule.hot.list.get(at).copied();
-            let Some(qp) = place.and_then(|place| qps.get_mut(place)) else { continue };
-            work += 1 + self.step(link, qp);
-            self.revoke_closed(qps);
+            work += place.and_then(|place| self.turn(link, qps, place)).map_or(0, |(done, _)| 1 + done);
         }
         work
     }
@@ -130,13 +138,6 @@ impl<M: Memory> Core<M> {
 
     fn take_page(&mut self, qps: &mut Qps, page: u32) -> usize {
         self.uars.take(&mut self.machine, qps, &mut self.schedule, page)
-    }
-
-    /// No queue touches what the closed windows opened.
-    pub(super) fn revoke_closed(&mut self, qps: &mut Qps) {
-        while let Some(key) = self.mkeys.poll_revoked() {
-            qps.revoke(key);
-        }
     }
 
     /// Something failed that queues use: they fail as well, with an event where one is given.

@@ -2,10 +2,61 @@
 
 use std::ops::Range;
 
+use mlx5_layout::doorbell::counter_of;
+
+use super::mkey::Mkeys;
 use super::qp::Qp;
 use super::qpn::Numbers;
-use super::watch::{self, Watch};
 use crate::memory::Memory;
+
+/// What has to change at a queue before it is worth a look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Looks {
+    /// Nothing does: it takes no work in its state.
+    #[default]
+    Never,
+    /// The send word of its record.
+    AtRecord,
+    /// Something else may: it is looked at itself.
+    AtAll,
+}
+
+/// What the background walk looks at of an idle queue: sixteen bytes, those of all queues side by side. A queue pair takes a few
+/// hundred bytes in a place of its own; thousands of them, looked at one by one every half a millisecond, would be fetched from memory
+/// each time. As of when its queue was made or cooled; a hot queue is looked at anyway, so its entry may be out of date.
+#[derive(Debug, Clone, Copy, Default)]
+struct Watch {
+    record: u64,
+    fetched: u16,
+    looks: Looks,
+}
+
+/// So many places ahead, a queue's record is asked for before it is needed.
+const AHEAD: usize = 16;
+
+impl Watch {
+    fn of(qp: &Qp) -> Watch {
+        let looks = match (qp.state.flushes_receives(), qp.takes_sends()) {
+            (true, _) => Looks::AtAll,
+            (false, true) => Looks::AtRecord,
+            (false, false) => Looks::Never,
+        };
+        Watch { record: qp.sq.ring.record, fetched: qp.sq.fetched, looks }
+    }
+
+    /// False: there is nothing to do for its queue.
+    #[inline(always)]
+    fn may_be_ready<M: Memory>(&self, memory: &M) -> bool {
+        match self.looks {
+            Looks::Never => false,
+            // A record that cannot be read says nothing.
+            Looks::AtRecord => {
+                memory.load32(self.record).is_ok_and(|word| counter_of(word.to_ne_bytes()) != self.fetched)
+            }
+            Looks::AtAll => true,
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Qps {
@@ -51,9 +102,14 @@ impl Qps {
         self.places.get_mut(place as usize)?.as_deref_mut()
     }
 
-    /// Place of the QP with exactly this number.
-    pub(super) fn find(&self, qpn: u32) -> Option<u32> {
-        self.numbers.find(qpn)
+    /// The QP with exactly this number.
+    pub(super) fn numbered(&self, qpn: u32) -> Option<&Qp> {
+        self.get(self.numbers.find(qpn)?)
+    }
+
+    /// The QP with exactly this number.
+    pub(super) fn numbered_mut(&mut self, qpn: u32) -> Option<&mut Qp> {
+        self.get_mut(self.numbers.find(qpn)?)
     }
 
     /// Places are below this.
@@ -80,7 +136,21 @@ impl Qps {
 
     /// Adds those of the places in `range` to `found` whose queues may have something to do.
     pub(super) fn scan<M: Memory>(&self, memory: &M, range: Range<u32>, found: &mut Vec<u32>) {
-        watch::scan(&self.watches, memory, range, found);
+        for at in range.start as usize..(range.end as usize).min(self.watches.len()) {
+            if let Some(later) = self.watches.get(at + AHEAD) {
+                memory.prefetch(later.record);
+            }
+            if self.watches[at].may_be_ready(memory) {
+                found.push(at as u32);
+            }
+        }
+    }
+
+    /// No queue touches what the closed windows opened.
+    pub(super) fn revoke_closed(&mut self, mkeys: &mut Mkeys) {
+        while let Some(key) = mkeys.poll_revoked() {
+            self.revoke(key);
+        }
     }
 
     /// A key opens nothing any more, and no queue touches what it opened. What was sent before lies in a ring. A request that is

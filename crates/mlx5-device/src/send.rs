@@ -11,7 +11,7 @@ use super::core::Core;
 use super::fetch::Checks;
 use super::mkey::Mkeys;
 use super::qp::Qp;
-use super::route::{Route, Way};
+use super::route::Way;
 use super::sq::{Kind, SendRequest};
 use crate::carrier::{Carrier, Unsent};
 use crate::memory::Memory;
@@ -83,7 +83,7 @@ impl<M: Memory> Core<M> {
         self.uars.watch(&mut self.machine, qp, posted);
         let end = qp.sq.fetched.wrapping_add(posted.available);
         let mut work = 0;
-        if posted.available > 0 && qp.sq.doorbell.unchecked && self.uars.is_strict() {
+        if posted.available > 0 && qp.sq.doorbell.unchecked && self.uars.strict {
             self.machine.counters.doorbells_unchecked += 1;
         }
         while work < FETCH_BUDGET && qp.sq.outstanding.len() < MAX_OUTSTANDING {
@@ -93,7 +93,7 @@ impl<M: Memory> Core<M> {
                 None => {
                     work += 1;
                     let checks =
-                        Checks { mkeys: &self.mkeys, ways: self.ports.ways(), limits: &self.capabilities };
+                        Checks { mkeys: &self.mkeys, ports: &self.ports, limits: &self.capabilities };
                     let available = qp.sq.distance(end);
                     self.fetcher.fetch(&mut self.machine, &checks, qp, available)
                 }
@@ -186,8 +186,17 @@ impl<M: Memory> Core<M> {
             request.request.fragment = Fragment { offset: request.carried, length: length - request.carried };
         }
         let outcome = match request.way {
-            Way::Wire(route) => return self.send_datagram_of(link, qp, place, route, transmit),
-            Way::Nowhere => Err(Unsent::NoWay),
+            // A datagram that leaves as a packet is complete then, since its payload was copied.
+            Way::Wire(route) => {
+                let request = &qp.sq.outstanding[place];
+                match self.send_datagram(link, port, request, route, transmit) {
+                    Err(Unsent::Full) => return Taken::Nothing,
+                    Err(Unsent::Fault(_)) => qp.sq.fail(transmit.ticket, Status::LocalProtection),
+                    Ok(()) | Err(Unsent::Unreachable) => qp.sent(transmit.ticket),
+                }
+                return Taken::Whole;
+            }
+            Way::Nowhere => Err(Unsent::Unreachable),
             Way::Shared(..) => {
                 let path = if qp.service == ServiceType::Ud { &request.path } else { &qp.path.address };
                 link.send_request(&request.request, path, request.payload())
@@ -213,7 +222,7 @@ impl<M: Memory> Core<M> {
             }
             Err(Unsent::Full) => Taken::Nothing,
             // Lost on the way.
-            Err(Unsent::NoWay) => {
+            Err(Unsent::Unreachable) => {
                 request.carried = 0;
                 self.ports.count_sent(&mut self.machine.counters, port, mtu, &request.request, transmit);
                 self.machine.counters.lost_unreachable += 1;
@@ -229,23 +238,6 @@ impl<M: Memory> Core<M> {
                 Taken::Whole
             }
         }
-    }
-
-    /// A datagram that leaves as a packet; complete then, since its payload was copied.
-    fn send_datagram_of(
-        &mut self,
-        link: &mut impl Carrier,
-        qp: &mut Qp,
-        place: usize,
-        route: Route,
-        transmit: Transmit,
-    ) -> Taken {
-        match self.send_datagram(link, qp.path.port, &qp.sq.outstanding[place], route, transmit) {
-            Err(Unsent::Full) => return Taken::Nothing,
-            Err(Unsent::Fault(_)) => qp.sq.fail(transmit.ticket, Status::LocalProtection),
-            Ok(()) | Err(Unsent::NoWay) => qp.sent(transmit.ticket),
-        }
-        Taken::Whole
     }
 
     // Completions.
@@ -270,7 +262,7 @@ impl<M: Memory> Core<M> {
             while let Some(request) = qp.sq.outstanding.pop_front() {
                 let nop = request.kind == Kind::Nop;
                 if nop {
-                    self.fail_send_wqe(qp, request.wqe.index, request.wqe.opcode, Status::Flushed);
+                    self.fail_send_wqe(qp, request.wqe, Status::Flushed);
                 } else {
                     debug_assert_eq!(request.ticket, completion.ticket);
                     self.finish(qp, request, completion);
@@ -291,7 +283,7 @@ impl<M: Memory> Core<M> {
         match status {
             Status::Success => self.complete_send(qp, &request),
             status => {
-                self.fail_send_wqe(qp, request.wqe.index, request.wqe.opcode, status);
+                self.fail_send_wqe(qp, request.wqe, status);
                 if status != Status::Flushed {
                     self.fail_sends(qp);
                 }

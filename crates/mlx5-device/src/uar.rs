@@ -4,7 +4,7 @@ use mlx5_layout::doorbell::Doorbell;
 
 use roce::Now;
 
-use super::command::{Answer, CommandError, ContextId, Handle, event_type};
+use super::command::{Answer, CommandError, ContextId, Handle, event_type, refusal};
 use super::machine::Machine;
 use super::qp::Qp;
 use super::qps::Qps;
@@ -67,7 +67,8 @@ pub(super) struct Uars {
     /// The background's walk round the pages.
     walk: Walk,
     threads: ThreadSampler,
-    strict: bool,
+    /// Doorbells are checked where they can be.
+    pub strict: bool,
     order: DoorbellOrder,
 }
 
@@ -98,17 +99,11 @@ impl Uars {
     /// The page that a queue is to ring. A context with pages of its own (`tot_bfregs` 0) has no static registers: the mlx5
     /// driver's `alloc_bfreg` and `bfregn_to_uar_index` say EINVAL there, and libmlx5 names a page for every queue.
     pub(super) fn find(&self, id: ContextId, named: Option<u32>) -> Answer<u32> {
-        let none =
-            || CommandError::invalid("QP without a UAR page: there are no static registers".to_owned());
+        let none = || refusal!(EINVAL, "QP without a UAR page: there are no static registers");
         let page = named.ok_or_else(none)?;
         let found = self.table.get(page).filter(|uar| uar.context == id);
-        let missing = || CommandError::invalid(format!("UAR page {page} does not exist"));
+        let missing = || refusal!(EINVAL, "UAR page {page} does not exist");
         found.map(|_| page).ok_or_else(missing)
-    }
-
-    /// Whether doorbells are checked where they can be.
-    pub(super) fn is_strict(&self) -> bool {
-        self.strict
     }
 
     /// A queue was made on a page: from the second one of a non-cached page on nothing can be checked there.
@@ -185,7 +180,7 @@ impl Uars {
     ) {
         let Some(uar) = self.table.get_mut(page) else { return };
         let on_page = |qp: &&mut Qp| qp.sq.doorbell.page == page;
-        let qp = qps.find(doorbell.qpn).and_then(|place| qps.get_mut(place)).filter(on_page);
+        let qp = qps.numbered_mut(doorbell.qpn).filter(on_page);
         uar.stray = qp.is_none();
         let Some(qp) = qp else {
             machine.counters.doorbells_stray += 1;

@@ -55,7 +55,7 @@ impl Unreached {
         if std::mem::replace(&mut self.said, true) {
             return;
         }
-        let (qpn, peer, fabric) = (qp.qpn, qp.attributes.dest_qpn, link.place());
+        let (qpn, peer, fabric) = (qp.qpn, qp.attributes.dest_qpn, link.fabric_in_words());
         let address = match ports.configs[qp.path.port].link_layer {
             LinkLayer::Ib => format!("LID {}", qp.path.address.dlid),
             LinkLayer::Roce => Ipv6Addr::from(qp.path.address.dgid).to_string(),

@@ -16,7 +16,7 @@ use mlx5_layout::send_wqe::SendWqe;
 use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, change, flag, right};
 use roce::{Access, RegionError, ServiceType, Status};
 
-use super::command::{Answer, CommandError};
+use super::command::{Answer, refusal};
 use super::mr::{MemoryRegion, access};
 
 /// The two kinds of window, with their numbers in `ALLOC_MW`.
@@ -61,7 +61,7 @@ impl WindowKind {
         match number {
             1 => Ok(WindowKind::One),
             2 => Ok(WindowKind::Two),
-            other => Err(CommandError::invalid(format!("memory windows of type {other} do not exist"))),
+            other => Err(refusal!(EINVAL, "memory windows of type {other} do not exist")),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use mlx5_device::Span;
 use mlx5_device::carrier::MAX_DELAY_NS;
 use mlx5_device::config::NicConfig;
-pub use mlx5_device::config::{DoorbellOrder, LinkLayer, LinkPath, Model};
+pub use mlx5_device::config::{DoorbellOrder, LinkLayer, LinkPath, MAX_DEVICES, MAX_PORTS, Model};
 
 use crate::dma::Copiers;
 
@@ -20,12 +20,6 @@ pub const CONFIG_VARIABLE: &str = "SOFTNIC_CONFIG";
 pub const STATS_VARIABLE: &str = "SOFTNIC_STATS";
 /// Environment variable naming the fabric: processes of one user see each other only within one fabric.
 pub const FABRIC_VARIABLE: &str = "SOFTNIC_FABRIC";
-
-/// Most devices that one process may show.
-pub const MAX_DEVICES: u8 = 8;
-
-/// Most ports of one device, as cards have them.
-pub const MAX_PORTS: u8 = 2;
 
 /// Helper threads for long payloads, which then lie in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

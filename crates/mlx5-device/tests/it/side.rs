@@ -61,7 +61,8 @@ impl Side {
             ..NicConfig::default()
         };
         let end = End { side, wire: wire.clone(), memory: memory.clone() };
-        let mut nic = Nic::new(&config, memory.clone(), end, Box::new(Quiet), Box::new(Quiet), Now(0));
+        let nic = Nic::new(&config, memory.clone(), end, Box::new(Quiet), Box::new(Quiet), Now(0));
+        let mut nic = nic.unwrap();
         let context = nic.open_context(0).unwrap();
         let pd = nic.alloc_pd(context).unwrap().handle;
         let region = space.take(REGION);
@@ -81,8 +82,6 @@ impl Side {
             record: cq_record,
             user_handle: 0,
             channel: None,
-            uar_page: None,
-            vector: 0,
             ignore_overrun: false,
         };
         let cq = nic.create_cq(context, &request).unwrap().handle;

@@ -116,11 +116,11 @@ impl Carrier for End {
     }
 
     fn send_request(&mut self, _: &Request, _: &PathAddress, _: Payload<'_>) -> Result<Sent, Unsent> {
-        Err(Unsent::NoWay)
+        Err(Unsent::Unreachable)
     }
 
     fn send_reply(&mut self, _: &Reply, _: Payload<'_>, _: u32) -> Result<Sent, Unsent> {
-        Err(Unsent::NoWay)
+        Err(Unsent::Unreachable)
     }
 
     fn has_reply_room(&mut self, _slot: u8) -> bool {
@@ -145,9 +145,9 @@ impl Carrier for End {
     ) -> Result<usize, Unsent> {
         let mut payload = vec![0; packet.payload.length as usize];
         fill(&mut payload)?;
-        let bytes = packet.to_wire(&payload).ok_or(Unsent::NoWay)?;
+        let bytes = packet.to_wire(&payload).ok_or(Unsent::Unreachable)?;
         let mut headers = vec![0; bytes.header_bytes()];
-        bytes.emit_headers(&mut headers).map_err(|_| Unsent::NoWay)?;
+        bytes.emit_headers(&mut headers).map_err(|_| Unsent::Unreachable)?;
         let mut wire = self.wire.borrow_mut();
         let now = wire.now;
         wire.hashes.push(hash_of((now.0, self.side, &headers, &payload)));
@@ -167,13 +167,13 @@ impl Carrier for End {
         false
     }
 
-    fn is_under_way(&self) -> bool {
+    fn has_delayed(&self) -> bool {
         self.wire.borrow().to.iter().any(|queue| !queue.is_empty())
     }
 
     fn ring_bells(&mut self) {}
 
-    fn place(&self) -> String {
+    fn fabric_in_words(&self) -> String {
         "a test's wire".to_owned()
     }
 

@@ -5,7 +5,7 @@
 //! through [`Memory`], which turns a bad one into `EFAULT`. Left out: arrays of handles and enum attributes (no method
 //! that the NIC knows takes one).
 
-use mlx5_device::command::{CommandError, refuse_if};
+use mlx5_device::command::{CommandError, refusal, refuse_if};
 use mlx5_device::memory::Memory;
 
 use super::layout::{Reader, attr, ioctl_hdr};
@@ -142,9 +142,7 @@ impl<'m> Command<'m> {
             command.take(Reader(bytes), first.wrapping_add((index * attr::SIZE) as u64))?;
         }
         match method.attributes.iter().find(|spec| spec.mandatory && command.get(spec.id).is_none()) {
-            Some(spec) => {
-                Err(refuse(libc::EINVAL, format!("{}: attribute {:#x} is missing", method.name, spec.id)))
-            }
+            Some(spec) => Err(refusal!(EINVAL, "{}: attribute {:#x} is missing", method.name, spec.id)),
             None => Ok(command),
         }
     }
@@ -158,10 +156,10 @@ impl<'m> Command<'m> {
             return if flags & MANDATORY == 0 {
                 Ok(())
             } else {
-                Err(refuse(libc::EPROTONOSUPPORT, format!("{name}: unknown mandatory attribute {id:#x}")))
+                Err(refusal!(EPROTONOSUPPORT, "{name}: unknown mandatory attribute {id:#x}"))
             };
         };
-        let bad = |what: String| Err(refuse(libc::EINVAL, format!("{name}: attribute {id:#x}: {what}")));
+        let bad = |what: String| Err(refusal!(EINVAL, "{name}: attribute {id:#x}: {what}"));
         if self.get(id).is_some() {
             return bad("given twice".to_owned());
         }
@@ -234,7 +232,7 @@ impl<'m> Command<'m> {
 
     /// A handle of a mandatory attribute.
     pub fn expect_handle(&self, id: u16) -> Result<u32, CommandError> {
-        let missing = || refuse(libc::EINVAL, format!("{}: handle {id:#x} is missing", self.method.name));
+        let missing = || refusal!(EINVAL, "{}: handle {id:#x} is missing", self.method.name);
         self.handle(id).ok_or_else(missing)
     }
 

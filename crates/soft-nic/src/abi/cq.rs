@@ -2,10 +2,10 @@
 //!
 //! Follows Linux `uverbs_std_types_cq.c` and `create_cq_user` in `drivers/infiniband/hw/mlx5/cq.c`.
 
-use mlx5_device::command::{CreateCq, ResizeCq, refuse_if};
+use mlx5_device::command::{CreateCq, ResizeCq, refusal, refuse_if};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{Command, refuse};
+use super::attributes::Command;
 use super::backing::check_queue;
 use super::layout::{
     Writer, create_cq, create_cq_resp, destroy_cq_resp, mlx5_resize_cq, resize_cq, resize_cq_resp,
@@ -27,12 +27,12 @@ pub const EVENT_FD: u16 = 7;
 const CQ_FLAG_TIMESTAMP: u32 = 1;
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
 const CQ_FLAG_IGNORE_OVERRUN: u32 = 1 << 1;
-/// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
+/// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`: the page is not needed, arming goes by the record.
 const MLX5_FLAG_UAR_PAGE: u16 = 1 << 1;
 
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let context = file.context()?;
-    let driver = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in CQ.CREATE"))?;
+    let driver = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in CQ.CREATE"))?;
     let flags = command.number32(FLAGS).unwrap_or(0);
     let mlx5_flags = driver.u16(create_cq::FLAGS);
     let unknown = flags & !(CQ_FLAG_TIMESTAMP | CQ_FLAG_IGNORE_OVERRUN);
@@ -40,14 +40,13 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     // Not offered by the capabilities: compressed CQEs, padded 128-byte CQEs, real-time timestamps.
     if mlx5_flags & !MLX5_FLAG_UAR_PAGE != 0 || driver.u8(create_cq::CQE_COMP_EN) != 0 {
         let compressed = driver.u8(create_cq::CQE_COMP_EN);
-        let reason = format!("CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}");
-        return Err(refuse(libc::EOPNOTSUPP, reason));
+        return Err(refusal!(EOPNOTSUPP, "CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}"));
     }
     let (vector, vectors) = (command.number32(COMP_VECTOR).unwrap_or(0), server.machine.processors);
     refuse_if!(vector as usize >= vectors, EINVAL, "completion vector {vector} of {vectors}");
     let channel = command.fd(COMP_CHANNEL).map(|fd| {
         let found = server.events.channel(context, fd);
-        found.ok_or_else(|| refuse(libc::EBADF, format!("descriptor {fd} is no completion channel")))
+        found.ok_or_else(|| refusal!(EBADF, "descriptor {fd} is no completion channel"))
     });
     let channel = channel.transpose()?;
     check_event_fd(server, file, command, EVENT_FD)?;
@@ -58,16 +57,13 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         record: driver.u64(create_cq::DB_ADDR),
         user_handle: command.number(USER_HANDLE).unwrap_or(0),
         channel,
-        uar_page: (mlx5_flags & MLX5_FLAG_UAR_PAGE != 0)
-            .then(|| u32::from(driver.u16(create_cq::UAR_PAGE_INDEX))),
-        vector,
         ignore_overrun: flags & CQ_FLAG_IGNORE_OVERRUN != 0,
     };
     check_queue("CQ", &[request.buffer, request.record])?;
     let made = server.nic()?.create_cq(context, &request)?;
     let answer = Writer::<{ create_cq_resp::SIZE }>::new().u32(create_cq_resp::CQN, made.cqn).finish();
     let written = command
-        .write(RESP_CQE, &made.cqe.to_ne_bytes())
+        .write(RESP_CQE, &request.cqe.to_ne_bytes())
         .and_then(|()| command.write(UHW_OUT, &answer))
         .and_then(|()| command.give(HANDLE, u64::from(made.handle)));
     if written.is_err() {
@@ -88,7 +84,7 @@ pub fn check_event_fd<D: Commands>(
 ) -> Answer<()> {
     match command.fd(attribute) {
         Some(fd) if !server.events.is_asynchronous(file.context()?, fd) => {
-            Err(refuse(libc::EBADF, format!("descriptor {fd} is no asynchronous event file of this context")))
+            Err(refusal!(EBADF, "descriptor {fd} is no asynchronous event file of this context"))
         }
         _ => Ok(()),
     }
@@ -97,7 +93,7 @@ pub fn check_event_fd<D: Commands>(
 pub fn resize<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     use mlx5_resize_cq as at;
     let driver = write.command.input(UHW_IN).filter(|input| input.0.len() >= at::SIZE);
-    let driver = driver.ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in RESIZE_CQ"))?;
+    let driver = driver.ok_or_else(|| refusal!(EINVAL, "no mlx5 part in RESIZE_CQ"))?;
     let reserved = driver.u16(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0;
     refuse_if!(reserved, EINVAL, "reserved words of RESIZE_CQ are not zero");
     let request = ResizeCq {

@@ -3,7 +3,7 @@
 //! Follows Linux `uverbs_std_types_device.c` and, for the mlx5 part, `mlx5_ib_alloc_ucontext` in
 //! `drivers/infiniband/hw/mlx5/main.c`.
 
-use mlx5_device::command::refuse_if;
+use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::model::{DeviceConfig, VENDOR_OUI};
 use mlx5_device::{Answer, Commands};
 
@@ -34,22 +34,20 @@ pub fn get_context<D: Commands>(
     command: &Command<'_>,
 ) -> Answer<()> {
     refuse_if!(file.context.is_some(), EINVAL, "this open has a context already");
-    let request = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in GET_CONTEXT"))?;
+    let request = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in GET_CONTEXT"))?;
     // First, since libmlx5 tries each refused request again in its older, shorter forms.
     let flags = request.u32(alloc_ucontext_req::FLAGS);
     if flags != 0 {
         // What `mlx5_ib_devx_create` says of a card without contexts for users (`log_max_uctx` 0).
         let what = if flags == FLAG_DEVX { "DEVX" } else { "flags" };
-        let reason = format!("GET_CONTEXT with {what} ({flags:#x}): this device has none");
-        return Err(refuse(libc::EINVAL, reason));
+        return Err(refusal!(EINVAL, "GET_CONTEXT with {what} ({flags:#x}): this device has none"));
     }
     let lib_caps = request.u64(alloc_ucontext_req::LIB_CAPS);
-    if lib_caps & LIB_CAP_DYN_UAR == 0 {
-        let reason = format!(
-            "library capabilities {lib_caps:#x}: only dynamic UARs are supported (rdma-core 39 has them)"
-        );
-        return Err(refuse(libc::EOPNOTSUPP, reason));
-    }
+    refuse_if!(
+        lib_caps & LIB_CAP_DYN_UAR == 0,
+        EOPNOTSUPP,
+        "library capabilities {lib_caps:#x}: only dynamic UARs are supported (rdma-core 39 has them)"
+    );
     let version = request.u8(alloc_ucontext_req::MAX_CQE_VERSION);
     refuse_if!(version == 0, EOPNOTSUPP, "CQE version 0: CQEs here carry user indexes (version 1)");
     let comp_mask = request.u32(alloc_ucontext_req::COMP_MASK);
@@ -156,7 +154,7 @@ pub fn query_gid_entry<D: Commands>(
     refuse_if!(index >= length, EINVAL, "GID index {index} of a table of {length}");
     match gid(server, device, index as usize) {
         Some(entry) => command.write(3, &entry),
-        None => Err(refuse(libc::ENODATA, format!("GID {index} is empty"))),
+        None => Err(refusal!(ENODATA, "GID {index} is empty")),
     }
 }
 

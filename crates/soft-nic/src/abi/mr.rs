@@ -5,7 +5,7 @@ use mlx5_device::mr::check_access;
 use mlx5_device::rereg_change as change;
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{Command, refuse};
+use super::attributes::Command;
 use super::backing;
 use super::layout::{
     Writer, alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp,
@@ -156,9 +156,11 @@ pub fn dereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, handle: u32) 
 pub fn alloc_window<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     if let Some(driver) = write.command.input(UHW_IN) {
         let reserved = driver.u8(mlx5_alloc_mw::RESERVED1) != 0 || driver.u16(mlx5_alloc_mw::RESERVED2) != 0;
-        if driver.u32(mlx5_alloc_mw::COMP_MASK) != 0 || reserved || driver.u8(mlx5_alloc_mw::NUM_KLMS) > 1 {
-            return Err(refuse(libc::EOPNOTSUPP, "ALLOC_MW: only windows of one piece"));
-        }
+        refuse_if!(
+            driver.u32(mlx5_alloc_mw::COMP_MASK) != 0 || reserved || driver.u8(mlx5_alloc_mw::NUM_KLMS) > 1,
+            EOPNOTSUPP,
+            "ALLOC_MW: only windows of one piece"
+        );
     }
     let context = file.context()?;
     let request =

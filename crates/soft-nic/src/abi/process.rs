@@ -43,6 +43,8 @@ const LINGERING: Duration = Duration::from_nanos(mlx5_device::carrier::MAX_DELAY
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]
+    Config(#[from] mlx5_device::config::NicConfigError),
+    #[error(transparent)]
     Link(#[from] crate::link::LinkError),
     #[error("starting the NIC: {}", .0.raw_os_error().map_or_else(|| .0.to_string(), system::refusal))]
     Kernel(#[from] std::io::Error),
@@ -113,7 +115,7 @@ impl Process {
         let (waker, epoll, router) = (link.waker(), link.epoll(), link.mad_router());
         let events = Events::default();
         let now = Now(system::monotonic_ns());
-        let mut nic = Nic::new(&config.nic(), memory, link, Box::new(events.clone()), Box::new(Stderr), now);
+        let mut nic = Nic::new(&config.nic(), memory, link, Box::new(events.clone()), Box::new(Stderr), now)?;
         nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
@@ -252,13 +254,13 @@ fn lock_by(server: &Server<Nic>, deadline: Instant) -> Option<Locked<'_, Nic>> {
 /// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left, and rests without the
 /// lock. `lingers` is told before. True: there was something to wait for.
 fn linger<'s>(server: &'s Server<Nic>, held: &mut Option<Locked<'s, Nic>>, lingers: impl FnOnce()) -> bool {
-    if !held.as_mut().is_some_and(|nic| nic.link().is_under_way()) {
+    if !held.as_mut().is_some_and(|nic| nic.link().has_delayed()) {
         return false;
     }
     lingers();
     let until = Instant::now() + LINGERING;
     while let Some(nic) = held
-        && nic.link().is_under_way()
+        && nic.link().has_delayed()
         && Instant::now() < until
     {
         if nic.poll_last(Now(system::monotonic_ns())) == 0 {

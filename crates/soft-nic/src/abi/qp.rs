@@ -3,11 +3,11 @@
 //! Follows Linux `uverbs_std_types_qp.c`, `modify_qp` in `uverbs_cmd.c`, and `create_user_qp` in
 //! `drivers/infiniband/hw/mlx5/qp.c`. Which attributes a state change needs is the transport's table.
 
-use mlx5_device::command::{AddressVector, CreateQp, ModifyQp, QpCap, refuse_if};
+use mlx5_device::command::{AddressVector, CreateQp, ModifyQp, QpCap, refusal, refuse_if};
 use mlx5_device::{Answer, Commands};
 use roce::ServiceType;
 
-use super::attributes::{Command, refuse};
+use super::attributes::Command;
 use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
@@ -48,7 +48,7 @@ const LAST_PLAIN_ATTRIBUTE: u32 = 1 << 20;
 
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let context = file.context()?;
-    let driver = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in QP.CREATE"))?;
+    let driver = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in QP.CREATE"))?;
     let service = match command.number(TYPE).unwrap_or(0) {
         2 => ServiceType::Rc,
         3 => ServiceType::Uc,
@@ -60,7 +60,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
                 0xff => "DC",
                 _ => "unknown",
             };
-            return Err(refuse(libc::EOPNOTSUPP, format!("{what} QP (type {other})")));
+            return Err(refusal!(EOPNOTSUPP, "{what} QP (type {other})"));
         }
     };
     for (attribute, what) in [(XRCD, "XRC domain"), (IND_TABLE, "indirection table")] {
@@ -68,13 +68,13 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     }
     let flags = command.number32(FLAGS).unwrap_or(0);
     let mlx5_flags = driver.u32(create_qp::FLAGS);
-    if flags & !(FLAG_SIGNAL_ALL | FLAG_BLOCK_MULTICAST_LOOPBACK) != 0
-        || mlx5_flags & !MLX5_FLAGS != 0
-        || command.has(SOURCE_QPN)
-    {
-        let reason = format!("QP.CREATE: flags {flags:#x}, mlx5 flags {mlx5_flags:#x}");
-        return Err(refuse(libc::EOPNOTSUPP, reason));
-    }
+    refuse_if!(
+        flags & !(FLAG_SIGNAL_ALL | FLAG_BLOCK_MULTICAST_LOOPBACK) != 0
+            || mlx5_flags & !MLX5_FLAGS != 0
+            || command.has(SOURCE_QPN),
+        EOPNOTSUPP,
+        "QP.CREATE: flags {flags:#x}, mlx5 flags {mlx5_flags:#x}"
+    );
     check_event_fd(server, file, command, EVENT_FD)?;
     let cap = command.input(CAP).unwrap_or(Reader(&[]));
     let request = CreateQp {

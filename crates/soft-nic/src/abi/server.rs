@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use mlx5_device::command::{CommandError, ContextId};
+use mlx5_device::command::{CommandError, ContextId, refusal};
 use mlx5_device::memory::Memory;
 use mlx5_device::model::DeviceConfig;
 use mlx5_device::{Answer, Commands};
@@ -211,7 +211,7 @@ impl OpenFile {
 
     /// The context, or the error of a command that came before GET_CONTEXT.
     pub fn context(&self) -> Answer<ContextId> {
-        self.context.ok_or_else(|| refuse(libc::EINVAL, "no context yet: GET_CONTEXT comes first"))
+        self.context.ok_or_else(|| refusal!(EINVAL, "no context yet: GET_CONTEXT comes first"))
     }
 }
 
@@ -237,7 +237,7 @@ impl<D> Shared<D> {
 
     pub(super) fn command(&self) -> Answer<Locked<'_, D>> {
         let locked = self.nic.lock().ok().and_then(Locked::new);
-        locked.ok_or_else(|| refuse(libc::EIO, "the NIC has stopped after an internal error"))
+        locked.ok_or_else(|| refusal!(EIO, "the NIC has stopped after an internal error"))
     }
 
     /// Locks for the NIC's own thread; `None` when the NIC has stopped after a panic.
@@ -390,7 +390,7 @@ impl<D: Commands> Server<D> {
             return Err(refuse(libc::EPROTONOSUPPORT, *name));
         }
         Err(match ABSENT_OBJECTS.iter().find(|(absent, ..)| *absent == object) {
-            Some((_, name, use_)) => refuse(libc::EOPNOTSUPP, format!("{name} method {method:#x} ({use_})")),
+            Some((_, name, use_)) => refusal!(EOPNOTSUPP, "{name} method {method:#x} ({use_})"),
             None => unknown_method(object, method),
         })
     }
@@ -451,17 +451,16 @@ impl<D: Commands> Server<D> {
     /// The device that a file opened, by its first port.
     pub(super) fn device(&self, file: &OpenFile) -> Answer<&DeviceConfig> {
         let first = usize::from(file.device) * usize::from(self.ports_each);
-        self.ports.get(first).ok_or_else(|| refuse(libc::ENODEV, "no such device"))
+        self.ports.get(first).ok_or_else(|| refusal!(ENODEV, "no such device"))
     }
 
     /// A port of that device, with its place; `EINVAL` for a number that it has not.
     pub(super) fn port(&self, file: &OpenFile, number: u64) -> Answer<(u8, &DeviceConfig)> {
         let each = self.ports_each;
         let before = u8::try_from(number).ok().and_then(|number| number.checked_sub(1)).filter(|n| *n < each);
-        let missing = || refuse(libc::EINVAL, format!("port {number}, the device has {each}"));
+        let missing = || refusal!(EINVAL, "port {number}, the device has {each}");
         let place = file.device * each + before.ok_or_else(missing)?;
-        let port =
-            self.ports.get(usize::from(place)).ok_or_else(|| refuse(libc::ENODEV, "no such device"))?;
+        let port = self.ports.get(usize::from(place)).ok_or_else(|| refusal!(ENODEV, "no such device"))?;
         Ok((place, port))
     }
 
@@ -502,7 +501,7 @@ pub enum Mapping {
 }
 
 fn unknown_method(object: u16, method: u16) -> CommandError {
-    refuse(libc::EPROTONOSUPPORT, format!("method {method:#x} of object {object:#x}"))
+    refusal!(EPROTONOSUPPORT, "method {method:#x} of object {object:#x}")
 }
 
 /// Whether `SOFTNIC_LOG` asks for a line per command.

@@ -3,10 +3,10 @@
 //! Follows Linux `uverbs_std_types_srq.c`, `uverbs_cmd.c`, and `mlx5_ib_create_srq` in `drivers/infiniband/hw/mlx5/srq.c`.
 //! Left out: queues of the types XRC and tag matching.
 
-use mlx5_device::command::{CreateSrq, CreatedSrq, ModifySrq, refuse_if};
+use mlx5_device::command::{CreateSrq, CreatedSrq, ModifySrq, refusal, refuse_if};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{Command, refuse};
+use super::attributes::Command;
 use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
@@ -36,7 +36,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     // IB_UVERBS_SRQT_BASIC; 1 is XRC, 2 tag matching.
     match command.number(TYPE).unwrap_or(0) {
         0 => {}
-        kind => return Err(refuse(libc::EOPNOTSUPP, format!("SRQ type {kind}"))),
+        kind => return Err(refusal!(EOPNOTSUPP, "SRQ type {kind}")),
     }
     check_event_fd(server, file, command, EVENT_FD)?;
     let request = CreateSrq {
@@ -81,7 +81,7 @@ pub fn create_plain<D: Commands>(server: &Server<D>, file: &mut OpenFile, write:
 fn driver_part(command: &Command<'_>) -> Answer<CreateSrq> {
     use mlx5_create_srq as at;
     let driver = command.input(UHW_IN).filter(|input| input.0.len() >= at::RESERVED0);
-    let driver = driver.ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in the creation of an SRQ"))?;
+    let driver = driver.ok_or_else(|| refusal!(EINVAL, "no mlx5 part in the creation of an SRQ"))?;
     let reserved = driver.u32(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0;
     refuse_if!(reserved, EINVAL, "reserved words in the creation of an SRQ are not zero");
     let (buffer, record) = (driver.u64(at::BUF_ADDR), driver.u64(at::DB_ADDR));

@@ -11,30 +11,13 @@ use std::time::Duration;
 use mlx5_device::carrier::Carrier;
 use roce::Now;
 
+use super::Link;
 use super::fabric::{Fabric, SLOTS};
 use super::shared_memory::{ChannelState, Lane, Producer};
-use super::{Link, LinkEvent};
 use crate::dma::OneShotEpoll;
 
 impl Link {
-    /// Shows peers what was sent and consumed since the last call, and wakes those that sleep.
-    pub fn ring_bells(&mut self) {
-        self.send_mads();
-        if let Some(wire) = self.wire.as_mut().filter(|_| self.fabric.is_ours()) {
-            wire.flush();
-            if let Some((address, errno)) = wire.take_refusal() {
-                self.happened(LinkEvent::Unsent { address, errno });
-            }
-        }
-        // What is delayed is shown by `pass_time`, and stays noted until then.
-        let delayed = if self.delays { std::mem::take(&mut self.to_publish) } else { Vec::new() };
-        self.publish_and_ring();
-        if !delayed.is_empty() {
-            self.to_publish = delayed;
-        }
-    }
-
-    fn publish_and_ring(&mut self) {
+    pub(super) fn publish_and_ring(&mut self) {
         if self.to_publish.is_empty() && self.to_notify.is_empty() || !self.fabric.is_ours() {
             return;
         }
@@ -93,7 +76,7 @@ impl Link {
             if outgoing.producer.pass(now, due) {
                 shown.push(*slot);
             }
-            outgoing.dirty = outgoing.producer.is_under_way();
+            outgoing.dirty = outgoing.producer.has_delayed();
             outgoing.dirty
         });
         gone += shown.len();
@@ -104,7 +87,7 @@ impl Link {
                 self.counters.bells += 1;
             }
         }
-        if self.delay_ns == 0 && !self.is_under_way() {
+        if self.delay_ns == 0 && !self.has_delayed() {
             self.hold(false);
         }
         gone
@@ -155,7 +138,7 @@ impl Link {
             return None;
         }
         self.counters.sleeps += 1;
-        let packets_wait = self.has_packets_waiting() || self.is_under_way();
+        let packets_wait = self.has_packets_waiting() || self.has_delayed();
         Some(Sleep { fabric: Arc::clone(&self.fabric), epoll: self.epoll.clone(), packets_wait })
     }
 

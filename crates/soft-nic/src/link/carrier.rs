@@ -5,12 +5,14 @@ use std::net::IpAddr;
 use mlx5_device::carrier::{
     Carrier, Disposition, Icrc, MAX_DELAY_NS, Message, PathAddress, Payload, Position, Sent, Unsent,
 };
-use mlx5_device::memory::Fault;
-use roce::{Now, Packet, Reply, Request};
+use mlx5_device::memory::{Fault, total};
+use roce::{Fragment, Now, Packet, Reply, ReplyKind, Request};
 
+use super::record::{self, Form};
+use super::send::{NO_SUCH_PAYLOAD, exactly, fill, room_for};
 use super::shared_memory::{ChannelState, Lane};
 use super::udp::Wire;
-use super::{Inbound, Link, Room, SLOTS, SendError};
+use super::{Inbound, Link, LinkEvent, Room, SLOTS};
 
 impl Carrier for Link {
     type Inbound<'a> = Inbound<'a>;
@@ -28,7 +30,7 @@ impl Carrier for Link {
         self.delay_ns = delay_ns.min(MAX_DELAY_NS);
         if self.delay_ns > 0 && !self.delays {
             // What was sent before leaves as it was to.
-            Link::ring_bells(self);
+            self.ring_bells();
             self.hold(true);
         }
     }
@@ -56,7 +58,7 @@ impl Carrier for Link {
     }
 
     fn poll_event(&mut self) -> Option<String> {
-        Link::poll_event(self).map(|event| event.to_string())
+        self.events.pop_front().map(|event| event.to_string())
     }
 
     fn send_request(
@@ -65,11 +67,77 @@ impl Carrier for Link {
         path: &PathAddress,
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent> {
-        Link::send_request(self, request, path, payload).map_err(Unsent::from)
+        let slot = Self::slot_of(request.dst_qpn);
+        self.need_room(slot, Lane::Request)?;
+        let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(Unsent::Full) };
+        let head = 8 * record::REQUEST_WORDS
+            + if record::carries_path(request) { 8 * record::PATH_WORDS } else { 0 };
+        let Fragment { offset, length } = request.fragment;
+        let mut request = *request;
+        let form = match payload {
+            // Its bytes come with the reply.
+            _ if request.opcode.wants_response() => Form::None,
+            Payload::Nothing => exactly(0, length, Form::None)?,
+            Payload::Inline(bytes) => exactly(bytes.len(), length, Form::Inline(length))?,
+            Payload::Segments(from) => {
+                let carried = room_for(outgoing, Lane::Request, head, from, length)?;
+                request.fragment.length = carried;
+                Form::Inline(carried)
+            }
+        };
+        let (ring, at) = outgoing.producer.next(Lane::Request);
+        if let Form::Inline(len) = form
+            && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, len)
+        {
+            return Err(self.copy_failed(slot, Lane::Request, fault));
+        }
+        let mut words = record::encode_request(&request, form);
+        if path.to_port > 1 {
+            words[0] = record::to_second_port(words[0]);
+        }
+        ring.store(at, words);
+        if record::carries_path(&request) {
+            ring.store(at + 8 * record::REQUEST_WORDS as u64, record::encode_path(path));
+        }
+        let offset = outgoing.producer.commit(Lane::Request, head + form.padded());
+        let position = Position { channel: outgoing.serial, offset };
+        self.counters.requests_sent += 1;
+        outgoing.note(slot, &mut self.to_publish);
+        Ok(Sent { position, carried: request.fragment.length })
     }
 
     fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
-        Link::send_reply(self, reply, payload, offset).map_err(Unsent::from)
+        let slot = Self::slot_of(reply.dst_qpn);
+        self.need_room(slot, Lane::Reply)?;
+        let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(Unsent::Full) };
+        let head = 8 * record::REPLY_WORDS;
+        let whole = match payload {
+            Payload::Nothing => 0,
+            Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Segments(from) => total(from),
+        };
+        let carries = matches!(reply.kind, ReplyKind::ReadResponse);
+        let rest = whole.checked_sub(offset.into()).filter(|rest| carries || *rest == 0);
+        let Some(rest) = rest.and_then(|rest| u32::try_from(rest).ok()) else {
+            return Err(NO_SUCH_PAYLOAD);
+        };
+        let carried = match payload {
+            Payload::Segments(from) => room_for(outgoing, Lane::Reply, head, from, rest)?,
+            Payload::Inline(_) => exactly(rest as usize, rest, rest)?,
+            Payload::Nothing => 0,
+        };
+        let (ring, at) = outgoing.producer.next(Lane::Reply);
+        if carried > 0
+            && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, carried)
+        {
+            return Err(self.copy_failed(slot, Lane::Reply, fault));
+        }
+        ring.store(at, record::encode_reply(reply, offset, carried, carried == rest));
+        let offset = outgoing.producer.commit(Lane::Reply, head + carried.next_multiple_of(8) as usize);
+        let position = Position { channel: outgoing.serial, offset };
+        self.counters.replies_sent += 1;
+        outgoing.note(slot, &mut self.to_publish);
+        Ok(Sent { position, carried })
     }
 
     fn has_reply_room(&mut self, slot: u8) -> bool {
@@ -105,7 +173,7 @@ impl Carrier for Link {
         fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent> {
         let wire = self.wire.as_mut().filter(|_| self.fabric.is_ours());
-        wire.ok_or(Unsent::NoWay)?.send(from, to, packet, icrc, fill)
+        wire.ok_or(Unsent::Unreachable)?.send(from, to, packet, icrc, fill)
     }
 
     /// The kernel had no room for them, or so many wait for their time that there is no room there.
@@ -113,17 +181,29 @@ impl Carrier for Link {
         self.wire.as_ref().is_some_and(Wire::has_waiting)
     }
 
-    fn is_under_way(&self) -> bool {
+    fn has_delayed(&self) -> bool {
         let in_memory =
-            |slot: &u8| self.outgoing[usize::from(*slot)].as_ref().is_some_and(|o| o.producer.is_under_way());
-        self.delays && (self.wire.as_ref().is_some_and(Wire::is_under_way) || self.open.iter().any(in_memory))
+            |slot: &u8| self.outgoing[usize::from(*slot)].as_ref().is_some_and(|o| o.producer.has_delayed());
+        self.delays && (self.wire.as_ref().is_some_and(Wire::has_delayed) || self.open.iter().any(in_memory))
     }
 
     fn ring_bells(&mut self) {
-        Link::ring_bells(self);
+        self.send_mads();
+        if let Some(wire) = self.wire.as_mut().filter(|_| self.fabric.is_ours()) {
+            wire.flush();
+            if let Some((address, errno)) = wire.take_refusal() {
+                self.happened(LinkEvent::Unsent { address, errno });
+            }
+        }
+        // What is delayed is shown by `pass_time`, and stays noted until then.
+        let delayed = if self.delays { std::mem::take(&mut self.to_publish) } else { Vec::new() };
+        self.publish_and_ring();
+        if !delayed.is_empty() {
+            self.to_publish = delayed;
+        }
     }
 
-    fn place(&self) -> String {
+    fn fabric_in_words(&self) -> String {
         self.fabric.place()
     }
 
@@ -136,17 +216,6 @@ impl Carrier for Link {
             Ok(true) => format!("process {pid} there has such QP numbers, and is silent"),
             Ok(false) => format!("process {pid}, which had such QP numbers there, has ended"),
             Err(error) => format!("process {pid} there has such QP numbers, and cannot be watched: {error}"),
-        }
-    }
-}
-
-impl From<SendError> for Unsent {
-    fn from(error: SendError) -> Unsent {
-        match error {
-            SendError::Full => Unsent::Full,
-            SendError::NoPeer(_) => Unsent::NoWay,
-            SendError::LocalFault(fault) => Unsent::Fault(fault),
-            SendError::Length { .. } => Unsent::Fault(Fault { addr: 0 }),
         }
     }
 }

@@ -26,6 +26,7 @@ mod shared_memory;
 mod tests;
 pub mod udp;
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ pub use inbound::Inbound;
 use peers::{Incoming, Outgoing, Peer};
 use ports::PortWatch;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
-pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError, Unattached};
+pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, Unattached};
 use udp::Wire;
 pub use udp::{Impairment, PortCounters, WireCounters};
 
@@ -130,7 +131,7 @@ pub struct Link {
     to_publish: Vec<u8>,
     to_notify: Vec<u8>,
     incoming: Vec<Incoming>,
-    events: Vec<LinkEvent>,
+    events: VecDeque<LinkEvent>,
     counters: LinkCounters,
     serial: u32,
     first: usize,
@@ -202,7 +203,7 @@ impl Link {
             to_publish: Vec::new(),
             to_notify: Vec::new(),
             incoming: Vec::new(),
-            events: Vec::new(),
+            events: VecDeque::new(),
             counters: LinkCounters::default(),
             serial: 0,
             first: 0,
@@ -311,11 +312,6 @@ impl Link {
 
     pub fn counters(&self) -> LinkCounters {
         self.counters
-    }
-
-    /// The next event that was not polled yet.
-    pub fn poll_event(&mut self) -> Option<LinkEvent> {
-        (!self.events.is_empty()).then(|| self.events.remove(0))
     }
 }
 

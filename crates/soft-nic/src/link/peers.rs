@@ -239,7 +239,7 @@ impl Link {
     pub(super) fn happened(&mut self, event: LinkEvent) -> bool {
         let noted = self.events.len() < MOST_EVENTS;
         if noted {
-            self.events.push(event);
+            self.events.push_back(event);
         }
         noted
     }

@@ -170,7 +170,7 @@ mod tests {
             let holder = Holder { inode: 4711, user: 7 };
             vec![Found { socket: (address, 4711), holder, of_fabric: false, pid: Some(9) }]
         };
-        let told = |link: &mut Link| std::iter::from_fn(|| link.poll_event()).collect::<Vec<_>>();
+        let told = |link: &mut Link| std::iter::from_fn(|| link.events.pop_front()).collect::<Vec<_>>();
         link.judge(found(), 0);
         assert_eq!(told(&mut link), [], "it may have been about to end");
         let other = LinkEvent::Unsent { address, errno: 1 };

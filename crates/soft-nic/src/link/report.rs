@@ -2,8 +2,6 @@
 
 use std::net::IpAddr;
 
-use mlx5_device::memory::Fault;
-
 use super::fabric::FabricError;
 use super::record::RecordError;
 use crate::dma::system::refusal;
@@ -60,25 +58,6 @@ pub enum NoPeer {
     },
     #[error("a fork child cannot use its parent's link")]
     Forked,
-}
-
-/// Why a message was not sent. Nothing was sent then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SendError {
-    #[error("the ring is full")]
-    Full,
-    #[error(transparent)]
-    NoPeer(#[from] NoPeer),
-    /// The payload could not be read: a local protection error of this work request.
-    #[error(transparent)]
-    LocalFault(#[from] Fault),
-    #[error("a payload of {have} bytes where {want} are announced")]
-    Length {
-        /// Bytes that the payload has.
-        have: u64,
-        /// Bytes that the request names.
-        want: u64,
-    },
 }
 
 /// Things that happened which no call returns.

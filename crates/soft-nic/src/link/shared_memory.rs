@@ -295,7 +295,7 @@ impl Producer {
     }
 
     /// Whether something is committed and not shown.
-    pub fn is_under_way(&self) -> bool {
+    pub fn has_delayed(&self) -> bool {
         self.lanes.iter().any(|lane| lane.head != lane.published)
     }
 

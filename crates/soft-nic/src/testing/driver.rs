@@ -92,7 +92,8 @@ impl<M: Memory> Driver<M> {
         let link = link.expect("a fabric can be joined");
         let now = 1_000_000;
         let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
-        let mut nic = Nic::new(&setup.config.nic(), setup.memory, link, events, log, Now(now));
+        let nic = Nic::new(&setup.config.nic(), setup.memory, link, events, log, Now(now));
+        let mut nic = nic.expect("a NIC of these settings");
         let context = nic.open_context(0).expect("device 0 opens");
         let pd = nic.alloc_pd(context).expect("a PD").handle;
         Driver {
@@ -146,8 +147,6 @@ impl<M: Memory> Driver<M> {
             record: record.address(),
             user_handle: 0xc0_0000 + self.cqs.len() as u64,
             channel: shape.channel,
-            uar_page: None,
-            vector: 0,
             ignore_overrun: shape.ignore_overrun,
         };
         let created = self.nic.create_cq(self.context, &request).expect("a CQ");

@@ -1,12 +1,12 @@
 //! Answers to READs: each has the bytes of its own request, no more of them, and only while its memory is granted.
 
-use mlx5_device::carrier::{Disposition, Message, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, Message, Payload, Unsent};
 use mlx5_device::commands::*;
 use mlx5_layout::umr::right::REMOTE_READ;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::{Reply, ReplyKind, Request, ServiceType};
 use soft_nic::dma::Host;
-use soft_nic::link::{Link, LinkConfig, SendError};
+use soft_nic::link::{Link, LinkConfig};
 use soft_nic::testing::{Driver, Opening, QpShape, Setup, WorkRequest};
 
 use crate::faults::{By, Two, sent};
@@ -79,7 +79,7 @@ impl Foreigner {
                     driver.settle();
                     return;
                 }
-                Err(SendError::Full) => drop(driver.poll()),
+                Err(Unsent::Full) => drop(driver.poll()),
                 Err(error) => panic!("{error}"),
             }
         }

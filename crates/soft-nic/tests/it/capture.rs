@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
-use mlx5_device::faults::Injection;
+use mlx5_device::faults::{Injection, InjectionKind};
 use roce::wire::{Frame, Gid};
 use roce::{Now, ServiceType};
 use soft_nic::dma::Host;
@@ -200,7 +200,7 @@ fn two_nics_capture_the_same_packets_and_tshark_reads_them() {
         (capture(&mut two.left).expect("a wire"), capture(&mut two.right).expect("a wire"));
     assert!(capture(&mut two.left).is_err_and(|why| why.contains("another")), "one at a time");
     let qpn = two.left.qp(two.a).qpn;
-    two.left.nic.inject(Injection::CorruptCrc { qpn }).expect("a QP on the wire");
+    two.left.nic.inject(Injection { qpn, kind: InjectionKind::CorruptCrc }).expect("a QP on the wire");
     let write = WorkRequest::write(&two.from, 0, 5000, &two.to, 0);
     let read = WorkRequest::read(&two.from, 0, 3000, &two.to, 0);
     two.left.lay(two.a, &write).lay(two.a, &read).ring_doorbell(two.a);

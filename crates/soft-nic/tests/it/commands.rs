@@ -56,8 +56,6 @@ fn cqs_are_checked_when_they_are_made() {
         record: record.address(),
         user_handle: 1,
         channel: None,
-        uar_page: None,
-        vector: 0,
         ignore_overrun: false,
     };
     for (name, request, wanted) in [

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use mlx5_device::command::ModifyQp;
 use mlx5_device::commands::*;
-use mlx5_device::faults::{Injection, Settings};
+use mlx5_device::faults::{Injection, InjectionKind, Settings};
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use soft_nic::config::{LinkLayer, LinkPath};
@@ -237,7 +237,7 @@ fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
 fn a_reply_that_leaves_while_the_port_is_down_is_lost_too() {
     for by in BOTH {
         let mut two = Two::new("down-answer", ServiceType::Rc, by);
-        let late = Injection::DelayRead { qpn: two.right.qp(two.b).qpn, us: 2_000 };
+        let late = Injection { qpn: two.right.qp(two.b).qpn, kind: InjectionKind::DelayRead(2_000) };
         two.right.nic.inject(late).expect("a QP of its own");
         let bytes = two.to.fill(0, 64, 5);
         let read = WorkRequest::read(&two.from, 0, 64, &two.to, 0);
@@ -294,7 +294,7 @@ fn the_request_with_this_psn_is_lost_and_no_other() {
     {
         let mut two = Two::new(&format!("drop-{number}"), ServiceType::Rc, by);
         let qpn = two.left.qp(two.a).qpn;
-        two.left.nic.inject(Injection::Drop { qpn, psn }).expect("a QP of ours");
+        two.left.nic.inject(Injection { qpn, kind: InjectionKind::Drop(psn) }).expect("a QP of ours");
         for len in [3000, 8, 8] {
             let write = WorkRequest::write(&two.from, 0, len, &two.to, 0);
             two.left.lay(two.a, &write);
@@ -315,7 +315,7 @@ fn the_request_with_this_psn_is_lost_and_no_other() {
         assert_eq!(two.count(true, "retransmissions") > 0, lost > 0, "{what}");
     }
     let mut two = Two::new("drop-nobody", ServiceType::Rc, By::Memory);
-    let refused = two.left.nic.inject(Injection::Drop { qpn: 0x1_0000, psn: None });
+    let refused = two.left.nic.inject(Injection { qpn: 0x1_0000, kind: InjectionKind::Drop(None) });
     let own = format!("it has {:#x}", two.left.qp(two.a).qpn);
     assert!(refused.is_err_and(|why| why.contains("no QP 0x10000") && why.contains(&own)));
 }
@@ -332,7 +332,10 @@ fn an_error_on_demand_is_of_the_next_send_and_nothing_of_it_arrives() {
         two.left.post(two.a, &send);
         two.rounds(100);
         let (qpn, syndrome) = (two.left.qp(two.a).qpn, CqeSyndrome::RemoteAccess);
-        two.left.nic.inject(Injection::ErrorCqe { qpn, syndrome }).expect("a QP of ours");
+        two.left
+            .nic
+            .inject(Injection { qpn, kind: InjectionKind::ErrorCqe(syndrome) })
+            .expect("a QP of ours");
         two.left.lay(two.a, &send).lay(two.a, &send).ring_doorbell(two.a);
         two.rounds(100);
         let flushed = Some(Err(CqeSyndrome::WrFlush));
@@ -350,7 +353,7 @@ fn one_read_is_answered_late_and_other_queues_go_on() {
         let mut two = Two::new("late", ServiceType::Rc, by);
         let (a, b) = (two.left.create_qp(QpShape::default()), two.right.create_qp(QpShape::default()));
         two.connect(a, b);
-        let late = Injection::DelayRead { qpn: two.right.qp(two.b).qpn, us: 20_000 };
+        let late = Injection { qpn: two.right.qp(two.b).qpn, kind: InjectionKind::DelayRead(20_000) };
         two.right.nic.inject(late).expect("a QP of its own");
         let bytes = two.to.fill(0, 64, 3);
         // The other queue's arrives first.
@@ -488,7 +491,7 @@ fn what_cannot_be_set_changes_nothing() {
 fn a_corrupt_packet_is_dropped_by_who_gets_it_and_sent_again() {
     let mut two = Two::new("crc", ServiceType::Rc, By::Wire);
     let qpn = two.left.qp(two.a).qpn;
-    two.left.nic.inject(Injection::CorruptCrc { qpn }).expect("a QP on the wire");
+    two.left.nic.inject(Injection { qpn, kind: InjectionKind::CorruptCrc }).expect("a QP on the wire");
     let bytes = two.from.fill(0, 3000, 7);
     let write = WorkRequest::write(&two.from, 0, 3000, &two.to, 0);
     two.left.post(two.a, &write);
@@ -500,7 +503,7 @@ fn a_corrupt_packet_is_dropped_by_who_gets_it_and_sent_again() {
     assert!(two.count(true, "retransmissions") > 0);
     let mut two = Two::new("crc", ServiceType::Rc, By::Memory);
     let qpn = two.left.qp(two.a).qpn;
-    let refused = two.left.nic.inject(Injection::CorruptCrc { qpn });
+    let refused = two.left.nic.inject(Injection { qpn, kind: InjectionKind::CorruptCrc });
     assert!(refused.is_err_and(|why| why.contains("no CRC")), "no packets, no CRC");
 }
 
@@ -519,7 +522,7 @@ fn a_wrong_crc_is_of_the_queue_that_was_asked_for_or_of_none() {
         assert_eq!(sent(&mut two.left, other), Some(Ok(())));
     }
     let qpn = two.left.qp(two.a).qpn;
-    two.left.nic.inject(Injection::CorruptCrc { qpn }).expect("a QP on the wire");
+    two.left.nic.inject(Injection { qpn, kind: InjectionKind::CorruptCrc }).expect("a QP on the wire");
     let gone = two.left.region(64, ALL);
     let doomed = WorkRequest::write(&gone, 0, 8, &two.to, 0);
     two.left.post(two.a, &doomed);

@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Unsent};
 use mlx5_layout::CqeOpcode;
 use roce::{Fragment, Opcode, Psn, Request, ServiceType};
 use soft_nic::dma::Host;
-use soft_nic::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, Room, SendError};
+use soft_nic::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, Room};
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
 use crate::operations::ALL;
@@ -119,7 +119,7 @@ impl Peer {
         for _ in 0..1000 {
             match self.link.send_request(&request, &path, Payload::Nothing) {
                 Ok(_) => return self.link.ring_bells(),
-                Err(SendError::Full) => drop(self.driver.poll()),
+                Err(Unsent::Full) => drop(self.driver.poll()),
                 Err(error) => panic!("{error}"),
             }
         }

@@ -54,8 +54,6 @@ fn cq_request(cqe: u32, memory: &Block) -> CreateCq {
         record: memory.address(),
         user_handle: 0,
         channel: None,
-        uar_page: None,
-        vector: 0,
         ignore_overrun: false,
     }
 }

@@ -69,7 +69,9 @@ fn status(nic: &mut Nic) -> Vec<(String, String)> {
 fn by_port(nic: &Nic) -> Vec<(String, String)> {
     let of_port = |place: usize| {
         let name = port_name(nic, place);
-        nic.port_counters(place).fields().map(|(what, value)| (format!("{name}.{what}"), value.to_string()))
+        nic.port_counters(place)
+            .fields()
+            .map(move |(what, value)| (format!("{name}.{what}"), value.to_string()))
     };
     let ports = nic.ports().len();
     if ports > 1 { (0..ports).flat_map(of_port).collect() } else { Vec::new() }

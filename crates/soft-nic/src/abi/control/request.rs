@@ -3,6 +3,7 @@
 use std::fmt;
 
 use mlx5_device::counters::{syndrome_named, syndrome_names};
+use mlx5_device::faults::InjectionKind::{CorruptCrc, DelayRead, Drop, ErrorCqe};
 use mlx5_device::faults::{Injection, Settings};
 use mlx5_layout::CqeSyndrome;
 
@@ -98,25 +99,25 @@ fn settings(words: &[&str]) -> Result<Settings, String> {
 
 fn injection(words: &[&str]) -> Result<Injection, String> {
     match *words {
-        ["drop", qp] => Ok(Injection::Drop { qpn: value_of(qp, "qp")?, psn: None }),
+        ["drop", qp] => Ok(Injection { qpn: value_of(qp, "qp")?, kind: Drop(None) }),
         ["drop", qp, psn] => {
             let psn: u32 = value_of(psn, "psn")?;
             if psn >> 24 != 0 {
                 return Err(format!("PSN {psn}; it has 24 bits"));
             }
-            Ok(Injection::Drop { qpn: value_of(qp, "qp")?, psn: Some(psn) })
+            Ok(Injection { qpn: value_of(qp, "qp")?, kind: Drop(Some(psn)) })
         }
         ["error-cqe", qp, name] => {
             let name: String = value_of(name, "syndrome")?;
-            Ok(Injection::ErrorCqe { qpn: value_of(qp, "qp")?, syndrome: syndrome(&name)? })
+            Ok(Injection { qpn: value_of(qp, "qp")?, kind: ErrorCqe(syndrome(&name)?) })
         }
-        ["corrupt-crc", qp] => Ok(Injection::CorruptCrc { qpn: value_of(qp, "qp")? }),
+        ["corrupt-crc", qp] => Ok(Injection { qpn: value_of(qp, "qp")?, kind: CorruptCrc }),
         ["delay-read", qp, us] => {
             let us: u32 = value_of(us, "us")?;
             if us > 60_000_000 {
                 return Err(format!("a delay of {us} µs; 60000000 is the longest"));
             }
-            Ok(Injection::DelayRead { qpn: value_of(qp, "qp")?, us })
+            Ok(Injection { qpn: value_of(qp, "qp")?, kind: DelayRead(us) })
         }
         _ => Err("nothing known to inject; drop, error-cqe, corrupt-crc and delay-read are".to_owned()),
     }

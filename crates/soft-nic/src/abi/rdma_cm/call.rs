@@ -3,7 +3,7 @@
 //! Commands as in `rdma/rdma_user_cm.h`, ABI 4; which errno for which mistake as Linux's `drivers/infiniband/core/ucma.c` has it.
 
 use mlx5_device::Answer;
-use mlx5_device::command::refuse_if;
+use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::memory::Memory;
 use roce::Now;
 
@@ -12,7 +12,7 @@ use super::connect::ConnParam;
 use super::ids::{Ids, Stage, qp_type, space};
 use super::query;
 use super::queue::Queued;
-use crate::abi::attributes::{fault, refuse};
+use crate::abi::attributes::fault;
 use crate::abi::layout::{
     Reader, ucm_accept, ucm_bind, ucm_bind_ip, ucm_connect, ucm_create_id, ucm_destroy_id, ucm_event_resp,
     ucm_hdr, ucm_init_qp_attr, ucm_join_ip_mcast, ucm_join_mcast, ucm_listen, ucm_migrate_id, ucm_notify,
@@ -90,10 +90,10 @@ impl Call {
         let command = header.u32(ucm_hdr::CMD);
         let (given, room) = (usize::from(header.u16(ucm_hdr::IN)), usize::from(header.u16(ucm_hdr::OUT)));
         let Some(name) = NAMES.get(command as usize) else {
-            return Err(refuse(libc::EINVAL, format!("command {command}")));
+            return Err(refusal!(EINVAL, "command {command}"));
         };
         refuse_if!(given + ucm_hdr::SIZE > len, EINVAL, "a command of {given} bytes in {len}");
-        let name = name.ok_or_else(|| refuse(libc::ENOSYS, format!("command {command}")))?;
+        let name = name.ok_or_else(|| refusal!(ENOSYS, "command {command}"))?;
         bytes.drain(..ucm_hdr::SIZE);
         bytes.truncate(given);
         Ok(Call { command, name, room, bytes, len })
@@ -122,7 +122,7 @@ impl Call {
     pub(super) fn need_room(&self, least: usize) -> Answer<()> {
         if self.room < least {
             let (name, room) = (self.name, self.room);
-            return Err(refuse(libc::ENOSPC, format!("{name}: room for {room} bytes, {least} are needed")));
+            return Err(refusal!(ENOSPC, "{name}: room for {room} bytes, {least} are needed"));
         }
         Ok(())
     }
@@ -203,9 +203,9 @@ impl Call {
             16 | 22 => {
                 let at = if self.command == 16 { ucm_join_ip_mcast::ID } else { ucm_join_mcast::ID };
                 ids.id_with_device(file, fields.u32(at))?;
-                Err(refuse(libc::ENOSYS, "no multicast on these devices"))
+                Err(refusal!(ENOSYS, "no multicast on these devices"))
             }
-            17 => Err(refuse(libc::ENOENT, "no group was joined")),
+            17 => Err(refusal!(ENOENT, "no group was joined")),
             18 => self.migrate_id(ids, context),
             19 => query::query(self, ids, context),
             20 => {
@@ -229,14 +229,13 @@ impl Call {
                 ids.id(file, id)?;
                 ids.resolve_addr(id, source, destination)
             }
-            other => Err(refuse(libc::ENOSYS, format!("command {other}"))),
+            other => Err(refusal!(ENOSYS, "command {other}")),
         }
     }
 
     /// GET_EVENT, when its byte has been read. False: another thread took the event, or its id is gone.
     pub fn get_event(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<bool> {
-        let queue =
-            ids.files.get_mut(&context.file).ok_or_else(|| refuse(libc::EBADF, "the file is closed"))?;
+        let queue = ids.files.get_mut(&context.file).ok_or_else(|| refusal!(EBADF, "the file is closed"))?;
         let Some(queued) = queue.pop() else { return Ok(false) };
         if let Err(refused) = self.respond(context.memory, self.fields().u64(0), &queued.bytes) {
             queue.put_back(queued);
@@ -259,7 +258,7 @@ impl Call {
         let room: [u8; 28] = self.fields().array(at);
         Address::read(&room)
             .filter(|address| !matches!(address, Address::Ib(_)))
-            .ok_or_else(|| refuse(libc::EINVAL, format!("{}: no IP address", self.name)))
+            .ok_or_else(|| refusal!(EINVAL, "{}: no IP address", self.name))
     }
 
     /// An address that says how long it is.
@@ -267,7 +266,7 @@ impl Call {
         let room: [u8; 128] = self.fields().array(at);
         Address::read(&room)
             .filter(|address| address.size() == usize::from(size))
-            .ok_or_else(|| refuse(libc::EINVAL, format!("{}: no address of {size} bytes", self.name)))
+            .ok_or_else(|| refusal!(EINVAL, "{}: no address of {size} bytes", self.name))
     }
 
     fn create_id(&self, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
@@ -279,7 +278,7 @@ impl Call {
             space::TCP => qp_type::RC,
             space::UDP | space::IPOIB => qp_type::UD,
             space::IB => fields.u8(at::QP_TYPE),
-            other => return Err(refuse(libc::EINVAL, format!("port space {other:#x}"))),
+            other => return Err(refusal!(EINVAL, "port space {other:#x}")),
         };
         let number = ids.create(context.file, fields.u64(at::UID), port_space, kind);
         let answered = self.respond(context.memory, fields.u64(at::RESPONSE), &number.to_ne_bytes());
@@ -305,9 +304,12 @@ impl Call {
         let fields = self.fields();
         let number = fields.u32(at::ID);
         let (id, _) = ids.id_with_device(context.file, number)?;
-        if fields.u32(at::TIMEOUT_MS) == 0 || id.stage != Stage::AddrResolved {
-            return Err(refuse(libc::EINVAL, format!("RESOLVE_ROUTE of an id that is {:?}", id.stage)));
-        }
+        refuse_if!(
+            fields.u32(at::TIMEOUT_MS) == 0 || id.stage != Stage::AddrResolved,
+            EINVAL,
+            "RESOLVE_ROUTE of an id that is {:?}",
+            id.stage
+        );
         id.stage = Stage::RouteResolved;
         ids.tell(number, ROUTE_RESOLVED, 0);
         Ok(())
@@ -322,7 +324,7 @@ impl Call {
         let why = match u16::from(fields.u8(at::REASON)) {
             0 | CONSUMER => CONSUMER,
             VENDOR_OPTION => VENDOR_OPTION,
-            other => return Err(refuse(libc::EINVAL, format!("REJECT for reason {other}"))),
+            other => return Err(refusal!(EINVAL, "REJECT for reason {other}")),
         };
         let len = usize::from(fields.u8(at::PRIVATE_DATA_LEN));
         let private = self.bytes.get(at::PRIVATE_DATA..at::PRIVATE_DATA + len).unwrap_or_default().to_vec();
@@ -341,7 +343,7 @@ impl Call {
         let known = (len as usize).min(MAX_OPTION);
         context.memory.read(fields.u64(at::OPTVAL), &mut value[..known]).map_err(fault)?;
         let number32 = i32::from_ne_bytes([value[0], value[1], value[2], value[3]]);
-        let wrong = || Err(refuse(libc::EINVAL, "SET_OPTION: length or state"));
+        let wrong = || Err(refusal!(EINVAL, "SET_OPTION: length or state"));
         match (fields.u32(at::LEVEL), fields.u32(at::OPTNAME)) {
             (0, 0) if len == 1 => id.traffic_class = value[0],
             (0, 1) if len == 4 && (number32 != 0 || id.stage == Stage::Idle) => id.reuse = number32 != 0,
@@ -349,7 +351,7 @@ impl Call {
             (0, 2) if len == 4 && matches!(id.stage, Stage::Idle | Stage::Bound) => {}
             (0, 3) if len == 1 && id.qp_type == qp_type::RC => id.ack_timeout = Some(value[0] & 31),
             (0, 0..=3) | (1, 1) => return wrong(),
-            (level, name) => return Err(refuse(libc::ENOSYS, format!("option {name} of level {level}"))),
+            (level, name) => return Err(refusal!(ENOSYS, "option {name} of level {level}")),
         }
         Ok(())
     }
@@ -362,7 +364,7 @@ impl Call {
         let from = (context.file_of)(fields.u32(at::FD) as i32)
             .filter(|from| ids.files.contains_key(from))
             .ok_or_else(|| {
-            refuse(libc::EINVAL, "MIGRATE_ID from a descriptor that is no connection manager")
+            refusal!(EINVAL, "MIGRATE_ID from a descriptor that is no connection manager")
         })?;
         let id = ids.id(from, number)?;
         id.file = context.file;

@@ -3,7 +3,7 @@
 //! Constants and field by field as Linux's `cma.c` fills requests and `ucma.c` events; see `Req` for what each means.
 
 use mlx5_device::Answer;
-use mlx5_device::command::CommandError;
+use mlx5_device::command::{CommandError, refusal};
 use mlx5_device::model::DeviceConfig;
 use roce::Now;
 use roce::cm::{CmError, DatagramQuestion, Disconnect, Event, Route, ack_timeout};
@@ -114,7 +114,7 @@ impl Ids {
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
         let device = id.device.and_then(|device| self.devices.get(device));
         let Some(device) = device.filter(|_| id.stage == Stage::RouteResolved) else {
-            return Err(refuse(libc::EINVAL, format!("CONNECT of an id that is {:?}", id.stage)));
+            return Err(refusal!(EINVAL, "CONNECT of an id that is {:?}", id.stage));
         };
         let header = if id.space == space::IB { Vec::new() } else { ip_header(id).to_vec() };
         let private = [&header[..], param.private].concat();
@@ -166,7 +166,7 @@ impl Ids {
     pub fn accept(&mut self, now: Now, number: u32, param: &ConnParam<'_>) -> Answer<()> {
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
         let (Some(connection), Stage::Connected) = (id.connection, id.stage) else {
-            return Err(refuse(libc::EINVAL, format!("ACCEPT of an id that is {:?}", id.stage)));
+            return Err(refusal!(EINVAL, "ACCEPT of an id that is {:?}", id.stage));
         };
         let device = id.device.and_then(|device| self.devices.get(device));
         let (guid, delay) =
@@ -205,8 +205,7 @@ impl Ids {
 
     pub fn reject(&mut self, now: Now, number: u32, why: u16, private: &[u8]) -> Answer<()> {
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
-        let connection =
-            id.connection.ok_or_else(|| refuse(libc::EINVAL, "REJECT of what was never asked"))?;
+        let connection = id.connection.ok_or_else(|| refusal!(EINVAL, "REJECT of what was never asked"))?;
         if id.qp_type == qp_type::UD {
             let rep =
                 SidrRep { request: 0, status: 2, info_bytes: 0, qpn: 0, service: 0, qkey: 0, info: [0; 72] };
@@ -219,7 +218,7 @@ impl Ids {
     pub fn disconnect(&mut self, now: Now, number: u32) -> Answer<()> {
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
         let connection =
-            id.connection.ok_or_else(|| refuse(libc::EINVAL, "DISCONNECT of what was never connected"))?;
+            id.connection.ok_or_else(|| refusal!(EINVAL, "DISCONNECT of what was never connected"))?;
         let _ = self.cm.disconnect(now, connection, &[]);
         Ok(())
     }
@@ -227,7 +226,7 @@ impl Ids {
     /// NOTIFY that data came before the other end's last word.
     pub fn establish(&mut self, number: u32) -> Answer<()> {
         let connection = self.ids.get(&number).and_then(|id| id.connection);
-        let connection = connection.ok_or_else(|| refuse(libc::EINVAL, "NOTIFY of what was never asked"))?;
+        let connection = connection.ok_or_else(|| refusal!(EINVAL, "NOTIFY of what was never asked"))?;
         self.cm.establish(connection).map_err(of_cm)
     }
 

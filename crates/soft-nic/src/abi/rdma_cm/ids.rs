@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use mlx5_device::Answer;
-use mlx5_device::command::refuse_if;
+use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::model::{DeviceConfig, GidKind};
 use mlx5_device::random;
 use roce::Now;
@@ -159,8 +159,7 @@ impl Ids {
 
     /// The id that a command names. Errors: `ENOENT`; `EINVAL` when it is of another file.
     pub fn id(&mut self, file: u32, number: u32) -> Answer<&mut Id> {
-        let found =
-            self.ids.get_mut(&number).ok_or_else(|| refuse(libc::ENOENT, format!("no id {number}")))?;
+        let found = self.ids.get_mut(&number).ok_or_else(|| refusal!(ENOENT, "no id {number}"))?;
         refuse_if!(found.file != file, EINVAL, "id {number} is of another file");
         Ok(found)
     }
@@ -168,8 +167,7 @@ impl Ids {
     /// The id, when it has a device.
     pub fn id_with_device(&mut self, file: u32, number: u32) -> Answer<(&mut Id, usize)> {
         let found = self.id(file, number)?;
-        let device =
-            found.device.ok_or_else(|| refuse(libc::EINVAL, format!("id {number} has no device yet")))?;
+        let device = found.device.ok_or_else(|| refusal!(EINVAL, "id {number} has no device yet"))?;
         Ok((found, device))
     }
 
@@ -222,12 +220,11 @@ impl Ids {
     pub fn bind(&mut self, number: u32, address: Address) -> Answer<()> {
         let device = match address.gid() {
             Some(gid) => Some(
-                self.device_of(gid)
-                    .ok_or_else(|| refuse(libc::ENODEV, format!("no port has the address {address:?}")))?,
+                self.device_of(gid).ok_or_else(|| refusal!(ENODEV, "no port has the address {address:?}"))?,
             ),
             None => None,
         };
-        let id = self.ids.get(&number).ok_or_else(|| refuse(libc::ENOENT, "no such id"))?;
+        let id = self.ids.get(&number).ok_or_else(|| refusal!(ENOENT, "no such id"))?;
         refuse_if!(id.stage != Stage::Idle, EINVAL, "BIND of an id that is {:?}", id.stage);
         let address = self.claim_port(number, address)?;
         let Some(id) = self.ids.get_mut(&number) else { return Ok(()) };
@@ -247,7 +244,7 @@ impl Ids {
         if address.port() != 0 {
             if self.port_is_taken(number, space, address, reuse) {
                 let port = address.port();
-                return Err(refuse(libc::EADDRINUSE, format!("port {port} of space {space:#x} is in use")));
+                return Err(refusal!(EADDRINUSE, "port {port} of space {space:#x} is in use"));
             }
             return Ok(address);
         }
@@ -256,7 +253,7 @@ impl Ids {
         (0..count)
             .map(|step| address.with_port(EPHEMERAL.start() + ((first + step) % count) as u16))
             .find(|address| !self.port_is_taken(number, space, *address, false))
-            .ok_or_else(|| refuse(libc::EADDRNOTAVAIL, "every port is in use"))
+            .ok_or_else(|| refusal!(EADDRNOTAVAIL, "every port is in use"))
     }
 
     fn port_is_taken(&self, number: u32, space: u16, address: Address, reuse: bool) -> bool {
@@ -288,7 +285,7 @@ impl Ids {
             };
             self.bind(number, if source == Address::None { any } else { source })?;
         } else if stage != Some(Stage::Bound) {
-            return Err(refuse(libc::EINVAL, format!("RESOLVE_ADDR of an id that is {stage:?}")));
+            return Err(refusal!(EINVAL, "RESOLVE_ADDR of an id that is {stage:?}"));
         }
         let bound = self.ids.get(&number).map(|id| (id.source, id.device)).unwrap_or_default();
         let reached = self.reach(bound.1, bound.0.gid(), destination);

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use mlx5_device::Answer;
+use mlx5_device::command::refusal;
 use mlx5_device::memory::Memory;
 use mlx5_device::model::DeviceConfig;
 use roce::Now;
@@ -67,7 +68,7 @@ impl Running {
     fn ids(&self) -> Answer<MutexGuard<'_, Ids>> {
         self.ids
             .lock()
-            .map_err(|_| refuse(libc::EIO, "the connection manager has stopped after an internal error"))
+            .map_err(|_| refusal!(EIO, "the connection manager has stopped after an internal error"))
     }
 }
 
@@ -122,7 +123,7 @@ impl Manager {
 
     fn running(&self) -> Answer<Arc<Running>> {
         let place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        place.clone().ok_or_else(|| refuse(libc::EIO, "the connection manager was not opened"))
+        place.clone().ok_or_else(|| refusal!(EIO, "the connection manager was not opened"))
     }
 
     /// Whether this descriptor still is the pipe of that open file.

@@ -3,7 +3,7 @@
 //! Linux's `ucma.c` (`ucma_query_*`, `ucma_copy_iboe_route`) and, for a QP's attributes, `cm_init_qp_*_attr` of `cm.c`.
 
 use mlx5_device::Answer;
-use mlx5_device::command::refuse_if;
+use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::model::DeviceConfig;
 use roce::cm::{ConnectionId, State};
 use roce::wire::cm::Path;
@@ -12,7 +12,6 @@ use super::address::Address;
 use super::call::{Call, CallContext};
 use super::connect::{PKEY, address_vector, life_time, path};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
-use crate::abi::attributes::refuse;
 use crate::abi::layout::{
     Writer, path_rec_data, ucm_query_addr_resp, ucm_query_path_resp, ucm_query_route_resp, user_path_rec,
     uverbs_qp_attr,
@@ -114,7 +113,7 @@ pub fn query(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()
             call.need_room(ucm_query_path_resp::SIZE)?;
             call.respond(context.memory, response, &paths(ids, id, call.room()))
         }
-        other => Err(refuse(libc::ENOSYS, format!("QUERY for {other}"))),
+        other => Err(refusal!(ENOSYS, "QUERY for {other}")),
     }
 }
 
@@ -226,10 +225,9 @@ fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer
     let known = ids.cm.attributes(connection);
     let device = device(ids, id);
     let (Some(stands), Some(known), Some(device)) = (stands, known, device) else {
-        return Err(refuse(libc::EINVAL, "INIT_QP_ATTR of a connection that is no more"));
+        return Err(refusal!(EINVAL, "INIT_QP_ATTR of a connection that is no more"));
     };
-    let too_early =
-        || refuse(libc::EINVAL, format!("INIT_QP_ATTR for state {state} of a connection in {stands:?}"));
+    let too_early = || refusal!(EINVAL, "INIT_QP_ATTR for state {state} of a connection in {stands:?}");
     let asking = matches!(stands, State::ReqSent | State::ReqAcknowledged);
     let goes_on = matches!(
         stands,

@@ -292,7 +292,7 @@ fn completion_queues_carry_every_field_and_report_their_events() {
         bench.asked(),
         [
             "CreateCq { cqe: 1ff, cqe_size: 80, buffer: 1000, record: 2000, user_handle: 123456789abc, \
-             channel: Some(0), uar_page: Some(21), vector: 3, ignore_overrun: false }",
+             channel: Some(0), ignore_overrun: false }",
             "destroy_cq 6"
         ]
     );

@@ -88,7 +88,7 @@ impl Commands for Recorder {
     }
 
     fn create_cq(&mut self, _: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
-        self.make(format!("{command:x?}"), CreatedCq { handle: 6, cqn: 0x406, cqe: command.cqe })
+        self.make(format!("{command:x?}"), CreatedCq { handle: 6, cqn: 0x406 })
     }
 
     fn resize_cq(&mut self, _: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32> {

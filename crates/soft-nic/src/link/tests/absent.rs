@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Carrier as _, Inbound as _};
 use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
 use mlx5_device::memory::{Order, Segment};
 use roce::Opcode;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Carrier as _, Inbound as _};
 use mlx5_device::carrier::{Disposition, Message, Payload};
 use mlx5_device::memory::{Order, Segment};
 use roce::{Opcode, ReplyKind};

@@ -1,7 +1,7 @@
 //! Pages that the kernel lends to nobody, as most dma-bufs' are. The pages are those that every process has for its clock
 //! (`[vvar]`, vdso(7)), whose mapping has the same flags (`VM_PFNMAP`).
 
-use mlx5_device::carrier::Inbound as _;
+use mlx5_device::carrier::{Carrier as _, Inbound as _};
 use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
 use mlx5_device::memory::{Memory, Order, Segment};
 

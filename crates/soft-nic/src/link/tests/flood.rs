@@ -3,7 +3,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::Disposition;
+use mlx5_device::carrier::{Carrier as _, Disposition};
 use mlx5_device::random;
 use roce::Now;
 use roce::cm::{Cm, CmConfig, ConnectionId, Event, Route};

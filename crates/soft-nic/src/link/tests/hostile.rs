@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5_device::carrier::Inbound as _;
-use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Unsent};
 use mlx5_device::memory::{Order, Segment};
 use roce::{Opcode, ReplyKind};
 
@@ -13,7 +13,7 @@ use super::processes::{config, fabric_name, reply_to, request};
 use crate::dma::system;
 use crate::dma::testing::lease;
 use crate::link::shared_memory::{ChannelState, Lane};
-use crate::link::{Link, LinkEvent, NoPeer, Room, SendError, Unattached, record};
+use crate::link::{Link, LinkEvent, NoPeer, Room, Unattached, record};
 
 fn meet(a: &mut Link, b: &mut Link) {
     let slot = b.slot();
@@ -77,7 +77,10 @@ fn a_bad_record_closes_its_channel_and_no_other() {
         assert_eq!(b.poll(10, |inbound| panic!("{name}: {:?} was handed on", inbound.message)), 0);
         assert_eq!(b.counters().bad_records, i as u64 + 1, "{name}");
         let from = a.slot();
-        assert!(matches!(b.poll_event(), Some(LinkEvent::BadRecord { slot, .. }) if slot == from), "{name}");
+        assert!(
+            matches!(b.events.pop_front(), Some(LinkEvent::BadRecord { slot, .. }) if slot == from),
+            "{name}"
+        );
         assert_eq!(a.room(slot), Room::NoPeer(NoPeer::Closed(slot)), "{name}");
         let write = request(&good, Link::first_qpn(slot), Opcode::Write, 0, 0, 0);
         good.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
@@ -118,7 +121,7 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
         assert_eq!(b.poll(1, |_| Disposition::Consumed), 0);
         assert_eq!(b.counters().attach_failures, i as u64 + 1, "{name}");
         assert!(a.fabric.was_refused(slot), "{name}");
-        let event = b.poll_event();
+        let event = b.events.pop_front();
         assert_eq!(event, Some(LinkEvent::AttachFailed { slot: a.slot(), why }), "{name}");
         assert!(event.is_some_and(|event| !event.to_string().contains("os error 0")), "{name}");
     }
@@ -169,7 +172,7 @@ fn a_tail_gone_wild_is_an_error_of_the_send_and_frees_who_waits_for_it() {
         consumer.advance(lane, wild as usize);
         consumer.publish();
         let closed = NoPeer::Closed(slot);
-        assert_eq!(send(&mut a), Err(SendError::NoPeer(closed)), "{lane:?}");
+        assert_eq!(send(&mut a), Err(Unsent::Unreachable), "{lane:?}");
         assert_eq!(a.room(slot), Room::NoPeer(closed), "{lane:?}");
         assert!(a.consumed(slot, first), "{lane:?}");
     }

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Unsent};
 use mlx5_device::memory::Segment;
 use roce::Opcode;
 
 use super::processes::{Peer, config, connect, fabric_name, request, send};
 use crate::dma::system;
-use crate::link::{FabricError, Link, LinkConfig, LinkError, LinkEvent, NoPeer, Room, SLOTS, SendError};
+use crate::link::{FabricError, Link, LinkConfig, LinkError, LinkEvent, NoPeer, Room, SLOTS};
 
 fn join(fabric: &str) -> Link {
     Link::join(config(fabric)).unwrap()
@@ -61,10 +61,10 @@ fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
     }
     assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
     assert!(!link.is_alive(slot).unwrap());
-    assert_eq!(link.poll_event(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
+    assert_eq!(link.events.pop_front(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
     assert_eq!(link.room(slot), Room::NoPeer(NoPeer::Gone(slot)));
     let sent = link.send_request(&write, &PathAddress::default(), Payload::Inline(&[1; 8]));
-    assert_eq!(sent, Err(SendError::NoPeer(NoPeer::Gone(slot))));
+    assert_eq!(sent, Err(Unsent::Unreachable));
     // Every other slot is used first, then the dead one's.
     let mut others: Vec<Link> = (0..SLOTS - 2).map(|_| join(&fabric)).collect();
     assert!(others.iter().all(|other| other.slot() != slot));
@@ -100,7 +100,7 @@ fn a_peer_that_becomes_another_program_is_noticed_within_a_second() {
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", link.room(slot));
     }
     assert!(peer.child.try_wait().unwrap().is_none(), "the process lives on");
-    assert_eq!(link.poll_event(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
+    assert_eq!(link.events.pop_front(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_fork_child_gets_nothing_of_its_parents_link_and_may_join_itself() {
         let idle = link.poll(10, |_| Disposition::Consumed) == 0;
         let deaf = link.room(slot) == Room::NoPeer(NoPeer::Forked) && !link.is_alive(own).unwrap();
         let fresh = Link::join(config(&fabric)).unwrap();
-        refused == Err(SendError::NoPeer(NoPeer::Forked)) && idle && deaf && fresh.slot() != own
+        refused == Err(Unsent::Unreachable) && idle && deaf && fresh.slot() != own
     }));
     // A child that drops what it inherited takes nothing from the parent either.
     let mut inherited = Some(link);
@@ -210,7 +210,7 @@ fn a_peer_killed_in_the_middle_of_copies_costs_only_its_messages() {
         for _ in 0..20 {
             match link.send_request(&write, &PathAddress::default(), Payload::Segments(&from)) {
                 Ok(sent) => last = Some(sent.position),
-                sent => assert_eq!(sent, Err(SendError::Full)),
+                sent => assert_eq!(sent, Err(Unsent::Full)),
             }
         }
         let last = last.expect("an empty ring takes something");

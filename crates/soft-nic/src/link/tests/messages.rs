@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition, Message, PathAddress, Payload};
+use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition, Message, PathAddress, Payload, Unsent};
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
 use mlx5_device::memory::{Fault, Order, Segment};
 use roce::{NakCode, Opcode, Reply, ReplyKind, ServiceType};
 
 use super::processes::{config, connect, fabric_name, reply_to, request};
 use crate::dma::Copiers;
-use crate::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, NoPeer, Room, SendError};
+use crate::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, NoPeer, Room};
 
 /// Two links of one process, as two processes would have them.
 fn pair() -> (Link, Link) {
@@ -73,7 +73,7 @@ fn deliver(a: &mut Link, b: &mut Link, opcode: Opcode, source: &[u8], order: Ord
                     sending.fragment.length -= sent.carried;
                     sent_all = sending.fragment.length == 0;
                 }
-                Err(SendError::Full) => {}
+                Err(Unsent::Full) => {}
                 Err(error) => panic!("{error}"),
             }
             a.ring_bells();
@@ -172,7 +172,7 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> Vec<u8> 
                     offset += sent.carried;
                     sent_all = offset as usize == source.len();
                 }
-                Err(SendError::Full) => {}
+                Err(Unsent::Full) => {}
                 Err(error) => panic!("{error}"),
             }
             b.ring_bells();
@@ -206,7 +206,7 @@ fn a_long_payload_behind_others_that_leave_little_room_goes_all_the_same() {
     assert_eq!(b.poll(2, |_| Disposition::Consumed), 2);
     assert!(a.room(b.slot()) == Room::Yes);
     assert!(
-        matches!(write(&mut a, &long), Err(SendError::Full)),
+        matches!(write(&mut a, &long), Err(Unsent::Full)),
         "two short ones' room is little for a long one"
     );
     assert!(write(&mut a, &short).is_ok(), "another one takes as much as it could have had");
@@ -294,7 +294,7 @@ fn each_side_meets_the_faults_of_its_own_memory() {
     for len in [64, 65_536] {
         let lost = request(&a, b_qpn, Opcode::Write, 0, 0, len as u32);
         let sent = a.send_request(&lost, &PathAddress::default(), Payload::Segments(&nowhere(len)));
-        assert_eq!(sent, Err(SendError::LocalFault(Fault { addr: 4096 })));
+        assert_eq!(sent, Err(Unsent::Fault(Fault { addr: 4096 })));
         assert_eq!(a.counters().requests_sent, 0, "and nothing was sent");
     }
     let large = request(&a, b_qpn, Opcode::Write, 0, 0, 65_536);
@@ -366,10 +366,7 @@ fn a_full_ring_says_so_and_consumption_makes_room() {
         let sent = a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer)).unwrap();
         positions.push(sent.position);
     }
-    assert_eq!(
-        a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer)),
-        Err(SendError::Full)
-    );
+    assert_eq!(a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer)), Err(Unsent::Full));
     assert!((490..=512).contains(&positions.len()), "{} messages in 2 MiB", positions.len());
     // Replies have their own ring, so two full request rings cannot wait for each other.
     assert!(a.has_reply_room(slot));
@@ -395,7 +392,7 @@ fn the_room_of_a_long_record_is_free_while_the_next_one_is_copied() {
     let mut seen = 0;
     b.poll(4, |_| {
         seen += 1;
-        assert_eq!(send(), if seen == 1 { Err(SendError::Full) } else { Ok(()) }, "record {seen}");
+        assert_eq!(send(), if seen == 1 { Err(Unsent::Full) } else { Ok(()) }, "record {seen}");
         Disposition::Consumed
     });
     assert_eq!(seen, 4);
@@ -448,7 +445,7 @@ fn empty_slots_and_leavers_are_no_peers() {
     a.sleep(Duration::from_nanos(1));
     assert_eq!(a.room(slot), Room::NoPeer(NoPeer::Empty(slot)));
     assert_eq!(
-        (a.counters().peers_lost, a.poll_event()),
+        (a.counters().peers_lost, a.events.pop_front()),
         (1, None),
         "a peer that leaves in order is no event"
     );

@@ -57,7 +57,7 @@ fn the_port_of_a_process_of_the_fabric_is_no_stranger_s() {
     for second_of in 1..200 {
         look_through(&mut second, second_of * 1_000_000_000);
     }
-    assert_eq!(second.poll_event(), None);
+    assert_eq!(second.events.pop_front(), None);
 }
 
 /// A look, if it is time for one, to its end.

@@ -7,12 +7,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use mlx5_device::carrier::Inbound as _;
-use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
+use mlx5_device::carrier::{Carrier as _, Inbound as _};
+use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload, Unsent};
 use mlx5_device::memory::{Order, Segment};
 use roce::{Fragment, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
 
-use crate::link::{Inbound, Link, LinkConfig, Room, SendError};
+use crate::link::{Inbound, Link, LinkConfig, Room};
 
 const ROLE: &str = "SOFTNIC_TEST_ROLE";
 const FABRIC: &str = "SOFTNIC_TEST_FABRIC";
@@ -159,7 +159,7 @@ pub fn send(
                 request.fragment.offset += sent.carried;
                 request.fragment.length -= sent.carried;
             }
-            Err(SendError::Full) => {
+            Err(Unsent::Full) => {
                 link.ring_bells();
                 link.poll(64, &mut handler);
             }
@@ -218,7 +218,7 @@ fn sink() {
             let mut reply = reply_to(&request, ReplyKind::Ack);
             reply.msn = received;
             while let Err(error) = link.send_reply(&reply, Payload::Nothing, 0) {
-                assert_eq!(error, SendError::Full);
+                assert_eq!(error, Unsent::Full);
                 link.ring_bells();
             }
         }

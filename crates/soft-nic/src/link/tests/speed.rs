@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use mlx5_device::carrier::{Disposition, Message, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, Message, Payload};
 use mlx5_device::memory::Segment;
 use roce::Opcode;
 

@@ -1,12 +1,12 @@
 //! Turns of long and short messages in one ring, and of requests and replies in one round.
 
-use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Unsent};
 use roce::{Opcode, Reply, ReplyKind, Request};
 
 use super::messages::{meet, segment};
 use super::processes::{config, fabric_name, reply_to, request};
 use crate::link::shared_memory::Lane;
-use crate::link::{Link, MAX_FRAGMENT, MAX_INLINE, SendError};
+use crate::link::{Link, MAX_FRAGMENT, MAX_INLINE};
 
 /// A sender and a receiver.
 fn pair() -> (Link, Link) {
@@ -27,7 +27,7 @@ struct Queue<'a> {
 
 impl Queue<'_> {
     /// A record with what is left; true: all is sent.
-    fn send(&mut self, a: &mut Link) -> Result<bool, SendError> {
+    fn send(&mut self, a: &mut Link) -> Result<bool, Unsent> {
         let payload = [segment(self.bytes)];
         let payload = Payload::Segments(&payload);
         let sent = match self.lane {

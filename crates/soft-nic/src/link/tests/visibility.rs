@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use mlx5_device::carrier::Inbound as _;
-use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Position};
+use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Position, Unsent};
 use mlx5_device::memory::{Order, Segment};
 use roce::Opcode;
 
 use super::processes::{Peer, child_config, config, connect, fabric_name, request};
 use crate::dma::Copiers;
-use crate::link::{Inbound, Link, LinkConfig, MAX_INLINE, SendError};
+use crate::link::{Inbound, Link, LinkConfig, MAX_INLINE};
 
 /// One series of messages.
 #[derive(Clone, Copy)]
@@ -116,7 +116,7 @@ impl Writer {
                         self.sent += 1;
                     }
                 }
-                Err(SendError::Full) => return false,
+                Err(Unsent::Full) => return false,
                 Err(error) => panic!("{error}"),
             }
         }

@@ -104,7 +104,7 @@ struct Unwritten(Unsent);
 
 impl From<io::Error> for Unwritten {
     fn from(_: io::Error) -> Unwritten {
-        Unwritten(Unsent::NoWay)
+        Unwritten(Unsent::Unreachable)
     }
 }
 
@@ -228,28 +228,28 @@ impl Wire {
         payload: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent> {
         let most = self.most_waiting_bytes();
-        let port = self.ports.iter_mut().find(|port| port.address() == from).ok_or(Unsent::NoWay)?;
+        let port = self.ports.iter_mut().find(|port| port.address() == from).ok_or(Unsent::Unreachable)?;
         if port.waiting_bytes() >= most {
             return Err(Unsent::Full);
         }
-        let headers = packet.to_wire(&[]).ok_or(Unsent::NoWay)?.header_bytes();
+        let headers = packet.to_wire(&[]).ok_or(Unsent::Unreachable)?.header_bytes();
         let carried = packet.payload.length as usize;
         let transport = headers + carried.next_multiple_of(4);
         let len = transport + ICRC_BYTES;
         let udp = Udp { source_port: port.own_port(), bytes: udp_bytes(len), checksum: 0 };
-        let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or(Unsent::NoWay)?;
+        let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or(Unsent::Unreachable)?;
         let write = |bytes: &mut [u8], identification| -> Result<(), Unsent> {
             let (head, rest) = bytes.split_at_mut(headers);
             payload(&mut rest[..carried])?;
-            let headed = packet.to_wire(&rest[..carried]).ok_or(Unsent::NoWay)?;
-            headed.emit_headers(head).map_err(|_| Unsent::NoWay)?;
+            let headed = packet.to_wire(&rest[..carried]).ok_or(Unsent::Unreachable)?;
+            headed.emit_headers(head).map_err(|_| Unsent::Unreachable)?;
             let ip = match ip {
                 IpHeader::V4(header) => IpHeader::V4(wire::Ipv4 { identification, ..header }),
                 v6 => v6,
             };
             let (covered, place) = bytes.split_at_mut(transport);
             let spoilt = u32::from(icrc == Icrc::Wrong) << 15;
-            let right = icrc::compute(&ip, &udp, covered).map_err(|_| Unsent::NoWay)?;
+            let right = icrc::compute(&ip, &udp, covered).map_err(|_| Unsent::Unreachable)?;
             place.copy_from_slice(&icrc::stored(right ^ spoilt));
             Ok(())
         };
@@ -301,8 +301,8 @@ impl Wire {
         self.ports.iter_mut().map(pass).sum()
     }
 
-    pub fn is_under_way(&self) -> bool {
-        self.ports.iter().any(SharedPort::is_under_way)
+    pub fn has_delayed(&self) -> bool {
+        self.ports.iter().any(SharedPort::has_delayed)
     }
 
     /// Why the kernel would not send, for each reason at each address once: an address and an errno.

@@ -242,7 +242,7 @@ impl SharedPort {
     }
 
     /// Whether something is under way.
-    pub fn is_under_way(&self) -> bool {
+    pub fn has_delayed(&self) -> bool {
         !self.under_way.is_empty() || !self.batch.is_empty()
     }
 

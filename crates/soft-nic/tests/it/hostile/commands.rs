@@ -157,8 +157,6 @@ impl Commands {
             record: self.record.address(),
             user_handle: 7,
             channel: None,
-            uar_page: None,
-            vector: 0,
             ignore_overrun: false,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use mlx5_device::Violation;
-use mlx5_device::carrier::{Disposition, Message, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, Message, Payload};
 use mlx5_device::command::ModifyQp;
 use mlx5_device::commands::*;
 use mlx5_layout::send_wqe::AddressVector;

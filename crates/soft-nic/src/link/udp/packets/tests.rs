@@ -219,10 +219,10 @@ fn what_cannot_be_read_or_written_is_not_sent() {
     let mut wire = Wire::open((1, 0), &[ours], Impairment::default()).unwrap();
     let fault = wire.send(ours, ours, &send(64), Icrc::Right, |_| Err(Fault { addr: 3 }));
     assert!(matches!(fault, Err(Unsent::Fault(Fault { addr: 3 }))));
-    assert!(matches!(wire.send(place(5), ours, &send(0), Icrc::Right, |_| Ok(())), Err(Unsent::NoWay)));
+    assert!(matches!(wire.send(place(5), ours, &send(0), Icrc::Right, |_| Ok(())), Err(Unsent::Unreachable)));
     assert!(matches!(
         wire.send(ours, "::1".parse().unwrap(), &send(0), Icrc::Right, |_| Ok(())),
-        Err(Unsent::NoWay)
+        Err(Unsent::Unreachable)
     ));
     assert_eq!((wire.counters(), wire.ports[0].waiting_bytes()), (WireCounters::default(), 0));
     let mut sent = 0;
