@@ -216,11 +216,19 @@ impl Cqs {
         }
     }
 
+    pub(super) fn has_dead(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
     /// The next CQ that died and is there still, by its place.
     pub(super) fn poll_dead(&mut self) -> Option<u32> {
         // Its place may have gone to another CQ since.
-        let is_dead = |place: &u32| self.table.get(*place).is_some_and(|cq| cq.dead);
-        std::iter::from_fn(|| self.dead.pop()).find(is_dead)
+        loop {
+            let place = self.dead.pop()?;
+            if self.table.get(place).is_some_and(|cq| cq.dead) {
+                return Some(place);
+            }
+        }
     }
 }
 

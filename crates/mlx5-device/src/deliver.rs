@@ -113,6 +113,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// A request arrived for a queue, from its peer.
+    #[inline(always)]
     pub(super) fn respond(&mut self, qp: &mut Qp, arrived: Arrived<'_>, inbound: &mut impl Inbound) {
         if !qp.state.answers_requests() {
             self.machine.counters.dropped_qp_state += 1;

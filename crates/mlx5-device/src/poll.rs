@@ -4,10 +4,17 @@ use roce::Now;
 
 use super::command::event_type;
 use super::core::Core;
-use super::qp::Qp;
 use super::qps::Qps;
 use crate::carrier::Carrier;
 use crate::memory::Memory;
+
+/// What a queue did in its turn.
+struct Turned {
+    done: usize,
+    /// It has something to send still.
+    waits: bool,
+    stays_hot: bool,
+}
 
 impl<M: Memory> Core<M> {
     /// One round; `budget` bounds the arrivals. Returns how much was done: 0 means that nothing moved.
@@ -36,11 +43,8 @@ impl<M: Memory> Core<M> {
             work += self.poll_background(link, qps);
             self.cqs.rescan(&mut self.machine);
         }
-        while let Some(cq) = self.cqs.poll_dead() {
-            self.fail_users(qps, |qp| qp.sq.cq == cq || qp.rq.cq == cq, None);
-        }
-        while let Some(srq) = self.srqs.poll_dead() {
-            self.fail_users(qps, |qp| qp.rq.srq == Some(srq), Some(event_type::QP_FATAL));
+        if self.cqs.has_dead() || self.srqs.has_dead() {
+            self.fail_users(qps);
         }
         link.ring_bells();
         work
@@ -75,14 +79,13 @@ impl<M: Memory> Core<M> {
                 }
                 work += self.take_page(qps, page);
             }
-            let Some((done, qp)) = self.turn(link, qps, place) else {
+            let Some(Turned { done, waits, stays_hot }) = self.turn(link, qps, place) else {
                 self.schedule.hot.list.swap_remove(at);
                 continue;
             };
             work += done;
-            let waits = qp.sq.carrying.partial.is_some() || self.schedule.hot.bytes_left == 0;
-            self.schedule.hot.note(at, done, waits);
-            if qp.stays_hot(self.machine.now) {
+            self.schedule.hot.note(at, done, waits || self.schedule.hot.bytes_left == 0);
+            if stays_hot {
                 at += 1;
             } else {
                 qps.cool(place);
@@ -92,16 +95,14 @@ impl<M: Memory> Core<M> {
         work
     }
 
-    /// Moves one queue on. No other touches then what its closed windows opened. Returns how much was done.
-    fn turn<'q>(
-        &mut self,
-        link: &mut impl Carrier,
-        qps: &'q mut Qps,
-        place: u32,
-    ) -> Option<(usize, &'q mut Qp)> {
-        let done = self.step(link, qps.get_mut(place)?);
+    /// Moves one queue on. No other touches then what its closed windows opened.
+    fn turn(&mut self, link: &mut impl Carrier, qps: &mut Qps, place: u32) -> Option<Turned> {
+        let qp = qps.get_mut(place)?;
+        let done = self.step(link, qp);
+        let waits = qp.sq.carrying.partial.is_some();
+        let turned = Turned { done, waits, stays_hot: qp.stays_hot(self.machine.now) };
         qps.revoke_closed(&mut self.mkeys);
-        Some((done, qps.get_mut(place)?))
+        Some(turned)
     }
 
     fn poll_background(&mut self, link: &mut impl Carrier, qps: &mut Qps) -> usize {
@@ -126,7 +127,7 @@ impl<M: Memory> Core<M> {
         // What was found is worked on at once: a thread that sleeps between rounds may sleep long.
         for at in hot..self.schedule.hot.list.len() {
             let place = self.schedule.hot.list.get(at).copied();
-            work += place.and_then(|place| self.turn(link, qps, place)).map_or(0, |(done, _)| 1 + done);
+            work += place.and_then(|place| self.turn(link, qps, place)).map_or(0, |turned| 1 + turned.done);
         }
         work
     }
@@ -140,13 +141,19 @@ impl<M: Memory> Core<M> {
         self.uars.take(&mut self.machine, qps, &mut self.schedule, page)
     }
 
-    /// Something failed that queues use: they fail as well, with an event where one is given.
-    fn fail_users(&mut self, qps: &mut Qps, uses: impl Fn(&Qp) -> bool, event: Option<u32>) {
-        for qp in qps.iter_mut().filter(|qp| uses(qp)) {
-            if let Some(event) = event {
-                qp.owner.raise(&mut self.machine, event);
+    /// CQs or shared receive queues failed: the queues that use them fail as well.
+    #[cold]
+    fn fail_users(&mut self, qps: &mut Qps) {
+        while let Some(cq) = self.cqs.poll_dead() {
+            for qp in qps.iter_mut().filter(|qp| qp.sq.cq == cq || qp.rq.cq == cq) {
+                self.fail_qp(qp);
             }
-            self.fail_qp(qp);
+        }
+        while let Some(srq) = self.srqs.poll_dead() {
+            for qp in qps.iter_mut().filter(|qp| qp.rq.srq == Some(srq)) {
+                qp.owner.raise(&mut self.machine, event_type::QP_FATAL);
+                self.fail_qp(qp);
+            }
         }
     }
 }

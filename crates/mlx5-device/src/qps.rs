@@ -147,6 +147,7 @@ impl Qps {
     }
 
     /// No queue touches what the closed windows opened.
+    #[inline(always)]
     pub(super) fn revoke_closed(&mut self, mkeys: &mut Mkeys) {
         while let Some(key) = mkeys.poll_revoked() {
             self.revoke(key);
@@ -156,6 +157,7 @@ impl Qps {
     /// A key opens nothing any more, and no queue touches what it opened. What was sent before lies in a ring. A request that is
     /// not sent whole, or must be sent again, ends with a local protection error; a READ that is not answered whole with a remote
     /// access error (IBTA vol. 1 §9.9.2, §9.9.3).
+    #[cold]
     pub(super) fn revoke(&mut self, key: u32) {
         for qp in self.iter_mut() {
             qp.sq.revoke(key);

@@ -250,9 +250,17 @@ impl Srqs {
         srq.owner.raise(machine, kind);
     }
 
+    pub(super) fn has_dead(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
     /// The next SRQ that failed and is there still, by its place.
     pub(super) fn poll_dead(&mut self) -> Option<u32> {
-        let has_failed = |place: &u32| self.table.get(*place).is_some_and(|srq| srq.failed);
-        std::iter::from_fn(|| self.dead.pop()).find(has_failed)
+        loop {
+            let place = self.dead.pop()?;
+            if self.table.get(place).is_some_and(|srq| srq.failed) {
+                return Some(place);
+            }
+        }
     }
 }

@@ -186,7 +186,7 @@ impl Uars {
             machine.counters.doorbells_stray += 1;
             return;
         };
-        let sharers = self.learn(machine, qp, register);
+        let has_sharers = self.learn(machine, qp, register);
         if let Some(record) = qp.sq.ring.read_record(&machine.memory) {
             let ahead = qp.sq.distance(record);
             // A record beyond the ring covers nothing.
@@ -194,25 +194,27 @@ impl Uars {
             qp.sq.doorbell.ring(doorbell.next_index(), qp.sq.fetched, posted, self.order);
         }
         schedule.heat(&mut qp.turn, machine.now);
-        for place in sharers {
-            if let Some(other) = qps.get_mut(place) {
+        let (own, uar) = (qp.turn.place, self.table.get(page).filter(|_| has_sharers));
+        let rang = uar.into_iter().flat_map(|uar| &uar.rang);
+        for (place, _) in rang.filter(|(place, rung)| *rung == register && *place != own) {
+            if let Some(other) = qps.get_mut(*place) {
                 self.share(machine, other);
                 schedule.heat(&mut other.turn, machine.now);
             }
         }
     }
 
-    /// Notes which register the queue rings. Two queues on one register cannot be checked: the others on it are returned, when it is
-    /// new that this one is there.
-    fn learn<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp, register: u8) -> Vec<u32> {
+    /// Notes which register the queue rings. Two queues on one register cannot be checked: true when it is new that this one is there,
+    /// beside others.
+    fn learn<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp, register: u8) -> bool {
         let known = qp.sq.doorbell.register.is_some();
         let moved = known && qp.sq.doorbell.register != Some(register);
-        let Some(uar) = self.table.get_mut(qp.sq.doorbell.page) else { return Vec::new() };
+        let Some(uar) = self.table.get_mut(qp.sq.doorbell.page) else { return false };
         if moved && !uar.is_shared() {
             // Queues do not change their register: the owner of this one named the wrong QP.
             uar.stray = true;
             machine.counters.doorbells_stray += 1;
-            return Vec::new();
+            return false;
         }
         if !known || moved {
             qp.sq.doorbell.register = Some(register);
@@ -221,19 +223,18 @@ impl Uars {
         }
         if uar.is_shared() {
             self.share(machine, qp);
-            return Vec::new();
+            return false;
         }
         if known {
-            return Vec::new();
+            return false;
         }
-        let others = uar.rang.iter().filter(|(place, rung)| *rung == register && *place != qp.turn.place);
-        let sharers: Vec<u32> = others.map(|(place, _)| *place).collect();
+        let has_sharers = uar.rang.iter().any(|(place, rung)| *rung == register && *place != qp.turn.place);
         // It was taken for one that shares only because its register was not known.
-        qp.sq.doorbell.unchecked = !sharers.is_empty() || !self.strict;
-        if !sharers.is_empty() {
+        qp.sq.doorbell.unchecked = !self.strict;
+        if has_sharers {
             self.share(machine, qp);
         }
-        sharers
+        has_sharers
     }
 
     /// The doorbells of this queue cannot be checked. It is counted once, and the first is a line: programs have dozens of them.
