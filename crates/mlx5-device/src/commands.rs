@@ -4,6 +4,7 @@
 use super::ah;
 use super::command::*;
 use super::context::ObjectKind;
+use super::mkey::Mkey;
 use super::mr::{self, MemoryRegion};
 use super::nic::Nic;
 use super::qp::{self, Qp, Uses};
@@ -136,7 +137,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
         self.core.mkeys.check_room(self.core.capabilities.max_mr)?;
         let region = MemoryRegion::register(&self.core.machine.memory, pd, request)?;
-        let key = self.core.mkeys.insert(region);
+        let key = self.core.mkeys.insert(|key| Mkey::Region(MemoryRegion { key, ..region }));
         self.pds.count(pd, 1);
         Ok(MrKeys { handle: self.contexts.insert(id, ObjectKind::Mr, key)?, lkey: key, rkey: key })
     }
@@ -146,7 +147,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let handle = request.mr;
         let key = self.contexts.find(id, ObjectKind::Mr, handle)?;
         let old = *self.core.mkeys.find(key).ok_or_else(|| CommandError::no_such("MR", handle))?;
-        old.check_unused(handle)?;
+        self.core.mkeys.check_unused(key, handle)?;
         let pd = match request.flags & mr::change::PD {
             0 => old.pd,
             _ => self.contexts.find(id, ObjectKind::Pd, request.pd)?,
@@ -160,10 +161,10 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
 
     fn dereg_mr(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
         let key = self.contexts.find(id, ObjectKind::Mr, handle)?;
-        self.core.mkeys.find(key).map_or(Ok(()), |region| region.check_unused(handle))?;
+        self.core.mkeys.check_unused(key, handle)?;
         self.contexts.remove(id, ObjectKind::Mr, handle)?;
-        if let Some(region) = self.core.mkeys.remove(key) {
-            self.pds.count(region.pd, -1);
+        if let Some(pd) = self.core.mkeys.remove(key) {
+            self.pds.count(pd, -1);
             self.qps.revoke(key);
         }
         Ok(())
@@ -173,7 +174,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
         let kind = WindowKind::of(request.kind)?;
         self.core.mkeys.check_room(self.core.capabilities.max_mw)?;
-        let rkey = self.core.mkeys.insert_window(Window { key: 0, pd, kind, bound: None });
+        let rkey = self.core.mkeys.insert(|key| Mkey::Window(Window { key, pd, kind, bound: None }));
         self.pds.count(pd, 1);
         Ok(AllocatedMw { handle: self.contexts.insert(id, ObjectKind::Mw, rkey)?, rkey })
     }
@@ -182,8 +183,8 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let key = self.contexts.remove(id, ObjectKind::Mw, handle)?;
         self.core.mkeys.close(key, None);
         self.qps.revoke_closed(&mut self.core.mkeys);
-        if let Some(window) = self.core.mkeys.remove_window(key) {
-            self.pds.count(window.pd, -1);
+        if let Some(pd) = self.core.mkeys.remove(key) {
+            self.pds.count(pd, -1);
         }
         Ok(())
     }

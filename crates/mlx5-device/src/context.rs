@@ -54,17 +54,14 @@ impl Contexts {
         self.0.get(id.0).ok_or_else(|| CommandError::no_such("context", id.0))
     }
 
-    /// The device that was opened.
     pub(super) fn device(&self, id: ContextId) -> Answer<usize> {
         Ok(self.get(id)?.device)
     }
 
-    /// The contexts of a device.
     pub(super) fn of_device(&self, device: usize) -> impl Iterator<Item = ContextId> {
         self.0.iter().filter(move |(_, context)| context.device == device).map(|(id, _)| ContextId(id))
     }
 
-    /// The handles of one kind.
     pub(super) fn handles(&self, id: ContextId, kind: ObjectKind) -> Vec<Handle> {
         let table = self.get(id).map(|context| &context.handles[kind as usize]);
         table.into_iter().flat_map(Table::iter).map(|(handle, _)| handle).collect()

@@ -40,10 +40,11 @@ const SYNDROMES: [(CqeSyndrome, &str); 13] = [
 const VIOLATIONS: [&str; 4] =
     ["doorbell_missing", "doorbell_wrong_qpn", "doorbell_record_late", "doorbell_record_range"];
 
-/// Declares plain counters with their names and documentation, and others beside them.
+/// Declares plain counters with their names, behind a prefix, and documentation, and others beside them.
+#[macro_export]
 macro_rules! counters {
     (
-        $(#[$about:meta])* $counters:ident [$plain:ident] { $($(#[$doc:meta])* $name:ident,)* }
+        $(#[$about:meta])* $counters:ident [$plain:ident $prefix:literal] { $($(#[$doc:meta])* $name:ident,)* }
         $($other:ident: $type:ty,)*
     ) => {
         $(#[$about])*
@@ -56,7 +57,7 @@ macro_rules! counters {
         impl $counters {
             /// Every plain counter with its name.
             pub fn $plain(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-                [$((stringify!($name), self.$name),)*].into_iter()
+                [$((concat!($prefix, stringify!($name)), self.$name),)*].into_iter()
             }
         }
     };
@@ -64,7 +65,7 @@ macro_rules! counters {
 
 counters! {
     /// What one port carried; the sums of all ports are among [`Counters`].
-    PortCounters [fields] {
+    PortCounters [fields ""] {
         /// Messages sent, those sent again not counted.
         messages_sent,
         /// Bytes of wire that everything sent takes.
@@ -78,7 +79,7 @@ counters! {
 
 counters! {
     /// Everything that one NIC process counted since it started.
-    Counters [plain] {
+    Counters [plain ""] {
         /// Messages transmitted, without repetitions.
         messages_sent,
         /// Their payload.

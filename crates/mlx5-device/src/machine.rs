@@ -52,7 +52,6 @@ impl Owner {
         Owner { context, user_handle, given: 0 }
     }
 
-    /// Gives an event of the object.
     pub(super) fn raise<M>(&mut self, machine: &mut Machine<M>, kind: u32) {
         if machine.events.asynchronous(self.context, self.user_handle, kind) {
             self.given = self.given.wrapping_add(1);

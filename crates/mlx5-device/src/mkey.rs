@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use roce::{Access, Fragment, Region, RegionError};
 
-use super::command::{Answer, CommandError};
+use super::command::{Answer, CommandError, Handle};
 use super::mr::MemoryRegion;
 use super::window::{Bound, Window, WindowKind, WindowWork};
 
@@ -31,14 +31,14 @@ pub(super) struct Mkeys {
 #[derive(Debug, Default)]
 struct Slot {
     generation: u8,
-    mkey: Mkey,
+    /// Windows bound to the region here.
+    windows: u32,
+    mkey: Option<Mkey>,
 }
 
 /// What an index stands for.
-#[derive(Debug, Default)]
-enum Mkey {
-    #[default]
-    Nothing,
+#[derive(Debug)]
+pub(super) enum Mkey {
     Region(MemoryRegion),
     Window(Window),
 }
@@ -56,38 +56,30 @@ impl Mkeys {
     #[inline]
     pub fn find(&self, key: u32) -> Option<&MemoryRegion> {
         match &self.slot(key)?.mkey {
-            Mkey::Region(region) if region.key == key => Some(region),
+            Some(Mkey::Region(region)) if region.key == key => Some(region),
             _ => None,
         }
     }
 
-    fn find_mut(&mut self, key: u32) -> Option<&mut MemoryRegion> {
-        match &mut self.slot_mut(key)?.mkey {
-            Mkey::Region(region) if region.key == key => Some(region),
-            _ => None,
-        }
+    /// Refuses to change a region in use.
+    pub(super) fn check_unused(&self, key: u32, handle: Handle) -> Answer<()> {
+        let busy = self.slot(key).is_some_and(|slot| slot.windows > 0);
+        if busy { Err(CommandError::busy("MR", handle, "memory windows")) } else { Ok(()) }
     }
 
     /// The window with this index, whatever the last byte of `key`.
     fn window(&self, key: u32) -> Option<&Window> {
         match &self.slot(key)?.mkey {
-            Mkey::Window(window) => Some(window),
+            Some(Mkey::Window(window)) => Some(window),
             _ => None,
         }
     }
 
     fn window_mut(&mut self, key: u32) -> Option<&mut Window> {
         match &mut self.slot_mut(key)?.mkey {
-            Mkey::Window(window) => Some(window),
+            Some(Mkey::Window(window)) => Some(window),
             _ => None,
         }
-    }
-
-    fn windows(&self) -> impl Iterator<Item = &Window> {
-        self.slots.iter().filter_map(|slot| match &slot.mkey {
-            Mkey::Window(window) => Some(window),
-            _ => None,
-        })
     }
 
     /// [`MemoryRegion::translate`] through the key: what a queue's own requests may use.
@@ -103,16 +95,8 @@ impl Mkeys {
         Ok(())
     }
 
-    pub(super) fn insert(&mut self, region: MemoryRegion) -> u32 {
-        self.place(|key| Mkey::Region(MemoryRegion { key, ..region }))
-    }
-
-    pub(super) fn insert_window(&mut self, window: Window) -> u32 {
-        self.place(|key| Mkey::Window(Window { key, ..window }))
-    }
-
     /// Gives a free index to what is made with its key.
-    fn place(&mut self, make: impl FnOnce(u32) -> Mkey) -> u32 {
+    pub(super) fn insert(&mut self, make: impl FnOnce(u32) -> Mkey) -> u32 {
         // A key returns after 256 registrations in its place, and places rotate through at least 64 free ones.
         let index = match self.free.pop_front() {
             Some(index) if self.free.len() >= 64 || self.slots.len() >= 1 << 23 => index,
@@ -124,36 +108,30 @@ impl Mkeys {
         };
         let slot = &mut self.slots[index as usize];
         let key = (index + FIRST_INDEX) << 8 | u32::from(slot.generation);
-        slot.mkey = make(key);
+        slot.mkey = Some(make(key));
         self.used += 1;
         key
     }
 
     /// Puts a region in the place of the one that has its key.
     pub(super) fn replace(&mut self, region: MemoryRegion) {
-        if let Some(place) = self.find_mut(region.key) {
-            *place = region;
+        if let Some(slot) = self.slot_mut(region.key) {
+            slot.mkey = Some(Mkey::Region(region));
         }
     }
 
-    pub(super) fn remove(&mut self, key: u32) -> Option<MemoryRegion> {
-        let region = *self.find(key)?;
-        self.vacate(key);
-        Some(region)
-    }
-
-    /// Takes a window out; the key that follows in its place is the next after its last one.
-    pub(super) fn remove_window(&mut self, key: u32) -> Option<Window> {
-        let window = *self.window(key)?;
-        self.vacate(window.key);
-        Some(window)
-    }
-
-    fn vacate(&mut self, key: u32) {
-        let Some(slot) = self.slot_mut(key) else { return };
-        *slot = Slot { generation: (key as u8).wrapping_add(1), mkey: Mkey::Nothing };
+    /// Takes a region or window out; the key that follows in its place is the next after its last one. Returns its protection domain.
+    pub(super) fn remove(&mut self, key: u32) -> Option<u32> {
+        let slot = self.slot_mut(key)?;
+        let (last, pd) = match slot.mkey.as_ref()? {
+            Mkey::Region(region) if region.key == key => (key, region.pd),
+            Mkey::Window(window) => (window.key, window.pd),
+            Mkey::Region(_) => return None,
+        };
+        *slot = Slot { generation: (last as u8).wrapping_add(1), ..Slot::default() };
         self.free.push_back((key >> 8) - FIRST_INDEX);
         self.used -= 1;
+        Some(pd)
     }
 
     // Windows.
@@ -206,8 +184,8 @@ impl Mkeys {
         let Some(window) = self.window_mut(key) else { return };
         window.bound = Some(bound);
         self.bound_to_queues += u32::from(bound.qpn.is_some());
-        if let Some(region) = self.find_mut(bound.region) {
-            region.windows += 1;
+        if let Some(slot) = self.slot_mut(bound.region) {
+            slot.windows += 1;
         }
     }
 
@@ -215,8 +193,8 @@ impl Mkeys {
     pub(super) fn unbind(&mut self, key: u32) -> Option<Bound> {
         let bound = self.window_mut(key)?.bound.take()?;
         self.bound_to_queues -= u32::from(bound.qpn.is_some());
-        if let Some(region) = self.find_mut(bound.region) {
-            region.windows -= 1;
+        if let Some(slot) = self.slot_mut(bound.region) {
+            slot.windows -= 1;
         }
         Some(bound)
     }
@@ -226,10 +204,11 @@ impl Mkeys {
         if self.bound_to_queues == 0 {
             return;
         }
-        let of_queue = |window: &&Window| window.bound.is_some_and(|bound| bound.qpn == Some(qpn));
-        let keys: Vec<u32> = self.windows().filter(of_queue).map(|window| window.key).collect();
-        for key in keys {
-            self.unbind(key);
+        for index in FIRST_INDEX..FIRST_INDEX + self.slots.len() as u32 {
+            let bound = self.window(index << 8).and_then(|window| window.bound);
+            if bound.is_some_and(|bound| bound.qpn == Some(qpn)) {
+                self.unbind(index << 8);
+            }
         }
     }
 
@@ -277,13 +256,18 @@ mod tests {
     use crate::mr::access;
 
     fn region(start: u64, length: u64, iova: u64, access: u32) -> MemoryRegion {
-        MemoryRegion { key: 0, pd: 7, start, length, iova, access, windows: 0 }
+        MemoryRegion { key: 0, pd: 7, start, length, iova, access }
+    }
+
+    fn insert(mkeys: &mut Mkeys, region: MemoryRegion) -> u32 {
+        mkeys.insert(|key| Mkey::Region(MemoryRegion { key, ..region }))
     }
 
     #[test]
     fn access_is_judged_by_domain_bounds_and_rights() {
         let mut mkeys = Mkeys::default();
-        let key = mkeys.insert(region(0x1000, 0x100, 0x9000, access::LOCAL_WRITE | access::REMOTE_READ));
+        let key =
+            insert(&mut mkeys, region(0x1000, 0x100, 0x9000, access::LOCAL_WRITE | access::REMOTE_READ));
         let read = Access(access::REMOTE_READ);
         for (name, k, pd, va, len, need, wanted) in [
             ("whole", key, 7, 0x9000, 0x100, read, Some(0x1000)),
@@ -307,7 +291,7 @@ mod tests {
         let mut mkeys = Mkeys::default();
         let mut old = Vec::new();
         for round in 0..300 {
-            let key = mkeys.insert(region(round, 1, round, 0));
+            let key = insert(&mut mkeys, region(round, 1, round, 0));
             assert!(!old.contains(&key), "round {round} reused key {key:#x}");
             assert!(mkeys.remove(key).is_some());
             assert!(mkeys.find(key).is_none() && mkeys.remove(key).is_none());

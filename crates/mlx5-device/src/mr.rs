@@ -4,7 +4,7 @@
 
 use roce::{Access, RegionError};
 
-use super::command::{Answer, CommandError, Handle, RegMr, ReregMr, refuse_if};
+use super::command::{Answer, CommandError, RegMr, ReregMr, refuse_if};
 use crate::memory::Memory;
 
 /// `IBV_ACCESS_*` bits (`ib_user_ioctl_verbs.h`).
@@ -63,8 +63,6 @@ pub struct MemoryRegion {
     pub iova: u64,
     /// `IBV_ACCESS_*` bits.
     pub access: u32,
-    /// Windows bound to it.
-    pub windows: u32,
 }
 
 impl MemoryRegion {
@@ -72,7 +70,7 @@ impl MemoryRegion {
     pub(super) fn register<M: Memory>(memory: &M, pd: u32, request: &RegMr) -> Answer<MemoryRegion> {
         check(memory, request)?;
         let RegMr { start, length, iova, access, .. } = *request;
-        Ok(MemoryRegion { key: 0, pd, start, length, iova, access, windows: 0 })
+        Ok(MemoryRegion { key: 0, pd, start, length, iova, access })
     }
 
     /// The region as a re-registration leaves it, in protection domain `pd`, under the same key.
@@ -89,11 +87,6 @@ impl MemoryRegion {
         let access = if request.flags & change::ACCESS != 0 { access } else { self.access };
         let new = Self::register(memory, pd, &RegMr { start, length, iova, pd: request.pd, access })?;
         Ok(MemoryRegion { key: self.key, ..new })
-    }
-
-    /// Refuses what a region in use may not suffer.
-    pub(super) fn check_unused(&self, handle: Handle) -> Answer<()> {
-        if self.windows > 0 { Err(CommandError::busy("MR", handle, "memory windows")) } else { Ok(()) }
     }
 
     /// The application's address of `va`, when `len` bytes from there may be used so.

@@ -8,7 +8,6 @@ use super::table::Table;
 pub(super) struct Pds(Table<u32>);
 
 impl Pds {
-    /// Returns the new one's number.
     pub(super) fn alloc(&mut self, limit: u32) -> Answer<u32> {
         self.0.check_room("protection domains", limit)?;
         Ok(self.0.insert(0))

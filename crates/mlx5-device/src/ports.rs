@@ -42,7 +42,6 @@ impl Ports {
         }
     }
 
-    /// Number of devices.
     pub(super) fn devices(&self) -> usize {
         self.configs.len() / usize::from(self.each)
     }

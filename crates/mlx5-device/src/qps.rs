@@ -107,7 +107,6 @@ impl Qps {
         self.get(self.numbers.find(qpn)?)
     }
 
-    /// The QP with exactly this number.
     pub(super) fn numbered_mut(&mut self, qpn: u32) -> Option<&mut Qp> {
         self.get_mut(self.numbers.find(qpn)?)
     }
@@ -117,7 +116,6 @@ impl Qps {
         self.places.len() as u32
     }
 
-    /// The QPs that are there.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Qp> {
         self.places.iter().filter_map(Option::as_deref)
     }

@@ -126,7 +126,7 @@ impl Walk {
         (first, count)
     }
 
-    /// The same one by one.
+    /// Places to look at now, one by one.
     pub(super) fn places(&mut self, now: Now, bound: u32) -> impl Iterator<Item = u32> + use<> {
         let (first, count) = self.due(now, bound);
         (0..count).map(move |i| (first + i) % bound)

@@ -114,7 +114,6 @@ impl SendRequest {
         }
     }
 
-    /// The payload, as the carrier takes it.
     pub(super) fn payload(&self) -> Payload<'_> {
         match self.payload.segments.as_slice() {
             [] => Payload::Nothing,

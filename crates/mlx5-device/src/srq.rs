@@ -191,7 +191,6 @@ impl Srqs {
         Ok((place, CreatedSrq { handle: 0, srqn, max_wr: entries - 1, max_sge: sge }))
     }
 
-    /// Arms its limit.
     pub(super) fn modify<M: Memory>(
         &mut self,
         machine: &mut Machine<M>,

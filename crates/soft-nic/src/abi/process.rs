@@ -319,19 +319,8 @@ pub(super) fn counters(server: &Server<Nic>, nic: &mut Nic) -> Vec<(&'static str
     let delay_ns = nic.link().delay_ns();
     let device = nic.counters().fields();
     device
-        .chain([
-            ("link_requests_sent", link.requests_sent),
-            ("link_replies_sent", link.replies_sent),
-            ("link_received", link.received),
-            ("link_payload_bytes", link.payload_bytes),
-            ("link_relaxed_bytes", link.relaxed_bytes),
-            ("link_bad_records", link.bad_records),
-            ("link_attach_failures", link.attach_failures),
-            ("link_peers_lost", link.peers_lost),
-            ("link_bells", link.bells),
-            ("link_sleeps", link.sleeps),
-            ("link_delay_ns", delay_ns),
-        ])
+        .chain(link.fields())
+        .chain([("link_delay_ns", delay_ns)])
         .chain(wire)
         .chain(crate::dma::copiers::counters())
         .chain(crate::dma::gpu::counters())
@@ -362,19 +351,13 @@ fn wire_counters(nic: &mut Nic) -> impl Iterator<Item = (&'static str, u64)> + u
         ("wire_unsent", port.unsent),
         ("wire_ports_owned", port.owned),
         ("wire_socket_errors", wire.socket_errors),
-        ("wire_mads_handed_on", mads.handed_on),
-        ("wire_mads_refused", mads.refused),
-        ("wire_mads_unclaimed", mads.unclaimed),
-        ("wire_mads_malformed", mads.malformed),
-        ("wire_mads_full", mads.full),
-        ("wire_mads_unsent", mads.unsent),
-        ("wire_mads_failed", mads.failed),
         ("mads_unclaimed", local.unclaimed),
         ("mads_malformed", local.malformed),
         ("mads_full", local.full),
         ("mads_failed", local.failed),
     ]
     .into_iter()
+    .chain(mads.fields())
 }
 
 /// The thread that waits for packets while the NIC's thread sleeps, and wakes it.

@@ -122,26 +122,29 @@ fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {
     )
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LinkCounters {
-    /// Requests and fragments of requests sent.
-    pub requests_sent: u64,
-    /// Replies and pieces of replies sent.
-    pub replies_sent: u64,
-    /// Records handed to the handler and consumed.
-    pub received: u64,
-    /// Payload bytes copied out of records.
-    pub payload_bytes: u64,
-    /// Of the payload bytes copied to where the device said, those for which it asked for no order.
-    pub relaxed_bytes: u64,
-    /// Records that could not be; each closed a channel.
-    pub bad_records: u64,
-    /// Channels that could not be attached.
-    pub attach_failures: u64,
-    /// Peers that ended or left.
-    pub peers_lost: u64,
-    /// Sleeping peers woken.
-    pub bells: u64,
-    /// Times this NIC slept.
-    pub sleeps: u64,
+mlx5_device::counters! {
+    /// What the link carried.
+    #[derive(Copy)]
+    LinkCounters [fields "link_"] {
+        /// Requests and fragments of requests sent.
+        requests_sent,
+        /// Replies and pieces of replies sent.
+        replies_sent,
+        /// Records handed to the handler and consumed.
+        received,
+        /// Payload bytes copied out of records.
+        payload_bytes,
+        /// Of the payload bytes copied to where the device said, those for which it asked for no order.
+        relaxed_bytes,
+        /// Records that could not be; each closed a channel.
+        bad_records,
+        /// Channels that could not be attached.
+        attach_failures,
+        /// Peers that ended or left.
+        peers_lost,
+        /// Sleeping peers woken.
+        bells,
+        /// Times this NIC slept.
+        sleeps,
+    }
 }

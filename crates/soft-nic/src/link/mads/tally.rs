@@ -3,24 +3,26 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it; or of those
-/// within the fabric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MadCounters {
-    /// Handed on to the process that they are for.
-    pub handed_on: u64,
-    /// No process listens, or the one that they are for has ended: refused with an answer.
-    pub refused: u64,
-    /// Dropped: no process takes them, and there is nothing to answer.
-    pub unclaimed: u64,
-    /// Dropped: of QP1, but no MAD of a connection manager (service, length, Q_Key, version, class).
-    pub malformed: u64,
-    /// Dropped: the socket of the process that they are for was full, or too many wait for the wire.
-    pub full: u64,
-    /// Not sent: no header says that, or no port has that address.
-    pub unsent: u64,
-    /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. No request is refused for that.
-    pub failed: u64,
+mlx5_device::counters! {
+    /// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it; or of those
+    /// within the fabric.
+    #[derive(Copy)]
+    MadCounters [fields "wire_mads_"] {
+        /// Handed on to the process that they are for.
+        handed_on,
+        /// No process listens, or the one that they are for has ended: refused with an answer.
+        refused,
+        /// Dropped: no process takes them, and there is nothing to answer.
+        unclaimed,
+        /// Dropped: of QP1, but no MAD of a connection manager (service, length, Q_Key, version, class).
+        malformed,
+        /// Dropped: the socket of the process that they are for was full, or too many wait for the wire.
+        full,
+        /// Not sent: no header says that, or no port has that address.
+        unsent,
+        /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. No request is refused for that.
+        failed,
+    }
 }
 
 /// [`MadCounters`] while they count, one place for each [`MadOutcome`].
