@@ -63,7 +63,7 @@ pub(super) struct Cqs {
     channels: Vec<u32>,
     walk: Walk,
     /// Places of CQs that died in this poll; their QPs follow.
-    dead: Vec<u32>,
+    pub dead: Vec<u32>,
 }
 
 impl Cqs {
@@ -216,19 +216,9 @@ impl Cqs {
         }
     }
 
-    pub(super) fn has_dead(&self) -> bool {
-        !self.dead.is_empty()
-    }
-
-    /// The next CQ that died and is there still, by its place.
-    pub(super) fn poll_dead(&mut self) -> Option<u32> {
-        // Its place may have gone to another CQ since.
-        loop {
-            let place = self.dead.pop()?;
-            if self.table.get(place).is_some_and(|cq| cq.dead) {
-                return Some(place);
-            }
-        }
+    /// Whether the CQ here failed, and no other came in its place.
+    pub(super) fn is_dead(&self, place: u32) -> bool {
+        self.table.get(place).is_some_and(|cq| cq.dead)
     }
 }
 

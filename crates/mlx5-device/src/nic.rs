@@ -20,7 +20,7 @@ use crate::TokenBucket;
 use crate::carrier::Carrier;
 use crate::config::{NicConfig, NicConfigError};
 use crate::memory::Memory;
-use crate::threads::Threads;
+use crate::threads::{ThreadSampler, Threads};
 
 /// Arrivals taken in one round: acknowledgements leave at its end, and a sender with a short queue waits for them.
 const ARRIVALS: usize = 32;
@@ -65,7 +65,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// From now on a late doorbell is excused while one of these threads has no core; before, no thread is looked at.
     pub fn excuse(&mut self, threads: Box<dyn Threads>) {
-        self.core.uars.excuse(threads);
+        self.core.uars.threads = ThreadSampler::new(threads);
     }
 
     /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.

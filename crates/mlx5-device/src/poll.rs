@@ -43,7 +43,7 @@ impl<M: Memory> Core<M> {
             work += self.poll_background(link, qps);
             self.cqs.rescan(&mut self.machine);
         }
-        if self.cqs.has_dead() || self.srqs.has_dead() {
+        if !self.cqs.dead.is_empty() || !self.srqs.dead.is_empty() {
             self.fail_users(qps);
         }
         link.ring_bells();
@@ -144,13 +144,15 @@ impl<M: Memory> Core<M> {
     /// CQs or shared receive queues failed: the queues that use them fail as well.
     #[cold]
     fn fail_users(&mut self, qps: &mut Qps) {
-        while let Some(cq) = self.cqs.poll_dead() {
-            for qp in qps.iter_mut().filter(|qp| qp.sq.cq == cq || qp.rq.cq == cq) {
+        while let Some(cq) = self.cqs.dead.pop() {
+            let is_dead = self.cqs.is_dead(cq);
+            for qp in qps.iter_mut().filter(|qp| is_dead && (qp.sq.cq == cq || qp.rq.cq == cq)) {
                 self.fail_qp(qp);
             }
         }
-        while let Some(srq) = self.srqs.poll_dead() {
-            for qp in qps.iter_mut().filter(|qp| qp.rq.srq == Some(srq)) {
+        while let Some(srq) = self.srqs.dead.pop() {
+            let is_dead = self.srqs.is_dead(srq);
+            for qp in qps.iter_mut().filter(|qp| is_dead && qp.rq.srq == Some(srq)) {
                 qp.owner.raise(&mut self.machine, event_type::QP_FATAL);
                 self.fail_qp(qp);
             }

@@ -7,6 +7,7 @@ use mlx5_layout::doorbell::counter_of;
 use super::mkey::Mkeys;
 use super::qp::Qp;
 use super::qpn::Numbers;
+use super::table::Table;
 use crate::memory::Memory;
 
 /// What has to change at a queue before it is worth a look.
@@ -61,45 +62,41 @@ impl Watch {
 #[derive(Debug)]
 pub(super) struct Qps {
     numbers: Numbers,
-    places: Vec<Option<Box<Qp>>>,
+    table: Table<Box<Qp>>,
     /// One for each place.
     watches: Vec<Watch>,
-    free: Vec<u32>,
 }
 
 impl Qps {
     pub(super) fn new(slot: u8) -> Qps {
-        Qps { numbers: Numbers::new(slot), places: Vec::new(), watches: Vec::new(), free: Vec::new() }
+        Qps { numbers: Numbers::new(slot), table: Table::default(), watches: Vec::new() }
     }
 
     /// Puts a QP into a place, with a number of its device. `None`: the device has `limit` QPs, or all numbers are in use.
     pub(super) fn insert(&mut self, limit: u32, mut qp: Qp) -> Option<&Qp> {
-        let place = self.free.last().copied().unwrap_or(self.places.len() as u32);
+        let place = self.table.next();
         qp.qpn = self.numbers.take(qp.path.device, limit, place)?;
         qp.turn.place = place;
-        if self.free.pop().is_none() {
-            self.places.push(None);
-            self.watches.push(Watch::default());
-        }
+        self.watches.resize(self.watches.len().max(place as usize + 1), Watch::default());
         self.watches[place as usize] = Watch::of(&qp);
-        Some(self.places[place as usize].insert(Box::new(qp)))
+        self.table.insert(Box::new(qp));
+        self.get(place)
     }
 
     /// Takes a QP out for good.
     pub(super) fn remove(&mut self, place: u32) -> Option<Box<Qp>> {
-        let qp = self.places.get_mut(place as usize)?.take()?;
+        let qp = self.table.remove(place)?;
         self.numbers.give(qp.qpn);
         self.watches[place as usize] = Watch::default();
-        self.free.push(place);
         Some(qp)
     }
 
     pub(super) fn get(&self, place: u32) -> Option<&Qp> {
-        self.places.get(place as usize)?.as_deref()
+        self.table.get(place).map(|qp| &**qp)
     }
 
     pub(super) fn get_mut(&mut self, place: u32) -> Option<&mut Qp> {
-        self.places.get_mut(place as usize)?.as_deref_mut()
+        self.table.get_mut(place).map(|qp| &mut **qp)
     }
 
     /// The QP with exactly this number.
@@ -113,20 +110,20 @@ impl Qps {
 
     /// Places are below this.
     pub(super) fn bound(&self) -> u32 {
-        self.places.len() as u32
+        self.table.bound()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Qp> {
-        self.places.iter().filter_map(Option::as_deref)
+        self.table.iter().map(|(_, qp)| &**qp)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
-        self.places.iter_mut().filter_map(Option::as_deref_mut)
+        self.table.iter_mut().map(|qp| &mut **qp)
     }
 
     /// The QP goes to the background: from now on its watch says when it is worth a look.
     pub(super) fn cool(&mut self, place: u32) {
-        if let Some(qp) = self.places[place as usize].as_deref_mut() {
+        if let Some(qp) = self.table.get_mut(place) {
             qp.turn.hot = false;
             self.watches[place as usize] = Watch::of(qp);
         }

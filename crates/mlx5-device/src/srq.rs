@@ -132,7 +132,7 @@ impl Srq {
 pub(super) struct Srqs {
     table: Table<Srq>,
     /// Places of SRQs that failed in this poll; their QPs follow.
-    dead: Vec<u32>,
+    pub dead: Vec<u32>,
 }
 
 impl Srqs {
@@ -249,17 +249,8 @@ impl Srqs {
         srq.owner.raise(machine, kind);
     }
 
-    pub(super) fn has_dead(&self) -> bool {
-        !self.dead.is_empty()
-    }
-
-    /// The next SRQ that failed and is there still, by its place.
-    pub(super) fn poll_dead(&mut self) -> Option<u32> {
-        loop {
-            let place = self.dead.pop()?;
-            if self.table.get(place).is_some_and(|srq| srq.failed) {
-                return Some(place);
-            }
-        }
+    /// Whether the SRQ here failed, and no other came in its place.
+    pub(super) fn is_dead(&self, place: u32) -> bool {
+        self.table.get(place).is_some_and(|srq| srq.failed)
     }
 }

@@ -57,6 +57,10 @@ impl<T> Table<T> {
         self.slots.iter().enumerate().filter_map(|(h, o)| o.as_ref().map(|o| (h as u32, o)))
     }
 
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().flatten()
+    }
+
     /// Number of objects.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()

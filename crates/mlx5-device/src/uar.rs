@@ -13,7 +13,7 @@ use super::sq::Posted;
 use super::table::Table;
 use crate::config::DoorbellOrder;
 use crate::memory::{Memory, Registers};
-use crate::threads::{ThreadSampler, Threads};
+use crate::threads::ThreadSampler;
 
 /// Register offsets of a page, with the register's number: two registers of two halves each (`MLX5_BF_OFFSET`, bf_reg_size
 /// 512). libmlx5 rings the halves in turn.
@@ -66,7 +66,7 @@ pub(super) struct Uars {
     table: Table<Uar>,
     /// The background's walk round the pages.
     walk: Walk,
-    threads: ThreadSampler,
+    pub threads: ThreadSampler,
     /// Doorbells are checked where they can be.
     pub strict: bool,
     order: DoorbellOrder,
@@ -76,11 +76,6 @@ impl Uars {
     pub(super) fn new(strict: bool, order: DoorbellOrder) -> Uars {
         let (table, walk, threads) = (Table::default(), Walk::default(), ThreadSampler::default());
         Uars { table, walk, threads, strict, order }
-    }
-
-    /// From now on a late doorbell is excused while one of these threads has no core.
-    pub(super) fn excuse(&mut self, threads: Box<dyn Threads>) {
-        self.threads = ThreadSampler::new(threads);
     }
 
     pub(super) fn alloc(&mut self, context: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> u32 {
