@@ -34,10 +34,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Writ
         .bytes(mlx5_create_ah_resp::DMAC, &made.dmac)
         .finish();
     let written = write.command.write(CORE_OUT, &core).and_then(|()| write.command.write(UHW_OUT, &driver));
-    if written.is_err() {
-        server.nic()?.destroy_ah(context, made.handle)?;
-    }
-    written
+    server.or_undo(written, |nic| nic.destroy_ah(context, made.handle))
 }
 
 pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {

@@ -66,13 +66,12 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         .write(RESP_CQE, &request.cqe.to_ne_bytes())
         .and_then(|()| command.write(UHW_OUT, &answer))
         .and_then(|()| command.give(HANDLE, u64::from(made.handle)));
-    if written.is_err() {
-        server.nic()?.destroy_cq(context, made.handle)?;
-    } else if let Some(channel) = channel {
+    server.or_undo(written, |nic| nic.destroy_cq(context, made.handle))?;
+    if let Some(channel) = channel {
         file.cq_channels.insert(made.handle, channel);
         server.events.count_user(channel, true);
     }
-    written
+    Ok(())
 }
 
 /// An optional asynchronous event file must be one of this context.

@@ -48,10 +48,7 @@ pub fn alloc_pd<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Wr
     let driver =
         Writer::<{ mlx5_alloc_pd_resp::SIZE }>::new().u32(mlx5_alloc_pd_resp::PDN, made.pdn).finish();
     let written = write.command.write(CORE_OUT, &core).and_then(|()| write.command.write(UHW_OUT, &driver));
-    if written.is_err() {
-        server.nic()?.dealloc_pd(context, made.handle)?;
-    }
-    written
+    server.or_undo(written, |nic| nic.dealloc_pd(context, made.handle))
 }
 
 pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
@@ -75,12 +72,11 @@ pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'
         .u32(reg_mr_resp::RKEY, keys.rkey)
         .finish();
     let written = write.command.write(CORE_OUT, &answer);
-    if written.is_err() {
-        server.nic()?.dereg_mr(context, keys.handle)?;
-    } else if let Some(backing) = backing {
+    server.or_undo(written, |nic| nic.dereg_mr(context, keys.handle))?;
+    if let Some(backing) = backing {
         file.backing.insert(keys.handle, backing);
     }
-    written
+    Ok(())
 }
 
 pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
@@ -171,10 +167,7 @@ pub fn alloc_window<D: Commands>(server: &Server<D>, file: &mut OpenFile, write:
         .u32(alloc_mw_resp::RKEY, made.rkey)
         .finish();
     let written = write.command.write(CORE_OUT, &answer);
-    if written.is_err() {
-        server.nic()?.dealloc_mw(context, made.handle)?;
-    }
-    written
+    server.or_undo(written, |nic| nic.dealloc_mw(context, made.handle))
 }
 
 /// MW.DESTROY.

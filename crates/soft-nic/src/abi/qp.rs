@@ -115,10 +115,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         .and_then(|()| command.write(RESP_QP_NUM, &made.qpn.to_ne_bytes()))
         .and_then(|()| command.write(UHW_OUT, &[0; create_qp_resp::SIZE]))
         .and_then(|()| command.give(HANDLE, u64::from(made.handle)));
-    if written.is_err() {
-        server.nic()?.destroy_qp(context, made.handle)?;
-    }
-    written
+    server.or_undo(written, |nic| nic.destroy_qp(context, made.handle))
 }
 
 pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {

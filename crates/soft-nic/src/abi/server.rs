@@ -367,6 +367,14 @@ impl<D: Commands> Server<D> {
         })
     }
 
+    /// Takes back what a command made, when its answer could not be written.
+    pub fn or_undo<T>(&self, written: Answer<()>, undo: impl FnOnce(&mut D) -> Answer<T>) -> Answer<()> {
+        if written.is_err() {
+            undo(&mut *self.nic()?)?;
+        }
+        written
+    }
+
     /// Answers the verbs ioctl whose header is at `address`; the error is what the program's `errno` gets.
     pub fn ioctl(&self, file: &mut OpenFile, address: u64) -> Result<(), CommandError> {
         let command = Command::decode(&*self.memory, address, Self::find);

@@ -103,10 +103,7 @@ fn make<D: Commands>(
     check_queue("SRQ", &[request.buffer, request.record])?;
     let made = server.nic()?.create_srq(context, request)?;
     let written = answer(&made);
-    if written.is_err() {
-        server.nic()?.destroy_srq(context, made.handle)?;
-    }
-    written
+    server.or_undo(written, |nic| nic.destroy_srq(context, made.handle))
 }
 
 pub fn modify<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
