@@ -17,7 +17,9 @@ use super::qp::Qp;
 use super::qps::Qps;
 use super::wire::bytes_of;
 use crate::carrier::{Icrc, MAX_DELAY_NS};
-use crate::{Span, TokenBucket, random};
+use crate::random;
+use crate::span::Span;
+use crate::token_bucket::TokenBucket;
 
 /// Injections that may wait for their message at a time.
 const MAX_WAITING: usize = 64;

@@ -16,11 +16,11 @@ use super::model::{Capabilities, DeviceConfig};
 use super::pd::Pds;
 use super::qps::Qps;
 use super::table::Table;
-use crate::TokenBucket;
 use crate::carrier::Carrier;
 use crate::config::{NicConfig, NicConfigError};
 use crate::memory::Memory;
 use crate::threads::{ThreadSampler, Threads};
+use crate::token_bucket::TokenBucket;
 
 /// Arrivals taken in one round: acknowledgements leave at its end, and a sender with a short queue waits for them.
 const ARRIVALS: usize = 32;

@@ -12,9 +12,9 @@ use super::model::{DeviceConfig, GidEntry, GidKind};
 use super::qpn::process_of;
 use super::route::{Route, Way};
 use super::wire;
-use crate::TokenBucket;
 use crate::carrier::{PathAddress, Unsent};
 use crate::config::{LinkLayer, LinkPath, NicConfig};
+use crate::token_bucket::TokenBucket;
 
 pub(super) struct Ports {
     /// Every port of every device, those of `mlx5_0` first.
