@@ -16,12 +16,11 @@ use super::mkey::Mkeys;
 use super::mr::access;
 use super::qp::{Qp, ReadAnswer};
 use super::qpn::slot_of;
-use super::qps::Qps;
 use super::rq::ReceiveQueue;
 use super::send::Taken;
 use super::srq::Srq;
 use super::wire;
-use crate::carrier::{Carrier, Disposition, Inbound, Message, PathAddress, Payload, Unsent};
+use crate::carrier::{Carrier, Inbound, PathAddress, Payload, Unsent};
 use crate::memory::{Memory, Segment};
 
 /// A request, as it came.
@@ -71,37 +70,8 @@ impl<M: Memory> Resources for QpResources<'_, M> {
 }
 
 impl<M: Memory> Core<M> {
-    /// Takes what the carrier offers.
-    pub(super) fn arrive(
-        &mut self,
-        qps: &mut Qps,
-        message: &Message,
-        inbound: &mut impl Inbound,
-    ) -> Disposition {
-        let qpn = match message {
-            Message::Request(request) => request.dst_qpn,
-            Message::Packet { packet, .. } => packet.dst_qpn,
-            Message::Reply { reply, .. } => reply.dst_qpn,
-        };
-        match (message, qps.numbered_mut(qpn)) {
-            (_, Some(qp)) if self.is_down(qp.path.port) => {
-                self.ports.drop_at(&mut self.machine.counters, qp.path.port);
-            }
-            (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),
-            (Message::Packet { packet, from, at }, Some(qp)) => {
-                self.take_packet(qp, packet, *from, *at, inbound)
-            }
-            (Message::Reply { reply, offset, last }, Some(qp)) if qp.path.way.route().is_none() => {
-                self.take_reply(qp, reply, *offset, *last, inbound);
-            }
-            // There is no such queue, or its peer is on the wire: another process says this.
-            (Message::Reply { .. }, _) => self.machine.counters.dropped_replies += 1,
-            (_, None) => self.machine.counters.dropped_unknown_qp += 1,
-        }
-        if self.machine.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
-    }
-
-    fn request(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
+    /// A request arrived whole, or a fragment of it.
+    pub(super) fn request(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
         if qp.path.way.route().is_some() {
             self.machine.counters.dropped_peer += 1;
         } else if inbound.to_port() != Some(self.ports.configs[qp.path.port].port) {
@@ -336,37 +306,8 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    // Replies.
-
-    /// Sends the replies of all queues that have some. Returns how many.
-    pub(super) fn send_replies(&mut self, link: &mut impl Carrier, qps: &mut Qps) -> usize {
-        let mut sent = 0;
-        // A full ring, or a kernel that takes no more packets, must not always leave the same ones waiting.
-        self.schedule.replying.begin(self.ports.wire);
-        let mut at = 0;
-        while let Some(place) = self.schedule.replying.list.get(at).copied() {
-            let Some(qp) = qps.get_mut(place) else {
-                self.schedule.replying.list.swap_remove(at);
-                continue;
-            };
-            let (count, more) = self.send_replies_of(link, qp);
-            sent += count;
-            qp.turn.replying = more;
-            self.schedule.replying.note(at, count, more);
-            if more {
-                at += 1;
-            } else {
-                self.schedule.replying.list.swap_remove(at);
-            }
-        }
-        sent
-    }
-
-    /// Number sent, and whether some are left.
-    fn send_replies_of(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> (usize, bool) {
-        if let Some(route) = qp.path.way.route() {
-            return self.send_reply_packets(link, qp, route, false);
-        }
+    /// Sends the replies of a queue. Number sent, and whether some are left.
+    pub(super) fn send_replies_of(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> (usize, bool) {
         let mut sent = 0;
         loop {
             if self.machine.now < qp.responses.not_before {

@@ -6,12 +6,12 @@
 use core::net::IpAddr;
 
 use roce::connection::{Arrival, WorkRequest, poll_request_packet, take_reply_packet};
-use roce::packet::{Deth, Outgoing, Trailer};
+use roce::packet::Outgoing;
 use roce::wire::Gid;
 use roce::wire::ip_of;
 use roce::{
-    Access, Content, Fragment, Opcode, Outcome, Packet, PayloadSource, Placement, Position, PostedMessage,
-    Region, ReplyVerdict, Request, ServiceType, Status, Transmit,
+    Access, Fragment, Outcome, Packet, PayloadSource, Placement, PostedMessage, Region, ReplyVerdict,
+    Request, ServiceType, Status,
 };
 
 use super::command::ContextId;
@@ -24,7 +24,7 @@ use super::route::Route;
 use super::sq::{self, Kind, SendQueue, SendRequest};
 use super::wire::bytes_of;
 use crate::carrier::{Carrier, Icrc, Inbound, Unsent};
-use crate::memory::{Fault, Memory, Segments};
+use crate::memory::{Fault, Memory};
 
 /// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
 const PACKETS_AT_ONCE: usize = 32;
@@ -72,7 +72,7 @@ impl<M: Memory> Core<M> {
                 Err(Unsent::Fault(Fault { addr: 0 }))
             } else {
                 let offset = packet.payload.offset;
-                let fill = |out: &mut [u8]| gather(&self.machine.memory, request, offset, out);
+                let fill = |out: &mut [u8]| request.read(&self.machine.memory, offset, out);
                 link.send_packet(route.from, route.to, &packet, icrc, fill)
             };
             let counters = &mut self.machine.counters;
@@ -88,42 +88,11 @@ impl<M: Memory> Core<M> {
                 break;
             }
         }
-        sent
-    }
-
-    /// A datagram as its one packet. Errors: no room now, or its payload cannot be read; nothing was sent then.
-    pub(super) fn send_datagram(
-        &mut self,
-        link: &mut impl Carrier,
-        port: usize,
-        request: &SendRequest,
-        route: Route,
-        transmit: Transmit,
-    ) -> Result<(), Unsent> {
-        let Request { service, src_qpn, dst_qpn, solicited, imm, length, qkey, opcode, .. } = request.request;
-        let trailer = if opcode == Opcode::SendImm { Trailer::Immediate(imm) } else { Trailer::None };
-        let packet = Packet {
-            service,
-            dst_qpn,
-            psn: transmit.psn,
-            ack_requested: false,
-            solicited,
-            deth: Deth { qkey, src_qpn },
-            content: Content::Send { position: Position::Only, trailer },
-            payload: Fragment { offset: 0, length },
-        };
-        let fill = |out: &mut [u8]| gather(&self.machine.memory, request, 0, out);
-        let taken = link.send_packet(route.from, route.to, &packet, Icrc::Right, fill);
-        if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
-            return Err(error);
-        }
-        let counters = &mut self.machine.counters;
-        self.ports.count_packet(counters, port, route.to, &taken, &packet, transmit.retransmission);
-        Ok(())
+        sent + if sent > 0 { self.acknowledge_along(link, qp, route) } else { 0 }
     }
 
     /// A message left: the acknowledgement that is due goes right behind it. Returns the number of packets.
-    pub(super) fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
+    fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
         if self.machine.now.0.saturating_sub(qp.responses.ack_due.0) < ANSWER_NS {
             qp.responses.converses = true;
         }
@@ -306,22 +275,4 @@ fn work_request(request: &SendRequest) -> WorkRequest {
         dst_qpn: request.request.dst_qpn,
         qkey: request.request.qkey,
     }
-}
-
-/// The message's bytes from `offset` on, as many as `out` has.
-fn gather<M: Memory>(memory: &M, request: &SendRequest, offset: u32, out: &mut [u8]) -> Result<(), Fault> {
-    let mut walk = Segments::new(&request.payload.segments);
-    walk.advance(offset.into());
-    let mut rest = out;
-    while !rest.is_empty() {
-        let piece = walk.peek(rest.len() as u64).ok_or(Fault { addr: 0 })?;
-        let (now, later) = rest.split_at_mut(piece.len as usize);
-        match request.payload.kept(piece) {
-            Some(bytes) => now.copy_from_slice(bytes),
-            None => memory.read(piece.addr, now)?,
-        }
-        walk.advance(piece.len);
-        rest = later;
-    }
-    Ok(())
 }

@@ -1,11 +1,13 @@
 //! One round of the NIC: arrivals, replies, doorbells, queues that move, the background walk.
 
 use roce::Now;
+use roce::qp_state::QpState;
 
 use super::command::event_type;
 use super::core::Core;
+use super::qp::Qp;
 use super::qps::Qps;
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, Disposition, Inbound, Message};
 use crate::memory::Memory;
 
 /// What a queue did in its turn.
@@ -132,6 +134,95 @@ impl<M: Memory> Core<M> {
         work
     }
 
+    /// Moves one queue on. Returns how much was done.
+    fn step(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
+        let mut work = 0;
+        if qp.state.finishes_sends() {
+            if !qp.sq.outstanding.is_empty() {
+                self.run_timers(link, qp);
+            }
+            if qp.state.starts_sends() {
+                work += self.post(qp);
+            }
+            if !qp.sq.outstanding.is_empty() && !owes_acknowledgement(qp) {
+                work += match qp.path.way.route() {
+                    Some(route) => self.transmit_packets(link, qp, route),
+                    None => self.transmit(link, qp),
+                };
+            }
+        }
+        // The transport knows of nothing that is not outstanding here: the common look at a quiet queue ends soon.
+        if !qp.sq.outstanding.is_empty() {
+            work += self.drain_completions(qp);
+        }
+        if qp.state.flushes_sends() {
+            work += self.flush_sends(qp);
+        }
+        if qp.state.flushes_receives() {
+            work += self.flush_receives(qp);
+        }
+        if qp.sq.drain_event && qp.state == QpState::Sqd && qp.sq.outstanding.is_empty() {
+            qp.sq.drain_event = false;
+            qp.owner.raise(&mut self.machine, event_type::SQ_DRAINED);
+        }
+        if work > 0 {
+            qp.turn.active = self.machine.now;
+        }
+        work
+    }
+
+    /// Takes what the carrier offers.
+    fn arrive(&mut self, qps: &mut Qps, message: &Message, inbound: &mut impl Inbound) -> Disposition {
+        let qpn = match message {
+            Message::Request(request) => request.dst_qpn,
+            Message::Packet { packet, .. } => packet.dst_qpn,
+            Message::Reply { reply, .. } => reply.dst_qpn,
+        };
+        match (message, qps.numbered_mut(qpn)) {
+            (_, Some(qp)) if self.is_down(qp.path.port) => {
+                self.ports.drop_at(&mut self.machine.counters, qp.path.port);
+            }
+            (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),
+            (Message::Packet { packet, from, at }, Some(qp)) => {
+                self.take_packet(qp, packet, *from, *at, inbound)
+            }
+            (Message::Reply { reply, offset, last }, Some(qp)) if qp.path.way.route().is_none() => {
+                self.take_reply(qp, reply, *offset, *last, inbound);
+            }
+            // There is no such queue, or its peer is on the wire: another process says this.
+            (Message::Reply { .. }, _) => self.machine.counters.dropped_replies += 1,
+            (_, None) => self.machine.counters.dropped_unknown_qp += 1,
+        }
+        if self.machine.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
+    }
+
+    /// Sends the replies of all queues that have some. Returns how many.
+    fn send_replies(&mut self, link: &mut impl Carrier, qps: &mut Qps) -> usize {
+        let mut sent = 0;
+        // A full ring, or a kernel that takes no more packets, must not always leave the same ones waiting.
+        self.schedule.replying.begin(self.ports.wire);
+        let mut at = 0;
+        while let Some(place) = self.schedule.replying.list.get(at).copied() {
+            let Some(qp) = qps.get_mut(place) else {
+                self.schedule.replying.list.swap_remove(at);
+                continue;
+            };
+            let (count, more) = match qp.path.way.route() {
+                Some(route) => self.send_reply_packets(link, qp, route, false),
+                None => self.send_replies_of(link, qp),
+            };
+            sent += count;
+            qp.turn.replying = more;
+            self.schedule.replying.note(at, count, more);
+            if more {
+                at += 1;
+            } else {
+                self.schedule.replying.list.swap_remove(at);
+            }
+        }
+        sent
+    }
+
     /// Takes the register writes of a page, whenever it was looked at last.
     pub(super) fn poll_page(&mut self, qps: &mut Qps, page: u32) -> usize {
         if self.uars.is_rung(page) { self.take_page(qps, page) } else { 0 }
@@ -158,4 +249,11 @@ impl<M: Memory> Core<M> {
             }
         }
     }
+}
+
+/// What it owes goes first: a message must not overtake the acknowledgement of the one that it answers, not even while the
+/// channel back to a new peer is being opened. But requester and responder of a queue are independent: READ answers, which
+/// may be long, keep no message waiting. On the wire each side has its turn in every round.
+fn owes_acknowledgement(qp: &Qp) -> bool {
+    qp.turn.replying && qp.path.way.route().is_none() && qp.responses.answers.is_empty()
 }

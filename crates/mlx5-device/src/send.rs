@@ -1,19 +1,19 @@
 //! The requester's side of a QP: from the send queue to the carrier, and from replies to completions.
 //!
-//! One [`Core::step`] a poll and queue: time-outs, then new WQEs within a budget, then what the transport lets go, then
-//! completions in the order of posting.
+//! In each turn of a queue: time-outs, then new WQEs within a budget, then what the transport lets go, then completions in the
+//! order of posting.
 
-use roce::qp_state::QpState;
-use roce::{Completion, Fragment, Opcode, ServiceType, Status, Transmit};
+use roce::packet::{Deth, Trailer};
+use roce::{Completion, Content, Fragment, Opcode, Packet, Position, Request, ServiceType, Status, Transmit};
 
 use super::command::event_type;
 use super::core::Core;
 use super::fetch::Checks;
 use super::mkey::Mkeys;
 use super::qp::Qp;
-use super::route::Way;
+use super::route::{Route, Way};
 use super::sq::{Kind, SendRequest};
-use crate::carrier::{Carrier, Unsent};
+use crate::carrier::{Carrier, Icrc, Unsent};
 use crate::memory::Memory;
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
@@ -34,43 +34,8 @@ pub(super) enum Taken {
 }
 
 impl<M: Memory> Core<M> {
-    /// Moves one queue on. Returns how much was done.
-    pub(super) fn step(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
-        let mut work = 0;
-        if qp.state.finishes_sends() {
-            if !qp.sq.outstanding.is_empty() {
-                self.run_timers(link, qp);
-            }
-            if qp.state.starts_sends() {
-                work += self.post(qp);
-            }
-            if !qp.sq.outstanding.is_empty() && !owes_acknowledgement(qp) {
-                work += self.transmit(link, qp);
-            }
-        }
-        // The transport knows of nothing that is not outstanding here: the common look at a quiet queue ends soon.
-        if !qp.sq.outstanding.is_empty() {
-            work += self.drain_completions(qp);
-        }
-        if qp.state.flushes_sends() {
-            work += self.flush_sends(qp);
-        }
-        if qp.state.flushes_receives() {
-            work += self.flush_receives(qp);
-        }
-        if qp.sq.drain_event && qp.state == QpState::Sqd && qp.sq.outstanding.is_empty() {
-            qp.sq.drain_event = false;
-            qp.owner.raise(&mut self.machine, event_type::SQ_DRAINED);
-        }
-        if work > 0 {
-            qp.turn.active = self.machine.now;
-        }
-        work
-    }
-
-    // New work.
-
-    fn post(&mut self, qp: &mut Qp) -> usize {
+    /// Reads what was posted, and hands it to the transport.
+    pub(super) fn post(&mut self, qp: &mut Qp) -> usize {
         let posted = qp.sq.posted(&self.machine.memory);
         if qp.sq.ring.entries > 0 && posted.record.is_none() {
             // A card that cannot read the record has lost the queue.
@@ -107,9 +72,7 @@ impl<M: Memory> Core<M> {
         work
     }
 
-    // Transmission.
-
-    fn run_timers(&mut self, link: &mut impl Carrier, qp: &mut Qp) {
+    pub(super) fn run_timers(&mut self, link: &mut impl Carrier, qp: &mut Qp) {
         let Some(requester) = &mut qp.sq.requester else { return };
         if requester.poll_timeout().is_none_or(|due| due > self.machine.now) {
             return;
@@ -134,11 +97,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    fn transmit(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
-        if let Some(route) = qp.path.way.route() {
-            let sent = self.transmit_packets(link, qp, route);
-            return sent + if sent > 0 { self.acknowledge_along(link, qp, route) } else { 0 };
-        }
+    pub(super) fn transmit(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         let mut work = 0;
         while self.schedule.hot.bytes_left > 0 {
             let begun = qp.sq.carrying.partial.is_some();
@@ -240,7 +199,36 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    // Completions.
+    /// A datagram as its one packet. Errors: no room now, or its payload cannot be read; nothing was sent then.
+    fn send_datagram(
+        &mut self,
+        link: &mut impl Carrier,
+        port: usize,
+        request: &SendRequest,
+        route: Route,
+        transmit: Transmit,
+    ) -> Result<(), Unsent> {
+        let Request { service, src_qpn, dst_qpn, solicited, imm, length, qkey, opcode, .. } = request.request;
+        let trailer = if opcode == Opcode::SendImm { Trailer::Immediate(imm) } else { Trailer::None };
+        let packet = Packet {
+            service,
+            dst_qpn,
+            psn: transmit.psn,
+            ack_requested: false,
+            solicited,
+            deth: Deth { qkey, src_qpn },
+            content: Content::Send { position: Position::Only, trailer },
+            payload: Fragment { offset: 0, length },
+        };
+        let fill = |out: &mut [u8]| request.read(&self.machine.memory, 0, out);
+        let taken = link.send_packet(route.from, route.to, &packet, Icrc::Right, fill);
+        if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
+            return Err(error);
+        }
+        let counters = &mut self.machine.counters;
+        self.ports.count_packet(counters, port, route.to, &taken, &packet, transmit.retransmission);
+        Ok(())
+    }
 
     /// Completes what is done, in the order of posting.
     pub(super) fn drain_completions(&mut self, qp: &mut Qp) -> usize {
@@ -309,13 +297,6 @@ impl<M: Memory> Core<M> {
                 written.is_ok()
             })
     }
-}
-
-/// What it owes goes first: a message must not overtake the acknowledgement of the one that it answers, not even while the
-/// channel back to a new peer is being opened. But requester and responder of a queue are independent: READ answers, which
-/// may be long, keep no message waiting. On the wire each side has its turn in every round.
-fn owes_acknowledgement(qp: &Qp) -> bool {
-    qp.turn.replying && qp.path.way.route().is_none() && qp.responses.answers.is_empty()
 }
 
 /// Does what a WQE wants of a window, unless a fence or the queue's depth holds it.

@@ -10,7 +10,7 @@ use super::ring::Ring;
 use super::route::Way;
 use super::window::WindowWork;
 use crate::carrier::{PathAddress, Payload, Position};
-use crate::memory::{Memory, Segment};
+use crate::memory::{Fault, Memory, Segment, Segments};
 
 /// The send side of a QP: the ring, and what was read from it and has not completed.
 #[derive(Debug)]
@@ -123,6 +123,24 @@ impl SendRequest {
             segments => Payload::Segments(segments),
         }
     }
+
+    /// The message's bytes from `offset` on, as many as `out` has.
+    pub(super) fn read<M: Memory>(&self, memory: &M, offset: u32, out: &mut [u8]) -> Result<(), Fault> {
+        let mut walk = Segments::new(&self.payload.segments);
+        walk.advance(offset.into());
+        let mut rest = out;
+        while !rest.is_empty() {
+            let piece = walk.peek(rest.len() as u64).ok_or(Fault { addr: 0 })?;
+            let (now, later) = rest.split_at_mut(piece.len as usize);
+            match self.payload.kept(piece) {
+                Some(bytes) => now.copy_from_slice(bytes),
+                None => memory.read(piece.addr, now)?,
+            }
+            walk.advance(piece.len);
+            rest = later;
+        }
+        Ok(())
+    }
 }
 
 impl Gathered {
@@ -137,7 +155,7 @@ impl Gathered {
     }
 
     /// The kept bytes that this piece of a segment is of; none: it lies in the application's memory.
-    pub(super) fn kept(&self, piece: Segment) -> Option<&[u8]> {
+    fn kept(&self, piece: Segment) -> Option<&[u8]> {
         let start = piece.addr.checked_sub(self.inline.as_ptr().addr() as u64)?;
         let end = start.checked_add(piece.len)?;
         self.inline.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
