@@ -63,6 +63,20 @@ fn queues_take_the_list_in_its_order_and_completions_name_the_entry() {
 }
 
 #[test]
+fn a_queue_in_the_place_of_one_that_failed_is_not_taken_for_it() {
+    let mut driver = Driver::new(Setup::new("srq-replaced"));
+    let (srq, pairs) = pairs(&mut driver, 1, 3);
+    // The command finds the record ahead of the ring; the queue's QPs would follow in the next round.
+    driver.write_shared_record(srq, 12);
+    driver.arm_limit(srq, 1).expect("a limit");
+    let failed = (driver.srq(srq).user_handle, event_type::SRQ_ERR);
+    assert_eq!(events(&driver), [failed]);
+    driver.replace_shared(pairs[0].1);
+    driver.settle();
+    assert_eq!(events(&driver), []);
+}
+
+#[test]
 fn an_empty_queue_is_not_ready_and_a_datagram_for_it_is_dropped() {
     let mut driver = Driver::new(Setup::new("srq-empty"));
     let (srq, pairs) = pairs(&mut driver, 1, 3);
