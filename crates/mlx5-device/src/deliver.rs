@@ -296,8 +296,7 @@ impl<M: Memory> Core<M> {
                 offset,
             });
         }
-        self.ports.shapers[qp.path.port].spend(wire);
-        self.machine.counters.wire_bytes_sent += wire;
+        self.ports.charge(&mut self.machine.counters, qp.path.port, wire);
         if let Some(ready) = self.ports.shapers[qp.path.port].ready_at() {
             qp.responses.not_before = ready;
         }

@@ -147,7 +147,7 @@ impl Ports {
 
     /// Bytes of wire that something sent takes.
     #[inline(always)]
-    fn charge(&mut self, counters: &mut Counters, port: usize, wire: u64) {
+    pub(super) fn charge(&mut self, counters: &mut Counters, port: usize, wire: u64) {
         self.shapers[port].spend(wire);
         counters.wire_bytes_sent += wire;
         self.counters[port].wire_bytes_sent += wire;

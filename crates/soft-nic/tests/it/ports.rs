@@ -64,6 +64,10 @@ fn queues_on_both_ports_reach_each_other_and_each_port_counts_its_own() {
         let received = [0, 1].map(|place| driver.nic.port_counters(place).requests_received);
         assert_eq!((sent, received), ([2, 1], [1, 2]), "{layer}");
         assert_eq!([0, 1].map(|place| driver.nic.open_qps(place)), [1, 1], "{layer}");
+        // The answer leaves by the port of the other.
+        driver.post(a, &WorkRequest::read(&to, 0, 64, &from, 0)).settle();
+        let wire_bytes = [0, 1].map(|place| driver.nic.port_counters(place).wire_bytes_sent);
+        assert_eq!(wire_bytes.iter().sum::<u64>(), driver.counters().wire_bytes_sent, "{layer}");
     }
 }
 
