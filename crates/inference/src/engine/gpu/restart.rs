@@ -13,7 +13,7 @@ const STARTS: &str = "DOORBELL_STARTS_AGAIN";
 const MOST: u32 = 20;
 
 /// After [`EngineError::Tried`]: starts the program again with its arguments, in the place of this process, so that nothing behind the
-/// call runs. The trial's file leaves that engine out. What the process had opened is closed: who has connected to it connects again.
+/// call runs. The trial's file leaves that engine out. What the process had opened is closed: a client of it connects again.
 /// Any other error comes back. So does this one if no file leaves the engine out, after 20 starts, or if the program cannot be started.
 pub fn start_again(error: EngineError) -> EngineError {
     let EngineError::Tried { is_noted: true, .. } = &error else { return error };
