@@ -56,6 +56,10 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Measures all by a program, which is a stand-in in tests. `no_gpu`: why there is no GPU.
 fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()> {
+    let again = for_a_shell(&words("all", &Options { resume: true, ..options.clone() }));
+    let again = format!("go on with: {} {again}", workspace::us());
+    // The figure that is stopped has said how it alone goes on.
+    stop::goes_on_with(format!("; all of them {again}"));
     let mut came = Vec::new();
     let begun = Instant::now();
     let is_left_out =
@@ -92,8 +96,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         .map(|(figure, ..)| *figure)
         .collect();
     if !failed.is_empty() {
-        let again = for_a_shell(&words("all", &Options { resume: true, ..options.clone() }));
-        bail!("figures that failed: {}; go on with: {} {again}", failed.join(", "), workspace::us());
+        bail!("figures that failed: {}; {again}", failed.join(", "));
     }
     if !options.dry_run && carried::folder().is_none() {
         let results = |figure: &str| {
@@ -173,6 +176,10 @@ fn line(figure: &str, what: &FigureOutcome, took: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::process::Stdio;
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
 
     use super::*;
     use crate::figure::Place;
@@ -224,6 +231,39 @@ mod tests {
             assert!(with > 0.0, "figure {figure}");
             assert!(without < with || OF_MODELS.contains(&figure), "figure {figure}: {without} of {with} s");
         }
+    }
+
+    const STAGE: &str = "XTASK_TEST_FIGURE_ALL";
+
+    #[test]
+    fn a_signal_ends_the_figure_and_says_how_all_of_them_go_on() {
+        let options = Options { quick: true, ..Options::default() };
+        if let Some(folder) = std::env::var_os(STAGE).map(std::path::PathBuf::from) {
+            crate::stop::watch().unwrap();
+            panic!("it was not stopped: {:?}", run_by(&folder.join("xtask"), &options, Some("no driver")));
+        }
+        let folder = std::env::temp_dir().join(format!("xtask-figure-all-stopped-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let here = folder.join("here");
+        crate::process::script(
+            &folder.join("xtask"),
+            &format!("#!/bin/sh\n: > {}\nexec sleep 60\n", here.display()),
+        );
+        let mut us = crate::process::one_test(
+            "figure::all::tests::a_signal_ends_the_figure_and_says_how_all_of_them_go_on",
+        );
+        let us = us.env(STAGE, &folder).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let since = Instant::now();
+        while !here.exists() {
+            assert!(since.elapsed() < crate::process::WAIT, "no figure was started");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill(Pid::from_raw(us.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+        let ended = us.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let words = "stopped by a signal; all of them go on with: cargo xtask figure all --quick --resume\n";
+        assert!(ended.status.code() == Some(130) && said.ends_with(words), "{said}");
+        fs::remove_dir_all(folder).unwrap();
     }
 
     /// A stand-in that fails for one figure, and notes all.
