@@ -1,7 +1,7 @@
 //! What the ABI asks of the device: one struct a command, native values, no uverbs encoding.
 //!
 //! `abi` decodes an ioctl into one of these and encodes the answer; the device checks the values. Handles are small
-//! integers scoped to a context, as the kernel's are. The methods are traits in the files of the objects ([`crate::commands`]).
+//! integers scoped to a context, as the kernel's are. The methods are one trait ([`crate::commands`]).
 
 use std::fmt;
 

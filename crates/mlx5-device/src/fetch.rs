@@ -2,7 +2,7 @@
 //!
 //! Checks and their syndromes follow IBTA vol. 1 §10.7 and what libmlx5's `mlx5_handle_error_cqe` names: a WQE that is
 //! malformed or not for this queue is 0x02, a length above a limit 0x01, a key, bound or right that fails 0x04. A failed
-//! WQE completes in its turn, behind the ones before it. UMR is in `window.rs`.
+//! WQE completes in its turn, behind the ones before it. A UMR is read in `window.rs`, and done by `Mkeys` when its turn comes.
 //! Left out: masked atomics, WAIT, DUMP: each is 0x02, as on a card without the capability.
 
 use mlx5_layout::send_wqe::{Addressing, Body, Control, DataSegment, MAX_WQE_BYTES, UNIT_BYTES, blocks};

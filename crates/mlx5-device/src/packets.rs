@@ -224,6 +224,8 @@ impl<M: Memory> Core<M> {
         let is_at = |port: usize| self.ports.configs[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
         if qp.service != ServiceType::Ud && stranger(qp.path.way.route()) || !is_at(qp.path.port) {
             self.machine.counters.dropped_address += 1;
+        } else if self.is_down(qp.path.port) {
+            self.ports.drop_at(&mut self.machine.counters, qp.path.port);
         } else if packet.content.is_request() {
             self.respond(qp, Arrived::Packet(packet), inbound);
         } else {

@@ -179,7 +179,8 @@ impl<M: Memory> Core<M> {
             Message::Reply { reply, .. } => reply.dst_qpn,
         };
         match (message, qps.numbered_mut(qpn)) {
-            (_, Some(qp)) if self.is_down(qp.path.port) => {
+            // A packet's addresses are judged first.
+            (Message::Request(_) | Message::Reply { .. }, Some(qp)) if self.is_down(qp.path.port) => {
                 self.ports.drop_at(&mut self.machine.counters, qp.path.port);
             }
             (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),

@@ -207,6 +207,8 @@ impl Qp {
     pub(super) fn empty(&mut self, pool: &mut Pool) {
         self.responses.drop_all();
         self.responses.responder = None;
+        // What holds answers back is of this life: a delayed READ, and when the peer was answered last.
+        (self.responses.not_before, self.responses.ack_due) = (Now(0), Now(0));
         self.sq.empty(pool);
         (self.rq.taken, self.rq.posted) = (0, 0);
         self.rq.pointers.clear();

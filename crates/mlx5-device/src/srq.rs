@@ -114,7 +114,7 @@ impl Srq {
     }
 
     fn look_at_limit(&mut self) {
-        if self.known() < self.limit {
+        if !self.failed && self.known() < self.limit {
             self.limit = 0;
             self.news = Some(SrqNotice::LimitReached);
         }

@@ -1,4 +1,4 @@
-//! Messages on their way out: laid into the ring of the peer's channel, payload and all, long ones in pieces.
+//! Room for messages on their way out, and their payload's bytes; `carrier.rs` lays them into the ring of the peer's channel.
 
 use mlx5_device::carrier::{Payload, Unsent};
 use mlx5_device::memory::{Fault, Segment};

@@ -93,7 +93,7 @@ fn a_delay_that_is_changed_loses_nothing_and_nothing_overtakes() {
 }
 
 #[test]
-fn what_has_delayed_is_bounded_and_what_finds_no_room_waits() {
+fn delayed_packets_are_bounded_and_the_rest_wait_for_room() {
     // Messages of 4 KiB: a ring has 2 MiB. On a wire, 16 MiB of packets of 1 KiB.
     for (by, count, most) in [(By::Memory, 1_200, 2048 / 4), (By::Wire, 6_000, (16 << 10) / 4)] {
         let mut two = Two::new("delay-full", ServiceType::Uc, by);

@@ -225,6 +225,19 @@ fn a_list_that_leads_nowhere_ends_the_queue_and_those_that_take_from_it() {
     }
 }
 
+/// The limit that is being armed is not reached: the record cannot be read.
+#[test]
+fn an_unmapped_record_ends_the_queue_where_its_limit_is_armed() {
+    let mut driver = Driver::new(Setup::new("srq-unmapped"));
+    let (srq, pairs) = pairs(&mut driver, 1, 7);
+    driver.srq(srq).record.protect(0);
+    driver.arm_limit(srq, 3).expect("it is taken");
+    driver.settle();
+    let all = events(&driver);
+    assert_eq!(all[0], (driver.srq(srq).user_handle, event_type::SRQ_ERR), "{all:?}");
+    assert_eq!(driver.state(pairs[0].1), 6);
+}
+
 #[test]
 fn keys_belong_to_the_domain_of_the_shared_queue() {
     let mut driver = Driver::new(Setup::new("srq-pd"));
