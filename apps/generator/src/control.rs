@@ -17,7 +17,7 @@ pub struct Proposal {
     /// [`VERSION`]; the field's name also tells that the line is one of ours.
     pub generator: u32,
     pub plan: Plan,
-    /// Whether the same sender comes again after this session, which the receiver then does not count.
+    /// Whether the same sender connects again after this session, which the receiver does not count unless it fails.
     pub warm_up: bool,
 }
 

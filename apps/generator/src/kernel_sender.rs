@@ -15,7 +15,7 @@ use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
 use verbs::connect::{Path, RegionOffer, Session};
 use verbs::{Context, Cq, Pd, Remote};
 
-use crate::control::SenderEnd;
+use crate::control::{Proposal, SenderEnd};
 use crate::kernel_options::WARP;
 use crate::lane::ACCESS;
 use crate::payload;
@@ -108,7 +108,7 @@ pub struct KernelSender {
 impl KernelSender {
     /// Connects to the receiver at `address` and makes all queue pairs. Nothing is sent yet.
     pub fn connect(
-        (plan, warm_up): (Plan, bool),
+        proposal: Proposal,
         kind: &Kind,
         machine: &Machine,
         address: &str,
@@ -116,6 +116,7 @@ impl KernelSender {
         path: &Path,
         stop: &AtomicBool,
     ) -> Result<KernelSender> {
+        let plan = &proposal.plan;
         // Before anything else runs there: a receiver need not know of a kernel that does not compile.
         let generate = Generate::prepare(machine, kind.style)?;
         generate.check_queues(plan.qps as usize)?;
@@ -123,19 +124,19 @@ impl KernelSender {
         let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
         let region = |place, bytes| Region::new(machine, &pd, place, bytes, ACCESS).map(Arc::new);
         let source = region(kind.place, lane_bytes * plan.qps as usize).context("memory for messages")?;
-        let image = payload::image(&plan);
+        let image = payload::image(plan);
         for lane in 0..plan.qps as usize {
             source.memory().write(lane * lane_bytes, &image)?;
         }
         let credits =
             region(Place::Host, CREDIT_STRIDE as usize * plan.qps as usize).context("memory for credits")?;
         let queues: Result<Vec<_>, KernelError> =
-            (0..plan.qps).map(|_| queue(&plan, machine, &pd, kind.options)).collect();
+            (0..plan.qps).map(|_| queue(plan, machine, &pd, kind.options)).collect();
         let queues = queues.context("a queue pair for kernels")?;
-        let mut session = propose(&plan, warm_up, address, stop)?;
+        let mut session = propose(&proposal, address, stop)?;
         let qps: Vec<_> = queues.iter().map(Queue::qp).collect();
-        let target = join(&mut session, &plan, path, &qps, RegionOffer::new(credits.mr()), stop)?;
-        Ok(KernelSender { plan, session, generate, queues, source, credits, target })
+        let target = join(&mut session, plan, path, &qps, RegionOffer::new(credits.mr()), stop)?;
+        Ok(KernelSender { plan: proposal.plan, session, generate, queues, source, credits, target })
     }
 
     /// Sends, and gets the receiver's counts.

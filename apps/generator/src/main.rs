@@ -85,38 +85,43 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     }
     let (context, path) = options.nic.open("generator")?;
     let idle = sender::IdleQps::open(&context, &path, options.idle_qps)?;
-    let session = |until, pause, is_warm_up| -> Result<Outcome> {
-        let plan = (plan.clone(), is_warm_up);
+    let session = |until, pause, warm_up| -> Result<Outcome> {
+        let proposal = control::Proposal { generator: control::VERSION, plan: plan.clone(), warm_up };
         match (&poster, &machine) {
             (PosterKind::Kernel(kind), Some(machine)) => {
-                KernelSender::connect(plan, kind, machine, address, &context, &path, stop)?.run(until, stop)
+                KernelSender::connect(proposal, kind, machine, address, &context, &path, stop)?
+                    .run(until, stop)
             }
             (PosterKind::Kernel(_), None) => bail!("no machine for kernels"),
             (PosterKind::Cpu(kind), _) => {
-                Sender::connect(plan, *kind, address, &context, &path, stop)?.run(until, pause, stop)
+                Sender::connect(proposal, *kind, address, &context, &path, stop)?.run(until, pause, stop)
             }
         }
     };
     let warmed_up = warm_up.map(|time| session(StopCondition::Elapsed(time), None, true)).transpose()?;
-    // What goes wrong there is told as the run's.
-    let is_bad =
+    let failed =
         |warm_up: &Outcome| warm_up.interrupted || warm_up.error.is_some() || !warm_up.received.is_clean();
-    let outcome = match warmed_up.filter(is_bad) {
-        Some(outcome) => outcome,
-        None => session(until, pause, false)?,
+    let (kind, outcome) = match warmed_up.filter(failed) {
+        Some(outcome) => ("warm-up", outcome),
+        None => ("run", session(until, pause, false)?),
     };
-    let setting = report::Setting {
+    let setup = report::RunSetup {
         idle_qps: idle.count(),
         warm_up_seconds: warm_up.unwrap_or_default().as_secs_f64(),
     };
-    let run = report::Run::new(&plan, names, setting, context.name(), &path, &outcome);
+    let run = report::Run::new(kind, &plan, names, setup, context.name(), &path, &outcome);
     let json = options.json.as_deref();
     emit(json, &run)?;
     if speaks_to_people(json) {
         say!("{}", run.text());
     }
-    if let Some(error) = &run.counts.error {
-        complain!("generator: {error}");
+    match (kind, &run.counts.error) {
+        ("run", Some(error)) => complain!("generator: {error}"),
+        ("run", None) => {}
+        (_, error) => {
+            let why = error.as_deref().unwrap_or("see its counts");
+            complain!("generator: the warm-up failed and nothing was measured: {why}");
+        }
     }
     Ok(match (run.is_success(), run.interrupted) {
         (_, true) => INTERRUPTED,
@@ -147,8 +152,9 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     }
     let mut worst = 0;
     let mut sessions = 0;
+    let mut limit = None;
     while options.sessions == 0 || sessions < options.sessions {
-        let outcome = match receiver::serve(&listener, &context, &path, &kind, stop) {
+        let outcome = match receiver::serve(&listener, &context, &path, &kind, limit.take(), stop) {
             Ok(Some(outcome)) => outcome,
             Ok(None) => return Ok(if options.sessions == 0 { worst } else { INTERRUPTED }),
             // A plan that cannot be ends a session and not the service.
@@ -166,6 +172,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         }
         let is_clean = received.is_clean();
         if outcome.warm_up && is_clean && !outcome.interrupted {
+            limit = Some(receiver::SETUP);
             continue;
         }
         worst = worst.max(if is_clean { 0 } else { FAILED });

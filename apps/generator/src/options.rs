@@ -217,7 +217,7 @@ pub struct Transfer {
     /// Seconds to send.
     #[arg(long, allow_negative_numbers = true)]
     pub seconds: Option<f64>,
-    /// Send the same for so many seconds before, in a session of its own that no number has.
+    /// Run the same transfer for this many seconds first, in a separate session that is in no result.
     #[arg(long, allow_negative_numbers = true)]
     pub warm_up: Option<f64>,
     /// Send single messages, this many seconds apart, to measure the first post after idling (needs --count).

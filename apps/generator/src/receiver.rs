@@ -88,16 +88,25 @@ pub struct Outcome {
 }
 
 /// Serves one sender; a client that is no sender is named, and the next one waited for. `None`: a signal came first.
-/// Errors are those of set-up: nothing was received then.
+/// `limit`: how long a sender may take to connect after its warm-up; without it the wait has no end. A sender that does not come is an
+/// outcome with an error. Errors are those of set-up: nothing was received then.
 pub fn serve(
     listener: &Listener,
     context: &Context,
     path: &Path,
     kind: &ReceiverKind,
+    limit: Option<Duration>,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>> {
-    let Some((mut session, Proposal { plan, warm_up, .. })) = first_sender(listener, stop)? else {
-        return Ok(None);
+    let (mut session, Proposal { plan, warm_up, .. }) = match first_sender(listener, limit, stop)? {
+        FirstSender::Proposed(session, proposal) => (session, proposal),
+        FirstSender::Late => {
+            let within = limit.unwrap_or_default().as_secs();
+            let error = format!("the sender did not come back within {within} s after its warm-up");
+            let received = Received { error: Some(error), ..Received::default() };
+            return Ok(Some(Outcome { received, interrupted: false, warm_up: false }));
+        }
+        FirstSender::Stopped => return Ok(None),
     };
     let setup = || Wait::at_most(SETUP).unless(stop);
     if let Err(error) = plan.check() {
@@ -142,12 +151,24 @@ pub fn serve(
     Ok(Some(Outcome { received, interrupted, warm_up }))
 }
 
+/// The first client that proposes a plan, if one comes.
+enum FirstSender {
+    Proposed(Session, Proposal),
+    /// None came within the limit.
+    Late,
+    /// A signal came first.
+    Stopped,
+}
+
 /// The first client that proposes a plan. A browser, a port scanner or a generator of another version costs a line and at most
 /// [`SETUP`], and is no session.
-fn first_sender(listener: &Listener, stop: &AtomicBool) -> Result<Option<(Session, Proposal)>> {
+fn first_sender(listener: &Listener, limit: Option<Duration>, stop: &AtomicBool) -> Result<FirstSender> {
+    let since = Instant::now();
     loop {
-        let mut session = match listener.accept(Wait::at_most(Duration::MAX).unless(stop)) {
-            Err(ConnectError::Stopped { .. }) => return Ok(None),
+        let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(since.elapsed()));
+        let mut session = match listener.accept(Wait::at_most(left).unless(stop)) {
+            Err(ConnectError::Stopped { .. }) => return Ok(FirstSender::Stopped),
+            Err(ConnectError::Deadline { .. }) => return Ok(FirstSender::Late),
             other => other?,
         };
         let peer = session.peer();
@@ -155,8 +176,8 @@ fn first_sender(listener: &Listener, stop: &AtomicBool) -> Result<Option<(Sessio
             .receive("a plan", Wait::at_most(SETUP).unless(stop))
             .with_context(|| format!("{peer} is not a generator"));
         match line.and_then(|line| first_line::<Proposal>(line, peer)) {
-            Ok(proposal) => return Ok(Some((session, proposal))),
-            Err(_) if stop.load(Ordering::Relaxed) => return Ok(None),
+            Ok(proposal) => return Ok(FirstSender::Proposed(session, proposal)),
+            Err(_) if stop.load(Ordering::Relaxed) => return Ok(FirstSender::Stopped),
             Err(stranger) => complain!("generator: {}; still listening", crate::sentence(&stranger)),
         }
     }

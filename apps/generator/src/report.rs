@@ -77,13 +77,14 @@ pub struct Spread {
 /// The sender's line. Fields are described in README.md.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
+    /// `run`, or `warm-up` of one that failed.
     pub kind: &'static str,
     #[serde(flatten)]
     pub names: PosterNames,
     #[serde(flatten)]
     pub plan: Plan,
     #[serde(flatten)]
-    pub setting: Setting,
+    pub setup: RunSetup,
     pub device: String,
     pub port: u8,
     pub gid_index: Option<u32>,
@@ -107,12 +108,12 @@ pub struct Run {
     pub pid: u32,
 }
 
-/// What was there beside the transfer, and before it.
+/// Idle queue pairs and warm-up of a run.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Setting {
+pub struct RunSetup {
     /// Queue pairs that nothing is posted to.
     pub idle_qps: u32,
-    /// Seconds of the same transfer that no number has; 0: none.
+    /// Length of the warm-up, in seconds; 0: none.
     pub warm_up_seconds: f64,
 }
 
@@ -134,9 +135,10 @@ pub struct PosterNames {
 
 impl Run {
     pub fn new(
+        kind: &'static str,
         plan: &Plan,
         names: PosterNames,
-        setting: Setting,
+        setup: RunSetup,
         device: &str,
         path: &Path,
         outcome: &Outcome,
@@ -147,10 +149,10 @@ impl Run {
         let wire_bytes = received.received as f64
             * wire::bytes_per_message(plan.op, plan.payload_bytes, mtu.into()) as f64;
         Run {
-            kind: "run",
+            kind,
             names,
             plan: plan.clone(),
-            setting,
+            setup,
             device: device.into(),
             port: path.port,
             gid_index: path.gid.map(|entry| entry.index),

@@ -8,7 +8,7 @@ use measure::timer;
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Mr, Pages, Pd, Qp, QpBuilder, QpType, QueuePair, SendOperations};
 
-use crate::control::{Answer, Proposal, Received, SenderEnd, VERSION, first_line};
+use crate::control::{Answer, Proposal, Received, SenderEnd, first_line};
 use crate::lane::{ACCESS, qp_type};
 use crate::payload::Slots;
 use crate::plan::{Op, Plan};
@@ -131,14 +131,15 @@ pub struct Sender {
 impl Sender {
     /// Connects to the receiver at `address` and makes all queue pairs. Nothing is sent yet.
     pub fn connect(
-        (plan, warm_up): (Plan, bool),
+        proposal: Proposal,
         kind: Kind,
         address: &str,
         context: &Context,
         path: &Path,
         stop: &AtomicBool,
     ) -> Result<Sender> {
-        let mut session = propose(&plan, warm_up, address, stop)?;
+        let mut session = propose(&proposal, address, stop)?;
+        let plan = proposal.plan;
         let slots_bytes = plan.slot_bytes() * (plan.source_slots() * plan.qps) as usize;
         let (pd, source) = memory(context, slots_bytes)?;
         let credits = Pages::new(CREDIT_STRIDE as usize * plan.qps as usize).context("memory for credits")?;
@@ -189,11 +190,11 @@ impl Sender {
     }
 }
 
-/// Connects to the receiver at `address` and tells it the plan, which it accepts, and whether this is a warm-up.
-pub fn propose(plan: &Plan, warm_up: bool, address: &str, stop: &AtomicBool) -> Result<Session> {
+/// Connects to the receiver at `address`, which accepts the proposal.
+pub fn propose(proposal: &Proposal, address: &str, stop: &AtomicBool) -> Result<Session> {
     let mut session = Session::connect(address, Wait::at_most(CONNECT).unless(stop))
         .context("is a receiver listening there?")?;
-    session.send(&Proposal { generator: VERSION, plan: plan.clone(), warm_up })?;
+    session.send(proposal)?;
     let peer = session.peer();
     let line = session
         .receive("an answer", Wait::at_most(SETUP).unless(stop))

@@ -15,7 +15,7 @@ use verbs::{
     WorkCompletion,
 };
 
-use crate::ends::{Generator, device};
+use crate::ends::{Ended, Generator, device};
 use crate::kernels::twin;
 
 const PAYLOAD: usize = 64;
@@ -91,20 +91,27 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A liar that sends: message by message what it makes of it (`None`: nothing), then that all ten have completed.
-/// Gives the generator's last line, and what it told the liar.
+/// The generator's exit code and last line after a session with a [`liar`], and what it told the liar.
 fn receiver_of(
     options: &[&str],
     verify: &str,
     lie: impl Fn(u64, Vec<u8>) -> Option<Vec<u8>>,
 ) -> (Option<i32>, Value, Value) {
     let (mut receiver, address) = Generator::receiver(options);
-    let mut session = Session::connect(&address, wait()).unwrap();
+    let told = liar(&address, verify, false, lie);
+    let ended = receiver.end();
+    (ended.code, ended.line().clone(), told)
+}
+
+/// A liar that sends: message by message what it makes of it (`None`: nothing), then that all ten have completed.
+/// Gives what the receiver told it.
+fn liar(address: &str, verify: &str, warm_up: bool, lie: impl Fn(u64, Vec<u8>) -> Option<Vec<u8>>) -> Value {
+    let mut session = Session::connect(address, wait()).unwrap();
     let plan = json!({
         "op": "write", "service": "rc", "payload_bytes": PAYLOAD, "qps": 1, "batch": 2, "doorbell_batch": 1,
         "window": WINDOW, "inline": false, "verify": verify,
     });
-    session.send(&json!({ "generator": 2, "plan": plan, "warm_up": false })).unwrap();
+    session.send(&json!({ "generator": 2, "plan": plan, "warm_up": warm_up })).unwrap();
     let answer: Value = session.receive("an answer", wait()).unwrap();
     assert!(answer["refusal"].is_null(), "{answer}");
     let mut end = End::new();
@@ -120,9 +127,7 @@ fn receiver_of(
         }
     }
     session.send(&json!({ "posted": [MESSAGES], "completed": [MESSAGES] })).unwrap();
-    let told: Value = session.receive("the receiver's counts", wait()).unwrap();
-    let ended = receiver.end();
-    (ended.code, ended.line().clone(), told)
+    session.receive("the receiver's counts", wait()).unwrap()
 }
 
 /// received, checked, verified, torn, lost.
@@ -164,6 +169,20 @@ fn release_m1_a_sender_that_corrupts_or_omits_messages_is_found_out() {
         let (ended, line, told) = receiver_of(&[], "end", lie);
         assert_eq!((ended, counts(&line), counts(&told)), (Some(*code), *expected, *expected), "{name}");
     }
+}
+
+#[test]
+fn a_receiver_counts_a_warm_up_that_fails_and_one_whose_sender_does_not_come_back() {
+    need!(device(), nic, "an RDMA device");
+    let (mut receiver, address) = Generator::receiver(&["--sessions", "2"]);
+    liar(&address, "end", true, |message, bytes| (message != 6).then_some(bytes));
+    let told = liar(&address, "end", true, |_, bytes| Some(bytes));
+    assert_eq!(counts(&told), [10, 4, 4, 0, 0]);
+    let ended = receiver.end();
+    let lines: Vec<_> = ended.lines.iter().map(|line| (counts(line), &line["error"])).collect();
+    let late = "the sender did not come back within 10 s after its warm-up".into();
+    assert_eq!(lines, [([9, 4, 4, 0, 1], &Value::Null), ([0; 5], &late)], "{ended:?}");
+    assert_eq!(ended.code, Some(1));
 }
 
 #[test]
@@ -210,32 +229,41 @@ fn a_sender_says_what_its_receiver_found_and_fails() {
     ] {
         let mut told = whole.clone();
         told[field] = value.clone();
-        let listener = Listener::bind("127.0.0.1:0").unwrap();
-        let address = listener.address().unwrap().to_string();
-        let mut sender = Generator::start(&[
-            "--connect",
-            &address,
-            "--count",
-            "10",
-            "--payload",
-            "64",
-            "--window",
-            "4",
-            "--batch",
-            "2",
-        ]);
-        let mut session = listener.accept(wait()).unwrap();
-        let _: Value = session.receive("a plan", wait()).unwrap();
-        session.send(&json!({ "generator": 2, "refusal": null })).unwrap();
-        let end = End::new();
-        end.join(&mut session);
-        let done: Value = session.receive("the sender's counts", wait()).unwrap();
+        let (ended, done) = sender_to(&["--count", "10"], &told);
         assert_eq!(done, json!({ "posted": [10], "completed": [10] }));
-        session.send(&told).unwrap();
-        let ended = sender.end();
         let run = ended.line();
-        assert_eq!((ended.code, &run[field]), (Some(code), &value), "{name}: {ended:?}");
+        assert_eq!(
+            (ended.code, &run["kind"], &run[field]),
+            (Some(code), &"run".into(), &value),
+            "{name}: {ended:?}"
+        );
         let is_ok = code == 0 || field == "error";
         assert_eq!(run["content_ok"], is_ok, "{name}: {run}");
     }
+    // A warm-up that fails is no run, and none follows.
+    let mut told = whole;
+    told["torn"] = json!(1);
+    let (ended, _) = sender_to(&["--count", "10", "--warm-up", "0.01"], &told);
+    let kinds: Vec<_> = ended.lines.iter().map(|line| &line["kind"]).collect();
+    assert_eq!((ended.code, kinds), (Some(1), vec![&Value::from("warm-up")]), "{ended:?}");
+    assert!(
+        ended.stderr.contains("the warm-up failed and nothing was measured: see its counts"),
+        "{ended:?}"
+    );
+}
+
+/// How a sender ends to whom its receiver tells these counts, and what it told the receiver.
+fn sender_to(options: &[&str], told: &Value) -> (Ended, Value) {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.address().unwrap().to_string();
+    let fixed = ["--connect", &address, "--payload", "64", "--window", "4", "--batch", "2"];
+    let mut sender = Generator::start(&[&fixed, options].concat());
+    let mut session = listener.accept(wait()).unwrap();
+    let _: Value = session.receive("a plan", wait()).unwrap();
+    session.send(&json!({ "generator": 2, "refusal": null })).unwrap();
+    let end = End::new();
+    end.join(&mut session);
+    let done: Value = session.receive("the sender's counts", wait()).unwrap();
+    session.send(told).unwrap();
+    (sender.end(), done)
 }

@@ -1,7 +1,9 @@
 //! Messages from end to end, counted and checked by both.
 
-use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Write, copy};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread::{sleep, spawn};
+use std::time::{Duration, Instant};
 
 use measure::need;
 
@@ -126,13 +128,41 @@ fn a_warm_up_is_posted_and_no_number_has_it() {
         );
         assert_eq!([&cold["warm_up_seconds"], &warm["warm_up_seconds"]], [0.0, 0.05], "{poster}");
     }
-    // What a receiver is told first.
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let _sender = Generator::start(&["--connect", &address, "--count", "1", "--warm-up", "0.05"]);
-    let mut proposal = String::new();
-    BufReader::new(listener.accept().unwrap().0).read_line(&mut proposal).unwrap();
-    assert!(proposal.contains("\"warm_up\":true"), "{proposal}");
+    // Two sessions of one sender, through a relay that keeps the first line of each.
+    let (mut receiver, address) = Generator::receiver(&[]);
+    let relay = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to_relay = relay.local_addr().unwrap().to_string();
+    let mut sender = Generator::start(&["--connect", &to_relay, "--count", "9", "--warm-up", "0.05"]);
+    for warm_up in [true, false] {
+        let proposal = relayed(&relay, &address);
+        assert!(proposal.contains(&format!("\"warm_up\":{warm_up}")), "{proposal}");
+    }
+    let (sent, received) = (sender.end(), receiver.end());
+    assert_eq!((sent.code, received.code), (Some(0), Some(0)), "{sent:?} {received:?}");
+    assert_eq!((received.lines.len(), &received.line()["received"]), (1, &9.into()), "{received:?}");
+}
+
+/// The first line of the next client within 20 s, which is connected to this address.
+fn relayed(relay: &TcpListener, address: &str) -> String {
+    relay.set_nonblocking(true).unwrap();
+    let since = Instant::now();
+    let client = loop {
+        match relay.accept() {
+            Ok((client, _)) => break client,
+            Err(error) => assert!(since.elapsed() < Duration::from_secs(20), "no client: {error}"),
+        }
+        sleep(Duration::from_millis(5));
+    };
+    client.set_nonblocking(false).unwrap();
+    let mut server = TcpStream::connect(address).unwrap();
+    let (mut to_client, mut from_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+    let mut from_client = BufReader::new(client);
+    let mut line = String::new();
+    from_client.read_line(&mut line).unwrap();
+    server.write_all(line.as_bytes()).unwrap();
+    spawn(move || copy(&mut from_client, &mut server).and_then(|_| server.shutdown(Shutdown::Write)));
+    spawn(move || copy(&mut from_server, &mut to_client).and_then(|_| to_client.shutdown(Shutdown::Write)));
+    line
 }
 
 #[test]
