@@ -194,7 +194,7 @@ fn a_failed_transfer_names_its_host_keeps_the_logs_and_restores_what_was_tuned()
 const SYSFS: &str = "mkdir -p /root/sys/class/net/eth0 && cd /root/sys && echo 1500 > class/net/eth0/mtu
 for cpu in 0 1; do
     at=devices/system/cpu/cpu$cpu; mkdir -p $at/cpufreq; echo powersave > $at/cpufreq/scaling_governor
-    for state in 0 1 2 3; do mkdir -p $at/cpuidle/state$state; echo 0 > $at/cpuidle/state$state/disable; done
+    for state in 0 1 2 3 10; do mkdir -p $at/cpuidle/state$state; echo 0 > $at/cpuidle/state$state/disable; done
 done
 echo 1 > $at/cpuidle/state3/disable; touch /root/made";
 /// What lies there, a line a file.
@@ -216,10 +216,11 @@ fn governor_and_idle_states_are_written_for_a_tuned_run_alone_and_get_back_what_
     nodes.iter().for_each(|node| assert!(bed.on(node, &install).ok));
     let looked = |node: &str| bed.on(node, LOOKED).text;
     let before = looked("node1");
-    assert_eq!(before.lines().count(), 11, "{before}");
+    assert_eq!(before.lines().count(), 13, "{before}");
     let tuned = before.replace("powersave", "performance").replace("mtu:1500", "mtu:4200");
-    let tuned =
-        tuned.replace("state2/disable:0", "state2/disable:1").replace("state3/disable:0", "state3/disable:1");
+    let tuned = ["state2", "state3", "state10"].iter().fold(tuned, |tuned, state| {
+        tuned.replace(&format!("{state}/disable:0"), &format!("{state}/disable:1"))
+    });
     let out = bed.dir.join("out");
     let out_is = format!("experiment_out={}", out.display());
     let run = |book: &str, words: &[&str]| {
@@ -478,7 +479,7 @@ fn programs_on_the_hosts_end_when_the_command_is_killed() {
     let with = |address: &str| format!("{address}\n          doorbell_programs: {folder}");
     let [one, two] = ["10.77.0.1", "10.77.0.2"];
     let place = inventory(&bed, "mine.yml", &[(one, &with(one)), (two, &with(two)), MTU_4300]);
-    // A kill leaves the hosts tuned, with their old values; the next run restores these.
+    // A kill leaves the hosts tuned, with their old values; the next run restores these first.
     for (signal, mtu) in [(Signal::SIGKILL, "4300\n/run/doorbell-tuned\n"), (Signal::SIGTERM, "4200\n")] {
         let out = bed.dir.join(signal.as_str());
         let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));

@@ -5,3 +5,4 @@
 mod ansible;
 mod bed;
 mod testbed;
+mod tune;
