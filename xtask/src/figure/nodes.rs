@@ -4,6 +4,7 @@
 //! `netns` they are the nodes of a testbed, which is brought up for the run and removed after it. Posters of a GPU are left out, and
 //! the sender's busy threads are not counted.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
@@ -92,6 +93,8 @@ pub struct Nodes {
     counters: String,
     /// The testbed that the nodes are of, if any.
     testbed: Option<Testbed>,
+    /// What was tuned on each host, if anything was.
+    settings: Option<String>,
 }
 
 impl Nodes {
@@ -101,12 +104,17 @@ impl Nodes {
     pub fn new(hosts: [Host; 2], testbed: Option<Testbed>) -> Nodes {
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let counters = format!("/tmp/doorbell-{}-{}", std::process::id(), since.as_nanos());
-        Nodes { hosts, counters, testbed }
+        Nodes { hosts, counters, testbed, settings: None }
     }
 
     /// The sender's host, then the receiver's.
     pub fn hosts(&self) -> &[Host; 2] {
         &self.hosts
+    }
+
+    /// What was tuned on each host, if anything was.
+    pub fn settings(&self) -> Option<String> {
+        self.settings.clone()
     }
 
     /// The folder for counters on the host of the `sender` or `receiver`, which is there while they are read.
@@ -286,16 +294,18 @@ fn measure(
     if !options.tune {
         return measure(nodes);
     }
+    let restore_log = logs.join("restore.log");
     // The nodes of a testbed are removed with what was set on them.
     if !nodes.are_here() {
-        let inventory = inventory.clone();
-        stop::removes(move || playbook::restore(&inventory));
+        let (inventory, log) = (inventory.clone(), restore_log.clone());
+        stop::removes(move || playbook::restore(&inventory, &log));
     }
     say!("setting what ansible's host role tunes, by ansible/tune.yml");
-    let tuned = playbook::run(inventory, "tune.yml", &[], &logs.join("tune.log"));
     let is_here = nodes.are_here();
-    let measured = tuned.and_then(|()| measure(nodes));
-    let restored = playbook::restore(inventory);
+    let measured = tuned(inventory, &logs).and_then(|settings| measure(Nodes { settings, ..nodes }));
+    let restored = playbook::restore(inventory, &restore_log);
+    // A signal ends the restore above: the handler then restores, and needs its removal.
+    stop::hold_if_soon();
     if !is_here {
         stop::removes_nothing();
     }
@@ -305,10 +315,30 @@ fn measure(
     }
 }
 
+/// Tunes both hosts. Returns which settings were set on each, as `node1: eth0/mtu 4200; node2: nothing`.
+fn tuned(inventory: &Inventory, logs: &Path) -> Result<Option<String>> {
+    let file = std::path::absolute(logs.join("tuned"))?;
+    playbook::run(
+        inventory,
+        "tune.yml",
+        &[format!("tuned_file={}", file.display())],
+        &logs.join("tune.log"),
+    )?;
+    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    Ok(Some(text.lines().collect::<Vec<_>>().join("; ")))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+    use std::thread::sleep;
+    use std::time::{Duration, Instant};
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
     use super::*;
-    use crate::process::script;
+    use crate::process::{one_test, script};
     use crate::refused::Refused;
 
     /// What is wrong with the cards of two hosts that a stand-in for ssh logs in to.
@@ -345,5 +375,55 @@ mod tests {
             said.starts_with("looking for the card of a: ") && said.ends_with("ended with status 255"),
             "{said}"
         );
+    }
+
+    /// The test below as the process that is stopped: its folder.
+    const STAGE: &str = "XTASK_TEST_RESTORE";
+
+    /// Stands in for `ansible-playbook -i INVENTORY PLAYBOOK -e VARIABLE`: nothing can be tuned, and the first restore does not end.
+    const PLAYBOOKS: &str = r#"#!/bin/sh
+here=$(dirname "$0")
+case $3 in
+hosts.yml) cp "$here/lines" "${5#hosts_file=}" ;;
+tune.yml) exit 1 ;;
+restore.yml) [ -e "$here/began" ] && exec touch "$here/restored"; touch "$here/began"; exec sleep 600 ;;
+esac
+"#;
+
+    #[test]
+    fn a_signal_while_the_hosts_are_restored_restores_them() {
+        if let Some(folder) = std::env::var_os(STAGE).map(PathBuf::from) {
+            stop::watch().unwrap();
+            let inventory = Inventory::of_file(&folder.join("mine.yml")).unwrap();
+            let experiment = Experiment::read(&workspace::root().join("experiments"), "fig4").unwrap();
+            let ended = measure(
+                &inventory,
+                None,
+                &experiment,
+                &Options { tune: true, ..Options::default() },
+                &folder,
+            );
+            panic!("it was not stopped: {ended:?}");
+        }
+        let folder = std::env::temp_dir().join(format!("xtask-restored-{}", std::process::id()));
+        fs::create_dir_all(folder.join("logs")).unwrap();
+        script(&folder.join("ansible-playbook"), PLAYBOOKS);
+        let line = |name: &str| hosts::tests::line(&[("name", name.into()), ("programs", "x".into())]);
+        fs::write(folder.join("lines"), format!("{}\n{}\n", line("a"), line("b"))).unwrap();
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+        let mut us = one_test("figure::nodes::tests::a_signal_while_the_hosts_are_restored_restores_them");
+        let us = us.env(STAGE, &folder).env("PATH", path).stdout(Stdio::null()).stderr(Stdio::piped());
+        let us = us.spawn().unwrap();
+        let since = Instant::now();
+        while !folder.join("began").exists() {
+            assert!(since.elapsed() < WAIT, "no restore began");
+            sleep(Duration::from_millis(5));
+        }
+        kill(Pid::from_raw(us.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+        let ended = us.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!((ended.status.code(), folder.join("restored").exists()), (Some(130), true), "{said}");
+        assert!(folder.join("logs/restore.log").exists());
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -1,19 +1,23 @@
 //! Runs a playbook of `ansible/` on the hosts of an inventory: a testbed's nodes, or those of a file.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::Testbed;
-use crate::process::{Ended, run_logged};
+use crate::process::{ChildGuard, Ended, run_logged};
 use crate::workspace;
 
 /// Longest that a playbook may take: a host may install packages, and get programs over a slow link.
 const LIMIT: Duration = Duration::from_secs(600);
+/// Longest that `restore.yml` may take, which installs nothing.
+const RESTORE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Which hosts.
 #[derive(Clone, Debug)]
@@ -62,27 +66,42 @@ pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Pa
     if ended == Ended::Well {
         return Ok(());
     }
-    let said = fs::read_to_string(log).unwrap_or_default();
-    let failures: Vec<String> = said.lines().filter_map(failure).collect();
-    let why = if failures.is_empty() { ended.to_string() } else { failures.join("; ") };
-    bail!("{playbook}: {why} (whole log: {})", log.display())
+    bail!("{playbook}: {}", why(&ended.to_string(), log))
 }
 
-/// Writes back what `tune.yml` found. It also runs once a signal came, so it starts its program by itself. Error: which hosts may still
-/// be tuned, and the command that restores them.
-pub fn restore(inventory: &Inventory) -> Result<(), String> {
-    let said = command(inventory, "restore.yml", &[]).stdin(Stdio::null()).output();
-    let why = match said {
-        Ok(said) if said.status.success() => return Ok(()),
-        Ok(said) => {
-            let text = String::from_utf8_lossy(&said.stdout).into_owned();
-            let failures: Vec<String> = text.lines().filter_map(failure).collect();
-            if failures.is_empty() { said.status.to_string() } else { failures.join("; ") }
-        }
+/// Writes back what `tune.yml` found. The signal handler calls it too, so it must not use `run_logged`, which blocks once a signal came.
+/// Error: which hosts may still be tuned, and the command that restores them.
+pub fn restore(inventory: &Inventory, log: &Path) -> Result<(), String> {
+    let why = match run_bounded(&mut command(inventory, "restore.yml", &[]), log, RESTORE_LIMIT) {
+        Ok(Some(status)) if status.success() => return Ok(()),
+        Ok(Some(status)) => why(&status.to_string(), log),
+        Ok(None) => why(&Ended::TimedOut.to_string(), log),
         Err(error) => error.to_string(),
     };
     let file = inventory.file.display();
     Err(format!("the hosts may still be tuned ({why}): in ansible/, ansible-playbook -i {file} restore.yml"))
+}
+
+/// Runs `command` with its output in `log`. `None`: it was killed after `limit`.
+fn run_bounded(command: &mut Command, log: &Path, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let file = File::create(log)?;
+    let mut child = ChildGuard(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?);
+    let since = Instant::now();
+    while since.elapsed() < limit {
+        if let Some(status) = child.0.try_wait()? {
+            return Ok(Some(status));
+        }
+        sleep(Duration::from_millis(20));
+    }
+    Ok(None)
+}
+
+/// Hosts and reasons in a playbook's log, or else how it `ended`.
+fn why(ended: &str, log: &Path) -> String {
+    let said = fs::read_to_string(log).unwrap_or_default();
+    let failures: Vec<String> = said.lines().filter_map(failure).collect();
+    let why = if failures.is_empty() { ended.to_owned() } else { failures.join("; ") };
+    format!("{why} (whole log: {})", log.display())
 }
 
 /// Host and reason in a line such as `fatal: [node2]: FAILED! => {"msg": "…"}`.
@@ -111,5 +130,23 @@ mod tests {
         ] {
             assert_eq!(failure(line).as_deref(), said, "{line}");
         }
+    }
+
+    #[test]
+    fn a_restore_over_its_limit_is_killed_and_leaves_its_log() {
+        let log = std::env::temp_dir().join(format!("xtask-restore-{}.log", std::process::id()));
+        let run = |script: &str, limit_s| {
+            let ended =
+                run_bounded(Command::new("sh").args(["-c", script]), &log, Duration::from_secs(limit_s));
+            (ended.unwrap().map(|status| status.code()), fs::read_to_string(&log).unwrap())
+        };
+        let (ended, said) = run("echo $$; exec sleep 600", 1);
+        assert_eq!(ended, None);
+        assert!(!crate::process::is_alive(said.trim().parse().unwrap()), "{said}");
+        assert_eq!(run("echo out; echo err >&2; exit 3", 60), (Some(Some(3)), "out\nerr\n".into()));
+        let because = "node1: no room".to_owned() + &format!(" (whole log: {})", log.display());
+        run(r#"echo 'fatal: [node1]: FAILED! => {"msg": "no room"}'"#, 60);
+        assert_eq!(why("ended", &log), because);
+        fs::remove_file(&log).unwrap();
     }
 }

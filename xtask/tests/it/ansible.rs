@@ -443,7 +443,7 @@ fn figure_4_is_measured_between_the_two_hosts_of_an_inventory_which_stay() {
         "\"name\":\"node2\"",
         "\"content_ok\":true",
         "\"path\":\"wire\"",
-        "\"host_settings\":\"tuned\"",
+        "\"host_settings\":\"node1: eth0/mtu 4300; node2: eth0/mtu 4300\"",
     ];
     for word in of_both {
         assert_eq!(points.matches(word).count(), 4, "{word}: {points}");
