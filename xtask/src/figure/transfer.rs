@@ -539,12 +539,15 @@ mod tests {
     fn each_point_of_figures_4_and_5_is_warmed_up_by_a_tenth_of_its_time_or_more() {
         for figure in ["fig4", "fig5"] {
             let (spec, transfer) = transfer(figure);
-            let seconds = spec.grid(Extent::Normal).seconds;
-            for series in &spec.grid(Extent::Full).series {
-                let options = transfer.sender_options(&spec, series, 4096, 1, seconds);
-                let at = options.iter().position(|word| word == "--warm-up").expect(series);
-                let warm_up: f64 = options[at + 1].parse().unwrap();
-                assert!(warm_up >= seconds / 10.0, "{figure}, {series}: {warm_up} s before {seconds} s");
+            for extent in [Extent::Smoke, Extent::Quick, Extent::Normal, Extent::Full] {
+                let grid = spec.grid(extent);
+                let seconds = grid.seconds;
+                for series in &grid.series {
+                    let options = transfer.sender_options(&spec, series, 4096, 1, seconds);
+                    let at = options.iter().position(|word| word == "--warm-up").expect(series);
+                    let warm_up: f64 = options[at + 1].parse().unwrap();
+                    assert!(warm_up >= seconds / 10.0, "{figure}, {series}: {warm_up} s before {seconds} s");
+                }
             }
         }
     }
