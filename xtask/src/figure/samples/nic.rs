@@ -141,12 +141,12 @@ fn of_software(file: &Path, from: u64) -> Result<BTreeMap<String, f64>> {
 }
 
 /// Every counter of a card's first port and of its interfaces, and why some are not known.
-fn of_card(device: &Path, interfaces: &[String]) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
+pub fn of_card(device: &Path, interfaces: &[String]) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
     let (mut counts, mut absent) = (BTreeMap::new(), BTreeMap::new());
     for (folder, prefix) in [("counters", ""), ("hw_counters", "hw.")] {
         let folder = device.join("ports/1").join(folder);
         for name in names_in(&folder) {
-            let count = fs::read_to_string(folder.join(&name)).ok().and_then(|text| text.trim().parse().ok());
+            let count = fs::read_to_string(folder.join(&name)).ok().and_then(|text| count(&text));
             counts.extend(count.map(|count| (format!("{prefix}{name}"), count)));
         }
     }
@@ -165,8 +165,15 @@ fn of_card(device: &Path, interfaces: &[String]) -> (BTreeMap<String, f64>, BTre
 fn of_ethtool(said: &str) -> impl Iterator<Item = (String, f64)> {
     said.lines().filter_map(|line| {
         let (name, count) = line.trim().rsplit_once(':')?;
-        Some((name.trim().replace(' ', "_"), count.trim().parse().ok()?))
+        let name = name.trim().replace(' ', "_");
+        let is_plain = name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.-".contains(letter));
+        is_plain.then_some((name, self::count(count)?))
     })
+}
+
+/// A whole number.
+fn count(text: &str) -> Option<f64> {
+    text.trim().parse().ok().map(|count: u64| count as f64)
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ while read -r request; do
     printf '{"kind":"answer","nics":[%s]}\n' "$nics"
 done"#;
 
-/// The same of a card, with the host's sysfs and the device: counters of its first port and of its interfaces.
+/// Shell that reads a card's counters from the host's sysfs and `ethtool`. Arguments: the sysfs, and the device.
 const CARD_READER: &str = r#"PATH=$PATH:/usr/sbin:/sbin
 device=$1/class/infiniband/$2
 echo '{"kind":"ready"}'
@@ -150,9 +150,11 @@ fn reader(host: &Host, folder: &str, log: &Path) -> Result<JsonProgram> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::process::Command;
 
     use super::*;
-    use crate::process::script;
+    use crate::figure::samples::nic::{Counters, of_card};
+    use crate::process::{one_test, script};
     use crate::testbed::hosts::tests::line;
 
     #[test]
@@ -251,6 +253,48 @@ mod tests {
         let why = format!("no {} there", folder.join(port[1]).display());
         assert_eq!((absent.len(), &absent["nic.receiver.port"]), (3, &why), "{absent:?}");
         drop(on_nodes);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// The test below as the process whose PATH has a stand-in for `ethtool`: its folder.
+    const STAGE: &str = "XTASK_TEST_CARD";
+
+    #[test]
+    fn both_readers_of_a_card_find_the_same_counters() {
+        if let Some(folder) = std::env::var_os(STAGE).map(std::path::PathBuf::from) {
+            let Counters::Card { device, interfaces } = Counters::of_card(&folder, "mlx5_0") else {
+                panic!("no card")
+            };
+            let mut shell = Command::new("sh");
+            shell.args(["-c", CARD_READER, "sh"]).arg(folder.join("sys")).arg("mlx5_0");
+            let mut reader = JsonProgram::start(&mut shell, &folder.join("log")).unwrap();
+            reader.json("ready", WAIT).unwrap();
+            let nic = reader.ask(&json!({}), WAIT).unwrap()["nics"][0].take();
+            let there: Line = serde_json::from_value(nic).unwrap();
+            assert_eq!(there.counters, of_card(&device, &interfaces).0);
+            let names: Vec<&str> = there.counters.keys().map(String::as_str).collect();
+            let known =
+                ["ethtool.eth0.rx-0.packets", "ethtool.eth0.rx_prio_0", "hw.lifespan", "port_xmit_data"];
+            assert_eq!(names, known);
+            return;
+        }
+        let folder = std::env::temp_dir().join(format!("xtask-card-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let file = folder.join("sys/class/infiniband/mlx5_0").join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        write("device/net/eth0/mtu", "1500\n");
+        write("ports/1/counters/port_xmit_data", "18446744073709551615\n");
+        write("ports/1/counters/symbol_error", "no number\n");
+        write("ports/1/counters/link_downed", "-1\n");
+        write("ports/1/hw_counters/lifespan", "10\n");
+        let said = "NIC statistics:\n     rx-0.packets: 3\n     rx prio 0:   4\n     state: up\n     \"odd\": 1\n     a: b: 2\n     half: 1.5\n     all: inf\n";
+        script(&folder.join("ethtool"), &format!("#!/bin/sh\ncat << 'END'\n{said}END\n"));
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+        let name = "figure::samples::nodes::tests::both_readers_of_a_card_find_the_same_counters";
+        let said = one_test(name).env(STAGE, &folder).env("PATH", path).output().unwrap();
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         fs::remove_dir_all(folder).unwrap();
     }
 }
