@@ -11,14 +11,16 @@ use super::*;
 
 /// Writes what it finds into the page, as JSON.
 const LOOK: &str = include_str!("look.js");
+/// Longest run of the browser, which takes some seconds.
+const LIMIT_S: &str = "120";
 /// Width of a telephone.
 const NARROW: u32 = 390;
 
 /// The browser, to which a copy of the page is given. The page is ours; root has no sandbox. A profile of its own, and the time of timers
-/// at once.
+/// at once. `timeout` ends one that hangs, with status 124.
 fn browser(chromium: &Path, stage: &Stage) -> Command {
-    let mut browser = Command::new(chromium);
-    browser.args([
+    let mut browser = Command::new("timeout");
+    browser.args(["--kill-after=5", LIMIT_S]).arg(chromium).args([
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
@@ -223,7 +225,8 @@ fn print_faults(pages: &Printed, wanted: &[(String, Vec<String>)]) -> Vec<String
     const A4: f64 = 595.0;
     const MARGIN: f64 = 39.0;
     let mut faults = Vec::new();
-    let heading = pages[0].1[0].1[2];
+    let heading =
+        pages.first().and_then(|(_, words)| words.first()).map_or(0.0, |(_, [_, _, height])| *height);
     if pages.len() < 7 || heading < 18.0 {
         faults.push(format!("{} pages, a heading of {heading} points", pages.len()));
     }
@@ -244,6 +247,14 @@ fn print_faults(pages: &Printed, wanted: &[(String, Vec<String>)]) -> Vec<String
         }
     }
     faults
+}
+
+#[test]
+fn a_pdf_without_pages_or_words_is_a_fault() {
+    for pages in [Printed::new(), vec![(595.0, Vec::new())]] {
+        let faults = print_faults(&pages, &[]);
+        assert_eq!(faults, [format!("{} pages, a heading of 0 points", pages.len())]);
+    }
 }
 
 #[test]
