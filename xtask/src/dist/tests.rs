@@ -326,6 +326,13 @@ fn action() -> Vec<String> {
 #[test]
 fn the_steps_of_the_ci_action_unpack_the_tarball_of_this_revision() {
     let tarball = need!(packed(), dist, "the tarball of this revision");
+    let listed = Command::new("ldconfig").arg("-p").output().map_err(|error| error.to_string());
+    let listed = listed.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
+    need!(
+        listed.contains("libibverbs.so.1") && listed.contains("libmlx5.so.1"),
+        mlx5,
+        "libibverbs and libmlx5"
+    );
     let out = std::env::temp_dir().join(format!("xtask-dist-packed-{}", std::process::id()));
     fs::create_dir_all(&out).unwrap();
     let said = set_up_from(&tarball, &action(), &out);
