@@ -119,7 +119,8 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         ("run", Some(error)) => complain!("generator: {error}"),
         ("run", None) => {}
         (_, error) => {
-            let why = error.as_deref().unwrap_or("see its counts");
+            let counts = if run.interrupted { "stopped by a signal" } else { "see its counts" };
+            let why = error.as_deref().unwrap_or(counts);
             complain!("generator: the warm-up failed and nothing was measured: {why}");
         }
     }
