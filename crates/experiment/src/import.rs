@@ -1,11 +1,12 @@
 //! Results from another machine: the entry that `--record` would have written there.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use measure::json_lines;
+use measure::{Label, json_lines};
 use serde::Deserialize;
 
 use crate::measured::{Entry, Measured};
@@ -28,12 +29,24 @@ struct Summary {
     left_out: Vec<String>,
 }
 
+/// The error of a run by the host twin: it tries a command, and its numbers say nothing of a GPU.
+#[derive(Debug)]
+pub struct ByHostTwin;
+
+impl fmt::Display for ByHostTwin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it is a run by the host twin, whose numbers are neither judged nor recorded")
+    }
+}
+
+impl std::error::Error for ByHostTwin {}
+
 /// Reads the folder that a run's `--out` was; the experiment's name, the entry computed from its points, and what is to be said
 /// of a machine that was busy. With `part`, a way to the file that has other parts, series without a point are left out of what
 /// is wanted, and rows of other series stay that were recorded there of the same machine and extent. They keep their
 /// revision; where a claim compares series, only rows of the same revision and versions stay.
 /// Errors: a file that is damaged or cut, an experiment that is not known, points that are not whole, not of one run, or not all
-/// that it measures; a part of an experiment that compares its series by more than their rows.
+/// that it measures; [`ByHostTwin`]; a part of an experiment that compares its series by more than their rows.
 pub fn imported(
     experiments: &Path,
     folder: &Path,
@@ -66,6 +79,9 @@ pub fn imported(
         }
         ensure!(point.is_whole(), "not whole: {}", point.what_is_missing());
     }
+    let is_of_twin =
+        |point: &Point| point::needs_gpu(&point.series) && point.provenance.gpu == Label::Emulated;
+    ensure!(!points.iter().any(is_of_twin), ByHostTwin);
     let measured: BTreeSet<Key> = points.iter().map(Point::key).collect();
     let mut grid = experiment.spec.grid(extent);
     grid.repeat = summary.repeat.unwrap_or(grid.repeat);

@@ -113,10 +113,11 @@ pub fn cells(spec: &Spec, rows: &[Row]) -> Vec<Vec<String>> {
         line.extend(spec.x.as_ref().map(|_| row.x.to_string()));
         line.extend(settings.iter().map(|name| said(&row.settings, name)));
         line.extend(spec.values.iter().map(|name| number(row.values.get(name).map(|[median, ..]| *median))));
-        let range = row.values.get(&spec.range);
-        line.push(range.map_or("-".to_owned(), |[_, least, most]| {
-            format!("{}–{}", number(Some(*least)), number(Some(*most)))
-        }));
+        line.push(match row.values.get(&spec.range) {
+            None => "-".to_owned(),
+            Some([_, least, most]) if row.repetitions == 1 && least == most => "one run".to_owned(),
+            Some([_, least, most]) => format!("{}–{}", number(Some(*least)), number(Some(*most))),
+        });
         line.extend(has_units.then(|| unit(row)));
         line.push(if row.content_ok { "ok".to_owned() } else { "NOT OK".to_owned() });
         lines.push(line);
@@ -213,6 +214,16 @@ mod tests {
         ] {
             assert_eq!(number(value), text);
         }
+    }
+
+    #[test]
+    fn a_range_of_one_repetition_is_one_run() {
+        let one = example("cpu-shim", 64).with("wire_gbps", 108.57);
+        let other = Point { repetition: 1, ..one.clone() };
+        let (alone, twice) = (rows(std::slice::from_ref(&one)), rows(&[one, other]));
+        let table = |rows: &[Row]| super::table(&spec(), rows);
+        assert!(table(&alone).contains("one run") && !table(&alone).contains("–"), "{}", table(&alone));
+        assert!(table(&twice).contains("108.57–108.57"), "{}", table(&twice));
     }
 
     #[test]

@@ -3,42 +3,87 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use experiment::import::imported;
+use experiment::Experiment;
+use experiment::import::{ByHostTwin, imported};
 use experiment::measured::{Entry, Measured};
+use experiment::point::Point;
+use experiment::verdict::Judged;
+use measure::json_lines;
 
-use super::figures::{Figure, Shown};
-use crate::refused::refused;
+use super::figures::{Figure, Shown, by_medians};
+use crate::figure::quoted;
+use crate::workspace;
 
-/// Puts what `results` holds at the end of its figure's entries. Error: refused with what is wrong, and what to do.
-pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<()> {
+/// What a folder of results holds one of, finished or not.
+const OF_RESULTS: [&str; 3] = ["summary.json", "results.jsonl", "measured.json"];
+
+/// How verdicts on a `measured.json` come, which has not each repetition.
+const BY_MEDIANS: &str = "judged by the kept medians";
+
+/// The results that `add` names: of a folder that is none itself, as `figure all` leaves it, those in it.
+pub fn folders(add: &[PathBuf]) -> Vec<PathBuf> {
+    let is_result = |folder: &Path| OF_RESULTS.iter().any(|name| folder.join(name).is_file());
+    let each = |results: &PathBuf| {
+        let inner = workspace::names_in(results).into_iter().map(|name| results.join(name));
+        let inner: Vec<PathBuf> = inner.filter(|folder| is_result(folder)).collect();
+        if inner.is_empty() || is_result(results) { vec![results.clone()] } else { inner }
+    };
+    add.iter().flat_map(each).collect()
+}
+
+/// Puts what `results` holds at the end of its figure's entries. A run by the host twin is named and left out.
+/// Error: one line, with what is wrong and what to do.
+pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<(), String> {
     let at = results.display();
+    let wrong = |what: String| format!("report: --add {at}: {what}; the page is without it");
     if !results.exists() {
-        return Err(refused(format!(
-            "report: --add {at}: there is no such file or folder; give the --out of `figure`"
-        )));
+        return Err(wrong("there is no such file or folder; give the --out of `figure`".to_owned()));
     }
-    let (name, entries) = read(&root.join("experiments"), results).map_err(|error| {
-        refused(format!(
-            "report: --add {at}: {error:#}; it is damaged, or of another version: copy it again, or measure with this version and give \
-             the folder that was --out. The results are left as they are, and no page was written"
-        ))
-    })?;
+    if let Some(go_on) = unfinished(results) {
+        return Err(wrong(format!("unfinished: go on with `{go_on}`, and the other options that it had")));
+    }
+    let (name, entries) = match read(&root.join("experiments"), results) {
+        Ok(read) => read,
+        Err(error) if error.is::<ByHostTwin>() => {
+            say!("report: --add {at}: a run by the host twin has no place on the page");
+            return Ok(());
+        }
+        Err(error) => {
+            return Err(wrong(format!(
+                "{error:#}; it is damaged, or of another version: copy it again, or measure with this version and give the folder that \
+                 was --out. The results are left as they are"
+            )));
+        }
+    };
     let Some(figure) = figures.iter_mut().find(|figure| figure.name() == name) else {
         let there: Vec<&str> = figures.iter().map(Figure::name).collect();
-        return Err(refused(format!(
-            "report: --add {at}: it is of {name}, and the page has {}",
-            there.join(", ")
-        )));
+        return Err(wrong(format!("it is of {name}, and the page has {}", there.join(", "))));
     };
-    let from = format!("{at} (added, not recorded)");
-    // What a file says of itself is no verdict of the harness.
-    let unjudged = |entry: Entry| Entry { verdicts: Vec::new(), ..entry };
-    let shown = |entry: Entry| Shown::new(&figure.experiment, unjudged(entry), from.clone());
-    figure.shown.extend(entries.into_iter().map(shown).collect::<Vec<_>>());
+    for entry in entries {
+        let shown = Shown::added(&figure.experiment, entry, format!("{at} (added, not recorded)"));
+        if shown.is_smoke() {
+            say!("report: --add {at}: smoke: not judged");
+        }
+        figure.shown.push(shown);
+    }
     Ok(())
 }
 
-/// The experiment's name, and its entries. A folder of a run has one, a `measured.json` as many as it has.
+/// The command that goes on with a run that was interrupted.
+fn unfinished(folder: &Path) -> Option<String> {
+    let has = |name: &str| folder.join(name).is_file();
+    if !has("results.jsonl") || has("summary.json") || has("measured.json") {
+        return None;
+    }
+    let points = json_lines::read::<Point>(&folder.join("results.jsonl")).ok()?.records;
+    let name = &points.first()?.experiment;
+    let figure = name.strip_prefix("fig").unwrap_or(name);
+    let out = quoted(&folder.display().to_string());
+    Some(format!("{} figure {figure} --resume --out {out}", workspace::us()))
+}
+
+/// The experiment's name, and its entries with verdicts of this program. A folder of a run has one, a `measured.json` as many as
+/// it has.
 fn read(experiments: &Path, results: &Path) -> Result<(String, Vec<Entry>)> {
     let folder = match results.is_dir() {
         true => results,
@@ -54,12 +99,20 @@ fn read(experiments: &Path, results: &Path) -> Result<(String, Vec<Entry>)> {
     }
     let file = if results.is_dir() { results.join("measured.json") } else { results.to_owned() };
     ensure!(file.is_file(), "it holds neither summary.json nor measured.json");
-    let entries = Measured::read(&file)?.entries;
+    let mut entries = Measured::read(&file)?.entries;
     ensure!(entries.iter().any(|entry| !entry.rows.is_empty()), "{} has no points", file.display());
     let full = file.canonicalize().unwrap_or_else(|_| file.clone());
     let name = full.parent().and_then(Path::file_name).context("no folder names its figure")?;
     let name = name.to_string_lossy().into_owned();
     let is_known = experiments.join(&name).join("spec.toml").is_file();
     ensure!(is_known, "the folder `{name}` that it lies in names no figure: call it fig4 for figure 4");
+    let experiment = Experiment::read(experiments, &name)?;
+    for entry in &mut entries {
+        // What a file says of itself is no verdict of this program, but for the load that the medians do not show.
+        let was_disturbed = entry.verdicts.iter().any(|one| one.disturbed);
+        let judged = experiment.judge(&entry.points(&name)).into_iter();
+        let judged = judged.map(|one| Judged { disturbed: was_disturbed, ..by_medians(one, BY_MEDIANS) });
+        entry.verdicts = judged.collect();
+    }
     Ok((name, entries))
 }

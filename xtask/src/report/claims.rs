@@ -58,7 +58,7 @@ pub struct Line<'a> {
     pub standing: ClaimStatus,
     /// The verdict in words.
     pub said: String,
-    /// The entry that the verdict is of.
+    /// The recorded entry that the verdict is of.
     pub by: Option<&'a Shown>,
     /// Every entry that judges it, with its verdict.
     pub judged: Vec<(&'a Shown, &'a Judged)>,
@@ -121,7 +121,8 @@ fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line
     Line { figure, claim, standing, said, by: by.map(|(shown, _)| shown), judged, reason }
 }
 
-/// The entry whose verdict is the claim's.
+/// The recorded entry whose verdict is the claim's.
 fn deciding<'a>(judged: &[(&'a Shown, &'a Judged)]) -> Option<(&'a Shown, &'a Judged)> {
-    judged.iter().max_by_key(|(_, judged)| judged.verdict.rank(judged.label)).copied()
+    let recorded = judged.iter().filter(|(shown, _)| !shown.is_added);
+    recorded.max_by_key(|(_, judged)| judged.verdict.rank(judged.label)).copied()
 }

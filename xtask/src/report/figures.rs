@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use experiment::measured::{Entry, Measured};
+use experiment::spec::Extent;
 use experiment::verdict::{Judged, Verdict};
 use experiment::{Experiment, Paper, Picture, modelled, pictures};
 
@@ -32,6 +33,8 @@ pub struct Shown {
     pub entry: Entry,
     /// The file that holds it.
     pub from: String,
+    /// Whether `--add` named it; its verdicts are no claim's.
+    pub is_added: bool,
     /// Its verdicts, of every claim that its experiment judges.
     pub judged: Vec<Judged>,
     pub pictures: Vec<Drawn>,
@@ -46,10 +49,10 @@ pub struct Drawn {
 }
 
 /// What is said of a verdict that no run gave.
-const BY_MEDIANS: &str = "judged by the kept medians: claim or rule is newer than the run";
+const NEWER: &str = "judged by the kept medians: claim or rule is newer than the run";
 
 impl Shown {
-    /// `entry` of `experiment`; id and drawings come with [`finish`].
+    /// A recorded `entry` of `experiment`; id and drawings come with [`finish`].
     pub fn new(experiment: &Experiment, entry: Entry, from: String) -> Shown {
         // A run saw each repetition: its verdict stands as long as claim and rule do.
         let of_run = |judged: &Judged| {
@@ -58,17 +61,29 @@ impl Shown {
             };
             entry.verdicts.iter().find(is_same).cloned()
         };
-        let by_medians = |mut judged: Judged| {
-            let is_judged =
-                [Verdict::Reproduced, Verdict::InPart, Verdict::NotReproduced].contains(&judged.verdict);
-            judged.evidence.extend(is_judged.then(|| BY_MEDIANS.to_owned()));
-            judged
-        };
         let judged = experiment.judge(&entry.points(&experiment.spec.name));
         let judged =
-            judged.into_iter().map(|judged| of_run(&judged).unwrap_or_else(|| by_medians(judged))).collect();
+            judged.into_iter().map(|judged| of_run(&judged).unwrap_or_else(|| by_medians(judged, NEWER)));
+        let judged = judged.collect();
+        Shown { judged, is_added: false, ..Shown::added(experiment, entry, from) }
+    }
+
+    /// An `entry` of `experiment` that `--add` named, with the verdicts that it holds; a smoke run has none.
+    pub fn added(experiment: &Experiment, entry: Entry, from: String) -> Shown {
+        let judged = if is_smoke(&entry) { Vec::new() } else { entry.verdicts.clone() };
         let figure = experiment.spec.name.clone();
-        Shown { id: String::new(), figure, entry, from, judged, pictures: Vec::new(), day: None }
+        let (id, pictures) = (String::new(), Vec::new());
+        Shown { id, figure, entry, from, is_added: true, judged, pictures, day: None }
+    }
+
+    /// What stands beside the verdicts of an added entry: `added, quick`.
+    pub fn mark(&self) -> Option<String> {
+        self.is_added.then(|| format!("added, {}", self.entry.extent))
+    }
+
+    /// Whether it shows only that its command works.
+    pub fn is_smoke(&self) -> bool {
+        is_smoke(&self.entry)
     }
 }
 
@@ -97,13 +112,20 @@ impl Figure {
         all.map(|drawn| (drawn.stem.as_str(), drawn.picture.svg.as_str()))
     }
 
+    /// Whether it has an entry that `--add` did not name.
+    pub fn is_recorded(&self) -> bool {
+        self.shown.iter().any(|shown| !shown.is_added)
+    }
+
     /// Where its numbers come from, or the command that records them.
     pub fn standing(&self) -> String {
-        match self.shown.len() {
+        let added = self.shown.iter().filter(|shown| shown.is_added).count();
+        let recorded = match self.shown.len() - added {
             0 => format!("not recorded yet: {}", self.missing()),
             1 => "1 entry".to_owned(),
             count => format!("{count} entries"),
-        }
+        };
+        if added == 0 { recorded } else { format!("{recorded}; {added} added") }
     }
 
     /// The command that records it, and the parts that must be hardware for some claim of it.
@@ -116,6 +138,17 @@ impl Figure {
             if parts.is_empty() { String::new() } else { format!(", with hardware: {}", parts.join(", ")) };
         format!("`cargo xtask figure {} --record` measures and records it{needs}", self.number())
     }
+}
+
+/// A verdict that no run gave says `how` it came.
+pub fn by_medians(mut judged: Judged, how: &str) -> Judged {
+    let is_judged = [Verdict::Reproduced, Verdict::InPart, Verdict::NotReproduced].contains(&judged.verdict);
+    judged.evidence.extend(is_judged.then(|| how.to_owned()));
+    judged
+}
+
+fn is_smoke(entry: &Entry) -> bool {
+    entry.extent == Extent::Smoke.name()
 }
 
 /// Every figure that has a `paper.toml`, with the entries of its `measured.json`.

@@ -12,6 +12,7 @@ use clap::Args;
 use experiment::run::write_whole;
 use experiment::{csv, pdf, png};
 
+use crate::refused::refused;
 use crate::workspace::{root, target_dir};
 
 mod added;
@@ -40,8 +41,8 @@ pub struct Options {
     /// Open the page in the browser.
     #[arg(long)]
     open: bool,
-    /// Show these results beside the recorded ones, without a commit: the folder that was --out of `figure`, a file in it, or a
-    /// measured.json. May be given several times.
+    /// Show these results beside the recorded ones, marked as added, without a commit: the folder that was --out of `figure` or
+    /// `figure all`, a file in it, or a measured.json. They change no claim's verdict. May be given several times.
     #[arg(long, value_name = "RESULTS")]
     add: Vec<PathBuf>,
     /// Draw the top of the page into this PNG too, by headless Chromium.
@@ -50,9 +51,10 @@ pub struct Options {
 }
 
 /// Reads what is recorded and what is added, then draws and writes.
+/// Error: refused, after all of that, with a line for each of the results that are not on the page.
 pub fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| target_dir().join("report"));
-    let figures = gathered(&root(), &options.add)?;
+    let (figures, left_out) = gathered(&root(), &options.add)?;
     let claims = Claims::of(&figures);
     let page = written(&figures, &claims, &out).with_context(|| {
         format!(
@@ -74,15 +76,16 @@ pub fn run(options: &Options) -> Result<()> {
     if options.open {
         open(&page);
     }
-    Ok(())
+    if left_out.is_empty() { Ok(()) } else { Err(refused(left_out.join("\n"))) }
 }
 
-/// All figures with their recorded entries and those of `add`.
-fn gathered(root: &Path, add: &[PathBuf]) -> Result<Vec<Figure>> {
+/// All figures with their recorded entries and those of `add`; a line for each of the results that could not be added.
+fn gathered(root: &Path, add: &[PathBuf]) -> Result<(Vec<Figure>, Vec<String>)> {
     let mut figures = figures::recorded(root)?;
-    add.iter().try_for_each(|results| added::add(&mut figures, root, results))?;
+    let each = added::folders(add);
+    let left_out = each.iter().filter_map(|results| added::add(&mut figures, root, results).err()).collect();
     figures::finish(&mut figures, root)?;
-    Ok(figures)
+    Ok((figures, left_out))
 }
 
 /// Writes all files; the path of the page.

@@ -3,7 +3,7 @@
 use super::claims::{ClaimStatus, Claims, Line};
 use super::figures::Figure;
 use super::html::{attribute, prose, table_of, text};
-use super::section::{badge, evidence, link, repetitions, section, source};
+use super::section::{badge, evidence, link, marked, repetitions, section, source};
 use experiment::plot_colours;
 
 const STYLE: &str = include_str!("page.css");
@@ -17,7 +17,7 @@ pub fn page(figures: &[Figure], claims: &Claims<'_>) -> String {
         .iter()
         .map(|figure| {
             let (name, number, title) = (figure.name(), figure.number(), text(&figure.experiment.spec.title));
-            let missing = if figure.shown.is_empty() { " <small>not recorded yet</small>" } else { "" };
+            let missing = if !figure.is_recorded() { " <small>not recorded yet</small>" } else { "" };
             format!("<li><a href=\"#{name}\">Figure {number}</a> {title}{missing}</li>\n")
         })
         .collect();
@@ -57,8 +57,9 @@ fn table(claims: &Claims<'_>) -> String {
     let rows: String = claims.lines.iter().map(row).collect();
     let titles = ["claim", "figure", "verdict", "evidence", "provenance", "raw data"];
     format!(
-        "<section id=\"claims\">\n<h2>All claims</h2>\n<p>The paper makes {count} claims. A claim's verdict is that of the entry with the strongest \
-         label; of entries with the same label it is the least favourable one. The evidence lists every entry.</p>\n\
+        "<section id=\"claims\">\n<h2>All claims</h2>\n<p>The paper makes {count} claims. A claim's verdict is that of the recorded entry with the \
+         strongest label; of entries with the same label it is the least favourable one. The evidence lists every entry; added ones decide \
+         no claim.</p>\n\
          <div class=\"filter\" role=\"group\" aria-label=\"show claims by verdict\" hidden>\n\
          <button type=\"button\" data-show=\"\" aria-pressed=\"true\">all {count}</button>\n{buttons}</div>\n\
          {table}</section>\n",
@@ -79,10 +80,11 @@ fn row(line: &Line<'_>) -> String {
         if first.is_empty() { String::new() } else { format!("<div class=\"note\">{}</div>", text(first)) };
     let of = |(shown, judged): &(&super::figures::Shown, &experiment::verdict::Judged)| {
         format!(
-            "<div>{} {} <small>label {}</small>{}</div>",
+            "<div>{} {} <small>label {}{}</small>{}</div>",
             link(&shown.id),
             text(&judged.said()),
             judged.label,
+            marked(shown),
             evidence(judged)
         )
     };

@@ -18,7 +18,7 @@ pub fn section(figure: &Figure, lines: &[Line<'_>]) -> String {
     let title = text(&figure.experiment.spec.title);
     let mut out = format!("<section id=\"{name}\">\n<h2><span>Figure {number}</span> {title}</h2>\n");
     out += &format!("<p class=\"published\"><b>Published.</b> {}</p>\n", text(source.source.trim()));
-    if figure.shown.is_empty() {
+    if !figure.is_recorded() {
         let alone = if figure.alone.is_empty() { "" } else { " The published series stand alone." };
         let missing = prose(&figure.missing());
         out += &format!("<p class=\"missing\"><b>Not recorded yet:</b> {missing}.{alone}</p>\n");
@@ -45,14 +45,14 @@ fn entries(figure: &Figure) -> String {
     let tab = |(at, shown): (usize, &Shown)| {
         let checked = if at == 0 { " checked" } else { "" };
         let (name, id) = (figure.name(), attribute(&shown.id));
-        let of = text(&shown.entry.subject());
+        let of = text(&shown.entry.subject()) + &marked(shown);
         format!(
             "<input type=\"radio\" name=\"{name}\" id=\"t{id}\"{checked}><label for=\"t{id}\"><b>{id}</b> {of}</label>\n"
         )
     };
     let tabs: String = figure.shown.iter().enumerate().filter(|_| count > 1).map(tab).collect();
     let panel = |shown: &Shown| {
-        let (id, of) = (attribute(&shown.id), text(&shown.entry.subject()));
+        let (id, of) = (attribute(&shown.id), text(&shown.entry.subject()) + &marked(shown));
         let pictures: String = shown.pictures.iter().map(drawing).collect();
         let cells = table::cells(&figure.experiment.spec, &shown.entry.rows);
         let cells: Vec<Vec<String>> =
@@ -177,13 +177,14 @@ fn side_by_side(figure: &Figure, lines: &[Line<'_>]) -> String {
         }
     }
     let mut titles = vec!["claim or aim".to_owned()];
-    titles.extend(figure.shown.iter().map(|shown| link(&shown.id)));
+    titles.extend(figure.shown.iter().map(|shown| link(&shown.id) + &marked(shown)));
     titles.extend(figure.shown.is_empty().then(|| "verdict".to_owned()));
     let cells = |(id, said): &(&str, &str)| {
         let line = own.iter().find(|line| line.claim.id == *id);
         let mut cells = vec![format!("{} {}", text(said), code(id))];
         let of = |shown: &Shown| match (shown.judged.iter().find(|one| one.id == *id), line) {
             (Some(one), _) => verdict(one),
+            (None, _) if shown.is_smoke() => "smoke: not judged".to_owned(),
             (None, Some(line)) if line.judged.is_empty() => badge(line.standing, &line.said),
             (None, _) => "—".to_owned(),
         };
@@ -217,6 +218,11 @@ pub fn evidence(one: &Judged) -> String {
 
 pub fn badge(standing: ClaimStatus, said: &str) -> String {
     format!("<span class=\"badge {}\">{}</span>", standing.key(), text(said))
+}
+
+/// What tells an added entry from a recorded one.
+pub fn marked(shown: &Shown) -> String {
+    shown.mark().map_or_else(String::new, |mark| format!(", {}", text(&mark)))
 }
 
 /// To an entry of the page.

@@ -28,20 +28,29 @@ impl Stage {
 
     /// A quick run of figure 4 without a GPU, as `figure 4 --quick --out` leaves it.
     fn run(&self, change: impl Fn(&mut Point)) -> PathBuf {
-        let experiment = experiment::Experiment::read(&root().join("experiments"), "fig4").unwrap();
-        let mut grid = experiment.spec.grid(Extent::Quick);
-        grid.without_gpu();
+        self.run_of("fig4", Extent::Quick, "results", change)
+    }
+
+    /// Results in `folder`. Figure 6 has the series that the host twin measures.
+    fn run_of(&self, name: &str, extent: Extent, folder: &str, change: impl Fn(&mut Point)) -> PathBuf {
+        let experiment = experiment::Experiment::read(&root().join("experiments"), name).unwrap();
+        let mut grid = experiment.spec.grid(extent);
+        match name {
+            "fig6" => grid.series.retain(|series| series.starts_with("gpu-fair-")),
+            _ => drop(grid.without_gpu()),
+        }
         let mut lines = String::new();
         for key in grid.keys() {
             let mut point = example(&key.series, key.x);
-            (point.at, point.repetition) = (key.at, key.repetition);
+            (point.experiment, point.at, point.repetition) = (name.to_owned(), key.at, key.repetition);
             change(&mut point);
             lines += &(serde_json::to_string(&point).unwrap() + "\n");
         }
-        let results = self.0.join("results");
+        let results = self.0.join(folder);
         fs::create_dir_all(&results).unwrap();
         fs::write(results.join("results.jsonl"), lines).unwrap();
-        let summary = r#"{"experiment":"fig4","extent":"quick","ratios":null}"#;
+        let summary =
+            serde_json::json!({ "experiment": name, "extent": extent.name(), "ratios": null }).to_string();
         fs::write(results.join("summary.json"), summary).unwrap();
         results
     }
@@ -54,7 +63,14 @@ impl Drop for Stage {
 }
 
 fn committed() -> Vec<Figure> {
-    gathered(&root(), &[]).unwrap()
+    gathered(&root(), &[]).unwrap().0
+}
+
+/// The page's figures with `add`, all of which can be added.
+fn with(add: &[PathBuf]) -> Vec<Figure> {
+    let (figures, left_out) = gathered(&root(), add).unwrap();
+    assert_eq!(left_out, Vec::<String>::new());
+    figures
 }
 
 /// Elements that are opened and not closed, or closed and not opened; what stands in `script` and `style` is no markup.
@@ -216,17 +232,22 @@ fn results_of_a_user_stand_beside_the_recorded_ones_and_stay_as_they_are() {
     let before = fs::read(results.join("results.jsonl")).unwrap();
     // A folder, a file in it, a measured.json, a folder that holds one.
     let add = [results.clone(), results.join("summary.json"), other.join("measured.json"), other];
-    let figures = gathered(&root(), &add).unwrap();
+    let figures = with(&add);
     assert_eq!(count(&figures), count(&recorded) + 4);
     let fig4 = figures.iter().find(|figure| figure.number() == 4).unwrap();
     let mine = fig4.shown.last().unwrap();
     assert!(mine.from.ends_with("(added, not recorded)") && mine.id == "4e" && mine.day.is_none());
-    // A card is a stronger label than the software NIC: its verdict is the claim's.
     let lines = Claims::of(&figures).lines;
     let own = lines.iter().find(|line| line.claim.id == "own-equals-vanilla").unwrap();
-    assert_eq!((own.by.unwrap().id.as_str(), own.said.as_str(), own.judged.len()), ("4e", "reproduced", 5));
+    assert_eq!(
+        (own.judged[4].0.id.as_str(), own.judged[4].1.said().as_str(), own.judged.len()),
+        ("4e", "reproduced", 5)
+    );
     let page = whole(&figures);
-    assert!(page.contains("<b>4e</b> my card (hardware)") && page.contains("not in this repository"));
+    assert!(
+        page.contains("<b>4e</b> my card (hardware), added, quick")
+            && page.contains("not in this repository")
+    );
     for words in ["<code>cpu_watts</code></td><td>80.00 (70.00–90.00)", "n/a: no &lt;nvidia-smi&gt;"] {
         assert!(page.contains(words), "{words}");
     }
@@ -234,7 +255,86 @@ fn results_of_a_user_stand_beside_the_recorded_ones_and_stay_as_they_are() {
 }
 
 #[test]
-fn results_that_are_damaged_or_of_another_version_are_refused_and_no_page_is_written() {
+fn added_results_move_no_claim_and_say_what_they_are() {
+    let stage = Stage::new("headline");
+    // A card is a stronger label than the software NIC, and this one is slower than it should be.
+    let slow = |point: &mut Point| {
+        point.others = Some(point.provenance.cores as f64);
+        let share = if point.series == "cpu-shim" { 0.01 } else { 1.0 };
+        point.values.values_mut().for_each(|value| *value *= share);
+    };
+    let quick = stage.run_of("fig4", Extent::Quick, "quick", slow);
+    let smoke = stage.run_of("fig4", Extent::Smoke, "smoke", slow);
+    let measured = stage.0.join("fig4");
+    fs::create_dir_all(&measured).unwrap();
+    fs::copy(root().join("experiments/fig4/measured.json"), measured.join("measured.json")).unwrap();
+    let (recorded, figures) = (committed(), with(&[quick, smoke, measured]));
+    let (before, after) = (Claims::of(&recorded), Claims::of(&figures));
+    assert_eq!(before.counts, after.counts);
+    for (old, new) in before.lines.iter().zip(&after.lines) {
+        let of =
+            |line: &claims::Line<'_>| (line.standing, line.said.clone(), line.by.map(|by| by.id.clone()));
+        assert_eq!(of(old), of(new), "{}", old.claim.id);
+    }
+    let own = after.lines.iter().find(|line| line.claim.id == "own-equals-vanilla").unwrap();
+    let ids: Vec<&str> = own.judged.iter().map(|(shown, _)| shown.id.as_str()).collect();
+    assert_eq!(&ids[..6], ["4a", "4b", "4c", "4d", "4f", "4g"], "4e is the smoke run");
+    let (_, judged) = own.judged[3];
+    assert_eq!(judged.said(), "not reproduced, under load");
+    let is_by_medians = |judged: &&experiment::verdict::Judged| {
+        judged.evidence.iter().any(|line| line.contains("kept medians"))
+    };
+    assert_eq!(
+        own.judged.iter().map(|(_, judged)| is_by_medians(judged)).collect::<Vec<_>>()[3..5],
+        [false, true]
+    );
+    let page = whole(&figures);
+    for words in [
+        "not reproduced, under load <small>label hardware, added, quick</small>",
+        "<a href=\"#e4e\">4e</a>, added, smoke",
+        "<td>smoke: not judged</td>",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
+    let newer = |figures: &[Figure]| whole(figures).matches("newer than the run").count();
+    assert_eq!(newer(&figures), newer(&recorded));
+}
+
+#[test]
+fn a_run_by_the_host_twin_is_left_out_and_the_page_is_of_the_others() {
+    let stage = Stage::new("twin");
+    let twin = stage.run_of("fig6", Extent::Quick, "all/fig6", |point| {
+        point.provenance.gpu = measure::Label::Emulated;
+        point.provenance.gpu_device.clear();
+    });
+    let none = |_: &str| PathBuf::new();
+    let error = experiment::import::imported(&root().join("experiments"), &twin, Some(&none)).unwrap_err();
+    assert!(error.is::<experiment::import::ByHostTwin>(), "{error:#}");
+    stage.run_of("fig4", Extent::Quick, "all/fig4", |_| ());
+    // As `figure all --out` leaves it: a folder of folders.
+    let figures = with(&[stage.0.join("all")]);
+    let added: Vec<&str> = figures
+        .iter()
+        .flat_map(|figure| &figure.shown)
+        .filter(|shown| shown.is_added)
+        .map(|shown| shown.id.as_str())
+        .collect();
+    assert_eq!(added, ["4d"]);
+}
+
+#[test]
+fn an_interrupted_run_is_named_with_the_command_that_goes_on_with_it() {
+    let stage = Stage::new("unfinished");
+    let results = stage.run(|_| ());
+    fs::remove_file(results.join("summary.json")).unwrap();
+    let (_, left_out) = gathered(&root(), std::slice::from_ref(&results)).unwrap();
+    let command =
+        format!("unfinished: go on with `cargo xtask figure 4 --resume --out {}`", results.display());
+    assert!(left_out.len() == 1 && left_out[0].contains(&command), "{left_out:?}");
+}
+
+#[test]
+fn results_that_are_damaged_or_of_another_version_are_refused_and_the_page_is_of_the_others() {
     let stage = Stage::new("refused");
     let results = stage.run(|_| ());
     let file = results.join("results.jsonl");
@@ -266,15 +366,16 @@ fn results_that_are_damaged_or_of_another_version_are_refused_and_no_page_is_wri
         let line = error.to_string();
         assert!(error.is::<Refused>() && line.lines().count() == 1, "{error:#}");
         let what =
-            [words, &results.display().to_string(), "measure with this version", "no page was written"];
+            [words, &results.display().to_string(), "measure with this version", "the page is without it"];
         assert!(what.iter().all(|what| line.contains(what)), "{words}: {line}");
-        assert!(!stage.out().exists(), "{words}");
+        assert!(fs::remove_file(stage.out().join(PAGE)).is_ok(), "{words}");
         assert_eq!(fs::read_to_string(&file).unwrap(), *text);
     }
-    let error = gathered(&root(), &[stage.0.join("gone")]).err().unwrap().to_string();
+    let refused = |results: PathBuf| gathered(&root(), &[results]).unwrap().1.remove(0);
+    let error = refused(stage.0.join("gone"));
     assert!(error.contains("gone: there is no such file or folder; give the --out"), "{error}");
     let bench = root().join("experiments/bench-nic/measured.json");
-    let error = gathered(&root(), &[bench]).err().unwrap().to_string();
+    let error = refused(bench);
     assert!(error.contains("it is of bench-nic, and the page has fig1, fig2"), "{error}");
 }
 
