@@ -250,7 +250,7 @@ impl<M: Memory> Core<M> {
         Ok(())
     }
 
-    /// A SEND closed a window, as its responder allowed. Through shared memory READs that came before it are answered all the same,
+    /// Invalidates a window's key for a SEND that its responder allowed. READs of shared memory that came before it are still answered,
     /// until the region itself goes. On the wire an answer is read packet by packet as it leaves, and what is left of it finds its
     /// key closed: IBTA lets a SEND pass the READ before it, and a program that minds posts it with a fence.
     fn invalidate(&mut self, qp: &mut Qp, key: u32) {

@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    /// As where cuBLASLt multiplies rows that a kernel of ours writes.
+    /// The im2col matrix times the weights, as cuBLASLt multiplies them on a GPU.
     #[test]
     fn a_convolution_is_the_product_of_what_its_outputs_see() {
         measure::need!(crate::engine::has_twin(), "a C++ compiler");

@@ -22,8 +22,7 @@ use rdma_shim::kernel::Plain;
 const RUN: Duration = Duration::from_secs(5);
 /// Longest wait of a post for room, of which there always is.
 const PATIENCE_NS: u64 = 2_000_000_000;
-/// Between looks whether a kernel beside a played NIC has ended. A thread that looks without a pause may have the other half of the core
-/// on which the NIC is played, which then takes twice as long for a WQE.
+/// Between looks whether a kernel beside a played NIC has ended: a thread that looks without a pause takes a core from the NIC's threads.
 const PAUSE: Duration = Duration::from_micros(100);
 /// Longest time that a played NIC needs for the last doorbell of a kernel that has ended.
 const LAST_DOORBELL: Duration = Duration::from_secs(1);
@@ -217,7 +216,7 @@ impl GpuBench {
         let (sample, played) = std::thread::scope(|scope| {
             let nic = scope.spawn(|| device.play(&rules, &signals));
             // However this ends, its threads do.
-            let _stop = StopAtEnd(&signals);
+            let stop = StopAtEnd(&signals);
             while signals.ready.load(Ordering::Acquire) < UNITS && !nic.is_finished() {
                 std::thread::yield_now();
             }
@@ -226,7 +225,7 @@ impl GpuBench {
             while sample.is_ok() && !nic.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(PAUSE);
             }
-            signals.stop.store(true, Ordering::Relaxed);
+            drop(stop);
             (sample, nic.join().expect("a NIC that is played does not panic"))
         });
         // What was wrong with a WQE says more than what came of it.

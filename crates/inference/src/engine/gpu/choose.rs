@@ -16,7 +16,7 @@ use super::libraries::{By, Chosen, Libraries, Tried};
 use super::library_plan::{Candidate, LibraryPlan, Present};
 use super::ready::{Memory, Place, Ready, memory, words_of};
 use super::timed::Timed;
-use super::trial::{Attempt, Trials};
+use super::trial::{Attempt, Trials, condemns};
 use super::weights::Weights;
 use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
@@ -246,16 +246,12 @@ struct Bench<'a> {
 /// An error of a way to compute a step; a library's is named where it took the context with it, or does not end.
 fn lost(step: &Step, by: &By, error: EngineError, is_noted: bool) -> EngineError {
     match error {
-        EngineError::Gpu(why) if *by != By::Own && (why.is_context_lost() || does_not_end(&why)) => {
+        EngineError::Gpu(why) if *by != By::Own && condemns(&why) => {
             let (step, by) = (step.names.join(" "), by.to_string());
             EngineError::Tried { step, by, why: Box::new(why), is_noted }
         }
         other => other,
     }
-}
-
-fn does_not_end(error: &gpu::Error) -> bool {
-    matches!(error, gpu::Error::Deadline { .. })
 }
 
 /// A way that works, with its graph. `attempt`: unless it is our own.
@@ -359,7 +355,7 @@ impl<'a> Bench<'a> {
                         found.push(Some(good));
                     }
                     // Behind what does not end nothing else can be tried.
-                    Err(EngineError::Gpu(error)) if error.is_context_lost() || does_not_end(&error) => {
+                    Err(EngineError::Gpu(error)) if condemns(&error) => {
                         return Err(lost(step, &one.by, error.into(), self.trials.has_noted()));
                     }
                     Err(error) => {

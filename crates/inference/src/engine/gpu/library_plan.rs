@@ -32,8 +32,8 @@ pub enum Candidate {
 #[derive(Debug, Clone)]
 pub enum LibraryPlan {
     Convolution(Arc<ConvolutionPlan>, Box<Convolution>),
-    /// With the bytes of the workspace, behind the product's own, into which a kernel of ours writes the rows that it reads, unless the
-    /// rows are the tensor's.
+    /// The range is where the im2col matrix lies in the workspace, in bytes, behind the product's own part. `None`: the product reads the
+    /// tensor itself.
     Product(Arc<ProductPlan>, Option<Range<usize>>),
 }
 

@@ -242,17 +242,17 @@ impl<'a> Trials<'a> {
         let Some(file) = &self.file else { return run() };
         file.write(&attempt.text());
         let result = run();
-        let failed = match &result {
-            Err(EngineError::Gpu(error)) => {
-                error.is_context_lost() || matches!(error, gpu::Error::Deadline { .. })
-            }
-            _ => false,
-        };
-        if !failed {
+        let is_condemned = matches!(&result, Err(EngineError::Gpu(error)) if condemns(error));
+        if !is_condemned {
             file.write("");
         }
         result
     }
+}
+
+/// Whether no kernel of this process can run behind an error: the context is lost, or a kernel does not end.
+pub fn condemns(error: &gpu::Error) -> bool {
+    error.is_context_lost() || matches!(error, gpu::Error::Deadline { .. })
 }
 
 /// Once in this process: a model is loaded in several formats, and a layer is tried in several ways.
