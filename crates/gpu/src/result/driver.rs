@@ -203,6 +203,13 @@ pub unsafe fn primary_release(device: CUdevice) -> Result<()> {
     call!(cuDevicePrimaryCtxRelease_v2(device))
 }
 
+/// Whether there is a primary context of this process. By its name: an older driver's table lacks it.
+pub fn primary_is_active(device: CUdevice) -> Result<bool> {
+    let (mut flags, mut is_active) = (0, 0);
+    call!(cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active))?;
+    Ok(is_active != 0)
+}
+
 /// Makes a context beside the primary one, which is current in this thread then. By the name that drivers of every version have.
 pub unsafe fn context_create(device: CUdevice) -> Result<CUcontext> {
     const NAME: &str = "cuCtxCreate_v2";

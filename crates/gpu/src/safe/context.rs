@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ struct Inner {
     gpu: Gpu,
     context: CUcontext,
     is_primary: bool,
+    /// It lives as long as the process.
+    stays: AtomicBool,
     streams: Mutex<Vec<Entry>>,
     discarded: Mutex<Vec<Discarded>>,
     /// Held through a scan and the freeing after it: a thread that sees an empty list may unmap pages that were in it. Taken before
@@ -87,6 +89,12 @@ impl Context {
 
     pub fn gpu(&self) -> Gpu {
         self.0.gpu
+    }
+
+    /// Has it live as long as the process, whatever shares are dropped. A library keeps what it loaded into a context, beyond its handles'
+    /// ends, and takes a new context at the same address for the old one.
+    pub fn keep(&self) {
+        self.0.stays.store(true, Ordering::Relaxed);
     }
 
     /// Waits for all that was launched in it, as `cudaDeviceSynchronize` does, without a deadline: asleep or spinning, as
@@ -255,7 +263,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Inner {
     fn new(gpu: Gpu, context: CUcontext, is_primary: bool) -> Inner {
         let (streams, discarded, sweeping) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Inner { gpu, context, is_primary, streams, discarded, sweeping, lost: AtomicUsize::new(0) }
+        let (stays, lost) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Inner { gpu, context, is_primary, stays, streams, discarded, sweeping, lost }
     }
 
     fn enter(&self) -> Result<()> {
@@ -326,7 +335,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Giving back the last share waits for the device: where it does not come to rest, the context stays.
-        if self.at_rest(REST) {
+        if self.at_rest(REST) && !self.stays.load(Ordering::Relaxed) {
             let _ = match self.is_primary {
                 // SAFETY: the share was taken by a `Context`, and all that was made in it is gone: each such thing held this value.
                 true => unsafe { driver::primary_release(self.gpu.device) },

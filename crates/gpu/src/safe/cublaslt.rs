@@ -147,6 +147,7 @@ impl CublasLt {
         context.enter()?;
         // SAFETY: the context is current, and is again where the handle is ended.
         let raw = unsafe { library.create() }?;
+        context.keep();
         Ok(CublasLt(Arc::new(Handle { library, context: context.clone(), raw })))
     }
 

@@ -56,6 +56,11 @@ impl Gpu {
         driver::primary_set_waiting(self.device, asleep)
     }
 
+    /// Whether this process has its primary context.
+    pub fn has_context(&self) -> Result<bool> {
+        driver::primary_is_active(self.device)
+    }
+
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }

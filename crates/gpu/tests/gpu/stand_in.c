@@ -178,10 +178,22 @@ CUresult cuDeviceGetAttribute(int *value, unsigned attribute, int device)
     return 0;
 }
 
+/* Of the primary context. */
+static int shares;
+
 CUresult cuDevicePrimaryCtxRetain(void **context, int device)
 {
     (void)device;
     *context = (void *)0x1000;
+    __atomic_add_fetch(&shares, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+CUresult cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+    (void)device;
+    *flags = 0;
+    *active = __atomic_load_n(&shares, __ATOMIC_RELAXED) > 0;
     return 0;
 }
 
@@ -191,6 +203,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(int device)
     pthread_mutex_lock(&lock);
     if (!lost)
         must_rest("the context was released under a stream");
+    __atomic_sub_fetch(&shares, 1, __ATOMIC_RELAXED);
     LEAVE(0);
 }
 

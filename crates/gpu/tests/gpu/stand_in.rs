@@ -81,13 +81,13 @@ const LEFT_OUT: [&str; 4] =
 fn what_a_gpu_is_to_show_passes_on_a_stand_in_of_its_driver() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     let driver = need!(Driver::new("whole", &[]), "a C compiler").with_image(toolkit);
-    let (said, good) = driver.run(&[&["device::gpu_"], &LEFT_OUT[..]].concat(), &[("REQUIRE", "gpu")]);
+    let asked = ["device::gpu_", "context::gpu_context"];
+    let (said, good) = driver.run(&[&asked, &LEFT_OUT[..]].concat(), &[("REQUIRE", "gpu")]);
     assert!(good, "{said}");
-    let passed =
-        said.lines().filter(|line| line.starts_with("test device::gpu_") && line.ends_with("ok")).count();
+    let passed = said.lines().filter(|line| line.starts_with("test ") && line.ends_with("ok")).count();
     let skipped: Vec<&str> = said.lines().filter(|line| line.contains("SKIP ")).collect();
     assert!(
-        passed >= 15 && skipped.len() == 1 && skipped[0].contains("dma-buf"),
+        passed >= 16 && skipped.len() == 1 && skipped[0].contains("dma-buf"),
         "{passed}, {skipped:?}: {said}"
     );
 }

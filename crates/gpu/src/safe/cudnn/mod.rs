@@ -167,6 +167,7 @@ impl Cudnn {
         context.enter()?;
         // SAFETY: the context is current, and is again where the handle is ended.
         let raw = unsafe { library.create() }?;
+        context.keep();
         Ok(Cudnn(Arc::new(Handle { library, context: context.clone(), raw, in_use: Mutex::new(()) })))
     }
 

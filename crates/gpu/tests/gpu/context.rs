@@ -1,0 +1,106 @@
+//! What a context keeps: as long as a library may come back to it, and under graphs that were made before its memory grew.
+
+use std::time::Duration;
+
+use gpu::cache::Cache;
+use gpu::{
+    Arguments, Context, Form, Gpu, Graph, ImageBuilder, Module, PinnedMemory, Priority, Shape, Stream,
+    Toolkit, Unit,
+};
+use measure::need;
+
+use crate::process;
+
+/// Says to the first test that it has a process of its own.
+const ALONE: &str = "GPU_TEST_ALONE";
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A kernel with a little memory of its own for each thread, and one with much: the index is not known when they are compiled.
+const SOURCE: &str = r#"
+template <int N> __device__ void turn(unsigned *out, unsigned seed)
+{
+    unsigned own[N], at = blockIdx.x * blockDim.x + threadIdx.x;
+    for (unsigned i = 0; i < N; i++)
+        own[(i + seed) % N] = i + at;
+    out[at] = own[(at + seed) % N];
+}
+extern "C" __global__ void little(unsigned *out, unsigned seed) { turn<64>(out, seed); }
+extern "C" __global__ void much(unsigned *out, unsigned seed) { turn<4096>(out, seed); }
+"#;
+
+/// What a thread leaves.
+fn expected(at: u32, length: u32) -> u32 {
+    at % length + at
+}
+
+#[test]
+fn gpu_context_that_is_kept_outlives_its_shares() {
+    let gpu = need!(Gpu::first(), gpu, "one CUDA device");
+    // Alone, since other tests have shares in the same context.
+    if std::env::var_os(ALONE).is_none() {
+        let log = std::env::temp_dir().join(format!("gpu-context-{}", std::process::id()));
+        let name = "context::gpu_context_that_is_kept_outlives_its_shares";
+        let set = |us: &mut std::process::Command| {
+            us.env(ALONE, "1");
+        };
+        let (said, good) = process::us(&["--exact", name, "--nocapture"], set, &log, Duration::from_secs(60));
+        let _ = std::fs::remove_file(&log);
+        assert!(good && said.contains("1 passed"), "{said}");
+        return;
+    }
+    drop(Context::new(gpu).unwrap());
+    assert!(!gpu.has_context().unwrap(), "nothing has a share in it");
+    let context = Context::new(gpu).unwrap();
+    context.keep();
+    drop(context);
+    assert!(gpu.has_context().unwrap(), "it is kept");
+}
+
+/// The driver gives all threads that can run at once their own memory, as much as the kernel with the most needs. It grows under graphs
+/// that were instantiated for the device before.
+#[test]
+fn gpu_graph_runs_after_threads_got_more_memory_of_their_own() {
+    let gpu = need!(Gpu::first(), gpu, "one CUDA device");
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let unit = Unit::new("own_memory.cu", SOURCE);
+    let image =
+        ImageBuilder::new(toolkit, Cache::off()).image(&[unit], gpu.arch().unwrap(), Form::Cubin).unwrap();
+    let context = Context::new(gpu).unwrap();
+    let module = Module::load(&context, &image).unwrap();
+    let stream = Stream::new(&context, Priority::Least).unwrap();
+    let (little, much) = (module.function("little").unwrap(), module.function("much").unwrap());
+    let blocks = 4 * gpu.multiprocessors().unwrap() as u32;
+    let shape = Shape { grid: [blocks, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
+    let count = 256 * blocks;
+    let out = PinnedMemory::new(&context, 4 * count as usize).unwrap();
+    let arguments = Arguments::new().u64(out.device_address()).u32(0);
+    let record = |stream: &Stream| {
+        // SAFETY: module and memory live until the graph is gone.
+        (0..3).try_for_each(|_| unsafe { stream.launch(&little, shape, &arguments) })
+    };
+    // SAFETY: as above.
+    let graph = unsafe { Graph::capture(&stream, record) }.unwrap().instantiate().unwrap();
+    graph.upload(&stream).unwrap();
+    let holds = |what: &str, length: u32| {
+        let mut bytes = vec![0; out.len()];
+        out.read(0, &mut bytes).unwrap();
+        out.write(0, &vec![0xff; bytes.len()]).unwrap();
+        let wrong = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .zip(0..)
+            .find(|(bytes, at)| u32::from_le_bytes(**bytes) != expected(*at, length));
+        assert!(wrong.is_none(), "{what}: {wrong:?}");
+    };
+    for turn in 0..4 {
+        // SAFETY: as above.
+        unsafe { graph.launch(&stream) }.unwrap();
+        stream.wait("a graph", LIMIT).unwrap_or_else(|error| panic!("turn {turn}: {error}"));
+        holds("the graph", 64);
+        // SAFETY: as above.
+        unsafe { stream.launch(&much, shape, &arguments) }.unwrap();
+        stream.wait("threads with much memory", LIMIT).unwrap();
+        holds("threads with much memory", 4096);
+    }
+}
