@@ -61,6 +61,9 @@ pub struct Options {
     /// Pin no process to a core, and say so in the results.
     #[arg(long)]
     no_pin: bool,
+    /// Continue a run that was interrupted: measure the missing points, and repeat those that failed.
+    #[arg(long)]
+    resume: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.
     #[arg(long)]
     pub record: bool,
@@ -72,11 +75,11 @@ pub struct Options {
 impl Options {
     /// The same as `figure NAME` was given.
     pub fn of(options: &figure::Options) -> Options {
-        let figure::Options { quick, record, no_install, ref out, .. } = *options;
-        Options { quick, record, no_install, out: out.clone(), ..Options::default() }
+        let figure::Options { quick, resume, record, no_install, ref out, .. } = *options;
+        Options { quick, resume, record, no_install, out: out.clone(), ..Options::default() }
     }
 
-    /// The command that measures the same once more.
+    /// The command that goes on where a run was cut.
     fn again(&self, name: &str, out: &Path) -> String {
         let mut words = vec![workspace::us(), name.to_owned()];
         let switches = [
@@ -90,8 +93,8 @@ impl Options {
         words.extend(self.only.as_ref().map(|only| format!("--only {}", figure::quoted(only))));
         let bin = self.bin.as_ref().filter(|_| carried::folder().is_none());
         words.extend(bin.map(|bin| format!("--bin {}", figure::quoted(&bin.display().to_string()))));
-        words.push(format!("--out {}", figure::quoted(&out.display().to_string())));
-        format!("start again with: {}", words.join(" "))
+        words.push(format!("--resume --out {}", figure::quoted(&out.display().to_string())));
+        format!("go on with: {}", words.join(" "))
     }
 }
 
@@ -194,7 +197,7 @@ fn execute(
     };
     let how = resume::Options {
         extent,
-        resume: false,
+        resume: options.resume,
         record: options.record,
         out: out.clone(),
         again: options.again(&experiment.spec.name, &out),

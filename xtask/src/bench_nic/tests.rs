@@ -45,12 +45,15 @@ impl Drop for Stage {
 
 impl Stage {
     fn run(&self, only: &str, limit: Duration) -> (Result<()>, Value) {
+        self.run_with(Options { only: Some(only.into()), ..Options::default() }, limit)
+    }
+
+    fn run_with(&self, options: Options, limit: Duration) -> (Result<()>, Value) {
         let options = Options {
             quick: true,
             out: Some(self.folder.join("out")),
-            only: Some(only.into()),
             bin: Some(self.folder.clone()),
-            ..Options::default()
+            ..options
         };
         let revision = Revision { commit: "0123456789".repeat(4), dirty: false };
         let programs = Programs::in_folder(&self.folder).unwrap();
@@ -100,7 +103,7 @@ fn what_was_measured_is_written_with_its_verdicts() {
     assert_eq!(points(&stage).len(), 1, "a long wait is taken once");
     let options =
         Options { quick: true, repeat: Some(3), only: Some("write 8 B".into()), ..Options::default() };
-    let again = "start again with: cargo xtask bench-nic --quick --repeat 3 --only 'write 8 B' --out OUT";
+    let again = "go on with: cargo xtask bench-nic --quick --repeat 3 --only 'write 8 B' --resume --out OUT";
     assert_eq!(options.again("bench-nic", Path::new("OUT")), again);
 }
 
@@ -121,6 +124,22 @@ fn a_program_that_fails_is_named_with_its_last_words_and_the_rest_goes_on() {
     assert!(broken[0].missing.as_ref().unwrap().contains("ended with status 3"), "{broken:?}");
     assert!(of("process_vm_writev 64 KiB").iter().all(|point| point.values["value"] == 10.0));
     assert_eq!(verdict(&summary, "a-write-64k"), "needs-data");
+}
+
+#[test]
+fn a_run_that_was_cut_goes_on_with_the_points_that_are_missing() {
+    let stage = stage("cut", NO_TOOL);
+    let asked = |resume| Options { only: Some("8 B writes".into()), resume, ..Options::default() };
+    stage.run_with(asked(false), LIMIT).0.unwrap();
+    let path = stage.folder.join("out/results.jsonl");
+    let whole = fs::read_to_string(&path).unwrap();
+    let first = whole.lines().take(2).fold(String::new(), |text, line| text + line + "\n");
+    fs::write(&path, &first).unwrap();
+    let (result, summary) = stage.run_with(asked(true), LIMIT);
+    result.unwrap();
+    let now = fs::read_to_string(&path).unwrap();
+    assert!(now.starts_with(&first) && now.lines().count() == whole.lines().count(), "{now}");
+    assert_eq!(verdict(&summary, "e-1000-qps"), "reproduced");
 }
 
 #[test]

@@ -65,7 +65,7 @@ pub struct Options {
     full: bool,
     /// Continue a run that was interrupted: measure the missing points, and repeat those whose messages were not whole.
     #[arg(long)]
-    resume: bool,
+    pub resume: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.
     #[arg(long)]
     pub record: bool,
@@ -251,13 +251,14 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     if app != transfer::APP {
         let given = [
             options.full,
-            options.resume,
+            options.resume && app != bench_nic::APP,
             options.dry_run,
             options.nic.is_some(),
             options.rate_gbps.is_some(),
         ];
         if given.contains(&true) {
-            let only = "--quick, --record, --out and --no-install";
+            let resume = if app == bench_nic::APP { "--resume, " } else { "" };
+            let only = format!("--quick, {resume}--record, --out and --no-install");
             return Err(refused(format!("{name}: its points are no transfers; it takes {only}")));
         }
     }
