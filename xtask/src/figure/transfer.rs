@@ -227,7 +227,11 @@ impl Run {
             missing.push(if self.verified == 0 { "none checked".into() } else { "the counts differ".into() });
         }
         let (posted, completed, received) = (self.posted, self.completed, self.received);
-        Some(format!("posted {posted}, completed {completed}, received {received} ({})", missing.join(", ")))
+        let why = self.error.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        Some(format!(
+            "posted {posted}, completed {completed}, received {received} ({}){why}",
+            missing.join(", ")
+        ))
     }
 }
 
@@ -441,13 +445,16 @@ mod tests {
 
     #[test]
     fn a_point_says_what_it_lacks() {
-        let run = |posted, completed, received, [lost, torn, verified]: [u64; 3], content_ok| {
+        let said = |posted, completed, received, [lost, torn, verified]: [u64; 3], content_ok| {
             let said = serde_json::json!({
                 "window": 64, "batch": 32, "posted": posted, "completed": completed, "received": received, "verified": verified,
                 "torn": torn, "lost": lost, "content_ok": content_ok, "msgs_per_s": 1, "payload_gbps": 1, "wire_gbps": 1,
                 "post_ns": 1, "interrupted": false,
             });
-            serde_json::from_value::<Run>(said).unwrap().missing()
+            serde_json::from_value::<Run>(said).unwrap()
+        };
+        let run = |posted, completed, received, checked, content_ok| {
+            said(posted, completed, received, checked, content_ok).missing()
         };
         assert_eq!(run(10, 10, 10, [0, 0, 10], true), None);
         for (missing, words) in [
@@ -461,6 +468,11 @@ mod tests {
             (run(10, 10, 10, [2, 1, 9], false), "(2 lost, 1 torn)"),
             (run(10, 10, 10, [0, 0, 0], false), "(none checked)"),
             (run(10, 10, 11, [0, 0, 9], false), "(the counts differ)"),
+            (
+                Run { error: Some("none of them for 30s".into()), ..said(10, 9, 9, [0, 0, 9], true) }
+                    .missing(),
+                "(1 without completion): none of them for 30s",
+            ),
         ] {
             assert!(missing.as_ref().is_some_and(|said| said.ends_with(words)), "{missing:?}");
         }
