@@ -9,6 +9,7 @@ use crate::workspace::{Metadata, Tree, root};
 
 mod arrows;
 pub mod artifact;
+mod circles;
 mod defects;
 mod docs;
 mod invariants;
@@ -36,7 +37,7 @@ pub struct Options {
 /// A check by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Check {
-    /// Which crate may use which.
+    /// Which crate may use which; no new circle of files inside a crate.
     Arrows,
     /// Pure crates do no I/O.
     Purity,
@@ -65,7 +66,7 @@ pub enum Check {
 }
 
 /// One thing that is wrong, and where.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Violation {
     place: String,
     text: String,
@@ -134,7 +135,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
     Ok(match check {
-        Check::Arrows => arrows::check(tree, metadata)?,
+        Check::Arrows => [arrows::check(tree, metadata)?, circles::check(tree)].concat(),
         Check::Purity => purity::check(tree),
         Check::Posting => posting::check(tree),
         Check::Docs => docs::check(tree),

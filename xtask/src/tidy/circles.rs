@@ -1,0 +1,336 @@
+//! Circles of files inside a crate: files that name each other's items in a loop, also through re-exports and `super::`. A method
+//! that is called names no file.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Violation, source};
+use crate::workspace::Tree;
+
+/// Circles that are still there: the first of the files by name, and how many they are. None may grow, and none may be added.
+const STILL: &[(&str, usize)] = &[
+    ("apps/echo/src/asking.rs", 3),
+    ("apps/echo/src/modes/mod.rs", 3),
+    ("apps/generator/src/kernel_options.rs", 3),
+    ("apps/generator/src/kernel_receiver.rs", 4),
+    ("apps/generator/src/payload.rs", 2),
+    ("apps/profiler/src/format.rs", 2),
+    ("apps/profiler/src/report.rs", 4),
+    ("apps/softnic/src/ctl/capture.rs", 5),
+    ("apps/softnic/src/preload/nic.rs", 2),
+    ("crates/experiment/src/figures.rs", 7),
+    ("crates/experiment/src/point.rs", 10),
+    ("crates/gpu/src/result/call.rs", 2),
+    ("crates/gpu/src/safe/context.rs", 3),
+    ("crates/gpu/src/safe/stream.rs", 2),
+    ("crates/host-twin/src/barriers.rs", 2),
+    ("crates/host-twin/src/block.rs", 6),
+    ("crates/inference/src/engine/gpu/choose.rs", 11),
+    ("crates/inference/src/engine/mod.rs", 2),
+    ("crates/inference/src/import/attributes.rs", 4),
+    ("crates/inference/src/plan/check.rs", 6),
+    ("crates/pipeline/src/cpu/endpoint.rs", 4),
+    ("crates/pipeline/src/gpu/baseline/fair.rs", 3),
+    ("crates/pipeline/src/gpu/chain.rs", 8),
+    ("crates/roce/src/cm/connection.rs", 4),
+    ("crates/roce/src/requester.rs", 2),
+    ("crates/roce/src/responder.rs", 2),
+    ("crates/roce/src/wire/bth.rs", 9),
+    ("crates/soft-nic/src/abi/ah.rs", 12),
+    ("crates/soft-nic/src/abi/control/answer.rs", 5),
+    ("crates/soft-nic/src/abi/rdma_cm/call.rs", 2),
+    ("crates/soft-nic/src/dma/copiers/mod.rs", 16),
+    ("crates/soft-nic/src/link/fabric.rs", 3),
+    ("crates/soft-nic/src/link/mads.rs", 7),
+    ("crates/verbs/src/connect/hello.rs", 3),
+    ("crates/verbs/src/safe/address.rs", 2),
+    ("crates/verbs/src/safe/direct.rs", 3),
+    ("xtask/src/bench_models/mod.rs", 26),
+    ("xtask/src/bundle/mod.rs", 2),
+    ("xtask/src/compat/mod.rs", 18),
+    ("xtask/src/dist/deb.rs", 2),
+    ("xtask/src/process.rs", 2),
+    ("xtask/src/test/gpu/mod.rs", 3),
+];
+/// Re-exports of re-exports that are followed.
+const MOST_DEEP: u32 = 8;
+
+/// Names that a file uses of another.
+type Names = BTreeSet<String>;
+/// From a file to another.
+type Arrows<'a> = BTreeMap<&'a str, BTreeMap<&'a str, Names>>;
+
+/// A file as a module of its crate.
+struct Module<'a> {
+    file: &'a str,
+    /// Without comments, tests and `use` items.
+    code: String,
+    items: BTreeSet<String>,
+    uses: Vec<Use>,
+}
+
+struct Use {
+    path: Vec<String>,
+    /// A re-export.
+    is_public: bool,
+}
+
+/// The modules of a crate by their paths.
+struct Modules<'a> {
+    name: String,
+    all: BTreeMap<Vec<String>, Module<'a>>,
+}
+
+/// Circles that are new or have grown, and rows of the table that are out of date.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    circles_but(tree, STILL)
+}
+
+fn circles_but(tree: &Tree, still: &[(&str, usize)]) -> Vec<Violation> {
+    let mut crates: BTreeMap<&str, Modules<'_>> = BTreeMap::new();
+    for (path, text) in tree.rust() {
+        let Some((folder, inner)) = path.split_once("/src/") else { continue };
+        let text = source::without_tests(path, text);
+        let name = folder.rsplit('/').next().unwrap_or(folder).replace('-', "_");
+        let modules = crates.entry(folder).or_insert_with(|| Modules { name, all: BTreeMap::new() });
+        modules.all.insert(module_path(inner), Module::of(path, &source::code(text)));
+    }
+    let (mut sizes, mut violations) = (BTreeMap::new(), Vec::new());
+    for modules in crates.values() {
+        let arrows = modules.arrows();
+        for circle in circles(&arrows) {
+            sizes.insert(circle[0], circle.len());
+            if !still.contains(&(circle[0], circle.len())) {
+                violations.push(Violation::new(circle[0], in_words(&circle, &arrows)));
+            }
+        }
+    }
+    let is_stale = |(first, count): &&(&str, usize)| sizes.get(first) != Some(count);
+    let stale = still.iter().filter(is_stale);
+    let said = |(first, count): &(&str, usize)| {
+        Violation::new(
+            *first,
+            format!("the table of circles has one of {count} files here: correct that row"),
+        )
+    };
+    violations.extend(stale.map(said));
+    violations
+}
+
+fn in_words(circle: &[&str], arrows: &Arrows<'_>) -> String {
+    let mut said = format!("a circle of {} files (INV-1)", circle.len());
+    for from in circle {
+        for (to, names) in arrows[from].iter().filter(|(to, _)| circle.contains(to)) {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            said += &format!("\n    {from} → {to}: {}", names.join(", "));
+        }
+    }
+    said
+}
+
+/// Sets of two or more files each of which reaches all the others.
+fn circles<'a>(arrows: &Arrows<'a>) -> Vec<Vec<&'a str>> {
+    let reached = |from: &'a str| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(at) = next.pop() {
+            let there = arrows.get(at).into_iter().flat_map(BTreeMap::keys).copied();
+            next.extend(there.filter(|to| seen.insert(*to)));
+        }
+        seen
+    };
+    let reached: BTreeMap<&str, BTreeSet<&str>> = arrows.keys().map(|from| (*from, reached(from))).collect();
+    let mut circles: Vec<Vec<&str>> = Vec::new();
+    for (from, there) in reached.iter().filter(|(from, there)| there.contains(*from)) {
+        let circle =
+            || there.iter().copied().filter(|to| reached.get(to).is_some_and(|back| back.contains(from)));
+        if !circles.iter().any(|known| known.contains(from)) {
+            circles.push(circle().collect());
+        }
+    }
+    circles
+}
+
+/// Of `wire/mod.rs`: `wire`; of `lib.rs`: nothing.
+fn module_path(inner: &str) -> Vec<String> {
+    let mut path: Vec<String> = inner.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if path.last().is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str())) {
+        path.pop();
+    }
+    path
+}
+
+impl<'a> Module<'a> {
+    fn of(file: &'a str, code: &str) -> Module<'a> {
+        let (mut kept, mut uses, mut from) = (String::new(), Vec::new(), 0);
+        // An item of its own: a word at the beginning of a line, behind a visibility.
+        let begins = |at: usize| {
+            let line = code[..at].rsplit('\n').next().unwrap_or_default().trim_start();
+            line.is_empty() || line.starts_with("pub") && line.ends_with(' ')
+        };
+        while let Some(at) = code[from..].find("use ").map(|found| from + found) {
+            let Some(end) = code[at..].find(';').filter(|_| begins(at)).map(|found| at + found + 1) else {
+                kept += &code[from..at + 4];
+                from = at + 4;
+                continue;
+            };
+            let is_public = code[..at].ends_with("pub ") || code[..at].ends_with(") ");
+            uses.extend(source::use_paths(&code[at..end]).into_iter().map(|(_, path)| {
+                let path = path.split("::").filter(|part| *part != "self" || path.starts_with("self"));
+                Use { path: path.map(str::to_owned).collect(), is_public }
+            }));
+            kept += &code[from..at];
+            from = end;
+        }
+        kept += &code[from..];
+        let items = kept.lines().filter_map(item).collect();
+        Module { file, code: kept, items, uses }
+    }
+}
+
+/// The item that a line begins, outside of any block: rustfmt indents what is in one.
+fn item(line: &str) -> Option<String> {
+    const KINDS: [&str; 9] =
+        ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules!"];
+    let mut words = line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '!'));
+    let begins = line.starts_with(|c: char| c.is_alphabetic());
+    begins
+        .then(|| words.find(|word| KINDS.contains(word)).and_then(|_| words.find(|word| !word.is_empty())))?
+        .map(str::to_owned)
+}
+
+/// Paths of two parts or more in a text, as `a::b::c`.
+fn paths(code: &str) -> impl Iterator<Item = Vec<String>> {
+    let words = code.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
+    words.filter(|word| word.contains("::")).map(|word| {
+        let parts = word.trim_end_matches("::").split("::");
+        parts.map(|part| part.trim_matches(':').to_owned()).collect::<Vec<String>>()
+    })
+}
+
+impl<'a> Modules<'a> {
+    fn arrows(&self) -> Arrows<'a> {
+        let mut arrows: Arrows<'a> = BTreeMap::new();
+        for (at, module) in &self.all {
+            let to = arrows.entry(module.file).or_default();
+            let used = |one: &&Use| {
+                !one.is_public || one.path.last().is_some_and(|last| source::has_word(&module.code, last))
+            };
+            let named = module.uses.iter().filter(used).map(|one| one.path.clone());
+            for path in named.chain(paths(&module.code)) {
+                let Some(whole) = self.absolute(at, &path, MOST_DEEP) else { continue };
+                if let Some(file) = self.file(&whole, MOST_DEEP).filter(|file| *file != module.file) {
+                    to.entry(file).or_default().insert(path.last().cloned().unwrap_or_default());
+                }
+            }
+        }
+        arrows
+    }
+
+    /// A path as the crate's root would write it. `None`: it is not of this crate, or a local name.
+    fn absolute(&self, at: &[String], path: &[String], deep: u32) -> Option<Vec<String>> {
+        let (first, rest) = path.split_first()?;
+        let deep = deep.checked_sub(1)?;
+        let up = path.iter().take_while(|part| *part == "super").count();
+        match first.as_str() {
+            "crate" => return Some(rest.to_vec()),
+            "self" => return Some([at, rest].concat()),
+            "super" => return Some([at.get(..at.len().checked_sub(up)?)?, &path[up..]].concat()),
+            own if own == self.name => return Some(rest.to_vec()),
+            _ => {}
+        }
+        let (module, here) = (self.all.get(at)?, [at, path].concat());
+        if module.items.contains(first) || self.all.contains_key(&here[..=at.len()]) {
+            return Some(here);
+        }
+        let named = module.uses.iter().filter(|one| one.path.len() > 1 && one.path.last() == Some(first));
+        let named =
+            named.filter_map(|one| Some([self.absolute(at, &one.path, deep)?, rest.to_vec()].concat()));
+        named.chain(self.through_globs(at, path, deep)).next()
+    }
+
+    /// What a path is behind each `use a::*` of a module.
+    fn through_globs(&self, at: &[String], path: &[String], deep: u32) -> Vec<Vec<String>> {
+        let uses = self.all.get(at).into_iter().flat_map(|module| &module.uses);
+        let globs = uses.filter(|one| one.path.last().is_some_and(|last| last == "*"));
+        let whole = globs.filter_map(|one| {
+            let mut whole = self.absolute(at, &one.path, deep)?;
+            whole.pop();
+            Some([whole, path.to_vec()].concat())
+        });
+        whole.filter(|whole| self.file(whole, deep).is_some()).collect()
+    }
+
+    /// The file of an item. `None`: the path is of a module, or of nothing that is known.
+    fn file(&self, whole: &[String], deep: u32) -> Option<&'a str> {
+        let deep = deep.checked_sub(1)?;
+        let long = (0..whole.len()).rev().find(|length| self.all.contains_key(&whole[..*length]))?;
+        if self.all.contains_key(whole) {
+            return None;
+        }
+        let (at, rest) = whole.split_at(long);
+        let module = &self.all[at];
+        if module.items.contains(&rest[0]) {
+            return Some(module.file);
+        }
+        self.file(&self.absolute(at, rest, deep)?, deep)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(files: &[(&str, &str)], still: &[(&str, usize)]) -> Vec<String> {
+        circles_but(&Tree::of(files), still).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_circle_through_super_a_re_export_and_a_glob_is_named_with_its_names() {
+        let files = [
+            (
+                "crates/n-c/src/lib.rs",
+                "mod a;\nmod b;\nmod c;\npub use b::deep::Inner as _;\npub use b::deep::Inner;\n",
+            ),
+            ("crates/n-c/src/a.rs", "use super::Inner;\n\npub const WIDTH: u32 = 3;\nstruct A(Inner);\n"),
+            ("crates/n-c/src/b/mod.rs", "pub mod deep;\n"),
+            (
+                "crates/n-c/src/b/deep.rs",
+                "pub struct Inner;\nfn width() -> u32 {\n    n_c::c::hand::WIDTH\n}\n",
+            ),
+            ("crates/n-c/src/c/mod.rs", "pub mod hand;\n"),
+            ("crates/n-c/src/c/hand.rs", "pub use crate::a::*;\n"),
+        ];
+        let found = found(&files, &[]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        for words in [
+            "crates/n-c/src/a.rs: a circle of 2",
+            "a.rs → crates/n-c/src/b/deep.rs: Inner",
+            "deep.rs → crates/n-c/src/a.rs: WIDTH",
+        ] {
+            assert!(found[0].contains(words), "{words}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn tests_comments_methods_and_declared_modules_make_no_circle() {
+        let files = [
+            ("crates/n/src/lib.rs", "mod a;\nmod b;\npub use a::A;\n/// [`b::B`]\npub struct Root;\n"),
+            (
+                "crates/n/src/a.rs",
+                "use crate::Root;\npub struct A(Root);\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}\n",
+            ),
+            ("crates/n/src/b.rs", "use crate::a::A;\npub struct B(A);\nfn f(a: &A) {\n    a.fate()\n}\n"),
+        ];
+        assert!(found(&files, &[]).is_empty(), "{:?}", found(&files, &[]));
+    }
+
+    #[test]
+    fn a_circle_that_the_table_has_passes_and_a_row_that_is_out_of_date_is_named() {
+        let files = [
+            ("x/src/a.rs", "use crate::b::B;\npub struct A;\n"),
+            ("x/src/b.rs", "use crate::a::A;\npub struct B;\n"),
+        ];
+        assert!(found(&files, &[("x/src/a.rs", 2)]).is_empty());
+        assert_eq!(found(&files[..1], &[("x/src/a.rs", 2)]).len(), 1);
+        assert_eq!(found(&files, &[("x/src/a.rs", 3)]).len(), 2);
+    }
+}
