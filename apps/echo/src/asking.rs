@@ -7,12 +7,13 @@ use anyhow::{Context as _, Result};
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
 use echo::kernel::{EchoClient, Questions};
 use rdma_shim::kernel::{KernelError, Reason, Region};
-use verbs::connect::{ConnectError, Path, Session, Wait};
+use verbs::connect::{Path, Session, Wait};
 use verbs::{Pd, Qp};
 
 use crate::cpu::Cpu;
 use crate::end::{ClientEnd, LOOK, PATIENCE, SETUP, ServiceEnd, join, queue};
 use crate::options::Options;
+use crate::outcome::{Outcome, early_end};
 use crate::report::Run;
 
 /// How long a service may take to begin to listen.
@@ -21,17 +22,6 @@ pub const CONNECT: Duration = Duration::from_secs(3);
 pub const BYTES: u32 = 64;
 /// Threads of a kernel that fill and check a question.
 pub const THREADS: u32 = 128;
-
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// Nanoseconds of each round trip, in their order.
-    pub times: Vec<u32>,
-    /// Words of answers that were not what they should be.
-    pub wrong_words: u32,
-    /// Question of the first of them.
-    pub first_wrong: Option<u32>,
-    pub error: Option<String>,
-}
 
 enum Client {
     Kernel(Box<EchoClient>, Region),
@@ -85,19 +75,6 @@ pub fn outcome_of(asked: &EchoClient, why: Option<String>) -> Result<Outcome, Ke
         first_wrong: outcome.first_wrong,
         error: failure.map(|failure| failure.to_string()).or(why),
     })
-}
-
-/// Looks whether the service has ended before it was told to: why.
-pub fn early_end(session: &mut Session, wait: Duration) -> Option<String> {
-    // Takes what has come, which waiting for no time does not.
-    let is_alive = session.is_alive();
-    match session.receive::<ServiceEnd>("answers", Wait::at_most(wait)) {
-        Err(ConnectError::Deadline { .. }) if is_alive => None,
-        Err(ConnectError::Deadline { .. }) => Some("the service is gone".into()),
-        Err(error) => Some(format!("the service is gone: {error}")),
-        Ok(ServiceEnd { error: Some(error), .. }) => Some(format!("the service has ended: {error}")),
-        Ok(_) => Some("the service has ended".into()),
-    }
 }
 
 pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {

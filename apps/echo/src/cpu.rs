@@ -12,8 +12,8 @@ use verbs::{
     Cq, Mr, Pages, Payload, Pd, Qp, QueuePair, ReceiveRequest, SendOperation, SendRequest, WorkCompletion,
 };
 
-use crate::asking::{Outcome, early_end};
 use crate::end::{ACCESS, builder, cq};
+use crate::outcome::{Outcome, early_end};
 
 /// Polls without a completion before the core is offered to others, and before the service is looked after.
 const POLLS: u32 = 64;

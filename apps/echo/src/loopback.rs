@@ -7,9 +7,10 @@ use cli::{connect_pair, sentence};
 use echo::kernel::{Echo, EchoClient, Listening, Questions};
 use verbs::Pd;
 
-use crate::asking::{BYTES, Outcome, THREADS, outcome_of, say_run};
+use crate::asking::{BYTES, THREADS, outcome_of, say_run};
 use crate::end::{ACCESS, LOOK, PATIENCE, SETUP, queue};
 use crate::options::Options;
+use crate::outcome::Outcome;
 use crate::service::wait_until_ready;
 
 /// Asks a service of our own, and says what came of it.

@@ -10,12 +10,14 @@
 #[macro_use]
 extern crate cli;
 
+mod answers;
 mod asking;
 mod cpu;
 mod end;
 mod loopback;
 mod modes;
 mod options;
+mod outcome;
 mod report;
 mod service;
 

@@ -6,8 +6,8 @@ use pipeline::Mode;
 use serde::Serialize;
 use verbs::connect::Path;
 
-use crate::asking::Outcome;
 use crate::options::Options;
+use crate::outcome::Outcome;
 
 /// The line. Fields are described in README.md.
 #[derive(Debug, Clone, Serialize)]

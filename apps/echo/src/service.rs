@@ -11,6 +11,7 @@ use serde::Serialize;
 use verbs::Pd;
 use verbs::connect::{ConnectError, Listener, Path, Session, Wait};
 
+use crate::answers::Answers;
 use crate::end::{ClientEnd, LOOK, PATIENCE, SETUP, ServiceEnd, is_stranger, join, queue};
 use crate::options::Options;
 use crate::{asking, modes};
@@ -24,16 +25,6 @@ struct Ended {
     #[serde(flatten)]
     answered: ServiceEnd,
     interrupted: bool,
-}
-
-/// What answers clients, one after the other.
-pub trait Answers {
-    /// Makes all that needs memory, before a client waits for it and before a launch.
-    fn prepare(&mut self) -> Result<()>;
-    /// Connects a client.
-    fn join(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<()>;
-    /// Answers it until it is through or gone, what answers has failed, or a signal came.
-    fn serve(&mut self, session: &mut Session, stop: &AtomicBool) -> Result<ServiceEnd>;
 }
 
 /// Answers as many askers as were asked for.

@@ -7,7 +7,7 @@ use rdma_shim::baseline;
 use serde::Serialize;
 
 use crate::options::{Baseline, BaselineKind};
-use crate::report::{PostTimes, Spread};
+use crate::post_times::{PostTimes, Spread};
 use crate::udp;
 
 #[derive(Debug, Serialize)]

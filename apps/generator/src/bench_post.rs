@@ -19,8 +19,8 @@ use verbs::{
 
 use crate::lane::ACCESS;
 use crate::options::BenchPost;
+use crate::post_times::{PostTimes, Spread};
 use crate::poster::Lists;
-use crate::report::{PostTimes, Spread};
 
 const BURST: usize = 64;
 /// Requests a doorbell in each row.

@@ -3,13 +3,25 @@
 //! Order: sender's [`Proposal`], receiver's [`Answer`]; greetings and states as in `verbs::connect`; when the sender is
 //! through, its [`SenderEnd`], and the receiver's [`Received`]. A connection closed before means that the other end is gone.
 
-use anyhow::{Result, bail};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
+use verbs::connect::RegionOffer;
 
 use crate::plan::Plan;
 
 /// Version of these lines; both ends must have the same.
 pub const VERSION: u32 = 2;
+
+/// How long set-up may take.
+pub const SETUP: Duration = Duration::from_secs(10);
+/// How long messages that were completed at the sender may still be under way.
+pub const GRACE: Duration = Duration::from_millis(500);
+/// How long completions are waited for in all after a signal: the whole end within a second.
+pub const DRAIN_INTERRUPTED: Duration = Duration::from_millis(300);
+/// Distance of credit words: a cache line each.
+pub const CREDIT_STRIDE: u64 = 64;
 
 /// Sender's first line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -95,6 +107,16 @@ pub fn first_line<T: serde::de::DeserializeOwned>(
         Some(_) => serde_json::from_value(line)
             .map_err(|e| anyhow::anyhow!("{peer} sent a line that cannot be read: {e}")),
     }
+}
+
+/// The sender's credit words, if they are enough.
+pub fn credit_words(plan: &Plan, offered: Option<&RegionOffer>) -> Result<RegionOffer> {
+    let credits = *offered.context("the sender offers no credit words")?;
+    let needed = CREDIT_STRIDE * u64::from(plan.qps);
+    if credits.bytes < needed || credits.address.checked_add(credits.bytes).is_none() {
+        bail!("the sender's credit words are {credits:?}, {needed} bytes are needed");
+    }
+    Ok(credits)
 }
 
 #[cfg(test)]

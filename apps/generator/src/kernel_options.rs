@@ -7,12 +7,9 @@ use generator::kernel::generate::{MAX_PRODUCERS, Style};
 use rdma_shim::{Doorbell, Options, Order};
 
 use crate::kernel_receiver::KernelReceiver;
-use crate::kernel_sender::{Host, Kind};
-use crate::options::PosterName;
+use crate::kernel_sender::{Host, Kind, WARP};
+use crate::poster::PosterName;
 use crate::receiver::{GpuTarget, ReceiverKind};
-
-/// Messages a doorbell when a warp posts and nothing else is asked for.
-pub const WARP: u32 = 32;
 
 /// The kernel that the host twin runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

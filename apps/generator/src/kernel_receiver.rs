@@ -12,12 +12,10 @@ use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Pd, QpBuilder, Remote};
 
-use crate::control::{Received, SenderEnd};
+use crate::control::{CREDIT_STRIDE, DRAIN_INTERRUPTED, GRACE, Received, SETUP, SenderEnd, credit_words};
 use crate::lane::{ACCESS, qp_type};
 use crate::payload;
 use crate::plan::{Plan, Service, Verify};
-use crate::receiver::{CREDIT_STRIDE, GRACE, SETUP, credit_words};
-use crate::sender::DRAIN_INTERRUPTED;
 
 /// Requests for credits under way at most, twice.
 const CREDIT_REQUESTS: u32 = 32;

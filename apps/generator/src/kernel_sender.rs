@@ -15,16 +15,15 @@ use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
 use verbs::connect::{Path, RegionOffer, Session};
 use verbs::{Context, Cq, Pd, Remote};
 
-use crate::control::{Proposal, SenderEnd};
-use crate::kernel_options::WARP;
+use crate::control::{CREDIT_STRIDE, DRAIN_INTERRUPTED, Proposal, SenderEnd};
 use crate::lane::ACCESS;
 use crate::payload;
 use crate::plan::{Op, Plan};
-use crate::receiver::CREDIT_STRIDE;
-use crate::report::PostTimes;
-use crate::sender::{
-    DRAIN_INTERRUPTED, LOOK_EVERY, Outcome, PATIENCE, StopCondition, Times, builder, join, propose,
-};
+use crate::post_times::PostTimes;
+use crate::sender::{LOOK_EVERY, Outcome, PATIENCE, StopCondition, Times, builder, join, propose};
+
+/// Messages a doorbell when a warp posts and nothing else is asked for.
+pub const WARP: u32 = 32;
 
 /// The machine that runs the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use verbs::code::Access;
 use verbs::connect::RegionOffer;
 use verbs::{
-    Cq, InlineSlice, Mr, Pages, Payload, Pd, QpBuilder, QpType, QueuePair, ReceiveRequest, Remote,
+    Context, Cq, InlineSlice, Mr, Pages, Payload, Pd, QpBuilder, QpType, QueuePair, ReceiveRequest, Remote,
     SendOperation, SendRequest, WorkCompletion,
 };
 
@@ -316,6 +316,14 @@ impl<'m> Lane<'m> {
     pub fn counts(&self) -> Received {
         self.counts.clone()
     }
+}
+
+/// A domain and registered memory.
+pub fn memory(context: &Context, bytes: usize) -> Result<(Pd, Mr<Pages>)> {
+    let pd = context.alloc_pd()?;
+    let pages = Pages::new(bytes).with_context(|| format!("{bytes} bytes for messages"))?;
+    let region = Mr::register(&pd, pages, ACCESS)?;
+    Ok((pd, region))
 }
 
 #[cfg(test)]

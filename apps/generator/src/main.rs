@@ -21,6 +21,7 @@ mod option_scope;
 mod options;
 mod payload;
 mod plan;
+mod post_times;
 mod poster;
 mod probe;
 mod receiver;
@@ -173,7 +174,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         }
         let is_clean = received.is_clean();
         if outcome.warm_up && is_clean && !outcome.interrupted {
-            limit = Some(receiver::SETUP);
+            limit = Some(control::SETUP);
             continue;
         }
         worst = worst.max(if is_clean { 0 } else { FAILED });

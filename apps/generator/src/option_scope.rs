@@ -3,7 +3,8 @@
 use cli::{Memory, OptionScope};
 
 use crate::kernel_options::{KernelName, ReceiverName};
-use crate::options::{Baseline, BaselineKind, Cli, Command, PosterName};
+use crate::options::{Baseline, BaselineKind, Cli, Command};
+use crate::poster::PosterName;
 
 /// Options that only some commands use.
 pub const OPTION_SCOPES: [OptionScope<Cli>; 11] = [

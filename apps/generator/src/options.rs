@@ -14,7 +14,7 @@ use rdma_shim::{Doorbell, Options, Order};
 use crate::kernel_options::KernelOptions;
 use crate::kernel_sender;
 use crate::plan::{Op, Plan, Service, Verify};
-use crate::poster::Kind;
+use crate::poster::{Kind, PosterName};
 use crate::report::PosterNames;
 use crate::sender::StopCondition;
 
@@ -131,25 +131,6 @@ pub enum BaselineKind {
     ProcessVmWritev,
     /// Half a round trip of 8 bytes between two UDP sockets that are polled, one process each (--listen, --connect).
     UdpPingPong,
-}
-
-/// Code that posts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PosterName {
-    /// A CPU thread with ibv_post_send.
-    CpuIbverbs,
-    /// A CPU thread with the shim.
-    CpuShim,
-    /// A GPU kernel with the shim, one thread for each queue pair.
-    GpuThread,
-    /// A GPU kernel, one warp for each queue pair.
-    GpuWarp,
-    /// A GPU kernel, several warps for each queue pair (--producers).
-    GpuShared,
-    /// A GPU kernel, one thread for each queue pair, in the style of the paper's original release.
-    GpuOriginal,
-    /// A kernel on threads of this CPU (--kernel). Its speed says nothing about a GPU.
-    HostTwin,
 }
 
 /// The shim's order.

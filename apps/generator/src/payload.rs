@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use verbs::{Addressable, Mr};
 
-use crate::plan::Plan;
-
-pub const SEQUENCE_BYTES: usize = 8;
+use crate::plan::{Plan, SEQUENCE_BYTES};
 
 /// Word `index` of the body of messages from this source slot. Odd multipliers keep neighbours apart in every bit.
 fn body_word(source_slot: u64, index: u64) -> u64 {

@@ -4,7 +4,8 @@ use clap::ValueEnum;
 pub use generator::kernel::generate::Operation as Op;
 use serde::{Deserialize, Serialize};
 
-use crate::payload::SEQUENCE_BYTES;
+/// Bytes of the sequence word at the end of a message.
+pub const SEQUENCE_BYTES: usize = 8;
 
 /// Largest message: what every card takes (`max_msg_sz` of ConnectX is 1 GiB), and a sensible bound for memory.
 pub const MAX_PAYLOAD_BYTES: u64 = 64 << 20;

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 use rdma_shim::{Completion, Options};
 use verbs::connect::RegionOffer;
 use verbs::{
@@ -24,6 +25,25 @@ pub trait Poster {
     fn post(&mut self, requests: &mut Requests<'_>, first: u64, count: u32) -> Result<()>;
     /// Takes completions; gives how many.
     fn poll(&mut self) -> Result<usize>;
+}
+
+/// Code that posts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PosterName {
+    /// A CPU thread with ibv_post_send.
+    CpuIbverbs,
+    /// A CPU thread with the shim.
+    CpuShim,
+    /// A GPU kernel with the shim, one thread for each queue pair.
+    GpuThread,
+    /// A GPU kernel, one warp for each queue pair.
+    GpuWarp,
+    /// A GPU kernel, several warps for each queue pair (--producers).
+    GpuShared,
+    /// A GPU kernel, one thread for each queue pair, in the style of the paper's original release.
+    GpuOriginal,
+    /// A kernel on threads of this CPU (--kernel). Its speed says nothing about a GPU.
+    HostTwin,
 }
 
 /// Which code posts and polls.

@@ -8,15 +8,13 @@ use rdma_shim::kernel::{Machine, Place, Region};
 use verbs::connect::{ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Mr, Pages, Pd};
 
-use crate::control::{Answer, Proposal, Received, SenderEnd, VERSION, first_line};
+use crate::control::{
+    Answer, CREDIT_STRIDE, GRACE, Proposal, Received, SETUP, SenderEnd, VERSION, credit_words, first_line,
+};
 use crate::kernel_receiver::KernelReceiver;
-use crate::lane::{ACCESS, Lane, qp_type};
+use crate::lane::{ACCESS, Lane, memory, qp_type};
 use crate::plan::{Op, Plan};
 
-/// How long set-up may take.
-pub const SETUP: Duration = Duration::from_secs(10);
-/// How long messages that were completed at the sender may still be under way.
-pub const GRACE: Duration = Duration::from_millis(500);
 /// Looks without a message before the control connection is looked at.
 const LOOKS: u32 = 256;
 
@@ -183,14 +181,6 @@ fn first_sender(listener: &Listener, limit: Option<Duration>, stop: &AtomicBool)
     }
 }
 
-/// A domain and registered memory.
-pub fn memory(context: &Context, bytes: usize) -> Result<(Pd, Mr<Pages>)> {
-    let pd = context.alloc_pd()?;
-    let pages = Pages::new(bytes).with_context(|| format!("{bytes} bytes for messages"))?;
-    let region = Mr::register(&pd, pages, ACCESS)?;
-    Ok((pd, region))
-}
-
 fn refuse<T>(mut session: Session, error: anyhow::Error) -> Result<T> {
     session.send(&Answer { generator: VERSION, refusal: Some(cli::sentence(&error)) })?;
     Err(error)
@@ -218,19 +208,6 @@ fn connect<'s>(
     }
     Ok(session.barrier(setup())?)
 }
-
-/// The sender's credit words, if they are enough.
-pub fn credit_words(plan: &Plan, offered: Option<&RegionOffer>) -> Result<RegionOffer> {
-    let credits = *offered.context("the sender offers no credit words")?;
-    let needed = CREDIT_STRIDE * u64::from(plan.qps);
-    if credits.bytes < needed || credits.address.checked_add(credits.bytes).is_none() {
-        bail!("the sender's credit words are {credits:?}, {needed} bytes are needed");
-    }
-    Ok(credits)
-}
-
-/// Distance of credit words: a cache line each.
-pub const CREDIT_STRIDE: u64 = 64;
 
 /// Takes messages until the sender is through, is gone, or a signal comes: the counts, and whether it was a signal.
 fn receive(

@@ -1,78 +1,14 @@
 //! What a run says at the end: one JSON object, and the same for people.
 
-use measure::{Histogram, Label};
+use measure::Label;
 use serde::Serialize;
 use verbs::connect::Path;
 
 use crate::control::Received;
 use crate::plan::{Op, Plan};
+use crate::post_times::Spread;
 use crate::sender::Outcome;
 use crate::wire;
-
-/// Times of bursts of posts. Samples are tenths of a nanosecond a post, so that a post of 8.4 ns is not one of 8.
-pub struct PostTimes {
-    histogram: Histogram,
-    ns: u64,
-    posts: u64,
-}
-
-impl PostTimes {
-    /// None yet; all memory is taken here.
-    pub fn new() -> Self {
-        Self { histogram: Histogram::new(), ns: 0, posts: 0 }
-    }
-
-    pub fn record(&mut self, ns: u64, posts: u64) {
-        self.histogram.record((ns * 10 / posts).max(1));
-        self.ns += ns;
-        self.posts += posts;
-    }
-
-    /// Adds a run that another clock timed: its posts in all, and bursts, each in nanoseconds with its posts.
-    pub fn record_run(&mut self, ns: f64, posts: u64, bursts: impl Iterator<Item = (f64, u64)>) {
-        for (ns, posts) in bursts.filter(|(_, posts)| *posts > 0) {
-            self.histogram.record(((ns * 10.0 / posts as f64) as u64).max(1));
-        }
-        self.ns += ns as u64;
-        self.posts += posts;
-    }
-
-    pub fn mean_ns(&self) -> Option<f64> {
-        (self.posts > 0).then(|| self.ns as f64 / self.posts as f64)
-    }
-
-    /// Percentiles over bursts.
-    pub fn spread(&self) -> Option<Spread> {
-        let s = self.histogram.summary()?;
-        let ns = |tenths: u64| tenths as f64 / 10.0;
-        Some(Spread {
-            count: s.count,
-            min_ns: ns(s.min_ns),
-            p10_ns: ns(s.p10_ns),
-            p50_ns: ns(s.p50_ns),
-            p90_ns: ns(s.p90_ns),
-            p99_ns: ns(s.p99_ns),
-            p999_ns: ns(s.p999_ns),
-            max_ns: ns(s.max_ns),
-            mean_ns: s.mean_ns / 10.0,
-        })
-    }
-}
-
-/// Percentiles of the mean time of one post within a burst.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Spread {
-    /// Bursts.
-    pub count: u64,
-    pub min_ns: f64,
-    pub p10_ns: f64,
-    pub p50_ns: f64,
-    pub p90_ns: f64,
-    pub p99_ns: f64,
-    pub p999_ns: f64,
-    pub max_ns: f64,
-    pub mean_ns: f64,
-}
 
 /// The sender's line. Fields are described in README.md.
 #[derive(Debug, Clone, Serialize)]
@@ -259,16 +195,5 @@ mod tests {
     fn a_rate_that_was_not_measured_is_no_zero() {
         assert_eq!(rates(9, [1e6, 2.0, 3.0]), "1.000 M messages/s  payload 2.00 Gbit/s  wire 3.00 Gbit/s");
         assert!(rates(0, [0.0; 3]).contains("n/a") && !rates(0, [0.0; 3]).contains("0.0"));
-    }
-
-    #[test]
-    fn release_m5_post_times_keep_tenths_and_weigh_the_mean_by_posts() {
-        let mut times = PostTimes::new();
-        assert!(times.mean_ns().is_none() && times.spread().is_none());
-        times.record(84, 10);
-        times.record(1000, 1);
-        assert!((times.mean_ns().unwrap() - 1084.0 / 11.0).abs() < 1e-9);
-        let spread = times.spread().unwrap();
-        assert_eq!((spread.count, spread.min_ns), (2, 8.4));
     }
 }

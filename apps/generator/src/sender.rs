@@ -8,21 +8,20 @@ use measure::timer;
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Mr, Pages, Pd, Qp, QpBuilder, QpType, QueuePair, SendOperations};
 
-use crate::control::{Answer, Proposal, Received, SenderEnd, first_line};
-use crate::lane::{ACCESS, qp_type};
+use crate::control::{
+    Answer, CREDIT_STRIDE, DRAIN_INTERRUPTED, Proposal, Received, SETUP, SenderEnd, first_line,
+};
+use crate::lane::{ACCESS, memory, qp_type};
 use crate::payload::Slots;
 use crate::plan::{Op, Plan};
+use crate::post_times::PostTimes;
 use crate::poster::{self, Entries, Kind, Poster, Requests};
-use crate::receiver::{CREDIT_STRIDE, SETUP, memory};
-use crate::report::PostTimes;
 
 /// How long a receiver may take to begin to listen.
 const CONNECT: Duration = Duration::from_secs(3);
 /// How long nothing may complete when no more is posted. A kernel was seen to keep a polling thread from its core for 5
 /// seconds where more ran than the host had cores for: a NIC's thread is one, and what it still does is no loss.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How long completions are waited for in all after a signal: the whole end within a second.
-pub const DRAIN_INTERRUPTED: Duration = Duration::from_millis(300);
 /// How often the control connection and the clock are looked at while messages flow.
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Longest sleep between looks at the stop flag: the whole end within a second.

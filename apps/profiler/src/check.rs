@@ -9,11 +9,12 @@ use inference::engine::twin::Twin;
 use inference::layers::{Layers, Random, distance, tolerance};
 use inference::plan::{Plan, Precision, Source, Step};
 
+use crate::engine::Engine;
 use crate::format;
 use crate::image::{self, Size};
 use crate::model::{self, Model, views};
 use crate::start::Start;
-use crate::subject::{self, Engine, OnGpu};
+use crate::subject::{self, OnGpu};
 
 /// Layers that the table shows, the worst first.
 const SHOWN: usize = 10;

@@ -5,12 +5,7 @@ use clap::{Args, ValueEnum};
 use inference::plan::{self, Format};
 use serde::Serialize;
 
-use crate::subject::Engine;
-
-/// What an option calls a value.
-pub fn name(value: impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
+use crate::engine::Engine;
 
 /// Precision and layout, as they were asked for. Not a group of options: clap names those by the type.
 #[derive(Args)]
@@ -97,6 +92,7 @@ impl Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::name;
 
     /// What an engine tries, as `nchw nhwc`; or the refusal.
     fn tried(engine: Engine, precision: Precision, layout: Option<Layout>) -> String {

@@ -8,8 +8,9 @@ use inference::engine::gpu::Images;
 use inference::engine::preprocess::{TOLERANCE, on_twin};
 use zoo::preprocess::test_image;
 
+use crate::engine::Engine;
 use crate::model::Model;
-use crate::subject::{Engine, Gpu};
+use crate::subject::Gpu;
 
 /// Rows and columns of an image, 8192 at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,10 +12,12 @@ use inference::graph::Shape;
 use inference::plan::{Plan, Source, Step, Task};
 use prost::Message;
 
-use crate::format::{self, Layout, name};
+use crate::engine::Engine;
+use crate::engine::name;
+use crate::format::{self, Layout};
 use crate::model::{self, Model, views};
 use crate::start::Start;
-use crate::subject::{self, Engine, OnGpu};
+use crate::subject::{self, OnGpu};
 
 /// Launches of the graph whose period is told.
 const LAUNCHES: usize = 100;

@@ -25,6 +25,7 @@ macro_rules! complain {
 
 mod check;
 mod energy;
+mod engine;
 mod format;
 mod image;
 mod layers;
@@ -33,6 +34,7 @@ mod overlap;
 mod reference;
 mod report;
 mod run;
+mod run_options;
 mod start;
 mod subject;
 mod together;
@@ -61,7 +63,7 @@ enum Action {
     Check(check::Options),
     /// Time a model, alone or several instances side by side, and compare their outputs with those of a run
     /// alone.
-    Run(run::Options),
+    Run(run_options::Options),
     /// Time each step of a model.
     Layers(layers::Options),
     /// Write what an engine computes for test inputs to a file, which clients of a server compare with.

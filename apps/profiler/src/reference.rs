@@ -12,10 +12,11 @@ use inference::engine::gpu::Instance;
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 
+use crate::engine::Engine;
 use crate::format;
 use crate::model::{self, Model};
 use crate::start::Start;
-use crate::subject::{self, Engine, OnGpu};
+use crate::subject::{self, OnGpu};
 
 #[derive(Args)]
 pub struct Options {

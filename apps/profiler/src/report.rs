@@ -9,11 +9,12 @@ use inference::plan::{Format, Plan};
 use measure::{Histogram, JsonLines, Label, Part, Provenance, Summary, Timer};
 use serde::Serialize;
 
-use crate::format::{Layout, Precision, name};
+use crate::engine::Engine;
+use crate::engine::name;
+use crate::format::{Layout, Precision};
 use crate::model::Model;
 use crate::overlap::Overlap;
-use crate::run::{Launch, Options};
-use crate::subject::Engine;
+use crate::run_options::{Launch, Options};
 use crate::together::ConcurrentRuns;
 
 /// What is known of an engine and its plan, beside times.

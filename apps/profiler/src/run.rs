@@ -8,26 +8,26 @@ use std::fs;
 use std::io::IsTerminal;
 use std::ops::Range;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
 use inference::engine::Engine as _;
 use inference::engine::gpu::Instance;
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 use measure::json_lines::JsonLines;
 use measure::{Label, Provenance};
-use serde::Serialize;
 
 use crate::energy::Meter;
-use crate::format::{self, Layout};
-use crate::model::{self, Model, views};
+use crate::engine::{Engine, name};
+use crate::format::Layout;
+use crate::model::{Model, views};
 use crate::report::{self, Facts};
+use crate::run_options::{Launch, Options};
 use crate::start::Start;
-use crate::subject::{self, CalledEngine, Engine, Launched, OnGpu, Subject};
+use crate::subject::{CalledEngine, Launched, OnGpu, Subject};
 use crate::together::{Alone, side_by_side};
 use crate::turns::by_themselves;
 
@@ -41,69 +41,6 @@ const COMPARED_EVERY: u64 = 64;
 /// Runs alone that are timed by the GPU, as many as last about so long.
 const SPANS: Range<usize> = 10..200;
 const SPANNED: Duration = Duration::from_millis(300);
-
-#[derive(Args)]
-pub struct Options {
-    #[command(flatten)]
-    pub model: model::Choice,
-    /// What runs the model.
-    #[arg(long, value_enum)]
-    pub engine: Engine,
-    #[command(flatten)]
-    pub format: format::Choice,
-    /// How a GPU is told to run: with --engine own or cuda [default: self].
-    #[arg(long, value_enum)]
-    launch: Option<Launch>,
-    /// Instances side by side, each with inputs of its own.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub instances: u16,
-    /// Length of the measurement; at least one run of each instance is measured.
-    #[arg(long, value_name = "S", default_value_t = 3.0, value_parser = seconds)]
-    pub seconds: f64,
-    /// Least number of runs, of all instances together; the measurement goes on until they are done.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub runs: u64,
-    /// Time before it in which all instances run and nothing is recorded.
-    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = seconds)]
-    pub warmup: f64,
-    /// Threads of one instance: with --engine cpu [default: the cores, shared by the instances].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-    /// Append the result to FILE as one line of JSON; - is standard output.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Write the first instance's inputs and outputs of its run alone to FOLDER: input-0.f32, output-0.f32,
-    /// and so on, little-endian values of single precision.
-    #[arg(long, value_name = "FOLDER")]
-    outputs: Option<PathBuf>,
-    #[command(flatten)]
-    gpu: subject::Gpu,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Launch {
-    /// The CPU launches the model's graph and waits for its end, each time.
-    Host,
-    /// The CPU launches the graph 100 times before it waits.
-    Graph,
-    /// The graph launches itself.
-    #[value(name = "self")]
-    #[serde(rename = "self")]
-    ByItself,
-    /// A WHILE node runs the graph again and again.
-    While,
-}
-
-/// Seconds, a day at most.
-fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
-    if (0.0..=86_400.0).contains(&seconds) {
-        Ok(seconds)
-    } else {
-        Err(format!("{text} is not within 0 to 86400"))
-    }
-}
 
 /// Whether every instance computed what it computes alone.
 pub fn run(options: &Options) -> Result<bool> {
@@ -139,7 +76,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let mut plans = model.plans(&formats)?;
     start.part("import_plan");
     if std::io::stderr().is_terminal() {
-        let (seconds, engine) = (options.seconds, format::name(options.engine));
+        let (seconds, engine) = (options.seconds, name(options.engine));
         complain!("profiler: {} on {engine}: it is loaded, then timed for {seconds} s", model.manifest.name);
     }
     let layout = formats.first().map(|&format| Layout::of(format));
@@ -267,16 +204,4 @@ fn write_all(folder: &Path, inputs: &[Vec<f32>], outputs: &[Vec<f32>]) -> Result
         Ok(())
     };
     write().with_context(|| format!("--outputs {}", folder.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_duration_that_is_none_is_refused() {
-        for (text, taken) in [("0", true), ("1.5", true), ("-1", false), ("NaN", false), ("1e300", false)] {
-            assert_eq!(seconds(text).is_ok(), taken, "{text}");
-        }
-    }
 }

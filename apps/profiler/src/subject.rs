@@ -6,43 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use gpu::Toolkit;
 use inference::engine::gpu::{Instance, Libraries, Loaded, fastest, start_again};
 use inference::engine::{self, EngineError};
 use inference::plan::{Format, Plan};
-use serde::Serialize;
 
-use crate::format::name;
+use crate::engine::{Engine, name};
 use crate::model::views;
 use crate::start::Start;
-
-/// What runs a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Engine {
-    /// ONNX Runtime on the processor: a substitute for a GPU.
-    Cpu,
-    /// Our kernels on the host twin: a substitute whose times say nothing about a GPU.
-    Twin,
-    /// Our kernels on a GPU.
-    Own,
-    /// NVIDIA's libraries on a GPU, and our kernels where those are faster.
-    Cuda,
-}
-
-impl Engine {
-    /// Takes the names of engines that run our plans, step by step.
-    pub fn of_plans() -> impl TypedValueParser<Value = Engine> {
-        let read = |name: String| Engine::from_str(&name, false);
-        PossibleValuesParser::new(["twin", "own", "cuda"]).try_map(read)
-    }
-
-    pub fn is_on_a_gpu(self) -> bool {
-        matches!(self, Engine::Own | Engine::Cuda)
-    }
-}
 
 /// A GPU, the toolkit that compiles its kernels, and libraries.
 #[derive(Args)]

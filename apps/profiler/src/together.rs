@@ -11,7 +11,7 @@ use measure::Histogram;
 
 use crate::energy::Meter;
 use crate::overlap::Overlap;
-use crate::run::Options;
+use crate::run_options::Options;
 use crate::subject::Subject;
 
 /// An instance, and the outputs of its run alone.

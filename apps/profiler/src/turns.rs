@@ -12,7 +12,7 @@ use measure::Histogram;
 
 use crate::energy::Meter;
 use crate::overlap::{clock_step_ns, overlap};
-use crate::run::{Launch, Options};
+use crate::run_options::{Launch, Options};
 use crate::together::{Alone, ConcurrentRuns, Measured, Stamps, same};
 
 /// Longest wait for the end of a graph that was cancelled, and for a turn.

@@ -10,9 +10,10 @@ use slots::Status;
 use verbs::connect::Wait;
 
 use super::{geometry, setup_request};
-use crate::asking::{BYTES, CONNECT, Outcome, say_run};
+use crate::asking::{BYTES, CONNECT, say_run};
 use crate::end::SETUP;
 use crate::options::Options;
+use crate::outcome::Outcome;
 
 /// Polls without an answer before the core is offered to others, and before deadlines and the service are looked after.
 const POLLS: u32 = 64;

@@ -10,19 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, Result, bail};
 use cli::sentence;
 use pipeline::{Mode, Processor};
-use serving::{Arrival, Reply, SetupRequest, Transport};
+use serving::{Reply, SetupRequest, Transport};
 use slots::{Geometry, Tensor, TensorKind};
 use verbs::Context;
 use verbs::connect::{Path, Session, Wait};
 
+use crate::answers::Answers;
 use crate::end::{SETUP, ServiceEnd};
 use crate::options::Options;
-use crate::service::Answers;
 
-use waits::{OnCpu, OnGpu, Waits};
-
-/// How messages arrive: with the completion that their timer ends with.
-const ARRIVAL: Arrival = Arrival::Completion;
+use waits::{ARRIVAL, OnCpu, OnGpu, Waits};
 
 /// A message of so many bytes, a multiple of 8, in its slot; the same each way.
 fn geometry(bytes: u32) -> Result<Geometry> {

@@ -10,14 +10,16 @@ use pipeline::gpu::by_cpu::{self, Turns};
 use pipeline::gpu::{self, Pool, Repeat};
 use pipeline::{End, Mode};
 use serde::de::IgnoredAny;
-use serving::Grant;
+use serving::{Arrival, Grant};
 use slots::{Geometry, Server};
 use verbs::connect::{ConnectError, Path, Session, Wait};
 use verbs::{Context, QpType};
 
-use super::ARRIVAL;
 use crate::end::{LOOK, PATIENCE, SETUP, ServiceEnd};
 use crate::options::Options;
+
+/// How messages arrive: with the completion that their timer ends with.
+pub const ARRIVAL: Arrival = Arrival::Completion;
 
 /// Looks for requests between two looks at the client's connection.
 const ROUNDS: u32 = 256;
