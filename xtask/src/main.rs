@@ -23,6 +23,7 @@ mod carried;
 mod commands;
 mod compat;
 mod demo;
+mod descendants;
 mod dist;
 mod docs;
 mod doctor;

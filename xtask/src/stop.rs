@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-use crate::process::{end_all, end_unharmed};
+use crate::descendants::{end_all, end_unharmed};
 
 /// 128 + SIGINT, as shells say it.
 const INTERRUPTED: i32 = 130;

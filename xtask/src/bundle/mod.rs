@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -18,7 +17,11 @@ use crate::refused::refused;
 use crate::test::gpu::programs;
 use crate::workspace::{self, revision_text, root, target_dir};
 
+mod files;
 mod perftest;
+
+use files::copy;
+pub(crate) use files::strip;
 
 /// What is carried of the tree, at the same paths: files, and folders with all below them.
 const TEXTS: &[&str] = &[
@@ -172,27 +175,6 @@ fn copy_below(root: &Path, path: &Path, folder: &Path) -> Result<()> {
         copy(&from, &folder.join(path))?;
     }
     Ok(())
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    if let Some(above) = to.parent() {
-        fs::create_dir_all(above).with_context(|| format!("making {}", above.display()))?;
-    }
-    let _ = fs::remove_file(to);
-    fs::copy(from, to).with_context(|| format!("copying {} to {}", from.display(), to.display()))?;
-    Ok(())
-}
-
-/// Copies a program without its symbols.
-pub(crate) fn strip(from: &Path, to: &Path) -> Result<()> {
-    // Not over a program that may be running: a new file under the old name.
-    let _ = fs::remove_file(to);
-    let status =
-        Command::new("strip").arg("-o").arg(to).arg(from).status().context("starting strip (binutils)")?;
-    match status.success() {
-        true => Ok(()),
-        false => bail!("strip {} failed", from.display()),
-    }
 }
 
 /// Bytes of everything in the folder. Error: more than [`MOST_BYTES`], with what is large.

@@ -335,7 +335,7 @@ fn planted_failures_are_found_and_nothing_of_them_lives_on() {
     );
     assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
     let here = std::process::id();
-    assert!(!crate::process::descendants(here).iter().any(|process| {
+    assert!(!crate::descendants::descendants(here).iter().any(|process| {
         let words = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
         words.contains("echo done; sleep 60")
     }));

@@ -7,8 +7,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::*;
+use crate::descendants::{descendants, is_alive};
 use crate::packages::LIBRARY;
-use crate::process::{descendants, is_alive, script};
+use crate::process::script;
 
 /// `softnic run --fabric NAME -- COMMAND`
 const SOFTNIC: &str = "#!/bin/sh\nshift 4\nexec \"$@\"\n";

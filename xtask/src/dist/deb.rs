@@ -10,7 +10,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{GLIBC, LIBRARY};
+use super::LIBRARY;
+use super::target::{GLIBC, pkg_config};
 use crate::workspace::names_in;
 
 const NAME: &str = "softnic";
@@ -87,7 +88,7 @@ fn fill(stage: &Path, folder: &Path, version: &str) -> Result<()> {
         put(&format!("licences/{name}"), &format!("{DOC}/licences/{name}"), 0o644)?;
     }
     put("parts.spdx.json", &format!("{DOC}/parts.spdx.json"), 0o644)?;
-    let pkg_config = super::pkg_config(version).replace("/include\n", "/include/doorbell\n");
+    let pkg_config = pkg_config(version).replace("/include\n", "/include/doorbell\n");
     write(&stage.join("usr/share/pkgconfig/doorbell.pc"), &pkg_config)?;
     write(&stage.join(DOC).join("copyright"), COPYRIGHT)?;
     let change = format!(

@@ -24,10 +24,11 @@ use crate::workspace::{self, Metadata, revision_text, root, target_dir};
 mod container;
 mod deb;
 mod parts;
+mod target;
 mod trial;
 
-/// The oldest glibc that they run on: that of Debian 11 and Ubuntu 20.04.
-const GLIBC: (u32, u32) = (2, 31);
+use target::{GLIBC, pkg_config};
+
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Packages whose programs are in the tarball.
 const PACKAGES: [&str; 5] = ["softnic", "generator", "echo", "inference-server", "client"];
@@ -208,17 +209,6 @@ fn headers(folder: &Path, version: &str) -> Result<()> {
         }
     }
     Ok(fs::write(pkg_config_at.join("doorbell.pc"), pkg_config(version))?)
-}
-
-/// The headers alone: the shim has no library.
-fn pkg_config(version: &str) -> String {
-    format!(
-        "prefix=${{pcfiledir}}/../..\n\
-         Name: doorbell\n\
-         Description: posts RDMA requests to mlx5 queues, on the host and in CUDA kernels: headers alone\n\
-         Version: {version}\n\
-         Cflags: -I${{prefix}}/include\n"
-    )
 }
 
 fn readme(version: &str) -> String {

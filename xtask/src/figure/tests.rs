@@ -562,7 +562,10 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
         assert!(after < WAIT, "{signal}: {after:?}");
         assert_eq!(asleep().split_whitespace().count(), 3, "{signal}: it was not asked to end");
         for process in asleep().split_whitespace() {
-            assert!(!crate::process::is_alive(process.parse().unwrap()), "{signal}: {process} still runs");
+            assert!(
+                !crate::descendants::is_alive(process.parse().unwrap()),
+                "{signal}: {process} still runs"
+            );
         }
         assert!(!folder.join("went-on").exists(), "{signal}: a program's end was taken for a failure");
         assert_eq!(stage.points().len(), 2, "{signal}");

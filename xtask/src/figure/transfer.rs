@@ -14,7 +14,8 @@ use serde::Deserialize;
 
 use super::nic::{Nic, Programs, Receiver};
 use super::samples::OnNodes;
-use crate::process::{Ended, JsonProgram, WAIT, descendants};
+use crate::descendants::descendants;
+use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
 
 /// How long a sender's result may take beside the time of posting: it waits for completions as long as one comes within

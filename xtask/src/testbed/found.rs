@@ -186,7 +186,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    all.filter(|process| crate::process::is_alive(*process))
+    all.filter(|process| crate::descendants::is_alive(*process))
 }
 
 #[cfg(test)]

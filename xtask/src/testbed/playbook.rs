@@ -142,7 +142,7 @@ mod tests {
         };
         let (ended, said) = run("echo $$; exec sleep 600", 1);
         assert_eq!(ended, None);
-        assert!(!crate::process::is_alive(said.trim().parse().unwrap()), "{said}");
+        assert!(!crate::descendants::is_alive(said.trim().parse().unwrap()), "{said}");
         assert_eq!(run("echo out; echo err >&2; exit 3", 60), (Some(Some(3)), "out\nerr\n".into()));
         let because = "node1: no room".to_owned() + &format!(" (whole log: {})", log.display());
         run(r#"echo 'fatal: [node1]: FAILED! => {"msg": "no room"}'"#, 60);

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use soft_nic::abi::process::{Process, Report};
 use soft_nic::abi::server::{Mapping, OpenFile, log, log_enabled};
 
 use super::raw::{self, fail, syscall};
+use super::stats;
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
-use super::{pump, stats};
 
 /// One process's NIC with its open files.
 pub struct Nic {
@@ -36,6 +36,7 @@ static NIC: AtomicPtr<Nic> = AtomicPtr::new(null_mut());
 /// The process that is making a NIC now; a value left by a forking parent is taken over.
 static MAKING: AtomicI32 = AtomicI32::new(0);
 static AT_FORK: Once = Once::new();
+static POLLED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The NIC of this process, if it has one.
 pub fn get() -> Option<&'static Nic> {
@@ -50,6 +51,15 @@ pub fn get() -> Option<&'static Nic> {
 pub fn pumped() -> Option<&'static Nic> {
     // SAFETY: a NIC is never freed once it stands in the pointer.
     unsafe { NIC.load(Ordering::Acquire).as_ref() }
+}
+
+/// Adds time that a poll of the program spent in the NIC.
+pub fn add_polled_ns(ns: u64) {
+    POLLED_NS.fetch_add(ns, Ordering::Relaxed);
+}
+
+fn polled_ns() -> u64 {
+    POLLED_NS.load(Ordering::Relaxed)
 }
 
 /// The NIC, made if this is the first open.
@@ -77,7 +87,7 @@ pub fn get_or_make() -> Result<&'static Nic, c_int> {
 
 fn make(pid: i32) -> Result<&'static Nic, c_int> {
     let world = virtual_tree();
-    let publish = |report: &Report| stats::append(report, pump::time_ns());
+    let publish = |report: &Report| stats::append(report, polled_ns());
     let process = Process::start(world.config.clone(), world.machine.clone(), publish).map_err(|error| {
         log(&format!("{error}; the device cannot be opened"));
         libc::ENODEV
@@ -268,7 +278,7 @@ pub fn end() {
     let Some(nic) = get() else { return };
     let _ = guarded(|| {
         if let Some(ended) = nic.process.end() {
-            stats::append(&ended, pump::time_ns());
+            stats::append(&ended, polled_ns());
         }
         Ok(())
     });

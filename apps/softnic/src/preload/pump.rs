@@ -6,7 +6,7 @@
 //! The time spent counts as the NIC's (`pump_ns` in the stats).
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::nic;
 use super::raw::NextFunction;
@@ -21,12 +21,6 @@ type OpenDevice = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 
 /// libmlx5's own function: one for all its contexts.
 static POLL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static TIME_NS: AtomicU64 = AtomicU64::new(0);
-
-/// Time that the program's polls spent in the NIC.
-pub fn time_ns() -> u64 {
-    TIME_NS.load(Ordering::Relaxed)
-}
 
 /// The real function. RTLD_NEXT does not see a libibverbs that was loaded by `dlopen(RTLD_LOCAL)`, as under Python.
 fn open_device() -> Option<OpenDevice> {
@@ -78,7 +72,7 @@ unsafe extern "C" fn poll_cq(cq: *mut c_void, entries: c_int, completions: *mut 
         return found;
     }
     if let Some(nic) = nic::pumped() {
-        TIME_NS.fetch_add(nic.process.pump(), Ordering::Relaxed);
+        nic::add_polled_ns(nic.process.pump());
     }
     // SAFETY: the program's own arguments.
     unsafe { poll(cq, entries, completions) }

@@ -199,9 +199,9 @@ mod tests {
         assert!(samples.absent.is_empty() && samples.counts.contains_key("nvidia_smi_cpu_ms"), "{samples:?}");
         let (process, other) = (gpu.process().unwrap(), gpu.clone());
         drop(gpu);
-        assert!(crate::process::is_alive(process), "a clone still reads");
+        assert!(crate::descendants::is_alive(process), "a clone still reads");
         drop(other);
-        assert!(!crate::process::is_alive(process));
+        assert!(!crate::descendants::is_alive(process));
         [path, begins].iter().for_each(|file| std::fs::remove_file(file).unwrap());
     }
 

@@ -16,7 +16,7 @@ use experiment::{Samples, resume};
 use measure::background_load::{seconds_of, seconds_of_children};
 use measure::{Label, Provenance};
 
-use crate::process::descendants;
+use crate::descendants::descendants;
 
 mod gpu;
 mod hook;
