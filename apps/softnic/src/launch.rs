@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, LinkLayer, LinkPath, STATS_VARIABLE};
-use soft_nic::dma::{Interface, interfaces};
+use soft_nic::os::{Interface, interfaces};
 
 use crate::{ctl, program};
 

@@ -2,7 +2,7 @@
 //!
 //! The device itself, which turns rung doorbells into validated work and completions, is the crate `mlx5-device`; its transport is
 //! `roce`. Here is the machine round it: [`abi`] answers the kernel's uverbs commands, [`link`] carries messages between processes,
-//! and [`dma`] is the only part that touches application memory. Arrows: abi → {link, dma} → mlx5-device, never back.
+//! [`dma`] is the only part that touches application memory, and [`os`] has the system's calls. Arrows: abi → link → dma → os, never back.
 //! Knows nothing of libibverbs, of the shim or of any application (INV-4).
 
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
@@ -11,6 +11,7 @@ pub mod abi;
 pub mod config;
 pub mod dma;
 pub mod link;
+pub mod os;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 

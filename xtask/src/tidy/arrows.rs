@@ -20,7 +20,11 @@ pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
     let rows = arrow_table(map)?;
     let mut violations = package_arrows(&rows, metadata);
     for row in markdown::table(map, "module").context("ARCHITECTURE.md: no table with the header `module`")? {
-        violations.extend(module_arrows(tree, &row[0], row.get(1).map_or("", String::as_str)));
+        let (module, never) = (row[0].trim_matches('`'), row.get(1).map_or("", String::as_str));
+        match never.strip_prefix(ROOMS) {
+            Some(rooms) => violations.extend(room_arrows(tree, module, rooms)),
+            None => violations.extend(module_arrows(tree, module, never)),
+        }
     }
     Ok(violations)
 }
@@ -77,10 +81,23 @@ fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<Violation> {
 /// What a module's row says when it must not name anything of its crate outside itself.
 const SIBLINGS: &str = "crate::*";
 
+/// What the row of a whole crate begins with, before its modules from the ground up: each must not name those after it.
+const ROOMS: &str = "from the ground up: ";
+
+fn room_arrows(tree: &Tree, source: &str, rooms: &str) -> Vec<Violation> {
+    let rooms: Vec<&str> = rooms.split(',').map(|room| room.trim().trim_matches('`')).collect();
+    let mut violations = Vec::new();
+    for (place, room) in rooms.iter().enumerate() {
+        let above = |room: &&str| format!("crate::{}", room.trim_end_matches(".rs"));
+        let never: Vec<String> = rooms[place + 1..].iter().map(above).collect();
+        violations.extend(module_arrows(tree, &format!("{source}/{room}"), &never.join(",")));
+    }
+    violations
+}
+
 /// `module`: a folder or file; `never`: the module paths it must not name, in backticks or bare, comma-separated, or
 /// `crate::*` for all but its own.
 fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<Violation> {
-    let module = module.trim_matches('`');
     let never: Vec<&str> =
         never.split(',').map(|path| path.trim().trim_matches('`')).filter(|path| !path.is_empty()).collect();
     let mut violations = Vec::new();
@@ -209,11 +226,10 @@ mod tests {
             ("crates/nic/src/dma/move.rs", "use crate::{\n    dma::Fault,\n    device::{self, Qp},\n};\n"),
             ("crates/nic/src/device/qp.rs", "use crate::dma::Memory;\n"),
         ]);
-        let found: Vec<String> =
-            module_arrows(&tree, "`crates/nic/src/dma`", "`crate::device`, `crate::abi`")
-                .iter()
-                .map(ToString::to_string)
-                .collect();
+        let found: Vec<String> = module_arrows(&tree, "crates/nic/src/dma", "`crate::device`, `crate::abi`")
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(found.len(), 3, "{found:?}");
         assert!(
             found[2].starts_with("crates/nic/src/dma/move.rs:3:")
@@ -221,6 +237,23 @@ mod tests {
                 && found[1].starts_with("crates/nic/src/dma/host.rs:3:")
         );
         assert_eq!(module_arrows(&tree, "crates/gone", "crate::x").len(), 1);
+    }
+
+    #[test]
+    fn a_room_that_looks_up_is_named_and_one_that_looks_down_is_not() {
+        let tree = Tree::of(&[
+            ("crates/nic/src/config.rs", "use crate::os::Page;\n"),
+            ("crates/nic/src/os/page.rs", "use crate::config::Config;\nuse crate::abi::{self, Mr};\n"),
+            ("crates/nic/src/abi/mr.rs", "use crate::os::Page;\nuse crate::config::Config;\n"),
+        ]);
+        let found = room_arrows(&tree, "crates/nic/src", "`config.rs`, `os`, `abi`, `gone`");
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found.len(), 3, "{found:?}");
+        for (at, found) in
+            ["nic/src/config.rs:1:", "nic/src/os/page.rs:2:", "nic/src/gone"].iter().zip(&found)
+        {
+            assert!(found.contains(at), "{found}");
+        }
     }
 
     #[test]
@@ -234,7 +267,7 @@ mod tests {
             ("crates/roce/src/wire/cm/req.rs", "use super::super::Gid;\nuse crate::wire::mad;\n"),
             ("crates/roce/src/wired.rs", "use crate::Now;\n"),
         ]);
-        let found = module_arrows(&tree, "`crates/roce/src/wire`", "`crate::*`");
+        let found = module_arrows(&tree, "crates/roce/src/wire", "`crate::*`");
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found.len(), 4, "{found:?}");
         for (at, found) in ["bth.rs:2:", "bth.rs:3:", "mod.rs:2:", "mod.rs:3:"].iter().zip(&found) {

@@ -30,7 +30,7 @@ const STILL: &[(&str, usize)] = &[
     ("crates/soft-nic/src/abi/ah.rs", 12),
     ("crates/soft-nic/src/abi/control/answer.rs", 5),
     ("crates/soft-nic/src/abi/rdma_cm/call.rs", 2),
-    ("crates/soft-nic/src/dma/copiers/mod.rs", 16),
+    ("crates/soft-nic/src/dma/gpu/contexts.rs", 9),
     ("crates/soft-nic/src/link/fabric.rs", 3),
     ("crates/soft-nic/src/link/mads.rs", 7),
     ("crates/verbs/src/connect/hello.rs", 3),

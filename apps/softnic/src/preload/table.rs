@@ -9,7 +9,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use soft_nic::abi::server::log;
-use soft_nic::dma::DevicePages;
+use soft_nic::os::DevicePages;
 
 use super::raw;
 

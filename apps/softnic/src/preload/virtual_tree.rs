@@ -6,7 +6,7 @@ use soft_nic::abi::server::log;
 use soft_nic::abi::sysfs::{self, Machine};
 use soft_nic::abi::tree::{Node, Tree};
 use soft_nic::config::Config;
-use soft_nic::dma::{Interface, interfaces};
+use soft_nic::os::{Interface, interfaces};
 
 /// The configuration and the tree of virtual files; never changes once made.
 pub struct VirtualTree {

@@ -23,8 +23,9 @@ use super::server::{Locked, Server, log};
 use super::sysfs::Machine;
 use crate::Nic;
 use crate::config::Config;
-use crate::dma::{Host, OneShotEpoll, OwnThreads, system};
+use crate::dma::Host;
 use crate::link::{IdlePolicy, IdleTimes, Impairment, Link, LinkConfig, Pause, SystemClock, Waker};
+use crate::os::{OneShotEpoll, OwnThreads, system};
 
 /// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
 pub const THREAD_NAME: &str = "softnic-nic";

@@ -28,7 +28,7 @@ use super::sysfs::Machine;
 use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
-use crate::dma::{DevicePages, UarPage};
+use crate::os::{DevicePages, UarPage};
 
 /// Driver part of a command: input, output.
 pub const UHW_IN: u16 = 0x1000;

@@ -13,8 +13,8 @@ use mlx5_device::{Answer, Commands};
 
 use super::attributes::{Command, refuse};
 use super::server::{Mapping, OpenFile, Server};
-use crate::dma::UarPage;
-use crate::dma::system::PAGE;
+use crate::os::UarPage;
+use crate::os::system::PAGE;
 
 /// Attribute numbers.
 pub const HANDLE: u16 = 0x1000;

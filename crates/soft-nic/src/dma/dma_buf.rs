@@ -12,9 +12,8 @@ use std::sync::Mutex;
 
 use mlx5_device::memory::Fault;
 
-use super::per_process::{PerProcess, locked};
-use super::shared::SharedMemory;
-use super::system::{PAGE, check, fork_generation, moved_high};
+use crate::os::system::{PAGE, check, moved_high};
+use crate::os::{ForgetInChild, PerProcess, SharedMemory, fork_generation, locked};
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
 const DMA_BUF_MAGIC: i64 = 0x444d_4142;
@@ -144,7 +143,8 @@ fn size_of(fd: &OwnedFd) -> Option<u64> {
 type Range = (u64, u64, bool);
 
 /// The mappings of this process.
-static RANGES: PerProcess<Mutex<Vec<Range>>> = PerProcess::new();
+static RANGES: PerProcess<Mutex<Vec<Range>>> = PerProcess::new(&FORGETS);
+static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
 
 /// A mapping in the list; taken out on drop.
 #[derive(Debug)]
@@ -173,7 +173,7 @@ impl Drop for KnownRange {
 }
 
 /// In a fork child: the mappings were its parent's.
-pub(super) fn forget_all() {
+extern "C" fn forget_all() {
     RANGES.forget();
 }
 

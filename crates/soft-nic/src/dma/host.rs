@@ -3,15 +3,17 @@
 //! Addresses come from work requests, after the device has checked them against its regions; whatever else the
 //! application did to the pages since (unmapped, protected, truncated the file behind) is a [`Fault`].
 
+use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use mlx5_device::memory::{Fault, Memory, Order, Segment, Segments};
 
 use super::copiers::{Copiers, Cut, SHARED_FROM};
+use super::dma_buf;
 use super::gpu::{self, Atomic};
 use super::guard::Guard;
-use super::system;
+use crate::os::system::PAGE;
 
 /// Relaxed copies are in order below this length.
 const STRING_BYTES: usize = 512;
@@ -30,7 +32,7 @@ impl Host {
     /// Installs the fault handler if this is the first.
     ///
     /// Errors: what `sigaction` said.
-    pub fn new() -> std::io::Result<Host> {
+    pub fn new() -> io::Result<Host> {
         Ok(Host { guard: Guard::install()?, copiers: Copiers::default() })
     }
 
@@ -334,7 +336,7 @@ impl Memory for Host {
 
     #[inline]
     fn prefetch(&self, addr: u64) {
-        system::prefetch(addr);
+        prefetch(addr);
     }
 
     #[inline]
@@ -343,6 +345,51 @@ impl Memory for Host {
     }
 
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
-        system::populate(addr, len, write)
+        populate(addr, len, write)
+    }
+}
+
+/// Asks the processor for the line at `addr`: a line that another core wrote takes as long to come as some hundred
+/// instructions, and several can be on their way at once.
+#[inline]
+pub(super) fn prefetch(addr: u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults and changes nothing but caches, whatever the address (Intel SDM vol. 2, PREFETCHh).
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(addr as *const i8);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = addr;
+}
+
+/// Makes every page of the range present, writable if `write`, as pinning for a device does; contents stay.
+///
+/// `MADV_POPULATE_*` (Linux 5.14) takes the faults that a load or a store would take and touches nothing: it breaks
+/// copy-on-write, refuses read-only and device mappings, and cannot lose a store of another thread.
+///
+/// Errors: the start of the range; the kernel does not say which page.
+fn populate(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
+    let fault = Fault { addr };
+    let end = addr.checked_add(len).ok_or(fault)?;
+    let start = addr & !(PAGE as u64 - 1);
+    let end = end.checked_next_multiple_of(PAGE as u64).ok_or(fault)?;
+    // A dma-buf's pages are there as long as it is mapped; most exporters' cannot be asked for in advance.
+    if let Some(known) = dma_buf::probe(addr, addr + len, write) {
+        return known;
+    }
+    if let Some(known) = gpu::probe(addr, addr + len) {
+        return known;
+    }
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    loop {
+        // SAFETY: populating changes no contents of any page.
+        let result = unsafe { libc::syscall(libc::SYS_madvise, start, end - start, advice) };
+        if result == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINTR | libc::EAGAIN) => {}
+            _ => return Err(fault),
+        }
     }
 }

@@ -51,7 +51,7 @@ impl Absent {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
         };
         // SAFETY: plain system call.
-        let raw = super::system::check(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) })?;
+        let raw = crate::os::system::check(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) })?;
         // SAFETY: the kernel just gave us this descriptor.
         let fault = unsafe { std::os::fd::FromRawFd::from_raw_fd(raw as i32) };
         let absent = Absent { start, len, fault };
@@ -73,7 +73,7 @@ impl Absent {
 
     fn control(&self, request: u64, mut words: [u64; 4]) -> io::Result<()> {
         // SAFETY: each of these requests is about 32 bytes at most, of our own mapping.
-        super::system::check(unsafe {
+        crate::os::system::check(unsafe {
             libc::syscall(libc::SYS_ioctl, self.fault.as_raw_fd(), request, words.as_mut_ptr())
         })
         .map(|_| ())

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use mlx5_device::memory::{Fault, Memory, Order, Registers, Segment, Segments};
 
+use super::Host;
 use super::host::last_word;
 use super::testing::{is_leased, lease};
-use super::{DevicePages, Host, UarPage, system};
+use crate::os::{DevicePages, UarPage, fork_generation, system};
 
 const PAGE: u64 = system::PAGE as u64;
 
@@ -328,9 +329,9 @@ fn two_equal_doorbells_are_two_and_an_idle_register_is_none() {
 
 #[test]
 fn a_fork_child_knows_that_it_is_one() {
-    let before = system::fork_generation();
-    assert!(system::true_in_fork_child(|| system::fork_generation() != before));
-    assert_eq!(system::fork_generation(), before);
+    let before = fork_generation();
+    assert!(system::true_in_fork_child(|| fork_generation() != before));
+    assert_eq!(fork_generation(), before);
 }
 
 /// What the child processes below do; each ends by a signal, or by the exit status of a handler.

@@ -14,7 +14,7 @@ use roce::Now;
 use super::Link;
 use super::fabric::{Fabric, SLOTS};
 use super::shared_memory::{ChannelState, Lane, Producer};
-use crate::dma::OneShotEpoll;
+use crate::os::OneShotEpoll;
 
 impl Link {
     pub(super) fn publish_and_ring(&mut self) {

@@ -40,7 +40,7 @@ pub use services::{ServiceError, ServiceWord};
 pub use view::{FabricMember, FabricView};
 
 use crate::config::{MAX_DEVICES, MAX_PORTS};
-use crate::dma::{SharedMemory, system};
+use crate::os::{LockSocket, SharedMemory, fork_generation, system};
 
 /// Most processes on one fabric.
 pub const SLOTS: usize = 128;
@@ -186,7 +186,7 @@ impl Fabric {
         let origin = Origin::of(std::process::id()).map_err(kernel("reading /proc/self/stat"))?;
         let joined = take_slot(&fd, &directory, &origin);
         let (slot, generation) = joined.ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
-        let fork_generation = system::fork_generation();
+        let fork_generation = fork_generation();
         let key = directory.word(at::KEY).load(Ordering::Relaxed);
         let fabric = Fabric {
             _fd: fd,
@@ -227,7 +227,7 @@ impl Fabric {
 
     /// Whether this is still the process that joined; a fork child must not touch the directory.
     pub fn is_ours(&self) -> bool {
-        self.fork_generation == system::fork_generation() && !self.left.load(Ordering::Relaxed)
+        self.fork_generation == fork_generation() && !self.left.load(Ordering::Relaxed)
     }
 
     /// Gives the slot back; peers notice within milliseconds.
@@ -451,7 +451,7 @@ fn occupant(directory: &SharedMemory, slot: u8) -> Option<Occupant> {
 /// The lock to join: an abstract socket that only one process can have. The user's number is in its name, so that no
 /// other user has it by accident. A fork child does not keep it.
 struct JoinLock {
-    _socket: system::LockSocket,
+    _socket: LockSocket,
 }
 
 impl JoinLock {
@@ -459,7 +459,7 @@ impl JoinLock {
         let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
         let begun = Instant::now();
         loop {
-            match system::LockSocket::bind(full_name) {
+            match LockSocket::bind(full_name) {
                 Ok(Some(socket)) => return Ok(JoinLock { _socket: socket }),
                 Err(error) => return Err(kernel(error)),
                 Ok(None) if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
@@ -513,11 +513,11 @@ mod tests {
         let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn._socket.as_raw_fd())).is_ok();
         assert!(listed());
         assert!(system::true_in_fork_child(|| !listed()));
-        assert!(system::LockSocket::bind(&name).unwrap().is_none(), "the parent still has it");
+        assert!(LockSocket::bind(&name).unwrap().is_none(), "the parent still has it");
         drop(turn);
         // A program that another test starts at this moment has the socket until it has begun.
         let begun = std::time::Instant::now();
-        while system::LockSocket::bind(&name).unwrap().is_none() {
+        while LockSocket::bind(&name).unwrap().is_none() {
             assert!(begun.elapsed() < Duration::from_secs(20), "the child keeps it");
         }
     }

@@ -22,7 +22,7 @@
 
 use std::time::Duration;
 
-use crate::dma::system;
+use crate::os::system;
 
 /// Where the policy gets the time from.
 pub trait IdleClock {

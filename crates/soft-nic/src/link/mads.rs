@@ -25,8 +25,8 @@ use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
 use super::fabric::{Fabric, Occupant, Process, SLOTS, ServiceError, ServiceWord};
 use super::udp::ROCE_PORT;
-use crate::dma::system;
-use crate::dma::unix_datagram::{BoundSocket, UnboundSocket};
+use crate::os::system;
+use crate::os::unix_datagram::{BoundSocket, UnboundSocket};
 
 pub use tally::MadCounters;
 use tally::{MadOutcome, Tally};

@@ -34,7 +34,8 @@ use mlx5_device::carrier::{Carrier, Icrc, PathAddress};
 use roce::Now;
 use roce::wire::{gid_of, ip_of};
 
-use crate::dma::{Copiers, Host, OneShotEpoll};
+use crate::dma::{Copiers, Host};
+use crate::os::OneShotEpoll;
 use capture::{Capture, Captured};
 use fabric::Fabric;
 pub use fabric::{FabricError, FabricMember, FabricView, SLOTS, ServiceError, other_version};

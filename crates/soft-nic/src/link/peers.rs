@@ -5,7 +5,7 @@ use std::io;
 use super::fabric::{Occupant, Process, SLOTS, is_shortage};
 use super::shared_memory::{self, AttachError, ChannelState, Consumer, Ends, Lane, Producer};
 use super::{Link, LinkEvent, NoPeer, ROOM, Room, Unattached};
-use crate::dma::system;
+use crate::os::system;
 
 /// Most events that were not polled yet.
 const MOST_EVENTS: usize = 64;

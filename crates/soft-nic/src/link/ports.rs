@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use super::udp::{Holder, ROCE_PORT};
 use super::{Link, LinkEvent, SLOTS};
-use crate::dma::system;
+use crate::os::system;
 
 /// Between two looks at the holder of a port that is not ours: as long as a process may take to end between its leaving the fabric and
 /// the closing of its sockets …

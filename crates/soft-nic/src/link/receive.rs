@@ -9,7 +9,8 @@ use super::record::{self, Form, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
 use super::udp::Arrived;
 use super::{Link, LinkEvent, path_of_wire};
-use crate::dma::{RingMemory, system};
+use crate::dma::RingMemory;
+use crate::os::system;
 
 /// The room of a record from this length on is given back at once.
 const LONG_RECORD: usize = 16 * 1024;

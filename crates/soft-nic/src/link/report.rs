@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::fabric::FabricError;
 use super::record::RecordError;
-use crate::dma::system::refusal;
+use crate::os::system::refusal;
 
 /// Why a link could not be made.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,8 @@ use std::sync::atomic::Ordering;
 
 use super::delay::Line;
 use super::record::{self, RecordError};
-use crate::dma::{RingMemory, SharedMemory, system};
+use crate::dma::RingMemory;
+use crate::os::{SharedMemory, system};
 use roce::Now;
 
 mod at {

@@ -9,7 +9,7 @@ use mlx5_device::commands::*;
 use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
 use soft_nic::dma::DmaBuf;
-use soft_nic::dma::system::memfd;
+use soft_nic::os::system::memfd;
 use soft_nic::testing::{Block, Driver, Region, WorkRequest};
 
 use crate::operations::ALL;

@@ -11,8 +11,8 @@ use super::frame::Answer;
 use crate::Nic;
 use crate::abi::process;
 use crate::abi::server::Server;
-use crate::dma::system;
 use crate::link::capture::Captured;
+use crate::os::system;
 
 /// Does what was asked.
 pub(super) fn answer(server: &Server<Nic>, request: &Request) -> Answer {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::frame::{self, Answer, FrameError, MAX_ANSWER_BYTES, encode, parse_answer};
 use super::{Request, socket_name};
-use crate::dma::socket::{Listener, Stream};
-use crate::dma::system;
 use crate::link::{FabricMember, FabricView};
+use crate::os::system;
+use crate::os::unix_stream::{Listener, Stream};
 
 /// How long a NIC may take to call back and to answer: far above a busy machine's scheduling.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::Request;
 use super::caller::{CallError, converse};
-use crate::dma::socket::Stream;
 use crate::link::capture::Captured;
 use crate::link::capture::pcapng::{BlockKind, first_block};
 use crate::link::{FabricMember, FabricView};
+use crate::os::unix_stream::Stream;
 
 /// How often the NIC's end looks.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -104,8 +104,8 @@ mod tests {
     use roce::Now;
 
     use super::*;
-    use crate::dma::socket::Listener;
     use crate::link::capture::{Capture, WirePacket};
+    use crate::os::unix_stream::Listener;
 
     const SOON: Duration = Duration::from_secs(5);
 

@@ -10,7 +10,7 @@
 use std::io;
 use std::time::Instant;
 
-use crate::dma::socket::Stream;
+use crate::os::unix_stream::Stream;
 
 /// Of the conversation, both ways.
 pub const VERSION: u32 = 1;

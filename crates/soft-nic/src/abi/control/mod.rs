@@ -26,9 +26,9 @@ pub use request::Request;
 
 use super::server::{Server, log, log_enabled};
 use crate::Nic;
-use crate::dma::socket::Stream;
-use crate::dma::system;
 use crate::link::capture::Captured;
+use crate::os::system;
+use crate::os::unix_stream::Stream;
 
 /// Name of the thread that answers a caller.
 pub const THREAD_NAME: &str = "softnic-ctl";

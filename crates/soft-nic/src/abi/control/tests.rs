@@ -8,8 +8,8 @@ use super::*;
 use crate::abi::process::Process;
 use crate::abi::sysfs::Machine;
 use crate::config::Config;
-use crate::dma::socket::Listener;
 use crate::link::{FabricMember, FabricView};
+use crate::os::unix_stream::Listener;
 
 /// A NIC of this process on a fabric of its own, and where it sits.
 struct Running {

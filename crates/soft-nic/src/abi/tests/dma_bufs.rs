@@ -10,7 +10,7 @@ use super::super::backing::Backing;
 use super::{Bench, Call};
 use crate::config::Config;
 use crate::dma::Host;
-use crate::dma::system::memfd;
+use crate::os::system::memfd;
 
 const SIZE: u64 = 4 * 4096;
 /// Local and remote writes, remote reads, atomics.

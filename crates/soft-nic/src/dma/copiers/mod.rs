@@ -23,8 +23,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::forks::fork_generation;
-use super::system;
+use crate::os::{ForgetInChild, system};
 
 /// Most slices of one copy.
 pub const MOST_SLICES: u32 = (1 << 20) - 1;
@@ -215,7 +214,7 @@ struct Turn(());
 impl Turn {
     fn take() -> Option<Turn> {
         // The child's handler must be there before a helper is.
-        fork_generation();
+        FORGETS.install();
         (!TURN.swap(true, Ordering::Acquire)).then_some(Turn(()))
     }
 
@@ -354,8 +353,10 @@ fn work() -> bool {
     }
 }
 
+static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
+
 /// In a fork child, which has none of these threads: whatever they and their copy were at then is over.
-pub(super) fn forget_all() {
+extern "C" fn forget_all() {
     WORD.0.store(0, Ordering::Relaxed);
     JOB.store(std::ptr::null_mut(), Ordering::Relaxed);
     for count in [&STARTED, &BELL, &ASLEEP] {

@@ -20,8 +20,8 @@ use gpu::{Allocation, Registered};
 
 use super::timed_out;
 use super::worker::{self, Ticket};
-use crate::dma::per_process::{PerProcess, locked};
-use crate::dma::system::{PAGE, fork_generation, nap};
+use crate::os::system::{PAGE, nap};
+use crate::os::{PerProcess, fork_generation, locked};
 
 /// Shorter ones are not noted: what they take is staged.
 pub const LEAST: u64 = 64 << 10;
@@ -84,7 +84,7 @@ struct Noted {
     last_number: u64,
 }
 
-static NOTED: PerProcess<Mutex<Noted>> = PerProcess::new();
+static NOTED: PerProcess<Mutex<Noted>> = PerProcess::new(&super::FORGETS);
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
 fn noted() -> MutexGuard<'static, Noted> {
@@ -306,7 +306,7 @@ pub fn registered() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dma::system::true_in_fork_child;
+    use crate::os::system::true_in_fork_child;
 
     #[test]
     fn a_length_that_leaves_the_address_space_is_no_overflow() {

@@ -37,15 +37,17 @@ use self::timed_out::By;
 use self::worker::{Ticket, Worker};
 use super::Host;
 use super::host::last_word;
-use super::per_process::{PerProcess, locked};
+use crate::os::{ForgetInChild, PerProcess, locked};
 
 pub use counts::counters;
 pub use host_pages::HostPages;
 pub use ranges::{exist, touched_by};
 pub use region::{GpuError, GpuRegion};
 
+static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
+
 /// In a fork child: a GPU's memory is its parent's, and so is what was noted of the host's.
-pub(super) fn forget_all() {
+extern "C" fn forget_all() {
     ranges::forget_all();
     host_pages::forget_all();
     timed_out::forget_all();
@@ -108,7 +110,7 @@ struct NicGpu {
 }
 
 /// By CUDA's number. One lock: the NIC copies one thing at a time.
-static CARDS: PerProcess<Mutex<BTreeMap<u32, NicGpu>>> = PerProcess::new();
+static CARDS: PerProcess<Mutex<BTreeMap<u32, NicGpu>>> = PerProcess::new(&FORGETS);
 
 fn cards() -> MutexGuard<'static, BTreeMap<u32, NicGpu>> {
     locked(CARDS.get())

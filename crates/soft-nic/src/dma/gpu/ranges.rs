@@ -207,7 +207,7 @@ impl Drop for Known {
 }
 
 /// In a fork child: a GPU's memory is its parent's.
-pub(in super::super) fn forget_all() {
+pub fn forget_all() {
     USED.store(0, Ordering::Relaxed);
     for of in &TABLE {
         of.users.store(FREE, Ordering::Relaxed);

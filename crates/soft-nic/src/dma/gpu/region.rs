@@ -7,7 +7,7 @@ use gpu::Allocation;
 use super::engine::LIMIT;
 use super::ranges::{self, Kind, Known};
 use super::{NicGpu, cards, timed_out, worker};
-use crate::dma::system::fork_generation;
+use crate::os::fork_generation;
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
 const OPEN: Duration = Duration::from_secs(20);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::engine::LIMIT;
 use super::worker::{self, Ticket};
-use crate::dma::per_process::{PerProcess, locked};
-use crate::dma::system::nap;
+use crate::os::system::nap;
+use crate::os::{PerProcess, locked};
 
 /// How long an answer is waited for that the driver gives at once when nothing keeps it.
 const ANSWER: Duration = Duration::from_millis(250);
@@ -82,7 +82,7 @@ impl TimedOutCopy {
     }
 }
 
-static ALL: PerProcess<Mutex<Vec<TimedOutCopy>>> = PerProcess::new();
+static ALL: PerProcess<Mutex<Vec<TimedOutCopy>>> = PerProcess::new(&super::FORGETS);
 /// How many there are: without any, no lock is taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -169,7 +169,7 @@ pub fn forget_all() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dma::system::true_in_fork_child;
+    use crate::os::system::true_in_fork_child;
 
     #[test]
     fn regions_that_a_timed_out_copy_touches_wait_for_it_once_and_others_do_not() {

@@ -12,10 +12,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::system;
 use super::contexts::GpuContexts;
 use super::engine::{CopyEngines, Launcher};
-use crate::dma::per_process::{PerProcess, locked};
+use crate::os::{PerProcess, locked, system};
 
 /// How long the thread looks for the next job before it sleeps, and how long a waiter for one spins.
 const SPIN: Duration = Duration::from_micros(40);
@@ -33,10 +32,10 @@ pub struct Worker<H> {
     started: Mutex<bool>,
 }
 
-static COPIES: PerProcess<Worker<CopyEngines>> = PerProcess::new();
-static LAUNCHES: PerProcess<Worker<Launcher>> = PerProcess::new();
-static CONTEXTS: PerProcess<Worker<GpuContexts>> = PerProcess::new();
-static UNREGISTRATIONS: PerProcess<Worker<()>> = PerProcess::new();
+static COPIES: PerProcess<Worker<CopyEngines>> = PerProcess::new(&super::FORGETS);
+static LAUNCHES: PerProcess<Worker<Launcher>> = PerProcess::new(&super::FORGETS);
+static CONTEXTS: PerProcess<Worker<GpuContexts>> = PerProcess::new(&super::FORGETS);
+static UNREGISTRATIONS: PerProcess<Worker<()>> = PerProcess::new(&super::FORGETS);
 
 /// In a fork child: it has none of its parent's threads.
 pub fn forget_all() {

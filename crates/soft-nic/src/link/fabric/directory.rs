@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::record;
 use super::{MAGIC, at};
-use crate::dma::{SharedMemory, system};
+use crate::os::{SharedMemory, system};
 
 /// What all names begin with; the version follows. Every version keeps to this, and seals the memfd.
 const PREFIX: &str = "softnic-fabric-v";

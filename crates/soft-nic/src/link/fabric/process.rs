@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use crate::dma::system;
+use crate::os::system;
 
 /// A process that is watched.
 #[derive(Debug)]

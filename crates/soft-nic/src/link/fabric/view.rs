@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::directory::{each_descriptor, name_prefix, open_directory};
 use super::{Occupant, Process, SLOTS, at, link_target, occupant, ring, slot_at};
-use crate::dma::SharedMemory;
+use crate::os::SharedMemory;
 
 /// A fabric of this user, looked at from outside.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use mlx5_device::memory::{Order, Segment};
 use roce::{Opcode, ReplyKind};
 
 use super::processes::{Peer, child_config, config, end_flag, fabric_name, reply_to, request, send};
-use crate::dma::system;
 use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock};
+use crate::os::system;
 
 /// What a program and its NIC's thread share: a doorbell, a completion counter, and memory that the peer writes.
 #[derive(Default)]

@@ -10,10 +10,10 @@ use mlx5_device::memory::{Order, Segment};
 use roce::{Opcode, ReplyKind};
 
 use super::processes::{config, fabric_name, reply_to, request};
-use crate::dma::system;
 use crate::dma::testing::lease;
 use crate::link::shared_memory::{ChannelState, Lane};
 use crate::link::{Link, LinkEvent, NoPeer, Room, Unattached, record};
+use crate::os::system;
 
 fn meet(a: &mut Link, b: &mut Link) {
     let slot = b.slot();

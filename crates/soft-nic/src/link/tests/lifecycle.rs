@@ -7,8 +7,8 @@ use mlx5_device::memory::Segment;
 use roce::Opcode;
 
 use super::processes::{Peer, config, connect, fabric_name, request, send};
-use crate::dma::system;
 use crate::link::{FabricError, Link, LinkConfig, LinkError, LinkEvent, NoPeer, Room, SLOTS};
+use crate::os::system;
 
 fn join(fabric: &str) -> Link {
     Link::join(config(fabric)).unwrap()

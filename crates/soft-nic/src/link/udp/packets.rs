@@ -18,9 +18,9 @@ use roce::{Now, Packet};
 
 use super::SharedPort;
 use super::impairment::{Impairer, Impairment};
-use crate::dma::system;
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
+use crate::os::system;
 
 /// Packets that may wait until [`Wire::poll`] takes them, so many as the socket's buffer holds short ones.
 const MOST_KEPT: usize = 4096;

@@ -15,9 +15,9 @@ use std::os::fd::RawFd;
 use roce::Now;
 use roce::wire::udp::DYNAMIC_PORTS;
 
-use crate::dma::datagrams::{Datagrams, Posted, SendBatch};
 use crate::link::delay::Line;
 use crate::link::{Link, SLOTS};
+use crate::os::datagrams::{Datagrams, Posted, SendBatch};
 
 /// The UDP port of RoCEv2 (IANA; IBTA Annex A17).
 pub const ROCE_PORT: u16 = 4791;

@@ -2,16 +2,31 @@
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-use crate::dma::system::fork_generation;
+/// What fork children forget of their parent, once that is there.
+pub struct ForgetInChild(extern "C" fn(), Once);
+
+impl ForgetInChild {
+    /// `forget` only uses atomics and plain system calls: it runs in the child before `fork` returns there.
+    pub const fn new(forget: extern "C" fn()) -> ForgetInChild {
+        ForgetInChild(forget, Once::new())
+    }
+
+    /// From here on every fork child forgets.
+    pub fn install(&self) {
+        // SAFETY: the handler is safe in a fork child, as its maker said.
+        self.1.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(self.0)) });
+    }
+}
 
 /// A singleton of one process, made when it is first asked for, and never freed.
-pub struct PerProcess<T>(AtomicPtr<T>);
+pub struct PerProcess<T>(AtomicPtr<T>, &'static ForgetInChild);
 
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
-    pub const fn new() -> PerProcess<T> {
-        PerProcess(AtomicPtr::new(null_mut()))
+    /// `forgets` calls [`PerProcess::forget`] of it.
+    pub const fn new(forgets: &'static ForgetInChild) -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(null_mut()), forgets)
     }
 
     /// This process's.
@@ -19,7 +34,7 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
         let mut at = self.0.load(Ordering::Acquire);
         if at.is_null() {
             // The handler that forgets it in a child must be there before it is.
-            fork_generation();
+            self.1.install();
             let new = Box::into_raw(Box::<T>::default());
             match self.0.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => at = new,

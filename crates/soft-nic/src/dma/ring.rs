@@ -1,109 +1,20 @@
-//! Memory shared between NIC processes: words as atomics, rings as bytes that only the guarded copies touch.
+//! Byte rings between NIC processes: words as atomics, payloads as bytes that only the guarded copies touch.
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5_device::memory::{Fault, Order, Segment, Segments};
 
-use super::host::Host;
-use super::{HostPages, gpu, system};
+use super::host::{Host, prefetch};
+use super::{HostPages, gpu};
+use crate::os::SharedMemory;
+use crate::os::system::PAGE;
 
 /// Pieces below this length go into a ring faster by plain stores than by a string instruction.
 const STRING_BYTES: usize = 4096;
-
-/// A mapping of a sealed memfd. Unmapped on drop, except in a fork child, which never had it (MADV_DONTFORK).
-#[derive(Debug)]
-pub struct SharedMemory {
-    base: *mut u8,
-    len: usize,
-    generation: u32,
-}
-
-// SAFETY: the pointer is to a mapping that any thread may use; all access is by atomics or by guarded copies.
-unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for SharedMemory {}
-
-impl SharedMemory {
-    /// Maps the first `len` bytes (whole pages). The memfd must be sealed against shrinking, or a peer could make our
-    /// loads fault: [`system::sealed_len`] tells.
-    ///
-    /// Errors: the kernel's (`ENOMEM`).
-    pub fn map(fd: &OwnedFd, len: usize) -> io::Result<SharedMemory> {
-        Self::map_at(fd, 0, len)
-    }
-
-    /// The same from an offset (whole pages).
-    pub(super) fn map_at(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
-        Self::map_for(fd, offset, len, libc::PROT_READ | libc::PROT_WRITE)
-    }
-
-    /// The same for loads alone: a store through it faults.
-    pub(super) fn map_readable(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
-        Self::map_for(fd, offset, len, libc::PROT_READ)
-    }
-
-    fn map_for(fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<SharedMemory> {
-        let base = reserve(len)?;
-        let memory = SharedMemory { base, len, generation: system::fork_generation() };
-        place(base, fd, offset, len, access)?;
-        Ok(memory)
-    }
-
-    /// Where it lies.
-    pub(super) fn address(&self) -> u64 {
-        self.base as u64
-    }
-
-    /// The 64-bit word at `offset`.
-    ///
-    /// # Panics
-    /// When the offset is not aligned or outside: offsets are our own constants, never a peer's numbers.
-    pub fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset + 8 <= self.len, "word at {offset} of {}", self.len);
-        // SAFETY: in bounds, as just checked.
-        let at = unsafe { self.base.add(offset) };
-        // SAFETY: aligned (the base is a page); the mapping lives as long as `self`, and everyone uses this memory by
-        // atomics.
-        unsafe { AtomicU64::from_ptr(at.cast()) }
-    }
-
-    /// `N` words in a row from `offset`, checked once.
-    ///
-    /// # Panics
-    /// As [`SharedMemory::word`].
-    fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
-        assert!(offset.is_multiple_of(8) && offset + 8 * N <= self.len, "words at {offset} of {}", self.len);
-        // SAFETY: in bounds, as just checked.
-        let at = unsafe { self.base.add(offset) };
-        // SAFETY: aligned (the base is a page); an atomic has the layout of its integer; the mapping lives as long as
-        // `self`, and everyone uses this memory by atomics.
-        unsafe { &*at.cast::<[AtomicU64; N]>() }
-    }
-
-    /// The 32-bit word at `offset`.
-    ///
-    /// # Panics
-    /// As [`SharedMemory::word`].
-    pub fn half(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
-        // SAFETY: in bounds, as just checked.
-        let at = unsafe { self.base.add(offset) };
-        // SAFETY: as in `word`.
-        unsafe { AtomicU32::from_ptr(at.cast()) }
-    }
-}
-
-impl Drop for SharedMemory {
-    fn drop(&mut self) {
-        if self.generation == system::fork_generation() {
-            unmap(self.base, self.len);
-        }
-    }
-}
 
 /// A byte ring mapped twice in a row, so that a record that wraps is still one piece of addresses.
 ///
@@ -121,16 +32,11 @@ impl RingMemory {
     ///
     /// Errors: the kernel's, or `InvalidInput` for another capacity.
     pub fn map(fd: &OwnedFd, offset: usize, capacity: usize) -> io::Result<RingMemory> {
-        if !capacity.is_power_of_two() || capacity < system::PAGE {
+        if !capacity.is_power_of_two() || capacity < PAGE {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
-        let base = reserve(2 * capacity)?;
-        let memory = SharedMemory { base, len: 2 * capacity, generation: system::fork_generation() };
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        place(base, fd, offset, capacity, access)?;
-        // SAFETY: inside the reservation.
-        place(unsafe { base.add(capacity) }, fd, offset, capacity, access)?;
-        Ok(RingMemory { pages: OnceLock::new(), memory: ManuallyDrop::new(memory), capacity })
+        let memory = ManuallyDrop::new(SharedMemory::map_twice(fd, offset, capacity)?);
+        Ok(RingMemory { pages: OnceLock::new(), memory, capacity })
     }
 
     /// Bytes in the ring.
@@ -145,7 +51,7 @@ impl RingMemory {
     /// Address of `len` bytes at `position`.
     fn at(&self, position: u64, len: usize) -> u64 {
         assert!(len <= self.capacity, "{len} bytes in a ring of {}", self.capacity);
-        self.memory.base as u64 + self.offset(position) as u64
+        self.memory.address() + self.offset(position) as u64
     }
 
     /// The word at a position that is a multiple of 8, for what two processes agree on in place.
@@ -170,7 +76,7 @@ impl RingMemory {
     /// Asks the processor for the line at a position.
     #[inline]
     pub fn prefetch(&self, position: u64) {
-        system::prefetch(self.memory.base as u64 + self.offset(position) as u64);
+        prefetch(self.memory.address() + self.offset(position) as u64);
     }
 
     /// Copies bytes of ours into the ring.
@@ -260,30 +166,4 @@ impl Drop for RingMemory {
             None => drop(memory),
         }
     }
-}
-
-/// Reserves addresses, so that two mappings can be placed side by side.
-fn reserve(len: usize) -> io::Result<*mut u8> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let base = unsafe { libc::syscall(libc::SYS_mmap, 0usize, len, libc::PROT_NONE, flags, -1, 0usize) };
-    if base == -1 { Err(io::Error::last_os_error()) } else { Ok(base as *mut u8) }
-}
-
-/// Maps a piece of the memfd over a part of a reservation.
-fn place(at: *mut u8, fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<()> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    // SAFETY: `at..at + len` lies in a reservation of ours.
-    let got = unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd.as_raw_fd(), offset) };
-    if got == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the mapping just made; a fork child gets none of it.
-    unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_DONTFORK) };
-    Ok(())
-}
-
-fn unmap(base: *mut u8, len: usize) {
-    // SAFETY: our own reservation; no reference is left, since the owner is being dropped.
-    unsafe { libc::syscall(libc::SYS_munmap, base, len) };
 }

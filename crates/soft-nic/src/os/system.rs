@@ -10,32 +10,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use mlx5_device::memory::Fault;
-
-pub use super::forks::{LockSocket, fork_generation};
-use super::{dma_buf, gpu};
-
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
 
 /// Descriptors of ours start here, out of the way of programs that count on small numbers or use `select`.
 const HIGH_DESCRIPTOR: i32 = 700;
 
-pub(super) fn check(result: i64) -> io::Result<i64> {
+pub fn check(result: i64) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
-
-/// Asks the processor for the line at `addr`: a line that another core wrote takes as long to come as some hundred
-/// instructions, and several can be on their way at once.
-#[inline]
-pub fn prefetch(addr: u64) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults and changes nothing but caches, whatever the address (Intel SDM vol. 2, PREFETCHh).
-    unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(addr as *const i8);
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = addr;
 }
 
 /// Monotonic time in ns.
@@ -115,7 +97,7 @@ pub fn refusal(errno: i32) -> String {
 }
 
 /// Moves a descriptor out of the low numbers; leaves it where it is when the limit does not allow.
-pub(super) fn moved_high(fd: OwnedFd) -> OwnedFd {
+pub fn moved_high(fd: OwnedFd) -> OwnedFd {
     // SAFETY: plain system call on our descriptor.
     let high =
         unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
@@ -325,38 +307,6 @@ fn affinity() -> Option<libc::cpu_set_t> {
     // SAFETY: `cores` has the size passed.
     let got = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut cores) };
     (got == 0).then_some(cores)
-}
-
-/// Makes every page of the range present, writable if `write`, as pinning for a device does; contents stay.
-///
-/// `MADV_POPULATE_*` (Linux 5.14) takes the faults that a load or a store would take and touches nothing: it breaks
-/// copy-on-write, refuses read-only and device mappings, and cannot lose a store of another thread.
-///
-/// Errors: the start of the range; the kernel does not say which page.
-pub(super) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
-    let fault = Fault { addr };
-    let end = addr.checked_add(len).ok_or(fault)?;
-    let start = addr & !(PAGE as u64 - 1);
-    let end = end.checked_next_multiple_of(PAGE as u64).ok_or(fault)?;
-    // A dma-buf's pages are there as long as it is mapped; most exporters' cannot be asked for in advance.
-    if let Some(known) = dma_buf::probe(addr, addr + len, write) {
-        return known;
-    }
-    if let Some(known) = gpu::probe(addr, addr + len) {
-        return known;
-    }
-    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    loop {
-        // SAFETY: populating changes no contents of any page.
-        let result = unsafe { libc::syscall(libc::SYS_madvise, start, end - start, advice) };
-        if result == 0 {
-            return Ok(());
-        }
-        match io::Error::last_os_error().raw_os_error() {
-            Some(libc::EINTR | libc::EAGAIN) => {}
-            _ => return Err(fault),
-        }
-    }
 }
 
 /// Blocks signals while a thread is made, which inherits the mask; the caller's mask comes back on drop.

@@ -10,8 +10,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use super::forks::NoForkSocket;
-use super::socket::abstract_address;
 use super::system;
+use super::unix_stream::abstract_address;
 
 /// Longest datagram behind its key: a MAD with both addresses, and room to spare.
 pub const MAX_UNIX_DATAGRAM: usize = 512;

@@ -1,5 +1,4 @@
-//! What a fork child must not have of its parent: it learns that it is one, closes the sockets that have an address, and
-//! forgets mappings that it has not.
+//! What a fork child must not have of its parent: it learns that it is one, and closes the sockets that have an address.
 //!
 //! A child has the memory and the descriptors of its parent, and none of its threads. A socket that is bound to an address
 //! would keep that address for as long as the child lives.
@@ -8,9 +7,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use super::socket::abstract_address;
 use super::system::{check, moved_high};
-use super::{copiers, dma_buf, gpu};
+use super::unix_stream::abstract_address;
 
 /// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
 /// another number and keeps away from its parent's rings.
@@ -25,9 +23,6 @@ pub fn fork_generation() -> u32 {
     }
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
-        dma_buf::forget_all();
-        gpu::forget_all();
-        copiers::forget_all();
         for place in &OWN {
             let raw = place.swap(FREE, Ordering::Relaxed);
             if raw >= 0 {
@@ -152,8 +147,8 @@ impl AsRawFd for LockSocket {
 
 #[cfg(test)]
 mod tests {
-    use super::super::system::true_in_fork_child;
     use super::*;
+    use crate::os::system::true_in_fork_child;
 
     fn is_open(raw: RawFd) -> bool {
         // SAFETY: asks for a flag of a descriptor that this process may not have.

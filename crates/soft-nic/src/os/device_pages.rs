@@ -1,4 +1,5 @@
-//! The file behind a device's descriptors: every page that a program may map lies in it at the offset that the program names.
+//! The file behind a device's descriptors: every page that a program may map lies in it at the offset that the program names,
+//! UAR pages among them.
 //!
 //! So the kernel itself carries out an `mmap` of a device descriptor that is not interposed: a program may replace the C
 //! library's `mmap` and make the system call itself, as UCX's memory hooks do. The file has holes for all pages that there are
@@ -6,9 +7,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::shared::SharedMemory;
+use mlx5_device::memory::Registers;
+
+use super::shared_memory::SharedMemory;
 use super::system::{self, PAGE};
 
 /// First page that is given out: above everything that the fixed offsets of the ABI (8 bits, 8 bits) can name.
@@ -41,7 +45,7 @@ impl DevicePages {
     /// Offset of a page that was never handed out before: a mapping that outlives its page must not reach the next.
     ///
     /// Errors: `ENOMEM` when all have been given out, after 2^28.
-    pub(super) fn take(&self) -> io::Result<u64> {
+    fn take(&self) -> io::Result<u64> {
         let offset = self.next.fetch_add(1, Ordering::Relaxed).saturating_mul(PAGE as u64);
         if offset < Self::BYTES { Ok(offset) } else { Err(io::Error::from_raw_os_error(libc::ENOMEM)) }
     }
@@ -54,9 +58,62 @@ impl DevicePages {
     }
 
     /// Gives the memory of a page back.
-    pub(super) fn release(&self, offset: u64) {
+    fn release(&self, offset: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: a system call on our descriptor; a process that still maps the page finds zeros.
         unsafe { libc::syscall(libc::SYS_fallocate, self.fd.as_raw_fd(), mode, offset as usize, PAGE) };
+    }
+}
+
+/// One UAR page. The application maps it from the device's descriptor at [`UarPage::offset`]; the NIC has a mapping of its own, so that an application (or
+/// libmlx5 at close) that unmaps early cannot make the NIC touch foreign memory. Not inherited over fork, as the
+/// kernel's UAR mappings are not (VM_DONTCOPY).
+#[derive(Debug)]
+pub struct UarPage {
+    pages: Arc<DevicePages>,
+    offset: u64,
+    memory: SharedMemory,
+}
+
+impl UarPage {
+    /// Makes a zeroed page.
+    ///
+    /// Errors: the kernel's (descriptor limit, memory limit).
+    pub fn new(pages: &Arc<DevicePages>) -> io::Result<UarPage> {
+        let offset = pages.take()?;
+        let memory = pages.map(offset)?;
+        Ok(UarPage { pages: pages.clone(), offset, memory })
+    }
+
+    /// Where in the device's file it lies.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+impl Drop for UarPage {
+    fn drop(&mut self) {
+        self.pages.release(self.offset);
+    }
+}
+
+impl Registers for UarPage {
+    fn take(&self, offset: usize) -> Option<[u8; 8]> {
+        if offset >= PAGE || !offset.is_multiple_of(8) {
+            return None;
+        }
+        let word = self.memory.word(offset);
+        // Look before the locked swap: an idle register then costs a shared cache line, not an exclusive one.
+        if word.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        match word.swap(0, Ordering::AcqRel) {
+            0 => None,
+            value => Some(value.to_ne_bytes()),
+        }
+    }
+
+    fn any(&self, offsets: &[usize]) -> bool {
+        offsets.iter().any(|offset| self.memory.word(*offset).load(Ordering::Relaxed) != 0)
     }
 }

@@ -1,0 +1,23 @@
+//! The operating system, as safe functions: sockets and datagrams, threads and forks, interfaces, pages that processes share.
+//!
+//! Knows nothing of the NIC but the traits of its device that a part of the system carries out.
+
+pub mod datagrams;
+mod device_pages;
+mod epoll;
+mod forks;
+mod interfaces;
+mod per_process;
+mod shared_memory;
+pub mod system;
+mod threads;
+pub mod unix_datagram;
+pub mod unix_stream;
+
+pub use device_pages::{DevicePages, UarPage};
+pub use epoll::OneShotEpoll;
+pub use forks::{LockSocket, fork_generation};
+pub use interfaces::{Interface, interfaces};
+pub use per_process::{ForgetInChild, PerProcess, locked};
+pub use shared_memory::SharedMemory;
+pub use threads::OwnThreads;

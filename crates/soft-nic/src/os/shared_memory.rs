@@ -1,0 +1,135 @@
+//! Mappings of memory that processes share: words as atomics, and bytes that only the guarded copies of `dma` touch.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use super::forks::fork_generation;
+
+/// A mapping of a sealed memfd. Unmapped on drop, except in a fork child, which never had it (MADV_DONTFORK).
+#[derive(Debug)]
+pub struct SharedMemory {
+    base: *mut u8,
+    len: usize,
+    generation: u32,
+}
+
+// SAFETY: the pointer is to a mapping that any thread may use; all access is by atomics or by guarded copies.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Maps the first `len` bytes (whole pages). The memfd must be sealed against shrinking, or a peer could make our
+    /// loads fault: [`sealed_len`](super::system::sealed_len) tells.
+    ///
+    /// Errors: the kernel's (`ENOMEM`).
+    pub fn map(fd: &OwnedFd, len: usize) -> io::Result<SharedMemory> {
+        Self::map_at(fd, 0, len)
+    }
+
+    /// The same from an offset (whole pages).
+    pub fn map_at(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
+        Self::map_for(fd, offset, len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// The same for loads alone: a store through it faults.
+    pub fn map_readable(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
+        Self::map_for(fd, offset, len, libc::PROT_READ)
+    }
+
+    fn map_for(fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<SharedMemory> {
+        let base = reserve(len)?;
+        let memory = SharedMemory { base, len, generation: fork_generation() };
+        place(base, fd, offset, len, access)?;
+        Ok(memory)
+    }
+
+    /// The same piece (whole pages) twice in a row.
+    pub fn map_twice(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
+        let base = reserve(2 * len)?;
+        let memory = SharedMemory { base, len: 2 * len, generation: fork_generation() };
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        place(base, fd, offset, len, access)?;
+        // SAFETY: inside the reservation.
+        place(unsafe { base.add(len) }, fd, offset, len, access)?;
+        Ok(memory)
+    }
+
+    /// Where it lies.
+    pub fn address(&self) -> u64 {
+        self.base as u64
+    }
+
+    /// The 64-bit word at `offset`.
+    ///
+    /// # Panics
+    /// When the offset is not aligned or outside: offsets are our own constants, never a peer's numbers.
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.len, "word at {offset} of {}", self.len);
+        // SAFETY: in bounds, as just checked.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: aligned (the base is a page); the mapping lives as long as `self`, and everyone uses this memory by
+        // atomics.
+        unsafe { AtomicU64::from_ptr(at.cast()) }
+    }
+
+    /// `N` words in a row from `offset`, checked once.
+    ///
+    /// # Panics
+    /// As [`SharedMemory::word`].
+    pub fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+        assert!(offset.is_multiple_of(8) && offset + 8 * N <= self.len, "words at {offset} of {}", self.len);
+        // SAFETY: in bounds, as just checked.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: aligned (the base is a page); an atomic has the layout of its integer; the mapping lives as long as
+        // `self`, and everyone uses this memory by atomics.
+        unsafe { &*at.cast::<[AtomicU64; N]>() }
+    }
+
+    /// The 32-bit word at `offset`.
+    ///
+    /// # Panics
+    /// As [`SharedMemory::word`].
+    pub fn half(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
+        // SAFETY: in bounds, as just checked.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(at.cast()) }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        if self.generation == fork_generation() {
+            unmap(self.base, self.len);
+        }
+    }
+}
+
+/// Reserves addresses, so that two mappings can be placed side by side.
+fn reserve(len: usize) -> io::Result<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base = unsafe { libc::syscall(libc::SYS_mmap, 0usize, len, libc::PROT_NONE, flags, -1, 0usize) };
+    if base == -1 { Err(io::Error::last_os_error()) } else { Ok(base as *mut u8) }
+}
+
+/// Maps a piece of the memfd over a part of a reservation.
+fn place(at: *mut u8, fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    // SAFETY: `at..at + len` lies in a reservation of ours.
+    let got = unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd.as_raw_fd(), offset) };
+    if got == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping just made; a fork child gets none of it.
+    unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_DONTFORK) };
+    Ok(())
+}
+
+fn unmap(base: *mut u8, len: usize) {
+    // SAFETY: our own reservation; no reference is left, since the owner is being dropped.
+    unsafe { libc::syscall(libc::SYS_munmap, base, len) };
+}
