@@ -12,14 +12,15 @@ use mlx5_device::carrier::MAX_DELAY_NS;
 use mlx5_device::config::NicConfig;
 pub use mlx5_device::config::{DoorbellOrder, LinkLayer, LinkPath, MAX_DEVICES, MAX_PORTS, Model};
 
-use crate::dma::Copiers;
-
 /// Environment variable that carries the normalised text to the interposer.
 pub const CONFIG_VARIABLE: &str = "SOFTNIC_CONFIG";
 /// Environment variable naming the file that gets one JSON line of counters per process.
 pub const STATS_VARIABLE: &str = "SOFTNIC_STATS";
 /// Environment variable naming the fabric: processes of one user see each other only within one fabric.
 pub const FABRIC_VARIABLE: &str = "SOFTNIC_FABRIC";
+
+/// Most helper threads of a process.
+pub const MAX_COPY_THREADS: u8 = 4;
 
 /// Helper threads for long payloads, which then lie in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -191,11 +192,12 @@ impl Config {
         (0..nic.all_ports()).flat_map(|place| nic.addresses(place)).collect()
     }
 
-    /// The helper threads for long payloads on so many cores.
-    pub fn copiers(&self, cores: usize) -> Copiers {
+    /// How many helper threads long payloads get on so many cores. `auto`: as many as there is room for, beside a NIC, its program
+    /// and as much again for their peer.
+    pub fn copy_helpers(&self, cores: usize) -> u8 {
         match self.copy_threads {
-            CopyThreads::Auto => Copiers::for_cores(cores),
-            CopyThreads::Count(count) => Copiers::new(count),
+            CopyThreads::Auto => (cores / 8).min(2) as u8,
+            CopyThreads::Count(count) => count,
         }
     }
 
@@ -286,7 +288,7 @@ fn number(range: RangeInclusive<f64>, value: &toml::Value) -> Option<f64> {
 fn copy_threads(value: &toml::Value) -> Option<CopyThreads> {
     match value {
         toml::Value::String(word) if word == "auto" => Some(CopyThreads::Auto),
-        number => within(0..=Copiers::MOST, number).map(CopyThreads::Count),
+        number => within(0..=MAX_COPY_THREADS, number).map(CopyThreads::Count),
     }
 }
 

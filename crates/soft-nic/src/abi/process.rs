@@ -23,7 +23,7 @@ use super::server::{Locked, Server, log};
 use super::sysfs::Machine;
 use crate::Nic;
 use crate::config::Config;
-use crate::dma::Host;
+use crate::dma::{Copiers, Host};
 use crate::link::{IdlePolicy, IdleTimes, Impairment, Link, LinkConfig, Pause, SystemClock, Waker};
 use crate::os::{OneShotEpoll, OwnThreads, system};
 
@@ -109,7 +109,7 @@ impl Process {
             fabric: config.fabric.clone(),
             addresses: config.wire_addresses(),
             impairment: Impairment { loss: config.loss, reorder: config.reorder, seed: config.seed },
-            copiers: config.copiers(system::allowed_cores()),
+            copiers: Copiers::new(config.copy_helpers(system::allowed_cores())),
             ..LinkConfig::default()
         };
         let link = Link::join(link_config)?;

@@ -168,3 +168,12 @@ fn a_syntax_error_names_its_line_and_stays_on_one() {
     let twice = Config::parse("mtu = 256\nmtu = 512\n", "nic.toml").unwrap_err().to_string();
     assert!(twice.starts_with("nic.toml: line 2: "), "{twice}");
 }
+
+#[test]
+fn copy_helpers_are_as_many_as_was_said_or_as_the_cores_allow() {
+    let config = |copy_threads| Config { copy_threads, ..Config::default() };
+    for (cores, helpers) in [(1, 0), (2, 0), (7, 0), (8, 1), (15, 1), (16, 2), (256, 2)] {
+        assert_eq!(config(CopyThreads::Auto).copy_helpers(cores), helpers, "{cores} cores");
+        assert_eq!(config(CopyThreads::Count(3)).copy_helpers(cores), 3);
+    }
+}

@@ -23,6 +23,7 @@ use super::shared_receive::DriverSrq;
 use super::sinks::Sinks;
 use super::work::WorkRequest;
 use crate::config::LinkLayer;
+use crate::dma::Copiers;
 use crate::link::{Link, LinkConfig};
 
 #[derive(Debug)]
@@ -86,7 +87,7 @@ impl<M: Memory> Driver<M> {
     pub fn new(setup: Setup<M>) -> Driver<M> {
         let sinks = Sinks::default();
         let addresses = setup.config.wire_addresses();
-        let copiers = setup.config.copiers(1);
+        let copiers = Copiers::new(setup.config.copy_helpers(1));
         let link_config = LinkConfig { fabric: setup.fabric, addresses, copiers, ..LinkConfig::default() };
         let link = Link::join(link_config);
         let link = link.expect("a fabric can be joined");

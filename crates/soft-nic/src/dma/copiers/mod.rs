@@ -23,6 +23,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::config::MAX_COPY_THREADS;
 use crate::os::{ForgetInChild, system};
 
 /// Most slices of one copy.
@@ -141,17 +142,9 @@ pub struct Copiers {
 }
 
 impl Copiers {
-    /// Most helpers of a process.
-    pub const MOST: u8 = 4;
-
-    /// At most so many, and [`Copiers::MOST`].
+    /// At most so many, and [`MAX_COPY_THREADS`].
     pub fn new(helpers: u8) -> Copiers {
-        Copiers { helpers: helpers.min(Copiers::MOST) }
-    }
-
-    /// As many as so many cores have room for, beside a NIC, its program and as much again for their peer.
-    pub fn for_cores(cores: usize) -> Copiers {
-        Copiers { helpers: (cores / 8).min(2) as u8 }
+        Copiers { helpers: helpers.min(MAX_COPY_THREADS) }
     }
 
     /// How many helpers; 0: nothing is shared.
