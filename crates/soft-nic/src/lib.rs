@@ -12,6 +12,7 @@ pub mod config;
 pub mod dma;
 pub mod link;
 pub mod os;
+pub mod sysfs;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_long};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use soft_nic::abi::tree::{Node, Tree};
+use soft_nic::sysfs::tree::{Node, Tree};
 
 use super::paths::{Place, locate};
 use super::raw::{fail, next_function};

@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
-use soft_nic::abi::sysfs;
-use soft_nic::abi::tree::{Attributes, Node, Tree};
+use soft_nic::sysfs;
+use soft_nic::sysfs::tree::{Attributes, Node, Tree};
 
 use super::paths::{Place, locate};
 use super::raw::{self, fail, hooks, next_function, syscall};

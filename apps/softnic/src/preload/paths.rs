@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
-use soft_nic::abi::sysfs::{CLASS_MARK, MANAGER_MARK, PCI_MARK};
-use soft_nic::abi::tree::{Lookup, Node};
+use soft_nic::sysfs::tree::{Lookup, Node};
+use soft_nic::sysfs::{CLASS_MARK, MANAGER_MARK, PCI_MARK};
 
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;

@@ -3,10 +3,10 @@
 use std::sync::OnceLock;
 
 use soft_nic::abi::server::log;
-use soft_nic::abi::sysfs::{self, Machine};
-use soft_nic::abi::tree::{Node, Tree};
 use soft_nic::config::Config;
 use soft_nic::os::{Interface, interfaces};
+use soft_nic::sysfs::tree::{Node, Tree};
+use soft_nic::sysfs::{self, Machine};
 
 /// The configuration and the tree of virtual files; never changes once made.
 pub struct VirtualTree {

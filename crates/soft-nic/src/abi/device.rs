@@ -14,9 +14,9 @@ use super::layout::{
     query_device_resp, query_port_resp,
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
-use super::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities, port_state};
 use super::write::{CORE_OUT, Write};
 use crate::config::LinkLayer;
+use crate::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities, port_state};
 
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`: the optional access bits may be passed.
 const CORE_SUPPORT: u64 = 1;

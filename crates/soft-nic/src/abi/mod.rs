@@ -1,6 +1,6 @@
-//! The kernel's side of `/dev/infiniband/uverbs*`: discovery, open, ioctl, mmap.
+//! The kernel's side of `/dev/infiniband/uverbs*`: open, ioctl, mmap.
 //!
-//! [`sysfs`] and [`tree`] are what a program finds; [`attributes`] is how a command is encoded, [`server`] the table of
+//! [`attributes`] is how a command is encoded, [`server`] the table of
 //! methods and the dispatch, and then one file a command family. Every value comes from the program and is checked
 //! before use; what a command means is the device's to say ([`Commands`](mlx5_device::Commands)). [`process`] puts the parts of one process
 //! together, [`rdma_cm`] is the connection manager's device, and [`control`] is how `softnic ctl` talks to it.
@@ -20,9 +20,7 @@ mod qp;
 pub mod rdma_cm;
 pub mod server;
 mod srq;
-pub mod sysfs;
 #[cfg(test)]
 mod tests;
-pub mod tree;
 mod uar;
 mod write;

@@ -24,11 +24,11 @@ use super::layout::{
     query_port_resp,
 };
 use super::rdma_cm::Manager;
-use super::sysfs::Machine;
 use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
 use crate::os::{DevicePages, UarPage};
+use crate::sysfs::Machine;
 
 /// Driver part of a command: input, output.
 pub const UHW_IN: u16 = 0x1000;

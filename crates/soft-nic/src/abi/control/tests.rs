@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::abi::process::Process;
-use crate::abi::sysfs::Machine;
 use crate::config::Config;
 use crate::link::{FabricMember, FabricView};
 use crate::os::unix_stream::Listener;
+use crate::sysfs::Machine;
 
 /// A NIC of this process on a fabric of its own, and where it sits.
 struct Running {

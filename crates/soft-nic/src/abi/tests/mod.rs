@@ -13,9 +13,9 @@ use recorder::Recorder;
 use super::events::Events;
 use super::layout::{attr, ioctl_hdr};
 use super::server::{OpenFile, Server};
-use super::sysfs::Machine;
 use crate::config::Config;
 use crate::dma::Host;
+use crate::sysfs::Machine;
 
 /// One ioctl: header and attributes in one buffer, and the memory that attributes point to.
 pub struct Call {

@@ -4,10 +4,12 @@
 //! Formats follow Linux `Documentation/ABI/stable/sysfs-class-infiniband` and `Documentation/ABI/testing/sysfs-bus-pci`.
 //! Left out: counters (the NIC's own go to the stats file), `infiniband_mad`, `/sys/bus/pci/devices` listings.
 
+pub mod tree;
+
 use mlx5_device::model::{DeviceConfig, GidKind, PCI_VENDOR};
 
-use super::tree::{COMMAND_DEVICE, MANAGER_DEVICE, Node, PortFile, Tree};
 use crate::config::{Config, LinkLayer};
+use tree::{COMMAND_DEVICE, MANAGER_DEVICE, Node, PortFile, Tree};
 
 /// A PCI domain that no machine has, so that nothing real is hidden.
 const PCI_ROOT: &str = "/sys/devices/pci5074:00";
@@ -260,7 +262,7 @@ fn cpu_mask(processors: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::Lookup;
+    use super::tree::Lookup;
     use super::*;
 
     fn read(tree: &Tree, path: &str) -> String {
