@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mlx5_device::commands::Answer;
-use soft_nic::abi::server::{log, log_enabled};
+use soft_nic::os::{log, log_enabled};
 
 use super::nic::{self, guarded};
 use super::raw::{self, fail, syscall};

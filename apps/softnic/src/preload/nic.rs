@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use soft_nic::abi::process::{Process, Report};
-use soft_nic::abi::server::{Mapping, OpenFile, log, log_enabled};
+use soft_nic::abi::server::{Mapping, OpenFile};
+use soft_nic::os::{log, log_enabled};
 
 use super::raw::{self, fail, syscall};
 use super::stats;

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::{Map, Value, json};
 use soft_nic::abi::process::Report;
-use soft_nic::abi::server::log;
+use soft_nic::os::log;
 
 use super::virtual_tree::virtual_tree;
 

@@ -8,8 +8,7 @@ use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-use soft_nic::abi::server::log;
-use soft_nic::os::DevicePages;
+use soft_nic::os::{DevicePages, log};
 
 use super::raw;
 

@@ -2,9 +2,8 @@
 
 use std::sync::OnceLock;
 
-use soft_nic::abi::server::log;
 use soft_nic::config::Config;
-use soft_nic::os::{Interface, interfaces};
+use soft_nic::os::{Interface, interfaces, log};
 use soft_nic::sysfs::tree::{Node, Tree};
 use soft_nic::sysfs::{self, Machine};
 

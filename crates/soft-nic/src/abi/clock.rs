@@ -10,8 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::layout::clock_info;
 use super::uar;
-use crate::os::system;
-use crate::os::{DevicePages, SharedMemory};
+use crate::os::{DevicePages, SharedMemory, system};
 
 /// Frequency of the core clock as QUERY_DEVICE says it.
 pub const CORE_CLOCK_KHZ: u64 = 1_000_000;

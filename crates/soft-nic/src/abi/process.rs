@@ -19,12 +19,12 @@ use roce::Now;
 use super::control::{self, Talking};
 use super::events::Events;
 use super::rdma_cm::{self, CmTimeouts, Manager};
-use super::server::{Locked, Server, log};
+use super::server::{Locked, Server};
 use crate::Nic;
 use crate::config::Config;
 use crate::dma::{Copiers, Host};
 use crate::link::{IdlePolicy, IdleTimes, Impairment, Link, LinkConfig, Pause, SystemClock, Waker};
-use crate::os::{OneShotEpoll, OwnThreads, system};
+use crate::os::{OneShotEpoll, OwnThreads, log, system};
 use crate::sysfs::Machine;
 
 /// Name of the NIC's thread, by which CPU-utilisation figures leave it out.

@@ -27,7 +27,7 @@ use super::rdma_cm::Manager;
 use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
-use crate::os::{DevicePages, UarPage};
+use crate::os::{DevicePages, UarPage, log, log_enabled};
 use crate::sysfs::Machine;
 
 /// Driver part of a command: input, output.
@@ -510,18 +510,4 @@ pub enum Mapping {
 
 fn unknown_method(object: u16, method: u16) -> CommandError {
     refusal!(EPROTONOSUPPORT, "method {method:#x} of object {object:#x}")
-}
-
-/// Whether `SOFTNIC_LOG` asks for a line per command.
-pub fn log_enabled() -> bool {
-    static ENABLED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *ENABLED.get_or_init(|| std::env::var_os("SOFTNIC_LOG").is_some_and(|value| value != "0"))
-}
-
-/// Writes one line to stderr, whole.
-pub fn log(line: &str) {
-    use std::io::Write;
-    let line = format!("softnic[{}]: {line}\n", std::process::id());
-    // A program that closed its stderr must not fail for our log.
-    let _ = std::io::stderr().write_all(line.as_bytes());
 }

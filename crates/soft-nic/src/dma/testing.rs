@@ -173,6 +173,16 @@ impl Guarded {
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
+    /// Whether the first byte's page is in memory.
+    #[cfg(test)]
+    pub fn is_present(&self) -> bool {
+        let mut present = 0;
+        let first = self.mapping.wrapping_add(self.start / PAGE * PAGE);
+        // SAFETY: a page of ours, and room for the one byte that tells about it.
+        assert_eq!(unsafe { libc::mincore(first.cast(), PAGE, &mut present) }, 0);
+        present & 1 == 1
+    }
+
     /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them.
     ///
     /// Errors: the kernel's.

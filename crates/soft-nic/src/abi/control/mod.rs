@@ -24,11 +24,11 @@ pub use capture::{Blocks, call_for_packets};
 pub use frame::{Answer, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, VERSION, encode};
 pub use request::Request;
 
-use super::server::{Server, log, log_enabled};
+use super::server::Server;
 use crate::Nic;
 use crate::link::capture::Captured;
-use crate::os::system;
 use crate::os::unix_stream::Stream;
+use crate::os::{log, log_enabled, system};
 
 /// Name of the thread that answers a caller.
 pub const THREAD_NAME: &str = "softnic-ctl";

@@ -132,11 +132,7 @@ fn a_caller_of_another_user_gets_no_answer() {
     const NOBODY: u32 = 65534;
     // The kernel keeps credentials for each thread, and a socket those of the thread that listens.
     let name = socket_name(unique(9));
-    let bind = move || {
-        // SAFETY: plain numbers; the system call itself changes this thread alone.
-        let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) } == 0;
-        changed.then(|| Listener::bind(&name).unwrap())
-    };
+    let bind = move || system::become_user(NOBODY).then(|| Listener::bind(&name).unwrap());
     let listener = std::thread::spawn(bind).join().unwrap();
     let listener = measure::need!(listener, "the right to become another user");
     let nic = Running::start(1);

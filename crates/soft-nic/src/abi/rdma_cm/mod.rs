@@ -29,10 +29,9 @@ use roce::Now;
 use roce::wire::Gid;
 
 use super::attributes::refuse;
-use super::events::pipe_inode;
-use super::server::{log, log_enabled};
 use crate::link::mads::{MadRouter, MadWaiter};
-use crate::os::system;
+use crate::os::pipe::pipe_inode;
+use crate::os::{log, log_enabled, system};
 pub use call::Call;
 use call::CallContext;
 pub use ids::CmTimeouts;

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 
-use super::super::events::Pipe;
-use super::super::layout::{Writer, ucm_event_resp};
+use crate::abi::layout::{Writer, ucm_event_resp};
+use crate::os::pipe::Pipe;
 
 /// What GET_EVENT answers.
 pub type EventBytes = [u8; ucm_event_resp::SIZE];

@@ -1,8 +1,6 @@
 //! Each command: what the device is asked, and what the program gets. Inputs are those that libibverbs 44 and libmlx5
 //! 1.24 were seen to send (`SOFTNIC_LOG=1`), with distinct values in every field.
 
-use std::os::fd::{FromRawFd, OwnedFd};
-
 use super::{Bench, Call, get_context};
 use crate::abi::layout::{
     Reader, alloc_ucontext_resp, ex_query_device_resp, gid_entry, modify_qp, qp_dest, query_device_resp,
@@ -11,6 +9,8 @@ use crate::abi::layout::{
 use crate::abi::server::Mapping;
 use crate::config::{Config, LinkLayer, Model};
 use crate::dma::gpu::counts_as_a_gpus;
+use crate::dma::testing::Guarded;
+use crate::os::pipe::own;
 
 fn roce() -> Config {
     Config { link_layer: LinkLayer::Roce, ..Config::default() }
@@ -214,21 +214,12 @@ fn protection_domains_and_regions_carry_every_field() {
 #[test]
 fn pages_of_a_region_are_brought_in_before_the_device_is_locked() {
     let mut bench = Bench::open(&Config::default());
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh mapping, wherever the kernel likes.
-    let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
-    let fields: [u64; 4] = [0, page as u64, 4096, page as u64];
+    let page = Guarded::new(4096).unwrap();
+    let fields: [u64; 4] = [0, page.address(), 4096, page.address()];
     let mut input: Vec<u8> = fields.iter().flat_map(|field| field.to_ne_bytes()).collect();
     input.extend([4_u32, 1].iter().flat_map(|field| field.to_ne_bytes()));
     Call::write(9).input(0, &input).output(1, 12).run(&mut bench).unwrap();
-    let mut present = 0_u8;
-    // SAFETY: a page of ours, and room for the one byte that tells about it.
-    assert_eq!(unsafe { libc::mincore(page, 4096, &mut present) }, 0);
-    // The recording device itself touches nothing.
-    assert_eq!(present & 1, 1);
-    // SAFETY: ours, and nobody uses it any more.
-    unsafe { libc::munmap(page, 4096) };
+    assert!(page.is_present(), "the recording device itself touches nothing");
 }
 
 pub fn cq_call(cqe_size: u32, mlx5_flags: u16, vector: u32, flags: u32, compressed: u8) -> Call {
@@ -279,8 +270,7 @@ fn completion_queues_carry_every_field_and_report_their_events() {
     let mut channel = Call::write(0x11).input(0, &[0; 8]).output(1, 4);
     channel.run(&mut bench).unwrap();
     let fd = Reader(channel.result(1)).u32(0);
-    // SAFETY: the program's descriptor, which the test owns.
-    let _owned = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let _owned = own(fd as i32);
     let mut call = cq_call(128, 2, 3, 1, 0).handle(3, u64::from(fd));
     call.run(&mut bench).unwrap();
     assert_eq!(call.attribute(0).1, 6);
@@ -637,8 +627,7 @@ fn a_panic_in_the_nic_stops_it_for_good() {
     let mut call = Call::new(0x10, 0).handle(0, 0);
     call.run(&mut bench).unwrap();
     let fd = call.attribute(0).1 as i32;
-    // SAFETY: the test is the program, and the descriptor is the program's.
-    let mut events = std::fs::File::from(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) });
+    let mut events = own(fd);
     assert!(bench.server.nic.attempt(|_| ()));
     assert!(!bench.server.nic.attempt(|_| panic!("the test's")));
     assert!(bench.server.nic.poll().is_none(), "nobody works on what a panic left");
@@ -724,8 +713,7 @@ fn closing_closes_the_context_and_its_event_files() {
     let mut bench = Bench::open(&Config::default());
     let mut call = Call::new(0x10, 0).handle(0, 0);
     call.run(&mut bench).unwrap();
-    // SAFETY: the program's descriptor, which the test owns.
-    let mut events = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(call.attribute(0).1 as i32) });
+    let mut events = own(call.attribute(0).1 as i32);
     let file = std::mem::replace(&mut bench.file, super::OpenFile::new(0));
     bench.server.close(file);
     assert_eq!(bench.asked(), ["close_context 7"]);

@@ -1,8 +1,12 @@
 //! Attributes as a kernel checks them: the rows are `uverbs_process_attr` and its callers in `uverbs_ioctl.c`.
 
+use mlx5_device::memory::Memory;
+
 use super::{Bench, Call, VALID};
 use crate::abi::layout::ioctl_hdr;
 use crate::config::Config;
+use crate::dma::Host;
+use crate::dma::testing::Guarded;
 
 /// An address that no process has mapped.
 const NOWHERE: u64 = 0x10;
@@ -121,38 +125,17 @@ fn headers_are_checked_before_anything_else() {
 
 #[test]
 fn a_header_at_the_end_of_its_page_is_read_no_further() {
-    // One page of memory and nothing behind it.
-    let size = 4096;
-    // SAFETY: a fresh anonymous mapping.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            2 * size,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    assert_ne!(base, libc::MAP_FAILED);
-    // SAFETY: the second page of the mapping just made.
-    let second = unsafe { base.byte_add(size) };
-    // SAFETY: as above. Not unmapped: another thread's memory could take its place.
-    assert_eq!(unsafe { libc::mprotect(second, size, libc::PROT_NONE) }, 0);
+    let page = Guarded::new(4096).unwrap();
+    let host = Host::new().unwrap();
     let mut bench = Bench::open(&Config::default());
     let call = Call::new(1, 0).handle(0, 4).encode();
     for (missing, expected) in
         [(0, Ok(())), (1, Err(libc::EFAULT)), (16, Err(libc::EFAULT)), (17, Err(libc::EFAULT))]
     {
         let room = call.len() - missing;
-        // SAFETY: the last `room` bytes of the page.
-        let place = unsafe { base.byte_add(size - room) };
-        // SAFETY: as above; the call is at least as long.
-        unsafe { place.cast::<u8>().copy_from_nonoverlapping(call.as_ptr(), room) };
-        assert_eq!(
-            bench.ioctl(place as u64).map_err(|error| error.errno),
-            expected,
-            "{missing} bytes missing"
-        );
+        let place = page.address() + (page.len() - room) as u64;
+        host.write(place, &call[..room], true).unwrap();
+        let done = bench.ioctl(place).map_err(|error| error.errno);
+        assert_eq!(done, expected, "{missing} bytes missing");
     }
 }

@@ -18,12 +18,12 @@ impl Process {
     pub(super) fn open(pid: u32, start: u64) -> io::Result<Process> {
         let pidfd = system::pidfd_open(pid)?;
         // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
-        let alive = Origin::of(pid)?.start == start && !system::has_ended(&pidfd);
+        let alive = Origin::of(pid)?.start == start && !system::is_readable(&pidfd);
         if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     }
 
     pub fn has_ended(&self) -> bool {
-        system::has_ended(&self.pidfd)
+        system::is_readable(&self.pidfd)
     }
 
     /// Whether the one that sat down is still there. Without a descriptor or memory to ask with, it counts as there.
@@ -33,7 +33,7 @@ impl Process {
             Err(error) => return is_shortage(&error),
         };
         let is_the_same = Origin::of(pid).map_or_else(|error| is_shortage(&error), |now| now.start == start);
-        is_the_same && !system::has_ended(&pidfd)
+        is_the_same && !system::is_readable(&pidfd)
     }
 
     /// A child of a test.

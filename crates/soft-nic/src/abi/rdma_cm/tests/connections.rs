@@ -254,8 +254,7 @@ fn an_id_moves_to_another_file_with_its_events() {
     server.disconnect(asked);
     client.ids.turn(Now(3));
     let (queue, fd) = Queue::new().unwrap();
-    // SAFETY: the test is the program, and the descriptor is the program's.
-    let other = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let other = own(fd);
     let (old, old_pipe) = (client.file, std::mem::replace(&mut client.pipe, other));
     client.file = client.ids.open(queue);
     client.others.insert(77, old);

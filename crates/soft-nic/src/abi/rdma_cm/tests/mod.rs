@@ -7,7 +7,6 @@ mod hostile;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use mlx5_device::command::CommandError;
@@ -24,6 +23,8 @@ use crate::config::{Config, LinkLayer};
 use crate::dma::Host;
 use crate::link::ServiceError;
 use crate::link::mads::{AddressedMad, EndedProcess, MadPort};
+use crate::os::pipe::own;
+use crate::os::system::is_readable;
 
 /// What carries MADs between the two, and knows who listens.
 #[derive(Debug, Default)]
@@ -132,8 +133,7 @@ pub fn programs_with_wire(link_layer: LinkLayer, source: Option<Gid>) -> [Progra
         let mut ids = Ids::new(devices, port, end as u8 + 1, 0x5_0000_0077);
         let (queue, fd) = Queue::new().unwrap();
         let file = ids.open(queue);
-        // SAFETY: the test is the program, and the descriptor is the program's.
-        let pipe = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let pipe = own(fd);
         Program {
             ids,
             file,
@@ -323,10 +323,7 @@ impl Program {
     /// The next event, if the pipe says that there is one.
     pub fn event(&mut self) -> Option<Told> {
         self.ids.turn(self.now);
-        use std::os::fd::AsRawFd;
-        let mut entry = libc::pollfd { fd: self.pipe.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry that lives through the call.
-        if unsafe { libc::poll(&mut entry, 1, 0) } == 0 {
+        if !is_readable(&self.pipe) {
             return None;
         }
         self.pipe.read_exact(&mut [0]).unwrap();
