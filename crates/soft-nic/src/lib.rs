@@ -9,9 +9,11 @@
 
 pub mod abi;
 pub mod config;
+pub mod control;
 pub mod dma;
 pub mod link;
 pub mod os;
+pub mod runtime;
 pub mod sysfs;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use soft_nic::abi::control::{Blocks, call_for_packets};
+use soft_nic::control::{Blocks, call_for_packets};
 use soft_nic::link::capture::pcapng::BlockKind;
 
 use super::RunningNics;

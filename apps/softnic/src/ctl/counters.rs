@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use soft_nic::abi::control::{CallError, Request};
+use soft_nic::control::{CallError, Request};
 
 use super::{RunningNics, Target, program_of, show};
 

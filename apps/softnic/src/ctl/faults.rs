@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use soft_nic::abi::control::Request;
+use soft_nic::control::Request;
 
 use super::RunningNics;
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use mlx5_device::Span;
 use serde_json::{Value, json};
-use soft_nic::abi::control::Request;
+use soft_nic::control::Request;
 
 use super::{RunningNics, program_of, show};
 

@@ -1,4 +1,4 @@
-//! `softnic ctl`: options, which process is meant, and what is printed. What a NIC answers comes from `soft_nic::abi::control`.
+//! `softnic ctl`: options, which process is meant, and what is printed. What a NIC answers comes from `soft_nic::control`.
 
 mod capture;
 mod counters;
@@ -9,7 +9,7 @@ use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use soft_nic::abi::control::{self, Request};
+use soft_nic::control::{self, Request};
 use soft_nic::link::{self, FabricMember, FabricView};
 
 /// Watch or change the NIC of a running program.

@@ -7,9 +7,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-use soft_nic::abi::process::{Process, Report};
 use soft_nic::abi::server::{Mapping, OpenFile};
 use soft_nic::os::{log, log_enabled};
+use soft_nic::runtime::{Process, Report};
 
 use super::raw::{self, fail, syscall};
 use super::stats;

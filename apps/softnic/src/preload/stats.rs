@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use serde_json::{Map, Value, json};
-use soft_nic::abi::process::Report;
 use soft_nic::os::log;
+use soft_nic::runtime::Report;
 
 use super::virtual_tree::virtual_tree;
 

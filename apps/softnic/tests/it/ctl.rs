@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use soft_nic::abi::control::{THREAD_NAME, encode, socket_name};
+use soft_nic::control::{THREAD_NAME, encode, socket_name};
 use soft_nic::link::FabricView;
 
 use crate::c_program::verbs_program;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mlx5_device::command::{CommandError, ContextId, refusal};
 use mlx5_device::memory::Memory;
@@ -23,7 +23,6 @@ use super::layout::{
     create_cq, create_qp, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, mlx5_create_srq, qp_cap,
     query_port_resp,
 };
-use super::rdma_cm::Manager;
 use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
@@ -235,7 +234,7 @@ impl<D> Shared<D> {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    pub(super) fn command(&self) -> Answer<Locked<'_, D>> {
+    pub fn command(&self) -> Answer<Locked<'_, D>> {
         let locked = self.nic.lock().ok().and_then(Locked::new);
         locked.ok_or_else(|| refusal!(EIO, "the NIC has stopped after an internal error"))
     }
@@ -324,12 +323,10 @@ pub struct Server<D> {
     pub pages: Arc<DevicePages>,
     pub(super) machine: Machine,
     /// Every port of every device.
-    pub(super) ports: Vec<DeviceConfig>,
+    pub ports: Vec<DeviceConfig>,
     /// Ports of each device.
     pub(super) ports_each: u8,
     pub(super) memory: Box<dyn Memory + Sync>,
-    /// The connection manager, where there is one.
-    pub(super) manager: OnceLock<Manager>,
     /// Tells dma-bufs; tests take other descriptors for one.
     pub(super) is_dma_buf: Recognise,
     refused: Mutex<BTreeMap<String, u64>>,
@@ -349,22 +346,9 @@ impl<D: Commands> Server<D> {
         let (ports, ports_each) = (DeviceConfig::all(&config.nic()), config.ports);
         let nic = Shared { nic: Mutex::new(Some(nic)), waiting: AtomicU32::new(0) };
         let refused = Mutex::default();
-        let manager = OnceLock::new();
         let pages = Arc::new(DevicePages::new()?);
         let clock = Clock::new(&pages)?;
-        Ok(Self {
-            nic,
-            events,
-            clock,
-            pages,
-            machine,
-            ports,
-            ports_each,
-            memory,
-            manager,
-            is_dma_buf,
-            refused,
-        })
+        Ok(Self { nic, events, clock, pages, machine, ports, ports_each, memory, is_dma_buf, refused })
     }
 
     /// Takes back what a command made, when its answer could not be written.

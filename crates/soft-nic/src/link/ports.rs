@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use super::udp::{Holder, ROCE_PORT};
 use super::{Link, LinkEvent, SLOTS};
-use crate::os::system;
+use crate::os::signals::BlockedSignals;
 
 /// Between two looks at the holder of a port that is not ours: as long as a process may take to end between its leaving the fabric and
 /// the closing of its sockets …
@@ -96,7 +96,7 @@ impl Link {
         };
         let (result, taken) = sync_channel(1);
         // By this name our threads are told from the program's, whichever thread makes it: with the pump that is a thread of the program.
-        let _blocked = system::BlockedSignals::new();
+        let _blocked = BlockedSignals::new();
         let thread = std::thread::Builder::new()
             .name("softnic-nic".to_owned())
             .spawn(move || _ = result.send(others.into_iter().filter_map(look).collect()));

@@ -10,6 +10,7 @@ mod interfaces;
 mod per_process;
 pub mod pipe;
 mod shared_memory;
+pub mod signals;
 mod stderr;
 pub mod system;
 mod threads;

@@ -309,37 +309,6 @@ fn affinity() -> Option<libc::cpu_set_t> {
     (got == 0).then_some(cores)
 }
 
-/// Blocks signals while a thread is made, which inherits the mask; the caller's mask comes back on drop.
-pub struct BlockedSignals(libc::sigset_t);
-
-impl BlockedSignals {
-    /// Blocks all but the signals that a fault of this thread raises.
-    #[allow(clippy::new_without_default, reason = "it does something")]
-    pub fn new() -> Self {
-        // SAFETY: plain old data; filled by the calls below.
-        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `all` is a signal set of ours.
-        unsafe { libc::sigfillset(&mut all) };
-        // A blocked signal of these kinds would end the process instead of reaching the handler that recovers from it.
-        for own in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
-            // SAFETY: as above.
-            unsafe { libc::sigdelset(&mut all, own) };
-        }
-        // SAFETY: plain old data; filled by the call below.
-        let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: both sets live through the call.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) };
-        Self(before)
-    }
-}
-
-impl Drop for BlockedSignals {
-    fn drop(&mut self) {
-        // SAFETY: the set that this thread had before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
-    }
-}
-
 /// Makes this thread alone one of another user; false without the right to it.
 #[cfg(test)]
 pub fn become_user(user: u32) -> bool {

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::MAX_COPY_THREADS;
+use crate::os::signals::BlockedSignals;
 use crate::os::{ForgetInChild, system};
 
 /// Most slices of one copy.
@@ -273,7 +274,7 @@ fn wake_one() {
 fn start(helpers: u8) {
     while STARTED.load(Ordering::Relaxed) < helpers.into() && !REFUSED.load(Ordering::Relaxed) {
         let made = {
-            let _blocked = system::BlockedSignals::new();
+            let _blocked = BlockedSignals::new();
             // By this name our threads are told from the program's.
             std::thread::Builder::new().name("softnic-nic".to_owned()).spawn(help)
         };

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::contexts::GpuContexts;
 use super::engine::{CopyEngines, Launcher};
+use crate::os::signals::BlockedSignals;
 use crate::os::{PerProcess, locked, system};
 
 /// How long the thread looks for the next job before it sleeps, and how long a waiter for one spins.
@@ -122,7 +123,7 @@ impl<H: Default + 'static> Worker<H> {
         let mut started = locked(&self.started);
         if !*started {
             // By this name our threads are told from the program's.
-            let _blocked = system::BlockedSignals::new();
+            let _blocked = BlockedSignals::new();
             let thread = std::thread::Builder::new().name("softnic-nic".to_owned());
             thread.spawn(move || self.serve())?;
             *started = true;

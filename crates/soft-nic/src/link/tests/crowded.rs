@@ -10,8 +10,9 @@ use mlx5_device::memory::{Order, Segment};
 use roce::{Opcode, ReplyKind};
 
 use super::processes::{Peer, child_config, config, end_flag, fabric_name, reply_to, request, send};
-use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock};
+use crate::link::{Link, LinkConfig};
 use crate::os::system;
+use crate::runtime::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
 
 /// What a program and its NIC's thread share: a doorbell, a completion counter, and memory that the peer writes.
 #[derive(Default)]

@@ -4,11 +4,12 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use super::callee::PATIENCE;
 use super::*;
-use crate::abi::process::Process;
 use crate::config::Config;
 use crate::link::{FabricMember, FabricView};
 use crate::os::unix_stream::Listener;
+use crate::runtime::Process;
 use crate::sysfs::Machine;
 
 /// A NIC of this process on a fabric of its own, and where it sits.

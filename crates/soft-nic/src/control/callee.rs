@@ -1,0 +1,167 @@
+//! The NIC's side: calls a caller back, reads its request, and does what is asked, under the NIC's lock, as for a command of the
+//! driver.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use mlx5_device::Commands;
+use mlx5_device::Span;
+use roce::Now;
+
+use super::counters::counters;
+use super::frame::{self, Answer, MAX_REQUEST_BYTES, encode};
+use super::{Request, THREAD_NAME, capture, socket_name};
+use crate::Nic;
+use crate::abi::rdma_cm::Manager;
+use crate::abi::server::Server;
+use crate::link::capture::Captured;
+use crate::os::unix_stream::Stream;
+use crate::os::{log, log_enabled, system};
+
+/// Longest conversation, seen from the NIC: a caller that is silent or slow is left alone.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A process's NIC as its callers find it.
+pub struct Callee {
+    server: Arc<Server<Nic>>,
+    manager: Arc<Manager>,
+    /// Set while this process answers a caller: one at a time.
+    talks: AtomicBool,
+}
+
+/// Ends the conversation however its thread ends.
+struct Turn(Arc<Callee>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.talks.store(false, Ordering::Release);
+    }
+}
+
+impl Callee {
+    pub fn new(server: Arc<Server<Nic>>, manager: Arc<Manager>) -> Callee {
+        Callee { server, manager, talks: AtomicBool::new(false) }
+    }
+
+    /// Calls back. The thread inherits the NIC thread's mask: signals of the program do not reach it.
+    pub fn take_call(self: &Arc<Self>, call: u64) {
+        if self.talks.swap(true, Ordering::AcqRel) {
+            // The caller calls again.
+            return;
+        }
+        let turn = Turn(self.clone());
+        let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
+        if let Err(error) = thread.spawn(move || talk(turn, call)) {
+            log(&format!("softnic ctl calls, and there is no thread to answer: {error}"));
+        }
+    }
+}
+
+fn talk(turn: Turn, call: u64) {
+    let ended = turn.0.converse(call);
+    // Others may talk while a capture goes on.
+    drop(turn);
+    let ended = match ended {
+        Ok((stream, Some(captured))) => capture::stream(&stream, captured)
+            .map_err(|error| format!("the caller of a capture went away: {error}")),
+        Ok((_, None)) => Ok(()),
+        Err(why) => Err(why),
+    };
+    if let Err(why) = ended
+        && log_enabled()
+    {
+        log(&format!("softnic ctl: {why}"));
+    }
+}
+
+impl Callee {
+    /// One request, one answer, and what is to follow it. The error says why there was none.
+    fn converse(&self, call: u64) -> Result<(Stream, Option<Captured>), String> {
+        let until = Instant::now() + PATIENCE;
+        let (stream, peer) = Stream::connect(&socket_name(call), PATIENCE)
+            .map_err(|error| format!("the caller cannot be reached: {error}"))?;
+        if peer.user != system::user() {
+            return Err(format!("process {} of user {} is refused", peer.pid, peer.user));
+        }
+        let request = match frame::receive(&stream, MAX_REQUEST_BYTES, until) {
+            Ok(text) => Request::parse(&text),
+            Err(frame::FrameError::Kernel(error)) => return Err(format!("the caller went away: {error}")),
+            Err(error) => Err(error.to_string()),
+        };
+        let mut captured = None;
+        let answer = request.and_then(|request| match request {
+            Request::Capture { packets } => {
+                captured = Some(self.begin_capture(packets)?);
+                Ok(Vec::new())
+            }
+            request => self.answer(&request),
+        });
+        let text = frame::text_of(&answer);
+        stream.send(&encode(&text), until).map_err(|error| format!("the answer was not taken: {error}"))?;
+        Ok((stream, captured))
+    }
+
+    /// Does what was asked.
+    fn answer(&self, request: &Request) -> Answer {
+        let _announced = self.server.nic.announce();
+        let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
+        let done = |()| Vec::new();
+        match request {
+            Request::Link { device, port, up } => nic.set_link(usize::from(*device), *port, *up).map(done),
+            Request::Set(settings) => nic.set(settings).map(done),
+            Request::Inject(injection) => nic.inject(*injection).map(done),
+            Request::Capture { .. } => Err("a capture is more than one answer".to_owned()),
+            Request::Status => Ok(status(&mut nic)),
+            Request::Counters => {
+                let counters = counters(&mut nic, &self.manager);
+                let whole = counters.into_iter().map(|(name, value)| (name.to_owned(), value.to_string()));
+                Ok(whole.chain(by_port(&nic)).collect())
+            }
+        }
+    }
+
+    /// Begins to capture the packets of the wire. The error is a sentence.
+    fn begin_capture(&self, packets: u64) -> Result<Captured, String> {
+        let _announced = self.server.nic.announce();
+        let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = Now(system::monotonic_ns());
+        nic.link().begin_capture(now, since_1970.as_nanos() as u64, packets)
+    }
+}
+
+/// Name of the port at a place: `mlx5_0`, and `mlx5_0/2` where devices have more than one.
+fn port_name(nic: &Nic, place: usize) -> String {
+    let (ports, port) = (nic.ports(), &nic.ports()[place]);
+    if ports.iter().any(|other| other.port > 1) {
+        format!("mlx5_{}/{}", port.index, port.port)
+    } else {
+        format!("mlx5_{}", port.index)
+    }
+}
+
+/// A line for each port: `mlx5_0 active 3`, its state and its QPs; where what leaves is delayed, ` delay=2ms` behind it.
+fn status(nic: &mut Nic) -> Vec<(String, String)> {
+    let delay = match nic.link().delay_ns() {
+        0 => String::new(),
+        ns => format!(" delay={}", Span(ns)),
+    };
+    let nic = &*nic;
+    let state = |place| if nic.port_is_down(place) { "down" } else { "active" };
+    let line =
+        |place: usize| (port_name(nic, place), format!("{} {}{delay}", state(place), nic.open_qps(place)));
+    (0..nic.ports().len()).map(line).collect()
+}
+
+/// What each port carried, where there are several: `mlx5_0/2.messages_sent`. Of an only one the NIC's own counters say it.
+fn by_port(nic: &Nic) -> Vec<(String, String)> {
+    let of_port = |place: usize| {
+        let name = port_name(nic, place);
+        nic.port_counters(place)
+            .fields()
+            .map(move |(what, value)| (format!("{name}.{what}"), value.to_string()))
+    };
+    let ports = nic.ports().len();
+    if ports > 1 { (0..ports).flat_map(of_port).collect() } else { Vec::new() }
+}

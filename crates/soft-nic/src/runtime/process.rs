@@ -1,0 +1,194 @@
+//! The NIC of one process: the device with its link behind the command server, and the threads that drive them.
+//!
+//! All signals but those that a thread raises itself are blocked in these, so the program's handlers never run there.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mlx5_device::{Answer, LogSink};
+use roce::Now;
+
+use super::thread::{LINGERING, PATIENCE, Report, Shared, leaving};
+use crate::Nic;
+use crate::abi::events::Events;
+use crate::abi::rdma_cm::{self, CmTimeouts, Manager};
+use crate::abi::server::Server;
+use crate::config::Config;
+use crate::dma::{Copiers, Host};
+use crate::link::{Impairment, Link, LinkConfig, Waker};
+use crate::os::signals::{BlockedSignals, UnblockedFaults, faults_recoverable};
+use crate::os::{OwnThreads, log, system};
+use crate::sysfs::Machine;
+
+/// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
+pub const THREAD_NAME: &str = "softnic-nic";
+
+/// Why a process got no NIC.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Config(#[from] mlx5_device::config::NicConfigError),
+    #[error(transparent)]
+    Link(#[from] crate::link::LinkError),
+    #[error("starting the NIC: {}", .0.raw_os_error().map_or_else(|| .0.to_string(), system::refusal))]
+    Kernel(#[from] std::io::Error),
+}
+
+pub struct Process {
+    /// The command server.
+    pub server: Arc<Server<Nic>>,
+    waker: Waker,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Process {
+    /// Takes a slot on the fabric and starts the thread, which gives `publish` the report when [`Process::leave`] asks.
+    ///
+    /// Errors: one line for the user.
+    pub fn start(
+        config: Config,
+        machine: Machine,
+        publish: impl FnOnce(&Report) + Send + 'static,
+    ) -> Result<Self, StartError> {
+        let memory = Host::new()?;
+        let link_config = LinkConfig {
+            fabric: config.fabric.clone(),
+            addresses: config.wire_addresses(),
+            impairment: Impairment { loss: config.loss, reorder: config.reorder, seed: config.seed },
+            copiers: Copiers::new(config.copy_helpers(system::allowed_cores())),
+            ..LinkConfig::default()
+        };
+        let link = Link::join(link_config)?;
+        let (waker, epoll, router) = (link.waker(), link.epoll(), link.mad_router());
+        let events = Events::default();
+        let now = Now(system::monotonic_ns());
+        let mut nic = Nic::new(&config.nic(), memory, link, Box::new(events.clone()), Box::new(Stderr), now)?;
+        nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
+        nic.stamp_by(|| Now(system::monotonic_ns()));
+        let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
+        let timeouts = CmTimeouts { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
+        let manager = Arc::new(Manager::new(server.ports.clone(), timeouts, router, Box::new(memory)));
+        let shared = Arc::new(Shared::new(server.clone(), manager));
+        if let Some(epoll) = epoll {
+            let (waker, shared) = (waker.clone(), shared.clone());
+            let _blocked = BlockedSignals::new();
+            std::thread::Builder::new()
+                .name(THREAD_NAME.to_owned())
+                .spawn(move || shared.hear(&epoll, &waker))?;
+        }
+        let thread = {
+            let shared = shared.clone();
+            let _blocked = BlockedSignals::new();
+            std::thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || shared.run(publish))
+        };
+        // The thread that waits for packets is not needed for a NIC without a thread.
+        let thread = thread.inspect_err(|_| shared.stop.store(true, Ordering::Release))?;
+        Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Runs a command. The thread stands back meanwhile, and looks right after it.
+    pub fn command<T>(&self, run: impl FnOnce(&Server<Nic>) -> T) -> T {
+        let _faults = UnblockedFaults::new();
+        let announced = self.server.nic.announce();
+        let answer = run(&self.server);
+        drop(announced);
+        self.waker.wake();
+        answer
+    }
+
+    /// Opens the connection manager's device: the number of the open file, and the program's descriptor.
+    pub fn open_manager(&self) -> Answer<(u32, RawFd)> {
+        self.shared.manager.open(|attend| {
+            let _blocked = BlockedSignals::new();
+            std::thread::Builder::new().name(rdma_cm::THREAD_NAME.to_owned()).spawn(attend).map(|_| ())
+        })
+    }
+
+    /// Runs something of the connection manager.
+    pub fn manage<T>(&self, run: impl FnOnce(&Manager) -> T) -> T {
+        let _faults = UnblockedFaults::new();
+        run(&self.shared.manager)
+    }
+
+    /// One round of the NIC on the program's own time. Returns the time it took, ns; 0 when another thread has the NIC.
+    pub fn pump(&self) -> u64 {
+        if !faults_recoverable() {
+            return 0;
+        }
+        self.shared.pumped.fetch_add(1, Ordering::Relaxed);
+        let mut begun = None;
+        let whole = self.server.nic.attempt(|nic| {
+            // With the lock: what the thread sent last is delayed from a time that was read after it.
+            let now = system::monotonic_ns();
+            begun = Some(now);
+            nic.poll(Now(now));
+        });
+        if !whole {
+            // The NIC's thread finds the NIC stopped, and logs it.
+            self.waker.wake();
+        }
+        begun.map_or(0, |begun| system::monotonic_ns().saturating_sub(begun))
+    }
+
+    /// The program ends in a place where no lock may be taken and no memory allocated, such as a signal handler: the thread
+    /// reports, and the caller waits for it, not longer than [`PATIENCE`], and [`LINGERING`] more while something with a delay is
+    /// under way. Whatever it interrupted stays interrupted: when that holds what the thread needs, the report is lost.
+    pub fn leave(&self) {
+        let word = &self.shared.leaving;
+        if self.shared.claimed.swap(true, Ordering::AcqRel)
+            || word
+                .compare_exchange(leaving::NOT, leaving::ASKED, Ordering::AcqRel, Ordering::Acquire)
+                .is_err()
+        {
+            return;
+        }
+        self.waker.wake();
+        let begun = system::monotonic_ns();
+        loop {
+            let stands = word.load(Ordering::Acquire);
+            let patience = match stands {
+                leaving::ASKED => PATIENCE,
+                leaving::LINGERS => PATIENCE + LINGERING,
+                _ => return,
+            };
+            let left = (begun + patience.as_nanos() as u64).saturating_sub(system::monotonic_ns());
+            if left == 0 {
+                return;
+            }
+            system::futex_wait(word, stands, Duration::from_nanos(left));
+        }
+    }
+
+    /// The program ends: stops the thread, lets answers that are due go out, and reports. `None` when another thread does.
+    pub fn end(&self) -> Option<Report> {
+        if self.shared.claimed.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let _faults = UnblockedFaults::new();
+        self.shared.manager.end();
+        self.shared.stop.store(true, Ordering::Release);
+        let deadline = Instant::now() + PATIENCE;
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        while let Some(thread) = &thread
+            && !thread.is_finished()
+            && Instant::now() < deadline
+        {
+            self.waker.wake();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Some(self.shared.report(self.shared.thread_ns.load(Ordering::Acquire), deadline, || ()))
+    }
+}
+
+/// The device's log lines go to stderr.
+struct Stderr;
+
+impl LogSink for Stderr {
+    fn line(&mut self, text: &str) {
+        log(text.trim_start_matches("softnic: "));
+    }
+}

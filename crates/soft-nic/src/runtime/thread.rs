@@ -1,0 +1,253 @@
+//! The NIC's thread: rounds of the device's work, the rest between them, and the report at the end.
+//!
+//! It holds the NIC's lock for a round, never while it sleeps; it stands back until a command is through, and a command wakes it,
+//! because work usually follows.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mlx5_device::carrier::Carrier;
+use roce::Now;
+
+use super::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
+use crate::Nic;
+use crate::abi::rdma_cm::Manager;
+use crate::abi::server::{Locked, Server};
+use crate::control::{Callee, counters};
+use crate::link::Waker;
+use crate::os::{OneShotEpoll, log, system};
+
+/// Longest rest while some queue waits for time to pass: the granularity of time-outs and shaping.
+const WAITING: Duration = Duration::from_micros(50);
+/// Rest of the thread while the program itself runs the NIC.
+const PUMPED: Duration = Duration::from_micros(500);
+/// How long the thread that waits for packets waits before it looks whether it is still needed.
+const PACKET_WAIT: Duration = Duration::from_millis(100);
+/// How long the end of a program waits for the thread, and then for the last replies.
+pub(super) const PATIENCE: Duration = Duration::from_millis(200);
+/// How long it waits for what is under way with a delay: all of it, and a kernel that is slow to take it.
+pub(super) const LINGERING: Duration = Duration::from_nanos(mlx5_device::carrier::MAX_DELAY_NS + 100_000_000);
+
+/// What a process's NIC did, when the process ends.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    pub counters: Vec<(&'static str, u64)>,
+    pub refused: Vec<(String, u64)>,
+    pub thread_ns: u64,
+    /// What `softnic ctl` changed, in its words.
+    pub changes: Vec<String>,
+}
+
+/// Values of [`Shared::leaving`].
+pub(super) mod leaving {
+    pub const NOT: u32 = 0;
+    /// The thread is to report and end.
+    pub const ASKED: u32 = 1;
+    /// The thread has ended; nothing to wait for.
+    pub const DONE: u32 = 2;
+    /// The thread waits for what is under way with a delay.
+    pub const LINGERS: u32 = 3;
+}
+
+/// What the thread and the others share.
+pub(super) struct Shared {
+    pub server: Arc<Server<Nic>>,
+    pub manager: Arc<Manager>,
+    callee: Arc<Callee>,
+    pub stop: AtomicBool,
+    /// A thread has claimed the report.
+    pub claimed: AtomicBool,
+    /// Where the thread's own report stands; a thread that waits for it sleeps on this word.
+    pub leaving: AtomicU32,
+    /// Rounds that the program's own polls did.
+    pub pumped: AtomicU64,
+    pub thread_ns: AtomicU64,
+}
+
+impl Shared {
+    pub fn new(server: Arc<Server<Nic>>, manager: Arc<Manager>) -> Shared {
+        Shared {
+            callee: Arc::new(Callee::new(server.clone(), manager.clone())),
+            server,
+            manager,
+            stop: AtomicBool::new(false),
+            claimed: AtomicBool::new(false),
+            leaving: AtomicU32::new(leaving::NOT),
+            pumped: AtomicU64::new(0),
+            thread_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether the threads are to go on.
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Acquire) && self.leaving.load(Ordering::Acquire) == leaving::NOT
+    }
+
+    /// Lets answers that are due go out, and reports.
+    pub fn report(&self, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
+        let server = &*self.server;
+        let mut report = Report { refused: server.refused(), thread_ns, ..Report::default() };
+        let mut held = lock_by(server, deadline);
+        // A peer waits for the acknowledgement of what this program has seen arrive.
+        let flushed = catch_unwind(AssertUnwindSafe(|| {
+            while let Some(nic) = &mut held
+                && nic.poll_last(Now(system::monotonic_ns())) > 0
+                && Instant::now() < deadline
+            {}
+            // It may lie in a channel that the peer is still to attach to. Both may end at once: each has to attach meanwhile.
+            while let Some(nic) = &mut held
+                && nic.link().has_unseen()
+                && Instant::now() < deadline
+            {
+                drop(held.take());
+                system::nap(WAITING);
+                held = lock_by(server, deadline);
+                held.as_mut().map(|nic| nic.poll_last(Now(system::monotonic_ns())));
+            }
+            linger(server, &mut held, lingers)
+        }));
+        let Some(mut nic) = held else { return report };
+        // Or peers would take a normal end for a death.
+        nic.link().leave();
+        if flushed.is_ok() {
+            report.counters = counters(&mut nic, &self.manager);
+            report.changes = nic.changes().to_vec();
+        }
+        // The last packets of a program are worth having: the capture gets a moment to take them, also those that came late.
+        let ending = nic.link().end_capture();
+        drop(nic);
+        let has_lingered = matches!(flushed, Ok(true));
+        let deadline = if has_lingered { Instant::now() + PATIENCE / 2 } else { deadline };
+        while ending.as_ref().is_some_and(|ending| !ending.is_read()) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        report
+    }
+
+    /// The thread that waits for packets while the NIC's thread sleeps, and wakes it.
+    pub fn hear(&self, epoll: &OneShotEpoll, waker: &Waker) {
+        while self.goes_on() {
+            match epoll.wait(PACKET_WAIT) {
+                Ok(true) => waker.wake(),
+                Ok(false) => {}
+                // The program has closed what is not its own. The NIC still looks around every few milliseconds.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// The NIC's thread, which gives `publish` the report when it is asked to leave.
+    pub fn run(&self, publish: impl FnOnce(&Report)) {
+        system::tune_thread();
+        let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default());
+        let mut pumped = 0;
+        while self.goes_on() {
+            let round = catch_unwind(AssertUnwindSafe(|| self.look(&mut policy, &mut pumped)));
+            if !matches!(round, Ok(true)) {
+                log("internal error: the NIC has stopped; its devices answer EIO");
+                self.server.stop();
+                break;
+            }
+        }
+        self.thread_ns.store(system::thread_cpu_ns(), Ordering::Release);
+        let asked =
+            self.leaving.compare_exchange(leaving::NOT, leaving::DONE, Ordering::AcqRel, Ordering::Acquire);
+        if asked.is_err() {
+            let deadline = Instant::now() + PATIENCE / 2;
+            // A panic here must not keep the program from ending.
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                let lingers = || {
+                    self.leaving.store(leaving::LINGERS, Ordering::Release);
+                    system::futex_wake(&self.leaving);
+                };
+                publish(&self.report(system::thread_cpu_ns(), deadline, lingers));
+            }));
+            self.leaving.store(leaving::DONE, Ordering::Release);
+            system::futex_wake(&self.leaving);
+        }
+    }
+
+    /// One round and the rest after it; false when the NIC has stopped.
+    fn look(&self, policy: &mut IdlePolicy<SystemClock>, pumped: &mut u64) -> bool {
+        let server = &self.server;
+        let Some(mut nic) = server.nic.poll() else { return false };
+        let now = system::monotonic_ns();
+        server.clock.tick(now);
+        let worked = nic.poll(Now(now)) > 0;
+        if let Some(call) = nic.link().take_call() {
+            // A thread is made for it: not with the lock.
+            drop(nic);
+            self.callee.take_call(call);
+            return true;
+        }
+        let pumps = self.pumped.load(Ordering::Relaxed);
+        if pumps != *pumped {
+            // The program runs the NIC itself: rest without the lock, and look after what it does not poll.
+            *pumped = pumps;
+            drop(nic);
+            system::nap(PUMPED);
+            policy.begin(system::monotonic_ns());
+            return true;
+        }
+        match policy.after_look(now, worked) {
+            Pause::Spin => {
+                drop(nic);
+                std::hint::spin_loop();
+            }
+            Pause::Offer => {
+                drop(nic);
+                std::thread::yield_now();
+            }
+            Pause::Leave => {
+                drop(nic);
+                system::leave_core();
+            }
+            Pause::Sleep(max) => {
+                let max = if nic.is_waiting() { max.min(WAITING) } else { max };
+                // Commands and the pump have the NIC while the thread sleeps.
+                if let Some(sleep) = nic.link().prepare_sleep() {
+                    drop(nic);
+                    sleep.wait(max);
+                    let Some(mut nic) = server.nic.poll() else { return false };
+                    nic.link().end_sleep();
+                }
+            }
+        }
+        true
+    }
+}
+
+/// The NIC, if it can be locked by `deadline`. A thread may hold it for ever: a thread that was stopped in a command by the signal that
+/// ends us.
+fn lock_by(server: &Server<Nic>, deadline: Instant) -> Option<Locked<'_, Nic>> {
+    loop {
+        std::thread::yield_now();
+        let nic = server.nic.try_poll();
+        if nic.is_some() || Instant::now() >= deadline {
+            return nic;
+        }
+    }
+}
+
+/// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left, and rests without the
+/// lock. `lingers` is told before. True: there was something to wait for.
+fn linger<'s>(server: &'s Server<Nic>, held: &mut Option<Locked<'s, Nic>>, lingers: impl FnOnce()) -> bool {
+    if !held.as_mut().is_some_and(|nic| nic.link().has_delayed()) {
+        return false;
+    }
+    lingers();
+    let until = Instant::now() + LINGERING;
+    while let Some(nic) = held
+        && nic.link().has_delayed()
+        && Instant::now() < until
+    {
+        if nic.poll_last(Now(system::monotonic_ns())) == 0 {
+            *held = None;
+            system::nap(WAITING);
+            *held = lock_by(server, until);
+        }
+    }
+    true
+}
