@@ -13,6 +13,7 @@ pub mod control;
 pub mod dma;
 pub mod link;
 pub mod os;
+pub mod rdma_cm;
 pub mod runtime;
 pub mod sysfs;
 #[cfg(any(test, feature = "testing"))]

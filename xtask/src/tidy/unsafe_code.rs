@@ -5,7 +5,7 @@ use crate::workspace::Tree;
 
 /// Folders and files where the word may stand, beside the kernels of apps. The last ones are the interposer, and the one file of the
 /// launcher that asks the system the user and what a file may do.
-const FLOORS: [&str; 12] = [
+const FLOORS: [&str; 11] = [
     "vendor/",
     "crates/verbs/",
     "crates/gpu/",
@@ -13,7 +13,6 @@ const FLOORS: [&str; 12] = [
     "crates/rdma-shim/",
     "crates/inference/src/engine/",
     "crates/pipeline/src/gpu/",
-    "crates/soft-nic/src/abi/",
     "crates/soft-nic/src/dma/",
     "crates/soft-nic/src/os/",
     "apps/softnic/src/preload/",

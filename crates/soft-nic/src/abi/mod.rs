@@ -2,8 +2,7 @@
 //!
 //! [`attributes`] is how a command is encoded, [`server`] the table of
 //! methods and the dispatch, and then one file a command family. Every value comes from the program and is checked
-//! before use; what a command means is the device's to say ([`Commands`](mlx5_device::Commands)). [`rdma_cm`] is the
-//! connection manager's device.
+//! before use; what a command means is the device's to say ([`Commands`](mlx5_device::Commands)).
 
 mod ah;
 pub mod attributes;
@@ -12,10 +11,9 @@ pub mod clock;
 mod cq;
 mod device;
 pub mod events;
-mod layout;
+pub(crate) mod layout;
 mod mr;
 mod qp;
-pub mod rdma_cm;
 pub mod server;
 mod srq;
 #[cfg(test)]

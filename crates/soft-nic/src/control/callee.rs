@@ -13,11 +13,11 @@ use super::counters::counters;
 use super::frame::{self, Answer, MAX_REQUEST_BYTES, encode};
 use super::{Request, THREAD_NAME, capture, socket_name};
 use crate::Nic;
-use crate::abi::rdma_cm::Manager;
 use crate::abi::server::Server;
 use crate::link::capture::Captured;
 use crate::os::unix_stream::Stream;
 use crate::os::{log, log_enabled, system};
+use crate::rdma_cm::Manager;
 
 /// Longest conversation, seen from the NIC: a caller that is silent or slow is left alone.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);

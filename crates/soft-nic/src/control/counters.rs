@@ -1,8 +1,8 @@
 //! Every counter of a process's NIC, by the names of the stats line.
 
 use crate::Nic;
-use crate::abi::rdma_cm::Manager;
 use crate::dma::{copiers, gpu};
+use crate::rdma_cm::Manager;
 
 /// Every counter of the device and of the link, by the names of the stats line.
 pub fn counters(nic: &mut Nic, manager: &Manager) -> Vec<(&'static str, u64)> {

@@ -11,7 +11,7 @@ mod bell;
 pub mod capture;
 mod carrier;
 pub mod delay;
-mod fabric;
+pub(crate) mod fabric;
 mod inbound;
 pub mod mads;
 mod peers;

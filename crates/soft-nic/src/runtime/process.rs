@@ -14,13 +14,13 @@ use roce::Now;
 use super::thread::{LINGERING, PATIENCE, Report, Shared, leaving};
 use crate::Nic;
 use crate::abi::events::Events;
-use crate::abi::rdma_cm::{self, CmTimeouts, Manager};
 use crate::abi::server::Server;
 use crate::config::Config;
 use crate::dma::{Copiers, Host};
 use crate::link::{Impairment, Link, LinkConfig, Waker};
 use crate::os::signals::{BlockedSignals, UnblockedFaults, faults_recoverable};
 use crate::os::{OwnThreads, log, system};
+use crate::rdma_cm::{self, CmTimeouts, Manager};
 use crate::sysfs::Machine;
 
 /// Name of the NIC's thread, by which CPU-utilisation figures leave it out.

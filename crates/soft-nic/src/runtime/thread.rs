@@ -13,11 +13,11 @@ use roce::Now;
 
 use super::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
 use crate::Nic;
-use crate::abi::rdma_cm::Manager;
 use crate::abi::server::{Locked, Server};
 use crate::control::{Callee, counters};
 use crate::link::Waker;
 use crate::os::{OneShotEpoll, log, system};
+use crate::rdma_cm::Manager;
 
 /// Longest rest while some queue waits for time to pass: the granularity of time-outs and shaping.
 const WAITING: Duration = Duration::from_micros(50);

@@ -27,11 +27,11 @@ mlx5_device::counters! {
 
 /// [`MadCounters`] while they count, one place for each [`MadOutcome`].
 #[derive(Debug, Default)]
-pub(super) struct Tally([AtomicU64; 7]);
+pub(crate) struct Tally([AtomicU64; 7]);
 
 /// Place in a [`Tally`], in the order of [`MadCounters`].
 #[derive(Debug, Clone, Copy)]
-pub(super) enum MadOutcome {
+pub(crate) enum MadOutcome {
     HandedOn,
     Refused,
     Unclaimed,

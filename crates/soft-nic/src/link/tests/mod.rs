@@ -3,7 +3,6 @@
 mod absent;
 mod crowded;
 mod dma_bufs;
-mod flood;
 mod hostile;
 mod layout;
 mod lifecycle;

@@ -2,7 +2,7 @@
 //!
 //! The unmodified librdmacm writes commands (`call`), each about one of its ids (`ids`); `connect` turns them into what
 //! [`roce::cm::Cm`] does and its events into what `GET_EVENT` gives (`queue`). MADs go out and come in by a
-//! [`MadPort`](crate::link::mads::MadPort). Commands run on the program's thread; a thread named [`THREAD_NAME`] waits for MADs
+//! [`MadPort`](mad_port::MadPort). Commands run on the program's thread; a thread named [`THREAD_NAME`] waits for MADs
 //! and time-outs, from the first open of the device on. Nothing here needs the NIC's lock. An IP address is a port's by
 //! configuration. On RoCE v2 it is its GID, on InfiniBand it leads to the port's GID and LID.
 //! Left out: multicast groups, InfiniBand's own addresses but the wildcard, ECE, routes from ibacm, IPoIB's interface.
@@ -11,6 +11,7 @@ mod address;
 mod call;
 mod connect;
 mod ids;
+mod mad_port;
 mod query;
 mod queue;
 #[cfg(test)]
@@ -28,14 +29,15 @@ use mlx5_device::model::DeviceConfig;
 use roce::Now;
 use roce::wire::Gid;
 
-use super::attributes::refuse;
-use crate::link::mads::{MadRouter, MadWaiter};
+use crate::abi::attributes::refuse;
+use crate::link::mads::MadRouter;
 use crate::os::pipe::pipe_inode;
 use crate::os::{log, log_enabled, system};
 pub use call::Call;
 use call::CallContext;
 pub use ids::CmTimeouts;
 use ids::Ids;
+use mad_port::{FabricMads, MadWaiter};
 use queue::Queue;
 
 /// Name of the connection manager's thread.
@@ -107,7 +109,7 @@ impl Manager {
             return Ok(running.clone());
         }
         let addresses = self.devices.iter().flat_map(|device| device.gids.iter().map(|entry| Gid(entry.gid)));
-        let (port, bell) = self.router.open(addresses.collect())?;
+        let (port, bell) = FabricMads::open(self.router.clone(), addresses.collect())?;
         // Ids and PSNs of processes that follow each other in a slot must differ.
         let seed =
             system::monotonic_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id()) << 32;

@@ -14,12 +14,13 @@ use roce::wire::Gid;
 use roce::wire::ip_of;
 
 use super::address::Address;
+use super::mad_port::{EndedProcess, MadPort};
 use super::queue::{Queue, Queued, event};
 use crate::abi::attributes::refuse;
 use crate::abi::layout::ucm_event_resp;
 use crate::config::LinkLayer;
 use crate::link::ServiceError;
-use crate::link::mads::{AddressedMad, EndedProcess, MadPort};
+use crate::link::mads::AddressedMad;
 
 /// Connections of one process, those that end included.
 const MAX_CONNECTIONS: usize = 1 << 16;

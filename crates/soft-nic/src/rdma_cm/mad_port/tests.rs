@@ -2,9 +2,15 @@
 
 use std::sync::Barrier;
 
+use roce::Packet;
+use roce::packet::Deth;
 use roce::wire::cm::{CmMad, Ids, Message, Req};
+use roce::wire::mad::QP1_QKEY;
 
 use super::*;
+use crate::link::fabric::Fabric;
+use crate::link::mads::{MadCounters, packet};
+use crate::os::unix_datagram::UnboundSocket;
 
 fn addressed(message: Message) -> AddressedMad {
     let mad = CmMad { transaction: 1, message, private: &[] }.encode().unwrap();
@@ -16,7 +22,10 @@ fn requests_go_to_who_listens_answers_to_who_asked_and_the_rest_comes_back() {
     let name = format!("mads-{}", std::process::id());
     let routers: Vec<MadRouter> =
         (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
-    let [(mut a, _), (mut b, bell)] = [routers[0].open(vec![]).unwrap(), routers[1].open(vec![]).unwrap()];
+    let [(mut a, _), (mut b, bell)] = [
+        FabricMads::open(routers[0].clone(), vec![]).unwrap(),
+        FabricMads::open(routers[1].clone(), vec![]).unwrap(),
+    ];
     b.announce(0x106_1c06, None).unwrap();
     let ask = |service| addressed(Message::Req(Req { service, local_id: 5, ..Req::default() }));
     a.send(ask(0x106_1c06));
@@ -37,7 +46,7 @@ fn what_comes_over_the_wire_is_handed_on_or_refused_and_what_is_for_others_waits
     let name = format!("mads-wire-{}", std::process::id());
     let routers: Vec<MadRouter> =
         (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), true)).collect();
-    let (mut b, _) = routers[1].open(vec![Gid([2; 16])]).unwrap();
+    let (mut b, _) = FabricMads::open(routers[1].clone(), vec![Gid([2; 16])]).unwrap();
     b.announce(0x106_1c06, None).unwrap();
     let ask = |service| addressed(Message::Req(Req { service, local_id: 5, ..Req::default() }));
     // Router 0 owns the port, and has no connection manager of its own.
@@ -86,7 +95,10 @@ fn a_full_socket_is_tried_again() {
     let name = format!("mads-full-{}", std::process::id());
     let routers: Vec<MadRouter> =
         (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
-    let [(mut a, _), (mut b, _)] = [routers[0].open(vec![]).unwrap(), routers[1].open(vec![]).unwrap()];
+    let [(mut a, _), (mut b, _)] = [
+        FabricMads::open(routers[0].clone(), vec![]).unwrap(),
+        FabricMads::open(routers[1].clone(), vec![]).unwrap(),
+    ];
     let id = u32::from(routers[1].slot()) << 25 | 1;
     let numbered = |local| addressed(Message::Rtu(Ids { local, remote: id }));
     for local in 0..2000 {
@@ -136,7 +148,10 @@ fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() 
     let name = format!("mads-successor-{}", std::process::id());
     let routers: Vec<MadRouter> =
         (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
-    let [(mut a, _), (mut b, _)] = [routers[0].open(vec![]).unwrap(), routers[1].open(vec![]).unwrap()];
+    let [(mut a, _), (mut b, _)] = [
+        FabricMads::open(routers[0].clone(), vec![]).unwrap(),
+        FabricMads::open(routers[1].clone(), vec![]).unwrap(),
+    ];
     b.announce(0x106_1c06, None).unwrap();
     let (slot, generation) = (routers[1].slot(), routers[1].fabric.generation());
     // The slot's occupant before was asked too, and is killed.
@@ -166,7 +181,7 @@ fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() 
 fn an_ended_process_departs_after_its_last_mad() {
     let name = format!("mads-last-{}", std::process::id());
     let router = MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false);
-    let (mut a, _) = router.open(vec![]).unwrap();
+    let (mut a, _) = FabricMads::open(router.clone(), vec![]).unwrap();
     let mut sender = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     watched(&a.watched).push(Watch { slot: 99, generation: 7, process: Process::of(sender.id()) });
     let (unbound, to) = (UnboundSocket::open(router.fabric.key()).unwrap(), router.name().unwrap());
@@ -192,7 +207,7 @@ fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
     let name = format!("mads-dropped-{}", std::process::id());
     let routers: Vec<MadRouter> =
         (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
-    let (mut a, _) = routers[0].open(vec![]).unwrap();
+    let (mut a, _) = FabricMads::open(routers[0].clone(), vec![]).unwrap();
     let rtu = |slot: u32| addressed(Message::Rtu(Ids { local: 1, remote: slot << 25 | 1 }));
     // No process has that slot, no socket is bound there.
     a.send(rtu(99));
@@ -202,7 +217,7 @@ fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
     let counted = MadCounters { handed_on: 1, unclaimed: 2, ..MadCounters::default() };
     assert_eq!(routers[0].local_counters(), counted);
     // Those that come and are none: too short, too long. A bell is neither.
-    let (mut b, bell) = routers[1].open(vec![]).unwrap();
+    let (mut b, bell) = FabricMads::open(routers[1].clone(), vec![]).unwrap();
     let (stranger, to) = (UnboundSocket::open(routers[1].fabric.key()).unwrap(), routers[1].name().unwrap());
     for len in [1, ADDRESSED_BYTES - 1, ADDRESSED_BYTES + 1, 513] {
         stranger.post(&to, &[], &vec![0; len]).unwrap();
@@ -223,7 +238,7 @@ fn a_process_without_descriptors_refuses_nobody_for_that() {
     let name = format!("mads-poor-{}", std::process::id());
     let mut routers: Vec<MadRouter> =
         (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), true)).collect();
-    let (mut b, _) = routers[1].open(vec![]).unwrap();
+    let (mut b, _) = FabricMads::open(routers[1].clone(), vec![]).unwrap();
     b.announce(0x106_1c06, None).unwrap();
     let ask = addressed(Message::Req(Req { service: 0x106_1c06, local_id: 5, ..Req::default() }));
     for errno in [libc::EMFILE, libc::ENOBUFS, libc::ENOMEM] {

@@ -14,8 +14,9 @@ use roce::wire::mad::{MAD_BYTES, QP1, QP1_QKEY};
 use roce::wire::packet::{Extended, Packet};
 use roce::wire::{Bth, Deth, IpHeader, PacketOpcode, Psn, Udp};
 
-use crate::link::mads::{AddressedMad, FabricMads, MadPort};
+use crate::link::mads::AddressedMad;
 use crate::link::{Link, LinkConfig};
+use crate::rdma_cm::mad_port::{FabricMads, MadPort};
 
 /// Datagrams of the flood.
 const FLOOD: u32 = 20_000;
@@ -183,7 +184,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     let fabric = format!("flood-{}", std::process::id());
     let link = Link::join(LinkConfig { fabric, addresses: vec![at], ..LinkConfig::default() }).unwrap();
     let slot = link.slot();
-    let (mut mads, _bell) = link.mad_router().open(vec![gid_of(at)]).unwrap();
+    let (mut mads, _bell) = FabricMads::open(link.mad_router(), vec![gid_of(at)]).unwrap();
     mads.announce(SERVICE, None).unwrap();
     let mut cm = Cm::new(CmConfig { slot, seed: 9, max_connections: MAX_CONNECTIONS });
     cm.listen(SERVICE, None, BACKLOG).unwrap();

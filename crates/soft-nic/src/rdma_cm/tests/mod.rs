@@ -2,6 +2,7 @@
 
 mod commands;
 mod connections;
+mod flood;
 mod hostile;
 
 use std::collections::BTreeMap;
@@ -17,12 +18,13 @@ use roce::wire::Gid;
 
 use super::call::{Call, CallContext};
 use super::ids::Ids;
+use super::mad_port::{EndedProcess, MadPort};
 use super::queue::Queue;
 use crate::abi::layout::*;
 use crate::config::{Config, LinkLayer};
 use crate::dma::Host;
 use crate::link::ServiceError;
-use crate::link::mads::{AddressedMad, EndedProcess, MadPort};
+use crate::link::mads::AddressedMad;
 use crate::os::pipe::own;
 use crate::os::system::is_readable;
 

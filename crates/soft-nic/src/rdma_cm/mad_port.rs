@@ -1,0 +1,318 @@
+//! The connection manager's mailbox: its MADs to and from the processes of its fabric, and what is for other hosts to the NIC.
+//!
+//! Within a fabric the sender looks into the directory. A request without a listener comes back to the sender's own connection
+//! manager, which refuses it. A socket that is full is tried again for a while; a MAD that is lost is sent again by its connection
+//! manager.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use roce::wire::mad::MAD_BYTES;
+use roce::wire::{Gid, gid_of, ip_of};
+
+use crate::link::fabric::{Occupant, Process, SLOTS, ServiceError, ServiceWord};
+use crate::link::mads::{
+    ADDRESSED_BYTES, Address, AddressedMad, MAX_WAITING, MadOutcome, MadRouter, address, head, socket_name,
+    word,
+};
+use crate::link::udp::ROCE_PORT;
+use crate::os::unix_datagram::BoundSocket;
+
+/// MADs that one look takes.
+const BUDGET: usize = 256;
+
+/// A process of the fabric that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedProcess {
+    pub slot: u8,
+    /// Our communication ids of the requests that went to it, those with an answer included.
+    pub asked: Vec<u32>,
+}
+
+/// Carries MADs, and knows which process listens.
+pub trait MadPort: Send {
+    /// Sends; what cannot be delivered is lost.
+    fn send(&mut self, addressed: AddressedMad);
+    /// What has arrived.
+    fn receive(&mut self) -> Vec<AddressedMad>;
+    /// Listens to a service, at one address or at all. Errors: another process does; too many.
+    fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError>;
+    /// No longer.
+    fn withdraw(&mut self, service: u64, address: Option<Gid>);
+    /// Whether another process listens there.
+    fn is_taken(&self, service: u64, address: Option<Gid>) -> bool;
+    /// Processes that have ended since this was asked, of those that MADs went to. [`MadPort::receive`] has returned all that they sent.
+    fn departed(&mut self) -> Vec<EndedProcess> {
+        Vec::new()
+    }
+    /// The address of ours that packets to another host leave from, `from` itself when that is given; `None` when none can.
+    fn source_for(&self, _to: Gid, _from: Option<Gid>) -> Option<Gid> {
+        None
+    }
+    /// Whether something waits for room: call [`MadPort::receive`] again soon.
+    fn is_waiting(&self) -> bool {
+        false
+    }
+}
+
+/// A process of the fabric whose end is to be reported. The next process in its slot is another one.
+#[derive(Debug)]
+struct Watch {
+    slot: u8,
+    generation: u32,
+    process: Process,
+}
+
+/// Processes that are watched.
+type Watched = Arc<Mutex<Vec<Watch>>>;
+
+/// Waits for MADs, without the port's lock.
+#[derive(Debug, Clone)]
+pub struct MadWaiter {
+    socket: Arc<BoundSocket>,
+    name: String,
+    watched: Watched,
+}
+
+impl MadWaiter {
+    /// Waits until a MAD comes, [`MadWaiter::ring`] is called, a process that is watched ends, or the time is over.
+    pub fn wait(&self, max: Duration) {
+        let watched: Vec<_> = watched(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
+        self.socket.wait(&watched, max);
+    }
+
+    /// Ends a wait.
+    pub fn ring(&self) {
+        // A full socket ends the wait too.
+        let _ = self.socket.post(&self.name, &[], &[]);
+    }
+}
+
+fn watched(watched: &Watched) -> MutexGuard<'_, Vec<Watch>> {
+    watched.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process's port for MADs within a fabric and beyond.
+#[derive(Debug)]
+pub struct FabricMads {
+    router: MadRouter,
+    socket: Arc<BoundSocket>,
+    addresses: Vec<Gid>,
+    watched: Watched,
+    /// Requests without a listener, which this process refuses.
+    own: Vec<AddressedMad>,
+    waiting: VecDeque<(String, AddressedMad)>,
+    /// Slot, its occupant's generation and communication id of the last requests, [`MAX_WAITING`] of them.
+    asked: VecDeque<(u8, u32, u32)>,
+    /// Ended processes whose last MADs have been received.
+    departed: Vec<EndedProcess>,
+    /// MADs that one look takes.
+    budget: usize,
+}
+
+impl FabricMads {
+    /// Opens the socket. `addresses` are the fabric's own: what is for others goes over the wire. Errors: the kernel's.
+    pub fn open(router: MadRouter, addresses: Vec<Gid>) -> io::Result<(FabricMads, MadWaiter)> {
+        let socket = router.bound_socket()?;
+        let watched = Arc::new(Mutex::default());
+        let bell = MadWaiter { socket: socket.clone(), name: router.name()?, watched: Arc::clone(&watched) };
+        let mads = FabricMads {
+            router,
+            socket,
+            addresses,
+            watched,
+            own: Vec::new(),
+            waiting: VecDeque::new(),
+            asked: VecDeque::new(),
+            departed: Vec::new(),
+            budget: BUDGET,
+        };
+        Ok((mads, bell))
+    }
+
+    /// Watched processes that have ended: slot and generation.
+    fn ended(&self) -> Vec<(u8, u32)> {
+        let watched = watched(&self.watched);
+        let ended = watched.iter().filter(|watch| watch.process.has_ended());
+        ended.map(|watch| (watch.slot, watch.generation)).collect()
+    }
+
+    /// Ends the watch of these processes and keeps what [`MadPort::departed`] says of them.
+    fn depart(&mut self, ended: &[(u8, u32)]) {
+        for &(slot, generation) in ended {
+            watched(&self.watched).retain(|watch| (watch.slot, watch.generation) != (slot, generation));
+            let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
+            let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
+            self.asked.retain(|asked| !is_its(&asked));
+            self.departed.push(EndedProcess { slot, asked });
+        }
+    }
+
+    /// To this occupant.
+    fn post(&mut self, slot: u8, who: &Occupant, addressed: AddressedMad) {
+        self.watch(slot, who);
+        let to_all = address(&addressed.mad) == Some(Address::All);
+        match self.deliver(socket_name(slot, who), addressed) {
+            // What goes to all is not for processes without a connection manager.
+            Some(MadOutcome::Unclaimed) if to_all => {}
+            outcome => self.count(outcome),
+        }
+    }
+
+    fn count(&self, outcome: Option<MadOutcome>) {
+        outcome.into_iter().for_each(|outcome| self.router.local.count(outcome));
+    }
+
+    /// The receiver may end without an answer, and before it is known which communication id it would have given. Our own slot's
+    /// end is not reported, and a request that is sent again is one.
+    fn note(&mut self, slot: u8, who: &Occupant, request: &AddressedMad) {
+        let asked = (slot, who.generation, word(&request.mad, 0));
+        if slot == self.router.fabric.slot() || self.asked.contains(&asked) {
+            return;
+        }
+        if self.asked.len() >= MAX_WAITING {
+            self.asked.pop_front();
+        }
+        self.asked.push_back(asked);
+    }
+
+    /// Its end is to be reported.
+    fn watch(&mut self, slot: u8, who: &Occupant) {
+        if slot == self.router.fabric.slot() {
+            return;
+        }
+        let mut watched = watched(&self.watched);
+        // One that has left the fabric, and goes on without, has told its peers; the end of one that has ended is still to be reported.
+        watched.retain(|known| {
+            known.slot != slot || known.generation == who.generation || known.process.has_ended()
+        });
+        let is_known = watched.iter().any(|known| (known.slot, known.generation) == (slot, who.generation));
+        if !is_known && let Ok(process) = self.router.fabric.watch(who) {
+            watched.push(Watch { slot, generation: who.generation, process });
+        }
+    }
+
+    /// What became of it; `None`: it waits.
+    fn deliver(&mut self, name: String, addressed: AddressedMad) -> Option<MadOutcome> {
+        let outcome = MadOutcome::of(&self.socket.post(&name, &head(&addressed), &*addressed.mad));
+        if matches!(outcome, MadOutcome::Full) && self.waiting.len() < MAX_WAITING {
+            self.waiting.push_back((name, addressed));
+            return None;
+        }
+        Some(outcome)
+    }
+}
+
+impl MadPort for FabricMads {
+    fn send(&mut self, addressed: AddressedMad) {
+        if let Some(for_wire) = self.router.for_wire().filter(|_| !self.addresses.contains(&addressed.to)) {
+            if !for_wire.push(addressed) {
+                self.router.tally.count(MadOutcome::Full);
+            }
+            if self.router.fabric.is_ours() {
+                self.router.fabric.rouse();
+            }
+            return;
+        }
+        if !self.router.fabric.is_ours() {
+            return;
+        }
+        let occupant = |slot: u8| Some((slot, self.router.fabric.occupant(slot)?));
+        match address(&addressed.mad) {
+            Some(Address::Service(service)) => {
+                let word = ServiceWord::new(service, Some(addressed.to.0));
+                match word.and_then(|word| self.router.fabric.who_serves(word)).and_then(occupant) {
+                    Some((slot, who)) => {
+                        self.note(slot, &who, &addressed);
+                        self.post(slot, &who, addressed);
+                    }
+                    None => self.own.push(addressed),
+                }
+            }
+            Some(Address::Id(id)) => match occupant(roce::cm::slot_of(id)) {
+                Some((slot, who)) => self.post(slot, &who, addressed),
+                None => self.router.local.count(MadOutcome::Unclaimed),
+            },
+            Some(Address::All) => {
+                let all: Vec<_> = (0..SLOTS as u8).filter_map(occupant).collect();
+                all.into_iter().for_each(|(slot, who)| self.post(slot, &who, addressed.clone()));
+            }
+            None => self.router.local.count(MadOutcome::Malformed),
+        }
+    }
+
+    fn receive(&mut self) -> Vec<AddressedMad> {
+        for (name, addressed) in std::mem::take(&mut self.waiting) {
+            let outcome = self.deliver(name, addressed);
+            self.count(outcome);
+        }
+        // Looked for before the socket is read: all that a process sent before its end lies there by now.
+        let ended = self.ended();
+        let mut mads = std::mem::take(&mut self.own);
+        let mut malformed = 0;
+        let mut take = |bytes: &[u8]| {
+            // A bell is empty; anything else of another length is malformed.
+            if let Ok(bytes) = <[u8; ADDRESSED_BYTES]>::try_from(bytes) {
+                let (mut from, mut to, mut mad) = (Gid::default(), Gid::default(), Box::new([0; MAD_BYTES]));
+                from.0.copy_from_slice(&bytes[..16]);
+                to.0.copy_from_slice(&bytes[16..32]);
+                mad.copy_from_slice(&bytes[32..]);
+                mads.push(AddressedMad { from, to, mad });
+            } else if !bytes.is_empty() {
+                malformed += 1;
+            }
+        };
+        // An error is nothing received; the next look finds what there is.
+        let collected = self.socket.collect(self.budget, &mut take);
+        let refused = collected.as_ref().map_or(0, |collected| collected.refused);
+        self.router.local.add(MadOutcome::Malformed, malformed + refused as u64);
+        // A socket that may hold more, or was not read, leaves the ended processes to the next look.
+        if collected.is_ok_and(|collected| collected.datagrams + collected.refused < self.budget) {
+            self.depart(&ended);
+        }
+        mads
+    }
+
+    fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError> {
+        ServiceWord::new(service, address.map(|gid| gid.0))
+            .map_or(Ok(()), |word| self.router.fabric.announce(word))
+    }
+
+    fn withdraw(&mut self, service: u64, address: Option<Gid>) {
+        if let Some(word) = ServiceWord::new(service, address.map(|gid| gid.0)) {
+            self.router.fabric.withdraw(word);
+        }
+    }
+
+    fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
+        let word = ServiceWord::new(service, address.map(|gid| gid.0));
+        word.is_some_and(|word| self.router.fabric.who_clashes(word).is_some())
+    }
+
+    fn departed(&mut self) -> Vec<EndedProcess> {
+        std::mem::take(&mut self.departed)
+    }
+
+    fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {
+        self.router.for_wire()?;
+        // The kernel's routing, asked without sending anything: what a UDP socket would leave from (udp(7)).
+        let to = ip_of(to)?;
+        let any: IpAddr =
+            if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let from = from.map_or(Some(any), ip_of)?;
+        let socket = UdpSocket::bind((from, 0)).ok()?;
+        socket.connect((to, ROCE_PORT)).ok()?;
+        Some(gid_of(socket.local_addr().ok()?.ip()))
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty() || !self.own.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;
