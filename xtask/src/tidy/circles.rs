@@ -31,7 +31,7 @@ const STILL: &[(&str, usize)] = &[
     ("crates/soft-nic/src/control/caller.rs", 2),
     ("crates/soft-nic/src/dma/gpu/contexts.rs", 9),
     ("crates/soft-nic/src/link/fabric.rs", 3),
-    ("crates/soft-nic/src/link/mod.rs", 6),
+    ("crates/soft-nic/src/link/mod.rs", 5),
     ("crates/soft-nic/src/rdma_cm/call.rs", 2),
     ("crates/verbs/src/connect/hello.rs", 3),
     ("crates/verbs/src/safe/address.rs", 2),

@@ -23,7 +23,7 @@ use super::layout::{
     create_cq, create_qp, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, mlx5_create_srq, qp_cap,
     query_port_resp,
 };
-use super::{ah, cq, device, mr, qp, srq, uar, write};
+use super::{ah, context, cq, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
 use crate::os::{DevicePages, UarPage, log, log_enabled};
@@ -408,10 +408,10 @@ impl<D: Commands> Server<D> {
     fn dispatch(&self, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
         match (command.method.object, command.method.method) {
             (0, 0) => write::invoke(self, file, command),
-            (0, 2) => device::query_port(self, file, command),
-            (0, 3) => device::get_context(self, file, command),
-            (0, 5) => device::query_gid_table(self, file, command),
-            (0, 6) => device::query_gid_entry(self, file, command),
+            (0, 2) => context::query_port(self, file, command),
+            (0, 3) => context::get_context(self, file, command),
+            (0, 5) => context::query_gid_table(self, file, command),
+            (0, 6) => context::query_gid_entry(self, file, command),
             (1, 0) => self.nic()?.dealloc_pd(file.context()?, command.expect_handle(0)?),
             (3, 0) => cq::create(self, file, command),
             (3, 1) => cq::destroy(self, file, command),
@@ -423,7 +423,7 @@ impl<D: Commands> Server<D> {
             (7, 1) => mr::dereg(self, file, command.expect_handle(0)?),
             (7, 4) => mr::reg_dma_buf(self, file, command),
             (8, 0) => mr::destroy_window(self, file, command),
-            (0x10, 0) => device::alloc_async_event(self, file, command),
+            (0x10, 0) => context::alloc_async_event(self, file, command),
             (0x1008, 0x1000) => uar::alloc(self, file, command),
             (0x1008, 0x1001) => uar::destroy(self, file, command),
             (object, method) => Err(unknown_method(object, method)),

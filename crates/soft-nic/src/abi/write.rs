@@ -15,7 +15,7 @@ use super::layout::{
     rereg_mr_resp, resize_cq, resize_cq_resp,
 };
 use super::server::{OpenFile, Server};
-use super::{ah, cq, device, mr, qp, srq};
+use super::{ah, context, cq, mr, qp, srq};
 
 /// Attribute numbers.
 pub const CORE_IN: u16 = 0;
@@ -93,8 +93,8 @@ pub fn invoke<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     refuse_if!(short, ENOSPC, "{name}: {given} bytes in, {room} out; {least_in} and {least_out} needed");
     let write = Write { command, core_in };
     match number {
-        0x1 => device::query_device(server, file, &write),
-        0x8000_0001 => device::ex_query_device(server, file, &write),
+        0x1 => context::query_device(server, file, &write),
+        0x8000_0001 => context::ex_query_device(server, file, &write),
         0x3 => mr::alloc_pd(server, file, &write),
         0x4 => server.nic()?.dealloc_pd(file.context()?, core_in.u32(0)),
         0x5 => ah::create(server, file, &write),

@@ -12,8 +12,8 @@ use mlx5_device::carrier::Carrier;
 use roce::Now;
 
 use super::Link;
+use super::channel::{ChannelState, Lane, Producer};
 use super::fabric::{Fabric, SLOTS};
-use super::shared_memory::{ChannelState, Lane, Producer};
 use crate::os::OneShotEpoll;
 
 impl Link {

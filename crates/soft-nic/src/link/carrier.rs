@@ -8,9 +8,9 @@ use mlx5_device::carrier::{
 use mlx5_device::memory::{Fault, total};
 use roce::{Fragment, Now, Packet, Reply, ReplyKind, Request};
 
+use super::channel::{ChannelState, Lane};
 use super::record::{self, Form};
 use super::send::{NO_SUCH_PAYLOAD, exactly, fill, room_for};
-use super::shared_memory::{ChannelState, Lane};
 use super::udp::Wire;
 use super::{Inbound, Link, LinkEvent, Room, SLOTS};
 

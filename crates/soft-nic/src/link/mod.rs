@@ -10,6 +10,7 @@
 mod bell;
 pub mod capture;
 mod carrier;
+mod channel;
 pub mod delay;
 pub(crate) mod fabric;
 mod inbound;
@@ -20,7 +21,6 @@ mod receive;
 mod record;
 mod report;
 mod send;
-mod shared_memory;
 #[cfg(test)]
 mod tests;
 pub mod udp;

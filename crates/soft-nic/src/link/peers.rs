@@ -2,8 +2,8 @@
 
 use std::io;
 
+use super::channel::{self, AttachError, ChannelState, Consumer, Ends, Lane, Producer};
 use super::fabric::{Occupant, Process, SLOTS, is_shortage};
-use super::shared_memory::{self, AttachError, ChannelState, Consumer, Ends, Lane, Producer};
 use super::{Link, LinkEvent, NoPeer, ROOM, Room, Unattached};
 use crate::os::system;
 
@@ -135,7 +135,7 @@ impl Link {
         let failed = |error: AttachError| NoPeer::Kernel { slot, errno: errno(&error) };
         let producer = if slot == from {
             let (producer, consumer) =
-                shared_memory::loopback(from, from_generation, self.config.ring_bytes).map_err(failed)?;
+                channel::loopback(from, from_generation, self.config.ring_bytes).map_err(failed)?;
             self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
             producer
         } else {

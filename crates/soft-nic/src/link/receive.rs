@@ -3,10 +3,10 @@
 use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition, Message, PathAddress};
 use roce::Now;
 
+use super::channel::{ChannelState, Lane, Record};
 use super::inbound::{Body, Inbound};
 use super::peers::Incoming;
 use super::record::{self, Form, RecordError};
-use super::shared_memory::{ChannelState, Lane, Record};
 use super::udp::Arrived;
 use super::{Link, LinkEvent, path_of_wire};
 use crate::dma::RingMemory;

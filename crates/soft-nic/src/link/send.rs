@@ -3,9 +3,9 @@
 use mlx5_device::carrier::{Payload, Unsent};
 use mlx5_device::memory::{Fault, Segment};
 
+use super::channel::{ChannelState, Lane};
 use super::peers::Outgoing;
 use super::record::{MAX_FRAGMENT, MAX_GPU_FRAGMENT};
-use super::shared_memory::{ChannelState, Lane};
 use super::{Link, LinkEvent, MAX_INLINE, Room};
 use crate::dma::{Host, RingMemory, gpu};
 

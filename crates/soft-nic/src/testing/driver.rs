@@ -17,7 +17,7 @@ use mlx5_layout::{Cqe, recv_wqe};
 use roce::qp_state::AttrMask;
 use roce::{Now, ServiceType};
 
-use super::memory::{Block, RegisterPage};
+use super::blocks::{Block, RegisterPage};
 use super::shapes::{CqId, CqShape, QpId, QpShape, Region, Setup};
 use super::shared_receive::DriverSrq;
 use super::sinks::Sinks;

@@ -3,16 +3,16 @@
 //! [`Driver`] does what libmlx5 and a program do together: it makes objects, lays WQEs, stores records and registers, and
 //! reads CQEs. Everything that the NIC reaches by address is memory of atomics, so that no test needs `unsafe`.
 
+mod blocks;
 mod driver;
-mod memory;
 mod shapes;
 mod shared_receive;
 mod sinks;
 mod windows;
 mod work;
 
+pub use blocks::{Block, RegisterPage};
 pub use driver::{Driver, DriverCq, DriverQp};
-pub use memory::{Block, RegisterPage};
 pub use shapes::{CqId, CqShape, QpId, QpShape, Region, Setup, SrqId};
 pub use shared_receive::DriverSrq;
 pub use sinks::{AsyncRecord, Sinks};

@@ -4,7 +4,7 @@ use mlx5_device::command::Handle;
 use mlx5_layout::send_wqe::DataPointer;
 use roce::ServiceType;
 
-use super::memory::Block;
+use super::blocks::Block;
 use crate::config::Config;
 use crate::dma::Host;
 

@@ -9,8 +9,8 @@ use mlx5_layout::doorbell::counter_word;
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::srq_wqe::{self, SrqWqe};
 
+use super::blocks::Block;
 use super::driver::Driver;
-use super::memory::Block;
 use super::shapes::{QpId, QpShape, SrqId};
 
 #[derive(Debug)]

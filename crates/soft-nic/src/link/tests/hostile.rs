@@ -11,7 +11,7 @@ use roce::{Opcode, ReplyKind};
 
 use super::processes::{config, fabric_name, reply_to, request};
 use crate::dma::testing::lease;
-use crate::link::shared_memory::{ChannelState, Lane};
+use crate::link::channel::{ChannelState, Lane};
 use crate::link::{Link, LinkEvent, NoPeer, Room, Unattached, record};
 use crate::os::system;
 

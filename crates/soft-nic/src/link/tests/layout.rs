@@ -3,7 +3,7 @@
 use mlx5_device::carrier::PathAddress;
 use roce::{Fragment, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
 
-use crate::link::{VERSION, fabric, record, shared_memory};
+use crate::link::{VERSION, channel, fabric, record};
 
 #[test]
 fn a_new_layout_is_a_new_version() {
@@ -40,7 +40,7 @@ fn a_new_layout_is_a_new_version() {
     let shared = format!(
         "{:?} {:?} {requests:x?} {replies:x?} {:x?} {}",
         fabric::LAYOUT,
-        shared_memory::LAYOUT,
+        channel::LAYOUT,
         record::encode_path(&path),
         record::MAX_RECORD
     );

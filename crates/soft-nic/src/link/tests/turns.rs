@@ -5,7 +5,7 @@ use roce::{Opcode, Reply, ReplyKind, Request};
 
 use super::messages::{meet, segment};
 use super::processes::{config, fabric_name, reply_to, request};
-use crate::link::shared_memory::Lane;
+use crate::link::channel::Lane;
 use crate::link::{Link, MAX_FRAGMENT, MAX_INLINE};
 
 /// A sender and a receiver.

@@ -2,8 +2,7 @@
 
 use mlx5_device::random::chance;
 
-use super::Arrived;
-use super::packets::Kept;
+use super::arrived::{Arrived, Kept};
 
 /// Probabilities of loss and reordering, and the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -3,12 +3,14 @@
 //! One address has one UDP port 4791 and any number of NICs behind it ([`SharedPort`]); [`Wire`] is the ports of one process,
 //! with the headers of every packet. Nothing here knows queues: the device says which queue gets a packet.
 
+mod arrived;
+mod encapsulation;
 mod holder;
 mod impairment;
-mod packets;
 mod port;
 
+pub use arrived::Arrived;
+pub use encapsulation::{Wire, WireCounters};
 pub use holder::Holder;
 pub use impairment::Impairment;
-pub use packets::{Arrived, Wire, WireCounters};
 pub use port::{PortCounters, ROCE_PORT, SharedPort};

@@ -17,6 +17,7 @@ use roce::wire::{self, IpHeader, Udp, gid_of};
 use roce::{Now, Packet};
 
 use super::SharedPort;
+use super::arrived::{Arrived, Kept};
 use super::impairment::{Impairer, Impairment};
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
@@ -64,39 +65,6 @@ pub struct WireCounters {
     pub untaken: u64,
     /// The kernel would not say what has come.
     pub socket_errors: u64,
-}
-
-/// A packet that came.
-#[derive(Debug, Clone, Copy)]
-pub struct Arrived<'a> {
-    /// Address of the sender.
-    pub from: IpAddr,
-    /// Address of ours that it was sent to.
-    pub at: IpAddr,
-    pub packet: Packet,
-    /// What it carries.
-    pub payload: &'a [u8],
-}
-
-/// A packet that came, with its bytes: it is taken later.
-#[derive(Debug)]
-pub(super) struct Kept {
-    from: IpAddr,
-    at: IpAddr,
-    packet: Packet,
-    payload: Vec<u8>,
-}
-
-impl Kept {
-    pub(super) fn arrived(&self) -> Arrived<'_> {
-        Arrived { from: self.from, at: self.at, packet: self.packet, payload: &self.payload }
-    }
-}
-
-impl From<Arrived<'_>> for Kept {
-    fn from(Arrived { from, at, packet, payload }: Arrived<'_>) -> Kept {
-        Kept { from, at, packet, payload: payload.to_vec() }
-    }
 }
 
 /// What a batch says of a packet that was not written into it.
