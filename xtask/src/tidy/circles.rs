@@ -27,7 +27,6 @@ const STILL: &[(&str, usize)] = &[
     ("crates/roce/src/requester.rs", 2),
     ("crates/roce/src/responder.rs", 2),
     ("crates/roce/src/wire/bth.rs", 9),
-    ("crates/soft-nic/src/abi/ah.rs", 11),
     ("crates/soft-nic/src/control/caller.rs", 2),
     ("crates/soft-nic/src/dma/gpu/contexts.rs", 9),
     ("crates/soft-nic/src/link/fabric.rs", 3),

@@ -7,7 +7,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-use soft_nic::abi::server::{Mapping, OpenFile};
+use soft_nic::abi::server::OpenFile;
+use soft_nic::abi::uar::{self, Mapping};
 use soft_nic::os::{log, log_enabled};
 use soft_nic::runtime::{Process, Report};
 
@@ -208,7 +209,9 @@ pub fn ioctl(number: u32, address: u64) -> c_int {
         let nic = get().ok_or(libc::EIO)?;
         let file = nic.file(number)?;
         let mut open = file.open();
-        nic.process.command(|server| server.ioctl(&mut open, address)).map_err(|error| error.errno)
+        nic.process
+            .command(|server| soft_nic::abi::ioctl(server, &mut open, address))
+            .map_err(|error| error.errno)
     });
     match done {
         Ok(()) => 0,
@@ -229,7 +232,7 @@ pub fn mmap(
         let nic = get().ok_or(libc::EIO)?;
         let file = nic.file(number)?;
         let open = file.open();
-        let found = nic.process.server.mapping(&open, offset as u64, length);
+        let found = uar::mapping(&open, offset as u64, length);
         let mapping = found.map_err(|error| {
             if log_enabled() {
                 log(&error.to_string());

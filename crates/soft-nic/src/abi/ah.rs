@@ -3,10 +3,9 @@
 use mlx5_device::command::{AddressVector, refuse_if};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::Command;
+use super::attributes::{CORE_OUT, Command, UHW_OUT, Write};
 use super::layout::{Writer, create_ah, create_ah_resp, mlx5_create_ah_resp};
-use super::server::{OpenFile, Server, UHW_OUT};
-use super::write::{CORE_OUT, Write};
+use super::server::{OpenFile, Server};
 use crate::config::LinkLayer;
 
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {

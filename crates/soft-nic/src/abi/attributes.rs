@@ -19,6 +19,15 @@ const MAX_LENGTH: usize = 4096;
 const MANDATORY: u16 = 1;
 const VALID_OUTPUT: u16 = 2;
 
+/// Driver part of a command: input, output.
+pub const UHW_IN: u16 = 0x1000;
+pub const UHW_OUT: u16 = 0x1001;
+
+/// Attributes of INVOKE_WRITE.
+pub const CORE_IN: u16 = 0;
+pub const CORE_OUT: u16 = 1;
+pub const WRITE_CMD: u16 = 2;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Bytes from the program: at least `min`; what exceeds `max` must be zeros (a newer library's longer struct).
@@ -274,6 +283,14 @@ impl<'m> Command<'m> {
 /// A bad address, as a kernel says it.
 pub fn fault(fault: mlx5_device::memory::Fault) -> CommandError {
     refuse(libc::EFAULT, fault.to_string())
+}
+
+/// An older command, in an ioctl's INVOKE_WRITE, with its core input.
+pub struct Write<'c> {
+    /// The whole call.
+    pub command: &'c Command<'c>,
+    /// `CORE_IN`, at least as long as the table says.
+    pub core_in: Reader<'c>,
 }
 
 impl std::fmt::Display for Command<'_> {

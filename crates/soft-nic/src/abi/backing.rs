@@ -1,10 +1,11 @@
 //! What lies beneath a memory region: the host's memory, a mapped dma-buf, or a GPU's memory. And where queues may lie.
 
+use mlx5_device::Answer;
 use mlx5_device::command::CommandError;
-use mlx5_device::{Answer, Commands};
 
 use super::attributes::refuse;
-use super::server::Server;
+use super::refusals::Refusals;
+use crate::dma::dma_buf::Recognise;
 use crate::dma::gpu::is_gpu_address;
 use crate::dma::{DmaBuf, DmaBufError, GpuError, GpuRegion, HostPages};
 
@@ -22,11 +23,11 @@ pub enum Backing {
 /// What a region of the program's addresses has beneath it; `None`: pages that nothing need be known of.
 ///
 /// Errors: a GPU's memory that no NIC may reach; its errno, and a line on stderr, once.
-pub fn of_addresses<D: Commands>(server: &Server<D>, start: u64, length: u64) -> Answer<Option<Backing>> {
+pub fn of_addresses(refusals: &Refusals, start: u64, length: u64) -> Answer<Option<Backing>> {
     match GpuRegion::find(start, length) {
         Ok(Some(region)) => Ok(Some(Backing::Gpu(region))),
         Ok(None) => Ok(HostPages::note(start, length).map(Backing::Host)),
-        Err(error) => Err(refuse_memory(server, "REG_MR", &error)),
+        Err(error) => Err(refuse_memory(refusals, "REG_MR", &error)),
     }
 }
 
@@ -35,13 +36,14 @@ pub fn of_addresses<D: Commands>(server: &Server<D>, start: u64, length: u64) ->
 /// The driver neither imports such a descriptor nor tells what it is of (H200, CUDA 13.0: each export has an inode of its own). So
 /// what is registered is the allocation of this process that lies at `iova`, when the buffer fits in it there: through a
 /// descriptor of anything else nothing of that else is reached. Gives the address too.
-pub fn of_dma_buf<D: Commands>(
-    server: &Server<D>,
+pub fn of_dma_buf(
+    refusals: &Refusals,
+    recognise: Recognise,
     fd: i32,
     (offset, length, iova): (u64, u64, u64),
     write: bool,
 ) -> Answer<(u64, Backing)> {
-    let (errno, size) = match DmaBuf::map(fd, offset, length, write, server.is_dma_buf) {
+    let (errno, size) = match DmaBuf::map(fd, offset, length, write, recognise) {
         Ok(buffer) => return Ok((buffer.address(), Backing::DmaBuf(buffer))),
         Err(DmaBufError::NotMappable { errno, size }) => (errno, size),
         Err(error) => return Err(refuse_buffer(&error)),
@@ -52,7 +54,7 @@ pub fn of_dma_buf<D: Commands>(
     match GpuRegion::find(start, size) {
         Ok(Some(region)) => Ok((iova, Backing::Gpu(region))),
         Ok(None) => Err(refuse_buffer(&DmaBufError::NotMappable { errno, size })),
-        Err(error) => Err(refuse_memory(server, "MR.REG_DMABUF_MR", &error)),
+        Err(error) => Err(refuse_memory(refusals, "MR.REG_DMABUF_MR", &error)),
     }
 }
 
@@ -67,9 +69,9 @@ pub fn check_queue(what: &str, places: &[u64]) -> Answer<()> {
     }
 }
 
-fn refuse_memory<D: Commands>(server: &Server<D>, command: &str, error: &GpuError) -> CommandError {
+fn refuse_memory(refusals: &Refusals, command: &str, error: &GpuError) -> CommandError {
     let sentence = format!("{command}: {error}");
-    server.note_refusal(&format!("{command} of a GPU's memory"), &sentence);
+    refusals.note(&format!("{command} of a GPU's memory"), &sentence);
     refuse(error.errno(), sentence)
 }
 

@@ -9,8 +9,17 @@ use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::layout::clock_info;
-use super::uar;
+use crate::os::system::PAGE;
 use crate::os::{DevicePages, SharedMemory, system};
+
+/// Offset of an `MLX5_IB_MMAP_*` command.
+pub const fn offset_of(command: u64) -> u64 {
+    (command << 8) * PAGE as u64
+}
+/// `MLX5_IB_MMAP_CORE_CLOCK`.
+pub const MMAP_CORE_CLOCK: u64 = 5;
+/// `MLX5_IB_MMAP_CLOCK_INFO`.
+pub const MMAP_CLOCK_INFO: u64 = 7;
 
 /// Frequency of the core clock as QUERY_DEVICE says it.
 pub const CORE_CLOCK_KHZ: u64 = 1_000_000;
@@ -28,8 +37,8 @@ impl Clock {
     /// Makes both pages and starts them at the present time.
     pub fn new(pages: &DevicePages) -> io::Result<Self> {
         let clock = Self {
-            core: pages.map(uar::offset_of(uar::MMAP_CORE_CLOCK))?,
-            info: pages.map(uar::offset_of(uar::MMAP_CLOCK_INFO))?,
+            core: pages.map(offset_of(MMAP_CORE_CLOCK))?,
+            info: pages.map(offset_of(MMAP_CLOCK_INFO))?,
         };
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
         let now = system::monotonic_ns();

@@ -7,14 +7,13 @@ use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::model::{DeviceConfig, VENDOR_OUI};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{Command, refuse};
+use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write, refuse};
 use super::clock::CORE_CLOCK_KHZ;
 use super::layout::{
     Writer, alloc_ucontext_req, alloc_ucontext_resp, ex_query_device_resp, gid_entry, mlx5_query_device_resp,
     query_device_resp, query_port_resp,
 };
-use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
-use super::write::{CORE_OUT, Write};
+use super::server::{OpenFile, Server};
 use crate::config::LinkLayer;
 use crate::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities, port_state};
 

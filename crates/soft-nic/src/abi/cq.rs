@@ -5,13 +5,12 @@
 use mlx5_device::command::{CreateCq, ResizeCq, refusal, refuse_if};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::Command;
+use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write};
 use super::backing::check_queue;
 use super::layout::{
     Writer, create_cq, create_cq_resp, destroy_cq_resp, mlx5_resize_cq, resize_cq, resize_cq_resp,
 };
-use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
-use super::write::{CORE_OUT, Write};
+use super::server::{OpenFile, Server};
 
 /// Attribute numbers of CQ.CREATE.
 pub const HANDLE: u16 = 0;

@@ -1,7 +1,7 @@
 //! The kernel's side of `/dev/infiniband/uverbs*`: open, ioctl, mmap.
 //!
-//! [`attributes`] is how a command is encoded, [`server`] the table of
-//! methods and the dispatch, and then one file a command family. Every value comes from the program and is checked
+//! [`attributes`] is how a command is encoded, [`dispatch`] the table of methods, [`server`] what all commands share, and then one
+//! file a command family. Every value comes from the program and is checked
 //! before use; what a command means is the device's to say ([`Commands`](mlx5_device::Commands)).
 
 mod ah;
@@ -10,13 +10,17 @@ mod backing;
 pub mod clock;
 mod context;
 mod cq;
+mod dispatch;
 pub mod events;
 pub(crate) mod layout;
 mod mr;
 mod qp;
+pub mod refusals;
 pub mod server;
 mod srq;
 #[cfg(test)]
 mod tests;
-mod uar;
+pub mod uar;
 mod write;
+
+pub use dispatch::ioctl;

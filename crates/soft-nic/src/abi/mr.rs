@@ -5,14 +5,13 @@ use mlx5_device::mr::check_access;
 use mlx5_device::rereg_change as change;
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::Command;
+use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write};
 use super::backing;
 use super::layout::{
     Writer, alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp,
     rereg_mr, rereg_mr_resp,
 };
-use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
-use super::write::{CORE_OUT, Write};
+use super::server::{OpenFile, Server};
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;
@@ -60,7 +59,7 @@ pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'
         pd: write.core_in.u32(reg_mr::PD_HANDLE),
         access: write.core_in.u32(reg_mr::ACCESS_FLAGS),
     };
-    let backing = backing::of_addresses(server, request.start, request.length)?;
+    let backing = backing::of_addresses(&server.refusals, request.start, request.length)?;
     // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
     // and finds them there; whatever is wrong is its to say, in its order.
     let _ =
@@ -92,7 +91,8 @@ pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
         access: input.u32(at::ACCESS_FLAGS),
     };
     let moves = request.flags & change::TRANSLATION != 0;
-    let backing = if moves { backing::of_addresses(server, request.start, request.length)? } else { None };
+    let backing =
+        if moves { backing::of_addresses(&server.refusals, request.start, request.length)? } else { None };
     let keys = server.nic()?.rereg_mr(file.context()?, &request)?;
     if moves {
         // Other memory from now on; what it was in until now has no user any more.
@@ -127,7 +127,8 @@ pub fn reg_dma_buf<D: Commands>(
     check_access(access)?;
     let fd = command.number32(dma_buf::FD).map_or(-1, |number| number as i32);
     let write = access & ACCESS_LOCAL_WRITE != 0;
-    let (start, buffer) = backing::of_dma_buf(server, fd, (offset, length, iova), write)?;
+    let piece = (offset, length, iova);
+    let (start, buffer) = backing::of_dma_buf(&server.refusals, server.is_dma_buf, fd, piece, write)?;
     let request = RegMr { start, length, iova, pd, access };
     let keys = server.nic()?.reg_mr(context, &request)?;
     let written = command

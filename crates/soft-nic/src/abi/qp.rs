@@ -7,15 +7,14 @@ use mlx5_device::command::{AddressVector, CreateQp, ModifyQp, QpCap, refusal, re
 use mlx5_device::{Answer, Commands};
 use roce::ServiceType;
 
-use super::attributes::Command;
+use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write};
 use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
     Reader, Writer, create_qp, create_qp_resp, destroy_qp_resp, ex_modify_qp_resp, mlx5_modify_qp_resp,
     modify_qp, qp_cap, qp_dest, query_qp, query_qp_resp,
 };
-use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
-use super::write::{CORE_OUT, Write};
+use super::server::{OpenFile, Server};
 
 /// Attribute numbers of QP.CREATE.
 pub const HANDLE: u16 = 0;

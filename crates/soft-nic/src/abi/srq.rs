@@ -6,15 +6,14 @@
 use mlx5_device::command::{CreateSrq, CreatedSrq, ModifySrq, refusal, refuse_if};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::Command;
+use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write};
 use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
     Reader, Writer, create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, mlx5_create_srq,
     mlx5_create_srq_resp, modify_srq, query_srq, query_srq_resp,
 };
-use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
-use super::write::{CORE_OUT, Write};
+use super::server::{OpenFile, Server};
 
 /// Attribute numbers of SRQ.CREATE.
 pub const HANDLE: u16 = 0;

@@ -12,7 +12,8 @@ use mlx5_device::memory::Registers;
 use mlx5_device::{Answer, Commands};
 
 use super::attributes::{Command, refuse};
-use super::server::{Mapping, OpenFile, Server};
+use super::clock::{MMAP_CLOCK_INFO, MMAP_CORE_CLOCK, offset_of};
+use super::server::{OpenFile, Server};
 use crate::os::UarPage;
 use crate::os::system::PAGE;
 
@@ -22,15 +23,6 @@ pub const TYPE: u16 = 0x1001;
 pub const MMAP_OFFSET: u16 = 0x1002;
 pub const MMAP_LENGTH: u16 = 0x1003;
 pub const PAGE_ID: u16 = 0x1004;
-
-/// Offset of an `MLX5_IB_MMAP_*` command.
-pub const fn offset_of(command: u64) -> u64 {
-    (command << 8) * PAGE as u64
-}
-/// `MLX5_IB_MMAP_CORE_CLOCK`.
-pub const MMAP_CORE_CLOCK: u64 = 5;
-/// `MLX5_IB_MMAP_CLOCK_INFO`.
-pub const MMAP_CLOCK_INFO: u64 = 7;
 
 /// The NIC's hold on a page that the open file holds too, for `mmap`.
 struct SharedPage(Arc<UarPage>);
@@ -77,7 +69,16 @@ pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &C
     Ok(())
 }
 
-/// Whether there is a page at this offset, and which.
+/// What lies in the file of pages at an offset that a program maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mapping {
+    /// A UAR page.
+    Uar,
+    /// A clock page; never writable.
+    Clock,
+}
+
+/// What an `mmap` of a device file at this offset maps.
 pub fn mapping(file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping> {
     file.context()?;
     let is_page = length == PAGE && offset.is_multiple_of(PAGE as u64);

@@ -7,7 +7,7 @@
 use mlx5_device::command::refuse_if;
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{Command, refuse};
+use super::attributes::{CORE_IN, CORE_OUT, Command, WRITE_CMD, Write, refuse};
 use super::layout::{
     Reader, alloc_mw, alloc_mw_resp, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp,
     create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, ex_query_device_resp, modify_qp, modify_srq,
@@ -17,21 +17,8 @@ use super::layout::{
 use super::server::{OpenFile, Server};
 use super::{ah, context, cq, mr, qp, srq};
 
-/// Attribute numbers.
-pub const CORE_IN: u16 = 0;
-pub const CORE_OUT: u16 = 1;
-pub const WRITE_CMD: u16 = 2;
-
 /// Bit of the extended commands.
 const EXTENDED: u32 = 1 << 31;
-
-/// A command with its core input.
-pub struct Write<'c> {
-    /// The whole call.
-    pub command: &'c Command<'c>,
-    /// `CORE_IN`, at least as long as the table says.
-    pub core_in: Reader<'c>,
-}
 
 /// Commands that a kernel knows and this device has not, by name.
 const ABSENT: &[(u32, &str)] = &[

@@ -6,7 +6,7 @@ use crate::abi::layout::{
     Reader, alloc_ucontext_resp, ex_query_device_resp, gid_entry, modify_qp, qp_dest, query_device_resp,
     query_port_resp, query_qp_resp,
 };
-use crate::abi::server::Mapping;
+use crate::abi::uar::{self, Mapping};
 use crate::config::{Config, LinkLayer, Model};
 use crate::dma::gpu::counts_as_a_gpus;
 use crate::dma::testing::Guarded;
@@ -594,7 +594,7 @@ fn uar_pages_are_mapped_at_the_offset_that_they_were_given() {
     call.run(&mut bench).unwrap();
     let offset = Reader(call.result(0x1002)).u64(0);
     assert_eq!((Reader(call.result(0x1003)).u32(0), Reader(call.result(0x1004)).u32(0)), (4096, 0x21));
-    let map = |bench: &Bench, offset, length| match bench.server.mapping(&bench.file, offset, length) {
+    let map = |bench: &Bench, offset, length| match uar::mapping(&bench.file, offset, length) {
         Ok(Mapping::Uar) => Ok("uar"),
         Ok(Mapping::Clock) => Ok("clock"),
         Err(error) => Err(error.errno),
@@ -654,7 +654,7 @@ fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     }
     Call::write(0x27).input(0, &[0; 16]).run(&mut bench).unwrap_err();
     assert_eq!(Call::new(0x1000, 0x1000).run(&mut bench), Err(libc::EOPNOTSUPP));
-    let refused = bench.server.refused();
+    let refused = bench.server.refusals.counts();
     assert!(refused.contains(&("CREATE_XSRQ".to_owned(), 2)), "{refused:?}");
     assert!(refused.contains(&("DEVX method 0x1000 (firmware commands)".to_owned(), 1)), "{refused:?}");
     assert!(refused.contains(&("write command 0x99".to_owned(), 1)), "{refused:?}");
@@ -663,7 +663,7 @@ fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     qp_call(0xff, 0, 0x400).run(&mut bench).unwrap_err();
     bench.device().refusal = Some(libc::EOPNOTSUPP);
     Call::write(3).input(0, &[0; 8]).output(1, 4).run(&mut bench).unwrap_err();
-    let refused = bench.server.refused();
+    let refused = bench.server.refusals.counts();
     for name in ["CQ.CREATE: flags 0x4", "DC QP (type 255)", "as told"] {
         assert!(refused.contains(&(name.to_owned(), 1)), "{name}: {refused:?}");
     }

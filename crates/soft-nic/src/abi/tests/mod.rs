@@ -168,7 +168,7 @@ impl Bench {
     }
 
     fn ioctl(&mut self, address: u64) -> Result<(), CommandError> {
-        self.server.ioctl(&mut self.file, address)
+        crate::abi::ioctl(&self.server, &mut self.file, address)
     }
 
     /// What the device was asked since the last look.
