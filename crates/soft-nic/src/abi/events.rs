@@ -194,7 +194,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::os::pipe::own;
+    use crate::os::testing::own;
 
     #[test]
     fn a_completion_event_is_the_cqs_user_handle() {

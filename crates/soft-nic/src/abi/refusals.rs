@@ -1,4 +1,4 @@
-//! Commands that were refused because this NIC has not what they ask for, counted by name.
+//! Commands that were refused because this NIC lacks what they ask for, counted by name.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -23,7 +23,7 @@ use crate::os::{DevicePages, UarPage};
 use crate::sysfs::Machine;
 
 /// One open of a device file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct OpenFile {
     pub device: u8,
     /// The device's context, once GET_CONTEXT made it.
@@ -39,13 +39,7 @@ pub struct OpenFile {
 impl OpenFile {
     /// A fresh open of this device.
     pub fn new(device: u8) -> Self {
-        Self {
-            device,
-            context: None,
-            uars: BTreeMap::new(),
-            cq_channels: BTreeMap::new(),
-            backing: BTreeMap::new(),
-        }
+        Self { device, ..Self::default() }
     }
 
     /// The context, or the error of a command that came before GET_CONTEXT.

@@ -9,11 +9,11 @@ use mlx5_device::Commands;
 use mlx5_device::Span;
 use roce::Now;
 
-use super::counters::counters;
 use super::frame::{self, Answer, MAX_REQUEST_BYTES, encode};
 use super::{Request, THREAD_NAME, capture, socket_name};
 use crate::Nic;
 use crate::abi::server::Server;
+use crate::dma::{copiers, gpu};
 use crate::link::capture::Captured;
 use crate::os::unix_stream::Stream;
 use crate::os::{log, log_enabled, system};
@@ -24,8 +24,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A process's NIC as its callers find it.
 pub struct Callee {
-    server: Arc<Server<Nic>>,
-    manager: Arc<Manager>,
+    pub server: Arc<Server<Nic>>,
+    pub manager: Manager,
     /// Set while this process answers a caller: one at a time.
     talks: AtomicBool,
 }
@@ -40,7 +40,7 @@ impl Drop for Turn {
 }
 
 impl Callee {
-    pub fn new(server: Arc<Server<Nic>>, manager: Arc<Manager>) -> Callee {
+    pub fn new(server: Arc<Server<Nic>>, manager: Manager) -> Callee {
         Callee { server, manager, talks: AtomicBool::new(false) }
     }
 
@@ -114,11 +114,27 @@ impl Callee {
             Request::Capture { .. } => Err("a capture is more than one answer".to_owned()),
             Request::Status => Ok(status(&mut nic)),
             Request::Counters => {
-                let counters = counters(&mut nic, &self.manager);
+                let counters = self.counters(&mut nic);
                 let whole = counters.into_iter().map(|(name, value)| (name.to_owned(), value.to_string()));
                 Ok(whole.chain(by_port(&nic)).collect())
             }
         }
+    }
+
+    /// Every counter of the device and of the link, by the names of the stats line.
+    pub fn counters(&self, nic: &mut Nic) -> Vec<(&'static str, u64)> {
+        let link = nic.link().counters();
+        let wire = wire_counters(nic);
+        let delay_ns = nic.link().delay_ns();
+        let device = nic.counters().fields();
+        device
+            .chain(link.fields())
+            .chain([("link_delay_ns", delay_ns)])
+            .chain(wire)
+            .chain(copiers::counters())
+            .chain(gpu::counters())
+            .chain(self.manager.counters())
+            .collect()
     }
 
     /// Begins to capture the packets of the wire. The error is a sentence.
@@ -164,4 +180,36 @@ fn by_port(nic: &Nic) -> Vec<(String, String)> {
     };
     let ports = nic.ports().len();
     if ports > 1 { (0..ports).flat_map(of_port).collect() } else { Vec::new() }
+}
+
+/// Those of the wire; all are 0 without one, but for the connection manager's datagrams within the fabric (`mads_*`).
+fn wire_counters(nic: &mut Nic) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    let (wire, port) = nic.link().wire_counters().unwrap_or_default();
+    let router = nic.link().mad_router();
+    let (mads, local) = (router.counters(), router.local_counters());
+    [
+        ("wire_packets_sent", wire.sent),
+        ("wire_packets_received", wire.received),
+        ("wire_received_bytes", wire.received_bytes),
+        ("wire_icrc_errors", wire.icrc_errors),
+        ("wire_malformed", wire.malformed + port.malformed),
+        ("wire_pkey_violations", wire.pkey_violations),
+        ("wire_reserved", wire.reserved),
+        ("wire_cnps", wire.cnps),
+        ("wire_lost", wire.lost),
+        ("wire_overtaken", wire.overtaken),
+        ("wire_untaken", wire.untaken),
+        ("wire_handed_on", port.handed_on),
+        ("wire_undeliverable", port.undeliverable),
+        ("wire_refused", port.refused),
+        ("wire_unsent", port.unsent),
+        ("wire_ports_owned", port.owned),
+        ("wire_socket_errors", wire.socket_errors),
+        ("mads_unclaimed", local.unclaimed),
+        ("mads_malformed", local.malformed),
+        ("mads_full", local.full),
+        ("mads_failed", local.failed),
+    ]
+    .into_iter()
+    .chain(mads.fields())
 }

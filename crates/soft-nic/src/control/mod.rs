@@ -10,7 +10,6 @@
 mod callee;
 mod caller;
 mod capture;
-mod counters;
 mod frame;
 mod request;
 #[cfg(test)]
@@ -19,7 +18,6 @@ mod tests;
 pub use callee::Callee;
 pub use caller::{CallError, call};
 pub use capture::{Blocks, call_for_packets};
-pub use counters::counters;
 pub use frame::{Answer, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, VERSION, encode};
 pub use request::Request;
 
@@ -28,6 +26,6 @@ use crate::os::system;
 /// Name of the thread that answers a caller.
 pub const THREAD_NAME: &str = "softnic-ctl";
 /// Name of the socket that a caller waits at.
-pub fn socket_name(call: u64) -> String {
-    format!("softnic-ctl-{}-{call:016x}", system::user())
+pub fn socket_name(number: u64) -> String {
+    format!("softnic-ctl-{}-{number:016x}", system::user())
 }

@@ -8,6 +8,7 @@ use super::callee::PATIENCE;
 use super::*;
 use crate::config::Config;
 use crate::link::{FabricMember, FabricView};
+use crate::os::testing::become_user;
 use crate::os::unix_stream::Listener;
 use crate::runtime::Process;
 use crate::sysfs::Machine;
@@ -133,7 +134,7 @@ fn a_caller_of_another_user_gets_no_answer() {
     const NOBODY: u32 = 65534;
     // The kernel keeps credentials for each thread, and a socket those of the thread that listens.
     let name = socket_name(unique(9));
-    let bind = move || system::become_user(NOBODY).then(|| Listener::bind(&name).unwrap());
+    let bind = move || become_user(NOBODY).then(|| Listener::bind(&name).unwrap());
     let listener = std::thread::spawn(bind).join().unwrap();
     let listener = measure::need!(listener, "the right to become another user");
     let nic = Running::start(1);

@@ -12,8 +12,9 @@ use std::sync::Mutex;
 
 use mlx5_device::memory::Fault;
 
+use crate::os::shared_memory::{BOTH, LOADS, SharedMemory};
 use crate::os::system::{PAGE, check, moved_high};
-use crate::os::{ForgetInChild, PerProcess, SharedMemory, fork_generation, locked};
+use crate::os::{ForgetInChild, PerProcess, fork_generation, locked};
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
 const DMA_BUF_MAGIC: i64 = 0x444d_4142;
@@ -106,9 +107,9 @@ impl DmaBuf {
         let pages = end.and_then(|end| end.checked_next_multiple_of(page)).map(|end| end - first);
         let mapped = pages.filter(|bytes| *bytes > 0).and_then(|bytes| usize::try_from(bytes).ok());
         let (Some(mapped), Ok(from)) = (mapped, usize::try_from(first)) else { return Err(outside) };
-        let readable = || SharedMemory::map_readable(&buffer, from, mapped);
-        let (memory, writable) = match SharedMemory::map_at(&buffer, from, mapped) {
-            Err(error) if !write && error.raw_os_error() == Some(libc::EACCES) => (readable(), false),
+        let map = |access| SharedMemory::map_at(&buffer, from, mapped, access);
+        let (memory, writable) = match map(BOTH) {
+            Err(error) if !write && error.raw_os_error() == Some(libc::EACCES) => (map(LOADS), false),
             memory => (memory, true),
         };
         let memory = memory.map_err(|error| match error.raw_os_error() {

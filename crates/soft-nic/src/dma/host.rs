@@ -344,8 +344,36 @@ impl Memory for Host {
         gpu::exist() && gpu::has_lagged()
     }
 
+    /// Makes every page of the range present, writable if `write`, as pinning for a device does; contents stay.
+    ///
+    /// `MADV_POPULATE_*` (Linux 5.14) takes the faults that a load or a store would take and touches nothing: it breaks
+    /// copy-on-write, refuses read-only and device mappings, and cannot lose a store of another thread.
+    ///
+    /// Errors: the start of the range; the kernel does not say which page.
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
-        populate(addr, len, write)
+        let fault = Fault { addr };
+        let end = addr.checked_add(len).ok_or(fault)?;
+        let start = addr & !(PAGE as u64 - 1);
+        let end = end.checked_next_multiple_of(PAGE as u64).ok_or(fault)?;
+        // A dma-buf's pages are there as long as it is mapped; most exporters' cannot be asked for in advance.
+        if let Some(known) = dma_buf::probe(addr, addr + len, write) {
+            return known;
+        }
+        if let Some(known) = gpu::probe(addr, addr + len) {
+            return known;
+        }
+        let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+        loop {
+            // SAFETY: populating changes no contents of any page.
+            let result = unsafe { libc::syscall(libc::SYS_madvise, start, end - start, advice) };
+            if result == 0 {
+                return Ok(());
+            }
+            match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN) => {}
+                _ => return Err(fault),
+            }
+        }
     }
 }
 
@@ -360,36 +388,4 @@ pub(super) fn prefetch(addr: u64) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = addr;
-}
-
-/// Makes every page of the range present, writable if `write`, as pinning for a device does; contents stay.
-///
-/// `MADV_POPULATE_*` (Linux 5.14) takes the faults that a load or a store would take and touches nothing: it breaks
-/// copy-on-write, refuses read-only and device mappings, and cannot lose a store of another thread.
-///
-/// Errors: the start of the range; the kernel does not say which page.
-fn populate(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
-    let fault = Fault { addr };
-    let end = addr.checked_add(len).ok_or(fault)?;
-    let start = addr & !(PAGE as u64 - 1);
-    let end = end.checked_next_multiple_of(PAGE as u64).ok_or(fault)?;
-    // A dma-buf's pages are there as long as it is mapped; most exporters' cannot be asked for in advance.
-    if let Some(known) = dma_buf::probe(addr, addr + len, write) {
-        return known;
-    }
-    if let Some(known) = gpu::probe(addr, addr + len) {
-        return known;
-    }
-    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    loop {
-        // SAFETY: populating changes no contents of any page.
-        let result = unsafe { libc::syscall(libc::SYS_madvise, start, end - start, advice) };
-        if result == 0 {
-            return Ok(());
-        }
-        match io::Error::last_os_error().raw_os_error() {
-            Some(libc::EINTR | libc::EAGAIN) => {}
-            _ => return Err(fault),
-        }
-    }
 }

@@ -12,6 +12,7 @@ use mlx5_device::memory::{Fault, Memory, Order, Registers, Segment, Segments};
 use super::Host;
 use super::host::last_word;
 use super::testing::{is_leased, lease};
+use crate::os::testing::true_in_fork_child;
 use crate::os::{DevicePages, UarPage, fork_generation, system};
 
 const PAGE: u64 = system::PAGE as u64;
@@ -330,7 +331,7 @@ fn two_equal_doorbells_are_two_and_an_idle_register_is_none() {
 #[test]
 fn a_fork_child_knows_that_it_is_one() {
     let before = fork_generation();
-    assert!(system::true_in_fork_child(|| fork_generation() != before));
+    assert!(true_in_fork_child(|| fork_generation() != before));
     assert_eq!(fork_generation(), before);
 }
 

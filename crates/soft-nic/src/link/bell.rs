@@ -203,7 +203,7 @@ mod tests {
         let mut link = Link::join(config).unwrap();
         let packet = Packet {
             service: ServiceType::Rc,
-            dst_qpn: Link::first_qpn(link.slot()) | 5,
+            dst_qpn: mlx5_device::first_qpn(link.slot()) | 5,
             psn: Psn::new(7),
             ack_requested: false,
             solicited: false,

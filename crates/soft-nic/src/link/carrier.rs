@@ -67,7 +67,7 @@ impl Carrier for Link {
         path: &PathAddress,
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent> {
-        let slot = Self::slot_of(request.dst_qpn);
+        let slot = mlx5_device::slot_of(request.dst_qpn);
         self.need_room(slot, Lane::Request)?;
         let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(Unsent::Full) };
         let head = 8 * record::REQUEST_WORDS
@@ -107,7 +107,7 @@ impl Carrier for Link {
     }
 
     fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
-        let slot = Self::slot_of(reply.dst_qpn);
+        let slot = mlx5_device::slot_of(reply.dst_qpn);
         self.need_room(slot, Lane::Reply)?;
         let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(Unsent::Full) };
         let head = 8 * record::REPLY_WORDS;

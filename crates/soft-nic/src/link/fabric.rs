@@ -505,6 +505,7 @@ fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::testing::true_in_fork_child;
 
     #[test]
     fn a_fork_child_does_not_keep_its_parents_turn() {
@@ -512,7 +513,7 @@ mod tests {
         let turn = JoinLock::take("test", &name).unwrap();
         let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn._socket.as_raw_fd())).is_ok();
         assert!(listed());
-        assert!(system::true_in_fork_child(|| !listed()));
+        assert!(true_in_fork_child(|| !listed()));
         assert!(LockSocket::bind(&name).unwrap().is_none(), "the parent still has it");
         drop(turn);
         // A program that another test starts at this moment has the socket until it has begun.

@@ -234,16 +234,6 @@ impl Link {
         self.fabric.slot()
     }
 
-    /// The slot that a QPN belongs to.
-    pub fn slot_of(qpn: u32) -> u8 {
-        mlx5_device::slot_of(qpn)
-    }
-
-    /// The first QPN of a slot.
-    pub fn first_qpn(slot: u8) -> u32 {
-        mlx5_device::first_qpn(slot)
-    }
-
     /// What wakes this link's [`Link::sleep`] from another thread.
     pub fn waker(&self) -> Waker {
         Waker { fabric: Arc::clone(&self.fabric) }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use super::udp::{Holder, ROCE_PORT};
 use super::{Link, LinkEvent, SLOTS};
-use crate::os::signals::BlockedSignals;
+use crate::os::signals::{NIC_THREAD, spawn};
 
 /// Between two looks at the holder of a port that is not ours: as long as a process may take to end between its leaving the fabric and
 /// the closing of its sockets …
@@ -95,12 +95,8 @@ impl Link {
             Some(Found { socket, holder, of_fabric, pid })
         };
         let (result, taken) = sync_channel(1);
-        // By this name our threads are told from the program's, whichever thread makes it: with the pump that is a thread of the program.
-        let _blocked = BlockedSignals::new();
-        let thread = std::thread::Builder::new()
-            .name("softnic-nic".to_owned())
-            .spawn(move || _ = result.send(others.into_iter().filter_map(look).collect()));
-        match thread {
+        // With the pump a thread of the program makes it.
+        match spawn(NIC_THREAD, move || _ = result.send(others.into_iter().filter_map(look).collect())) {
             Ok(_) => self.port_watch.look = Some(taken),
             Err(_) => self.port_watch.wait(now_ns, SOON_NS),
         }

@@ -150,7 +150,7 @@ impl Link {
             let ring = consumer.ring(lane);
             let Found { message, source, path, len, payload_at } = read(ring, &record)?;
             // A peer sends for its own queues only.
-            if Link::slot_of(source) != from {
+            if mlx5_device::slot_of(source) != from {
                 return Err(record::unknown(&record.words));
             }
             let mut inbound = Inbound {

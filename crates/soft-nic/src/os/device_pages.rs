@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5_device::memory::Registers;
 
-use super::shared_memory::SharedMemory;
+use super::shared_memory::{BOTH, SharedMemory};
 use super::system::{self, PAGE};
 
 /// First page that is given out: above everything that the fixed offsets of the ABI (8 bits, 8 bits) can name.
@@ -54,7 +54,7 @@ impl DevicePages {
     ///
     /// Errors: the kernel's (memory limit).
     pub fn map(&self, offset: u64) -> io::Result<SharedMemory> {
-        SharedMemory::map_at(&self.fd, offset as usize, PAGE)
+        SharedMemory::map_at(&self.fd, offset as usize, PAGE, BOTH)
     }
 
     /// Gives the memory of a page back.

@@ -148,7 +148,7 @@ impl AsRawFd for LockSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::system::true_in_fork_child;
+    use crate::os::testing::true_in_fork_child;
 
     fn is_open(raw: RawFd) -> bool {
         // SAFETY: asks for a flag of a descriptor that this process may not have.

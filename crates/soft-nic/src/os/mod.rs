@@ -1,6 +1,4 @@
 //! The operating system, as safe functions: sockets and datagrams, threads and forks, interfaces, pages that processes share.
-//!
-//! Knows nothing of the NIC but the traits of its device that a part of the system carries out.
 
 pub mod datagrams;
 mod device_pages;
@@ -9,10 +7,12 @@ mod forks;
 mod interfaces;
 mod per_process;
 pub mod pipe;
-mod shared_memory;
+pub mod shared_memory;
 pub mod signals;
 mod stderr;
 pub mod system;
+#[cfg(test)]
+pub mod testing;
 mod threads;
 pub mod unix_datagram;
 pub mod unix_stream;

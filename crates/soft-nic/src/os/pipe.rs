@@ -94,10 +94,3 @@ pub fn pipe_inode(fd: RawFd) -> Option<u64> {
     let metadata = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
     (metadata.mode() & libc::S_IFMT == libc::S_IFIFO).then(|| metadata.ino())
 }
-
-/// The program's end, for a test that is the program.
-#[cfg(test)]
-pub fn own(fd: RawFd) -> File {
-    // SAFETY: the test is the program, and the descriptor is the program's.
-    File::from(unsafe { OwnedFd::from_raw_fd(fd) })
-}

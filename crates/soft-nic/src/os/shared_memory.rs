@@ -6,6 +6,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::forks::fork_generation;
 
+/// Accesses that a mapping is for.
+pub const LOADS: i32 = libc::PROT_READ;
+pub const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
 /// A mapping of a sealed memfd. Unmapped on drop, except in a fork child, which never had it (MADV_DONTFORK).
 #[derive(Debug)]
 pub struct SharedMemory {
@@ -25,20 +29,11 @@ impl SharedMemory {
     ///
     /// Errors: the kernel's (`ENOMEM`).
     pub fn map(fd: &OwnedFd, len: usize) -> io::Result<SharedMemory> {
-        Self::map_at(fd, 0, len)
+        Self::map_at(fd, 0, len, BOTH)
     }
 
-    /// The same from an offset (whole pages).
-    pub fn map_at(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
-        Self::map_for(fd, offset, len, libc::PROT_READ | libc::PROT_WRITE)
-    }
-
-    /// The same for loads alone: a store through it faults.
-    pub fn map_readable(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
-        Self::map_for(fd, offset, len, libc::PROT_READ)
-    }
-
-    fn map_for(fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<SharedMemory> {
+    /// Maps from an offset (whole pages). Where `access` is [`LOADS`] a store faults.
+    pub fn map_at(fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<SharedMemory> {
         let base = reserve(len)?;
         let memory = SharedMemory { base, len, generation: fork_generation() };
         place(base, fd, offset, len, access)?;
@@ -49,10 +44,9 @@ impl SharedMemory {
     pub fn map_twice(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
         let base = reserve(2 * len)?;
         let memory = SharedMemory { base, len: 2 * len, generation: fork_generation() };
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        place(base, fd, offset, len, access)?;
+        place(base, fd, offset, len, BOTH)?;
         // SAFETY: inside the reservation.
-        place(unsafe { base.add(len) }, fd, offset, len, access)?;
+        place(unsafe { base.add(len) }, fd, offset, len, BOTH)?;
         Ok(memory)
     }
 
@@ -66,12 +60,8 @@ impl SharedMemory {
     /// # Panics
     /// When the offset is not aligned or outside: offsets are our own constants, never a peer's numbers.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset + 8 <= self.len, "word at {offset} of {}", self.len);
-        // SAFETY: in bounds, as just checked.
-        let at = unsafe { self.base.add(offset) };
-        // SAFETY: aligned (the base is a page); the mapping lives as long as `self`, and everyone uses this memory by
-        // atomics.
-        unsafe { AtomicU64::from_ptr(at.cast()) }
+        let [word] = self.words(offset);
+        word
     }
 
     /// `N` words in a row from `offset`, checked once.
@@ -95,7 +85,7 @@ impl SharedMemory {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
         // SAFETY: in bounds, as just checked.
         let at = unsafe { self.base.add(offset) };
-        // SAFETY: as in `word`.
+        // SAFETY: as in `words`.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 }

@@ -1,39 +1,57 @@
 //! Signal masks of threads: the NIC's threads take no signal of the program, and a command's faults come through.
 
 use std::cell::Cell;
+use std::io;
+use std::thread::JoinHandle;
 
-/// Blocks signals while a thread is made, which inherits the mask; the caller's mask comes back on drop.
-pub struct BlockedSignals(libc::sigset_t);
+/// By this name the NIC's threads are told from the program's, and CPU-utilisation figures leave them out.
+pub const NIC_THREAD: &str = "softnic-nic";
 
-impl BlockedSignals {
-    /// Blocks all but the signals that a fault of this thread raises.
-    #[allow(clippy::new_without_default, reason = "it does something")]
-    pub fn new() -> Self {
-        // SAFETY: plain old data; filled by the calls below.
-        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `all` is a signal set of ours.
-        unsafe { libc::sigfillset(&mut all) };
-        // A blocked signal of these kinds would end the process instead of reaching the handler that recovers from it.
-        for own in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
-            // SAFETY: as above.
-            unsafe { libc::sigdelset(&mut all, own) };
-        }
+/// Starts a thread of the NIC's that takes no signal of the program: it inherits the mask.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    // SAFETY: plain old data; filled by the calls below.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is a signal set of ours.
+    unsafe { libc::sigfillset(&mut set) };
+    // A blocked signal of these kinds would end the process instead of reaching the handler that recovers from it.
+    for own in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
+        // SAFETY: as above.
+        unsafe { libc::sigdelset(&mut set, own) };
+    }
+    let _before = MaskBefore::change(libc::SIG_SETMASK, &set);
+    std::thread::Builder::new().name(name.to_owned()).spawn(run)
+}
+
+/// Lets fault signals through on this thread: the kernel ends a process that faults with them blocked, and a command must
+/// survive a bad address on a thread that blocks everything.
+pub fn unblock_faults() -> MaskBefore {
+    MaskBefore::change(libc::SIG_UNBLOCK, &faults())
+}
+
+/// The mask that this thread had; it comes back on drop.
+pub struct MaskBefore(libc::sigset_t);
+
+impl MaskBefore {
+    fn change(how: libc::c_int, set: &libc::sigset_t) -> Self {
         // SAFETY: plain old data; filled by the call below.
         let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
         // SAFETY: both sets live through the call.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) };
+        unsafe { libc::pthread_sigmask(how, set, &mut before) };
         Self(before)
     }
 }
 
-impl Drop for BlockedSignals {
+impl Drop for MaskBefore {
     fn drop(&mut self) {
         // SAFETY: the set that this thread had before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
 }
 
-/// A set of the two signals that the guard of application memory recovers from.
+/// The two signals that the guard of application memory recovers from.
 fn faults() -> libc::sigset_t {
     // SAFETY: plain old data; filled by the calls below.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -44,29 +62,6 @@ fn faults() -> libc::sigset_t {
         unsafe { libc::sigaddset(&mut set, signal) };
     }
     set
-}
-
-/// Lets fault signals through on this thread: the kernel ends a process that faults with them blocked, and a command must
-/// survive a bad address on a thread that blocks everything. The caller's mask comes back on drop.
-pub struct UnblockedFaults(libc::sigset_t);
-
-impl UnblockedFaults {
-    #[allow(clippy::new_without_default, reason = "it does something")]
-    pub fn new() -> Self {
-        let set = faults();
-        // SAFETY: plain old data; filled by the call below.
-        let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: both sets live through the call.
-        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, &mut before) };
-        Self(before)
-    }
-}
-
-impl Drop for UnblockedFaults {
-    fn drop(&mut self) {
-        // SAFETY: the set that this thread had before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
-    }
 }
 
 /// Whether this thread lets fault signals through; asked of the kernel once a thread, since the pump is for polling.
@@ -109,7 +104,7 @@ mod tests {
             // SAFETY: this thread's own mask, which ends with it.
             unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
             assert!(!faults_recoverable(), "the pump stays away");
-            let guard = UnblockedFaults::new();
+            let guard = unblock_faults();
             assert!(!blocked());
             drop(guard);
             assert!(blocked());

@@ -3,7 +3,7 @@
 //! By raw system calls where libc has a wrapper that the interposer hooks (`mmap`, `open`): the NIC must not come back
 //! through its own hooks while it holds its lock.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
@@ -144,17 +144,16 @@ pub fn open_memfd(path: &str) -> io::Result<OwnedFd> {
             move || known
         }),
     };
-    let place = open(path, libc::O_PATH)?;
+    let place = open(&CString::new(path)?, libc::O_PATH)?;
     if device_of(&place)? != of_memfds {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let place = format!("/proc/self/fd/{}", place.as_raw_fd());
+    let place = CString::new(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
     open(&place, libc::O_RDWR | libc::O_NONBLOCK | libc::O_NOCTTY).map(moved_high)
 }
 
 /// Not through the interposer's hooks.
-fn open(path: &str, flags: i32) -> io::Result<OwnedFd> {
-    let path = CString::new(path)?;
+pub(super) fn open(path: &CStr, flags: i32) -> io::Result<OwnedFd> {
     let flags = flags | libc::O_CLOEXEC;
     // SAFETY: `path` is a C string that lives through the call.
     let raw = check(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) })?;
@@ -184,12 +183,13 @@ pub fn secret() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec { tv_sec: time.as_secs() as libc::time_t, tv_nsec: time.subsec_nanos().into() }
+}
+
 /// Sleeps until `word` is no longer `expected`, a wake-up, or the time is over. The word may be shared with others.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    let time = libc::timespec {
-        tv_sec: timeout.as_secs() as libc::time_t,
-        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
-    };
+    let time = timespec(timeout);
     // SAFETY: the word and the time live through the call; every outcome (woken, changed, timed out) means "look again".
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &time) };
 }
@@ -202,10 +202,7 @@ pub fn futex_wake(word: &AtomicU32) {
 
 /// Sleeps for about `time`, as precisely as [`tune_thread`] made the timers.
 pub fn nap(time: Duration) {
-    let time = libc::timespec {
-        tv_sec: time.as_secs() as libc::time_t,
-        tv_nsec: libc::c_long::from(time.subsec_nanos()),
-    };
+    let time = timespec(time);
     // SAFETY: `time` lives through the call; a null remainder is allowed.
     unsafe { libc::syscall(libc::SYS_nanosleep, &time, std::ptr::null_mut::<libc::timespec>()) };
 }
@@ -307,27 +304,4 @@ fn affinity() -> Option<libc::cpu_set_t> {
     // SAFETY: `cores` has the size passed.
     let got = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut cores) };
     (got == 0).then_some(cores)
-}
-
-/// Makes this thread alone one of another user; false without the right to it.
-#[cfg(test)]
-pub fn become_user(user: u32) -> bool {
-    // SAFETY: plain numbers; the system call itself changes this thread alone.
-    unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) == 0 }
-}
-
-/// Runs `check` in a fork child of this process; whether it came back true there.
-#[cfg(test)]
-pub fn true_in_fork_child(check: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs `check` and leaves without unwinding or running anything of the parent's.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false);
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(if held { 0 } else { 1 }) };
-    }
-    let mut status = -1;
-    // SAFETY: waits for the child just made.
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    status == 0
 }

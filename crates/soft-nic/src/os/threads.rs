@@ -6,9 +6,11 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use mlx5_device::threads::{ThreadTime, Threads};
+
+use super::system::open;
 
 /// Threads that one look covers; a program with more is judged by these.
 const MAX_THREADS: usize = 1024;
@@ -87,17 +89,6 @@ fn cpu_ns(tid: u32) -> Option<u64> {
     // SAFETY: `time` lives through the call.
     let result = unsafe { libc::clock_gettime(clock, &mut time) };
     (result == 0).then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
-}
-
-fn open(path: &CStr, flags: i32) -> io::Result<OwnedFd> {
-    let flags = libc::O_RDONLY | libc::O_CLOEXEC | flags;
-    // SAFETY: `path` is a C string that lives through the call.
-    let raw = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just gave us this descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw as RawFd) })
 }
 
 fn read(file: &OwnedFd, to: &mut [u8]) -> io::Result<usize> {

@@ -151,6 +151,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::os::testing::true_in_fork_child;
 
     const KEY_OF_TESTS: u64 = 0x0123_4567_89ab_cdef;
 
@@ -254,7 +255,7 @@ mod tests {
     fn a_fork_child_does_not_keep_the_name() {
         let theirs = BoundSocket::open(&name("forked"), KEY_OF_TESTS).unwrap();
         let raw = theirs.unbound.socket.as_raw_fd();
-        assert!(system::true_in_fork_child(|| {
+        assert!(true_in_fork_child(|| {
             // SAFETY: asks for a flag of a descriptor that this process may not have.
             unsafe { libc::fcntl(raw, libc::F_GETFD) == -1 }
         }));

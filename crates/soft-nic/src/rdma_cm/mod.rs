@@ -32,6 +32,7 @@ use roce::wire::Gid;
 use crate::abi::attributes::refuse;
 use crate::link::mads::MadRouter;
 use crate::os::pipe::pipe_inode;
+use crate::os::signals::spawn;
 use crate::os::{log, log_enabled, system};
 pub use call::Call;
 use call::CallContext;
@@ -87,23 +88,17 @@ impl Manager {
     /// A program opens the device: the number of the open file, and the descriptor that is the program's.
     ///
     /// Errors: the kernel's, when there is no descriptor, socket or thread.
-    pub fn open(
-        &self,
-        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
-    ) -> Answer<(u32, RawFd)> {
+    pub fn open(&self) -> Answer<(u32, RawFd)> {
         let kernel = |error: std::io::Error| {
             refuse(error.raw_os_error().unwrap_or(libc::EIO), format!("the connection manager: {error}"))
         };
         let (queue, fd) = Queue::new().map_err(kernel)?;
-        let running = self.run(spawn).map_err(kernel)?;
+        let running = self.run().map_err(kernel)?;
         let number = running.ids()?.open(queue);
         Ok((number, fd))
     }
 
-    fn run(
-        &self,
-        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
-    ) -> std::io::Result<Arc<Running>> {
+    fn run(&self) -> std::io::Result<Arc<Running>> {
         let mut place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(running) = &*place {
             return Ok(running.clone());
@@ -117,7 +112,7 @@ impl Manager {
         ids.timeouts = self.timeouts;
         let running = Arc::new(Running { ids: Mutex::new(ids), bell, stop: AtomicBool::new(false) });
         let threads = running.clone();
-        spawn(Box::new(move || attend(&threads)))?;
+        spawn(THREAD_NAME, move || attend(&threads))?;
         *place = Some(running.clone());
         Ok(running)
     }

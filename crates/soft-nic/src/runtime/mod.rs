@@ -4,5 +4,5 @@ pub mod idle;
 mod process;
 mod thread;
 
-pub use process::{Process, StartError, THREAD_NAME};
+pub use process::{Process, StartError};
 pub use thread::Report;

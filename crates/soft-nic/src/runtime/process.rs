@@ -16,15 +16,13 @@ use crate::Nic;
 use crate::abi::events::Events;
 use crate::abi::server::Server;
 use crate::config::Config;
+use crate::control::Callee;
 use crate::dma::{Copiers, Host};
 use crate::link::{Impairment, Link, LinkConfig, Waker};
-use crate::os::signals::{BlockedSignals, UnblockedFaults, faults_recoverable};
+use crate::os::signals::{NIC_THREAD, faults_recoverable, spawn, unblock_faults};
 use crate::os::{OwnThreads, log, system};
-use crate::rdma_cm::{self, CmTimeouts, Manager};
+use crate::rdma_cm::{CmTimeouts, Manager};
 use crate::sysfs::Machine;
-
-/// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
-pub const THREAD_NAME: &str = "softnic-nic";
 
 /// Why a process got no NIC.
 #[derive(Debug, thiserror::Error)]
@@ -67,24 +65,18 @@ impl Process {
         let events = Events::default();
         let now = Now(system::monotonic_ns());
         let mut nic = Nic::new(&config.nic(), memory, link, Box::new(events.clone()), Box::new(Stderr), now)?;
-        nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
+        nic.excuse(Box::new(OwnThreads::without(NIC_THREAD)));
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         let timeouts = CmTimeouts { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
-        let manager = Arc::new(Manager::new(server.ports.clone(), timeouts, router, Box::new(memory)));
-        let shared = Arc::new(Shared::new(server.clone(), manager));
+        let manager = Manager::new(server.ports.clone(), timeouts, router, Box::new(memory));
+        let shared = Arc::new(Shared::new(Callee::new(server.clone(), manager)));
         if let Some(epoll) = epoll {
             let (waker, shared) = (waker.clone(), shared.clone());
-            let _blocked = BlockedSignals::new();
-            std::thread::Builder::new()
-                .name(THREAD_NAME.to_owned())
-                .spawn(move || shared.hear(&epoll, &waker))?;
+            spawn(NIC_THREAD, move || shared.hear(&epoll, &waker))?;
         }
-        let thread = {
-            let shared = shared.clone();
-            let _blocked = BlockedSignals::new();
-            std::thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || shared.run(publish))
-        };
+        let of_thread = shared.clone();
+        let thread = spawn(NIC_THREAD, move || of_thread.run(publish));
         // The thread that waits for packets is not needed for a NIC without a thread.
         let thread = thread.inspect_err(|_| shared.stop.store(true, Ordering::Release))?;
         Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
@@ -92,7 +84,7 @@ impl Process {
 
     /// Runs a command. The thread stands back meanwhile, and looks right after it.
     pub fn command<T>(&self, run: impl FnOnce(&Server<Nic>) -> T) -> T {
-        let _faults = UnblockedFaults::new();
+        let _faults = unblock_faults();
         let announced = self.server.nic.announce();
         let answer = run(&self.server);
         drop(announced);
@@ -102,16 +94,13 @@ impl Process {
 
     /// Opens the connection manager's device: the number of the open file, and the program's descriptor.
     pub fn open_manager(&self) -> Answer<(u32, RawFd)> {
-        self.shared.manager.open(|attend| {
-            let _blocked = BlockedSignals::new();
-            std::thread::Builder::new().name(rdma_cm::THREAD_NAME.to_owned()).spawn(attend).map(|_| ())
-        })
+        self.shared.callee.manager.open()
     }
 
     /// Runs something of the connection manager.
     pub fn manage<T>(&self, run: impl FnOnce(&Manager) -> T) -> T {
-        let _faults = UnblockedFaults::new();
-        run(&self.shared.manager)
+        let _faults = unblock_faults();
+        run(&self.shared.callee.manager)
     }
 
     /// One round of the NIC on the program's own time. Returns the time it took, ns; 0 when another thread has the NIC.
@@ -168,8 +157,8 @@ impl Process {
         if self.shared.claimed.swap(true, Ordering::AcqRel) {
             return None;
         }
-        let _faults = UnblockedFaults::new();
-        self.shared.manager.end();
+        let _faults = unblock_faults();
+        self.shared.callee.manager.end();
         self.shared.stop.store(true, Ordering::Release);
         let deadline = Instant::now() + PATIENCE;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,7 +1,6 @@
 //! The NIC's thread: rounds of the device's work, the rest between them, and the report at the end.
 //!
-//! It holds the NIC's lock for a round, never while it sleeps; it stands back until a command is through, and a command wakes it,
-//! because work usually follows.
+//! It holds the NIC's lock for a round, never while it sleeps. A command goes first, and wakes it, because work usually follows.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,10 +13,9 @@ use roce::Now;
 use super::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
 use crate::Nic;
 use crate::abi::server::{Locked, Server};
-use crate::control::{Callee, counters};
+use crate::control::Callee;
 use crate::link::Waker;
 use crate::os::{OneShotEpoll, log, system};
-use crate::rdma_cm::Manager;
 
 /// Longest rest while some queue waits for time to pass: the granularity of time-outs and shaping.
 const WAITING: Duration = Duration::from_micros(50);
@@ -53,9 +51,7 @@ pub(super) mod leaving {
 
 /// What the thread and the others share.
 pub(super) struct Shared {
-    pub server: Arc<Server<Nic>>,
-    pub manager: Arc<Manager>,
-    callee: Arc<Callee>,
+    pub callee: Arc<Callee>,
     pub stop: AtomicBool,
     /// A thread has claimed the report.
     pub claimed: AtomicBool,
@@ -67,11 +63,9 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(server: Arc<Server<Nic>>, manager: Arc<Manager>) -> Shared {
+    pub fn new(callee: Callee) -> Shared {
         Shared {
-            callee: Arc::new(Callee::new(server.clone(), manager.clone())),
-            server,
-            manager,
+            callee: Arc::new(callee),
             stop: AtomicBool::new(false),
             claimed: AtomicBool::new(false),
             leaving: AtomicU32::new(leaving::NOT),
@@ -87,7 +81,7 @@ impl Shared {
 
     /// Lets answers that are due go out, and reports.
     pub fn report(&self, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
-        let server = &*self.server;
+        let server = &*self.callee.server;
         let mut report = Report { refused: server.refusals.counts(), thread_ns, ..Report::default() };
         let mut held = lock_by(server, deadline);
         // A peer waits for the acknowledgement of what this program has seen arrive.
@@ -112,7 +106,7 @@ impl Shared {
         // Or peers would take a normal end for a death.
         nic.link().leave();
         if flushed.is_ok() {
-            report.counters = counters(&mut nic, &self.manager);
+            report.counters = self.callee.counters(&mut nic);
             report.changes = nic.changes().to_vec();
         }
         // The last packets of a program are worth having: the capture gets a moment to take them, also those that came late.
@@ -147,7 +141,7 @@ impl Shared {
             let round = catch_unwind(AssertUnwindSafe(|| self.look(&mut policy, &mut pumped)));
             if !matches!(round, Ok(true)) {
                 log("internal error: the NIC has stopped; its devices answer EIO");
-                self.server.stop();
+                self.callee.server.stop();
                 break;
             }
         }
@@ -171,7 +165,7 @@ impl Shared {
 
     /// One round and the rest after it; false when the NIC has stopped.
     fn look(&self, policy: &mut IdlePolicy<SystemClock>, pumped: &mut u64) -> bool {
-        let server = &self.server;
+        let server = &self.callee.server;
         let Some(mut nic) = server.nic.poll() else { return false };
         let now = system::monotonic_ns();
         server.clock.tick(now);

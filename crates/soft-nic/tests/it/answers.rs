@@ -94,7 +94,7 @@ fn an_answer_longer_than_its_read_is_dropped_and_the_right_one_is_taken() {
         let setup = Setup::new(&format!("too-long-{i}"));
         let link = Link::join(LinkConfig { fabric: setup.fabric.clone(), ..LinkConfig::default() });
         let link = link.expect("a second slot");
-        let qpn = Link::first_qpn(link.slot()) | 0x40;
+        let qpn = mlx5_device::first_qpn(link.slot()) | 0x40;
         let mut foreigner = Foreigner { link, qpn };
         let mut driver = Driver::new(setup);
         let a = driver.create_qp(QpShape::default());

@@ -97,14 +97,14 @@ impl Peer {
         let link = Link::join(config).expect("a second slot");
         let mut driver = Driver::new(setup);
         let a = driver.create_qp(QpShape::default());
-        driver.bring_up(a, &driver.attributes(Link::first_qpn(link.slot()) | 0x40));
+        driver.bring_up(a, &driver.attributes(mlx5_device::first_qpn(link.slot()) | 0x40));
         Peer { link, driver, a }
     }
 
     /// Asks the driver's queue for memory of the driver's.
     fn read(&mut self, from: &Region, psn: u32, length: u32) {
         let request = Request {
-            src_qpn: Link::first_qpn(self.link.slot()) | 0x40,
+            src_qpn: mlx5_device::first_qpn(self.link.slot()) | 0x40,
             dst_qpn: self.driver.qp(self.a).qpn,
             opcode: Opcode::Read,
             psn: Psn::new(psn),
@@ -158,7 +158,7 @@ fn a_nic_that_waits_for_room_for_a_long_piece_finds_nothing_to_do() {
 #[test]
 fn a_long_message_goes_on_beside_other_queues_short_ones() {
     let mut peer = Peer::new("two-queues");
-    let peer_qpn = Link::first_qpn(peer.link.slot()) | 0x41;
+    let peer_qpn = mlx5_device::first_qpn(peer.link.slot()) | 0x41;
     let attributes = peer.driver.attributes(peer_qpn);
     let from = filled(&mut peer.driver, LONG as usize, OLD);
     // More than a ring holds; nothing is acknowledged.

@@ -10,7 +10,7 @@ use crate::abi::uar::{self, Mapping};
 use crate::config::{Config, LinkLayer, Model};
 use crate::dma::gpu::counts_as_a_gpus;
 use crate::dma::testing::Guarded;
-use crate::os::pipe::own;
+use crate::os::testing::own;
 
 fn roce() -> Config {
     Config { link_layer: LinkLayer::Roce, ..Config::default() }

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::MAX_COPY_THREADS;
-use crate::os::signals::BlockedSignals;
+use crate::os::signals::{NIC_THREAD, spawn};
 use crate::os::{ForgetInChild, system};
 
 /// Most slices of one copy.
@@ -273,12 +273,7 @@ fn wake_one() {
 /// Starts helpers that are not there yet. Only with the turn.
 fn start(helpers: u8) {
     while STARTED.load(Ordering::Relaxed) < helpers.into() && !REFUSED.load(Ordering::Relaxed) {
-        let made = {
-            let _blocked = BlockedSignals::new();
-            // By this name our threads are told from the program's.
-            std::thread::Builder::new().name("softnic-nic".to_owned()).spawn(help)
-        };
-        match made {
+        match spawn(NIC_THREAD, help) {
             Ok(_) => _ = STARTED.fetch_add(1, Ordering::Relaxed),
             Err(error) => {
                 REFUSED.store(true, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use mlx5_device::memory::{Order, Segment};
 use super::super::Host;
 use super::super::testing::{Guarded, Stop};
 use super::*;
-use crate::os::system::true_in_fork_child;
+use crate::os::testing::true_in_fork_child;
 
 /// Tests with helpers go one by one, those of the link too: beside another they would copy alone, and show nothing.
 pub(crate) static ONE: Mutex<()> = Mutex::new(());

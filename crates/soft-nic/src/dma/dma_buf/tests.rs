@@ -8,7 +8,8 @@ use mlx5_device::memory::Memory;
 
 use super::*;
 use crate::dma::Host;
-use crate::os::system::{memfd, true_in_fork_child};
+use crate::os::system::memfd;
+use crate::os::testing::true_in_fork_child;
 
 const SIZE: u64 = 5 * 4096;
 
@@ -152,7 +153,7 @@ fn so_many_mappings_and_no_more() {
 #[test]
 fn a_process_without_descriptors_is_told_that_and_not_that_its_descriptor_is_bad() {
     let buffer = buffer();
-    assert!(crate::os::system::true_in_fork_child(|| {
+    assert!(true_in_fork_child(|| {
         let mut held = Vec::new();
         while let Ok(file) = File::open("/dev/null") {
             held.push(file);

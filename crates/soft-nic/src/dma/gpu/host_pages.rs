@@ -21,7 +21,7 @@ use gpu::{Allocation, Registered};
 use super::timed_out;
 use super::worker::{self, Ticket};
 use crate::os::system::{PAGE, nap};
-use crate::os::{PerProcess, fork_generation, locked};
+use crate::os::{ForgetInChild, PerProcess, fork_generation, locked};
 
 /// Shorter ones are not noted: what they take is staged.
 pub const LEAST: u64 = 64 << 10;
@@ -84,15 +84,17 @@ struct Noted {
     last_number: u64,
 }
 
-static NOTED: PerProcess<Mutex<Noted>> = PerProcess::new(&super::FORGETS);
+static NOTED: PerProcess<Mutex<Noted>> = PerProcess::new(&FORGETS);
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
 fn noted() -> MutexGuard<'static, Noted> {
     locked(NOTED.get())
 }
 
+static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
+
 /// In a fork child: what its parent noted stays where it is, and is not looked at again.
-pub fn forget_all() {
+extern "C" fn forget_all() {
     NOTED.forget();
     REGISTERED.store(0, Ordering::Relaxed);
 }
@@ -306,7 +308,7 @@ pub fn registered() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::system::true_in_fork_child;
+    use crate::os::testing::true_in_fork_child;
 
     #[test]
     fn a_length_that_leaves_the_address_space_is_no_overflow() {

@@ -46,12 +46,9 @@ pub use region::{GpuError, GpuRegion};
 
 static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
 
-/// In a fork child: a GPU's memory is its parent's, and so is what was noted of the host's.
+/// In a fork child: a GPU's memory is its parent's.
 extern "C" fn forget_all() {
     ranges::forget_all();
-    host_pages::forget_all();
-    timed_out::forget_all();
-    worker::forget_all();
     CARDS.forget();
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::engine::LIMIT;
 use super::worker::{self, Ticket};
 use crate::os::system::nap;
-use crate::os::{PerProcess, locked};
+use crate::os::{ForgetInChild, PerProcess, locked};
 
 /// How long an answer is waited for that the driver gives at once when nothing keeps it.
 const ANSWER: Duration = Duration::from_millis(250);
@@ -82,7 +82,7 @@ impl TimedOutCopy {
     }
 }
 
-static ALL: PerProcess<Mutex<Vec<TimedOutCopy>>> = PerProcess::new(&super::FORGETS);
+static ALL: PerProcess<Mutex<Vec<TimedOutCopy>>> = PerProcess::new(&FORGETS);
 /// How many there are: without any, no lock is taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -160,8 +160,10 @@ pub fn await_end(start: u64, len: u64, sure: bool) {
     }
 }
 
+static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
+
 /// In a fork child: they are its parent's.
-pub fn forget_all() {
+extern "C" fn forget_all() {
     ALL.forget();
     COUNT.store(0, Ordering::Release);
 }
@@ -169,7 +171,7 @@ pub fn forget_all() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::system::true_in_fork_child;
+    use crate::os::testing::true_in_fork_child;
 
     #[test]
     fn regions_that_a_timed_out_copy_touches_wait_for_it_once_and_others_do_not() {

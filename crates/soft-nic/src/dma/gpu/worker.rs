@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use super::contexts::GpuContexts;
 use super::engine::{CopyEngines, Launcher};
-use crate::os::signals::BlockedSignals;
-use crate::os::{PerProcess, locked, system};
+use crate::os::signals::{NIC_THREAD, spawn};
+use crate::os::{ForgetInChild, PerProcess, locked, system};
 
 /// How long the thread looks for the next job before it sleeps, and how long a waiter for one spins.
 const SPIN: Duration = Duration::from_micros(40);
@@ -33,13 +33,15 @@ pub struct Worker<H> {
     started: Mutex<bool>,
 }
 
-static COPIES: PerProcess<Worker<CopyEngines>> = PerProcess::new(&super::FORGETS);
-static LAUNCHES: PerProcess<Worker<Launcher>> = PerProcess::new(&super::FORGETS);
-static CONTEXTS: PerProcess<Worker<GpuContexts>> = PerProcess::new(&super::FORGETS);
-static UNREGISTRATIONS: PerProcess<Worker<()>> = PerProcess::new(&super::FORGETS);
+static COPIES: PerProcess<Worker<CopyEngines>> = PerProcess::new(&FORGETS);
+static LAUNCHES: PerProcess<Worker<Launcher>> = PerProcess::new(&FORGETS);
+static CONTEXTS: PerProcess<Worker<GpuContexts>> = PerProcess::new(&FORGETS);
+static UNREGISTRATIONS: PerProcess<Worker<()>> = PerProcess::new(&FORGETS);
+
+static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
 
 /// In a fork child: it has none of its parent's threads.
-pub fn forget_all() {
+extern "C" fn forget_all() {
     COPIES.forget();
     LAUNCHES.forget();
     CONTEXTS.forget();
@@ -122,10 +124,7 @@ impl<H: Default + 'static> Worker<H> {
     fn started(&'static self) -> std::io::Result<&'static Worker<H>> {
         let mut started = locked(&self.started);
         if !*started {
-            // By this name our threads are told from the program's.
-            let _blocked = BlockedSignals::new();
-            let thread = std::thread::Builder::new().name("softnic-nic".to_owned());
-            thread.spawn(move || self.serve())?;
+            spawn(NIC_THREAD, move || self.serve())?;
             *started = true;
         }
         Ok(self)

@@ -78,6 +78,7 @@ pub(in super::super) fn is_shortage(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::testing::true_in_fork_child;
 
     #[test]
     fn a_process_without_descriptors_takes_no_other_for_ended() {
@@ -87,7 +88,7 @@ mod tests {
         assert!(!Process::lives(u32::MAX >> 1, start), "nobody has that number");
         // With no descriptor left, and with one.
         for spare in 0..2 {
-            assert!(system::true_in_fork_child(|| {
+            assert!(true_in_fork_child(|| {
                 let mut held = Vec::new();
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     held.push(file);

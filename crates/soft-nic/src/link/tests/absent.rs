@@ -62,7 +62,7 @@ fn a_page_that_never_comes_stops_its_own_process_and_not_the_receiver() {
         scope.spawn(|| {
             let mut a = Link::join(config(&fabric)).unwrap();
             connect(&mut a, slot);
-            let mut write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, LEN as u32);
+            let mut write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, LEN as u32);
             let from = [Segment { addr: absent.address(), len: LEN as u64 }];
             tell.send(()).unwrap();
             while write.fragment.length > 0 && begun.elapsed() < 2 * PATIENCE {
@@ -83,7 +83,7 @@ fn a_page_that_never_comes_stops_its_own_process_and_not_the_receiver() {
         let source = [7u8; 40_000];
         let from = [Segment { addr: source.as_ptr() as u64, len: 40_000 }];
         for _ in 0..100 {
-            let write = request(&c, Link::first_qpn(slot), Opcode::Write, 0, 0, 40_000);
+            let write = request(&c, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 40_000);
             c.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();
             c.ring_bells();
             take(&mut b, &target, 40_000);

@@ -76,7 +76,8 @@ fn nic(words: &Words, config: LinkConfig) {
             sent += 1;
             let slot = words.peer_slot.load(Ordering::Acquire) as u8;
             let to = words.peer_word.load(Ordering::Acquire);
-            let write = request(&link, Link::first_qpn(slot), Opcode::Write, sent as u32 & 0xff_ffff, to, 8);
+            let write =
+                request(&link, mlx5_device::first_qpn(slot), Opcode::Write, sent as u32 & 0xff_ffff, to, 8);
             send(&mut link, &write, Payload::Inline(&sent.to_ne_bytes()), |_| Disposition::NotNow);
             worked = true;
         }

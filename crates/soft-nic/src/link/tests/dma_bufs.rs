@@ -26,7 +26,7 @@ fn clock_page() -> Result<u64, String> {
 fn send(a: &mut Link, b: &mut Link, page: u64) -> Vec<u8> {
     let target = vec![0xee; TIMES * PAGE as usize];
     let len = target.len() as u32;
-    let mut sending = request(a, Link::first_qpn(b.slot()), roce::Opcode::Write, 7, 0x1000, len);
+    let mut sending = request(a, mlx5_device::first_qpn(b.slot()), roce::Opcode::Write, 7, 0x1000, len);
     let from = [Segment { addr: page, len: PAGE }; TIMES];
     while sending.fragment.length > 0 {
         let sent = a.send_request(&sending, &PathAddress::default(), Payload::Segments(&from)).unwrap();

@@ -44,7 +44,7 @@ fn a_bad_record_closes_its_channel_and_no_other() {
         (
             "a reply among the requests",
             Box::new(|a, slot| {
-                let asked = request(a, Link::first_qpn(slot), Opcode::Send, 0, 0, 0);
+                let asked = request(a, mlx5_device::first_qpn(slot), Opcode::Send, 0, 0, 0);
                 let mut reply = reply_to(&asked, ReplyKind::Ack);
                 reply.src_qpn = asked.src_qpn;
                 forge(a, slot, Lane::Request, &record::encode_reply(&reply, 0, 0, true), 32);
@@ -53,15 +53,15 @@ fn a_bad_record_closes_its_channel_and_no_other() {
         (
             "a queue of somebody else",
             Box::new(|a, slot| {
-                let mut sent = request(a, Link::first_qpn(slot), Opcode::Read, 0, 0, 8);
-                sent.src_qpn = Link::first_qpn(77);
+                let mut sent = request(a, mlx5_device::first_qpn(slot), Opcode::Read, 0, 0, 8);
+                sent.src_qpn = mlx5_device::first_qpn(77);
                 forge(a, slot, Lane::Request, &record::encode_request(&sent, record::Form::None), 64);
             }),
         ),
         (
             "a payload shorter than the record says",
             Box::new(|a, slot| {
-                let sent = request(a, Link::first_qpn(slot), Opcode::Write, 0, 0, 10_000);
+                let sent = request(a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 10_000);
                 let words = record::encode_request(&sent, record::Form::Inline(9_992));
                 forge(a, slot, Lane::Request, &words, 64 + 9_992);
             }),
@@ -82,7 +82,7 @@ fn a_bad_record_closes_its_channel_and_no_other() {
             "{name}"
         );
         assert_eq!(a.room(slot), Room::NoPeer(NoPeer::Closed(slot)), "{name}");
-        let write = request(&good, Link::first_qpn(slot), Opcode::Write, 0, 0, 0);
+        let write = request(&good, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 0);
         good.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
         good.ring_bells();
         assert_eq!(b.poll(10, |_| Disposition::Consumed), 1, "{name}: the good peer goes on");
@@ -152,9 +152,9 @@ fn a_tail_gone_wild_is_an_error_of_the_send_and_frees_who_waits_for_it() {
         let (slot, from) = (b.slot(), a.slot());
         let payload = vec![1u8; 1 << 20];
         let bytes = Payload::Segments(&[Segment { addr: payload.as_ptr() as u64, len: 1 << 20 }]);
-        let asked = request(&b, Link::first_qpn(from), Opcode::Read, 0, 0, 1 << 20);
+        let asked = request(&b, mlx5_device::first_qpn(from), Opcode::Read, 0, 0, 1 << 20);
         let answer = reply_to(&asked, ReplyKind::ReadResponse);
-        let write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, 1 << 20);
+        let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 1 << 20);
         let send = |a: &mut Link| match lane {
             Lane::Request => a.send_request(&write, &PathAddress::default(), bytes),
             Lane::Reply => a.send_reply(&answer, bytes, 0),
@@ -218,7 +218,7 @@ fn records_rewritten_while_they_are_read_never_reach_beyond_the_target() {
         let mut starts = Vec::new();
         for len in [8, 100, 4096, 30_000, 64, 20_000] {
             starts.push(a.outgoing[usize::from(slot)].as_ref().unwrap().producer.next(Lane::Request).1);
-            let write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, len);
+            let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, len);
             a.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();
         }
         a.ring_bells();

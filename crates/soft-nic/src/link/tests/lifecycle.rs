@@ -8,7 +8,7 @@ use roce::Opcode;
 
 use super::processes::{Peer, config, connect, fabric_name, request, send};
 use crate::link::{FabricError, Link, LinkConfig, LinkError, LinkEvent, NoPeer, Room, SLOTS};
-use crate::os::system;
+use crate::os::testing::true_in_fork_child;
 
 fn join(fabric: &str) -> Link {
     Link::join(config(fabric)).unwrap()
@@ -31,7 +31,7 @@ fn a_process_that_lacked_descriptors_reaches_a_peer_when_it_has_some_again() {
     let fabric = fabric_name();
     let other = join(&fabric);
     let slot = other.slot();
-    assert!(system::true_in_fork_child(|| {
+    assert!(true_in_fork_child(|| {
         let mut link = join(&fabric);
         let mut held = Vec::new();
         while let Ok(file) = std::fs::File::open("/dev/null") {
@@ -51,7 +51,7 @@ fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
     let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
     let slot = slot as u8;
     connect(&mut link, slot);
-    let write = request(&link, Link::first_qpn(slot), Opcode::Write, 0, to, 8);
+    let write = request(&link, mlx5_device::first_qpn(slot), Opcode::Write, 0, to, 8);
     send(&mut link, &write, Payload::Inline(&[1; 8]), |_| Disposition::Consumed);
     assert!(link.is_alive(slot).unwrap());
     peer.kill();
@@ -169,9 +169,9 @@ fn a_fork_child_gets_nothing_of_its_parents_link_and_may_join_itself() {
     let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
     let slot = slot as u8;
     connect(&mut link, slot);
-    let write = request(&link, Link::first_qpn(slot), Opcode::Write, 0, to, 8);
+    let write = request(&link, mlx5_device::first_qpn(slot), Opcode::Write, 0, to, 8);
     let own = link.slot();
-    assert!(system::true_in_fork_child(|| {
+    assert!(true_in_fork_child(|| {
         let path = PathAddress::default();
         let refused = link.send_request(&write, &path, Payload::Inline(&[1; 8]));
         link.ring_bells();
@@ -184,7 +184,7 @@ fn a_fork_child_gets_nothing_of_its_parents_link_and_may_join_itself() {
     }));
     // A child that drops what it inherited takes nothing from the parent either.
     let mut inherited = Some(link);
-    assert!(system::true_in_fork_child(|| {
+    assert!(true_in_fork_child(|| {
         drop(inherited.take());
         true
     }));
@@ -205,7 +205,7 @@ fn a_peer_killed_in_the_middle_of_copies_costs_only_its_messages() {
         let slot = slot as u8;
         connect(&mut link, slot);
         let from = [Segment { addr: payload.as_ptr() as u64, len: payload.len() as u64 }];
-        let write = request(&link, Link::first_qpn(slot), Opcode::Write, 0, to, payload.len() as u32);
+        let write = request(&link, mlx5_device::first_qpn(slot), Opcode::Write, 0, to, payload.len() as u32);
         let mut last = None;
         for _ in 0..20 {
             match link.send_request(&write, &PathAddress::default(), Payload::Segments(&from)) {

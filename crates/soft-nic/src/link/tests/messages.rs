@@ -62,7 +62,7 @@ fn deliver(a: &mut Link, b: &mut Link, opcode: Opcode, source: &[u8], order: Ord
     let cut = source.len() / 3;
     let pieces = [segment(&source[..cut]), segment(&source[cut..2 * cut]), segment(&source[2 * cut..])];
     let target = vec![0xee; source.len() + 8];
-    let mut sending = request(a, Link::first_qpn(b.slot()), opcode, 7, 0x1000, source.len() as u32);
+    let mut sending = request(a, mlx5_device::first_qpn(b.slot()), opcode, 7, 0x1000, source.len() as u32);
     let mut whole = false;
     let mut sent_all = false;
     while !whole {
@@ -123,7 +123,7 @@ fn a_process_reaches_its_own_queues_the_same_way() {
     for len in SIZES {
         let source = pattern(len, 3);
         let target = vec![0; len];
-        let mut sending = request(&link, Link::first_qpn(slot), Opcode::Write, 0, 0, len as u32);
+        let mut sending = request(&link, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, len as u32);
         let mut whole = false;
         while !whole {
             let sent =
@@ -148,7 +148,7 @@ fn a_process_reaches_its_own_queues_the_same_way() {
 /// What a READ gets.
 fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> Vec<u8> {
     let target = vec![0xee; source.len()];
-    let reading = request(a, Link::first_qpn(b.slot()), Opcode::Read, 3, 0x2000, source.len() as u32);
+    let reading = request(a, mlx5_device::first_qpn(b.slot()), Opcode::Read, 3, 0x2000, source.len() as u32);
     a.send_request(&reading, &PathAddress::default(), Payload::Segments(&[segment(&target)])).unwrap();
     a.ring_bells();
     let mut asked = None;
@@ -196,7 +196,7 @@ fn a_long_payload_behind_others_that_leave_little_room_goes_all_the_same() {
     let _one = crate::dma::copiers::tests::ONE.lock();
     let (mut a, mut b) = pair_with([1, 0]);
     let (long, short) = (pattern(1 << 20, 1), pattern(MAX_INLINE, 2));
-    let to = Link::first_qpn(b.slot());
+    let to = mlx5_device::first_qpn(b.slot());
     let write = |a: &mut Link, bytes: &[u8]| {
         let request = request(a, to, Opcode::Write, 1, 0x1000, bytes.len() as u32);
         a.send_request(&request, &PathAddress::default(), Payload::Segments(&[segment(bytes)]))
@@ -232,7 +232,7 @@ fn answers_to_reads_come_whole_and_from_the_middle() {
 #[test]
 fn atomics_and_naks_carry_their_values() {
     let (mut a, mut b) = pair();
-    let mut swap = request(&a, Link::first_qpn(b.slot()), Opcode::CompareSwap, 5, 0x4000, 8);
+    let mut swap = request(&a, mlx5_device::first_qpn(b.slot()), Opcode::CompareSwap, 5, 0x4000, 8);
     (swap.compare, swap.swap_add) = (3, u64::MAX);
     let place = [0u8; 8];
     a.send_request(&swap, &PathAddress::default(), Payload::Segments(&[segment(&place)])).unwrap();
@@ -268,7 +268,7 @@ fn a_datagram_brings_the_address_it_came_from() {
     let path =
         PathAddress { sgid: [7; 16], slid: 3, sl: 2, hop_limit: 64, grh: true, ..PathAddress::default() };
     for service in [ServiceType::Ud, ServiceType::Rc] {
-        let mut datagram = request(&a, Link::first_qpn(b.slot()), Opcode::Send, 0, 0, 5);
+        let mut datagram = request(&a, mlx5_device::first_qpn(b.slot()), Opcode::Send, 0, 0, 5);
         (datagram.service, datagram.qkey) = (service, if service == ServiceType::Ud { 0x11 } else { 0 });
         a.send_request(&datagram, &path, Payload::Inline(b"hello")).unwrap();
         a.ring_bells();
@@ -289,7 +289,7 @@ fn a_datagram_brings_the_address_it_came_from() {
 #[test]
 fn each_side_meets_the_faults_of_its_own_memory() {
     let (mut a, mut b) = pair();
-    let b_qpn = Link::first_qpn(b.slot());
+    let b_qpn = mlx5_device::first_qpn(b.slot());
     let nowhere = |len: usize| [Segment { addr: 4096, len: len as u64 }];
     for len in [64, 65_536] {
         let lost = request(&a, b_qpn, Opcode::Write, 0, 0, len as u32);
@@ -313,7 +313,7 @@ fn each_side_meets_the_faults_of_its_own_memory() {
 fn payloads_that_contradict_the_request_are_not_sent() {
     let (mut a, b) = pair();
     let buffer = vec![0u8; 2 * MAX_INLINE];
-    let write = |len| request(&a, Link::first_qpn(b.slot()), Opcode::Write, 0, 0, len);
+    let write = |len| request(&a, mlx5_device::first_qpn(b.slot()), Opcode::Write, 0, 0, len);
     let refused = [
         (write(9), Payload::Inline(&buffer[..8])),
         (write(8), Payload::Nothing),
@@ -335,7 +335,7 @@ fn a_round_takes_no_further_message_when_it_has_copied_enough() {
         meet(&mut a, &mut b);
         let source = pattern(len, 3);
         let target = vec![0u8; len];
-        let to = Link::first_qpn(b.slot());
+        let to = mlx5_device::first_qpn(b.slot());
         for i in 0..messages {
             let write = request(&a, to, Opcode::Write, i as u32, 0x1000, len as u32);
             let from = [segment(&source)];
@@ -360,7 +360,7 @@ fn a_full_ring_says_so_and_consumption_makes_room() {
     let (mut a, mut b) = pair();
     let slot = b.slot();
     let buffer = vec![0u8; 4096];
-    let write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, 4096);
+    let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 4096);
     let mut positions = Vec::new();
     while a.room(slot) == Room::Yes {
         let sent = a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer)).unwrap();
@@ -383,7 +383,8 @@ fn a_full_ring_says_so_and_consumption_makes_room() {
 fn the_room_of_a_long_record_is_free_while_the_next_one_is_copied() {
     let (mut a, mut b) = pair();
     let source = pattern(MAX_FRAGMENT, 3);
-    let sending = request(&a, Link::first_qpn(b.slot()), Opcode::Write, 7, 0x1000, source.len() as u32);
+    let sending =
+        request(&a, mlx5_device::first_qpn(b.slot()), Opcode::Write, 7, 0x1000, source.len() as u32);
     let mut send = || {
         let pieces = [segment(&source)];
         a.send_request(&sending, &PathAddress::default(), Payload::Segments(&pieces)).map(|_| ())
@@ -407,7 +408,7 @@ fn ten_thousand_messages_of_mixed_sizes_wrap_the_ring_in_order() {
     while received < 10_000 {
         while sent < 10_000 && a.room(slot) == Room::Yes {
             let len = (sent * 37) % 4097;
-            let write = request(&a, Link::first_qpn(slot), Opcode::Write, sent, 0, len);
+            let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, sent, 0, len);
             a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer[..len as usize]))
                 .unwrap();
             sent += 1;
@@ -436,7 +437,7 @@ fn empty_slots_and_leavers_are_no_peers() {
     let slot = b.slot();
     assert!(a.is_alive(slot).unwrap());
     // What was sent before leaving still arrives.
-    let write = request(&b, Link::first_qpn(a.slot()), Opcode::Write, 0, 0, 0);
+    let write = request(&b, mlx5_device::first_qpn(a.slot()), Opcode::Write, 0, 0, 0);
     b.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
     drop(b);
     assert!(!a.is_alive(slot).unwrap());
@@ -456,7 +457,7 @@ fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
     let (mut a, mut b) = pair();
     let long = Duration::from_secs(20);
     let begun = std::time::Instant::now();
-    let write = request(&a, Link::first_qpn(b.slot()), Opcode::Write, 0, 0, 0);
+    let write = request(&a, mlx5_device::first_qpn(b.slot()), Opcode::Write, 0, 0, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));

@@ -122,7 +122,7 @@ pub fn end_flag() -> Arc<AtomicBool> {
 /// A request of `length` bytes from `link` to `qpn`.
 pub fn request(link: &Link, dst_qpn: u32, opcode: Opcode, psn: u32, remote_va: u64, length: u32) -> Request {
     Request {
-        src_qpn: Link::first_qpn(link.slot()) + 0x40,
+        src_qpn: mlx5_device::first_qpn(link.slot()) + 0x40,
         dst_qpn,
         service: ServiceType::Rc,
         opcode,

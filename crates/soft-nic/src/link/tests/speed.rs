@@ -14,7 +14,7 @@ fn stream(link: &mut Link, slot: u8, to: u64, bytes: &[u8], count: u32, window: 
     let begun = Instant::now();
     let (mut sent, mut acknowledged) = (0, 0);
     let from = [Segment { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }];
-    let qpn = Link::first_qpn(slot);
+    let qpn = mlx5_device::first_qpn(slot);
     while acknowledged < count {
         let mut burst = 0;
         while sent < count && sent - acknowledged < window && burst < 32 {

@@ -52,10 +52,10 @@ fn a_long_message_goes_on_beside_short_ones_that_take_all_the_room_there_is() {
         let queue = |len: usize, number: u32| {
             let asked = match lane {
                 Lane::Request => {
-                    request(&a, Link::first_qpn(b.slot()) + number, Opcode::Write, 0, 0, len as u32)
+                    request(&a, mlx5_device::first_qpn(b.slot()) + number, Opcode::Write, 0, 0, len as u32)
                 }
                 Lane::Reply => {
-                    request(&b, Link::first_qpn(a.slot()) + number, Opcode::Read, 0, 0, len as u32)
+                    request(&b, mlx5_device::first_qpn(a.slot()) + number, Opcode::Read, 0, 0, len as u32)
                 }
             };
             Queue { asked, lane, bytes: &bytes[..len], sent: 0 }
@@ -93,7 +93,8 @@ fn requests_have_their_turn_beside_an_endless_stream_of_answers_and_answers_besi
             let queue = |lane, number: u32, bytes| {
                 let (from, to) = if lane == Lane::Request { (&a, &b) } else { (&b, &a) };
                 let opcode = if lane == Lane::Request { Opcode::Write } else { Opcode::Read };
-                let asked = request(from, Link::first_qpn(to.slot()) + number, opcode, 0, 0, len as u32);
+                let asked =
+                    request(from, mlx5_device::first_qpn(to.slot()) + number, opcode, 0, 0, len as u32);
                 Queue { asked, lane, bytes, sent: 0 }
             };
             let (mut stream_of, mut one) = (queue(stream, 1, &bytes[..]), queue(other, 2, &bytes[..]));
@@ -135,11 +136,12 @@ fn no_request_overtakes_a_reply_whatever_a_round_takes() {
         // More of both than a round takes, in runs of different lengths.
         for _ in 0..if round < 20_000 { round % 5 } else { 0 } {
             sent += 1;
-            let asked = request(&b, Link::first_qpn(a.slot()) + 1, Opcode::Read, 0, 0, 0);
+            let asked = request(&b, mlx5_device::first_qpn(a.slot()) + 1, Opcode::Read, 0, 0, 0);
             let reply = Reply { msn: sent, ..reply_to(&asked, ReplyKind::Ack) };
             a.send_reply(&reply, Payload::Nothing, 0).unwrap();
             if sent % 3 == 0 {
-                let write = request(&a, Link::first_qpn(b.slot()) + 1, Opcode::Write, 0, u64::from(sent), 0);
+                let write =
+                    request(&a, mlx5_device::first_qpn(b.slot()) + 1, Opcode::Write, 0, u64::from(sent), 0);
                 a.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
             }
         }

@@ -105,7 +105,7 @@ impl Writer {
             let from = [Segment { addr: self.buffers[turn].as_ptr() as u64, len: bytes.into() }];
             let to = self.to + (self.sent % self.series.slots() as u64) * u64::from(bytes);
             let psn = self.sent as u32 & 0xff_ffff;
-            let mut write = request(link, Link::first_qpn(self.slot), Opcode::Write, psn, to, bytes);
+            let mut write = request(link, mlx5_device::first_qpn(self.slot), Opcode::Write, psn, to, bytes);
             (write.fragment.offset, write.fragment.length) = (self.offset, bytes - self.offset);
             match link.send_request(&write, &PathAddress::default(), Payload::Segments(&from)) {
                 Ok(sent) => {

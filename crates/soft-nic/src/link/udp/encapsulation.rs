@@ -16,9 +16,8 @@ use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::{self, IpHeader, Udp, gid_of};
 use roce::{Now, Packet};
 
-use super::SharedPort;
-use super::arrived::{Arrived, Kept};
 use super::impairment::{Impairer, Impairment};
+use super::{Arrived, Kept, SharedPort};
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
 use crate::os::system;

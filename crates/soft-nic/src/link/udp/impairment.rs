@@ -2,7 +2,7 @@
 
 use mlx5_device::random::chance;
 
-use super::arrived::{Arrived, Kept};
+use super::{Arrived, Kept};
 
 /// Probabilities of loss and reordering, and the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -15,8 +15,8 @@ use std::os::fd::RawFd;
 use roce::Now;
 use roce::wire::udp::DYNAMIC_PORTS;
 
+use crate::link::SLOTS;
 use crate::link::delay::Line;
-use crate::link::{Link, SLOTS};
 use crate::os::datagrams::{Datagrams, Posted, SendBatch};
 
 /// The UDP port of RoCEv2 (IANA; IBTA Annex A17).
@@ -300,7 +300,7 @@ impl SharedPort {
                     counters.malformed += 1;
                     return;
                 };
-                let to = Link::slot_of(qpn);
+                let to = mlx5_device::slot_of(qpn);
                 if qpn == GSI_QPN || to == *slot {
                     deliver(from, packet);
                     return;
@@ -332,7 +332,8 @@ impl SharedPort {
         let handed_on = own.receive(|from, datagram| {
             let known = datagram.split_at_checked(HEAD_BYTES);
             let known = known.and_then(|(head, packet)| Some((origin(head, *key)?, packet)));
-            let ours = |packet: &[u8]| destination(packet).is_some_and(|qpn| Link::slot_of(qpn) == *slot);
+            let ours =
+                |packet: &[u8]| destination(packet).is_some_and(|qpn| mlx5_device::slot_of(qpn) == *slot);
             match known {
                 Some((origin, packet)) if from == owner && ours(packet) => deliver(origin, packet),
                 _ => counters.refused += 1,

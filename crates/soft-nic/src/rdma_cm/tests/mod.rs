@@ -25,8 +25,8 @@ use crate::config::{Config, LinkLayer};
 use crate::dma::Host;
 use crate::link::ServiceError;
 use crate::link::mads::AddressedMad;
-use crate::os::pipe::own;
 use crate::os::system::is_readable;
+use crate::os::testing::own;
 
 /// What carries MADs between the two, and knows who listens.
 #[derive(Debug, Default)]

@@ -103,7 +103,7 @@ impl Traffic {
         let memory = Walled { host: setup.memory, walls: walls.clone(), lags: false };
         let mut driver = Driver::new(setup.with_memory(memory));
         let foreign = Link::join(LinkConfig { fabric, ..LinkConfig::default() }).expect("a second slot");
-        let foreign_qpn = Link::first_qpn(foreign.slot()) | 0x40;
+        let foreign_qpn = mlx5_device::first_qpn(foreign.slot()) | 0x40;
         let roles = [
             (Role::Plain, ServiceType::Rc),
             (Role::Plain, ServiceType::Rc),

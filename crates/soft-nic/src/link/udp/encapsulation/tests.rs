@@ -7,7 +7,6 @@ use roce::packet::{Aeth, AtomicEth, Content, Deth, Reth, Syndrome, Trailer};
 use roce::{Fragment, NakCode, Position, Psn, ServiceType};
 
 use super::*;
-use crate::link::Link;
 
 /// A loopback address of its own for each test of each process.
 fn place(test: u8) -> IpAddr {
@@ -18,7 +17,7 @@ fn place(test: u8) -> IpAddr {
 fn packet(slot: u8, content: Content, length: u32) -> Packet {
     Packet {
         service: ServiceType::Rc,
-        dst_qpn: Link::first_qpn(slot) | 0x40,
+        dst_qpn: mlx5_device::first_qpn(slot) | 0x40,
         psn: Psn::new(77),
         ack_requested: true,
         solicited: false,
@@ -110,7 +109,7 @@ fn an_owner_that_takes_one_packet_a_round_hands_on_what_comes_behind_it() {
     for psn in 0..5 {
         own.push(Packet { psn: Psn::new(psn), ..send(64) });
     }
-    let theirs = Packet { dst_qpn: Link::first_qpn(3) | 0x40, ..send(64) };
+    let theirs = Packet { dst_qpn: mlx5_device::first_qpn(3) | 0x40, ..send(64) };
     for packet in own.iter().chain([&theirs]) {
         sender.send(ours, shared, packet, Icrc::Right, |_| Ok(())).unwrap();
     }

@@ -11,7 +11,7 @@ const KEY: u64 = 0x0123_4567_89ab_cdef;
 
 /// A packet for a queue of `slot` with a mark behind its BTH.
 fn packet(slot: u8, mark: u8) -> Vec<u8> {
-    packet_to(Link::first_qpn(slot) | 5, mark)
+    packet_to(mlx5_device::first_qpn(slot) | 5, mark)
 }
 
 fn packet_to(qpn: u32, mark: u8) -> Vec<u8> {
