@@ -126,23 +126,32 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<()> {
         return Ok(written.map(drop)?);
     }
     let is_ctl = arguments.get(1).is_some_and(|action| action == "ctl");
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
-            return error.print().context("printing the help");
+            // A reader as `head` may close stdout early.
+            let _ = error.print();
+            return Ok(());
         }
         Err(error) => {
-            bail!(
-                "{}; see `softnic {} --help`",
-                first_paragraph(&error, is_ctl),
-                if is_ctl { "ctl" } else { "run" }
-            )
+            bail!("{}; see `{} --help`", first_paragraph(&error, is_ctl), named_command(&arguments))
         }
     };
     match cli.action {
         Action::Run(run) => start(&run),
         Action::Ctl(ctl) => ctl::run(&ctl),
     }
+}
+
+/// The command that these words name, down to its subcommand; `softnic run` where they name none.
+fn named_command(words: &[OsString]) -> String {
+    let (mut command, mut path) = (&Cli::command(), "softnic".to_owned());
+    for word in words.iter().skip(1) {
+        let Some(next) = command.find_subcommand(word) else { continue };
+        path += &format!(" {}", next.get_name());
+        command = next;
+    }
+    if path == "softnic" { path + " run" } else { path }
 }
 
 /// What clap says, without its usage and tips.

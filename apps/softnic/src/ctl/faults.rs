@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use mlx5_device::Span;
 use soft_nic::control::Request;
 
 use super::RunningNics;
@@ -42,12 +43,12 @@ pub struct Set {
     seed: Option<u64>,
     /// One-way delay of what this NIC sends, 0 to 1s, for example 250us; 0: none. Messages in flight keep their time.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
-    delay: Option<String>,
+    delay: Option<Span>,
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = limit)]
     rate_gbps: Option<String>,
     /// Send no more than so many requests and answers to READs in a second, 0.1 to 1000000000, or `none`.
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = limit)]
     messages_per_second: Option<String>,
 }
 
@@ -98,6 +99,14 @@ enum Fault {
     },
 }
 
+/// A rate, or that there is none.
+fn limit(text: &str) -> Result<String, &'static str> {
+    match text == "none" || text.parse::<f64>().is_ok() {
+        true => Ok(text.to_owned()),
+        false => Err("a number or `none` is needed"),
+    }
+}
+
 /// A number as people write QPNs and PSNs.
 fn number(text: &str) -> Result<u32, String> {
     let parsed = match text.strip_prefix("0x") {
@@ -119,7 +128,7 @@ pub fn set(set: &Set) -> Result<()> {
         |name: &str, value: Option<String>| value.map(|value| format!(" {name}={value}")).unwrap_or_default();
     line += &value("loss", set.loss.map(|loss| loss.to_string()));
     line += &value("seed", set.seed.map(|seed| seed.to_string()));
-    line += &value("delay", set.delay.clone());
+    line += &value("delay", set.delay.map(|delay| delay.to_string()));
     line += &value("rate-gbps", set.rate_gbps.clone());
     line += &value("messages-per-second", set.messages_per_second.clone());
     if line == "set" {

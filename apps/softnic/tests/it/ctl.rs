@@ -201,10 +201,11 @@ fn who_cannot_be_asked_is_told_why() {
         &["no process", "nobody-is-here", "`softnic ctl list`"],
     );
     ctl_refuses(&["counters"], &["PID", "--all", "`softnic ctl counters --help`"]);
-    ctl_refuses(&["counters", "x"], &["'x'"]);
+    ctl_refuses(&["counters", "x"], &["'x'", "`softnic ctl counters --help`"]);
+    ctl_refuses(&["inject", "1", "drop"], &["--qp", "`softnic ctl inject drop --help`"]);
     ctl_refuses(&["counters", "1", "--all"], &["--all"]);
     ctl_refuses(&["counters", &own, "--watch", "0"], &["--watch", "0.01 to 3600"]);
-    ctl_refuses(&["dance"], &["dance"]);
+    ctl_refuses(&["dance"], &["dance", "`softnic ctl --help`"]);
     ctl_refuses(&[], &["softnic ctl COMMAND"]);
 }
 

@@ -250,8 +250,8 @@ fn what_cannot_be_set_is_named() {
     let own = std::process::id().to_string();
     ctl_refuses(&["set", &own], &["--loss"]);
     ctl_refuses(&["set", &own, "--loss", "much"], &["--loss"]);
-    ctl_refuses(&["set", &own, "--rate-gbps", "fast"], &["rate-gbps"]);
-    ctl_refuses(&["set", &own, "--delay", "5"], &["\"5\" is no time", "250us"]);
+    ctl_refuses(&["set", &own, "--rate-gbps", "fast"], &["--rate-gbps", "a number or `none`"]);
+    ctl_refuses(&["set", &own, "--delay", "5"], &["--delay", "\"5\" is no time", "250us"]);
     ctl_refuses(&["set", &own, "--delay", "-1ms"], &["\"-1ms\" is no time"]);
     ctl_refuses(&["set", &own, "--loss", "0.5"], &["has no NIC"]);
     ctl_refuses(&["link", &own, "sideways"], &["sideways"]);
