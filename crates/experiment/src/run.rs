@@ -14,7 +14,7 @@ use crate::measured::{self, Entry};
 use crate::modelled::Modelled;
 use crate::point::{self, Key, Point, crowded, disturbed, label_of, provenance_of};
 use crate::resume::{self, Earlier, Options};
-use crate::spec::Grid;
+use crate::spec::{Extent, Grid};
 use crate::verdict::Judged;
 use crate::{Experiment, Picture, Samples, pictures, png, table};
 
@@ -114,7 +114,9 @@ pub fn measure(
 pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, extra: &Extra) -> Result<()> {
     let (spec, out, points) = (&experiment.spec, &options.out, &earlier.points);
     let rows = table::rows(points);
-    let verdicts = experiment.judge(points);
+    // Two points a series show that a command works, and no more.
+    let is_judged = options.extent != Extent::Smoke;
+    let verdicts = if is_judged { experiment.judge(points) } else { Vec::new() };
     let extent = options.extent.name();
     let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
     let samples = Samples::of_run(points);
@@ -155,7 +157,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     say!();
     extra.lines.iter().for_each(|line| say!("{line}"));
     extra.modelled.iter().for_each(|line| say!("{}", line.text()));
-    say!("{}\n", table::verdicts(&verdicts));
+    say!("\n{}\n", if is_judged { said_verdicts(provenance.nic, &verdicts) } else { NOT_JUDGED.to_owned() });
     say!("{}", point::standing(label, &provenance));
     for name in spec.pictures().filter(|name| out.join(format!("{name}.png")).is_file()) {
         say!("plot: {}", out.join(format!("{name}.png")).display());
@@ -173,6 +175,21 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
         say!("recorded in {}", path.display());
     }
     Ok(())
+}
+
+/// In the place of a smoke run's verdicts.
+const NOT_JUDGED: &str = "no verdicts: --smoke measures two points a series at most; --quick is judged";
+
+/// Verdicts, below a line on what an emulated NIC means for them.
+fn said_verdicts(nic: Label, verdicts: &[Judged]) -> String {
+    let is_of_nic = |one: &Judged| one.label == Label::Emulated && one.is_decided();
+    let heading = match nic == Label::Emulated && verdicts.iter().any(is_of_nic) {
+        true => {
+            "verdicts labelled `emulated` are about the software NIC, where a doorbell is a store to memory; a card may give others\n"
+        }
+        false => "",
+    };
+    format!("{heading}{}", table::verdicts(verdicts))
 }
 
 /// What is missing where points are not whole, on which machine, and how these points are measured again.
@@ -207,7 +224,6 @@ mod tests {
     use super::*;
     use crate::point::example;
     use crate::refused::Refused;
-    use crate::spec::Extent;
 
     /// Says numbers of its own; from the point of this number on it fails.
     struct Fake {
@@ -245,7 +261,7 @@ mod tests {
 
     fn run(options: &Options, fake: &mut Fake) -> Result<Earlier> {
         let experiment = Experiment::small("fig4");
-        let grid = experiment.spec.grid(Extent::Normal);
+        let grid = experiment.spec.grid(options.extent);
         let _locked = resume::lock(&options.out)?;
         let earlier = measure(&experiment, options, &provenance(), &grid, fake, &mut |_, _| ())?;
         report(&experiment, options, &earlier, &Extra::default())?;
@@ -322,23 +338,51 @@ mod tests {
         assert_eq!(error.matches("os error").count(), 1, "{error}");
     }
 
-    /// Says to the test below that it is the run.
-    const DRAWS: &str = "EXPERIMENT_TEST_DRAWS";
+    /// Says to the test below that it is the run, of this extent.
+    const EXTENT: &str = "EXPERIMENT_TEST_EXTENT";
 
     #[test]
-    fn the_end_of_a_run_names_its_pictures() {
-        if std::env::var_os(DRAWS).is_some() {
-            run(&options("pictures"), &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
+    fn the_end_of_a_run_names_its_pictures_and_a_smoke_run_has_no_verdict() {
+        if let Ok(extent) = std::env::var(EXTENT) {
+            let options = Options { extent: Extent::named(&extent).unwrap(), ..options("pictures") };
+            run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
             return;
         }
-        let mut us = std::process::Command::new(std::env::current_exe().unwrap());
-        us.args(["--exact", "run::tests::the_end_of_a_run_names_its_pictures", "--nocapture"]);
-        let said = us.env(DRAWS, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        let plots: Vec<&Path> =
-            said.lines().filter_map(|line| line.strip_prefix("plot: ")).map(Path::new).collect();
-        assert!(plots.len() == 2 && plots.iter().all(|plot| plot.is_file()), "{said}");
-        fs::remove_dir_all(plots[0].parent().unwrap()).unwrap();
+        for (extent, is_judged) in [("normal", true), ("smoke", false)] {
+            let mut us = std::process::Command::new(std::env::current_exe().unwrap());
+            let name = "run::tests::the_end_of_a_run_names_its_pictures_and_a_smoke_run_has_no_verdict";
+            let said = us.args(["--exact", name, "--nocapture"]).env(EXTENT, extent).output().unwrap();
+            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            let plots: Vec<&Path> =
+                said.lines().filter_map(|line| line.strip_prefix("plot: ")).map(Path::new).collect();
+            assert!(plots.len() == 2 && plots.iter().all(|plot| plot.is_file()), "{said}");
+            let folder = plots[0].parent().unwrap();
+            let summary = fs::read_to_string(folder.join("summary.json")).unwrap();
+            let judged = [
+                said.contains("post-constant "),
+                !said.contains(NOT_JUDGED),
+                !summary.contains("\"verdicts\": []"),
+            ];
+            assert_eq!(judged, [is_judged; 3], "{extent}: {said}");
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+
+    #[test]
+    fn verdicts_on_an_emulated_nic_are_said_to_be_about_it() {
+        use crate::verdict::Verdict::{NeedsData, NotReproduced, Reproduced};
+        let experiment = Experiment::small("fig4");
+        let any = experiment.judge(&[example("cpu-shim", 64)]).remove(0);
+        for (nic, label, verdict, is_said) in [
+            (Label::Emulated, Label::Emulated, Reproduced, true),
+            (Label::Emulated, Label::Emulated, NotReproduced, true),
+            (Label::Emulated, Label::Emulated, NeedsData, false),
+            (Label::Emulated, Label::None, Reproduced, false),
+            (Label::Hardware, Label::Emulated, Reproduced, false),
+        ] {
+            let said = said_verdicts(nic, &[Judged { label, verdict, ..any.clone() }]);
+            assert_eq!(said.starts_with("verdicts labelled `emulated` are about the software NIC"), is_said);
+        }
     }
 
     #[test]

@@ -79,10 +79,14 @@ impl Samples {
         self.counts.iter().map(|(name, count)| (name.clone(), number(Some(*count)))).collect()
     }
 
-    /// Gauges and what is absent as one line to print; `None`: nothing was sampled.
+    /// Gauges, and the names of what is absent, as one line to print; `None`: nothing was sampled.
     pub fn line(&self) -> Option<String> {
-        let words = self.gauges_in_words();
-        let words: Vec<String> = words.iter().map(|(name, said)| format!("{name} {said}")).collect();
+        let words = self.gauges_in_words().into_iter().take(self.gauges.len());
+        let mut words: Vec<String> = words.map(|(name, said)| format!("{name} {said}")).collect();
+        let absent: Vec<&str> = self.absent.keys().map(String::as_str).collect();
+        words.extend(
+            (!absent.is_empty()).then(|| format!("not here (summary.json says why): {}", absent.join(", "))),
+        );
         (!words.is_empty()).then(|| format!("meanwhile: {}", words.join("; ")))
     }
 }
@@ -114,7 +118,10 @@ mod tests {
         // What some point has is not absent, by its name or by the beginning of it.
         assert_eq!(run.absent, [("gpu_watts".to_owned(), "no nvidia-smi".to_owned())].into());
         let line = run.line().unwrap();
-        assert_eq!(line, "meanwhile: cpu_watts 30.00 (10.00–60.00); gpu_watts n/a: no nvidia-smi");
+        assert_eq!(
+            line,
+            "meanwhile: cpu_watts 30.00 (10.00–60.00); not here (summary.json says why): gpu_watts"
+        );
         assert_eq!(Samples::of_run(&points[3..]), Samples::default());
     }
 }

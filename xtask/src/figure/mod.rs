@@ -205,7 +205,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     }
     let mut experiment = Experiment::read(&experiments(), name)?;
     if options.smoke {
-        smoke::keep_first_model(&mut experiment.spec);
+        smoke::shorten(&mut experiment.spec);
     }
     let app = experiment.spec.app.as_str();
     if let Some(command) = &options.counters_hook {

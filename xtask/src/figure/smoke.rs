@@ -10,9 +10,11 @@ pub fn has(app: &str) -> bool {
     [transfer::APP, models::APP, path::APP, serving::APP, serving::time::APP].contains(&app)
 }
 
-/// Of a server's series, `gpu-LINE-MODEL`, keeps those of the first one's model without the variants, `gpu-LINE+VARIANT-MODEL`: each
-/// starts a server of its own.
-pub fn keep_first_model(spec: &mut Spec) {
+/// Two points judge no claim. Of a server's series, `gpu-LINE-MODEL`, those of the first one's model stay without the variants,
+/// `gpu-LINE+VARIANT-MODEL`: each starts a server of its own.
+pub fn shorten(spec: &mut Spec) {
+    spec.judges.clear();
+    spec.claims.clear();
     if ![serving::APP, serving::time::APP].contains(&spec.app.as_str()) {
         return;
     }
@@ -33,7 +35,8 @@ mod tests {
         {
             let mut spec = Spec::read(&experiments().join(figure)).unwrap();
             assert!(has(&spec.app), "{figure}");
-            keep_first_model(&mut spec);
+            shorten(&mut spec);
+            assert!(spec.judges.is_empty() && spec.claims.is_empty(), "{figure}");
             let grid = spec.grid(Extent::Smoke);
             if let Some(series) = series {
                 assert_eq!(grid.series.len(), series, "{figure}: {:?}", grid.series);

@@ -94,15 +94,18 @@ pub struct Judged {
 }
 
 impl Judged {
+    /// Whether its points could decide it.
+    pub fn is_decided(&self) -> bool {
+        matches!(self.verdict, Verdict::Reproduced | Verdict::InPart | Verdict::NotReproduced)
+    }
+
     /// The verdict as it is printed: an aim is met or not, and one that was taken beside other programs says so.
     pub fn said(&self) -> String {
         let load = if self.disturbed { ", under load" } else { "" };
         match (&self.verdict, self.aim) {
             (Verdict::Reproduced, true) => format!("aim met{load}"),
             (Verdict::NotReproduced | Verdict::InPart, true) => format!("aim not met{load}"),
-            (Verdict::Reproduced | Verdict::NotReproduced | Verdict::InPart, false) => {
-                format!("{}{load}", self.verdict)
-            }
+            (verdict, false) if self.is_decided() => format!("{verdict}{load}"),
             (verdict, _) => verdict.to_string(),
         }
     }
