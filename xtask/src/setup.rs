@@ -14,7 +14,7 @@ use crate::carried;
 use crate::onnx_runtime::Search;
 use crate::refused::refused;
 use crate::stop;
-use crate::wheels;
+use crate::wheels::{self, Wheels};
 
 #[derive(Args)]
 pub struct Options {
@@ -79,6 +79,11 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Makes sure that what `purpose` needs is installed; called by every command that needs something.
 pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
+    prepare_with(purpose, if purpose < Purpose::Test { &[] } else { &wheels::ALL }, no_install)
+}
+
+/// As [`prepare`], with these wheels of those that the tests need.
+pub fn prepare_with(purpose: Purpose, wheels: &[&Wheels], no_install: bool) -> Result<()> {
     // Nothing can be fetched where a bundle is used; a command that misses something says so.
     if carried::folder().is_some() {
         return Ok(());
@@ -91,7 +96,7 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
             system.name,
             names(&wanted(purpose)).join(" ")
         );
-        return tools(purpose, no_install, || {
+        return tools(purpose, wheels, no_install, || {
             Err(refused(
                 "python3 has no pip, which fetches NVIDIA's run-time compiler; install it".to_owned(),
             ))
@@ -106,7 +111,7 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
             false => install(&names(&missing), no_install)?,
         }
     }
-    tools(purpose, no_install, || install(&["python3-pip"], false))
+    tools(purpose, wheels, no_install, || install(&["python3-pip"], false))
 }
 
 /// The testbed's nodes start this package's sshd. The package itself would start one for the whole machine, and at each boot.
@@ -136,11 +141,10 @@ fn without_ssh_server(install: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 /// What comes from no package of the system.
-fn tools(purpose: Purpose, no_install: bool, pip: impl Fn() -> Result<()>) -> Result<()> {
+fn tools(purpose: Purpose, wheels: &[&Wheels], no_install: bool, pip: impl Fn() -> Result<()>) -> Result<()> {
     rust_tools(purpose, no_install)?;
-    let tests = if purpose < Purpose::Test { &[][..] } else { &wheels::ALL };
     let long = (purpose == Purpose::Full).then_some(&wheels::ANSIBLE_LINT);
-    tests.iter().copied().chain(long).try_for_each(|wheels| wheels.prepare(no_install, &pip))
+    wheels.iter().copied().chain(long).try_for_each(|wheels| wheels.prepare(no_install, &pip))
 }
 
 /// Makes sure that ONNX Runtime is there, for a command that needs no other wheels. A bundle fetches nothing: there our programs' own search
@@ -157,7 +161,7 @@ pub fn onnx_runtime(no_install: bool) -> Result<()> {
 }
 
 /// Makes sure that these wheels are there. Error: they cannot be had.
-pub fn fetched(wheels: &wheels::Wheels, no_install: bool) -> Result<()> {
+pub fn fetched(wheels: &Wheels, no_install: bool) -> Result<()> {
     wheels.prepare(no_install, || install(&["python3-pip"], false))
 }
 

@@ -93,14 +93,16 @@ pub fn run(options: &Options) -> Result<()> {
     let mut suites = suites::all(&packages, &target_dir().join("release/softnic"), &jobs::logs());
     suites::keep(&mut suites, &options.suites, "")?;
     let (floors, budget) = (Floors::read(&root)?, Budget::read(&root)?);
+    let needs = suites::needs(&suites);
     let jobs = jobs::plan(suites, options);
     // Only the whole run is what the budget is for.
     let is_judged = options.suites.is_empty() && !options.bare && !options.full;
     if is_judged {
         begin(&jobs, &budget);
     }
-    if !options.bare {
-        setup::prepare(if options.full { Purpose::Full } else { Purpose::Test }, options.no_install)?;
+    if let Some(wheels) = needs.filter(|_| !options.bare) {
+        let purpose = if options.full { Purpose::Full } else { Purpose::Test };
+        setup::prepare_with(purpose, &wheels, options.no_install)?;
     }
     let path = path::folder(&target_dir())?;
     if path.is_none() {

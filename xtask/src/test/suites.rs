@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use measure::Loopback;
 
 use crate::refused::{nearest, refused};
+use crate::tidy::purity::PURE;
 use crate::wheels::{self, Wheels};
 
 /// How a package's tests are run when the ordinary way is not enough.
@@ -294,6 +295,17 @@ fn environment(way: RunOptions) -> Vec<(String, String)> {
     environment
 }
 
+/// What set-up brings for these suites beside packages: the wheels that they are told of. `None`: they do no I/O and need no set-up.
+pub fn needs(suites: &[Suite]) -> Option<Vec<&'static Wheels>> {
+    if suites.iter().all(|suite| PURE.contains(&&*suite.package)) {
+        return None;
+    }
+    let is_told = |wheels: &&Wheels| {
+        suites.iter().flat_map(|suite| &suite.environment).any(|(name, _)| name == wheels.variable)
+    };
+    Some(wheels::ALL.into_iter().filter(is_told).collect())
+}
+
 /// What is there by our own doing: a test that skips for want of it hides something. What the user asks for stays.
 fn require(ours: &str) -> (String, String) {
     ("REQUIRE".into(), std::env::var("REQUIRE").unwrap_or_else(|_| ours.into()))
@@ -334,6 +346,21 @@ mod tests {
         let names: Vec<&str> = suites[0].environment.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["DOORBELL_CUDA", "DOORBELL_ONNXRUNTIME", "REQUIRE"]);
         assert_eq!(suites[0].environment[2], require("toolkit,reference"));
+    }
+
+    #[test]
+    fn only_what_the_wanted_suites_need_is_set_up() {
+        for (packages, wanted) in [
+            (&["roce", "slots"][..], None),
+            (&["roce", "verbs"], Some(&[][..])),
+            (&["roce", "rdma-shim"], Some(&["DOORBELL_CUDA"])),
+            (&["profiler"], Some(&["DOORBELL_ONNXRUNTIME"])),
+            (&["inference", "roce"], Some(&["DOORBELL_CUDA", "DOORBELL_ONNXRUNTIME"])),
+        ] {
+            let names = |found: Vec<&Wheels>| found.iter().map(|wheels| wheels.variable).collect();
+            let found: Option<Vec<&str>> = needs(&named(packages)).map(names);
+            assert_eq!(found.as_deref(), wanted, "{packages:?}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod measured;
 mod numbers;
 mod posting;
 mod prose;
-mod purity;
+pub mod purity;
 mod sizes;
 mod source;
 mod unsafe_code;
