@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use experiment::Experiment;
+use experiment::spec::Grid;
 
 use super::{Options, for_a_shell};
 use crate::gpu_machine::GpuMachine;
@@ -113,7 +114,12 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
     Ok(())
 }
 
-/// Seconds that the points of a figure ask for, and as long again for what each starts.
+/// Seconds that the points of a grid ask for, and as long again for what each starts.
+pub fn grid_s(grid: &Grid) -> f64 {
+    grid.keys().iter().map(|key| 2.0 * grid.seconds_of(&key.series).max(0.1)).sum()
+}
+
+/// Of a figure's grid on this machine.
 fn asked_s(figure: &str, options: &Options, no_gpu: bool) -> f64 {
     let Ok(experiment) = Experiment::read(&super::experiments(), &format!("fig{figure}")) else { return 0.0 };
     let mut grid = experiment.spec.grid(options.extent());
@@ -121,7 +127,7 @@ fn asked_s(figure: &str, options: &Options, no_gpu: bool) -> f64 {
     if no_gpu || OF_MODELS.contains(&figure) {
         grid.series.retain(|series| !series.starts_with(other));
     }
-    grid.keys().iter().map(|key| 2.0 * grid.seconds_of(&key.series).max(0.1)).sum()
+    grid_s(&grid)
 }
 
 /// Seconds that figures must have asked for before their time says something of the others, and how much slower these are taken for

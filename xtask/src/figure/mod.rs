@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -198,11 +199,26 @@ fn measure_points_beside(
     progress::measure(experiment, how, provenance, grid, &mut sampled)
 }
 
-/// Runs the experiment `name`, by the function that its `app` names.
+/// Runs the experiment `name`, or all figures. Says how a figure is looked at beside the recorded ones.
 pub fn run(name: &str, options: &Options) -> Result<()> {
     if name == all::NAME {
         return all::run(options);
     }
+    run_one(name, options)?;
+    shown_by(name, options).iter().for_each(|line| say!("{line}"));
+    Ok(())
+}
+
+/// The command that shows a figure's results, where a page of them can be made.
+fn shown_by(name: &str, options: &Options) -> Option<String> {
+    let has_page = name.starts_with("fig") && !options.dry_run && carried::folder().is_none();
+    let out = options.out.clone().unwrap_or_else(|| workspace::results(name));
+    let out = quoted(&out.display().to_string());
+    has_page.then(|| format!("beside the recorded ones: {} report --add {out}", workspace::us()))
+}
+
+/// Runs an experiment by the function that its `app` names.
+fn run_one(name: &str, options: &Options) -> Result<()> {
     let mut experiment = Experiment::read(&experiments(), name)?;
     if options.smoke {
         smoke::shorten(&mut experiment.spec);
@@ -469,13 +485,14 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
-            "{} points: {} series × {} sizes × lists of {:?} × {} repetitions, {} s each",
+            "{} points: {} series × {} sizes × lists of {:?} × {} repetitions, {} s each; {} after the build",
             keys.len(),
             grid.series.len(),
             grid.xs().len(),
             grid.factors["list"],
             grid.repeat,
-            grid.seconds
+            grid.seconds,
+            progress::about(Duration::from_secs_f64(all::grid_s(&grid)))
         ),
         format!("nic: {}", options.nic.as_deref().unwrap_or(software)),
         format!("results: {}", out.display()),

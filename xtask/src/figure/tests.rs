@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use experiment::point::{self, Point};
 use experiment::resume::Earlier;
@@ -497,6 +497,8 @@ fn a_dry_run_says_grid_plots_curves_and_claims() {
             .unwrap();
         for part in [
             "points: 2 series",
+            // 330 and 660 points of 0.5 s and 0.3 s, and as long again for what each starts.
+            if number == 4 { "0.5 s each; about 6 min after the build" } else { "s each; about " },
             "draws: post-time",
             "gpu-l40 (33 points)",
             "post-constant",
@@ -518,6 +520,15 @@ fn a_dry_run_says_grid_plots_curves_and_claims() {
     let words =
         "link: shaped to 100 Gbit/s of wire bytes; measured.json keeps such a run apart from unshaped ones";
     assert!(text.contains(words) && text.contains("/spec.toml: fills-shaped-link"), "{text}");
+}
+
+#[test]
+fn a_run_ends_with_the_command_that_shows_it() {
+    let out = Some(PathBuf::from("a b"));
+    let of = |name, dry_run| shown_by(name, &Options { out: out.clone(), dry_run, ..options(false) });
+    let words = "beside the recorded ones: cargo xtask report --add 'a b'";
+    assert_eq!(of("fig4", false).as_deref(), Some(words));
+    assert_eq!((of("fig4", true), of("bench-nic", false)), (None, None));
 }
 
 /// The test below as the process that is stopped: its folder.
