@@ -48,7 +48,7 @@ mod zoo;
 
 /// Every project command.
 #[derive(Parser)]
-#[command(name = "cargo xtask", disable_help_subcommand = true)]
+#[command(name = "cargo xtask", bin_name = workspace::us(), disable_help_subcommand = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -328,7 +328,8 @@ mod tests {
 
     #[test]
     fn help_is_no_error() {
-        let error = Arguments::try_parse_from(["xtask", "figure", "--help"]).err().unwrap();
+        let error = Arguments::try_parse_from(["target/debug/xtask", "figure", "--help"]).err().unwrap();
         assert!(!error.use_stderr());
+        assert!(error.to_string().contains("Usage: cargo xtask figure [OPTIONS]"), "{error}");
     }
 }
