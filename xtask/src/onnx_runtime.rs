@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::carried;
 use crate::process::{WAIT, output};
 use crate::wheels::ONNX_RUNTIME;
 
@@ -79,8 +80,11 @@ impl<'a> Search<'a> {
         let found = match self.find() {
             Ok(found) => found,
             Err(looked) => {
-                let command = ONNX_RUNTIME.by_hand();
-                return format!("not found: {looked}; fetch the tested version by: {command}");
+                let who = match carried::folder() {
+                    Some(_) => "fetch the tested version",
+                    None => "figures 1 and 2 and `demo` fetch it, or you",
+                };
+                return format!("not found: {looked}; {who} by: {}", ONNX_RUNTIME.by_hand());
             }
         };
         let name = found.library.file_name().unwrap_or_default().to_string_lossy();
@@ -180,6 +184,7 @@ mod tests {
         ] {
             let said = Search { option, variable, setup: empty.clone(), python }.state();
             assert!(said.starts_with("not found: ") && said.contains(words), "{said}");
+            assert!(said.contains("; figures 1 and 2 and `demo` fetch it"), "{said}");
             for word in ["onnxruntime==", "--hash=sha256:", "--require-hashes", "--no-deps"] {
                 assert!(said.contains(word), "{word}: {said}");
             }
