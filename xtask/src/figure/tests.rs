@@ -422,8 +422,9 @@ fn an_unknown_figure_is_refused_with_the_ones_there_are() {
     let error = run("fig99", &options(false)).unwrap_err();
     assert_refused(&error, "fig4, fig5");
     let resumed = Options { resume: true, ..options(false) };
-    for name in ["bench-nic", "bench-post-gpu"] {
-        let error = run(name, &resumed).unwrap_err();
+    let dry = Options { dry_run: true, ..options(false) };
+    for (name, options) in [("bench-nic", dry), ("bench-post-gpu", resumed)] {
+        let error = run(name, &options).unwrap_err();
         assert_refused(&error, "are no transfers");
     }
 }
