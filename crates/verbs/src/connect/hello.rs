@@ -6,14 +6,9 @@ use std::net::SocketAddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{ConnectError, Path};
+use super::{ConnectError, PROTOCOL, Path, VERSION};
 use crate::code::{LinkLayer, Mtu};
 use crate::{Gid, Memory, Mr, Qp, QpType};
-
-/// First field of the line.
-pub const PROTOCOL: &str = "doorbell-connect";
-/// Version of the line; both sides must have the same.
-pub const VERSION: u64 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpOffer {

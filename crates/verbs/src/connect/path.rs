@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConnectError, Hello, QpOffer};
+use super::ConnectError;
 use crate::code::{Access, GidType, LinkLayer, Mtu, PortState};
-use crate::{AddressAttributes, Context, Gid, GidEntry, InitAttributes, Qp, RtrAttributes, RtsAttributes};
+use crate::{Context, Gid, GidEntry, InitAttributes, Qp};
 
 /// How our GID is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -195,7 +195,7 @@ pub struct Path {
     pub mtu: Mtu,
     /// READs and atomics at a time, in each direction.
     pub max_rd_atomic: u8,
-    options: PathOptions,
+    pub(super) options: PathOptions,
 }
 
 impl Path {
@@ -215,46 +215,6 @@ impl Path {
     /// Brings a queue pair to INIT, where receives may be posted.
     pub fn to_init(&self, qp: &Qp, access: Access, qkey: u32) -> Result<(), ConnectError> {
         Ok(qp.to_init(&InitAttributes { port: self.port, pkey_index: 0, access, qkey })?)
-    }
-
-    /// Way to a peer.
-    pub fn address_of<P>(&self, peer: &Hello<P>) -> AddressAttributes {
-        AddressAttributes {
-            port: self.port,
-            lid: peer.lid,
-            gid: if self.gid.is_some() { peer.gid } else { None },
-            gid_index: self.gid.map_or(0, |entry| entry.index as u8),
-            service_level: self.options.service_level,
-            traffic_class: self.options.traffic_class,
-            hop_limit: self.options.hop_limit,
-            flow_label: 0,
-        }
-    }
-
-    /// Brings a queue pair from INIT over RTR to RTS, with the peer's queue pair `theirs` at the other end.
-    pub fn connect<P>(
-        &self,
-        qp: &Qp,
-        ours: QpOffer,
-        peer: &Hello<P>,
-        theirs: QpOffer,
-    ) -> Result<(), ConnectError> {
-        qp.to_rtr(&RtrAttributes {
-            address: self.address_of(peer),
-            peer_qpn: theirs.number,
-            mtu: self.mtu,
-            expected_psn: theirs.psn,
-            max_dest_rd_atomic: self.max_rd_atomic,
-            min_rnr_timer: self.options.min_rnr_timer,
-        })?;
-        qp.to_rts(&RtsAttributes {
-            first_psn: ours.psn,
-            timeout: self.options.timeout,
-            retry_count: self.options.retry_count,
-            rnr_retry: self.options.rnr_retry,
-            max_rd_atomic: self.max_rd_atomic.min(peer.max_dest_rd_atomic),
-        })?;
-        Ok(())
     }
 
     /// A path that needs no device, for tests of the exchange.

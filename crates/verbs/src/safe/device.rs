@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::address::Gid;
+use super::gid::Gid;
 use crate::result::code::{GidType, LinkLayer, Mtu, PortState};
 use crate::result::raw;
 use crate::result::{Error, Result, object};

@@ -10,23 +10,30 @@ mod completion;
 mod device;
 mod direct;
 mod event;
+mod gid;
+mod layout;
 mod memory;
+mod parent_domain;
 mod qp_builder;
+mod qp_type;
 mod queue_pair;
 mod window;
 mod work_request;
 
-pub use address::{AddressAttributes, AddressHandle, Gid};
+pub use address::{AddressAttributes, AddressHandle};
 pub use clock::Clock;
 pub(crate) use completion::wait_readable;
 pub use completion::{CompChannel, Cq, WorkCompletion};
 pub use device::{
     Context, Device, DeviceAttributes, DeviceList, GidEntry, Pd, PortAttributes, devices, fork_init, open,
 };
-pub use direct::{CqLayout, DirectCq, DirectQp, QpLayout, Ring};
+pub use direct::{DirectCq, DirectQp};
 pub use event::{AsyncEvent, Element};
+pub use gid::Gid;
+pub use layout::{CqLayout, QpLayout, Ring};
 pub use memory::{Addressable, Memory, Mr, Pages, Part};
-pub use qp_builder::{QpBuilder, QpCapacity, QpType, SendOperations};
+pub use qp_builder::{QpBuilder, SendOperations};
+pub use qp_type::{QpCapacity, QpType};
 pub use queue_pair::{InitAttributes, Qp, QueriedQp, QueuePair, RtrAttributes, RtsAttributes};
 pub use window::{Mw, MwKind, Opening};
 pub use work_request::{

@@ -1,80 +1,15 @@
-//! Making queue pairs: services, sizes, options; and the thread domain that brings a register of one's own.
+//! Making queue pairs: services, sizes, options.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::completion::{Cq, CqHandle};
 use super::device::Pd;
 use super::direct::{DirectCq, DirectQp};
+use super::parent_domain::ParentDomain;
+use super::qp_type::{QpCapacity, QpType};
 use super::queue_pair::{Qp, QueuePair};
 use crate::result::raw;
-use crate::result::{Error, Result, object, queue_pair};
-
-/// Transport service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum QpType {
-    /// Reliable connection.
-    Rc,
-    /// Unreliable connection.
-    Uc,
-    /// Unreliable datagram.
-    Ud,
-}
-
-impl QpType {
-    fn to_raw(self) -> raw::ibv_qp_type {
-        match self {
-            Self::Rc => raw::IBV_QPT_RC,
-            Self::Uc => raw::IBV_QPT_UC,
-            Self::Ud => raw::IBV_QPT_UD,
-        }
-    }
-}
-
-impl std::fmt::Display for QpType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Rc => "RC",
-            Self::Uc => "UC",
-            Self::Ud => "UD",
-        })
-    }
-}
-
-/// Sizes of a queue pair: wanted ones, or those that it got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QpCapacity {
-    pub send_requests: u32,
-    pub receive_requests: u32,
-    /// Scatter/gather entries of a send.
-    pub send_sges: u32,
-    /// Scatter/gather entries of a receive.
-    pub receive_sges: u32,
-    /// Inline bytes of a send.
-    pub inline_bytes: u32,
-}
-
-impl QpCapacity {
-    fn to_raw(self) -> raw::ibv_qp_cap {
-        raw::ibv_qp_cap {
-            max_send_wr: self.send_requests,
-            max_recv_wr: self.receive_requests,
-            max_send_sge: self.send_sges,
-            max_recv_sge: self.receive_sges,
-            max_inline_data: self.inline_bytes,
-        }
-    }
-
-    fn from_raw(raw: raw::ibv_qp_cap) -> Self {
-        Self {
-            send_requests: raw.max_send_wr,
-            receive_requests: raw.max_recv_wr,
-            send_sges: raw.max_send_sge,
-            receive_sges: raw.max_recv_sge,
-            inline_bytes: raw.max_inline_data,
-        }
-    }
-}
+use crate::result::{Error, Result, queue_pair};
 
 /// Operations that a send queue must have room for (`IBV_QP_EX_WITH_*`). Fewer operations make smaller requests: libmlx5
 /// otherwise reserves 4 blocks for each, since a memory window bind needs them.
@@ -270,38 +205,4 @@ impl QpBuilder {
 /// Whether libmlx5 asks for scatter-to-CQE when nothing is said (`use_scatter_to_cqe`, `verbs.c`).
 fn libmlx5_scatters() -> bool {
     std::env::var_os("MLX5_SCATTER_TO_CQE").is_none_or(|value| value != "0")
-}
-
-/// A thread domain and the protection domain that brings it to a queue pair.
-#[derive(Debug)]
-pub(super) struct ParentDomain {
-    pd: NonNull<raw::ibv_pd>,
-    td: NonNull<raw::ibv_td>,
-    _of: Pd,
-}
-
-impl ParentDomain {
-    fn new(pd: &Pd) -> Result<Self> {
-        let context = pd.context().raw();
-        // SAFETY: the context is live.
-        let td = unsafe { object::alloc_td(context) }.map_err(|e| e.of(pd.context().name()))?;
-        // SAFETY: all three are live and of this context.
-        match unsafe { object::alloc_parent_domain(context, pd.raw(), td) } {
-            Ok(parent) => Ok(Self { pd: parent, td, _of: pd.clone() }),
-            Err(error) => {
-                // SAFETY: no parent domain was made.
-                let _ = unsafe { object::dealloc_td(td) };
-                Err(error)
-            }
-        }
-    }
-}
-
-impl Drop for ParentDomain {
-    fn drop(&mut self) {
-        // SAFETY: the queue pair that keeps this destroyed itself before.
-        let _ = unsafe { object::dealloc_pd(self.pd) };
-        // SAFETY: the parent domain is gone.
-        let _ = unsafe { object::dealloc_td(self.td) };
-    }
 }

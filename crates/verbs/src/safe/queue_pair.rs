@@ -4,11 +4,13 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::address::{AddressAttributes, Gid};
+use super::address::AddressAttributes;
 use super::completion::CqHandle;
 use super::device::Pd;
-use super::direct::QpLayout;
-use super::qp_builder::{ParentDomain, QpCapacity, QpType};
+use super::gid::Gid;
+use super::layout::QpLayout;
+use super::parent_domain::ParentDomain;
+use super::qp_type::{QpCapacity, QpType};
 use super::work_request::{PostError, ReceiveRequest, SendList, SendRequest};
 use crate::result::code::{Access, Mtu, QpState};
 use crate::result::raw;
