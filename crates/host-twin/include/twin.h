@@ -92,7 +92,7 @@ void db_twin_gate(const char *file, int line);
 
 #include "twin_vector.h"
 
-/* A lane's place in its launch; the runtime fills it in (`Indices` in src/launch.rs). */
+/* A lane's place in its launch; the runtime fills it in (`Indices` in src/control.rs). */
 struct db_twin_here {
     uint3 thread, block;
     dim3 threads, blocks;

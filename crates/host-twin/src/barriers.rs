@@ -5,19 +5,7 @@
 //! ended. What is undefined there is found: a mask without the caller, and lanes that can never go on.
 //! Knows nothing of stacks and memory.
 
-use crate::site::LaneAction;
-use crate::warp::{WARP, Warp};
-
-/// A lane's call of a warp-wide intrinsic.
-#[derive(Debug, Clone, Copy)]
-pub struct Call {
-    /// Which intrinsic.
-    pub what: LaneAction,
-    /// Lanes of the warp that take part.
-    pub mask: u32,
-    /// What this lane brings.
-    pub value: u64,
-}
+use crate::warp::{Call, WARP, Warp};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Status {
@@ -186,6 +174,7 @@ pub fn named(warp: usize, mask: u32) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::site::LaneAction;
 
     const FULL: u32 = u32::MAX;
 

@@ -7,16 +7,16 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use crate::Dim3;
-use crate::barriers::{Barriers, Call, named};
+use crate::barriers::{Barriers, named};
+use crate::control::{Fault, Indices};
 use crate::fiber::{self, Stacks};
 use crate::grid::Grid;
 use crate::lane_set::LaneSet;
-use crate::launch::{Fault, Indices};
 use crate::memory::{Kind, Scope};
 use crate::report::At;
 use crate::shared_memory::SharedMemory;
 use crate::site::{LaneAction, Site};
-use crate::warp::WARP;
+use crate::warp::{Call, WARP};
 
 /// Turns after which the thread looks at its other blocks.
 const SLICE: u32 = 4096;

@@ -8,11 +8,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::barriers::Call;
 use crate::block::Current;
-use crate::grid::current;
 use crate::memory::Kind;
 use crate::site::{LaneAction, Site};
+use crate::warp::Call;
+use crate::worker::current;
 
 /// As the CUDA C++ Programming Guide limits `__nanosleep`.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);

@@ -5,7 +5,9 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::TwinError;
-use crate::launch::Run;
+
+/// A kernel's code: takes pointers to its arguments.
+pub(crate) type Run = unsafe extern "C" fn(*mut *mut c_void);
 
 /// `struct db_twin_kernel`.
 #[repr(C)]

@@ -2,11 +2,21 @@
 //!
 //! The rules are those of [`crate::barriers`]: lanes meet at the same intrinsic with the same mask. Knows nothing of stacks.
 
-use crate::barriers::Call;
 use crate::site::LaneAction;
 
 /// Lanes of a warp.
 pub const WARP: usize = 32;
+
+/// A lane's call of a warp-wide intrinsic.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Which intrinsic.
+    pub what: LaneAction,
+    /// Lanes of the warp that take part.
+    pub mask: u32,
+    /// What this lane brings.
+    pub value: u64,
+}
 
 /// Lanes that meet at one intrinsic.
 #[derive(Debug, Clone)]

@@ -14,8 +14,6 @@ const STILL: &[(&str, usize)] = &[
     ("crates/gpu/src/result/call.rs", 2),
     ("crates/gpu/src/safe/context.rs", 3),
     ("crates/gpu/src/safe/stream.rs", 2),
-    ("crates/host-twin/src/barriers.rs", 2),
-    ("crates/host-twin/src/block.rs", 6),
     ("crates/inference/src/engine/gpu/choose.rs", 11),
     ("crates/inference/src/engine/mod.rs", 2),
     ("crates/inference/src/import/attributes.rs", 4),
