@@ -12,11 +12,12 @@
 //! ```
 
 pub mod packets;
+mod progress;
 mod replies;
 
 use std::collections::VecDeque;
 
-use self::packets::Progress;
+use self::progress::Progress;
 use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::psn::HALF_SPACE;
 use crate::retry::{Budget, Timer, ack_timeout_ns};

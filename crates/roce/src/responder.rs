@@ -14,11 +14,12 @@
 mod execution;
 pub mod packets;
 mod reliable;
+mod streams;
 mod unreliable;
 
 use std::collections::VecDeque;
 
-use self::packets::Packets;
+use self::streams::Packets;
 use crate::admission::{Assembly, Grant, Refusal, check_shape};
 use crate::message::psn_count;
 use crate::replay::ReplayList;

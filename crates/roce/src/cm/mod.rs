@@ -19,6 +19,7 @@ mod ending;
 mod names;
 mod passive;
 mod peer;
+mod route;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,7 @@ pub use datagram::DatagramQuestion;
 use names::Names;
 pub use names::slot_of;
 pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
+pub use route::Route;
 pub use state::State;
 
 /// What a time code multiplies (IBTA vol. 1 §12.6).
@@ -68,13 +70,6 @@ pub struct CmConfig {
     pub seed: u64,
     /// Connections, those that end included; what comes beyond them is dropped and will be asked again.
     pub max_connections: usize,
-}
-
-/// Both ends of a MAD's way, seen from here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Route {
-    pub local: Gid,
-    pub remote: Gid,
 }
 
 /// A MAD to send from QP1 to QP1.

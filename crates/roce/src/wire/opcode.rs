@@ -3,7 +3,7 @@
 //! IBTA vol. 1 §9.2.1, the table «OpCode field»: the upper three bits name the service, the lower five the packet. The
 //! numbers are also in Linux's `include/rdma/ib_pack.h`. Left out: see [the module](super).
 
-use super::WireError;
+use super::{HeaderSet, WireError};
 
 /// Service of a QP and of its packets: the upper three bits of their opcodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,36 +66,6 @@ impl Position {
     /// Whether a message ends here.
     pub const fn ends(self) -> bool {
         matches!(self, Position::Last | Position::Only)
-    }
-}
-
-/// Extended headers behind the BTH, in the order they are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum HeaderSet {
-    Nothing,
-    Imm,
-    Ieth,
-    Reth,
-    RethImm,
-    Aeth,
-    AethAtomicAck,
-    Atomic,
-    Deth,
-    DethImm,
-}
-
-impl HeaderSet {
-    /// Bytes of these headers together.
-    pub const fn bytes(self) -> usize {
-        match self {
-            HeaderSet::Nothing => 0,
-            HeaderSet::Imm | HeaderSet::Ieth | HeaderSet::Aeth => 4,
-            HeaderSet::Deth => 8,
-            HeaderSet::AethAtomicAck | HeaderSet::DethImm => 12,
-            HeaderSet::Reth => 16,
-            HeaderSet::RethImm => 20,
-            HeaderSet::Atomic => 28,
-        }
     }
 }
 

@@ -1,0 +1,58 @@
+//! How far messages have gone out as packets, and how many packets may be under way.
+
+use crate::Psn;
+
+/// How many packets go out, and how often they ask for an acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendWindow {
+    /// Request packets under way at most: sent, and not acknowledged; fewer after losses. A READ or an atomic is one, however
+    /// many PSNs its response takes. But while as many response packets are to come, no further READ or atomic is sent.
+    pub packets: u32,
+    /// AckReq at least on every so many-th packet, besides on the last of each message.
+    pub ack_every: u32,
+}
+
+impl SendWindow {
+    /// As many packets of this path MTU as hold `bytes`, with an AckReq on every 16th, and four times in a window at least.
+    pub const fn of_bytes(bytes: u32, path_mtu_bytes: u32) -> SendWindow {
+        let mtu = if path_mtu_bytes == 0 { 1 } else { path_mtu_bytes };
+        let packets = bytes.div_ceil(mtu);
+        let often = packets.div_ceil(4);
+        SendWindow { packets, ack_every: if often < 16 { often } else { 16 } }
+    }
+}
+
+impl Default for SendWindow {
+    /// 64 packets: 256 KiB of the largest path MTU. A loss costs up to a window, for all that was sent behind it goes again.
+    /// `src/tests/snapshots/goodput.txt` has what that leaves.
+    fn default() -> SendWindow {
+        SendWindow::of_bytes(256 << 10, 4096)
+    }
+}
+
+/// Where within their messages the moments of the queue lie; both stay 0 while messages go out whole.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Progress {
+    /// Set when messages go out as packets.
+    pub(super) window: Option<SendWindow>,
+    /// Packets of the message at `done` that are acknowledged, by a READ response too.
+    pub(super) acked: u32,
+    /// Packets of the message at `next_send` that this pass has sent.
+    pub(super) sent: u32,
+    /// Packets since the last AckReq.
+    pub(super) unasked: u32,
+    /// Packets that could be under way right after the last loss, until that has grown to the window again.
+    pub(super) after_loss: Option<u32>,
+    /// The first PSN that was not acknowledged then, or a later one: see [`Progress::through`].
+    pub(super) lost_at: Psn,
+}
+
+impl Progress {
+    /// Packets that came through since the last loss, `most` at most. The place of the loss follows, because PSNs come round.
+    pub(super) fn through(&mut self, oldest: Psn, most: u32) -> u32 {
+        if oldest.distance_from(self.lost_at) > most {
+            self.lost_at = oldest.minus(most);
+        }
+        oldest.distance_from(self.lost_at)
+    }
+}

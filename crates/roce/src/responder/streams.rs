@@ -1,0 +1,82 @@
+//! What packets need besides: acknowledgements gathered, and READ responses on their way out.
+
+use std::collections::VecDeque;
+
+use crate::packet::{Position, position_of};
+use crate::{Fragment, Psn, Region, Request};
+
+/// What packets need besides.
+#[derive(Debug, Default)]
+pub(super) struct Packets {
+    /// Set when requests come as packets: the most of them that one acknowledgement waits for.
+    pub(super) ack_every: Option<u32>,
+    /// Packets executed since the last acknowledgement was due.
+    pub(super) unacknowledged: u32,
+    /// The READs among the responses to send, in the same order.
+    pub(super) reads: VecDeque<ReadStream>,
+    /// The packet of a READ response that was polled last: its PSN, and whether the READ was a repetition.
+    pub(super) last_read: Option<(Psn, bool)>,
+}
+
+/// A READ response on its way out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReadStream {
+    /// What the READ was granted; its `va` and `key` are as the requester named them.
+    pub(super) region: Region,
+    pub(super) psn: Psn,
+    pub(super) length: u32,
+    pub(super) packets: u32,
+    /// The next packet to send.
+    pub(super) next: u32,
+    /// The packet that this run of the response started with.
+    pub(super) first: u32,
+}
+
+impl Packets {
+    /// READ responses that room was allocated for.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.reads.capacity()
+    }
+
+    /// Whether an executed request makes an acknowledgement due: whole messages always do; a packet when it asks, or when
+    /// enough have gathered.
+    pub(super) fn acknowledges(&mut self, request: &Request) -> bool {
+        let Some(ack_every) = self.ack_every else { return true };
+        self.unacknowledged += 1;
+        let due = request.ack_requested || self.unacknowledged >= ack_every;
+        if due {
+            self.unacknowledged = 0;
+        }
+        due
+    }
+}
+
+impl ReadStream {
+    /// The next packet: PSN, position, bytes of the region.
+    pub(super) fn step(&mut self, path_mtu_bytes: u32) -> (Psn, Position, Fragment) {
+        let index = self.next;
+        self.next += 1;
+        let position = position_of(index == self.first, self.next == self.packets);
+        let offset = index * path_mtu_bytes;
+        let length = (self.length - offset).min(path_mtu_bytes);
+        (self.psn.plus(index), position, Fragment { offset, length })
+    }
+
+    /// Goes back to where `request`, the rest of this READ, starts. False when it is another one's, or when what lies
+    /// before it has not gone out.
+    pub(super) fn rewind(&mut self, request: &Request, path_mtu_bytes: u32) -> bool {
+        let index = request.psn.distance_from(self.psn);
+        if index > self.next {
+            return false;
+        }
+        let offset = index * path_mtu_bytes;
+        let same = request.rkey == self.region.key
+            && request.remote_va == self.region.va.wrapping_add(u64::from(offset))
+            && request.length == self.length - offset;
+        if same {
+            (self.next, self.first) = (index, index);
+        }
+        same
+    }
+}
