@@ -6,12 +6,12 @@ use anyhow::Result;
 use measure::Label;
 
 use crate::Experiment;
+use crate::by_x::{by_x, log_fit};
 use crate::modelled::Modelled;
 use crate::paper::Paper;
 use crate::plot::{Axis, Curve, Kind, LABEL_CHARACTERS, Panel, svg};
 use crate::point::{Point, crowded, disturbed, needs_gpu, provenance_of, revision};
 use crate::spec::{self, Formula, Plot};
-use crate::statistics::{by_x, log_fit};
 use crate::wire_model;
 
 /// Draws one plot of an experiment. `modelled`: lines of posts that were measured without a NIC; `unmeasured`: series without a

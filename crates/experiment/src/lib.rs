@@ -19,6 +19,7 @@ macro_rules! tell {
     ($($text:tt)*) => { $crate::print(&mut ::std::io::stderr(), ::std::format_args!($($text)*)) };
 }
 
+mod by_x;
 mod colours;
 mod csv;
 mod experiment;
@@ -26,8 +27,10 @@ pub mod figures;
 pub mod import;
 pub mod measured;
 pub mod modelled;
+mod number;
 pub mod paper;
 mod pdf;
+mod picture;
 mod pictures;
 mod plot;
 mod png;
@@ -45,13 +48,15 @@ pub mod table;
 pub mod testing;
 pub mod verdict;
 pub mod wire_model;
+mod write_whole;
 
 pub use colours::on_dark as plot_colours;
 pub use csv::csv;
 pub use experiment::{Experiment, names};
 pub use paper::Paper;
 pub use pdf::pdf;
-pub use pictures::{Picture, pictures};
+pub use picture::Picture;
+pub use pictures::pictures;
 pub use png::png;
 pub use point::Point;
 pub use samples::Samples;

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::point::{Key, Point};
 use crate::refused::refused;
 use crate::resume;
-use crate::run::write_whole;
 use crate::samples::Samples;
 use crate::table::Row;
 use crate::verdict::Judged;
+use crate::write_whole::write_whole;
 
 /// The extent of a run that is only to show that it works.
 pub const QUICK: &str = "quick";

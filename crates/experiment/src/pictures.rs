@@ -3,17 +3,9 @@
 use anyhow::Result;
 
 use crate::modelled::Modelled;
+use crate::picture::Picture;
 use crate::point::Point;
 use crate::{Experiment, figures, runs};
-
-/// One drawing.
-#[derive(Clone, Debug)]
-pub struct Picture {
-    /// Stem of its files.
-    pub name: String,
-    pub title: String,
-    pub svg: String,
-}
 
 /// What there are points for, in the order of the spec; without any point the published curves and stacks alone.
 /// `modelled`: lines of posts that were measured without a NIC; `unmeasured`: series without a point.

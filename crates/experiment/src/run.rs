@@ -2,8 +2,6 @@
 //! if asked for, the entry of `measured.json`. Nothing is filtered (INV-10).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +14,7 @@ use crate::point::{self, Key, Point, crowded, disturbed, label_of, provenance_of
 use crate::resume::{self, Earlier, Options};
 use crate::spec::{Extent, Grid};
 use crate::verdict::Judged;
+pub use crate::write_whole::write_whole;
 use crate::{Experiment, Picture, Samples, pictures, png, table};
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
@@ -208,19 +207,11 @@ fn not_whole(points: &[Point], again: &str) -> Option<String> {
     ))
 }
 
-/// Writes a file under another name and renames it: it is there whole, or as it was before.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&beside);
-    }
-    written.with_context(|| format!("writing {}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
     use crate::point::example;
     use crate::refused::Refused;

@@ -6,13 +6,14 @@ use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::by_x::by_x;
 use crate::colours::{COLOURS, FAINT, GRID, INK};
 use crate::figures::{self, caption, decades, label, ours, steps, wrapped};
+use crate::picture::Picture;
 use crate::plot::{Axis, Curve, FONT, Kind, LINE, Panel, drawing, svg};
 use crate::point::Point;
 use crate::spec::{Bars, Cdf, Timeline};
-use crate::statistics::by_x;
-use crate::{Experiment, Paper, Picture, stacks};
+use crate::{Experiment, Paper, stacks};
 
 /// The quantiles of a distribution that a recorded run keeps, in ms, and the share of runs that took no longer.
 const QUANTILES: [(&str, f64); 3] = [("least_ms", 0.0), ("p50_ms", 50.0), ("p99_ms", 99.0)];

@@ -7,12 +7,12 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::Experiment;
+use crate::by_x::by_x;
 use crate::colours::{COLOURS, FAINT, GRID, INK};
 use crate::figures::{label, steps};
 use crate::plot::{FONT, LINE, drawing};
 use crate::point::Point;
 use crate::spec::Stack;
-use crate::statistics::by_x;
 
 /// A bar: what stands below it, and its numbers by name.
 struct Bar {

@@ -6,6 +6,7 @@ use measure::Provenance;
 use serde::{Deserialize, Serialize};
 
 use crate::Spec;
+pub use crate::number::number;
 use crate::point::{Point, needs_gpu};
 use crate::quantiles::Quantiles;
 use crate::statistics::spread;
@@ -146,19 +147,6 @@ pub fn table(spec: &Spec, rows: &[Row]) -> String {
 pub fn not_measured(series: &str) -> String {
     let why = if needs_gpu(series) { "it needs a GPU" } else { "no point of it is here" };
     format!("{series:14} not measured: {why}")
-}
-
-/// With digits that say something; a dash for a number that was not measured.
-pub fn number(value: Option<f64>) -> String {
-    match value {
-        None => "-".to_owned(),
-        Some(value) if value.abs() >= 1e6 => format!("{:.3} M", value / 1e6),
-        Some(value) => {
-            let needed = if value.is_normal() { 1 - value.abs().log10().floor() as i32 } else { 0 };
-            let decimals = if value.abs() >= 1e4 { 0 } else { needed.clamp(2, 9) as usize };
-            format!("{value:.decimals$}")
-        }
-    }
 }
 
 /// Verdicts, ready to print: one line each, what they rest on below.

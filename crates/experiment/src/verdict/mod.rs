@@ -6,12 +6,13 @@ use std::fmt;
 use measure::Label;
 use serde::{Deserialize, Serialize};
 
+mod finding;
 mod rules;
 mod series;
 #[cfg(test)]
 mod tests;
 
-use self::rules::Finding;
+use self::finding::Finding;
 pub use self::rules::shaped_to;
 pub use self::series::ensure_named;
 use self::series::{matches, needed_parts};

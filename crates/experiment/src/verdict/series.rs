@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use measure::Label;
 use measure::label::Part;
 
-use super::rules::Finding;
+use super::finding::Finding;
 use crate::paper::{Claim, Curve, Rule};
 use crate::point::Point;
 
