@@ -10,8 +10,6 @@ use crate::workspace::Tree;
 const STILL: &[(&str, usize)] = &[
     ("apps/softnic/src/ctl/capture.rs", 5),
     ("crates/gpu/src/result/call.rs", 2),
-    ("crates/gpu/src/safe/context.rs", 3),
-    ("crates/gpu/src/safe/stream.rs", 2),
     ("crates/inference/src/engine/gpu/choose.rs", 11),
     ("crates/inference/src/engine/mod.rs", 2),
     ("crates/inference/src/import/attributes.rs", 4),

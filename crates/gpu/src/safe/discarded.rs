@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::c_void;
 
 use super::pages::Share;
-use super::registered;
+use super::registry;
 use crate::result::Result;
 use crate::result::driver::{self, CUdeviceptr, CUmodule};
 use crate::result::graph::{self, CUgraphExec};
@@ -46,7 +46,7 @@ impl Discarded {
             // SAFETY: as above.
             Self::Graph(exec) => unsafe { graph::exec_destroy(*exec) },
             Self::Pages(share) => {
-                registered::release(share);
+                registry::release(share);
                 Ok(())
             }
             Self::Handle(end) => {

@@ -2,39 +2,17 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::context::Context;
 use super::discarded::Discarded;
-use super::pages::{How, Kind, Pages, Registrar, Share};
+use super::pages::{How, Kind, Pages, Share};
+use super::registry::{Driver, pages};
 use crate::result::driver;
 use crate::result::{Error, Result};
 
 /// How long after the driver could not say what runs it is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
-
-/// The driver as the registry's other side; the context is current when it is asked.
-struct Driver;
-
-impl Registrar for Driver {
-    fn register(&mut self, start: usize, len: usize, io: bool) -> Result<()> {
-        // SAFETY: the caller of the registration has promised that these pages stay mapped.
-        unsafe { driver::host_register(std::ptr::with_exposed_provenance_mut(start), len, io) }
-    }
-
-    fn unregister(&mut self, start: usize) -> Result<()> {
-        // SAFETY: the registry unregisters what it registered, after the last user.
-        unsafe { driver::host_unregister(std::ptr::with_exposed_provenance_mut(start)) }
-    }
-}
-
-/// One for the process: a registration is seen by every context.
-static PAGES: Mutex<Option<Pages<Driver>>> = Mutex::new(None);
-
-fn pages() -> MutexGuard<'static, Option<Pages<Driver>>> {
-    PAGES.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A range of host memory that the GPU sees, until this is dropped.
 pub struct Registered {
@@ -131,16 +109,4 @@ impl Drop for Registered {
             self.context.discard_waiting(Discarded::Pages(share));
         }
     }
-}
-
-/// Gives a share back to the registry; the context is current.
-pub(super) fn release(share: &Share) {
-    if let Some(pages) = pages().as_mut() {
-        pages.release(share);
-    }
-}
-
-/// How many extents of host memory are registered by this process.
-pub fn registered_extents() -> usize {
-    pages().as_ref().map_or(0, Pages::len)
 }

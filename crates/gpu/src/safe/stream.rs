@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::context::Context;
 use super::module::{Arguments, Function};
-use super::timer::StreamEnd;
 use super::wait;
 use crate::result::driver::{self, CUstream, Shape};
 use crate::result::{Error, Result};
@@ -70,11 +69,6 @@ impl Stream {
     /// Waits until then, at most `limit`. Errors: as [`Self::is_idle`], and `Deadline`, which names `what`.
     pub fn wait(&self, what: &str, limit: Duration) -> Result<()> {
         wait::until(what, limit, || self.is_idle())
-    }
-
-    /// The end of all that was put into it so far, for a thread that sleeps until then.
-    pub fn end(&self) -> Result<StreamEnd> {
-        StreamEnd::new(self)
     }
 
     /// Launches a kernel. Errors: wrong arguments, a shape that the GPU does not take; what happens in the kernel is told

@@ -74,6 +74,13 @@ pub struct StreamEnd {
 // SAFETY: the driver's calls about an event may come from any thread.
 unsafe impl Send for StreamEnd {}
 
+impl Stream {
+    /// The end of all that was put into it so far, for a thread that sleeps until then.
+    pub fn end(&self) -> Result<StreamEnd> {
+        StreamEnd::new(self)
+    }
+}
+
 impl StreamEnd {
     pub(super) fn new(stream: &Stream) -> Result<StreamEnd> {
         let context = stream.context().clone();
