@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn the_command_by_hand_is_that_of_the_programs_that_need_onnx_runtime() {
         let said = ONNX_RUNTIME.by_hand();
-        let source = fs::read_to_string(root().join("crates/inference/src/engine/onnx_runtime.rs")).unwrap();
+        let source = fs::read_to_string(root().join("crates/inference/src/engine/onnx_by_hand.rs")).unwrap();
         let (_, command) = said.split_once(" > ").unwrap();
         assert!(source.contains(command), "not in inference: {command}");
         assert!(said.starts_with("printf '%s\\n' 'onnxruntime==") && !said.contains('\n'), "{said}");

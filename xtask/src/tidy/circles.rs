@@ -10,10 +10,6 @@ use crate::workspace::Tree;
 const STILL: &[(&str, usize)] = &[
     ("apps/softnic/src/ctl/capture.rs", 5),
     ("crates/gpu/src/result/call.rs", 2),
-    ("crates/inference/src/engine/gpu/choose.rs", 11),
-    ("crates/inference/src/engine/mod.rs", 2),
-    ("crates/inference/src/import/attributes.rs", 4),
-    ("crates/inference/src/plan/check.rs", 6),
     ("crates/pipeline/src/cpu/endpoint.rs", 4),
     ("crates/pipeline/src/gpu/baseline/fair.rs", 3),
     ("crates/pipeline/src/gpu/chain.rs", 8),

@@ -1,6 +1,7 @@
 //! Engines: what runs a model.
 
 pub mod gpu;
+mod onnx_by_hand;
 pub mod onnx_runtime;
 pub mod preprocess;
 pub mod resident;
@@ -94,8 +95,8 @@ pub enum EngineError {
     /// ONNX Runtime was not found.
     #[error(
         "ONNX Runtime was not found ({looked}); `cargo xtask setup` fetches it, or: {}; --onnxruntime and {} name another one",
-        onnx_runtime::by_hand(),
-        onnx_runtime::VARIABLE
+        onnx_by_hand::by_hand(),
+        onnx_by_hand::VARIABLE
     )]
     NoRuntime { looked: String },
     /// ONNX Runtime refused something.

@@ -3,7 +3,7 @@
 
 use zoo::onnx::{self, AttributeKind};
 
-use super::{ImportError, label};
+use super::error::{ImportError, label};
 use crate::graph::Window;
 
 /// The attributes that were not asked for yet.

@@ -3,36 +3,9 @@
 use zoo::onnx;
 
 use super::attributes::Attributes;
-use super::{ImportError, Importer, Known, label};
+use super::error::{ImportError, label};
+use super::importer::{Importer, Known};
 use crate::graph::{Activation, Op, Shape, ValueId};
-
-/// What [`import`] knows, for messages.
-pub(super) const NAMES: [&str; 24] = [
-    "Add",
-    "AveragePool",
-    "BatchNormalization",
-    "Clip",
-    "Concat",
-    "Constant",
-    "Conv",
-    "DepthToSpace",
-    "Dropout",
-    "Flatten",
-    "Gemm",
-    "GlobalAveragePool",
-    "HardSigmoid",
-    "HardSwish",
-    "Identity",
-    "MatMul",
-    "MaxPool",
-    "Mul",
-    "ReduceMean",
-    "Relu",
-    "Reshape",
-    "Sigmoid",
-    "Squeeze",
-    "Unsqueeze",
-];
 
 /// Adds a node of the file to the graph.
 pub(super) fn import(importer: &mut Importer, node: &onnx::Node) -> Result<(), ImportError> {

@@ -4,12 +4,17 @@ use super::{Place, Plan, PlanError, Source, Step, Task};
 use crate::graph::{Op, Shape};
 use crate::shape;
 
-/// Checks every step. A plan that [`Plan::in_format`] made passes; its fields may have been changed since.
-pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
-    for step in &plan.steps {
-        check_step(plan, step).map_err(|problem| PlanError::Step { name: step.names.join(" "), problem })?;
+impl Plan {
+    /// Whether every launch keeps to the arena, the constants and the slots. Engines ask before they launch
+    /// anything: that their kernels touch no other memory rests on it. A plan that [`Plan::in_format`] made passes; its fields may have
+    /// been changed since.
+    pub fn check(&self) -> Result<(), PlanError> {
+        for step in &self.steps {
+            check_step(self, step)
+                .map_err(|problem| PlanError::Step { name: step.names.join(" "), problem })?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn check_step(plan: &Plan, step: &Step) -> Result<(), String> {

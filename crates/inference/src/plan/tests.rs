@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::graph::{Node, Value, Window};
+use crate::graph::{Activation, Graph, Node, Value, ValueId, Window};
 
 /// A graph in the making, of images of 4 channels and 5 times 5 pixels.
 struct TestGraph(Graph);

@@ -10,15 +10,17 @@ use gpu::cache::{Cache, Key, KeyBuilder};
 use gpu::cudnn::Convolution;
 use gpu::{Arguments, DeviceMemory, PinnedMemory, Priority, Shape, Staging, Stream};
 
+use super::code::{self, Code};
 use super::convolution::{self, Fused};
 use super::kept::{self, Kept};
 use super::libraries::{By, Chosen, Libraries, Tried};
 use super::library_plan::{Candidate, LibraryPlan, Present};
-use super::ready::{Memory, Place, Ready, memory, words_of};
+use super::limits::{BETWEEN, LIMIT};
+use super::memory::{Memory, memory};
+use super::ready::{Place, Ready, words_of};
 use super::timed::Timed;
 use super::trial::{Attempt, Trials, condemns};
 use super::weights::Weights;
-use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
 use crate::launch::{self, Launch};
 use crate::layers;
@@ -150,7 +152,7 @@ fn key(plan: &Plan, libraries: &Libraries, place: &str, trials: &Trials<'_>) -> 
     for engine in trials.left_out() {
         key = key.part("left out", engine.as_bytes());
     }
-    for unit in super::units() {
+    for unit in code::units() {
         key = key.part("unit", unit.text.as_bytes());
     }
     key.key()

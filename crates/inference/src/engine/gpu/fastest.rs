@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use gpu::{Gpu, Toolkit};
 
-use super::{Instance, Libraries, Loaded, Took};
+use super::instance::Instance;
+use super::libraries::Libraries;
+use super::loaded::{Loaded, Took};
 use crate::engine::EngineError;
 use crate::plan::{Format, Plan};
 

@@ -3,8 +3,9 @@
 use gpu::{Arguments, DeviceMemory, Gpu, PinnedMemory, Priority, Shape, Staging, Stream, Toolkit};
 use zoo::preprocess::{Image, Preprocess};
 
+use super::code::Code;
+use super::limits::{BETWEEN, LIMIT};
 use super::ready::words_of;
-use super::{BETWEEN, Code, LIMIT};
 use crate::engine::{EngineError, preprocess};
 
 /// Pre-processing on a GPU, with a stream of its own.

@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, SlotTensors, Staging, Stamps, Stream};
 
-use super::ready::{Memory, Place, Ready};
+use super::limits::{BETWEEN, LIMIT};
+use super::loaded::Loaded;
+use super::memory::Memory;
+use super::ready::{Place, Ready};
 use super::timed::Timed;
-use super::{BETWEEN, LIMIT, Loaded, bytes};
+use super::weights::bytes;
 use crate::engine::{Engine, EngineError, gathered};
 use crate::plan::{Precision, Task};
 

@@ -6,7 +6,7 @@
 //! depends on: GPU, driver, steps, kernels. So choices of another library are found, and said to be such.
 
 use super::convolution::Fused;
-use super::libraries::Library;
+use super::library::Library;
 
 /// A plan of a library, and the steps that it computes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use gpu::Context;
 use gpu::cublaslt::CublasLt;
 use gpu::cudnn::Cudnn;
 
+use super::library::Library;
 use super::library_plan::Present;
 use crate::engine::EngineError;
 
@@ -92,24 +93,6 @@ fn told(library: Library, found: Result<(&String, &Path), &gpu::Error>) -> Strin
     match found {
         Ok((version, path)) => format!("{library} {version} ({})", path.display()),
         Err(error) => format!("no {error}"),
-    }
-}
-
-/// A library that computes steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Library {
-    /// Convolutions, and products of matrices as convolutions of one pixel.
-    Cudnn,
-    /// Products of matrices.
-    CublasLt,
-}
-
-impl fmt::Display for Library {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Library::Cudnn => "cuDNN",
-            Library::CublasLt => "cuBLASLt",
-        })
     }
 }
 

@@ -8,7 +8,7 @@ use gpu::cublaslt::{CublasLt, Product, ProductPlan};
 use gpu::cudnn::{self, Arithmetic, Convolution, ConvolutionPlan, Cudnn};
 
 use super::convolution::{im2col, product};
-use super::libraries::Library;
+use super::library::Library;
 use crate::plan::arena::ALIGNMENT;
 
 /// Plans for one convolution, those that the library recommends first.

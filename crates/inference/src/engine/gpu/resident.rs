@@ -4,9 +4,13 @@ use std::sync::Arc;
 
 use gpu::{Arguments, DeviceMemory, Function, PinnedMemory, Priority, ResidentModel, Shape, Staging, Stream};
 
+use super::code;
 use super::libraries::By;
-use super::ready::{Memory, Place, Ready, memory};
-use super::{BETWEEN, LIMIT, Loaded, bytes};
+use super::limits::{BETWEEN, LIMIT};
+use super::loaded::Loaded;
+use super::memory::{Memory, memory};
+use super::ready::{Place, Ready};
+use super::weights::bytes;
 use crate::engine::resident::{self, THREADS, late, table};
 use crate::engine::{Engine, EngineError};
 use crate::launch::Launch;
@@ -40,7 +44,7 @@ impl Resident {
     /// The kernel that runs the model alone. Errors: the compiler's, the GPU's.
     pub fn alone(self) -> Result<ResidentAlone, EngineError> {
         let code = &self.loaded.code;
-        let module = super::module(&code.context, &code.builder, &resident::units())?;
+        let module = code::module(&code.context, &code.builder, &resident::units())?;
         let function = module.function("resident")?;
         let blocks = function.resident_blocks(THREADS)?;
         Ok(ResidentAlone {

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use gpu::{Graph, Staging, Stamp, Stamps, Stream, stamp_unit};
 
-use super::{Instance, LIMIT, SelfLaunchingInstance, instance, module};
+use super::code::module;
+use super::instance::{self, Instance, SelfLaunchingInstance};
+use super::limits::LIMIT;
 use crate::engine::EngineError;
 
 impl Instance {

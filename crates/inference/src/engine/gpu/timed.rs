@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{DeviceGraph, GpuTimer, Graph, Stream};
 
-use super::LIMIT;
+use super::limits::LIMIT;
 use crate::engine::EngineError;
 
 /// A graph of several runs, with a timer.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-use super::super::libraries::Library;
+use super::super::library::Library;
 use super::*;
 use crate::import::import;
 

@@ -1,0 +1,9 @@
+//! Bounds of copies and runs.
+
+use std::time::Duration;
+
+/// The longest that a copy or a run of a model may take.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Bytes that are copied to the GPU and back at a time.
+pub const BETWEEN: usize = 4 << 20;
