@@ -10,9 +10,7 @@ use crate::workspace::Tree;
 const STILL: &[(&str, usize)] = &[
     ("apps/softnic/src/ctl/capture.rs", 5),
     ("crates/gpu/src/result/call.rs", 2),
-    ("crates/pipeline/src/cpu/endpoint.rs", 4),
-    ("crates/pipeline/src/gpu/baseline/fair.rs", 3),
-    ("crates/pipeline/src/gpu/chain.rs", 8),
+    ("crates/pipeline/src/gpu/mod.rs", 2),
     ("crates/soft-nic/src/dma/gpu/contexts.rs", 4),
     ("crates/soft-nic/src/dma/gpu/mod.rs", 2),
     ("crates/soft-nic/src/link/fabric.rs", 3),

@@ -16,7 +16,7 @@ use verbs::{
 };
 
 use super::CpuError;
-use super::offload::Job;
+use super::job::Job;
 use super::poster::{Done, Poster, RECEIVE};
 use crate::Mode;
 use crate::gpu::Pool;

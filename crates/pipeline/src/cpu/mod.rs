@@ -6,6 +6,8 @@
 //! [`Served::admit`]; at the end [`Served::remove`], the endpoint's drop, [`Served::withdraw`].
 
 mod endpoint;
+mod error;
+mod job;
 mod offload;
 mod poster;
 #[cfg(test)]
@@ -19,43 +21,16 @@ use slots::server::ServerError;
 use slots::{Geometry, Server, SlotOrder, Status, TensorKind};
 
 pub use endpoint::{ACCESS, Counts, Endpoint, Memory, Setting};
-pub use offload::{Job, Offload};
+pub use error::CpuError;
+pub use job::Job;
+pub use offload::Offload;
 pub use poster::Poster;
 
+use crate::PATIENCE;
 use crate::trace::unix_ns;
-use crate::{Mode, PATIENCE};
 
 /// Looks that find nothing between two readings of the clock for that.
 const LOOKS: u64 = 1 << 10;
-
-/// What goes wrong in a CPU mode.
-#[derive(Debug, thiserror::Error)]
-pub enum CpuError {
-    #[error(transparent)]
-    Verbs(#[from] verbs::Error),
-    #[error("memory for slots: {0}")]
-    Memory(#[from] std::io::Error),
-    #[error("{0}")]
-    Post(String),
-    #[error("{0} is none of the CPU's modes")]
-    Mode(Mode),
-    #[error("{0}: steps are traced of requests whose receive completions the shim polls, in cpu-cpu-shim")]
-    NoTimestamps(Mode),
-    #[error("the client has no such slot")]
-    NoSlots,
-    #[error(
-        "{offered} regions for answers where 2 of at least {} and {} bytes are needed",
-        needed[0],
-        needed[1]
-    )]
-    Answers { needed: [usize; 2], offered: usize },
-    #[error("a tensor that is not of f32")]
-    Kind,
-    #[error(transparent)]
-    Slots(#[from] ServerError),
-    #[error("what computes the answers: {0}")]
-    Offload(String),
-}
 
 /// Makes outputs of inputs, in the memory of earlier ones where it can.
 pub type Model<'a> = dyn FnMut(&[Vec<f32>], &mut Vec<Vec<f32>>) -> Result<(), String> + 'a;

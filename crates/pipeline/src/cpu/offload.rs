@@ -1,25 +1,7 @@
 //! Requests that something else computes than the thread that serves: a GPU, which the CPU drives.
 
-use slots::layout::Header;
-use slots::{Arrival, Status};
-
-use super::{CpuError, Endpoint};
+use super::{CpuError, Endpoint, Job};
 use crate::trace::OffloadTimes;
-
-/// A request on its way through an [`Offload`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Job {
-    pub client: u32,
-    pub slot: u32,
-    /// Of the request in its slot.
-    pub sequence: u32,
-    /// A request that is not OK is answered and not computed.
-    pub status: Status,
-    pub header: Header,
-    pub arrival: Arrival,
-    /// Consumer index of the client's send queue, where kernels post.
-    pub completed: u64,
-}
 
 /// Computes answers out of slots, beside the thread that serves. It finds the tensors of a request in its slot, and leaves those of
 /// the answer there.

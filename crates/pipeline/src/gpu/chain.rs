@@ -4,51 +4,18 @@
 //! function, on a thread that slept until then.
 
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gpu::{End, Recorded, SelfLaunching};
+use gpu::{End, Recorded};
 use slots::layout::{STOP, Status};
 
 use super::launch::Steps;
 use super::layout::db_served;
-use super::resident::Resident;
+use super::runs::{Model, OnEnd, Runs};
 use super::{Core, Repeat, Served, ServedError, State, launch, refuse};
-
-/// Computes outputs of inputs. Error: why it does not, for people; it ends the chain.
-pub type Model = dyn FnMut() -> Result<(), String> + Send;
-/// Called when a chain has ended.
-pub type OnEnd = Arc<dyn Fn() + Send + Sync>;
-
-/// What has the turns, and whether it does now.
-pub(super) enum Runs {
-    Not,
-    Twin {
-        steps: Arc<Steps>,
-        model: Arc<Mutex<Box<Model>>>,
-        thread: Option<JoinHandle<Result<(), ServedError>>>,
-        /// Set before the chain's end is told.
-        has_ended: Arc<AtomicBool>,
-    },
-    // The graph first: it uses the model's memory.
-    Graph {
-        graph: Box<SelfLaunching>,
-        _model: Box<dyn Recorded>,
-        is_started: bool,
-        /// Sleeps until the chain's end.
-        watcher: Option<JoinHandle<()>>,
-    },
-    /// One kernel that stays.
-    Resident {
-        kernel: Arc<Resident>,
-        /// Sleeps until its end.
-        thread: Option<JoinHandle<Result<(), ServedError>>>,
-        /// Set before the end is told.
-        has_ended: Arc<AtomicBool>,
-    },
-}
 
 fn turns(core: &Arc<Core>, steps: &Steps, model: &Mutex<Box<Model>>) -> Result<(), ServedError> {
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,15 +11,20 @@ pub mod by_cpu;
 #[cfg(test)]
 mod by_cpu_tests;
 mod chain;
+mod client;
 pub mod cost;
 mod endpoint;
+mod error;
+mod kernel_memory;
 mod launch;
 mod layout;
 #[cfg(test)]
 mod nic_tests;
 mod resident;
+mod resident_kernel;
 #[cfg(test)]
 mod resident_tests;
+mod runs;
 mod structure;
 #[cfg(test)]
 mod tests;
@@ -28,6 +33,7 @@ mod told;
 #[cfg(test)]
 mod told_tests;
 mod traced;
+mod traces;
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -46,35 +52,17 @@ use layout::{db_client, db_counts, db_place, db_served, db_told, db_turn};
 
 use crate::{PATIENCE, Processor};
 
-use chain::Runs;
+use error::refuse;
+use kernel_memory::{COUNTS, Core};
+use runs::Runs;
 
-pub use chain::{Model, OnEnd};
+pub use client::Client;
 pub use endpoint::{Endpoint, Pool};
+pub use error::ServedError;
+pub use kernel_memory::State;
 pub use launch::{Repeat, units};
+pub use runs::{Model, OnEnd};
 pub use structure::{Structure, structure};
-
-/// Why a pipeline does not run.
-#[derive(Debug, thiserror::Error)]
-pub enum ServedError {
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    #[error(transparent)]
-    Gpu(#[from] gpu::Error),
-    #[error("{0}")]
-    Refused(String),
-    #[error("{what} has not happened within {limit:?}")]
-    Deadline { what: String, limit: Duration },
-    #[error("the thread that launches the kernels: {0}")]
-    Thread(std::io::Error),
-    #[error("the model: {0}")]
-    Model(String),
-    #[error(transparent)]
-    Verbs(#[from] verbs::Error),
-}
-
-fn refuse<T>(why: impl Into<String>) -> Result<T, ServedError> {
-    Err(ServedError::Refused(why.into()))
-}
 
 /// `DB_MOST_THREADS`.
 pub const MOST_THREADS: u32 = 512;
@@ -101,23 +89,6 @@ pub struct Setting<'a> {
     pub copying: [u32; 2],
 }
 
-/// Where a client's answers go, and which slots it has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Client {
-    pub first: u32,
-    pub count: u32,
-    /// Of each slot's request before.
-    pub sequence: u32,
-    /// The client's answers: address and key.
-    pub answers: (u64, u32),
-    /// The flags of its answers; used with [`Arrival::Flag`].
-    pub flags: (u64, u32),
-    /// Key of the slots for its queue: [`Share::mr`]'s.
-    pub lkey: u32,
-    /// Of an unreliable connection's request the flag says nothing of the bytes before: its last bytes must be there too.
-    pub is_reliable: bool,
-}
-
 /// Counts since the pipeline was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -132,36 +103,6 @@ pub struct Counters {
     pub strays: u64,
 }
 
-/// How a wait ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    None,
-    Request,
-    Stop,
-}
-
-/// All memory that the kernels use.
-#[derive(Debug)]
-struct Core {
-    machine: Machine,
-    place: Place,
-    geometry: Geometry,
-    slot_count: u32,
-    turn: Memory,
-    slots: Memory,
-    flags: Memory,
-    places: HostMemory,
-    /// The cancel word, and the counts on a line of their own.
-    shared: HostMemory,
-    /// What only kernels use: what they are told, clients, and words of each slot.
-    own: [Memory; 3],
-    wait: Duration,
-    told: launch::KernelAddresses,
-    /// Steps of each slot's request, and the ring of records, where they are traced.
-    traced: std::sync::OnceLock<(Memory, HostMemory)>,
-}
-
-const COUNTS: usize = 128;
 /// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes 4 us on an H200. A client that joins or
 /// leaves waits so long at most.
 const ATTEND: Duration = Duration::from_millis(1);
@@ -178,7 +119,7 @@ pub struct Served {
     /// A kernel with a defect, and its place in a turn.
     #[cfg(test)]
     planted: Option<(usize, rdma_shim::kernel::Source, &'static str)>,
-    traces: Option<traced::Traces>,
+    traces: Option<traces::Traces>,
     early: Option<[Share; 2]>,
 }
 
@@ -534,36 +475,6 @@ impl Slots {
     /// The model's layout of requests and answers.
     pub fn geometry(&self) -> &Geometry {
         &self.0.geometry
-    }
-}
-
-impl Core {
-    fn check(&self, first: u32, count: u32) -> Result<(), ServedError> {
-        match count == 0 || first.checked_add(count).is_none_or(|end| end > self.slot_count) {
-            true => refuse(format!("slots {first} and {count} more of {}", self.slot_count)),
-            false => Ok(()),
-        }
-    }
-
-    /// Where a field of what the kernels are told lies; no kernel runs.
-    fn tell(&self, field: usize, bytes: &[u8]) -> Result<(), ServedError> {
-        Ok(self.own[0].write(field, bytes)?)
-    }
-
-    /// Sets the flag of the host's own slot, which lies behind the words of the others.
-    fn mark(&self, flag: u64) -> Result<(), ServedError> {
-        Ok(self.own[2].write(24 * self.slot_count as usize, &flag.to_le_bytes())?)
-    }
-
-    fn turn_now(&self) -> Result<(db_turn, State), ServedError> {
-        let turn: db_turn = self.turn.get(0)?;
-        let state = match turn.state {
-            0 => State::None,
-            1 => State::Request,
-            2 => State::Stop,
-            other => return refuse(format!("a turn is in the state {other}")),
-        };
-        Ok((turn, state))
     }
 }
 

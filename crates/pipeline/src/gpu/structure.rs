@@ -7,7 +7,7 @@ use gpu::{Arguments, Function, Recorded, Shape, Stream, Unit};
 use rdma_shim::kernel::{Machine, Place};
 use slots::{Geometry, Tensor, TensorKind};
 
-use super::chain::Runs;
+use super::runs::Runs;
 use super::{Arrival, Repeat, Served, ServedError, Setting, launch};
 
 /// Stands for a model.

@@ -7,7 +7,8 @@ use std::time::Instant;
 use gpu::{Context, DeviceGraph, Event, Graph, Priority, Recorded, Stream};
 use rdma_shim::kernel::Machine;
 
-use super::{Instance, LIMIT, Model, copy, failed, places};
+use super::Model;
+use super::instance::{Instance, LIMIT, copy, failed, places};
 use crate::cpu::{CpuError, Job, Memory, Offload};
 use crate::gpu::{ServedError, buffers, refuse};
 use crate::trace::OffloadTimes;

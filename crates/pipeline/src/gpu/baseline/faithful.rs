@@ -17,7 +17,8 @@ use gpu::{DeviceGraph, Event, Function, Graph, Priority, Recorded, Shape, Stream
 use rdma_shim::kernel::{HostMemory, Machine, Memory, Plain, Source};
 use slots::Status;
 
-use super::{Instance, LIMIT, Model, copy, failed, places};
+use super::Model;
+use super::instance::{Instance, LIMIT, copy, failed, places};
 use crate::cpu::{CpuError, Job, Memory as Slots, Offload};
 use crate::gpu::layout::{db_served, db_steps, db_turn};
 use crate::gpu::{ServedError, buffers, launch, refuse};
