@@ -277,7 +277,10 @@ mod tests {
         // What some point has is not absent, by its name or by the beginning of it.
         assert_eq!(run.absent, [("gpu_watts".to_owned(), "no nvidia-smi".to_owned())].into());
         let line = run.line().unwrap();
-        assert_eq!(line, "meanwhile: cpu_watts 30.00 (10.00–60.00); not here (summary.json says why): gpu_watts");
+        assert_eq!(
+            line,
+            "meanwhile: cpu_watts 30.00 (10.00–60.00); not here (summary.json says why): gpu_watts"
+        );
         assert_eq!(Samples::of_run(&points[3..]), Samples::default());
     }
 }
