@@ -3,7 +3,7 @@
 //! IBTA vol. 1 §9.7.4 (validating a request). Keys and receives are the device's; see [`crate::Resources`].
 
 use crate::message::MAX_MESSAGE_BYTES;
-use crate::{Fragment, Receive, Region, Request, ResponderConfig};
+use crate::{Fragment, Receive, Refusal, Region, Request, ResponderConfig};
 
 /// A message of which fragments are missing.
 #[derive(Debug, Clone, Copy)]
@@ -42,25 +42,20 @@ pub(crate) enum Grant {
     Atomic(Region),
 }
 
-/// Why a first fragment was not granted what it asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    InvalidRequest,
-    RemoteAccess,
-    NoReceive,
-    /// Longer than the receive that it met.
-    TooLong,
-}
-
 /// Whether the request can be meant at all, apart from keys and receives.
 pub(crate) fn check_shape(config: &ResponderConfig, request: &Request) -> Result<(), Refusal> {
     let Request { opcode, length, fragment, .. } = *request;
-    let granted = opcode.allowed_on(config.service) && config.access.contains(opcode.remote_access());
+    let (granted, need) = (config.access, opcode.remote_access());
     let bounded = length <= MAX_MESSAGE_BYTES
         && u64::from(fragment.offset) + u64::from(fragment.length) <= u64::from(length);
     // READs and atomics carry nothing to split; a fragment without bytes would not advance its message.
     let whole = request.is_whole();
     let split_well = whole || (opcode.carries_payload() && fragment.length > 0);
     let atomic_well = !opcode.is_atomic() || (length == 8 && request.remote_va.is_multiple_of(8));
-    if granted && bounded && split_well && atomic_well { Ok(()) } else { Err(Refusal::InvalidRequest) }
+    match () {
+        () if !opcode.allowed_on(config.service) || !bounded || !split_well => Err(Refusal::Shape),
+        () if !granted.contains(need) => Err(Refusal::Operation { granted: granted.0, need: need.0 }),
+        () if !atomic_well => Err(Refusal::Unaligned),
+        () => Ok(()),
+    }
 }

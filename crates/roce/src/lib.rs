@@ -53,8 +53,8 @@ pub use requester::Requester;
 pub use requester::packets::{Placement, SendWindow};
 pub use responder::Responder;
 pub use verdict::{
-    AsyncEvent, DropReason, FailedReceive, Failure, ResponderConfig, ResponderCounters, ResponderEvent,
-    Verdict,
+    AsyncEvent, DropReason, FailedReceive, Failure, Refusal, ResponderConfig, ResponderCounters,
+    ResponderEvent, Verdict,
 };
 pub use wire::Service as ServiceType;
 pub use wire::psn::{self, Psn};

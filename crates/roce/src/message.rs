@@ -3,6 +3,8 @@
 //! Names and codes are those of IBTA vol. 1: opcodes of the BTH, and §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes); the byte
 //! layouts are those of [`crate::packet`]s. Values from the other side are unchecked: the engine's halves check them.
 
+use std::fmt;
+
 use crate::{Access, Psn, ServiceType};
 
 /// Longest message of the connected services: 2^31 bytes (IBTA C9-94, DMA length of a RETH).
@@ -19,6 +21,21 @@ pub enum Opcode {
     Read,
     CompareSwap,
     FetchAdd,
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Opcode::Send => "SEND",
+            Opcode::SendImm => "SEND with immediate",
+            Opcode::SendInvalidate => "SEND with invalidate",
+            Opcode::Write => "RDMA WRITE",
+            Opcode::WriteImm => "RDMA WRITE with immediate",
+            Opcode::Read => "RDMA READ",
+            Opcode::CompareSwap => "compare and swap",
+            Opcode::FetchAdd => "fetch and add",
+        })
+    }
 }
 
 impl Opcode {

@@ -20,12 +20,12 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use self::streams::Packets;
-use crate::admission::{Assembly, Grant, Refusal, check_shape};
+use crate::admission::{Assembly, Grant, check_shape};
 use crate::message::psn_count;
 use crate::replay::ReplayList;
 use crate::{
-    Access, DropReason, Failure, GRH_BYTES, Opcode, Outcome, Psn, Receive, Region, Reply, ReplyKind, Request,
-    Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
+    Access, DropReason, Failure, GRH_BYTES, Opcode, Outcome, Psn, Receive, Refusal, Region, Reply, ReplyKind,
+    Request, Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
 };
 
 /// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
@@ -248,8 +248,9 @@ impl Responder {
     fn admit(&mut self, request: &Request, resources: &mut impl Resources) -> Result<Grant, Refusal> {
         check_shape(&self.config, request)?;
         let opcode = request.opcode;
-        if opcode.wants_response() && self.fresh_waiting() >= usize::from(self.config.max_dest_rd_atomic) {
-            return Err(Refusal::InvalidRequest);
+        let most = self.config.max_dest_rd_atomic;
+        if opcode.wants_response() && self.fresh_waiting() >= usize::from(most) {
+            return Err(Refusal::ReadsWait(most));
         }
         let region = if opcode.is_send() { Region::default() } else { self.region(request, resources)? };
         if opcode.takes_receive() && self.held.is_none() {
@@ -268,7 +269,12 @@ impl Responder {
     fn fit(&self, request: &Request) -> Result<Grant, Refusal> {
         let receive = self.held.ok_or(Refusal::NoReceive)?;
         let needed = u64::from(request.length) + u64::from(self.grh_bytes());
-        if needed > receive.capacity { Err(Refusal::TooLong) } else { Ok(Grant::Receive(receive)) }
+        let capacity = receive.capacity;
+        if needed > capacity {
+            Err(Refusal::TooLong { needed, capacity })
+        } else {
+            Ok(Grant::Receive(receive))
+        }
     }
 
     /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).
@@ -283,7 +289,7 @@ impl Responder {
                 u64::from(request.length),
                 request.opcode.remote_access(),
             )
-            .map_err(|_| Refusal::RemoteAccess)
+            .map_err(Refusal::Region)
     }
 
     /// Whether all its bytes belong to the message in progress and came already: sent again from the message's start.

@@ -2,7 +2,7 @@
 //!
 //! Reasons and events follow IBTA vol. 1 §9.9.3 (responder's errors) and its list of asynchronous events.
 
-use crate::{Access, Psn, Receive, ServiceType, Status, Work};
+use crate::{Access, Psn, Receive, RegionError, Request, ServiceType, Status, Work};
 
 /// How a responder behaves; the QP attributes of the same names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +87,38 @@ impl DropReason {
     ];
 }
 
+/// Which check a request failed, or what failed while it was carried out, and what would help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error(
+        "the QP grants access {granted:#x}, it needs {need:#x}; name it in qp_access_flags of ibv_modify_qp"
+    )]
+    Operation { granted: u32, need: u32 },
+    #[error(
+        "its operation, length or order of packets cannot be on this QP; compare QP type and path MTU of both ends"
+    )]
+    Shape,
+    #[error("an atomic is of 8 bytes at a multiple of 8; align its address")]
+    Unaligned,
+    #[error(
+        "max_dest_rd_atomic is {0} and so many READs and atomics wait; raise it, or lower max_rd_atomic of the peer"
+    )]
+    ReadsWait(u8),
+    #[error("{0}")]
+    Region(RegionError),
+    #[error("rkey {0:#x} is no open type-2 window of this QP; bind it here first")]
+    Invalidate(u32),
+    /// Not fatal on RC: it is to come again.
+    #[error("no receive is posted")]
+    NoReceive,
+    #[error("{needed} bytes came and the receive has {capacity}; post a longer one, or send less")]
+    TooLong { needed: u64, capacity: u64 },
+    #[error("its memory cannot be accessed; keep it mapped while it is registered")]
+    Memory,
+    #[error("its region was deregistered or closed meanwhile; keep it until the peer is done")]
+    Revoked,
+}
+
 /// An affiliated asynchronous event; `IBV_EVENT_*` of the same meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AsyncEvent {
@@ -113,6 +145,9 @@ pub struct Failure {
     pub receive: Option<FailedReceive>,
     /// The event to raise; `None` when the receive's completion tells (IBTA §9.9.3).
     pub event: Option<AsyncEvent>,
+    /// What was refused or failed, and why.
+    pub why: Refusal,
+    pub request: Request,
 }
 
 /// What the device should know.

@@ -6,7 +6,7 @@ use super::{Established, Pending, Responder, Response, State};
 use crate::admission::{Assembly, Grant};
 use crate::{
     AsyncEvent, Atomic, DropReason, FailedReceive, Failure, Fragment, NakCode, Opcode, Outcome, Psn,
-    ReceiveCompletion, Region, ReplyKind, Request, Resources, ServiceType, Status, Verdict, Work,
+    ReceiveCompletion, Refusal, Region, ReplyKind, Request, Resources, ServiceType, Status, Verdict, Work,
 };
 
 impl Responder {
@@ -27,11 +27,10 @@ impl Responder {
         grant: Grant,
         resources: &mut impl Resources,
     ) -> Verdict {
-        if last
-            && request.opcode == Opcode::SendInvalidate
-            && !resources.may_invalidate(u32::from_be_bytes(request.imm))
-        {
-            return self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
+        let key = u32::from_be_bytes(request.imm);
+        if last && request.opcode == Opcode::SendInvalidate && !resources.may_invalidate(key) {
+            let why = (Refusal::Invalidate(key), *request);
+            return self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed, why);
         }
         if self.established == Established::No {
             self.established = Established::ToReport;
@@ -133,18 +132,19 @@ impl Responder {
     /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion tells when the fault is
     /// in its buffers, an event does when it is in registered memory.
     pub(super) fn local_fault(&mut self) {
-        if self.at_work.opcode.is_send() {
-            self.refuse(NakCode::RemoteOperation, None, Status::LocalProtection);
-        } else {
-            self.refuse(NakCode::RemoteOperation, Some(AsyncEvent::QpFatal), Status::Flushed);
-        }
+        let (event, status) = match self.at_work.opcode.is_send() {
+            true => (None, Status::LocalProtection),
+            false => (Some(AsyncEvent::QpFatal), Status::Flushed),
+        };
+        self.refuse(NakCode::RemoteOperation, event, status, (Refusal::Memory, self.at_work));
     }
 
     /// The region went away between two fragments. A card checks the key with every packet (IBTA §9.7.4).
     pub(super) fn revoked(&mut self) {
         self.assembly = None;
         if self.config.service == ServiceType::Rc {
-            self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
+            let why = (Refusal::Revoked, self.at_work);
+            self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed, why);
         } else {
             self.counters.dropped[DropReason::RemoteAccess as usize] += 1;
         }
@@ -156,20 +156,26 @@ impl Responder {
         code: NakCode,
         event: Option<AsyncEvent>,
         receive_status: Status,
+        why: (Refusal, Request),
     ) -> Verdict {
         if self.config.service == ServiceType::Rc {
             self.nak(ReplyKind::Nak(code));
             self.counters.fatal_naks += 1;
         }
-        self.fail(event, receive_status);
+        self.fail(event, receive_status, why);
         Verdict::Answered
     }
 
-    pub(super) fn fail(&mut self, event: Option<AsyncEvent>, receive_status: Status) {
+    pub(super) fn fail(
+        &mut self,
+        event: Option<AsyncEvent>,
+        receive_status: Status,
+        (why, request): (Refusal, Request),
+    ) {
         self.state = State::Failed;
         self.assembly = None;
         let receive = self.held.take().map(|receive| FailedReceive { receive, status: receive_status });
-        self.failure = Some(Failure { receive, event });
+        self.failure = Some(Failure { receive, event, why, request });
     }
 
     /// Queues a NAK of the expected PSN, which acknowledges all before it.

@@ -8,15 +8,15 @@
 
 use super::streams::ReadStream;
 use super::{Pending, Responder, State};
-use crate::admission::{Assembly, Grant, Refusal};
+use crate::admission::{Assembly, Grant};
 use crate::message::MAX_MESSAGE_BYTES;
 use crate::packet::{
     Aeth, AtomicEth, Content, Outgoing, Packet, PayloadSource, Position, Syndrome, Trailer, may_carry,
 };
 use crate::psn::Relation;
 use crate::{
-    AsyncEvent, DropReason, Fragment, NakCode, Opcode, Outcome, Psn, Region, Reply, ReplyKind, Request,
-    Resources, ResponderConfig, ServiceType, Status, Verdict, Work,
+    AsyncEvent, DropReason, Fragment, NakCode, Opcode, Outcome, Psn, Refusal, Region, Reply, ReplyKind,
+    Request, Resources, ResponderConfig, ServiceType, Status, Verdict, Work,
 };
 
 impl Responder {
@@ -62,7 +62,7 @@ impl Responder {
             let aeth = Aeth { syndrome: Syndrome::Ack, msn: response.msn };
             let (psn, position, payload) = stream.step(self.config.path_mtu_bytes);
             let source = PayloadSource::Region(stream.region);
-            self.packets.last_read = Some((psn, response.replayed));
+            self.packets.last_read = Some((psn, response.replayed, stream.region));
             if position.ends() {
                 self.packets.reads.pop_front();
                 self.responses.pop_front();
@@ -81,7 +81,11 @@ impl Responder {
     ///
     /// The first answer to a READ ends in error (IBTA §9.9.3), a repeated one in silence: its first run succeeded.
     pub fn read_failed(&mut self, outcome: Outcome) {
-        let Some((psn, replayed)) = self.packets.last_read.take() else { return };
+        let Some((psn, replayed, Region { key: rkey, va: remote_va, len, .. })) =
+            self.packets.last_read.take()
+        else {
+            return;
+        };
         if replayed {
             self.abandon_read(psn);
             self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
@@ -90,11 +94,13 @@ impl Responder {
         self.responses.clear();
         self.packets.reads.clear();
         self.expected_psn = psn;
-        if outcome == Outcome::Revoked {
-            self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
-        } else {
-            self.refuse(NakCode::RemoteOperation, Some(AsyncEvent::QpFatal), Status::Flushed);
-        }
+        let (opcode, length) = (Opcode::Read, len as u32);
+        let read = Request { opcode, psn, remote_va, rkey, length, ..Request::default() };
+        let (code, event, why) = match outcome {
+            Outcome::Revoked => (NakCode::RemoteAccess, AsyncEvent::AccessError, Refusal::Revoked),
+            _ => (NakCode::RemoteOperation, AsyncEvent::QpFatal, Refusal::Memory),
+        };
+        self.refuse(code, Some(event), Status::Flushed, (why, read));
     }
 
     // Reliable connection.
@@ -105,17 +111,16 @@ impl Responder {
             Relation::Ahead => return self.gap(),
             Relation::Duplicate => return self.duplicate_packet(packet, resources),
         }
-        let admitted = match self.part(packet, self.assembly) {
-            Some(part) => self.admit_part(&part, packet, resources).map(|grant| (part, grant)),
-            None => Err(Refusal::InvalidRequest),
+        let Some(part) = self.part(packet, self.assembly) else {
+            return self.refuse_reliably(Refusal::Shape, &header(packet, self.assembly).unwrap_or_default());
         };
-        match admitted {
-            Ok((part, grant)) => {
+        match self.admit_part(&part, packet, resources) {
+            Ok(grant) => {
                 self.state = State::InOrder;
                 self.nak = None;
                 self.execute_part(&part, packet.content.position().ends(), grant, resources)
             }
-            Err(refusal) => self.refuse_reliably(refusal),
+            Err(refusal) => self.refuse_reliably(refusal, &part),
         }
     }
 
@@ -159,7 +164,7 @@ impl Responder {
             Err(refusal) => {
                 self.assembly = None;
                 self.expected_psn = packet.psn.plus(1);
-                self.refuse_silently(refusal)
+                self.refuse_silently(refusal, &part)
             }
         }
     }
@@ -197,7 +202,7 @@ impl Responder {
     ) -> Result<Grant, Refusal> {
         let Some(assembly) = self.assembly else { return self.admit(part, resources) };
         if !part.opcode.allowed_on(self.config.service) || part.length > MAX_MESSAGE_BYTES {
-            return Err(Refusal::InvalidRequest);
+            return Err(Refusal::Shape);
         }
         if part.opcode.is_send() {
             return self.fit(part);

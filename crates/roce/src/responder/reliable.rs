@@ -3,10 +3,9 @@
 //! Follows IBTA vol. 1 §9.7.4 (receiving requests; C9-105 for duplicates) and §9.7.5.2.8 (receiver not ready).
 
 use super::{Pending, Responder, State};
-use crate::admission::Refusal;
 use crate::psn::Relation;
 use crate::replay::Replay;
-use crate::{AsyncEvent, DropReason, NakCode, ReplyKind, Request, Resources, Status, Verdict, Work};
+use crate::{AsyncEvent, DropReason, NakCode, Refusal, ReplyKind, Request, Resources, Status, Verdict, Work};
 
 impl Responder {
     pub(super) fn reliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
@@ -38,21 +37,18 @@ impl Responder {
                 self.nak = None;
                 self.execute(request, grant, resources)
             }
-            Err(refusal) => self.refuse_reliably(refusal),
+            Err(refusal) => self.refuse_reliably(refusal, request),
         }
     }
 
-    pub(super) fn refuse_reliably(&mut self, refusal: Refusal) -> Verdict {
-        match refusal {
-            Refusal::NoReceive => self.not_ready(),
-            Refusal::InvalidRequest => {
-                self.refuse(NakCode::InvalidRequest, Some(AsyncEvent::RequestError), Status::Flushed)
-            }
-            Refusal::RemoteAccess => {
-                self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed)
-            }
-            Refusal::TooLong => self.refuse(NakCode::InvalidRequest, None, Status::LocalLength),
-        }
+    pub(super) fn refuse_reliably(&mut self, refusal: Refusal, request: &Request) -> Verdict {
+        let (code, event, status) = match refusal {
+            Refusal::NoReceive => return self.not_ready(),
+            Refusal::Region(_) => (NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed),
+            Refusal::TooLong { .. } => (NakCode::InvalidRequest, None, Status::LocalLength),
+            _ => (NakCode::InvalidRequest, Some(AsyncEvent::RequestError), Status::Flushed),
+        };
+        self.refuse(code, event, status, (refusal, *request))
     }
 
     /// Something before this request is missing: says so once, then keeps silent until it comes.

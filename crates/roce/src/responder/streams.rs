@@ -14,8 +14,8 @@ pub(super) struct Packets {
     pub(super) unacknowledged: u32,
     /// The READs among the responses to send, in the same order.
     pub(super) reads: VecDeque<ReadStream>,
-    /// The packet of a READ response that was polled last: its PSN, and whether the READ was a repetition.
-    pub(super) last_read: Option<(Psn, bool)>,
+    /// The packet of a READ response that was polled last: its PSN, whether the READ was a repetition, and what it reads.
+    pub(super) last_read: Option<(Psn, bool, Region)>,
 }
 
 /// A READ response on its way out.

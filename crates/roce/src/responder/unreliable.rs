@@ -3,8 +3,7 @@
 //! Follows IBTA vol. 1, its rules for UC and UD.
 
 use super::Responder;
-use crate::admission::Refusal;
-use crate::{DropReason, Request, Resources, Status, Verdict};
+use crate::{DropReason, Refusal, Request, Resources, Status, Verdict};
 
 impl Responder {
     // Unreliable connection: a gap loses the message that it is in, without an answer.
@@ -28,7 +27,7 @@ impl Responder {
             Ok(grant) => self.execute(request, grant, resources),
             Err(refusal) => {
                 self.expected_psn = self.last_psn(request).plus(1);
-                self.refuse_silently(refusal)
+                self.refuse_silently(refusal, request)
             }
         }
     }
@@ -44,20 +43,20 @@ impl Responder {
         }
         match self.admit(request, resources) {
             Ok(grant) => self.execute(request, grant, resources),
-            Err(refusal) => self.refuse_silently(refusal),
+            Err(refusal) => self.refuse_silently(refusal, request),
         }
     }
 
-    pub(super) fn refuse_silently(&mut self, refusal: Refusal) -> Verdict {
+    pub(super) fn refuse_silently(&mut self, refusal: Refusal, request: &Request) -> Verdict {
         match refusal {
             Refusal::NoReceive => self.drop(DropReason::NoReceive),
-            Refusal::InvalidRequest => self.drop(DropReason::InvalidRequest),
-            Refusal::RemoteAccess => self.drop(DropReason::RemoteAccess),
+            Refusal::Region(_) => self.drop(DropReason::RemoteAccess),
             // The peer gets no answer, but the receive is used up: it ends in error, and with it the QP.
-            Refusal::TooLong => {
-                self.fail(None, Status::LocalLength);
+            Refusal::TooLong { .. } => {
+                self.fail(None, Status::LocalLength, (refusal, *request));
                 self.drop(DropReason::TooLong)
             }
+            _ => self.drop(DropReason::InvalidRequest),
         }
     }
 }
