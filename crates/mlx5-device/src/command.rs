@@ -8,6 +8,7 @@ use std::fmt;
 use roce::ServiceType;
 
 use crate::memory::Fault;
+use crate::reason::Reason;
 
 /// `ib_event_type` numbers of the events that this device gives (`ib_verbs.h`).
 pub mod event_type {
@@ -103,6 +104,8 @@ pub trait EventSink: Send {
     fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool;
     /// Delivers an asynchronous event: user handle of the object, `ib_event_type` number. False: could not be delivered.
     fn asynchronous(&mut self, context: ContextId, element: u64, event_type: u32) -> bool;
+    /// Notes why something failed.
+    fn explain(&mut self, reason: Reason);
     /// Withdraws the unread completion events of this CQ from the channel; returns how many were withdrawn.
     fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32;
     /// Withdraws unread asynchronous events for this element; returns how many were withdrawn.

@@ -65,13 +65,23 @@ impl<M: Memory> Core<M> {
         self.cqs.complete(&mut self.machine, qp.sq.cq, fields, carried.then_some(&request.payload.inline));
     }
 
-    /// A send WQE failed or was flushed: always a CQE.
-    pub(super) fn fail_send_wqe(&mut self, qp: &Qp, wqe: WqeHead, status: Status) {
+    /// A send WQE failed, as the request of it, or was flushed: always a CQE.
+    pub(super) fn fail_send_wqe(
+        &mut self,
+        qp: &Qp,
+        wqe: WqeHead,
+        status: Status,
+        request: Option<&SendRequest>,
+    ) {
         let mut fields = error_fields(qp, CqeOpcode::RequesterError, wqe.index, status);
         if let Some(faults) = &mut self.faults
             && let Some(chosen) = faults.chosen_syndrome(qp.qpn, wqe.index, status)
         {
             fields.error.syndrome = chosen.to_u8();
+        }
+        if let Some(request) = request {
+            let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
+            self.explain_send(qp, request, status, syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
         }
         self.cqs.complete(&mut self.machine, qp.sq.cq, CqeFields { send_opcode: wqe.opcode, ..fields }, None);
     }

@@ -215,15 +215,15 @@ impl Counters {
         }
     }
 
-    /// A packet that may answer a request leaves.
-    pub(super) fn answer(&mut self, packet: &Packet) {
-        if let Content::Acknowledge(Aeth { syndrome, .. }) = packet.content {
-            match syndrome {
-                Syndrome::Ack => {}
-                Syndrome::RnrNak { .. } => self.rnr_naks_sent += 1,
-                Syndrome::Nak(_) => self.naks_sent += 1,
-            }
+    /// A packet that may answer a request leaves. True: it is an RNR NAK.
+    pub(super) fn answer(&mut self, packet: &Packet) -> bool {
+        let Content::Acknowledge(Aeth { syndrome, .. }) = packet.content else { return false };
+        match syndrome {
+            Syndrome::Ack => {}
+            Syndrome::RnrNak { .. } => self.rnr_naks_sent += 1,
+            Syndrome::Nak(_) => self.naks_sent += 1,
         }
+        matches!(syndrome, Syndrome::RnrNak { .. })
     }
 
     pub(super) fn violate(&mut self, violation: Violation) {

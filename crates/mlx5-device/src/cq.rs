@@ -16,6 +16,7 @@ use super::command::{
 };
 use super::machine::{Machine, Owner};
 use super::model::Capabilities;
+use super::reason::About;
 use super::schedule::Walk;
 use super::table::Table;
 use crate::memory::{Fault, Memory};
@@ -182,7 +183,8 @@ impl Cqs {
         // A card stamps what is whole.
         machine.copied(fields.byte_count);
         fields.timestamp = machine.now.0;
-        if cq.write(&machine.memory, &mut fields, payload) == Ok(true) {
+        let written = cq.write(&machine.memory, &mut fields, payload);
+        if written == Ok(true) {
             machine.counters.cqes += 1;
             if fields.opcode.is_error() {
                 let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
@@ -197,10 +199,13 @@ impl Cqs {
         self.dead.push(place);
         machine.counters.cq_overruns += 1;
         cq.owner.raise(machine, event_type::CQ_ERR);
-        let Cq { cqn, entries, .. } = cq;
-        machine.say(&format!(
-            "CQ {cqn:#x} overrun: {entries} entries, none given back; the CQ and its QPs are in error"
-        ));
+        let why = match written {
+            Err(fault) => format!("{fault}; keep its ring and record mapped"),
+            Ok(_) => {
+                format!("overrun: {} entries, none given back; poll sooner, or make it longer", cq.entries)
+            }
+        };
+        machine.explain(About::Cq(cq.cqn), "cq", format!("it and its QPs are in error: {why}"));
     }
 
     /// Gives the events of CQs whose arm crossed their CQE.

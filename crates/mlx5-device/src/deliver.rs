@@ -6,7 +6,7 @@
 use roce::qp_state::QpState;
 use roce::{
     Access, AsyncEvent, Atomic, Content, Fragment, GRH_BYTES, NakCode, Opcode, Outcome, Packet, Receive,
-    ReceiveCompletion, Region, RegionError, Reply, ReplyKind, Request, Resources, ResponderCounters,
+    ReceiveCompletion, Refusal, Region, RegionError, Reply, ReplyKind, Request, Resources, ResponderCounters,
     ResponderEvent, ServiceType, Verdict, Work,
 };
 
@@ -16,6 +16,7 @@ use super::mkey::Mkeys;
 use super::mr::access;
 use super::qp::{Qp, ReadAnswer};
 use super::qpn::slot_of;
+use super::reason::{About, REFUSED};
 use super::rq::ReceiveQueue;
 use super::send::Taken;
 use super::srq::Srq;
@@ -341,7 +342,10 @@ impl<M: Memory> Core<M> {
     /// Gives one reply, or what is left of it, to the carrier.
     fn send_reply(&mut self, link: &mut impl Carrier, qp: &mut Qp, reply: &Reply) -> Taken {
         match reply.kind {
-            ReplyKind::RnrNak { .. } => self.machine.counters.rnr_naks_sent += 1,
+            ReplyKind::RnrNak { .. } => {
+                self.machine.counters.rnr_naks_sent += 1;
+                self.explain_not_ready(qp);
+            }
             ReplyKind::Nak(_) => self.machine.counters.naks_sent += 1,
             _ => {}
         }
@@ -407,7 +411,10 @@ impl<M: Memory> Core<M> {
         // Room was asked for, and nothing was sent.
         let _ = link.send_reply(&refusal, Payload::Nothing, 0);
         qp.owner.raise(&mut self.machine, event);
-        self.fail_qp(qp);
+        let why = if code == NakCode::RemoteAccess { Refusal::Revoked } else { Refusal::Memory };
+        let why = format!("RDMA READ by QP {:#x} is not answered: {why}", qp.attributes.dest_qpn);
+        self.machine.explain(About::Qp(qp.qpn, None), REFUSED, why);
+        self.fail_qp(qp, "it refused a message");
     }
 
     // Events.
@@ -420,6 +427,7 @@ impl<M: Memory> Core<M> {
                 }
                 ResponderEvent::CommunicationEstablished => {}
                 ResponderEvent::Failed(failure) => {
+                    self.explain_failure(qp, &failure);
                     if let Some(failed) = failure.receive {
                         self.fail_receive(qp, failed.receive.id as u16, failed.status);
                     }
@@ -433,7 +441,7 @@ impl<M: Memory> Core<M> {
                             },
                         );
                     }
-                    self.fail_qp(qp);
+                    self.fail_qp(qp, "it refused a message");
                 }
             }
         }

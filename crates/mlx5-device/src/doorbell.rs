@@ -42,13 +42,17 @@ impl Violation {
     pub const ALL: [Violation; 4] =
         [Violation::Missing, Violation::WrongQpn, Violation::RecordLate, Violation::RecordRange];
 
-    /// What the log line says happened.
+    /// What happened, and what would help.
     pub fn sentence(self) -> &'static str {
         match self {
-            Violation::Missing => "the record moved but no register was written",
-            Violation::WrongQpn => "the register write named another QP",
-            Violation::RecordLate => "the register was written before the record",
-            Violation::RecordRange => "the record is further ahead than the ring is long",
+            Violation::Missing => "the record moved but no register was written; write it after the record",
+            Violation::WrongQpn => {
+                "the register write named another QP; write what this QP's WQE begins with"
+            }
+            Violation::RecordLate => "the register was written before the record; fence between the two",
+            Violation::RecordRange => {
+                "the record is further ahead than the ring is long; post less at a time"
+            }
         }
     }
 }

@@ -226,10 +226,12 @@ impl Faults {
 
     /// The send at this place among the outstanding ones of its queue fails, and its CQE says why.
     fn fail_send(&mut self, counters: &mut Counters, qp: &mut Qp, place: usize, syndrome: CqeSyndrome) {
-        let request = &qp.sq.outstanding[place];
+        let request = &mut qp.sq.outstanding[place];
+        request.why = "`softnic ctl inject error-cqe` asked for it".to_owned();
         self.marked.push((qp.qpn, request.wqe.index, syndrome));
         counters.injected_errors += 1;
-        qp.sq.fail(request.ticket, Status::LocalQpOperation);
+        let ticket = request.ticket;
+        qp.sq.fail(ticket, Status::LocalQpOperation);
     }
 
     /// Whether something befalls a request instead of its being sent: it is lost on the way, or fails.

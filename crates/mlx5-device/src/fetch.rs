@@ -5,6 +5,8 @@
 //! WQE completes in its turn, behind the ones before it. A UMR is read in `window.rs`, and done by `Mkeys` when its turn comes.
 //! Left out: masked atomics, WAIT, DUMP: each is 0x02, as on a card without the capability.
 
+use std::fmt;
+
 use mlx5_layout::send_wqe::{Addressing, Body, Control, DataSegment, MAX_WQE_BYTES, UNIT_BYTES, blocks};
 use mlx5_layout::{SendOpcode, SendWqe};
 use roce::{Access, Fragment, Opcode, Psn, Request, ServiceType, Status};
@@ -15,6 +17,7 @@ use super::mkey::Mkeys;
 use super::model::Capabilities;
 use super::ports::Ports;
 use super::qp::Qp;
+use super::reason::Wrong;
 use super::sq::{Kind, Pool, SendRequest};
 use super::window::WindowWork;
 use crate::config::LinkLayer;
@@ -56,10 +59,10 @@ impl Fetcher {
         bytes[..Control::BYTES].fill(0);
         let read = qp.sq.copy_out(&machine.memory, available, bytes);
         // A WQE whose length is unknown ends the queue; it takes one block.
-        let taken = read.map_or(1, |len| blocks((len / UNIT_BYTES) as u8).max(1));
+        let taken = read.as_ref().map_or(1, |len| blocks((len / UNIT_BYTES) as u8).max(1));
         out.wqe.opcode = bytes[3];
-        if let Err(status) = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out)) {
-            out.kind = Kind::Failed(status);
+        if let Err(wrong) = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out)) {
+            (out.kind, out.why) = (Kind::Failed(wrong.status), wrong.why);
             qp.sq.stopped = true;
         }
         // The payload is read when the transport sends the message, up to a whole budget of WQEs later.
@@ -78,14 +81,16 @@ impl Fetcher {
 
 impl Checks<'_> {
     /// Fills `out` from a WQE, or says what is wrong with it.
-    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut SendRequest) -> Result<(), Status> {
-        let malformed = Status::LocalQpOperation;
-        let wqe = SendWqe::new(bytes).map_err(|_| malformed)?;
+    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut SendRequest) -> Result<(), Box<Wrong>> {
+        let wqe = SendWqe::new(bytes).map_err(Wrong::malformed)?;
         let control = *wqe.control();
         out.wqe.signalled = control.is_signalled();
         out.wqe.fence = control.fm_ce_se & 0xe0 != 0;
         if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
-            return Err(malformed);
+            return Err(Wrong::malformed(format_args!(
+                "its control segment is for WQE {} of QP {:#x}, opcode modifier {}; it is WQE {} of QP {:#x}, modifier 0",
+                control.wqe_index, control.qpn, control.opmod, qp.sq.fetched, qp.qpn
+            )));
         }
         if control.send_opcode() == Some(SendOpcode::Umr) {
             out.kind = Kind::Window(WindowWork::of(&wqe, qp.service, qp.qpn)?);
@@ -95,12 +100,17 @@ impl Checks<'_> {
             ServiceType::Ud => Addressing::Datagram,
             ServiceType::Rc | ServiceType::Uc => Addressing::Connected,
         };
-        let body = wqe.body(addressing).map_err(|_| malformed)?;
+        let body = wqe.body(addressing).map_err(Wrong::malformed)?;
         if body.opcode == SendOpcode::Nop {
             out.kind = Kind::Nop;
             return Ok(());
         }
-        let opcode = message_opcode(body.opcode).filter(|o| o.allowed_on(qp.service)).ok_or(malformed)?;
+        let opcode = message_opcode(body.opcode).filter(|o| o.allowed_on(qp.service)).ok_or_else(|| {
+            Wrong::malformed(format_args!(
+                "a {:?} queue does no {:?}; use an RC queue",
+                qp.service, body.opcode
+            ))
+        })?;
         out.kind = Kind::Message;
         out.request = Request {
             src_qpn: qp.qpn,
@@ -153,16 +163,22 @@ impl Checks<'_> {
     }
 
     /// Checks the local side and notes it; returns the payload's length.
-    fn gather(&self, qp: &Qp, opcode: Opcode, body: &Body<'_>, out: &mut SendRequest) -> Result<u32, Status> {
+    fn gather(
+        &self,
+        qp: &Qp,
+        opcode: Opcode,
+        body: &Body<'_>,
+        out: &mut SendRequest,
+    ) -> Result<u32, Box<Wrong>> {
         let need = if opcode.wants_response() { Access::LOCAL_WRITE } else { Access(0) };
         let mut length = 0u64;
         let mut pointers = 0;
         for segment in body.data {
-            match segment.map_err(|_| Status::LocalQpOperation)? {
+            match segment.map_err(Wrong::malformed)? {
                 DataSegment::Inline(bytes) => {
                     // Inline data goes out only, and a queue was made for so much of it.
                     if opcode.wants_response() {
-                        return Err(Status::LocalQpOperation);
+                        return Err(Wrong::malformed("its answer cannot go inline; give it a data pointer"));
                     }
                     length += bytes.len() as u64;
                     let kept = out.payload.keep(bytes);
@@ -174,29 +190,38 @@ impl Checks<'_> {
                     let len = if pointer.byte_count == 0 { 1 << 31 } else { u64::from(pointer.byte_count) };
                     length += len;
                     if length > u64::from(self.limits.max_message_bytes) {
-                        return Err(Status::LocalLength);
+                        let most = self.limits.max_message_bytes;
+                        return Err(too_long(length, format_args!("{most} at most; split it")));
                     }
                     let addr = self
                         .mkeys
                         .translate(pointer.lkey, qp.pd, pointer.va, len, need)
-                        .map_err(|_| Status::LocalProtection)?;
+                        .map_err(|error| Wrong::new(Status::LocalProtection, self.mkeys.why_not(error)))?;
                     out.payload.segments.push(Segment { addr, len });
                     out.payload.keys.push(pointer.lkey);
                 }
             }
         }
         if pointers > self.limits.max_sge {
-            return Err(Status::LocalQpOperation);
+            let most = self.limits.max_sge;
+            return Err(Wrong::malformed(format_args!(
+                "{pointers} data pointers, max_sge is {most}; split it"
+            )));
         }
         if opcode.is_atomic() && length != 8 {
-            return Err(Status::LocalLength);
+            return Err(too_long(length, "an atomic has 8"));
         }
-        u32::try_from(length).map_err(|_| Status::LocalLength)
+        u32::try_from(length).map_err(|_| too_long(length, "split it"))
     }
 }
 
+#[cold]
+fn too_long(length: u64, help: impl fmt::Display) -> Box<Wrong> {
+    Wrong::new(Status::LocalLength, format_args!("{length} bytes; {help}"))
+}
+
 /// The transport's operation of a WQE; none for what this NIC does not do.
-fn message_opcode(opcode: SendOpcode) -> Option<Opcode> {
+pub(super) fn message_opcode(opcode: SendOpcode) -> Option<Opcode> {
     Some(match opcode {
         SendOpcode::Send => Opcode::Send,
         SendOpcode::SendImm => Opcode::SendImm,

@@ -9,6 +9,7 @@ use roce::{ServiceType, Status};
 use super::command::event_type;
 use super::core::Core;
 use super::qp::Qp;
+use super::reason::{About, FLUSHED};
 use super::sq::WqeHead;
 use crate::memory::Memory;
 
@@ -17,10 +18,12 @@ const FLUSH_BUDGET: usize = 256;
 
 impl<M: Memory> Core<M> {
     /// A send failed: a reliable queue goes to ERR, an unreliable one to SQE (IBTA vol. 1 §10.3).
-    pub(super) fn fail_sends(&mut self, qp: &mut Qp) {
+    pub(super) fn fail_sends(&mut self, qp: &mut Qp, wqe: u16) {
         if qp.service == ServiceType::Rc || qp.state != QpState::Rts {
-            return self.fail_qp(qp);
+            return self.fail_qp(qp, &format!("WQE {wqe} failed"));
         }
+        let why = format!("its sends are flushed (SQE): WQE {wqe} failed; ibv_modify_qp to RTS goes on");
+        self.machine.explain(About::Qp(qp.qpn, None), FLUSHED, why);
         qp.state = QpState::Sqe;
         if let Some(requester) = &mut qp.sq.requester {
             requester.enter_error();
@@ -29,10 +32,12 @@ impl<M: Memory> Core<M> {
     }
 
     /// Moves the queue to ERR. The flush CQEs follow in the polls.
-    pub(super) fn fail_qp(&mut self, qp: &mut Qp) {
+    pub(super) fn fail_qp(&mut self, qp: &mut Qp, cause: &str) {
         if qp.state == QpState::Err || qp.state == QpState::Reset {
             return;
         }
+        let why = format!("in error, all work is flushed: {cause}; ibv_modify_qp to RESET begins anew");
+        self.machine.explain(About::Qp(qp.qpn, None), FLUSHED, why);
         qp.state = QpState::Err;
         // No message follows that an acknowledgement could wait for.
         qp.responses.converses = false;
@@ -54,7 +59,7 @@ impl<M: Memory> Core<M> {
         let mut work = 0;
         qp.sq.carrying.partial = None;
         while let Some(request) = qp.sq.outstanding.pop_front().or_else(|| qp.sq.held.take()) {
-            self.fail_send_wqe(qp, request.wqe, Status::Flushed);
+            self.fail_send_wqe(qp, request.wqe, Status::Flushed, None);
             self.fetcher.pool.give(request);
             work += 1;
         }
@@ -68,7 +73,7 @@ impl<M: Memory> Core<M> {
             let taken = if readable { blocks(first[7] & 0x3f).clamp(1, left) } else { left };
             self.machine.counters.post(first[3]);
             let wqe = WqeHead { index: qp.sq.fetched, opcode: first[3], ..WqeHead::default() };
-            self.fail_send_wqe(qp, wqe, Status::Flushed);
+            self.fail_send_wqe(qp, wqe, Status::Flushed, None);
             qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
             left -= taken;
             work += 1;

@@ -4,6 +4,7 @@ use roce::Now;
 
 use super::command::{ContextId, EventSink};
 use super::counters::Counters;
+use crate::reason::{About, Reason};
 
 /// Where log lines go: stderr for a process, a vector for tests.
 pub trait LogSink: Send {
@@ -27,6 +28,12 @@ pub(super) struct Machine<M> {
 impl<M> Machine<M> {
     pub(super) fn say(&mut self, what: &str) {
         self.log.line(&format!("softnic: {what}"));
+    }
+
+    /// Something failed, for this reason.
+    #[cold]
+    pub(super) fn explain(&mut self, about: About, kind: &'static str, why: String) {
+        self.events.explain(Reason { at: self.now, about, kind, why, peer: None });
     }
 
     /// A copy of so many bytes may have taken most of this round.

@@ -134,6 +134,39 @@ impl Mkeys {
         Some(pd)
     }
 
+    /// First byte and length of what a key names; nothing where it names nothing.
+    pub(super) fn extent(&self, key: u32) -> (u64, u64) {
+        let bound = || self.window(key)?.bound.map(|bound| (bound.start, bound.length));
+        let region = self.find(key).map(|region| (region.iova, region.length));
+        region.or_else(bound).unwrap_or_default()
+    }
+
+    /// Why a key does not open what was asked of it.
+    #[cold]
+    pub(super) fn why_not(&self, error: RegionError) -> String {
+        let (key, fault) = match error {
+            RegionError::UnknownKey { key } => (key, "names nothing that is registered or bound".to_owned()),
+            RegionError::ProtectionDomain { key } => {
+                (key, "is of another protection domain or queue".to_owned())
+            }
+            RegionError::OutOfBounds { key, va, len } => {
+                let (start, length) = self.extent(key);
+                let end = u128::from(start) + u128::from(length);
+                (key, format!("names {start:#x}..{end:#x}, and {len} bytes at {va:#x} leave that"))
+            }
+            RegionError::AccessDenied { key, need } => {
+                (key, format!("lacks access {need:#x} (IBV_ACCESS_*), or the place is not aligned"))
+            }
+        };
+        let help = match error {
+            RegionError::UnknownKey { .. } => "take it from the ibv_mr or ibv_mw",
+            RegionError::ProtectionDomain { .. } => "register it with the QP's ibv_pd",
+            RegionError::OutOfBounds { .. } => "register more, or move less",
+            RegionError::AccessDenied { .. } => "register it with that",
+        };
+        format!("key {key:#x} {fault}; {help}")
+    }
+
     // Windows.
 
     /// What a key opens to a peer, region or window.
@@ -213,15 +246,31 @@ impl Mkeys {
     }
 
     /// Does what a WQE of queue `qpn` in domain `pd` wants of a window. Returns the key that the window had until then, with which
-    /// nothing is answered any more. `None`: refused, and nothing is changed.
-    pub(super) fn change_window(&mut self, pd: u32, qpn: u32, work: &WindowWork) -> Option<u32> {
-        let window = self.window(work.key).copied();
-        let window = window.filter(|window| window.pd == pd && window.kind == work.kind)?;
+    /// nothing is answered any more. Error: why it is refused; nothing is changed.
+    pub(super) fn change_window(&mut self, pd: u32, qpn: u32, work: &WindowWork) -> Result<u32, String> {
+        let (key, kind) = (work.key, work.kind);
+        let window = self.window(key).copied();
+        let window = window.filter(|window| window.pd == pd && window.kind == kind);
+        let missing =
+            || format!("key {key:#x} is no window of type {} in this protection domain", kind as u8);
+        let window = window.ok_or_else(missing)?;
+        let owner = window.bound.and_then(|bound| bound.qpn);
         let bound = match &work.opens {
-            Some(_) if window.kind == WindowKind::Two && window.bound.is_some() => return None,
-            Some((_, klm)) => Some(work.piece(self.find(klm.mkey)?, pd, qpn)?),
+            Some(_) if kind == WindowKind::Two && window.bound.is_some() => {
+                return Err(format!("window {key:#x} of type 2 is bound; invalidate it first"));
+            }
+            Some(opens) => {
+                let unknown = RegionError::UnknownKey { key: opens.1.mkey };
+                let region = self.find(opens.1.mkey).ok_or(unknown);
+                let piece = region.and_then(|region| work.piece(opens, region, (pd, qpn)));
+                Some(piece.map_err(|error| self.why_not(error))?)
+            }
             // Closing a type-2 window is for the queue that opened it.
-            None if window.kind == WindowKind::Two && window.bound?.qpn != Some(qpn) => return None,
+            None if kind == WindowKind::Two && owner != Some(qpn) => {
+                return Err(format!(
+                    "window {key:#x} of type 2 is not bound by this queue; its owner closes it"
+                ));
+            }
             None => None,
         };
         self.close(window.key, Some(qpn));
@@ -231,7 +280,7 @@ impl Mkeys {
         if let Some(bound) = bound {
             self.bind(window.key, bound);
         }
-        Some(window.key)
+        Ok(window.key)
     }
 
     /// Closes a window. What was asked for through it and is not answered is refused. `owner` does so itself; another queue than that

@@ -78,7 +78,7 @@ impl<M: Memory> Core<M> {
             }
             (_, QpState::Err) => {
                 qp.responses.drop_all();
-                return self.fail_qp(qp);
+                return self.fail_qp(qp, "the program moved it there");
             }
             (QpState::Init, QpState::Rtr) => {
                 let config = responder_config(qp);

@@ -168,7 +168,9 @@ impl<M: Memory> Core<M> {
                 self.ports.count_packet(counters, qp.path.port, route.to, &bytes, &packet, false);
                 continue;
             }
-            counters.answer(&packet);
+            if counters.answer(&packet) {
+                self.explain_not_ready(qp);
+            }
             let region = if let PayloadSource::Region(region) = source { Some(region) } else { None };
             let need = Access(access::REMOTE_READ);
             let still =

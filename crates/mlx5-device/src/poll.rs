@@ -239,14 +239,14 @@ impl<M: Memory> Core<M> {
         while let Some(cq) = self.cqs.dead.pop() {
             let is_dead = self.cqs.is_dead(cq);
             for qp in qps.iter_mut().filter(|qp| is_dead && (qp.sq.cq == cq || qp.rq.cq == cq)) {
-                self.fail_qp(qp);
+                self.fail_qp(qp, "its CQ failed");
             }
         }
         while let Some(srq) = self.srqs.dead.pop() {
             let is_dead = self.srqs.is_dead(srq);
             for qp in qps.iter_mut().filter(|qp| is_dead && qp.rq.srq == Some(srq)) {
                 qp.owner.raise(&mut self.machine, event_type::QP_FATAL);
-                self.fail_qp(qp);
+                self.fail_qp(qp, "its SRQ failed");
             }
         }
     }

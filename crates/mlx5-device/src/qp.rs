@@ -167,6 +167,7 @@ impl Qp {
             taken: 0,
             posted: 0,
             header: if signature { 16 } else { 0 },
+            explained: false,
             pointers: Vec::new(),
         };
         Qp {

@@ -37,6 +37,8 @@ pub(super) struct ReceiveQueue {
     pub posted: u16,
     /// Bytes before the first pointer of an entry: 16 in queues with signatures.
     pub header: usize,
+    /// That a message waited for a receive was said.
+    pub explained: bool,
     /// Pointers of the receive in use.
     pub pointers: Vec<DataPointer>,
 }

@@ -11,6 +11,7 @@ use super::core::Core;
 use super::fetch::Checks;
 use super::mkey::Mkeys;
 use super::qp::Qp;
+use super::reason::{About, STALLED};
 use super::route::{Route, Way};
 use super::sq::{Kind, SendRequest};
 use crate::carrier::{Carrier, Icrc, Unsent};
@@ -39,10 +40,11 @@ impl<M: Memory> Core<M> {
         let posted = qp.sq.posted(&self.machine.memory);
         if qp.sq.ring.entries > 0 && posted.record.is_none() {
             // A card that cannot read the record has lost the queue.
-            let qpn = qp.qpn;
-            self.machine.say(&format!("QP {qpn:#x}: its doorbell record cannot be read; the QP is in error"));
             qp.owner.raise(&mut self.machine, event_type::QP_FATAL);
-            self.fail_qp(qp);
+            let record = qp.sq.ring.record;
+            let why = format!("its doorbell record at {record:#x} cannot be read; keep it mapped");
+            self.machine.explain(About::Qp(qp.qpn, None), STALLED, why);
+            self.fail_qp(qp, "its doorbell record cannot be read");
             return 1;
         }
         self.uars.watch(&mut self.machine, qp, posted);
@@ -92,7 +94,11 @@ impl<M: Memory> Core<M> {
         if requester.poll_timeout().is_some_and(|due| due <= self.machine.now) {
             requester.handle_timeout(self.machine.now);
             if requester.is_failed() && self.faults.is_none() {
-                self.unreached.unanswered(&mut self.machine, &self.ports, link, qp);
+                let why = self.unreached.unanswered(&self.ports, link, qp);
+                // All before it are done.
+                if let Some(request) = qp.sq.outstanding.iter_mut().find(|request| request.is_message()) {
+                    request.why = why;
+                }
             }
         }
     }
@@ -250,7 +256,7 @@ impl<M: Memory> Core<M> {
             while let Some(request) = qp.sq.outstanding.pop_front() {
                 let nop = request.kind == Kind::Nop;
                 if nop {
-                    self.fail_send_wqe(qp, request.wqe, Status::Flushed);
+                    self.fail_send_wqe(qp, request.wqe, Status::Flushed, None);
                 } else {
                     debug_assert_eq!(request.ticket, completion.ticket);
                     self.finish(qp, request, completion);
@@ -271,9 +277,9 @@ impl<M: Memory> Core<M> {
         match status {
             Status::Success => self.complete_send(qp, &request),
             status => {
-                self.fail_send_wqe(qp, request.wqe, status);
+                self.fail_send_wqe(qp, request.wqe, status, Some(&request));
                 if status != Status::Flushed {
-                    self.fail_sends(qp);
+                    self.fail_sends(qp, request.wqe.index);
                 }
             }
         }
@@ -306,11 +312,12 @@ fn work_on_window(mkeys: &mut Mkeys, qp: &mut Qp, request: &mut SendRequest) {
         return;
     }
     request.kind = match mkeys.change_window(qp.pd, qp.qpn, &work) {
-        Some(key) => {
+        Ok(key) => {
             qp.responses.revoke(key);
             Kind::Nop
         }
-        None => {
+        Err(why) => {
+            request.why = why;
             // As behind any WQE that failed.
             qp.sq.stopped = true;
             Kind::Failed(Status::WindowBind)

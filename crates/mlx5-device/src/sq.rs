@@ -6,6 +6,7 @@ use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES, UNIT_BYTES};
 use roce::{Now, Opcode, PostedMessage, Request, Requester, Status, Ticket, Transmit};
 
 use super::doorbell::SendDoorbell;
+use super::reason::Wrong;
 use super::ring::Ring;
 use super::route::Way;
 use super::window::WindowWork;
@@ -98,6 +99,8 @@ pub(super) struct SendRequest {
     /// Bytes that the carrier has taken, of a message that it takes in pieces.
     pub carried: u32,
     pub payload: Gathered,
+    /// Why it failed, where a check found that out; empty otherwise.
+    pub why: String,
 }
 
 impl SendRequest {
@@ -111,7 +114,12 @@ impl SendRequest {
             path: PathAddress::default(),
             carried: 0,
             payload: Gathered::default(),
+            why: String::new(),
         }
+    }
+
+    pub(super) fn is_message(&self) -> bool {
+        self.kind == Kind::Message
     }
 
     pub(super) fn payload(&self) -> Payload<'_> {
@@ -194,6 +202,7 @@ impl Pool {
             request.payload.inline.clear();
             request.payload.segments.clear();
             request.payload.keys.clear();
+            request.why.clear();
             (request.payload.revoked, request.carried) = (false, 0);
             self.0.push(request);
         }
@@ -290,13 +299,15 @@ impl SendQueue {
         memory: &M,
         available: u16,
         out: &mut [u8; MAX_WQE_BYTES],
-    ) -> Result<usize, Status> {
-        let fault = |_| Status::LocalQpOperation;
+    ) -> Result<usize, Box<Wrong>> {
+        let fault = |fault| Wrong::malformed(format_args!("{fault}; keep the send queue mapped"));
         memory.read(self.ring.entry(self.fetched), &mut out[..BLOCK_BYTES]).map_err(fault)?;
-        let control = Control::parse(&out[..Control::BYTES]).map_err(|_| Status::LocalQpOperation)?;
+        let control = Control::parse(&out[..Control::BYTES]).map_err(Wrong::malformed)?;
         let count = control.blocks();
         if count > available {
-            return Err(Status::LocalQpOperation);
+            return Err(Wrong::malformed(format_args!(
+                "not whole: its control segment says {count} blocks, {available} were rung for; write the whole WQE first"
+            )));
         }
         // The rest in at most two pieces: up to the end of the ring, and from its start.
         let next = self.fetched.wrapping_add(1);

@@ -18,6 +18,7 @@ use super::command::{
 };
 use super::machine::{Machine, Owner};
 use super::model::Capabilities;
+use super::reason::About;
 use super::ring::Ring;
 use super::rq::MAX_ENTRY_BYTES;
 use super::table::Table;
@@ -242,7 +243,8 @@ impl Srqs {
             SrqNotice::Failed(why) => {
                 let srqn = srq.srqn;
                 self.dead.push(place);
-                machine.say(&format!("SRQ {srqn:#x}: {why}; it and its QPs are in error"));
+                let why = format!("it and its QPs are in error: {why}");
+                machine.explain(About::Srq(srqn), "srq", why);
                 event_type::SRQ_ERR
             }
         };

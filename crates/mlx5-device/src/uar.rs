@@ -8,6 +8,7 @@ use super::command::{Answer, CommandError, ContextId, Handle, event_type, refusa
 use super::machine::Machine;
 use super::qp::Qp;
 use super::qps::Qps;
+use super::reason::{About, STALLED};
 use super::schedule::{Schedule, Walk};
 use super::sq::Posted;
 use super::table::Table;
@@ -268,8 +269,14 @@ impl Uars {
         machine.counters.violate(violation);
         doorbell.stuck(posted.record);
         qp.owner.raise(machine, event_type::QP_REQ_ERR);
-        let (qpn, what) = (qp.qpn, violation.sentence());
-        machine.say(&format!("QP {qpn:#x}: {what} for 10 ms or more; a card would not execute this"));
+        let (fetched, entries) = (qp.sq.fetched, qp.sq.ring.entries);
+        let (rung, record) = (fetched.wrapping_add(posted.available), posted.record.unwrap_or_default());
+        let why = format!(
+            "for 10 ms or more record {record}, rung up to {rung}, executed up to {fetched}, ring of {entries} blocks, and a card \
+             would not execute this: {}",
+            violation.sentence()
+        );
+        machine.explain(About::Qp(qp.qpn, None), STALLED, why);
     }
 
     /// A lost write can only have been hidden by another queue's on the same register: if this queue's register is known, or

@@ -1,6 +1,6 @@
 //! One line for a program whose messages reach no peer, which otherwise sees «retry exceeded» and nothing else.
 //!
-//! Said once a process. The address of a peer, its QPN and its silence are all that a NIC knows: the line names them, and where
+//! The address of a peer, its QPN and its silence are all that a NIC knows: the line names them, and where
 //! the NIC looked, so that both ends can be compared.
 
 use core::net::Ipv6Addr;
@@ -43,19 +43,10 @@ impl Unreached {
         ));
     }
 
-    /// A peer let all retries of a queue time out.
+    /// Why a peer let all retries of a queue time out.
     #[cold]
-    pub(super) fn unanswered<M>(
-        &mut self,
-        machine: &mut Machine<M>,
-        ports: &Ports,
-        link: &impl Carrier,
-        qp: &Qp,
-    ) {
-        if std::mem::replace(&mut self.said, true) {
-            return;
-        }
-        let (qpn, peer, fabric) = (qp.qpn, qp.attributes.dest_qpn, link.fabric_in_words());
+    pub(super) fn unanswered(&self, ports: &Ports, link: &impl Carrier, qp: &Qp) -> String {
+        let (peer, fabric) = (qp.attributes.dest_qpn, link.fabric_in_words());
         let address = match ports.configs[qp.path.port].link_layer {
             LinkLayer::Ib => format!("LID {}", qp.path.address.dlid),
             LinkLayer::Roce => Ipv6Addr::from(qp.path.address.dgid).to_string(),
@@ -67,9 +58,9 @@ impl Unreached {
             None => "no NIC there has that address".to_owned(),
             Some(slot) => link.peer_in_words(slot),
         };
-        machine.say(&format!(
-            "QP {qpn:#x}: QP {peer:#x} at {address} does not answer. This NIC is on {fabric}; {there}. Compare with \
-             `softnic ctl list` at the other end"
-        ));
+        format!(
+            "QP {peer:#x} at {address} does not answer. This NIC is on {fabric}; {there}. Compare with `softnic ctl list` at \
+             the other end"
+        )
     }
 }

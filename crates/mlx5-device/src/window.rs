@@ -14,10 +14,11 @@
 
 use mlx5_layout::send_wqe::SendWqe;
 use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, change, flag, right};
-use roce::{Access, RegionError, ServiceType, Status};
+use roce::{Access, RegionError, ServiceType};
 
 use super::command::{Answer, refusal};
 use super::mr::{MemoryRegion, access};
+use super::reason::Wrong;
 
 /// The two kinds of window, with their numbers in `ALLOC_MW`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,9 +108,8 @@ pub(super) struct WindowWork {
 
 impl WindowWork {
     /// Reads the WQE. `qpn`: the queue that it is on.
-    pub(super) fn of(wqe: &SendWqe<&[u8]>, service: ServiceType, qpn: u32) -> Result<WindowWork, Status> {
-        let malformed = Status::LocalQpOperation;
-        let Umr { control, context, klm } = wqe.umr().map_err(|_| malformed)?;
+    pub(super) fn of(wqe: &SendWqe<&[u8]>, service: ServiceType, qpn: u32) -> Result<WindowWork, Box<Wrong>> {
+        let Umr { control, context, klm } = wqe.umr().map_err(Wrong::malformed)?;
         let kind = if control.mask & change::QPN != 0 { WindowKind::Two } else { WindowKind::One };
         let owner = if kind == WindowKind::Two && !context.free { qpn } else { ANY_QPN };
         let wanted = if context.free { change::FREE | change::TAG } else { change::BIND };
@@ -120,26 +120,31 @@ impl WindowWork {
             || control.mask & !change::QPN != wanted
             || context.qpn != owner
         {
-            return Err(malformed);
+            return Err(Wrong::malformed("a UMR that neither binds nor closes one window of this queue"));
         }
-        let opens = if context.free { None } else { Some((context, klm.ok_or(malformed)?)) };
+        let piece = || klm.ok_or_else(|| Wrong::malformed("a bind that names no region"));
+        let opens = if context.free { None } else { Some((context, piece()?)) };
         Ok(WindowWork { key: u32::from_be_bytes(wqe.control().immediate), kind, tag: context.tag, opens })
     }
 
     /// The piece of a region that a bind of queue `qpn` in domain `pd` names, when the region may be opened so.
-    pub(super) fn piece(&self, region: &MemoryRegion, pd: u32, qpn: u32) -> Option<Bound> {
-        let (context, klm) = self.opens.as_ref()?;
+    pub(super) fn piece(
+        &self,
+        (context, klm): &(KeyContext, Klm),
+        region: &MemoryRegion,
+        (pd, qpn): (u32, u32),
+    ) -> Result<Bound, RegionError> {
+        let out_of_bounds = RegionError::OutOfBounds { key: region.key, va: klm.address, len: context.len };
         let KeyContext { start, len: length, .. } = *context;
         let rights = remote_rights(context);
         let writes = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
         let needed = access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 };
-        start.checked_add(length)?;
-        if length == 0 || length > klm.byte_count.into() {
-            return None;
+        if start.checked_add(length).is_none() || length == 0 || length > klm.byte_count.into() {
+            return Err(out_of_bounds);
         }
-        let address = region.translate(pd, klm.address, length, Access(needed)).ok()?;
+        let address = region.translate(pd, klm.address, length, Access(needed))?;
         let qpn = (self.kind == WindowKind::Two).then_some(qpn);
-        Some(Bound { region: region.key, qpn, start, length, address, access: rights })
+        Ok(Bound { region: region.key, qpn, start, length, address, access: rights })
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use mlx5_device::LogSink;
 use mlx5_device::command::{ContextId, EventSink};
 use mlx5_device::memory::{Fault, Memory, Registers};
+use mlx5_device::{LogSink, Reason};
 
 /// Address of the first byte.
 const BASE: u64 = 0x1_0000;
@@ -128,6 +128,10 @@ impl Registers for Page {
 pub struct Quiet;
 
 impl EventSink for Quiet {
+    fn explain(&mut self, reason: Reason) {
+        panic!("something failed: {reason}");
+    }
+
     fn completion(&mut self, _channel: u32, _cq_user_handle: u64) -> bool {
         true
     }

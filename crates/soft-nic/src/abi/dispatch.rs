@@ -12,6 +12,7 @@ use super::layout::{
     create_cq, create_qp, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, mlx5_create_srq, qp_cap,
     query_port_resp,
 };
+use super::refusals::is_probe;
 use super::server::{OpenFile, Server};
 use super::{ah, attributes, context, cq, mr, qp, srq, uar, write};
 use crate::os::{log, log_enabled};
@@ -164,6 +165,11 @@ pub fn ioctl<D: Commands>(server: &Server<D>, file: &mut OpenFile, address: u64)
     let answer = command.as_ref().map_err(Clone::clone).and_then(|command| dispatch(server, file, command));
     if let Err(CommandError { errno: libc::EOPNOTSUPP | libc::EPROTONOSUPPORT, reason }) = &answer {
         server.refusals.note(reason, &format!("not supported: {reason}"));
+    }
+    if let Err(error) = &answer
+        && !is_probe(&error.reason)
+    {
+        server.events.1.note_refused(command.as_ref().map_or("a call", write::name_of), error);
     }
     if log_enabled() {
         let called = command.as_ref().map_or_else(|_| "undecoded".to_owned(), ToString::to_string);

@@ -8,8 +8,10 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mlx5_device::Reason;
 use mlx5_device::command::{ContextId, EventSink};
 
+use super::reasons::Reasons;
 use crate::os::pipe::{Pipe, open_pipes, pipe_inode};
 
 /// A completion event: the CQ's user handle.
@@ -21,9 +23,9 @@ const DEVICE_FATAL: u32 = 8;
 /// Channels without a CQ that may be there before the first search for closed ones.
 const UNUSED: usize = 16;
 
-/// All pipes of a process; clones share them.
+/// All pipes of a process, and why what failed; clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Events(Arc<Mutex<Pipes>>);
+pub struct Events(Arc<Mutex<Pipes>>, pub Reasons);
 
 #[derive(Debug, Default)]
 struct Pipes {
@@ -153,6 +155,10 @@ impl Events {
 }
 
 impl EventSink for Events {
+    fn explain(&mut self, reason: Reason) {
+        self.1.note(reason);
+    }
+
     fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
         let mut pipes = self.pipes();
         let Some(channel) = pipes.channels.get_mut(&channel) else { return false };

@@ -15,6 +15,7 @@ pub mod events;
 pub(crate) mod layout;
 mod mr;
 mod qp;
+pub mod reasons;
 pub mod refusals;
 pub mod server;
 mod srq;

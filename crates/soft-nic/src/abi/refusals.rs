@@ -10,7 +10,12 @@ const SAID: usize = 64;
 
 /// What every libmlx5 asks at each open to learn what there is, and does without: a line for each would be noise in every
 /// program's output.
-const PROBED: &str = "DEVX method ";
+const PROBED: [&str; 3] = ["DEVX method ", "GET_CONTEXT with DEVX", "QUERY_DEVICE: 0 bytes in"];
+
+/// Whether this refusal is of what every open tries in vain.
+pub fn is_probe(reason: &str) -> bool {
+    PROBED.iter().any(|probe| reason.starts_with(probe))
+}
 
 /// Counts by name.
 #[derive(Debug, Default)]
@@ -24,7 +29,7 @@ impl Refusals {
         *count += 1;
         let first = *count == 1 && refused.len() <= SAID;
         drop(refused);
-        if first && !name.starts_with(PROBED) {
+        if first && !is_probe(name) {
             log(&format!("{line} (said once)"));
         }
     }

@@ -65,6 +65,13 @@ fn sizes(number: u32) -> Option<(&'static str, usize, usize)> {
     })
 }
 
+/// Name of a command, also of a wrapped one.
+pub fn name_of(command: &Command<'_>) -> &'static str {
+    let wrapped = (command.method.object, command.method.method) == (0, 0);
+    let wrapped = command.number32(WRITE_CMD).and_then(sizes).filter(|_| wrapped);
+    wrapped.map_or(command.method.name, |(name, ..)| name)
+}
+
 /// Runs the wrapped command.
 pub fn invoke<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let number = command.number32(WRITE_CMD).unwrap_or(0);

@@ -104,6 +104,10 @@ impl Callee {
 
     /// Does what was asked.
     fn answer(&self, request: &Request) -> Answer {
+        if *request == Request::Explain {
+            // Also of a NIC that has stopped.
+            return Ok(self.server.events.1.lines());
+        }
         let _announced = self.server.nic.announce();
         let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
         let done = |()| Vec::new();
@@ -111,7 +115,7 @@ impl Callee {
             Request::Link { device, port, up } => nic.set_link(usize::from(*device), *port, *up).map(done),
             Request::Set(settings) => nic.set(settings).map(done),
             Request::Inject(injection) => nic.inject(*injection).map(done),
-            Request::Capture { .. } => Err("a capture is more than one answer".to_owned()),
+            Request::Explain | Request::Capture { .. } => Err("answered elsewhere".to_owned()),
             Request::Status => Ok(status(&mut nic)),
             Request::Counters => {
                 let counters = self.counters(&mut nic);

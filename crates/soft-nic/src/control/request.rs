@@ -13,6 +13,8 @@ pub enum Request {
     Status,
     /// Every counter, by the names of the stats line; behind them each port's, where there are several.
     Counters,
+    /// The last reasons why something failed.
+    Explain,
     /// A port goes down or up.
     Link {
         /// Index of the device.
@@ -39,6 +41,7 @@ impl Request {
         match words[..] {
             ["status"] => Ok(Request::Status),
             ["counters"] => Ok(Request::Counters),
+            ["explain"] => Ok(Request::Explain),
             ["link", device, state @ ("up" | "down")] => {
                 Ok(Request::Link { device: device_index(device)?, port: 1, up: state == "up" })
             }
@@ -134,6 +137,7 @@ impl fmt::Display for Request {
         match self {
             Request::Status => f.write_str("status"),
             Request::Counters => f.write_str("counters"),
+            Request::Explain => f.write_str("explain"),
             Request::Link { device, port, up } => {
                 write!(f, "link mlx5_{device} {}", if *up { "up" } else { "down" })?;
                 if *port == 1 { Ok(()) } else { write!(f, " port={port}") }
@@ -160,6 +164,7 @@ mod tests {
         for line in [
             "status",
             "counters",
+            "explain",
             "link mlx5_0 down",
             "link mlx5_7 up",
             "link mlx5_0 up port=2",
@@ -190,6 +195,7 @@ mod tests {
             "",
             " ",
             "status now",
+            "explain 7",
             "counters\nstatus",
             "Status",
             &"x".repeat(1000),

@@ -2,6 +2,9 @@
 //!
 //! `struct sockaddr_in` and `sockaddr_in6` of ip(7) and ipv6(7), `struct sockaddr_ib` of `rdma/ib.h`.
 
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use roce::wire::Gid;
 
 const AF_IB: u16 = 27;
@@ -24,6 +27,16 @@ pub enum Address {
     },
     /// InfiniBand's own: kept, never resolved. librdmacm binds one to learn whether a kernel knows the newer commands.
     Ib([u8; 48]),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Address::V4 { ip, port } => write!(f, "{}:{port}", Ipv4Addr::from(ip)),
+            Address::V6 { ip, port, .. } => write!(f, "[{}]:{port}", Ipv6Addr::from(ip)),
+            Address::None | Address::Ib(_) => f.write_str("no IP address"),
+        }
+    }
 }
 
 impl Address {

@@ -2,6 +2,8 @@
 //!
 //! Constants and field by field as Linux's `cma.c` fills requests and `ucma.c` events; see `Req` for what each means.
 
+use std::net::Ipv6Addr;
+
 use mlx5_device::Answer;
 use mlx5_device::command::{CommandError, refusal};
 use mlx5_device::model::DeviceConfig;
@@ -253,6 +255,10 @@ impl Ids {
         };
         let Some(number) = self.of_connection.get(&connection).copied() else { return };
         let Some(id) = self.ids.get_mut(&number) else { return };
+        if let Some(why) = why_not(&told) {
+            let (from, to) = (id.source, id.destination);
+            self.reasons.note_connection(format!("{from} to {to}: {why}"));
+        }
         if let Some(stage) = stage {
             if id.stage != Stage::Connected {
                 return;
@@ -296,6 +302,10 @@ impl Ids {
         self.queue(number, Queued { owner: number, brings: None, bytes });
     }
 
+    fn note(&self, why: String) {
+        self.reasons.note_connection(why);
+    }
+
     /// A connection request: a new id, which the program learns of through the listener's.
     fn take_request(
         &mut self,
@@ -305,34 +315,43 @@ impl Ids {
         private: &[u8],
         req: Option<&Req>,
     ) {
+        let from = Ipv6Addr::from(route.remote.0);
         // The connection manager forgets the request when no program takes it; a refusal says so.
-        let refuse = |ids: &mut Self| ids.cm.release_connection(Now(0), connection);
+        let refuse = |ids: &mut Self, why: &str| {
+            ids.note(format!("a request of {from} for port {} is refused: {why}", service as u16));
+            ids.cm.release_connection(Now(0), connection);
+        };
         let alien = (pkey ^ PKEY) & 0x7fff != 0;
         if req.is_some_and(|req| alien || req.primary.remote_gid != route.local) {
             // `cm_init_av_by_path`: the port that is meant is named.
+            let why = "its P_Key is not 0xffff, or it means another GID; resolve the address anew";
+            self.note(format!("a request of {from} is refused: {why}"));
             let _ = self.cm.reject(Now(0), connection, reason::INVALID_GID, &route.local.0, &[]);
             return;
         }
         if alien {
-            return refuse(self);
+            return refuse(self, "its P_Key is not 0xffff");
         }
-        let Ok(header) = IpCm::parse(private) else { return refuse(self) };
+        let Ok(header) = IpCm::parse(private) else {
+            return refuse(self, "its private data has no IP addresses; connect by rdma_cm");
+        };
         let Some(device) = self
             .device_of(header.destination)
             .filter(|at| gid_index(&self.devices[*at], route.local).is_some())
         else {
-            return refuse(self);
+            return refuse(self, "its IP address is not of the port that it came to");
         };
-        let Some(listening) = self.listener(service, header.destination) else { return refuse(self) };
-        let Some((file, space, qp_type)) = self.ids.get(&listening).map(|id| (id.file, id.space, id.qp_type))
-        else {
-            return refuse(self);
+        let listener = self.listener(service, header.destination);
+        let listener = listener.and_then(|number| Some((number, self.ids.get(&number)?)));
+        let Some((listening, &Id { file, space, qp_type, .. })) = listener else {
+            return refuse(self, "nobody listens there; rdma_listen first");
         };
         let datagram = req.is_none();
-        if datagram != (qp_type == qp_type::UD)
-            || !self.files.get(&file).is_some_and(|queue| queue.has_room())
-        {
-            return refuse(self);
+        if datagram != (qp_type == qp_type::UD) {
+            return refuse(self, "one end means datagrams, one a connection; compare rdma_port_space");
+        }
+        if !self.files.get(&file).is_some_and(|queue| queue.has_room()) {
+            return refuse(self, "too many events wait; call rdma_get_cm_event");
         }
         let number = self.create(file, 0, space, qp_type);
         if let Some(id) = self.ids.get_mut(&number) {
@@ -359,6 +378,39 @@ impl Ids {
             let _ = self.cm.postpone(connection, MRA_TIMEOUT);
         }
     }
+}
+
+/// Why a connection does not come about, if it does not.
+fn why_not(told: &Event) -> Option<String> {
+    Some(match told {
+        Event::Rejected { rej, private, .. } => match rej.reason {
+            reason::INVALID_SERVICE_ID => {
+                "rejected: nobody listens there; rdma_listen first, and compare ports".to_owned()
+            }
+            reason::CONSUMER => {
+                format!("rejected by its program, with {} bytes of private data; ask it why", private.len())
+            }
+            reason::TIMEOUT => "rejected: the other end waited too long; accept or answer sooner".to_owned(),
+            reason::STALE_CONNECTION => {
+                "rejected: it knows an older connection of this QP; make a new one".to_owned()
+            }
+            reason::INVALID_GID => {
+                "rejected: GID or P_Key is not of its port; resolve the address anew".to_owned()
+            }
+            other => format!("rejected with reason {other} (IBTA vol. 1 §12.6.7.2)"),
+        },
+        Event::Unreachable { .. } => {
+            "no answer to any request (cm_timeout, cm_retries); is its NIC running, and UDP port 4791 open?"
+                .to_owned()
+        }
+        Event::DatagramAnswered { rep, .. } if rep.status != 0 => {
+            format!(
+                "refused with SIDR status {}; 1: nobody listens there, 2: its program refused",
+                rep.status
+            )
+        }
+        _ => return None,
+    })
 }
 
 /// What a request's event has beside private data.

@@ -18,6 +18,7 @@ use super::mad_port::{EndedProcess, MadPort};
 use super::queue::{Queue, Queued, event};
 use crate::abi::attributes::refuse;
 use crate::abi::layout::ucm_event_resp;
+use crate::abi::reasons::Reasons;
 use crate::config::LinkLayer;
 use crate::link::ServiceError;
 use crate::link::mads::AddressedMad;
@@ -112,6 +113,7 @@ pub struct Ids {
     pub port: Box<dyn MadPort>,
     pub devices: Vec<DeviceConfig>,
     pub timeouts: CmTimeouts,
+    pub reasons: Reasons,
     pub files: BTreeMap<u32, Queue>,
     pub ids: BTreeMap<u32, Id>,
     pub of_connection: BTreeMap<ConnectionId, u32>,
@@ -128,6 +130,7 @@ impl Ids {
             port,
             devices,
             timeouts: CmTimeouts::default(),
+            reasons: Reasons::default(),
             files: BTreeMap::new(),
             ids: BTreeMap::new(),
             of_connection: BTreeMap::new(),
@@ -303,7 +306,13 @@ impl Ids {
                 id.stage = Stage::AddrResolved;
                 (event::ADDR_RESOLVED, 0)
             }
-            Err(errno) => (event::ADDR_ERROR, -errno),
+            Err(errno) => {
+                let why = std::io::Error::from_raw_os_error(errno);
+                self.reasons.note_connection(
+                    format!("no way to {destination} ({why}); give an IP address that `ibv_devinfo -v` shows at its GIDs"),
+                );
+                (event::ADDR_ERROR, -errno)
+            }
         };
         self.tell(number, kind, status);
         Ok(())

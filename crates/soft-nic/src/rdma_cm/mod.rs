@@ -30,6 +30,7 @@ use roce::Now;
 use roce::wire::Gid;
 
 use crate::abi::attributes::refuse;
+use crate::abi::reasons::Reasons;
 use crate::link::mads::MadRouter;
 use crate::os::pipe::pipe_inode;
 use crate::os::signals::spawn;
@@ -52,6 +53,7 @@ pub struct Manager {
     timeouts: CmTimeouts,
     router: MadRouter,
     memory: Box<dyn Memory + Sync>,
+    reasons: Reasons,
     running: Mutex<Option<Arc<Running>>>,
 }
 
@@ -81,8 +83,9 @@ impl Manager {
         timeouts: CmTimeouts,
         router: MadRouter,
         memory: Box<dyn Memory + Sync>,
+        reasons: Reasons,
     ) -> Manager {
-        Manager { devices, timeouts, router, memory, running: Mutex::new(None) }
+        Manager { devices, timeouts, router, memory, reasons, running: Mutex::new(None) }
     }
 
     /// A program opens the device: the number of the open file, and the descriptor that is the program's.
@@ -110,6 +113,7 @@ impl Manager {
             system::monotonic_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id()) << 32;
         let mut ids = Ids::new(self.devices.clone(), Box::new(port), self.router.slot(), seed);
         ids.timeouts = self.timeouts;
+        ids.reasons = self.reasons.clone();
         let running = Arc::new(Running { ids: Mutex::new(ids), bell, stop: AtomicBool::new(false) });
         let threads = running.clone();
         spawn(THREAD_NAME, move || attend(&threads))?;
@@ -173,6 +177,9 @@ impl Manager {
         if next.is_some_and(|next| before.is_none_or(|before| next < before)) {
             // The thread waits for something later.
             running.bell.ring();
+        }
+        if let Err(error) = &answer {
+            self.reasons.note_refused(&format!("rdma_cm {}", call.name()), error);
         }
         if log_enabled() {
             let outcome = answer.as_ref().map_or_else(ToString::to_string, |answer| format!("{answer:?}"));

@@ -69,7 +69,8 @@ impl Process {
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         let timeouts = CmTimeouts { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
-        let manager = Manager::new(server.ports.clone(), timeouts, router, Box::new(memory));
+        let reasons = server.events.1.clone();
+        let manager = Manager::new(server.ports.clone(), timeouts, router, Box::new(memory), reasons);
         let shared = Arc::new(Shared::new(Callee::new(server.clone(), manager)));
         if let Some(epoll) = epoll {
             let (waker, shared) = (waker.clone(), shared.clone());

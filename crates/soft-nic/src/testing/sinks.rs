@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mlx5_device::LogSink;
 use mlx5_device::command::{ContextId, EventSink};
+use mlx5_device::{LogSink, Reason};
 
 /// One asynchronous event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,7 @@ struct Records {
     completions: Vec<(u32, u64)>,
     events: Vec<AsyncRecord>,
     lines: Vec<String>,
+    reasons: Vec<Reason>,
 }
 
 /// Collects events and lines. Cloning gives another handle to the same collection.
@@ -41,13 +42,24 @@ impl Sinks {
         std::mem::take(&mut self.records().events)
     }
 
-    /// Takes the log lines so far.
+    /// Takes the reasons so far why something failed.
+    pub fn take_reasons(&self) -> Vec<Reason> {
+        std::mem::take(&mut self.records().reasons)
+    }
+
+    /// Takes the log lines so far, reasons among them.
     pub fn take_lines(&self) -> Vec<String> {
         std::mem::take(&mut self.records().lines)
     }
 }
 
 impl EventSink for Sinks {
+    fn explain(&mut self, reason: Reason) {
+        let mut records = self.records();
+        records.lines.push(reason.to_string());
+        records.reasons.push(reason);
+    }
+
     fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
         self.records().completions.push((channel, cq_user_handle));
         true

@@ -24,6 +24,7 @@ mod pieces;
 mod ports;
 mod queues;
 mod read_once;
+mod reasons;
 mod shared_receive;
 mod windows;
 mod windows_in_flight;

@@ -10,6 +10,7 @@ use soft_nic::dma::Host;
 use soft_nic::testing::{CqId, CqShape, Driver, QpId, QpShape, Setup, WorkRequest};
 
 use crate::operations::ALL;
+use crate::reasons::reason_of;
 
 fn nop() -> WorkRequest {
     WorkRequest::new(SendOpcode::Nop)
@@ -35,6 +36,10 @@ fn a_full_cq_is_an_error_and_nothing_in_it_is_overwritten() {
         [(0xc0_0000, event_type::CQ_ERR)]
     );
     assert_eq!((driver.state(a), driver.state(b)), (6, 6), "both queues complete there");
+    let reasons = driver.sinks.take_reasons();
+    assert!(reasons[0].why.contains("8 entries, none given back; poll sooner"), "{reasons:?}");
+    let why = reason_of(&reasons, driver.qp(a).qpn, None, "flush");
+    assert!(why.is_some_and(|why| why.contains("its CQ failed")), "{reasons:?}");
     let counters: Vec<_> = std::iter::from_fn(|| driver.poll_cq(cq)).map(|cqe| cqe.wqe_counter()).collect();
     assert_eq!(counters, [0, 1, 2, 3, 4, 5, 6, 7], "what was there is whole");
     driver.settle();

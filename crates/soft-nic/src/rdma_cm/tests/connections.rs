@@ -25,6 +25,13 @@ fn routed(client: &mut Program, port_space: u16) -> u32 {
     id
 }
 
+/// The last reason of this end has these words.
+pub fn explained(program: &Program, words: &[&str]) {
+    let lines = program.ids.reasons.lines();
+    let (_, last) = lines.last().expect("a reason");
+    assert!(words.iter().all(|word| last.contains(word)), "{words:?} not all in {last}");
+}
+
 fn connected() -> ([Program; 2], u32, u32) {
     let [mut client, mut server] = programs(LinkLayer::Roce);
     listening(&mut server, space::TCP);
@@ -203,6 +210,8 @@ fn a_refusal_comes_with_its_reason_and_private_data() {
         }
         let told = client.expect(REJECTED);
         assert_eq!(told.status, if who == "nobody listens" { 8 } else { 28 }, "{who}");
+        let help = if who == "nobody listens" { "rdma_listen first" } else { "rejected by its program" };
+        explained(&client, &["connection: 10.9.0.", " to 10.9.0.2:7174: ", help]);
         let private = told.fields().array::<3>(ucm_conn_param::PRIVATE_DATA);
         assert_eq!(&private == b"why", who.starts_with("the program"), "{who}");
         assert_eq!(told.fields().u8(ucm_conn_param::PRIVATE_DATA_LEN), 148, "{who}");
@@ -224,6 +233,7 @@ fn nobody_there_is_an_event_after_its_time() {
         }
     };
     assert_eq!((told.kind, told.status), (UNREACHABLE, -libc::ETIMEDOUT));
+    explained(&client, &["to 10.9.0.2:7174: no answer", "cm_timeout", "4791"]);
     // 16 times 4.3 s for the answer and twice 1.1 s for the way.
     assert_eq!(client.now.0 - begun.0, 16 * ((4_096 << 20) + 2 * (4_096 << 18)));
 }

@@ -1,6 +1,7 @@
 //! Commands and MADs from nowhere: an errno or nothing, never a panic, and no more room than there is.
 
 use super::super::ids::space;
+use super::connections::explained;
 use super::*;
 
 /// splitmix64, public domain by S. Vigna.
@@ -127,13 +128,27 @@ fn a_request_for_another_port_or_without_an_ip_header_is_refused() {
                 IpCm { version: 0, ip_version: 4, source_port: 1, source: ends[0], destination }.emit();
             [&header[..], &[0; 56]].concat()
         };
-        for (name, pkey, remote_gid, private, reason) in [
-            ("an alien P_Key", 0x8001, to, header(ends[1]), Some(12)),
-            ("another port's GID", 0xffff, from, header(ends[1]), Some(12)),
-            ("another port's address", 0xffff, to, header(ends[0]), Some(28)),
-            ("nobody's address", 0xffff, to, header(Gid::from_ipv4([192, 0, 2, 9])), Some(28)),
-            ("no header", 0xffff, to, vec![0x77; 92], Some(28)),
-            ("a limited member", 0x7fff, to, header(ends[1]), None),
+        for (name, pkey, remote_gid, private, reason, words) in [
+            ("an alien P_Key", 0x8001, to, header(ends[1]), Some(12), "P_Key"),
+            ("another port's GID", 0xffff, from, header(ends[1]), Some(12), "another GID"),
+            (
+                "another port's address",
+                0xffff,
+                to,
+                header(ends[0]),
+                Some(28),
+                "IP address is not of the port",
+            ),
+            (
+                "nobody's address",
+                0xffff,
+                to,
+                header(Gid::from_ipv4([192, 0, 2, 9])),
+                Some(28),
+                "IP address is not",
+            ),
+            ("no header", 0xffff, to, vec![0x77; 92], Some(28), "no IP addresses"),
+            ("a limited member", 0x7fff, to, header(ends[1]), None, ""),
         ] {
             let primary = Path { remote_gid, ..Path::default() };
             let service = 0x0106_1c06;
@@ -143,6 +158,9 @@ fn a_request_for_another_port_or_without_an_ip_header_is_refused() {
             client.ids.port.send(AddressedMad { from, to, mad: Box::new(mad) });
             assert_eq!(server.event().is_some(), reason.is_none(), "{name}");
             let taken = usize::from(reason.is_none());
+            if reason.is_some() {
+                explained(&server, &["a request of ", words]);
+            }
             assert_eq!((server.ids.ids.len(), server.ids.cm.connections()), (1 + taken, taken), "{name}");
             let answers = client.ids.port.receive();
             let reasons = answers.iter().map(|answer| match CmMad::decode(&*answer.mad).unwrap().message {

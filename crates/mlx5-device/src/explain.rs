@@ -1,0 +1,138 @@
+//! Why a work request, or a request of the peer, failed: what was asked, which check failed, and what would help.
+
+use mlx5_layout::{CqeSyndrome, SendOpcode};
+use roce::{Failure, Refusal, Request, ServiceType, Status};
+
+use super::completion;
+use super::core::Core;
+use super::counters::name_of;
+use super::fetch::message_opcode;
+use super::qp::Qp;
+use super::sq::SendRequest;
+use crate::memory::Memory;
+use crate::reason::{About, FLUSHED, REFUSED, Reason, STALLED};
+
+/// What a message asks for.
+fn asked(request: &Request) -> String {
+    let Request { opcode, length, remote_va, rkey, .. } = *request;
+    if opcode.is_send() {
+        return format!("{opcode} of {length} bytes");
+    }
+    format!("{opcode} of {length} bytes at {remote_va:#x} with rkey {rkey:#x}")
+}
+
+fn kind_of(status: Status) -> &'static str {
+    completion::syndrome(status).map_or(FLUSHED, |(syndrome, _)| name_of(syndrome))
+}
+
+/// Why a send WQE failed, where no check has said it.
+fn why_failed(qp: &Qp, request: &SendRequest, status: Status) -> String {
+    let (dest, keys, attributes) = (request.request.dst_qpn, &request.payload.keys, &qp.attributes);
+    let keys = format!("lkey {:#x} (first of {})", keys.first().unwrap_or(&0), keys.len());
+    let refused = |how: &str| {
+        format!("QP {dest:#x} refused it, {how}; `softnic ctl explain` of its process says which value")
+    };
+    match status {
+        Status::LocalLength => {
+            format!("a packet of this path has {} bytes at most; send less, or by RC", qp.mtu_bytes())
+        }
+        Status::LocalQpOperation => {
+            format!("max_rd_atomic is {}; set it in ibv_modify_qp to RTS", attributes.max_rd_atomic)
+        }
+        Status::LocalProtection if request.payload.revoked => {
+            format!("{keys} or another was deregistered; keep it until the CQE")
+        }
+        Status::LocalProtection => {
+            format!("memory of {keys} cannot be accessed; keep it mapped until the CQE")
+        }
+        Status::BadResponse => format!("QP {dest:#x} answered what was not asked; compare PSNs and path MTU"),
+        Status::RemoteInvalidRequest => {
+            refused("as invalid: qp_access_flags, max_dest_rd_atomic or a receive that is too short")
+        }
+        Status::RemoteAccess => refused("for rkey, address, length or access of its region"),
+        Status::RemoteOperation => refused("because its own memory or receive cannot be accessed"),
+        Status::RetryExceeded => format!(
+            "QP {dest:#x} does not answer, timeout {}, retry_cnt {}; is it in RTR, and connected to this QP?",
+            attributes.timeout, attributes.retry_count
+        ),
+        Status::RnrRetryExceeded => format!(
+            "QP {dest:#x} has no receive, after rnr_retry {}; post receives sooner, or take 7 (for ever)",
+            attributes.rnr_retry
+        ),
+        // A bind says why, and these are no failures.
+        Status::WindowBind | Status::Success | Status::Flushed => String::new(),
+    }
+}
+
+impl<M: Memory> Core<M> {
+    /// A send WQE failed with this status, and its CQE is to say so with this syndrome.
+    #[cold]
+    pub(super) fn explain_send(
+        &mut self,
+        qp: &Qp,
+        request: &SendRequest,
+        status: Status,
+        syndrome: CqeSyndrome,
+    ) {
+        if status == Status::Flushed {
+            return;
+        }
+        let opcode = SendOpcode::from_u8(request.wqe.opcode);
+        let what = match opcode.and_then(message_opcode) {
+            Some(_) if request.is_message() => asked(&request.request),
+            Some(opcode) => opcode.to_string(),
+            None => format!("WQE with opcode {:#x}", request.wqe.opcode),
+        };
+        let told = Some(&request.why).filter(|why| !why.is_empty()).cloned();
+        let why = format!("{what}: {}", told.unwrap_or_else(|| why_failed(qp, request, status)));
+        let (about, kind) = (About::Qp(qp.qpn, Some(request.wqe.index)), name_of(syndrome));
+        // What the peer refused it has a reason for.
+        let knows = matches!(
+            status,
+            Status::RemoteInvalidRequest
+                | Status::RemoteAccess
+                | Status::RemoteOperation
+                | Status::RnrRetryExceeded
+        );
+        let peer = qp.path.way.peer().filter(|_| knows).map(|_| request.request.dst_qpn);
+        self.machine.events.explain(Reason { at: self.machine.now, about, kind, why, peer });
+    }
+
+    /// This queue refused a request of its peer, or could not carry it out.
+    #[cold]
+    pub(super) fn explain_failure(&mut self, qp: &Qp, failure: &Failure) {
+        let Failure { receive, why, request, .. } = failure;
+        let scatters = || qp.rq.scatter(&self.mkeys, 0, request.length, &mut Vec::new());
+        let why = match *why {
+            Refusal::Region(error) => self.mkeys.why_not(error),
+            Refusal::Memory if request.opcode.is_send() => {
+                scatters().map_or_else(|error| self.mkeys.why_not(error), |()| why.to_string())
+            }
+            _ => why.to_string(),
+        };
+        // A receive that is only flushed has nothing to do with it.
+        let failed = receive.filter(|failed| failed.status != Status::Flushed);
+        let about = About::Qp(qp.qpn, failed.map(|failed| failed.receive.id as u16));
+        let kind = failed.map_or(REFUSED, |failed| kind_of(failed.status));
+        let from = if qp.service == ServiceType::Ud { request.src_qpn } else { qp.attributes.dest_qpn };
+        let why = format!("{} by QP {from:#x} was refused: {why}", asked(request));
+        self.machine.explain(about, kind, why);
+    }
+
+    /// A message of the peer met no receive: said once a queue.
+    #[cold]
+    pub(super) fn explain_not_ready(&mut self, qp: &mut Qp) {
+        if std::mem::replace(&mut qp.rq.explained, true) {
+            return;
+        }
+        let why = match qp.rq.ring.read_record(&self.machine.memory) {
+            _ if qp.rq.srq.is_some() => "its SRQ is empty".to_owned(),
+            Some(record) => {
+                format!("its record says {record}, {} are used, of {}", qp.rq.taken, qp.rq.ring.entries)
+            }
+            None => "its record cannot be read".to_owned(),
+        };
+        let why = format!("the peer's message waits for a receive: {why}; post receives before it sends");
+        self.machine.explain(About::Qp(qp.qpn, None), STALLED, why);
+    }
+}

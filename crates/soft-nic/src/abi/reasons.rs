@@ -1,0 +1,129 @@
+//! The last reasons why something failed, for `softnic ctl explain`; the first of each kind is a line on stderr.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use mlx5_device::command::CommandError;
+use mlx5_device::reason::FLUSHED;
+use mlx5_device::{About, Reason};
+use roce::Now;
+
+use crate::os::{log, system};
+
+/// Reasons that are kept.
+pub const KEPT: usize = 100;
+/// Longest reason: all of them fit into an answer.
+const MAX_BYTES: usize = 500;
+
+/// Kind of commands that this NIC has not: the server says each of them once.
+const UNSUPPORTED: &str = "unsupported";
+
+/// The reasons of a process; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Reasons(Arc<Mutex<Kept>>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// Oldest first, each with how many of the same followed it.
+    last: VecDeque<(Reason, u32)>,
+    said: BTreeSet<&'static str>,
+}
+
+impl Reasons {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a reason, in one line of bounded length.
+    pub fn note(&self, mut reason: Reason) {
+        reason.why = reason.why.replace(|c: char| c.is_control(), " ");
+        reason.why.truncate(reason.why.floor_char_boundary(MAX_BYTES));
+        let mut kept = self.kept();
+        // As from a program that asks the same in a loop.
+        if let Some((last, more)) = kept.last.back_mut()
+            && (last.about, &last.why) == (reason.about, &reason.why)
+        {
+            *more = more.saturating_add(1);
+            return;
+        }
+        let is_first = ![FLUSHED, UNSUPPORTED].contains(&reason.kind) && kept.said.insert(reason.kind);
+        let line = is_first.then(|| reason.to_string());
+        if kept.last.len() == KEPT {
+            kept.last.pop_front();
+        }
+        kept.last.push_back((reason, 0));
+        drop(kept);
+        if let Some(line) = line {
+            let pid = std::process::id();
+            log(&format!("{line} (said once; `softnic ctl explain {pid}` has the last {KEPT} reasons)"));
+        }
+    }
+
+    fn note_now(&self, about: About, kind: &'static str, why: String) {
+        self.note(Reason { at: Now(system::monotonic_ns()), about, kind, why, peer: None });
+    }
+
+    /// A connection does not come about.
+    pub fn note_connection(&self, why: String) {
+        self.note_now(About::Connection, "connection", why);
+    }
+
+    /// A command was refused.
+    pub fn note_refused(&self, command: &str, error: &CommandError) {
+        let help = match error.errno {
+            libc::EBUSY => "; destroy its users first",
+            libc::EFAULT => "; map the memory first, writable where the NIC writes",
+            libc::ENOMEM => "; destroy some, or use more processes",
+            libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => {
+                "; do without: docs/soft-nic.md says what this NIC lacks"
+            }
+            _ => "",
+        };
+        let unsupported = matches!(error.errno, libc::EOPNOTSUPP | libc::EPROTONOSUPPORT);
+        let kind = if unsupported { UNSUPPORTED } else { "command" };
+        self.note_now(About::Command, kind, format!("{command}: {error}{help}"));
+    }
+
+    /// The reasons as `softnic ctl` takes them: ns since 1970; kind, QPN, WQE, peer's QPN, how many of the same followed, and
+    /// the line. `-` stands for nothing.
+    pub fn lines(&self) -> Vec<(String, String)> {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let began = (since_1970.as_nanos() as u64).saturating_sub(system::monotonic_ns());
+        let or_none = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
+        let line = |(reason, more): &(Reason, u32)| {
+            let (qpn, wqe) = match reason.about {
+                About::Qp(qpn, wqe) => (Some(qpn), wqe),
+                _ => (None, None),
+            };
+            let [qpn, wqe, peer] = [qpn, wqe.map(u32::from), reason.peer].map(or_none);
+            let at = reason.at.0.saturating_add(began).to_string();
+            (at, format!("{} {qpn} {wqe} {peer} {more} {reason}", reason.kind))
+        };
+        self.kept().last.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::MAX_ANSWER_BYTES;
+
+    #[test]
+    fn the_last_hundred_are_kept_in_short_lines_and_the_same_once() {
+        let reasons = Reasons::default();
+        for number in 0..150 {
+            for _ in 0..=number % 2 {
+                reasons.note_connection(format!("{number}\n{}", "µ".repeat(600)));
+            }
+        }
+        let lines = reasons.lines();
+        assert_eq!(lines.len(), KEPT);
+        for ((_, line), number) in lines.iter().zip(50..) {
+            let words = format!("connection - - - {} connection: {number} µµ", number % 2);
+            assert!(line.starts_with(&words) && line.len() < 560, "{line}");
+        }
+        let bytes: usize = lines.iter().map(|(at, line)| at.len() + line.len() + 2).sum();
+        assert!(bytes + 3 <= MAX_ANSWER_BYTES, "{bytes} bytes");
+    }
+}

@@ -1,0 +1,142 @@
+//! Every error completion, stalled queue and failed CQ has a reason: which check failed, on which value, and what would help.
+
+use mlx5_device::command::ModifyQp;
+use mlx5_device::counters::name_of;
+use mlx5_device::doorbell::GRACE_NS;
+use mlx5_device::faults::{Injection, InjectionKind};
+use mlx5_device::{About, Reason};
+use mlx5_layout::CqeSyndrome;
+use mlx5_layout::send_wqe::DataPointer;
+use soft_nic::dma::Host;
+use soft_nic::testing::{Driver, Opening, QpId, QpShape, Setup, WorkRequest};
+
+use crate::errors::syndrome;
+use crate::operations::ALL;
+
+/// The reason of a queue, about this WQE or about itself, of this kind.
+pub fn reason_of(reasons: &[Reason], qpn: u32, wqe: Option<u16>, kind: &str) -> Option<String> {
+    let found = reasons.iter().find(|reason| reason.about == About::Qp(qpn, wqe) && reason.kind == kind);
+    found.map(|reason| reason.why.clone())
+}
+
+/// Makes WQE 0 of the first queue fail with this syndrome; what its reason must say, and what the second queue's.
+fn fail(driver: &mut Driver<Host>, a: QpId, b: QpId, wanted: CqeSyndrome) -> ([String; 2], Option<String>) {
+    let region = driver.region(4096, ALL);
+    let (qpn, end) = (driver.qp(a).qpn, region.address + 4096);
+    let receive = |driver: &mut Driver<Host>, len| {
+        driver.post_receive(b, &[DataPointer { byte_count: len, ..region.pointer(0, 64) }]);
+    };
+    let bounds = format!("..{end:#x}");
+    let send = WorkRequest::send(&region, 0, 8);
+    let (request, words, at_peer) = match wanted {
+        CqeSyndrome::LocalLength => (
+            WorkRequest::send(&region, 0, (1 << 30) + 1),
+            ["1073741825 bytes".into(), "1073741824".into()],
+            None,
+        ),
+        CqeSyndrome::LocalProtection => {
+            (WorkRequest::send(&region, 4090, 7), ["7 bytes at".into(), bounds], None)
+        }
+        CqeSyndrome::MwBind => {
+            let (window, alien) = (driver.window(2), driver.region(64, 1));
+            let opening = Opening { region: &alien, offset: 0, len: 64, rights: 1 };
+            (
+                driver.bind(a, &window, 5, &opening),
+                [format!("{:#x}", alien.lkey), "lacks access 0x10".into()],
+                None,
+            )
+        }
+        CqeSyndrome::RemoteInvalidRequest => {
+            receive(driver, 7);
+            (
+                send,
+                [format!("QP {:#x}", driver.qp(b).qpn), "receive".into()],
+                Some("8 bytes came and the receive has 7"),
+            )
+        }
+        CqeSyndrome::RemoteAccess => {
+            let write = WorkRequest::write(&region, 0, 9, &region, 4088);
+            let asked =
+                format!("RDMA WRITE of 9 bytes at {:#x} with rkey {:#x}", region.address + 4088, region.rkey);
+            (write, [asked, "rkey, address".into()], Some("register more, or move less"))
+        }
+        CqeSyndrome::RemoteOperation => {
+            driver.post_receive(b, &[DataPointer { lkey: 0x4242_4242, ..region.pointer(0, 64) }]);
+            (
+                send,
+                [format!("QP {:#x}", driver.qp(b).qpn), "memory".into()],
+                Some("key 0x42424242 names nothing"),
+            )
+        }
+        CqeSyndrome::TransportRetryExceeded => {
+            driver.reset(b);
+            (send, ["does not answer".into(), "softnic ctl list".into()], None)
+        }
+        CqeSyndrome::RnrRetryExceeded => (
+            send,
+            ["no receive".into(), "rnr_retry 1".into()],
+            Some("waits for a receive: its record says 0"),
+        ),
+        // What is behind a WQE that fails.
+        CqeSyndrome::WrFlush | CqeSyndrome::LocalQpOperation => (
+            WorkRequest::fetch_add(&region, 0, (&region, 0), 1).inline(&[0]),
+            ["inline".into(), "pointer".into()],
+            None,
+        ),
+        // No peer of ours provokes these.
+        CqeSyndrome::BadResponse | CqeSyndrome::LocalAccess | CqeSyndrome::RemoteAborted => {
+            let kind = InjectionKind::ErrorCqe(wanted);
+            driver.nic.inject(Injection { qpn, kind }).expect("a QP of ours");
+            (send, ["softnic ctl inject".into(), "SEND of 8 bytes".into()], None)
+        }
+    };
+    driver.lay(a, &request).lay(a, &WorkRequest::send(&region, 0, 8)).ring_doorbell(a).settle();
+    driver.advance(300_000_000);
+    (words, at_peer.map(str::to_owned))
+}
+
+#[test]
+fn every_syndrome_of_a_completion_has_a_reason_with_values_and_help() {
+    for wanted in CqeSyndrome::ALL {
+        let name = name_of(*wanted);
+        let mut driver = Driver::new(Setup::new(&format!("why-{name}")));
+        let (a, b) = (driver.create_qp(QpShape::default()), driver.create_qp(QpShape::default()));
+        let (qpn_a, qpn_b) = (driver.qp(a).qpn, driver.qp(b).qpn);
+        driver.bring_up(a, &ModifyQp { rnr_retry: 1, retry_count: 1, ..driver.attributes(qpn_b) });
+        driver.bring_up(b, &driver.attributes(qpn_a));
+        driver.sinks.take_reasons();
+        let (words, at_peer) = fail(&mut driver, a, b, *wanted);
+        let reasons = driver.sinks.take_reasons();
+        let failed = driver.poll_send(a).unwrap_or_else(|| panic!("{name}: {reasons:?}"));
+        let flushed = driver.poll_send(a).unwrap_or_else(|| panic!("{name}: {reasons:?}"));
+        assert_eq!((failed.wqe_counter(), syndrome(&flushed)), (0, Some(CqeSyndrome::WrFlush)), "{name}");
+        let after =
+            reason_of(&reasons, qpn_a, None, "flush").unwrap_or_else(|| panic!("{name}: {reasons:?}"));
+        assert!(after.contains("WQE 0 failed") && after.contains("RESET"), "{name}: {after}");
+        if *wanted != CqeSyndrome::WrFlush {
+            assert_eq!(syndrome(&failed), Some(*wanted), "{name}");
+            let why =
+                reason_of(&reasons, qpn_a, Some(0), name).unwrap_or_else(|| panic!("{name}: {reasons:?}"));
+            assert!(words.iter().all(|word| why.contains(word)), "{name}: {words:?} not all in {why}");
+        }
+        if let Some(words) = at_peer {
+            let of_peer = |reason: &&Reason| matches!(reason.about, About::Qp(qpn, _) if qpn == qpn_b);
+            let first = reasons.iter().position(|reason| of_peer(&reason) && reason.why.contains(&words));
+            let then = reasons.iter().position(|reason| reason.peer == Some(qpn_b));
+            assert!(first.is_some() && first < then, "{name}: the peer's reason is there first: {reasons:?}");
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_does_not_go_on_says_what_its_record_and_register_say() {
+    let mut driver = Driver::new(Setup::new("why-stalled"));
+    let (qp, _) = driver.pair(QpShape::default());
+    let region = driver.region(64, ALL);
+    driver.lay(qp, &WorkRequest::send(&region, 0, 8)).write_record(qp).advance(3 * GRACE_NS);
+    let reasons = driver.sinks.take_reasons();
+    let why = reason_of(&reasons, driver.qp(qp).qpn, None, "stalled").expect("a reason");
+    for words in ["no register was written", "record 1, rung up to 0, executed up to 0", "write it after"] {
+        assert!(why.contains(words), "{why}");
+    }
+}
