@@ -9,7 +9,7 @@ use clap::Args;
 use soft_nic::control::{Blocks, call_for_packets};
 use soft_nic::link::capture::pcapng::BlockKind;
 
-use super::RunningNics;
+use super::nics::RunningNics;
 
 /// The process whose packets are captured, and the file they go to.
 #[derive(Debug, Args)]

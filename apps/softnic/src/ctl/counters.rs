@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use soft_nic::control::{CallError, Request};
 
-use super::{RunningNics, Target, program_of, show};
+use super::nics::{RunningNics, Target, program_of, show};
 
 /// The processes whose counters are shown, and how.
 #[derive(Debug, Args)]

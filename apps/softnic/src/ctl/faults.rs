@@ -5,7 +5,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use mlx5_device::Span;
 use soft_nic::control::Request;
 
-use super::RunningNics;
+use super::nics::RunningNics;
 
 /// A port goes down or up.
 #[derive(Debug, Args)]

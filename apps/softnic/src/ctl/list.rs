@@ -6,7 +6,7 @@ use mlx5_device::Span;
 use serde_json::{Value, json};
 use soft_nic::control::Request;
 
-use super::{RunningNics, program_of, show};
+use super::nics::{RunningNics, program_of, show};
 
 /// Which, and how it is shown.
 #[derive(Debug, Args)]

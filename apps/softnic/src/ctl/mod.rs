@@ -1,16 +1,14 @@
-//! `softnic ctl`: options, which process is meant, and what is printed. What a NIC answers comes from `soft_nic::control`.
+//! `softnic ctl`: its commands. What a NIC answers comes from `soft_nic::control`.
 
 mod capture;
 mod counters;
+mod explain;
 mod faults;
 mod list;
+mod nics;
 
-use std::io::Write;
-
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::{Args, Subcommand};
-use soft_nic::control::{self, Request};
-use soft_nic::link::{self, FabricMember, FabricView};
 
 /// Watch or change the NIC of a running program.
 #[derive(Debug, Args)]
@@ -33,6 +31,8 @@ enum Action {
     List(list::List),
     /// The counters of a NIC since it started, named as in the --stats line, then those of each port, where there are several.
     Counters(counters::Show),
+    /// Why commands, connections, queues and work requests failed, the last hundred.
+    Explain(explain::Explain),
     /// Take a port down, or bring it up again.
     Link(faults::Link),
     /// Change loss, seed, delay and rates while the NIC runs.
@@ -48,90 +48,10 @@ pub fn run(ctl: &Ctl) -> Result<()> {
     match &ctl.action {
         Action::List(list) => list::run(list),
         Action::Counters(show) => counters::run(show),
+        Action::Explain(explain) => explain::run(explain),
         Action::Link(link) => faults::link(link),
         Action::Set(set) => faults::set(set),
         Action::Inject(inject) => faults::inject(inject),
         Action::Capture(options) => capture::run(options),
-    }
-}
-
-/// A process that has a NIC, and the fabric where it has it.
-struct Target {
-    view: usize,
-    member: FabricMember,
-}
-
-/// The processes that have a NIC, on the fabric of this name or on all fabrics.
-struct RunningNics {
-    views: Vec<FabricView>,
-    targets: Vec<Target>,
-}
-
-impl RunningNics {
-    fn find(fabric: Option<&str>) -> Result<RunningNics> {
-        let mut views = FabricView::all().context("looking for fabrics in /proc")?;
-        views.retain(|view| fabric.is_none_or(|name| view.name == name));
-        let members =
-            |view: usize| views[view].members().into_iter().map(move |member| Target { view, member });
-        let targets = (0..views.len()).flat_map(members).collect();
-        Ok(RunningNics { views, targets })
-    }
-
-    fn view(&self, target: &Target) -> &FabricView {
-        &self.views[target.view]
-    }
-
-    /// The NIC of this process.
-    fn of_process(pid: u32) -> Result<(RunningNics, Target)> {
-        let mut nics = Self::find(None)?;
-        match nics.targets.iter().position(|target| target.member.pid == pid) {
-            Some(at) => {
-                let target = nics.targets.swap_remove(at);
-                Ok((nics, target))
-            }
-            None => bail!("{}", why_not(pid)),
-        }
-    }
-
-    fn ask(&self, target: &Target, request: &Request) -> Result<Vec<(String, String)>> {
-        Ok(control::call(self.view(target), &target.member, request)?)
-    }
-}
-
-/// Why a process cannot be asked, and what to do.
-fn why_not(pid: u32) -> String {
-    use std::os::unix::fs::MetadataExt;
-    let own = std::fs::metadata("/proc/self").map(|own| own.uid()).ok();
-    match std::fs::metadata(format!("/proc/{pid}")) {
-        Err(_) => format!("there is no process {pid}; `softnic ctl list` shows those that have a NIC"),
-        Ok(its) if Some(its.uid()) != own => {
-            format!("process {pid} is of user {}; its NIC can be asked by that user alone", its.uid())
-        }
-        Ok(_) => match link::other_version(pid) {
-            Some(theirs) => format!(
-                "process {pid} has a NIC of fabric version {theirs}, this softnic has version {}; use the softnic that started it",
-                link::VERSION
-            ),
-            None => format!(
-                "process {pid} has no NIC that can be reached (it opened no device yet, or runs in another namespace); \
-                 `softnic ctl list` shows those that have one"
-            ),
-        },
-    }
-}
-
-/// Name of a process's program; empty when it has ended.
-fn program_of(pid: u32) -> String {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end().to_owned()
-}
-
-/// Writes to stdout. False: a reader as `head` has closed it early and wants no more.
-fn show(text: &str) -> Result<bool> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(error).context("writing to stdout"),
     }
 }

@@ -133,6 +133,40 @@ fn counters_of_a_running_nic_are_the_messages_asked_for_and_have_the_names_of_th
 }
 
 #[test]
+fn what_failed_is_explained_with_qp_and_wqe_and_by_the_peer() {
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let quiet = fabric.start(&[&program, "-1", "polling"]);
+    assert!(within(SOON, || quiet.program.output().contains("ready")), "{}", quiet.program.tail());
+    let said = ctl_prints(&["explain", &pid_of(&quiet)]);
+    assert!(said.starts_with("nothing failed yet in leave_open"), "{said}");
+    assert_eq!(ctl_prints(&["explain", &pid_of(&quiet), "--json"]), "");
+    let it = fabric.start(&[&program, "-1", "failing"]);
+    assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
+    let text = ctl_prints(&["explain", &pid_of(&it), "--json"]);
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |kind: &str| {
+        lines.iter().find(|line| line["kind"] == kind).unwrap_or_else(|| panic!("{kind}: {text}"))
+    };
+    let failed = of("remote_access");
+    let is_flush = |line: &&Value| line["kind"] == "flush" && line["qp"] == failed["qp"];
+    assert!(failed["wqe"] == 0 && lines.iter().any(|line| is_flush(&line)), "{text}");
+    let words = |line: &Value, words: &[&str]| {
+        let line = line.as_str().expect("a line");
+        assert!(words.iter().all(|word| line.contains(word)), "{words:?} not all in {line}");
+    };
+    words(&failed["why"], &["WQE 0: RDMA WRITE of 4096 bytes at 0x", "with rkey 0x", "refused it"]);
+    words(&failed["peer"], &[&pid_of(&it), "RDMA WRITE of 4096 bytes", "names 0x", "register more"]);
+    words(&of("command")["why"], &["REG_MR", "remote write or atomic needs local write"]);
+    let shown = ctl_prints(&["explain", &pid_of(&it)]);
+    assert!(shown.lines().any(|line| line.contains(", WQE 0: RDMA WRITE")), "{shown}");
+    // One line of each kind on its stderr.
+    let output = it.program.output();
+    let said = output.lines().filter(|line| line.contains("said once; `softnic ctl explain"));
+    assert_eq!(said.count(), 3, "refused, its completion, and the command: {output}");
+}
+
+#[test]
 fn counters_are_watched_until_the_process_ends() {
     let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
     let fabric = Fabric::new(Layer::InfiniBand);

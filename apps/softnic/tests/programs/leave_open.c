@@ -1,8 +1,9 @@
 /* Leaves with the device open and everything on it alive.
  *
- * usage: leave_open GID_INDEX return|exit|_exit|close|polling|commanding. 3 messages are written first; a receive stays posted.
- * `close` takes the command fd away under the library and goes on: verbs must fail with an error, not crash. The last two
- * say «ready», go on for ever with polls or commands, and leave by `_exit` in the handler of SIGINT.
+ * usage: leave_open GID_INDEX return|exit|_exit|close|polling|commanding|failing. 3 messages are written first; a receive stays posted.
+ * `close` takes the command fd away under the library and goes on: verbs must fail with an error, not crash. The next two
+ * say «ready», go on for ever with polls or commands, and leave by `_exit` in the handler of SIGINT. `failing` does so when a
+ * WRITE has failed that leaves its region by a byte, and a region could not be registered.
  */
 #include <signal.h>
 
@@ -27,7 +28,19 @@ int main(int argc, char **argv)
 		exit(0);
 	if (strcmp(argv[2], "_exit") == 0)
 		_exit(0);
-	if (strcmp(argv[2], "polling") == 0 || strcmp(argv[2], "commanding") == 0) {
+	if (strcmp(argv[2], "failing") == 0) {
+		struct endpoint a = endpoint_new(), b = endpoint_new();
+		endpoint_connect(&a, b.qp->qp_num, atoi(argv[1]));
+		endpoint_connect(&b, a.qp->qp_num, atoi(argv[1]));
+		struct ibv_sge page = { .addr = (uintptr_t)a.buffer, .length = 4096, .lkey = a.mr->lkey };
+		struct ibv_send_wr *wrong, request = {
+			.sg_list = &page, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+			.wr.rdma = { .remote_addr = (uintptr_t)b.buffer + 4097, .rkey = b.mr->rkey },
+		};
+		CHECK(ibv_post_send(a.qp, &request, &wrong) == 0 && completion(&a) == IBV_WC_REM_ACCESS_ERR);
+		CHECK(ibv_reg_mr(a.pd, a.buffer, 100, IBV_ACCESS_REMOTE_WRITE) == NULL);
+	}
+	if (strcmp(argv[2], "failing") == 0 || strcmp(argv[2], "polling") == 0 || strcmp(argv[2], "commanding") == 0) {
 		int commands = strcmp(argv[2], "commanding") == 0;
 		CHECK(signal(SIGINT, leave) != SIG_ERR);
 		puts("ready");
