@@ -1,4 +1,4 @@
-//! The last reasons why something failed, for `softnic ctl explain`; the first of each kind is a line on stderr.
+//! The last reasons why something failed, for `softnic ctl explain`; the first of each kind but a refused command is a line on stderr.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +16,8 @@ pub const KEPT: usize = 100;
 /// Longest reason: all of them fit into an answer.
 const MAX_BYTES: usize = 500;
 
-/// Kind of commands that this NIC has not: the server says each of them once.
-const UNSUPPORTED: &str = "unsupported";
+/// Kind of refused commands. None is a line on stderr: a program also asks to find out what there is, as which GIDs.
+const COMMAND: &str = "command";
 
 /// The reasons of a process; clones share them.
 #[derive(Debug, Clone, Default)]
@@ -47,7 +47,7 @@ impl Reasons {
             *more = more.saturating_add(1);
             return;
         }
-        let is_first = ![FLUSHED, UNSUPPORTED].contains(&reason.kind) && kept.said.insert(reason.kind);
+        let is_first = ![FLUSHED, COMMAND].contains(&reason.kind) && kept.said.insert(reason.kind);
         let line = is_first.then(|| reason.to_string());
         if kept.last.len() == KEPT {
             kept.last.pop_front();
@@ -80,9 +80,7 @@ impl Reasons {
             }
             _ => "",
         };
-        let unsupported = matches!(error.errno, libc::EOPNOTSUPP | libc::EPROTONOSUPPORT);
-        let kind = if unsupported { UNSUPPORTED } else { "command" };
-        self.note_now(About::Command, kind, format!("{command}: {error}{help}"));
+        self.note_now(About::Command, COMMAND, format!("{command}: {error}{help}"));
     }
 
     /// The reasons as `softnic ctl` takes them: ns since 1970; kind, QPN, WQE, peer's QPN, how many of the same followed, and
