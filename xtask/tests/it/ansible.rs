@@ -50,9 +50,32 @@ fn released() -> bool {
 
 /// Figure 4 on hosts that ansible reaches.
 fn figure_4(place: &str, out: &Path, words: &[&str]) -> ProgramOutput {
-    let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    figure.args(["figure", "4", "--smoke", "--where", place, "--no-install", "--out"]).arg(out).args(words);
-    ProgramOutput::of(&mut figure)
+    let run = |more: &[&str]| {
+        let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        figure.args(["figure", "4", "--smoke", "--where", place, "--no-install", "--out"]).arg(out);
+        ProgramOutput::of(figure.args(words).args(more))
+    };
+    let mut said = run(&[]);
+    // Where so much else runs that a NIC's thread gets no core for half a second, its peer gives up, as a card does. The
+    // run says how to go on.
+    for _ in 0..4 {
+        if said.ok || !said.text.contains("transport retry counter exceeded") {
+            break;
+        }
+        said.has(&["to measure these again, go on with: ", "--resume"]);
+        let more = run(&["--resume"]);
+        said = ProgramOutput { text: said.text + &more.text, ..more };
+    }
+    said
+}
+
+/// The points of a run that are whole.
+fn whole_points(out: &Path) -> String {
+    let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
+    points
+        .lines()
+        .filter(|point| point.contains("\"content_ok\":true"))
+        .fold(String::new(), |all, one| all + one + "\n")
 }
 
 /// Waits until a program on the second node listens on the receiver's port, or none does.
@@ -353,7 +376,7 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     let said = figure_4("netns", &out, &[]);
     assert!(said.ok, "{}", said.text);
     said.has(&["4 points in", "nothing is left", "label: emulated"]);
-    let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
+    let points = whole_points(&out);
     let words = [("\"series\":\"cpu-shim\"", 2), ("\"path\":\"wire\"", 4), ("\"content_ok\":true", 4)];
     for (word, count) in words {
         assert_eq!(points.matches(word).count(), count, "{word}: {points}");
@@ -437,7 +460,7 @@ fn figure_4_is_measured_between_the_two_hosts_of_an_inventory_which_stay() {
     assert!(seen.lines().count() > 4 && seen.lines().all(|mtu| mtu == "4300"), "{seen}");
     assert_eq!(tuned_mtu(&bed), ["4200\n"; 2]);
     said.has(&["between node1 and node2", "4 points in", "label: emulated", "node1: ", "node2: "]);
-    let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
+    let points = whole_points(&out);
     let of_both = [
         "\"name\":\"node1\"",
         "\"name\":\"node2\"",
