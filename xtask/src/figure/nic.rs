@@ -390,6 +390,13 @@ impl Probe {
 mod tests {
     use super::*;
     use crate::process::script;
+    use crate::refused::Refused;
+
+    #[test]
+    fn a_card_that_is_not_here_is_refused() {
+        let error = Nic::card("mlx5_77").unwrap_err();
+        assert!(error.is::<Refused>() && error.to_string().contains("mlx5_77"), "{error:#}");
+    }
 
     /// A network of its own, whose only cable ends at an interface that takes no packet: their MAC address is another one's.
     const SWALLOWS: &str = "#!/bin/sh

@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::*;
+use crate::descendants::is_alive;
 use crate::process::{one_test, script as script_file};
 use crate::refused::Refused;
 
@@ -429,12 +430,6 @@ fn an_unknown_figure_is_refused_with_the_ones_there_are() {
     }
 }
 
-#[test]
-fn a_card_that_is_not_here_is_refused() {
-    let error = Nic::card("mlx5_77").unwrap_err();
-    assert_refused(&error, "mlx5_77");
-}
-
 /// A script that starts a program on a fabric of this test.
 fn on_softnic(stage: &Stage, name: &str, command: &str) -> PathBuf {
     let built = Programs::release();
@@ -574,10 +569,7 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
         assert!(after < WAIT, "{signal}: {after:?}");
         assert_eq!(asleep().split_whitespace().count(), 3, "{signal}: it was not asked to end");
         for process in asleep().split_whitespace() {
-            assert!(
-                !crate::descendants::is_alive(process.parse().unwrap()),
-                "{signal}: {process} still runs"
-            );
+            assert!(!is_alive(process.parse().unwrap()), "{signal}: {process} still runs");
         }
         assert!(!folder.join("went-on").exists(), "{signal}: a program's end was taken for a failure");
         assert_eq!(stage.points().len(), 2, "{signal}");
