@@ -169,6 +169,14 @@ struct db_served {
     db_u64 outputs[DB_SLOT_MOST_TENSORS];
 };
 
+/* A copy for the threads of one block, where each look takes no trip of the GPU's bus. All threads, which meet behind it. */
+DB_GPU_FN void db_copy_served(struct db_served &own, const struct db_served *told) {
+    db_u32 word;
+    for (word = db_block_thread(); word < sizeof own / 8; word += db_block_threads())
+        ((db_u64 *)&own)[word] = ((const db_u64 *)told)[word];
+    db_block_sync();
+}
+
 /* When a wait of so many nanoseconds from now is over; the end of time, if that is behind it. */
 DB_GPU_FN db_u64 db_deadline_ns(db_u64 now, db_u64 wait_ns) { return now + wait_ns < now ? ~0ull : now + wait_ns; }
 

@@ -110,19 +110,24 @@ DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn) 
     db_store_release_sys32((db_u64)&traced->number, number + 1);
 }
 
-/* Sends the answer of this turn: all threads of a block. */
-DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn) {
-    struct db_client *client = db_client_at(at, turn->client);
-    db_u64 answer = db_answer_at(at, turn->slot);
+/* Sends the answer of this turn: all threads of a block, which share `own`. */
+DB_GPU_FN void db_send_outputs(const struct db_served *told, struct db_turn *turn, struct db_served &own) {
+    /* Before the barrier of the copy, so that these loads and the copy's take one trip. */
+    const db_u32 state = turn->state, nth = turn->client, slot = turn->slot, count = turn->count;
+    const struct db_served *at = &own;
     const db_u32 thread = db_block_thread(), threads = db_block_threads();
     /* The first warp writes the prefix while the others look at slots. */
     const int apart = threads > DB_WARP;
-    const db_u32 credits = db_credits_of(at, turn->count);
-    db_u32 index;
+    struct db_client *client;
+    db_u32 index, credits;
     int error = 0;
-    db_u64 answered = 0, of_client = 0;
+    db_u64 answer, answered = 0, of_client = 0;
     struct db_sq sq;
-    if (turn->state != DB_TURN_REQUEST) return;
+    db_copy_served(own, told);
+    if (state != DB_TURN_REQUEST) return;
+    client = db_client_at(at, nth);
+    answer = db_answer_at(at, slot);
+    credits = db_credits_of(at, count);
     if (!thread) {
         /* Before all that waits: what the doorbell needs comes with what the prefix needs. */
         sq = client->sq;
@@ -174,7 +179,10 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
 
 #ifndef DB_RESIDENT
 /* Launch: one block. */
-extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) send_outputs(const struct db_served *at, struct db_turn *turn) { db_send_outputs(at, turn); }
+extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) send_outputs(const struct db_served *told, struct db_turn *turn) {
+    __shared__ struct db_served own;
+    db_send_outputs(told, turn, own);
+}
 #endif
 
 #endif /* DB_SEND_CU */

@@ -43,6 +43,7 @@ DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, st
 extern "C" __global__ void __launch_bounds__(DB_RESIDENT_THREADS)
     serve(const struct db_served *at, struct db_turn *turn, db_u64 model, db_u64 entry, unsigned int *words, db_u64 limit_ns, db_u64 alone) {
     __shared__ struct db_found found;
+    __shared__ struct db_served own;
     struct db_grid grid = {words, limit_ns, 0, 0};
     db_u64 runs;
     const int is_first = blockIdx.x == 0 && !db_block_thread();
@@ -70,6 +71,6 @@ extern "C" __global__ void __launch_bounds__(DB_RESIDENT_THREADS)
             (void)db_grid_meet(&grid);
         if (grid.is_late) break;
         if (state != DB_TURN_REQUEST || blockIdx.x) continue;
-        db_send_outputs(at, turn);
+        db_send_outputs(at, turn, own);
     }
 }

@@ -139,9 +139,7 @@ struct db_blocked {
 
 /* One round over all slots: the nearest request of this thread. No two are as near, since each slot is one client's, and a client's slots
  * follow one another. */
-DB_GPU_FN db_near db_round(const struct db_served *at, db_u32 first, struct db_blocked *blocked) {
-    const struct db_words words = db_words_of(at);
-    const db_u32 count = at->slot_count;
+DB_GPU_FN db_near db_round(const struct db_served *at, struct db_words words, db_u32 count, db_u32 first, struct db_blocked *blocked) {
     db_near near = DB_NOWHERE;
     db_u32 slot, nth, threads = db_block_threads();
     for (slot = db_block_thread(); slot < count; slot += DB_SEEN * threads) {
@@ -211,6 +209,10 @@ DB_GPU_FN void db_poll(const struct db_served *at, int with_sends, struct db_fou
 DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn, struct db_found &found) {
     const struct db_served *at = told;
     struct db_wait wait = {0, at->cancel, 0}; /* the first thread's */
+    /* What a round needs, before the first barrier: one trip with what stands there. */
+    const struct db_words words = db_words_of(at);
+    const db_u32 count = at->slot_count, arrival = at->arrival;
+    const db_u64 marked = at->host_flag;
     db_u32 thread = db_block_thread(), over = 0;
 #ifdef DB_DEFECT_SLOTS_IN_TURN
     db_u32 first = 0;
@@ -224,13 +226,14 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
         const db_u64 now = db_clock_ns();
         struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, 0, now};
         wait.deadline_ns = db_deadline_ns(now, at->wait_ns);
-        /* Across PCIe, and first: a kernel does not end before its stores have arrived. */
-        DB_COUNT(at, turn, turns, 1);
         none.attend = now - turn->attended_ns >= at->attend_ns;
         if (none.attend) turn->attended_ns = now;
         turn->passed = 0;
         found = none;
     }
+    /* Across PCIe, and first: a kernel does not end before its stores have arrived. By a thread that seldom finds a request, since the
+     * finder's fence waits for the stores of its warp. */
+    if (thread == db_block_threads() - 1) DB_COUNT(at, turn, turns, 1);
     db_block_sync();
 #ifdef DB_DEFECT_PASSED_FOR_LONG
     sends = 0;
@@ -242,14 +245,14 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
     for (;; sends = 1) {
         blocked.near = DB_NOWHERE;
         blocked.far = 0;
-        if (sends || at->arrival >= DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
+        if (sends || arrival >= DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
         /* Before the slots' flags, so that all these loads take one trip. */
 #ifdef DB_DEFECT_NO_MARK
-        const db_u64 host = 0;
+        const db_u64 host = 0 & marked;
 #else
-        const db_u64 host = thread ? 0 : db_load_cqe_tail(at->host_flag);
+        const db_u64 host = thread ? 0 : db_load_cqe_tail(marked);
 #endif
-        mine = db_round(at, first, &blocked);
+        mine = db_round(at, words, count, first, &blocked);
         if (thread == 0) {
             int now = db_wait_over(&wait);
             if (host == db_slot_flag(0)) {
