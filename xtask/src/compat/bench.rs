@@ -8,11 +8,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::kernel::{self, End, Guest};
 use super::programs::{Program, Row};
+use super::results::Verdict;
 use crate::bench_nic::pair::{free_port, is_listening};
 use crate::process::{ChildGuard, Ended, WAIT, run_logged};
 use crate::stop;
@@ -23,16 +23,6 @@ const LEAVING: Duration = Duration::from_secs(10);
 
 /// Runs of a row that loses a race against itself.
 const ATTEMPTS: usize = 6;
-
-/// What came of a row, the worst first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    NotRun,
-    Fails,
-    InPart,
-    Works,
-}
 
 /// A verdict, and what works or why not.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::bench::{Bench, Outcome, Side, Verdict, judge};
+use super::bench::{Bench, Outcome, Side, judge};
 use super::programs::{Count, Program, Row, list, parse};
 use super::*;
 use crate::process::{Ended, script};
@@ -417,13 +417,6 @@ fn scratch(name: &str) -> PathBuf {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     folder
-}
-
-#[test]
-fn a_list_of_commands_is_shown_as_one_to_the_nic() {
-    let shown = |command: &str| super::shown(&format!("softnic run -- {command}"));
-    assert_eq!(shown("ibv_devinfo -v"), "softnic run -- ibv_devinfo -v");
-    assert_eq!(shown("cd source && cargo test"), "softnic run -- sh -c 'cd source && cargo test'");
 }
 
 #[test]

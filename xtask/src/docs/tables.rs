@@ -8,7 +8,7 @@ use experiment::measured::{Entry, Measured};
 use experiment::table::Row;
 use experiment::verdict::Verdict;
 
-use crate::compat;
+use crate::compat::results;
 use crate::figure::serving;
 use crate::tidy::artifact;
 use crate::workspace::Tree;
@@ -34,7 +34,7 @@ pub fn renewed(tree: &Tree, text: &str) -> Result<String> {
 
 fn table(tree: &Tree, name: &str) -> Result<String> {
     if name == "works-with" {
-        return compat::table(tree);
+        return results::table(tree);
     }
     if name == "claims" {
         return Ok(markdown(&artifact::rows(tree)));

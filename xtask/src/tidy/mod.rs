@@ -1,7 +1,5 @@
 //! `cargo xtask tidy`: every textual check of the tree; aims at two seconds and compiles nothing but itself.
 
-use std::fmt;
-
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
@@ -24,6 +22,9 @@ pub mod purity;
 mod sizes;
 mod source;
 mod unsafe_code;
+mod violation;
+
+use violation::Violation;
 
 #[derive(Args)]
 pub struct Options {
@@ -63,31 +64,6 @@ pub enum Check {
     Numbers,
     /// Nothing large is in git.
     Large,
-}
-
-/// One thing that is wrong, and where.
-#[derive(Clone, Debug)]
-pub struct Violation {
-    place: String,
-    text: String,
-}
-
-impl Violation {
-    /// Somewhere that has no line.
-    pub fn new(place: impl Into<String>, text: impl Into<String>) -> Violation {
-        Violation { place: place.into(), text: text.into() }
-    }
-
-    /// A line of a file.
-    pub fn at(path: &str, line: usize, text: impl Into<String>) -> Violation {
-        Violation::new(format!("{path}:{line}"), text)
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.text)
-    }
 }
 
 /// Runs the checks, prints every violation, fails when there is one.

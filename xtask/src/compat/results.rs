@@ -1,0 +1,192 @@
+//! What came of the rows: `xtask/compat/results.json`, and the tables of `docs/reference/works-with.md` that are made from it.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::programs::{self, Program, Row};
+use crate::refused::refused;
+use crate::workspace::Tree;
+
+/// The recorded results.
+pub const RESULTS: &str = "xtask/compat/results.json";
+
+/// What came of a row, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    NotRun,
+    Fails,
+    InPart,
+    Works,
+}
+
+/// What came of one row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowResult {
+    pub program: String,
+    pub row: String,
+    pub version: String,
+    /// What was run.
+    pub ran: String,
+    pub verdict: Verdict,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// System and rdma-core that it ran on.
+    pub on: String,
+}
+
+/// All results that are recorded.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recorded {
+    pub rows: Vec<RowResult>,
+}
+
+impl RowResult {
+    fn is_of(&self, other: &RowResult) -> bool {
+        (&self.program, &self.row) == (&other.program, &other.row)
+    }
+
+    /// The verdict in words.
+    pub fn result(&self) -> String {
+        let words = match self.verdict {
+            Verdict::Works => return "works".into(),
+            Verdict::InPart => "works in part",
+            Verdict::Fails => "fails",
+            Verdict::NotRun => "not run",
+        };
+        format!("{words}: {}", self.why)
+    }
+}
+
+impl Recorded {
+    /// None where there is no such file, as in a bundle, where `xtask` is this program.
+    pub fn read(file: &Path) -> Result<Recorded> {
+        use std::io::ErrorKind::{NotADirectory, NotFound};
+        let named = || file.display().to_string();
+        match fs::read_to_string(file) {
+            Ok(text) => serde_json::from_str(&text).with_context(named),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(Recorded::default()),
+            Err(error) => Err(error).with_context(named),
+        }
+    }
+
+    /// What another machine's run left. Error: no such file, or a row that is not in the list as it was run.
+    pub fn from_elsewhere(file: &Path, all: &[Program]) -> Result<Recorded> {
+        let not = |why: String| refused(format!("--import {}: {why}", file.display()));
+        let read = Recorded::read(file).map_err(|error| not(format!("{:#}", error.root_cause())))?;
+        let is_ours = |tried: &RowResult| {
+            let rows = all.iter().filter(|it| it.name == tried.program).flat_map(|program| &program.rows);
+            rows.into_iter().any(|row| row.name == tried.row && row.ran() == tried.ran)
+        };
+        match read.rows.iter().find(|tried| !is_ours(tried)) {
+            _ if read.rows.is_empty() => Err(not("no results in it".into())),
+            Some(other) => Err(not(format!("{}, {}: no such row is run here", other.program, other.row))),
+            None => Ok(read),
+        }
+    }
+
+    /// With new rows in the place of old ones, in the order of the list; rows that are not in it any more are gone. What was not run
+    /// here replaces nothing that was run elsewhere.
+    pub fn with(self, tried: Vec<RowResult>, all: &[Program]) -> Recorded {
+        let replaces = |new: &RowResult, old: &RowResult| {
+            let is_run_elsewhere = new.verdict == Verdict::NotRun && old.verdict != Verdict::NotRun;
+            new.is_of(old) && (new.ran != old.ran || !is_run_elsewhere)
+        };
+        let is_new = |old: &RowResult| tried.iter().any(|new| replaces(new, old));
+        let kept: Vec<RowResult> = self.rows.into_iter().filter(|old| !is_new(old)).collect();
+        let added = tried.iter().filter(|new| !kept.iter().any(|old| old.is_of(new))).cloned();
+        let both: Vec<RowResult> = kept.iter().cloned().chain(added).collect();
+        let names =
+            all.iter().flat_map(|program| program.rows.iter().map(move |row| (&program.name, &row.name)));
+        let rows = names.filter_map(|(program, row)| {
+            both.iter().find(|it| (&it.program, &it.row) == (program, row)).cloned()
+        });
+        Recorded { rows: rows.collect() }
+    }
+
+    pub fn write(&self, file: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).context("results")?;
+        fs::create_dir_all(file.parent().unwrap_or(file))
+            .with_context(|| format!("making {}", file.display()))?;
+        fs::write(file, text + "\n").with_context(|| format!("writing {}", file.display()))
+    }
+}
+
+/// Rows that came out worse than recorded on such a system, and those that this machine lacks something for.
+pub fn faults(tried: &[RowResult], recorded: &Recorded, allow_missing: bool) -> Vec<String> {
+    let mut faults = Vec::new();
+    for row in tried {
+        let before = recorded
+            .rows
+            .iter()
+            .find(|before| before.is_of(row) && before.on == row.on)
+            .map(|before| before.verdict);
+        let is_missing = row.verdict == Verdict::NotRun && row.why.ends_with(" is missing");
+        if is_missing && !allow_missing {
+            faults.push(format!("{}, {}: {}", row.program, row.row, row.result()));
+        } else if !is_missing && before.is_some_and(|before| row.verdict < before) {
+            faults.push(format!("{}, {}: {}; it was recorded better", row.program, row.row, row.result()));
+        }
+    }
+    faults
+}
+
+/// The tables of the page: for each system a line of counts, and a row for each run.
+pub fn table(tree: &Tree) -> Result<String> {
+    let text = tree.get(RESULTS).with_context(|| format!("{RESULTS} is missing"))?;
+    let recorded: Recorded = serde_json::from_str(text).context(RESULTS)?;
+    let all = programs::list()?;
+    let suite = |row: &RowResult| {
+        let program = all.iter().find(|program| program.name == row.program)?;
+        program.rows.iter().find(|it| it.name == row.row).map(Row::suite)
+    };
+    let mut systems: Vec<&str> = recorded.rows.iter().map(|row| row.on.as_str()).collect();
+    systems.sort_unstable();
+    systems.dedup();
+    let mut parts = Vec::new();
+    for system in systems {
+        let rows: Vec<&RowResult> = recorded.rows.iter().filter(|row| row.on == system).collect();
+        let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
+        let [works, part, fails, not] =
+            [Verdict::Works, Verdict::InPart, Verdict::Fails, Verdict::NotRun].map(count);
+        let title = "| program | version | run | result | suite |\n|---|---|---|---|---|";
+        let line = |row: &&RowResult| {
+            let ran = if row.ran.is_empty() { String::new() } else { format!(": `{}`", shown(&row.ran)) };
+            let cells = [&row.program, &row.version, &format!("{}{ran}", row.row), &row.result()]
+                .map(|cell| cell.replace('|', "\\|"));
+            format!("| {} | {} |", cells.join(" | "), suite(row).unwrap_or("—"))
+        };
+        let lines: Vec<String> = rows.iter().map(line).collect();
+        parts.push(format!(
+            "On {system}: {works} work, {part} work in part, {fails} fail, {not} were not run.\n\n{title}\n{}",
+            lines.join("\n")
+        ));
+    }
+    Ok(parts.join("\n\n"))
+}
+
+/// What was run, for a shell: a list of commands is one to the NIC.
+fn shown(ran: &str) -> String {
+    let is_list = |command: &str| ["&&", ";", "|", ">"].iter().any(|sign| command.contains(sign));
+    match ran.split_once(" -- ") {
+        Some((nic, command)) if is_list(command) && !command.contains('\'') => {
+            format!("{nic} -- sh -c '{command}'")
+        }
+        _ => ran.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_list_of_commands_is_shown_as_one_to_the_nic() {
+        let shown = |command: &str| super::shown(&format!("softnic run -- {command}"));
+        assert_eq!(shown("ibv_devinfo -v"), "softnic run -- ibv_devinfo -v");
+        assert_eq!(shown("cd source && cargo test"), "softnic run -- sh -c 'cd source && cargo test'");
+    }
+}
