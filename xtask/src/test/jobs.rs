@@ -15,8 +15,9 @@ use anyhow::{Context, Result};
 use super::floors::Floors;
 use super::gpu::programs;
 use super::outcome::Outcome;
+use super::row::{Log, Row, complaint, finish};
 use super::suites::{Suite, UnderNic};
-use super::{Log, Options, Row, bare, complaint, finish, symbols};
+use super::{bare, symbols};
 use crate::carried::TestProgram;
 use crate::packages;
 use crate::process::{Ended, run_timed};
@@ -31,6 +32,26 @@ const TEST_PROGRAMS: &str = "test programs";
 const DIST: &str = "dist";
 /// The suite that waits for time-outs of protocols: it runs beside the others.
 const WAITS: &str = "softnic";
+
+/// How much is run.
+#[derive(Clone, Copy, Default)]
+pub struct Extent {
+    /// Named suites alone, without the steps before them.
+    pub named: bool,
+    /// The long matrices too.
+    pub full: bool,
+    /// On a machine without rdma-core.
+    pub bare: bool,
+    /// Nothing is installed.
+    pub no_install: bool,
+}
+
+impl Extent {
+    /// Whether the tarball is made and tried too. Minutes: the programs are built once more, for old systems.
+    fn is_with_dist(self) -> bool {
+        !self.named && self.full && !self.bare
+    }
+}
 
 /// One step or suite.
 pub struct Job {
@@ -60,7 +81,7 @@ impl Job {
     }
 
     /// Builds the programs that the tests start.
-    pub fn release_build() -> Job {
+    fn release_build() -> Job {
         let mut words = ["cargo", "build", "--release", "--locked"].map(str::to_owned).to_vec();
         words.extend(packages::released_apps().flat_map(|app| ["-p".to_owned(), app.name.to_owned()]));
         Job::new(RELEASE_BUILD, 0, &[], Work::Step(words))
@@ -68,13 +89,13 @@ impl Job {
 }
 
 /// Everything, or named suites alone; in the order of the table at the end.
-pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
+pub fn plan(suites: Vec<Suite>, extent: Extent) -> Vec<Job> {
     let xtask = std::env::current_exe().unwrap_or_else(|_| "xtask".into()).to_string_lossy().into_owned();
     let built = target_dir().join("debug").display().to_string();
     let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let ours = |line: &str| [vec![xtask.clone()], words(line)].concat();
     let message = "--message-format=json-render-diagnostics";
-    let (whole, is_with_dist) = (options.suites.is_empty(), options.is_with_dist());
+    let (whole, is_with_dist) = (!extent.named, extent.is_with_dist());
     let starts_programs = |suite: &Suite| {
         suite.nic.is_some() || ["softnic", "softnic-test", "gpu", "xtask"].contains(&suite.package.as_str())
     };
@@ -94,15 +115,15 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
         jobs.push(Job::new("clippy", 0, &[TEST_PROGRAMS], Work::Lints));
         let doc_tests = words("cargo test --doc --workspace --locked");
         jobs.push(Job::new("doc-tests", 0, &[TEST_PROGRAMS], Work::Tests(doc_tests)));
-        if options.full {
+        if extent.full {
             // Where mdBook is missing it is built first, which takes minutes.
             jobs.push(Job::new("book", 0, &[], Work::Step(ours("docs"))));
         }
         if is_with_dist {
-            let packs = if options.no_install { "dist --no-install" } else { "dist" };
+            let packs = if extent.no_install { "dist --no-install" } else { "dist" };
             jobs.push(Job::new(DIST, 0, &[RELEASE_BUILD], Work::Step(ours(packs))));
         }
-        if !options.bare {
+        if !extent.bare {
             // The headers' check reads the system's headers, which a bare machine lacks.
             let headers = [ours("headers --check --built"), vec![built]].concat();
             jobs.push(Job::new("headers", 1, &[TEST_PROGRAMS], Work::Step(headers)));
@@ -125,7 +146,7 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
         jobs.push(Job::new(&suite.name.clone(), lane, after, Work::Suite(suite)));
     }
     // On a bare machine everything runs without it.
-    if whole && !options.bare {
+    if whole && !extent.bare {
         jobs.extend(bare::PACKAGES.map(|package| {
             let name = format!("without rdma-core, {package}");
             Job::new(&name, 1, &[TEST_PROGRAMS, RELEASE_BUILD], Work::WithoutRdmaCore(package))
@@ -134,9 +155,16 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
     jobs
 }
 
+/// Builds the programs that tests start, and nothing else.
+pub fn release_build() -> Result<Row> {
+    let (floors, metadata) = (Floors::default(), Metadata { packages: Vec::new() });
+    let rows = Run::new(Extent::default(), &floors, &metadata, None).all(&[Job::release_build()]);
+    rows.into_iter().next().context("one job gives one row")
+}
+
 /// What the jobs of one run share.
 pub struct Run<'a> {
-    options: &'a Options,
+    extent: Extent,
     floors: &'a Floors,
     metadata: &'a Metadata,
     /// The only folder of `PATH`, if there is a package database.
@@ -149,14 +177,9 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub fn new(
-        options: &'a Options,
-        floors: &'a Floors,
-        metadata: &'a Metadata,
-        path: Option<PathBuf>,
-    ) -> Run<'a> {
+    pub fn new(extent: Extent, floors: &'a Floors, metadata: &'a Metadata, path: Option<PathBuf>) -> Run<'a> {
         let (programs, built, done, more) = Default::default();
-        Run { options, floors, metadata, path, programs, built, done, more }
+        Run { extent, floors, metadata, path, programs, built, done, more }
     }
 
     /// Runs all jobs, each lane's in their order; rows as the jobs.
@@ -239,7 +262,7 @@ impl<'a> Run<'a> {
                 let ours = |name: &str| {
                     name == "REQUIRE" || wheels::ALL.iter().any(|wheels| wheels.variable == name)
                 };
-                let kept = suite.environment.iter().filter(|(name, _)| !(self.options.bare && ours(name)));
+                let kept = suite.environment.iter().filter(|(name, _)| !(self.extent.bare && ours(name)));
                 let log = self.test_programs(&suite.package, &job.name, |program| {
                     let runner = suite.nic.as_ref().map_or(&[][..], |nic| &nic.runner);
                     let mut words = runner.to_vec();
@@ -276,7 +299,7 @@ impl<'a> Run<'a> {
     /// crates once more. Named suites are built by the compiler that the user's other builds have.
     fn linting(&self, words: &[String]) -> Command {
         let mut command = command(words);
-        if self.options.suites.is_empty() {
+        if !self.extent.named {
             command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
         }
         command
@@ -286,7 +309,7 @@ impl<'a> Run<'a> {
     fn judged(&self, name: &str, log: &Log, nic: Option<&UnderNic>) -> Row {
         let outcome = Outcome::of_log(&log.text);
         let executed = outcome.passed + outcome.failed;
-        let is_bare = self.options.bare;
+        let is_bare = self.extent.bare;
         let complaint = complaint(log, &outcome)
             .or_else(|| if is_bare { None } else { self.floors.complaint(name, executed) })
             .or_else(|| if is_bare { None } else { nic?.complaint() });
@@ -312,12 +335,12 @@ impl<'a> Run<'a> {
             let shim =
                 programs.iter().find(|program| program.package == "rdma-shim" && program.target == "test-it");
             command.envs(shim.map(|shim| ("SOFTNIC_TEST_SHIM", &shim.path)));
-            if self.options.full {
+            if self.extent.full {
                 command.env("SOFTNIC_TEST_FULL", "1");
-                let lint = (!self.options.bare).then_some(&wheels::ANSIBLE_LINT);
+                let lint = (!self.extent.bare).then_some(&wheels::ANSIBLE_LINT);
                 command.envs(lint.map(|lint| (lint.variable, lint.used())));
             }
-            if self.options.is_with_dist() {
+            if self.extent.is_with_dist() {
                 command.env("SOFTNIC_TEST_DIST", "1");
             }
             let log = self.logged(&format!("{name} {}", program.target), command)?;
@@ -409,8 +432,8 @@ mod tests {
             let step = |name: &str| Job::new(name, 0, &[], Work::Step(vec!["true".into()]));
             let jobs = ["a first test step", "a second test step"].map(step);
             begin(&jobs, &toml::from_str("cpu_minutes = 20\nwall_minutes = 9\n").unwrap());
-            let (options, floors) = (Options::default(), Floors::default());
-            Run::new(&options, &floors, &Metadata { packages: Vec::new() }, None).all(&jobs);
+            let floors = Floors::default();
+            Run::new(Extent::default(), &floors, &Metadata { packages: Vec::new() }, None).all(&jobs);
             return;
         }
         let name = "test::jobs::tests::a_run_says_how_long_it_takes_and_which_step_of_how_many_begins";
@@ -427,21 +450,17 @@ mod tests {
 
     #[test]
     fn the_long_run_makes_what_dist_makes_before_the_suite_that_tries_it() {
-        let after = |options: &Options| -> Option<&'static [&'static str]> {
+        let after = |extent: Extent| -> Option<&'static [&'static str]> {
             let suites = crate::test::suites::all(&["xtask"], Path::new("softnic"), Path::new("logs"));
-            let jobs = plan(suites, options);
+            let jobs = plan(suites, extent);
             let made = jobs.iter().position(|job| job.name == DIST)?;
             let suite = jobs.iter().position(|job| job.name == "xtask")?;
             (made < suite).then(|| jobs[suite].after)
         };
-        let full = || Options { full: true, ..Options::default() };
-        assert_eq!(after(&full()), Some(&[TEST_PROGRAMS, RELEASE_BUILD, DIST][..]));
-        for short in [
-            Options::default(),
-            Options { suites: vec!["xtask".into()], ..full() },
-            Options { bare: true, ..full() },
-        ] {
-            assert_eq!(after(&short), None);
+        let full = Extent { full: true, ..Extent::default() };
+        assert_eq!(after(full), Some(&[TEST_PROGRAMS, RELEASE_BUILD, DIST][..]));
+        for short in [Extent::default(), Extent { named: true, ..full }, Extent { bare: true, ..full }] {
+            assert_eq!(after(short), None);
         }
     }
 

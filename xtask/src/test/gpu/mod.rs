@@ -5,15 +5,17 @@
 //! suite has a floor of its own for the machine with a GPU (`gpu` in `xtask/floors.toml`).
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use clap::Args;
 
 use super::floors::Floors;
+use super::jobs::release_build;
 use super::outcome::Outcome;
+use super::row::{Log, Row, finish, minutes, summary};
 use super::suites::{self, Suite};
-use super::{Log, Options, Row, finish, minutes, release_build, summary};
 use crate::carried::{self, Manifest, TestProgram};
 use crate::gpu_machine::GpuMachine;
 use crate::process::Ended;
@@ -28,6 +30,19 @@ pub mod programs;
 use attempt::Attempt;
 use passed::Passed;
 
+#[derive(Args, Default)]
+pub struct GpuOptions {
+    /// With --gpu: where logs and the list of passed suites go.
+    #[arg(long, value_name = "DIR", requires = "gpu")]
+    out: Option<PathBuf>,
+    /// With --gpu: leave out suites that passed before, by --out's list, with these very programs on this GPU.
+    #[arg(long, requires = "gpu")]
+    resume: bool,
+    /// With --gpu: seconds after which a test program is ended; a destructive test has a minute at most.
+    #[arg(long, value_name = "SECONDS", requires = "gpu", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    deadline: u64,
+}
+
 struct Run<'a> {
     machine: &'a GpuMachine,
     gpu: String,
@@ -40,7 +55,7 @@ struct Run<'a> {
 }
 
 /// Runs all of it; the last line is `N passed, N failed, N skipped`.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(wanted: &[String], options: &GpuOptions) -> Result<()> {
     let machine = GpuMachine::ask()?;
     let Some(gpu) = machine.gpu() else {
         return Err(refused(format!(
@@ -83,8 +98,8 @@ pub fn run(options: &Options) -> Result<()> {
         resume: options.resume,
         deadline: Duration::from_secs(options.deadline),
     };
-    rows.extend(run.suites(&options.suites)?);
-    if options.suites.is_empty() {
+    rows.extend(run.suites(wanted)?);
+    if wanted.is_empty() {
         rows.push(run.example());
     }
     summary(&rows, "on the GPU")

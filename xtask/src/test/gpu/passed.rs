@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use measure::{JsonLines, json_lines};
 use serde::{Deserialize, Serialize};
 
-use super::Outcome;
+use super::super::outcome::Outcome;
 use crate::carried::TestProgram;
 use crate::packages::LIBRARY;
 use crate::workspace;
