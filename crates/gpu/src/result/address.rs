@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::os::unix::{Library, RTLD_NOW};
 
-use super::driver::{CUdeviceptr, function_at};
+use super::driver::CUdeviceptr;
+use super::library::function_at;
 use super::{Error, Result};
 
 /// `cuPointerGetAttributes`; its result is a plain integer, since a newer driver may give one that no enumeration knows.

@@ -7,8 +7,30 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 
 use super::Result;
-use super::driver::function_at;
+use super::library::function_at;
 use crate::sys::driver::CUresult;
+
+/// Calls a function of the driver, if both are there.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        static FOUND: $crate::result::call::ResolvedFunction = $crate::result::call::ResolvedFunction::new();
+        let binding: unsafe fn($($crate::result::call::any!($argument)),*) -> _ = $crate::sys::driver::$function;
+        FOUND.function(binding, stringify!($function)).and_then(|function| {
+            // SAFETY: the driver's function of that name; what is passed is for the caller of this function to keep.
+            let result = unsafe { function($($argument),*) };
+            $crate::result::library::good(stringify!($function), result)
+        })
+    }};
+}
+pub(super) use call;
+
+/// A type that the compiler finds out.
+macro_rules! any {
+    ($argument:expr) => {
+        _
+    };
+}
+pub(super) use any;
 
 /// Type of a binding.
 pub trait Binding {

@@ -5,134 +5,17 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::ptr::{null, null_mut};
-use std::sync::OnceLock;
+use std::ptr::null_mut;
 
+use super::call::call;
+use super::library::{good, named};
 use super::{Error, Result, code};
 use crate::sys::driver as sys;
-use crate::sys::load::sentence;
 
 pub use sys::{
     CUcontext, CUdevice, CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUevent, CUfunction,
     CUfunction_attribute as FunctionAttribute, CUmodule, CUstream,
 };
-
-/// Names that are tried, the usual one last, as cudarc tries them.
-const LOOKED: &str = "libcuda.so, libcuda.so.13, libcuda.so.12 and libcuda.so.1";
-
-/// Driver there and initialised, or why not; found out once.
-pub fn ready() -> Result<()> {
-    static READY: OnceLock<Result<()>> = OnceLock::new();
-    let find = || {
-        // SAFETY: libcuda's initialisers are its own affair; opening it is what this crate is for.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoDriver { looked: LOOKED.into(), reason: loaders_words() });
-        }
-        let Some(init) = symbol::<unsafe extern "C" fn(c_uint) -> u32>("cuInit") else {
-            return Err(Error::MissingFunction { function: "cuInit", version: "unknown".into() });
-        };
-        // SAFETY: the driver's, of the type in `cuda.h`; it takes no pointer.
-        good("cuInit", unsafe { init(0) })
-    };
-    READY.get_or_init(find).clone()
-}
-
-/// Why the usual name cannot be opened.
-fn loaders_words() -> String {
-    // SAFETY: as in `ready`; here it is not there, or damaged.
-    match unsafe { libloading::Library::new("libcuda.so.1") } {
-        Ok(_) => "libcuda.so.1 opens by itself".into(),
-        Err(error) => sentence(&error),
-    }
-}
-
-/// A function of the driver that was found, of the type that the caller gives it.
-fn symbol<F: Copy>(function: &str) -> Option<F> {
-    // SAFETY: the driver is there, so this does not panic.
-    let library = unsafe { sys::culib() };
-    // SAFETY: the symbol is only looked for; calling it is unsafe.
-    unsafe { library.get::<F>(function) }.ok().map(|symbol| *symbol)
-}
-
-/// Whether it has that function.
-fn has(function: &str) -> bool {
-    symbol::<unsafe extern "C" fn()>(function).is_some()
-}
-
-/// Where the driver that is called here has a function.
-pub fn function_at(function: &'static str) -> Result<*const c_void> {
-    ready()?;
-    let found = symbol::<unsafe extern "C" fn()>(function);
-    found.map(|at| at as *const c_void).ok_or_else(|| missing(function))
-}
-
-fn missing(function: &'static str) -> Error {
-    // One that does not even tell its version must not be asked for it.
-    let version = if has("cuDriverGetVersion") { driver_version().ok() } else { None };
-    let version = version.map_or_else(|| "unknown".into(), |(major, minor)| format!("{major}.{minor}"));
-    Error::MissingFunction { function, version }
-}
-
-/// Calls a function of the driver, if both are there.
-macro_rules! call {
-    ($function:ident($($argument:expr),* $(,)?)) => {{
-        static FOUND: $crate::result::call::ResolvedFunction = $crate::result::call::ResolvedFunction::new();
-        let binding: unsafe fn($($crate::result::driver::any!($argument)),*) -> _ = $crate::sys::driver::$function;
-        FOUND.function(binding, stringify!($function)).and_then(|function| {
-            // SAFETY: the driver's function of that name; what is passed is for the caller of this function to keep.
-            let result = unsafe { function($($argument),*) };
-            $crate::result::driver::good(stringify!($function), result)
-        })
-    }};
-}
-pub(super) use call;
-
-/// A type that the compiler finds out.
-macro_rules! any {
-    ($argument:expr) => {
-        _
-    };
-}
-pub(super) use any;
-
-/// `CUDA_SUCCESS`, or an error with the driver's words. A newer driver may give a number that no enumeration of ours has.
-pub(super) fn good(call: &'static str, code: u32) -> Result<()> {
-    type Words = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
-    if code == 0 {
-        return Ok(());
-    }
-    let (mut name, mut text) = (null(), null());
-    if let (Some(name_of), Some(text_of)) =
-        (symbol::<Words>("cuGetErrorName"), symbol::<Words>("cuGetErrorString"))
-    {
-        // SAFETY: the driver's, of the type in `cuda.h`; it sets the pointer to a text of its own, or to null.
-        unsafe { name_of(code, &mut name) };
-        // SAFETY: as above.
-        unsafe { text_of(code, &mut text) };
-    }
-    Err(Error::Call {
-        call,
-        what: String::new(),
-        code,
-        name: words(name, "unknown error"),
-        text: words(text, "no text"),
-    })
-}
-
-fn words(text: *const c_char, otherwise: &str) -> String {
-    if text.is_null() {
-        return otherwise.to_owned();
-    }
-    // SAFETY: the driver's texts end with a zero and stay for good.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
-/// CUDA version of the driver: (13, 0).
-pub fn driver_version() -> Result<(u32, u32)> {
-    let mut version = 0;
-    call!(cuDriverGetVersion(&mut version))?;
-    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
-}
 
 /// How many GPUs this process may use.
 pub fn device_count() -> Result<u32> {
@@ -214,8 +97,7 @@ pub fn primary_is_active(device: CUdevice) -> Result<bool> {
 pub unsafe fn context_create(device: CUdevice) -> Result<CUcontext> {
     const NAME: &str = "cuCtxCreate_v2";
     type Create = unsafe extern "C" fn(*mut CUcontext, c_uint, CUdevice) -> u32;
-    ready()?;
-    let create = symbol::<Create>(NAME).ok_or_else(|| missing(NAME))?;
+    let create = named::<Create>(NAME)?;
     let mut context = null_mut();
     // SAFETY: the driver's, of the type in `cuda.h`; it sets the handle.
     good(NAME, unsafe { create(&mut context, 0, device) })?;
@@ -555,6 +437,7 @@ pub unsafe fn launch_cooperative(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::result::library::ready;
 
     /// Where there is a driver these say nothing; where there is none they are what the guard is for.
     #[test]

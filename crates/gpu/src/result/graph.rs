@@ -5,7 +5,8 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 
 use super::Result;
-use super::driver::{CUcontext, CUstream, call};
+use super::call::call;
+use super::driver::{CUcontext, CUstream};
 use crate::sys::driver as sys;
 
 pub use sys::{CUgraph, CUgraphExec, CUgraphNode};

@@ -10,6 +10,7 @@ pub mod cudnn;
 pub mod driver;
 pub mod graph;
 pub mod jit_link;
+pub mod library;
 pub mod nvml;
 pub mod nvrtc;
 

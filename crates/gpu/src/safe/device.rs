@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::compile::Arch;
 use crate::result::driver::{self, CUdevice, DeviceAttribute};
+use crate::result::library;
 use crate::result::{Error, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,5 +124,5 @@ impl fmt::Display for Gpu {
 
 /// CUDA version of the driver, as `13.0`.
 pub fn driver_version() -> Result<String> {
-    driver::driver_version().map(|(major, minor)| format!("{major}.{minor}"))
+    library::driver_version().map(|(major, minor)| format!("{major}.{minor}"))
 }
