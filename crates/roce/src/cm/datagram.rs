@@ -1,23 +1,12 @@
 //! Datagram services: which QP and Q_Key a service id has (SIDR, IBTA vol. 1 §12.11).
 
+use super::answers::QuestionId;
 use super::*;
-
-/// Answers that are kept for questions that come again.
-const KEPT: usize = 64;
 
 /// `status` of a SIDR_REP: the service id has no listener.
 const UNSUPPORTED: u8 = 1;
 /// `status` of a SIDR_REP: the program refused.
 const REFUSED: u8 = 2;
-
-/// A question that was answered.
-#[derive(Debug)]
-pub(super) struct Answered {
-    route: Route,
-    request: u32,
-    transaction: u64,
-    mad: Box<[u8; MAD_BYTES]>,
-}
 
 /// A question after a datagram service.
 #[derive(Debug, Clone, Copy)]
@@ -74,18 +63,15 @@ impl Cm {
         let request = connection.remote_id.unwrap_or(0);
         let rep = SidrRep { request, service: connection.service, ..*rep };
         let mad = encode(transaction, Message::SidrRep(rep), private)?;
-        self.send_kept(Answered { route, request, transaction, mad });
+        self.send_kept(QuestionId { route, request, transaction }, mad);
         self.remove(id.0);
         Ok(())
     }
 
     /// Sends an answer, and keeps it for repeated requests.
-    fn send_kept(&mut self, answer: Answered) {
-        self.send(answer.route, answer.mad.clone());
-        if self.answered.len() >= KEPT {
-            self.answered.pop_front();
-        }
-        self.answered.push_back(answer);
+    fn send_kept(&mut self, question: QuestionId, mad: Box<[u8; MAD_BYTES]>) {
+        self.send(question.route, mad.clone());
+        self.answers.keep(question, mad);
     }
 
     /// The program lets a question go without an answer.
@@ -94,7 +80,7 @@ impl Cm {
         let (route, transaction) = (connection.route, connection.transaction);
         let request = connection.remote_id.unwrap_or(0);
         if let Ok(mad) = encode(transaction, refusal(request, service, REFUSED), &[]) {
-            self.send_kept(Answered { route, request, transaction, mad });
+            self.send_kept(QuestionId { route, request, transaction }, mad);
         }
         self.remove(id);
     }
@@ -107,10 +93,8 @@ impl Cm {
         pkey: u16,
         service: u64,
     ) -> Result<(), CmDrop> {
-        let same = |kept: &&Answered| {
-            (kept.route, kept.request, kept.transaction) == (route, request, mad.transaction)
-        };
-        if let Some(answer) = self.answered.iter().find(same).map(|kept| kept.mad.clone()) {
+        let question = QuestionId { route, request, transaction: mad.transaction };
+        if let Some(answer) = self.answers.of(question).copied().map(Box::new) {
             return self.answer_again(route, answer);
         }
         if let Some(id) = self.by_peer.get(&(route.remote, request)).copied() {

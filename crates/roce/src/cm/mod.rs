@@ -13,6 +13,7 @@
 
 mod absent;
 mod active;
+mod answers;
 mod connection;
 mod datagram;
 mod ending;
@@ -33,6 +34,7 @@ use crate::wire::cm::{CmMad, Ids, Message, Rej, Rep, Req, SidrRep, reason};
 use crate::wire::mad::MAD_BYTES;
 
 pub use absent::refuse;
+use answers::Answers;
 use connection::{Connection, Sent};
 pub use connection::{ConnectionId, QpAttributes};
 pub use datagram::DatagramQuestion;
@@ -101,7 +103,7 @@ pub struct Cm {
     /// By the other end's address and QPN.
     by_qpn: BTreeMap<(Gid, u32), u32>,
     timers: BTreeSet<(Now, u32)>,
-    answered: VecDeque<datagram::Answered>,
+    answers: Answers,
     outgoing: VecDeque<CmTransmit>,
     events: VecDeque<Event>,
     counters: CmCounters,
@@ -118,7 +120,7 @@ impl Cm {
             by_peer: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             timers: BTreeSet::new(),
-            answered: VecDeque::new(),
+            answers: Answers::default(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
