@@ -38,6 +38,7 @@ mod process;
 mod progress;
 mod report;
 mod setup;
+mod shell;
 mod stop;
 mod test;
 mod testbed;

@@ -23,6 +23,11 @@ pub fn root() -> PathBuf {
     Path::new(&manifest).parent().map(Path::to_owned).unwrap_or_default()
 }
 
+/// Folder of the experiments, one below it each.
+pub fn experiments() -> PathBuf {
+    root().join("experiments")
+}
+
 /// Where cargo puts what it builds.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)

@@ -17,10 +17,11 @@ use experiment::{Experiment, resume};
 use measure::{Label, Provenance};
 use serde_json::{Value, json};
 
+use crate::figure::judged;
 use crate::figure::models::Profiler;
-use crate::figure::{judged, quoted};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::{nearest, refused};
+use crate::shell::quoted;
 use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
 
 mod peer;

@@ -22,6 +22,7 @@ use crate::gpu_machine::GpuMachine;
 use crate::progress;
 use crate::refused::{nearest, refused};
 use crate::setup::{self, Purpose};
+use crate::shell::quoted;
 use crate::workspace::{self, root};
 use crate::{carried, measured, process};
 
@@ -90,10 +91,10 @@ impl Options {
         ];
         words.extend(switches.iter().filter(|(_, given)| *given).map(|(name, _)| (*name).to_owned()));
         words.extend(self.repeat.map(|count| format!("--repeat {count}")));
-        words.extend(self.only.as_ref().map(|only| format!("--only {}", figure::quoted(only))));
+        words.extend(self.only.as_ref().map(|only| format!("--only {}", quoted(only))));
         let bin = self.bin.as_ref().filter(|_| carried::folder().is_none());
-        words.extend(bin.map(|bin| format!("--bin {}", figure::quoted(&bin.display().to_string()))));
-        words.push(format!("--resume --out {}", figure::quoted(&out.display().to_string())));
+        words.extend(bin.map(|bin| format!("--bin {}", quoted(&bin.display().to_string()))));
+        words.push(format!("--resume --out {}", quoted(&out.display().to_string())));
         format!("go on with: {}", words.join(" "))
     }
 }
@@ -115,7 +116,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
                 measured::allowed(&revision)?;
             }
             setup::prepare(Purpose::Bench, options.no_install)?;
-            figure::build()?;
+            Programs::build()?;
             match name {
                 "bench-nic" => build_idle_queues()?,
                 _ => workspace::build_release(&["-p", "echo"])?,

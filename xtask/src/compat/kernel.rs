@@ -207,7 +207,7 @@ impl Job<'_> {
 
 /// What the guest's shell runs: the command, and the file `ready_file` once the condition holds while it runs.
 fn script(command: &str, limit: Duration, ready: &str, ready_file: &str) -> String {
-    let (seconds, quoted) = (limit.as_secs(), crate::figure::quoted(command));
+    let (seconds, quoted) = (limit.as_secs(), crate::shell::quoted(command));
     format!(
         "timeout {seconds} sh -c {quoted} & own=$!\nwhile kill -0 $own 2>/dev/null; do\n\
          if {ready}; then : > {ready_file}; break; fi\nusleep 50000\ndone\nwait $own\n"

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::kernel::{self, End};
-use crate::figure::quoted;
 use crate::process::{Ended, output, run_logged};
+use crate::shell::quoted;
 use crate::workspace::{root, target_dir};
 use crate::{carried, setup, wheels};
 

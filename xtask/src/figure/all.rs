@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail};
 use experiment::Experiment;
 use experiment::spec::Grid;
 
-use super::{Options, for_a_shell};
+use super::options::Options;
 use crate::gpu_machine::GpuMachine;
 use crate::refused::refused;
-use crate::{carried, progress, stop, workspace};
+use crate::{carried, progress, shell, stop, workspace};
 
 /// What stands for all of them on the command line.
 pub const NAME: &str = "all";
@@ -57,7 +57,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Measures all by a program, which is a stand-in in tests. `no_gpu`: why there is no GPU.
 fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()> {
-    let again = for_a_shell(&words("all", &Options { resume: true, ..options.clone() }));
+    let again = shell::line(&words("all", &Options { resume: true, ..options.clone() }));
     let again = format!("go on with: {} {again}", workspace::us());
     // The figure that is stopped has said how it alone goes on.
     stop::goes_on_with(format!("; all of them {again}"));
@@ -74,7 +74,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         let left = if options.dry_run { None } else { left(begun.elapsed(), &asked, at) };
         let left = left.map_or_else(String::new, |left| format!("; {} left", progress::about(left)));
         let nth = format!("{} of {}{left}", at + 1, FIGURES.len());
-        say!("figure {figure} ({nth}): {} {}", workspace::us(), for_a_shell(&words));
+        say!("figure {figure} ({nth}): {} {}", workspace::us(), shell::line(&words));
         let since = Instant::now();
         let what = match no_gpu.filter(|_| is_left_out(figure)) {
             Some(why) => {
@@ -107,7 +107,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         let added: Vec<String> = came
             .iter()
             .filter(|(_, what, _)| *what == FigureOutcome::Measured)
-            .map(|(figure, ..)| format!("--add {}", super::quoted(&results(figure).display().to_string())))
+            .map(|(figure, ..)| format!("--add {}", shell::quoted(&results(figure).display().to_string())))
             .collect();
         say!("one page of them beside the recorded ones: {} report {}", workspace::us(), added.join(" "));
     }
@@ -121,7 +121,9 @@ pub fn grid_s(grid: &Grid) -> f64 {
 
 /// Of a figure's grid on this machine.
 fn asked_s(figure: &str, options: &Options, no_gpu: bool) -> f64 {
-    let Ok(experiment) = Experiment::read(&super::experiments(), &format!("fig{figure}")) else { return 0.0 };
+    let Ok(experiment) = Experiment::read(&workspace::experiments(), &format!("fig{figure}")) else {
+        return 0.0;
+    };
     let mut grid = experiment.spec.grid(options.extent());
     let other = if no_gpu { "gpu-" } else { "cpu-" };
     if no_gpu || OF_MODELS.contains(&figure) {
@@ -188,7 +190,8 @@ mod tests {
     use nix::unistd::Pid;
 
     use super::*;
-    use crate::figure::Place;
+    use crate::figure::options::Machine;
+    use crate::figure::place::Place;
 
     fn of(figure: &str, options: &Options) -> String {
         words(figure, options).join(" ")
@@ -199,7 +202,7 @@ mod tests {
         let options = Options {
             smoke: true,
             resume: true,
-            machine: Some(crate::figure::serving::Machine::Twin),
+            machine: Some(Machine::Twin),
             nic: Some("mlx5_1".into()),
             counters_hook: Some("hook".into()),
             out: Some("/o".into()),

@@ -25,7 +25,7 @@ pub fn judged(experiment: &Experiment, is_shaped: bool) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::experiments;
+    use crate::workspace::experiments;
 
     #[test]
     fn a_dry_run_counts_the_claims_of_the_papers_and_those_of_the_spec() {

@@ -1,19 +1,18 @@
 //! `cargo xtask figure N`: measures what `experiments/figN/spec.toml` says, draws it beside the paper's curves, and gives
 //! a verdict for each of the paper's claims.
 //!
-//! The harness is crates/experiment; here are the options, the NIC, and the dry run. What measures a point is `transfer.rs`.
+//! The harness is crates/experiment; here are the choice of what measures, and transfers but for their points (`transfer.rs`).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Args;
 use experiment::modelled;
 use experiment::point::needs_gpu;
 use experiment::run::{self, Extra};
-use experiment::spec::{Extent, Formula, Grid};
-use experiment::{Experiment, resume};
+use experiment::spec::Formula;
+use experiment::{Experiment, Spec, resume};
 use measure::{Label, Provenance};
 
 use crate::bench_models;
@@ -24,15 +23,17 @@ use crate::measured;
 use crate::process::{JsonProgram, WAIT};
 use crate::progress;
 use crate::refused::refused;
-use crate::stop;
-use crate::workspace::{self, root};
+use crate::shell::quoted;
+use crate::workspace::{self, experiments};
 
 mod all;
 mod judged;
 pub mod models;
 mod nic;
 mod nodes;
+mod options;
 pub mod path;
+mod place;
 pub mod posts;
 mod samples;
 pub mod serving;
@@ -43,161 +44,12 @@ pub mod waits;
 pub use judged::judged;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
-pub use nodes::Place;
+pub use options::Options;
+use place::{HostSetup, Place};
 use transfer::{Bench, InFlight, Transfer};
-
-#[derive(Args, Clone, Default)]
-pub struct Options {
-    /// Fewer and shorter points: at most a minute after the build.
-    #[arg(long, conflicts_with = "full")]
-    pub quick: bool,
-    /// Figures 1 to 7: two points a series at most, once each, to see that everything works; figures 6 and 7 of one model.
-    #[arg(long, conflicts_with_all = ["quick", "full", "record"])]
-    smoke: bool,
-    /// Figures 4 and 5: where both ends run: local, netns (two nodes that are made for the run), or an ansible inventory of two hosts
-    /// [default: local].
-    #[arg(long = "where", value_name = "WHERE", value_parser = Place::parse)]
-    place: Option<Place>,
-    /// With --where: set governor, idle states, MTU and GPU of the hosts for the run, and restore them after it (docs/testbed.md).
-    #[arg(long, requires = "place")]
-    tune: bool,
-    /// Every published size, more and longer repetitions.
-    #[arg(long)]
-    full: bool,
-    /// Continue a run that was interrupted: measure the missing points, and repeat those whose messages were not whole.
-    #[arg(long)]
-    pub resume: bool,
-    /// Update the committed `measured.json`; refuses a tree with changes.
-    #[arg(long)]
-    pub record: bool,
-    /// Say what would be measured, and stop.
-    #[arg(long)]
-    dry_run: bool,
-    /// Folder of the results [default: results/fig4 for figure 4, results/fig5 for figure 5, otherwise results/FIGURE].
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// Shape the software NIC's link to this many Gbit/s of wire bytes, 100 as in the paper; give such a run an --out of its own.
-    #[arg(long, value_name = "X", conflicts_with = "nic", value_parser = rate_gbps)]
-    rate_gbps: Option<f64>,
-    /// Use a card of this host instead of the software NIC, for example mlx5_0.
-    #[arg(long, value_name = "DEVICE")]
-    nic: Option<String>,
-    /// Host of the receiver, which is started there over ssh; with --nic.
-    #[arg(long, value_name = "HOST", requires = "nic")]
-    peer: Option<String>,
-    /// The generator on that host: a path there, or a name in its PATH.
-    #[arg(long, value_name = "PATH", requires = "peer", default_value = "generator")]
-    peer_generator: String,
-    /// Figures 6 and 7: what runs the server's kernels; by the twin nothing is judged [default: gpu].
-    #[arg(long, value_enum, conflicts_with = "record")]
-    machine: Option<serving::Machine>,
-    /// Run this command before and after each point, and keep by how much the counters grew that it prints as lines `name,value`.
-    #[arg(long, value_name = "COMMAND")]
-    counters_hook: Option<String>,
-    /// Install nothing; if a package is missing, print the command and end with exit status 2.
-    #[arg(long)]
-    pub no_install: bool,
-}
-
-impl Options {
-    /// What of it needs the source tree, and so cannot be had in a bundle.
-    pub fn needs_tree(&self) -> Option<&'static str> {
-        let by_ansible = match &self.place {
-            Some(Place::Netns) => Some("--where netns"),
-            Some(Place::Inventory(_)) => Some("--where INVENTORY"),
-            _ => None,
-        };
-        self.record.then_some("--record").or(by_ansible)
-    }
-
-    /// `--where`, where both ends run on hosts that ansible reaches.
-    fn on_nodes(&self) -> Option<String> {
-        self.place.as_ref()?.on_nodes()
-    }
-
-    /// The command line that has these options, after the program's name: switches first.
-    fn words(&self, figure: &str) -> Vec<String> {
-        let switches = [
-            ("--smoke", self.smoke),
-            ("--quick", self.quick),
-            ("--full", self.full),
-            ("--tune", self.tune),
-            ("--resume", self.resume),
-            ("--record", self.record),
-            ("--dry-run", self.dry_run),
-            ("--no-install", self.no_install),
-        ];
-        let place = self.on_nodes().and_then(|option| Some(option.split_once(' ')?.1.to_owned()));
-        let values = [
-            ("--where", place),
-            ("--nic", self.nic.clone()),
-            ("--peer", self.peer.clone()),
-            ("--peer-generator", self.peer.as_ref().map(|_| self.peer_generator.clone())),
-            ("--rate-gbps", self.rate_gbps.map(|rate| rate.to_string())),
-            ("--counters-hook", self.counters_hook.clone()),
-            ("--machine", self.machine.map(|machine| machine.name().to_owned())),
-            ("--out", self.out.as_ref().map(|out| out.display().to_string())),
-        ];
-        let mut words = vec!["figure".to_owned(), figure.to_owned()];
-        words.extend(switches.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| (*name).to_owned()));
-        let given = values.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?]));
-        words.extend(given.flatten());
-        words
-    }
-
-    fn extent(&self) -> Extent {
-        match (self.quick, self.full) {
-            _ if self.smoke => Extent::Smoke,
-            (true, _) => Extent::Quick,
-            (_, true) => Extent::Full,
-            _ => Extent::Normal,
-        }
-    }
-}
-
-fn experiments() -> PathBuf {
-    root().join("experiments")
-}
-
-/// As `softnic run --rate-gbps` takes it.
-fn rate_gbps(text: &str) -> Result<f64, String> {
-    let rate: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
-    if (0.001..=1000.0).contains(&rate) {
-        Ok(rate)
-    } else {
-        Err(format!("{rate} is not within 0.001 to 1000"))
-    }
-}
 
 /// Apps whose points have no samples: they are counts in the source, or a program of its own measures all of them.
 const UNSAMPLED: [&str; 4] = [path::APP, bench_nic::APP, bench_models::APP, posts::NAME];
-
-/// Measures what is missing of `grid`; a signal says where the finished points are, and how to go on.
-fn measure_points(
-    experiment: &Experiment,
-    how: &resume::Options,
-    provenance: &Provenance,
-    grid: &Grid,
-    bench: &mut dyn run::Bench,
-) -> Result<resume::Earlier> {
-    let gpu = samples::Gpu::of_run(!provenance.gpu_device.is_empty());
-    measure_points_beside(gpu, experiment, how, provenance, grid, bench)
-}
-
-/// [`measure_points`] with readings of the GPU that the bench takes numbers from as well.
-fn measure_points_beside(
-    gpu: samples::Gpu,
-    experiment: &Experiment,
-    how: &resume::Options,
-    provenance: &Provenance,
-    grid: &Grid,
-    bench: &mut dyn run::Bench,
-) -> Result<resume::Earlier> {
-    let results = how.out.join("results.jsonl");
-    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
-    let mut sampled = samples::Sampled::new(bench, how, provenance, gpu)?;
-    progress::measure(experiment, how, provenance, grid, &mut sampled)
-}
 
 /// Runs the experiment `name`, or all figures. Says how a figure is looked at beside the recorded ones.
 pub fn run(name: &str, options: &Options) -> Result<()> {
@@ -295,7 +147,7 @@ fn run_one(name: &str, options: &Options) -> Result<()> {
         )));
     }
     if let Some(place) = &on_nodes {
-        nodes::prepare(&mut experiment.spec, options, place)?;
+        prepare(&mut experiment.spec, options, place)?;
     }
     // What the user can mend is said before minutes of building.
     let how = check(&experiment, options)?;
@@ -317,23 +169,36 @@ fn run_one(name: &str, options: &Options) -> Result<()> {
     place.allowed(&how.out)?;
     let _locked = resume::lock(&how.out)?;
     place.set_up(options.no_install)?;
-    build()?;
+    Programs::build()?;
     if on_nodes.is_some() {
-        return nodes::execute(&place, &experiment, options, &how.out);
+        let (nic, is_shaped) = (&experiment.spec.nic, options.rate_gbps.is_some());
+        let setup = HostSetup { nic, is_shaped, tune: options.tune, out: &how.out };
+        return place.execute(&setup, &|nodes| {
+            let nic = Nic::Nodes(Box::new(nodes));
+            execute_on(&nic, None, &experiment, options, &how.out, &Programs::release())
+        });
     }
     execute(&experiment, options, &how.out, &Programs::release())
 }
 
-fn how(experiment: &Experiment, options: &Options) -> resume::Options {
-    let name = &experiment.spec.name;
-    let out = options.out.clone().unwrap_or_else(|| workspace::results(name));
-    let again = format!("go on with: {}", resuming(name.trim_start_matches("fig"), options, &out));
-    resume::Options { extent: options.extent(), resume: options.resume, record: options.record, out, again }
+/// What a run on hosts changes in the spec. Error: an option that means a card of this host, or the committed results.
+fn prepare(spec: &mut Spec, options: &Options, place: &str) -> Result<()> {
+    let given = [
+        (options.nic.is_some(), "--nic", "the hosts have NICs of their own"),
+        (options.record, "--record", "such a run is not recorded, `report --add` shows it"),
+    ];
+    if let Some((_, option, why)) = given.iter().find(|(given, ..)| *given) {
+        return Err(refused(format!("{place}: {why}; leave {option} out")));
+    }
+    spec.nic.insert("path".into(), "wire".into());
+    spec.nic.insert("link_layer".into(), "roce".into());
+    spec.keep(|series| !needs_gpu(series));
+    Ok(())
 }
 
 /// Refuses an `--out` that cannot be gone on with, as far as that is known before anything is built.
 fn check(experiment: &Experiment, options: &Options) -> Result<resume::Options> {
-    let (spec, how) = (&experiment.spec, how(experiment, options));
+    let (spec, how) = (&experiment.spec, options.how(experiment));
     let transfer = Transfer::of(spec)?;
     let known = |old: &Provenance| known(old, experiment, options);
     resume::check(spec, &how, &known, &|key| transfer.asked(spec, key))?;
@@ -356,15 +221,6 @@ fn known(old: &Provenance, experiment: &Experiment, options: &Options) -> Proven
         Some(device) => (known.nic, known.device) = (Label::Hardware, device.clone()),
     }
     known
-}
-
-/// Release builds of the generator and of the software NIC; a bundle carries them.
-pub fn build() -> Result<()> {
-    if carried::folder().is_some() {
-        return Ok(());
-    }
-    say!("building the generator and the software NIC (release), some minutes the first time");
-    workspace::build_release(&["-p", "generator", "-p", "softnic"])
 }
 
 /// Measures, draws and judges; `programs` are stand-ins in tests.
@@ -392,7 +248,7 @@ fn execute_on(
     programs: &Programs,
 ) -> Result<()> {
     let (spec, logs) = (&experiment.spec, out.join("logs"));
-    let how = how(experiment, &Options { out: Some(out.to_owned()), ..options.clone() });
+    let how = Options { out: Some(out.to_owned()), ..options.clone() }.how(experiment);
     let transfer = Transfer::of(spec)?;
     let probe = Probe::ask(nic, programs, &logs)?;
     let mut provenance = probe.provenance(nic, &spec.nic, workspace::revision())?;
@@ -418,7 +274,7 @@ fn execute_on(
     };
     let mut bench =
         Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps, on_nodes };
-    let earlier = measure_points(experiment, &how, &provenance, &grid, &mut bench)?;
+    let earlier = samples::measure(experiment, &how, &provenance, &grid, &mut bench)?;
     let mut extra =
         if bench.transfer.bench_post { bench_post(nic, programs, logs)? } else { Extra::default() };
     if spec.plots.iter().any(|plot| plot.formulas.contains(&Formula::Modelled)) {
@@ -426,28 +282,6 @@ fn execute_on(
         extra.modelled = modelled::known(&recorded, &workspace::results(posts::NAME).join("summary.json"))?;
     }
     run::report(experiment, &how, &earlier, &extra)
-}
-
-/// The command that goes on with a cut run, for a shell.
-fn resuming(figure: &str, options: &Options, out: &Path) -> String {
-    let new = Options { resume: false, dry_run: false, out: None, ..options.clone() };
-    let out = quoted(&out.display().to_string());
-    format!("{} {} --resume --out {out}", workspace::us(), for_a_shell(&new.words(figure)))
-}
-
-/// As a shell takes them.
-fn for_a_shell(words: &[String]) -> String {
-    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
-}
-
-/// As a shell takes it for one word.
-pub fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@%,".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }
 
 /// The posting code of libmlx5 and of the shim side by side in one process.

@@ -19,7 +19,9 @@ use experiment::{Experiment, Spec, resume};
 use measure::{Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value, json};
 
-use super::{Options, measure_points};
+use super::judged::judged;
+use super::options::Options;
+use super::samples;
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, run_logged};
 use crate::refused::refused;
@@ -32,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(9 * 60);
 
 /// Measures and reports.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    let how = super::how(&experiment, options);
+    let how = options.how(&experiment);
     if options.dry_run {
         say!("{}", dry_run(&experiment, &how));
         return Ok(());
@@ -93,7 +95,7 @@ fn execute(
         experiment.spec.keep(|series| series.starts_with(engine));
     }
     let mut bench = Runs { spec: &experiment.spec, how, on_gpu, program, machine, provenance: &provenance };
-    let earlier = measure_points(&experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = samples::measure(&experiment, how, &provenance, &grid, &mut bench)?;
     let mut fits = Map::new();
     let mut extra = Extra { left_out, ..Extra::default() };
     if experiment.spec.plots.iter().any(|plot| plot.log_fit) {
@@ -267,7 +269,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options) -> String {
             .push(words.map_or_else(|error| error.to_string(), |words| format!("{APP} {}", words.join(" "))));
     }
     lines.extend(spec.pictures().map(|name| format!("draws: {name}")));
-    lines.extend(super::judged(experiment, false));
+    lines.extend(judged(experiment, false));
     lines.push("a point takes less than nine minutes; `timeout 540 … --resume` measures in parts".into());
     lines.join("\n")
 }
@@ -305,7 +307,7 @@ EOF
         process::script(&folder.join(APP), profiler);
         let options = Options { quick: true, out: Some(folder.join("out")), ..Options::default() };
         let experiment = Experiment::read(&experiments(), figure).unwrap();
-        let how = super::super::how(&experiment, &options);
+        let how = options.how(&experiment);
         let _locked = resume::lock(&how.out).unwrap();
         (execute(experiment, &how, machine, &folder.join(APP)), folder.join("out"))
     }
@@ -321,7 +323,7 @@ EOF
     #[test]
     fn a_dry_run_says_series_pictures_and_claims() {
         let experiment = Experiment::read(&experiments(), "fig2").unwrap();
-        let text = dry_run(&experiment, &crate::figure::how(&experiment, &Options::default()));
+        let text = dry_run(&experiment, &Options::default().how(&experiment));
         for words in
             ["--instances 1 ", "draws: ", "judges 3 claims of experiments/fig2/paper.toml: log-throughput"]
         {
@@ -456,7 +458,7 @@ EOF
         let _ = fs::remove_dir_all(&folder);
         let experiments = short(&folder);
         let options = Options { quick: true, out: Some(folder.join("out")), ..Options::default() };
-        let how = super::super::how(&Experiment::read(&experiments, "fig2").unwrap(), &options);
+        let how = options.how(&Experiment::read(&experiments, "fig2").unwrap());
         let locked = resume::lock(&how.out).unwrap();
         let mut none = example();
         none.gpus.clear();

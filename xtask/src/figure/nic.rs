@@ -15,8 +15,9 @@ use super::samples;
 use crate::packages::LIBRARY;
 use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
+use crate::shell::quoted;
 use crate::testbed::hosts::until_stdin_ends;
-use crate::workspace;
+use crate::{carried, workspace};
 use experiment::Spec;
 
 /// Port of a receiver on another host.
@@ -34,6 +35,15 @@ impl Programs {
     pub fn release() -> Programs {
         let folder = workspace::programs();
         Programs { generator: folder.join("generator"), softnic: folder.join("softnic") }
+    }
+
+    /// Release builds of the generator and of the software NIC; a bundle carries them.
+    pub fn build() -> Result<()> {
+        if carried::folder().is_some() {
+            return Ok(());
+        }
+        say!("building the generator and the software NIC (release), some minutes the first time");
+        workspace::build_release(&["-p", "generator", "-p", "softnic"])
     }
 
     /// Programs that were built elsewhere and carried here.
@@ -197,7 +207,7 @@ pub struct Peer<'a> {
 
 impl Receiver {
     /// One that `session` keeps running.
-    pub fn standing(address: String, session: JsonProgram) -> Receiver {
+    fn standing(address: String, session: JsonProgram) -> Receiver {
         Receiver::Standing { address, _session: Some(Box::new(session)) }
     }
 
@@ -205,7 +215,10 @@ impl Receiver {
     pub fn find(nic: &Nic, peer: Option<Peer<'_>>, logs: &Path) -> Result<Receiver> {
         let device = match nic {
             Nic::Software { .. } => return Ok(Receiver::Each),
-            Nic::Nodes(nodes) => return nodes.receiver(logs),
+            Nic::Nodes(nodes) => {
+                let (address, session) = nodes.receiver(logs)?;
+                return Ok(Receiver::standing(address, session));
+            }
             Nic::Card { device } => device,
         };
         let listen = |port: u16| format!("--listen 0.0.0.0:{port} --nic {device} --sessions 0 --json -");
@@ -226,8 +239,7 @@ impl Receiver {
         };
         let mut command = Command::new(ssh);
         command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]);
-        let words: Vec<String> =
-            until_stdin_ends(&[generator]).iter().map(|word| super::quoted(word)).collect();
+        let words: Vec<String> = until_stdin_ends(&[generator]).iter().map(|word| quoted(word)).collect();
         command.arg(format!("{} {}", words.join(" "), listen(port)));
         let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         match session.json("listening", WAIT) {

@@ -1,89 +1,19 @@
-//! `--where netns` and `--where INVENTORY`: a transfer between two hosts that ansible reaches by ssh.
+//! The two hosts of a transfer that ansible reaches by ssh: how its programs are started there, and what is known of them.
 //!
-//! `ansible/site.yml` sets the hosts up; then each point's sender runs on the first one by ssh, its receiver on the second. With
-//! `netns` they are the nodes of a testbed, which is brought up for the run and removed after it. Posters of a GPU are left out, and
-//! the sender's busy threads are not counted.
+//! Each point's sender runs on the first host by ssh, the receiver on the second. Posters of a GPU are left out, and the sender's busy
+//! threads are not counted.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
-use experiment::{Experiment, Spec};
 use measure::BackgroundLoad;
 
-use super::nic::Receiver;
-use super::{Nic, Options, Programs};
 use crate::process::{JsonProgram, WAIT, output};
 use crate::refused::refused;
-use crate::setup::{self, Purpose};
 use crate::testbed::hosts::{self, Host};
-use crate::testbed::playbook::{self, Inventory};
 use crate::testbed::{self, Testbed};
-use crate::{stop, workspace};
-
-/// Port of sshd on the nodes of a testbed.
-const SSH_PORT: u16 = 2222;
-
-/// Where both ends of a transfer run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// On this host, or with --nic here and on --peer.
-    Local,
-    /// On two nodes that are made for the run: network namespaces of this machine.
-    Netns,
-    /// On the two hosts of an ansible inventory.
-    Inventory(PathBuf),
-}
-
-impl Place {
-    /// The place that a value of `--where` names. Error: it is neither `local` nor `netns`, nor a path.
-    pub fn parse(text: &str) -> Result<Place, String> {
-        match text {
-            "local" => Ok(Place::Local),
-            "netns" => Ok(Place::Netns),
-            file if file.contains(['.', '/']) => Ok(Place::Inventory(file.into())),
-            _ => Err("give local, netns, or the path of an ansible inventory of two hosts".into()),
-        }
-    }
-
-    /// The option, where both ends run on hosts that ansible reaches.
-    pub fn on_nodes(&self) -> Option<String> {
-        match self {
-            Place::Local => None,
-            Place::Netns => Some("--where netns".into()),
-            Place::Inventory(file) => Some(format!("--where {}", file.display())),
-        }
-    }
-
-    /// Refuses what is not there or cannot be made, before anything is.
-    pub fn allowed(&self, out: &Path) -> Result<()> {
-        match self {
-            Place::Local => Ok(()),
-            Place::Netns => testbed_of(out).map(drop),
-            Place::Inventory(file) => match std::fs::metadata(file) {
-                Ok(_) => Ok(()),
-                Err(error) => Err(refused(format!(
-                    "--where {}: {error}; give an ansible inventory of two hosts: ansible/inventories/two-hosts.yml is an example",
-                    file.display()
-                ))),
-            },
-        }
-    }
-
-    /// Installs what it needs of packages.
-    pub fn set_up(&self, no_install: bool) -> Result<()> {
-        if !matches!(self, Place::Inventory(_)) {
-            let purpose = if *self == Place::Netns { Purpose::Testbed } else { Purpose::Figure };
-            return setup::prepare(purpose, no_install);
-        }
-        let needed = [("ansible-playbook", "ansible-core"), ("ssh", "openssh-client")];
-        let missing = needed.into_iter().filter(|(program, _)| testbed::program(program).is_err());
-        let missing: Vec<&str> = missing.map(|(_, package)| package).collect();
-        if missing.is_empty() { Ok(()) } else { setup::install(&missing, no_install) }
-    }
-}
 
 /// Both hosts, as a figure uses them.
 #[derive(Clone, Debug)]
@@ -110,6 +40,11 @@ impl Nodes {
     /// The sender's host, then the receiver's.
     pub fn hosts(&self) -> &[Host; 2] {
         &self.hosts
+    }
+
+    /// The same hosts, after this was tuned on each.
+    pub fn tuned(self, settings: Option<String>) -> Nodes {
+        Nodes { settings, ..self }
     }
 
     /// What was tuned on each host, if anything was.
@@ -156,8 +91,8 @@ impl Nodes {
         sender.command(&generator(sender, &["--stats", &ended], &[]))
     }
 
-    /// Starts the receiver on the second host, which serves every point.
-    pub fn receiver(&self, logs: &Path) -> Result<Receiver> {
+    /// Starts the receiver on the second host, which serves every point; also where the sender finds it.
+    pub fn receiver(&self, logs: &Path) -> Result<(String, JsonProgram)> {
         let [_, receiver] = &self.hosts;
         let address = format!("{}:{}", receiver.address, receiver.port);
         let device = self.devices().map_or("mlx5_0", |[_, device]| device);
@@ -166,7 +101,7 @@ impl Nodes {
         let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         let listening = session.json("listening", WAIT);
         listening.with_context(|| format!("starting the receiver on {}", receiver.name))?;
-        Ok(Receiver::standing(address, session))
+        Ok((address, session))
     }
 
     /// Whether they are this machine's own.
@@ -186,7 +121,7 @@ impl Nodes {
     }
 
     /// Refuses a device that is not there, or is no ConnectX: what is measured on a card is called hardware.
-    fn check_cards(&self) -> Result<()> {
+    pub fn check_cards(&self) -> Result<()> {
         let Some(devices) = self.devices() else { return Ok(()) };
         for (host, device) in self.hosts.iter().zip(devices) {
             let link = format!("{}/class/infiniband/{device}/device/driver", host.sys);
@@ -221,124 +156,10 @@ fn generator(host: &Host, of_nic: &[&str], options: &[&str]) -> Vec<String> {
     hosts::until_stdin_ends(&[&nic, &[generator.as_str()][..], options].concat())
 }
 
-/// What a run on hosts changes in the spec. Error: an option that means a card of this host, or the committed results.
-pub fn prepare(spec: &mut Spec, options: &Options, place: &str) -> Result<()> {
-    let given = [
-        (options.nic.is_some(), "--nic", "the hosts have NICs of their own"),
-        (options.record, "--record", "such a run is not recorded, `report --add` shows it"),
-    ];
-    if let Some((_, option, why)) = given.iter().find(|(given, ..)| *given) {
-        return Err(refused(format!("{place}: {why}; leave {option} out")));
-    }
-    spec.nic.insert("path".into(), "wire".into());
-    spec.nic.insert("link_layer".into(), "roce".into());
-    spec.keep(|series| !experiment::point::needs_gpu(series));
-    Ok(())
-}
-
-/// The testbed of a run, if one can be made.
-fn testbed_of(out: &Path) -> Result<Testbed> {
-    testbed::allowed()?;
-    Testbed::at(&out.join("testbed"))
-}
-
-/// Measures between two hosts. With `netns` a testbed is brought up first, and removed however that ended.
-pub fn execute(place: &Place, experiment: &Experiment, options: &Options, out: &Path) -> Result<()> {
-    if let Place::Inventory(file) = place {
-        return measure(&Inventory::of_file(file)?, None, experiment, options, out);
-    }
-    let testbed = testbed_of(out)?;
-    // Of a run that was killed: the lock of `out` says that nothing uses it.
-    testbed::clear(&testbed)?;
-    testbed::up(&testbed, SSH_PORT)?;
-    let inventory = Inventory::of_testbed(&testbed);
-    let measured = measure(&inventory, Some(testbed.clone()), experiment, options, out);
-    let removed = testbed::down(&testbed);
-    stop::removes_nothing();
-    match (measured, removed) {
-        (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
-        (measured, removed) => measured.and(removed),
-    }
-}
-
-/// Sets both hosts up by the playbook, and measures between them.
-fn measure(
-    inventory: &Inventory,
-    testbed: Option<Testbed>,
-    experiment: &Experiment,
-    options: &Options,
-    out: &Path,
-) -> Result<()> {
-    let logs = out.join("logs");
-    let nodes = Nodes::new(hosts::of(inventory, &logs)?, testbed);
-    if let (Some(card), Some(_)) = (nodes.card(), options.rate_gbps) {
-        let file = inventory.file.display();
-        return Err(refused(format!(
-            "{file}: the hosts have cards ({card}), whose rate is their own; leave --rate-gbps out"
-        )));
-    }
-    // Written into `out` as a run on this host writes it, and copied from there.
-    let _ = Nic::configured(&experiment.spec.nic, out)?;
-    let of = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
-    let mut variables = vec![format!("doorbell_nic_config={}", of(&out.join("nic.toml"))?)];
-    // An inventory may have a build for each host, or hosts where they were installed by hand.
-    if nodes.hosts.iter().all(|host| host.programs.is_empty()) {
-        variables.push(format!("doorbell_programs={}", of(&workspace::programs())?));
-    }
-    say!("setting both hosts up by ansible/site.yml ({})", nodes.in_words());
-    playbook::run(inventory, "site.yml", &variables, &logs.join("site.log"))?;
-    nodes.check_cards()?;
-    let measure = |nodes: Nodes| {
-        super::execute_on(&Nic::Nodes(Box::new(nodes)), None, experiment, options, out, &Programs::release())
-    };
-    if !options.tune {
-        return measure(nodes);
-    }
-    let restore_log = logs.join("restore.log");
-    // The nodes of a testbed are removed with what was set on them.
-    if !nodes.are_here() {
-        let (inventory, log) = (inventory.clone(), restore_log.clone());
-        stop::removes(move || playbook::restore(&inventory, &log));
-    }
-    say!("setting what ansible's host role tunes, by ansible/tune.yml");
-    let is_here = nodes.are_here();
-    let measured = tuned(inventory, &logs).and_then(|settings| measure(Nodes { settings, ..nodes }));
-    let restored = playbook::restore(inventory, &restore_log);
-    // A signal ends the restore above: the handler then restores, and needs its removal.
-    stop::hold_if_soon();
-    if !is_here {
-        stop::removes_nothing();
-    }
-    match (measured, restored) {
-        (Err(error), Err(left)) => Err(error.context(left)),
-        (measured, restored) => measured.and(restored.map_err(anyhow::Error::msg)),
-    }
-}
-
-/// Tunes both hosts. Returns which settings were set on each, as `node1: eth0/mtu 4200; node2: nothing`.
-fn tuned(inventory: &Inventory, logs: &Path) -> Result<Option<String>> {
-    let file = std::path::absolute(logs.join("tuned"))?;
-    playbook::run(
-        inventory,
-        "tune.yml",
-        &[format!("tuned_file={}", file.display())],
-        &logs.join("tune.log"),
-    )?;
-    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
-    Ok(Some(text.lines().collect::<Vec<_>>().join("; ")))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::process::Stdio;
-    use std::thread::sleep;
-    use std::time::{Duration, Instant};
-
-    use nix::sys::signal::{Signal, kill};
-    use nix::unistd::Pid;
-
     use super::*;
-    use crate::process::{one_test, script};
+    use crate::process::script;
     use crate::refused::Refused;
 
     /// What is wrong with the cards of two hosts that a stand-in for ssh logs in to.
@@ -375,55 +196,5 @@ mod tests {
             said.starts_with("looking for the card of a: ") && said.ends_with("ended with status 255"),
             "{said}"
         );
-    }
-
-    /// The test below as the process that is stopped: its folder.
-    const STAGE: &str = "XTASK_TEST_RESTORE";
-
-    /// Stands in for `ansible-playbook -i INVENTORY PLAYBOOK -e VARIABLE`: nothing can be tuned, and the first restore does not end.
-    const PLAYBOOKS: &str = r#"#!/bin/sh
-here=$(dirname "$0")
-case $3 in
-hosts.yml) cp "$here/lines" "${5#hosts_file=}" ;;
-tune.yml) exit 1 ;;
-restore.yml) [ -e "$here/began" ] && exec touch "$here/restored"; touch "$here/began"; exec sleep 600 ;;
-esac
-"#;
-
-    #[test]
-    fn a_signal_while_the_hosts_are_restored_restores_them() {
-        if let Some(folder) = std::env::var_os(STAGE).map(PathBuf::from) {
-            stop::watch().unwrap();
-            let inventory = Inventory::of_file(&folder.join("mine.yml")).unwrap();
-            let experiment = Experiment::read(&workspace::root().join("experiments"), "fig4").unwrap();
-            let ended = measure(
-                &inventory,
-                None,
-                &experiment,
-                &Options { tune: true, ..Options::default() },
-                &folder,
-            );
-            panic!("it was not stopped: {ended:?}");
-        }
-        let folder = std::env::temp_dir().join(format!("xtask-restored-{}", std::process::id()));
-        fs::create_dir_all(folder.join("logs")).unwrap();
-        script(&folder.join("ansible-playbook"), PLAYBOOKS);
-        let line = |name: &str| hosts::tests::line(&[("name", name.into()), ("programs", "x".into())]);
-        fs::write(folder.join("lines"), format!("{}\n{}\n", line("a"), line("b"))).unwrap();
-        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-        let mut us = one_test("figure::nodes::tests::a_signal_while_the_hosts_are_restored_restores_them");
-        let us = us.env(STAGE, &folder).env("PATH", path).stdout(Stdio::null()).stderr(Stdio::piped());
-        let us = us.spawn().unwrap();
-        let since = Instant::now();
-        while !folder.join("began").exists() {
-            assert!(since.elapsed() < WAIT, "no restore began");
-            sleep(Duration::from_millis(5));
-        }
-        kill(Pid::from_raw(us.id().try_into().unwrap()), Signal::SIGINT).unwrap();
-        let ended = us.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!((ended.status.code(), folder.join("restored").exists()), (Some(130), true), "{said}");
-        assert!(folder.join("logs/restore.log").exists());
-        fs::remove_dir_all(folder).unwrap();
     }
 }

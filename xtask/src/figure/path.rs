@@ -18,7 +18,8 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Options;
+use super::judged::judged;
+use super::options::Options;
 use crate::gpu_machine::GpuMachine;
 use crate::process::output;
 use crate::refused::refused;
@@ -164,11 +165,11 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     let tree = carried::folder().is_none().then_some(root.as_path());
     let steps = steps(&way, tree)?;
     steps.iter().for_each(|step| say!("{step}"));
-    let how = super::how(&experiment, options);
+    let how = options.how(&experiment);
     if options.dry_run {
         say!("draws: path.svg, path.png in {}", how.out.display());
         say!("counts: nodes of the recorded graph, with a GPU; files that define `{}`", way.posting.begins);
-        super::judged(&experiment, false).iter().for_each(|line| say!("{line}"));
+        judged(&experiment, false).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
     resume::check(&experiment.spec, &how, &|old| old.clone(), &|_| BTreeMap::new())?;

@@ -16,13 +16,14 @@ use experiment::{Experiment, resume};
 use measure::{BackgroundLoad, Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value};
 
-use super::{Options, Programs, experiments};
+use super::nic::Programs;
+use super::options::Options;
 use crate::gpu_machine::GpuMachine;
 use crate::measured;
 use crate::process::{Ended, run_logged};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
-use crate::workspace;
+use crate::workspace::{self, experiments};
 
 /// Name of the experiment, and of the generator's command.
 pub const NAME: &str = "bench-post-gpu";
@@ -43,7 +44,7 @@ pub fn run(options: &Options, peer_headers: Option<&Path>) -> Result<()> {
     let how = how(options);
     let _locked = resume::lock(&how.out)?;
     setup::prepare(Purpose::Figure, options.no_install)?;
-    super::build()?;
+    Programs::build()?;
     execute(experiment, &how, peer_headers, &machine, &Programs::release())
 }
 

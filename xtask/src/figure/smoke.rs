@@ -26,7 +26,7 @@ pub fn shorten(spec: &mut Spec) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::experiments;
+    use crate::workspace::experiments;
 
     #[test]
     fn every_figure_has_at_most_two_points_a_series_and_those_of_a_server_one_model() {

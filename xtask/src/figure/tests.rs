@@ -1,11 +1,13 @@
 //! The whole of `figure` with stand-ins for its programs: shell scripts that say what the generator says.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Instant;
 
 use experiment::point::{self, Point};
 use experiment::resume::Earlier;
+use experiment::spec::Extent;
 use experiment::verdict::Verdict;
 use measure::json_lines;
 use nix::sys::signal::{Signal, kill};
@@ -244,7 +246,7 @@ fn left(stage: &Stage, resume: bool, provenance: &Provenance) -> Result<Earlier>
     let (spec, transfer) = (&experiment.spec, Transfer::of(&experiment.spec)?);
     let grid = spec.grid(Extent::Normal);
     let asked = |key: &point::Key| transfer.asked(spec, key);
-    resume::earlier(&experiment, &how(&experiment, &options), provenance, &grid, &asked)
+    resume::earlier(&experiment, &options.how(&experiment), provenance, &grid, &asked)
 }
 
 /// What `--resume`, or a run without it, says of the results that are there.
@@ -390,7 +392,7 @@ const BUILDS: &str = "XTASK_TEST_BUILDS";
 #[test]
 fn a_build_is_announced_and_cargo_s_own_progress_passed_on() {
     if std::env::var_os(BUILDS).is_some() {
-        assert!(build().is_err(), "the stand-in builds nothing");
+        assert!(Programs::build().is_err(), "the stand-in builds nothing");
         return;
     }
     let mut us = one_test("figure::tests::a_build_is_announced_and_cargo_s_own_progress_passed_on");
@@ -577,24 +579,4 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
         stage.run(&options(true)).unwrap();
         assert_eq!(stage.points().len(), 8, "{signal}");
     }
-}
-
-#[test]
-fn the_command_that_goes_on_names_what_was_asked_for() {
-    let all = Options {
-        full: true,
-        record: true,
-        nic: Some("mlx5_0".into()),
-        peer: Some("host".into()),
-        ..options(false)
-    };
-    assert_eq!(
-        resuming("4", &all, Path::new("my results")),
-        "cargo xtask figure 4 --full --record --no-install --nic mlx5_0 --peer host --peer-generator generator --resume --out 'my results'"
-    );
-    assert_eq!(
-        resuming("4", &Options { rate_gbps: Some(100.0), ..options(false) }, Path::new("r")),
-        "cargo xtask figure 4 --no-install --rate-gbps 100 --resume --out r"
-    );
-    assert_eq!(quoted("it's"), r"'it'\''s'");
 }

@@ -14,8 +14,11 @@ use experiment::{Experiment, resume};
 use measure::{Label, Part, Provenance};
 use serde_json::{Value, json};
 
+use super::judged::judged;
+use super::models;
+use super::options::Options;
 use super::path::PROGRAM;
-use super::{Options, measure_points, models};
+use super::samples;
 use crate::gpu_machine::GpuMachine;
 use crate::process::output;
 use crate::refused::refused;
@@ -35,7 +38,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     if options.nic.is_some() || options.rate_gbps.is_some() {
         return Err(refused(format!("{name}: it needs no NIC; leave --nic and --rate-gbps out")));
     }
-    let how = super::how(&experiment, options);
+    let how = options.how(&experiment);
     if options.dry_run {
         dry_run(&experiment, &how).iter().for_each(|line| say!("{line}"));
         return Ok(());
@@ -77,7 +80,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options) -> Vec<String> {
     ];
     let command = |series: &String| format!("{series}: {PROGRAM} wait {}", driver(series));
     lines.extend(grid.series.iter().map(command));
-    lines.extend(super::judged(experiment, false));
+    lines.extend(judged(experiment, false));
     lines
 }
 
@@ -98,7 +101,7 @@ fn execute(
     provenance.gpu = Label::Hardware;
     let grid = experiment.spec.grid(how.extent);
     let mut bench = Turns { name: &experiment.spec.name, machine, program, provenance: &provenance };
-    let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = samples::measure(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{
         "name": "period", "start": "the begin of a request, by the GPU's timer", "stop": "the begin of the next request",
     }]);

@@ -11,7 +11,7 @@ use experiment::verdict::Judged;
 use measure::json_lines;
 
 use super::figures::{Figure, Shown, by_medians};
-use crate::figure::quoted;
+use crate::shell::quoted;
 use crate::workspace;
 
 /// What a folder of results holds one of, finished or not.

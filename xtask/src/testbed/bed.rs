@@ -8,15 +8,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::tool;
-use crate::figure::quoted;
+use super::tool::tool;
 use crate::refused::refused;
+use crate::shell::quoted;
 use crate::workspace;
 
 /// Of the link between the nodes: a path MTU of 4096 and room for headers.
 pub const MTU: u32 = 4200;
 /// ssh's control sockets lie in the folder, and a Unix socket's path has 108 bytes.
 const LONGEST_DIR: usize = 70;
+/// Where a node keeps sshd's files: in its own /etc, since its own /tmp and /root may hide the testbed's folder.
+pub const SSHD_FILES: &str = "/etc/doorbell-testbed";
 /// Name of the file by which `down` knows a folder that it may remove.
 const MARK: &str = ".doorbell-testbed";
 
@@ -176,7 +178,7 @@ impl Testbed {
 }
 
 fn sshd_config(node: &Node, port: u16) -> String {
-    let own = super::node::SSHD_FILES;
+    let own = SSHD_FILES;
     // Keys lie outside a home folder, and a container may have no PAM set up.
     format!(
         "ListenAddress {}:{port}\nHostKey {own}/host_key\nAuthorizedKeysFile {own}/authorized_keys\nPidFile none\n\

@@ -13,7 +13,8 @@ use anyhow::{Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Testbed, tool};
+use super::bed::Testbed;
+use super::tool::tool;
 
 /// Longest that processes may take to end after each signal.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use super::playbook::{self, Inventory};
-use crate::figure::quoted;
 use crate::refused::refused;
+use crate::shell::quoted;
 
 /// Run by `sh` with a program's words: ends the program when stdin ends, as it does when ssh or this command is gone.
 const UNTIL_STDIN_ENDS: &str = "exec 3<&0; \"$@\" 3<&- & own=$!; \

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -21,15 +21,14 @@ mod found;
 pub mod hosts;
 mod node;
 pub mod playbook;
+mod tool;
 
 pub use bed::Testbed;
 use found::Found;
 pub use found::seconds;
-
-/// Longest that a small program such as `ip` may take, in seconds.
-const TOOL_S: u32 = 10;
-/// Longest until both sshds listen.
-const LISTENING: Duration = Duration::from_secs(10);
+use node::LISTENING;
+pub use tool::program;
+use tool::tool;
 
 #[derive(Args)]
 pub struct Options {
@@ -216,42 +215,8 @@ fn missing_right(status: &str) -> Option<&'static str> {
     rights.into_iter().find(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| name)
 }
 
-/// What a small program says on stdout. It is ended after [`TOOL_S`] seconds; its last line on stderr is the error.
-///
-/// Not by [`crate::process::output`], which starts nothing once a signal came: this also removes what a stopped `up` made.
-fn tool(words: &[&str]) -> Result<String> {
-    let output = Command::new("timeout")
-        .args(["--kill-after=1", &TOOL_S.to_string()])
-        .args(words)
-        .stdin(std::process::Stdio::null())
-        .output()
-        .context("starting timeout")?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let last = said.trim().lines().last().unwrap_or("it said nothing");
-    match output.status.code() {
-        Some(124 | 137) => bail!("`{}` took longer than {TOOL_S} s", words.join(" ")),
-        _ => bail!("`{}` failed: {last}", words.join(" ")),
-    }
-}
-
-/// The program of this name; the absolute path by which sshd has to be started.
-pub fn program(name: &str) -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    let found = folders.map(|folder| folder.join(name)).find(|program| program.is_file());
-    // A node does not see every folder of the machine's PATH.
-    found
-        .and_then(|program| fs::canonicalize(program).ok())
-        .with_context(|| format!("there is no {name} on this machine"))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
@@ -266,14 +231,5 @@ mod tests {
         ] {
             assert_eq!(missing_right(&status(mask)), missing, "{mask}");
         }
-    }
-
-    #[test]
-    fn a_tool_that_fails_or_hangs_is_named_with_its_words() {
-        assert_eq!(tool(&["echo", "said"]).unwrap(), "said\n");
-        let error = tool(&["sh", "-c", "echo first >&2; echo last >&2; exit 3"]).unwrap_err().to_string();
-        assert!(error.ends_with("failed: last"), "{error}");
-        assert!(Path::new(&program("sh").unwrap()).is_absolute());
-        assert!(program("no-such-program").unwrap_err().to_string().contains("no-such-program"));
     }
 }

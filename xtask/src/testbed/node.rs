@@ -7,18 +7,18 @@ use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::unistd::setsid;
 
-use super::bed::Node;
-use super::{LISTENING, Testbed, program};
+use super::bed::{Node, SSHD_FILES, Testbed};
+use super::tool::program;
 use crate::process::ChildGuard;
 use crate::refused::refused;
 
-/// Where a node keeps sshd's files: in its own /etc, since its own /tmp and /root may hide the testbed's folder.
-pub const SSHD_FILES: &str = "/etc/doorbell-testbed";
+/// Longest until both sshds listen.
+pub const LISTENING: Duration = Duration::from_secs(10);
 
 /// Run by `sh` in the namespaces of a node, with its name, its folder and sshd's path; becomes sshd.
 const SCRIPT: &str = r#"set -eu

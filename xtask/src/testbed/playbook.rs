@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::Testbed;
+use super::bed::Testbed;
 use crate::process::{ChildGuard, Ended, run_logged};
 use crate::workspace;
 

@@ -12,11 +12,13 @@ use std::time::Instant;
 use anyhow::Result;
 use experiment::point::{Key, Point};
 use experiment::run::Bench;
-use experiment::{Samples, resume};
+use experiment::spec::Grid;
+use experiment::{Experiment, Samples, resume};
 use measure::background_load::{seconds_of, seconds_of_children};
 use measure::{Label, Provenance};
 
 use crate::descendants::descendants;
+use crate::{progress, stop};
 
 mod gpu;
 mod hook;
@@ -44,6 +46,33 @@ pub fn set_hook(command: &str) {
 /// Where processes on the software NIC leave their counters in a run's folder.
 pub fn counters_file(out: &Path) -> PathBuf {
     out.join("logs/nic-counters.jsonl")
+}
+
+/// Measures what is missing of `grid`; a signal says where the finished points are, and how to go on.
+pub fn measure(
+    experiment: &Experiment,
+    how: &resume::Options,
+    provenance: &Provenance,
+    grid: &Grid,
+    bench: &mut dyn Bench,
+) -> Result<resume::Earlier> {
+    let gpu = Gpu::of_run(!provenance.gpu_device.is_empty());
+    measure_beside(gpu, experiment, how, provenance, grid, bench)
+}
+
+/// [`measure`] with readings of the GPU that the bench takes numbers from as well.
+pub fn measure_beside(
+    gpu: Gpu,
+    experiment: &Experiment,
+    how: &resume::Options,
+    provenance: &Provenance,
+    grid: &Grid,
+    bench: &mut dyn Bench,
+) -> Result<resume::Earlier> {
+    let results = how.out.join("results.jsonl");
+    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
+    let mut sampled = Sampled::new(bench, how, provenance, gpu)?;
+    progress::measure(experiment, how, provenance, grid, &mut sampled)
 }
 
 /// A bench whose points carry samples.

@@ -17,7 +17,9 @@ use super::{
     BEGIN, Machine, Programs, SILENCE, begin, drawn_and_judged, ended, listening, missing, on_nic, option,
     parts,
 };
-use crate::figure::{Nic, Options, measure_points};
+use crate::figure::nic::Nic;
+use crate::figure::options::Options;
+use crate::figure::samples;
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, JsonProgram, WAIT};
 use crate::{workspace, zoo};
@@ -81,7 +83,7 @@ fn execute(
     let nic = Nic::software(spec, &how.out)?;
     let mut bench =
         ClientsBench { spec, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
-    let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = samples::measure(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
     run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
 }

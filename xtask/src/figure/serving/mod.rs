@@ -9,7 +9,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
@@ -19,9 +18,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::judged::judged;
 use super::models::Profiler;
-use super::samples::Gpu;
-use super::{Nic, Options, measure_points_beside, nic};
+use super::nic::{self, Nic};
+use super::options::{Machine, Options};
+use super::samples::{self, Gpu};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
@@ -51,24 +52,6 @@ const STEALS: &str = "steals";
 const EVENT: &str = "event";
 /// Longest wait for a line of the client's, which says one each second.
 const SILENCE: Duration = Duration::from_secs(60);
-
-/// What runs the kernels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Machine {
-    #[default]
-    Gpu,
-    /// The host twin: the command is tried, nothing is judged.
-    Twin,
-}
-
-impl Machine {
-    pub fn name(self) -> &'static str {
-        match self {
-            Machine::Gpu => "gpu",
-            Machine::Twin => "twin",
-        }
-    }
-}
 
 /// The programs of a point, or of the demo; stand-ins in tests.
 #[derive(Debug)]
@@ -133,7 +116,7 @@ fn begin(
             "{name}: both ends run on this host's software NIC; leave --nic and --rate-gbps out"
         )));
     }
-    let how = super::how(experiment, options);
+    let how = options.how(experiment);
     let machine = options.machine.unwrap_or_default();
     if options.dry_run {
         say!("{}", dry_run(experiment, &how, machine)?);
@@ -241,7 +224,7 @@ fn execute(
     let own = gpu.clone();
     let mut bench =
         Served { spec, how, machine, here, programs, nic: &nic, provenance: &provenance, gpu: own };
-    let earlier = measure_points_beside(gpu, experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = samples::measure_beside(gpu, experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{ "name": "serving", "start": "the client's first line, after a second", "stop": "its last line" }]);
     let lines =
         threads::table(&table::rows(&earlier.points)).iter().skip(1).map(|line| line.join("  ")).collect();
@@ -545,7 +528,7 @@ fn drawn_and_judged<'a>(
     }
     let drawn = plots.filter(|(_, _, series)| kept.iter().any(|one| series.contains(one)));
     lines.extend(drawn.map(|(name, title, _)| format!("draws: {name}: {title}")));
-    lines.extend(super::judged(experiment, false));
+    lines.extend(judged(experiment, false));
     if machine == Machine::Twin {
         lines
             .push("label: emulated (the host twin): no claim about a GPU or a server's CPU is judged".into());

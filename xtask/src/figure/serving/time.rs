@@ -18,7 +18,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, parts, provenance, signal};
-use crate::figure::{Nic, Options, measure_points};
+use crate::figure::nic::Nic;
+use crate::figure::options::Options;
+use crate::figure::samples;
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, JsonProgram, WAIT, output};
 use crate::{workspace, zoo};
@@ -210,7 +212,7 @@ fn execute(
     let series = &grid.series;
     let mut bench =
         Timed { spec, series, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
-    let earlier = measure_points(experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = samples::measure(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{
         "name": "service",
         "start": "the timestamp of the request's receive completion, by the NIC's clock",
