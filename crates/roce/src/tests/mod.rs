@@ -14,4 +14,5 @@ mod pair;
 mod qp_state;
 mod requester;
 mod responder;
+mod services;
 mod subject;
