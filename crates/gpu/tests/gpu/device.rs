@@ -6,80 +6,18 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu::cache::{Cache, Origin};
 use gpu::{
-    Arguments, CancelWord, Context, DeviceMemory, End, Error, Form, Gpu, GpuTimer, Graph, How, Image,
-    ImageBuilder, Kind, Module, PinnedMemory, Priority, Registered, SelfLaunching, Shape, Staging, Stamp,
-    Stamps, Stream, Toolkit, Unit, code, relaunch_unit, stamp_unit,
+    Arguments, CancelWord, DeviceMemory, End, Error, Form, Gpu, GpuTimer, Graph, How, ImageBuilder, Kind,
+    Module, PinnedMemory, Priority, Registered, SelfLaunching, Shape, Staging, Stamp, Stamps, Stream,
+    Toolkit, code,
 };
 use measure::need;
 
+use crate::bench::{Bench, LIMIT, ONE, soon, units};
 use crate::process;
-
-/// What ends at all ends long before.
-const LIMIT: Duration = Duration::from_secs(5);
-const ONE: Shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
-
-/// A folder with images that were built before: NVRTC calls what it finds of a driver, and crashes on a stand-in.
-pub const IMAGES: &str = "GPU_TEST_IMAGES";
-
-/// One test at a time: what one leaves running, another would wait for.
-static TURN: Mutex<()> = Mutex::new(());
-
-/// A context with the kernels of these tests.
-struct Bench {
-    context: Context,
-    image: Image,
-    module: Module,
-    /// What the tests before could not free.
-    kept: usize,
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl Bench {
-    fn new() -> Result<Bench, String> {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let gpu = Gpu::first().map_err(|error| error.to_string())?;
-        let toolkit = Toolkit::find(None).map_err(|error| error.to_string())?;
-        let context = Context::new(gpu).map_err(|error| error.to_string())?;
-        let kept = std::env::var_os(IMAGES).map_or_else(Cache::off, Cache::at);
-        let image =
-            ImageBuilder::new(toolkit, kept).image(&units(), gpu.arch().unwrap(), Form::Cubin).unwrap();
-        let module = Module::load(&context, &image).unwrap();
-        Ok(Bench { kept: context.kept(), context, image, module, _turn: turn })
-    }
-
-    /// What could not be freed since.
-    fn kept(&self) -> usize {
-        self.context.kept().saturating_sub(self.kept)
-    }
-
-    fn stream(&self) -> Stream {
-        Stream::new(&self.context, Priority::Least).unwrap()
-    }
-
-    fn launch(&self, stream: &Stream, kernel: &str, arguments: Arguments) -> gpu::Result<()> {
-        let function = self.module.function(kernel)?;
-        // SAFETY: each test keeps what it passes until the stream is idle.
-        unsafe { stream.launch(&function, ONE, &arguments) }
-    }
-}
-
-pub fn units() -> [Unit; 3] {
-    [Unit::new("kernels.cu", include_str!("kernels.cu")), relaunch_unit(), stamp_unit()]
-}
-
-/// Waits for what a crowded machine may take a while for.
-fn soon(what: &str, is: impl Fn() -> bool) {
-    let since = Instant::now();
-    while !is() {
-        assert!(since.elapsed() < LIMIT, "{what} did not come");
-        std::thread::yield_now();
-    }
-}
 
 /// Whole pages, as libmlx5 maps them.
 struct Pages(NonNull<u8>, Layout);

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bench;
 mod context;
 mod device;
 mod nvml;

@@ -13,7 +13,7 @@ use gpu::cache::Cache;
 use gpu::{Arch, Form, ImageBuilder, Toolkit};
 use measure::need;
 
-use crate::{device, process};
+use crate::{bench, process};
 
 /// A folder with a `libcuda` in it, removed afterwards.
 struct Driver(PathBuf);
@@ -46,7 +46,7 @@ impl Driver {
     /// With the image that its tests load, for the architecture that it has.
     fn with_image(self, toolkit: Toolkit) -> Driver {
         let builder = ImageBuilder::new(toolkit, Cache::at(self.0.join("images")));
-        builder.image(&device::units(), Arch::sm(90), Form::Cubin).unwrap();
+        builder.image(&bench::units(), Arch::sm(90), Form::Cubin).unwrap();
         self
     }
 
@@ -60,7 +60,7 @@ impl Driver {
     /// This very test program on that driver; gives what it said, and whether it ended well.
     fn run(&self, arguments: &[&str], environment: &[(&str, &str)]) -> (String, bool) {
         let set = |us: &mut Command| {
-            us.env("LD_LIBRARY_PATH", &self.0).env(device::IMAGES, self.0.join("images"));
+            us.env("LD_LIBRARY_PATH", &self.0).env(bench::IMAGES, self.0.join("images"));
             us.env_remove("REQUIRE").envs(environment.iter().copied());
         };
         process::us(arguments, set, &self.0.join("log"), Duration::from_secs(120))

@@ -61,7 +61,7 @@ fn kernels_of_the_tests_that_need_a_gpu_link_for_every_architecture() {
     for arch in ARCHS {
         let again = builder.image(&[gpu::again_unit()], arch, Form::Cubin).unwrap();
         assert!(again.facts.undefined.contains("cudaGraphSetConditional"), "{arch}: {:?}", again.facts);
-        let image = builder.image(&crate::device::units(), arch, Form::Cubin).unwrap();
+        let image = builder.image(&crate::bench::units(), arch, Form::Cubin).unwrap();
         for name in ["add", "spin", "pass_time", "ring", "doorbell_relaunch"] {
             assert!(image.facts.functions.contains(name), "{arch}: {name} is not in {:?}", image.facts);
         }
