@@ -17,6 +17,7 @@ use experiment::{Experiment, resume};
 use measure::{Label, Provenance};
 use serde_json::{Value, json};
 
+use crate::figure::App;
 use crate::figure::judged;
 use crate::figure::models::Profiler;
 use crate::gpu_machine::GpuMachine;
@@ -32,6 +33,13 @@ use turns::{ON_THE_CPU, Turns, WAYS, difference_name, period_name};
 
 /// What a spec calls these points.
 pub const APP: &str = "bench-models";
+/// As `figure` runs it.
+pub const MEASURES: App = App {
+    name: APP,
+    takes: "--quick --record --out --no-install",
+    own_nic: None,
+    run: |_, _| Err(refused(format!("{APP}: give the command of that name, not `figure`"))),
+};
 /// Longest that the profiler may take: its first run compiles and chooses.
 const LIMIT: Duration = Duration::from_secs(180);
 

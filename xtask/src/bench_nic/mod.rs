@@ -17,6 +17,7 @@ use experiment::spec::Extent;
 use experiment::{Experiment, resume};
 use measure::{Hosts, Label, Provenance, Revision};
 
+use crate::figure::App;
 use crate::figure::{self, Nic, Probe, Programs};
 use crate::gpu_machine::GpuMachine;
 use crate::progress;
@@ -37,6 +38,13 @@ use source::Source;
 
 /// What a spec calls points that are each a number of one program.
 pub const APP: &str = "bench-nic";
+/// As `figure` runs it.
+pub const MEASURES: App = App {
+    name: APP,
+    takes: "--quick --resume --record --out --no-install",
+    own_nic: None,
+    run: |experiment, options| run(&experiment.spec.name, &Options::of(options)),
+};
 /// Longest that one program may take; what was meant to take longer adds its own time.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A number that failed so often is not tried again: its repetitions would fail one deadline after the other.

@@ -27,6 +27,7 @@ use crate::shell::quoted;
 use crate::workspace::{self, experiments};
 
 mod all;
+mod app;
 mod judged;
 pub mod models;
 mod nic;
@@ -41,6 +42,7 @@ mod smoke;
 mod transfer;
 pub mod waits;
 
+pub use app::App;
 pub use judged::judged;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
@@ -48,8 +50,27 @@ pub use options::Options;
 use place::{HostSetup, Place};
 use transfer::{Bench, InFlight, Transfer};
 
-/// Apps whose points have no samples: they are counts in the source, or a program of its own measures all of them.
-const UNSAMPLED: [&str; 4] = [path::APP, bench_nic::APP, bench_models::APP, posts::NAME];
+/// Everything that measures.
+const APPS: [App; 10] = [
+    TRANSFERS,
+    models::MEASURES,
+    path::MEASURES,
+    waits::MEASURES,
+    serving::MEASURES,
+    serving::time::MEASURES,
+    serving::clients::MEASURES,
+    bench_nic::MEASURES,
+    bench_models::MEASURES,
+    posts::MEASURES,
+];
+/// Figures 4 and 5.
+const TRANSFERS: App = App {
+    name: transfer::APP,
+    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install --where --tune --rate-gbps \
+            --nic --peer --peer-generator",
+    own_nic: None,
+    run: transfers,
+};
 
 /// Runs the experiment `name`, or all figures. Says how a figure is looked at beside the recorded ones.
 pub fn run(name: &str, options: &Options) -> Result<()> {
@@ -72,79 +93,24 @@ fn shown_by(name: &str, options: &Options) -> Option<String> {
 /// Runs an experiment by the function that its `app` names.
 fn run_one(name: &str, options: &Options) -> Result<()> {
     let mut experiment = Experiment::read(&experiments(), name)?;
+    let app = APPS.iter().find(|app| app.name == experiment.spec.app);
+    let app =
+        app.with_context(|| format!("{name}: no program `{}` is known to measure", experiment.spec.app))?;
+    app.refuse_others(name, options)?;
     if options.smoke {
         smoke::shorten(&mut experiment.spec);
     }
-    let app = experiment.spec.app.as_str();
     if let Some(command) = &options.counters_hook {
-        if UNSAMPLED.contains(&app) {
-            return Err(refused(format!("{name}: nothing is sampled there; leave --counters-hook out")));
-        }
         samples::set_hook(command);
     }
+    (app.run)(experiment, options)
+}
+
+/// Measures, draws and judges transfers.
+fn transfers(mut experiment: Experiment, options: &Options) -> Result<()> {
     let on_nodes = options.on_nodes();
-    let has_no_smoke = options.smoke && !smoke::has(app);
-    if has_no_smoke || (app != transfer::APP && on_nodes.is_some()) {
-        let (option, figures) = match on_nodes {
-            Some(option) if !has_no_smoke => (option, "4 and 5"),
-            _ => ("--smoke".to_owned(), "1 to 7"),
-        };
-        return Err(refused(format!("{name}: {option} is of figures {figures}; leave it out")));
-    }
-    if app == models::APP {
-        if options.nic.is_some() || options.rate_gbps.is_some() {
-            return Err(refused(format!("{name}: it needs no NIC; leave --nic and --rate-gbps out")));
-        }
-        return models::run(experiment, options);
-    }
-    if options.machine.is_some() && ![serving::APP, serving::time::APP, serving::clients::APP].contains(&app)
-    {
-        return Err(refused(format!("{name}: --machine is of figures 6, 7 and bench-clients; leave it out")));
-    }
-    if app == serving::clients::APP {
-        return serving::clients::run(experiment, options);
-    }
-    if app == serving::APP {
-        return serving::run(experiment, options);
-    }
-    if app == serving::time::APP {
-        return serving::time::run(experiment, options);
-    }
-    if app == path::APP {
-        return path::run(experiment, options);
-    }
-    if app == waits::APP {
-        return waits::run(experiment, options);
-    }
-    if app != transfer::APP {
-        let given = [
-            options.full,
-            options.resume && app != bench_nic::APP,
-            options.dry_run,
-            options.nic.is_some(),
-            options.rate_gbps.is_some(),
-        ];
-        if given.contains(&true) {
-            let resume = if app == bench_nic::APP { "--resume, " } else { "" };
-            let only = format!("--quick, {resume}--record, --out and --no-install");
-            return Err(refused(format!("{name}: its points are no transfers; it takes {only}")));
-        }
-    }
-    match app {
-        bench_nic::APP => return bench_nic::run(name, &bench_nic::Options::of(options)),
-        bench_models::APP => {
-            return Err(refused(format!("{name}: give the command of that name, not `figure`")));
-        }
-        posts::NAME => return posts::run(options, None),
-        _ => {}
-    }
     if let Some(rate) = options.rate_gbps {
         experiment.spec.nic.insert("rate_gbps".into(), rate.into());
-    }
-    if options.tune && on_nodes.is_none() {
-        return Err(refused(format!(
-            "{name}: --tune is of hosts that ansible reaches (--where); leave it out"
-        )));
     }
     if let Some(place) = &on_nodes {
         prepare(&mut experiment.spec, options, place)?;

@@ -78,8 +78,8 @@ impl Options {
         self.place.as_ref()?.on_nodes()
     }
 
-    /// The command line that has these options, after the program's name: switches first.
-    pub fn words(&self, figure: &str) -> Vec<String> {
+    /// The options that are given, with their values: switches first.
+    pub fn given(&self) -> Vec<(&'static str, Option<String>)> {
         let switches = [
             ("--smoke", self.smoke),
             ("--quick", self.quick),
@@ -101,11 +101,14 @@ impl Options {
             ("--machine", self.machine.map(|machine| machine.name().to_owned())),
             ("--out", self.out.as_ref().map(|out| out.display().to_string())),
         ];
-        let mut words = vec!["figure".to_owned(), figure.to_owned()];
-        words.extend(switches.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| (*name).to_owned()));
-        let given = values.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?]));
-        words.extend(given.flatten());
-        words
+        let switches = switches.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| (name, None));
+        switches.chain(values.into_iter().filter(|(_, value)| value.is_some())).collect()
+    }
+
+    /// The command line that has these options, after the program's name.
+    pub fn words(&self, figure: &str) -> Vec<String> {
+        let given = self.given().into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
+        ["figure", figure].map(str::to_owned).into_iter().chain(given.flatten()).collect()
     }
 
     /// How an experiment is measured with these options.

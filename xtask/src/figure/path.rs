@@ -18,6 +18,7 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::app::App;
 use super::judged::judged;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
@@ -27,6 +28,13 @@ use crate::{carried, measured, progress, wheels, workspace};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "data-path";
+/// As `figure` runs it.
+pub const MEASURES: App = App {
+    name: APP,
+    takes: "--smoke --quick --full --resume --record --dry-run --out --no-install",
+    own_nic: Some("it needs no NIC"),
+    run,
+};
 /// The program that records the graph.
 pub const PROGRAM: &str = "pipeline-graph";
 /// Compiling the kernels for a GPU, and recording the graph.
@@ -157,9 +165,6 @@ fn posting_routines(posting: &Posting, root: &Path) -> Result<BTreeSet<PathBuf>>
 
 /// Prints, draws, counts, judges.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    if options.nic.is_some() || options.rate_gbps.is_some() {
-        return Err(refused("fig3: it needs no NIC; leave --nic and --rate-gbps out"));
-    }
     let way = PathSpec::of(&experiment.spec)?;
     let root = workspace::root();
     let tree = carried::folder().is_none().then_some(root.as_path());

@@ -3,12 +3,7 @@
 use experiment::Spec;
 use experiment::spec::Extent;
 
-use super::{models, path, serving, transfer};
-
-/// Whether an experiment of this app has it.
-pub fn has(app: &str) -> bool {
-    [transfer::APP, models::APP, path::APP, serving::APP, serving::time::APP].contains(&app)
-}
+use super::serving;
 
 /// Two points judge no claim. Of a server's series, `gpu-LINE-MODEL`, those of the first one's model stay without the variants,
 /// `gpu-LINE+VARIANT-MODEL`: each starts a server of its own.
@@ -34,7 +29,6 @@ mod tests {
             [("fig1", None), ("fig2", None), ("fig3", Some(2)), ("fig6", Some(4)), ("fig7", Some(4))]
         {
             let mut spec = Spec::read(&experiments().join(figure)).unwrap();
-            assert!(has(&spec.app), "{figure}");
             shorten(&mut spec);
             assert!(spec.judges.is_empty() && spec.claims.is_empty(), "{figure}");
             let grid = spec.grid(Extent::Smoke);
@@ -46,7 +40,5 @@ mod tests {
                 assert!((1..=2).contains(&points), "{figure}: {points} points of {name}");
             }
         }
-        let bench = Spec::read(&experiments().join("bench-clients")).unwrap();
-        assert!(!has(&bench.app));
     }
 }

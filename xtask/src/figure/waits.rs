@@ -14,6 +14,7 @@ use experiment::{Experiment, resume};
 use measure::{Label, Part, Provenance};
 use serde_json::{Value, json};
 
+use super::app::App;
 use super::judged::judged;
 use super::models;
 use super::options::Options;
@@ -26,6 +27,13 @@ use crate::{carried, measured, wheels, workspace};
 
 /// What the spec calls the points.
 pub const APP: &str = "pipeline-wait";
+/// As `figure` runs it.
+pub const MEASURES: App = App {
+    name: APP,
+    takes: "--quick --full --resume --record --dry-run --out --counters-hook --no-install",
+    own_nic: Some("it needs no NIC"),
+    run,
+};
 /// Compiling the kernels for a GPU, and all turns.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Slots of the pipelines that the program times, and which of them it also times while steps are noted.
@@ -35,9 +43,6 @@ const TRACED: usize = 1;
 /// Measures and reports.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     let name = &experiment.spec.name;
-    if options.nic.is_some() || options.rate_gbps.is_some() {
-        return Err(refused(format!("{name}: it needs no NIC; leave --nic and --rate-gbps out")));
-    }
     let how = options.how(&experiment);
     if options.dry_run {
         dry_run(&experiment, &how).iter().for_each(|line| say!("{line}"));

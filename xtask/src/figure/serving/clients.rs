@@ -17,6 +17,7 @@ use super::{
     BEGIN, Machine, Programs, SILENCE, begin, drawn_and_judged, ended, listening, missing, on_nic, option,
     parts,
 };
+use crate::figure::app::App;
 use crate::figure::nic::Nic;
 use crate::figure::options::Options;
 use crate::figure::samples;
@@ -26,6 +27,13 @@ use crate::{workspace, zoo};
 
 /// What the spec calls its points.
 pub const APP: &str = "serving-clients";
+/// As `figure` runs it.
+pub const MEASURES: App = App {
+    name: APP,
+    takes: "--quick --full --resume --record --dry-run --out --counters-hook --no-install --machine",
+    own_nic: Some("both ends run on this host's software NIC"),
+    run,
+};
 /// How much longer a client serves than is asked for: until the last one has begun.
 const LEAD: f64 = 10.0;
 

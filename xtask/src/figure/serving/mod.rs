@@ -18,6 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::app::App;
 use super::judged::judged;
 use super::models::Profiler;
 use super::nic::{self, Nic};
@@ -38,6 +39,13 @@ use cpu::{DRIVER, ProcessSampler, ProcessSnapshot, ProcessUse, timeline};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-cpu";
+/// As `figure` runs it.
+pub const MEASURES: App = App {
+    name: APP,
+    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install --machine",
+    own_nic: Some("both ends run on this host's software NIC"),
+    run,
+};
 /// Time between two looks at the server's threads.
 const APART: Duration = Duration::from_millis(500);
 /// Until the server listens: it compiles kernels and loads a model.
@@ -111,11 +119,6 @@ fn begin(
     dry_run: fn(&Experiment, &resume::Options, Machine) -> Result<String>,
 ) -> Result<Option<ServerFigure>> {
     let (spec, name) = (&experiment.spec, &experiment.spec.name);
-    if options.nic.is_some() || options.rate_gbps.is_some() {
-        return Err(refused(format!(
-            "{name}: both ends run on this host's software NIC; leave --nic and --rate-gbps out"
-        )));
-    }
     let how = options.how(experiment);
     let machine = options.machine.unwrap_or_default();
     if options.dry_run {

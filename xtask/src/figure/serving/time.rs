@@ -18,6 +18,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, parts, provenance, signal};
+use crate::figure::app::App;
 use crate::figure::nic::Nic;
 use crate::figure::options::Options;
 use crate::figure::samples;
@@ -27,6 +28,13 @@ use crate::{workspace, zoo};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-time";
+/// As `figure` runs it.
+pub const MEASURES: App = App {
+    name: APP,
+    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install --machine",
+    own_nic: Some("both ends run on this host's software NIC"),
+    run,
+};
 /// The steps of a request, as the server calls them.
 const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out", "to_cpu", "send", "other"];
 
