@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::bench::{Bench, Outcome, Side, judge};
@@ -460,4 +461,24 @@ fn results_of_another_machine_are_taken_for_rows_of_the_list_alone() {
     fs::write(&file, "{").unwrap();
     assert!(Recorded::from_elsewhere(&file, &all).is_err());
     assert!(Recorded::read(&file.join("below a file")).unwrap().rows.is_empty());
+}
+
+/// Stands in for PyTorch: the first rank ends at once, the second one never.
+const TORCH: &str = "import os, sys, time\nif sys.argv[2] == '1':\n    time.sleep(600)\nos._exit(0)\n";
+
+#[test]
+fn a_rank_of_pytorch_that_never_ends_is_killed_at_the_deadline() {
+    let folder = std::env::temp_dir().join(format!("xtask-ranks-{}", std::process::id()));
+    fs::create_dir_all(folder.join("torch")).unwrap();
+    fs::write(folder.join("torch/__init__.py"), TORCH).unwrap();
+    let text = fs::read_to_string(root().join("apps/softnic/tests/programs/two_ranks.py")).unwrap();
+    assert!(text.contains("\nDEADLINE = 100\n"));
+    let ranks = folder.join("two_ranks.py");
+    fs::write(&ranks, text.replace("\nDEADLINE = 100\n", "\nDEADLINE = 1\n")).unwrap();
+    let mut command = Command::new("timeout");
+    command.args(["60", "python3"]).arg(ranks).arg("train").env("PYTHONPATH", &folder);
+    let ended = command.output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!((ended.status.code(), &*said), (Some(1), "rank 1 did not end within 1 s\n"));
+    fs::remove_dir_all(folder).unwrap();
 }

@@ -16,6 +16,9 @@ import time
 
 # Elements of four bytes of each buffer.
 COUNT = 1 << 20
+# Seconds after which a rank that has not ended is killed. A collective times out before, and a row of
+# `xtask/compat` after them.
+DEADLINE = 100
 
 
 def train(torch, rank):
@@ -173,13 +176,16 @@ def both(what):
         environment = dict(os.environ, NCCL_HOSTID=f"rank-{rank}")
         command = [sys.executable, __file__, what, str(rank), str(port)]
         ranks.append(subprocess.Popen(command, env=environment))
+    until, codes = time.monotonic() + DEADLINE, [None, None]
     # One that failed leaves the other waiting.
-    while all(rank.poll() is None for rank in ranks):
+    while None in codes and not any(codes) and time.monotonic() < until:
         time.sleep(0.05)
-    if any(rank.poll() for rank in ranks):
-        for rank in ranks:
-            rank.kill()
-    sys.exit(max(rank.wait() != 0 for rank in ranks))
+        codes = [rank.poll() for rank in ranks]
+    if None in codes and not any(codes):
+        print(f"rank {codes.index(None)} did not end within {DEADLINE} s", file=sys.stderr)
+    for rank in ranks:
+        rank.kill()
+    sys.exit(any([rank.wait(timeout=10) != 0 for rank in ranks]))
 
 
 if len(sys.argv) == 2:
