@@ -414,6 +414,8 @@ mod tests {
         assert!(busy_before.contains("load 9.3 on 16 cores in the minute before the run"));
         assert!(!svg(&[with(Some(0.3), None)]).contains("in the minute before"));
         assert!(svg(&[with(None, Some(3.0))]).contains("other programs kept 3.0 of 16 cores busy"));
+        // A build just before: nothing ran beside the points.
+        assert_eq!(crowded(&[with(Some(9.26), Some(0.1))]), None);
     }
 
     /// Something like a run on the software NIC.

@@ -196,9 +196,11 @@ pub fn revision(from: &Provenance) -> String {
 }
 
 /// A sentence about a machine that was at work before the run, above half of its cores: what ran there may have gone on beside
-/// the run. Of points that were measured in several goes the busiest one counts.
+/// the run. Where the cores of other programs were measured meanwhile, [`disturbed`] knows better: the load may be of our own build. Of
+/// points that were measured in several goes the busiest one counts.
 pub fn crowded(points: &[Point]) -> Option<String> {
-    let loads = points.iter().filter_map(|point| Some((point.provenance.load?, point.provenance.cores)));
+    let unwatched = points.iter().filter(|point| point.others.is_none());
+    let loads = unwatched.filter_map(|point| Some((point.provenance.load?, point.provenance.cores)));
     let (load, cores) = loads.max_by(|one, other| one.0.total_cmp(&other.0))?;
     (load > cores as f64 / 2.0).then(|| {
         format!(
