@@ -25,7 +25,7 @@ pub struct Show {
     /// One JSON object for each NIC, with every counter, also those that are 0; with --watch one each time.
     #[arg(long)]
     json: bool,
-    /// Print again every so many seconds, 0.01 to 3600. With a PID until the process ends, with --all until Ctrl-C.
+    /// Print again every so many seconds, 0.01 to 3600, below a blank line. With a PID until the process ends, with --all until Ctrl-C.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     watch: Option<Duration>,
 }
@@ -70,10 +70,17 @@ pub fn run(options: &Show) -> Result<()> {
             let _ = writeln!(io::stderr(), "waiting for a NIC; Ctrl-C ends");
         }
         said_waiting = targets.is_empty();
+        // A blank line tells this look from the one before.
+        let mut separator = if looked && !options.json { "\n" } else { "" };
         for target in &targets {
             match nics.ask(target, &Request::Counters) {
-                Ok(counters) if !show(&text(options, &nics, target, &counters))? => return Ok(()),
-                Ok(_) => looked = true,
+                Ok(counters) => {
+                    let text = text(options, &nics, target, &counters);
+                    if !show(&format!("{separator}{text}"))? {
+                        return Ok(());
+                    }
+                    (looked, separator) = (true, "");
+                }
                 // One that ends while all are asked, or that was watched to its end.
                 Err(error) if is_gone(&error) && (options.all || looked) => {}
                 // The others are asked all the same, and a watch goes on.

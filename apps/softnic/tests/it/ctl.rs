@@ -177,13 +177,26 @@ fn counters_are_watched_until_the_process_ends() {
     let fabric = Fabric::new(Layer::InfiniBand);
     let mut it = fabric.start(&[&program, "-1", "polling"]);
     assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
-    let mut watch = Command::new(launcher());
-    watch.args(["ctl", "counters", &pid_of(&it), "--json", "--watch", "0.05"]);
-    let mut watch = watch.stdout(std::process::Stdio::piped()).spawn().expect("the launcher starts");
-    let lines = std::io::BufRead::lines(std::io::BufReader::new(watch.stdout.take().expect("a pipe")));
+    let watch = |options: &[&str]| {
+        let mut watch = Command::new(launcher());
+        watch.args(["ctl", "counters", &pid_of(&it), "--watch", "0.05"]).args(options);
+        let mut watch = watch.stdout(Stdio::piped()).spawn().expect("the launcher starts");
+        let lines = BufReader::new(watch.stdout.take().expect("a pipe")).lines();
+        (watch, lines.map(|line| line.expect("text")))
+    };
+    let (mut of_text, lines) = watch(&[]);
+    let (head, mut looks) = (format!("(pid {}, ", pid_of(&it)), 0);
+    let text: Vec<String> =
+        lines.take_while(|line| (looks += i32::from(line.contains(&head)), looks < 3).1).collect();
+    of_text.kill().expect("a child of ours");
+    of_text.wait().expect("a child of ours");
+    // Two looks, each with a blank line behind it.
+    let looks: Vec<&[String]> = text.split(String::is_empty).collect();
+    assert!(looks.len() == 3 && looks[..2].iter().all(|look| look[0].contains(&head)), "{text:?}");
+    let (mut watch, lines) = watch(&["--json"]);
     let mut text = Vec::new();
     for line in lines {
-        text.push(line.expect("text"));
+        text.push(line);
         // However long a look takes on a busy machine: it goes on until the process ends.
         if text.len() == 3 {
             it.program.signal(Signal::SIGINT);
