@@ -28,7 +28,6 @@ const FILE_VARIABLE: &str = "SOFTNIC_NIC_TOML";
 #[command(
     name = "softnic",
     version = VERSION.as_str(),
-    disable_help_subcommand = true,
     after_help = "More: softnic run --help, softnic ctl --help"
 )]
 struct Cli {

@@ -15,7 +15,6 @@ use clap::{Args, Subcommand};
 #[command(
     override_usage = "softnic ctl COMMAND",
     arg_required_else_help = true,
-    disable_help_subcommand = true,
     after_help = "A NIC is named by the PID of its process; `softnic ctl list` shows the PIDs. Only programs of the same user, \
                   in the same network and process namespace, can be reached. A program has a thread and a socket for \
                   this only while a command runs."

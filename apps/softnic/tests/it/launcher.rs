@@ -45,6 +45,35 @@ fn wrong_options_are_named() {
 }
 
 #[test]
+fn help_is_an_option_and_a_command() {
+    for (command, option) in [
+        (&["help"][..], &["--help"][..]),
+        (&["help", "run"], &["run", "--help"]),
+        (&["help", "ctl"], &["ctl", "--help"]),
+        (&["help", "ctl", "inject", "drop"], &["ctl", "inject", "drop", "--help"]),
+        (&["ctl", "help", "set"], &["ctl", "set", "--help"]),
+    ] {
+        let [by_command, by_option] = [command, option].map(softnic);
+        assert!(by_command.status.success() && by_command.stderr.is_empty(), "{command:?}");
+        let [by_command, by_option] =
+            [by_command, by_option].map(|output| String::from_utf8(output.stdout).expect("text"));
+        assert!(
+            by_command.contains("Usage: softnic") && by_command == by_option,
+            "{command:?}: {by_command}"
+        );
+    }
+    refused("help of no command", &softnic(&["help", "walk"]), &["walk"]);
+}
+
+#[test]
+fn a_reader_that_closes_early_makes_help_no_error() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = Command::new(launcher()).arg("--help").stdout(writer).output().expect("the launcher starts");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
 fn wrong_configurations_are_named_with_their_file() {
     let file = scratch("launcher").join("wrong.toml");
     let name = file.display().to_string();
