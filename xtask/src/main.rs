@@ -268,7 +268,10 @@ mod tests {
             ("bench-post --gpu --counters-hook x", &["--gpu", "--counters-hook"]),
             ("test --resume", &["--gpu"]),
             ("import", &["<RESULTS>"]),
-            ("demo --answers 15", &["--answers", "16"]),
+            (
+                "demo --answers 0",
+                &["'0'", "--answers", "16 or more are needed, one to each of the 16 inputs"],
+            ),
             ("setup everything", &["everything", "figure, bench, testbed, test"]),
             ("test --quick", &["--quick"]),
             ("compat --kernel --gpu", &["--kernel", "--gpu"]),

@@ -32,8 +32,8 @@ const FAULTS: [&str; 4] = ["wrong", "lost", "late", "duplicate"];
 
 #[derive(Args, Default)]
 pub struct Options {
-    /// Answers to ask for [default: 1000, by the twin 32].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(INPUTS..))]
+    /// Answers to ask for, 16 or more: each input at least once [default: 1000, by the twin 32].
+    #[arg(long, value_name = "N", value_parser = answers)]
     answers: Option<u64>,
     /// What runs the model [default: onnx where ONNX Runtime is or can be fetched, else twin].
     #[arg(long, value_enum)]
@@ -71,6 +71,12 @@ impl Engine {
             }
         }
     }
+}
+
+/// Of `--answers`: the first answer to each input is the one that is compared with the reference.
+fn answers(text: &str) -> Result<u64, String> {
+    let answers = text.parse().ok().filter(|answers| *answers >= INPUTS);
+    answers.ok_or_else(|| format!("{INPUTS} or more are needed, one to each of the {INPUTS} inputs"))
 }
 
 /// Sets up, builds, and runs.
