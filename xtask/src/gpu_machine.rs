@@ -141,11 +141,11 @@ mod tests {
     #[test]
     fn a_machine_without_a_gpu_says_why() {
         let said = r#"{"kind":"gpu-probe","driver":null,"cuda":null,"toolkit":null,"nvrtc":null,"nvjitlink":null,"gpus":[],
-            "missing":["no CUDA driver: looked for libcuda.so","no CUDA toolkit"]}"#;
+            "missing":["no CUDA driver: libcuda.so.1: cannot open","no CUDA toolkit"]}"#;
         let machine = GpuMachine::read(said).unwrap();
         assert_eq!(
             (machine.gpu(), machine.why_none().as_str()),
-            (None, "no CUDA driver: looked for libcuda.so")
+            (None, "no CUDA driver: libcuda.so.1: cannot open")
         );
         let mut provenance = point::example("cpu-shim", 64).provenance;
         machine.name_in(&mut provenance);

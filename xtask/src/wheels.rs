@@ -282,13 +282,9 @@ mod tests {
         }
     }
 
-    /// Our programs name the same command: they link nothing of this program.
     #[test]
-    fn the_command_by_hand_is_that_of_the_programs_that_need_onnx_runtime() {
+    fn the_command_by_hand_is_one_line_for_a_shell() {
         let said = ONNX_RUNTIME.by_hand();
-        let source = fs::read_to_string(root().join("crates/inference/src/engine/onnx_by_hand.rs")).unwrap();
-        let (_, command) = said.split_once(" > ").unwrap();
-        assert!(source.contains(command), "not in inference: {command}");
         assert!(said.starts_with("printf '%s\\n' 'onnxruntime==") && !said.contains('\n'), "{said}");
     }
 

@@ -104,11 +104,19 @@ fn engine(options: &Options) -> Result<Engine> {
         (Ok(()), _) => Ok(Engine::Onnx),
         (Err(error), Some(_)) => Err(error),
         (Err(error), None) => {
-            say!("demo: {error:#}");
-            say!("demo: without ONNX Runtime the host twin runs the model");
+            say!("{}", twin_instead(&format!("{error:#}")));
             Ok(Engine::Twin)
         }
     }
+}
+
+/// Why the twin stands in, without the long command that fetches ONNX Runtime.
+fn twin_instead(why: &str) -> String {
+    let why = why.split("; fetch it with:").next().unwrap_or_default();
+    let us = workspace::us();
+    format!(
+        "demo: {why}: the host twin runs the model; `{us} doctor` has the command that fetches ONNX Runtime"
+    )
 }
 
 /// Runs both ends and judges what they counted.

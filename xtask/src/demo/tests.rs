@@ -103,6 +103,17 @@ fn the_label_says_what_was_no_hardware_and_which_engine_computed() {
     }
 }
 
+#[test]
+fn the_line_about_the_twin_has_no_long_command() {
+    let refusal = "ONNX Runtime is missing (--no-install was given); fetch it with:\n  python3 -m pip install …\nthen cp …";
+    let line = twin_instead(refusal);
+    assert!(
+        line.starts_with("demo: ONNX Runtime is missing (--no-install was given): the host twin"),
+        "{line}"
+    );
+    assert!(!line.contains("pip") && line.contains("doctor"), "{line}");
+}
+
 /// The programs that cargo has built, and the better engine of this machine.
 fn built() -> Option<(Programs, Engine)> {
     let programs = Programs::of(&workspace::target_dir().join("debug"));

@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn what_the_probe_says_is_read_line_by_line() {
-        let said = "CUDA driver\tno CUDA driver: looked for libcuda.so\nGPU 0 \tNVIDIA H200\tsm_90\nnoise\n";
+        let said =
+            "CUDA driver\tno CUDA driver: libcuda.so.1: cannot open\nGPU 0 \tNVIDIA H200\tsm_90\nnoise\n";
         let read = facts(said);
         assert_eq!(read.len(), 2);
         assert_eq!(read[1], ("GPU 0".to_owned(), "NVIDIA H200\tsm_90".to_owned()));

@@ -35,15 +35,12 @@ fn options_that_do_not_exist_or_do_not_fit_are_named() {
 
 /// Where there is a GPU as well.
 #[test]
-fn a_machine_without_a_gpu_or_a_toolkit_says_what_it_lacks_and_where_it_looked() {
+fn a_machine_without_a_gpu_or_a_toolkit_says_what_it_lacks() {
     let output =
         command(&ECHO, &["--listen", "127.0.0.1:0"]).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
-    assert!(
-        said.contains("no CUDA driver: looked for libcuda.so") || said.contains("CUDA_VISIBLE_DEVICES"),
-        "{said}"
-    );
+    assert!(said.contains("no CUDA driver: ") || said.contains("CUDA_VISIBLE_DEVICES"), "{said}");
     if gpu().is_ok() {
         refused(&ECHO, &["--listen", "127.0.0.1:0", "--gpu", "99"], &["GPU 99"]);
     }

@@ -43,11 +43,7 @@ fn main() -> ExitCode {
         let _ = writeln!(io::stdout(), "{}", identity(spare.as_deref()));
         return ExitCode::SUCCESS;
     }
-    say(
-        "CUDA driver",
-        &gpu::driver_version()
-            .map_or_else(|error| error.to_string(), |version| format!("for CUDA {version}")),
-    );
+    say("CUDA driver", &driver(gpu::driver_version()));
     let options = fs::read_to_string("/proc/driver/nvidia/params").ok();
     say("driver options", &driver_options(options.as_deref()));
     say("peer memory", &peer_memory(Path::new("/sys/module")));
@@ -101,6 +97,18 @@ fn asked(arguments: Vec<OsString>) -> Result<ProbeOptions, String> {
 /// The reader may close the pipe.
 fn say(name: &str, value: &str) {
     let _ = writeln!(io::stdout(), "{name}\t{}", value.replace('\n', " "));
+}
+
+/// Which CUDA it runs, or why there is none and all that was looked at.
+fn driver(version: gpu::Result<String>) -> String {
+    match version {
+        Ok(version) => format!("for CUDA {version}"),
+        Err(gpu::Error::NoDriver { looked, reason }) => format!(
+            "no CUDA driver: {reason}; looked for {looked} as the dynamic loader does (LD_LIBRARY_PATH, /etc/ld.so.cache, the \
+             system's library directories); it comes with NVIDIA's kernel driver (package libcuda1 or nvidia-driver)"
+        ),
+        Err(error) => error.to_string(),
+    }
 }
 
 /// Its version, or why there is none: the name that the error begins with is the row's already.

@@ -441,11 +441,11 @@ mod tests {
 
     /// Where there is a driver these say nothing; where there is none they are what the guard is for.
     #[test]
-    fn without_a_driver_each_call_is_an_error_that_says_where_it_was_looked_for() {
+    fn without_a_driver_each_call_is_the_same_error_in_the_loaders_words() {
         let Err(error) = ready() else { return };
         if let Error::NoDriver { .. } = &error {
             let text = error.to_string();
-            for words in ["libcuda.so.1", "LD_LIBRARY_PATH", "No such file"] {
+            for words in ["libcuda.so.1", "No such file"] {
                 assert!(text.contains(words), "{words:?} is missing in {text:?}");
             }
             assert_eq!(text.lines().count(), 1);

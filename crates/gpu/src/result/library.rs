@@ -20,7 +20,7 @@ pub fn ready() -> Result<()> {
     let find = || {
         // SAFETY: libcuda's initialisers are its own affair; opening it is what this crate is for.
         if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoDriver { looked: LOOKED.into(), reason: loaders_words() });
+            return Err(Error::NoDriver { looked: LOOKED, reason: loaders_words() });
         }
         let Some(init) = symbol::<unsafe extern "C" fn(c_uint) -> u32>("cuInit") else {
             return Err(Error::MissingFunction { function: "cuInit", version: "unknown".into() });

@@ -1,7 +1,7 @@
 //! Middle floor: each call of CUDA with its error, still unsafe where the caller must keep something. Imported by `safe` only.
 //!
 //! Here stands the guard: what may be absent (driver, compiler, linker, one of their functions) is asked for before it is
-//! called, and its absence is an error that names it and where it was looked for, never a panic.
+//! called, and its absence is an error that names it, never a panic.
 
 pub mod address;
 mod call;
@@ -19,12 +19,10 @@ use std::time::Duration;
 /// Why a call of the driver failed, or was not made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error(
-        "no CUDA driver: looked for {looked} as the dynamic loader does (LD_LIBRARY_PATH, /etc/ld.so.cache, the system's \
-         library directories): {reason}; it comes with NVIDIA's kernel driver (package libcuda1 or nvidia-driver)"
-    )]
+    #[error("no CUDA driver: {reason}; `cargo xtask doctor` says where it was looked for")]
     NoDriver {
-        looked: String,
+        /// Names that were tried, in words.
+        looked: &'static str,
         /// The dynamic loader's words about the usual name.
         reason: String,
     },
@@ -236,10 +234,9 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_driver_says_what_was_looked_for() {
-        let error = Error::NoDriver { looked: "libcuda.so".into(), reason: "not there".into() };
-        assert!(
-            error.to_string().starts_with("no CUDA driver: looked for libcuda.so as the dynamic loader does")
-        );
+    fn an_absent_driver_is_said_in_short_with_the_command_that_says_more() {
+        let error = Error::NoDriver { looked: "libcuda.so", reason: "not there".into() };
+        let words = "no CUDA driver: not there; `cargo xtask doctor` says where it was looked for";
+        assert_eq!(error.to_string(), words);
     }
 }

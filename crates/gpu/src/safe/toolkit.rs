@@ -38,10 +38,8 @@ pub struct Toolkit {
 /// No folder holds a whole toolkit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no CUDA toolkit with {}: looked in {}; set CUDA_HOME or CUDA_PATH to a toolkit (12 or newer), or {GIVEN} to a folder \
-     that `pip install --target` filled with nvidia-cuda-nvrtc, nvidia-nvjitlink and nvidia-cuda-runtime (`cargo xtask setup` \
-     fills target/cuda so)",
-    PARTS.map(Part::name).join(", "), looked.join(", ")
+    "no CUDA toolkit: looked in {}; set CUDA_HOME to one (12 or newer), or {GIVEN} to target/cuda, which `cargo xtask setup` fills",
+    looked.join(", ")
 )]
 pub struct ToolkitMissing {
     /// Each folder, and what it lacks.

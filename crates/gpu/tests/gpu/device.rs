@@ -1,4 +1,4 @@
-//! What needs a GPU. Each test says aloud when there is none: «one CUDA device (no CUDA driver: looked for …)».
+//! What needs a GPU. Each test says aloud when there is none: «one CUDA device (no CUDA driver: …)».
 //!
 //! What loses a context runs in a process of its own, this same program, so that the others keep theirs.
 

@@ -26,6 +26,10 @@ fn the_probe_answers_in_one_line_whatever_is_missing() {
     assert!(said.starts_with("{\"kind\":\"gpu-probe\",") && said.ends_with("]}\n"), "{said}");
     assert_eq!(said.lines().count(), 1);
     assert_eq!(said.contains("\"cuda\":null"), said.contains("no CUDA driver"), "{said}");
+    // Programs print this; `doctor` prints the rows, which say where was looked.
+    assert!(!said.contains("LD_LIBRARY_PATH"), "{said}");
+    let rows = String::from_utf8(probe(&[]).output().unwrap().stdout).unwrap();
+    assert_eq!(rows.contains("no CUDA driver"), rows.contains("LD_LIBRARY_PATH, /etc/ld.so.cache"), "{rows}");
     let output = probe(&["--json"]).env(gpu::cudnn::VARIABLE, "/nowhere/libcudnn.so.9").output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("\"cudnn\":null,\"why_no_cudnn\":\"cuDNN: /nowhere/libcudnn.so.9"), "{said}");

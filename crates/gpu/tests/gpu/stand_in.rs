@@ -129,8 +129,5 @@ fn a_driver_that_is_none_or_finds_none_is_an_error_that_says_so() {
     }
     // Where the machine has a driver that is found behind the empty files, nothing is missing.
     let (said, good) = empty.run(&["--exact", "device::gpu_says_what_it_is", "--nocapture"], &[]);
-    assert!(
-        good && (said.contains("no CUDA driver: looked for libcuda.so") || !said.contains("SKIP ")),
-        "{said}"
-    );
+    assert!(good && (said.contains("no CUDA driver: ") || !said.contains("SKIP ")), "{said}");
 }

@@ -1,7 +1,6 @@
 //! Engines: what runs a model.
 
 pub mod gpu;
-mod onnx_by_hand;
 pub mod onnx_runtime;
 pub mod preprocess;
 pub mod resident;
@@ -94,9 +93,8 @@ pub enum EngineError {
     NoCudnn { reason: String },
     /// ONNX Runtime was not found.
     #[error(
-        "ONNX Runtime was not found ({looked}); `cargo xtask setup` fetches it, or: {}; --onnxruntime and {} name another one",
-        onnx_by_hand::by_hand(),
-        onnx_by_hand::VARIABLE
+        "ONNX Runtime was not found ({looked}); `cargo xtask setup` or `pip install onnxruntime` brings it, `cargo xtask doctor` has \
+         the tested version"
     )]
     NoRuntime { looked: String },
     /// ONNX Runtime refused something.
