@@ -29,6 +29,9 @@ pub struct Options {
 /// What a set of packages is for; each holds the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Purpose {
+    /// Suites that only compute: what every machine has that builds Rust.
+    #[value(skip)]
+    Computing,
     /// Drawing figures: the run-time libraries.
     Figure,
     /// `bench-nic`: perftest as well.
@@ -84,8 +87,9 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
 
 /// As [`prepare`], with these wheels of those that the tests need.
 pub fn prepare_with(purpose: Purpose, wheels: &[&Wheels], no_install: bool) -> Result<()> {
+    let needs_none = purpose == Purpose::Computing && wheels.is_empty();
     // Nothing can be fetched where a bundle is used; a command that misses something says so.
-    if carried::folder().is_some() {
+    if needs_none || carried::folder().is_some() {
         return Ok(());
     }
     let system = System::read();
@@ -248,9 +252,9 @@ fn rust_tools(purpose: Purpose, no_install: bool) -> Result<()> {
     Ok(())
 }
 
-/// Names of all packages that any command installs.
-pub fn all_names() -> impl Iterator<Item = &'static str> {
-    list().map(|package| package.name)
+/// Names of the packages that `purpose` needs.
+pub fn wanted_names(purpose: Purpose) -> Vec<&'static str> {
+    names(&wanted(purpose))
 }
 
 /// What `doctor` prints: every package but those of the long tests alone, with its version, or none.

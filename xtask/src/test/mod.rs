@@ -65,19 +65,19 @@ pub fn run(options: &Options) -> Result<()> {
     let mut suites = suites::all(&packages, &target_dir().join("release/softnic"), &jobs::logs());
     suites::keep(&mut suites, &options.suites, "")?;
     let (floors, budget) = (Floors::read(&root)?, Budget::read(&root)?);
-    let needs = suites::needs(&suites);
+    let (needed, wheels) = suites::needs(&suites);
     let extent = options.extent();
+    let needed = if extent.full { Purpose::Full } else { needed };
     let jobs = jobs::plan(suites, extent);
     // Only the whole run is what the budget is for.
     let is_judged = !(extent.named || extent.bare || extent.full);
     if is_judged {
         begin(&jobs, &budget);
     }
-    if let Some(wheels) = needs.filter(|_| !options.bare) {
-        let purpose = if options.full { Purpose::Full } else { Purpose::Test };
-        setup::prepare_with(purpose, &wheels, options.no_install)?;
+    if !options.bare {
+        setup::prepare_with(needed, &wheels, options.no_install)?;
     }
-    let path = path::folder(&target_dir())?;
+    let path = path::folder(&target_dir(), needed)?;
     if path.is_none() {
         say!("test: no dpkg here, so that tests may start programs that set-up does not bring");
     }

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::setup;
+use crate::setup::{self, Purpose};
 
 /// What `README.md` asks for before the first command.
 const ASKED_FOR: [&str; 4] = ["git", "gcc", "libc6-dev", "ca-certificates"];
@@ -24,8 +24,9 @@ const OF_RUST: [&str; 9] =
 /// Where packages put programs.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
 
-/// Makes the folder of programs below `target`, and returns it; none where there is no package database.
-pub fn folder(target: &Path) -> Result<Option<PathBuf>> {
+/// Makes the folder of programs below `target`, and returns it; none where there is no package database. `needed`: the set of packages that
+/// set-up brings for these suites.
+pub fn folder(target: &Path, needed: Purpose) -> Result<Option<PathBuf>> {
     let Ok(listing) = ask(&[
         "-W",
         "-f",
@@ -33,7 +34,7 @@ pub fn folder(target: &Path) -> Result<Option<PathBuf>> {
     ]) else {
         return Ok(None);
     };
-    let roots: Vec<&str> = ASKED_FOR.into_iter().chain(setup::all_names()).collect();
+    let roots: Vec<&str> = ASKED_FOR.into_iter().chain(setup::wanted_names(needed)).collect();
     let packages = with_dependencies(&installed(&listing), &roots);
     let owned = ask(&[&["-L"], &*packages.iter().map(String::as_str).collect::<Vec<_>>()].concat())?;
     // The folders themselves may be links: `/bin` is `/usr/bin`.
@@ -182,8 +183,8 @@ mod tests {
     #[test]
     fn programs_of_this_machine_run_from_the_folder_and_others_are_not_there() {
         let target = std::env::temp_dir().join(format!("xtask-programs-{}", std::process::id()));
-        let folder = folder(&target).unwrap();
-        let folder = measure::need!(folder.ok_or("no dpkg here"), "a package database");
+        let of = |needed| folder(&target, needed).unwrap().ok_or("no dpkg here");
+        let folder = measure::need!(of(Purpose::Test), "a package database");
         let run = |line: &str| {
             let run = Command::new("sh").args(["-c", line]).env("PATH", &folder).output().unwrap();
             (run.status.success(), String::from_utf8_lossy(&run.stdout).into_owned())
@@ -197,6 +198,7 @@ mod tests {
         assert!(!run("no-such-program").0);
         // It is of no bare machine: a test that looks for it in vain would skip on every run.
         let brings_valgrind = run("valgrind --version > /dev/null").0;
+        assert!(of(Purpose::Computing).is_ok() && !run("valgrind --version > /dev/null").0);
         fs::remove_dir_all(target).unwrap();
         let valgrind = Path::new("/usr/bin/valgrind");
         measure::need!(valgrind.is_file().then_some(()).ok_or("no /usr/bin/valgrind"), "valgrind");

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use measure::Loopback;
 
 use crate::refused::{nearest, refused};
-use crate::tidy::purity::PURE;
+use crate::setup::Purpose;
 use crate::wheels::{self, Wheels};
 
 /// How a package's tests are run when the ordinary way is not enough.
@@ -76,6 +76,47 @@ const WAYS: &[(&str, RunOptions)] = &[
     ("softnic", RunOptions { arguments: &["--test-threads=2"], ..PLAIN }),
     // One test of figure 2 runs the profiler on the processor.
     ("xtask", RunOptions { reference: true, ..PLAIN }),
+];
+
+/// Packages of this workspace whose tests need less than all of `xtask/packages.txt`: headers, programs of others, and what reads our captures
+/// and pages. Programs that another set brings are not in their `PATH`.
+const NEEDS: [(Purpose, &[&str]); 2] = [
+    (
+        Purpose::Computing,
+        &[
+            "big-endian",
+            "cli",
+            "experiment",
+            "host-twin-build",
+            "measure",
+            "mlx5-device",
+            "mlx5-layout",
+            "order-explorer",
+            "rdma-core-internals",
+            "roce",
+            "serving",
+            "slots",
+            "softnic-test-attribute",
+            "zoo",
+        ],
+    ),
+    // A C++ compiler, and the system's libraries on the software NIC.
+    (
+        Purpose::Figure,
+        &[
+            "client",
+            "echo",
+            "generator",
+            "gpu",
+            "host-twin",
+            "inference",
+            "inference-server",
+            "pipeline",
+            "profiler",
+            "softnic-test",
+            "verbs",
+        ],
+    ),
 ];
 
 /// Tests of the generator that need no NIC, or know one link layer from the other, or send short messages alone.
@@ -295,15 +336,14 @@ fn environment(way: RunOptions) -> Vec<(String, String)> {
     environment
 }
 
-/// What set-up brings for these suites beside packages: the wheels that they are told of. `None`: they do no I/O and need no set-up.
-pub fn needs(suites: &[Suite]) -> Option<Vec<&'static Wheels>> {
-    if suites.iter().all(|suite| PURE.contains(&&*suite.package)) {
-        return None;
-    }
+/// What set-up brings for these suites: the largest of their sets of packages, and the wheels that they are told of.
+pub fn needs(suites: &[Suite]) -> (Purpose, Vec<&'static Wheels>) {
+    let of = |suite: &Suite| NEEDS.iter().find(|(_, packages)| packages.contains(&&*suite.package));
+    let purposes = suites.iter().map(|suite| of(suite).map_or(Purpose::Test, |(purpose, _)| *purpose));
     let is_told = |wheels: &&Wheels| {
         suites.iter().flat_map(|suite| &suite.environment).any(|(name, _)| name == wheels.variable)
     };
-    Some(wheels::ALL.into_iter().filter(is_told).collect())
+    (purposes.max().unwrap_or(Purpose::Computing), wheels::ALL.into_iter().filter(is_told).collect())
 }
 
 /// What is there by our own doing: a test that skips for want of it hides something. What the user asks for stays.
@@ -350,16 +390,26 @@ mod tests {
 
     #[test]
     fn only_what_the_wanted_suites_need_is_set_up() {
-        for (packages, wanted) in [
-            (&["roce", "slots"][..], None),
-            (&["roce", "verbs"], Some(&[][..])),
-            (&["roce", "rdma-shim"], Some(&["DOORBELL_CUDA"])),
-            (&["profiler"], Some(&["DOORBELL_ONNXRUNTIME"])),
-            (&["inference", "roce"], Some(&["DOORBELL_CUDA", "DOORBELL_ONNXRUNTIME"])),
+        for (packages, purpose, wheels) in [
+            (&["roce", "slots"][..], Purpose::Computing, &[][..]),
+            (&["roce", "verbs"], Purpose::Figure, &[]),
+            (&["gpu"], Purpose::Figure, &["DOORBELL_CUDA"]),
+            (&["roce", "rdma-shim"], Purpose::Test, &["DOORBELL_CUDA"]),
+            (&["profiler"], Purpose::Figure, &["DOORBELL_ONNXRUNTIME"]),
+            (&["inference", "roce"], Purpose::Figure, &["DOORBELL_CUDA", "DOORBELL_ONNXRUNTIME"]),
+            (&["roce", "manual"], Purpose::Test, &[]),
         ] {
-            let names = |found: Vec<&Wheels>| found.iter().map(|wheels| wheels.variable).collect();
-            let found: Option<Vec<&str>> = needs(&named(packages)).map(names);
-            assert_eq!(found.as_deref(), wanted, "{packages:?}");
+            let (found, told) = needs(&named(packages));
+            let told: Vec<&str> = told.iter().map(|wheels| wheels.variable).collect();
+            assert_eq!((found, &*told), (purpose, wheels), "{packages:?}");
+        }
+    }
+
+    #[test]
+    fn packages_that_need_less_are_of_this_workspace() {
+        let metadata = crate::workspace::Metadata::ours(&crate::workspace::root()).unwrap();
+        for name in NEEDS.iter().flat_map(|(_, packages)| *packages) {
+            assert!(metadata.packages.iter().any(|package| package.name == *name), "{name}");
         }
     }
 

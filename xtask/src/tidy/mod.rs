@@ -18,7 +18,7 @@ mod measured;
 mod numbers;
 mod posting;
 mod prose;
-pub mod purity;
+mod purity;
 mod sizes;
 mod source;
 mod unsafe_code;

@@ -4,7 +4,7 @@ use super::{Violation, source};
 use crate::workspace::Tree;
 
 /// Crates that only compute. One that is not there yet is nothing to check.
-pub const PURE: [&str; 4] = ["mlx5-device", "mlx5-layout", "roce", "slots"];
+const PURE: [&str; 4] = ["mlx5-device", "mlx5-layout", "roce", "slots"];
 
 /// What a pure crate must not name, by what it would be: words, apart by blanks.
 const IMPURE: [(&str, &str); 9] = [
