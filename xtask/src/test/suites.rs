@@ -60,11 +60,21 @@ const WAYS: &[(&str, RunOptions)] = &[
     ),
     (
         "inference-server",
-        RunOptions { nics: &[("roce", MessagePath::Shared)], arguments: &["--test-threads=2"], ..PLAIN },
+        RunOptions {
+            nics: &[("roce", MessagePath::Shared)],
+            arguments: &["--test-threads=2"],
+            reference: true,
+            ..PLAIN
+        },
     ),
     (
         "client",
-        RunOptions { nics: &[("roce", MessagePath::Shared)], arguments: &["--test-threads=2"], ..PLAIN },
+        RunOptions {
+            nics: &[("roce", MessagePath::Shared)],
+            arguments: &["--test-threads=2"],
+            reference: true,
+            ..PLAIN
+        },
     ),
     // Short messages only: the third NIC would not differ from the second.
     (
@@ -315,11 +325,11 @@ fn on(plain: Suite, (layer, message_path): Nic, softnic: &Path, folder: &Path) -
     ]
     .map(str::to_owned)
     .to_vec();
-    // Beside a toolkit, if the package has one.
+    // Beside a toolkit and a reference, if the package has one.
     let mut environment = plain.environment.clone();
-    environment.retain(|(name, _)| name != "REQUIRE");
-    let with_toolkit = !environment.is_empty();
-    environment.push(require(if with_toolkit { "nic,softnic,toolkit" } else { "nic,softnic" }));
+    let own = environment.pop_if(|(name, _)| name == "REQUIRE").map(|(_, keys)| keys);
+    let keys: Vec<String> = ["nic,softnic".to_owned()].into_iter().chain(own).collect();
+    environment.push(require(&keys.join(",")));
     Suite { name, environment, nic: Some(UnderNic { message_path, runner, config, stats }), ..plain }
 }
 
@@ -396,6 +406,9 @@ mod tests {
             (&["gpu"], Purpose::Figure, &["DOORBELL_CUDA"]),
             (&["roce", "rdma-shim"], Purpose::Test, &["DOORBELL_CUDA"]),
             (&["profiler"], Purpose::Figure, &["DOORBELL_ONNXRUNTIME"]),
+            // Their servers run models, which their tests compute once more.
+            (&["client"], Purpose::Figure, &["DOORBELL_ONNXRUNTIME"]),
+            (&["inference-server"], Purpose::Figure, &["DOORBELL_ONNXRUNTIME"]),
             (&["inference", "roce"], Purpose::Figure, &["DOORBELL_CUDA", "DOORBELL_ONNXRUNTIME"]),
             (&["roce", "manual"], Purpose::Test, &[]),
         ] {
