@@ -7,7 +7,7 @@ use super::context::ObjectKind;
 use super::mkey::Mkey;
 use super::mr::{self, MemoryRegion};
 use super::nic::Nic;
-use super::qp::{self, Qp, Uses};
+use super::qp::{self, Qp, QpParents};
 use super::uar::UarKind;
 use super::window::{Window, WindowKind};
 use crate::carrier::Carrier;
@@ -136,7 +136,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     fn reg_mr(&mut self, id: ContextId, request: &RegMr) -> Answer<MrKeys> {
         let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
         self.core.mkeys.check_room(self.core.capabilities.max_mr)?;
-        let region = MemoryRegion::register(&self.core.machine.memory, pd, request)?;
+        let region = MemoryRegion::register(&self.core.host.memory, pd, request)?;
         let key = self.core.mkeys.insert(|key| Mkey::Region(MemoryRegion { key, ..region }));
         self.pds.count(pd, 1);
         Ok(MrKeys { handle: self.contexts.insert(id, ObjectKind::Mr, key)?, lkey: key, rkey: key })
@@ -152,7 +152,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
             0 => old.pd,
             _ => self.contexts.find(id, ObjectKind::Pd, request.pd)?,
         };
-        self.core.mkeys.replace(old.reregister(&self.core.machine.memory, pd, request)?);
+        self.core.mkeys.replace(old.reregister(&self.core.host.memory, pd, request)?);
         self.pds.count(old.pd, -1);
         self.pds.count(pd, 1);
         self.qps.revoke(key);
@@ -192,19 +192,19 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     fn create_cq(&mut self, id: ContextId, request: &CreateCq) -> Answer<CreatedCq> {
         self.contexts.device(id)?;
         let limits = &self.core.capabilities;
-        let (place, cqn) = self.core.cqs.create(&self.core.machine.memory, id, request, limits)?;
+        let (place, cqn) = self.core.cqs.create(&self.core.host.memory, id, request, limits)?;
         Ok(CreatedCq { handle: self.contexts.insert(id, ObjectKind::Cq, place)?, cqn })
     }
 
     fn resize_cq(&mut self, id: ContextId, handle: Handle, request: &ResizeCq) -> Answer<u32> {
         let place = self.contexts.find(id, ObjectKind::Cq, handle)?;
         let max = self.core.capabilities.max_cqe;
-        self.core.cqs.resize(&self.core.machine.memory, place, handle, request, max)
+        self.core.cqs.resize(&self.core.host.memory, place, handle, request, max)
     }
 
     fn destroy_cq(&mut self, id: ContextId, handle: Handle) -> Answer<DestroyedCq> {
         let place = self.contexts.find(id, ObjectKind::Cq, handle)?;
-        let destroyed = self.core.cqs.destroy(&mut self.core.machine, place, handle)?;
+        let destroyed = self.core.cqs.destroy(&mut self.core.host, place, handle)?;
         self.contexts.remove(id, ObjectKind::Cq, handle)?;
         Ok(destroyed)
     }
@@ -212,14 +212,14 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     fn create_srq(&mut self, id: ContextId, request: &CreateSrq) -> Answer<CreatedSrq> {
         let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
         let limits = &self.core.capabilities;
-        let (place, created) = self.core.srqs.create(&self.core.machine.memory, id, pd, request, limits)?;
+        let (place, created) = self.core.srqs.create(&self.core.host.memory, id, pd, request, limits)?;
         self.pds.count(pd, 1);
         Ok(CreatedSrq { handle: self.contexts.insert(id, ObjectKind::Srq, place)?, ..created })
     }
 
     fn modify_srq(&mut self, id: ContextId, handle: Handle, request: &ModifySrq) -> Answer<()> {
         let place = self.contexts.find(id, ObjectKind::Srq, handle)?;
-        self.core.srqs.modify(&mut self.core.machine, place, handle, request)
+        self.core.srqs.modify(&mut self.core.host, place, handle, request)
     }
 
     fn query_srq(&self, id: ContextId, handle: Handle) -> Answer<QueriedSrq> {
@@ -228,7 +228,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
 
     fn destroy_srq(&mut self, id: ContextId, handle: Handle) -> Answer<u32> {
         let place = self.contexts.find(id, ObjectKind::Srq, handle)?;
-        let (pd, events_read) = self.core.srqs.destroy(&mut self.core.machine, place, handle)?;
+        let (pd, events_read) = self.core.srqs.destroy(&mut self.core.host, place, handle)?;
         self.pds.count(pd, -1);
         self.contexts.remove(id, ObjectKind::Srq, handle)?;
         Ok(events_read)
@@ -244,16 +244,16 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let srq = srq.and_then(|place| Some((place, core.srqs.get(place)?.pd)));
         // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
         let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
-        qp::check_queues(&core.machine.memory, request, &core.capabilities)?;
+        qp::check_queues(&core.host.memory, request, &core.capabilities)?;
         let page = core.uars.find(id, request.uar_page)?;
         let (port, cqe_sizes) = (core.ports.first(device), cqs.map(|cq| core.cqs.cqe_size(cq)));
         let unchecked = !core.uars.strict;
-        let uses = Uses { device, port, pd, cqs, cqe_sizes, srq, page, unchecked };
-        let qp = Qp::new(id, request, &uses, core.ports.configs[port].mtu, core.machine.now);
+        let parents = QpParents { device, port, pd, cqs, cqe_sizes, srq, page, unchecked };
+        let qp = Qp::new(id, request, &parents, core.ports.configs[port].mtu, core.host.now);
         let limit = core.capabilities.max_qp;
         let made = self.qps.insert(limit, qp);
         let made = made.ok_or_else(|| CommandError::exhausted("queue pairs", limit))?;
-        let (place, qpn, cap) = (made.turn.place, made.qpn, request.cap);
+        let (place, qpn, cap) = (made.sched.place, made.qpn, request.cap);
         self.pds.count(pd, 1);
         core.cqs.count_users(cqs, 1);
         core.srqs.count_user(srq.map(|(place, _)| place), 1);
@@ -283,14 +283,14 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
             core.poll_page(&mut self.qps, page);
         }
         let Some(mut qp) = self.qps.remove(place) else { return Ok(0) };
-        qp.empty(&mut core.fetcher.pool);
+        qp.empty(&mut core.wqe_fetch.pool);
         core.mkeys.release_windows(qp.qpn);
         core.schedule.forget_qp(place);
         self.pds.count(qp.pd, -1);
         core.cqs.count_users([qp.sq.cq, qp.rq.cq], -1);
         core.srqs.count_user(qp.rq.srq, -1);
         core.uars.leave(qp.sq.doorbell.page, place);
-        Ok(qp.owner.withdraw(&mut core.machine))
+        Ok(qp.event_target.withdraw(&mut core.host))
     }
 
     fn create_ah(&mut self, id: ContextId, pd: Handle, vector: &AddressVector) -> Answer<CreatedAh> {

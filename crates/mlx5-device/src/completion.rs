@@ -37,7 +37,7 @@ fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> Cqe
     let (syndrome, vendor) = syndrome(status).unwrap_or((CqeSyndrome::WrFlush, 0));
     CqeFields {
         opcode,
-        user_index: qp.made.user_index,
+        user_index: qp.init_attr.user_index,
         qpn: qp.qpn,
         wqe_counter: counter,
         error: CqeError { syndrome: syndrome.to_u8(), vendor, ..CqeError::default() },
@@ -48,13 +48,13 @@ fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> Cqe
 impl<M: Memory> Core<M> {
     /// A send WQE ended well: a CQE if it asked for one.
     pub(super) fn complete_send(&mut self, qp: &Qp, request: &SendRequest) {
-        self.machine.counters.complete(request.wqe.opcode);
+        self.host.counters.complete(request.wqe.opcode);
         if !request.wqe.signalled {
             return;
         }
         let fields = CqeFields {
             opcode: CqeOpcode::Requester,
-            user_index: qp.made.user_index,
+            user_index: qp.init_attr.user_index,
             qpn: qp.qpn,
             wqe_counter: request.wqe.index,
             send_opcode: request.wqe.opcode,
@@ -62,7 +62,7 @@ impl<M: Memory> Core<M> {
             ..CqeFields::default()
         };
         let carried = request.request.opcode.wants_response() && !request.payload.inline.is_empty();
-        self.cqs.complete(&mut self.machine, qp.sq.cq, fields, carried.then_some(&request.payload.inline));
+        self.cqs.complete(&mut self.host, qp.sq.cq, fields, carried.then_some(&request.payload.inline));
     }
 
     /// A send WQE failed, as the request of it, or was flushed: always a CQE.
@@ -83,7 +83,7 @@ impl<M: Memory> Core<M> {
             let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
             self.explain_send(qp, request, status, syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
         }
-        self.cqs.complete(&mut self.machine, qp.sq.cq, CqeFields { send_opcode: wqe.opcode, ..fields }, None);
+        self.cqs.complete(&mut self.host, qp.sq.cq, CqeFields { send_opcode: wqe.opcode, ..fields }, None);
     }
 
     /// A message arrived in the receive with this counter.
@@ -104,7 +104,7 @@ impl<M: Memory> Core<M> {
         let fields = CqeFields {
             opcode,
             solicited: completion.solicited,
-            user_index: qp.made.user_index,
+            user_index: qp.init_attr.user_index,
             qpn: qp.qpn,
             wqe_counter: counter,
             byte_count: completion.byte_len,
@@ -115,14 +115,14 @@ impl<M: Memory> Core<M> {
             grh: path.is_some_and(|p| p.grh),
             ..CqeFields::default()
         };
-        self.machine.counters.receives_consumed += 1;
-        self.machine.counters.receives_shared += u64::from(qp.rq.srq.is_some());
-        self.cqs.complete(&mut self.machine, qp.rq.cq, fields, payload);
+        self.host.counters.receives_consumed += 1;
+        self.host.counters.receives_shared += u64::from(qp.rq.srq.is_some());
+        self.cqs.complete(&mut self.host, qp.rq.cq, fields, payload);
     }
 
     /// A receive failed or was flushed.
     pub(super) fn fail_receive(&mut self, qp: &Qp, counter: u16, status: Status) {
         let fields = error_fields(qp, CqeOpcode::ResponderError, counter, status);
-        self.cqs.complete(&mut self.machine, qp.rq.cq, fields, None);
+        self.cqs.complete(&mut self.host, qp.rq.cq, fields, None);
     }
 }

@@ -4,20 +4,20 @@ use roce::Now;
 
 use super::cq::Cqs;
 use super::faults::Faults;
-use super::fetch::Fetcher;
-use super::inbox::Inbox;
-use super::machine::Machine;
+use super::fetch::WqeFetch;
+use super::host::HostInterface;
 use super::mkey::Mkeys;
 use super::model::Capabilities;
+use super::payload_scatter::PayloadScatter;
 use super::ports::Ports;
 use super::schedule::Schedule;
 use super::srq::Srqs;
 use super::uar::Uars;
-use super::unreached::Unreached;
+use super::unreachable::Unreachable;
 use crate::config::NicConfig;
 
 pub(super) struct Core<M> {
-    pub machine: Machine<M>,
+    pub host: HostInterface<M>,
     pub capabilities: Capabilities,
     pub ports: Ports,
     pub mkeys: Mkeys,
@@ -27,15 +27,15 @@ pub(super) struct Core<M> {
     pub schedule: Schedule,
     /// What `softnic ctl` asked for; a NIC that was asked for nothing has none.
     pub faults: Option<Box<Faults>>,
-    pub fetcher: Fetcher,
-    pub inbox: Inbox,
-    pub unreached: Unreached,
+    pub wqe_fetch: WqeFetch,
+    pub payload_scatter: PayloadScatter,
+    pub unreachable: Unreachable,
 }
 
 impl<M> Core<M> {
-    pub(super) fn new(config: &NicConfig, machine: Machine<M>, wire: bool, now: Now) -> Core<M> {
+    pub(super) fn new(config: &NicConfig, host: HostInterface<M>, wire: bool, now: Now) -> Core<M> {
         Core {
-            machine,
+            host,
             capabilities: config.model.capabilities(),
             ports: Ports::new(config, wire, now),
             mkeys: Mkeys::default(),
@@ -44,15 +44,15 @@ impl<M> Core<M> {
             uars: Uars::new(config.strict, config.doorbell_order),
             schedule: Schedule::default(),
             faults: None,
-            fetcher: Fetcher::default(),
-            inbox: Inbox::new(config.relaxed_ordering),
-            unreached: Unreached::default(),
+            wqe_fetch: WqeFetch::default(),
+            payload_scatter: PayloadScatter::new(config.relaxed_ordering),
+            unreachable: Unreachable::default(),
         }
     }
 
     /// Whether the messages of this second leave room for one more.
     pub(super) fn keeps_pace(&mut self) -> bool {
-        self.faults.as_mut().is_none_or(|faults| faults.keeps_pace(self.machine.now))
+        self.faults.as_mut().is_none_or(|faults| faults.keeps_pace(self.host.now))
     }
 
     /// Whether the port at this place is down.

@@ -14,7 +14,7 @@ use roce::Now;
 use super::command::{
     Answer, CommandError, ContextId, CreateCq, DestroyedCq, Handle, ResizeCq, event_type, refusal, refuse_if,
 };
-use super::machine::{Machine, Owner};
+use super::host::{EventTarget, HostInterface};
 use super::model::Capabilities;
 use super::reason::About;
 use super::schedule::Walk;
@@ -27,7 +27,7 @@ const DISARMED: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Cq {
-    owner: Owner,
+    event_target: EventTarget,
     cqn: u32,
     /// Entries, a power of two.
     entries: u32,
@@ -91,7 +91,7 @@ impl Cqs {
         memory.store32(record + 4, DISARMED).map_err(&fault)?;
         let cqn = FIRST_CQN + self.table.next();
         let place = self.table.insert(Cq {
-            owner: Owner::new(id, request.user_handle),
+            event_target: EventTarget::new(id, request.user_handle),
             cqn,
             entries,
             cqe_size,
@@ -137,7 +137,7 @@ impl Cqs {
     /// Destroys a CQ; returns how many events of it the program has read.
     pub(super) fn destroy<M>(
         &mut self,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         place: u32,
         handle: Handle,
     ) -> Answer<DestroyedCq> {
@@ -148,12 +148,12 @@ impl Cqs {
         let Some(cq) = self.table.remove(place) else { return Ok(DestroyedCq::default()) };
         // The library waits until the program has acknowledged what is reported here, so what nobody can read any more
         // is withdrawn and not counted.
-        let user_handle = cq.owner.user_handle;
+        let user_handle = cq.event_target.user_handle;
         let withdrawn =
-            cq.channel.map_or(0, |channel| machine.events.withdraw_completions(channel, user_handle));
+            cq.channel.map_or(0, |channel| host.events.withdraw_completions(channel, user_handle));
         Ok(DestroyedCq {
             completion_events: cq.completion_events.wrapping_sub(withdrawn),
-            async_events: cq.owner.withdraw(machine),
+            async_events: cq.event_target.withdraw(host),
         })
     }
 
@@ -174,49 +174,49 @@ impl Cqs {
     /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ fails here, and its QPs after this poll.
     pub(super) fn complete<M: Memory>(
         &mut self,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         place: u32,
         mut fields: CqeFields,
         payload: Option<&[u8]>,
     ) {
         let Some(cq) = self.table.get_mut(place).filter(|cq| !cq.dead) else { return };
         // A card stamps what is whole.
-        machine.copied(fields.byte_count);
-        fields.timestamp = machine.now.0;
-        let written = cq.write(&machine.memory, &mut fields, payload);
+        host.copied(fields.byte_count);
+        fields.timestamp = host.now.0;
+        let written = cq.write(&host.memory, &mut fields, payload);
         if written == Ok(true) {
-            machine.counters.cqes += 1;
+            host.counters.cqes += 1;
             if fields.opcode.is_error() {
                 let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
-                machine.counters.error(syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
+                host.counters.error(syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
             }
-            if cq.channel.is_some() && cq.announce(&machine.memory, &fields) {
-                cq.give_event(machine);
+            if cq.channel.is_some() && cq.announce(&host.memory, &fields) {
+                cq.give_event(host);
             }
             return;
         }
         cq.dead = true;
         self.dead.push(place);
-        machine.counters.cq_overruns += 1;
-        cq.owner.raise(machine, event_type::CQ_ERR);
+        host.counters.cq_overruns += 1;
+        cq.event_target.raise(host, event_type::CQ_ERR);
         let why = match written {
             Err(fault) => format!("{fault}; keep its ring and record mapped"),
             Ok(_) => {
                 format!("overrun: {} entries, none given back; poll sooner, or make it longer", cq.entries)
             }
         };
-        machine.explain(About::Cq(cq.cqn), "cq", format!("it and its QPs are in error: {why}"));
+        host.explain(About::Cq(cq.cqn), "cq", format!("it and its QPs are in error: {why}"));
     }
 
     /// Gives the events of CQs whose arm crossed their CQE.
-    pub(super) fn rescan<M: Memory>(&mut self, machine: &mut Machine<M>) {
+    pub(super) fn rescan<M: Memory>(&mut self, host: &mut HostInterface<M>) {
         // They come round ten times as fast as queues: such an arm waits for this.
-        let now = Now(machine.now.0.saturating_mul(10));
+        let now = Now(host.now.0.saturating_mul(10));
         for index in self.walk.places(now, self.channels.len() as u32) {
             let place = self.channels.get(index as usize).copied();
             let Some(cq) = place.and_then(|place| self.table.get_mut(place)) else { continue };
-            if cq.rescan(&machine.memory) {
-                cq.give_event(machine);
+            if cq.rescan(&host.memory) {
+                cq.give_event(host);
             }
         }
     }
@@ -308,12 +308,12 @@ impl Cq {
     }
 
     /// Gives the completion event that the CQ was armed for.
-    fn give_event<M>(&mut self, machine: &mut Machine<M>) {
+    fn give_event<M>(&mut self, host: &mut HostInterface<M>) {
         if let Some(channel) = self.channel
-            && machine.events.completion(channel, self.owner.user_handle)
+            && host.events.completion(channel, self.event_target.user_handle)
         {
             self.completion_events = self.completion_events.wrapping_add(1);
-            machine.counters.completion_events += 1;
+            host.counters.completion_events += 1;
         }
     }
 
@@ -357,8 +357,8 @@ impl Cq {
         let waiting = (1..=self.entries).contains(&(end.wrapping_sub(consumer) & CONSUMER_MASK));
         // Never more than half the counter's range behind, or "before" and "after" would change places.
         self.notified = self.producer.wrapping_sub(self.producer.wrapping_sub(self.notified).min(1 << 30));
-        let told = end.wrapping_sub(self.notified) as i32 <= 0;
-        waiting && !told && self.disarm(memory, word)
+        let notified = end.wrapping_sub(self.notified) as i32 <= 0;
+        waiting && !notified && self.disarm(memory, word)
     }
 }
 

@@ -74,10 +74,10 @@ impl<M: Memory> Core<M> {
     /// A request arrived whole, or a fragment of it.
     pub(super) fn request(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
         if qp.path.way.route().is_some() {
-            self.machine.counters.dropped_peer += 1;
+            self.host.counters.dropped_peer += 1;
         } else if inbound.to_port() != Some(self.ports.configs[qp.path.port].port) {
             // It reached another port of the device, where this queue is not.
-            self.machine.counters.dropped_address += 1;
+            self.host.counters.dropped_address += 1;
         } else {
             self.respond(qp, Arrived::Message(request), inbound);
         }
@@ -87,7 +87,7 @@ impl<M: Memory> Core<M> {
     #[inline(always)]
     pub(super) fn respond(&mut self, qp: &mut Qp, arrived: Arrived<'_>, inbound: &mut impl Inbound) {
         if !qp.state.answers_requests() {
-            self.machine.counters.dropped_qp_state += 1;
+            self.host.counters.dropped_qp_state += 1;
             return;
         }
         self.ports.counters[qp.path.port].requests_received += 1;
@@ -95,7 +95,7 @@ impl<M: Memory> Core<M> {
         let Some(responder) = &mut qp.responses.responder else { return };
         let ResponderCounters { duplicates, messages, .. } = *responder.counters();
         let mut resources = QpResources {
-            memory: &self.machine.memory,
+            memory: &self.host.memory,
             mkeys: &self.mkeys,
             pd: qp.pd,
             qpn: qp.qpn,
@@ -110,25 +110,25 @@ impl<M: Memory> Core<M> {
             Arrived::Packet(packet) => {
                 let verdict = responder.handle_packet(packet, &mut resources);
                 let is_taken = !matches!(verdict, Verdict::Dropped(_));
-                self.machine.counters.packets_taken += u64::from(is_taken);
+                self.host.counters.packets_taken += u64::from(is_taken);
                 (verdict, packet.content.position().ends(), packet.payload.length)
             }
         };
         let is_new = responder.counters().messages > messages;
         let outcome = match (verdict, arrived) {
             (Verdict::Dropped(reason), _) => {
-                self.machine.counters.drop(reason);
+                self.host.counters.drop(reason);
                 None
             }
             (Verdict::Execute(Work::Read { region, offset }), Arrived::Message(request)) => {
                 self.read(qp, request, &region, offset);
-                self.machine.counters.execute(true, length);
+                self.host.counters.execute(true, length);
                 Some(Outcome::Done)
             }
             (Verdict::Execute(Work::Read { .. }) | Verdict::Answered, _) => {
                 // The engine sends a READ's answer in packets by itself, and counts the first time that it does.
                 if let Some(bytes) = arrived.read_bytes().filter(|_| is_new) {
-                    self.machine.counters.execute(true, bytes);
+                    self.host.counters.execute(true, bytes);
                 }
                 None
             }
@@ -138,20 +138,20 @@ impl<M: Memory> Core<M> {
             responder.executed(outcome);
         }
         if let Some(faults) = self.faults.as_mut().filter(|_| arrived.read_bytes().is_some()) {
-            faults.delay_answer(&mut self.machine, qp);
+            faults.delay_answer(&mut self.host, qp);
         }
         if let Some(srq) = qp.rq.srq {
-            self.srqs.give_events(&mut self.machine, srq);
+            self.srqs.give_events(&mut self.host, srq);
         }
         let Some(responder) = &qp.responses.responder else { return };
-        self.machine.counters.duplicates += responder.counters().duplicates - duplicates;
+        self.host.counters.duplicates += responder.counters().duplicates - duplicates;
         if responder.has_reply() {
-            self.schedule.list_replying(&mut qp.turn);
+            self.schedule.list_replying(&mut qp.sched);
         }
         self.take_events(qp);
-        self.schedule.heat(&mut qp.turn, self.machine.now);
+        self.schedule.heat(&mut qp.sched, self.host.now);
         if !owed && qp.responses.owes_only_an_acknowledgement() {
-            qp.responses.ack_due = self.machine.now;
+            qp.responses.ack_due = self.host.now;
         }
     }
 
@@ -178,7 +178,7 @@ impl<M: Memory> Core<M> {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
                 inbound
-                    .copy_into(&[to], self.inbox.order(|| self.mkeys.is_relaxed(region.key)))
+                    .copy_into(&[to], self.payload_scatter.order(|| self.mkeys.is_relaxed(region.key)))
                     .map_err(|_| Outcome::LocalFault)
                     .map(|()| {
                         if let Some((receive, completion)) = completion {
@@ -191,20 +191,20 @@ impl<M: Memory> Core<M> {
             Work::Atomic { region, operation } => {
                 let old = match *operation {
                     Atomic::CompareSwap { compare, swap } => {
-                        self.machine.memory.compare_swap64(region.address, compare, swap)
+                        self.host.memory.compare_swap64(region.address, compare, swap)
                     }
-                    Atomic::FetchAdd { add } => self.machine.memory.fetch_add64(region.address, add),
+                    Atomic::FetchAdd { add } => self.host.memory.fetch_add64(region.address, add),
                 };
-                self.machine.counters.messages_received += 1;
+                self.host.counters.messages_received += 1;
                 return old.map_or(Outcome::LocalFault, |old| Outcome::Atomic { old });
             }
         };
         match done {
             Ok(()) => {
-                self.machine.counters.execute(ends, length);
-                self.machine.copied(length);
+                self.host.counters.execute(ends, length);
+                self.host.copied(length);
                 if ends {
-                    qp.sq.asked = Some(self.machine.now);
+                    qp.sq.asked = Some(self.host.now);
                 }
                 Outcome::Done
             }
@@ -230,8 +230,11 @@ impl<M: Memory> Core<M> {
     ) -> Result<(), Outcome> {
         let mut payload = [0; 64];
         let small = length > 0 && length as usize <= qp.rq.scatter && offset == 0 && completion.is_some();
-        let order = self.inbox.order(|| false);
-        let to = self.inbox.scatter(&self.mkeys, &qp.rq, offset, length).map_err(|_| Outcome::LocalFault)?;
+        let order = self.payload_scatter.order(|| false);
+        let to = self
+            .payload_scatter
+            .scatter(&self.mkeys, &qp.rq, offset, length)
+            .map_err(|_| Outcome::LocalFault)?;
         let moved = match small {
             true => inbound.copy_to_buffer(&mut payload[..length as usize]),
             false => inbound.copy_into(to, order),
@@ -256,7 +259,7 @@ impl<M: Memory> Core<M> {
     /// key closed: IBTA lets a SEND pass the READ before it, and a program that minds posts it with a fence.
     fn invalidate(&mut self, qp: &mut Qp, key: u32) {
         let Some(bound) = self.mkeys.unbind(key) else { return };
-        self.machine.counters.windows_invalidated += 1;
+        self.host.counters.windows_invalidated += 1;
         for answer in qp.responses.answers.iter_mut().filter(|answer| answer.key == key) {
             answer.key = bound.region;
         }
@@ -269,12 +272,15 @@ impl<M: Memory> Core<M> {
             return Ok(());
         };
         let fault = |_| Outcome::LocalFault;
-        let to = self.inbox.scatter(&self.mkeys, &qp.rq, 0, GRH_BYTES).map_err(|_| Outcome::LocalFault)?;
+        let to = self
+            .payload_scatter
+            .scatter(&self.mkeys, &qp.rq, 0, GRH_BYTES)
+            .map_err(|_| Outcome::LocalFault)?;
         let mut rest = &header[..];
         to.iter().try_for_each(|piece| {
             let (bytes, left) = rest.split_at((piece.len as usize).min(rest.len()));
             rest = left;
-            self.machine.memory.write(piece.addr, bytes, true).map_err(fault)
+            self.host.memory.write(piece.addr, bytes, true).map_err(fault)
         })
     }
 
@@ -297,12 +303,12 @@ impl<M: Memory> Core<M> {
                 offset,
             });
         }
-        self.ports.charge(&mut self.machine.counters, qp.path.port, wire);
+        self.ports.charge(&mut self.host.counters, qp.path.port, wire);
         if let Some(ready) = self.ports.shapers[qp.path.port].ready_at() {
             qp.responses.not_before = ready;
         }
         if let Some(faults) = &mut self.faults {
-            faults.delay_answer(&mut self.machine, qp);
+            faults.delay_answer(&mut self.host, qp);
         }
     }
 
@@ -310,7 +316,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn send_replies_of(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> (usize, bool) {
         let mut sent = 0;
         loop {
-            if self.machine.now < qp.responses.not_before {
+            if self.host.now < qp.responses.not_before {
                 return (sent, true);
             }
             if !link.has_reply_room(slot_of(qp.attributes.dest_qpn)) {
@@ -325,7 +331,7 @@ impl<M: Memory> Core<M> {
             let Some(reply) = next else { return (sent, false) };
             if !begun
                 && let Some(faults) = &mut self.faults
-                && faults.loses_reply(&mut self.machine.counters, qp, &reply)
+                && faults.loses_reply(&mut self.host.counters, qp, &reply)
             {
                 sent += 1;
                 continue;
@@ -343,10 +349,10 @@ impl<M: Memory> Core<M> {
     fn send_reply(&mut self, link: &mut impl Carrier, qp: &mut Qp, reply: &Reply) -> Taken {
         match reply.kind {
             ReplyKind::RnrNak { .. } => {
-                self.machine.counters.rnr_naks_sent += 1;
+                self.host.counters.rnr_naks_sent += 1;
                 self.explain_not_ready(qp);
             }
-            ReplyKind::Nak(_) => self.machine.counters.naks_sent += 1,
+            ReplyKind::Nak(_) => self.host.counters.naks_sent += 1,
             _ => {}
         }
         let answer = qp.responses.answers.front().copied();
@@ -370,7 +376,7 @@ impl<M: Memory> Core<M> {
         }
         let outcome = link.send_reply(reply, Payload::Segments(&[start]), offset);
         if let Ok(sent) = &outcome {
-            self.schedule.replying.copied(sent.carried, self.machine.memory.has_lagged());
+            self.schedule.replying.copied(sent.carried, self.host.memory.has_lagged());
         }
         match outcome {
             Ok(sent) if u64::from(sent.carried) < from.len => {
@@ -406,14 +412,14 @@ impl<M: Memory> Core<M> {
         let first_psn = qp.responses.answers.front().map_or(reply.psn, |answer| answer.first_psn);
         // What was sent before still counts; what waits behind it is never sent.
         qp.responses.drop_all();
-        self.machine.counters.naks_sent += 1;
+        self.host.counters.naks_sent += 1;
         let refusal = Reply { kind: ReplyKind::Nak(code), psn: first_psn, ..*reply };
         // Room was asked for, and nothing was sent.
         let _ = link.send_reply(&refusal, Payload::Nothing, 0);
-        qp.owner.raise(&mut self.machine, event);
+        qp.event_target.raise(&mut self.host, event);
         let why = if code == NakCode::RemoteAccess { Refusal::Revoked } else { Refusal::Memory };
         let why = format!("RDMA READ by QP {:#x} is not answered: {why}", qp.attributes.dest_qpn);
-        self.machine.explain(About::Qp(qp.qpn, None), REFUSED, why);
+        self.host.explain(About::Qp(qp.qpn, None), REFUSED, why);
         self.fail_qp(qp, "it refused a message");
     }
 
@@ -423,7 +429,7 @@ impl<M: Memory> Core<M> {
         while let Some(event) = qp.responses.responder.as_mut().and_then(|r| r.poll_event()) {
             match event {
                 ResponderEvent::CommunicationEstablished if qp.state == QpState::Rtr => {
-                    qp.owner.raise(&mut self.machine, event_type::COMM_EST);
+                    qp.event_target.raise(&mut self.host, event_type::COMM_EST);
                 }
                 ResponderEvent::CommunicationEstablished => {}
                 ResponderEvent::Failed(failure) => {
@@ -432,8 +438,8 @@ impl<M: Memory> Core<M> {
                         self.fail_receive(qp, failed.receive.id as u16, failed.status);
                     }
                     if let Some(event) = failure.event {
-                        qp.owner.raise(
-                            &mut self.machine,
+                        qp.event_target.raise(
+                            &mut self.host,
                             match event {
                                 AsyncEvent::QpFatal => event_type::QP_FATAL,
                                 AsyncEvent::RequestError => event_type::QP_REQ_ERR,

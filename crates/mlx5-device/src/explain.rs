@@ -95,7 +95,7 @@ impl<M: Memory> Core<M> {
                 | Status::RnrRetryExceeded
         );
         let peer = qp.path.way.peer().filter(|_| knows).map(|_| request.request.dst_qpn);
-        self.machine.events.explain(Reason { at: self.machine.now, about, kind, why, peer });
+        self.host.events.explain(Reason { at: self.host.now, about, kind, why, peer });
     }
 
     /// This queue refused a request of its peer, or could not carry it out.
@@ -116,7 +116,7 @@ impl<M: Memory> Core<M> {
         let kind = failed.map_or(REFUSED, |failed| kind_of(failed.status));
         let from = if qp.service == ServiceType::Ud { request.src_qpn } else { qp.attributes.dest_qpn };
         let why = format!("{} by QP {from:#x} was refused: {why}", asked(request));
-        self.machine.explain(about, kind, why);
+        self.host.explain(about, kind, why);
     }
 
     /// A message of the peer met no receive: said once a queue.
@@ -125,7 +125,7 @@ impl<M: Memory> Core<M> {
         if std::mem::replace(&mut qp.rq.explained, true) {
             return;
         }
-        let why = match qp.rq.ring.read_record(&self.machine.memory) {
+        let why = match qp.rq.ring.read_record(&self.host.memory) {
             _ if qp.rq.srq.is_some() => "its SRQ is empty".to_owned(),
             Some(record) => {
                 format!("its record says {record}, {} are used, of {}", qp.rq.taken, qp.rq.ring.entries)
@@ -133,6 +133,6 @@ impl<M: Memory> Core<M> {
             None => "its record cannot be read".to_owned(),
         };
         let why = format!("the peer's message waits for a receive: {why}; post receives before it sends");
-        self.machine.explain(About::Qp(qp.qpn, None), STALLED, why);
+        self.host.explain(About::Qp(qp.qpn, None), STALLED, why);
     }
 }

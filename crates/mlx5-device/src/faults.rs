@@ -11,7 +11,7 @@ use roce::packet::Outgoing;
 use roce::{Now, Psn, Reply, ReplyKind, Status, Transmit};
 
 use super::counters::{Counters, name_of};
-use super::machine::Machine;
+use super::host::HostInterface;
 use super::ports::Ports;
 use super::qp::Qp;
 use super::qps::Qps;
@@ -27,7 +27,7 @@ const MAX_WAITING: usize = 64;
 const NAMED: usize = 8;
 
 /// Changes that are kept in words, for the line of counters; all of them count.
-const MAX_TOLD: usize = 64;
+const MAX_CHANGES: usize = 64;
 
 /// What may be changed while the NIC runs; what is `None` stays. Shown as `softnic ctl` sends it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -99,7 +99,7 @@ impl fmt::Display for Injection {
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     /// The first changes, in words.
-    told: Vec<String>,
+    changes: Vec<String>,
     /// A bit for each port that is down.
     down: u16,
     loss: f64,
@@ -135,21 +135,21 @@ impl Faults {
     /// result must know.
     pub(super) fn changed<'a, M>(
         faults: &'a mut Option<Box<Faults>>,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         what: String,
     ) -> &'a mut Faults {
-        machine.counters.ctl_changes += 1;
-        machine.say(&format!("softnic ctl changed this NIC: {what}"));
+        host.counters.ctl_changes += 1;
+        host.log_line(&format!("softnic ctl changed this NIC: {what}"));
         let faults = faults.get_or_insert_default();
-        if faults.told.len() < MAX_TOLD {
-            faults.told.push(what);
+        if faults.changes.len() < MAX_CHANGES {
+            faults.changes.push(what);
         }
         faults
     }
 
     /// The changes so far, in the words of `softnic ctl`; of very many the first.
     pub(super) fn changes(&self) -> &[String] {
-        &self.told
+        &self.changes
     }
 
     /// Takes the port at this place down, or up again.
@@ -188,7 +188,7 @@ impl Faults {
         Ok(())
     }
 
-    /// The fault waits for the message that it is to befall.
+    /// Keeps the fault until a message fits it.
     pub(super) fn wait(&mut self, injection: Injection) {
         self.waiting.push(injection);
     }
@@ -234,9 +234,9 @@ impl Faults {
         qp.sq.fail(ticket, Status::LocalQpOperation);
     }
 
-    /// Whether something befalls a request instead of its being sent: it is lost on the way, or fails.
+    /// Applies an injection, the loss or a down port to a request. True: it is not sent, because it was lost or has failed.
     #[cold]
-    pub(super) fn befalls(
+    pub(super) fn apply_to_message(
         &mut self,
         counters: &mut Counters,
         ports: &mut Ports,
@@ -270,9 +270,9 @@ impl Faults {
         true
     }
 
-    /// The same for a packet of a connected queue, of the message at this place: how it leaves, if it does.
+    /// Applies them to a packet of a connected queue, of the message at this place. Returns the ICRC that it leaves with; none: it is lost.
     #[cold]
-    pub(super) fn befalls_packet(
+    pub(super) fn apply_to_packet(
         &mut self,
         counters: &mut Counters,
         ports: &mut Ports,
@@ -345,13 +345,13 @@ impl Faults {
 
     /// A READ arrived: no reply of its queue leaves before it is to be answered.
     #[cold]
-    pub(super) fn delay_answer<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp) {
+    pub(super) fn delay_answer<M>(&mut self, host: &mut HostInterface<M>, qp: &mut Qp) {
         self.spend_pace();
-        let mut earliest = self.pace.as_ref().and_then(TokenBucket::ready_at).unwrap_or(machine.now);
+        let mut earliest = self.pace.as_ref().and_then(TokenBucket::ready_at).unwrap_or(host.now);
         let delays = |kind| matches!(kind, InjectionKind::DelayRead(_));
         if let Some(InjectionKind::DelayRead(us)) = self.take(qp.qpn, delays) {
-            machine.counters.injected_read_delays += 1;
-            earliest = earliest.max(machine.now.after(u64::from(us) * 1000));
+            host.counters.injected_read_delays += 1;
+            earliest = earliest.max(host.now.after(u64::from(us) * 1000));
         }
         qp.responses.not_before = qp.responses.not_before.max(earliest);
     }
@@ -366,7 +366,7 @@ impl Faults {
     ) -> Option<CqeSyndrome> {
         let at = self.marked.iter().position(|mark| (mark.0, mark.1) == (qpn, wqe_index))?;
         let (_, _, syndrome) = self.marked.remove(at);
-        // Flushed before its turn came: nothing was reported of it that was not so.
+        // Flushed before it was posted: nothing wrong was reported of it.
         (status == Status::LocalQpOperation).then_some(syndrome)
     }
 }

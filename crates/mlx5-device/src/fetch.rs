@@ -2,7 +2,7 @@
 //!
 //! Checks and their syndromes follow IBTA vol. 1 §10.7 and what libmlx5's `mlx5_handle_error_cqe` names: a WQE that is
 //! malformed or not for this queue is 0x02, a length above a limit 0x01, a key, bound or right that fails 0x04. A failed
-//! WQE completes in its turn, behind the ones before it. A UMR is read in `window.rs`, and done by `Mkeys` when its turn comes.
+//! WQE completes behind the ones before it. A UMR is parsed in `window.rs`, and performed by `Mkeys` in the order of posting.
 //! Left out: masked atomics, WAIT, DUMP: each is 0x02, as on a card without the capability.
 
 use std::fmt;
@@ -12,14 +12,14 @@ use mlx5_layout::{SendOpcode, SendWqe};
 use roce::{Access, Fragment, Opcode, Psn, Request, ServiceType, Status};
 
 use super::command::AddressVector;
-use super::machine::Machine;
+use super::host::HostInterface;
 use super::mkey::Mkeys;
 use super::model::Capabilities;
 use super::ports::Ports;
 use super::qp::Qp;
-use super::reason::Wrong;
+use super::reason::CheckFailure;
 use super::sq::{Kind, Pool, SendRequest};
-use super::window::WindowWork;
+use super::window::UmrRequest;
 use crate::config::LinkLayer;
 use crate::memory::{Memory, Segment};
 
@@ -30,24 +30,24 @@ pub(super) struct Checks<'a> {
     pub limits: &'a Capabilities,
 }
 
-/// Reads WQEs of all queues, one at a time.
-pub(super) struct Fetcher {
-    /// The WQE in hand.
+/// WQE fetch of all queues, one WQE at a time.
+pub(super) struct WqeFetch {
+    /// The WQE as it was read.
     wqe: Box<[u8; MAX_WQE_BYTES]>,
     pub pool: Pool,
 }
 
-impl Default for Fetcher {
-    fn default() -> Fetcher {
-        Fetcher { wqe: Box::new([0; MAX_WQE_BYTES]), pool: Pool::default() }
+impl Default for WqeFetch {
+    fn default() -> WqeFetch {
+        WqeFetch { wqe: Box::new([0; MAX_WQE_BYTES]), pool: Pool::default() }
     }
 }
 
-impl Fetcher {
+impl WqeFetch {
     /// Reads the next WQE. `available`: blocks that may be read, at least one.
     pub(super) fn fetch<M: Memory>(
         &mut self,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         checks: &Checks<'_>,
         qp: &mut Qp,
         available: u16,
@@ -57,7 +57,7 @@ impl Fetcher {
         let bytes = &mut *self.wqe;
         // What is not read must not be the last WQE's.
         bytes[..Control::BYTES].fill(0);
-        let read = qp.sq.copy_out(&machine.memory, available, bytes);
+        let read = qp.sq.copy_out(&host.memory, available, bytes);
         // A WQE whose length is unknown ends the queue; it takes one block.
         let taken = read.as_ref().map_or(1, |len| blocks((len / UNIT_BYTES) as u8).max(1));
         out.wqe.opcode = bytes[3];
@@ -67,12 +67,12 @@ impl Fetcher {
         }
         // The payload is read when the transport sends the message, up to a whole budget of WQEs later.
         if let Some(first) = out.payload.segments.first() {
-            machine.memory.prefetch(first.addr);
+            host.memory.prefetch(first.addr);
         }
-        machine.counters.post(out.wqe.opcode);
+        host.counters.post(out.wqe.opcode);
         if let Some(asked) = qp.sq.asked.take() {
-            machine.counters.turnarounds += 1;
-            machine.counters.turnaround_ns += machine.now.0.saturating_sub(asked.0);
+            host.counters.turnarounds += 1;
+            host.counters.turnaround_ns += host.now.0.saturating_sub(asked.0);
         }
         qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
         out
@@ -81,32 +81,32 @@ impl Fetcher {
 
 impl Checks<'_> {
     /// Fills `out` from a WQE, or says what is wrong with it.
-    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut SendRequest) -> Result<(), Box<Wrong>> {
-        let wqe = SendWqe::new(bytes).map_err(Wrong::malformed)?;
+    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut SendRequest) -> Result<(), Box<CheckFailure>> {
+        let wqe = SendWqe::new(bytes).map_err(CheckFailure::malformed)?;
         let control = *wqe.control();
         out.wqe.signalled = control.is_signalled();
         out.wqe.fence = control.fm_ce_se & 0xe0 != 0;
         if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
-            return Err(Wrong::malformed(format_args!(
+            return Err(CheckFailure::malformed(format_args!(
                 "its control segment is for WQE {} of QP {:#x}, opcode modifier {}; it is WQE {} of QP {:#x}, modifier 0",
                 control.wqe_index, control.qpn, control.opmod, qp.sq.fetched, qp.qpn
             )));
         }
         if control.send_opcode() == Some(SendOpcode::Umr) {
-            out.kind = Kind::Window(WindowWork::of(&wqe, qp.service, qp.qpn)?);
+            out.kind = Kind::Umr(UmrRequest::of(&wqe, qp.service, qp.qpn)?);
             return Ok(());
         }
         let addressing = match qp.service {
             ServiceType::Ud => Addressing::Datagram,
             ServiceType::Rc | ServiceType::Uc => Addressing::Connected,
         };
-        let body = wqe.body(addressing).map_err(Wrong::malformed)?;
+        let body = wqe.body(addressing).map_err(CheckFailure::malformed)?;
         if body.opcode == SendOpcode::Nop {
             out.kind = Kind::Nop;
             return Ok(());
         }
         let opcode = message_opcode(body.opcode).filter(|o| o.allowed_on(qp.service)).ok_or_else(|| {
-            Wrong::malformed(format_args!(
+            CheckFailure::malformed(format_args!(
                 "a {:?} queue does no {:?}; use an RC queue",
                 qp.service, body.opcode
             ))
@@ -169,16 +169,18 @@ impl Checks<'_> {
         opcode: Opcode,
         body: &Body<'_>,
         out: &mut SendRequest,
-    ) -> Result<u32, Box<Wrong>> {
+    ) -> Result<u32, Box<CheckFailure>> {
         let need = if opcode.wants_response() { Access::LOCAL_WRITE } else { Access(0) };
         let mut length = 0u64;
         let mut pointers = 0;
         for segment in body.data {
-            match segment.map_err(Wrong::malformed)? {
+            match segment.map_err(CheckFailure::malformed)? {
                 DataSegment::Inline(bytes) => {
                     // Inline data goes out only, and a queue was made for so much of it.
                     if opcode.wants_response() {
-                        return Err(Wrong::malformed("its answer cannot go inline; give it a data pointer"));
+                        return Err(CheckFailure::malformed(
+                            "its answer cannot go inline; give it a data pointer",
+                        ));
                     }
                     length += bytes.len() as u64;
                     let kept = out.payload.keep(bytes);
@@ -193,10 +195,9 @@ impl Checks<'_> {
                         let most = self.limits.max_message_bytes;
                         return Err(too_long(length, format_args!("{most} at most; split it")));
                     }
-                    let addr = self
-                        .mkeys
-                        .translate(pointer.lkey, qp.pd, pointer.va, len, need)
-                        .map_err(|error| Wrong::new(Status::LocalProtection, self.mkeys.why_not(error)))?;
+                    let addr = self.mkeys.translate(pointer.lkey, qp.pd, pointer.va, len, need).map_err(
+                        |error| CheckFailure::new(Status::LocalProtection, self.mkeys.why_not(error)),
+                    )?;
                     out.payload.segments.push(Segment { addr, len });
                     out.payload.keys.push(pointer.lkey);
                 }
@@ -204,7 +205,7 @@ impl Checks<'_> {
         }
         if pointers > self.limits.max_sge {
             let most = self.limits.max_sge;
-            return Err(Wrong::malformed(format_args!(
+            return Err(CheckFailure::malformed(format_args!(
                 "{pointers} data pointers, max_sge is {most}; split it"
             )));
         }
@@ -216,8 +217,8 @@ impl Checks<'_> {
 }
 
 #[cold]
-fn too_long(length: u64, help: impl fmt::Display) -> Box<Wrong> {
-    Wrong::new(Status::LocalLength, format_args!("{length} bytes; {help}"))
+fn too_long(length: u64, help: impl fmt::Display) -> Box<CheckFailure> {
+    CheckFailure::new(Status::LocalLength, format_args!("{length} bytes; {help}"))
 }
 
 /// The transport's operation of a WQE; none for what this NIC does not do.

@@ -23,12 +23,12 @@ impl<M: Memory> Core<M> {
             return self.fail_qp(qp, &format!("WQE {wqe} failed"));
         }
         let why = format!("its sends are flushed (SQE): WQE {wqe} failed; ibv_modify_qp to RTS goes on");
-        self.machine.explain(About::Qp(qp.qpn, None), FLUSHED, why);
+        self.host.explain(About::Qp(qp.qpn, None), FLUSHED, why);
         qp.state = QpState::Sqe;
         if let Some(requester) = &mut qp.sq.requester {
             requester.enter_error();
         }
-        self.schedule.heat(&mut qp.turn, self.machine.now);
+        self.schedule.heat(&mut qp.sched, self.host.now);
     }
 
     /// Moves the queue to ERR. The flush CQEs follow in the polls.
@@ -37,7 +37,7 @@ impl<M: Memory> Core<M> {
             return;
         }
         let why = format!("in error, all work is flushed: {cause}; ibv_modify_qp to RESET begins anew");
-        self.machine.explain(About::Qp(qp.qpn, None), FLUSHED, why);
+        self.host.explain(About::Qp(qp.qpn, None), FLUSHED, why);
         qp.state = QpState::Err;
         // No message follows that an acknowledgement could wait for.
         qp.responses.converses = false;
@@ -49,29 +49,29 @@ impl<M: Memory> Core<M> {
         }
         // It takes nothing more from the shared queue, and what others posted there stays (IBTA vol. 1 §11.6.3.1).
         if qp.rq.srq.is_some() && qp.service != ServiceType::Ud {
-            qp.owner.raise(&mut self.machine, event_type::QP_LAST_WQE_REACHED);
+            qp.event_target.raise(&mut self.host, event_type::QP_LAST_WQE_REACHED);
         }
-        self.schedule.heat(&mut qp.turn, self.machine.now);
+        self.schedule.heat(&mut qp.sched, self.host.now);
     }
 
     /// Flushes what was posted: what was read already comes out of the transport, the rest is walked over in the ring.
     pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
-        qp.sq.carrying.partial = None;
+        qp.sq.progress.partial = None;
         while let Some(request) = qp.sq.outstanding.pop_front().or_else(|| qp.sq.held.take()) {
             self.fail_send_wqe(qp, request.wqe, Status::Flushed, None);
-            self.fetcher.pool.give(request);
+            self.wqe_fetch.pool.give(request);
             work += 1;
         }
-        let posted = qp.sq.posted(&self.machine.memory);
-        self.uars.watch(&mut self.machine, qp, posted);
+        let posted = qp.sq.posted(&self.host.memory);
+        self.uars.watch(&mut self.host, qp, posted);
         let mut left = posted.available;
         while left > 0 && work < FLUSH_BUDGET {
             let mut first = [0; BLOCK_BYTES];
-            let readable = self.machine.memory.read(qp.sq.ring.entry(qp.sq.fetched), &mut first).is_ok();
+            let readable = self.host.memory.read(qp.sq.ring.entry(qp.sq.fetched), &mut first).is_ok();
             // A length that makes no sense must not lead past what was posted.
             let taken = if readable { blocks(first[7] & 0x3f).clamp(1, left) } else { left };
-            self.machine.counters.post(first[3]);
+            self.host.counters.post(first[3]);
             let wqe = WqeHead { index: qp.sq.fetched, opcode: first[3], ..WqeHead::default() };
             self.fail_send_wqe(qp, wqe, Status::Flushed, None);
             qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
@@ -82,7 +82,7 @@ impl<M: Memory> Core<M> {
     }
 
     pub(super) fn flush_receives(&mut self, qp: &mut Qp) -> usize {
-        let available = usize::from(qp.rq.available(&self.machine.memory)).min(FLUSH_BUDGET);
+        let available = usize::from(qp.rq.available(&self.host.memory)).min(FLUSH_BUDGET);
         for _ in 0..available {
             self.fail_receive(qp, qp.rq.taken, Status::Flushed);
             qp.rq.taken = qp.rq.taken.wrapping_add(1);

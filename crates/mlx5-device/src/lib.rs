@@ -1,7 +1,7 @@
-//! The device without I/O: rung doorbell → validated work → completion, below the machine that it runs on.
+//! The device without I/O: rung doorbell → validated work → completion, above the interface to its host.
 //!
 //! [`Nic`] is the whole; one file an object, named as in the manual. [`memory`], [`threads`] and [`carrier`] are what it asks of the
-//! machine: application memory is reached through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument, but for the
+//! host: application memory is reached through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument, but for the
 //! clock of [`Nic::stamp_by`]. Names no socket, thread or clock of its own (INV-2), and nothing of how commands are encoded.
 
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
@@ -24,8 +24,7 @@ mod explain;
 pub mod faults;
 mod fetch;
 mod flush;
-mod inbox;
-mod machine;
+mod host;
 pub mod memory;
 mod mkey;
 pub mod model;
@@ -33,6 +32,7 @@ mod modify;
 pub mod mr;
 pub mod nic;
 mod packets;
+mod payload_scatter;
 mod pd;
 mod poll;
 mod ports;
@@ -54,7 +54,7 @@ mod table;
 pub mod threads;
 pub mod token_bucket;
 mod uar;
-mod unreached;
+mod unreachable;
 mod window;
 mod wire;
 
@@ -62,7 +62,7 @@ pub use command::Answer;
 pub use commands::Commands;
 pub use counters::Counters;
 pub use doorbell::Violation;
-pub use machine::LogSink;
+pub use host::LogSink;
 pub use mr::change as rereg_change;
 pub use nic::Nic;
 pub use qpn::{first_qpn, slot_of};

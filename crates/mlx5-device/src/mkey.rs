@@ -10,7 +10,7 @@ use roce::{Access, Fragment, Region, RegionError};
 
 use super::command::{Answer, CommandError, Handle};
 use super::mr::MemoryRegion;
-use super::window::{Bound, Window, WindowKind, WindowWork};
+use super::window::{Bound, UmrRequest, Window, WindowKind};
 
 /// First index of a key. Keys 0 and `MLX5_INVALID_LKEY`, and a few around them, belong to no region.
 const FIRST_INDEX: u32 = 0x10;
@@ -24,7 +24,7 @@ pub(super) struct Mkeys {
     used: u32,
     /// Type-2 windows that are bound, for queues that go to ask whether any can be theirs.
     bound_to_queues: u32,
-    /// Keys of windows that were closed by the queue in hand or by a command: the other queues lose them before they have their turn.
+    /// Keys of windows that the running queue or a command closed: revoked at the other queues before they run.
     revoked: Vec<u32>,
 }
 
@@ -247,22 +247,22 @@ impl Mkeys {
 
     /// Does what a WQE of queue `qpn` in domain `pd` wants of a window. Returns the key that the window had until then, with which
     /// nothing is answered any more. Error: why it is refused; nothing is changed.
-    pub(super) fn change_window(&mut self, pd: u32, qpn: u32, work: &WindowWork) -> Result<u32, String> {
-        let (key, kind) = (work.key, work.kind);
+    pub(super) fn change_window(&mut self, pd: u32, qpn: u32, umr: &UmrRequest) -> Result<u32, String> {
+        let (key, kind) = (umr.key, umr.kind);
         let window = self.window(key).copied();
         let window = window.filter(|window| window.pd == pd && window.kind == kind);
         let missing =
             || format!("key {key:#x} is no window of type {} in this protection domain", kind as u8);
         let window = window.ok_or_else(missing)?;
         let owner = window.bound.and_then(|bound| bound.qpn);
-        let bound = match &work.opens {
+        let bound = match &umr.opens {
             Some(_) if kind == WindowKind::Two && window.bound.is_some() => {
                 return Err(format!("window {key:#x} of type 2 is bound; invalidate it first"));
             }
             Some(opens) => {
                 let unknown = RegionError::UnknownKey { key: opens.1.mkey };
                 let region = self.find(opens.1.mkey).ok_or(unknown);
-                let piece = region.and_then(|region| work.piece(opens, region, (pd, qpn)));
+                let piece = region.and_then(|region| umr.piece(opens, region, (pd, qpn)));
                 Some(piece.map_err(|error| self.why_not(error))?)
             }
             // Closing a type-2 window is for the queue that opened it.
@@ -275,7 +275,7 @@ impl Mkeys {
         };
         self.close(window.key, Some(qpn));
         if let Some(window) = self.window_mut(window.key) {
-            window.key = window.key & !0xff | u32::from(work.tag);
+            window.key = window.key & !0xff | u32::from(umr.tag);
         }
         if let Some(bound) = bound {
             self.bind(window.key, bound);

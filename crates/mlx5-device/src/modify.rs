@@ -51,7 +51,7 @@ impl<M: Memory> Core<M> {
             let (way, address) =
                 self.ports.way_to(qp.path.port, &qp.attributes.address, qp.attributes.dest_qpn);
             if way == Way::Nowhere {
-                self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, qp.path.port, &address);
+                self.unreachable.log_no_route(&mut self.host, &self.ports, qp.qpn, qp.path.port, &address);
             }
             (qp.path.way, qp.path.address) = (way, address);
         }
@@ -64,7 +64,7 @@ impl<M: Memory> Core<M> {
             ));
         }
         self.enter_state(qp, from, to, request.mask);
-        self.schedule.heat(&mut qp.turn, self.machine.now);
+        self.schedule.heat(&mut qp.sched, self.host.now);
         Ok(())
     }
 
@@ -73,7 +73,7 @@ impl<M: Memory> Core<M> {
         let changed = |attribute: AttrMask| AttrMask(mask).contains(attribute);
         match (from, to) {
             (_, QpState::Reset) => {
-                qp.empty(&mut self.fetcher.pool);
+                qp.empty(&mut self.wqe_fetch.pool);
                 qp.attributes = ModifyQp::default();
             }
             (_, QpState::Err) => {

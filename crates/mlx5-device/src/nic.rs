@@ -11,7 +11,7 @@ use super::context::Contexts;
 use super::core::Core;
 use super::counters::{Counters, PortCounters};
 use super::faults::{Faults, Injection, Settings};
-use super::machine::{LogSink, Machine, Owner};
+use super::host::{EventTarget, HostInterface, LogSink};
 use super::model::{Capabilities, DeviceConfig};
 use super::pd::Pds;
 use super::qps::Qps;
@@ -50,13 +50,13 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     ) -> Result<Nic<M, C>, NicConfigError> {
         config.check()?;
         let counters = Counters::default();
-        let machine = Machine { memory, events, log, counters, now, clock: Now::default };
+        let host = HostInterface { memory, events, log, counters, now, clock: Now::default };
         let mut nic = Nic {
             contexts: Contexts::default(),
             pds: Pds::default(),
             ahs: Table::default(),
             qps: Qps::new(link.slot()),
-            core: Core::new(config, machine, link.has_wire(), now),
+            core: Core::new(config, host, link.has_wire(), now),
             link,
         };
         nic.link.set_delay(config.delay_ns);
@@ -70,7 +70,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.
     pub fn stamp_by(&mut self, clock: fn() -> Now) {
-        self.core.machine.clock = clock;
+        self.core.host.clock = clock;
     }
 
     // What the devices are.
@@ -97,7 +97,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     }
 
     pub fn counters(&self) -> &Counters {
-        &self.core.machine.counters
+        &self.core.host.counters
     }
 
     /// QPs at the port of this place; a QP that was never told its port is at its device's first.
@@ -112,7 +112,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// The sink of events, for completion channels made later.
     pub fn events(&mut self) -> &mut dyn EventSink {
-        &mut *self.core.machine.events
+        &mut *self.core.host.events
     }
 
     // What `softnic ctl` asks for.
@@ -128,11 +128,11 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         let state = if up { "up" } else { "down" };
         let number = if core.ports.each > 1 { format!(" port={port}") } else { String::new() };
         let what = format!("link mlx5_{device} {state}{number}");
-        Faults::changed(&mut core.faults, &mut core.machine, what).toggle(place);
+        Faults::changed(&mut core.faults, &mut core.host, what).toggle(place);
         let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
         for context in self.contexts.of_device(device) {
             // The element is the port's number.
-            Owner::new(context, port.into()).raise(&mut core.machine, kind);
+            EventTarget::new(context, port.into()).raise(&mut core.host, kind);
         }
         Ok(())
     }
@@ -145,10 +145,10 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     /// Changes loss, seed, delay and rates. The error is a sentence.
     pub fn set(&mut self, settings: &Settings) -> Result<(), String> {
         settings.check()?;
-        let Core { faults, machine, ports, .. } = &mut self.core;
-        Faults::changed(faults, machine, format!("set {settings}")).set(settings, machine.now);
+        let Core { faults, host, ports, .. } = &mut self.core;
+        Faults::changed(faults, host, format!("set {settings}")).set(settings, host.now);
         if let Some(rate) = settings.rate_gbps {
-            ports.shapers.iter_mut().for_each(|shaper| *shaper = TokenBucket::new(rate, machine.now));
+            ports.shapers.iter_mut().for_each(|shaper| *shaper = TokenBucket::new(rate, host.now));
         }
         if let Some(delay) = settings.delay {
             self.link.set_delay(delay.0);
@@ -160,7 +160,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     pub fn inject(&mut self, injection: Injection) -> Result<(), String> {
         let core = &mut self.core;
         Faults::check(core.faults.as_deref(), &self.qps, &injection)?;
-        Faults::changed(&mut core.faults, &mut core.machine, format!("inject {injection}")).wait(injection);
+        Faults::changed(&mut core.faults, &mut core.host, format!("inject {injection}")).wait(injection);
         Ok(())
     }
 

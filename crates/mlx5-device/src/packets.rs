@@ -43,7 +43,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn transmit_packets(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
         let mut sent = 0;
         while sent < PACKETS_AT_ONCE
-            && self.ports.shapers[qp.path.port].allows(self.machine.now)
+            && self.ports.shapers[qp.path.port].allows(self.host.now)
             && self.keeps_pace()
             && link.has_wire_room(route.from)
         {
@@ -53,13 +53,13 @@ impl<M: Memory> Core<M> {
                 message = sq::find(outstanding, ticket);
                 message.map(|place| work_request(&outstanding[place]))
             };
-            let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.machine.now, work) else {
+            let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.host.now, work) else {
                 break;
             };
             sent += 1;
-            let (counters, ports) = (&mut self.machine.counters, &mut self.ports);
+            let (counters, ports) = (&mut self.host.counters, &mut self.ports);
             let icrc = match &mut self.faults {
-                Some(faults) => faults.befalls_packet(counters, ports, qp, message, &outgoing),
+                Some(faults) => faults.apply_to_packet(counters, ports, qp, message, &outgoing),
                 None => Some(Icrc::Right),
             };
             let Some(icrc) = icrc else { continue };
@@ -72,10 +72,10 @@ impl<M: Memory> Core<M> {
                 Err(Unsent::Fault(Fault { addr: 0 }))
             } else {
                 let offset = packet.payload.offset;
-                let fill = |out: &mut [u8]| request.read(&self.machine.memory, offset, out);
+                let fill = |out: &mut [u8]| request.read(&self.host.memory, offset, out);
                 link.send_packet(route.from, route.to, &packet, icrc, fill)
             };
-            let counters = &mut self.machine.counters;
+            let counters = &mut self.host.counters;
             if let Some(faults) = self.faults.as_mut().filter(|_| icrc == Icrc::Wrong) {
                 faults.corrupted(counters, qp.qpn, taken.is_ok());
             }
@@ -84,7 +84,7 @@ impl<M: Memory> Core<M> {
                 continue;
             }
             self.ports.count_packet(counters, qp.path.port, route.to, &taken, &packet, retransmission);
-            if carries && self.machine.memory.has_lagged() {
+            if carries && self.host.memory.has_lagged() {
                 break;
             }
         }
@@ -93,10 +93,10 @@ impl<M: Memory> Core<M> {
 
     /// A message left: the acknowledgement that is due goes right behind it. Returns the number of packets.
     fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
-        if self.machine.now.0.saturating_sub(qp.responses.ack_due.0) < ANSWER_NS {
+        if self.host.now.0.saturating_sub(qp.responses.ack_due.0) < ANSWER_NS {
             qp.responses.converses = true;
         }
-        let due = qp.turn.replying && qp.responses.owes_only_an_acknowledgement();
+        let due = qp.sched.replying && qp.responses.owes_only_an_acknowledgement();
         // What is left then stays listed.
         if due { self.send_reply_packets(link, qp, route, false).0 } else { 0 }
     }
@@ -107,7 +107,7 @@ impl<M: Memory> Core<M> {
         if !qp.responses.converses || !qp.responses.owes_only_an_acknowledgement() {
             return false;
         }
-        qp.responses.converses = self.machine.now.0.saturating_sub(qp.responses.ack_due.0) < ACK_WAIT_NS;
+        qp.responses.converses = self.host.now.0.saturating_sub(qp.responses.ack_due.0) < ACK_WAIT_NS;
         qp.responses.converses && qp.sq.outstanding.is_empty()
     }
 
@@ -115,7 +115,7 @@ impl<M: Memory> Core<M> {
     /// seen what it acknowledges, and no counter could show it afterwards. Returns the number of packets.
     pub(super) fn acknowledge_alone(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         let owed = qp.responses.owes_only_an_acknowledgement();
-        let Some(route) = qp.path.way.route().filter(|_| qp.turn.replying && owed) else { return 0 };
+        let Some(route) = qp.path.way.route().filter(|_| qp.sched.replying && owed) else { return 0 };
         qp.responses.converses = false;
         // Ahead of its rate by this one packet, which is charged all the same. What is left stays listed.
         self.send_reply_packets(link, qp, route, true).0
@@ -130,7 +130,8 @@ impl<M: Memory> Core<M> {
     ) -> usize {
         let mut sent = 0;
         for place in self.schedule.replying.list.clone() {
-            let qp = qps.get_mut(place).filter(|qp| of.is_none_or(|context| qp.owner.context == context));
+            let qp =
+                qps.get_mut(place).filter(|qp| of.is_none_or(|context| qp.event_target.context == context));
             sent += qp.map_or(0, |qp| self.acknowledge_alone(link, qp));
         }
         sent
@@ -149,8 +150,8 @@ impl<M: Memory> Core<M> {
         }
         let mut sent = 0;
         while sent < PACKETS_AT_ONCE {
-            let late = self.machine.now < qp.responses.not_before;
-            let paced = !unpaced && !self.ports.shapers[qp.path.port].allows(self.machine.now);
+            let late = self.host.now < qp.responses.not_before;
+            let paced = !unpaced && !self.ports.shapers[qp.path.port].allows(self.host.now);
             if late || paced || !link.has_wire_room(route.from) {
                 return (sent, true);
             }
@@ -160,7 +161,7 @@ impl<M: Memory> Core<M> {
                 return (sent, false);
             };
             sent += 1;
-            let counters = &mut self.machine.counters;
+            let counters = &mut self.host.counters;
             if let Some(faults) = &mut self.faults
                 && faults.loses_answer(counters, qp.path.port)
             {
@@ -181,7 +182,7 @@ impl<M: Memory> Core<M> {
                 let fill = |out: &mut [u8]| match region {
                     Some(region) => {
                         let addr = region.address.wrapping_add(packet.payload.offset.into());
-                        self.machine.memory.read(addr, out)
+                        self.host.memory.read(addr, out)
                     }
                     None => Ok(()),
                 };
@@ -196,15 +197,8 @@ impl<M: Memory> Core<M> {
                 self.take_events(qp);
                 continue;
             }
-            self.ports.count_packet(
-                &mut self.machine.counters,
-                qp.path.port,
-                route.to,
-                &taken,
-                &packet,
-                false,
-            );
-            if region.is_some() && self.machine.memory.has_lagged() {
+            self.ports.count_packet(&mut self.host.counters, qp.path.port, route.to, &taken, &packet, false);
+            if region.is_some() && self.host.memory.has_lagged() {
                 return (sent, true);
             }
         }
@@ -225,9 +219,9 @@ impl<M: Memory> Core<M> {
         let stranger = |route: Option<Route>| route != Some(Route { from: at, to: from });
         let is_at = |port: usize| self.ports.configs[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
         if qp.service != ServiceType::Ud && stranger(qp.path.way.route()) || !is_at(qp.path.port) {
-            self.machine.counters.dropped_address += 1;
+            self.host.counters.dropped_address += 1;
         } else if self.is_down(qp.path.port) {
-            self.ports.drop_at(&mut self.machine.counters, qp.path.port);
+            self.ports.drop_at(&mut self.host.counters, qp.path.port);
         } else if packet.content.is_request() {
             self.respond(qp, Arrived::Packet(packet), inbound);
         } else {
@@ -238,27 +232,28 @@ impl<M: Memory> Core<M> {
     fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
         let waits = qp.state.finishes_sends() && qp.service == ServiceType::Rc;
         let Some(requester) = qp.sq.requester.as_mut().filter(|_| waits) else {
-            self.machine.counters.dropped_replies += 1;
+            self.host.counters.dropped_replies += 1;
             return;
         };
-        let arrival = take_reply_packet(requester, qp.qpn, self.machine.now, packet);
+        let arrival = take_reply_packet(requester, qp.qpn, self.host.now, packet);
         let ignored = matches!(arrival, Arrival::Reply(ReplyVerdict::Ignored));
-        self.machine.counters.packets_taken += u64::from(!ignored);
-        self.machine.counters.dropped_replies += u64::from(ignored);
+        self.host.counters.packets_taken += u64::from(!ignored);
+        self.host.counters.dropped_replies += u64::from(ignored);
         match arrival {
             Arrival::Place(placement) => self.place_read(qp, placement, inbound),
             Arrival::Reply(_) | Arrival::Request(_) => {}
         }
         self.drain_completions(qp);
-        self.schedule.heat(&mut qp.turn, self.machine.now);
+        self.schedule.heat(&mut qp.sched, self.host.now);
     }
 
     /// Bytes of a READ go where it wants them.
     fn place_read(&mut self, qp: &mut Qp, placement: Placement, inbound: &mut impl Inbound) {
         let Placement { ticket, fragment: Fragment { offset, length } } = placement;
         let Some(place) = qp.sq.find(ticket) else { return };
-        self.machine.counters.bytes_read += u64::from(length);
-        if self.inbox.place(&mut qp.sq.outstanding[place], qp.sq.scatter, offset, inbound).is_err() {
+        self.host.counters.bytes_read += u64::from(length);
+        if self.payload_scatter.place(&mut qp.sq.outstanding[place], qp.sq.scatter, offset, inbound).is_err()
+        {
             qp.sq.fail(ticket, Status::LocalProtection);
         }
     }

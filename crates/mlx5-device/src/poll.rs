@@ -10,8 +10,8 @@ use super::qps::Qps;
 use crate::carrier::{Carrier, Disposition, Inbound, Message};
 use crate::memory::Memory;
 
-/// What a queue did in its turn.
-struct Turned {
+/// What one step of a queue did.
+struct StepResult {
     done: usize,
     /// It has something to send still.
     waits: bool,
@@ -22,15 +22,15 @@ impl<M: Memory> Core<M> {
     /// One round; `budget` bounds the arrivals. Returns how much was done: 0 means that nothing moved.
     pub(super) fn poll(&mut self, link: &mut impl Carrier, qps: &mut Qps, now: Now, budget: usize) -> usize {
         // A clock that steps back must not make time-outs wait for it to come round.
-        self.machine.now = self.machine.now.max(now);
+        self.host.now = self.host.now.max(now);
         self.schedule.round += 1;
         let mut work =
-            link.poll_rings(self.machine.now, budget, |message, inbound| self.arrive(qps, message, inbound));
+            link.poll_rings(self.host.now, budget, |message, inbound| self.arrive(qps, message, inbound));
         if self.asks_the_wire(qps) {
-            work += link.poll_wire(self.machine.now, |message, inbound| self.arrive(qps, message, inbound));
+            work += link.poll_wire(self.host.now, |message, inbound| self.arrive(qps, message, inbound));
         }
         while let Some(event) = link.poll_event() {
-            self.machine.say(&event);
+            self.host.log_line(&event);
         }
         // Replies before new requests, as a card's acknowledgement goes before what its program sends next. Where the kernel has no
         // room for all, the first one gets what there is: each in turn.
@@ -41,9 +41,9 @@ impl<M: Memory> Core<M> {
             work += self.send_replies(link, qps);
             work += self.poll_hot(link, qps);
         }
-        if self.schedule.background_is_due(self.machine.now) {
+        if self.schedule.background_is_due(self.host.now) {
             work += self.poll_background(link, qps);
-            self.cqs.rescan(&mut self.machine);
+            self.cqs.rescan(&mut self.host);
         }
         if !self.cqs.dead.is_empty() || !self.srqs.dead.is_empty() {
             self.fail_users(qps);
@@ -76,12 +76,12 @@ impl<M: Memory> Core<M> {
             if let Some(page) = page.filter(|page| self.uars.is_rung_now(*page, self.schedule.round)) {
                 if let Some(qp) = qps.get(place).filter(|qp| qp.sq.ring.entries > 0) {
                     // What the driver wrote before it rang comes along while the register is taken.
-                    self.machine.memory.prefetch(qp.sq.ring.record);
-                    self.machine.memory.prefetch(qp.sq.ring.entry(qp.sq.fetched));
+                    self.host.memory.prefetch(qp.sq.ring.record);
+                    self.host.memory.prefetch(qp.sq.ring.entry(qp.sq.fetched));
                 }
                 work += self.take_page(qps, page);
             }
-            let Some(Turned { done, waits, stays_hot }) = self.turn(link, qps, place) else {
+            let Some(StepResult { done, waits, stays_hot }) = self.run_qp(link, qps, place) else {
                 self.schedule.hot.list.swap_remove(at);
                 continue;
             };
@@ -97,44 +97,44 @@ impl<M: Memory> Core<M> {
         work
     }
 
-    /// Moves one queue on. No other touches then what its closed windows opened.
-    fn turn(&mut self, link: &mut impl Carrier, qps: &mut Qps, place: u32) -> Option<Turned> {
+    /// One step of a queue. Memory windows that it closed are revoked at the other queues before they run.
+    fn run_qp(&mut self, link: &mut impl Carrier, qps: &mut Qps, place: u32) -> Option<StepResult> {
         let qp = qps.get_mut(place)?;
         let done = self.step(link, qp);
-        let waits = qp.sq.carrying.partial.is_some();
-        let turned = Turned { done, waits, stays_hot: qp.stays_hot(self.machine.now) };
+        let waits = qp.sq.progress.partial.is_some();
+        let result = StepResult { done, waits, stays_hot: qp.stays_hot(self.host.now) };
         qps.revoke_closed(&mut self.mkeys);
-        Some(turned)
+        Some(result)
     }
 
     fn poll_background(&mut self, link: &mut impl Carrier, qps: &mut Qps) -> usize {
         let mut work = 0;
-        for page in self.uars.background(self.machine.now) {
+        for page in self.uars.background(self.host.now) {
             if self.uars.is_rung_now(page, self.schedule.round) {
                 work += self.take_page(qps, page);
             }
         }
         let hot = self.schedule.hot.list.len();
         let mut found = std::mem::take(&mut self.schedule.found);
-        for places in self.schedule.queues(self.machine.now, qps.bound()) {
-            qps.scan(&self.machine.memory, places, &mut found);
+        for places in self.schedule.queues(self.host.now, qps.bound()) {
+            qps.scan(&self.host.memory, places, &mut found);
         }
         for place in found.drain(..) {
             let Some(qp) = qps.get_mut(place) else { continue };
-            if !qp.turn.hot && qp.is_ready(&self.machine.memory) {
-                self.schedule.heat(&mut qp.turn, self.machine.now);
+            if !qp.sched.hot && qp.is_ready(&self.host.memory) {
+                self.schedule.heat(&mut qp.sched, self.host.now);
             }
         }
         self.schedule.found = found;
         // What was found is worked on at once: a thread that sleeps between rounds may sleep long.
         for at in hot..self.schedule.hot.list.len() {
             let place = self.schedule.hot.list.get(at).copied();
-            work += place.and_then(|place| self.turn(link, qps, place)).map_or(0, |turned| 1 + turned.done);
+            work += place.and_then(|place| self.run_qp(link, qps, place)).map_or(0, |result| 1 + result.done);
         }
         work
     }
 
-    /// Moves one queue on. Returns how much was done.
+    /// Timers, new WQEs, packets, completions and flushing of one queue. Returns how much was done.
     fn step(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         let mut work = 0;
         if qp.state.finishes_sends() {
@@ -163,10 +163,10 @@ impl<M: Memory> Core<M> {
         }
         if qp.sq.drain_event && qp.state == QpState::Sqd && qp.sq.outstanding.is_empty() {
             qp.sq.drain_event = false;
-            qp.owner.raise(&mut self.machine, event_type::SQ_DRAINED);
+            qp.event_target.raise(&mut self.host, event_type::SQ_DRAINED);
         }
         if work > 0 {
-            qp.turn.active = self.machine.now;
+            qp.sched.active = self.host.now;
         }
         work
     }
@@ -181,7 +181,7 @@ impl<M: Memory> Core<M> {
         match (message, qps.numbered_mut(qpn)) {
             // A packet's addresses are judged first.
             (Message::Request(_) | Message::Reply { .. }, Some(qp)) if self.is_down(qp.path.port) => {
-                self.ports.drop_at(&mut self.machine.counters, qp.path.port);
+                self.ports.drop_at(&mut self.host.counters, qp.path.port);
             }
             (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),
             (Message::Packet { packet, from, at }, Some(qp)) => {
@@ -191,10 +191,10 @@ impl<M: Memory> Core<M> {
                 self.take_reply(qp, reply, *offset, *last, inbound);
             }
             // There is no such queue, or its peer is on the wire: another process says this.
-            (Message::Reply { .. }, _) => self.machine.counters.dropped_replies += 1,
-            (_, None) => self.machine.counters.dropped_unknown_qp += 1,
+            (Message::Reply { .. }, _) => self.host.counters.dropped_replies += 1,
+            (_, None) => self.host.counters.dropped_unknown_qp += 1,
         }
-        if self.machine.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
+        if self.host.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
     }
 
     /// Sends the replies of all queues that have some. Returns how many.
@@ -213,7 +213,7 @@ impl<M: Memory> Core<M> {
                 None => self.send_replies_of(link, qp),
             };
             sent += count;
-            qp.turn.replying = more;
+            qp.sched.replying = more;
             self.schedule.replying.note(at, count, more);
             if more {
                 at += 1;
@@ -230,7 +230,7 @@ impl<M: Memory> Core<M> {
     }
 
     fn take_page(&mut self, qps: &mut Qps, page: u32) -> usize {
-        self.uars.take(&mut self.machine, qps, &mut self.schedule, page)
+        self.uars.take(&mut self.host, qps, &mut self.schedule, page)
     }
 
     /// CQs or shared receive queues failed: the queues that use them fail as well.
@@ -245,7 +245,7 @@ impl<M: Memory> Core<M> {
         while let Some(srq) = self.srqs.dead.pop() {
             let is_dead = self.srqs.is_dead(srq);
             for qp in qps.iter_mut().filter(|qp| is_dead && qp.rq.srq == Some(srq)) {
-                qp.owner.raise(&mut self.machine, event_type::QP_FATAL);
+                qp.event_target.raise(&mut self.host, event_type::QP_FATAL);
                 self.fail_qp(qp, "its SRQ failed");
             }
         }
@@ -254,7 +254,7 @@ impl<M: Memory> Core<M> {
 
 /// What it owes goes first: a message must not overtake the acknowledgement of the one that it answers, not even while the
 /// channel back to a new peer is being opened. But requester and responder of a queue are independent: READ answers, which
-/// may be long, keep no message waiting. On the wire each side has its turn in every round.
+/// may be long, keep no message waiting. On the wire both are polled in every round.
 fn owes_acknowledgement(qp: &Qp) -> bool {
-    qp.turn.replying && qp.path.way.route().is_none() && qp.responses.answers.is_empty()
+    qp.sched.replying && qp.path.way.route().is_none() && qp.responses.answers.is_empty()
 }

@@ -11,12 +11,12 @@ use roce::{Now, Psn, Reply, Requester, Responder, ServiceType, Ticket};
 
 use super::command::{Answer, CommandError, ContextId, CreateQp, ModifyQp, QpCap, QueriedQp, refuse_if};
 use super::doorbell::SendDoorbell;
-use super::machine::Owner;
+use super::host::EventTarget;
 use super::model::Capabilities;
 use super::ring::Ring;
 use super::route::Way;
 use super::rq::ReceiveQueue;
-use super::schedule::Turn;
+use super::schedule::SchedState;
 use super::sq::{Pool, SendQueue};
 use crate::carrier::PathAddress;
 use crate::memory::{Memory, Segment};
@@ -42,12 +42,12 @@ pub mod flag {
 
 #[derive(Debug)]
 pub(super) struct Qp {
-    pub turn: Turn,
+    pub sched: SchedState,
     pub qpn: u32,
-    pub owner: Owner,
+    pub event_target: EventTarget,
     pub service: ServiceType,
     pub pd: u32,
-    pub made: Made,
+    pub init_attr: QpInitAttr,
     pub state: QpState,
     pub attributes: ModifyQp,
     pub path: Path,
@@ -56,9 +56,9 @@ pub(super) struct Qp {
     pub responses: Responses,
 }
 
-/// What the command that made a QP said of it, for CQEs and queries.
+/// `ibv_qp_init_attr` of a QP as far as CQEs and queries need it.
 #[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct QpInitAttr {
     pub user_index: u32,
     cap: QpCap,
     signal_all: bool,
@@ -130,9 +130,9 @@ pub(super) struct ReadAnswer {
     pub offset: u32,
 }
 
-/// What a new QP uses, by place in the NIC's tables.
+/// The objects that a new QP is created with, by place in the NIC's tables.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Uses {
+pub(super) struct QpParents {
     pub device: usize,
     pub port: usize,
     pub pd: u32,
@@ -149,21 +149,21 @@ pub(super) struct Uses {
 
 impl Qp {
     /// A QP in RESET, without a place and a number yet. The command was [checked](check_queues).
-    pub(super) fn new(id: ContextId, request: &CreateQp, uses: &Uses, port_mtu: u8, now: Now) -> Qp {
+    pub(super) fn new(id: ContextId, request: &CreateQp, parents: &QpParents, port_mtu: u8, now: Now) -> Qp {
         let CreateQp { service, buffer, record, cap, signal_all, user_index, .. } = *request;
-        let Uses { device, port, pd, cqs, .. } = *uses;
+        let QpParents { device, port, pd, cqs, .. } = *parents;
         let signature = request.mlx5_flags & flag::SIGNATURE != 0;
-        let [send_scatter, receive_scatter] = scatter_limits(request, uses.cqe_sizes);
+        let [send_scatter, receive_scatter] = scatter_limits(request, parents.cqe_sizes);
         let (address, shift) = (buffer + request.rq_bytes(), BLOCK_BYTES.ilog2());
         let ring = Ring { address, entries: request.sq_wqe_count, shift, record: record + 4 };
-        let doorbell = SendDoorbell::new(uses.page, uses.unchecked);
+        let doorbell = SendDoorbell::new(parents.page, parents.unchecked);
         let (entries, shift) = (request.rq_wqe_count, request.rq_wqe_shift);
         let rq = ReceiveQueue {
             ring: Ring { address: buffer, entries, shift, record },
             cq: cqs[1],
             scatter: receive_scatter,
-            srq: uses.srq.map(|(place, _)| place),
-            pd: uses.srq.map_or(pd, |(_, pd)| pd),
+            srq: parents.srq.map(|(place, _)| place),
+            pd: parents.srq.map_or(pd, |(_, pd)| pd),
             taken: 0,
             posted: 0,
             header: if signature { 16 } else { 0 },
@@ -171,12 +171,12 @@ impl Qp {
             pointers: Vec::new(),
         };
         Qp {
-            turn: Turn { active: now, ..Turn::default() },
+            sched: SchedState { active: now, ..SchedState::default() },
             qpn: 0,
-            owner: Owner::new(id, request.user_handle),
+            event_target: EventTarget::new(id, request.user_handle),
             service,
             pd,
-            made: Made { user_index, cap, signal_all },
+            init_attr: QpInitAttr { user_index, cap, signal_all },
             state: QpState::Reset,
             attributes: ModifyQp::default(),
             path: Path { device, port, port_mtu, way: Way::Nowhere, address: PathAddress::default() },
@@ -200,8 +200,8 @@ impl Qp {
         // As `mlx5_ib_query_qp`: the receive queue is what its ring holds. Of the send queue libmlx5 knows more itself.
         let Ring { entries, shift, .. } = self.rq.ring;
         let entry = if entries == 0 { 0 } else { (1_usize << shift) - self.rq.header };
-        let cap = QpCap { max_recv_wr: entries, max_recv_sge: (entry / 16) as u32, ..self.made.cap };
-        QueriedQp { attributes, cap, signal_all: self.made.signal_all }
+        let cap = QpCap { max_recv_wr: entries, max_recv_sge: (entry / 16) as u32, ..self.init_attr.cap };
+        QueriedQp { attributes, cap, signal_all: self.init_attr.signal_all }
     }
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.
@@ -243,7 +243,7 @@ impl Qp {
             || self.sq.held.is_some()
             || self.sq.doorbell.is_watched()
             || self.sq.drain_event
-            || !self.turn.has_cooled(now)
+            || !self.sched.has_cooled(now)
     }
 
     /// Path MTU in bytes; a datagram's is the port's.

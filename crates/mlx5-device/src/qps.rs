@@ -12,14 +12,14 @@ use crate::memory::Memory;
 
 /// What has to change at a queue before it is worth a look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Looks {
-    /// Nothing does: it takes no work in its state.
+enum WatchFor {
+    /// It takes no work in its state.
     #[default]
-    Never,
+    Nothing,
     /// The send word of its record.
-    AtRecord,
-    /// Something else may: it is looked at itself.
-    AtAll,
+    Record,
+    /// The queue pair itself has to be read.
+    Anything,
 }
 
 /// What the background walk looks at of an idle queue: sixteen bytes, those of all queues side by side. A queue pair takes a few
@@ -29,7 +29,7 @@ enum Looks {
 struct Watch {
     record: u64,
     fetched: u16,
-    looks: Looks,
+    watch_for: WatchFor,
 }
 
 /// So many places ahead, a queue's record is asked for before it is needed.
@@ -37,24 +37,24 @@ const AHEAD: usize = 16;
 
 impl Watch {
     fn of(qp: &Qp) -> Watch {
-        let looks = match (qp.state.flushes_receives(), qp.takes_sends()) {
-            (true, _) => Looks::AtAll,
-            (false, true) => Looks::AtRecord,
-            (false, false) => Looks::Never,
+        let watch_for = match (qp.state.flushes_receives(), qp.takes_sends()) {
+            (true, _) => WatchFor::Anything,
+            (false, true) => WatchFor::Record,
+            (false, false) => WatchFor::Nothing,
         };
-        Watch { record: qp.sq.ring.record, fetched: qp.sq.fetched, looks }
+        Watch { record: qp.sq.ring.record, fetched: qp.sq.fetched, watch_for }
     }
 
     /// False: there is nothing to do for its queue.
     #[inline(always)]
     fn may_be_ready<M: Memory>(&self, memory: &M) -> bool {
-        match self.looks {
-            Looks::Never => false,
+        match self.watch_for {
+            WatchFor::Nothing => false,
             // A record that cannot be read says nothing.
-            Looks::AtRecord => {
+            WatchFor::Record => {
                 memory.load32(self.record).is_ok_and(|word| counter_of(word.to_ne_bytes()) != self.fetched)
             }
-            Looks::AtAll => true,
+            WatchFor::Anything => true,
         }
     }
 }
@@ -76,7 +76,7 @@ impl Qps {
     pub(super) fn insert(&mut self, limit: u32, mut qp: Qp) -> Option<&Qp> {
         let place = self.table.next();
         qp.qpn = self.numbers.take(qp.path.device, limit, place)?;
-        qp.turn.place = place;
+        qp.sched.place = place;
         self.watches.resize(self.watches.len().max(place as usize + 1), Watch::default());
         self.watches[place as usize] = Watch::of(&qp);
         self.table.insert(Box::new(qp));
@@ -124,7 +124,7 @@ impl Qps {
     /// The QP goes to the background: from now on its watch says when it is worth a look.
     pub(super) fn cool(&mut self, place: u32) {
         if let Some(qp) = self.table.get_mut(place) {
-            qp.turn.hot = false;
+            qp.sched.hot = false;
             self.watches[place as usize] = Watch::of(qp);
         }
     }

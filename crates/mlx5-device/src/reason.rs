@@ -48,23 +48,23 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What a check found.
+/// A check that failed.
 #[derive(Debug)]
-pub(super) struct Wrong {
+pub(super) struct CheckFailure {
     pub status: Status,
     /// Which check failed, and what would help.
     pub why: String,
 }
 
-impl Wrong {
+impl CheckFailure {
     #[cold]
-    pub(super) fn new(status: Status, why: impl fmt::Display) -> Box<Wrong> {
-        Box::new(Wrong { status, why: why.to_string() })
+    pub(super) fn new(status: Status, why: impl fmt::Display) -> Box<CheckFailure> {
+        Box::new(CheckFailure { status, why: why.to_string() })
     }
 
     /// Of a WQE that is none of this queue.
     #[cold]
-    pub(super) fn malformed(why: impl fmt::Display) -> Box<Wrong> {
-        Wrong::new(Status::LocalQpOperation, why)
+    pub(super) fn malformed(why: impl fmt::Display) -> Box<CheckFailure> {
+        CheckFailure::new(Status::LocalQpOperation, why)
     }
 }

@@ -23,35 +23,35 @@ impl<M: Memory> Core<M> {
             && qp.service == ServiceType::Rc
             && reply.src_qpn == qp.attributes.dest_qpn;
         if !expected {
-            self.machine.counters.dropped_replies += 1;
+            self.host.counters.dropped_replies += 1;
             return;
         }
         if reply.kind == ReplyKind::ReadResponse && !self.place_answer(qp, reply, offset, inbound) {
             return;
         }
-        qp.sq.carrying.answer_holds = 0;
+        qp.sq.progress.answer_holds = 0;
         let Some(requester) = qp.sq.requester.as_mut() else { return };
         if !last {
             if reply.kind == ReplyKind::ReadResponse && inbound.payload_len() > 0 {
                 // IBTA §9.7.6.1.3: the timer starts over with each response.
-                requester.hold_timer(self.machine.now);
+                requester.hold_timer(self.host.now);
             } else {
                 // Not the last of anything, and a part of nothing: no NIC of ours sends that.
-                self.machine.counters.dropped_replies += 1;
+                self.host.counters.dropped_replies += 1;
             }
             return;
         }
         let naks = reply.kind;
-        match requester.handle_reply(self.machine.now, reply) {
-            ReplyVerdict::Ignored => self.machine.counters.dropped_replies += 1,
+        match requester.handle_reply(self.host.now, reply) {
+            ReplyVerdict::Ignored => self.host.counters.dropped_replies += 1,
             ReplyVerdict::Resend if matches!(naks, ReplyKind::RnrNak { .. }) => {
-                self.machine.counters.rnr_naks_received += 1
+                self.host.counters.rnr_naks_received += 1
             }
             ReplyVerdict::Response(ticket) => {
                 if let Some(place) = qp.sq.find(ticket)
                     && qp.sq.outstanding[place].request.opcode == Opcode::Read
                 {
-                    self.machine.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
+                    self.host.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
                 }
             }
             ReplyVerdict::Progress | ReplyVerdict::Resend | ReplyVerdict::Failed => {}
@@ -59,7 +59,7 @@ impl<M: Memory> Core<M> {
         // At once: CQEs and events come in the order of arrival, so a message that follows its acknowledgement is seen after
         // the send it answers (`ib_send_lat -e` takes the next event of a shared channel for its send's).
         self.drain_completions(qp);
-        self.schedule.heat(&mut qp.turn, self.machine.now);
+        self.schedule.heat(&mut qp.sched, self.host.now);
     }
 
     /// Puts bytes that came with a READ response where the READ wants them. False: they belong to no READ, or could not be
@@ -81,14 +81,14 @@ impl<M: Memory> Core<M> {
             u64::from(offset) + u64::from(len) <= u64::from(request.request.length)
         };
         let Some(request) = qp.sq.outstanding.iter_mut().find(|r| answers(r)).filter(fits) else {
-            self.machine.counters.dropped_replies += 1;
+            self.host.counters.dropped_replies += 1;
             return false;
         };
-        let placed = self.inbox.place(request, qp.sq.scatter, offset, inbound).is_ok();
+        let placed = self.payload_scatter.place(request, qp.sq.scatter, offset, inbound).is_ok();
         if !placed {
             let ticket = request.ticket;
             qp.sq.fail(ticket, Status::LocalProtection);
-            self.schedule.heat(&mut qp.turn, self.machine.now);
+            self.schedule.heat(&mut qp.sched, self.host.now);
         }
         placed
     }

@@ -18,9 +18,9 @@ const STEP_NS: u64 = 4_000;
 /// A queue where nothing moved for this long goes to the background.
 const COOL_NS: u64 = 1_000_000;
 
-/// Where a QP stands in the lists.
+/// Scheduling state of a QP.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct SchedState {
     /// Place in the NIC's table.
     pub place: u32,
     /// Listed for being looked at in every poll.
@@ -31,16 +31,16 @@ pub(super) struct Turn {
     pub active: Now,
 }
 
-impl Turn {
+impl SchedState {
     /// Whether the queue may go to the background.
     pub(super) fn has_cooled(&self, now: Now) -> bool {
         now.0.saturating_sub(self.active.0) > COOL_NS
     }
 }
 
-/// QPs that have a turn in every poll, by their places.
+/// QPs that run in every poll, by their places.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct RunList {
     pub list: Vec<u32>,
     /// Bytes that the present poll may still copy into rings on their behalf.
     pub bytes_left: u64,
@@ -50,7 +50,7 @@ pub(super) struct Turns {
     refused: Option<usize>,
 }
 
-impl Turns {
+impl RunList {
     /// A poll begins: with the QP that was refused in the last one, or with the next one each time.
     pub(super) fn begin(&mut self, next: bool) {
         (self.bytes_left, self.moved) = (COPIED_AT_ONCE, false);
@@ -80,9 +80,9 @@ impl Turns {
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     /// QPs to look at in every poll.
-    pub hot: Turns,
+    pub hot: RunList,
     /// QPs with replies to send.
-    pub replying: Turns,
+    pub replying: RunList,
     /// QPs that the background walk found worth a look; kept for its memory.
     pub found: Vec<u32>,
     /// The last poll asked the wire what has come.
@@ -135,17 +135,17 @@ impl Walk {
 
 impl Schedule {
     /// Something moved at this queue: look at it in every poll.
-    pub(super) fn heat(&mut self, turn: &mut Turn, now: Now) {
-        turn.active = now;
-        if !std::mem::replace(&mut turn.hot, true) {
-            self.hot.list.push(turn.place);
+    pub(super) fn heat(&mut self, sched: &mut SchedState, now: Now) {
+        sched.active = now;
+        if !std::mem::replace(&mut sched.hot, true) {
+            self.hot.list.push(sched.place);
         }
     }
 
     /// A queue has replies to send.
-    pub(super) fn list_replying(&mut self, turn: &mut Turn) {
-        if !std::mem::replace(&mut turn.replying, true) {
-            self.replying.list.push(turn.place);
+    pub(super) fn list_replying(&mut self, sched: &mut SchedState) {
+        if !std::mem::replace(&mut sched.replying, true) {
+            self.replying.list.push(sched.place);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The requester's side of a QP: from the send queue to the carrier, and from replies to completions.
 //!
-//! In each turn of a queue: time-outs, then new WQEs within a budget, then what the transport lets go, then completions in the
+//! In each step of a queue: time-outs, then new WQEs within a budget, then what the transport lets go, then completions in the
 //! order of posting.
 
 use roce::packet::{Deth, Trailer};
@@ -37,21 +37,21 @@ pub(super) enum Taken {
 impl<M: Memory> Core<M> {
     /// Reads what was posted, and hands it to the transport.
     pub(super) fn post(&mut self, qp: &mut Qp) -> usize {
-        let posted = qp.sq.posted(&self.machine.memory);
+        let posted = qp.sq.posted(&self.host.memory);
         if qp.sq.ring.entries > 0 && posted.record.is_none() {
             // A card that cannot read the record has lost the queue.
-            qp.owner.raise(&mut self.machine, event_type::QP_FATAL);
+            qp.event_target.raise(&mut self.host, event_type::QP_FATAL);
             let record = qp.sq.ring.record;
             let why = format!("its doorbell record at {record:#x} cannot be read; keep it mapped");
-            self.machine.explain(About::Qp(qp.qpn, None), STALLED, why);
+            self.host.explain(About::Qp(qp.qpn, None), STALLED, why);
             self.fail_qp(qp, "its doorbell record cannot be read");
             return 1;
         }
-        self.uars.watch(&mut self.machine, qp, posted);
+        self.uars.watch(&mut self.host, qp, posted);
         let end = qp.sq.fetched.wrapping_add(posted.available);
         let mut work = 0;
         if posted.available > 0 && qp.sq.doorbell.unchecked && self.uars.strict {
-            self.machine.counters.doorbells_unchecked += 1;
+            self.host.counters.doorbells_unchecked += 1;
         }
         while work < FETCH_BUDGET && qp.sq.outstanding.len() < MAX_OUTSTANDING {
             let mut request = match qp.sq.held.take() {
@@ -62,10 +62,10 @@ impl<M: Memory> Core<M> {
                     let checks =
                         Checks { mkeys: &self.mkeys, ports: &self.ports, limits: &self.capabilities };
                     let available = qp.sq.distance(end);
-                    self.fetcher.fetch(&mut self.machine, &checks, qp, available)
+                    self.wqe_fetch.fetch(&mut self.host, &checks, qp, available)
                 }
             };
-            work_on_window(&mut self.mkeys, qp, &mut request);
+            perform_umr(&mut self.mkeys, qp, &mut request);
             if let Some(held) = qp.sq.hand_over(request) {
                 qp.sq.held = Some(held);
                 break;
@@ -76,25 +76,25 @@ impl<M: Memory> Core<M> {
 
     pub(super) fn run_timers(&mut self, link: &mut impl Carrier, qp: &mut Qp) {
         let Some(requester) = &mut qp.sq.requester else { return };
-        if requester.poll_timeout().is_none_or(|due| due > self.machine.now) {
+        if requester.poll_timeout().is_none_or(|due| due > self.host.now) {
             return;
         }
-        let on_its_way = match (qp.path.way.peer(), qp.sq.carrying.last_sent) {
+        let on_its_way = match (qp.path.way.peer(), qp.sq.progress.last_sent) {
             (Some(peer), Some(position)) => !link.consumed(peer, position),
             _ => false,
         };
         // A reply of the peer that waits behind a round's budget may be the one; but not time after time: others' replies
         // must not keep a queue waiting for ever.
-        let answers_wait = qp.sq.carrying.answer_holds < MAX_ANSWER_HOLDS
+        let answers_wait = qp.sq.progress.answer_holds < MAX_ANSWER_HOLDS
             && qp.path.way.peer().is_some_and(|peer| link.replies_wait(peer));
-        if on_its_way || qp.sq.carrying.partial.is_some() || answers_wait {
-            qp.sq.carrying.answer_holds += u8::from(answers_wait);
-            requester.hold_timer(self.machine.now);
+        if on_its_way || qp.sq.progress.partial.is_some() || answers_wait {
+            qp.sq.progress.answer_holds += u8::from(answers_wait);
+            requester.hold_timer(self.host.now);
         }
-        if requester.poll_timeout().is_some_and(|due| due <= self.machine.now) {
-            requester.handle_timeout(self.machine.now);
+        if requester.poll_timeout().is_some_and(|due| due <= self.host.now) {
+            requester.handle_timeout(self.host.now);
             if requester.is_failed() && self.faults.is_none() {
-                let why = self.unreached.unanswered(&self.ports, link, qp);
+                let why = self.unreachable.explain_silence(&self.ports, link, qp);
                 // All before it are done.
                 if let Some(request) = qp.sq.outstanding.iter_mut().find(|request| request.is_message()) {
                     request.why = why;
@@ -106,19 +106,19 @@ impl<M: Memory> Core<M> {
     pub(super) fn transmit(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         let mut work = 0;
         while self.schedule.hot.bytes_left > 0 {
-            let begun = qp.sq.carrying.partial.is_some();
-            let next = match qp.sq.carrying.partial.take() {
+            let begun = qp.sq.progress.partial.is_some();
+            let next = match qp.sq.progress.partial.take() {
                 Some(rest) => Some(rest),
                 // Polled counts as sent for the transport; what the carrier has no room for waits as a part of nothing.
-                None if self.ports.shapers[qp.path.port].allows(self.machine.now) && self.keeps_pace() => {
-                    qp.sq.requester.as_mut().and_then(|requester| requester.poll_transmit(self.machine.now))
+                None if self.ports.shapers[qp.path.port].allows(self.host.now) && self.keeps_pace() => {
+                    qp.sq.requester.as_mut().and_then(|requester| requester.poll_transmit(self.host.now))
                 }
                 None => None,
             };
             let Some(transmit) = next else { return work };
             if !begun
                 && let Some(faults) = &mut self.faults
-                && faults.befalls(&mut self.machine.counters, &mut self.ports, qp, transmit)
+                && faults.apply_to_message(&mut self.host.counters, &mut self.ports, qp, transmit)
             {
                 work += 1;
                 continue;
@@ -127,7 +127,7 @@ impl<M: Memory> Core<M> {
             // A full ring is no work: the NIC may sleep until its peer has taken something.
             work += usize::from(taken != Taken::Nothing);
             if taken != Taken::Whole {
-                qp.sq.carrying.partial = Some(transmit);
+                qp.sq.progress.partial = Some(transmit);
                 return work;
             }
         }
@@ -170,11 +170,11 @@ impl<M: Memory> Core<M> {
         match outcome {
             Ok(sent) => {
                 if request.carried == 0 {
-                    self.ports.count_sent(&mut self.machine.counters, port, mtu, &request.request, transmit);
+                    self.ports.count_sent(&mut self.host.counters, port, mtu, &request.request, transmit);
                 }
-                qp.sq.carrying.last_sent = Some(sent.position);
+                qp.sq.progress.last_sent = Some(sent.position);
                 if carries_payload {
-                    self.schedule.hot.copied(sent.carried, self.machine.memory.has_lagged());
+                    self.schedule.hot.copied(sent.carried, self.host.memory.has_lagged());
                 }
                 let carried = request.carried + sent.carried;
                 let whole = carried >= length || !carries_payload;
@@ -189,10 +189,10 @@ impl<M: Memory> Core<M> {
             // Lost on the way.
             Err(Unsent::Unreachable) => {
                 request.carried = 0;
-                self.ports.count_sent(&mut self.machine.counters, port, mtu, &request.request, transmit);
-                self.machine.counters.lost_unreachable += 1;
+                self.ports.count_sent(&mut self.host.counters, port, mtu, &request.request, transmit);
+                self.host.counters.lost_unreachable += 1;
                 if request.way == Way::Nowhere && qp.service == ServiceType::Ud {
-                    self.unreached.no_way(&mut self.machine, &self.ports, qp.qpn, port, &request.path);
+                    self.unreachable.log_no_route(&mut self.host, &self.ports, qp.qpn, port, &request.path);
                 }
                 qp.sent(transmit.ticket);
                 Taken::Whole
@@ -226,12 +226,12 @@ impl<M: Memory> Core<M> {
             content: Content::Send { position: Position::Only, trailer },
             payload: Fragment { offset: 0, length },
         };
-        let fill = |out: &mut [u8]| request.read(&self.machine.memory, 0, out);
+        let fill = |out: &mut [u8]| request.read(&self.host.memory, 0, out);
         let taken = link.send_packet(route.from, route.to, &packet, Icrc::Right, fill);
         if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
             return Err(error);
         }
-        let counters = &mut self.machine.counters;
+        let counters = &mut self.host.counters;
         self.ports.count_packet(counters, port, route.to, &taken, &packet, transmit.retransmission);
         Ok(())
     }
@@ -245,7 +245,7 @@ impl<M: Memory> Core<M> {
             {
                 let Some(request) = qp.sq.outstanding.pop_front() else { break };
                 self.complete_send(qp, &request);
-                self.fetcher.pool.give(request);
+                self.wqe_fetch.pool.give(request);
                 work += 1;
             }
             let Some(completion) = qp.sq.requester.as_mut().and_then(|r| r.poll_completion()) else {
@@ -262,7 +262,7 @@ impl<M: Memory> Core<M> {
                     self.finish(qp, request, completion);
                     break;
                 }
-                self.fetcher.pool.give(request);
+                self.wqe_fetch.pool.give(request);
             }
         }
     }
@@ -283,7 +283,7 @@ impl<M: Memory> Core<M> {
                 }
             }
         }
-        self.fetcher.pool.give(request);
+        self.wqe_fetch.pool.give(request);
     }
 
     /// Puts an atomic's old value into the CQE or into memory. False: the memory cannot be written.
@@ -298,20 +298,20 @@ impl<M: Memory> Core<M> {
         !request.payload.revoked
             && request.payload.segments.iter().all(|segment| {
                 let end = (at + segment.len as usize).min(bytes.len());
-                let written = self.machine.memory.write(segment.addr, &bytes[at..end], false);
+                let written = self.host.memory.write(segment.addr, &bytes[at..end], false);
                 at = end;
                 written.is_ok()
             })
     }
 }
 
-/// Does what a WQE wants of a window, unless a fence or the queue's depth holds it.
-fn work_on_window(mkeys: &mut Mkeys, qp: &mut Qp, request: &mut SendRequest) {
-    let Kind::Window(work) = request.kind else { return };
+/// Performs a UMR, unless a fence or the queue's depth holds it.
+fn perform_umr(mkeys: &mut Mkeys, qp: &mut Qp, request: &mut SendRequest) {
+    let Kind::Umr(umr) = request.kind else { return };
     if !qp.sq.requester.as_ref().is_some_and(|r| r.can_post(Opcode::Send, request.wqe.fence)) {
         return;
     }
-    request.kind = match mkeys.change_window(qp.pd, qp.qpn, &work) {
+    request.kind = match mkeys.change_window(qp.pd, qp.qpn, &umr) {
         Ok(key) => {
             qp.responses.revoke(key);
             Kind::Nop

@@ -6,10 +6,10 @@ use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES, UNIT_BYTES};
 use roce::{Now, Opcode, PostedMessage, Request, Requester, Status, Ticket, Transmit};
 
 use super::doorbell::SendDoorbell;
-use super::reason::Wrong;
+use super::reason::CheckFailure;
 use super::ring::Ring;
 use super::route::Way;
-use super::window::WindowWork;
+use super::window::UmrRequest;
 use crate::carrier::{PathAddress, Payload, Position};
 use crate::memory::{Fault, Memory, Segment, Segments};
 
@@ -30,7 +30,7 @@ pub(super) struct SendQueue {
     pub requester: Option<Requester>,
     /// Posted and not completed, oldest first.
     pub outstanding: VecDeque<Box<SendRequest>>,
-    pub carrying: Carrying,
+    pub progress: TransmitProgress,
     /// A WQE failed its checks: nothing behind it is read until the queue is reset.
     pub stopped: bool,
     /// «Drained» is owed.
@@ -39,9 +39,9 @@ pub(super) struct SendQueue {
     pub asked: Option<Now>,
 }
 
-/// How far the carrier is with a queue's messages.
+/// Progress of the carrier with a queue's messages.
 #[derive(Debug, Default)]
-pub(super) struct Carrying {
+pub(super) struct TransmitProgress {
     /// A message of which the carrier took only a part: the rest goes first.
     pub partial: Option<Transmit>,
     /// Where the last request to the peer lies: while it is not taken, its acknowledgement is not late.
@@ -54,10 +54,10 @@ pub(super) struct Carrying {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Message,
-    /// NOP, or work that is done: completes in its turn.
+    /// NOP, or a UMR that is done: completes in the order of posting.
     Nop,
-    /// To be done to a memory window when all before it was handed over.
-    Window(WindowWork),
+    /// Binds or closes a memory window, when all before it was handed over.
+    Umr(UmrRequest),
     /// Failed its checks.
     Failed(Status),
 }
@@ -73,9 +73,9 @@ pub(super) struct WqeHead {
     pub fence: bool,
 }
 
-/// The local memory of a message.
+/// The local memory of a message, as its data segments name it.
 #[derive(Debug, Default)]
-pub(super) struct Gathered {
+pub(super) struct GatherList {
     /// Payload that travelled in the WQE, or of a READ that the CQE is to carry.
     pub inline: Vec<u8>,
     /// The payload, as addresses of the process: the application's memory, and `inline`.
@@ -98,7 +98,7 @@ pub(super) struct SendRequest {
     pub path: PathAddress,
     /// Bytes that the carrier has taken, of a message that it takes in pieces.
     pub carried: u32,
-    pub payload: Gathered,
+    pub payload: GatherList,
     /// Why it failed, where a check found that out; empty otherwise.
     pub why: String,
 }
@@ -113,7 +113,7 @@ impl SendRequest {
             way: Way::Nowhere,
             path: PathAddress::default(),
             carried: 0,
-            payload: Gathered::default(),
+            payload: GatherList::default(),
             why: String::new(),
         }
     }
@@ -151,7 +151,7 @@ impl SendRequest {
     }
 }
 
-impl Gathered {
+impl GatherList {
     /// Keeps inline bytes. They stay where they are until the request is reused, since a WQE cannot have more than there is
     /// room for.
     pub(super) fn keep(&mut self, bytes: &[u8]) -> Segment {
@@ -227,7 +227,7 @@ impl SendQueue {
             held: None,
             requester: None,
             outstanding: VecDeque::new(),
-            carrying: Carrying::default(),
+            progress: TransmitProgress::default(),
             stopped: false,
             drain_event: false,
             asked: None,
@@ -254,7 +254,7 @@ impl SendQueue {
         }
         self.requester = None;
         self.fetched = 0;
-        self.carrying = Carrying::default();
+        self.progress = TransmitProgress::default();
         (self.stopped, self.drain_event, self.asked) = (false, false, None);
         self.doorbell.reset();
     }
@@ -265,7 +265,7 @@ impl SendQueue {
         let (opcode, fence) = (request.request.opcode, request.wqe.fence);
         request.ticket = match request.kind {
             Kind::Nop => requester.next_ticket(),
-            Kind::Window(_) => return Some(request),
+            Kind::Umr(_) => return Some(request),
             Kind::Failed(status) => requester.post_failed(Opcode::Send, status),
             Kind::Message if !requester.can_post(opcode, fence) => return Some(request),
             Kind::Message => requester.post(PostedMessage { opcode, length: request.request.length, fence }),
@@ -299,13 +299,13 @@ impl SendQueue {
         memory: &M,
         available: u16,
         out: &mut [u8; MAX_WQE_BYTES],
-    ) -> Result<usize, Box<Wrong>> {
-        let fault = |fault| Wrong::malformed(format_args!("{fault}; keep the send queue mapped"));
+    ) -> Result<usize, Box<CheckFailure>> {
+        let fault = |fault| CheckFailure::malformed(format_args!("{fault}; keep the send queue mapped"));
         memory.read(self.ring.entry(self.fetched), &mut out[..BLOCK_BYTES]).map_err(fault)?;
-        let control = Control::parse(&out[..Control::BYTES]).map_err(Wrong::malformed)?;
+        let control = Control::parse(&out[..Control::BYTES]).map_err(CheckFailure::malformed)?;
         let count = control.blocks();
         if count > available {
-            return Err(Wrong::malformed(format_args!(
+            return Err(CheckFailure::malformed(format_args!(
                 "not whole: its control segment says {count} blocks, {available} were rung for; write the whole WQE first"
             )));
         }

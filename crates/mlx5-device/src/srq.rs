@@ -16,7 +16,7 @@ use super::command::{
     Answer, CommandError, ContextId, CreateSrq, CreatedSrq, Handle, ModifySrq, QueriedSrq, event_type,
     refuse_if,
 };
-use super::machine::{Machine, Owner};
+use super::host::{EventTarget, HostInterface};
 use super::model::Capabilities;
 use super::reason::About;
 use super::ring::Ring;
@@ -44,7 +44,7 @@ enum SrqNotice {
 
 #[derive(Debug)]
 pub(super) struct Srq {
-    owner: Owner,
+    event_target: EventTarget,
     srqn: u32,
     pub pd: u32,
     /// QPs that take from it.
@@ -176,7 +176,7 @@ impl Srqs {
         memory.probe(record, 8, false).map_err(&fault)?;
         let srqn = FIRST_SRQN + self.table.next();
         let place = self.table.insert(Srq {
-            owner: Owner::new(id, request.user_handle),
+            event_target: EventTarget::new(id, request.user_handle),
             srqn,
             pd,
             users: 0,
@@ -194,7 +194,7 @@ impl Srqs {
 
     pub(super) fn modify<M: Memory>(
         &mut self,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         place: u32,
         handle: Handle,
         request: &ModifySrq,
@@ -208,10 +208,10 @@ impl Srqs {
         refuse_if!(limit > most, EINVAL, "SRQ limit {limit}: {most} at most");
         if !srq.failed {
             srq.limit = request.limit;
-            srq.count(&machine.memory);
+            srq.count(&host.memory);
             srq.look_at_limit();
         }
-        self.give_events(machine, place);
+        self.give_events(host, place);
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl Srqs {
     /// Destroys an SRQ; returns its protection domain, and how many asynchronous events of it the program has read.
     pub(super) fn destroy<M>(
         &mut self,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         place: u32,
         handle: Handle,
     ) -> Answer<(u32, u32)> {
@@ -231,11 +231,11 @@ impl Srqs {
             return Err(CommandError::busy("SRQ", handle, "queue pairs"));
         }
         let srq = self.table.remove(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
-        Ok((srq.pd, srq.owner.withdraw(machine)))
+        Ok((srq.pd, srq.event_target.withdraw(host)))
     }
 
     /// Gives the event that taking a receive, or arming, has brought about.
-    pub(super) fn give_events<M>(&mut self, machine: &mut Machine<M>, place: u32) {
+    pub(super) fn give_events<M>(&mut self, host: &mut HostInterface<M>, place: u32) {
         let Some(srq) = self.table.get_mut(place) else { return };
         let Some(news) = srq.news.take() else { return };
         let kind = match news {
@@ -244,11 +244,11 @@ impl Srqs {
                 let srqn = srq.srqn;
                 self.dead.push(place);
                 let why = format!("it and its QPs are in error: {why}");
-                machine.explain(About::Srq(srqn), "srq", why);
+                host.explain(About::Srq(srqn), "srq", why);
                 event_type::SRQ_ERR
             }
         };
-        srq.owner.raise(machine, kind);
+        srq.event_target.raise(host, kind);
     }
 
     /// Whether the SRQ here failed, and no other came in its place.

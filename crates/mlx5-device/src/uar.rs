@@ -5,7 +5,7 @@ use mlx5_layout::doorbell::Doorbell;
 use roce::Now;
 
 use super::command::{Answer, CommandError, ContextId, Handle, event_type, refusal};
-use super::machine::Machine;
+use super::host::HostInterface;
 use super::qp::Qp;
 use super::qps::Qps;
 use super::reason::{About, STALLED};
@@ -146,7 +146,7 @@ impl Uars {
     /// Takes the register writes of a page. Returns how many.
     pub(super) fn take<M: Memory>(
         &mut self,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         qps: &mut Qps,
         schedule: &mut Schedule,
         page: u32,
@@ -159,8 +159,8 @@ impl Uars {
             count += 1;
         }
         for (register, doorbell) in taken.into_iter().flatten() {
-            machine.counters.doorbells_taken += 1;
-            self.ring(machine, qps, schedule, (page, register), doorbell);
+            host.counters.doorbells_taken += 1;
+            self.ring(host, qps, schedule, (page, register), doorbell);
         }
         count
     }
@@ -168,7 +168,7 @@ impl Uars {
     /// One register write.
     fn ring<M: Memory>(
         &mut self,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         qps: &mut Qps,
         schedule: &mut Schedule,
         (page, register): (u32, u8),
@@ -179,69 +179,69 @@ impl Uars {
         let qp = qps.numbered_mut(doorbell.qpn).filter(on_page);
         uar.stray = qp.is_none();
         let Some(qp) = qp else {
-            machine.counters.doorbells_stray += 1;
+            host.counters.doorbells_stray += 1;
             return;
         };
-        let has_sharers = self.learn(machine, qp, register);
-        if let Some(record) = qp.sq.ring.read_record(&machine.memory) {
+        let has_sharers = self.learn(host, qp, register);
+        if let Some(record) = qp.sq.ring.read_record(&host.memory) {
             let ahead = qp.sq.distance(record);
             // A record beyond the ring covers nothing.
             let posted = if u32::from(ahead) <= qp.sq.ring.entries { record } else { qp.sq.fetched };
             qp.sq.doorbell.ring(doorbell.next_index(), qp.sq.fetched, posted, self.order);
         }
-        schedule.heat(&mut qp.turn, machine.now);
-        let (own, uar) = (qp.turn.place, self.table.get(page).filter(|_| has_sharers));
+        schedule.heat(&mut qp.sched, host.now);
+        let (own, uar) = (qp.sched.place, self.table.get(page).filter(|_| has_sharers));
         let rang = uar.into_iter().flat_map(|uar| &uar.rang);
         for (place, _) in rang.filter(|(place, rung)| *rung == register && *place != own) {
             if let Some(other) = qps.get_mut(*place) {
-                self.share(machine, other);
-                schedule.heat(&mut other.turn, machine.now);
+                self.share(host, other);
+                schedule.heat(&mut other.sched, host.now);
             }
         }
     }
 
     /// Notes which register the queue rings. Two queues on one register cannot be checked: true when it is new that this one is there,
     /// beside others.
-    fn learn<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp, register: u8) -> bool {
+    fn learn<M>(&mut self, host: &mut HostInterface<M>, qp: &mut Qp, register: u8) -> bool {
         let known = qp.sq.doorbell.register.is_some();
         let moved = known && qp.sq.doorbell.register != Some(register);
         let Some(uar) = self.table.get_mut(qp.sq.doorbell.page) else { return false };
         if moved && !uar.is_shared() {
             // Queues do not change their register: the owner of this one named the wrong QP.
             uar.stray = true;
-            machine.counters.doorbells_stray += 1;
+            host.counters.doorbells_stray += 1;
             return false;
         }
         if !known || moved {
             qp.sq.doorbell.register = Some(register);
-            uar.rang.retain(|(place, _)| *place != qp.turn.place);
-            uar.rang.push((qp.turn.place, register));
+            uar.rang.retain(|(place, _)| *place != qp.sched.place);
+            uar.rang.push((qp.sched.place, register));
         }
         if uar.is_shared() {
-            self.share(machine, qp);
+            self.share(host, qp);
             return false;
         }
         if known {
             return false;
         }
-        let has_sharers = uar.rang.iter().any(|(place, rung)| *rung == register && *place != qp.turn.place);
+        let has_sharers = uar.rang.iter().any(|(place, rung)| *rung == register && *place != qp.sched.place);
         // It was taken for one that shares only because its register was not known.
         qp.sq.doorbell.unchecked = !self.strict;
         if has_sharers {
-            self.share(machine, qp);
+            self.share(host, qp);
         }
         has_sharers
     }
 
     /// The doorbells of this queue cannot be checked. It is counted once, and the first is a line: programs have dozens of them.
-    fn share<M>(&self, machine: &mut Machine<M>, qp: &mut Qp) {
+    fn share<M>(&self, host: &mut HostInterface<M>, qp: &mut Qp) {
         qp.sq.doorbell.unchecked = true;
         if !self.strict || std::mem::replace(&mut qp.sq.doorbell.noted, true) {
             return;
         }
-        machine.counters.doorbells_unchecked_queues += 1;
-        if machine.counters.doorbells_unchecked_queues == 1 {
-            machine.say(&format!(
+        host.counters.doorbells_unchecked_queues += 1;
+        if host.counters.doorbells_unchecked_queues == 1 {
+            host.log_line(&format!(
                 "QP {:#x} shares its doorbell register: such queues are executed by their records, their doorbells not \
                  checked (said once, counted in doorbells_unchecked_queues)",
                 qp.qpn
@@ -251,24 +251,24 @@ impl Uars {
 
     /// Compares record and register; after [`super::doorbell::GRACE_NS`] of disagreement that no thread without a core
     /// excuses, says so.
-    pub(super) fn watch<M>(&mut self, machine: &mut Machine<M>, qp: &mut Qp, posted: Posted) {
+    pub(super) fn watch<M>(&mut self, host: &mut HostInterface<M>, qp: &mut Qp, posted: Posted) {
         if posted.agree {
             return qp.sq.doorbell.agrees();
         }
-        if !posted.range && qp.sq.doorbell.is_overdue(machine.now) && !self.is_provable(qp) {
+        if !posted.range && qp.sq.doorbell.is_overdue(host.now) && !self.is_provable(qp) {
             // Its register may have been rung and hidden by another queue's write.
-            return self.share(machine, qp);
+            return self.share(host, qp);
         }
         let doorbell = &mut qp.sq.doorbell;
         let stray = self.table.get(doorbell.page).is_some_and(|uar| uar.stray);
-        let look = || self.threads.look(machine.now);
-        let Some(violation) = doorbell.watch(machine.now, posted.range, stray, look) else { return };
+        let look = || self.threads.look(host.now);
+        let Some(violation) = doorbell.watch(host.now, posted.range, stray, look) else { return };
         if let Some(uar) = self.table.get_mut(doorbell.page) {
             uar.stray = false;
         }
-        machine.counters.violate(violation);
+        host.counters.violate(violation);
         doorbell.stuck(posted.record);
-        qp.owner.raise(machine, event_type::QP_REQ_ERR);
+        qp.event_target.raise(host, event_type::QP_REQ_ERR);
         let (fetched, entries) = (qp.sq.fetched, qp.sq.ring.entries);
         let (rung, record) = (fetched.wrapping_add(posted.available), posted.record.unwrap_or_default());
         let why = format!(
@@ -276,13 +276,13 @@ impl Uars {
              would not execute this: {}",
             violation.sentence()
         );
-        machine.explain(About::Qp(qp.qpn, None), STALLED, why);
+        host.explain(About::Qp(qp.qpn, None), STALLED, why);
     }
 
     /// A lost write can only have been hidden by another queue's on the same register: if this queue's register is known, or
     /// no other queue on the page was ever seen to ring, nothing was hidden.
     fn is_provable(&self, qp: &Qp) -> bool {
         let Some(uar) = self.table.get(qp.sq.doorbell.page) else { return false };
-        qp.sq.doorbell.register.is_some() || uar.rang.iter().all(|(place, _)| *place == qp.turn.place)
+        qp.sq.doorbell.register.is_some() || uar.rang.iter().all(|(place, _)| *place == qp.sched.place)
     }
 }

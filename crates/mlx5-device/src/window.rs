@@ -6,8 +6,8 @@
 //! again. A UMR names its key by the index: Linux's fast registration names a free key by the last byte that it is to have, and
 //! libmlx5 by the one that the program wrote down last, so that a card cannot compare that byte.
 //!
-//! The work is done when the WQE's turn comes to be handed over: what is posted behind it finds it done, READs and atomics
-//! before it are waited for if it carries a fence. What is refused completes with `IBV_WC_MW_BIND_ERR`, and the queue is in
+//! A UMR is performed when its WQE would be handed over. What is posted behind it finds it done; with a fence, READs and atomics
+//! before it complete first. What is refused completes with `IBV_WC_MW_BIND_ERR`, and the queue is in
 //! error; a WQE that is no bind, unbind or invalidation at all is a local QP operation error.
 //! Left out: keys of `mlx5dv_create_mkey`, lists of several pieces, windows on windows. A queue that goes leaves its windows
 //! closed; one that is reset, or in error, keeps them.
@@ -18,7 +18,7 @@ use roce::{Access, RegionError, ServiceType};
 
 use super::command::{Answer, refusal};
 use super::mr::{MemoryRegion, access};
-use super::reason::Wrong;
+use super::reason::CheckFailure;
 
 /// The two kinds of window, with their numbers in `ALLOC_MW`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,9 +94,9 @@ impl Window {
     }
 }
 
-/// What a WQE wants of a window.
+/// What a UMR WQE asks for: a bind, an unbind or a local invalidation of one window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct WindowWork {
+pub(super) struct UmrRequest {
     /// The key, of which the index counts.
     pub key: u32,
     pub kind: WindowKind,
@@ -106,10 +106,14 @@ pub(super) struct WindowWork {
     pub opens: Option<(KeyContext, Klm)>,
 }
 
-impl WindowWork {
+impl UmrRequest {
     /// Reads the WQE. `qpn`: the queue that it is on.
-    pub(super) fn of(wqe: &SendWqe<&[u8]>, service: ServiceType, qpn: u32) -> Result<WindowWork, Box<Wrong>> {
-        let Umr { control, context, klm } = wqe.umr().map_err(Wrong::malformed)?;
+    pub(super) fn of(
+        wqe: &SendWqe<&[u8]>,
+        service: ServiceType,
+        qpn: u32,
+    ) -> Result<UmrRequest, Box<CheckFailure>> {
+        let Umr { control, context, klm } = wqe.umr().map_err(CheckFailure::malformed)?;
         let kind = if control.mask & change::QPN != 0 { WindowKind::Two } else { WindowKind::One };
         let owner = if kind == WindowKind::Two && !context.free { qpn } else { ANY_QPN };
         let wanted = if context.free { change::FREE | change::TAG } else { change::BIND };
@@ -120,11 +124,13 @@ impl WindowWork {
             || control.mask & !change::QPN != wanted
             || context.qpn != owner
         {
-            return Err(Wrong::malformed("a UMR that neither binds nor closes one window of this queue"));
+            return Err(CheckFailure::malformed(
+                "a UMR that neither binds nor closes one window of this queue",
+            ));
         }
-        let piece = || klm.ok_or_else(|| Wrong::malformed("a bind that names no region"));
+        let piece = || klm.ok_or_else(|| CheckFailure::malformed("a bind that names no region"));
         let opens = if context.free { None } else { Some((context, piece()?)) };
-        Ok(WindowWork { key: u32::from_be_bytes(wqe.control().immediate), kind, tag: context.tag, opens })
+        Ok(UmrRequest { key: u32::from_be_bytes(wqe.control().immediate), kind, tag: context.tag, opens })
     }
 
     /// The piece of a region that a bind of queue `qpn` in domain `pd` names, when the region may be opened so.

@@ -1,4 +1,4 @@
-//! What every step of the device works with: memory, the time, and where events, log lines and counts go.
+//! The device's interface to its host: memory, the time, and the sinks of events, log lines and counts.
 
 use roce::Now;
 
@@ -15,7 +15,7 @@ pub trait LogSink: Send {
 /// A message of so many bytes takes long enough to copy that its completion needs the time anew; reading the clock takes 20 ns.
 const LONG_BYTES: u32 = 4096;
 
-pub(super) struct Machine<M> {
+pub(super) struct HostInterface<M> {
     pub memory: M,
     pub events: Box<dyn EventSink>,
     pub log: Box<dyn LogSink>,
@@ -25,8 +25,8 @@ pub(super) struct Machine<M> {
     pub clock: fn() -> Now,
 }
 
-impl<M> Machine<M> {
-    pub(super) fn say(&mut self, what: &str) {
+impl<M> HostInterface<M> {
+    pub(super) fn log_line(&mut self, what: &str) {
         self.log.line(&format!("softnic: {what}"));
     }
 
@@ -44,9 +44,9 @@ impl<M> Machine<M> {
     }
 }
 
-/// The receiver of an object's asynchronous events.
+/// The context and element that get an object's asynchronous events.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Owner {
+pub(super) struct EventTarget {
     pub context: ContextId,
     /// Echoed in events.
     pub user_handle: u64,
@@ -54,20 +54,20 @@ pub(super) struct Owner {
     given: u32,
 }
 
-impl Owner {
-    pub(super) fn new(context: ContextId, user_handle: u64) -> Owner {
-        Owner { context, user_handle, given: 0 }
+impl EventTarget {
+    pub(super) fn new(context: ContextId, user_handle: u64) -> EventTarget {
+        EventTarget { context, user_handle, given: 0 }
     }
 
-    pub(super) fn raise<M>(&mut self, machine: &mut Machine<M>, kind: u32) {
-        if machine.events.asynchronous(self.context, self.user_handle, kind) {
+    pub(super) fn raise<M>(&mut self, host: &mut HostInterface<M>, kind: u32) {
+        if host.events.asynchronous(self.context, self.user_handle, kind) {
             self.given = self.given.wrapping_add(1);
-            machine.counters.async_events += 1;
+            host.counters.async_events += 1;
         }
     }
 
-    /// The object goes: events that are not read are withdrawn. Returns how many the program has read.
-    pub(super) fn withdraw<M>(self, machine: &mut Machine<M>) -> u32 {
-        self.given.wrapping_sub(machine.events.withdraw_asynchronous(self.context, self.user_handle))
+    /// Withdraws the unread events of an object that is destroyed. Returns how many the program has read.
+    pub(super) fn withdraw<M>(self, host: &mut HostInterface<M>) -> u32 {
+        self.given.wrapping_sub(host.events.withdraw_asynchronous(self.context, self.user_handle))
     }
 }

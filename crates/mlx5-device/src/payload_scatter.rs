@@ -1,4 +1,4 @@
-//! Payload that arrives, on its way into memory.
+//! Scatters payload that arrives: the receive or READ that it is for names the memory.
 
 use roce::RegionError;
 
@@ -8,17 +8,18 @@ use super::sq::SendRequest;
 use crate::carrier::Inbound;
 use crate::memory::{Fault, Order, Segment, Segments};
 
+/// The scatter list in use, and the order in which its bytes become visible.
 #[derive(Debug)]
-pub(super) struct Inbox {
-    /// Scatter list of the message in hand.
+pub(super) struct PayloadScatter {
+    /// Of the present message.
     segments: Vec<Segment>,
     /// The bytes of one WRITE may become visible in any order.
     relaxed: bool,
 }
 
-impl Inbox {
-    pub(super) fn new(relaxed: bool) -> Inbox {
-        Inbox { segments: Vec::new(), relaxed }
+impl PayloadScatter {
+    pub(super) fn new(relaxed: bool) -> PayloadScatter {
+        PayloadScatter { segments: Vec::new(), relaxed }
     }
 
     /// Order in which bytes become visible; `relaxed`: any is allowed there.

@@ -1,31 +1,32 @@
-//! One line for a program whose messages reach no peer, which otherwise sees «retry exceeded» and nothing else.
+//! Log line and reason for unreachable peers, of which a program otherwise learns «retry exceeded» and nothing else.
 //!
-//! The address of a peer, its QPN and its silence are all that a NIC knows: the line names them, and where
-//! the NIC looked, so that both ends can be compared.
+//! A NIC knows the peer's address, its QPN and that no answer came. The line names them, and the fabric of this NIC, so that both ends
+//! can be compared.
 
 use core::net::Ipv6Addr;
 
 use roce::wire::Gid;
 use roce::wire::ip_of;
 
-use super::machine::Machine;
+use super::host::HostInterface;
 use super::model::GidKind;
 use super::ports::Ports;
 use super::qp::Qp;
 use crate::carrier::{Carrier, PathAddress};
 use crate::config::LinkLayer;
 
+/// Whether the line about a missing route was logged.
 #[derive(Debug, Default)]
-pub(super) struct Unreached {
-    said: bool,
+pub(super) struct Unreachable {
+    logged: bool,
 }
 
-impl Unreached {
-    /// No way leads from a GID of this port to that of a peer. Where packets can leave, another GID may be a way.
+impl Unreachable {
+    /// Logs once that no route leads from a GID of this port to that of a peer, and which GID may have one.
     #[cold]
-    pub(super) fn no_way<M>(
+    pub(super) fn log_no_route<M>(
         &mut self,
-        machine: &mut Machine<M>,
+        host: &mut HostInterface<M>,
         ports: &Ports,
         qpn: u32,
         port: usize,
@@ -34,10 +35,10 @@ impl Unreached {
         let gids = &ports.configs[port].gids;
         let is_way =
             |index: &usize| gids[*index].kind == GidKind::RoceV2 && ip_of(Gid(gids[*index].gid)).is_some();
-        let Some(index) = (0..gids.len()).find(is_way).filter(|_| ports.wire && !self.said) else { return };
+        let Some(index) = (0..gids.len()).find(is_way).filter(|_| ports.wire && !self.logged) else { return };
         let [from, to] = [path.sgid, path.dgid].map(Ipv6Addr::from);
-        self.said = true;
-        machine.say(&format!(
+        self.logged = true;
+        host.log_line(&format!(
             "QP {qpn:#x}: nothing reaches {to} from {from}: the packets of this NIC are RoCE v2 between IP addresses. Use a \
              GID such as index {index} at both ends (`-x {index}` of perftest); index 0, which many programs take, is RoCE v1"
         ));
@@ -45,7 +46,7 @@ impl Unreached {
 
     /// Why a peer let all retries of a queue time out.
     #[cold]
-    pub(super) fn unanswered(&self, ports: &Ports, link: &impl Carrier, qp: &Qp) -> String {
+    pub(super) fn explain_silence(&self, ports: &Ports, link: &impl Carrier, qp: &Qp) -> String {
         let (peer, fabric) = (qp.attributes.dest_qpn, link.fabric_in_words());
         let address = match ports.configs[qp.path.port].link_layer {
             LinkLayer::Ib => format!("LID {}", qp.path.address.dlid),
