@@ -82,7 +82,7 @@ pub fn run(options: &Show) -> Result<()> {
                     (looked, separator) = (true, "");
                 }
                 // One that ends while all are asked, or that was watched to its end.
-                Err(error) if is_gone(&error) && (options.all || looked) => {}
+                Err(error) if has_ended(&error) && (options.all || looked) => {}
                 // The others are asked all the same, and a watch goes on.
                 Err(error) if options.all || looked => eprintln!("softnic: {error:#}"),
                 Err(error) => return Err(error),
@@ -93,8 +93,8 @@ pub fn run(options: &Show) -> Result<()> {
     }
 }
 
-fn is_gone(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(CallError::Gone(_)))
+fn has_ended(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CallError::Ended(_)))
 }
 
 /// One look at one NIC. For reading, what is 0 is left out.

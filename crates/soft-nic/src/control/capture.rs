@@ -1,4 +1,4 @@
-//! A capture under way: blocks of a pcapng file follow the answer on the same connection, for as long as the caller reads.
+//! A running capture: blocks of a pcapng file follow the answer on the same connection, for as long as the client reads.
 //!
 //! The NIC's end sends what waits every few milliseconds, and statistics when nothing came for a while: so each end knows that
 //! the other is there, and every wait has a deadline.
@@ -7,41 +7,41 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::Request;
-use super::caller::{CallError, converse};
-use crate::link::capture::Captured;
+use super::client::{CallError, exchange};
+use crate::link::capture::CaptureReader;
 use crate::link::capture::pcapng::{BlockKind, first_block};
 use crate::link::{FabricMember, FabricView};
 use crate::os::unix_stream::Stream;
 
-/// How often the NIC's end looks.
-const PAUSE: Duration = Duration::from_millis(5);
-/// Silence after which it sends statistics.
-const BEAT: Duration = Duration::from_millis(500);
-/// How long a caller may not read, and a NIC may be silent.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks of the NIC's end for packets.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Without packets, it sends statistics so often, so that the client knows that it runs.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(500);
+/// Deadline for the client to read, and for the NIC to send.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes read in one call.
 const CHUNK: usize = 256 * 1024;
 
-/// The NIC's end: sends everything until the capture is over. Errors: the caller went away, or does not read.
-pub(super) fn stream(stream: &Stream, mut captured: Captured) -> io::Result<()> {
+/// The NIC's end: sends everything until the capture is over. Errors: the client disconnected, or does not read.
+pub(super) fn stream(stream: &Stream, mut captured: CaptureReader) -> io::Result<()> {
     let (mut blocks, mut sent) = (Vec::new(), Instant::now());
     loop {
         let over = captured.take(&mut blocks);
-        if over || blocks.is_empty() && sent.elapsed() >= BEAT {
+        if over || blocks.is_empty() && sent.elapsed() >= KEEPALIVE_INTERVAL {
             captured.append_statistics(&mut blocks);
         }
         if !blocks.is_empty() {
-            stream.send(&blocks, Instant::now() + PATIENCE)?;
+            stream.send(&blocks, Instant::now() + TIMEOUT)?;
             sent = Instant::now();
         }
         if over {
             return Ok(());
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// The caller's end.
+/// The client's end.
 #[derive(Debug)]
 pub struct Blocks {
     stream: Stream,
@@ -53,7 +53,7 @@ pub struct Blocks {
 
 /// Asks the NIC in `member` for its packets, `packets` of them or, for 0, all while the result lives.
 pub fn call_for_packets(view: &FabricView, member: &FabricMember, packets: u64) -> Result<Blocks, CallError> {
-    let (_, stream) = converse(view, member, &Request::Capture { packets })?;
+    let (_, stream) = exchange(view, member, &Request::Capture { packets })?;
     Ok(Blocks { stream, pid: member.pid, bytes: Vec::new(), used: 0 })
 }
 
@@ -64,7 +64,7 @@ impl Blocks {
         let pid = self.pid;
         loop {
             match first_block(&self.bytes[self.used..]) {
-                Err(reason) => return Err(CallError::Nonsense { pid, reason }),
+                Err(reason) => return Err(CallError::Malformed { pid, reason }),
                 Ok(Some((kind, block))) => {
                     let start = self.used;
                     self.used += block.len();
@@ -76,13 +76,13 @@ impl Blocks {
             self.used = 0;
             let have = self.bytes.len();
             self.bytes.resize(have + CHUNK, 0);
-            let got = self.stream.receive_some(&mut self.bytes[have..], Instant::now() + PATIENCE);
+            let got = self.stream.receive_some(&mut self.bytes[have..], Instant::now() + TIMEOUT);
             self.bytes.truncate(have + got.as_ref().copied().unwrap_or(0));
             match got {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    return Err(CallError::Silent { pid, seconds: PATIENCE.as_secs() });
+                    return Err(CallError::TimedOut { pid, seconds: TIMEOUT.as_secs() });
                 }
                 // As when it ends by a signal with something unread.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
@@ -192,6 +192,6 @@ mod tests {
         let (ours, _) = listener.accept(SOON).unwrap().unwrap();
         theirs.send(&[0xff; 64], Instant::now() + SOON).unwrap();
         let mut blocks = Blocks { stream: ours, pid: 7, bytes: Vec::new(), used: 0 };
-        assert!(matches!(blocks.next_block(), Err(CallError::Nonsense { pid: 7, .. })));
+        assert!(matches!(blocks.next_block(), Err(CallError::Malformed { pid: 7, .. })));
     }
 }

@@ -1,31 +1,31 @@
 //! How `softnic ctl` talks to the NIC of a running process.
 //!
-//! Nothing listens in a program. A caller binds an abstract socket of its own, writes its number into the slot on the fabric
+//! No program has a listening socket. A client binds an abstract socket of its own, writes its number into the slot on the fabric
 //! ([`FabricView::call`](crate::link::FabricView::call)) and rings; the NIC thread finds the call in its round, on a line that it loads anyway, and starts a
-//! thread named [`THREAD_NAME`] for this one conversation: it connects to the caller, reads one [`request`], answers ([`callee`]),
-//! and ends. So no system call is made without a caller, and neither end leaves a name or a thread behind. Both look at the
+//! thread named [`THREAD_NAME`] for this one request: it connects to the client, reads one [`request`], answers ([`server`]),
+//! and ends. So no system call is made without a client, and neither end leaves a name or a thread behind. Both look at the
 //! other's user (`SO_PEERCRED`), every wait has a deadline, every message a version and a length ([`frame`]). One request goes on
-//! after its answer: a [`capture`] lasts as long as its caller wants, beside the other conversations.
+//! after its answer: a [`capture`] lasts as long as its client wants, beside other requests.
 
-mod callee;
-mod caller;
 mod capture;
+mod client;
 mod frame;
 mod request;
+mod server;
 #[cfg(test)]
 mod tests;
 
-pub use callee::Callee;
-pub use caller::{CallError, call};
 pub use capture::{Blocks, call_for_packets};
+pub use client::{CallError, call};
 pub use frame::{Answer, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, VERSION, encode};
 pub use request::Request;
+pub use server::ControlServer;
 
 use crate::os::system;
 
-/// Name of the thread that answers a caller.
+/// Name of the thread that answers a client.
 pub const THREAD_NAME: &str = "softnic-ctl";
-/// Name of the socket that a caller waits at.
+/// Name of the socket at which a client accepts the NIC's connection.
 pub fn socket_name(number: u64) -> String {
     format!("softnic-ctl-{}-{number:016x}", system::user())
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::callee::PATIENCE;
+use super::server::TIMEOUT;
 use super::*;
 use crate::config::Config;
 use crate::link::{FabricMember, FabricView};
@@ -53,7 +53,7 @@ impl Running {
             assert!(begun.elapsed() < Duration::from_secs(5), "nobody calls back");
         };
         assert_eq!(peer.pid, std::process::id());
-        let until = Instant::now() + 3 * PATIENCE;
+        let until = Instant::now() + 3 * TIMEOUT;
         let _ = stream.send(bytes, until);
         let (mut heard, mut byte) = (Vec::new(), [0]);
         let end = loop {
@@ -122,7 +122,7 @@ fn bad_callers_are_told_so_or_left_alone_and_the_nic_goes_on() {
     // Half a header, then silence: left alone after a second.
     let begun = Instant::now();
     assert_eq!(nic.say(unique(7), b"softn"), "");
-    assert!(begun.elapsed() < 3 * PATIENCE);
+    assert!(begun.elapsed() < 3 * TIMEOUT);
     // Nobody is where the call says.
     nic.view.call(&nic.member, unique(8));
     assert_eq!(nic.ask("status").unwrap().len(), 1, "still answers");

@@ -90,9 +90,9 @@ fn checksum(source: Gid, destination: Gid, udp_bytes: u16, source_port: u16, pay
     }
 }
 
-/// What waits to be taken.
+/// Blocks that the reader has not taken, and the statistics of the capture.
 #[derive(Debug)]
-struct Waiting {
+struct CaptureBuffer {
     blocks: Vec<u8>,
     captured: u64,
     dropped: u64,
@@ -104,14 +104,14 @@ struct Waiting {
     full: bool,
 }
 
-fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+fn lock(waiting: &Mutex<CaptureBuffer>) -> MutexGuard<'_, CaptureBuffer> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The NIC's side.
 #[derive(Debug)]
 pub struct Capture {
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Mutex<CaptureBuffer>>,
     /// Time of day at time 0 of the NIC, ns since 1970.
     epoch_ns: u64,
     /// Packets still to be captured.
@@ -121,25 +121,26 @@ pub struct Capture {
 
 /// The reader's side.
 #[derive(Debug)]
-pub struct Captured(Arc<Mutex<Waiting>>);
+pub struct CaptureReader(Arc<Mutex<CaptureBuffer>>);
 
 /// A capture that the NIC has ended, until its reader has done so.
 #[derive(Debug)]
-pub struct Ending(Weak<Mutex<Waiting>>);
+pub struct Ending(Weak<Mutex<CaptureBuffer>>);
 
 impl Capture {
     /// Begins a capture. `interface`: its name in the file. `now` and `epoch_ns`, nanoseconds since 1970, are the same moment.
     /// `packets`: ends by itself after so many; 0: never.
-    pub fn begin(interface: &str, now: Now, epoch_ns: u64, packets: u64) -> (Capture, Captured) {
+    pub fn begin(interface: &str, now: Now, epoch_ns: u64, packets: u64) -> (Capture, CaptureReader) {
         // All of it now: the NIC's thread is not to copy the buffer while it grows. Memory that is never written costs nothing.
         let mut blocks = Vec::with_capacity(MAX_WAITING_BYTES);
         pcapng::begin(&mut blocks, "softnic", interface);
-        let waiting = Waiting { blocks, captured: 0, dropped: 0, gap: 0, time_ns: epoch_ns, full: false };
+        let waiting =
+            CaptureBuffer { blocks, captured: 0, dropped: 0, gap: 0, time_ns: epoch_ns, full: false };
         let waiting = Arc::new(Mutex::new(waiting));
         let left = if packets == 0 { u64::MAX } else { packets };
         let epoch_ns = epoch_ns.saturating_sub(now.0);
         let capture = Capture { waiting: Arc::clone(&waiting), epoch_ns, left, frame: Vec::new() };
-        (capture, Captured(waiting))
+        (capture, CaptureReader(waiting))
     }
 
     /// A packet was given to the kernel.
@@ -186,7 +187,7 @@ impl Capture {
     }
 }
 
-impl Captured {
+impl CaptureReader {
     /// Takes the blocks that wait, whole ones; `blocks` is emptied before, and keeps the NIC from growing another buffer.
     /// True: nothing more will come.
     pub fn take(&mut self, blocks: &mut Vec<u8>) -> bool {

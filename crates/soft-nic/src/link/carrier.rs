@@ -208,7 +208,7 @@ impl Carrier for Link {
     }
 
     fn peer_in_words(&self, slot: u8) -> String {
-        let Some(pid) = self.fabric.occupant(slot).map(|occupant| occupant.pid) else {
+        let Some(pid) = self.fabric.slot_owner(slot).map(|slot_owner| slot_owner.pid) else {
             return "no process there has such QP numbers".to_owned();
         };
         match self.is_alive(slot) {

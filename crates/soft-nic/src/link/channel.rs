@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use super::delay::Line;
+use super::delay::DelayLine;
 use super::record::{self, RecordError};
 use crate::dma::RingMemory;
 use crate::os::{SharedMemory, system};
@@ -146,7 +146,7 @@ pub struct Producer {
     /// The producer writes no more records: the receiver broke the rules, or a copy into a ring failed.
     closed: bool,
     /// Heads that are not shown yet, each lane's.
-    under_way: Line<[u64; 2]>,
+    under_way: DelayLine<[u64; 2]>,
 }
 
 impl Producer {
@@ -175,7 +175,7 @@ impl Producer {
             lanes: Default::default(),
             holds: false,
             closed: false,
-            under_way: Line::default(),
+            under_way: DelayLine::default(),
         })
     }
 

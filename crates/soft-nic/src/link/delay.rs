@@ -1,4 +1,4 @@
-//! One-way delay: what leaves the NIC waits in a line until it is due, and goes on in the order in which it came. Pure; the
+//! One-way delay: what leaves the NIC waits in a delay line until it is due, and goes on in the order in which it came. Pure; the
 //! caller brings the time.
 //!
 //! On the wire a line holds packets, ready as they will be sent; in shared memory it holds how far a receiver may see the rings.
@@ -16,18 +16,19 @@ use roce::Now;
 /// Bytes of packets that may be under way from one address, with what describes them: 10 ms of 13 Gbit/s.
 pub const MAX_BYTES: usize = 16 << 20;
 
+/// A queue of what waits, with the time at which each is due.
 #[derive(Debug)]
-pub struct Line<T> {
+pub struct DelayLine<T> {
     waiting: VecDeque<(Now, T)>,
 }
 
-impl<T> Default for Line<T> {
+impl<T> Default for DelayLine<T> {
     fn default() -> Self {
-        Line { waiting: VecDeque::new() }
+        DelayLine { waiting: VecDeque::new() }
     }
 }
 
-impl<T> Line<T> {
+impl<T> DelayLine<T> {
     /// Puts something in that goes on at `due`, or later when what is in front of it does.
     pub fn put(&mut self, due: Now, what: T) {
         self.waiting.push_back((due, what));
@@ -57,7 +58,7 @@ impl<T> Line<T> {
 mod tests {
     use super::*;
 
-    fn goes_on(line: &mut Line<u32>, now: u64) -> Vec<u32> {
+    fn goes_on(line: &mut DelayLine<u32>, now: u64) -> Vec<u32> {
         let mut out = Vec::new();
         while line.due(Now(now)).is_some() {
             out.extend(line.take());
@@ -67,7 +68,7 @@ mod tests {
 
     #[test]
     fn what_is_due_goes_on_and_nothing_before_it() {
-        let mut line = Line::default();
+        let mut line = DelayLine::default();
         line.put(Now(10), 1);
         line.put(Now(20), 2);
         assert_eq!(goes_on(&mut line, 9), [0; 0]);
@@ -79,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_shorter_delay_overtakes_nothing_and_a_longer_one_holds_up_nothing() {
-        let mut line = Line::default();
+        let mut line = DelayLine::default();
         // 100 at 0, then a delay of 5 at 1, then of 1000 at 2.
         line.put(Now(100), 1);
         line.put(Now(6), 2);

@@ -130,11 +130,11 @@ pub enum FabricError {
     Kernel { what: &'static str, name: String, error: io::Error },
 }
 
-/// The process in a slot.
+/// The process that owns a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Occupant {
+pub struct SlotOwner {
     pub pid: u32,
-    /// Counts the slot's occupants.
+    /// Counts the slot's owners.
     pub generation: u32,
     /// Start time of the process in clock ticks after boot, so that a reused number is noticed.
     start: u64,
@@ -220,7 +220,7 @@ impl Fabric {
         format!("fabric {name:?} of user {user}, network namespace {network}, process namespace {process}")
     }
 
-    /// How many occupants our slot has had.
+    /// How many owners our slot has had.
     pub fn generation(&self) -> u32 {
         self.generation
     }
@@ -239,23 +239,23 @@ impl Fabric {
     }
 
     /// The process in a slot, if there is one.
-    pub fn occupant(&self, slot: u8) -> Option<Occupant> {
+    pub fn slot_owner(&self, slot: u8) -> Option<SlotOwner> {
         #[cfg(test)]
         self.looks.fetch_add(1, Ordering::Relaxed);
-        occupant(&self.directory, slot)
+        slot_owner(&self.directory, slot)
     }
 
-    /// Starts watching an occupant.
+    /// Starts watching a slot's owner.
     ///
-    /// Errors: the kernel's; `ESRCH` when the occupant has ended.
-    pub fn watch(&self, occupant: &Occupant) -> io::Result<Process> {
-        Process::open(occupant.pid, occupant.start)
+    /// Errors: the kernel's; `ESRCH` when the owner has ended.
+    pub fn watch(&self, slot_owner: &SlotOwner) -> io::Result<Process> {
+        Process::open(slot_owner.pid, slot_owner.start)
     }
 
-    /// Whether a living occupant still runs the program that joined: one that called `exec` keeps number and start time,
+    /// Whether a living owner still runs the program that joined: one that called `exec` keeps number and start time,
     /// and has neither the descriptors nor the stack of before; a program may close all its descriptors by itself. When the
-    /// kernel lets us see neither, it counts as here. Reads no memory of the occupant's.
-    pub fn still_here(&self, who: &Occupant) -> bool {
+    /// kernel lets us see neither, it counts as here. Reads no memory of the owner's.
+    pub fn still_here(&self, who: &SlotOwner) -> bool {
         let Some(descriptor) = who.descriptor.checked_sub(1) else { return true };
         match std::fs::read_link(format!("/proc/{}/fd/{descriptor}", who.pid)) {
             Ok(target) if target == Path::new(&link_target(&self.full_name)) => true,
@@ -265,7 +265,7 @@ impl Fabric {
     }
 
     /// Tells the others where packets for us may be handed on: an address of ours and the port of our own there. At most
-    /// [`PORTS`] count, see [`Link::join`]; what an earlier occupant said is gone.
+    /// [`PORTS`] count, see [`Link::join`]; what an earlier owner published is gone.
     ///
     /// [`Link::join`]: super::Link::join
     pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16)>) {
@@ -435,10 +435,10 @@ fn slot_at(slot: u8) -> usize {
     at::SLOTS + slot_index(slot) * at::SLOT_BYTES
 }
 
-fn occupant(directory: &SharedMemory, slot: u8) -> Option<Occupant> {
+fn slot_owner(directory: &SharedMemory, slot: u8) -> Option<SlotOwner> {
     let base = slot_at(slot);
     let pid = directory.half(base + at::PID).load(Ordering::Acquire);
-    (pid != 0).then(|| Occupant {
+    (pid != 0).then(|| SlotOwner {
         pid,
         generation: directory.half(base + at::GENERATION).load(Ordering::Acquire),
         start: directory.word(base + at::START).load(Ordering::Acquire),
@@ -475,7 +475,7 @@ impl JoinLock {
 /// Takes the free slot that was used least. Only called with the lock to join.
 fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
-    let free = |slot: &u8| occupant(directory, *slot).is_none_or(|who| !Process::lives(who.pid, who.start));
+    let free = |slot: &u8| slot_owner(directory, *slot).is_none_or(|who| !Process::lives(who.pid, who.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
     let base = slot_at(slot);
     // First no process, then all the rest, then ours: a peer that looks now sees a whole entry or none.

@@ -18,7 +18,7 @@ use roce::wire::mad::{MAD_BYTES, MadHeader, QP1, QP1_QKEY};
 use roce::wire::{Gid, gid_of};
 use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
-use super::fabric::{Fabric, Occupant, ServiceWord};
+use super::fabric::{Fabric, ServiceWord, SlotOwner};
 use crate::os::system;
 use crate::os::unix_datagram::{BoundSocket, UnboundSocket};
 
@@ -169,7 +169,7 @@ impl MadRouter {
     }
 
     pub(crate) fn name(&self) -> io::Result<String> {
-        let who = self.fabric.occupant(self.slot()).ok_or(io::ErrorKind::NotConnected)?;
+        let who = self.fabric.slot_owner(self.slot()).ok_or(io::ErrorKind::NotConnected)?;
         Ok(socket_name(self.slot(), &who))
     }
 
@@ -186,7 +186,7 @@ impl MadRouter {
                 return None;
             }
         };
-        let name = slot.and_then(|slot| self.fabric.occupant(slot).map(|who| socket_name(slot, &who)));
+        let name = slot.and_then(|slot| self.fabric.slot_owner(slot).map(|who| socket_name(slot, &who)));
         let post = |name: String| self.unbound()?.post(&name, &head(&addressed), &*addressed.mad);
         let outcome = name.map_or(MadOutcome::Unclaimed, |name| MadOutcome::of(&post(name)));
         let answer = match outcome {
@@ -233,8 +233,8 @@ pub(crate) fn head(addressed: &AddressedMad) -> [u8; 32] {
     head
 }
 
-/// Name of an occupant's socket: its cookie is another one in each process.
-pub(crate) fn socket_name(slot: u8, who: &Occupant) -> String {
+/// Name of the socket of a slot's owner: its cookie is another one in each process.
+pub(crate) fn socket_name(slot: u8, who: &SlotOwner) -> String {
     format!("softnic-cm-{}-{slot}-{}-{:x}", system::user(), who.pid, who.cookie)
 }
 

@@ -35,7 +35,7 @@ use roce::wire::{gid_of, ip_of};
 
 use crate::dma::{Copiers, Host};
 use crate::os::OneShotEpoll;
-use capture::{Capture, Captured};
+use capture::{Capture, CaptureReader};
 use fabric::Fabric;
 pub use fabric::{FabricError, FabricMember, FabricView, SLOTS, ServiceError, other_version};
 pub use inbound::Inbound;
@@ -119,7 +119,7 @@ pub struct Link {
     host: Host,
     config: LinkConfig,
     peers: Vec<Option<Peer>>,
-    /// Generation of the last occupant of each slot that was found dead.
+    /// Generation of the last owner of each slot that was found dead.
     dead: Vec<u32>,
     /// Memory or descriptors for a channel were lacking once.
     is_short: bool,
@@ -284,7 +284,7 @@ impl Link {
     /// same moment; `packets`: ends after so many, 0: when the reader goes away.
     ///
     /// Errors: a sentence; there are no packets where messages travel through shared memory.
-    pub fn begin_capture(&mut self, now: Now, epoch_ns: u64, packets: u64) -> Result<Captured, String> {
+    pub fn begin_capture(&mut self, now: Now, epoch_ns: u64, packets: u64) -> Result<CaptureReader, String> {
         let Some(wire) = &mut self.wire else {
             let no = "its messages travel through shared memory, where there are no packets to capture";
             return Err(no.to_owned());

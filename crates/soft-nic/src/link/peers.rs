@@ -3,7 +3,7 @@
 use std::io;
 
 use super::channel::{self, AttachError, ChannelState, Consumer, Ends, Lane, Producer};
-use super::fabric::{Occupant, Process, SLOTS, is_shortage};
+use super::fabric::{Process, SLOTS, SlotOwner, is_shortage};
 use super::{Link, LinkEvent, NoPeer, ROOM, Room, Unattached};
 use crate::os::system;
 
@@ -22,7 +22,7 @@ const EXAMINED: usize = 8;
 /// A peer that we have a channel with.
 #[derive(Debug)]
 pub(super) struct Peer {
-    who: Occupant,
+    who: SlotOwner,
     process: Process,
 }
 
@@ -69,7 +69,7 @@ impl Link {
         if slot == self.slot() {
             return Ok(self.fabric.is_ours());
         }
-        match (&self.peers[usize::from(slot) % SLOTS], self.fabric.occupant(slot)) {
+        match (&self.peers[usize::from(slot) % SLOTS], self.fabric.slot_owner(slot)) {
             (_, None) => Ok(false),
             (Some(peer), Some(who)) if peer.who == who => Ok(!peer.process.has_ended()),
             (_, Some(who)) => match self.fabric.watch(&who) {
@@ -155,9 +155,9 @@ impl Link {
     }
 
     /// Starts watching the process in a slot. Its entry in the directory is read here, once.
-    fn meet(&mut self, slot: u8) -> Result<Occupant, NoPeer> {
+    fn meet(&mut self, slot: u8) -> Result<SlotOwner, NoPeer> {
         let index = usize::from(slot) % SLOTS;
-        let who = self.fabric.occupant(slot).ok_or(NoPeer::Empty(slot))?;
+        let who = self.fabric.slot_owner(slot).ok_or(NoPeer::Empty(slot))?;
         if let Some(peer) = &self.peers[index] {
             // A new process where the old one's end was not noticed yet: the next look clears it.
             return if peer.who == who { Ok(who) } else { Err(NoPeer::Gone(slot)) };
@@ -172,7 +172,7 @@ impl Link {
 
     /// Watches the process in a slot. One that cannot be watched is not reached as long as it sits there; where it has not ended,
     /// an event says so. While this process lacks descriptors or memory, the next message tries again.
-    fn begin_watch(&mut self, slot: u8, who: &Occupant) -> Result<Process, NoPeer> {
+    fn begin_watch(&mut self, slot: u8, who: &SlotOwner) -> Result<Process, NoPeer> {
         let error = match self.fabric.watch(who) {
             Ok(process) => return Ok(process),
             Err(error) => error,
@@ -213,7 +213,7 @@ impl Link {
         if slot == self.slot() {
             return Err(Unattached::Foreign("both ends are one process"));
         }
-        let Occupant { pid, generation: from_generation, .. } = self.meet(slot)?;
+        let SlotOwner { pid, generation: from_generation, .. } = self.meet(slot)?;
         // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
         if self.incoming.iter().any(|i| {
             let ends = i.consumer.ends();
@@ -227,7 +227,7 @@ impl Link {
             Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
         let consumer = Consumer::attach(&fd, ends).map_err(|error| unattached(&error))?;
         consumer.set_state(ChannelState::Attached);
-        // What an earlier occupant left has had all the time in between to be taken.
+        // What an earlier owner published has had all the time in between to be taken.
         self.incoming.retain(|i| i.consumer.ends().from != slot);
         self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
         // The sender may sleep until it can send.
@@ -256,7 +256,7 @@ impl Link {
         for slot in 0..SLOTS as u8 {
             let Some(peer) = &self.peers[usize::from(slot)] else { continue };
             let closer = usize::from(slot.wrapping_sub(self.examined)) % SLOTS < EXAMINED;
-            let here = self.fabric.occupant(slot) == Some(peer.who)
+            let here = self.fabric.slot_owner(slot) == Some(peer.who)
                 && !peer.process.has_ended()
                 && (!closer || self.fabric.still_here(&peer.who));
             if !here {
@@ -278,7 +278,7 @@ impl Link {
         }
         self.counters.peers_lost += 1;
         // A process that leaves frees its slot first. One whose slot was given away meanwhile may have left or ended.
-        if self.fabric.occupant(slot) == Some(peer.who) {
+        if self.fabric.slot_owner(slot) == Some(peer.who) {
             self.happened(LinkEvent::PeerLost { slot, pid: peer.who.pid });
         }
     }

@@ -78,8 +78,8 @@ impl Link {
         if others.is_empty() {
             return self.judge(Vec::new(), now_ns);
         }
-        let occupants = (0..SLOTS as u8).filter_map(|slot| self.fabric.occupant(slot));
-        let pids: Vec<u32> = occupants.map(|who| who.pid).collect();
+        let owners = (0..SLOTS as u8).filter_map(|slot| self.fabric.slot_owner(slot));
+        let pids: Vec<u32> = owners.map(|who| who.pid).collect();
         let watch = &self.port_watch;
         let (friends, suspects, reported) =
             (watch.friends.clone(), watch.suspects.clone(), watch.reported.clone());

@@ -289,7 +289,7 @@ impl Datagrams {
     fn send_run(&self, run: &Run, bytes: &[u8]) -> io::Result<()> {
         let (mut name, len) = raw_address(&run.to);
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut control = Control::segments(run.segment as u16);
+        let mut control = SegmentCmsg::segments(run.segment as u16);
         // SAFETY: plain old data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_name = (&raw mut name).cast();
@@ -298,7 +298,7 @@ impl Datagrams {
         message.msg_iovlen = 1;
         if run.count > 1 {
             message.msg_control = (&raw mut control).cast();
-            message.msg_controllen = size_of::<Control>();
+            message.msg_controllen = size_of::<SegmentCmsg>();
         }
         // SAFETY: all that the message points to lives through the call, with the lengths given; the kernel reads only.
         let sent = unsafe { libc::syscall(libc::SYS_sendmsg, self.socket.as_raw_fd(), &message, 0) };
@@ -317,13 +317,13 @@ impl Datagrams {
         let mut parts: [libc::iovec; ROOM] = unsafe { std::mem::zeroed() };
         // SAFETY: plain old data.
         let mut messages: [libc::mmsghdr; ROOM] = unsafe { std::mem::zeroed() };
-        let mut controls = [const { Said::new() }; ROOM];
+        let mut controls = [const { GroCmsg::new() }; ROOM];
         let places = self.inbox.chunks_exact_mut(MAX_MESSAGE);
         for ((((message, part), name), place), control) in
             messages.iter_mut().zip(&mut parts).zip(&mut names).zip(places).zip(&mut controls)
         {
             message.msg_hdr.msg_control = (&raw mut *control).cast();
-            message.msg_hdr.msg_controllen = size_of::<Said>();
+            message.msg_hdr.msg_controllen = size_of::<GroCmsg>();
             *part = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: place.len() };
             message.msg_hdr.msg_name = (&raw mut *name).cast();
             message.msg_hdr.msg_namelen = size_of::<Address>() as libc::socklen_t;
@@ -373,9 +373,9 @@ impl Datagrams {
     }
 }
 
-/// One control message of two bytes, laid out as `CMSG_SPACE` asks: header, then data on the next 8-byte boundary.
+/// Control message of two bytes (`UDP_SEGMENT`), laid out as `CMSG_SPACE` asks: header, then data on the next 8-byte boundary.
 #[repr(C, align(8))]
-struct Control {
+struct SegmentCmsg {
     len: usize,
     level: libc::c_int,
     kind: libc::c_int,
@@ -383,17 +383,17 @@ struct Control {
     pad: [u8; 6],
 }
 
-impl Control {
-    fn segments(bytes: u16) -> Control {
+impl SegmentCmsg {
+    fn segments(bytes: u16) -> SegmentCmsg {
         let len = size_of::<usize>() + 2 * size_of::<libc::c_int>() + size_of::<u16>();
-        Control { len, level: libc::IPPROTO_UDP, kind: UDP_SEGMENT, value: bytes, pad: [0; 6] }
+        SegmentCmsg { len, level: libc::IPPROTO_UDP, kind: UDP_SEGMENT, value: bytes, pad: [0; 6] }
     }
 }
 
-/// What the kernel says of a message: at most how long the datagrams of several are, an `int` in a control message.
+/// Control message that the kernel fills in on receive (`UDP_GRO`): an `int`, the length of the datagrams when they are several.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-struct Said {
+struct GroCmsg {
     len: usize,
     level: libc::c_int,
     kind: libc::c_int,
@@ -401,9 +401,9 @@ struct Said {
     pad: [u8; 4],
 }
 
-impl Said {
-    const fn new() -> Said {
-        Said { len: 0, level: 0, kind: 0, value: 0, pad: [0; 4] }
+impl GroCmsg {
+    const fn new() -> GroCmsg {
+        GroCmsg { len: 0, level: 0, kind: 0, value: 0, pad: [0; 4] }
     }
 
     fn segment(&self, said: usize) -> Option<usize> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use roce::wire::mad::MAD_BYTES;
 use roce::wire::{Gid, gid_of, ip_of};
 
-use crate::link::fabric::{Occupant, Process, SLOTS, ServiceError, ServiceWord};
+use crate::link::fabric::{Process, SLOTS, ServiceError, ServiceWord, SlotOwner};
 use crate::link::mads::{
     ADDRESSED_BYTES, Address, AddressedMad, MAX_WAITING, MadOutcome, MadRouter, address, head, socket_name,
     word,
@@ -106,7 +106,7 @@ pub struct FabricMads {
     /// Requests without a listener, which this process refuses.
     own: Vec<AddressedMad>,
     waiting: VecDeque<(String, AddressedMad)>,
-    /// Slot, its occupant's generation and communication id of the last requests, [`MAX_WAITING`] of them.
+    /// Slot, its owner's generation and communication id of the last requests, [`MAX_WAITING`] of them.
     asked: VecDeque<(u8, u32, u32)>,
     /// Ended processes whose last MADs have been received.
     departed: Vec<EndedProcess>,
@@ -152,8 +152,8 @@ impl FabricMads {
         }
     }
 
-    /// To this occupant.
-    fn post(&mut self, slot: u8, who: &Occupant, addressed: AddressedMad) {
+    /// Sends to this slot's owner.
+    fn post(&mut self, slot: u8, who: &SlotOwner, addressed: AddressedMad) {
         self.watch(slot, who);
         let to_all = address(&addressed.mad) == Some(Address::All);
         match self.deliver(socket_name(slot, who), addressed) {
@@ -169,7 +169,7 @@ impl FabricMads {
 
     /// The receiver may end without an answer, and before it is known which communication id it would have given. Our own slot's
     /// end is not reported, and a request that is sent again is one.
-    fn note(&mut self, slot: u8, who: &Occupant, request: &AddressedMad) {
+    fn note(&mut self, slot: u8, who: &SlotOwner, request: &AddressedMad) {
         let asked = (slot, who.generation, word(&request.mad, 0));
         if slot == self.router.fabric.slot() || self.asked.contains(&asked) {
             return;
@@ -181,7 +181,7 @@ impl FabricMads {
     }
 
     /// Its end is to be reported.
-    fn watch(&mut self, slot: u8, who: &Occupant) {
+    fn watch(&mut self, slot: u8, who: &SlotOwner) {
         if slot == self.router.fabric.slot() {
             return;
         }
@@ -221,11 +221,11 @@ impl MadPort for FabricMads {
         if !self.router.fabric.is_ours() {
             return;
         }
-        let occupant = |slot: u8| Some((slot, self.router.fabric.occupant(slot)?));
+        let slot_owner = |slot: u8| Some((slot, self.router.fabric.slot_owner(slot)?));
         match address(&addressed.mad) {
             Some(Address::Service(service)) => {
                 let word = ServiceWord::new(service, Some(addressed.to.0));
-                match word.and_then(|word| self.router.fabric.who_serves(word)).and_then(occupant) {
+                match word.and_then(|word| self.router.fabric.who_serves(word)).and_then(slot_owner) {
                     Some((slot, who)) => {
                         self.note(slot, &who, &addressed);
                         self.post(slot, &who, addressed);
@@ -233,12 +233,12 @@ impl MadPort for FabricMads {
                     None => self.own.push(addressed),
                 }
             }
-            Some(Address::Id(id)) => match occupant(roce::cm::slot_of(id)) {
+            Some(Address::Id(id)) => match slot_owner(roce::cm::slot_of(id)) {
                 Some((slot, who)) => self.post(slot, &who, addressed),
                 None => self.router.local.count(MadOutcome::Unclaimed),
             },
             Some(Address::All) => {
-                let all: Vec<_> = (0..SLOTS as u8).filter_map(occupant).collect();
+                let all: Vec<_> = (0..SLOTS as u8).filter_map(slot_owner).collect();
                 all.into_iter().for_each(|(slot, who)| self.post(slot, &who, addressed.clone()));
             }
             None => self.router.local.count(MadOutcome::Malformed),

@@ -16,7 +16,7 @@ use crate::Nic;
 use crate::abi::events::Events;
 use crate::abi::server::Server;
 use crate::config::Config;
-use crate::control::Callee;
+use crate::control::ControlServer;
 use crate::dma::{Copiers, Host};
 use crate::link::{Impairment, Link, LinkConfig, Waker};
 use crate::os::signals::{NIC_THREAD, faults_recoverable, spawn, unblock_faults};
@@ -71,7 +71,7 @@ impl Process {
         let timeouts = CmTimeouts { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
         let reasons = server.events.1.clone();
         let manager = Manager::new(server.ports.clone(), timeouts, router, Box::new(memory), reasons);
-        let shared = Arc::new(Shared::new(Callee::new(server.clone(), manager)));
+        let shared = Arc::new(Shared::new(ControlServer::new(server.clone(), manager)));
         if let Some(epoll) = epoll {
             let (waker, shared) = (waker.clone(), shared.clone());
             spawn(NIC_THREAD, move || shared.hear(&epoll, &waker))?;
@@ -95,13 +95,13 @@ impl Process {
 
     /// Opens the connection manager's device: the number of the open file, and the program's descriptor.
     pub fn open_manager(&self) -> Answer<(u32, RawFd)> {
-        self.shared.callee.manager.open()
+        self.shared.control.manager.open()
     }
 
     /// Runs something of the connection manager.
     pub fn manage<T>(&self, run: impl FnOnce(&Manager) -> T) -> T {
         let _faults = unblock_faults();
-        run(&self.shared.callee.manager)
+        run(&self.shared.control.manager)
     }
 
     /// One round of the NIC on the program's own time. Returns the time it took, ns; 0 when another thread has the NIC.
@@ -159,7 +159,7 @@ impl Process {
             return None;
         }
         let _faults = unblock_faults();
-        self.shared.callee.manager.end();
+        self.shared.control.manager.end();
         self.shared.stop.store(true, Ordering::Release);
         let deadline = Instant::now() + PATIENCE;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

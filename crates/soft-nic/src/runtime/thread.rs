@@ -13,7 +13,7 @@ use roce::Now;
 use super::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
 use crate::Nic;
 use crate::abi::server::{Locked, Server};
-use crate::control::Callee;
+use crate::control::ControlServer;
 use crate::link::Waker;
 use crate::os::{OneShotEpoll, log, system};
 
@@ -51,7 +51,7 @@ pub(super) mod leaving {
 
 /// What the thread and the others share.
 pub(super) struct Shared {
-    pub callee: Arc<Callee>,
+    pub control: Arc<ControlServer>,
     pub stop: AtomicBool,
     /// A thread has claimed the report.
     pub claimed: AtomicBool,
@@ -63,9 +63,9 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(callee: Callee) -> Shared {
+    pub fn new(control: ControlServer) -> Shared {
         Shared {
-            callee: Arc::new(callee),
+            control: Arc::new(control),
             stop: AtomicBool::new(false),
             claimed: AtomicBool::new(false),
             leaving: AtomicU32::new(leaving::NOT),
@@ -81,7 +81,7 @@ impl Shared {
 
     /// Lets answers that are due go out, and reports.
     pub fn report(&self, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
-        let server = &*self.callee.server;
+        let server = &*self.control.server;
         let mut report = Report { refused: server.refusals.counts(), thread_ns, ..Report::default() };
         let mut held = lock_by(server, deadline);
         // A peer waits for the acknowledgement of what this program has seen arrive.
@@ -106,7 +106,7 @@ impl Shared {
         // Or peers would take a normal end for a death.
         nic.link().leave();
         if flushed.is_ok() {
-            report.counters = self.callee.counters(&mut nic);
+            report.counters = self.control.counters(&mut nic);
             report.changes = nic.changes().to_vec();
         }
         // The last packets of a program are worth having: the capture gets a moment to take them, also those that came late.
@@ -141,7 +141,7 @@ impl Shared {
             let round = catch_unwind(AssertUnwindSafe(|| self.look(&mut policy, &mut pumped)));
             if !matches!(round, Ok(true)) {
                 log("internal error: the NIC has stopped; its devices answer EIO");
-                self.callee.server.stop();
+                self.control.server.stop();
                 break;
             }
         }
@@ -165,7 +165,7 @@ impl Shared {
 
     /// One round and the rest after it; false when the NIC has stopped.
     fn look(&self, policy: &mut IdlePolicy<SystemClock>, pumped: &mut u64) -> bool {
-        let server = &self.callee.server;
+        let server = &self.control.server;
         let Some(mut nic) = server.nic.poll() else { return false };
         let now = system::monotonic_ns();
         server.clock.tick(now);
@@ -173,7 +173,7 @@ impl Shared {
         if let Some(call) = nic.link().take_call() {
             // A thread is made for it: not with the lock.
             drop(nic);
-            self.callee.take_call(call);
+            self.control.take_call(call);
             return true;
         }
         let pumps = self.pumped.load(Ordering::Relaxed);

@@ -63,7 +63,7 @@ static FAILED: AtomicBool = AtomicBool::new(false);
 /// Its [`Job`]; valid for a thread that has claimed a slice, until it says that it is done.
 static JOB: AtomicPtr<Job<'static>> = AtomicPtr::new(std::ptr::null_mut());
 /// Set while a thread shares a copy.
-static TURN: AtomicBool = AtomicBool::new(false);
+static PERMIT_TAKEN: AtomicBool = AtomicBool::new(false);
 /// Helpers that were started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 /// The kernel gave no thread: not asked again.
@@ -157,11 +157,12 @@ impl Copiers {
     /// handed out in increasing order. `copy` says false when it failed, and no further one begins then. Nothing runs any more
     /// when this returns, or unwinds. Whether every slice was copied.
     pub fn share(&self, slices: u32, copy: &(dyn Fn(u32) -> bool + Sync)) -> bool {
-        let turn = (self.helpers > 0 && slices > 1 && slices <= MOST_SLICES).then(Turn::take).flatten();
-        let Some(turn) = turn else { return (0..slices).all(copy) };
+        let permit =
+            (self.helpers > 0 && slices > 1 && slices <= MOST_SLICES).then(SharePermit::take).flatten();
+        let Some(permit) = permit else { return (0..slices).all(copy) };
         start(self.helpers);
         let job = Job { copy };
-        let shared = turn.open(&job, slices, self.helpers);
+        let shared = permit.open(&job, slices, self.helpers);
         let mut whole = true;
         while whole && let Some(before) = change(State::claimed) {
             whole = copy(before.next);
@@ -202,14 +203,14 @@ impl Cut {
     }
 }
 
-/// The right to share a copy; given back on drop.
-struct Turn(());
+/// Permit to share a copy with the helpers, one in a process; released on drop.
+struct SharePermit(());
 
-impl Turn {
-    fn take() -> Option<Turn> {
+impl SharePermit {
+    fn take() -> Option<SharePermit> {
         // The child's handler must be there before a helper is.
         FORGETS.install();
-        (!TURN.swap(true, Ordering::Acquire)).then_some(Turn(()))
+        (!PERMIT_TAKEN.swap(true, Ordering::Acquire)).then_some(SharePermit(()))
     }
 
     fn open<'a>(self, job: &'a Job<'a>, slices: u32, most_helpers: u8) -> Shared<'a> {
@@ -219,19 +220,19 @@ impl Turn {
         // Sequentially consistent, as what a helper does before it sleeps: it sees the word, or we see that it sleeps.
         WORD.0.store(state.word(), Ordering::SeqCst);
         wake_one();
-        Shared { _turn: self, _job: std::marker::PhantomData }
+        Shared { _permit: self, _job: std::marker::PhantomData }
     }
 }
 
-impl Drop for Turn {
+impl Drop for SharePermit {
     fn drop(&mut self) {
-        TURN.store(false, Ordering::Release);
+        PERMIT_TAKEN.store(false, Ordering::Release);
     }
 }
 
 /// A copy that is shared: joined on drop, so that no helper is left behind when the caller unwinds.
 struct Shared<'a> {
-    _turn: Turn,
+    _permit: SharePermit,
     _job: std::marker::PhantomData<&'a ()>,
 }
 
@@ -351,7 +352,7 @@ extern "C" fn forget_all() {
     for count in [&STARTED, &BELL, &ASLEEP] {
         count.store(0, Ordering::Relaxed);
     }
-    for flag in [&TURN, &REFUSED, &FAILED] {
+    for flag in [&PERMIT_TAKEN, &REFUSED, &FAILED] {
         flag.store(false, Ordering::Relaxed);
     }
     HELPED.store(0, Ordering::Relaxed);

@@ -68,25 +68,25 @@ fn last_row(len: u64, tail: u64) -> Option<Rows> {
     Some(Rows { at: len.checked_sub(3 * tail)?, width: tail, pitch: 2 * tail })
 }
 
-/// Whether a copy that was posted is wanted still; looked at before any of it is given to the driver, so that one which waited
-/// in vain behind a blocked call does not write into memory that is another's by then.
+/// State of a posted copy: the worker claims it before it calls the driver, unless its poster has cancelled it. So a copy that timed
+/// out behind a blocked call does not write into memory that has another use by then.
 #[derive(Debug, Default)]
-pub struct Wanted(AtomicU32);
+pub struct CopyClaim(AtomicU32);
 
-impl Wanted {
+impl CopyClaim {
     const POSTED: u32 = 0;
     const BEGUN: u32 = 1;
-    const GIVEN_UP: u32 = 2;
+    const CANCELLED: u32 = 2;
 
-    /// The worker's look.
+    /// The worker claims the copy; false: it was cancelled.
     fn begin(&self) -> bool {
         let begun = self.0.compare_exchange(Self::POSTED, Self::BEGUN, Ordering::AcqRel, Ordering::Acquire);
-        begun != Err(Self::GIVEN_UP)
+        begun != Err(Self::CANCELLED)
     }
 
-    /// Gives the copy up: the NIC waits no more. True: none of it has begun, nor will.
-    pub fn give_up(&self) -> bool {
-        self.0.swap(Self::GIVEN_UP, Ordering::AcqRel) == Self::POSTED
+    /// Cancels the copy. True: none of it has begun, nor will.
+    pub fn cancel(&self) -> bool {
+        self.0.swap(Self::CANCELLED, Ordering::AcqRel) == Self::POSTED
     }
 }
 
@@ -191,14 +191,14 @@ impl CopyEngines {
         Ok(card.copies.is_idle()? && card.tails.is_idle()?)
     }
 
-    /// Copies by the copy engine and waits for the end, as long as that is `wanted`.
-    pub fn copy(&mut self, ordinal: u32, copy: Copy, wanted: &Wanted) -> Result<(), gpu::Error> {
+    /// Copies by the copy engine and waits for the end, unless the copy is cancelled.
+    pub fn copy(&mut self, ordinal: u32, copy: Copy, claim: &CopyClaim) -> Result<(), gpu::Error> {
         let given_up = || gpu::Error::Refused("it was given up".into());
         // What did not end in its time still may.
         if self.card(ordinal)?.failed && !self.is_idle(ordinal)? {
             return Err(gpu::Error::Refused("an earlier copy has not ended".into()));
         }
-        if !wanted.begin() {
+        if !claim.begin() {
             return Err(given_up());
         }
         self.is_there(ordinal)?;
@@ -220,7 +220,7 @@ impl CopyEngines {
                 continue;
             }
             // The call before may have blocked for longer than the NIC waits.
-            if !wanted.begin() {
+            if !claim.begin() {
                 return Err(given_up());
             }
             let by_rows = match (offset, copy.way) {

@@ -66,9 +66,9 @@ struct Entry {
     pieces: BTreeMap<u64, State>,
 }
 
-/// Pages that are given back: whole ones, from `start` to `end`.
+/// Pages that are being unregistered: whole ones, from `start` to `end`.
 #[derive(Debug)]
-struct Leaving {
+struct Unregistering {
     number: u64,
     start: u64,
     end: u64,
@@ -77,25 +77,25 @@ struct Leaving {
 }
 
 #[derive(Debug, Default)]
-struct Noted {
+struct Registrations {
     /// By first byte and length.
     entries: BTreeMap<(u64, u64), Entry>,
-    leaving: Vec<Leaving>,
+    unregistering: Vec<Unregistering>,
     last_number: u64,
 }
 
-static NOTED: PerProcess<Mutex<Noted>> = PerProcess::new(&FORGETS);
+static REGISTRATIONS: PerProcess<Mutex<Registrations>> = PerProcess::new(&FORGETS);
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
-fn noted() -> MutexGuard<'static, Noted> {
-    locked(NOTED.get())
+fn registrations() -> MutexGuard<'static, Registrations> {
+    locked(REGISTRATIONS.get())
 }
 
 static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
 
 /// In a fork child: what its parent noted stays where it is, and is not looked at again.
 extern "C" fn forget_all() {
-    NOTED.forget();
+    REGISTRATIONS.forget();
     REGISTERED.store(0, Ordering::Relaxed);
 }
 
@@ -114,7 +114,7 @@ impl HostPages {
             return None;
         }
         let entry = || Entry { users: 0, pieces: BTreeMap::new() };
-        noted().entries.entry((start, len)).or_insert_with(entry).users += 1;
+        registrations().entries.entry((start, len)).or_insert_with(entry).users += 1;
         Some(HostPages { start, len, generation: fork_generation() })
     }
 
@@ -132,14 +132,14 @@ impl HostPages {
             return None;
         }
         let key = (self.start, self.len);
-        let mut noted = noted();
-        let entry = noted.entries.get_mut(&key)?;
+        let mut registrations = registrations();
+        let entry = registrations.entries.get_mut(&key)?;
         entry.users -= 1;
         if entry.users > 0 {
             return None;
         }
         let (mut asked, mut ours) = (Vec::new(), Vec::new());
-        for state in noted.entries.remove(&key)?.pieces.into_values() {
+        for state in registrations.entries.remove(&key)?.pieces.into_values() {
             match state {
                 State::Plain | State::Theirs(_) | State::Refused => {}
                 State::Asked(ticket) => asked.push(ticket),
@@ -157,10 +157,10 @@ impl HostPages {
             std::mem::forget((asked, ours, kept));
             return None;
         };
-        noted.last_number += 1;
-        let number = noted.last_number;
+        registrations.last_number += 1;
+        let number = registrations.last_number;
         let (start, end) = pages_of(key);
-        noted.leaving.push(Leaving { number, start, end, late: false });
+        registrations.unregistering.push(Unregistering { number, start, end, late: false });
         // The thread that registers does one thing after the other: what it was asked for it has done then.
         contexts.post(move |_| {
             let answers = asked.into_iter().filter_map(|ticket| ticket.take()?.ok());
@@ -182,7 +182,7 @@ impl HostPages {
 
 fn left(number: u64, kept: Box<dyn Send>) {
     drop(kept);
-    noted().leaving.retain(|leaving| leaving.number != number);
+    registrations().unregistering.retain(|unregistering| unregistering.number != number);
 }
 
 impl Drop for HostPages {
@@ -193,18 +193,24 @@ impl Drop for HostPages {
         }
         let Some(number) = self.leave(Box::new(()), false) else { return };
         // Behind one that is late this one is late too.
-        let limit = if noted().leaving.iter().any(|leaving| leaving.late) { Duration::ZERO } else { GRACE };
+        let limit = if registrations().unregistering.iter().any(|unregistering| unregistering.late) {
+            Duration::ZERO
+        } else {
+            GRACE
+        };
         let since = Instant::now();
         loop {
-            let mut noted = noted();
-            let Some(leaving) = noted.leaving.iter_mut().find(|leaving| leaving.number == number) else {
+            let mut registrations = registrations();
+            let Some(unregistering) =
+                registrations.unregistering.iter_mut().find(|unregistering| unregistering.number == number)
+            else {
                 return;
             };
             if since.elapsed() >= limit {
-                leaving.late = true;
+                unregistering.late = true;
                 break;
             }
-            drop(noted);
+            drop(registrations);
             nap(Duration::from_micros(50));
         }
         if limit == GRACE {
@@ -219,8 +225,8 @@ impl Drop for HostPages {
 /// What may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to if `asks`: only while the
 /// program's context takes calls, since a registration that waits for that context's lock holds one that copies wait for, in any context.
 pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
-    let mut noted = noted();
-    let Noted { entries, leaving, .. } = &mut *noted;
+    let mut registrations = registrations();
+    let Registrations { entries, unregistering, .. } = &mut *registrations;
     let end = addr.saturating_add(len);
     let mut plain = None;
     // Regions may lie in each other; the one that begins last is looked at first.
@@ -243,7 +249,7 @@ pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
             State::Plain | State::Ours(_, false) | State::Refused => {}
         }
         let (first, last) = pages_of(piece);
-        if leaving.iter().any(|leaving| leaving.start < last && first < leaving.end) {
+        if unregistering.iter().any(|unregistering| unregistering.start < last && first < unregistering.end) {
             return GpuAccess::None;
         }
         if matches!(state, State::Plain) && plain.is_none() {
@@ -328,10 +334,10 @@ mod tests {
     #[test]
     fn a_fork_child_notes_regions_of_its_own_whoever_held_the_lock_in_its_parent() {
         let ours = HostPages::note(0x9000_0000, LEAST).unwrap();
-        let held = noted();
+        let held = registrations();
         assert!(true_in_fork_child(|| {
             let own = HostPages::note(0x9000_0000, LEAST);
-            let users = |key| noted().entries.get(&key).map(|entry| entry.users);
+            let users = |key| registrations().entries.get(&key).map(|entry| entry.users);
             // The inherited one takes nothing along.
             ours.leave(Box::new(()), false);
             own.is_some() && users((0x9000_0000, LEAST)) == Some(1)
@@ -343,9 +349,9 @@ mod tests {
     fn while_pages_are_given_back_no_gpu_is_asked_to_see_what_lies_in_their_place() {
         let start = 0xa000_0000;
         let pages = HostPages::note(start + 100, LEAST).unwrap();
-        let state = || format!("{:?}", noted().entries[&(start + 100, LEAST)].pieces[&(start + 100)]);
+        let state = || format!("{:?}", registrations().entries[&(start + 100, LEAST)].pieces[&(start + 100)]);
         // They share the last page of those that go.
-        noted().leaving.push(Leaving {
+        registrations().unregistering.push(Unregistering {
             number: u64::MAX,
             start: start - PAGE as u64,
             end: start + 1,
@@ -384,7 +390,7 @@ mod tests {
         let before = HostPages::note(start - LEAST, LEAST).unwrap();
         let pages = HostPages::note(start, 2 * PIECE).unwrap();
         assert_eq!(gpu_access(9, start + PIECE - 4096, 8192, true), GpuAccess::None);
-        assert!(noted().entries[&(start, 2 * PIECE)].pieces.is_empty());
+        assert!(registrations().entries[&(start, 2 * PIECE)].pieces.is_empty());
         drop((before, pages));
     }
 }

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use gpu::Allocation;
 use mlx5_device::memory::{Fault, Memory};
 
-use self::engine::{Copy, CopyEngines, HALF, LIMIT, Launcher, Shared, Wanted, Way};
+use self::engine::{Copy, CopyClaim, CopyEngines, HALF, LIMIT, Launcher, Shared, Way};
 use self::host_pages::GpuAccess;
 use self::mover::{Command, Mover, Outcome};
 use self::pace::Pace;
@@ -138,10 +138,10 @@ pub(super) enum Atomic {
     CompareSwap32 { compare: u32, swap: u32 },
 }
 
-/// A copy that the worker was asked for.
-struct UnderWay {
+/// A copy that was posted to the worker and has not been waited for.
+struct InFlightCopy {
     ticket: Ticket<Result<(), gpu::Error>>,
-    wanted: Arc<Wanted>,
+    claim: Arc<CopyClaim>,
     copy: Copy,
 }
 
@@ -243,7 +243,7 @@ impl NicGpu {
         }
         // Before anything goes to the stage, which an earlier message's copy may be reading still.
         self.need_no_other(to)?;
-        let mut before: Option<UnderWay> = None;
+        let mut before: Option<InFlightCopy> = None;
         let mut done = 0;
         while done < len {
             let piece = (len - done).min(HALF as u64);
@@ -483,17 +483,17 @@ impl NicGpu {
         self.settle(copy, addr)
     }
 
-    fn begin(&mut self, copy: Copy, place: Place, addr: u64) -> Result<UnderWay, Fault> {
+    fn begin(&mut self, copy: Copy, place: Place, addr: u64) -> Result<InFlightCopy, Fault> {
         self.need_no_other(addr)?;
         if !place.is_alive() {
             return Err(self.freed(addr));
         }
         counts::ENGINE_COPIES.add(1);
         counts::ENGINE_BYTES.add(copy.len);
-        let (card, wanted) = (self.card, Arc::new(Wanted::default()));
-        let theirs = wanted.clone();
+        let (card, claim) = (self.card, Arc::new(CopyClaim::default()));
+        let theirs = claim.clone();
         let ticket = self.worker.post(move |engines| engines.copy(card, copy, &theirs));
-        Ok(UnderWay { ticket, wanted, copy })
+        Ok(InFlightCopy { ticket, claim, copy })
     }
 
     /// What was given up may still be under way, in the same memory, and a worker that is blocked is so for all; while it is, all fails at once.
@@ -501,9 +501,9 @@ impl NicGpu {
         if timed_out::keeps_engine(self.card) { Err(Fault { addr }) } else { Ok(()) }
     }
 
-    fn settle(&mut self, copy: UnderWay, addr: u64) -> Result<(), Fault> {
+    fn settle(&mut self, copy: InFlightCopy, addr: u64) -> Result<(), Fault> {
         let since = Instant::now();
-        let UnderWay { ticket, wanted, copy } = copy;
+        let InFlightCopy { ticket, claim, copy } = copy;
         let note = |len, job| timed_out::note(self.card, By::Engine, [copy.to, copy.from], len, job);
         let answer = ticket.wait(LIMIT + LIMIT / 2);
         counts::ENGINE_NS.add(since.elapsed().as_nanos() as u64);
@@ -517,7 +517,7 @@ impl NicGpu {
             }
             None => {
                 // One that has not begun never will: the memory is free at once, and the engine when the worker has come to it.
-                note(if wanted.give_up() { 0 } else { copy.len }, Some(ticket));
+                note(if claim.cancel() { 0 } else { copy.len }, Some(ticket));
                 let what = "CUDA's driver has not answered for 3 s, and a message fails: does the program free or load, \
                             while a kernel waits for that message?";
                 self.say_once(what, "");

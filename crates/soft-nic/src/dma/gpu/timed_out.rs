@@ -40,21 +40,21 @@ enum CopyState {
     Ended,
     /// Asked just now: the answer comes.
     Asked,
-    UnderWay,
+    InFlight,
 }
 
 impl TimedOutCopy {
     /// One look; waits for nothing.
     fn look(&mut self) -> CopyState {
         if self.job.as_ref().is_some_and(|job| !job.is_done()) {
-            return CopyState::UnderWay;
+            return CopyState::InFlight;
         }
         self.job = None;
         if self.len == 0 {
             return CopyState::Ended;
         }
         let (Ok(copies), Ok(launches)) = (worker::copies(), worker::launches()) else {
-            return CopyState::UnderWay;
+            return CopyState::InFlight;
         };
         let (card, by) = (self.card, self.by);
         let ask = || {
@@ -66,13 +66,13 @@ impl TimedOutCopy {
         };
         let (ticket, since) = self.asked.get_or_insert_with(ask);
         if !ticket.is_done() {
-            return if since.elapsed() < ANSWER { CopyState::Asked } else { CopyState::UnderWay };
+            return if since.elapsed() < ANSWER { CopyState::Asked } else { CopyState::InFlight };
         }
         match self.asked.take().and_then(|(ticket, _)| ticket.take()) {
             Some(Ok(true)) => CopyState::Ended,
             // Nothing runs in a context that is lost.
             Some(Err(error)) if error.is_context_lost() || error.is_driver_gone() => CopyState::Ended,
-            _ => CopyState::UnderWay,
+            _ => CopyState::InFlight,
         }
     }
 

@@ -104,7 +104,7 @@ impl Fabric {
 
     /// Whether a running process has that slot.
     pub fn is_alive(&self, slot: u8) -> bool {
-        self.occupant(slot).is_some_and(|who| Process::lives(who.pid, who.start))
+        self.slot_owner(slot).is_some_and(|who| Process::lives(who.pid, who.start))
     }
 
     fn service(&self, slot: u8, index: usize) -> Option<ServiceWord> {

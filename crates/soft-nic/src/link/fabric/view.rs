@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
 use super::directory::{each_descriptor, name_prefix, open_directory};
-use super::{Occupant, Process, SLOTS, at, link_target, occupant, ring, slot_at};
+use super::{Process, SLOTS, SlotOwner, at, link_target, ring, slot_at, slot_owner};
 use crate::os::SharedMemory;
 
 /// A fabric of this user, looked at from outside.
@@ -28,7 +28,7 @@ pub struct FabricMember {
     /// Slot: the upper bits of its QPNs.
     pub slot: u8,
     pub pid: u32,
-    occupant: Occupant,
+    slot_owner: SlotOwner,
 }
 
 impl FabricView {
@@ -55,15 +55,15 @@ impl FabricView {
     /// The processes with a NIC here, by slot.
     pub fn members(&self) -> Vec<FabricMember> {
         let member = |slot: u8| {
-            let occupant = occupant(&self.directory, slot)?;
-            Some(FabricMember { slot, pid: occupant.pid, occupant })
+            let slot_owner = slot_owner(&self.directory, slot)?;
+            Some(FabricMember { slot, pid: slot_owner.pid, slot_owner })
         };
         (0..SLOTS as u8).filter_map(member).filter(|member| self.is_taken(member)).collect()
     }
 
     /// Whether the process still runs, and still is the program that joined: `exec` closes the directory.
     pub fn is_taken(&self, member: &FabricMember) -> bool {
-        let Occupant { pid, start, descriptor, .. } = member.occupant;
+        let SlotOwner { pid, start, descriptor, .. } = member.slot_owner;
         let path = format!("/proc/{pid}/fd/{}", descriptor.wrapping_sub(1));
         Process::open(pid, start).is_ok()
             && std::fs::read_link(path).is_ok_and(|target| target == Path::new(&link_target(&self.full_name)))

@@ -16,7 +16,7 @@ use roce::Now;
 use roce::wire::udp::DYNAMIC_PORTS;
 
 use crate::link::SLOTS;
-use crate::link::delay::Line;
+use crate::link::delay::DelayLine;
 use crate::os::datagrams::{Datagrams, Posted, SendBatch};
 
 /// The UDP port of RoCEv2 (IANA; IBTA Annex A17).
@@ -31,37 +31,37 @@ const GSI_QPN: u32 = 1;
 /// Bytes in front of a packet that is handed on: family, nothing, port, address, the fabric's key.
 const HEAD_BYTES: usize = 28;
 
-/// A socket that gave something less long ago is asked in every round, ns …
+/// A socket with data less long ago is polled in every round, ns …
 const WARM_NS: u64 = 1_000_000;
 
-/// … and another one so often: asking is a system call, and most rounds of a NIC find nothing …
+/// … and another one so often: a poll is a system call, and most rounds of a NIC find nothing …
 const COLD_NS: u64 = 5_000;
 
-/// … or so often, while others give: what came through them goes first.
+/// … or so often, while other sockets have data: that goes first.
 const BUSY_NS: u64 = 50_000;
 
-/// Whether it is a socket's turn to be asked.
+/// Decides in which rounds a socket is polled.
 #[derive(Debug, Default)]
-struct Turn {
-    gave_ns: u64,
-    asked_ns: u64,
+struct PollTimer {
+    last_data_ns: u64,
+    last_poll_ns: u64,
 }
 
-impl Turn {
-    /// `busy`: another socket gave something in this round.
-    fn is_now(&mut self, now_ns: u64, busy: bool) -> bool {
-        let warm = now_ns.saturating_sub(self.gave_ns) < WARM_NS;
+impl PollTimer {
+    /// `busy`: another socket had data in this round.
+    fn is_due(&mut self, now_ns: u64, busy: bool) -> bool {
+        let warm = now_ns.saturating_sub(self.last_data_ns) < WARM_NS;
         let often = if busy { BUSY_NS } else { COLD_NS };
-        let due = warm || now_ns.saturating_sub(self.asked_ns) >= often;
+        let due = warm || now_ns.saturating_sub(self.last_poll_ns) >= often;
         if due {
-            self.asked_ns = now_ns;
+            self.last_poll_ns = now_ns;
         }
         due
     }
 
     fn got(&mut self, count: usize) {
         if count > 0 {
-            self.gave_ns = self.asked_ns;
+            self.last_data_ns = self.last_poll_ns;
         }
     }
 }
@@ -114,16 +114,16 @@ pub struct SharedPort {
     own: Datagrams,
     batch: SendBatch,
     /// What waits for its time, and the memory that it takes.
-    under_way: Line<SendBatch>,
+    under_way: DelayLine<SendBatch>,
     under_way_bytes: usize,
     /// Slots that got something since this was asked.
     handed: u128,
     /// Of the owned port, and of our own.
-    turns: [Turn; 2],
+    poll_timers: [PollTimer; 2],
     counters: PortCounters,
     /// With which errnos the kernel has refused to send, and how many of them were reported.
     errnos: Vec<i32>,
-    told: usize,
+    reported: usize,
 }
 
 impl SharedPort {
@@ -140,13 +140,13 @@ impl SharedPort {
             handing: SendBatch::default(),
             own: open_dynamic(slot, address)?,
             batch: SendBatch::default(),
-            under_way: Line::default(),
+            under_way: DelayLine::default(),
             under_way_bytes: 0,
             handed: 0,
-            turns: Default::default(),
+            poll_timers: Default::default(),
             counters: PortCounters::default(),
             errnos: Vec::new(),
-            told: 0,
+            reported: 0,
         };
         port.try_own()?;
         Ok(port)
@@ -248,8 +248,8 @@ impl SharedPort {
 
     /// An errno with which the kernel refused to send: each one once.
     pub fn take_refusal(&mut self) -> Option<i32> {
-        let errno = self.errnos.get(self.told).copied()?;
-        self.told += 1;
+        let errno = self.errnos.get(self.reported).copied()?;
+        self.reported += 1;
         Some(errno)
     }
 
@@ -290,10 +290,10 @@ impl SharedPort {
         ports: impl Fn(u8) -> Option<u16>,
         mut deliver: impl FnMut(SocketAddr, &[u8]),
     ) -> io::Result<usize> {
-        let Self { address, owned, handing, counters, handed, slot, key, own, turns, .. } = self;
-        let [of_owned, of_own] = turns;
+        let Self { address, owned, handing, counters, handed, slot, key, own, poll_timers, .. } = self;
+        let [of_owned, of_own] = poll_timers;
         let mut looked = Ok(0);
-        if let Some(socket) = owned.as_mut().filter(|_| of_owned.is_now(now_ns, busy)) {
+        if let Some(socket) = owned.as_mut().filter(|_| of_owned.is_due(now_ns, busy)) {
             looked = socket.receive(|from, packet| {
                 counters.received += 1;
                 let Some(qpn) = destination(packet) else {
@@ -324,7 +324,7 @@ impl SharedPort {
             // One that has no room now never gets any: a wire loses it too.
             counters.undeliverable += (posted.lost + handing.discard()) as u64;
         }
-        if !of_own.is_now(now_ns, busy || looked.as_ref().is_ok_and(|count| *count > 0)) {
+        if !of_own.is_due(now_ns, busy || looked.as_ref().is_ok_and(|count| *count > 0)) {
             return looked;
         }
         let owner = SocketAddr::new(*address, ROCE_PORT);

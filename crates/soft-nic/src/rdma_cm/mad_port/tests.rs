@@ -154,7 +154,7 @@ fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() 
     ];
     b.announce(0x106_1c06, None).unwrap();
     let (slot, generation) = (routers[1].slot(), routers[1].fabric.generation());
-    // The slot's occupant before was asked too, and is killed.
+    // The slot's owner before was asked too, and is killed.
     let mut before = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     watched(&a.watched).push(Watch { slot, generation: generation - 1, process: Process::of(before.id()) });
     a.asked.push_back((slot, generation - 1, 4));

@@ -193,32 +193,32 @@ fn an_address_of_another_host_is_refused() {
 
 #[test]
 fn a_socket_that_gives_nothing_is_asked_now_and_then_and_one_that_gives_in_every_round() {
-    let mut turn = Turn::default();
+    let mut timer = PollTimer::default();
     // Twenty rounds of half a microsecond; the last one that asks gets `gives`.
     let mut asked = |from: u64, gives: usize| {
-        let count = (0..20).filter(|round| turn.is_now(from + 500 * round, false)).count();
-        turn.got(gives);
+        let count = (0..20).filter(|round| timer.is_due(from + 500 * round, false)).count();
+        timer.got(gives);
         count
     };
     assert_eq!(asked(1 << 40, 1), 2, "cold");
     let gave = (1 << 40) + COLD_NS;
     assert_eq!(asked(gave + 10_000, 0), 20, "warm");
     assert_eq!(asked(gave + WARM_NS, 0), 2, "cold again");
-    let busy = (0..200).filter(|round| turn.is_now(gave + 2 * WARM_NS + 500 * round, true)).count();
+    let busy = (0..200).filter(|round| timer.is_due(gave + 2 * WARM_NS + 500 * round, true)).count();
     assert_eq!(busy, 2, "while others give, in 0.1 ms");
 }
 
 #[test]
 fn each_reason_for_which_the_kernel_does_not_send_is_told_once() {
     let mut port = SharedPort::open((1, KEY), place(7)).unwrap();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for round in 0..20 {
         for errno in [libc::ENETUNREACH, libc::EPERM] {
             port.count(Posted { taken: 0, lost: 1, errno });
         }
         // Asked once a round, as a NIC does.
-        told.extend(port.take_refusal().map(|errno| (round, errno)));
+        reported.extend(port.take_refusal().map(|errno| (round, errno)));
     }
-    assert_eq!(told, [(0, libc::ENETUNREACH), (1, libc::EPERM)]);
+    assert_eq!(reported, [(0, libc::ENETUNREACH), (1, libc::EPERM)]);
     assert_eq!(port.counters().unsent, 40);
 }

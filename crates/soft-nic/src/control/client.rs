@@ -1,4 +1,4 @@
-//! The caller's side: calls one process's NIC, checks the process that answers, and asks one thing.
+//! The client's side: calls one process's NIC, checks the process that connects, and sends one request.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,44 +10,44 @@ use crate::link::{FabricMember, FabricView};
 use crate::os::system;
 use crate::os::unix_stream::{Listener, Stream};
 
-/// How long a NIC may take to call back and to answer: far above a busy machine's scheduling.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// An unanswered call is made again: the NIC may have been answering another caller.
-const REPEAT: Duration = Duration::from_millis(50);
+/// Deadline for a NIC to connect and to answer: far above a busy machine's scheduling.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// An unanswered call is made again: the NIC may have been serving another client.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// The process ended, or became another program.
     #[error("process {0} has ended, or its NIC has")]
-    Gone(u32),
+    Ended(u32),
     #[error("process {pid} did not answer within {seconds} s; is it stopped?")]
-    Silent { pid: u32, seconds: u64 },
+    TimedOut { pid: u32, seconds: u64 },
     #[error("process {pid}: {reason}")]
-    Nonsense { pid: u32, reason: String },
+    Malformed { pid: u32, reason: String },
     #[error("process {pid}: {reason}")]
     Refused { pid: u32, reason: String },
     #[error("talking to process {pid}: {error}")]
     Kernel { pid: u32, error: io::Error },
 }
 
-/// A number that no other caller has: our process, and a count.
+/// A number that no other client has: our process, and a count.
 fn fresh_call() -> u64 {
     static COUNT: AtomicU32 = AtomicU32::new(1);
     u64::from(std::process::id()) << 32 | u64::from(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Asks the NIC in `member` one thing, and waits for its answer: names and values, in the NIC's order.
+/// Sends a request to the NIC in `member` and returns its answer: names and values, in the NIC's order.
 pub fn call(
     view: &FabricView,
     member: &FabricMember,
     request: &Request,
 ) -> Result<Vec<(String, String)>, CallError> {
-    converse(view, member, request).map(|(answer, _)| answer)
+    exchange(view, member, request).map(|(answer, _)| answer)
 }
 
-/// Asks one thing and gives the connection too, on which more may follow.
-pub(super) fn converse(
+/// Sends a request; returns the answer and the connection, on which a capture follows.
+pub(super) fn exchange(
     view: &FabricView,
     member: &FabricMember,
     request: &Request,
@@ -56,24 +56,24 @@ pub(super) fn converse(
     let number = fresh_call();
     let kernel = |error| CallError::Kernel { pid, error };
     let listener = Listener::bind(&socket_name(number)).map_err(kernel)?;
-    let until = Instant::now() + PATIENCE;
-    let silent = || CallError::Silent { pid, seconds: PATIENCE.as_secs() };
+    let until = Instant::now() + TIMEOUT;
+    let timed_out = || CallError::TimedOut { pid, seconds: TIMEOUT.as_secs() };
     loop {
         view.call(member, number);
-        let came = listener.accept(REPEAT);
+        let came = listener.accept(RETRY_INTERVAL);
         if let Some((stream, peer)) = came.map_err(kernel)? {
             // Any process may connect to an abstract name.
             if (peer.pid, peer.user) == (pid, system::user()) {
                 let asked = stream.send(&encode(&request.to_string()), until).map_err(FrameError::Kernel);
                 let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));
-                return understand(pid, answered, silent).map(|answer| (answer, stream));
+                return understand(pid, answered, timed_out).map(|answer| (answer, stream));
             }
         } else if !view.is_taken(member) {
-            return Err(CallError::Gone(pid));
+            return Err(CallError::Ended(pid));
         }
         if Instant::now() >= until {
             view.withdraw_call(member, number);
-            return Err(silent());
+            return Err(timed_out());
         }
     }
 }
@@ -81,16 +81,16 @@ pub(super) fn converse(
 fn understand(
     pid: u32,
     answered: Result<String, FrameError>,
-    silent: impl Fn() -> CallError,
+    timed_out: impl Fn() -> CallError,
 ) -> Result<Vec<(String, String)>, CallError> {
     let text = answered.map_err(|error| match error {
-        FrameError::Kernel(error) if error.kind() == io::ErrorKind::TimedOut => silent(),
-        FrameError::Kernel(_) => CallError::Gone(pid),
-        error => CallError::Nonsense { pid, reason: error.to_string() },
+        FrameError::Kernel(error) if error.kind() == io::ErrorKind::TimedOut => timed_out(),
+        FrameError::Kernel(_) => CallError::Ended(pid),
+        error => CallError::Malformed { pid, reason: error.to_string() },
     })?;
     let answer: Option<Answer> = parse_answer(&text);
     match answer {
         Some(answer) => answer.map_err(|reason| CallError::Refused { pid, reason }),
-        None => Err(CallError::Nonsense { pid, reason: "its answer makes no sense".to_owned() }),
+        None => Err(CallError::Malformed { pid, reason: "its answer makes no sense".to_owned() }),
     }
 }

@@ -1,5 +1,4 @@
-//! The NIC's side: calls a caller back, reads its request, and does what is asked, under the NIC's lock, as for a command of the
-//! driver.
+//! The NIC's side: connects to the client, reads its request, and executes it under the NIC's lock, as a command of the driver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,54 +13,54 @@ use super::{Request, THREAD_NAME, capture, socket_name};
 use crate::Nic;
 use crate::abi::server::Server;
 use crate::dma::{copiers, gpu};
-use crate::link::capture::Captured;
+use crate::link::capture::CaptureReader;
 use crate::os::unix_stream::Stream;
 use crate::os::{log, log_enabled, system};
 use crate::rdma_cm::Manager;
 
-/// Longest conversation, seen from the NIC: a caller that is silent or slow is left alone.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+/// Deadline of one request: a client that is silent or slow is disconnected.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A process's NIC as its callers find it.
-pub struct Callee {
+/// Executes the requests of `softnic ctl` on a process's NIC.
+pub struct ControlServer {
     pub server: Arc<Server<Nic>>,
     pub manager: Manager,
-    /// Set while this process answers a caller: one at a time.
-    talks: AtomicBool,
+    /// Set while a client is served: one at a time.
+    busy: AtomicBool,
 }
 
-/// Ends the conversation however its thread ends.
-struct Turn(Arc<Callee>);
+/// Clears `busy` however its thread ends.
+struct Conversation(Arc<ControlServer>);
 
-impl Drop for Turn {
+impl Drop for Conversation {
     fn drop(&mut self) {
-        self.0.talks.store(false, Ordering::Release);
+        self.0.busy.store(false, Ordering::Release);
     }
 }
 
-impl Callee {
-    pub fn new(server: Arc<Server<Nic>>, manager: Manager) -> Callee {
-        Callee { server, manager, talks: AtomicBool::new(false) }
+impl ControlServer {
+    pub fn new(server: Arc<Server<Nic>>, manager: Manager) -> ControlServer {
+        ControlServer { server, manager, busy: AtomicBool::new(false) }
     }
 
-    /// Calls back. The thread inherits the NIC thread's mask: signals of the program do not reach it.
+    /// Serves the client of this call. The thread inherits the NIC thread's mask: signals of the program do not reach it.
     pub fn take_call(self: &Arc<Self>, call: u64) {
-        if self.talks.swap(true, Ordering::AcqRel) {
-            // The caller calls again.
+        if self.busy.swap(true, Ordering::AcqRel) {
+            // The client calls again.
             return;
         }
-        let turn = Turn(self.clone());
+        let conversation = Conversation(self.clone());
         let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
-        if let Err(error) = thread.spawn(move || talk(turn, call)) {
+        if let Err(error) = thread.spawn(move || serve(conversation, call)) {
             log(&format!("softnic ctl calls, and there is no thread to answer: {error}"));
         }
     }
 }
 
-fn talk(turn: Turn, call: u64) {
-    let ended = turn.0.converse(call);
-    // Others may talk while a capture goes on.
-    drop(turn);
+fn serve(conversation: Conversation, call: u64) {
+    let ended = conversation.0.exchange(call);
+    // Other clients are served while a capture goes on.
+    drop(conversation);
     let ended = match ended {
         Ok((stream, Some(captured))) => capture::stream(&stream, captured)
             .map_err(|error| format!("the caller of a capture went away: {error}")),
@@ -75,11 +74,11 @@ fn talk(turn: Turn, call: u64) {
     }
 }
 
-impl Callee {
-    /// One request, one answer, and what is to follow it. The error says why there was none.
-    fn converse(&self, call: u64) -> Result<(Stream, Option<Captured>), String> {
-        let until = Instant::now() + PATIENCE;
-        let (stream, peer) = Stream::connect(&socket_name(call), PATIENCE)
+impl ControlServer {
+    /// One request and its answer, and the capture that follows it, if any. The error says why there was no answer.
+    fn exchange(&self, call: u64) -> Result<(Stream, Option<CaptureReader>), String> {
+        let until = Instant::now() + TIMEOUT;
+        let (stream, peer) = Stream::connect(&socket_name(call), TIMEOUT)
             .map_err(|error| format!("the caller cannot be reached: {error}"))?;
         if peer.user != system::user() {
             return Err(format!("process {} of user {} is refused", peer.pid, peer.user));
@@ -102,7 +101,7 @@ impl Callee {
         Ok((stream, captured))
     }
 
-    /// Does what was asked.
+    /// Executes a request.
     fn answer(&self, request: &Request) -> Answer {
         if *request == Request::Explain {
             // Also of a NIC that has stopped.
@@ -142,7 +141,7 @@ impl Callee {
     }
 
     /// Begins to capture the packets of the wire. The error is a sentence.
-    fn begin_capture(&self, packets: u64) -> Result<Captured, String> {
+    fn begin_capture(&self, packets: u64) -> Result<CaptureReader, String> {
         let _announced = self.server.nic.announce();
         let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
