@@ -82,13 +82,13 @@ pub struct Requester {
     counters: RequesterCounters,
 }
 
-/// Whether a walk over acknowledged messages got there.
+/// How far an acknowledgement completes messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Walk {
+enum Acknowledged {
     /// All up to the bound are done.
-    Through,
+    All,
     /// The message now at `done` is a READ or an atomic that the bound covers, and its response has not come.
-    AtResponse,
+    UpToResponse,
 }
 
 impl Requester {
@@ -228,9 +228,9 @@ impl Requester {
     // Inputs.
 
     pub fn handle_reply(&mut self, now: Now, reply: &Reply) -> ReplyVerdict {
-        let stranger = self.config.peer_qpn.is_some_and(|peer| peer != reply.src_qpn);
+        let foreign = self.config.peer_qpn.is_some_and(|peer| peer != reply.src_qpn);
         let reliable = self.config.service == ServiceType::Rc;
-        let Some(offset) = self.outstanding_offset(reply.psn).filter(|_| reliable && !stranger) else {
+        let Some(offset) = self.outstanding_offset(reply.psn).filter(|_| reliable && !foreign) else {
             self.counters.ignored_replies += 1;
             return ReplyVerdict::Ignored;
         };

@@ -1,6 +1,6 @@
 //! Datagram services: which QP and Q_Key a service id has (SIDR, IBTA vol. 1 §12.11).
 
-use super::answers::QuestionId;
+use super::sidr_reps::SidrReqId;
 use super::*;
 
 /// `status` of a SIDR_REP: the service id has no listener.
@@ -10,7 +10,7 @@ const REFUSED: u8 = 2;
 
 /// A question after a datagram service.
 #[derive(Debug, Clone, Copy)]
-pub struct DatagramQuestion {
+pub struct SidrRequest {
     pub route: Route,
     /// Service id.
     pub service: u64,
@@ -26,13 +26,13 @@ impl Cm {
     /// Asks which QP a datagram service has. Up to 216 bytes of private data.
     ///
     /// Errors: too much private data, too many connections.
-    pub fn ask_datagram(
+    pub fn send_sidr_req(
         &mut self,
         now: Now,
-        question: &DatagramQuestion,
+        request: &SidrRequest,
         private: &[u8],
     ) -> Result<ConnectionId, CmError> {
-        let DatagramQuestion { route, service, pkey, response_timeout, retries } = *question;
+        let SidrRequest { route, service, pkey, response_timeout, retries } = *request;
         encode(0, Message::SidrReq { request: 0, pkey, service }, private)?;
         let limit = self.config.max_connections;
         let id = self.open(State::SidrReqSent, route).ok_or(CmError::Full { limit })?;
@@ -46,15 +46,10 @@ impl Cm {
         Ok(ConnectionId(id))
     }
 
-    /// Answers such a question; `rep` with all but `request` and `service`. Up to 136 bytes of private data.
+    /// SidrReps such a question; `rep` with all but `request` and `service`. Up to 136 bytes of private data.
     ///
     /// Errors: no such question, another state, too much private data.
-    pub fn answer_datagram(
-        &mut self,
-        id: ConnectionId,
-        rep: &SidrRep,
-        private: &[u8],
-    ) -> Result<(), CmError> {
+    pub fn send_sidr_rep(&mut self, id: ConnectionId, rep: &SidrRep, private: &[u8]) -> Result<(), CmError> {
         let connection = self.owned(id)?;
         if connection.state != State::SidrReqReceived {
             return Err(CmError::State { id: id.0, state: connection.state, command: "SIDR_REP" });
@@ -63,15 +58,15 @@ impl Cm {
         let request = connection.remote_id.unwrap_or(0);
         let rep = SidrRep { request, service: connection.service, ..*rep };
         let mad = encode(transaction, Message::SidrRep(rep), private)?;
-        self.send_kept(QuestionId { route, request, transaction }, mad);
+        self.send_kept(SidrReqId { route, request, transaction }, mad);
         self.remove(id.0);
         Ok(())
     }
 
     /// Sends an answer, and keeps it for repeated requests.
-    fn send_kept(&mut self, question: QuestionId, mad: Box<[u8; MAD_BYTES]>) {
+    fn send_kept(&mut self, question: SidrReqId, mad: Box<[u8; MAD_BYTES]>) {
         self.send(question.route, mad.clone());
-        self.answers.keep(question, mad);
+        self.sidr_reps.keep(question, mad);
     }
 
     /// The program lets a question go without an answer.
@@ -80,7 +75,7 @@ impl Cm {
         let (route, transaction) = (connection.route, connection.transaction);
         let request = connection.remote_id.unwrap_or(0);
         if let Ok(mad) = encode(transaction, refusal(request, service, REFUSED), &[]) {
-            self.send_kept(QuestionId { route, request, transaction }, mad);
+            self.send_kept(SidrReqId { route, request, transaction }, mad);
         }
         self.remove(id);
     }
@@ -93,8 +88,8 @@ impl Cm {
         pkey: u16,
         service: u64,
     ) -> Result<(), CmDrop> {
-        let question = QuestionId { route, request, transaction: mad.transaction };
-        if let Some(answer) = self.answers.of(question).copied().map(Box::new) {
+        let question = SidrReqId { route, request, transaction: mad.transaction };
+        if let Some(answer) = self.sidr_reps.of(question).copied().map(Box::new) {
             return self.answer_again(route, answer);
         }
         if let Some(id) = self.by_peer.get(&(route.remote, request)).copied() {
@@ -118,7 +113,7 @@ impl Cm {
         }
         self.by_peer.insert((route.remote, request), id);
         let (id, private) = (ConnectionId(id), mad.private.to_vec());
-        self.tell(id.0, Event::DatagramRequested { id, route, service, pkey, private });
+        self.tell(id.0, Event::SidrRequested { id, route, service, pkey, private });
         Ok(())
     }
 
@@ -135,13 +130,13 @@ impl Cm {
             return Err(CmDrop::State { id, state });
         }
         let (rep, private) = (Box::new(*rep), private.to_vec());
-        self.tell(id, Event::DatagramAnswered { id: ConnectionId(id), rep, private });
+        self.tell(id, Event::SidrReplied { id: ConnectionId(id), rep, private });
         self.remove(id);
         Ok(())
     }
 }
 
-/// Answers that the service id has no listener.
+/// SidrReps that the service id has no listener.
 pub(super) fn unsupported(request: u32, service: u64) -> Message {
     refusal(request, service, UNSUPPORTED)
 }

@@ -13,7 +13,7 @@
 
 mod absent;
 mod active;
-mod answers;
+mod sidr_reps;
 mod connection;
 mod datagram;
 mod ending;
@@ -34,10 +34,10 @@ use crate::wire::cm::{CmMad, Ids, Message, Rej, Rep, Req, SidrRep, reason};
 use crate::wire::mad::MAD_BYTES;
 
 pub use absent::refuse;
-use answers::Answers;
+use sidr_reps::SidrReps;
 use connection::{Connection, Sent};
 pub use connection::{ConnectionId, QpAttributes};
-pub use datagram::DatagramQuestion;
+pub use datagram::SidrRequest;
 use names::Names;
 pub use names::slot_of;
 pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
@@ -103,7 +103,7 @@ pub struct Cm {
     /// By the other end's address and QPN.
     by_qpn: BTreeMap<(Gid, u32), u32>,
     timers: BTreeSet<(Now, u32)>,
-    answers: Answers,
+    sidr_reps: SidrReps,
     outgoing: VecDeque<CmTransmit>,
     events: VecDeque<Event>,
     counters: CmCounters,
@@ -120,7 +120,7 @@ impl Cm {
             by_peer: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             timers: BTreeSet::new(),
-            answers: Answers::default(),
+            sidr_reps: SidrReps::default(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),

@@ -117,7 +117,7 @@ pub enum Event {
     /// Its names may be given again; the connection is no more.
     TimeWaitOver { id: ConnectionId },
     /// A peer asks for a datagram service's QP.
-    DatagramRequested {
+    SidrRequested {
         id: ConnectionId,
         route: Route,
         service: u64,
@@ -125,7 +125,7 @@ pub enum Event {
         /// 216 bytes.
         private: Vec<u8>,
     },
-    DatagramAnswered {
+    SidrReplied {
         /// The question, which is no more.
         id: ConnectionId,
         rep: Box<SidrRep>,

@@ -5,7 +5,7 @@
 //! moment, the one at `done` and the one at `next_send`.
 
 pub use super::progress::SendWindow;
-use super::{Requester, Walk};
+use super::{Acknowledged, Requester};
 use crate::packet::{Position, position_of};
 use crate::{Fragment, Now, Opcode, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket};
 
@@ -141,7 +141,7 @@ impl Requester {
             return ReadArrival::Reply(ReplyVerdict::Ignored);
         };
         let index = packet.psn.distance_from(message.psn);
-        if walk == Walk::AtResponse {
+        if walk == Acknowledged::UpToResponse {
             return ReadArrival::Reply(self.implied_nak());
         }
         if index < self.progress.acked {

@@ -3,7 +3,7 @@
 //! Follows IBTA vol. 1 §9.7.6 (receiving responses). An acknowledgement covers all before it, but a READ or an atomic only its own
 //! response completes: whatever skips that says that the response is lost.
 
-use super::{Message, Requester, State, Walk};
+use super::{Acknowledged, Message, Requester, State};
 use crate::retry::{Timer, rnr_timer_ns};
 use crate::{NakCode, Now, Psn, ReplyVerdict, Status, Ticket};
 
@@ -20,13 +20,15 @@ impl Requester {
 
     /// Marks done what lies wholly before `end`, counted in PSNs from the oldest outstanding; stops at a READ or an
     /// atomic that starts before it, which only its own response can complete.
-    pub(super) fn acknowledge_before(&mut self, end: u32) -> Walk {
-        let Some(oldest) = self.message(self.done).map(|message| message.psn) else { return Walk::Through };
+    pub(super) fn acknowledge_before(&mut self, end: u32) -> Acknowledged {
+        let Some(oldest) = self.message(self.done).map(|message| message.psn) else {
+            return Acknowledged::All;
+        };
         while self.done < self.sent_end {
             let Some(message) = self.message(self.done) else { break };
             let start = message.psn.distance_from(oldest);
             if message.opcode.wants_response() && start + self.progress.acked < end {
-                return Walk::AtResponse;
+                return Acknowledged::UpToResponse;
             }
             if start + message.psn_count > end {
                 self.acknowledge_part(end.saturating_sub(start));
@@ -34,7 +36,7 @@ impl Requester {
             }
             self.step_done(false);
         }
-        Walk::Through
+        Acknowledged::All
     }
 
     /// The message at `done` is done.
@@ -94,15 +96,15 @@ impl Requester {
     pub(super) fn take_ack(&mut self, offset: u32) -> ReplyVerdict {
         let before = self.acknowledged();
         match self.acknowledge_before(offset + 1) {
-            Walk::AtResponse => self.implied_nak(),
-            Walk::Through if self.acknowledged() > before => ReplyVerdict::Progress,
-            Walk::Through => ReplyVerdict::Ignored,
+            Acknowledged::UpToResponse => self.implied_nak(),
+            Acknowledged::All if self.acknowledged() > before => ReplyVerdict::Progress,
+            Acknowledged::All => ReplyVerdict::Ignored,
         }
     }
 
     /// A NAK acknowledges what lies before its PSN.
     pub(super) fn take_nak(&mut self, offset: u32, code: NakCode) -> ReplyVerdict {
-        if self.acknowledge_before(offset) == Walk::AtResponse {
+        if self.acknowledge_before(offset) == Acknowledged::UpToResponse {
             return self.implied_nak();
         }
         match code {
@@ -118,7 +120,7 @@ impl Requester {
     }
 
     pub(super) fn take_rnr_nak(&mut self, now: Now, offset: u32, timer: u8) -> ReplyVerdict {
-        if self.acknowledge_before(offset) == Walk::AtResponse {
+        if self.acknowledge_before(offset) == Acknowledged::UpToResponse {
             return self.implied_nak();
         }
         // Only a message that consumes a receive can meet a receiver that is not ready, and only one that was sent
@@ -144,7 +146,7 @@ impl Requester {
         let ticket = self.done;
         let Some(message) = self.message_mut(ticket) else { return ReplyVerdict::Ignored };
         let packets_in = psn.distance_from(message.psn);
-        if walk == Walk::AtResponse && packets_in >= message.psn_count {
+        if walk == Acknowledged::UpToResponse && packets_in >= message.psn_count {
             // A later one's: the response to this one is lost.
             return self.implied_nak();
         }

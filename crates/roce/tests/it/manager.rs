@@ -5,7 +5,7 @@
 //! ids, and the transaction of an exchange that it begins. Nothing else may differ.
 
 use roce::Now;
-use roce::cm::{Cm, CmConfig, ConnectionId, DatagramQuestion, Disconnect, Event, Route};
+use roce::cm::{Cm, CmConfig, ConnectionId, Disconnect, Event, Route, SidrRequest};
 use roce::wire::cm::{CmMad, Ids, Message};
 use roce::wire::mad::{MAD_BYTES, QP1};
 use roce::wire::{Frame, Gid};
@@ -99,7 +99,7 @@ impl LocalManager {
     fn hear(&mut self, number: usize, mad: &[u8]) {
         self.cm.handle_mad(Now(0), self.route, mad).unwrap_or_else(|drop| panic!("packet {number}: {drop}"));
         while let Some(event) = self.cm.poll_event() {
-            if let Event::Requested { id, .. } | Event::DatagramRequested { id, .. } = event {
+            if let Event::Requested { id, .. } | Event::SidrRequested { id, .. } = event {
                 self.id = Some(id);
             }
             self.events.push(event);
@@ -126,10 +126,10 @@ impl LocalManager {
             }
             Message::SidrReq { pkey, service, .. } => {
                 let question =
-                    DatagramQuestion { route: self.route, service, pkey, response_timeout: 20, retries: 15 };
-                self.id = Some(self.cm.ask_datagram(now, &question, private).unwrap());
+                    SidrRequest { route: self.route, service, pkey, response_timeout: 20, retries: 15 };
+                self.id = Some(self.cm.send_sidr_req(now, &question, private).unwrap());
             }
-            Message::SidrRep(rep) => self.cm.answer_datagram(self.id.unwrap(), &rep, private).unwrap(),
+            Message::SidrRep(rep) => self.cm.send_sidr_rep(self.id.unwrap(), &rep, private).unwrap(),
             // Nobody listens: the connection manager says it by itself.
             Message::Rej(_) => {}
             other => panic!("{other:?}"),
@@ -191,8 +191,8 @@ fn both_sides_of_every_conversation_say_what_the_kernel_said() {
             Event::Rejected { .. } => "rejected",
             Event::Disconnected { how: Disconnect::Asked, .. } => "asked to end",
             Event::Disconnected { how: Disconnect::Answered, .. } => "ended",
-            Event::DatagramRequested { .. } => "asked",
-            Event::DatagramAnswered { .. } => "answered",
+            Event::SidrRequested { .. } => "asked",
+            Event::SidrReplied { .. } => "answered",
             other => panic!("{other:?}"),
         };
         conversations.iter().map(|one| replay(one, client).iter().map(name).collect()).collect()

@@ -8,7 +8,7 @@ use mlx5_device::Answer;
 use mlx5_device::command::{CommandError, refusal};
 use mlx5_device::model::DeviceConfig;
 use roce::Now;
-use roce::cm::{CmError, DatagramQuestion, Disconnect, Event, Route, ack_timeout};
+use roce::cm::{CmError, Disconnect, Event, Route, SidrRequest, ack_timeout};
 use roce::wire::Gid;
 use roce::wire::cm::{IpCm, Path, Rep, Req, SidrRep, reason};
 
@@ -124,14 +124,14 @@ impl Ids {
         let path = path(&self.devices, id, device);
         let made = if id.qp_type == qp_type::UD {
             let route = Route { local: path.local_gid, remote: path.remote_gid };
-            let question = DatagramQuestion {
+            let question = SidrRequest {
                 route,
                 service,
                 pkey: PKEY,
                 response_timeout: self.timeouts.response_timeout,
                 retries: self.timeouts.max_retries,
             };
-            self.cm.ask_datagram(now, &question, &private)
+            self.cm.send_sidr_req(now, &question, &private)
         } else {
             let req = Req {
                 service,
@@ -182,7 +182,7 @@ impl Ids {
                 (0, qkey) | (qkey, _) => qkey,
             };
             let rep = SidrRep { request: 0, status: 0, info_bytes: 0, qpn, service: 0, qkey, info: [0; 72] };
-            self.cm.answer_datagram(connection, &rep, param.private)
+            self.cm.send_sidr_rep(connection, &rep, param.private)
         } else {
             let rep = Rep {
                 qpn,
@@ -211,7 +211,7 @@ impl Ids {
         if id.qp_type == qp_type::UD {
             let rep =
                 SidrRep { request: 0, status: 2, info_bytes: 0, qpn: 0, service: 0, qkey: 0, info: [0; 72] };
-            return self.cm.answer_datagram(connection, &rep, private).map_err(of_cm);
+            return self.cm.send_sidr_rep(connection, &rep, private).map_err(of_cm);
         }
         self.cm.reject(now, connection, why, &[], private).map_err(of_cm)
     }
@@ -238,7 +238,7 @@ impl Ids {
             Event::Requested { id, route, req, private } => {
                 return self.take_request(*id, *route, (req.service, req.pkey), private, Some(req));
             }
-            Event::DatagramRequested { id, route, service, pkey, private } => {
+            Event::SidrRequested { id, route, service, pkey, private } => {
                 return self.take_request(*id, *route, (*service, *pkey), private, None);
             }
             Event::Replied { id, .. } => (*id, event::CONNECT_RESPONSE, 0, None),
@@ -250,8 +250,8 @@ impl Ids {
                 (*id, event::DISCONNECTED, status, Some(Stage::Disconnected))
             }
             Event::TimeWaitOver { id } => (*id, event::TIMEWAIT_EXIT, 0, None),
-            Event::DatagramAnswered { id, rep, .. } if rep.status == 0 => (*id, event::ESTABLISHED, 0, None),
-            Event::DatagramAnswered { id, rep, .. } => (*id, event::UNREACHABLE, i32::from(rep.status), None),
+            Event::SidrReplied { id, rep, .. } if rep.status == 0 => (*id, event::ESTABLISHED, 0, None),
+            Event::SidrReplied { id, rep, .. } => (*id, event::UNREACHABLE, i32::from(rep.status), None),
         };
         let Some(number) = self.of_connection.get(&connection).copied() else { return };
         let Some(id) = self.ids.get_mut(&number) else { return };
@@ -283,7 +283,7 @@ impl Ids {
             Event::Rejected { private, .. } => {
                 with_private(Writer::new(), conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN, private)
             }
-            Event::DatagramAnswered { rep, private, .. } => {
+            Event::SidrReplied { rep, private, .. } => {
                 id.qkey = rep.qkey;
                 let vector = device.map(|device| address_vector(device, &path(&self.devices, id, device)));
                 with_private(
@@ -403,7 +403,7 @@ fn why_not(told: &Event) -> Option<String> {
             "no answer to any request (cm_timeout, cm_retries); is its NIC running, and UDP port 4791 open?"
                 .to_owned()
         }
-        Event::DatagramAnswered { rep, .. } if rep.status != 0 => {
+        Event::SidrReplied { rep, .. } if rep.status != 0 => {
             format!(
                 "refused with SIDR status {}; 1: nobody listens there, 2: its program refused",
                 rep.status

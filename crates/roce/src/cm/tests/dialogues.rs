@@ -227,12 +227,10 @@ fn a_datagram_service_is_found_refused_or_not_there_and_asked_once() {
         }
         let route = Route { local: gid(0), remote: gid(1) };
         let question =
-            DatagramQuestion { route, service: SERVICE, pkey: 0xffff, response_timeout: 20, retries: 3 };
-        net.ends[0].ask_datagram(net.now, &question, b"ask").unwrap();
+            SidrRequest { route, service: SERVICE, pkey: 0xffff, response_timeout: 20, retries: 3 };
+        net.ends[0].send_sidr_req(net.now, &question, b"ask").unwrap();
         if listens {
-            let Some((1, Event::DatagramRequested { id, private, .. })) = net.next_event(END) else {
-                panic!()
-            };
+            let Some((1, Event::SidrRequested { id, private, .. })) = net.next_event(END) else { panic!() };
             assert_eq!((private.len(), &private[..3]), (216, &b"ask"[..]));
             if answers {
                 let rep = SidrRep {
@@ -244,12 +242,12 @@ fn a_datagram_service_is_found_refused_or_not_there_and_asked_once() {
                     qkey: 0x0123_4567,
                     info: [0; 72],
                 };
-                net.ends[1].answer_datagram(id, &rep, b"me").unwrap();
+                net.ends[1].send_sidr_rep(id, &rep, b"me").unwrap();
             } else {
                 net.ends[1].release_connection(net.now, id);
             }
         }
-        let Some((0, Event::DatagramAnswered { rep, private, .. })) = net.next_event(END) else { panic!() };
+        let Some((0, Event::SidrReplied { rep, private, .. })) = net.next_event(END) else { panic!() };
         assert_eq!((rep.status, rep.service, private.len()), (status, SERVICE, 136));
         assert_eq!(rep.qpn, if answers { 0x14 } else { 0 });
         if answers {

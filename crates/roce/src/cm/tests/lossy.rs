@@ -15,7 +15,7 @@ struct ConversationResult {
 
 fn converse(seed: u64, faults: Faults) -> (ConversationResult, String, [usize; 2]) {
     let mut net = Net::new(seed, faults);
-    let mut fate = ConversationResult::default();
+    let mut result = ConversationResult::default();
     net.ends[1].listen(SERVICE, None, 8).unwrap();
     let asking = net.ends[0].connect(net.now, &request(), b"hello").unwrap();
     while let Some((end, event)) = net.next_event(Now(u64::MAX)) {
@@ -28,25 +28,25 @@ fn converse(seed: u64, faults: Faults) -> (ConversationResult, String, [usize; 2
             }
             Event::Replied { id, private, .. } => {
                 assert_eq!(&private[..7], b"welcome");
-                fate.established[end] += 1;
+                result.established[end] += 1;
                 cm.ready(id, b"").unwrap();
                 cm.disconnect(now, asking, b"").unwrap();
             }
-            Event::Established { .. } => fate.established[end] += 1,
+            Event::Established { .. } => result.established[end] += 1,
             Event::Disconnected { id, how } => {
-                fate.disconnected[end] += 1;
+                result.disconnected[end] += 1;
                 if how == Disconnect::Asked {
                     cm.disconnect(now, id, b"").unwrap();
                 }
             }
-            Event::Unreachable { .. } => fate.unreachable[end] += 1,
-            Event::Rejected { .. } => fate.rejected[end] += 1,
+            Event::Unreachable { .. } => result.unreachable[end] += 1,
+            Event::Rejected { .. } => result.rejected[end] += 1,
             Event::TimeWaitOver { .. } => {}
             other => panic!("{other:?}"),
         }
     }
     let left = [net.ends[0].connections(), net.ends[1].connections()];
-    (fate, net.said(), left)
+    (result, net.said(), left)
 }
 
 #[test]
@@ -54,15 +54,15 @@ fn whatever_the_link_does_each_end_hears_once_and_nothing_is_left() {
     let faults = Faults { lost: 30, doubled: 30, delay_ns: 3_000_000_000 };
     let mut established = 0;
     for seed in 0..SEEDS {
-        let (fate, said, left) = converse(seed, faults);
+        let (result, said, left) = converse(seed, faults);
         assert_eq!(left, [0, 0], "seed {seed}: {said}");
         for end in 0..2 {
-            assert!(fate.established[end] <= 1 && fate.disconnected[end] <= 1, "seed {seed}: {fate:?}");
+            assert!(result.established[end] <= 1 && result.disconnected[end] <= 1, "seed {seed}: {result:?}");
         }
         // 16 attempts at 30 % loss: no seed of these fails.
-        assert_eq!((fate.unreachable, fate.rejected), ([0; 2], [0; 2]), "seed {seed}: {fate:?} {said}");
-        assert_eq!(fate.disconnected[0], 1, "seed {seed}: {said}");
-        established += fate.established[0];
+        assert_eq!((result.unreachable, result.rejected), ([0; 2], [0; 2]), "seed {seed}: {result:?} {said}");
+        assert_eq!(result.disconnected[0], 1, "seed {seed}: {said}");
+        established += result.established[0];
     }
     assert_eq!(u64::from(established), SEEDS);
 }

@@ -1,4 +1,4 @@
-//! Answers of datagram services, kept for questions that come again.
+//! SidrReps of datagram services, kept for questions that come again.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ const KEPT: usize = 64;
 
 /// What tells one question from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct QuestionId {
+pub(super) struct SidrReqId {
     pub route: Route,
     /// The asking end's number of the request.
     pub request: u32,
@@ -19,10 +19,10 @@ pub(super) struct QuestionId {
 
 /// The latest answers, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Answers(VecDeque<(QuestionId, Box<[u8; MAD_BYTES]>)>);
+pub(super) struct SidrReps(VecDeque<(SidrReqId, Box<[u8; MAD_BYTES]>)>);
 
-impl Answers {
-    pub fn keep(&mut self, question: QuestionId, mad: Box<[u8; MAD_BYTES]>) {
+impl SidrReps {
+    pub fn keep(&mut self, question: SidrReqId, mad: Box<[u8; MAD_BYTES]>) {
         if self.0.len() >= KEPT {
             self.0.pop_front();
         }
@@ -30,7 +30,7 @@ impl Answers {
     }
 
     /// The answer that this question got.
-    pub fn of(&self, question: QuestionId) -> Option<&[u8; MAD_BYTES]> {
+    pub fn of(&self, question: SidrReqId) -> Option<&[u8; MAD_BYTES]> {
         self.0.iter().find(|(kept, _)| *kept == question).map(|(_, mad)| &**mad)
     }
 }
