@@ -2,7 +2,7 @@
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, DropReason, Packet};
+use roce::{Content, DropReason, Packet, counters};
 
 use super::doorbell::Violation;
 
@@ -39,29 +39,6 @@ const SYNDROMES: [(CqeSyndrome, &str); 13] = [
 
 const VIOLATIONS: [&str; 4] =
     ["doorbell_missing", "doorbell_wrong_qpn", "doorbell_record_late", "doorbell_record_range"];
-
-/// Declares plain counters with their names, behind a prefix, and documentation, and others beside them.
-#[macro_export]
-macro_rules! counters {
-    (
-        $(#[$about:meta])* $counters:ident [$plain:ident $prefix:literal] { $($(#[$doc:meta])* $name:ident,)* }
-        $($other:ident: $type:ty,)*
-    ) => {
-        $(#[$about])*
-        #[derive(Debug, Clone, PartialEq, Eq, Default)]
-        pub struct $counters {
-            $($(#[$doc])* pub $name: u64,)*
-            $($other: $type,)*
-        }
-
-        impl $counters {
-            /// Every plain counter with its name.
-            pub fn $plain(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-                [$((concat!($prefix, stringify!($name)), self.$name),)*].into_iter()
-            }
-        }
-    };
-}
 
 counters! {
     /// What one port carried; the sums of all ports are among [`Counters`].

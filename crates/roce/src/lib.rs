@@ -27,6 +27,7 @@
 mod admission;
 pub mod cm;
 pub mod connection;
+mod counters;
 pub mod message;
 pub mod packet;
 pub mod posting;

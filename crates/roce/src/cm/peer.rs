@@ -36,25 +36,27 @@ pub enum CmDrop {
     Full,
 }
 
-/// What was done, and what was dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CmCounters {
-    /// MADs sent, those sent again included.
-    pub sent: u64,
-    /// Of those, sent again since no answer came in time.
-    pub repeated: u64,
-    /// Answers sent again, since their question came again.
-    pub answered_again: u64,
-    /// MADs taken.
-    pub taken: u64,
-    /// Dropped: no MADs of the connection manager.
-    pub malformed: u64,
-    /// Dropped: of no connection.
-    pub no_connection: u64,
-    /// Dropped: late or sent again.
-    pub out_of_state: u64,
-    /// Dropped: no room.
-    pub full: u64,
+crate::counters! {
+    /// What was done, and what was dropped.
+    #[derive(Copy)]
+    CmCounters [fields "cm_"] {
+        /// MADs sent, those sent again included.
+        sent,
+        /// Of those, sent again since no answer came in time.
+        repeated,
+        /// Answers sent again, since their question came again.
+        answered_again,
+        /// MADs taken.
+        taken,
+        /// Dropped: no MADs of the connection manager.
+        malformed,
+        /// Dropped: of no connection.
+        no_connection,
+        /// Dropped: late or sent again.
+        out_of_state,
+        /// Dropped: no room.
+        full,
+    }
 }
 
 impl CmCounters {

@@ -44,7 +44,7 @@ use ports::PortWatch;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, Unattached};
 use udp::Wire;
-pub use udp::{Impairment, PortCounters, WireCounters};
+pub use udp::{Impairment, WireCounters};
 
 /// Largest payload that a record takes whole: a longer one may be cut to what room there is.
 pub const MAX_INLINE: usize = 16 * 1024;
@@ -220,8 +220,11 @@ impl Link {
     }
 
     /// What went over the wire, and what the ports did; `None` without one.
-    pub fn wire_counters(&self) -> Option<(WireCounters, PortCounters)> {
-        self.wire.as_ref().map(|wire| (wire.counters(), wire.port_counters()))
+    pub fn wire_counters(&self) -> Option<WireCounters> {
+        let wire = self.wire.as_ref()?;
+        let mut counters = wire.counters();
+        counters += &wire.port_counters();
+        Some(counters)
     }
 
     /// The epoll over the wire's sockets: a thread waits there while this link sleeps, and then wakes it.

@@ -122,7 +122,7 @@ fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {
     )
 }
 
-mlx5_device::counters! {
+roce::counters! {
     /// What the link carried.
     #[derive(Copy)]
     LinkCounters [fields "link_"] {

@@ -205,21 +205,11 @@ impl Manager {
     }
 
     /// Counters, by the names of the stats line.
-    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         // Not a wait: this is asked when a program ends, whatever its threads hold.
         let counted =
             self.running().ok().and_then(|running| Some(running.ids.try_lock().ok()?.cm.counters()));
-        let counters = counted.unwrap_or_default();
-        vec![
-            ("cm_sent", counters.sent),
-            ("cm_repeated", counters.repeated),
-            ("cm_answered_again", counters.answered_again),
-            ("cm_taken", counters.taken),
-            ("cm_malformed", counters.malformed),
-            ("cm_no_connection", counters.no_connection),
-            ("cm_out_of_state", counters.out_of_state),
-            ("cm_full", counters.full),
-        ]
+        counted.unwrap_or_default().fields()
     }
 }
 

@@ -43,7 +43,7 @@ fn a_message_does_not_wait_for_the_answer_to_a_read_that_its_queue_streams() {
         driver.post(a, &WorkRequest::read(&to, 0, LONG, &from, 0));
         // The answer has begun.
         let sent = |driver: &mut Driver<Host>| {
-            let packets = driver.nic.link().wire_counters().map_or(0, |(wire, _)| wire.sent);
+            let packets = driver.nic.link().wire_counters().map_or(0, |wire| wire.packets_sent);
             driver.nic.link().counters().payload_bytes + packets
         };
         rounds(&mut driver, |driver| sent(driver) > 8);
@@ -96,7 +96,7 @@ fn until(two: &mut Two, what: &str, mut done: impl FnMut(&mut Two) -> bool) -> u
 
 /// Packets that a NIC has given to the kernel.
 fn packets(driver: &mut Driver<Host>) -> u64 {
-    driver.nic.link().wire_counters().expect("a wire").0.sent
+    driver.nic.link().wire_counters().expect("a wire").packets_sent
 }
 
 /// Two NICs on the wire, with receives at both ends.

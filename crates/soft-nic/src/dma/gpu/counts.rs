@@ -10,10 +10,6 @@ pub struct Count {
 }
 
 impl Count {
-    const fn new(name: &'static str) -> Count {
-        Count { name, value: AtomicU64::new(0) }
-    }
-
     pub fn add(&self, more: u64) {
         if more > 0 {
             self.value.fetch_add(more, Ordering::Relaxed);
@@ -21,29 +17,26 @@ impl Count {
     }
 }
 
-pub static MOVER_COMMANDS: Count = Count::new("gpu_mover_commands");
-pub static MOVER_LAUNCHES: Count = Count::new("gpu_mover_launches");
-pub static MOVER_LATE: Count = Count::new("gpu_mover_late");
-pub static MOVER_SLOW: Count = Count::new("gpu_mover_slow");
-pub static MOVER_HELPED: Count = Count::new("gpu_mover_helped");
-pub static MOVER_NS: Count = Count::new("gpu_mover_ns");
-pub static ENGINE_COPIES: Count = Count::new("gpu_engine_copies");
-pub static ENGINE_BYTES: Count = Count::new("gpu_engine_bytes");
-pub static ENGINE_NS: Count = Count::new("gpu_engine_ns");
-pub static FAULTS: Count = Count::new("gpu_faults");
+macro_rules! counts {
+    ($($count:ident = $name:literal,)*) => {
+        $(pub static $count: Count = Count { name: $name, value: AtomicU64::new(0) };)*
 
-static ALL: [&Count; 10] = [
-    &MOVER_COMMANDS,
-    &MOVER_LAUNCHES,
-    &MOVER_LATE,
-    &MOVER_SLOW,
-    &MOVER_HELPED,
-    &MOVER_NS,
-    &ENGINE_COPIES,
-    &ENGINE_BYTES,
-    &ENGINE_NS,
-    &FAULTS,
-];
+        static ALL: &[&Count] = &[$(&$count),*];
+    };
+}
+
+counts! {
+    MOVER_COMMANDS = "gpu_mover_commands",
+    MOVER_LAUNCHES = "gpu_mover_launches",
+    MOVER_LATE = "gpu_mover_late",
+    MOVER_SLOW = "gpu_mover_slow",
+    MOVER_HELPED = "gpu_mover_helped",
+    MOVER_NS = "gpu_mover_ns",
+    ENGINE_COPIES = "gpu_engine_copies",
+    ENGINE_BYTES = "gpu_engine_bytes",
+    ENGINE_NS = "gpu_engine_ns",
+    FAULTS = "gpu_faults",
+}
 
 /// Every counter with its name; empty in a process without regions in a GPU's memory.
 pub fn counters() -> Vec<(&'static str, u64)> {

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-mlx5_device::counters! {
+roce::counters! {
     /// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it; or of those
     /// within the fabric.
     #[derive(Copy)]

@@ -28,7 +28,7 @@ fn an_ear_that_cannot_be_told_of_a_port_that_was_taken_over_is_told_later() {
     let (fabric, address) = (fabric_name(), place(0));
     let first = wired(&fabric, address);
     let mut second = wired(&fabric, address);
-    let owned = |link: &Link| link.wire_counters().unwrap().1.owned;
+    let owned = |link: &Link| link.wire_counters().unwrap().ports_owned;
     assert_eq!((owned(&first), owned(&second)), (1, 0));
     let epoll = second.epoll().unwrap();
     epoll.failing.store(u32::MAX, std::sync::atomic::Ordering::Relaxed);

@@ -16,6 +16,7 @@ use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::{self, IpHeader, Udp, gid_of};
 use roce::{Now, Packet};
 
+use super::counters::WireCounters;
 use super::impairment::{Impairer, Impairment};
 use super::{Arrived, Kept, SharedPort};
 use crate::link::capture::{Capture, WirePacket};
@@ -34,37 +35,6 @@ const CNP_BYTES: usize = 12 + 16 + ICRC_BYTES;
 
 /// The default partition, full member: the only one that ports of this NIC are in.
 const DEFAULT_PKEY: u16 = 0xffff;
-
-/// What came and went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WireCounters {
-    /// Packets given to the kernel, or waiting to be.
-    pub sent: u64,
-    /// Their bytes, from BTH to ICRC.
-    pub sent_bytes: u64,
-    /// Packets that came and were whole.
-    pub received: u64,
-    /// Their bytes, from BTH to ICRC.
-    pub received_bytes: u64,
-    /// Dropped: a wrong ICRC.
-    pub icrc_errors: u64,
-    /// Dropped: no packet of the transport.
-    pub malformed: u64,
-    /// Dropped: of another partition.
-    pub pkey_violations: u64,
-    /// Dropped: an answer with a reserved code.
-    pub reserved: u64,
-    /// Dropped: congestion notifications, which nothing here slows down for.
-    pub cnps: u64,
-    /// Of those received: lost on demand.
-    pub lost: u64,
-    /// Of those received: overtaken on demand.
-    pub overtaken: u64,
-    /// Of those received: lost, because too many wait for a copy that takes long.
-    pub untaken: u64,
-    /// The kernel would not say what has come.
-    pub socket_errors: u64,
-}
 
 /// What a batch says of a packet that was not written into it.
 struct Unwritten(Unsent);
@@ -166,8 +136,10 @@ impl Wire {
     }
 
     /// What the ports did, all together.
-    pub fn port_counters(&self) -> super::PortCounters {
-        self.ports.iter().map(SharedPort::counters).fold(super::PortCounters::default(), |sum, one| sum + one)
+    pub fn port_counters(&self) -> WireCounters {
+        let mut sum = WireCounters::default();
+        self.ports.iter().for_each(|port| sum += port.counters());
+        sum
     }
 
     /// Whether [`Wire::send`] from this address will not say `Full`.
@@ -223,8 +195,7 @@ impl Wire {
         let written =
             port.push(to, len, |bytes, identification| write(bytes, identification).map_err(Unwritten));
         written.map_err(|Unwritten(unsent)| unsent)?;
-        self.counters.sent += 1;
-        self.counters.sent_bytes += len as u64;
+        self.counters.packets_sent += 1;
         Ok(len)
     }
 
@@ -313,7 +284,7 @@ impl Wire {
                     }
                     match read {
                         Ok((arrived, _)) => {
-                            counters.received += 1;
+                            counters.packets_received += 1;
                             counters.received_bytes += bytes.len() as u64;
                             impairer.pass(arrived, &mut deliver);
                         }

@@ -3,6 +3,7 @@
 //! One address has one UDP port 4791 and any number of NICs behind it ([`SharedPort`]); [`Wire`] is the ports of one process,
 //! with the headers of every packet. Nothing here knows queues: the device says which queue gets a packet.
 
+mod counters;
 mod encapsulation;
 mod holder;
 mod impairment;
@@ -12,10 +13,11 @@ use std::net::IpAddr;
 
 use roce::Packet;
 
-pub use encapsulation::{Wire, WireCounters};
+pub use counters::WireCounters;
+pub use encapsulation::Wire;
 pub use holder::Holder;
 pub use impairment::Impairment;
-pub use port::{PortCounters, ROCE_PORT, SharedPort};
+pub use port::{ROCE_PORT, SharedPort};
 
 /// A packet that came.
 #[derive(Debug, Clone, Copy)]

@@ -15,6 +15,7 @@ use std::os::fd::RawFd;
 use roce::Now;
 use roce::wire::udp::DYNAMIC_PORTS;
 
+use super::counters::WireCounters;
 use crate::link::SLOTS;
 use crate::link::delay::DelayLine;
 use crate::os::datagrams::{Datagrams, Posted, SendBatch};
@@ -66,41 +67,6 @@ impl PollTimer {
     }
 }
 
-/// What the port did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PortCounters {
-    /// Datagrams that came from the wire to this process.
-    pub received: u64,
-    /// Of those, handed on to another process.
-    pub handed_on: u64,
-    /// For a process that is not there, or that the kernel would not hand on.
-    pub undeliverable: u64,
-    /// Too short for a packet, or too long for one.
-    pub malformed: u64,
-    /// Sent to our own port by a process that does not own the address's, or not for us.
-    pub refused: u64,
-    /// Datagrams that the kernel would not send.
-    pub unsent: u64,
-    /// Times this process became the owner.
-    pub owned: u64,
-}
-
-impl std::ops::Add for PortCounters {
-    type Output = PortCounters;
-
-    fn add(self, more: PortCounters) -> PortCounters {
-        PortCounters {
-            received: self.received + more.received,
-            handed_on: self.handed_on + more.handed_on,
-            undeliverable: self.undeliverable + more.undeliverable,
-            malformed: self.malformed + more.malformed,
-            refused: self.refused + more.refused,
-            unsent: self.unsent + more.unsent,
-            owned: self.owned + more.owned,
-        }
-    }
-}
-
 /// This process's share in the port of one address.
 #[derive(Debug)]
 pub struct SharedPort {
@@ -120,7 +86,7 @@ pub struct SharedPort {
     handed: u128,
     /// Of the owned port, and of our own.
     poll_timers: [PollTimer; 2],
-    counters: PortCounters,
+    counters: WireCounters,
     /// With which errnos the kernel has refused to send, and how many of them were reported.
     errnos: Vec<i32>,
     reported: usize,
@@ -144,7 +110,7 @@ impl SharedPort {
             under_way_bytes: 0,
             handed: 0,
             poll_timers: Default::default(),
-            counters: PortCounters::default(),
+            counters: WireCounters::default(),
             errnos: Vec::new(),
             reported: 0,
         };
@@ -165,7 +131,7 @@ impl SharedPort {
             match Datagrams::open(SocketAddr::new(self.address, ROCE_PORT)) {
                 Ok(socket) => {
                     self.owned = Some(socket);
-                    self.counters.owned += 1;
+                    self.counters.ports_owned += 1;
                 }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => return Err(error),
@@ -174,8 +140,8 @@ impl SharedPort {
         Ok(self.is_owner())
     }
 
-    pub fn counters(&self) -> PortCounters {
-        self.counters
+    pub fn counters(&self) -> &WireCounters {
+        &self.counters
     }
 
     /// The port of our own, where packets leave from and an owner hands them on to: the others must be told.
@@ -295,7 +261,6 @@ impl SharedPort {
         let mut looked = Ok(0);
         if let Some(socket) = owned.as_mut().filter(|_| of_owned.is_due(now_ns, busy)) {
             looked = socket.receive(|from, packet| {
-                counters.received += 1;
                 let Some(qpn) = destination(packet) else {
                     counters.malformed += 1;
                     return;

@@ -1,0 +1,31 @@
+//! Counters that are declared once: their fields, their names and their sum.
+
+/// Declares a struct of plain counters, which are named by their fields behind a prefix, and of others beside them.
+#[macro_export]
+macro_rules! counters {
+    (
+        $(#[$about:meta])* $counters:ident [$plain:ident $prefix:literal] { $($(#[$doc:meta])* $name:ident,)* }
+        $($other:ident: $type:ty,)*
+    ) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, PartialEq, Eq, Default)]
+        pub struct $counters {
+            $($(#[$doc])* pub $name: u64,)*
+            $($other: $type,)*
+        }
+
+        impl $counters {
+            /// Every plain counter with its name.
+            pub fn $plain(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((concat!($prefix, stringify!($name)), self.$name),)*].into_iter()
+            }
+        }
+
+        impl core::ops::AddAssign<&$counters> for $counters {
+            /// Adds the plain counters.
+            fn add_assign(&mut self, more: &$counters) {
+                $(self.$name += more.$name;)*
+            }
+        }
+    };
+}
