@@ -10,7 +10,7 @@ use super::fetch::message_opcode;
 use super::qp::Qp;
 use super::sq::SendRequest;
 use crate::memory::Memory;
-use crate::reason::{About, FLUSHED, REFUSED, Reason, STALLED};
+use crate::reason::{About, REFUSED, Reason, STALLED};
 
 /// What a message asks for.
 fn asked(request: &Request) -> String {
@@ -19,10 +19,6 @@ fn asked(request: &Request) -> String {
         return format!("{opcode} of {length} bytes");
     }
     format!("{opcode} of {length} bytes at {remote_va:#x} with rkey {rkey:#x}")
-}
-
-fn kind_of(status: Status) -> &'static str {
-    completion::syndrome(status).map_or(FLUSHED, |(syndrome, _)| name_of(syndrome))
 }
 
 /// Why a send WQE failed, where no check has said it.
@@ -83,8 +79,10 @@ impl<M: Memory> Core<M> {
             Some(opcode) => opcode.to_string(),
             None => format!("WQE with opcode {:#x}", request.wqe.opcode),
         };
-        let told = Some(&request.why).filter(|why| !why.is_empty()).cloned();
-        let why = format!("{what}: {}", told.unwrap_or_else(|| why_failed(qp, request, status)));
+        let why = match request.why.as_str() {
+            "" => format!("{what}: {}", why_failed(qp, request, status)),
+            why => format!("{what}: {why}"),
+        };
         let (about, kind) = (About::Qp(qp.qpn, Some(request.wqe.index)), name_of(syndrome));
         // What the peer refused it has a reason for.
         let knows = matches!(
@@ -102,21 +100,18 @@ impl<M: Memory> Core<M> {
     #[cold]
     pub(super) fn explain_failure(&mut self, qp: &Qp, failure: &Failure) {
         let Failure { receive, why, request, .. } = failure;
+        // Memory of a receive that cannot be accessed: the key says why, if it is the cause.
         let scatters = || qp.rq.scatter(&self.mkeys, 0, request.length, &mut Vec::new());
-        let why = match *why {
-            Refusal::Region(error) => self.mkeys.why_not(error),
-            Refusal::Memory if request.opcode.is_send() => {
-                scatters().map_or_else(|error| self.mkeys.why_not(error), |()| why.to_string())
-            }
-            _ => why.to_string(),
-        };
+        let of_receive = *why == Refusal::Memory && request.opcode.is_send();
+        let error = if of_receive { scatters().err() } else { None };
+        let why = error.map_or_else(|| why.to_string(), |error| error.to_string());
         // A receive that is only flushed has nothing to do with it.
         let failed = receive.filter(|failed| failed.status != Status::Flushed);
         let about = About::Qp(qp.qpn, failed.map(|failed| failed.receive.id as u16));
-        let kind = failed.map_or(REFUSED, |failed| kind_of(failed.status));
+        let syndrome = failed.and_then(|failed| completion::syndrome(failed.status));
+        let kind = syndrome.map_or(REFUSED, |(syndrome, _)| name_of(syndrome));
         let from = if qp.service == ServiceType::Ud { request.src_qpn } else { qp.attributes.dest_qpn };
-        let why = format!("{} by QP {from:#x} was refused: {why}", asked(request));
-        self.host.explain(about, kind, why);
+        self.host.explain(about, kind, format!("{} by QP {from:#x} was refused: {why}", asked(request)));
     }
 
     /// A message of the peer met no receive: said once a queue.

@@ -195,9 +195,10 @@ impl Checks<'_> {
                         let most = self.limits.max_message_bytes;
                         return Err(too_long(length, format_args!("{most} at most; split it")));
                     }
-                    let addr = self.mkeys.translate(pointer.lkey, qp.pd, pointer.va, len, need).map_err(
-                        |error| CheckFailure::new(Status::LocalProtection, self.mkeys.why_not(error)),
-                    )?;
+                    let addr = self
+                        .mkeys
+                        .translate(pointer.lkey, qp.pd, pointer.va, len, need)
+                        .map_err(|error| CheckFailure::new(Status::LocalProtection, error))?;
                     out.payload.segments.push(Segment { addr, len });
                     out.payload.keys.push(pointer.lkey);
                 }

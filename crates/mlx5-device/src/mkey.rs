@@ -134,39 +134,6 @@ impl Mkeys {
         Some(pd)
     }
 
-    /// First byte and length of what a key names; nothing where it names nothing.
-    pub(super) fn extent(&self, key: u32) -> (u64, u64) {
-        let bound = || self.window(key)?.bound.map(|bound| (bound.start, bound.length));
-        let region = self.find(key).map(|region| (region.iova, region.length));
-        region.or_else(bound).unwrap_or_default()
-    }
-
-    /// Why a key does not open what was asked of it.
-    #[cold]
-    pub(super) fn why_not(&self, error: RegionError) -> String {
-        let (key, fault) = match error {
-            RegionError::UnknownKey { key } => (key, "names nothing that is registered or bound".to_owned()),
-            RegionError::ProtectionDomain { key } => {
-                (key, "is of another protection domain or queue".to_owned())
-            }
-            RegionError::OutOfBounds { key, va, len } => {
-                let (start, length) = self.extent(key);
-                let end = u128::from(start) + u128::from(length);
-                (key, format!("names {start:#x}..{end:#x}, and {len} bytes at {va:#x} leave that"))
-            }
-            RegionError::AccessDenied { key, need } => {
-                (key, format!("lacks access {need:#x} (IBV_ACCESS_*), or the place is not aligned"))
-            }
-        };
-        let help = match error {
-            RegionError::UnknownKey { .. } => "take it from the ibv_mr or ibv_mw",
-            RegionError::ProtectionDomain { .. } => "register it with the QP's ibv_pd",
-            RegionError::OutOfBounds { .. } => "register more, or move less",
-            RegionError::AccessDenied { .. } => "register it with that",
-        };
-        format!("key {key:#x} {fault}; {help}")
-    }
-
     // Windows.
 
     /// What a key opens to a peer, region or window.
@@ -263,7 +230,7 @@ impl Mkeys {
                 let unknown = RegionError::UnknownKey { key: opens.1.mkey };
                 let region = self.find(opens.1.mkey).ok_or(unknown);
                 let piece = region.and_then(|region| umr.piece(opens, region, (pd, qpn)));
-                Some(piece.map_err(|error| self.why_not(error))?)
+                Some(piece.map_err(|error| error.to_string())?)
             }
             // Closing a type-2 window is for the queue that opened it.
             None if kind == WindowKind::Two && owner != Some(qpn) => {

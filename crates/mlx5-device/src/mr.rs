@@ -96,12 +96,16 @@ impl MemoryRegion {
         }
         let inside = va.checked_sub(self.iova).filter(|o| *o <= self.length && len <= self.length - *o);
         let Some(offset) = inside else {
-            return Err(RegionError::OutOfBounds { key: self.key, va, len });
+            return Err(self.out_of_bounds(va, len));
         };
         if self.access & need.0 != need.0 {
             return Err(RegionError::AccessDenied { key: self.key, need: need.0 });
         }
         Ok(self.start.wrapping_add(offset))
+    }
+
+    pub(super) fn out_of_bounds(&self, va: u64, len: u64) -> RegionError {
+        RegionError::OutOfBounds { key: self.key, va, len, start: self.iova, length: self.length }
     }
 
     /// Whether bytes of one WRITE may become visible in any order.

@@ -12,17 +12,23 @@ pub(super) const REFUSED: &str = "refused";
 pub const STALLED: &str = "stalled";
 
 /// What failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum About {
+    #[error("command refused")]
     Command,
+    #[error("connection")]
     Connection,
     /// A queue pair, with the WQE's first block or the receive's index where it is about one.
+    #[error("QP {0:#x}{wqe}", wqe = .1.map_or(String::new(), |wqe| format!(", WQE {wqe}")))]
     Qp(u32, Option<u16>),
+    #[error("CQ {0:#x}")]
     Cq(u32),
+    #[error("SRQ {0:#x}")]
     Srq(u32),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{about}: {why}")]
 pub struct Reason {
     pub at: Now,
     pub about: About,
@@ -32,20 +38,6 @@ pub struct Reason {
     pub why: String,
     /// The queue in this fabric whose process knows more.
     pub peer: Option<u32>,
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.about {
-            About::Command => f.write_str("command refused")?,
-            About::Connection => f.write_str("connection")?,
-            About::Qp(qpn, None) => write!(f, "QP {qpn:#x}")?,
-            About::Qp(qpn, Some(wqe)) => write!(f, "QP {qpn:#x}, WQE {wqe}")?,
-            About::Cq(cqn) => write!(f, "CQ {cqn:#x}")?,
-            About::Srq(srqn) => write!(f, "SRQ {srqn:#x}")?,
-        }
-        write!(f, ": {}", self.why)
-    }
 }
 
 /// A check that failed.

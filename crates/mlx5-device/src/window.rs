@@ -83,7 +83,8 @@ impl Window {
             return Err(RegionError::ProtectionDomain { key });
         }
         let inside = va.checked_sub(bound.start).filter(|o| *o <= bound.length && len <= bound.length - *o);
-        let offset = inside.ok_or(RegionError::OutOfBounds { key, va, len })?;
+        let Bound { start, length, .. } = bound;
+        let offset = inside.ok_or(RegionError::OutOfBounds { key, va, len, start, length })?;
         let address = bound.address.wrapping_add(offset);
         // Where addresses count from 0, an aligned one may still name bytes that are not.
         let misplaced = need.contains(Access::REMOTE_ATOMIC) && !address.is_multiple_of(8);
@@ -140,13 +141,12 @@ impl UmrRequest {
         region: &MemoryRegion,
         (pd, qpn): (u32, u32),
     ) -> Result<Bound, RegionError> {
-        let out_of_bounds = RegionError::OutOfBounds { key: region.key, va: klm.address, len: context.len };
         let KeyContext { start, len: length, .. } = *context;
         let rights = remote_rights(context);
         let writes = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
         let needed = access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 };
         if start.checked_add(length).is_none() || length == 0 || length > klm.byte_count.into() {
-            return Err(out_of_bounds);
+            return Err(region.out_of_bounds(klm.address, length));
         }
         let address = region.translate(pd, klm.address, length, Access(needed))?;
         let qpn = (self.kind == WindowKind::Two).then_some(qpn);

@@ -21,16 +21,22 @@ pub struct Region {
     pub address: u64,
 }
 
-/// Why an rkey does not give the access asked for. The peer gets «remote access error» for each.
+/// Why a key does not give the access asked for, and what would help. The peer gets «remote access error» for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RegionError {
-    #[error("rkey {key:#x} names no region")]
+    #[error("key {key:#x} names nothing that is registered or bound; take it from the ibv_mr or ibv_mw")]
     UnknownKey { key: u32 },
-    #[error("rkey {key:#x} belongs to another protection domain")]
+    #[error("key {key:#x} is of another protection domain or queue; register it with the QP's ibv_pd")]
     ProtectionDomain { key: u32 },
-    #[error("{len} bytes at {va:#x} leave the region of rkey {key:#x}")]
-    OutOfBounds { key: u32, va: u64, len: u64 },
-    #[error("rkey {key:#x} does not grant access {need:#x}")]
+    /// `start` and `length`: what the key names.
+    #[error(
+        "key {key:#x} names {start:#x}..{:#x}, and {len} bytes at {va:#x} leave that; register more, or move less",
+        u128::from(*start) + u128::from(*length)
+    )]
+    OutOfBounds { key: u32, va: u64, len: u64, start: u64, length: u64 },
+    #[error(
+        "key {key:#x} lacks access {need:#x} (IBV_ACCESS_*), or the place is not aligned; register it with that"
+    )]
     AccessDenied { key: u32, need: u32 },
 }
 

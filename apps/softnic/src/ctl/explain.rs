@@ -63,17 +63,19 @@ fn rows(nics: &RunningNics, target: &Target) -> Result<Vec<Row>> {
 }
 
 fn row((ns, line): &(String, String)) -> Option<Row> {
-    let mut words = line.splitn(6, ' ');
-    let kind = words.next()?.to_owned();
-    let mut number = || match words.next()? {
-        "-" => Some(None),
-        word => word.parse().ok().map(Some),
-    };
-    let (qpn, wqe, peer) = (number()?, number()?, number()?);
-    let (more, text) = (words.next()?.parse().ok()?, words.next()?);
-    // What a terminal would take for a command came from another process.
-    let text = text.replace(|c: char| c.is_control(), " ");
-    Some(Row { ns: ns.parse().ok()?, kind, qpn, wqe, peer, more, text })
+    let words: Vec<&str> = line.splitn(6, ' ').collect();
+    let [kind, qpn, wqe, peer, more, text] = words[..] else { return None };
+    let number = |word: &str| if word == "-" { Some(None) } else { word.parse().ok().map(Some) };
+    Some(Row {
+        ns: ns.parse().ok()?,
+        kind: kind.to_owned(),
+        qpn: number(qpn)?,
+        wqe: number(wqe)?,
+        peer: number(peer)?,
+        more: more.parse().ok()?,
+        // What a terminal would take for a command came from another process.
+        text: text.replace(|c: char| c.is_control(), " "),
+    })
 }
 
 /// What the process at this slot has to say, asked once; the error is a sentence.

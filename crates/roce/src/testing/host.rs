@@ -45,10 +45,11 @@ impl Resources for Host {
         if !self.access.contains(need) {
             return Err(RegionError::AccessDenied { key: rkey, need: need.0 });
         }
-        let outside = RegionError::OutOfBounds { key: rkey, va, len };
+        let length = self.memory.len() as u64;
+        let outside = RegionError::OutOfBounds { key: rkey, va, len, start: VA, length };
         let address = va.checked_sub(VA).ok_or(outside)?;
         let end = address.checked_add(len).ok_or(outside)?;
-        if end > self.memory.len() as u64 {
+        if end > length {
             return Err(outside);
         }
         Ok(Region { key: rkey, va, len, address })

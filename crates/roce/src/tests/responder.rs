@@ -23,7 +23,7 @@ impl Resources for Device {
             return Err(RegionError::UnknownKey { key });
         }
         if va.checked_add(len).is_none_or(|end| end > 1 << 20) {
-            return Err(RegionError::OutOfBounds { key, va, len });
+            return Err(RegionError::OutOfBounds { key, va, len, start: 0, length: 1 << 20 });
         }
         Ok(Region { key, va, len, address: va })
     }

@@ -173,7 +173,8 @@ impl Resources for Host {
         if inside {
             Ok(Region { key, va, len, address: va })
         } else {
-            Err(RegionError::OutOfBounds { key, va, len })
+            let length = range.end - range.start;
+            Err(RegionError::OutOfBounds { key, va, len, start: range.start, length })
         }
     }
 

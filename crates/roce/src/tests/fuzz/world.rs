@@ -158,7 +158,8 @@ impl Resources for Process {
         if !access.contains(need) {
             return Err(RegionError::AccessDenied { key, need: need.0 });
         }
-        let outside = RegionError::OutOfBounds { key, va, len };
+        let outside =
+            RegionError::OutOfBounds { key, va, len, start: VA + first as u64, length: bytes as u64 };
         let address = va.checked_sub(VA).ok_or(outside)?;
         let end = address.checked_add(len).ok_or(outside)?;
         if address < first as u64 || end > (first + bytes) as u64 {
