@@ -83,10 +83,8 @@ fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
 unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
     let next = next_function!(c"opendir", fn(*const c_char) -> *mut libc::DIR, std::ptr::null_mut());
     match locate(libc::AT_FDCWD, path, true) {
-        // SAFETY: the program's own argument.
-        Place::Foreign => unsafe { next(path) },
-        // SAFETY: a path of ours.
-        Place::Real(path) => unsafe { next(path.as_ptr()) },
+        // SAFETY: the program's own argument, or a path of ours.
+        Place::Kernel(path) => unsafe { next(path.as_ptr()) },
         Place::Error(errno) => {
             fail(errno);
             std::ptr::null_mut()
@@ -299,10 +297,8 @@ macro_rules! scandir_hooks {
             let next =
                 next_function!($c_name, fn(*const c_char, *mut *mut *mut libc::dirent, Filter, Compare) -> c_int, -1);
             match locate(libc::AT_FDCWD, path, true) {
-                // SAFETY: the program's own arguments.
-                Place::Foreign => unsafe { next(path, list, filter, compare) },
-                // SAFETY: a path of ours and the program's own arguments.
-                Place::Real(path) => unsafe { next(path.as_ptr(), list, filter, compare) },
+                // SAFETY: the program's own arguments, or a path of ours.
+                Place::Kernel(path) => unsafe { next(path.as_ptr(), list, filter, compare) },
                 Place::Error(errno) => fail(errno),
                 // SAFETY: the program's own arguments.
                 Place::Node(path, Node::Directory) => unsafe { scan(&path, list, filter, compare) },

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use soft_nic::sysfs;
 use soft_nic::sysfs::tree::{Attributes, Node, Tree};
 
-use super::paths::{Place, locate};
+use super::paths::{KernelPath, Place, locate};
 use super::raw::{self, fail, hooks, next_function, syscall};
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
@@ -14,8 +14,7 @@ use super::{manager, nic, raw::int};
 /// `open` in all its spellings.
 fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     match locate(directory, path, flags & libc::O_NOFOLLOW == 0) {
-        Place::Foreign => raw::openat(directory, path, flags, mode),
-        Place::Real(path) => raw::openat(libc::AT_FDCWD, path.as_ptr(), flags, mode),
+        Place::Kernel(path) => raw::openat(path.directory, path.as_ptr(), flags, mode),
         Place::Error(errno) => fail(errno),
         Place::Node(path, node) => open_node(&path, node, flags),
     }
@@ -81,7 +80,7 @@ hooks!(__openat_2, __openat64_2 => (at: c_int, path: *const c_char, flags: c_int
 /// `fopen` of a node; `None` when the path is not ours.
 fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FILE> {
     let (path, node) = match locate(libc::AT_FDCWD, path, true) {
-        Place::Foreign | Place::Real(_) => return None,
+        Place::Kernel(_) => return None,
         Place::Error(errno) => {
             fail(errno);
             return Some(std::ptr::null_mut());
@@ -190,11 +189,9 @@ unsafe fn stat_at(directory: c_int, path: *const c_char, out: *mut libc::stat, f
             unsafe { out.write(stat_of(&found)) };
             0
         }
-        // SAFETY: the program's own arguments.
-        Err(Place::Foreign) => int(unsafe { syscall!(SYS_newfstatat, directory, path, out, flags) }),
-        Err(Place::Real(path)) => {
-            // SAFETY: a path of ours and the program's own room.
-            int(unsafe { syscall!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), out, flags) })
+        Err(Place::Kernel(path)) => {
+            // SAFETY: the program's own arguments, or a path of ours and the program's own room.
+            int(unsafe { syscall!(SYS_newfstatat, path.directory, path.as_ptr(), out, flags) })
         }
         Err(Place::Error(errno)) => fail(errno),
         Err(Place::Node(..)) => fail(libc::EIO),
@@ -287,11 +284,9 @@ unsafe extern "C" fn statx(
             0
         }
         Ok(_) => fail(libc::EFAULT),
-        // SAFETY: the program's own arguments.
-        Err(Place::Foreign) => int(unsafe { syscall!(SYS_statx, at, path, flags, mask, out) }),
-        Err(Place::Real(path)) => {
-            // SAFETY: a path of ours and the program's own room.
-            int(unsafe { syscall!(SYS_statx, libc::AT_FDCWD, path.as_ptr(), flags, mask, out) })
+        Err(Place::Kernel(path)) => {
+            // SAFETY: the program's own arguments, or a path of ours and the program's own room.
+            int(unsafe { syscall!(SYS_statx, path.directory, path.as_ptr(), flags, mask, out) })
         }
         Err(Place::Error(errno)) => fail(errno),
         Err(Place::Node(..)) => fail(libc::EIO),
@@ -312,9 +307,7 @@ fn access_node(node: &Node, mode: c_int) -> c_int {
 unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
     match locate(libc::AT_FDCWD, path, true) {
         // SAFETY: the kernel checks the path.
-        Place::Foreign => int(unsafe { syscall!(SYS_access, path, mode) }),
-        // SAFETY: a path of ours.
-        Place::Real(path) => int(unsafe { syscall!(SYS_access, path.as_ptr(), mode) }),
+        Place::Kernel(path) => int(unsafe { syscall!(SYS_access, path.as_ptr(), mode) }),
         Place::Error(errno) => fail(errno),
         Place::Node(_, node) => access_node(node, mode),
     }
@@ -325,10 +318,8 @@ unsafe extern "C" fn faccessat(at: c_int, path: *const c_char, mode: c_int, flag
     let place = locate(at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
     let next = next_function!(c"faccessat", fn(c_int, *const c_char, c_int, c_int) -> c_int, -1);
     match place {
-        // SAFETY: the program's own arguments; libc knows how to ask with flags on old kernels.
-        Place::Foreign => unsafe { next(at, path, mode, flags) },
-        // SAFETY: a path of ours.
-        Place::Real(path) => unsafe { next(libc::AT_FDCWD, path.as_ptr(), mode, flags) },
+        // SAFETY: the program's own arguments, or a path of ours; libc knows how to ask with flags on old kernels.
+        Place::Kernel(path) => unsafe { next(path.directory, path.as_ptr(), mode, flags) },
         Place::Error(errno) => fail(errno),
         Place::Node(_, node) => access_node(node, mode),
     }
@@ -341,10 +332,8 @@ macro_rules! effective_access_hooks {
         unsafe extern "C" fn $name(path: *const c_char, mode: c_int) -> c_int {
             let next = next_function!($c_name, fn(*const c_char, c_int) -> c_int, -1);
             match locate(libc::AT_FDCWD, path, true) {
-                // SAFETY: the program's own arguments.
-                Place::Foreign => unsafe { next(path, mode) },
-                // SAFETY: a path of ours.
-                Place::Real(path) => unsafe { next(path.as_ptr(), mode) },
+                // SAFETY: the program's own arguments, or a path of ours.
+                Place::Kernel(path) => unsafe { next(path.as_ptr(), mode) },
                 Place::Error(errno) => fail(errno),
                 Place::Node(_, node) => access_node(node, mode),
             }
@@ -360,10 +349,8 @@ macro_rules! xattr_hooks {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(path: *const c_char $(, $argument: $type)*) -> isize {
             match locate(libc::AT_FDCWD, path, false) {
-                // SAFETY: the program's own arguments.
-                Place::Foreign => unsafe { syscall!($number, path $(, $argument)*) as isize },
-                // SAFETY: a path of ours and the program's own arguments.
-                Place::Real(path) => unsafe { syscall!($number, path.as_ptr() $(, $argument)*) as isize },
+                // SAFETY: the program's own arguments, or a path of ours.
+                Place::Kernel(path) => unsafe { syscall!($number, path.as_ptr() $(, $argument)*) as isize },
                 Place::Error(errno) => fail(errno) as isize,
                 Place::Node(..) => fail(libc::ENOTSUP) as isize,
             }
@@ -381,11 +368,9 @@ xattr_hooks! {
 /// `readlink` in all its spellings.
 unsafe fn readlink_at(directory: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize {
     match locate(directory, path, false) {
-        // SAFETY: the program's own arguments.
-        Place::Foreign => unsafe { syscall!(SYS_readlinkat, directory, path, out, room) as isize },
-        // SAFETY: a path of ours and the program's own room.
-        Place::Real(path) => unsafe {
-            syscall!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), out, room) as isize
+        // SAFETY: the program's own arguments, or a path of ours and the program's own room.
+        Place::Kernel(path) => unsafe {
+            syscall!(SYS_readlinkat, path.directory, path.as_ptr(), out, room) as isize
         },
         Place::Error(errno) => fail(errno) as isize,
         Place::Node(_, Node::Link(target)) => {
@@ -398,40 +383,25 @@ unsafe fn readlink_at(directory: c_int, path: *const c_char, out: *mut c_char, r
     }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn readlink(path: *const c_char, out: *mut c_char, room: usize) -> isize {
+hooks!(readlink => (path: *const c_char, out: *mut c_char, room: usize) -> isize {
     // SAFETY: the program's own arguments.
     unsafe { readlink_at(libc::AT_FDCWD, path, out, room) }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn readlinkat(at: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize {
+hooks!(readlinkat => (at: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize {
     // SAFETY: the program's own arguments.
     unsafe { readlink_at(at, path, out, room) }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __readlink_chk(
-    path: *const c_char,
-    out: *mut c_char,
-    room: usize,
-    size: usize,
-) -> isize {
+hooks!(__readlink_chk => (path: *const c_char, out: *mut c_char, room: usize, size: usize) -> isize {
     // SAFETY: the program's own arguments; never more than the buffer that the compiler saw.
     unsafe { readlink_at(libc::AT_FDCWD, path, out, room.min(size)) }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __readlinkat_chk(
-    at: c_int,
-    path: *const c_char,
-    out: *mut c_char,
-    room: usize,
-    size: usize,
-) -> isize {
+hooks!(__readlinkat_chk => (at: c_int, path: *const c_char, out: *mut c_char, room: usize, size: usize) -> isize {
     // SAFETY: the program's own arguments; never more than the buffer that the compiler saw.
     unsafe { readlink_at(at, path, out, room.min(size)) }
-}
+});
 
 /// `realpath` of a node: into the program's PATH_MAX bytes, or memory that it will free.
 fn give_path(path: String, out: *mut c_char) -> *mut c_char {
@@ -447,10 +417,9 @@ fn give_path(path: String, out: *mut c_char) -> *mut c_char {
 }
 
 /// The place of a path, as `realpath` needs it: either answered here, or a path to ask the C library about.
-fn resolve(path: *const c_char, out: *mut c_char) -> Result<*mut c_char, Option<CString>> {
+fn resolve(path: *const c_char, out: *mut c_char) -> Result<*mut c_char, KernelPath> {
     match locate(libc::AT_FDCWD, path, true) {
-        Place::Foreign => Err(None),
-        Place::Real(path) => Err(Some(path)),
+        Place::Kernel(path) => Err(path),
         Place::Error(errno) => {
             fail(errno);
             Ok(std::ptr::null_mut())
@@ -459,50 +428,26 @@ fn resolve(path: *const c_char, out: *mut c_char) -> Result<*mut c_char, Option<
     }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn realpath(path: *const c_char, out: *mut c_char) -> *mut c_char {
-    match resolve(path, out) {
-        Ok(answer) => answer,
-        Err(real) => {
-            let next = next_function!(
-                c"realpath",
-                fn(*const c_char, *mut c_char) -> *mut c_char,
-                std::ptr::null_mut()
-            );
-            // SAFETY: the program's own arguments, or a path of ours.
-            unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr()), out) }
+/// `realpath` in all its spellings: the arguments behind the path, and where the answer goes.
+macro_rules! realpath_hooks {
+    ($($name:ident = $c_name:literal, ($($argument:ident: $type:ty),*), $out:expr;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(path: *const c_char $(, $argument: $type)*) -> *mut c_char {
+            match resolve(path, $out) {
+                Ok(answer) => answer,
+                Err(path) => {
+                    let next =
+                        next_function!($c_name, fn(*const c_char $(, $type)*) -> *mut c_char, std::ptr::null_mut());
+                    // SAFETY: the program's own arguments, or a path of ours.
+                    unsafe { next(path.as_ptr() $(, $argument)*) }
+                }
+            }
         }
-    }
+    )*};
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __realpath_chk(path: *const c_char, out: *mut c_char, size: usize) -> *mut c_char {
-    match resolve(path, out) {
-        Ok(answer) => answer,
-        Err(real) => {
-            let next = next_function!(
-                c"__realpath_chk",
-                fn(*const c_char, *mut c_char, usize) -> *mut c_char,
-                std::ptr::null_mut()
-            );
-            // SAFETY: the program's own arguments, or a path of ours.
-            unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr()), out, size) }
-        }
-    }
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
-    match resolve(path, std::ptr::null_mut()) {
-        Ok(answer) => answer,
-        Err(real) => {
-            let next = next_function!(
-                c"canonicalize_file_name",
-                fn(*const c_char) -> *mut c_char,
-                std::ptr::null_mut()
-            );
-            // SAFETY: the program's own argument, or a path of ours.
-            unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr())) }
-        }
-    }
+realpath_hooks! {
+    realpath = c"realpath", (out: *mut c_char), out;
+    __realpath_chk = c"__realpath_chk", (out: *mut c_char, size: usize), out;
+    canonicalize_file_name = c"canonicalize_file_name", (), std::ptr::null_mut();
 }

@@ -10,20 +10,43 @@ use super::virtual_tree::virtual_tree;
 
 /// Where a path leads.
 pub enum Place {
-    /// Not ours: pass the program's own arguments on.
-    Foreign,
-    /// Through the tree to this real path.
-    Real(CString),
+    /// Out of the tree: a path for the kernel.
+    Kernel(KernelPath),
     /// Nowhere.
     Error(c_int),
     /// A node, with its own resolved path.
     Node(String, &'static Node),
 }
 
+/// The program's own directory and path, or the real path that a link of the tree leads to.
+pub struct KernelPath {
+    pub directory: c_int,
+    own: *const c_char,
+    real: Option<CString>,
+}
+
+impl KernelPath {
+    pub fn as_ptr(&self) -> *const c_char {
+        self.real.as_ref().map_or(self.own, |real| real.as_ptr())
+    }
+}
+
 /// Finds where `path` leads from `directory`; `follow`: also when it ends in a link.
 pub fn locate(directory: c_int, path: *const c_char, follow: bool) -> Place {
+    let real = match look_up(directory, path, follow) {
+        Some(Lookup::Node { path, node }) => return Place::Node(path, node),
+        Some(Lookup::Missing(errno)) => return Place::Error(errno),
+        Some(Lookup::Outside(real)) => CString::new(real).ok(),
+        Some(Lookup::Foreign) | None => None,
+    };
+    let directory = if real.is_some() { libc::AT_FDCWD } else { directory };
+    Place::Kernel(KernelPath { directory, own: path, real })
+}
+
+/// Looks a path up in the tree; `None`: it begins elsewhere.
+fn look_up(directory: c_int, path: *const c_char, follow: bool) -> Option<Lookup<'static>> {
     if path.is_null() {
-        return Place::Foreign;
+        return None;
     }
     // SAFETY: the program passes a C string to a function that takes one.
     let path = unsafe { CStr::from_ptr(path) };
@@ -31,24 +54,15 @@ pub fn locate(directory: c_int, path: *const c_char, follow: bool) -> Place {
     let absolute = bytes.first() == Some(&b'/');
     let in_ours = !absolute && directory != libc::AT_FDCWD && table::get(directory) != Entry::Foreign;
     if !in_ours && !may_be_ours(bytes) {
-        return Place::Foreign;
+        return None;
     }
-    let Ok(text) = path.to_str() else { return Place::Foreign };
-    let whole = if absolute {
-        text.to_owned()
-    } else {
-        match base(directory) {
-            Some(base) if text.is_empty() => base,
-            Some(base) => format!("{base}/{text}"),
-            None => return Place::Foreign,
-        }
+    let text = path.to_str().ok()?;
+    let whole = match absolute {
+        true => text.to_owned(),
+        false if text.is_empty() => base(directory)?,
+        false => format!("{}/{text}", base(directory)?),
     };
-    match virtual_tree().tree.lookup(&whole, follow) {
-        Lookup::Node { path, node } => Place::Node(path, node),
-        Lookup::Missing(errno) => Place::Error(errno),
-        Lookup::Outside(path) => CString::new(path).map_or(Place::Foreign, Place::Real),
-        Lookup::Foreign => Place::Foreign,
-    }
+    Some(virtual_tree().tree.lookup(&whole, follow))
 }
 
 /// A test without system calls that lets every path of ours through, and few others.
