@@ -5,14 +5,11 @@
 
 use core::net::IpAddr;
 
-use roce::connection::{Arrival, WorkRequest, poll_request_packet, take_reply_packet};
+use roce::connection::{WorkRequest, poll_request_packet};
 use roce::packet::Outgoing;
 use roce::wire::Gid;
 use roce::wire::ip_of;
-use roce::{
-    Access, Fragment, Outcome, Packet, PayloadSource, Placement, PostedMessage, Region, ReplyVerdict,
-    Request, ServiceType, Status,
-};
+use roce::{Access, Outcome, Packet, PayloadSource, PostedMessage, Region, Request, ServiceType, Status};
 
 use super::command::ContextId;
 use super::core::Core;
@@ -216,45 +213,16 @@ impl<M: Memory> Core<M> {
         at: IpAddr,
         inbound: &mut impl Inbound,
     ) {
-        let stranger = |route: Option<Route>| route != Some(Route { from: at, to: from });
+        let foreign = |route: Option<Route>| route != Some(Route { from: at, to: from });
         let is_at = |port: usize| self.ports.configs[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
-        if qp.service != ServiceType::Ud && stranger(qp.path.way.route()) || !is_at(qp.path.port) {
+        if qp.service != ServiceType::Ud && foreign(qp.path.way.route()) || !is_at(qp.path.port) {
             self.host.counters.dropped_address += 1;
         } else if self.is_down(qp.path.port) {
             self.ports.drop_at(&mut self.host.counters, qp.path.port);
         } else if packet.content.is_request() {
             self.respond(qp, Arrived::Packet(packet), inbound);
         } else {
-            self.take_answer(qp, packet, inbound);
-        }
-    }
-
-    fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
-        let waits = qp.state.finishes_sends() && qp.service == ServiceType::Rc;
-        let Some(requester) = qp.sq.requester.as_mut().filter(|_| waits) else {
-            self.host.counters.dropped_replies += 1;
-            return;
-        };
-        let arrival = take_reply_packet(requester, qp.qpn, self.host.now, packet);
-        let ignored = matches!(arrival, Arrival::Reply(ReplyVerdict::Ignored));
-        self.host.counters.packets_taken += u64::from(!ignored);
-        self.host.counters.dropped_replies += u64::from(ignored);
-        match arrival {
-            Arrival::Place(placement) => self.place_read(qp, placement, inbound),
-            Arrival::Reply(_) | Arrival::Request(_) => {}
-        }
-        self.drain_completions(qp);
-        self.schedule.heat(&mut qp.sched, self.host.now);
-    }
-
-    /// Bytes of a READ go where it wants them.
-    fn place_read(&mut self, qp: &mut Qp, placement: Placement, inbound: &mut impl Inbound) {
-        let Placement { ticket, fragment: Fragment { offset, length } } = placement;
-        let Some(place) = qp.sq.find(ticket) else { return };
-        self.host.counters.bytes_read += u64::from(length);
-        if self.payload_scatter.place(&mut qp.sq.outstanding[place], qp.sq.scatter, offset, inbound).is_err()
-        {
-            qp.sq.fail(ticket, Status::LocalProtection);
+            self.take_reply_packet(qp, packet, inbound);
         }
     }
 }

@@ -1,6 +1,10 @@
-//! Replies that arrive for a QP: acknowledgements, NAKs, and the bytes of READs.
+//! Replies that arrive for a QP, in messages or in packets: acknowledgements, NAKs, and the bytes of READs.
 
-use roce::{Opcode, Reply, ReplyKind, ReplyVerdict, ServiceType, Status};
+use roce::connection::{Arrival, take_reply_packet};
+use roce::{
+    Fragment, Opcode, Packet, Placement, Reply, ReplyKind, ReplyVerdict, Request, Requester, ServiceType,
+    Status,
+};
 
 use super::core::Core;
 use super::qp::Qp;
@@ -18,11 +22,7 @@ impl<M: Memory> Core<M> {
         last: bool,
         inbound: &mut impl Inbound,
     ) {
-        let expected = qp.sq.requester.is_some()
-            && qp.state.finishes_sends()
-            && qp.service == ServiceType::Rc
-            && reply.src_qpn == qp.attributes.dest_qpn;
-        if !expected {
+        if awaiting(qp).is_none() || reply.src_qpn != qp.attributes.dest_qpn {
             self.host.counters.dropped_replies += 1;
             return;
         }
@@ -69,21 +69,24 @@ impl<M: Memory> Core<M> {
         if len == 0 {
             return true;
         }
-        let mtu = qp.mtu_bytes();
-        let answers = |request: &SendRequest| {
-            let asked = &request.request;
-            let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
-            request.kind == Kind::Message
-                && asked.opcode == Opcode::Read
-                && asked.psn.plus(count).minus(1) == reply.psn
+        let (mtu, end) = (qp.mtu_bytes(), u64::from(offset) + u64::from(len));
+        let answers = |sent: &SendRequest| {
+            let Request { opcode, length, psn, .. } = sent.request;
+            let last_psn = || psn.plus(roce::message::psn_count(opcode, length, mtu)).minus(1);
+            sent.kind == Kind::Message && opcode == Opcode::Read && last_psn() == reply.psn
         };
-        let fits = |request: &&mut Box<SendRequest>| {
-            u64::from(offset) + u64::from(len) <= u64::from(request.request.length)
-        };
-        let Some(request) = qp.sq.outstanding.iter_mut().find(|r| answers(r)).filter(fits) else {
+        let place = qp.sq.outstanding.iter().position(|sent| answers(sent));
+        let fits = |place: &usize| end <= u64::from(qp.sq.outstanding[*place].request.length);
+        let Some(place) = place.filter(fits) else {
             self.host.counters.dropped_replies += 1;
             return false;
         };
+        self.place_read(qp, place, offset, inbound)
+    }
+
+    /// Puts bytes of a READ where it wants them. False: they cannot be, and the READ fails.
+    fn place_read(&mut self, qp: &mut Qp, place: usize, offset: u32, inbound: &mut impl Inbound) -> bool {
+        let request = &mut *qp.sq.outstanding[place];
         let placed = self.payload_scatter.place(request, qp.sq.scatter, offset, inbound).is_ok();
         if !placed {
             let ticket = request.ticket;
@@ -92,4 +95,31 @@ impl<M: Memory> Core<M> {
         }
         placed
     }
+
+    /// A packet that answers a request arrived for this queue.
+    pub(super) fn take_reply_packet(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
+        let (qpn, counters) = (qp.qpn, &mut self.host.counters);
+        let Some(requester) = awaiting(qp) else {
+            counters.dropped_replies += 1;
+            return;
+        };
+        let arrival = take_reply_packet(requester, qpn, self.host.now, packet);
+        let ignored = arrival == Arrival::Reply(ReplyVerdict::Ignored);
+        counters.packets_taken += u64::from(!ignored);
+        counters.dropped_replies += u64::from(ignored);
+        if let Arrival::Place(Placement { ticket, fragment: Fragment { offset, length } }) = arrival
+            && let Some(place) = qp.sq.find(ticket)
+        {
+            counters.bytes_read += u64::from(length);
+            self.place_read(qp, place, offset, inbound);
+        }
+        self.drain_completions(qp);
+        self.schedule.heat(&mut qp.sched, self.host.now);
+    }
+}
+
+/// The requester of a queue that takes replies in its state.
+fn awaiting(qp: &mut Qp) -> Option<&mut Requester> {
+    let awaits = qp.state.finishes_sends() && qp.service == ServiceType::Rc;
+    qp.sq.requester.as_mut().filter(|_| awaits)
 }
