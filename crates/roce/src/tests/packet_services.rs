@@ -40,7 +40,7 @@ fn an_unreliable_message_with_a_hole_is_dropped_to_its_end_and_the_next_one_coun
     use DropReason::*;
     let write = |psn, position, bytes, total| uc_write(psn, position, bytes, total, Trailer::None);
     let imm = Trailer::Immediate([1; 4]);
-    for (name, packets, fate, lost, reason) in [
+    for (name, packets, result, lost, reason) in [
         ("in order", vec![uc(7, First, MTU), uc(8, Middle, MTU), uc(9, Last, 1)], "xxX", 0, None),
         ("middle lost", vec![uc(7, First, MTU), uc(9, Last, 1), uc(10, Only, 1)], "x.X", 1, Some(Hole)),
         ("first lost", vec![uc(8, Middle, MTU), uc(9, Last, 1), uc(10, Only, 1)], "..X", 1, Some(Hole)),
@@ -94,7 +94,7 @@ fn an_unreliable_message_with_a_hole_is_dropped_to_its_end_and_the_next_one_coun
         ("another service", vec![send(7, Only, 1)], ".", 0, Some(WrongService)),
     ] {
         let mut scene = Fixture::new(ServiceType::Uc, 7, 1);
-        assert_eq!(run(&mut scene, &packets), fate, "{name}");
+        assert_eq!(run(&mut scene, &packets), result, "{name}");
         assert_eq!(scene.responder.counters().sequence_errors, lost, "{name}: gaps");
         let dropped: Vec<_> =
             DropReason::ALL.into_iter().filter(|one| scene.responder.counters().dropped(*one) > 0).collect();

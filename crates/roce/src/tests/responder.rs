@@ -471,7 +471,7 @@ fn work_not_reported_yet_holds_the_next_request() {
 }
 
 #[test]
-fn a_stranger_or_another_service_is_dropped() {
+fn a_request_of_another_qp_or_service_is_dropped() {
     let write = request(Opcode::Write, 7);
     let mut scene = scene(ServiceType::Rc, &[]);
     assert_eq!(scene.take(&Request { src_qpn: PEER + 1, ..write }), "drop:WrongPeer");

@@ -255,12 +255,12 @@ impl Fabric {
     /// Whether a living owner still runs the program that joined: one that called `exec` keeps number and start time,
     /// and has neither the descriptors nor the stack of before; a program may close all its descriptors by itself. When the
     /// kernel lets us see neither, it counts as here. Reads no memory of the owner's.
-    pub fn still_here(&self, who: &SlotOwner) -> bool {
-        let Some(descriptor) = who.descriptor.checked_sub(1) else { return true };
-        match std::fs::read_link(format!("/proc/{}/fd/{descriptor}", who.pid)) {
+    pub fn still_here(&self, owner: &SlotOwner) -> bool {
+        let Some(descriptor) = owner.descriptor.checked_sub(1) else { return true };
+        match std::fs::read_link(format!("/proc/{}/fd/{descriptor}", owner.pid)) {
             Ok(target) if target == Path::new(&link_target(&self.full_name)) => true,
             Err(error) if error.kind() != io::ErrorKind::NotFound => true,
-            _ => who.stack != 0 && Origin::of(who.pid).is_ok_and(|now| now.stack == who.stack),
+            _ => owner.stack != 0 && Origin::of(owner.pid).is_ok_and(|now| now.stack == owner.stack),
         }
     }
 
@@ -475,7 +475,8 @@ impl JoinLock {
 /// Takes the free slot that was used least. Only called with the lock to join.
 fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
-    let free = |slot: &u8| slot_owner(directory, *slot).is_none_or(|who| !Process::lives(who.pid, who.start));
+    let free =
+        |slot: &u8| slot_owner(directory, *slot).is_none_or(|owner| !Process::lives(owner.pid, owner.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
     let base = slot_at(slot);
     // First no process, then all the rest, then ours: a peer that looks now sees a whole entry or none.

@@ -169,16 +169,15 @@ impl MadRouter {
     }
 
     pub(crate) fn name(&self) -> io::Result<String> {
-        let who = self.fabric.slot_owner(self.slot()).ok_or(io::ErrorKind::NotConnected)?;
-        Ok(socket_name(self.slot(), &who))
+        let owner = self.fabric.slot_owner(self.slot()).ok_or(io::ErrorKind::NotConnected)?;
+        Ok(socket_name(self.slot(), &owner))
     }
 
     /// A MAD came over the wire to the port that we own: hands it on, or says what its sender gets back.
     pub(crate) fn hand_on(&self, addressed: AddressedMad) -> Option<AddressedMad> {
         let slot = match address(&addressed.mad) {
-            Some(Address::Service(service)) => {
-                ServiceWord::new(service, Some(addressed.to.0)).and_then(|word| self.fabric.who_serves(word))
-            }
+            Some(Address::Service(service)) => ServiceWord::new(service, Some(addressed.to.0))
+                .and_then(|word| self.fabric.serving_slot(word)),
             Some(Address::Id(id)) => Some(roce::cm::slot_of(id)),
             Some(Address::All) => None,
             None => {
@@ -186,7 +185,7 @@ impl MadRouter {
                 return None;
             }
         };
-        let name = slot.and_then(|slot| self.fabric.slot_owner(slot).map(|who| socket_name(slot, &who)));
+        let name = slot.and_then(|slot| self.fabric.slot_owner(slot).map(|owner| socket_name(slot, &owner)));
         let post = |name: String| self.unbound()?.post(&name, &head(&addressed), &*addressed.mad);
         let outcome = name.map_or(MadOutcome::Unclaimed, |name| MadOutcome::of(&post(name)));
         let answer = match outcome {
@@ -234,8 +233,8 @@ pub(crate) fn head(addressed: &AddressedMad) -> [u8; 32] {
 }
 
 /// Name of the socket of a slot's owner: its cookie is another one in each process.
-pub(crate) fn socket_name(slot: u8, who: &SlotOwner) -> String {
-    format!("softnic-cm-{}-{slot}-{}-{:x}", system::user(), who.pid, who.cookie)
+pub(crate) fn socket_name(slot: u8, owner: &SlotOwner) -> String {
+    format!("softnic-cm-{}-{slot}-{}-{:x}", system::user(), owner.pid, owner.cookie)
 }
 
 /// Where a MAD goes.

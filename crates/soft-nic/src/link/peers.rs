@@ -22,7 +22,7 @@ const EXAMINED: usize = 8;
 /// A peer that we have a channel with.
 #[derive(Debug)]
 pub(super) struct Peer {
-    who: SlotOwner,
+    owner: SlotOwner,
     process: Process,
 }
 
@@ -71,8 +71,8 @@ impl Link {
         }
         match (&self.peers[usize::from(slot) % SLOTS], self.fabric.slot_owner(slot)) {
             (_, None) => Ok(false),
-            (Some(peer), Some(who)) if peer.who == who => Ok(!peer.process.has_ended()),
-            (_, Some(who)) => match self.fabric.watch(&who) {
+            (Some(peer), Some(owner)) if peer.owner == owner => Ok(!peer.process.has_ended()),
+            (_, Some(owner)) => match self.fabric.watch(&owner) {
                 Ok(process) => Ok(!process.has_ended()),
                 Err(error) if means_ended(&error) => Ok(false),
                 Err(error) => Err(error),
@@ -157,23 +157,23 @@ impl Link {
     /// Starts watching the process in a slot. Its entry in the directory is read here, once.
     fn meet(&mut self, slot: u8) -> Result<SlotOwner, NoPeer> {
         let index = usize::from(slot) % SLOTS;
-        let who = self.fabric.slot_owner(slot).ok_or(NoPeer::Empty(slot))?;
+        let owner = self.fabric.slot_owner(slot).ok_or(NoPeer::Empty(slot))?;
         if let Some(peer) = &self.peers[index] {
             // A new process where the old one's end was not noticed yet: the next look clears it.
-            return if peer.who == who { Ok(who) } else { Err(NoPeer::Gone(slot)) };
+            return if peer.owner == owner { Ok(owner) } else { Err(NoPeer::Gone(slot)) };
         }
-        if self.dead[index] == who.generation {
+        if self.dead[index] == owner.generation {
             return Err(NoPeer::Gone(slot));
         }
-        let process = self.begin_watch(slot, &who)?;
-        self.peers[index] = Some(Peer { who, process });
-        Ok(who)
+        let process = self.begin_watch(slot, &owner)?;
+        self.peers[index] = Some(Peer { owner, process });
+        Ok(owner)
     }
 
     /// Watches the process in a slot. One that cannot be watched is not reached as long as it sits there; where it has not ended,
     /// an event says so. While this process lacks descriptors or memory, the next message tries again.
-    fn begin_watch(&mut self, slot: u8, who: &SlotOwner) -> Result<Process, NoPeer> {
-        let error = match self.fabric.watch(who) {
+    fn begin_watch(&mut self, slot: u8, owner: &SlotOwner) -> Result<Process, NoPeer> {
+        let error = match self.fabric.watch(owner) {
             Ok(process) => return Ok(process),
             Err(error) => error,
         };
@@ -181,9 +181,9 @@ impl Link {
         if is_shortage(&error) {
             return Err(NoPeer::Kernel { slot, errno });
         }
-        self.dead[usize::from(slot) % SLOTS] = who.generation;
+        self.dead[usize::from(slot) % SLOTS] = owner.generation;
         if !means_ended(&error) {
-            self.happened(LinkEvent::Unwatched { pid: who.pid, errno });
+            self.happened(LinkEvent::Unwatched { pid: owner.pid, errno });
         }
         Err(NoPeer::Gone(slot))
     }
@@ -252,13 +252,13 @@ impl Link {
         }
         self.watched_ns = now;
         self.take_over_ports();
-        self.look_for_strangers(now);
+        self.check_foreign_ports(now);
         for slot in 0..SLOTS as u8 {
             let Some(peer) = &self.peers[usize::from(slot)] else { continue };
             let closer = usize::from(slot.wrapping_sub(self.examined)) % SLOTS < EXAMINED;
-            let here = self.fabric.slot_owner(slot) == Some(peer.who)
+            let here = self.fabric.slot_owner(slot) == Some(peer.owner)
                 && !peer.process.has_ended()
-                && (!closer || self.fabric.still_here(&peer.who));
+                && (!closer || self.fabric.still_here(&peer.owner));
             if !here {
                 self.lose(slot);
             }
@@ -269,7 +269,7 @@ impl Link {
     fn lose(&mut self, slot: u8) {
         let index = usize::from(slot);
         let Some(peer) = self.peers[index].take() else { return };
-        self.dead[index] = peer.who.generation;
+        self.dead[index] = peer.owner.generation;
         self.outgoing[index] = None;
         self.open.retain(|open| *open != slot);
         for incoming in &mut self.incoming {
@@ -278,8 +278,8 @@ impl Link {
         }
         self.counters.peers_lost += 1;
         // A process that leaves frees its slot first. One whose slot was given away meanwhile may have left or ended.
-        if self.fabric.slot_owner(slot) == Some(peer.who) {
-            self.happened(LinkEvent::PeerLost { slot, pid: peer.who.pid });
+        if self.fabric.slot_owner(slot) == Some(peer.owner) {
+            self.happened(LinkEvent::PeerLost { slot, pid: peer.owner.pid });
         }
     }
 }

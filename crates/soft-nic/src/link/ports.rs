@@ -43,23 +43,23 @@ pub(super) struct PortWatch {
     /// Those that were reported.
     reported: Vec<Socket>,
     /// The epoll could not be told of a socket yet.
-    unheard: bool,
+    refused_by_epoll: bool,
 }
 
 impl Link {
     /// An address whose owner has ended gets another.
     pub(super) fn take_over_ports(&mut self) {
         let (Some(wire), Some(epoll)) = (&mut self.wire, &self.epoll) else { return };
-        if wire.try_own() || self.port_watch.unheard {
+        if wire.try_own() || self.port_watch.refused_by_epoll {
             // Those that are heard already stay so. One that cannot be now is tried with every look: till then what comes there is
             // found when something else ends a sleep.
             let failed = wire.descriptors().filter(|fd| epoll.add(*fd).is_err()).count();
-            self.port_watch.unheard = failed > 0;
+            self.port_watch.refused_by_epoll = failed > 0;
         }
     }
 
     /// Reports, once, which process outside this fabric holds this NIC's UDP port. Waits for nothing.
-    pub(super) fn look_for_strangers(&mut self, now_ns: u64) {
+    pub(super) fn check_foreign_ports(&mut self, now_ns: u64) {
         if let Some(look) = &self.port_watch.look {
             match look.try_recv() {
                 Ok(found) => self.judge(found, now_ns),
@@ -79,7 +79,7 @@ impl Link {
             return self.judge(Vec::new(), now_ns);
         }
         let owners = (0..SLOTS as u8).filter_map(|slot| self.fabric.slot_owner(slot));
-        let pids: Vec<u32> = owners.map(|who| who.pid).collect();
+        let pids: Vec<u32> = owners.map(|owner| owner.pid).collect();
         let watch = &self.port_watch;
         let (friends, suspects, reported) =
             (watch.friends.clone(), watch.suspects.clone(), watch.reported.clone());
@@ -158,8 +158,8 @@ mod tests {
     use crate::link::LinkConfig;
 
     #[test]
-    fn a_stranger_is_reported_once_when_seen_twice_and_as_soon_as_there_is_room_to_say_so() {
-        let fabric = format!("strangers-{}", std::process::id());
+    fn a_foreign_port_owner_is_reported_once_when_seen_twice_and_as_soon_as_there_is_room() {
+        let fabric = format!("foreign-ports-{}", std::process::id());
         let mut link = Link::join(LinkConfig { fabric, ..LinkConfig::default() }).unwrap();
         let address = IpAddr::from([127, 0, 0, 9]);
         let found = || {

@@ -68,14 +68,14 @@ fn wait(fd: &OwnedFd, events: i16, until: Instant) -> io::Result<bool> {
 }
 
 fn peer(fd: &OwnedFd) -> io::Result<Peer> {
-    let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `who` has the length passed, and both live through the call.
+    // SAFETY: `credentials` has the length passed, and both live through the call.
     check(unsafe {
         let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, &mut who, &mut len)
+        libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, &mut credentials, &mut len)
     })?;
-    Ok(Peer { pid: who.pid as u32, user: who.uid })
+    Ok(Peer { pid: credentials.pid as u32, user: credentials.uid })
 }
 
 impl Listener {

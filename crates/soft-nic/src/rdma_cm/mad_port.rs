@@ -153,10 +153,10 @@ impl FabricMads {
     }
 
     /// Sends to this slot's owner.
-    fn post(&mut self, slot: u8, who: &SlotOwner, addressed: AddressedMad) {
-        self.watch(slot, who);
+    fn post(&mut self, slot: u8, owner: &SlotOwner, addressed: AddressedMad) {
+        self.watch(slot, owner);
         let to_all = address(&addressed.mad) == Some(Address::All);
-        match self.deliver(socket_name(slot, who), addressed) {
+        match self.deliver(socket_name(slot, owner), addressed) {
             // What goes to all is not for processes without a connection manager.
             Some(MadOutcome::Unclaimed) if to_all => {}
             outcome => self.count(outcome),
@@ -169,8 +169,8 @@ impl FabricMads {
 
     /// The receiver may end without an answer, and before it is known which communication id it would have given. Our own slot's
     /// end is not reported, and a request that is sent again is one.
-    fn note(&mut self, slot: u8, who: &SlotOwner, request: &AddressedMad) {
-        let asked = (slot, who.generation, word(&request.mad, 0));
+    fn note(&mut self, slot: u8, owner: &SlotOwner, request: &AddressedMad) {
+        let asked = (slot, owner.generation, word(&request.mad, 0));
         if slot == self.router.fabric.slot() || self.asked.contains(&asked) {
             return;
         }
@@ -181,18 +181,18 @@ impl FabricMads {
     }
 
     /// Its end is to be reported.
-    fn watch(&mut self, slot: u8, who: &SlotOwner) {
+    fn watch(&mut self, slot: u8, owner: &SlotOwner) {
         if slot == self.router.fabric.slot() {
             return;
         }
         let mut watched = watched(&self.watched);
         // One that has left the fabric, and goes on without, has told its peers; the end of one that has ended is still to be reported.
         watched.retain(|known| {
-            known.slot != slot || known.generation == who.generation || known.process.has_ended()
+            known.slot != slot || known.generation == owner.generation || known.process.has_ended()
         });
-        let is_known = watched.iter().any(|known| (known.slot, known.generation) == (slot, who.generation));
-        if !is_known && let Ok(process) = self.router.fabric.watch(who) {
-            watched.push(Watch { slot, generation: who.generation, process });
+        let is_known = watched.iter().any(|known| (known.slot, known.generation) == (slot, owner.generation));
+        if !is_known && let Ok(process) = self.router.fabric.watch(owner) {
+            watched.push(Watch { slot, generation: owner.generation, process });
         }
     }
 
@@ -225,21 +225,21 @@ impl MadPort for FabricMads {
         match address(&addressed.mad) {
             Some(Address::Service(service)) => {
                 let word = ServiceWord::new(service, Some(addressed.to.0));
-                match word.and_then(|word| self.router.fabric.who_serves(word)).and_then(slot_owner) {
-                    Some((slot, who)) => {
-                        self.note(slot, &who, &addressed);
-                        self.post(slot, &who, addressed);
+                match word.and_then(|word| self.router.fabric.serving_slot(word)).and_then(slot_owner) {
+                    Some((slot, owner)) => {
+                        self.note(slot, &owner, &addressed);
+                        self.post(slot, &owner, addressed);
                     }
                     None => self.own.push(addressed),
                 }
             }
             Some(Address::Id(id)) => match slot_owner(roce::cm::slot_of(id)) {
-                Some((slot, who)) => self.post(slot, &who, addressed),
+                Some((slot, owner)) => self.post(slot, &owner, addressed),
                 None => self.router.local.count(MadOutcome::Unclaimed),
             },
             Some(Address::All) => {
                 let all: Vec<_> = (0..SLOTS as u8).filter_map(slot_owner).collect();
-                all.into_iter().for_each(|(slot, who)| self.post(slot, &who, addressed.clone()));
+                all.into_iter().for_each(|(slot, owner)| self.post(slot, &owner, addressed.clone()));
             }
             None => self.router.local.count(MadOutcome::Malformed),
         }
@@ -290,7 +290,7 @@ impl MadPort for FabricMads {
 
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
         let word = ServiceWord::new(service, address.map(|gid| gid.0));
-        word.is_some_and(|word| self.router.fabric.who_clashes(word).is_some())
+        word.is_some_and(|word| self.router.fabric.clashing_slot(word).is_some())
     }
 
     fn departed(&mut self) -> Vec<EndedProcess> {

@@ -122,7 +122,7 @@ fn a_helper_that_panics_fails_the_copy_and_lives_on() {
 }
 
 #[test]
-fn who_shares_and_unwinds_leaves_no_helper_behind() {
+fn a_thread_that_unwinds_leaves_no_helper_behind() {
     let _one = ONE.lock();
     let me = std::thread::current().id();
     let inside = AtomicU32::new(0);
@@ -154,7 +154,7 @@ fn who_shares_and_unwinds_leaves_no_helper_behind() {
 }
 
 #[test]
-fn who_comes_second_copies_alone() {
+fn the_second_thread_copies_alone() {
     let _one = ONE.lock();
     let me = std::thread::current().id();
     let end = Instant::now() + Duration::from_secs(30);

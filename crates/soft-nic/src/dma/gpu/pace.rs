@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_slow_again_and_again_rests_longer_each_time_and_who_was_not_for_a_while_begins_anew() {
+    fn a_mover_that_is_slow_again_rests_longer_each_time_and_one_that_was_not_begins_anew() {
         let mut pace = Pace::new(false);
         let mut now = Instant::now();
         for rest in [1, 2, 4, 8, 16, 32, 64, 128, 160, 160] {

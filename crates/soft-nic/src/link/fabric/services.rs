@@ -65,7 +65,7 @@ impl Fabric {
         let free = (0..COUNT).find(|index| self.service(self.slot(), *index).is_none());
         let index = free.ok_or(ServiceError::Full)?;
         self.store_service(index, service.0);
-        match self.who_clashes(service) {
+        match self.clashing_slot(service) {
             None => Ok(()),
             Some(slot) => {
                 self.store_service(index, 0);
@@ -84,7 +84,7 @@ impl Fabric {
     }
 
     /// The slot that listens to a service at an address: one that named the address goes first.
-    pub fn who_serves(&self, service: ServiceWord) -> Option<u8> {
+    pub fn serving_slot(&self, service: ServiceWord) -> Option<u8> {
         let find = |matches: &dyn Fn(ServiceWord) -> bool| {
             // Asking the kernel whether a process runs costs five system calls, and any host of the network may make us ask.
             (0..SLOTS as u8).find(|slot| {
@@ -95,7 +95,7 @@ impl Fabric {
     }
 
     /// Another process whose service is in the way of this one.
-    pub fn who_clashes(&self, service: ServiceWord) -> Option<u8> {
+    pub fn clashing_slot(&self, service: ServiceWord) -> Option<u8> {
         (0..SLOTS as u8).filter(|slot| *slot != self.slot()).find(|slot| {
             (0..COUNT).filter_map(|index| self.service(*slot, index)).any(|word| word.clashes(service))
                 && self.is_alive(*slot)
@@ -104,7 +104,7 @@ impl Fabric {
 
     /// Whether a running process has that slot.
     pub fn is_alive(&self, slot: u8) -> bool {
-        self.slot_owner(slot).is_some_and(|who| Process::lives(who.pid, who.start))
+        self.slot_owner(slot).is_some_and(|owner| Process::lives(owner.pid, owner.start))
     }
 
     fn service(&self, slot: u8, index: usize) -> Option<ServiceWord> {
@@ -139,14 +139,17 @@ mod tests {
         a.announce(any).unwrap();
         assert_eq!(b.announce(any), Err(ServiceError::Taken(a.slot())));
         assert_eq!(b.announce(first), Err(ServiceError::Taken(a.slot())));
-        assert_eq!((b.who_serves(first), b.who_serves(word(0x106_1c07, mapped(1)))), (Some(a.slot()), None));
+        assert_eq!(
+            (b.serving_slot(first), b.serving_slot(word(0x106_1c07, mapped(1)))),
+            (Some(a.slot()), None)
+        );
         a.withdraw(any);
-        assert_eq!(b.who_serves(first), None);
+        assert_eq!(b.serving_slot(first), None);
         b.announce(first).unwrap();
         a.announce(second).unwrap();
-        assert_eq!((a.who_serves(first), a.who_serves(second)), (Some(b.slot()), Some(a.slot())));
+        assert_eq!((a.serving_slot(first), a.serving_slot(second)), (Some(b.slot()), Some(a.slot())));
         b.leave();
-        assert_eq!(a.who_serves(first), None, "a process that has left serves nothing");
+        assert_eq!(a.serving_slot(first), None, "a process that has left serves nothing");
         assert_eq!(ServiceWord::new(1 << 25, None), None);
     }
 

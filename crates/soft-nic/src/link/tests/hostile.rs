@@ -143,7 +143,7 @@ fn a_peer_s_entry_in_the_directory_is_read_once_to_attach_its_channel() {
 }
 
 #[test]
-fn a_tail_gone_wild_is_an_error_of_the_send_and_frees_who_waits_for_it() {
+fn an_impossible_tail_is_an_error_of_the_send_and_frees_its_waiters() {
     for lane in [Lane::Request, Lane::Reply] {
         let fabric = fabric_name();
         let mut a = Link::join(config(&fabric)).unwrap();

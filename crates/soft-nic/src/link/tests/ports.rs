@@ -24,7 +24,7 @@ fn look(link: &mut Link) {
 }
 
 #[test]
-fn an_ear_that_cannot_be_told_of_a_port_that_was_taken_over_is_told_later() {
+fn a_taken_over_port_that_epoll_refuses_is_added_later() {
     let (fabric, address) = (fabric_name(), place(0));
     let first = wired(&fabric, address);
     let mut second = wired(&fabric, address);
@@ -50,7 +50,7 @@ fn an_ear_that_cannot_be_told_of_a_port_that_was_taken_over_is_told_later() {
 }
 
 #[test]
-fn the_port_of_a_process_of_the_fabric_is_no_stranger_s() {
+fn the_port_of_a_process_of_the_fabric_is_not_foreign() {
     let (fabric, address) = (fabric_name(), place(1));
     let _first = wired(&fabric, address);
     let mut second = wired(&fabric, address);
@@ -63,11 +63,11 @@ fn the_port_of_a_process_of_the_fabric_is_no_stranger_s() {
 /// A look, if it is time for one, to its end.
 fn look_through(link: &mut Link, now_ns: u64) {
     let begun = Instant::now();
-    link.look_for_strangers(now_ns);
+    link.check_foreign_ports(now_ns);
     while link.port_watch.is_looking() {
         assert!(begun.elapsed() < Duration::from_secs(20), "the look ends");
         std::thread::sleep(Duration::from_millis(1));
-        link.look_for_strangers(now_ns);
+        link.check_foreign_ports(now_ns);
     }
 }
 

@@ -221,7 +221,7 @@ const SERIES: [Series; 10] = [
 ];
 
 #[test]
-fn whoever_sees_the_last_word_of_a_write_sees_all_of_it() {
+fn the_last_word_of_a_write_is_visible_after_all_others() {
     for series in SERIES {
         let begun = std::time::Instant::now();
         let torn = run(series);

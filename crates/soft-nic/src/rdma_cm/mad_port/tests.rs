@@ -144,7 +144,7 @@ fn many_that_ask_for_the_socket_at_once_get_one_and_handing_on_makes_none() {
 }
 
 #[test]
-fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() {
+fn a_new_owner_of_a_dead_process_s_slot_is_watched_and_its_requests_stand() {
     let name = format!("mads-successor-{}", std::process::id());
     let routers: Vec<MadRouter> =
         (0..2).map(|_| MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
@@ -249,8 +249,8 @@ fn a_process_without_descriptors_refuses_nobody_for_that() {
     assert_eq!(routers[0].hand_on(ask), None);
     assert_eq!(routers[0].counters(), MadCounters { failed: 3, handed_on: 1, ..MadCounters::default() });
     let errors = [libc::EAGAIN, libc::ECONNREFUSED, libc::ENOENT, libc::EMFILE, libc::ENOBUFS, libc::ENOMEM];
-    let fates = errors.map(|errno| MadOutcome::of(&Err(io::Error::from_raw_os_error(errno))) as usize);
+    let outcomes = errors.map(|errno| MadOutcome::of(&Err(io::Error::from_raw_os_error(errno))) as usize);
     let [full, unclaimed, failed] =
         [MadOutcome::Full, MadOutcome::Unclaimed, MadOutcome::Failed].map(|outcome| outcome as usize);
-    assert_eq!(fates, [full, unclaimed, unclaimed, failed, failed, failed]);
+    assert_eq!(outcomes, [full, unclaimed, unclaimed, failed, failed, failed]);
 }
