@@ -87,10 +87,7 @@ impl Checks<'_> {
         out.wqe.signalled = control.is_signalled();
         out.wqe.fence = control.fm_ce_se & 0xe0 != 0;
         if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
-            return Err(CheckFailure::malformed(format_args!(
-                "its control segment is for WQE {} of QP {:#x}, opcode modifier {}; it is WQE {} of QP {:#x}, modifier 0",
-                control.wqe_index, control.qpn, control.opmod, qp.sq.fetched, qp.qpn
-            )));
+            return Err(misplaced(control, qp));
         }
         if control.send_opcode() == Some(SendOpcode::Umr) {
             out.kind = Kind::Umr(UmrRequest::of(&wqe, qp.service, qp.qpn)?);
@@ -105,12 +102,8 @@ impl Checks<'_> {
             out.kind = Kind::Nop;
             return Ok(());
         }
-        let opcode = message_opcode(body.opcode).filter(|o| o.allowed_on(qp.service)).ok_or_else(|| {
-            CheckFailure::malformed(format_args!(
-                "a {:?} queue does no {:?}; use an RC queue",
-                qp.service, body.opcode
-            ))
-        })?;
+        let opcode = message_opcode(body.opcode).filter(|o| o.allowed_on(qp.service));
+        let opcode = opcode.ok_or_else(|| unsupported(qp.service, body.opcode))?;
         out.kind = Kind::Message;
         out.request = Request {
             src_qpn: qp.qpn,
@@ -205,16 +198,34 @@ impl Checks<'_> {
             }
         }
         if pointers > self.limits.max_sge {
-            let most = self.limits.max_sge;
-            return Err(CheckFailure::malformed(format_args!(
-                "{pointers} data pointers, max_sge is {most}; split it"
-            )));
+            return Err(too_many(pointers, self.limits.max_sge));
         }
         if opcode.is_atomic() && length != 8 {
             return Err(too_long(length, "an atomic has 8"));
         }
         u32::try_from(length).map_err(|_| too_long(length, "split it"))
     }
+}
+
+// These take values: what `format!` borrows lies in memory on the good path too.
+
+#[cold]
+fn misplaced(control: Control, qp: &Qp) -> Box<CheckFailure> {
+    let Control { wqe_index, qpn, opmod, .. } = control;
+    CheckFailure::malformed(format_args!(
+        "its control segment is for WQE {wqe_index} of QP {qpn:#x}, opcode modifier {opmod}; it is WQE {} of QP {:#x}, modifier 0",
+        qp.sq.fetched, qp.qpn
+    ))
+}
+
+#[cold]
+fn unsupported(service: ServiceType, opcode: SendOpcode) -> Box<CheckFailure> {
+    CheckFailure::malformed(format_args!("a {service:?} queue does no {opcode:?}; use an RC queue"))
+}
+
+#[cold]
+fn too_many(pointers: u32, most: u32) -> Box<CheckFailure> {
+    CheckFailure::malformed(format_args!("{pointers} data pointers, max_sge is {most}; split it"))
 }
 
 #[cold]
