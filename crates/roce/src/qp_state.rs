@@ -43,16 +43,6 @@ impl QpState {
         self as u8
     }
 
-    /// Whether a receive may be posted (in ERR it is flushed).
-    pub const fn may_post_receive(self) -> bool {
-        !matches!(self, QpState::Reset)
-    }
-
-    /// Whether a send may be posted (in SQE and ERR it is flushed, in SQD it waits).
-    pub const fn may_post_send(self) -> bool {
-        matches!(self, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
-    }
-
     /// Whether work requests of the send queue are started. In SQD those already started still end.
     pub const fn starts_sends(self) -> bool {
         matches!(self, QpState::Rts)

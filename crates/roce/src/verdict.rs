@@ -177,9 +177,4 @@ impl ResponderCounters {
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.dropped[reason as usize]
     }
-
-    /// Requests dropped for any reason.
-    pub fn dropped_in_all(&self) -> u64 {
-        self.dropped.iter().sum()
-    }
 }

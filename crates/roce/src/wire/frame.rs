@@ -2,7 +2,7 @@
 //!
 //! What a raw socket, a capture or a test sees. A UDP socket hands over the inner part alone: [`Packet`] and [`icrc`].
 
-use super::{Bth, IpHeader, Packet, Udp, WireError, icrc};
+use super::{IpHeader, Packet, Udp, WireError, icrc};
 
 /// A packet with its IP and UDP headers, ICRC checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,11 +75,6 @@ impl FrameBuilder<'_> {
         }
         written
     }
-}
-
-/// Bytes of IP, UDP, BTH and ICRC: what a packet has beside extended headers and payload.
-pub const fn fixed_bytes(ip: &IpHeader) -> usize {
-    ip.header_bytes() + Udp::BYTES + Bth::BYTES + icrc::ICRC_BYTES
 }
 
 #[cfg(test)]

@@ -104,24 +104,6 @@ pub fn check_any_identification(ip: &Ipv4, udp: &Udp, udp_payload: &[u8]) -> Res
     identification_of(found ^ with_zero, behind).ok_or(WireError::IcrcUnexplained { found, with_zero })
 }
 
-/// What an identification adds to the ICRC (by exclusive or) of an IPv4 packet whose UDP payload, without the ICRC, has
-/// `transport_bytes`: a sender whose kernel numbers the segments of one call computes each CRC for 0, and adds this.
-pub fn of_identification(identification: u16, transport_bytes: usize) -> u32 {
-    let word = u32::from(identification.swap_bytes());
-    let mut crc = word;
-    // As many steps as bits follow: x^(8 * bytes) by squaring.
-    let mut bytes = bytes_behind_identification(transport_bytes) + 2;
-    let mut power = X_TO_8;
-    while bytes > 0 {
-        if bytes & 1 == 1 {
-            crc = multiply(crc, power);
-        }
-        power = multiply(power, power);
-        bytes >>= 1;
-    }
-    crc
-}
-
 fn bytes_behind_identification(transport_bytes: usize) -> usize {
     Ipv4::BYTES - 6 + Udp::BYTES + transport_bytes
 }
@@ -139,8 +121,6 @@ fn identification_of(difference: u32, behind: usize) -> Option<u16> {
 
 const POLYNOMIAL: u32 = 0xedb8_8320;
 const ONE: u32 = 1 << 31;
-/// x^8: what one more byte multiplies the CRC's state by.
-const X_TO_8: u32 = ONE >> 8;
 /// x^-8n, for n below 256.
 const UNDO_BYTES: &[u32; 256] = &powers_of(undo_byte(ONE));
 /// x^-(8 * 256n), for n below 256.

@@ -94,6 +94,27 @@ fn splitmix(state: &mut u64) -> u64 {
     z ^ z >> 31
 }
 
+/// x^8: what one more byte multiplies the CRC's state by.
+const X_TO_8: u32 = ONE >> 8;
+
+/// What an identification adds to the ICRC (by exclusive or) of an IPv4 packet whose UDP payload, without the ICRC, has
+/// `transport_bytes`: a sender whose kernel numbers the segments of one call computes each CRC for 0, and adds this.
+fn of_identification(identification: u16, transport_bytes: usize) -> u32 {
+    let word = u32::from(identification.swap_bytes());
+    let mut crc = word;
+    // As many steps as bits follow: x^(8 * bytes) by squaring.
+    let mut bytes = bytes_behind_identification(transport_bytes) + 2;
+    let mut power = X_TO_8;
+    while bytes > 0 {
+        if bytes & 1 == 1 {
+            crc = multiply(crc, power);
+        }
+        power = multiply(power, power);
+        bytes >>= 1;
+    }
+    crc
+}
+
 #[test]
 fn golden_packets_have_the_crc_of_the_kernel() {
     for (name, hex, value) in

@@ -16,7 +16,6 @@ use roce::Now;
 use roce::wire::udp::DYNAMIC_PORTS;
 
 use super::counters::WireCounters;
-use crate::link::SLOTS;
 use crate::link::delay::DelayLine;
 use crate::os::datagrams::{Datagrams, Posted, SendBatch};
 
@@ -82,8 +81,6 @@ pub struct SharedPort {
     /// What waits for its time, and the memory that it takes.
     under_way: DelayLine<SendBatch>,
     under_way_bytes: usize,
-    /// Slots that got something since this was asked.
-    handed: u128,
     /// Of the owned port, and of our own.
     poll_timers: [PollTimer; 2],
     counters: WireCounters,
@@ -108,7 +105,6 @@ impl SharedPort {
             batch: SendBatch::default(),
             under_way: DelayLine::default(),
             under_way_bytes: 0,
-            handed: 0,
             poll_timers: Default::default(),
             counters: WireCounters::default(),
             errnos: Vec::new(),
@@ -256,7 +252,7 @@ impl SharedPort {
         ports: impl Fn(u8) -> Option<u16>,
         mut deliver: impl FnMut(SocketAddr, &[u8]),
     ) -> io::Result<usize> {
-        let Self { address, owned, handing, counters, handed, slot, key, own, poll_timers, .. } = self;
+        let Self { address, owned, handing, counters, slot, key, own, poll_timers, .. } = self;
         let [of_owned, of_own] = poll_timers;
         let mut looked = Ok(0);
         if let Some(socket) = owned.as_mut().filter(|_| of_owned.is_due(now_ns, busy)) {
@@ -277,9 +273,7 @@ impl SharedPort {
                     rest.copy_from_slice(packet);
                 };
                 let to_port = ports(to).map(|port| SocketAddr::new(*address, port));
-                if to_port.is_some_and(|at| handing.push(at, len, whole).is_ok()) {
-                    *handed |= 1 << (usize::from(to) % SLOTS);
-                } else {
+                if to_port.is_none_or(|at| handing.push(at, len, whole).is_err()) {
                     counters.undeliverable += 1;
                 }
             });
@@ -306,11 +300,6 @@ impl SharedPort {
         });
         of_own.got(*handed_on.as_ref().unwrap_or(&0));
         Ok(looked? + handed_on?)
-    }
-
-    /// The slots that got something since this was asked, a bit each: their NICs may be asleep.
-    pub fn take_handed_on(&mut self) -> u128 {
-        std::mem::take(&mut self.handed)
     }
 }
 
