@@ -13,7 +13,6 @@
 
 mod absent;
 mod active;
-mod sidr_reps;
 mod connection;
 mod datagram;
 mod ending;
@@ -21,6 +20,7 @@ mod names;
 mod passive;
 mod peer;
 mod route;
+mod sidr_reps;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -34,7 +34,6 @@ use crate::wire::cm::{CmMad, Ids, Message, Rej, Rep, Req, SidrRep, reason};
 use crate::wire::mad::MAD_BYTES;
 
 pub use absent::refuse;
-use sidr_reps::SidrReps;
 use connection::{Connection, Sent};
 pub use connection::{ConnectionId, QpAttributes};
 pub use datagram::SidrRequest;
@@ -42,6 +41,7 @@ use names::Names;
 pub use names::slot_of;
 pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
 pub use route::Route;
+use sidr_reps::SidrReps;
 pub use state::State;
 
 /// What a time code multiplies (IBTA vol. 1 §12.6).
