@@ -15,7 +15,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, LinkLayer, LinkPath, STATS_VARIABLE};
 use soft_nic::os::{Interface, interfaces};
 
-use crate::{ctl, program};
+use crate::{ctl, program, replay};
 
 /// File name of the interposing library.
 const LIBRARY: &str = "libsoftnic_preload.so";
@@ -41,6 +41,10 @@ enum Action {
     Run(Box<Run>),
     /// Watch or change the NIC of a running program: list, counters, link, set, inject, capture.
     Ctl(ctl::Ctl),
+    /// Run a recording again, without its program: the same packets and completions must come.
+    Replay(replay::Replay),
+    /// Write the WQEs, doorbells, packets and completions of a recording as a trace for Perfetto.
+    Trace(replay::Trace),
 }
 
 #[derive(Debug, Args)]
@@ -88,6 +92,9 @@ struct Run {
     /// Append one JSON line of counters to this file when a process exits.
     #[arg(long, value_name = "FILE")]
     stats: Option<String>,
+    /// Record all that goes into the NIC, for softnic replay and softnic trace; a second process of the program writes FILE.PID.
+    #[arg(long, value_name = "FILE")]
+    record: Option<String>,
     /// Fabric to join: only processes of one user that name the same fabric reach each other.
     #[arg(long, value_name = "NAME")]
     fabric: Option<String>,
@@ -139,6 +146,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<()> {
     match cli.action {
         Action::Run(run) => start(&run),
         Action::Ctl(ctl) => ctl::run(&ctl),
+        Action::Replay(asked) => replay::run_replay(&asked),
+        Action::Trace(asked) => replay::run_trace(&asked),
     }
 }
 
@@ -236,6 +245,7 @@ fn configuration(run: &Run) -> Result<Config> {
         ("mtu", "--mtu", &run.mtu),
         ("fabric", "--fabric", &run.fabric),
         ("stats", "--stats", &run.stats),
+        ("record", "--record", &run.record),
     ] {
         if let Some(value) = value {
             config.set_text(key, value, option)?;
@@ -243,14 +253,18 @@ fn configuration(run: &Run) -> Result<Config> {
     }
     config.pump |= run.pump;
     prepare_wire(&mut config)?;
-    if let Some(file) = &config.stats {
+    for (file, what) in [(&mut config.stats, "stats file"), (&mut config.record, "recording")] {
+        let Some(file) = file else { continue };
         // The program may change its directory before it ends.
-        let whole = std::path::absolute(file).with_context(|| format!("stats file {file}"))?;
+        let whole = std::path::absolute(&*file).with_context(|| format!("{what} {file}"))?;
         let opened = OpenOptions::new().append(true).create(true).open(&whole);
-        opened.with_context(|| {
-            format!("stats file {file}: cannot be written; give a file that can be appended to")
+        let opened = opened.with_context(|| {
+            format!("{what} {file}: cannot be written; give a file that can be appended to")
         })?;
-        config.stats = Some(whole.to_str().context("stats file: its folder's name is not UTF-8")?.to_owned());
+        if what == "recording" && opened.metadata().is_ok_and(|held| held.len() > 0) {
+            bail!("recording {file}: is there already; remove it, or name another file");
+        }
+        *file = whole.to_str().with_context(|| format!("{what}: its folder's name is not UTF-8"))?.to_owned();
     }
     Ok(config)
 }
@@ -363,6 +377,17 @@ mod tests {
             (
                 &["run", "--stats", "/nonexistent/s", "--", "true"],
                 "stats file /nonexistent/s: cannot be written",
+            ),
+            (
+                &["run", "--record", "/nonexistent/r", "--", "true"],
+                "recording /nonexistent/r: cannot be written",
+            ),
+            (&["run", "--record", "Cargo.toml", "--", "true"], "recording Cargo.toml: is there already"),
+            (&["replay", "/nonexistent"], "/nonexistent: cannot be read"),
+            (&["replay", "/proc/self/cmdline"], "/proc/self/cmdline: is no recording"),
+            (
+                &["trace", "/proc/self/cmdline", "--perfetto", "/dev/null"],
+                "/proc/self/cmdline: is no recording",
             ),
         ] {
             let message = message(arguments);

@@ -1,5 +1,5 @@
 //! `softnic run -- COMMAND…`: starts any dynamically linked program on a software mlx5 NIC, and becomes it.
-//! `softnic ctl …` talks to the NIC of a program that runs ([`ctl`]).
+//! `softnic ctl …` talks to the NIC of a program that runs ([`ctl`]); `softnic replay` and `softnic trace` take what one has recorded.
 //!
 //! All that `run` does is check (configuration, program, library), set the environment and `exec`. The interposing library,
 //! which it finds beside itself, does the rest inside the program and its children.
@@ -7,6 +7,8 @@
 mod ctl;
 mod launch;
 mod program;
+mod replay;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -17,7 +19,7 @@ fn main() -> ExitCode {
             // Misuse is one line, whatever layers of context it came through.
             let line = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
             eprintln!("softnic: {line}");
-            ExitCode::from(2)
+            ExitCode::from(replay::status(&error))
         }
     }
 }

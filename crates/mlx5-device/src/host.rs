@@ -22,7 +22,7 @@ pub(super) struct HostInterface<M> {
     pub counters: Counters,
     pub now: Now,
     /// The time now, within a round.
-    pub clock: fn() -> Now,
+    pub clock: Box<dyn Fn() -> Now + Send>,
 }
 
 impl<M> HostInterface<M> {

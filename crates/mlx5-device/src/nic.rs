@@ -50,7 +50,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     ) -> Result<Nic<M, C>, NicConfigError> {
         config.check()?;
         let counters = Counters::default();
-        let host = HostInterface { memory, events, log, counters, now, clock: Now::default };
+        let host = HostInterface { memory, events, log, counters, now, clock: Box::new(Now::default) };
         let mut nic = Nic {
             contexts: Contexts::default(),
             pds: Pds::default(),
@@ -69,8 +69,8 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     }
 
     /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.
-    pub fn stamp_by(&mut self, clock: fn() -> Now) {
-        self.core.host.clock = clock;
+    pub fn stamp_by(&mut self, clock: impl Fn() -> Now + Send + 'static) {
+        self.core.host.clock = Box::new(clock);
     }
 
     // What the devices are.

@@ -143,6 +143,9 @@ settings! {
     stats: Option<String> = None, |value| file_name(value).map(Some),
         "a file name without control characters",
         "file to which each process appends one JSON line of counters when it exits";
+    record: Option<String> = None, |value| file_name(value).map(Some),
+        "a file name without control characters",
+        "file that gets all that goes into the NIC of a process, for softnic replay";
 }
 
 /// Why a configuration was refused: always one line that says what, where and what to do.

@@ -14,10 +14,10 @@ pub mod dma;
 pub mod link;
 pub mod os;
 pub mod rdma_cm;
+pub mod recording;
 pub mod runtime;
 pub mod sysfs;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-/// The device of this process, on its memory and its link.
-pub type Nic = mlx5_device::Nic<dma::Host, link::Link>;
+pub use recording::Nic;

@@ -23,6 +23,7 @@ mod pyverbs;
 mod rdma_cm;
 mod rdma_cm_silence;
 mod rdma_core_56;
+mod recording;
 mod sanitizers;
 mod starved;
 mod tcp_port;

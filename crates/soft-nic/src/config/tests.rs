@@ -32,6 +32,7 @@ fn a_normalised_text_reads_back_equal() {
         pump: true,
         fabric: "test-7".to_owned(),
         stats: Some("/tmp/with \"quotes\".json".to_owned()),
+        record: Some("/tmp/run.rec".to_owned()),
     };
     for config in [Config::default(), full] {
         assert_eq!(Config::parse(&config.to_toml(), "SOFTNIC_CONFIG"), Ok(config));
@@ -50,7 +51,7 @@ fn every_allowed_word_is_read() {
 fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
     let known = "devices, ports, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
                  copy_threads, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, delay, pump, \
-                 fabric, stats";
+                 fabric, stats, record";
     for (text, message) in [
         ("devices = 0", "nic.toml: devices = 0 is not allowed; give a whole number from 1 to 8"),
         ("devices = 9", "nic.toml: devices = 9 is not allowed; give a whole number from 1 to 8"),

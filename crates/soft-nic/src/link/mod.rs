@@ -18,7 +18,7 @@ pub mod mads;
 mod peers;
 mod ports;
 mod receive;
-mod record;
+pub(crate) mod record;
 mod report;
 mod send;
 #[cfg(test)]

@@ -78,6 +78,14 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     Ok(moved_high(fd))
 }
 
+/// Errors: a file of this length is above the limit of file sizes; the kernel would end the process that writes it (SIGXFSZ).
+pub fn check_file_size(len: u64) -> io::Result<()> {
+    match limit(libc::RLIMIT_FSIZE).filter(|limit| *limit < len) {
+        None => Ok(()),
+        Some(limit) => Err(io::Error::other(format!("the limit of file sizes is {limit} bytes (ulimit -f)"))),
+    }
+}
+
 /// A limit of this process (`getrlimit(2)`), if it has that one.
 fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

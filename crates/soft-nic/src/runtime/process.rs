@@ -64,7 +64,7 @@ impl Process {
         let (waker, epoll, router) = (link.waker(), link.epoll(), link.mad_router());
         let events = Events::default();
         let now = Now(system::monotonic_ns());
-        let mut nic = Nic::new(&config.nic(), memory, link, Box::new(events.clone()), Box::new(Stderr), now)?;
+        let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now)?;
         nic.excuse(Box::new(OwnThreads::without(NIC_THREAD)));
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);

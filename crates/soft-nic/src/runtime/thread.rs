@@ -103,6 +103,7 @@ impl Shared {
             linger(server, &mut held, lingers)
         }));
         let Some(mut nic) = held else { return report };
+        nic.end_recording();
         // Or peers would take a normal end for a death.
         nic.link().leave();
         if flushed.is_ok() {

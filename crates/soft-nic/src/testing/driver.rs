@@ -10,7 +10,7 @@ use mlx5_device::command::{
 };
 use mlx5_device::commands::*;
 use mlx5_device::memory::Memory;
-use mlx5_device::{Counters, Nic, UarKind};
+use mlx5_device::{Counters, UarKind};
 use mlx5_layout::doorbell::{Arm, Doorbell, counter_word};
 use mlx5_layout::send_wqe::{BLOCK_BYTES, DataPointer};
 use mlx5_layout::{Cqe, recv_wqe};
@@ -25,6 +25,7 @@ use super::work::WorkRequest;
 use crate::config::LinkLayer;
 use crate::dma::Copiers;
 use crate::link::{Link, LinkConfig};
+use crate::recording::Nic;
 
 #[derive(Debug)]
 pub struct DriverCq {
@@ -63,7 +64,7 @@ pub struct DriverQp {
 /// The driver. Failures of commands that a test does not expect to fail are panics with the reason.
 pub struct Driver<M: Memory> {
     /// The NIC under test.
-    pub nic: Nic<M, Link>,
+    pub nic: Nic<M>,
     /// Context that everything is made in.
     pub context: ContextId,
     pub pd: Handle,
@@ -93,7 +94,7 @@ impl<M: Memory> Driver<M> {
         let link = link.expect("a fabric can be joined");
         let now = 1_000_000;
         let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
-        let nic = Nic::new(&setup.config.nic(), setup.memory, link, events, log, Now(now));
+        let nic = Nic::new(&setup.config, setup.memory, link, events, log, Now(now));
         let mut nic = nic.expect("a NIC of these settings");
         let context = nic.open_context(0).expect("device 0 opens");
         let pd = nic.alloc_pd(context).expect("a PD").handle;

@@ -1,0 +1,213 @@
+//! A recording as trace events for Perfetto and `chrome://tracing` (Google's «Trace Event Format», the JSON of `traceEvents`).
+//!
+//! A track is a thread of that format, with the QPN as its number. Slices nest: `round` around what happened in it. Flow events with
+//! one id join what belongs to a message, from the doorbell, or the WQE where one doorbell rang for several, to the CQE.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use soft_nic::recording::{Event, Events, Transfer};
+
+/// Messages of a queue pair that are remembered at most.
+const MAX_MESSAGES: usize = 64 * 1024;
+
+/// The only process.
+const PID: u32 = 1;
+
+/// What is known of a queue pair's messages.
+#[derive(Default)]
+struct Track {
+    /// Slice of a doorbell in this round that no WQE followed yet.
+    rung: Option<u64>,
+    /// Read and not yet sent whole: the message.
+    posted: VecDeque<u64>,
+    /// First PSN and message, in the order of sending.
+    sent: VecDeque<(u32, u64)>,
+    newest_psn: Option<u32>,
+    /// Index and message of WQEs that have no CQE yet.
+    open: VecDeque<(u16, u64)>,
+    /// The last message that has its CQE: what comes for it later is no part of its flow.
+    done: u64,
+    /// First and last time of this round's slices.
+    round: Option<(u64, u64)>,
+}
+
+/// Whether a PSN (24 bits) is behind another.
+fn is_behind(psn: u32, other: u32) -> bool {
+    (1..1 << 23).contains(&(psn.wrapping_sub(other) & 0xff_ffff))
+}
+
+impl Track {
+    /// The message of what was sent, and whether it was sent before.
+    fn sends(&mut self, transfer: &Transfer) -> Option<(u64, bool)> {
+        if self.newest_psn.is_none_or(|newest| is_behind(transfer.psn, newest)) {
+            self.newest_psn = Some(transfer.psn);
+            let message = *self.posted.front()?;
+            if self.sent.back().is_none_or(|(_, last)| *last != message) {
+                remember(&mut self.sent, (transfer.psn, message));
+            }
+        }
+        let message = self.of_psn(transfer.psn)?;
+        let is_new = self.posted.front() == Some(&message);
+        if is_new && transfer.last {
+            self.posted.pop_front();
+        }
+        Some((message, !is_new))
+    }
+
+    fn of_psn(&self, psn: u32) -> Option<u64> {
+        let mut sent = self.sent.iter().rev();
+        let found = sent.find(|(first, _)| psn == *first || is_behind(psn, *first));
+        found.map(|(_, message)| *message).filter(|message| *message > self.done)
+    }
+
+    /// The message that a CQE completes; those before it are completed too.
+    fn completes(&mut self, index: u16) -> Option<u64> {
+        let at = self.open.iter().position(|(open, _)| *open == index)?;
+        self.done = self.open.drain(..=at).next_back()?.1;
+        Some(self.done)
+    }
+}
+
+fn remember<T>(queue: &mut VecDeque<T>, value: T) {
+    if queue.len() == MAX_MESSAGES {
+        queue.pop_front();
+    }
+    queue.push_back(value);
+}
+
+/// Writes the trace; the events of a round are sorted before they leave.
+struct Trace<W> {
+    out: W,
+    tracks: BTreeMap<u32, Track>,
+    messages: u64,
+    /// Time of the round, and the first time that is free.
+    round: u64,
+    free: u64,
+    /// Time, place among those of one time, and text.
+    pending: Vec<(u64, u8, Value)>,
+    count: u64,
+}
+
+impl<W: Write> Trace<W> {
+    fn event(&mut self, value: &Value) -> Result<()> {
+        let comma = if self.count == 0 { "" } else { "," };
+        self.count += 1;
+        write!(self.out, "{comma}\n{value}").context("writing the trace")
+    }
+
+    fn add(&mut self, now: u64, qpn: u32, event: &Event) -> Result<()> {
+        if now != self.round {
+            self.finish_round()?;
+            self.round = now;
+        }
+        if !self.tracks.contains_key(&qpn) {
+            let name = json!({"name": format!("QP {qpn:#x}")});
+            self.event(&json!({"ph": "M", "name": "thread_name", "pid": PID, "tid": qpn, "args": name}))?;
+        }
+        let at = self.free.max(now);
+        self.free = at + 1;
+        let track = self.tracks.entry(qpn).or_default();
+        track.round = Some((track.round.map_or(at, |(first, _)| first), at + 1));
+        let (name, message, phase, mut args) = match event {
+            Event::Doorbell { next } => {
+                track.rung = Some(at);
+                ("doorbell".to_owned(), None, "s", json!({"next": next}))
+            }
+            Event::Wqe { index, opcode } => {
+                self.messages += 1;
+                let message = self.messages;
+                remember(&mut track.posted, message);
+                remember(&mut track.open, (*index, message));
+                let phase = match track.rung.take() {
+                    Some(rung) => {
+                        self.pending.push((rung, 2, flow("s", rung, qpn, message)));
+                        "t"
+                    }
+                    None => "s",
+                };
+                (format!("WQE {index} {opcode}"), Some(message), phase, json!({"index": index}))
+            }
+            Event::Sent(transfer) => {
+                let sent = if transfer.request { track.sends(transfer) } else { None };
+                let mut args = json!({"psn": transfer.psn, "bytes": transfer.bytes});
+                if let Some((_, true)) = sent {
+                    args["again"] = json!(true);
+                }
+                let name = format!("send {} PSN {}", transfer.what, transfer.psn);
+                (name, sent.map(|(message, _)| message), "t", args)
+            }
+            Event::Arrived(transfer) => {
+                let message = if transfer.request { None } else { track.of_psn(transfer.psn) };
+                let args = json!({"psn": transfer.psn, "bytes": transfer.bytes});
+                (format!("receive {} PSN {}", transfer.what, transfer.psn), message, "t", args)
+            }
+            Event::Completion { index, opcode, requester } => {
+                let message = if *requester { track.completes(*index) } else { None };
+                (format!("CQE {index} {opcode}"), message, "f", json!({"index": index}))
+            }
+        };
+        if let Some(message) = message {
+            args["message"] = json!(message);
+            self.pending.push((at, 2, flow(phase, at, qpn, message)));
+        }
+        self.pending.push((at, 1, slice(&name, at, 1, qpn, args)));
+        Ok(())
+    }
+
+    fn finish_round(&mut self) -> Result<()> {
+        for (qpn, track) in &mut self.tracks {
+            track.rung = None;
+            if let Some((first, last)) = track.round.take() {
+                self.pending.push((first, 0, slice("round", first, last - first, *qpn, json!({}))));
+            }
+        }
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.sort_by_key(|(at, place, _)| (*at, *place));
+        pending.iter().try_for_each(|(.., value)| self.event(value))
+    }
+}
+
+/// The format counts in µs.
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
+fn slice(name: &str, at: u64, ns: u64, qpn: u32, args: Value) -> Value {
+    json!({"ph": "X", "name": name, "ts": us(at), "dur": us(ns), "pid": PID, "tid": qpn, "args": args})
+}
+
+fn flow(phase: &str, at: u64, qpn: u32, message: u64) -> Value {
+    json!({"ph": phase, "name": "message", "cat": "message", "id": message, "ts": us(at), "pid": PID, "tid": qpn, "bp": "e"})
+}
+
+/// Writes the trace of a recording; returns the number of its events. Times count from the start of the recording.
+pub fn write(file: &Path, out: &Path) -> Result<u64> {
+    let mut events = Events::open(file)?;
+    let start = events.start_ns();
+    let name = out.display();
+    let created =
+        File::create(out).with_context(|| format!("{name}: cannot be written; name another file"))?;
+    let mut trace = Trace {
+        out: BufWriter::new(created),
+        tracks: BTreeMap::new(),
+        messages: 0,
+        round: 0,
+        free: 0,
+        pending: Vec::new(),
+        count: 0,
+    };
+    write!(trace.out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[").context("writing the trace")?;
+    let process = json!({"name": file.display().to_string()});
+    trace.event(&json!({"ph": "M", "name": "process_name", "pid": PID, "args": process}))?;
+    while let Some((at, qpn, event)) = events.next_event()? {
+        trace.add(at.saturating_sub(start), qpn, &event)?;
+    }
+    trace.finish_round()?;
+    write!(trace.out, "\n]}}\n").and_then(|()| trace.out.flush()).context("writing the trace")?;
+    Ok(trace.count)
+}

@@ -1,0 +1,190 @@
+//! `softnic run --record`, `softnic replay` and `softnic trace` on unmodified programs.
+
+// Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::counters::Counters;
+use crate::fabric::{Fabric, Layer, launcher, scratch};
+use crate::program::find;
+
+fn softnic(arguments: &[&str]) -> Output {
+    Command::new(launcher()).args(arguments).output().expect("softnic starts")
+}
+
+/// Replays a recording: packets, completions and the hash.
+fn replayed(file: &Path) -> (u64, u64, String) {
+    let output = softnic(&["replay", file.to_str().unwrap()]);
+    let (said, complained) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{complained}");
+    let (_, said) = said.trim_end().rsplit_once(": ").expect("the file's name");
+    let words: Vec<&str> = said.split([' ', ',']).collect();
+    let [packets, "packets", "and", completions, "completions", "in", _, "steps", "", "hash", hash, ..] =
+        words[..]
+    else {
+        panic!("{said}");
+    };
+    (packets.parse().unwrap(), completions.parse().unwrap(), hash.to_owned())
+}
+
+/// A run of `ib_write_bw` over a wire that loses packets, both sides recorded: each side's file and counters, the server's first.
+fn lossy_run(name: &str) -> [(PathBuf, Counters); 2] {
+    let folder = scratch(name);
+    let [of_server, of_client] = ["server.rec", "client.rec"].map(|file| folder.join(file));
+    let fabric = Fabric::new(Layer::Roce).with_options(&["--path", "wire", "--loss", "0.01"]);
+    let clients = fabric.neighbour().with_options(&["--record", of_client.to_str().unwrap()]);
+    let servers = fabric.with_options(&["--record", of_server.to_str().unwrap()]);
+    let command = ["ib_write_bw", "-F", "-u", "18", "-s", "4096", "-n", "2000"];
+    let finished = servers.pair_across(&clients, &command).finish_on_distribution();
+    [(of_server, finished.server.counters), (of_client, finished.client.counters)]
+}
+
+#[test]
+fn a_lossy_run_replays_with_equal_hashes() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let sides = lossy_run("recording-replay");
+    for (file, counters) in &sides {
+        let (packets, completions, hash) = replayed(file);
+        assert_eq!(replayed(file), (packets, completions, hash), "the second replay of {}", file.display());
+        // What the link sent besides are datagrams of the connection manager, which this program does not use.
+        assert_eq!(packets, counters.value("wire_packets_sent"), "{}", file.display());
+    }
+    let [(_, server), (client_file, client)] = &sides;
+    assert!(server.value("wire_lost") + client.value("wire_lost") > 0, "packets were lost");
+    assert!(client.value("retransmissions") > 0, "they were sent again");
+    assert!(replayed(client_file).1 > 0, "completions");
+}
+
+#[test]
+fn a_trace_has_a_track_for_each_queue_pair_where_slices_nest_and_times_rise() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let [_, (file, _)] = lossy_run("recording-trace");
+    let out = file.with_file_name("trace.json");
+    let output = softnic(&["trace", file.to_str().unwrap(), "--perfetto", out.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let trace: Value = serde_json::from_str(&fs::read_to_string(&out).unwrap()).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let (mut last, mut open, mut named) = (0, BTreeMap::<u64, Vec<u64>>::new(), BTreeSet::new());
+    let mut messages = BTreeMap::<u64, String>::new();
+    let mut kinds = BTreeMap::<String, usize>::new();
+    for event in events {
+        let ph = event["ph"].as_str().expect("a phase");
+        let tid = event["tid"].as_u64();
+        if ph == "M" {
+            let Some(tid) = tid else { continue };
+            assert_eq!(event["args"]["name"], format!("QP {tid:#x}"));
+            assert!(named.insert(tid), "QP {tid:#x} has one track");
+            continue;
+        }
+        let tid = tid.filter(|tid| named.contains(tid)).expect("a track that was named before");
+        let begin = (event["ts"].as_f64().expect("a time") * 1e3).round() as u64;
+        assert!(begin >= last, "{event}: after {last} ns");
+        last = begin;
+        let open = open.entry(tid).or_default();
+        open.retain(|end| *end > begin);
+        match ph {
+            "X" => {
+                let end = begin + (event["dur"].as_f64().expect("a length") * 1e3).round() as u64;
+                assert!(open.iter().all(|outer| end <= *outer), "{event} ends after what it is in");
+                let name = event["name"].as_str().expect("a name").split(' ').next().unwrap();
+                assert_eq!(open.is_empty(), name == "round", "{event}: what happens is in a round");
+                open.push(end);
+                *kinds.entry(name.to_owned()).or_default() += 1;
+            }
+            "s" | "t" | "f" => {
+                assert!(open.len() == 2, "{event} is in a slice of a round");
+                messages.entry(event["id"].as_u64().expect("a message")).or_default().push_str(ph);
+            }
+            other => panic!("a phase of {other}: {event}"),
+        }
+    }
+    assert_eq!(named.len(), 1, "one queue pair: {named:?}");
+    assert_eq!((kinds["WQE"], messages.len()), (2000, 2000));
+    assert!(["doorbell", "send", "receive", "CQE"].iter().all(|kind| kinds[*kind] > 0), "{kinds:?}");
+    for (message, phases) in &messages {
+        let flow = phases.trim_end_matches('f');
+        assert!(phases.len() - flow.len() <= 1, "message {message} ends once: {phases}");
+        assert!(
+            flow.starts_with('s') && flow.len() > 1 && !flow[1..].contains('s'),
+            "message {message}: {phases}"
+        );
+    }
+    assert!(messages.values().any(|phases| phases.ends_with('f')), "CQEs end messages");
+}
+
+/// Changes the destination of a packet in the first block of a recording that has one, with the checksum that fits.
+fn change_packet(bytes: &mut [u8]) {
+    const SEND_PACKET: u64 = 25;
+    const FIRST_VALUE: u64 = 64;
+    let word = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
+    let mut block = 40 + word(bytes, 16) as usize;
+    let (words, count, packet) = loop {
+        let (words, count) = (block + 16, (word(bytes, block) >> 32) as usize);
+        let (mut at, mut packet) = (0, None);
+        while at < count {
+            let head = word(bytes, words + 8 * at);
+            packet = if head & 0xff == SEND_PACKET { Some(at) } else { packet };
+            at += 1 + if head & 0xff < FIRST_VALUE { (head >> 32) as usize } else { 0 };
+        }
+        if let Some(packet) = packet {
+            break (words, count, packet);
+        }
+        block = words + 8 * count;
+    };
+    // Head, place of the payload, length of the headers; then the BTH, whose last bytes of eight are the QPN's.
+    bytes[words + 8 * (packet + 4) + 7] ^= 1;
+    let sum = (0..count).fold(1, |sum: u64, at| sum.rotate_left(5).wrapping_add(word(bytes, words + 8 * at)));
+    bytes[block + 8..][..8].copy_from_slice(&sum.to_le_bytes());
+}
+
+#[test]
+fn a_changed_recording_is_a_difference_and_a_broken_one_is_refused_in_one_line() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let [_, (file, _)] = lossy_run("recording-broken");
+    let whole = fs::read(&file).unwrap();
+    let broken = file.with_file_name("broken.rec");
+    let mut changed = whole.clone();
+    change_packet(&mut changed);
+    fs::write(&broken, changed).unwrap();
+    let output = softnic(&["replay", broken.to_str().unwrap()]);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complained}");
+    assert!(
+        complained.contains("expected a packet to send (Packet {")
+            && complained.contains("came a packet to send (Packet {"),
+        "{complained}"
+    );
+    assert_eq!(complained.lines().count(), 1, "{complained}");
+    for (name, bytes, words) in [
+        ("cut off", &whole[..whole.len() / 2], "cut off at byte"),
+        ("foreign", b"#!/bin/sh".as_slice(), "is no recording"),
+        ("empty", b"", "is no recording"),
+    ] {
+        fs::write(&broken, bytes).unwrap();
+        let out = broken.with_extension("json");
+        let (file, out) = (broken.to_str().unwrap(), out.to_str().unwrap());
+        for arguments in [&["replay", file][..], &["trace", file, "--perfetto", out]] {
+            let output = softnic(arguments);
+            let complained = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{name}: {complained}");
+            assert!(complained.contains(words) && complained.lines().count() == 1, "{name}: {complained}");
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_ends_the_recording_and_not_the_program() {
+    let fabric = Fabric::new(Layer::Roce).with_options(&["--record", "/dev/full"]);
+    let mut program = fabric.start(&["ibv_devinfo"]).program;
+    let output = program.succeed();
+    let lines: Vec<_> = output.lines().filter(|line| line.contains("recording /dev/full")).collect();
+    let [line] = lines[..] else { panic!("{output}") };
+    assert!(line.contains("No space left on device") && line.contains("the program goes on"), "{line}");
+}

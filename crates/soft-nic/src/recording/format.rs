@@ -1,0 +1,180 @@
+//! The file of a recording: a header, then blocks of words.
+//!
+//! | | |
+//! |---|---|
+//! | header | magic, 8 bytes; version; length of the settings (TOML); time of the start; checksum; the settings |
+//! | block | a mark and the number of its words; checksum; the words |
+//!
+//! All numbers are little-endian words of 64 bits. A length is compared with its bound before anything is read by it.
+
+use std::fs::File;
+use std::io::{BufReader, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+const MAGIC: [u8; 8] = *b"\x89softnic";
+
+/// Version of the format, and of what the words in it mean.
+pub const VERSION: u64 = 1;
+
+/// First half of a block's first word; the number of words is the second.
+const BLOCK: u64 = 0x6b63_6f6c;
+
+/// Most words of a block.
+pub const BLOCK_WORDS: usize = 32 * 1024;
+
+/// Longest settings, bytes.
+const MAX_SETTINGS: u64 = 64 * 1024;
+
+/// Why a file is not replayed, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordingError {
+    #[error("{}: cannot be read: {error}; give a file that `softnic run --record` has written", file.display())]
+    Unreadable { file: PathBuf, error: std::io::Error },
+    #[error("{}: is no recording; give a file that `softnic run --record` has written", file.display())]
+    Foreign { file: PathBuf },
+    #[error(
+        "{}: a recording of version {found}, and this softnic reads {VERSION}; replay it with the softnic that wrote it",
+        file.display()
+    )]
+    Version { file: PathBuf, found: u64 },
+    #[error("{}: damaged at byte {at}: {what}; record the program again", file.display())]
+    Damaged { file: PathBuf, at: u64, what: String },
+    #[error(
+        "{}: cut off at byte {at}: {what}; the program was killed or the disk was full, record it again",
+        file.display()
+    )]
+    CutOff { file: PathBuf, at: u64, what: &'static str },
+}
+
+/// Every word changes the sum whatever follows: one that differs is found. Two steps a word, since each waits for the one before.
+pub fn checksum(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(1, |sum: u64, word| sum.rotate_left(5).wrapping_add(word))
+}
+
+/// The header's bytes.
+pub fn header(settings: &str, start_ns: u64) -> Vec<u8> {
+    let words = [VERSION, settings.len() as u64, start_ns];
+    let sum = header_sum(&words, settings.as_bytes());
+    let numbers = words.into_iter().chain([sum]).flat_map(u64::to_le_bytes);
+    MAGIC.into_iter().chain(numbers).chain(settings.bytes()).collect()
+}
+
+fn header_sum(words: &[u64; 3], settings: &[u8]) -> u64 {
+    checksum(words.iter().copied().chain(settings.iter().map(|byte| u64::from(*byte))))
+}
+
+/// Writes a block into `out`, in place of what it held.
+pub fn block(words: impl ExactSizeIterator<Item = u64>, out: &mut Vec<u8>) {
+    let count = words.len();
+    out.resize(16 + 8 * count, 0);
+    let (head, body) = out.split_at_mut(16);
+    let sum = checksum(words.zip(body.as_chunks_mut().0).map(|(word, place)| {
+        *place = word.to_le_bytes();
+        word
+    }));
+    head[..8].copy_from_slice(&(BLOCK | (count as u64) << 32).to_le_bytes());
+    head[8..].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// A recording that is read from its start.
+pub struct Reader {
+    input: BufReader<File>,
+    pub file: PathBuf,
+    /// Bytes read.
+    pub at: u64,
+    pub settings: String,
+    pub start_ns: u64,
+}
+
+impl Reader {
+    /// Opens a recording and checks its header.
+    pub fn open(path: &Path) -> Result<Reader, RecordingError> {
+        let file = path.to_owned();
+        let input = match File::open(path) {
+            Ok(input) => BufReader::new(input),
+            Err(error) => return Err(RecordingError::Unreadable { file, error }),
+        };
+        let mut reader = Reader { input, file, at: 0, settings: String::new(), start_ns: 0 };
+        let mut magic = [0; MAGIC.len()];
+        if reader.fill(&mut magic)? < magic.len() || magic != MAGIC {
+            return Err(RecordingError::Foreign { file: reader.file });
+        }
+        let [version, len, start_ns, sum] = reader.words("its header is not whole")?;
+        if version != VERSION {
+            return Err(RecordingError::Version { file: reader.file, found: version });
+        }
+        if len > MAX_SETTINGS {
+            return Err(reader.damaged(format!("settings of {len} bytes, at most {MAX_SETTINGS} can be")));
+        }
+        let mut settings = vec![0; len as usize];
+        if reader.fill(&mut settings)? < settings.len() {
+            return Err(reader.cut_off("its settings are not whole"));
+        }
+        if header_sum(&[version, len, start_ns], &settings) != sum {
+            return Err(reader.damaged("the checksum of the header does not fit".to_owned()));
+        }
+        reader.settings = String::from_utf8_lossy(&settings).into_owned();
+        reader.start_ns = start_ns;
+        Ok(reader)
+    }
+
+    /// The words of the next block; `None` at the end of the file.
+    pub fn block(&mut self) -> Result<Option<Vec<u64>>, RecordingError> {
+        let mut first = [0; 8];
+        match self.fill(&mut first)? {
+            0 => return Ok(None),
+            8 => {}
+            _ => return Err(self.cut_off("a block's first word is not whole")),
+        }
+        let first = u64::from_le_bytes(first);
+        let (mark, count) = (first & 0xffff_ffff, first >> 32);
+        if mark != BLOCK || !(1..=BLOCK_WORDS as u64).contains(&count) {
+            return Err(self.damaged(format!("{first:#x} is no block's beginning")));
+        }
+        let [sum] = self.words("a block's checksum is not whole")?;
+        let mut bytes = vec![0; 8 * count as usize];
+        if self.fill(&mut bytes)? < bytes.len() {
+            return Err(self.cut_off("a block is not whole"));
+        }
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|eight| u64::from_le_bytes(*eight)).collect();
+        if checksum(words.iter().copied()) != sum {
+            return Err(self.damaged(format!("the checksum of a block of {count} words does not fit")));
+        }
+        Ok(Some(words))
+    }
+
+    fn words<const N: usize>(&mut self, short: &'static str) -> Result<[u64; N], RecordingError> {
+        let mut words = [0; N];
+        for word in &mut words {
+            let mut bytes = [0; 8];
+            if self.fill(&mut bytes)? < bytes.len() {
+                return Err(self.cut_off(short));
+            }
+            *word = u64::from_le_bytes(bytes);
+        }
+        Ok(words)
+    }
+
+    /// Reads as many bytes as there are; fewer than asked for at the end of the file alone.
+    fn fill(&mut self, out: &mut [u8]) -> Result<usize, RecordingError> {
+        let mut filled = 0;
+        while filled < out.len() {
+            match self.input.read(&mut out[filled..]) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(RecordingError::Unreadable { file: self.file.clone(), error }),
+            }
+        }
+        self.at += filled as u64;
+        Ok(filled)
+    }
+
+    pub fn damaged(&self, what: String) -> RecordingError {
+        RecordingError::Damaged { file: self.file.clone(), at: self.at, what }
+    }
+
+    pub fn cut_off(&self, what: &'static str) -> RecordingError {
+        RecordingError::CutOff { file: self.file.clone(), at: self.at, what }
+    }
+}

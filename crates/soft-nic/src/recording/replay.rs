@@ -1,0 +1,64 @@
+//! A recording run again: the device gets the calls of the file, and a [`Replay`] as its machine.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use mlx5_device::LogSink;
+use mlx5_device::command::EventSink;
+use mlx5_device::threads::Threads;
+
+use super::format::Reader;
+use super::nic::{Device, replay_command};
+use super::replayer::{Replay, ReplayError, Replayed, Step};
+use super::source::Source;
+use super::values::Words;
+use crate::config::Config;
+
+/// A replayed device logs nothing.
+struct Silent;
+
+impl LogSink for Silent {
+    fn line(&mut self, _text: &str) {}
+}
+
+/// Runs a recording again.
+///
+/// Errors: a file that is no whole recording, and a device that does not do what was recorded.
+pub fn replay(file: &Path) -> Result<Replayed, ReplayError> {
+    let spoilt = |error| ReplayError::Recording { error, replayed: Replayed::default() };
+    let reader = Reader::open(file).map_err(spoilt)?;
+    let config = Config::parse(&reader.settings, "its settings");
+    let config = config.map_err(|error| spoilt(reader.damaged(error.to_string())))?;
+    let replay = Arc::new(Replay::new(reader));
+    let ran = catch_unwind(AssertUnwindSafe(|| run(&replay, &config)));
+    let (step, replayed) = replay.standing();
+    match ran {
+        Ok(()) => Ok(replayed),
+        Err(stopped) => Err(match stopped.downcast::<ReplayError>() {
+            Ok(error) => *error,
+            Err(_) => ReplayError::Panics { step, replayed },
+        }),
+    }
+}
+
+/// Runs it to its end, or until the replay unwinds.
+fn run(replay: &Arc<Replay>, config: &Config) {
+    let (memory, link) = (Source::Replayed(replay.clone()), Source::Replayed(replay.clone()));
+    let events = Box::new(Source::<Box<dyn EventSink>>::Replayed(replay.clone()));
+    let device = Device::new(&config.nic(), memory, link, events, Box::new(Silent), replay.now());
+    let mut device = device.unwrap_or_else(|error| replay.refuse(error.to_string()));
+    device.excuse(Box::new(Source::<Box<dyn Threads>>::Replayed(replay.clone())));
+    let clock = replay.clone();
+    device.stamp_by(move || clock.stamp());
+    loop {
+        match replay.step() {
+            Step::Round(now) => drop(device.poll(now)),
+            Step::LastRound(now) => drop(device.poll_last(now)),
+            Step::Command(words) => {
+                replay.answered(replay_command(&mut device, replay, &mut Words(&words)));
+            }
+            Step::End => return,
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! A driver's traffic is recorded and replayed; a difference is named; a file that is no whole recording is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use mlx5_device::faults::{Injection, InjectionKind, Settings};
+
+use super::format::{self, BLOCK_WORDS, Reader};
+use super::recorder::Head;
+use super::replay::replay;
+use super::replayer::ReplayError;
+use super::tag::Tag;
+use crate::dma::Host;
+use crate::testing::{Driver, QpShape, Setup, WorkRequest};
+
+/// A folder that is removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("softnic-recording-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn recorder(name: &str, file: &Path) -> Driver<Host> {
+    fs::write(file, []).unwrap();
+    Driver::new(Setup::new(name).with(|config| config.record = Some(file.to_str().unwrap().to_owned())))
+}
+
+/// Messages of every kind; returns how many completions the program saw.
+fn traffic(driver: &mut Driver<Host>, rounds: u8) -> u64 {
+    let (a, b) = driver.pair(QpShape::default());
+    let [near, far] = [1 << 16; 2].map(|len| driver.region(len, 0xf));
+    let mut completions = 0;
+    for round in 0..rounds {
+        near.fill(0, 5000, round);
+        driver.post_receive(b, &[far.pointer(0, 64)]);
+        driver.post(a, &WorkRequest::write(&near, 0, 5000, &far, 64));
+        driver.post(a, &WorkRequest::read(&near, 8192, 3000, &far, 64));
+        driver.post(a, &WorkRequest::fetch_add(&near, 0, (&far, 8), 3));
+        driver.post(a, &WorkRequest::send(&near, 0, 16));
+        driver.settle();
+        completions += std::iter::from_fn(|| driver.poll_send(a)).count();
+        completions += std::iter::from_fn(|| driver.poll_receive(b)).count();
+    }
+    completions as u64
+}
+
+/// A recording of some traffic in this folder; what the link counted in it, and the completions that the program saw.
+fn recording(folder: &Folder, name: &str) -> (PathBuf, [u64; 2]) {
+    let file = folder.0.join(name);
+    let mut driver = recorder(name, &file);
+    driver.nic.set(&Settings { messages_per_second: Some(None), ..Settings::default() }).unwrap();
+    let missing = Injection { qpn: 0xffff, kind: InjectionKind::Drop(None) };
+    driver.nic.inject(missing).expect_err("there is no such queue");
+    let completions = traffic(&mut driver, 3);
+    let counters = driver.nic.link().counters();
+    let sent = ["link_requests_sent", "link_replies_sent"];
+    let packets = counters.fields().filter(|(name, _)| sent.contains(name)).map(|(_, count)| count).sum();
+    driver.nic.end_recording();
+    traffic(&mut driver, 1);
+    (file, [packets, completions])
+}
+
+/// Changes the words of a recording, with checksums that fit.
+fn edit(file: &Path, edited: &Path, change: impl FnOnce(&mut Vec<u64>)) {
+    let mut reader = Reader::open(file).unwrap();
+    let mut words = Vec::new();
+    while let Some(block) = reader.block().unwrap() {
+        words.extend(block);
+    }
+    change(&mut words);
+    let mut bytes = format::header(&reader.settings, reader.start_ns);
+    for piece in words.chunks(BLOCK_WORDS) {
+        let mut block = Vec::new();
+        format::block(piece.iter().copied(), &mut block);
+        bytes.extend(block);
+    }
+    fs::write(edited, bytes).unwrap();
+}
+
+/// Where each entry begins.
+fn entries(words: &[u64]) -> Vec<(usize, Head)> {
+    let (mut at, mut found) = (0, Vec::new());
+    while at < words.len() {
+        let head = Head::of(words[at]);
+        found.push((at, head));
+        at += 1 + if head.tag < Tag::FIRST_VALUE { head.number as usize } else { 0 };
+    }
+    found
+}
+
+#[test]
+fn what_was_recorded_replays_to_the_last_completion_and_again() {
+    let folder = Folder::new("replays");
+    let (file, happened) = recording(&folder, "replays");
+    let replayed = replay(&file).unwrap();
+    assert!(happened[0] > 12 && happened[1] == 15, "{happened:?}");
+    assert_eq!([replayed.packets, replayed.completions], happened);
+    assert_eq!(replay(&file).unwrap(), replayed);
+}
+
+#[test]
+fn another_result_is_named_with_its_step_and_both_values() {
+    let folder = Folder::new("differs");
+    let (file, edited) = (recording(&folder, "differs").0, folder.0.join("edited"));
+    // The kind of entry, the word of it that is changed, and what the difference names.
+    for (tag, word, named) in [
+        (Tag::SendRequest, 3, "a request to send"),
+        (Tag::SendReply, 3, "a reply to send"),
+        (Tag::Write, 3, "a write to memory"),
+        (Tag::Store, 2, "a store of 32 bits"),
+        (Tag::CopyInto, 2, "a copy of payload to memory"),
+        (Tag::Answer, 2, "the answer to a command"),
+    ] {
+        edit(&file, &edited, |words| {
+            let all = entries(words);
+            let (at, _) = all.iter().rev().find(|(_, head)| head.tag == tag as u8).unwrap();
+            words[at + word] ^= 1 << 8;
+        });
+        let error = replay(&edited).expect_err(named);
+        assert!(matches!(error, ReplayError::Differs { .. }), "{named}: {error}");
+        let text = error.to_string();
+        assert!(text.contains(&format!("expected {named}")) && text.contains("came "), "{named}: {text}");
+        assert!(text.contains("differs in step ") && !text.contains('\n'), "{text}");
+    }
+    // A question that was not asked, and one that was not recorded.
+    for change in [1_i64, -1] {
+        edit(&file, &edited, |words| {
+            let all = entries(words);
+            let (at, _) = all.iter().rev().find(|(_, head)| head.usual.count > 2).unwrap();
+            words[*at] = words[*at].wrapping_add_signed(change << 8);
+        });
+        let error = replay(&edited).unwrap_err();
+        assert!(matches!(error, ReplayError::Differs { .. }), "{change}: {error}");
+    }
+}
+
+#[test]
+fn no_words_of_a_file_make_the_replay_panic_or_hang() {
+    let folder = Folder::new("words");
+    let (file, edited) = (recording(&folder, "words").0, folder.0.join("edited"));
+    let mut count = 0;
+    edit(&file, &edited, |words| count = words.len());
+    let mut kinds = [0; 3];
+    for at in (0..count).step_by(5) {
+        edit(&file, &edited, |words| words[at] ^= 1 << (at * 7 % 64));
+        match replay(&edited) {
+            Ok(_) => kinds[0] += 1,
+            Err(ReplayError::Differs { .. }) => kinds[1] += 1,
+            Err(ReplayError::Recording { .. }) => kinds[2] += 1,
+            Err(error @ ReplayError::Panics { .. }) => panic!("word {at}: {error}"),
+        }
+    }
+    assert!(kinds[1] > 20 && kinds[2] > 5, "as recorded, different, refused: {kinds:?}");
+}
+
+#[test]
+fn a_file_that_is_cut_off_damaged_or_foreign_is_refused_in_one_line() {
+    let folder = Folder::new("refused");
+    let (file, broken) = (recording(&folder, "refused").0, folder.0.join("broken"));
+    let whole = fs::read(&file).unwrap();
+    let refused = |bytes: &[u8], what: &str| {
+        fs::write(&broken, bytes).unwrap();
+        let replayed = replay(&broken);
+        let Err(ReplayError::Recording { error, replayed }) = replayed else {
+            panic!("{what}: {replayed:?}");
+        };
+        let text = ReplayError::Recording { error, replayed }.to_string();
+        assert!(text.contains(broken.to_str().unwrap()) && !text.contains('\n'), "{what}: {text}");
+        text
+    };
+    for len in (0..whole.len()).step_by(61) {
+        let text = refused(&whole[..len], "cut off");
+        let words = if len < 8 { "is no recording; give a file" } else { "record it again" };
+        assert!(text.contains(words), "{len} bytes: {text}");
+    }
+    for at in (8..whole.len()).step_by(67) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        let text = refused(&bytes, "damaged");
+        let known = ["damaged at byte", "cut off at byte", "a recording of version"];
+        assert!(known.iter().any(|known| text.contains(known)), "byte {at}: {text}");
+    }
+    assert!(refused(b"{\"traceEvents\":[]}", "foreign").contains("is no recording"));
+    let mut newer = whole;
+    newer[8] = 2;
+    assert!(refused(&newer, "newer").contains("a recording of version 2, and this softnic reads 1"));
+}
+
+#[test]
+fn a_file_that_cannot_grow_ends_the_recording_and_not_the_program() {
+    let folder = Folder::new("full");
+    let file = folder.0.join("full");
+    let mut driver = recorder("full", &file);
+    traffic(&mut driver, 1);
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &file).unwrap();
+    driver.advance(300_000_000);
+    assert_eq!(traffic(&mut driver, 2), 10);
+    driver.nic.end_recording();
+    assert_eq!(fs::read_link(&file).unwrap(), Path::new("/dev/full"));
+}
+
+#[test]
+fn a_second_process_has_a_file_of_its_own() {
+    let folder = Folder::new("second");
+    let (file, _) = recording(&folder, "second");
+    let first = fs::read(&file).unwrap();
+    let config = |config: &mut crate::config::Config| config.record = Some(file.to_str().unwrap().to_owned());
+    let mut driver = Driver::new(Setup::new("second-other").with(config));
+    traffic(&mut driver, 1);
+    driver.nic.end_recording();
+    let second = file.with_file_name(format!("second.{}", std::process::id()));
+    assert_eq!(replay(&second).unwrap().completions, 5);
+    assert_eq!(fs::read(&file).unwrap(), first);
+}
