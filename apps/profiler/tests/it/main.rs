@@ -69,7 +69,13 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         ),
         (
             vec!["check", "squeezenet-1.1", "--onnxruntime", folder_word],
-            vec!["not found", folder_word, "cargo xtask setup", "onnxruntime==", "--hash=sha256:"],
+            vec![
+                "not found",
+                folder_word,
+                "cargo xtask setup",
+                "pip install onnxruntime",
+                "cargo xtask doctor",
+            ],
         ),
         ([&run[..], &["cpu", "--onnxruntime", text]].concat(), vec![text]),
         ([&run[..], &["cpu", "--launch", "self"]].concat(), vec!["--launch is for --engine own and cuda"]),
