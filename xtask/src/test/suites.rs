@@ -95,7 +95,6 @@ const NEEDS: [(Purpose, &[&str]); 2] = [
         Purpose::Computing,
         &[
             "big-endian",
-            "cli",
             "experiment",
             "host-twin-build",
             "measure",
@@ -114,6 +113,7 @@ const NEEDS: [(Purpose, &[&str]); 2] = [
     (
         Purpose::Figure,
         &[
+            "cli",
             "client",
             "echo",
             "generator",
@@ -423,6 +423,33 @@ mod tests {
         let metadata = crate::workspace::Metadata::ours(&crate::workspace::root()).unwrap();
         for name in NEEDS.iter().flat_map(|(_, packages)| *packages) {
             assert!(metadata.packages.iter().any(|package| package.name == *name), "{name}");
+        }
+    }
+
+    #[test]
+    fn packages_that_compute_need_no_compiler_of_kernels() {
+        #[derive(serde::Deserialize)]
+        struct Lock {
+            package: Vec<Locked>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Locked {
+            name: String,
+            #[serde(default)]
+            dependencies: Vec<String>,
+        }
+        let text = std::fs::read_to_string(crate::workspace::root().join("Cargo.lock")).unwrap();
+        let lock: Lock = toml::from_str(&text).unwrap();
+        for package in NEEDS[0].1 {
+            let (mut seen, mut next) = (std::collections::BTreeSet::new(), vec![*package]);
+            while let Some(name) = next.pop() {
+                // `NAME`, or `NAME VERSION` where there are several.
+                let of = lock.package.iter().filter(|locked| locked.name == name && seen.insert(name));
+                let found = of.flat_map(|locked| &locked.dependencies);
+                next.extend(found.map(|dependency| dependency.split(' ').next().unwrap_or_default()));
+            }
+            let compiles = *package != "host-twin-build" && seen.contains("host-twin-build");
+            assert!(!compiles, "{package}");
         }
     }
 
