@@ -46,7 +46,7 @@ impl Cm {
         Ok(ConnectionId(id))
     }
 
-    /// SidrReps such a question; `rep` with all but `request` and `service`. Up to 136 bytes of private data.
+    /// Answers a SIDR_REQ; `rep` with all but `request` and `service`. Up to 136 bytes of private data.
     ///
     /// Errors: no such question, another state, too much private data.
     pub fn send_sidr_rep(&mut self, id: ConnectionId, rep: &SidrRep, private: &[u8]) -> Result<(), CmError> {
@@ -136,7 +136,7 @@ impl Cm {
     }
 }
 
-/// SidrReps that the service id has no listener.
+/// A SIDR_REP that says that the service id has no listener.
 pub(super) fn unsupported(request: u32, service: u64) -> Message {
     refusal(request, service, UNSUPPORTED)
 }

@@ -1,4 +1,4 @@
-//! SidrReps of datagram services, kept for questions that come again.
+//! SIDR_REPs that were sent, kept for SIDR_REQs that come again.
 
 use std::collections::VecDeque;
 

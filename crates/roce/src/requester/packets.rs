@@ -135,13 +135,13 @@ impl Requester {
     }
 
     fn take_read_packet(&mut self, offset: u32, packet: &ReadPacket) -> ReadArrival {
-        let walk = self.acknowledge_before(offset);
+        let acknowledged = self.acknowledge_before(offset);
         let ticket = self.done;
         let Some(message) = self.message(ticket).copied() else {
             return ReadArrival::Reply(ReplyVerdict::Ignored);
         };
         let index = packet.psn.distance_from(message.psn);
-        if walk == Acknowledged::UpToResponse {
+        if acknowledged == Acknowledged::UpToResponse {
             return ReadArrival::Reply(self.implied_nak());
         }
         if index < self.progress.acked {

@@ -142,11 +142,11 @@ impl Requester {
 
     /// A READ or atomic response acknowledges what lies before its request.
     pub(super) fn take_response(&mut self, psn: Psn, offset: u32, old: Option<u64>) -> ReplyVerdict {
-        let walk = self.acknowledge_before(offset);
+        let acknowledged = self.acknowledge_before(offset);
         let ticket = self.done;
         let Some(message) = self.message_mut(ticket) else { return ReplyVerdict::Ignored };
         let packets_in = psn.distance_from(message.psn);
-        if walk == Acknowledged::UpToResponse && packets_in >= message.psn_count {
+        if acknowledged == Acknowledged::UpToResponse && packets_in >= message.psn_count {
             // A later one's: the response to this one is lost.
             return self.implied_nak();
         }
