@@ -286,6 +286,16 @@ impl Recorder {
     }
 }
 
+/// A device that panicked is dropped without its end: its recording has all until the panic, so that a replay panics too.
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if Head::of(self.usual.load(Relaxed)).usual.count > 0 {
+            self.value(Tag::Usual, 0);
+        }
+        self.flush();
+    }
+}
+
 /// The words of an entry that is being written. What is beyond the room is only counted.
 struct Entry<'a> {
     words: &'a [AtomicU64],

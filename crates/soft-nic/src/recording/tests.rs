@@ -197,6 +197,22 @@ fn a_file_that_is_cut_off_damaged_or_foreign_is_refused_in_one_line() {
 }
 
 #[test]
+fn a_device_that_is_dropped_without_its_end_leaves_all_that_it_did() {
+    let folder = Folder::new("dropped");
+    let file = folder.0.join("dropped");
+    let mut driver = recorder("dropped", &file);
+    let completions = traffic(&mut driver, 3);
+    drop(driver);
+    let Err(ReplayError::Recording { error, replayed }) = replay(&file) else { panic!("it has no end") };
+    assert!(error.to_string().contains("the end mark is missing"), "{error}");
+    assert_eq!(replayed.completions, completions);
+    // The answers of the last round are there too: a replay comes to where the device stopped.
+    edit(&file, &file.with_extension("edited"), |words| {
+        assert_eq!(entries(words).last().unwrap().1.tag, Tag::Usual as u8);
+    });
+}
+
+#[test]
 fn a_file_that_cannot_grow_ends_the_recording_and_not_the_program() {
     let folder = Folder::new("full");
     let file = folder.0.join("full");
