@@ -3,11 +3,13 @@
 //! Whoever has the NIC's lock writes, so that plain loads and stores are enough; they are atomics because several parts of the device
 //! hold the recorder. Most answers are the usual one (nothing was rung, no message came, the record is as it was): these are counted.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use mlx5_device::memory::Fault;
 use roce::Now;
@@ -22,6 +24,12 @@ const ENTRY_WORDS: usize = 8 * 1024;
 
 /// What is in the buffer reaches the file after so long, ns: a program may be killed.
 const FLUSH_NS: u64 = 200_000_000;
+
+/// How long a process waits for another one that looks at the file that was asked for.
+const CLAIM_WAIT: Duration = Duration::from_secs(1);
+
+/// Most files with one process number behind their name.
+const MAX_FILES: u32 = 100;
 
 /// The first word of an entry. Below [`Tag::FIRST_VALUE`] the number is that of the words that follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,19 +136,50 @@ impl Output {
     }
 }
 
-/// The file of this process: the one that was asked for, or, when another process has that, one with the process number behind its
-/// name. The launcher has made it, empty.
+/// Locks the file. False: another process has kept the lock for as long as [`CLAIM_WAIT`].
+fn lock(file: &File) -> io::Result<bool> {
+    let deadline = Instant::now() + CLAIM_WAIT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return Ok(false),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Writes the header into the file that was asked for, unless another process has that.
+fn claim_first(file: &Path, header: &[u8]) -> io::Result<bool> {
+    let file = OpenOptions::new().append(true).open(file)?;
+    if !lock(&file)? {
+        return Ok(false);
+    }
+    let is_free = file.metadata().map(|held| held.len() == 0);
+    let claimed =
+        is_free.and_then(|free| if free { (&file).write_all(header).map(|()| true) } else { Ok(false) });
+    // The copy of the descriptor in a fork child would keep the lock.
+    file.unlock()?;
+    claimed
+}
+
+/// The file of this process: the one that was asked for, or, when another process has that, a new one with the process number behind
+/// its name. The launcher has made the first, empty.
 fn claim(file: &Path, header: &[u8]) -> io::Result<PathBuf> {
-    let first = OpenOptions::new().append(true).open(file)?;
-    first.lock()?;
-    if first.metadata()?.len() == 0 {
-        (&first).write_all(header)?;
+    if claim_first(file, header)? {
         return Ok(file.to_owned());
     }
-    let mut name = file.as_os_str().to_owned();
-    name.push(format!(".{}", std::process::id()));
-    File::create(&name)?.write_all(header)?;
-    Ok(name.into())
+    let pid = std::process::id();
+    for number in 1..=MAX_FILES {
+        let mut name = file.as_os_str().to_owned();
+        name.push(if number == 1 { format!(".{pid}") } else { format!(".{pid}.{number}") });
+        // It holds keys of regions and inline data.
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&name) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => return made?.write_all(header).map(|()| name.into()),
+        }
+    }
+    Err(io::Error::other(format!("{MAX_FILES} files of process {pid} are there already; remove them")))
 }
 
 impl Recorder {

@@ -1,6 +1,7 @@
 //! A driver's traffic is recorded and replayed; a difference is named; a file that is no whole recording is refused.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
@@ -227,15 +228,34 @@ fn a_file_that_cannot_grow_ends_the_recording_and_not_the_program() {
 }
 
 #[test]
-fn a_second_process_has_a_file_of_its_own() {
+fn a_second_process_has_a_file_of_its_own_that_only_its_user_reads() {
     let folder = Folder::new("second");
     let (file, _) = recording(&folder, "second");
     let first = fs::read(&file).unwrap();
+    let taken = file.with_file_name(format!("second.{}", std::process::id()));
+    fs::write(&taken, "of another").unwrap();
     let config = |config: &mut crate::config::Config| config.record = Some(file.to_str().unwrap().to_owned());
     let mut driver = Driver::new(Setup::new("second-other").with(config));
     traffic(&mut driver, 1);
     driver.nic.end_recording();
-    let second = file.with_file_name(format!("second.{}", std::process::id()));
+    let second = file.with_file_name(format!("second.{}.2", std::process::id()));
     assert_eq!(replay(&second).unwrap().completions, 5);
-    assert_eq!(fs::read(&file).unwrap(), first);
+    assert_eq!(fs::metadata(&second).unwrap().mode() & 0o777, 0o600);
+    assert_eq!((fs::read(&file).unwrap(), fs::read(&taken).unwrap()), (first, b"of another".to_vec()));
+}
+
+#[test]
+fn a_lock_that_another_process_keeps_costs_the_name_and_not_the_recording() {
+    let folder = Folder::new("locked");
+    let file = folder.0.join("locked");
+    fs::write(&file, []).unwrap();
+    let other = fs::File::open(&file).unwrap();
+    other.lock().unwrap();
+    let config = |config: &mut crate::config::Config| config.record = Some(file.to_str().unwrap().to_owned());
+    let mut driver = Driver::new(Setup::new("locked").with(config));
+    traffic(&mut driver, 1);
+    driver.nic.end_recording();
+    let own = file.with_file_name(format!("locked.{}", std::process::id()));
+    assert_eq!(replay(&own).unwrap().completions, 5);
+    assert_eq!(fs::metadata(&file).unwrap().len(), 0);
 }
