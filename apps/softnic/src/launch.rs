@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -257,7 +258,9 @@ fn configuration(run: &Run) -> Result<Config> {
         let Some(file) = file else { continue };
         // The program may change its directory before it ends.
         let whole = std::path::absolute(&*file).with_context(|| format!("{what} {file}"))?;
-        let opened = OpenOptions::new().append(true).create(true).open(&whole);
+        // A recording holds keys of regions and inline data.
+        let mode = if what == "recording" { 0o600 } else { 0o666 };
+        let opened = OpenOptions::new().append(true).create(true).mode(mode).open(&whole);
         let opened = opened.with_context(|| {
             format!("{what} {file}: cannot be written; give a file that can be appended to")
         })?;
@@ -437,6 +440,17 @@ mod tests {
             assert_eq!(value_of.unwrap(), value, "{earlier:?}");
         }
         assert!(preload(Path::new("/my lib/lib.so"), None, None).is_err());
+    }
+
+    #[test]
+    fn only_its_user_reads_a_recording() {
+        let file = std::env::temp_dir().join(format!("softnic-launch-{}.rec", std::process::id()));
+        let cli = Cli::try_parse_from(["softnic", "run", "--record", file.to_str().unwrap(), "--", "x"]);
+        let Action::Run(run) = cli.unwrap().action else { panic!("not run") };
+        configuration(&run).unwrap();
+        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap());
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
