@@ -110,9 +110,9 @@ impl<W: Write> Trace<W> {
             self.event(&json!({"ph": "M", "name": "thread_name", "pid": PID, "tid": qpn, "args": name}))?;
         }
         let at = self.free.max(now);
-        self.free = at + 1;
+        self.free = at.saturating_add(1);
         let track = self.tracks.entry(qpn).or_default();
-        track.round = Some((track.round.map_or(at, |(first, _)| first), at + 1));
+        track.round = Some((track.round.map_or(at, |(first, _)| first), self.free));
         let (name, message, phase, mut args) = match event {
             Event::Doorbell { next } => {
                 track.rung = Some(at);

@@ -96,7 +96,11 @@ impl Objects {
                 let (context, wanted): (ContextId, CreateQp) = Take::take(command)?;
                 let created = Answer::<CreatedQp>::take(answer)?.ok()?;
                 let shared = wanted.srq.is_some() || wanted.rq_wqe_count == 0;
-                let receives = if shared { 0 } else { u64::from(wanted.rq_wqe_count) << wanted.rq_wqe_shift };
+                let receives = if shared {
+                    0
+                } else {
+                    u64::from(wanted.rq_wqe_count).checked_shl(wanted.rq_wqe_shift)?
+                };
                 let start = wanted.buffer.wrapping_add(receives);
                 let sends = start..start.wrapping_add(u64::from(wanted.sq_wqe_count) * BLOCK_BYTES as u64);
                 self.qps.insert((context, created.handle), Queue { qpn: created.qpn, sends, peer: 0 });

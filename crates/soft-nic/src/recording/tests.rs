@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
 
+use super::events::Events;
 use super::format::{self, BLOCK_WORDS, Reader};
 use super::recorder::Head;
 use super::replay::replay;
 use super::replayer::ReplayError;
 use super::tag::Tag;
+use super::values::number;
 use crate::dma::Host;
 use crate::testing::{Driver, QpShape, Setup, WorkRequest};
 
@@ -69,6 +71,12 @@ fn recording(folder: &Folder, name: &str) -> (PathBuf, [u64; 2]) {
     driver.nic.end_recording();
     traffic(&mut driver, 1);
     (file, [packets, completions])
+}
+
+/// The events of a recording until its end or what is wrong with it.
+fn count_events(file: &Path) -> usize {
+    let mut events = Events::open(file).unwrap();
+    std::iter::from_fn(|| events.next_event().ok().flatten()).count()
 }
 
 /// Changes the words of a recording, with checksums that fit.
@@ -146,7 +154,7 @@ fn another_result_is_named_with_its_step_and_both_values() {
 }
 
 #[test]
-fn no_words_of_a_file_make_the_replay_panic_or_hang() {
+fn no_words_of_a_file_make_a_reader_panic_or_hang() {
     let folder = Folder::new("words");
     let (file, edited) = (recording(&folder, "words").0, folder.0.join("edited"));
     let mut count = 0;
@@ -160,6 +168,19 @@ fn no_words_of_a_file_make_the_replay_panic_or_hang() {
             Err(ReplayError::Recording { .. }) => kinds[2] += 1,
             Err(error @ ReplayError::Panics { .. }) => panic!("word {at}: {error}"),
         }
+        count_events(&edited);
+    }
+    // Shifts and lengths of a queue pair.
+    let mut shapes = Vec::new();
+    edit(&file, &edited, |words| {
+        let all = entries(words)
+            .into_iter()
+            .filter(|(at, head)| head.tag == Tag::Command as u8 && words[at + 1] == number::CREATE_QP);
+        shapes.extend(all.flat_map(|(at, head)| at + 2..=at + head.number as usize));
+    });
+    for at in shapes {
+        edit(&file, &edited, |words| words[at] ^= 1 << 6);
+        count_events(&edited);
     }
     assert!(kinds[1] > 20 && kinds[2] > 5, "as recorded, different, refused: {kinds:?}");
 }
