@@ -4,13 +4,14 @@
 //! one id join what belongs to a message, from the doorbell, or the WQE where one doorbell rang for several, to the CQE.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use soft_nic::recording::{Event, Events, Transfer};
+use soft_nic::recording::{Event, Events, RecordingError, Transfer};
 
 /// Messages of a queue pair that are remembered at most.
 const MAX_MESSAGES: usize = 64 * 1024;
@@ -94,13 +95,17 @@ struct Trace<W> {
 }
 
 impl<W: Write> Trace<W> {
-    fn event(&mut self, value: &Value) -> Result<()> {
-        let comma = if self.count == 0 { "" } else { "," };
-        self.count += 1;
-        write!(self.out, "{comma}\n{value}").context("writing the trace")
+    fn new(out: W) -> Trace<W> {
+        Trace { out, tracks: BTreeMap::new(), messages: 0, round: 0, free: 0, pending: Vec::new(), count: 0 }
     }
 
-    fn add(&mut self, now: u64, qpn: u32, event: &Event) -> Result<()> {
+    fn event(&mut self, value: &Value) -> io::Result<()> {
+        let comma = if self.count == 0 { "" } else { "," };
+        self.count += 1;
+        write!(self.out, "{comma}\n{value}")
+    }
+
+    fn add(&mut self, now: u64, qpn: u32, event: &Event) -> io::Result<()> {
         if now != self.round {
             self.finish_round()?;
             self.round = now;
@@ -159,7 +164,7 @@ impl<W: Write> Trace<W> {
         Ok(())
     }
 
-    fn finish_round(&mut self) -> Result<()> {
+    fn finish_round(&mut self) -> io::Result<()> {
         for (qpn, track) in &mut self.tracks {
             track.rung = None;
             if let Some((first, last)) = track.round.take() {
@@ -186,28 +191,98 @@ fn flow(phase: &str, at: u64, qpn: u32, message: u64) -> Value {
 }
 
 /// Writes the trace of a recording; returns the number of its events. Times count from the start of the recording.
+///
+/// A file that is there gets the new content at once, at the end. Of a recording that is cut off or damaged the trace has what
+/// precedes that; the error follows.
 pub fn write(file: &Path, out: &Path) -> Result<u64> {
-    let mut events = Events::open(file)?;
-    let start = events.start_ns();
     let name = out.display();
-    let created =
-        File::create(out).with_context(|| format!("{name}: cannot be written; name another file"))?;
-    let mut trace = Trace {
-        out: BufWriter::new(created),
-        tracks: BTreeMap::new(),
-        messages: 0,
-        round: 0,
-        free: 0,
-        pending: Vec::new(),
-        count: 0,
-    };
-    write!(trace.out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[").context("writing the trace")?;
-    let process = json!({"name": file.display().to_string()});
-    trace.event(&json!({"ph": "M", "name": "process_name", "pid": PID, "args": process}))?;
-    while let Some((at, qpn, event)) = events.next_event()? {
-        trace.add(at.saturating_sub(start), qpn, &event)?;
+    let events = Events::open(file)?;
+    let held = fs::metadata(out).ok();
+    let recording = fs::metadata(file).with_context(|| file.display().to_string())?;
+    if held.as_ref().is_some_and(|held| (held.dev(), held.ino()) == (recording.dev(), recording.ino())) {
+        bail!("{name}: is the recording itself; name another file");
     }
+    // A pipe or a device cannot be replaced.
+    let written = if held.is_some_and(|held| !held.is_file()) {
+        File::create(out).map_err(anyhow::Error::from).and_then(|created| draw(events, created))
+    } else {
+        replace(out, |created| draw(events, created))
+    };
+    let (count, end) = written.with_context(|| format!("{name}: cannot be written; name another file"))?;
+    end.with_context(|| format!("{name} has the {count} events before the first error"))?;
+    Ok(count)
+}
+
+/// Writes a file beside this one, which then takes its name.
+fn replace<T>(out: &Path, write: impl FnOnce(File) -> Result<T>) -> Result<T> {
+    // The file that a symbolic link names is replaced, not the link.
+    let out = out.canonicalize().unwrap_or_else(|_| out.to_owned());
+    let mut beside = out.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let created = File::create_new(&beside)?;
+    let written = write(created).and_then(|written| {
+        fs::rename(&beside, &out)?;
+        Ok(written)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+/// Writes the events; their number, and how the recording ended.
+fn draw(mut events: Events, out: impl Write) -> Result<(u64, Result<(), RecordingError>)> {
+    let start = events.start_ns();
+    let mut trace = Trace::new(BufWriter::new(out));
+    write!(trace.out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+    let process = json!({"name": events.file().display().to_string()});
+    trace.event(&json!({"ph": "M", "name": "process_name", "pid": PID, "args": process}))?;
+    let end = loop {
+        match events.next_event() {
+            Ok(Some((at, qpn, event))) => trace.add(at.saturating_sub(start), qpn, &event)?,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
     trace.finish_round()?;
-    write!(trace.out, "\n]}}\n").and_then(|()| trace.out.flush()).context("writing the trace")?;
-    Ok(trace.count)
+    write!(trace.out, "\n]}}\n")?;
+    trace.out.flush()?;
+    Ok((trace.count, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_at_the_end_of_the_clock_are_drawn() {
+        let mut trace = Trace::new(Vec::new());
+        for now in [u64::MAX - 1, u64::MAX, u64::MAX, 0] {
+            trace.add(now, 7, &Event::Doorbell { next: 1 }).unwrap();
+        }
+        trace.finish_round().unwrap();
+        // The name of the track, four doorbells, and the rounds at three times.
+        assert_eq!(trace.count, 8);
+    }
+
+    #[test]
+    fn a_file_that_is_not_written_whole_keeps_its_content() {
+        let folder = std::env::temp_dir().join(format!("softnic-trace-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (out, link) = (folder.join("out"), folder.join("link"));
+        fs::write(&out, "old").unwrap();
+        std::os::unix::fs::symlink(&out, &link).unwrap();
+        let failed = replace(&link, |mut file| {
+            file.write_all(b"half")?;
+            Err::<(), _>(anyhow::anyhow!("no room"))
+        });
+        failed.unwrap_err();
+        assert_eq!(fs::read_to_string(&out).unwrap(), "old");
+        replace(&link, |mut file| Ok(file.write_all(b"new")?)).unwrap();
+        assert_eq!(
+            (fs::read_to_string(&out).unwrap(), fs::read_dir(&folder).unwrap().count()),
+            ("new".into(), 2)
+        );
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -177,6 +177,21 @@ fn a_changed_recording_is_a_difference_and_a_broken_one_is_refused_in_one_line()
             assert!(complained.contains(words) && complained.lines().count() == 1, "{name}: {complained}");
         }
     }
+    // The trace of the part before the cut is there, and whole.
+    let trace = fs::read_to_string(broken.with_extension("json")).unwrap();
+    let trace: Value = serde_json::from_str(&trace).expect("JSON");
+    assert!(trace["traceEvents"].as_array().expect("events").len() > 100);
+    // The recording is not overwritten, also not by another name.
+    let link = file.with_file_name("link.rec");
+    let _ = fs::remove_file(&link);
+    fs::hard_link(&file, &link).unwrap();
+    let output = softnic(&["trace", file.to_str().unwrap(), "--perfetto", link.to_str().unwrap()]);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(2) && complained.contains("is the recording itself"),
+        "{complained}"
+    );
+    assert!(fs::read(&file).unwrap() == whole, "the recording is as it was");
 }
 
 #[test]

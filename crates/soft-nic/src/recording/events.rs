@@ -228,6 +228,10 @@ impl Events {
         Ok(Events { reader, objects: Objects::default(), now, ready: VecDeque::new(), ended: false })
     }
 
+    pub fn file(&self) -> &Path {
+        &self.reader.file
+    }
+
     /// When the recording began.
     pub fn start_ns(&self) -> u64 {
         self.reader.start_ns
