@@ -176,8 +176,21 @@ impl State {
             self.differs(expected, format!("{} (sum {:#x})", self.asked.count, self.asked.sum));
         }
         self.asked = Usual::default();
-        self.read_next();
+        if head.tag == Tag::End as u8 {
+            self.next = Err(self.after_end());
+        } else {
+            self.read_next();
+        }
         words
+    }
+
+    /// What is wrong when something follows the end.
+    fn after_end(&mut self) -> Option<RecordingError> {
+        let follows = match self.reader.block() {
+            Ok(block) => block.is_some() || self.at < self.block.len(),
+            Err(error) => return Some(error),
+        };
+        follows.then(|| self.reader.damaged("something follows the end".to_owned()))
     }
 
     /// Takes the entry of this kind; `came` says what the device does instead of another.
@@ -243,6 +256,9 @@ impl State {
             }
             Tag::End => {
                 self.replayed.steps -= 1;
+                if let Err(Some(_)) = self.next {
+                    self.peek();
+                }
                 Step::End
             }
             _ => self.differs(describe(tag, &words), "nothing".to_owned()),

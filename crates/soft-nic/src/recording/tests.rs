@@ -280,3 +280,18 @@ fn a_lock_that_another_process_keeps_costs_the_name_and_not_the_recording() {
     assert_eq!(replay(&own).unwrap().completions, 5);
     assert_eq!(fs::metadata(&file).unwrap().len(), 0);
 }
+
+#[test]
+fn nothing_follows_the_end() {
+    let folder = Folder::new("end");
+    let (file, edited) = (recording(&folder, "end").0, folder.0.join("edited"));
+    let last = |words: &mut Vec<u64>| words.push(*words.last().unwrap());
+    edit(&file, &edited, last);
+    let refused = |file: &Path| match replay(file) {
+        Err(ReplayError::Recording { error, .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert!(refused(&edited).contains("something follows the end"), "{}", refused(&edited));
+    fs::write(&edited, [fs::read(&file).unwrap(), b"more".to_vec()].concat()).unwrap();
+    assert!(refused(&edited).contains("cut off at byte"), "{}", refused(&edited));
+}
