@@ -1,10 +1,11 @@
 //! What happened, in the order of a recording: WQEs, doorbells, packets and completions, each with its time and its queue pair.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::path::Path;
 
-use mlx5_device::carrier::Message;
+use mlx5_device::carrier::{Icrc, Message, PathAddress, Sent, Unsent};
 use mlx5_device::command::Answer;
 use mlx5_device::command::{ContextId, CreateCq, CreateQp, CreatedCq, CreatedQp, Handle, ModifyQp, ResizeCq};
 use mlx5_device::memory::Fault;
@@ -16,7 +17,7 @@ use roce::{Packet, Request};
 use super::format::{Reader, RecordingError};
 use super::recorder::Head;
 use super::tag::Tag;
-use super::values::{ReplyPiece, Take, Words, number};
+use super::values::{AnyPayload, Facts, ReplyPiece, Take, Words, number};
 
 /// Something that happened to a queue pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,23 +142,32 @@ impl Objects {
                 first.then_some((queue.qpn, Event::Wqe { index: control.wqe_index, opcode }))
             }
             Tag::SendPacket => {
-                let packet = Packet::take(words)?;
+                let (packet, ..): (Packet, IpAddr, IpAddr, Icrc) = Take::take(words)?;
+                let sent: Result<usize, Unsent> = Take::take(words)?;
                 let own = self.to(packet.dst_qpn).unwrap_or(packet.deth.src_qpn);
-                Some((own, Event::Sent(of_packet(&packet))))
+                Some((own, left(of_packet(&packet), sent.err())?))
             }
             Tag::SendRequest => {
-                let request = Request::take(words)?;
-                Some((request.src_qpn, Event::Sent(of_request(&request))))
+                let (mut request, ..): (Request, u8, Option<PathAddress>, AnyPayload) = Take::take(words)?;
+                let sent: Result<Sent, Unsent> = Take::take(words)?;
+                // The device asks for all that is left of the message.
+                request.fragment.length = sent.map_or(request.fragment.length, |sent| sent.carried);
+                Some((request.src_qpn, left(of_request(&request), sent.err())?))
             }
             Tag::SendReply => {
-                let ReplyPiece(reply, ..) = Take::take(words)?;
-                Some((reply.src_qpn, Event::Sent(of_reply(&reply))))
+                let (ReplyPiece(reply, ..), ..): (ReplyPiece, AnyPayload, u32) = Take::take(words)?;
+                let sent: Result<Sent, Unsent> = Take::take(words)?;
+                let bytes = sent.map_or(0, |sent| sent.carried);
+                Some((reply.src_qpn, left(of_reply(&reply, bytes), sent.err())?))
             }
-            Tag::Message => Some(match Message::take(words)? {
-                Message::Request(request) => (request.dst_qpn, Event::Arrived(of_request(&request))),
-                Message::Reply { reply, .. } => (reply.dst_qpn, Event::Arrived(of_reply(&reply))),
-                Message::Packet { packet, .. } => (packet.dst_qpn, Event::Arrived(of_packet(&packet))),
-            }),
+            Tag::Message => {
+                let (message, (.., bytes)): (Message, Facts) = Take::take(words)?;
+                Some(match message {
+                    Message::Request(request) => (request.dst_qpn, Event::Arrived(of_request(&request))),
+                    Message::Reply { reply, .. } => (reply.dst_qpn, Event::Arrived(of_reply(&reply, bytes))),
+                    Message::Packet { packet, .. } => (packet.dst_qpn, Event::Arrived(of_packet(&packet))),
+                })
+            }
             Tag::Write => {
                 let (addr, bytes): (u64, Vec<u8>) = Take::take(words)?;
                 let cqe = Cqe::in_slot(&bytes[..]).ok().filter(|_| self.is_completion(addr))?;
@@ -176,6 +186,17 @@ impl Objects {
 
 fn cq_ring(buffer: u64, cqe: u32, cqe_size: u32) -> Range<u64> {
     buffer..buffer.wrapping_add((u64::from(cqe) + 1) * u64::from(cqe_size))
+}
+
+/// What became of a transfer: nothing where it had no room, and what has no way to its peer is lost.
+fn left(transfer: Transfer, unsent: Option<Unsent>) -> Option<Event> {
+    match unsent {
+        None => Some(Event::Sent(transfer)),
+        Some(Unsent::Unreachable) => {
+            Some(Event::Sent(Transfer { what: transfer.what + " lost", ..transfer }))
+        }
+        Some(Unsent::Full | Unsent::Fault(_)) => None,
+    }
 }
 
 fn of_packet(packet: &Packet) -> Transfer {
@@ -197,18 +218,12 @@ fn of_request(request: &Request) -> Transfer {
         psn: request.psn.value(),
         bytes: request.fragment.length,
         request: true,
-        last: request.fragment.offset + request.fragment.length == request.length,
+        last: request.fragment.offset.saturating_add(request.fragment.length) == request.length,
     }
 }
 
-fn of_reply(reply: &roce::Reply) -> Transfer {
-    Transfer {
-        what: format!("{:?}", reply.kind),
-        psn: reply.psn.value(),
-        bytes: 0,
-        request: false,
-        last: true,
-    }
+fn of_reply(reply: &roce::Reply, bytes: u32) -> Transfer {
+    Transfer { what: format!("{:?}", reply.kind), psn: reply.psn.value(), bytes, request: false, last: true }
 }
 
 /// The events of a recording, each with its time, ns, and its queue pair.

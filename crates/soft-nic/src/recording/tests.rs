@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
 
-use super::events::Events;
+use super::events::{Event, Events, Transfer};
 use super::format::{self, BLOCK_WORDS, Reader};
 use super::recorder::Head;
 use super::replay::replay;
@@ -74,9 +74,18 @@ fn recording(folder: &Folder, name: &str) -> (PathBuf, [u64; 2]) {
 }
 
 /// The events of a recording until its end or what is wrong with it.
-fn count_events(file: &Path) -> usize {
+fn events(file: &Path) -> Vec<Event> {
     let mut events = Events::open(file).unwrap();
-    std::iter::from_fn(|| events.next_event().ok().flatten()).count()
+    std::iter::from_fn(|| Some(events.next_event().ok()??.2)).collect()
+}
+
+/// The requests that left.
+fn sent(file: &Path) -> Vec<Transfer> {
+    let sent = events(file).into_iter().filter_map(|event| match event {
+        Event::Sent(transfer) if transfer.request => Some(transfer),
+        _ => None,
+    });
+    sent.collect()
 }
 
 /// Changes the words of a recording, with checksums that fit.
@@ -168,7 +177,7 @@ fn no_words_of_a_file_make_a_reader_panic_or_hang() {
             Err(ReplayError::Recording { .. }) => kinds[2] += 1,
             Err(error @ ReplayError::Panics { .. }) => panic!("word {at}: {error}"),
         }
-        count_events(&edited);
+        events(&edited);
     }
     // Shifts and lengths of a queue pair.
     let mut shapes = Vec::new();
@@ -180,7 +189,7 @@ fn no_words_of_a_file_make_a_reader_panic_or_hang() {
     });
     for at in shapes {
         edit(&file, &edited, |words| words[at] ^= 1 << 6);
-        count_events(&edited);
+        events(&edited);
     }
     assert!(kinds[1] > 20 && kinds[2] > 5, "as recorded, different, refused: {kinds:?}");
 }
@@ -294,4 +303,29 @@ fn nothing_follows_the_end() {
     assert!(refused(&edited).contains("something follows the end"), "{}", refused(&edited));
     fs::write(&edited, [fs::read(&file).unwrap(), b"more".to_vec()].concat()).unwrap();
     assert!(refused(&edited).contains("cut off at byte"), "{}", refused(&edited));
+}
+
+#[test]
+fn a_long_message_is_drawn_in_the_pieces_that_left() {
+    const LEN: u32 = 1 << 20;
+    let folder = Folder::new("pieces");
+    let (file, edited) = (folder.0.join("pieces"), folder.0.join("edited"));
+    let mut driver = recorder("pieces", &file);
+    let (a, _) = driver.pair(QpShape::default());
+    let [near, far] = [LEN as usize; 2].map(|len| driver.region(len, 0xf));
+    driver.post(a, &WorkRequest::write(&near, 0, LEN, &far, 0));
+    driver.settle();
+    driver.nic.end_recording();
+    let pieces = sent(&file);
+    assert!(pieces.len() > 4, "{pieces:?}");
+    assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u32>(), LEN);
+    assert_eq!(pieces.iter().position(|piece| piece.last), Some(pieces.len() - 1));
+    // One that found no room did not leave: its result is an error and the kind of that.
+    edit(&file, &edited, |words| {
+        let all = entries(words);
+        let (at, head) = all.iter().find(|(_, head)| head.tag == Tag::SendRequest as u8).unwrap();
+        let result = at + head.number as usize - 3;
+        words[result..][..2].copy_from_slice(&[1, 0]);
+    });
+    assert_eq!(sent(&edited), pieces[1..]);
 }

@@ -411,6 +411,22 @@ impl Put for Payload<'_> {
     }
 }
 
+/// A payload that is read past.
+pub struct AnyPayload;
+
+impl Take for AnyPayload {
+    fn take(words: &mut Words<'_>) -> Option<Self> {
+        let count = match words.word()? {
+            0 => 0,
+            1 => usize::take(words)?.div_ceil(8),
+            2 => usize::take(words)?.checked_mul(2)?,
+            _ => return None,
+        };
+        words.0 = words.0.get(count..)?;
+        Some(AnyPayload)
+    }
+}
+
 /// As a record of shared memory has it.
 impl Put for Request {
     fn put(&self, out: &mut impl Sink) {
@@ -422,8 +438,15 @@ impl Put for Request {
 
 impl Take for Request {
     fn take(words: &mut Words<'_>) -> Option<Self> {
-        let words = words.array()?;
-        record::decode_request(&words, words[0] as u32 as usize).ok().map(|(request, ..)| request)
+        let mut header = words.array()?;
+        // Without its payload: the device asks for all that is left of a message, and a record carries less.
+        let length = (header[5] >> 32) as u32;
+        header[5] &= 0xffff_ffff;
+        let lens = [record::REQUEST_WORDS, record::REQUEST_WORDS + record::PATH_WORDS];
+        let (request, ..) = lens.iter().find_map(|len| record::decode_request(&header, 8 * len).ok())?;
+        let fragment = Fragment { length, ..request.fragment };
+        let end = u64::from(fragment.offset) + u64::from(length);
+        (end <= request.length.into()).then_some(Request { fragment, ..request })
     }
 }
 
@@ -555,9 +578,11 @@ mod tests {
         }
         for opcode in Opcode::ALL {
             for service in [ServiceType::Rc, ServiceType::Ud] {
-                let fragment = Fragment { offset: 0, length: 100 };
-                let request = Request { opcode, service, length: 100, fragment, ..Request::default() };
-                assert_eq!(back(&Message::Request(request)), Some(Message::Request(request)), "{opcode}");
+                for length in [100, 1 << 20] {
+                    let fragment = Fragment { offset: 0, length };
+                    let request = Request { opcode, service, length, fragment, ..Request::default() };
+                    assert_eq!(back(&Message::Request(request)), Some(Message::Request(request)), "{opcode}");
+                }
             }
         }
     }
