@@ -70,6 +70,10 @@ impl Track {
     fn completes(&mut self, index: u16) -> Option<u64> {
         let at = self.open.iter().position(|(open, _)| *open == index)?;
         self.done = self.open.drain(..=at).next_back()?.1;
+        // Those that were flushed send nothing more.
+        while self.posted.front().is_some_and(|message| *message <= self.done) {
+            self.posted.pop_front();
+        }
         Some(self.done)
     }
 }
@@ -123,10 +127,12 @@ impl<W: Write> Trace<W> {
                 track.rung = Some(at);
                 ("doorbell".to_owned(), None, "s", json!({"next": next}))
             }
-            Event::Wqe { index, opcode } => {
+            Event::Wqe { index, opcode, sends } => {
                 self.messages += 1;
                 let message = self.messages;
-                remember(&mut track.posted, message);
+                if *sends {
+                    remember(&mut track.posted, message);
+                }
                 remember(&mut track.open, (*index, message));
                 let phase = match track.rung.take() {
                     Some(rung) => {
@@ -154,6 +160,11 @@ impl<W: Write> Trace<W> {
             Event::Completion { index, opcode, requester } => {
                 let message = if *requester { track.completes(*index) } else { None };
                 (format!("CQE {index} {opcode}"), message, "f", json!({"index": index}))
+            }
+            Event::Reset => {
+                // Its PSNs and indices begin anew.
+                *track = Track { round: track.round, done: self.messages, ..Track::default() };
+                ("reset".to_owned(), None, "t", json!({}))
             }
         };
         if let Some(message) = message {
@@ -263,6 +274,40 @@ mod tests {
         trace.finish_round().unwrap();
         // The name of the track, four doorbells, and the rounds at three times.
         assert_eq!(trace.count, 8);
+    }
+
+    fn wqe(index: u16, sends: bool) -> Event {
+        Event::Wqe { index, opcode: String::new(), sends }
+    }
+
+    fn sent(psn: u32) -> Event {
+        Event::Sent(Transfer { what: "packet".to_owned(), psn, bytes: 1, request: true, last: true })
+    }
+
+    /// The message of each packet that is sent.
+    fn messages_of_packets(happened: &[Event]) -> Vec<Option<u64>> {
+        let mut trace = Trace::new(Vec::new());
+        for (now, event) in happened.iter().enumerate() {
+            trace.add(now as u64, 7, event).unwrap();
+        }
+        trace.finish_round().unwrap();
+        let text = format!("[{}]", String::from_utf8(trace.out).unwrap());
+        let events: Vec<Value> = serde_json::from_str(&text).unwrap();
+        let sent = events.iter().filter(|event| event["name"].as_str().unwrap().starts_with("send "));
+        sent.map(|event| event["args"]["message"].as_u64()).collect()
+    }
+
+    #[test]
+    fn packets_belong_to_the_wqe_that_sent_them() {
+        let completion = |index| Event::Completion { index, opcode: String::new(), requester: true };
+        // The first sends nothing, the second one packet.
+        assert_eq!(messages_of_packets(&[wqe(0, false), wqe(1, true), sent(5)]), [Some(2)]);
+        // The first is flushed.
+        let flushed = [wqe(0, true), completion(0), wqe(1, true), sent(5)];
+        assert_eq!(messages_of_packets(&flushed), [Some(2)]);
+        // The first is gone with a reset, after which smaller PSNs are new.
+        let reset = [wqe(0, true), sent(50), wqe(1, true), Event::Reset, wqe(0, true), sent(5), sent(5)];
+        assert_eq!(messages_of_packets(&reset), [Some(1), Some(3), Some(3)]);
     }
 
     #[test]

@@ -7,11 +7,14 @@ use std::path::Path;
 
 use mlx5_device::carrier::{Icrc, Message, PathAddress, Sent, Unsent};
 use mlx5_device::command::Answer;
-use mlx5_device::command::{ContextId, CreateCq, CreateQp, CreatedCq, CreatedQp, Handle, ModifyQp, ResizeCq};
+use mlx5_device::command::{
+    ContextId, CreateCq, CreateQp, CreatedCq, CreatedQp, DestroyedCq, Handle, ModifyQp, ResizeCq,
+};
 use mlx5_device::memory::Fault;
-use mlx5_layout::Cqe;
 use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::{BLOCK_BYTES, Control};
+use mlx5_layout::{Cqe, SendOpcode};
+use roce::qp_state::{AttrMask, QpState};
 use roce::{Packet, Request};
 
 use super::format::{Reader, RecordingError};
@@ -24,14 +27,16 @@ use super::values::{AnyPayload, Facts, ReplyPiece, Take, Words, number};
 pub enum Event {
     /// The program rang: the index of the next WQE.
     Doorbell { next: u16 },
-    /// The device read a WQE.
-    Wqe { index: u16, opcode: String },
+    /// The device read a WQE; whether one of its kind sends a message.
+    Wqe { index: u16, opcode: String, sends: bool },
     /// A packet, or a message of shared memory, left.
     Sent(Transfer),
     /// One arrived.
     Arrived(Transfer),
     /// The device wrote a CQE.
     Completion { index: u16, opcode: String, requester: bool },
+    /// It went to RESET, or was destroyed.
+    Reset,
 }
 
 /// A packet or a message.
@@ -67,16 +72,17 @@ impl Objects {
         self.cqs.values().any(|(ring, _)| ring.contains(&addr))
     }
 
-    /// Takes an entry of a command or an answer.
-    pub fn note(&mut self, tag: Tag, words: &[u64]) {
+    /// Takes an entry of a command or an answer. Returns the numbers of the queue pairs that this resets.
+    pub fn note(&mut self, tag: Tag, words: &[u64]) -> Vec<u32> {
         match tag {
             Tag::Command => self.command = words.to_vec(),
-            Tag::Answer => drop(self.answered(&mut Words(words))),
+            Tag::Answer => return self.answered(&mut Words(words)).unwrap_or_default(),
             _ => {}
         }
+        Vec::new()
     }
 
-    fn answered(&mut self, answer: &mut Words<'_>) -> Option<()> {
+    fn answered(&mut self, answer: &mut Words<'_>) -> Option<Vec<u32>> {
         let command = std::mem::take(&mut self.command);
         let command = &mut Words(&command);
         let number = command.word()?;
@@ -108,12 +114,36 @@ impl Objects {
             }
             number::MODIFY_QP => {
                 let (context, qp, wanted): (ContextId, Handle, ModifyQp) = Take::take(command)?;
+                Answer::<()>::take(answer)?.ok()?;
                 let queue = self.qps.get_mut(&(context, qp))?;
                 queue.peer = if wanted.dest_qpn == 0 { queue.peer } else { wanted.dest_qpn };
+                if AttrMask(wanted.mask).contains(AttrMask::STATE) && wanted.state == QpState::Reset.number()
+                {
+                    queue.peer = 0;
+                    return Some(vec![queue.qpn]);
+                }
+            }
+            number::DESTROY_QP => {
+                let object: (ContextId, Handle) = Take::take(command)?;
+                Answer::<u32>::take(answer)?.ok()?;
+                return Some(vec![self.qps.remove(&object)?.qpn]);
+            }
+            number::DESTROY_CQ => {
+                let object: (ContextId, Handle) = Take::take(command)?;
+                Answer::<DestroyedCq>::take(answer)?.ok()?;
+                self.cqs.remove(&object);
+            }
+            number::CLOSE => {
+                let closed = ContextId::take(command)?;
+                let gone = self.qps.iter().filter(|((context, _), _)| *context == closed);
+                let gone = gone.map(|(_, queue)| queue.qpn).collect();
+                self.qps.retain(|(context, _), _| *context != closed);
+                self.cqs.retain(|(context, _), _| *context != closed);
+                return Some(gone);
             }
             _ => {}
         }
-        Some(())
+        Some(Vec::new())
     }
 
     /// The queue pair whose peer has this number.
@@ -137,9 +167,10 @@ impl Objects {
                 let blocks = (queue.sends.end - queue.sends.start) / BLOCK_BYTES as u64;
                 // Further blocks of a WQE are read by themselves.
                 let first = control.qpn == queue.qpn && u64::from(control.wqe_index) % blocks.max(1) == block;
-                let opcode =
-                    control.send_opcode().map_or("unknown".to_owned(), |opcode| format!("{opcode:?}"));
-                first.then_some((queue.qpn, Event::Wqe { index: control.wqe_index, opcode }))
+                let opcode = control.send_opcode();
+                let sends = opcode.is_some_and(sends);
+                let opcode = opcode.map_or("unknown".to_owned(), |opcode| format!("{opcode:?}"));
+                first.then_some((queue.qpn, Event::Wqe { index: control.wqe_index, opcode, sends }))
             }
             Tag::SendPacket => {
                 let (packet, ..): (Packet, IpAddr, IpAddr, Icrc) = Take::take(words)?;
@@ -186,6 +217,12 @@ impl Objects {
 
 fn cq_ring(buffer: u64, cqe: u32, cqe_size: u32) -> Range<u64> {
     buffer..buffer.wrapping_add((u64::from(cqe) + 1) * u64::from(cqe_size))
+}
+
+/// Whether a WQE of this kind leads to a request to the peer.
+fn sends(opcode: SendOpcode) -> bool {
+    use SendOpcode::{Send, SendImm, SendInvalidate};
+    matches!(opcode, Send | SendImm | SendInvalidate) || opcode.has_remote_address()
 }
 
 /// What became of a transfer: nothing where it had no room, and what has no way to its peer is lost.
@@ -274,7 +311,10 @@ impl Events {
             }
             Tag::Time => self.now = words.first().copied().unwrap_or(0),
             Tag::End => self.ended = true,
-            Tag::Command | Tag::Answer => self.objects.note(tag, words),
+            Tag::Command | Tag::Answer => {
+                let reset = self.objects.note(tag, words);
+                self.ready.extend(reset.into_iter().map(|qpn| (self.now, qpn, Event::Reset)));
+            }
             _ => {
                 let event = self.objects.event(tag, &mut Words(words));
                 self.ready.extend(event.map(|(qpn, event)| (self.now, qpn, event)));

@@ -154,7 +154,6 @@ impl<M: Memory> Nic<M> {
 }
 
 const OPEN: u64 = 1;
-const CLOSE: u64 = 2;
 const ALLOC_UAR: u64 = 3;
 
 /// Commands by number: arguments that are copied, then the one by reference.
@@ -169,7 +168,7 @@ macro_rules! commands {
             })*
 
             fn close_context(&mut self, context: ContextId) {
-                self.command(CLOSE, context, |device, _| device.close_context(context));
+                self.command(number::CLOSE, context, |device, _| device.close_context(context));
             }
 
             fn alloc_uar(
@@ -219,7 +218,7 @@ macro_rules! commands {
                     $(let $own_by: $own_by_type = Take::take(words)?;)?
                     words_of(&device.$own($($own_arg,)* $(&$own_by)?))
                 })*
-                CLOSE => {
+                number::CLOSE => {
                     device.close_context(Take::take(words)?);
                     Vec::new()
                 }
@@ -245,10 +244,10 @@ commands! {
         9, 9, dereg_mr(context: ContextId, mr: Handle;) -> ();
         number::CREATE_CQ, number::CREATE_CQ, create_cq(context: ContextId; command: CreateCq) -> CreatedCq;
         number::RESIZE_CQ, number::RESIZE_CQ, resize_cq(context: ContextId, cq: Handle; command: ResizeCq) -> u32;
-        12, 12, destroy_cq(context: ContextId, cq: Handle;) -> DestroyedCq;
+        number::DESTROY_CQ, number::DESTROY_CQ, destroy_cq(context: ContextId, cq: Handle;) -> DestroyedCq;
         number::CREATE_QP, number::CREATE_QP, create_qp(context: ContextId; command: CreateQp) -> CreatedQp;
         number::MODIFY_QP, number::MODIFY_QP, modify_qp(context: ContextId, qp: Handle; command: ModifyQp) -> ();
-        15, 15, destroy_qp(context: ContextId, qp: Handle;) -> u32;
+        number::DESTROY_QP, number::DESTROY_QP, destroy_qp(context: ContextId, qp: Handle;) -> u32;
         16, 16, create_srq(context: ContextId; command: CreateSrq) -> CreatedSrq;
         17, 17, modify_srq(context: ContextId, srq: Handle; command: ModifySrq) -> ();
         18, 18, destroy_srq(context: ContextId, srq: Handle;) -> u32;

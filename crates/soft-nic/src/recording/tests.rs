@@ -4,9 +4,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use mlx5_device::Commands;
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
 
-use super::events::{Event, Events, Transfer};
+use super::events::{Event, Events, Objects, Transfer};
 use super::format::{self, BLOCK_WORDS, Reader};
 use super::recorder::Head;
 use super::replay::replay;
@@ -328,4 +329,38 @@ fn a_long_message_is_drawn_in_the_pieces_that_left() {
         words[result..][..2].copy_from_slice(&[1, 0]);
     });
     assert_eq!(sent(&edited), pieces[1..]);
+}
+
+#[test]
+fn what_is_destroyed_is_forgotten() {
+    let folder = Folder::new("destroyed");
+    for closes in [false, true] {
+        let file = folder.0.join(format!("destroyed-{closes}"));
+        let mut driver = recorder(&format!("destroyed-{closes}"), &file);
+        let (a, b) = driver.pair(QpShape::default());
+        let (context, cq) = (driver.context, driver.cq(driver.qp(a).recv_cq));
+        let (ring, cq) = (cq.ring.address(), cq.handle);
+        driver.reset(a);
+        if closes {
+            driver.nic.close_context(context);
+        } else {
+            for qp in [a, b].map(|qp| driver.qp(qp).handle) {
+                driver.nic.destroy_qp(context, qp).unwrap();
+            }
+            driver.nic.destroy_cq(context, cq).unwrap();
+        }
+        driver.nic.end_recording();
+        let resets = events(&file).iter().filter(|event| **event == Event::Reset).count();
+        assert_eq!(resets, 3, "one reset, two gone");
+        let (mut objects, mut known) = (Objects::default(), Vec::new());
+        edit(&file, &file.with_extension("edited"), |words| {
+            for (at, head) in entries(words) {
+                let len = if head.tag < Tag::FIRST_VALUE { head.number as usize } else { 0 };
+                objects.note(Tag::of(head.tag).unwrap(), &words[at + 1..][..len]);
+                known.push(objects.is_completion(ring));
+            }
+        });
+        known.dedup();
+        assert_eq!(known, [false, true, false], "unknown, made, gone");
+    }
 }

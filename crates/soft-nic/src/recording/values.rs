@@ -524,12 +524,15 @@ impl Take for Message {
 /// Path, port and bytes of payload of a message that arrived.
 pub type Facts = (Option<PathAddress>, Option<u8>, u32);
 
-/// Numbers of the commands whose answers say what an object is.
+/// Numbers of the commands that say what an object is.
 pub mod number {
+    pub const CLOSE: u64 = 2;
     pub const CREATE_CQ: u64 = 10;
     pub const RESIZE_CQ: u64 = 11;
+    pub const DESTROY_CQ: u64 = 12;
     pub const CREATE_QP: u64 = 13;
     pub const MODIFY_QP: u64 = 14;
+    pub const DESTROY_QP: u64 = 15;
 }
 
 #[cfg(test)]
