@@ -1,7 +1,7 @@
 //! The launcher's options, and the environment that it gives the program.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -254,22 +254,28 @@ fn configuration(run: &Run) -> Result<Config> {
     }
     config.pump |= run.pump;
     prepare_wire(&mut config)?;
-    for (file, what) in [(&mut config.stats, "stats file"), (&mut config.record, "recording")] {
-        let Some(file) = file else { continue };
-        // The program may change its directory before it ends.
-        let whole = std::path::absolute(&*file).with_context(|| format!("{what} {file}"))?;
-        // A recording holds keys of regions and inline data.
-        let mode = if what == "recording" { 0o600 } else { 0o666 };
-        let opened = OpenOptions::new().append(true).create(true).mode(mode).open(&whole);
-        let opened = opened.with_context(|| {
-            format!("{what} {file}: cannot be written; give a file that can be appended to")
-        })?;
-        if what == "recording" && opened.metadata().is_ok_and(|held| held.len() > 0) {
+    if let Some(file) = &mut config.stats {
+        (*file, _) = appendable("stats file", file, 0o666)?;
+    }
+    if let Some(file) = &mut config.record {
+        // It holds keys of regions and inline data.
+        let (whole, opened) = appendable("recording", file, 0o600)?;
+        if opened.metadata().is_ok_and(|held| held.len() > 0) {
             bail!("recording {file}: is there already; remove it, or name another file");
         }
-        *file = whole.to_str().with_context(|| format!("{what}: its folder's name is not UTF-8"))?.to_owned();
+        *file = whole;
     }
     Ok(config)
+}
+
+/// Opens a file of the program's NIC, which has it appended to. Its absolute path: the program may change its directory before it ends.
+fn appendable(what: &str, file: &str, mode: u32) -> Result<(String, File)> {
+    let whole = std::path::absolute(file).with_context(|| format!("{what} {file}"))?;
+    let opened = OpenOptions::new().append(true).create(true).mode(mode).open(&whole);
+    let opened = opened
+        .with_context(|| format!("{what} {file}: cannot be written; give a file that can be appended to"))?;
+    let whole = whole.to_str().with_context(|| format!("{what}: its folder's name is not UTF-8"))?;
+    Ok((whole.to_owned(), opened))
 }
 
 /// A wire needs Ethernet ports with addresses of this host, whose interfaces bound the MTU, as a card's does.

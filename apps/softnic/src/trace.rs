@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use soft_nic::recording::{Event, Events, RecordingError, Transfer};
+use soft_nic::recording::{Event, Events, Psn, RecordingError, Relation, Transfer};
 
 /// Messages of a queue pair that are remembered at most.
 const MAX_MESSAGES: usize = 64 * 1024;
@@ -27,8 +27,8 @@ struct Track {
     /// Read and not yet sent whole: the message.
     posted: VecDeque<u64>,
     /// First PSN and message, in the order of sending.
-    sent: VecDeque<(u32, u64)>,
-    newest_psn: Option<u32>,
+    sent: VecDeque<(Psn, u64)>,
+    newest_psn: Option<Psn>,
     /// Index and message of WQEs that have no CQE yet.
     open: VecDeque<(u16, u64)>,
     /// The last message that has its CQE: what comes for it later is no part of its flow.
@@ -37,15 +37,10 @@ struct Track {
     round: Option<(u64, u64)>,
 }
 
-/// Whether a PSN (24 bits) is behind another.
-fn is_behind(psn: u32, other: u32) -> bool {
-    (1..1 << 23).contains(&(psn.wrapping_sub(other) & 0xff_ffff))
-}
-
 impl Track {
     /// The message of what was sent, and whether it was sent before.
     fn sends(&mut self, transfer: &Transfer) -> Option<(u64, bool)> {
-        if self.newest_psn.is_none_or(|newest| is_behind(transfer.psn, newest)) {
+        if self.newest_psn.is_none_or(|newest| transfer.psn.relation_to(newest) == Relation::Ahead) {
             self.newest_psn = Some(transfer.psn);
             let message = *self.posted.front()?;
             if self.sent.back().is_none_or(|(_, last)| *last != message) {
@@ -60,9 +55,9 @@ impl Track {
         Some((message, !is_new))
     }
 
-    fn of_psn(&self, psn: u32) -> Option<u64> {
+    fn of_psn(&self, psn: Psn) -> Option<u64> {
         let mut sent = self.sent.iter().rev();
-        let found = sent.find(|(first, _)| psn == *first || is_behind(psn, *first));
+        let found = sent.find(|(first, _)| psn.relation_to(*first) != Relation::Duplicate);
         found.map(|(_, message)| *message).filter(|message| *message > self.done)
     }
 
@@ -145,17 +140,17 @@ impl<W: Write> Trace<W> {
             }
             Event::Sent(transfer) => {
                 let sent = if transfer.request { track.sends(transfer) } else { None };
-                let mut args = json!({"psn": transfer.psn, "bytes": transfer.bytes});
+                let mut args = json!({"psn": transfer.psn.value(), "bytes": transfer.bytes});
                 if let Some((_, true)) = sent {
                     args["again"] = json!(true);
                 }
-                let name = format!("send {} PSN {}", transfer.what, transfer.psn);
+                let name = format!("send {} PSN {}", transfer.what, transfer.psn.value());
                 (name, sent.map(|(message, _)| message), "t", args)
             }
             Event::Arrived(transfer) => {
                 let message = if transfer.request { None } else { track.of_psn(transfer.psn) };
-                let args = json!({"psn": transfer.psn, "bytes": transfer.bytes});
-                (format!("receive {} PSN {}", transfer.what, transfer.psn), message, "t", args)
+                let args = json!({"psn": transfer.psn.value(), "bytes": transfer.bytes});
+                (format!("receive {} PSN {}", transfer.what, transfer.psn.value()), message, "t", args)
             }
             Event::Completion { index, opcode, requester } => {
                 let message = if *requester { track.completes(*index) } else { None };
@@ -281,7 +276,13 @@ mod tests {
     }
 
     fn sent(psn: u32) -> Event {
-        Event::Sent(Transfer { what: "packet".to_owned(), psn, bytes: 1, request: true, last: true })
+        Event::Sent(Transfer {
+            what: "packet".to_owned(),
+            psn: Psn::new(psn),
+            bytes: 1,
+            request: true,
+            last: true,
+        })
     }
 
     /// The message of each packet that is sent.

@@ -15,7 +15,7 @@ use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::{BLOCK_BYTES, Control};
 use mlx5_layout::{Cqe, SendOpcode};
 use roce::qp_state::{AttrMask, QpState};
-use roce::{Packet, Request};
+use roce::{Packet, Psn, Request};
 
 use super::format::{Reader, RecordingError};
 use super::recorder::Head;
@@ -43,7 +43,7 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transfer {
     pub what: String,
-    pub psn: u32,
+    pub psn: Psn,
     pub bytes: u32,
     /// A request, and no answer to one.
     pub request: bool,
@@ -242,7 +242,7 @@ fn of_packet(packet: &Packet) -> Transfer {
     let position = packet.content.position();
     Transfer {
         what: format!("{kind} {position:?}"),
-        psn: packet.psn.value(),
+        psn: packet.psn,
         bytes: packet.payload.length,
         request: packet.content.is_request(),
         last: position.ends(),
@@ -252,7 +252,7 @@ fn of_packet(packet: &Packet) -> Transfer {
 fn of_request(request: &Request) -> Transfer {
     Transfer {
         what: request.opcode.to_string(),
-        psn: request.psn.value(),
+        psn: request.psn,
         bytes: request.fragment.length,
         request: true,
         last: request.fragment.offset.saturating_add(request.fragment.length) == request.length,
@@ -260,7 +260,7 @@ fn of_request(request: &Request) -> Transfer {
 }
 
 fn of_reply(reply: &roce::Reply, bytes: u32) -> Transfer {
-    Transfer { what: format!("{:?}", reply.kind), psn: reply.psn.value(), bytes, request: false, last: true }
+    Transfer { what: format!("{:?}", reply.kind), psn: reply.psn, bytes, request: false, last: true }
 }
 
 /// The events of a recording, each with its time, ns, and its queue pair.

@@ -27,3 +27,5 @@ pub use format::RecordingError;
 pub use nic::Nic;
 pub use replay::replay;
 pub use replayer::{ReplayError, Replayed};
+pub use roce::Psn;
+pub use roce::psn::Relation;

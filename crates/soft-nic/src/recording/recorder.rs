@@ -1,6 +1,6 @@
 //! What is recorded, as it happens: words in a buffer, which goes to the file when it is full.
 //!
-//! Whoever has the NIC's lock writes, so that plain loads and stores are enough; they are atomics because several parts of the device
+//! The thread that holds the NIC's lock writes, so that plain loads and stores are enough; they are atomics because several parts of the device
 //! hold the recorder. Most answers are the usual one (nothing was rung, no message came, the record is as it was): these are counted.
 
 use std::fs::{File, OpenOptions, TryLockError};

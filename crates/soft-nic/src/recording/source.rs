@@ -32,14 +32,28 @@ impl<T> Source<T> {
         }
     }
 
+    #[inline]
+    fn by_ref(&self) -> Asked<'_, &T> {
+        match self {
+            Source::Live(machine) => Asked::Live(machine),
+            Source::Recorded(machine, recorder) => Asked::Recorded(machine, recorder),
+            Source::Replayed(replay) => Asked::Replayed(replay),
+        }
+    }
+
+    #[inline]
+    fn by_mut(&mut self) -> Asked<'_, &mut T> {
+        match self {
+            Source::Live(machine) => Asked::Live(machine),
+            Source::Recorded(machine, recorder) => Asked::Recorded(machine, recorder),
+            Source::Replayed(replay) => Asked::Replayed(replay),
+        }
+    }
+
     /// A question. What is asked is kept with an answer that is not the usual one.
     #[inline]
     pub(super) fn ask<A: Answer>(&self, tag: Tag, asked: impl Put, answer: impl FnOnce(&T) -> A) -> A {
-        match self {
-            Source::Live(machine) => answer(machine),
-            Source::Recorded(machine, recorder) => note(recorder, tag, asked, answer(machine)),
-            Source::Replayed(replay) => replay.answer(tag, asked),
-        }
+        self.by_ref().ask(tag, asked, answer)
     }
 
     #[inline]
@@ -49,25 +63,13 @@ impl<T> Source<T> {
         asked: impl Put,
         answer: impl FnOnce(&mut T) -> A,
     ) -> A {
-        match self {
-            Source::Live(machine) => answer(machine),
-            Source::Recorded(machine, recorder) => note(recorder, tag, asked, answer(machine)),
-            Source::Replayed(replay) => replay.answer(tag, asked),
-        }
+        self.by_mut().ask(tag, asked, answer)
     }
 
     /// Something that the device does: always kept, and compared.
     #[inline]
     pub(super) fn tell<A: Put + Take>(&self, tag: Tag, told: impl Put, answer: impl FnOnce(&T) -> A) -> A {
-        match self {
-            Source::Live(machine) => answer(machine),
-            Source::Recorded(machine, recorder) => {
-                let answer = answer(machine);
-                recorder.entry(tag, (told, &answer));
-                answer
-            }
-            Source::Replayed(replay) => replay.told(tag, told),
-        }
+        self.by_ref().tell(tag, told, answer)
     }
 
     #[inline]
@@ -77,14 +79,37 @@ impl<T> Source<T> {
         told: impl Put,
         answer: impl FnOnce(&mut T) -> A,
     ) -> A {
+        self.by_mut().tell(tag, told, answer)
+    }
+}
+
+/// A [`Source`] for one question, by reference.
+enum Asked<'a, M> {
+    Live(M),
+    Recorded(M, &'a Recorder),
+    Replayed(&'a Replay),
+}
+
+impl<M> Asked<'_, M> {
+    #[inline]
+    fn ask<A: Answer>(self, tag: Tag, asked: impl Put, answer: impl FnOnce(M) -> A) -> A {
         match self {
-            Source::Live(machine) => answer(machine),
-            Source::Recorded(machine, recorder) => {
+            Asked::Live(machine) => answer(machine),
+            Asked::Recorded(machine, recorder) => note(recorder, tag, asked, answer(machine)),
+            Asked::Replayed(replay) => replay.answer(tag, asked),
+        }
+    }
+
+    #[inline]
+    fn tell<A: Put + Take>(self, tag: Tag, told: impl Put, answer: impl FnOnce(M) -> A) -> A {
+        match self {
+            Asked::Live(machine) => answer(machine),
+            Asked::Recorded(machine, recorder) => {
                 let answer = answer(machine);
                 recorder.entry(tag, (told, &answer));
                 answer
             }
-            Source::Replayed(replay) => replay.told(tag, told),
+            Asked::Replayed(replay) => replay.told(tag, told),
         }
     }
 }
