@@ -373,8 +373,9 @@ impl<'a> Bench<'a> {
         }
         self.race(&mut working)
             .map_err(|(at, error)| lost(step, &tried[at].by, error, self.trials.has_noted()))?;
-        for Working { at, times, .. } in &working {
+        for Working { at, attempt, times, .. } in &working {
             tried[*at].time = Ok(times[times.len() / 2]);
+            attempt.iter().for_each(|attempt| self.trials.succeeded(attempt));
         }
         let winner = working.first().and_then(|first| found[first.at].clone());
         tried.sort_by_key(|one| one.time.clone().unwrap_or(Duration::MAX));

@@ -13,15 +13,15 @@ const STARTS: &str = "DOORBELL_STARTS_AGAIN";
 const MOST: u32 = 20;
 
 /// After [`EngineError::Tried`]: starts the program again with its arguments, in the place of this process, so that nothing behind the
-/// call runs. The trial's file leaves that engine out. What the process had opened is closed: a client of it connects again.
-/// Any other error comes back. So does this one if no file leaves the engine out, after 20 starts, or if the program cannot be started.
+/// call runs. The trial's file names the engine, and two such files leave it out. What the process had opened is closed: a client of it connects again.
+/// Any other error comes back. So does this one if no file names the engine, after 20 starts, or if the program cannot be started.
 pub fn start_again(error: EngineError) -> EngineError {
     let EngineError::Tried { is_noted: true, .. } = &error else { return error };
     let starts = env::var(STARTS).ok().and_then(|count| count.parse().ok()).unwrap_or(0_u32);
     if starts >= MOST {
         return error;
     }
-    say(&format!("{error}; this program starts again without it"));
+    say(&format!("{error}; this program starts again"));
     say(&format!("it does not: {}", replaced(starts + 1)));
     error
 }
@@ -62,7 +62,7 @@ mod tests {
         let [said, why] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
         let starts: Vec<&str> = said.lines().filter(|line| line.starts_with("start ")).collect();
         assert_eq!(starts, ["start 18", "start 19", "start 20"], "{said}");
-        let words = "misaligned address; this program starts again without it";
+        let words = "misaligned address; this program starts again";
         assert_eq!(why.lines().filter(|line| line.ends_with(words)).count(), 2, "{why}");
     }
 }

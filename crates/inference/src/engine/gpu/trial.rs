@@ -1,9 +1,10 @@
-//! Engines under trial, on disk: one whose trial failed is left out the next time.
+//! Engines under trial, on disk: one whose trial failed twice is left out from then on.
 //!
 //! Each choice has a file in the cache's folder, `trial-NUMBER`. The file names the engine that runs, and is empty between
 //! two of them. The process holds the file's lock, which the kernel takes back however the process ends. So a file with
-//! a name in it and no lock is of an engine that lost the context, did not end, or was killed with its process. It
-//! stays until it is deleted. No `fsync`: what is written outlives the process, and a power cut costs another trial.
+//! a name in it and no lock is of an engine that lost the context, did not end, or was killed with its process. The next
+//! process tries that engine once more: a context may be lost by no fault of it, and Ctrl-C ends a trial too. If that
+//! goes well, it deletes the file. If not, two files name the engine, and stay until they are deleted. No `fsync`: what is written outlives the process, and a power cut costs another trial.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
@@ -54,19 +55,33 @@ impl Attempt {
     }
 }
 
-/// An attempt that failed or was cut short, and its file.
+/// An attempt that failed or was cut short, and its files: one for each time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
     attempt: Attempt,
-    path: PathBuf,
+    paths: Vec<PathBuf>,
+}
+
+impl Failed {
+    /// Whether it is tried no more.
+    fn is_left_out(&self) -> bool {
+        self.paths.len() > 1
+    }
+
+    fn is_of(&self, attempt: &Attempt) -> bool {
+        (&self.attempt.problem, &self.attempt.engine) == (&attempt.problem, &attempt.engine)
+    }
 }
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Attempt { engine, layer, .. }, path) = (&self.attempt, self.path.display());
+        let Attempt { engine, layer, .. } = &self.attempt;
+        let paths: Vec<String> = self.paths.iter().map(|path| path.display().to_string()).collect();
         write!(
             f,
-            "{engine} is left out for {layer}: an earlier trial of it failed or was cut short; delete {path} to try it again"
+            "{engine} is left out for {layer}: {} earlier trials of it failed or were cut short; delete {} to try it again",
+            paths.len(),
+            paths.join(" ")
         )
     }
 }
@@ -77,15 +92,18 @@ fn failed(folder: &Path, say: &dyn Fn(&str)) -> Vec<Failed> {
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(NAME));
     let mut paths: Vec<PathBuf> = ours.map(|entry| entry.path()).collect();
     paths.sort_unstable();
-    let read = |path: PathBuf| match left(&path) {
-        Ok(attempt) => Some(Failed { attempt: attempt?, path }),
-        Err(why) => {
-            let path = path.display();
-            say(&format!("{path}: {why}; it is ignored, delete it"));
-            None
+    let mut all: Vec<Failed> = Vec::new();
+    for path in paths {
+        match left(&path) {
+            Ok(None) => {}
+            Ok(Some(attempt)) => match all.iter_mut().find(|one| one.is_of(&attempt)) {
+                Some(before) => before.paths.push(path),
+                None => all.push(Failed { attempt, paths: vec![path] }),
+            },
+            Err(why) => say(&format!("{}: {why}; it is ignored, delete it", path.display())),
         }
-    };
-    paths.into_iter().filter_map(read).collect()
+    }
+    all
 }
 
 /// What an ended process left under this name. `None`: no engine, or its process lives.
@@ -203,7 +221,7 @@ impl<'a> Trials<'a> {
         }
     }
 
-    /// Whether the last engine that was run is left out at the next start.
+    /// Whether a file names the engine that was run last.
     pub fn has_noted(&self) -> bool {
         let file = self.file.as_ref().map(|file| file.file.metadata());
         file.is_some_and(|found| found.is_ok_and(|found| found.len() > 0))
@@ -211,7 +229,7 @@ impl<'a> Trials<'a> {
 
     /// The engines that are left out, each with its problem: they make other choices.
     pub fn left_out(&self) -> BTreeSet<String> {
-        let failed = self.failed.iter().map(|Failed { attempt, .. }| attempt);
+        let failed = self.failed.iter().filter(|failed| failed.is_left_out()).map(|failed| &failed.attempt);
         failed.map(|attempt| format!("{} {}", attempt.engine, attempt.problem)).collect()
     }
 
@@ -232,10 +250,8 @@ impl<'a> Trials<'a> {
         attempt: &Attempt,
         run: impl FnOnce() -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let is_same = |one: &&Failed| {
-            (&one.attempt.problem, &one.attempt.engine) == (&attempt.problem, &attempt.engine)
-        };
-        if let Some(failed) = self.failed.iter().find(is_same) {
+        let left_out = self.failed.iter().find(|failed| failed.is_left_out() && failed.is_of(attempt));
+        if let Some(failed) = left_out {
             say_once(self.say, &failed.to_string());
             return Err(gpu::Error::NotSupported(failed.to_string()).into());
         }
@@ -247,6 +263,13 @@ impl<'a> Trials<'a> {
             file.write("");
         }
         result
+    }
+
+    /// Forgets an earlier failure of an engine whose trial came to its end.
+    pub fn succeeded(&self, attempt: &Attempt) {
+        let before = self.failed.iter().filter(|failed| failed.is_of(attempt));
+        // Another process may have deleted it.
+        before.flat_map(|failed| &failed.paths).for_each(|path| drop(fs::remove_file(path)));
     }
 }
 
@@ -362,30 +385,43 @@ mod tests {
         child.wait().expect("it was started");
         let said = RefCell::new(Vec::new());
         let say = |text: &str| said.borrow_mut().push(text.to_owned());
+        let second = trials(&folder.0, &say);
+        assert!(is_tried(&second, 8, "cuDNN engine 44"), "it may have been no fault of the engine");
+        assert_eq!((second.left_out().len(), said.borrow().len()), (0, 0));
+        drop(second);
+        let mut child = in_trial(&folder.0);
+        child.kill().expect("it runs");
+        child.wait().expect("it was started");
         let again = trials(&folder.0, &say);
         for _ in 0..2 {
-            assert!(!is_tried(&again, 8, "cuDNN engine 44"), "its process was killed");
+            assert!(!is_tried(&again, 8, "cuDNN engine 44"), "its process was killed twice");
         }
         assert!(is_tried(&again, 8, "cuDNN engine 4") && is_tried(&again, 16, "cuDNN engine 44"));
-        let file = folder.0.join("trial-0");
+        let [file, other] = ["trial-0", "trial-1"].map(|name| folder.0.join(name));
         let words = format!(
-            "cuDNN engine 44 is left out for model: features.2 block.0: an earlier trial of it failed or was cut short; delete {} to try it again",
-            file.display()
+            "cuDNN engine 44 is left out for model: features.2 block.0: 2 earlier trials of it failed or were cut short; delete {} {} to try it again",
+            file.display(),
+            other.display()
         );
         assert_eq!(said.take(), [words]);
         assert_eq!(again.left_out().len(), 1);
         drop(again);
         assert_eq!(
             folder.files(),
-            1,
+            2,
             "what failed stays, the file of a choice that came to its end does not"
         );
         fs::remove_file(file).expect("it is there");
-        assert!(is_tried(&trials(&folder.0, &quiet), 8, "cuDNN engine 44"));
+        let last = trials(&folder.0, &quiet);
+        assert!(is_tried(&last, 8, "cuDNN engine 44"));
+        last.succeeded(&attempt(&last, 8, "cuDNN engine 4"));
+        assert_eq!(folder.files(), 2, "another engine, and the file of this choice");
+        last.succeeded(&attempt(&last, 8, "cuDNN engine 44"));
+        assert!(!other.exists(), "its trial went well");
     }
 
     #[test]
-    fn an_engine_that_takes_the_context_or_does_not_end_is_left_out_and_one_that_is_refused_is_not() {
+    fn an_engine_that_takes_the_context_or_does_not_end_twice_is_left_out_and_one_that_is_refused_is_not() {
         let call = |code| gpu::Error::Call {
             call: "cuStreamSynchronize",
             what: String::new(),
@@ -400,13 +436,15 @@ mod tests {
             (gpu::Error::NotSupported("not here".into()), false),
         ] {
             let folder = Folder::new("ends");
-            let first = trials(&folder.0, &quiet);
             let text = error.to_string();
-            assert!(is_tried(&first, 8, "before"));
-            let found = first.of(&attempt(&first, 8, "44"), || Err::<(), _>(error.into()));
-            assert_eq!(found.expect_err("it failed").to_string(), text);
-            assert_eq!(first.has_noted(), is_left_out, "{text}");
-            drop(first);
+            for _ in 0..2 {
+                let trials = trials(&folder.0, &quiet);
+                assert!(is_tried(&trials, 8, "before"));
+                let failed = || Err::<(), _>(error.clone().into());
+                let found = trials.of(&attempt(&trials, 8, "44"), failed);
+                assert_eq!(found.expect_err("it failed").to_string(), text);
+                assert_eq!(trials.has_noted(), is_left_out, "{text}");
+            }
             let next = trials(&folder.0, &|_| ());
             assert_eq!(
                 (is_tried(&next, 8, "44"), is_tried(&next, 8, "before")),

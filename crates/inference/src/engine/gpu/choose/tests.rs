@@ -71,12 +71,16 @@ fn an_engine_that_is_left_out_makes_other_choices_until_its_file_is_deleted() {
     let trials = || Trials::new(Some(&folder), "GPU".into(), all(), &|_| ());
     let key = || key(&plan, &Libraries::none(), "GPU", &trials());
     let before = key();
-    let mut first = trials();
-    first.begin(Some(&folder));
-    let attempt = first.attempt(&all().next().expect("a convolution"), "engine".into(), "conv1".into());
-    let lost = || Err::<(), _>(error(gpu::code::LAUNCH_FAILED).into());
-    first.of(&attempt, lost).expect_err("the context is lost");
-    drop(first);
+    let lose = || {
+        let mut trials = trials();
+        trials.begin(Some(&folder));
+        let attempt = trials.attempt(&all().next().expect("a convolution"), "engine".into(), "conv1".into());
+        let lost = || Err::<(), _>(error(gpu::code::LAUNCH_FAILED).into());
+        trials.of(&attempt, lost).expect_err("the context is lost");
+    };
+    lose();
+    assert_eq!(key(), before, "it is tried once more");
+    lose();
     assert_ne!(key(), before);
     std::fs::remove_file(folder.join("trial-0")).expect("it names the engine");
     assert_eq!(key(), before);
