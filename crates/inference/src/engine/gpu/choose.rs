@@ -256,6 +256,12 @@ fn lost(step: &Step, by: &By, error: EngineError, is_noted: bool) -> EngineError
     }
 }
 
+/// Keeps a library's plan that was tried, or a graph of it, as long as the process. Where they were destroyed between two
+/// trials, a graph behind them lost the context or did not end: docs/inference.md has the measurement.
+fn keep_loaded<T>(of_a_trial: T) {
+    std::mem::forget(of_a_trial);
+}
+
 /// A way that works, with its graph. `attempt`: unless it is our own.
 struct Working {
     at: usize,
@@ -379,6 +385,7 @@ impl<'a> Bench<'a> {
         }
         let winner = working.first().and_then(|first| found[first.at].clone());
         tried.sort_by_key(|one| one.time.clone().unwrap_or(Duration::MAX));
+        working.into_iter().for_each(|one| keep_loaded(one.timed));
         Ok((tried, winner))
     }
 
@@ -406,6 +413,7 @@ impl<'a> Bench<'a> {
             return Err(wrong(format!("it needs {} bytes, more than {}", plan.workspace(), self.limit)));
         }
         let found = Found { plan, fused, engine };
+        keep_loaded(found.clone());
         let ready = found.ready(self.plan, step)?;
         self.spoil(step)?;
         self.put(&ready, step, &self.stream)?;
@@ -427,7 +435,9 @@ impl<'a> Bench<'a> {
     /// A graph of several runs of a way.
     fn timed(&self, ready: &Ready, step: &Step) -> Result<Timed, EngineError> {
         let put = |stream: &Stream| self.put(ready, step, stream);
-        let once = Timed::new(&self.stream, 2, put)?.run(&self.stream)?.max(Duration::from_nanos(100));
+        let mut twice = Timed::new(&self.stream, 2, put)?;
+        let once = twice.run(&self.stream)?.max(Duration::from_nanos(100));
+        keep_loaded(twice);
         let times = (WORK.as_nanos() / once.as_nanos()).clamp(2, 20) as usize;
         Timed::new(&self.stream, times, put)
     }
