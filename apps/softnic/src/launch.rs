@@ -78,7 +78,7 @@ struct Run {
     /// Shape the link to this rate, in Gbit/s of wire bytes.
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     rate_gbps: Option<String>,
-    /// Probability, 0 to 1, that a packet arriving on the wire is lost; no effect in shared memory.
+    /// Probability, 0 to 1, that a packet that leaves is lost; in shared memory a message, however long, stands for a packet.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<String>,
     /// One-way delay of everything that the NIC sends, for example 250us or 1.5ms.

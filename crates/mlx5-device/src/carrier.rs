@@ -5,6 +5,7 @@
 
 use core::net::IpAddr;
 
+use mlx5_layout::CqeSyndrome;
 use roce::{Now, Packet, Reply, Request};
 
 use crate::memory::{Fault, Order, Segment};
@@ -54,6 +55,9 @@ pub trait Carrier {
     /// The next thing that happened to the carrier, as a sentence.
     fn poll_event(&mut self) -> Option<String>;
 
+    /// What is sent next is of this queue: for an impairment; others do not ask.
+    fn sends(&mut self, _: impl FnOnce() -> Sender) {}
+
     // Out, as messages.
 
     /// Sends a request, or the fragment of it that `request.fragment` names, to the process of its QPN.
@@ -90,6 +94,9 @@ pub trait Carrier {
         icrc: Icrc,
         fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent>;
+
+    /// A packet is lost on its way out: for a recording, which has it in its place.
+    fn loses_packet(&mut self, _from: IpAddr, _to: IpAddr, _packet: &Packet) {}
 
     /// Whether packets of an earlier round wait for room.
     fn has_packets_waiting(&self) -> bool;
@@ -129,6 +136,16 @@ pub trait Inbound {
     ///
     /// Errors: for another length.
     fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault>;
+
+    /// Whether the port at this place, which it is for, is down; no port is without an impairment.
+    fn is_dropped_at(&self, _port: usize) -> bool {
+        false
+    }
+
+    /// When a READ may be answered; at once without an impairment.
+    fn answer_from(&self) -> Now {
+        Now(0)
+    }
 }
 
 /// What arrived.
@@ -195,6 +212,20 @@ pub struct PathAddress {
     pub to_port: u8,
 }
 
+/// A queue that sends.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sender {
+    pub qpn: u32,
+    /// Place of its port among all of the NIC.
+    pub port: usize,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// It sends requests, not replies.
+    pub is_requester: bool,
+    /// It waits for the port's rate.
+    pub is_shaped: bool,
+}
+
 /// A place in the stream of requests to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
@@ -223,6 +254,9 @@ pub enum Unsent {
     /// No peer, no port or no header is there for it: lost on the way.
     #[error("nothing leads there")]
     Unreachable,
+    /// The send is to end with this syndrome: a fault on demand.
+    #[error("{0:?}, on demand")]
+    Failed(CqeSyndrome),
 }
 
 /// The invariant CRC that a packet leaves with.

@@ -6,7 +6,7 @@ use super::command::*;
 use super::context::ObjectKind;
 use super::mkey::Mkey;
 use super::mr::{self, MemoryRegion};
-use super::nic::Nic;
+use super::nic::{Nic, on_carrier};
 use super::qp::{self, Qp, QpParents};
 use super::uar::UarKind;
 use super::window::{Window, WindowKind};
@@ -80,9 +80,11 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     }
 
     fn close_context(&mut self, id: ContextId) {
-        if self.core.acknowledge_all(&mut self.link, &mut self.qps, Some(id)) > 0 {
-            self.link.ring_bells();
-        }
+        on_carrier!(self, |core, link, qps| {
+            if core.acknowledge_all(link, qps, Some(id)) > 0 {
+                link.ring_bells();
+            }
+        });
         // Users go before what they use: no step can find its object busy.
         for kind in ObjectKind::ALL {
             for handle in self.contexts.handles(id, kind) {
@@ -103,7 +105,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     }
 
     fn port_is_down(&self, place: usize) -> bool {
-        self.core.is_down(place)
+        self.impairment.is_down(place)
     }
 
     fn alloc_uar(
@@ -320,9 +322,11 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     /// What this queue has executed is acknowledged before it goes.
     fn acknowledge_alone(&mut self, id: ContextId, handle: Handle) {
         let place = self.contexts.find(id, ObjectKind::Qp, handle).ok();
-        let qp = place.and_then(|place| self.qps.get_mut(place));
-        if qp.is_some_and(|qp| self.core.acknowledge_alone(&mut self.link, qp) > 0) {
-            self.link.ring_bells();
-        }
+        on_carrier!(self, |core, link, qps| {
+            let qp = place.and_then(|place| qps.get_mut(place));
+            if qp.is_some_and(|qp| core.acknowledge_alone(link, qp) > 0) {
+                link.ring_bells();
+            }
+        });
     }
 }

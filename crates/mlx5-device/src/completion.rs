@@ -10,7 +10,7 @@ use roce::{Opcode, ReceiveCompletion, Status};
 
 use super::core::Core;
 use super::qp::Qp;
-use super::sq::{SendRequest, WqeHead};
+use super::sq::{Kind, SendRequest, WqeHead};
 use super::wire;
 use crate::carrier::PathAddress;
 use crate::memory::Memory;
@@ -74,12 +74,11 @@ impl<M: Memory> Core<M> {
         request: Option<&SendRequest>,
     ) {
         let mut fields = error_fields(qp, CqeOpcode::RequesterError, wqe.index, status);
-        if let Some(faults) = &mut self.faults
-            && let Some(chosen) = faults.chosen_syndrome(qp.qpn, wqe.index, status)
-        {
-            fields.error.syndrome = chosen.to_u8();
-        }
         if let Some(request) = request {
+            // Flushed before it was posted: nothing wrong was reported of it.
+            if let (Kind::Injected(chosen), Status::LocalQpOperation) = (request.kind, status) {
+                fields.error.syndrome = chosen.to_u8();
+            }
             let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
             self.explain_send(qp, request, status, syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
         }

@@ -37,6 +37,12 @@ pub struct NicConfig {
     pub path: LinkPath,
     /// Rate to shape to, 10^9 bits a second of wire bytes; none: not shaped.
     pub rate_gbps: Option<f64>,
+    /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message stands for a packet.
+    pub loss: f64,
+    /// Probability, 0 to 1, that a packet is overtaken by some that leave later; shared memory keeps its order.
+    pub reorder: f64,
+    /// Where the generator of losses begins.
+    pub seed: u64,
     /// One-way delay of what leaves, ns.
     pub delay_ns: u64,
     /// A send queue with a register of its own is executed only as far as register writes cover it.
@@ -58,6 +64,9 @@ impl Default for NicConfig {
             ipv6: None,
             path: LinkPath::default(),
             rate_gbps: None,
+            loss: 0.0,
+            reorder: 0.0,
+            seed: 1,
             delay_ns: 0,
             strict: true,
             doorbell_order: DoorbellOrder::default(),
@@ -76,6 +85,8 @@ impl NicConfig {
             ((1..=MAX_PORTS).contains(&self.ports), "ports", self.ports.to_string(), "1 or 2"),
             (mtu_exists, "mtu", self.mtu.to_string(), "256, 512, 1024, 2048 or 4096"),
             ((0.001..=1000.0).contains(&rate), "rate_gbps", rate.to_string(), "0.001 to 1000"),
+            ((0.0..=1.0).contains(&self.loss), "loss", self.loss.to_string(), "0 to 1"),
+            ((0.0..=1.0).contains(&self.reorder), "reorder", self.reorder.to_string(), "0 to 1"),
             (self.delay_ns <= MAX_DELAY_NS, "delay_ns", self.delay_ns.to_string(), "0 to 1000000000"),
         ] {
             if !fits {
@@ -194,6 +205,8 @@ mod tests {
             (NicConfig { mtu: 1500, ..good.clone() }, "mtu = 1500"),
             (NicConfig { mtu: 8192, ..good.clone() }, "mtu = 8192"),
             (NicConfig { rate_gbps: Some(f64::NAN), ..good.clone() }, "rate_gbps = NaN"),
+            (NicConfig { loss: 1.5, ..good.clone() }, "loss = 1.5"),
+            (NicConfig { reorder: f64::NAN, ..good.clone() }, "reorder = NaN"),
             (NicConfig { delay_ns: MAX_DELAY_NS + 1, ..good }, "delay_ns = 1000000001"),
         ] {
             let error = config.check().expect_err(named).to_string();

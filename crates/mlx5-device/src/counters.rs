@@ -129,10 +129,12 @@ counters! {
         lost_port_down,
         /// Messages and replies that arrived while the port was down.
         dropped_port_down,
-        /// Messages lost on demand.
+        /// Requests, or packets of them, lost on demand.
         injected_lost_requests,
-        /// Replies lost on demand.
+        /// Replies, or packets of them, lost on demand.
         injected_lost_replies,
+        /// Packets overtaken on demand.
+        injected_overtaken,
         /// Sends that failed on demand.
         injected_errors,
         /// Packets sent with a wrong ICRC on demand.

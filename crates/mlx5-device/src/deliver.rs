@@ -137,8 +137,8 @@ impl<M: Memory> Core<M> {
         if let (Some(outcome), Some(responder)) = (outcome, &mut qp.responses.responder) {
             responder.executed(outcome);
         }
-        if let Some(faults) = self.faults.as_mut().filter(|_| arrived.read_bytes().is_some()) {
-            faults.delay_answer(&mut self.host, qp);
+        if inbound.answer_from() > qp.responses.not_before {
+            qp.responses.not_before = inbound.answer_from();
         }
         if let Some(srq) = qp.rq.srq {
             self.srqs.give_events(&mut self.host, srq);
@@ -304,17 +304,12 @@ impl<M: Memory> Core<M> {
             });
         }
         self.ports.charge(&mut self.host.counters, qp.path.port, wire);
-        if let Some(ready) = self.ports.shapers[qp.path.port].ready_at() {
-            qp.responses.not_before = ready;
-        }
-        if let Some(faults) = &mut self.faults {
-            faults.delay_answer(&mut self.host, qp);
-        }
     }
 
     /// Sends the replies of a queue. Number sent, and whether some are left.
     pub(super) fn send_replies_of(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> (usize, bool) {
         let mut sent = 0;
+        link.sends(|| qp.sender(false));
         loop {
             if self.host.now < qp.responses.not_before {
                 return (sent, true);
@@ -322,20 +317,12 @@ impl<M: Memory> Core<M> {
             if !link.has_reply_room(slot_of(qp.attributes.dest_qpn)) {
                 return (sent, true);
             }
-            let begun = qp.responses.partial.is_some();
             let next = qp
                 .responses
                 .partial
                 .take()
                 .or_else(|| qp.responses.responder.as_mut().and_then(|r| r.poll_reply()));
             let Some(reply) = next else { return (sent, false) };
-            if !begun
-                && let Some(faults) = &mut self.faults
-                && faults.loses_reply(&mut self.host.counters, qp, &reply)
-            {
-                sent += 1;
-                continue;
-            }
             let taken = self.send_reply(link, qp, &reply);
             sent += usize::from(taken != Taken::Nothing);
             if taken != Taken::Whole {
@@ -393,7 +380,7 @@ impl<M: Memory> Core<M> {
                 self.refuse_answer(link, qp, reply, NakCode::RemoteOperation, event_type::QP_FATAL);
                 Taken::Whole
             }
-            Ok(_) | Err(Unsent::Unreachable) => {
+            Ok(_) | Err(Unsent::Unreachable | Unsent::Failed(_)) => {
                 qp.responses.answers.pop_front();
                 Taken::Whole
             }

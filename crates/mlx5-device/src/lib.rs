@@ -25,6 +25,7 @@ pub mod faults;
 mod fetch;
 mod flush;
 mod host;
+mod impairment;
 pub mod memory;
 mod mkey;
 pub mod model;

@@ -10,8 +10,9 @@ use super::command::{EventSink, event_type};
 use super::context::Contexts;
 use super::core::Core;
 use super::counters::{Counters, PortCounters};
-use super::faults::{Faults, Injection, Settings};
+use super::faults::{Injection, Settings};
 use super::host::{EventTarget, HostInterface, LogSink};
+use super::impairment::Impairment;
 use super::model::{Capabilities, DeviceConfig};
 use super::pd::Pds;
 use super::qps::Qps;
@@ -20,10 +21,28 @@ use crate::carrier::Carrier;
 use crate::config::{NicConfig, NicConfigError};
 use crate::memory::Memory;
 use crate::threads::{ThreadSampler, Threads};
-use crate::token_bucket::TokenBucket;
 
 /// Arrivals taken in one round: acknowledgements leave at its end, and a sender with a short queue waits for them.
 const ARRIVALS: usize = 32;
+
+/// Changes that are kept in words, for the line of counters; all of them count.
+const MAX_CHANGES: usize = 64;
+
+/// Runs something on the carrier, or on the carrier with its impairment where that has anything to do.
+macro_rules! on_carrier {
+    ($nic:ident, |$core:ident, $link:ident, $qps:ident| $run:expr) => {{
+        let $crate::Nic { core: $core, link: $link, qps: $qps, impairment, .. } = $nic;
+        if impairment.acts() {
+            let $link = &mut $crate::impairment::Impaired { carrier: $link, impairment };
+            let done = $run;
+            $link.impairment.report(&mut $core.host.counters);
+            done
+        } else {
+            $run
+        }
+    }};
+}
+pub(super) use on_carrier;
 
 /// The software NIC of one process. One thread at a time uses it.
 pub struct Nic<M: Memory, C: Carrier> {
@@ -34,6 +53,9 @@ pub struct Nic<M: Memory, C: Carrier> {
     pub(super) ahs: Table<u32>,
     pub(super) qps: Qps,
     pub(super) core: Core<M>,
+    pub(super) impairment: Impairment,
+    /// The first changes, in words.
+    changes: Vec<String>,
 }
 
 impl<M: Memory, C: Carrier> Nic<M, C> {
@@ -56,7 +78,9 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
             pds: Pds::default(),
             ahs: Table::default(),
             qps: Qps::new(link.slot()),
-            core: Core::new(config, host, link.has_wire(), now),
+            core: Core::new(config, host, link.has_wire()),
+            impairment: Impairment::new(config, now),
+            changes: Vec::new(),
             link,
         };
         nic.link.set_delay(config.delay_ns);
@@ -120,36 +144,32 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     /// Takes a port of a device, by its number, down, or up again; the contexts of the device get the event. Nothing happens when it
     /// is so already. The error is a sentence.
     pub fn set_link(&mut self, device: usize, port: u8, up: bool) -> Result<(), String> {
-        let core = &mut self.core;
-        let place = core.ports.place(device, port)?;
-        if core.is_down(place) != up {
+        let place = self.core.ports.place(device, port)?;
+        if self.impairment.is_down(place) != up {
             return Ok(());
         }
         let state = if up { "up" } else { "down" };
-        let number = if core.ports.each > 1 { format!(" port={port}") } else { String::new() };
-        let what = format!("link mlx5_{device} {state}{number}");
-        Faults::changed(&mut core.faults, &mut core.host, what).toggle(place);
+        let number = if self.core.ports.each > 1 { format!(" port={port}") } else { String::new() };
+        self.changed(format!("link mlx5_{device} {state}{number}"));
+        self.impairment.toggle(place);
         let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
         for context in self.contexts.of_device(device) {
             // The element is the port's number.
-            EventTarget::new(context, port.into()).raise(&mut core.host, kind);
+            EventTarget::new(context, port.into()).raise(&mut self.core.host, kind);
         }
         Ok(())
     }
 
     /// What was changed so far, in the words of `softnic ctl`: 64 changes at most, while `ctl_changes` counts all.
     pub fn changes(&self) -> &[String] {
-        self.core.faults.as_ref().map_or(&[], |faults| faults.changes())
+        &self.changes
     }
 
     /// Changes loss, seed, delay and rates. The error is a sentence.
     pub fn set(&mut self, settings: &Settings) -> Result<(), String> {
         settings.check()?;
-        let Core { faults, host, ports, .. } = &mut self.core;
-        Faults::changed(faults, host, format!("set {settings}")).set(settings, host.now);
-        if let Some(rate) = settings.rate_gbps {
-            ports.shapers.iter_mut().for_each(|shaper| *shaper = TokenBucket::new(rate, host.now));
-        }
+        self.changed(format!("set {settings}"));
+        self.impairment.set(settings, self.core.host.now);
         if let Some(delay) = settings.delay {
             self.link.set_delay(delay.0);
         }
@@ -158,27 +178,36 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     /// One fault, at the next message that it fits. The error is a sentence.
     pub fn inject(&mut self, injection: Injection) -> Result<(), String> {
-        let core = &mut self.core;
-        Faults::check(core.faults.as_deref(), &self.qps, &injection)?;
-        Faults::changed(&mut core.faults, &mut core.host, format!("inject {injection}")).wait(injection);
+        self.impairment.wait(&self.qps, injection)?;
+        self.changed(format!("inject {injection}"));
         Ok(())
+    }
+
+    /// Counts and says that this NIC is no longer as it was configured: the reader of the result must know.
+    fn changed(&mut self, what: String) {
+        self.core.host.counters.ctl_changes += 1;
+        self.core.host.log_line(&format!("softnic ctl changed this NIC: {what}"));
+        if self.changes.len() < MAX_CHANGES {
+            self.changes.push(what);
+        }
     }
 
     // The device's own work.
 
     /// One round. Returns how much was done; 0: nothing moved, the thread may rest.
     pub fn poll(&mut self, now: Now) -> usize {
-        self.core.poll(&mut self.link, &mut self.qps, now, ARRIVALS)
+        on_carrier!(self, |core, link, qps| core.poll(link, qps, now, ARRIVALS))
     }
 
     /// One of the last rounds: no acknowledgement waits for a message that its program would send. Returns how much was done.
     pub fn poll_last(&mut self, now: Now) -> usize {
-        self.core.acknowledge_all(&mut self.link, &mut self.qps, None) + self.poll(now)
+        on_carrier!(self, |core, link, qps| core.acknowledge_all(link, qps, None)) + self.poll(now)
     }
 
     /// Whether some queue waits for time to pass (a time-out, an RNR wait, a rate): rest for microseconds only.
     pub fn is_waiting(&self) -> bool {
         let schedule = &self.core.schedule;
-        !schedule.hot.list.is_empty() || !schedule.replying.list.is_empty() || self.link.has_delayed()
+        let waits = !schedule.hot.list.is_empty() || !schedule.replying.list.is_empty();
+        waits || self.link.has_delayed() || self.impairment.has_overtaken()
     }
 }

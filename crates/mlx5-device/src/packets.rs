@@ -19,8 +19,7 @@ use super::qp::Qp;
 use super::qps::Qps;
 use super::route::Route;
 use super::sq::{self, Kind, SendQueue, SendRequest};
-use super::wire::bytes_of;
-use crate::carrier::{Carrier, Icrc, Inbound, Unsent};
+use crate::carrier::{Carrier, Icrc, Inbound, Sender, Unsent};
 use crate::memory::{Fault, Memory};
 
 /// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
@@ -39,11 +38,8 @@ impl<M: Memory> Core<M> {
     /// Sends what the transport lets go. Returns the number of packets.
     pub(super) fn transmit_packets(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
         let mut sent = 0;
-        while sent < PACKETS_AT_ONCE
-            && self.ports.shapers[qp.path.port].allows(self.host.now)
-            && self.keeps_pace()
-            && link.has_wire_room(route.from)
-        {
+        link.sends(|| qp.sender(true));
+        while sent < PACKETS_AT_ONCE && link.has_wire_room(route.from) {
             let SendQueue { requester: Some(requester), outstanding, .. } = &mut qp.sq else { break };
             let mut message = None;
             let work = |ticket| {
@@ -54,12 +50,6 @@ impl<M: Memory> Core<M> {
                 break;
             };
             sent += 1;
-            let (counters, ports) = (&mut self.host.counters, &mut self.ports);
-            let icrc = match &mut self.faults {
-                Some(faults) => faults.apply_to_packet(counters, ports, qp, message, &outgoing),
-                None => Some(Icrc::Right),
-            };
-            let Some(icrc) = icrc else { continue };
             let (Outgoing { packet, source, retransmission }, Some(place)) = (outgoing, message) else {
                 continue;
             };
@@ -70,16 +60,20 @@ impl<M: Memory> Core<M> {
             } else {
                 let offset = packet.payload.offset;
                 let fill = |out: &mut [u8]| request.read(&self.host.memory, offset, out);
-                link.send_packet(route.from, route.to, &packet, icrc, fill)
+                link.send_packet(route.from, route.to, &packet, Icrc::Right, fill)
             };
+            match taken {
+                Err(Unsent::Fault(_)) => {
+                    qp.sq.fail(ticket, Status::LocalProtection);
+                    continue;
+                }
+                Err(Unsent::Failed(syndrome)) => {
+                    qp.sq.fail_on_demand(place, syndrome);
+                    continue;
+                }
+                _ => {}
+            }
             let counters = &mut self.host.counters;
-            if let Some(faults) = self.faults.as_mut().filter(|_| icrc == Icrc::Wrong) {
-                faults.corrupted(counters, qp.qpn, taken.is_ok());
-            }
-            if matches!(taken, Err(Unsent::Fault(_))) {
-                qp.sq.fail(ticket, Status::LocalProtection);
-                continue;
-            }
             self.ports.count_packet(counters, qp.path.port, route.to, &taken, &packet, retransmission);
             if carries && self.host.memory.has_lagged() {
                 break;
@@ -146,10 +140,9 @@ impl<M: Memory> Core<M> {
             return (0, true);
         }
         let mut sent = 0;
+        link.sends(|| Sender { is_shaped: !unpaced, ..qp.sender(false) });
         while sent < PACKETS_AT_ONCE {
-            let late = self.host.now < qp.responses.not_before;
-            let paced = !unpaced && !self.ports.shapers[qp.path.port].allows(self.host.now);
-            if late || paced || !link.has_wire_room(route.from) {
+            if self.host.now < qp.responses.not_before || !link.has_wire_room(route.from) {
                 return (sent, true);
             }
             let Some(Outgoing { packet, source, .. }) =
@@ -158,15 +151,7 @@ impl<M: Memory> Core<M> {
                 return (sent, false);
             };
             sent += 1;
-            let counters = &mut self.host.counters;
-            if let Some(faults) = &mut self.faults
-                && faults.loses_answer(counters, qp.path.port)
-            {
-                let bytes = Ok(bytes_of(&packet));
-                self.ports.count_packet(counters, qp.path.port, route.to, &bytes, &packet, false);
-                continue;
-            }
-            if counters.answer(&packet) {
+            if self.host.counters.answer(&packet) {
                 self.explain_not_ready(qp);
             }
             let region = if let PayloadSource::Region(region) = source { Some(region) } else { None };
@@ -217,7 +202,7 @@ impl<M: Memory> Core<M> {
         let is_at = |port: usize| self.ports.configs[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
         if qp.service != ServiceType::Ud && foreign(qp.path.way.route()) || !is_at(qp.path.port) {
             self.host.counters.dropped_address += 1;
-        } else if self.is_down(qp.path.port) {
+        } else if inbound.is_dropped_at(qp.path.port) {
             self.ports.drop_at(&mut self.host.counters, qp.path.port);
         } else if packet.content.is_request() {
             self.respond(qp, Arrived::Packet(packet), inbound);

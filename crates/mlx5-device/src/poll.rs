@@ -180,7 +180,9 @@ impl<M: Memory> Core<M> {
         };
         match (message, qps.numbered_mut(qpn)) {
             // A packet's addresses are judged first.
-            (Message::Request(_) | Message::Reply { .. }, Some(qp)) if self.is_down(qp.path.port) => {
+            (Message::Request(_) | Message::Reply { .. }, Some(qp))
+                if inbound.is_dropped_at(qp.path.port) =>
+            {
                 self.ports.drop_at(&mut self.host.counters, qp.path.port);
             }
             (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),

@@ -1,9 +1,9 @@
-//! The ports of all devices: what each is, what it carried, and the rate that it is held to.
+//! The ports of all devices: what each is, and what it carried.
 
 use core::net::IpAddr;
 
 use roce::wire::{Gid, ip_of};
-use roce::{Now, Packet, Request, Transmit};
+use roce::{Packet, Request, Transmit};
 
 use super::ah;
 use super::command::AddressVector;
@@ -14,14 +14,12 @@ use super::route::{Route, Way};
 use super::wire;
 use crate::carrier::{PathAddress, Unsent};
 use crate::config::{LinkLayer, LinkPath, NicConfig};
-use crate::token_bucket::TokenBucket;
 
 pub(super) struct Ports {
     /// Every port of every device, those of `mlx5_0` first.
     pub configs: Vec<DeviceConfig>,
     /// What each carried.
     pub counters: Vec<PortCounters>,
-    pub shapers: Vec<TokenBucket>,
     /// Ports of each device.
     pub each: u8,
     path: LinkPath,
@@ -30,11 +28,10 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    pub(super) fn new(config: &NicConfig, wire: bool, now: Now) -> Ports {
+    pub(super) fn new(config: &NicConfig, wire: bool) -> Ports {
         let configs = DeviceConfig::all(config);
         Ports {
             counters: vec![PortCounters::default(); configs.len()],
-            shapers: configs.iter().map(|_| TokenBucket::new(config.rate_gbps, now)).collect(),
             configs,
             each: config.ports,
             path: config.path,
@@ -148,7 +145,6 @@ impl Ports {
     /// Bytes of wire that something sent takes.
     #[inline(always)]
     pub(super) fn charge(&mut self, counters: &mut Counters, port: usize, wire: u64) {
-        self.shapers[port].spend(wire);
         counters.wire_bytes_sent += wire;
         self.counters[port].wire_bytes_sent += wire;
     }
@@ -186,7 +182,7 @@ mod tests {
             ("to a link-local address", LinkPath::Wire, true, own, link_local.gid, Way::Nowhere),
             ("to the other family", LinkPath::Auto, true, own, six, Way::Nowhere),
         ] {
-            let ports = Ports::new(&NicConfig { path, ..config.clone() }, wire, Now(0));
+            let ports = Ports::new(&NicConfig { path, ..config.clone() }, wire);
             let index = ports.configs[0]
                 .gids
                 .iter()

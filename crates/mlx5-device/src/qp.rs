@@ -18,7 +18,7 @@ use super::route::Way;
 use super::rq::ReceiveQueue;
 use super::schedule::SchedState;
 use super::sq::{Pool, SendQueue};
-use crate::carrier::PathAddress;
+use crate::carrier::{PathAddress, Sender};
 use crate::memory::{Memory, Segment};
 
 /// `MLX5_QP_FLAG_*` bits (`mlx5-abi.h`).
@@ -244,6 +244,12 @@ impl Qp {
             || self.sq.doorbell.is_watched()
             || self.sq.drain_event
             || !self.sched.has_cooled(now)
+    }
+
+    /// This queue to an impairment.
+    pub(super) fn sender(&self, is_requester: bool) -> Sender {
+        let (qpn, port, mtu) = (self.qpn, self.path.port, self.mtu_bytes());
+        Sender { qpn, port, mtu, is_requester, is_shaped: true }
     }
 
     /// Path MTU in bytes; a datagram's is the port's.

@@ -93,7 +93,7 @@ impl<M: Memory> Core<M> {
         }
         if requester.poll_timeout().is_some_and(|due| due <= self.host.now) {
             requester.handle_timeout(self.host.now);
-            if requester.is_failed() && self.faults.is_none() {
+            if requester.is_failed() && self.host.counters.ctl_changes == 0 {
                 let why = self.unreachable.explain_silence(&self.ports, link, qp);
                 // All before it are done.
                 if let Some(request) = qp.sq.outstanding.iter_mut().find(|request| request.is_message()) {
@@ -105,24 +105,14 @@ impl<M: Memory> Core<M> {
 
     pub(super) fn transmit(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         let mut work = 0;
+        link.sends(|| qp.sender(true));
         while self.schedule.hot.bytes_left > 0 {
-            let begun = qp.sq.progress.partial.is_some();
             let next = match qp.sq.progress.partial.take() {
                 Some(rest) => Some(rest),
                 // Polled counts as sent for the transport; what the carrier has no room for waits as a part of nothing.
-                None if self.ports.shapers[qp.path.port].allows(self.host.now) && self.keeps_pace() => {
-                    qp.sq.requester.as_mut().and_then(|requester| requester.poll_transmit(self.host.now))
-                }
-                None => None,
+                None => qp.sq.requester.as_mut().and_then(|requester| requester.poll_transmit(self.host.now)),
             };
             let Some(transmit) = next else { return work };
-            if !begun
-                && let Some(faults) = &mut self.faults
-                && faults.apply_to_message(&mut self.host.counters, &mut self.ports, qp, transmit)
-            {
-                work += 1;
-                continue;
-            }
             let taken = self.send(link, qp, transmit);
             // A full ring is no work: the NIC may sleep until its peer has taken something.
             work += usize::from(taken != Taken::Nothing);
@@ -157,6 +147,7 @@ impl<M: Memory> Core<M> {
                 match self.send_datagram(link, port, request, route, transmit) {
                     Err(Unsent::Full) => return Taken::Nothing,
                     Err(Unsent::Fault(_)) => qp.sq.fail(transmit.ticket, Status::LocalProtection),
+                    Err(Unsent::Failed(syndrome)) => qp.sq.fail_on_demand(place, syndrome),
                     Ok(()) | Err(Unsent::Unreachable) => qp.sent(transmit.ticket),
                 }
                 return Taken::Whole;
@@ -202,6 +193,10 @@ impl<M: Memory> Core<M> {
                 qp.sq.fail(transmit.ticket, Status::LocalProtection);
                 Taken::Whole
             }
+            Err(Unsent::Failed(syndrome)) => {
+                qp.sq.fail_on_demand(place, syndrome);
+                Taken::Whole
+            }
         }
     }
 
@@ -228,7 +223,7 @@ impl<M: Memory> Core<M> {
         };
         let fill = |out: &mut [u8]| request.read(&self.host.memory, 0, out);
         let taken = link.send_packet(route.from, route.to, &packet, Icrc::Right, fill);
-        if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
+        if let Err(error @ (Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_))) = taken {
             return Err(error);
         }
         let counters = &mut self.host.counters;

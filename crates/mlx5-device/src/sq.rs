@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use mlx5_layout::CqeSyndrome;
 use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES, UNIT_BYTES};
 use roce::{Now, Opcode, PostedMessage, Request, Requester, Status, Ticket, Transmit};
 
@@ -60,6 +61,8 @@ pub(super) enum Kind {
     Umr(UmrRequest),
     /// Failed its checks.
     Failed(Status),
+    /// A message that fails on demand, with this syndrome in its CQE.
+    Injected(CqeSyndrome),
 }
 
 /// What a WQE says of itself.
@@ -119,7 +122,7 @@ impl SendRequest {
     }
 
     pub(super) fn is_message(&self) -> bool {
-        self.kind == Kind::Message
+        matches!(self.kind, Kind::Message | Kind::Injected(_))
     }
 
     pub(super) fn payload(&self) -> Payload<'_> {
@@ -268,10 +271,22 @@ impl SendQueue {
             Kind::Umr(_) => return Some(request),
             Kind::Failed(status) => requester.post_failed(Opcode::Send, status),
             Kind::Message if !requester.can_post(opcode, fence) => return Some(request),
-            Kind::Message => requester.post(PostedMessage { opcode, length: request.request.length, fence }),
+            Kind::Message | Kind::Injected(_) => {
+                requester.post(PostedMessage { opcode, length: request.request.length, fence })
+            }
         };
         self.outstanding.push_back(request);
         None
+    }
+
+    /// The message at this place among the outstanding ones fails on demand.
+    #[cold]
+    pub(super) fn fail_on_demand(&mut self, place: usize, syndrome: CqeSyndrome) {
+        let request = &mut self.outstanding[place];
+        request.kind = Kind::Injected(syndrome);
+        request.why = "`softnic ctl inject error-cqe` asked for it".to_owned();
+        let ticket = request.ticket;
+        self.fail(ticket, Status::LocalQpOperation);
     }
 
     /// A message cannot be sent, or its answer not be placed.

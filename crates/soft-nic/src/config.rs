@@ -117,13 +117,13 @@ settings! {
         "IPv6 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address";
     loss: f64 = 0.0, |value| number(0.0..=1.0, value),
         "a number from 0 to 1",
-        "probability that a packet arriving on the wire is lost; no effect in shared memory";
+        "probability that a packet that leaves is lost; in shared memory a message, however long, stands for a packet";
     reorder: f64 = 0.0, |value| number(0.0..=1.0, value),
         "a number from 0 to 1",
-        "probability that a packet arriving on the wire is overtaken by up to three others";
+        "probability that a packet that leaves is overtaken by up to three later ones; shared memory keeps its order";
     seed: u64 = 1, whole,
         "a whole number from 0",
-        "seed of loss and reorder: with the same seed the same traffic loses the same packets";
+        "seed of loss and reorder: with the same seed the same traffic from the same address loses the same packets";
     cm_timeout: u8 = 20, |value| within(0..=31, value),
         "a whole number from 0 to 31",
         "response time-out of a peer's connection manager: 4.096 us times 2 to the power of this";
@@ -172,6 +172,9 @@ impl Config {
             ipv6: self.ipv6,
             path: self.path,
             rate_gbps: self.rate_gbps,
+            loss: self.loss,
+            reorder: self.reorder,
+            seed: self.seed,
             delay_ns: self.delay.0,
             strict: self.strict,
             doorbell_order: self.doorbell_order,

@@ -35,10 +35,10 @@ pub struct Set {
     /// Process whose NIC is changed.
     #[arg(value_name = "PID")]
     pid: u32,
-    /// Probability, 0 to 1, that a message or a reply that this NIC sends is lost; 0: none.
+    /// Probability, 0 to 1, that a packet that leaves is lost; in shared memory a message, however long, stands for a packet.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<f64>,
-    /// Seed of the losses: with the same seed the same traffic loses the same messages.
+    /// Seed of the losses: with the same seed the same traffic loses the same packets.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// One-way delay of what this NIC sends, 0 to 1s, for example 250us; 0: none. Messages in flight keep their time.

@@ -67,8 +67,16 @@ const SIZES_FULL: &[u64] = &[1, 2, 63, 64, 65, 220, 236, 1000, 4095, 4096, 4097,
 const SIZES_FULL_UD: &[u64] = &[1, 2, 63, 64, 65, 188, 1000, 2048, 4095, 4096];
 
 /// What tells of packets that were lost or overtaken, and of nothing else.
-const REPAIRED: [&str; 5] =
-    ["retransmissions", "duplicates", "naks_sent", "dropped_transport", "dropped_replies"];
+const REPAIRED: [&str; 8] = [
+    "retransmissions",
+    "duplicates",
+    "naks_sent",
+    "dropped_transport",
+    "dropped_replies",
+    "injected_lost_requests",
+    "injected_lost_replies",
+    "injected_overtaken",
+];
 
 fn program(name: &str) -> &'static Perftest {
     PROGRAMS.iter().find(|program| program.name == name).expect("a row of the table")

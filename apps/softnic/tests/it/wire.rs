@@ -113,7 +113,8 @@ fn reliable_programs_survive_losses_and_overtaking() {
         for row in reliable() {
             let sides = run_variant(&fabric, row);
             wired(row, &sides);
-            for (sum, name) in sums.iter_mut().zip(["wire_lost", "wire_overtaken", "retransmissions"]) {
+            let names = ["injected_lost_requests", "injected_overtaken", "retransmissions"];
+            for (sum, name) in sums.iter_mut().zip(names) {
                 *sum += sides.iter().map(|side| side.value(name)).sum::<u64>();
             }
         }

@@ -44,7 +44,7 @@ use ports::PortWatch;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, Unattached};
 use udp::Wire;
-pub use udp::{Impairment, WireCounters};
+pub use udp::WireCounters;
 
 /// Largest payload that a record takes whole: a longer one may be cut to what room there is.
 pub const MAX_INLINE: usize = 16 * 1024;
@@ -68,8 +68,6 @@ pub struct LinkConfig {
     pub ring_bytes: usize,
     /// Addresses of this host where packets come and go; none: no wire.
     pub addresses: Vec<IpAddr>,
-    /// What happens to packets that come.
-    pub impairment: Impairment,
     /// Helpers for the copies of long payloads.
     pub copiers: Copiers,
 }
@@ -80,7 +78,6 @@ impl Default for LinkConfig {
             fabric: "default".to_owned(),
             ring_bytes: 2 << 20,
             addresses: Vec::new(),
-            impairment: Impairment::default(),
             copiers: Copiers::default(),
         }
     }
@@ -173,10 +170,7 @@ impl Link {
         let fabric = Arc::new(Fabric::join(&config.fabric)?);
         let wire = match config.addresses.as_slice() {
             [] => None,
-            some => Some(
-                Wire::open((fabric.slot(), fabric.key()), some, config.impairment)
-                    .map_err(LinkError::wire)?,
-            ),
+            some => Some(Wire::open((fabric.slot(), fabric.key()), some).map_err(LinkError::wire)?),
         };
         let epoll = match &wire {
             None => None,

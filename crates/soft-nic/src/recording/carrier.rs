@@ -229,6 +229,12 @@ impl Carrier for Source<Link> {
         }
     }
 
+    fn loses_packet(&mut self, from: IpAddr, to: IpAddr, packet: &Packet) {
+        let told = (packet, from, to, Icrc::Right);
+        // It has no way to its peer.
+        let _ = self.tell_mut(Tag::SendPacket, told, |_| Err::<usize, _>(Unsent::Unreachable));
+    }
+
     fn has_packets_waiting(&self) -> bool {
         self.ask(Tag::PacketsWait, (), Carrier::has_packets_waiting)
     }

@@ -232,7 +232,7 @@ fn left(transfer: Transfer, unsent: Option<Unsent>) -> Option<Event> {
         Some(Unsent::Unreachable) => {
             Some(Event::Sent(Transfer { what: transfer.what + " lost", ..transfer }))
         }
-        Some(Unsent::Full | Unsent::Fault(_)) => None,
+        Some(Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_)) => None,
     }
 }
 

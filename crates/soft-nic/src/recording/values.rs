@@ -362,6 +362,7 @@ impl Put for Unsent {
             Unsent::Full => out.push(0),
             Unsent::Unreachable => out.push(1),
             Unsent::Fault(fault) => (2_u64, fault).put(out),
+            Unsent::Failed(syndrome) => (3_u64, syndrome.to_u8()).put(out),
         }
     }
 }
@@ -372,6 +373,7 @@ impl Take for Unsent {
             0 => Unsent::Full,
             1 => Unsent::Unreachable,
             2 => Unsent::Fault(Fault::take(words)?),
+            3 => Unsent::Failed(CqeSyndrome::from_u8(u8::take(words)?)?),
             _ => return None,
         })
     }

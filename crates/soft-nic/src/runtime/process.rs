@@ -18,7 +18,7 @@ use crate::abi::server::Server;
 use crate::config::Config;
 use crate::control::ControlServer;
 use crate::dma::{Copiers, Host};
-use crate::link::{Impairment, Link, LinkConfig, Waker};
+use crate::link::{Link, LinkConfig, Waker};
 use crate::os::signals::{NIC_THREAD, faults_recoverable, spawn, unblock_faults};
 use crate::os::{OwnThreads, log, system};
 use crate::rdma_cm::{CmTimeouts, Manager};
@@ -56,7 +56,6 @@ impl Process {
         let link_config = LinkConfig {
             fabric: config.fabric.clone(),
             addresses: config.wire_addresses(),
-            impairment: Impairment { loss: config.loss, reorder: config.reorder, seed: config.seed },
             copiers: Copiers::new(config.copy_helpers(system::allowed_cores())),
             ..LinkConfig::default()
         };

@@ -11,7 +11,7 @@ use mlx5_device::commands::*;
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
-use soft_nic::config::{LinkLayer, LinkPath};
+use soft_nic::config::{Config, LinkLayer, LinkPath};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
@@ -55,9 +55,14 @@ fn on_wire(name: &str) -> Setup<Host> {
 
 impl Two {
     pub fn new(name: &str, service: ServiceType, by: By) -> Two {
+        Two::with(name, service, by, |_| ())
+    }
+
+    /// With this in the requester's configuration.
+    fn with(name: &str, service: ServiceType, by: By, of_left: impl FnOnce(&mut Config)) -> Two {
         let name = format!("{name}-{by:?}");
         let setup = || if by == By::Wire { on_wire(&name) } else { Setup::new(&name) };
-        let (mut left, mut right) = (Driver::new(setup()), Driver::new(setup()));
+        let (mut left, mut right) = (Driver::new(setup().with(of_left)), Driver::new(setup()));
         let shape = QpShape { service, ..QpShape::default() };
         let (a, b) = (left.create_qp(shape), right.create_qp(shape));
         let (from, to) = (left.region(1 << 17, ALL), right.region(1 << 17, ALL));
@@ -465,6 +470,51 @@ fn the_same_seed_loses_the_same_messages() {
     assert!((126..=194).contains(&first.len()), "{}", first.len());
     assert_eq!(first, arrived("seed-2", 1));
     assert_ne!(first, arrived("seed-3", 2));
+}
+
+#[test]
+fn a_loss_of_the_configuration_is_of_packets_that_leave_on_both_paths() {
+    for by in BOTH {
+        let mut two = Two::with("loss", ServiceType::Uc, by, |config| config.loss = 1.0);
+        let write = WorkRequest::write(&two.from, 0, 3000, &two.to, 0);
+        let bytes = two.from.fill(0, 3000, 4);
+        two.left.post(two.a, &write);
+        two.rounds(100);
+        assert_eq!(sent(&mut two.left, two.a), Some(Ok(())), "{by:?}: nobody tells the sender");
+        // Three packets of MTU 1024; in shared memory a message stands for one.
+        let lost = if by == By::Wire { 3 } else { 1 };
+        assert_eq!(two.count(true, "injected_lost_requests"), lost, "{by:?}");
+        assert_eq!(two.count(false, "messages_received"), 0, "{by:?}");
+        assert_eq!(two.count(true, "ctl_changes"), 0, "{by:?}");
+        two.left.nic.set(&Settings { loss: Some(0.0), ..Settings::default() }).expect("a loss");
+        two.left.post(two.a, &write);
+        two.rounds(100);
+        assert_eq!(two.to.block.bytes(0, 3000), bytes, "{by:?}");
+    }
+}
+
+#[test]
+fn an_overtaken_packet_arrives_behind_the_next_three_and_the_last_one_alone() {
+    for by in BOTH {
+        let mut two = Two::with("overtaken", ServiceType::Ud, by, |config| config.reorder = 1.0);
+        for entry in 0..6 {
+            let pointer = two.to.pointer(64 * entry, 64);
+            two.right.post_receive(two.b, &[pointer]);
+        }
+        two.rounds(100);
+        for number in 0..6 {
+            two.from.block.write(64 * number, &[number as u8; 8]);
+            let send = WorkRequest::send(&two.from, 64 * number as u64, 8);
+            let send = WorkRequest { datagram: two.send(ServiceType::Ud, 8).datagram, ..send };
+            two.left.lay(two.a, &send);
+        }
+        two.left.ring_doorbell(two.a);
+        two.rounds(200);
+        let came: Vec<u8> = (0..6).map(|place| two.to.block.bytes(64 * place + 40, 1)[0]).collect();
+        let wanted = if by == By::Wire { [1, 2, 3, 0, 5, 4] } else { [0, 1, 2, 3, 4, 5] };
+        assert_eq!(came, wanted, "{by:?}");
+        assert_eq!(two.count(true, "injected_overtaken"), if by == By::Wire { 2 } else { 0 }, "{by:?}");
+    }
 }
 
 #[test]

@@ -20,10 +20,6 @@ roce::counters! {
         reserved,
         /// Dropped: congestion notifications, which nothing here slows down for.
         cnps,
-        /// Of those received: lost on demand.
-        lost,
-        /// Of those received: overtaken on demand.
-        overtaken,
         /// Of those received: lost, because too many wait for a copy that takes long.
         untaken,
         /// Datagrams handed on to another process.

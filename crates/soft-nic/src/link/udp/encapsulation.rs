@@ -17,7 +17,6 @@ use roce::wire::{self, IpHeader, Udp, gid_of};
 use roce::{Now, Packet};
 
 use super::counters::WireCounters;
-use super::impairment::{Impairer, Impairment};
 use super::{Arrived, Kept, SharedPort};
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
@@ -60,7 +59,6 @@ enum Dropped {
 pub struct Wire {
     ports: Vec<SharedPort>,
     counters: WireCounters,
-    impairer: Impairer,
     /// Packets that are taken in the next round.
     kept: VecDeque<Kept>,
     /// The running capture, if any.
@@ -73,19 +71,11 @@ impl Wire {
     /// Opens a port at each of the addresses. `member`: our slot, and the fabric's key.
     ///
     /// Errors: the address, and what the kernel says of it.
-    pub fn open(
-        member: (u8, u64),
-        addresses: &[IpAddr],
-        impairment: Impairment,
-    ) -> Result<Wire, (IpAddr, io::Error)> {
+    pub fn open(member: (u8, u64), addresses: &[IpAddr]) -> Result<Wire, (IpAddr, io::Error)> {
         let open = |address: &IpAddr| SharedPort::open(member, *address).map_err(|error| (*address, error));
         let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
-        // Two addresses of one seed do not lose the same packets. The address is the configuration's, and the same in every run;
-        // the slot is whichever was free.
-        let own = addresses.first().map_or(0, |address| number_of(*address));
-        let impairment = Impairment { seed: impairment.seed ^ own, ..impairment };
-        let (counters, impairer) = (WireCounters::default(), Impairer::new(impairment));
-        Ok(Wire { ports, counters, impairer, kept: VecDeque::new(), capture: None, holds: false })
+        let counters = WireCounters::default();
+        Ok(Wire { ports, counters, kept: VecDeque::new(), capture: None, holds: false })
     }
 
     /// Every packet from now on is shown to `capture` too: what leaves, and what comes for this process, whole or not. Error:
@@ -132,7 +122,7 @@ impl Wire {
 
     /// Packets of all ports so far.
     pub fn counters(&self) -> WireCounters {
-        WireCounters { lost: self.impairer.lost, overtaken: self.impairer.overtaken, ..self.counters }
+        self.counters
     }
 
     /// What the ports did, all together.
@@ -257,7 +247,7 @@ impl Wire {
         ports: impl Fn(u8, IpAddr) -> Option<u16>,
         mut deliver: impl FnMut(Arrived<'_>) -> bool,
     ) -> usize {
-        let Wire { counters, impairer, capture, kept, .. } = self;
+        let Wire { counters, capture, kept, .. } = self;
         let (mut looked, mut goes_on, mut untaken) = (0, true, 0);
         while goes_on && let Some(packet) = kept.pop_front() {
             looked += 1;
@@ -286,7 +276,7 @@ impl Wire {
                         Ok((arrived, _)) => {
                             counters.packets_received += 1;
                             counters.received_bytes += bytes.len() as u64;
-                            impairer.pass(arrived, &mut deliver);
+                            deliver(arrived);
                         }
                         Err(Dropped::Icrc) => counters.icrc_errors += 1,
                         Err(Dropped::Malformed) => counters.malformed += 1,
@@ -300,9 +290,6 @@ impl Wire {
                 Ok(got) => looked += got,
                 Err(_) => counters.socket_errors += 1,
             }
-        }
-        if looked == 0 {
-            impairer.settle(&mut deliver);
         }
         counters.untaken += untaken;
         looked
@@ -321,12 +308,6 @@ fn shown(
             capture.sent(Now(system::monotonic_ns()), &packet);
         }
     })
-}
-
-/// A number that tells an address from others: its bits, the upper half of an IPv6 one folded into the lower.
-fn number_of(address: IpAddr) -> u64 {
-    let bits = u128::from_be_bytes(gid_of(address).0);
-    bits as u64 ^ (bits >> 64) as u64
 }
 
 /// Length field of a UDP header in front of `len` bytes, of which no packet has more than fit.

@@ -6,7 +6,6 @@
 mod counters;
 mod encapsulation;
 mod holder;
-mod impairment;
 mod port;
 
 use std::net::IpAddr;
@@ -16,7 +15,6 @@ use roce::Packet;
 pub use counters::WireCounters;
 pub use encapsulation::Wire;
 pub use holder::Holder;
-pub use impairment::Impairment;
 pub use port::{ROCE_PORT, SharedPort};
 
 /// A packet that came.

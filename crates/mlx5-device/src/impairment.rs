@@ -1,0 +1,537 @@
+//! Impairment of a link: a carrier round another. A NIC that is asked for none uses the other carrier alone.
+//!
+//! Every word acts on what leaves, and means the same on both paths. On the wire it acts on packets. In shared memory there are none:
+//! a message, or a reply, stands for a packet there, however long it is.
+//!
+//! - loss: a packet leaves, is counted and charged, and does not arrive. A seed decides which, in the order in which they leave.
+//! - reorder: up to [`OVERTAKERS`] packets that leave later arrive before a packet. Shared memory keeps its order.
+//! - rate: a port has so many wire bytes a second, the NIC so many requests and answers to READs. What exceeds them waits.
+//! - a port that is down loses what leaves, and drops what arrives.
+//! - faults of a queue: see [`InjectionKind`].
+
+use core::net::IpAddr;
+use std::collections::BTreeMap;
+
+use mlx5_layout::CqeSyndrome;
+use roce::{Content, Now, Opcode, Packet, Psn, Reply, Request};
+
+use super::counters::Counters;
+use super::faults::{Injection, InjectionKind, Settings};
+use super::qpn::slot_of;
+use super::qps::Qps;
+use super::wire;
+use crate::carrier::{
+    Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sender, Sent, Unsent,
+};
+use crate::config::{LinkLayer, NicConfig};
+use crate::memory::{Fault, Order, Segment, total};
+use crate::random::chance;
+use crate::token_bucket::TokenBucket;
+
+/// Packets that arrive before one that left earlier, at most; fewer when no more leave.
+pub(super) const OVERTAKERS: u32 = 3;
+
+/// Injections that may wait for their message at a time.
+const MAX_WAITING: usize = 64;
+/// Queues that a refusal names, so that a caller can pick one.
+const NAMED: usize = 8;
+
+/// A place where nothing lies: the carrier says that it was consumed.
+const NOWHERE: Position = Position { channel: 0, offset: 0 };
+
+/// What a NIC was asked for.
+#[derive(Debug)]
+pub(super) struct Impairment {
+    loss: f64,
+    reorder: f64,
+    /// Where the generator stands, and where it stands when one more has left.
+    random: u64,
+    drawn: u64,
+    link_layer: LinkLayer,
+    rate_gbps: Option<f64>,
+    /// One a port.
+    shapers: Vec<TokenBucket>,
+    pace: Option<TokenBucket>,
+    /// A bit for each port that is down.
+    down: u16,
+    waiting: Vec<Injection>,
+    overtaken: Option<Overtaken>,
+    /// A packet left since the last bells.
+    is_sending: bool,
+    /// Where the last request to each peer lies.
+    positions: BTreeMap<u8, Position>,
+    now: Now,
+    sender: Sender,
+    /// Since the last round.
+    counts: Counters,
+}
+
+/// A packet that others go before.
+#[derive(Debug)]
+struct Overtaken {
+    from: IpAddr,
+    to: IpAddr,
+    packet: Packet,
+    payload: Vec<u8>,
+    /// How many may still go before it.
+    left: u32,
+}
+
+/// What becomes of a packet or message that is to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Leaves,
+    Lost,
+    Overtaken,
+    /// Leaves with a wrong ICRC.
+    Corrupt,
+    Fails(CqeSyndrome),
+}
+
+impl Impairment {
+    pub(super) fn new(config: &NicConfig, now: Now) -> Impairment {
+        let shaper = |_| TokenBucket::new(config.rate_gbps, now);
+        // Two hosts of one seed do not lose the same packets. The address is the same in every run, a slot is whichever was free.
+        let random = config.seed ^ u64::from(u32::from(config.ipv4));
+        Impairment {
+            loss: config.loss,
+            reorder: config.reorder,
+            random,
+            drawn: random,
+            link_layer: config.link_layer,
+            rate_gbps: config.rate_gbps,
+            shapers: (0..config.all_ports()).map(shaper).collect(),
+            pace: None,
+            down: 0,
+            waiting: Vec::new(),
+            overtaken: None,
+            is_sending: false,
+            positions: BTreeMap::new(),
+            now,
+            sender: Sender::default(),
+            counts: Counters::default(),
+        }
+    }
+
+    /// Whether there is anything to do: if not, the carrier is used as it is.
+    pub(super) fn acts(&self) -> bool {
+        self.loss > 0.0
+            || self.reorder > 0.0
+            || self.rate_gbps.is_some()
+            || self.pace.is_some()
+            || self.down != 0
+            || !self.waiting.is_empty()
+            || self.has_overtaken()
+    }
+
+    /// Whether a packet waits for others to go before it.
+    pub(super) fn has_overtaken(&self) -> bool {
+        self.overtaken.is_some()
+    }
+
+    /// Whether the port at this place is down.
+    pub(super) fn is_down(&self, port: usize) -> bool {
+        self.down & 1 << port != 0
+    }
+
+    /// Takes the port at this place down, or up again.
+    pub(super) fn toggle(&mut self, port: usize) {
+        self.down ^= 1 << port;
+    }
+
+    /// Changes what is set, but for the delay, which the carrier has.
+    pub(super) fn set(&mut self, settings: &Settings, now: Now) {
+        self.loss = settings.loss.unwrap_or(self.loss);
+        self.random = settings.seed.unwrap_or(self.random);
+        if let Some(rate) = settings.rate_gbps {
+            self.rate_gbps = rate;
+            self.shapers.fill(TokenBucket::new(rate, now));
+        }
+        if let Some(pace) = settings.messages_per_second {
+            self.pace = pace.map(|pace| TokenBucket::of_messages(Some(pace), now));
+        }
+    }
+
+    /// Keeps a fault until a message fits it. The error is a sentence: its queue is not there, or too many wait.
+    pub(super) fn wait(&mut self, qps: &Qps, injection: Injection) -> Result<(), String> {
+        let qpn = injection.qpn;
+        let Some(qp) = qps.numbered(qpn) else {
+            let some: Vec<_> = qps.iter().map(|qp| format!("{:#x}", qp.qpn)).take(NAMED + 1).collect();
+            return Err(match some.len() {
+                0 => format!("this NIC has no QP {qpn:#x}, and no other either"),
+                more if more > NAMED => {
+                    format!("this NIC has no QP {qpn:#x}; it has {} and more", some[..NAMED].join(", "))
+                }
+                _ => format!("this NIC has no QP {qpn:#x}; it has {}", some.join(", ")),
+            });
+        };
+        if injection.kind == InjectionKind::CorruptCrc && qp.path.way.route().is_none() {
+            return Err(format!("QP {qpn:#x} is not connected over the wire: there is no CRC to corrupt"));
+        }
+        if self.waiting.len() >= MAX_WAITING {
+            return Err(format!("{MAX_WAITING} faults wait for their messages already"));
+        }
+        self.waiting.push(injection);
+        Ok(())
+    }
+
+    /// Adds what happened since the last time.
+    pub(super) fn report(&mut self, counters: &mut Counters) {
+        *counters += &std::mem::take(&mut self.counts);
+    }
+
+    /// Takes the first injection of a queue that waits and `is_it`.
+    fn take(&mut self, qpn: u32, is_it: impl Fn(InjectionKind) -> bool) -> Option<InjectionKind> {
+        let at = self.waiting.iter().position(|waiting| waiting.qpn == qpn && is_it(waiting.kind))?;
+        Some(self.waiting.remove(at).kind)
+    }
+
+    /// Whether the rates have room for what the sender sends.
+    fn has_room(&mut self) -> bool {
+        let paced = self.sender.is_requester && self.pace.as_mut().is_some_and(|pace| !pace.allows(self.now));
+        !paced && (!self.sender.is_shaped || self.shapers[self.sender.port].allows(self.now))
+    }
+
+    /// Decides on the next packet or message of the sender; `fits`: a fault may be its.
+    fn fate(&mut self, fits: impl Fn(InjectionKind) -> bool) -> Fate {
+        self.drawn = self.random;
+        let is_request = self.sender.is_requester;
+        if self.is_down(self.sender.port) {
+            self.counts.lost_port_down += 1;
+            return Fate::Lost;
+        }
+        let hit = if is_request { self.take(self.sender.qpn, fits) } else { None };
+        match hit {
+            Some(InjectionKind::ErrorCqe(syndrome)) => {
+                self.counts.injected_errors += 1;
+                return Fate::Fails(syndrome);
+            }
+            Some(InjectionKind::CorruptCrc) => return Fate::Corrupt,
+            Some(_) => {}
+            None => {
+                if self.loss <= 0.0 || chance(&mut self.drawn) >= self.loss {
+                    return Fate::Leaves;
+                }
+            }
+        }
+        let counts = &mut self.counts;
+        let lost =
+            if is_request { &mut counts.injected_lost_requests } else { &mut counts.injected_lost_replies };
+        *lost += 1;
+        Fate::Lost
+    }
+
+    /// The same of a packet, which others may overtake.
+    fn fate_of_packet(&mut self, packet: &Packet) -> Fate {
+        let fate = self.fate(|kind| match kind {
+            InjectionKind::Drop(psn) => psn.is_none_or(|psn| Psn::new(psn) == packet.psn),
+            kind => !matches!(kind, InjectionKind::DelayRead(_)),
+        });
+        let draws = fate == Fate::Leaves && self.reorder > 0.0;
+        let is_overtaken = draws && chance(&mut self.drawn) < self.reorder;
+        if is_overtaken && self.overtaken.is_none() { Fate::Overtaken } else { fate }
+    }
+
+    /// Something has left, or is lost: so many wire bytes; `whole`: a request, or all that was left of it.
+    fn charge(&mut self, wire: u64, whole: bool) {
+        self.random = self.drawn;
+        self.shapers[self.sender.port].spend(wire);
+        if let Some(pace) = self.pace.as_mut().filter(|_| whole) {
+            pace.spend(1);
+        }
+    }
+
+    /// A READ arrived: when it may be answered.
+    fn delay_answer(&mut self, qpn: u32) -> Now {
+        let mut earliest = Now::default();
+        if let Some(pace) = &mut self.pace {
+            pace.spend(1);
+            earliest = pace.ready_at().unwrap_or_default();
+        }
+        let delays = |kind| matches!(kind, InjectionKind::DelayRead(_));
+        if let Some(InjectionKind::DelayRead(us)) = self.take(qpn, delays) {
+            self.counts.injected_read_delays += 1;
+            earliest = earliest.max(self.now.after(u64::from(us) * 1000));
+        }
+        earliest
+    }
+
+    fn arrived<'a>(&mut self, message: &Message, inbound: &'a mut dyn Inbound) -> Arrived<'a> {
+        let of_read = match message {
+            Message::Request(request) => (request.opcode == Opcode::Read).then_some(request.dst_qpn),
+            Message::Packet { packet: Packet { content: Content::ReadRequest(_), dst_qpn, .. }, .. } => {
+                Some(*dst_qpn)
+            }
+            _ => None,
+        };
+        let answer_from = of_read.map_or_else(Now::default, |qpn| self.delay_answer(qpn));
+        Arrived { inbound, ports_down: self.down, answer_from }
+    }
+}
+
+/// A carrier with its impairment, for one round.
+pub(super) struct Impaired<'a, C> {
+    pub carrier: &'a mut C,
+    pub impairment: &'a mut Impairment,
+}
+
+impl<C: Carrier> Impaired<'_, C> {
+    /// A packet has left: the one that it overtook follows when enough have.
+    fn has_left(&mut self) {
+        self.impairment.is_sending = true;
+        let Some(overtaken) = &mut self.impairment.overtaken else { return };
+        overtaken.left = overtaken.left.saturating_sub(1);
+        if overtaken.left == 0 {
+            self.let_go();
+        }
+    }
+
+    /// Sends the packet that was overtaken.
+    fn let_go(&mut self) {
+        let Some(overtaken) = self.impairment.overtaken.take() else { return };
+        let Overtaken { from, to, packet, payload, .. } = &overtaken;
+        let fill = |out: &mut [u8]| {
+            out.copy_from_slice(payload);
+            Ok(())
+        };
+        if self.carrier.send_packet(*from, *to, packet, Icrc::Right, fill) == Err(Unsent::Full) {
+            self.impairment.overtaken = Some(overtaken);
+        }
+    }
+}
+
+impl<C: Carrier> Carrier for Impaired<'_, C> {
+    type Inbound<'a> = Arrived<'a>;
+
+    fn slot(&self) -> u8 {
+        self.carrier.slot()
+    }
+
+    fn has_wire(&self) -> bool {
+        self.carrier.has_wire()
+    }
+
+    fn set_delay(&mut self, delay_ns: u64) {
+        self.carrier.set_delay(delay_ns);
+    }
+
+    fn sends(&mut self, sender: impl FnOnce() -> Sender) {
+        self.impairment.sender = sender();
+    }
+
+    fn poll_rings(
+        &mut self,
+        now: Now,
+        budget: usize,
+        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+    ) -> usize {
+        self.impairment.now = now;
+        self.carrier.poll_rings(now, budget, |message, inbound| {
+            handler(message, &mut self.impairment.arrived(message, inbound))
+        })
+    }
+
+    fn poll_wire(
+        &mut self,
+        now: Now,
+        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+    ) -> usize {
+        self.carrier.poll_wire(now, |message, inbound| {
+            handler(message, &mut self.impairment.arrived(message, inbound))
+        })
+    }
+
+    fn replies_wait(&self, slot: u8) -> bool {
+        self.carrier.replies_wait(slot)
+    }
+
+    fn poll_event(&mut self) -> Option<String> {
+        self.carrier.poll_event()
+    }
+
+    /// A message has one fate, which its beginning meets.
+    fn send_request(
+        &mut self,
+        request: &Request,
+        path: &PathAddress,
+        payload: Payload<'_>,
+    ) -> Result<Sent, Unsent> {
+        let (impairment, slot) = (&mut *self.impairment, slot_of(request.dst_qpn));
+        if request.fragment.offset > 0 {
+            return self.carrier.send_request(request, path, payload);
+        }
+        if !impairment.has_room() {
+            return Err(Unsent::Full);
+        }
+        let Request { service, opcode, length, psn: first, .. } = *request;
+        let (layer, mtu) = (impairment.link_layer, impairment.sender.mtu);
+        let count = roce::message::psn_count(opcode, length, mtu);
+        let covers = |psn| (0..count).any(|at| first.plus(at) == Psn::new(psn));
+        let fate = impairment.fate(|kind| match kind {
+            InjectionKind::Drop(psn) => psn.is_none_or(covers),
+            kind => matches!(kind, InjectionKind::ErrorCqe(_)),
+        });
+        let sent = match fate {
+            Fate::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
+            Fate::Lost => {
+                let position = impairment.positions.get(&slot).copied().unwrap_or(NOWHERE);
+                Sent { position, carried: request.fragment.length }
+            }
+            _ => self.carrier.send_request(request, path, payload)?,
+        };
+        impairment.positions.insert(slot, sent.position);
+        impairment.charge(wire::request_bytes(layer, service, opcode, length, mtu), true);
+        Ok(sent)
+    }
+
+    fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
+        let impairment = &mut *self.impairment;
+        if offset > 0 {
+            return self.carrier.send_reply(reply, payload, offset);
+        }
+        let whole = match payload {
+            Payload::Nothing => 0,
+            Payload::Inline(bytes) => bytes.len() as u32,
+            Payload::Segments(from) => total(from) as u32,
+        };
+        // An acknowledgement is small beside what it acknowledges: it waits for no rate.
+        if whole > 0 && !impairment.has_room() {
+            return Err(Unsent::Full);
+        }
+        let sent = match impairment.fate(|_| false) {
+            Fate::Lost => Sent { position: NOWHERE, carried: whole },
+            _ => self.carrier.send_reply(reply, payload, offset)?,
+        };
+        let (layer, mtu) = (impairment.link_layer, impairment.sender.mtu);
+        impairment.charge(if whole > 0 { wire::response_bytes(layer, whole, mtu) } else { 0 }, false);
+        Ok(sent)
+    }
+
+    fn has_reply_room(&mut self, slot: u8) -> bool {
+        self.carrier.has_reply_room(slot)
+    }
+
+    fn consumed(&mut self, slot: u8, position: Position) -> bool {
+        self.carrier.consumed(slot, position)
+    }
+
+    fn has_wire_room(&mut self, from: IpAddr) -> bool {
+        self.impairment.has_room() && self.carrier.has_wire_room(from)
+    }
+
+    fn send_packet(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        packet: &Packet,
+        _: Icrc,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<usize, Unsent> {
+        if !self.impairment.has_room() {
+            return Err(Unsent::Full);
+        }
+        let fate = self.impairment.fate_of_packet(packet);
+        let icrc = if fate == Fate::Corrupt { Icrc::Wrong } else { Icrc::Right };
+        let sent = match fate {
+            Fate::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
+            Fate::Lost => {
+                self.carrier.loses_packet(from, to, packet);
+                Ok(wire::bytes_of(packet))
+            }
+            Fate::Overtaken => {
+                let mut payload = vec![0; packet.payload.length as usize];
+                fill(&mut payload)?;
+                self.impairment.counts.injected_overtaken += 1;
+                self.impairment.is_sending = true;
+                let packet = *packet;
+                self.impairment.overtaken = Some(Overtaken { from, to, packet, payload, left: OVERTAKERS });
+                Ok(wire::bytes_of(&packet))
+            }
+            Fate::Leaves | Fate::Corrupt => {
+                let sent = self.carrier.send_packet(from, to, packet, icrc, fill);
+                if sent.is_ok() {
+                    self.has_left();
+                }
+                sent
+            }
+        };
+        if fate == Fate::Corrupt {
+            let qpn = self.impairment.sender.qpn;
+            match sent {
+                Ok(_) => self.impairment.counts.injected_crc_errors += 1,
+                Err(_) => {
+                    self.impairment.waiting.insert(0, Injection { qpn, kind: InjectionKind::CorruptCrc })
+                }
+            }
+        }
+        let bytes = sent?;
+        // A message counts with its last packet: all of them go once the first went.
+        let whole = self.impairment.sender.is_requester && packet.content.position().ends();
+        self.impairment.charge(wire::packet_framing(to) + bytes as u64, whole);
+        Ok(bytes)
+    }
+
+    fn has_packets_waiting(&self) -> bool {
+        self.carrier.has_packets_waiting()
+    }
+
+    fn has_delayed(&self) -> bool {
+        self.carrier.has_delayed()
+    }
+
+    /// Where nothing more has left, nothing more overtakes.
+    fn ring_bells(&mut self) {
+        if !std::mem::take(&mut self.impairment.is_sending) {
+            self.let_go();
+        }
+        self.carrier.ring_bells();
+    }
+
+    fn fabric_in_words(&self) -> String {
+        self.carrier.fabric_in_words()
+    }
+
+    fn peer_in_words(&self, slot: u8) -> String {
+        self.carrier.peer_in_words(slot)
+    }
+}
+
+/// A message that arrived while there is an impairment.
+pub(super) struct Arrived<'a> {
+    inbound: &'a mut dyn Inbound,
+    ports_down: u16,
+    answer_from: Now,
+}
+
+impl Inbound for Arrived<'_> {
+    fn path(&self) -> Option<PathAddress> {
+        self.inbound.path()
+    }
+
+    fn to_port(&self) -> Option<u8> {
+        self.inbound.to_port()
+    }
+
+    fn payload_len(&self) -> u32 {
+        self.inbound.payload_len()
+    }
+
+    fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
+        self.inbound.copy_into(to, order)
+    }
+
+    fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault> {
+        self.inbound.copy_to_buffer(out)
+    }
+
+    fn is_dropped_at(&self, port: usize) -> bool {
+        self.ports_down & 1 << port != 0
+    }
+
+    fn answer_from(&self) -> Now {
+        self.answer_from
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Which packets are lost, and when a carrier needs no impairment.
+
+use super::*;
+
+fn impairment(loss: f64, seed: u64) -> Impairment {
+    let config = NicConfig { loss, seed, ..NicConfig::default() };
+    Impairment {
+        sender: Sender { is_requester: true, ..Sender::default() },
+        ..Impairment::new(&config, Now(0))
+    }
+}
+
+/// Which of so many packets are lost.
+fn lost(impairment: &mut Impairment, count: u32) -> Vec<bool> {
+    let mut is_lost = || {
+        let fate = impairment.fate(|_| false);
+        impairment.charge(0, true);
+        fate == Fate::Lost
+    };
+    (0..count).map(|_| is_lost()).collect()
+}
+
+#[test]
+fn losses_have_their_rate_and_come_again_with_their_seed_and_address() {
+    // Six standard deviations of a binomial distribution.
+    for (loss, least, most) in
+        [(0.0, 0, 0), (0.01, 812, 1188), (0.5, 49_052, 50_948), (1.0, 100_000, 100_000)]
+    {
+        let mut impairment = impairment(loss, 7);
+        let count = lost(&mut impairment, 100_000).iter().filter(|lost| **lost).count() as u64;
+        assert!((least..=most).contains(&count), "{loss}: {count}");
+        assert_eq!(impairment.counts.injected_lost_requests, count);
+    }
+    let of = |seed| lost(&mut impairment(0.1, seed), 1000);
+    assert_eq!(of(3), of(3));
+    assert_ne!(of(3), of(4));
+    let there = NicConfig { loss: 0.1, seed: 3, ipv4: [10, 0, 0, 1].into(), ..NicConfig::default() };
+    assert_ne!(lost(&mut Impairment::new(&there, Now(0)), 1000), of(3), "another address");
+}
+
+#[test]
+fn what_finds_no_room_draws_nothing() {
+    let [mut one, mut other] = [(); 2].map(|()| impairment(0.5, 7));
+    let mut came = Vec::new();
+    for _ in 0..1000 {
+        // The carrier said three times that it is full.
+        let fates = [(); 3].map(|()| other.fate(|_| false));
+        assert_eq!(fates, [fates[0]; 3]);
+        other.charge(0, true);
+        came.push(fates[0] == Fate::Lost);
+    }
+    assert_eq!(came, lost(&mut one, 1000));
+}
+
+#[test]
+fn without_anything_to_do_the_carrier_is_used_as_it_is() {
+    let mut impairment = impairment(0.0, 1);
+    assert!(!impairment.acts());
+    let none = Settings::default();
+    for (asked, lifted) in [
+        (Settings { loss: Some(0.1), ..none }, Settings { loss: Some(0.0), ..none }),
+        (Settings { rate_gbps: Some(Some(1.0)), ..none }, Settings { rate_gbps: Some(None), ..none }),
+        (
+            Settings { messages_per_second: Some(Some(1.0)), ..none },
+            Settings { messages_per_second: Some(None), ..none },
+        ),
+    ] {
+        impairment.set(&asked, Now(0));
+        assert!(impairment.acts(), "{asked}");
+        impairment.set(&lifted, Now(0));
+        assert!(!impairment.acts(), "{lifted}");
+    }
+    impairment.toggle(0);
+    assert!(impairment.acts() && impairment.is_down(0));
+}
