@@ -10,8 +10,6 @@ use crate::workspace::Tree;
 const STILL: &[(&str, usize)] = &[
     ("crates/soft-nic/src/dma/gpu/contexts.rs", 4),
     ("crates/soft-nic/src/dma/gpu/mod.rs", 2),
-    ("crates/soft-nic/src/link/fabric.rs", 3),
-    ("crates/soft-nic/src/link/mod.rs", 3),
     ("crates/soft-nic/src/rdma_cm/call.rs", 2),
 ];
 /// Re-exports of re-exports that are followed.

@@ -3,23 +3,13 @@
 //! One memfd, the directory, is shared by all of them and lives as long as one of them does; it has no name in any file
 //! system. A process finds it by looking through the descriptors of the other processes of its user, and joining is
 //! serialised by binding an abstract socket, which the kernel releases with its process. One fabric has one version (`record`):
-//! a process of another version is refused. Layout:
+//! a process of another version is refused. `layout` has its words.
 //!
-//! ```text
-//! 0       magic, version, key
-//! 4096    128 slots of 2048 bytes:
-//!           0    bell (futex word)
-//!           8    slots that published a channel for this one: a bit each, 2 words
-//!           24   the call of a `softnic ctl`, or 0
-//!           64   pid, generation, start time, start of the stack, cookie, descriptor of the directory + 1
-//!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
-//!           1152 UDP ports of this slot's process: 32 words, an address folded to 48 bits and the port there
-//!           1408 services that its connection manager listens to: 64 words, see `services`
-//! ```
 //! A slot belongs to its process until the process ends; the next process to join takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
 
 mod directory;
+mod layout;
 mod process;
 mod services;
 mod view;
@@ -33,68 +23,20 @@ use std::time::{Duration, Instant};
 
 pub use directory::other_version;
 use directory::{find, found_new, full_name, link_target, turn_name};
+#[cfg(test)]
+pub(super) use layout::LAYOUT;
+pub use layout::{PORTS, SLOTS};
+use layout::{SERVICES, at, slot_at, slot_index};
 use process::Origin;
 pub use process::Process;
 pub(super) use process::is_shortage;
 pub use services::{ServiceError, ServiceWord};
 pub use view::{FabricMember, FabricView};
 
-use crate::config::{MAX_DEVICES, MAX_PORTS};
 use crate::os::{LockSocket, SharedMemory, fork_generation, system};
-
-/// Most processes on one fabric.
-pub const SLOTS: usize = 128;
-
-/// UDP ports that a slot can name: one an address, of which each port of each device has one of either family.
-pub const PORTS: usize = 2 * MAX_DEVICES as usize * MAX_PORTS as usize;
 
 /// How long joining waits for another process that is joining.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
-
-mod at {
-    pub const MAGIC: usize = 0;
-    pub const VERSION: usize = 8;
-    pub const KEY: usize = 16;
-    pub const SLOTS: usize = 4096;
-    pub const SLOT_BYTES: usize = 2048;
-    pub const BELL: usize = 0;
-    pub const PUBLISHED: usize = 8;
-    pub const CALL: usize = 24;
-    pub const PID: usize = 64;
-    pub const GENERATION: usize = 68;
-    pub const START: usize = 72;
-    pub const STACK: usize = 80;
-    pub const COOKIE: usize = 88;
-    pub const DESCRIPTOR: usize = 96;
-    pub const CHANNELS: usize = 128;
-    pub const PORTS: usize = 1152;
-    pub const SERVICES: usize = PORTS + 8 * super::PORTS;
-    const _: () = assert!(SERVICES + 8 * super::services::COUNT <= SLOT_BYTES && SERVICES == 1408);
-    pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
-}
-
-/// What a change of is a new version.
-#[cfg(test)]
-pub(super) const LAYOUT: [usize; 18] = [
-    at::MAGIC,
-    at::VERSION,
-    at::KEY,
-    at::SLOTS,
-    at::SLOT_BYTES,
-    at::BELL,
-    at::PUBLISHED,
-    at::CALL,
-    at::PID,
-    at::GENERATION,
-    at::START,
-    at::STACK,
-    at::COOKIE,
-    at::DESCRIPTOR,
-    at::CHANNELS,
-    at::PORTS,
-    at::SERVICES,
-    at::LEN,
-];
 
 /// Values of a bell.
 mod bell {
@@ -103,8 +45,6 @@ mod bell {
     /// Its own process wants it to look around before it sleeps.
     pub const ROUSED: u32 = 2;
 }
-
-const MAGIC: u64 = u64::from_be_bytes(*b"softfabr");
 
 /// In place of a descriptor: the receiver could not attach.
 const REFUSED: u64 = 0xffff_ffff;
@@ -427,14 +367,6 @@ fn folded(address: IpAddr) -> u64 {
     }
 }
 
-fn slot_index(slot: u8) -> usize {
-    usize::from(slot) % SLOTS
-}
-
-fn slot_at(slot: u8) -> usize {
-    at::SLOTS + slot_index(slot) * at::SLOT_BYTES
-}
-
 fn slot_owner(directory: &SharedMemory, slot: u8) -> Option<SlotOwner> {
     let base = slot_at(slot);
     let pid = directory.half(base + at::PID).load(Ordering::Acquire);
@@ -489,7 +421,7 @@ fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<
     for to in 0..SLOTS {
         directory.word(base + at::CHANNELS + 8 * to).store(0, Ordering::Release);
     }
-    for index in 0..services::COUNT {
+    for index in 0..SERVICES {
         directory.word(base + at::SERVICES + 8 * index).store(0, Ordering::Release);
     }
     let pid = std::process::id();

@@ -4,8 +4,9 @@
 //! another fabric, a plain socket or the kernel's own soft-RoCE does not, and then nothing ever comes here: no counter of ours moves.
 
 use std::net::IpAddr;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::mpsc::{TryRecvError, sync_channel};
 
+use super::port_watch::Found;
 use super::udp::{Holder, ROCE_PORT};
 use super::{Link, LinkEvent, SLOTS};
 use crate::os::signals::{NIC_THREAD, spawn};
@@ -15,36 +16,6 @@ use crate::os::signals::{NIC_THREAD, spawn};
 const SOON_NS: u64 = 1_000_000_000;
 /// … and, after many looks that found nothing, as long as a change may go unnoticed.
 const SELDOM_NS: u64 = 64_000_000_000;
-
-/// A socket at an address's port: its inode.
-type Socket = (IpAddr, u64);
-
-/// The process that holds this NIC's UDP port.
-#[derive(Debug)]
-struct Found {
-    socket: Socket,
-    holder: Holder,
-    of_fabric: bool,
-    /// Looked for only where it is to be reported.
-    pid: Option<u32>,
-}
-
-/// What is known of the owners of our addresses' ports.
-#[derive(Debug, Default)]
-pub(super) struct PortWatch {
-    /// A look that a thread of its own takes: through every descriptor of a host, it lasts too long for the NIC's.
-    look: Option<Receiver<Vec<Found>>>,
-    due_ns: u64,
-    pause_ns: u64,
-    /// Sockets that no process of the fabric had at the last look: it may have been about to end.
-    suspects: Vec<Socket>,
-    /// Sockets that a process of the fabric had: they stay its own, and descriptors are not searched for them again.
-    friends: Vec<Socket>,
-    /// Those that were reported.
-    reported: Vec<Socket>,
-    /// The epoll could not be told of a socket yet.
-    refused_by_epoll: bool,
-}
 
 impl Link {
     /// An address whose owner has ended gets another.
@@ -126,19 +97,6 @@ impl Link {
         };
         (watch.friends, watch.suspects) = (friends, suspects);
         watch.wait(now_ns, pause_ns);
-    }
-}
-
-impl PortWatch {
-    fn wait(&mut self, now_ns: u64, pause_ns: u64) {
-        self.pause_ns = pause_ns;
-        self.due_ns = now_ns.saturating_add(pause_ns);
-    }
-
-    /// Whether a look goes on.
-    #[cfg(test)]
-    pub(super) fn is_looking(&self) -> bool {
-        self.look.is_some()
     }
 }
 

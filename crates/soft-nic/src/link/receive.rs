@@ -5,7 +5,7 @@ use roce::Now;
 
 use super::channel::{ChannelState, Lane, Record};
 use super::inbound::{Body, Inbound};
-use super::peers::Incoming;
+use super::peer::Incoming;
 use super::record::{self, Form, RecordError};
 use super::udp::Arrived;
 use super::{Link, LinkEvent, path_of_wire};

@@ -4,7 +4,7 @@ use mlx5_device::carrier::{Payload, Unsent};
 use mlx5_device::memory::{Fault, Segment};
 
 use super::channel::{ChannelState, Lane};
-use super::peers::Outgoing;
+use super::peer::Outgoing;
 use super::record::{MAX_FRAGMENT, MAX_GPU_FRAGMENT};
 use super::{Link, LinkEvent, MAX_INLINE, Room};
 use crate::dma::{Host, RingMemory, gpu};

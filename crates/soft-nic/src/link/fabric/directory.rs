@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::super::record;
-use super::{MAGIC, at};
+use super::layout::{MAGIC, at};
 use crate::os::{SharedMemory, system};
 
 /// What all names begin with; the version follows. Every version keeps to this, and seals the memfd.

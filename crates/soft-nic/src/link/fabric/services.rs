@@ -6,10 +6,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Fabric, Process, SLOTS, at, slot_at};
-
-/// Services that one process may listen to.
-pub(super) const COUNT: usize = 64;
+use super::layout::{SERVICES, SLOTS, at, slot_at};
+use super::{Fabric, Process};
 
 const SERVICE_BITS: u32 = 25;
 const IN_USE: u64 = 1 << 63;
@@ -54,7 +52,7 @@ fn folded(gid: [u8; 16]) -> u32 {
 pub enum ServiceError {
     #[error("slot {0} of the fabric listens to this service")]
     Taken(u8),
-    #[error("a process listens to {COUNT} services at most")]
+    #[error("a process listens to {SERVICES} services at most")]
     Full,
 }
 
@@ -62,7 +60,7 @@ impl Fabric {
     /// Announces that this process listens. Written first and looked at afterwards, so that of two processes that do so at
     /// once not both succeed.
     pub fn announce(&self, service: ServiceWord) -> Result<(), ServiceError> {
-        let free = (0..COUNT).find(|index| self.service(self.slot(), *index).is_none());
+        let free = (0..SERVICES).find(|index| self.service(self.slot(), *index).is_none());
         let index = free.ok_or(ServiceError::Full)?;
         self.store_service(index, service.0);
         match self.clashing_slot(service) {
@@ -76,7 +74,7 @@ impl Fabric {
 
     /// Takes it back.
     pub fn withdraw(&self, service: ServiceWord) {
-        for index in 0..COUNT {
+        for index in 0..SERVICES {
             if self.service(self.slot(), index) == Some(service) {
                 self.store_service(index, 0);
             }
@@ -88,7 +86,8 @@ impl Fabric {
         let find = |matches: &dyn Fn(ServiceWord) -> bool| {
             // Asking the kernel whether a process runs costs five system calls, and any host of the network may make us ask.
             (0..SLOTS as u8).find(|slot| {
-                (0..COUNT).filter_map(|index| self.service(*slot, index)).any(matches) && self.is_alive(*slot)
+                (0..SERVICES).filter_map(|index| self.service(*slot, index)).any(matches)
+                    && self.is_alive(*slot)
             })
         };
         find(&|word| word == service).or_else(|| find(&|word| word.serves(service)))
@@ -97,7 +96,7 @@ impl Fabric {
     /// Another process whose service is in the way of this one.
     pub fn clashing_slot(&self, service: ServiceWord) -> Option<u8> {
         (0..SLOTS as u8).filter(|slot| *slot != self.slot()).find(|slot| {
-            (0..COUNT).filter_map(|index| self.service(*slot, index)).any(|word| word.clashes(service))
+            (0..SERVICES).filter_map(|index| self.service(*slot, index)).any(|word| word.clashes(service))
                 && self.is_alive(*slot)
         })
     }
@@ -156,7 +155,7 @@ mod tests {
     #[test]
     fn there_are_so_many_words_and_no_more() {
         let fabric = Fabric::join(&format!("many-services-{}", std::process::id())).unwrap();
-        for port in 0..COUNT as u64 {
+        for port in 0..SERVICES as u64 {
             fabric.announce(ServiceWord::new(0x106_0000 + port, None).unwrap()).unwrap();
         }
         let more = ServiceWord::new(0x106_ffff, None).unwrap();

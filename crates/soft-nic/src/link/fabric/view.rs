@@ -9,7 +9,8 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
 use super::directory::{each_descriptor, name_prefix, open_directory};
-use super::{Process, SLOTS, SlotOwner, at, link_target, ring, slot_at, slot_owner};
+use super::layout::{SLOTS, at, slot_at};
+use super::{Process, SlotOwner, link_target, ring, slot_owner};
 use crate::os::SharedMemory;
 
 /// A fabric of this user, looked at from outside.
