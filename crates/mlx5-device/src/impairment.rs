@@ -269,6 +269,15 @@ impl Impairment {
     }
 }
 
+/// Methods that a field answers.
+macro_rules! forward {
+    ($self:ident.$to:ident: $(fn $name:ident(& $($mut:ident)? $(; $arg:ident: $type:ty)*) $(-> $answer:ty)?;)*) => {
+        $(fn $name(& $($mut)? $self $(, $arg: $type)*) $(-> $answer)? {
+            $self.$to.$name($($arg),*)
+        })*
+    };
+}
+
 /// A carrier with its impairment, for one round.
 pub(super) struct Impaired<'a, C> {
     pub carrier: &'a mut C,
@@ -303,16 +312,18 @@ impl<C: Carrier> Impaired<'_, C> {
 impl<C: Carrier> Carrier for Impaired<'_, C> {
     type Inbound<'a> = Arrived<'a>;
 
-    fn slot(&self) -> u8 {
-        self.carrier.slot()
-    }
-
-    fn has_wire(&self) -> bool {
-        self.carrier.has_wire()
-    }
-
-    fn set_delay(&mut self, delay_ns: u64) {
-        self.carrier.set_delay(delay_ns);
+    forward! { self.carrier:
+        fn slot(&) -> u8;
+        fn has_wire(&) -> bool;
+        fn set_delay(&mut; delay_ns: u64);
+        fn replies_wait(&; slot: u8) -> bool;
+        fn poll_event(&mut) -> Option<String>;
+        fn has_reply_room(&mut; slot: u8) -> bool;
+        fn consumed(&mut; slot: u8; position: Position) -> bool;
+        fn has_packets_waiting(&) -> bool;
+        fn has_delayed(&) -> bool;
+        fn fabric_in_words(&) -> String;
+        fn peer_in_words(&; slot: u8) -> String;
     }
 
     fn sends(&mut self, sender: impl FnOnce() -> Sender) {
@@ -339,14 +350,6 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         self.carrier.poll_wire(now, |message, inbound| {
             handler(message, &mut self.impairment.arrived(message, inbound))
         })
-    }
-
-    fn replies_wait(&self, slot: u8) -> bool {
-        self.carrier.replies_wait(slot)
-    }
-
-    fn poll_event(&mut self) -> Option<String> {
-        self.carrier.poll_event()
     }
 
     /// A message has one fate, which its beginning meets.
@@ -407,14 +410,6 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         Ok(sent)
     }
 
-    fn has_reply_room(&mut self, slot: u8) -> bool {
-        self.carrier.has_reply_room(slot)
-    }
-
-    fn consumed(&mut self, slot: u8, position: Position) -> bool {
-        self.carrier.consumed(slot, position)
-    }
-
     fn has_wire_room(&mut self, from: IpAddr) -> bool {
         self.impairment.has_room() && self.carrier.has_wire_room(from)
     }
@@ -471,28 +466,12 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         Ok(bytes)
     }
 
-    fn has_packets_waiting(&self) -> bool {
-        self.carrier.has_packets_waiting()
-    }
-
-    fn has_delayed(&self) -> bool {
-        self.carrier.has_delayed()
-    }
-
     /// Where nothing more has left, nothing more overtakes.
     fn ring_bells(&mut self) {
         if !std::mem::take(&mut self.impairment.is_sending) {
             self.let_go();
         }
         self.carrier.ring_bells();
-    }
-
-    fn fabric_in_words(&self) -> String {
-        self.carrier.fabric_in_words()
-    }
-
-    fn peer_in_words(&self, slot: u8) -> String {
-        self.carrier.peer_in_words(slot)
     }
 }
 
@@ -504,24 +483,12 @@ pub(super) struct Arrived<'a> {
 }
 
 impl Inbound for Arrived<'_> {
-    fn path(&self) -> Option<PathAddress> {
-        self.inbound.path()
-    }
-
-    fn to_port(&self) -> Option<u8> {
-        self.inbound.to_port()
-    }
-
-    fn payload_len(&self) -> u32 {
-        self.inbound.payload_len()
-    }
-
-    fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
-        self.inbound.copy_into(to, order)
-    }
-
-    fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault> {
-        self.inbound.copy_to_buffer(out)
+    forward! { self.inbound:
+        fn path(&) -> Option<PathAddress>;
+        fn to_port(&) -> Option<u8>;
+        fn payload_len(&) -> u32;
+        fn copy_into(&mut; to: &[Segment]; order: Order) -> Result<(), Fault>;
+        fn copy_to_buffer(&mut; out: &mut [u8]) -> Result<(), Fault>;
     }
 
     fn is_dropped_at(&self, port: usize) -> bool {
