@@ -16,10 +16,10 @@ pub struct Replay {
     file: PathBuf,
 }
 
-const REPLAY_HELP: &str = "The device gets what the file has (register writes, commands, packets, times, and the memory it read), and \
-     everything that it sends and completes is compared with what was recorded. The payload of messages is not in the file: of it, \
-     place and length are compared.\n\n\
-     Exit status: 0 when all is as recorded, 1 at the first difference, which is named, 2 for a file that is no whole recording.\n\n\
+const REPLAY_HELP: &str = "The device gets what the file has (register writes, commands, packets that arrived, times, and the memory it read). \
+     A digest of what it sends, completes and asks is compared with the recorded one after each round. The payload of messages is not in \
+     the file: of it, address and length are compared.\n\n\
+     Exit status: 0 when all is as recorded, 1 at the first step that differs, which is named, 2 for a file that is no whole recording.\n\n\
      Example:\n  softnic run --record run.rec -- ib_write_bw HOST; softnic replay run.rec";
 
 #[derive(Debug, Args)]

@@ -8,10 +8,11 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use soft_nic::recording::{Event, Events, Psn, RecordingError, Relation, Transfer};
+use soft_nic::recording::{Event, Psn, Relation, ReplayError, Transfer, observe, start_ns};
 
 /// Messages of a queue pair that are remembered at most.
 const MAX_MESSAGES: usize = 64 * 1024;
@@ -144,7 +145,8 @@ impl<W: Write> Trace<W> {
                 if let Some((_, true)) = sent {
                     args["again"] = json!(true);
                 }
-                let name = format!("send {} PSN {}", transfer.what, transfer.psn.value());
+                let lost = if transfer.lost { " lost" } else { "" };
+                let name = format!("send {}{lost} PSN {}", transfer.what, transfer.psn.value());
                 (name, sent.map(|(message, _)| message), "t", args)
             }
             Event::Arrived(transfer) => {
@@ -202,7 +204,7 @@ fn flow(phase: &str, at: u64, qpn: u32, message: u64) -> Value {
 /// precedes that; the error follows.
 pub fn write(file: &Path, out: &Path) -> Result<u64> {
     let name = out.display();
-    let events = Events::open(file)?;
+    let start = start_ns(file)?;
     let held = fs::metadata(out).ok();
     let recording = fs::metadata(file).with_context(|| file.display().to_string())?;
     if held.as_ref().is_some_and(|held| (held.dev(), held.ino()) == (recording.dev(), recording.ino())) {
@@ -210,9 +212,9 @@ pub fn write(file: &Path, out: &Path) -> Result<u64> {
     }
     // A pipe or a device cannot be replaced.
     let written = if held.is_some_and(|held| !held.is_file()) {
-        File::create(out).map_err(anyhow::Error::from).and_then(|created| draw(events, created))
+        File::create(out).map_err(anyhow::Error::from).and_then(|created| draw(file, start, created))
     } else {
-        replace(out, |created| draw(events, created))
+        replace(out, |created| draw(file, start, created))
     };
     let (count, end) = written.with_context(|| format!("{name}: cannot be written; name another file"))?;
     end.with_context(|| format!("{name} has the {count} events before the first error"))?;
@@ -237,23 +239,31 @@ fn replace<T>(out: &Path, write: impl FnOnce(File) -> Result<T>) -> Result<T> {
 }
 
 /// Writes the events; their number, and how the recording ended.
-fn draw(mut events: Events, out: impl Write) -> Result<(u64, Result<(), RecordingError>)> {
-    let start = events.start_ns();
+fn draw(file: &Path, start: u64, out: impl Write + Send + 'static) -> Result<(u64, Result<(), ReplayError>)> {
     let mut trace = Trace::new(BufWriter::new(out));
     write!(trace.out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-    let process = json!({"name": events.file().display().to_string()});
+    let process = json!({"name": file.display().to_string()});
     trace.event(&json!({"ph": "M", "name": "process_name", "pid": PID, "args": process}))?;
-    let end = loop {
-        match events.next_event() {
-            Ok(Some((at, qpn, event))) => trace.add(at.saturating_sub(start), qpn, &event)?,
-            Ok(None) => break Ok(()),
-            Err(error) => break Err(error),
-        }
-    };
+    // An error of the file must not end the replay within the device: the rest is dropped.
+    let drawn = Arc::new(Mutex::new((trace, Ok(()))));
+    let drawing = drawn.clone();
+    let end = observe(
+        file,
+        Box::new(move |at, qpn, event| {
+            let mut drawing = drawing.lock().unwrap_or_else(PoisonError::into_inner);
+            let (trace, written) = &mut *drawing;
+            if written.is_ok() {
+                *written = trace.add(at.saturating_sub(start), qpn, &event);
+            }
+        }),
+    );
+    let mut drawn = drawn.lock().unwrap_or_else(PoisonError::into_inner);
+    let (trace, written) = &mut *drawn;
+    std::mem::replace(written, Ok(()))?;
     trace.finish_round()?;
     write!(trace.out, "\n]}}\n")?;
     trace.out.flush()?;
-    Ok((trace.count, end))
+    Ok((trace.count, end.map(drop)))
 }
 
 #[cfg(test)]
@@ -282,6 +292,7 @@ mod tests {
             bytes: 1,
             request: true,
             last: true,
+            lost: false,
         })
     }
 

@@ -57,7 +57,7 @@ macro_rules! structure {
         $($(#[$field_doc:meta])* $field:ident: $number:ty = $at:literal,)*
     }) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
         pub struct $name { $($(#[$field_doc])* pub $field: $number,)* }
 
         impl $name {

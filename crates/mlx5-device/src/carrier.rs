@@ -185,7 +185,7 @@ pub enum Disposition {
 }
 
 /// Where a payload is, on the sending side.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 pub enum Payload<'a> {
     /// No bytes.
     Nothing,
@@ -196,7 +196,7 @@ pub enum Payload<'a> {
 }
 
 /// Address of a path, as a datagram's receiver sees it in GRH and completion.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct PathAddress {
     pub sgid: [u8; 16],
     pub dgid: [u8; 16],
@@ -227,7 +227,7 @@ pub struct Sender {
 }
 
 /// A place in the stream of requests to a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
     /// Serial number of the channel among all that the carrier has made.
     pub channel: u32,
@@ -260,7 +260,7 @@ pub enum Unsent {
 }
 
 /// The invariant CRC that a packet leaves with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Icrc {
     /// What its receiver computes.
     Right,

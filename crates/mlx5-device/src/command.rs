@@ -6,6 +6,7 @@
 use std::fmt;
 
 use roce::ServiceType;
+use serde::{Deserialize, Serialize};
 
 use crate::memory::Fault;
 use crate::reason::Reason;
@@ -37,7 +38,7 @@ pub mod event_type {
 }
 
 /// Why a command was refused: the errno a kernel gives, and the sentence that the log gets.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{reason} (errno {errno})")]
 pub struct CommandError {
     /// Positive errno value.
@@ -92,7 +93,7 @@ impl CommandError {
 pub type Answer<T> = Result<T, CommandError>;
 
 /// One open of the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ContextId(pub u32);
 
 /// Object handle inside a context, as handed to user space.
@@ -113,7 +114,7 @@ pub trait EventSink: Send {
 }
 
 /// Answer to `ALLOC_PD`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocatedPd {
     pub handle: Handle,
     /// Number that mlx5 user space puts into queues.
@@ -121,7 +122,7 @@ pub struct AllocatedPd {
 }
 
 /// Answer to `UAR_OBJ_ALLOC`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocatedUar {
     pub handle: Handle,
     /// Page number that queues name.
@@ -129,28 +130,28 @@ pub struct AllocatedUar {
 }
 
 /// Answer to [`CreateCq`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreatedCq {
     pub handle: Handle,
     pub cqn: u32,
 }
 
 /// Answer to `DESTROY_CQ`: how many events the program must have read; the library waits for so many acknowledgements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DestroyedCq {
     pub completion_events: u32,
     pub async_events: u32,
 }
 
 /// Answer to `CREATE_AH`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreatedAh {
     pub handle: Handle,
     /// MAC address of the destination (Ethernet); zero when no process of the fabric has the GID.
     pub dmac: [u8; 6],
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct RegMr {
     /// First byte, in the application's address space.
     pub start: u64,
@@ -164,7 +165,7 @@ pub struct RegMr {
 }
 
 /// `REREG_MR`: only what `flags` names is meant.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct ReregMr {
     pub mr: Handle,
     /// `IB_MR_REREG_*` bits: what changes.
@@ -181,14 +182,14 @@ pub struct ReregMr {
 }
 
 /// Answer to [`RegMr`] and [`ReregMr`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MrKeys {
     pub handle: Handle,
     pub lkey: u32,
     pub rkey: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct AllocMw {
     pub pd: Handle,
     /// 1 or 2, unchecked.
@@ -196,7 +197,7 @@ pub struct AllocMw {
 }
 
 /// Answer to [`AllocMw`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocatedMw {
     pub handle: Handle,
     /// Its key until the first bind.
@@ -204,7 +205,7 @@ pub struct AllocatedMw {
 }
 
 /// `CQ.CREATE` with the mlx5 part.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct CreateCq {
     /// Entries minus one, as the command says (`cqe`); entries is a power of two.
     pub cqe: u32,
@@ -221,7 +222,7 @@ pub struct CreateCq {
 }
 
 /// `RESIZE_CQ` with the mlx5 part.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct ResizeCq {
     /// Entries wanted minus one; the next power of two is taken.
     pub cqe: u32,
@@ -231,7 +232,7 @@ pub struct ResizeCq {
 }
 
 /// Queue capacities, as in `ib_uverbs_qp_cap`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpCap {
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
@@ -240,9 +241,19 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
+/// [`ServiceType`] for serde.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "ServiceType")]
+enum Service {
+    Rc,
+    Uc,
+    Ud,
+}
+
 /// `QP.CREATE` with the mlx5 part.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct CreateQp {
+    #[serde(with = "Service")]
     pub service: ServiceType,
     pub pd: Handle,
     pub send_cq: Handle,
@@ -285,7 +296,7 @@ impl CreateQp {
 }
 
 /// `SRQ.CREATE` with the mlx5 part.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct CreateSrq {
     pub pd: Handle,
     /// Receives; the ring has the next power of two above this.
@@ -300,7 +311,7 @@ pub struct CreateSrq {
 }
 
 /// Answer to [`CreateSrq`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreatedSrq {
     pub handle: Handle,
     pub srqn: u32,
@@ -310,7 +321,7 @@ pub struct CreatedSrq {
     pub max_sge: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct ModifySrq {
     /// `IBV_SRQ_*` bits.
     pub mask: u32,
@@ -329,7 +340,7 @@ pub struct QueriedSrq {
 }
 
 /// Answer to [`CreateQp`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreatedQp {
     pub handle: Handle,
     pub qpn: u32,
@@ -337,7 +348,7 @@ pub struct CreatedQp {
 }
 
 /// An address vector: what the device needs of `ib_uverbs_ah_attr`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressVector {
     /// Destination LID (InfiniBand link layer).
     pub dlid: u16,
@@ -353,7 +364,7 @@ pub struct AddressVector {
 }
 
 /// `MODIFY_QP`: `mask` is `IBV_QP_*` bits; only the fields it names are meant.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct ModifyQp {
     /// `IBV_QP_*` bits.
     pub mask: u32,

@@ -3,13 +3,14 @@
 use std::fmt;
 
 use mlx5_layout::CqeSyndrome;
+use serde::{Deserialize, Serialize};
 
 use super::counters::name_of;
 use crate::carrier::MAX_DELAY_NS;
 use crate::span::Span;
 
 /// What may be changed while the NIC runs; what is `None` stays. Shown as `softnic ctl` sends it.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message stands for a packet.
     pub loss: Option<f64>,
@@ -41,22 +42,36 @@ impl fmt::Display for Settings {
 }
 
 /// One fault of a queue. Shown as `softnic ctl` sends it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Injection {
     pub qpn: u32,
     pub kind: InjectionKind,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InjectionKind {
     /// Loses one request: the one that has this PSN, 24 bits, among its own, or the next.
     Drop(Option<u32>),
     /// Ends the next send with this syndrome in its CQE, and the queue with it.
-    ErrorCqe(CqeSyndrome),
+    ErrorCqe(#[serde(with = "syndrome")] CqeSyndrome),
     /// Sends the next packet of a connected QP on the wire with a wrong ICRC.
     CorruptCrc,
     /// Answers the next READ that arrives so many µs later; other queues' traffic goes on.
     DelayRead(u32),
+}
+
+/// A syndrome for serde: its number.
+mod syndrome {
+    use super::{CqeSyndrome, Deserialize};
+
+    pub fn serialize<S: serde::Serializer>(syndrome: &CqeSyndrome, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u8(syndrome.to_u8())
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<CqeSyndrome, D::Error> {
+        let number = u8::deserialize(from)?;
+        CqeSyndrome::from_u8(number).ok_or_else(|| serde::de::Error::custom("no syndrome"))
+    }
 }
 
 impl fmt::Display for Injection {

@@ -11,7 +11,7 @@ pub struct Fault {
 }
 
 /// A piece of one process's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Segment {
     /// Virtual address in that process.
     pub addr: u64,
@@ -24,7 +24,7 @@ pub fn total(segments: &[Segment]) -> u64 {
 }
 
 /// How the bytes of one copy become visible to a thread that watches the destination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Order {
     /// In increasing addresses, the last naturally aligned word by a release store: what pollers rely on. Of what helpers have a
     /// part in only the last 1 KiB is, and behind the rest.

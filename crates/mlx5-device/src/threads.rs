@@ -5,7 +5,7 @@ use std::sync::Arc;
 use roce::Now;
 
 /// One thread, at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ThreadTime {
     pub tid: u32,
     /// It has a core, or waits for one.

@@ -21,7 +21,7 @@ use crate::threads::ThreadSampler;
 const REGISTERS: [(u8, usize); 4] = [(0, 0x800), (0, 0x900), (1, 0xa00), (1, 0xb00)];
 
 /// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_*`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum UarKind {
     /// Write combining: BlueFlame registers, two queues a page or queues that share.
     BlueFlame,

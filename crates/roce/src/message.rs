@@ -108,7 +108,7 @@ pub const fn psn_count(opcode: Opcode, length: u32, path_mtu_bytes: u32) -> u32 
 }
 
 /// Which bytes of a message a request value carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Fragment {
     /// First byte, from the start of the message.
     pub offset: u32,
@@ -116,7 +116,7 @@ pub struct Fragment {
 }
 
 /// A request message, or one fragment of it. Every fragment repeats the message's header fields.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
     pub src_qpn: u32,
     pub dst_qpn: u32,
@@ -186,7 +186,7 @@ impl Request {
 }
 
 /// A reply message of the reliable service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Reply {
     /// Responder's QPN.
     pub src_qpn: u32,
@@ -201,7 +201,7 @@ pub struct Reply {
 }
 
 /// The kinds of reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReplyKind {
     /// Positive acknowledgement of everything up to the PSN, without READs and atomics whose response is missing.
     Ack,
@@ -219,7 +219,7 @@ pub enum ReplyKind {
 }
 
 /// NAK codes (IBTA §9.7.5.2, table of NAK codes); the numbers are the AETH's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NakCode {
     /// PSN sequence error: something before is missing.

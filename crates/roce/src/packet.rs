@@ -33,7 +33,7 @@ pub const fn may_carry(position: Position, payload_bytes: u32, path_mtu_bytes: u
 }
 
 /// What follows the headers of a SEND's or WRITE's last packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Trailer {
     #[default]
     None,
@@ -44,7 +44,7 @@ pub enum Trailer {
 }
 
 /// AETH, without its credits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Aeth {
     pub syndrome: Syndrome,
     /// Messages completed by the responder, 24 bits.
@@ -52,7 +52,7 @@ pub struct Aeth {
 }
 
 /// The three kinds of AETH (IBTA §9.7.5.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Syndrome {
     /// Everything up to the PSN is acknowledged.
     Ack,
@@ -63,7 +63,7 @@ pub enum Syndrome {
 }
 
 /// DETH: the sender of a datagram, and the key that lets it in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Deth {
     /// Q_Key.
     pub qkey: u32,
@@ -71,7 +71,7 @@ pub struct Deth {
 }
 
 /// What a packet is, with the headers that its opcode brings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Content {
     Send {
         /// Where in the message.
@@ -124,7 +124,7 @@ impl Content {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Packet {
     /// Service, from the opcode's upper bits.
     pub service: ServiceType,

@@ -14,7 +14,9 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let what = args.next().unwrap_or_default();
     let count: u32 = args.next().and_then(|n| n.parse().ok()).unwrap_or(10_000);
-    let mut driver = Driver::new(Setup::new("rounds"));
+    // A third argument is the file of a recording, which must be there and empty.
+    let record = args.next();
+    let mut driver = Driver::new(Setup::new("rounds").with(|config| config.record = record));
     let (a, b) = driver.pair(QpShape::default());
     let (from, to) = (driver.region(4096, 0xf), driver.region(4096, 0xf));
     let write = WorkRequest::write(&from, 0, 8, &to, 0);

@@ -55,7 +55,7 @@ pub const MAX_INLINE: usize = 16 * 1024;
 const ROOM: usize = 8 * (record::REQUEST_WORDS + record::PATH_WORDS) + MAX_INLINE;
 
 /// What is known of a datagram's way over UDP: the addresses. The socket does not say the rest; the hop limit is Linux's.
-fn path_of_wire(from: IpAddr, at: IpAddr) -> PathAddress {
+pub(crate) fn path_of_wire(from: IpAddr, at: IpAddr) -> PathAddress {
     const HOPS: u8 = 64;
     let (sgid, dgid) = (gid_of(from).0, gid_of(at).0);
     PathAddress { sgid, dgid, hop_limit: HOPS, grh: true, ..PathAddress::default() }

@@ -1,47 +1,109 @@
-//! Which answers are the usual ones: a recording only counts them.
+//! Answers as the values of an entry.
 
-use mlx5_device::carrier::{Sent, Unsent};
+use mlx5_device::carrier::{Position, Sent, Unsent};
 use mlx5_device::memory::Fault;
-use mlx5_device::threads::ThreadTime;
+use mlx5_layout::CqeSyndrome;
 
-use super::values::{Put, Take};
+/// What the values of an answer are; a failure is an entry of its own.
+pub trait Answer<const N: usize>: Sized {
+    fn values(&self) -> Result<[u64; N], Unsent>;
 
-/// An answer that is only counted when it is the usual one.
-pub trait Answer: Put + Take {
-    fn usual() -> Option<Self> {
+    /// `None`: no device gets such an answer.
+    fn of(values: [u64; N]) -> Option<Self>;
+
+    fn failed(_failure: Unsent) -> Option<Self> {
         None
-    }
-
-    fn is_usual(&self) -> bool {
-        false
     }
 }
 
-macro_rules! usual {
-    ($($type:ty: $usual:expr;)*) => { $(
-        impl Answer for $type {
-            fn usual() -> Option<Self> {
-                Some($usual)
+/// Answers that cannot fail.
+macro_rules! plain {
+    ($($type:ty, $count:literal: $answer:pat => $values:expr, $taken:pat => $of:expr;)*) => { $(
+        impl Answer<$count> for $type {
+            #[inline]
+            fn values(&self) -> Result<[u64; $count], Unsent> {
+                let $answer = *self;
+                Ok($values)
             }
-            fn is_usual(&self) -> bool {
-                Self::usual().as_ref() == Some(self)
+
+            fn of($taken: [u64; $count]) -> Option<Self> {
+                $of
             }
         }
     )* };
 }
-usual! {
-    bool: false;
-    usize: 0;
-    Result<(), Fault>: Ok(());
-    Option<[u8; 8]>: None;
-    Option<String>: None;
+plain! {
+    (), 0: () => [], [] => Some(());
+    bool, 1: value => [value.into()], [value] => Some(value != 0);
+    u8, 1: value => [value.into()], [value] => value.try_into().ok();
+    u32, 1: value => [value.into()], [value] => value.try_into().ok();
+    u64, 1: value => [value], [value] => Some(value);
+    usize, 1: value => [value as u64], [value] => value.try_into().ok();
+    Sent, 3: Sent { position: Position { channel, offset }, carried } => [channel.into(), offset, carried.into()],
+        [channel, offset, carried] => {
+            let position = Position { channel: channel.try_into().ok()?, offset };
+            Some(Sent { position, carried: carried.try_into().ok()? })
+        };
 }
 
-impl Answer for u8 {}
-impl Answer for u32 {}
-impl Answer for String {}
-impl Answer for Result<u32, Fault> {}
-impl Answer for Result<u64, Fault> {}
-impl Answer for Vec<ThreadTime> {}
-impl Answer for Result<Sent, Unsent> {}
-impl Answer for Result<usize, Unsent> {}
+impl<const N: usize> Answer<N> for [u64; N] {
+    #[inline]
+    fn values(&self) -> Result<[u64; N], Unsent> {
+        Ok(*self)
+    }
+
+    fn of(values: [u64; N]) -> Option<Self> {
+        Some(values)
+    }
+}
+
+impl<const N: usize, A: Answer<N>> Answer<N> for Result<A, Fault> {
+    #[inline]
+    fn values(&self) -> Result<[u64; N], Unsent> {
+        self.as_ref().map_err(|fault| Unsent::Fault(*fault))?.values()
+    }
+
+    fn of(values: [u64; N]) -> Option<Self> {
+        A::of(values).map(Ok)
+    }
+
+    fn failed(failure: Unsent) -> Option<Self> {
+        if let Unsent::Fault(fault) = failure { Some(Err(fault)) } else { None }
+    }
+}
+
+impl<const N: usize, A: Answer<N>> Answer<N> for Result<A, Unsent> {
+    #[inline]
+    fn values(&self) -> Result<[u64; N], Unsent> {
+        self.as_ref().map_err(|unsent| *unsent)?.values()
+    }
+
+    fn of(values: [u64; N]) -> Option<Self> {
+        A::of(values).map(Ok)
+    }
+
+    fn failed(failure: Unsent) -> Option<Self> {
+        Some(Err(failure))
+    }
+}
+
+/// The values of a failure.
+pub fn of_failure(unsent: Unsent) -> [u64; 2] {
+    match unsent {
+        Unsent::Full => [0, 0],
+        Unsent::Unreachable => [1, 0],
+        Unsent::Fault(Fault { addr }) => [2, addr],
+        Unsent::Failed(syndrome) => [3, u64::from(syndrome.to_u8())],
+    }
+}
+
+/// The failure with these values.
+pub fn failure_of(values: &[u64]) -> Option<Unsent> {
+    Some(match *values {
+        [0, _] => Unsent::Full,
+        [1, _] => Unsent::Unreachable,
+        [2, addr] => Unsent::Fault(Fault { addr }),
+        [3, syndrome] => Unsent::Failed(CqeSyndrome::from_u8(u8::try_from(syndrome).ok()?)?),
+        _ => return None,
+    })
+}

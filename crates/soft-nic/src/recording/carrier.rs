@@ -1,7 +1,6 @@
-//! The link of a device that may be recorded, or replayed: [`Source`] as a carrier.
+//! The link of a device that is recorded or replayed: [`Source`] as a carrier.
 
 use std::net::IpAddr;
-use std::ops::{Deref, DerefMut};
 
 use mlx5_device::carrier::{
     Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sent, Unsent,
@@ -9,36 +8,16 @@ use mlx5_device::carrier::{
 use mlx5_device::memory::{Fault, Order, Segment};
 use roce::{Now, Packet, Reply, Request, ServiceType};
 
+use super::entry::{Place, Question, Tag};
+use super::events::{Event, Objects};
+use super::message::Facts;
 use super::recorder::Recorder;
-use super::replayer::Replay;
-use super::source::{Source, note};
-use super::tag::Tag;
-use super::values::{Facts, ReplyPiece};
+use super::replayer::{NOT_FILLED, Replay};
+use super::source::{Source, ask, record};
 use crate::link::Link;
-
-impl Deref for Source<Link> {
-    type Target = Link;
-
-    fn deref(&self) -> &Link {
-        match self {
-            Source::Live(link) | Source::Recorded(link, _) => link,
-            Source::Replayed(_) => unreachable!("only the device uses the link in a replay"),
-        }
-    }
-}
-
-impl DerefMut for Source<Link> {
-    fn deref_mut(&mut self) -> &mut Link {
-        match self {
-            Source::Live(link) | Source::Recorded(link, _) => link,
-            Source::Replayed(_) => unreachable!("only the device uses the link in a replay"),
-        }
-    }
-}
 
 /// A message that arrived.
 pub enum Arrived<'a> {
-    Live(&'a mut dyn Inbound),
     Recorded(&'a mut dyn Inbound, &'a Recorder),
     Replayed(Facts, &'a Replay),
 }
@@ -46,82 +25,94 @@ pub enum Arrived<'a> {
 impl Inbound for Arrived<'_> {
     fn path(&self) -> Option<PathAddress> {
         match self {
-            Arrived::Live(inbound) | Arrived::Recorded(inbound, _) => inbound.path(),
+            Arrived::Recorded(inbound, _) => inbound.path(),
             Arrived::Replayed((path, ..), _) => *path,
         }
     }
 
     fn to_port(&self) -> Option<u8> {
         match self {
-            Arrived::Live(inbound) | Arrived::Recorded(inbound, _) => inbound.to_port(),
+            Arrived::Recorded(inbound, _) => inbound.to_port(),
             Arrived::Replayed((_, port, _), _) => *port,
         }
     }
 
     fn payload_len(&self) -> u32 {
         match self {
-            Arrived::Live(inbound) | Arrived::Recorded(inbound, _) => inbound.payload_len(),
+            Arrived::Recorded(inbound, _) => inbound.payload_len(),
             Arrived::Replayed((.., len), _) => *len,
         }
     }
 
     fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
         match self {
-            Arrived::Live(inbound) => inbound.copy_into(to, order),
             Arrived::Recorded(inbound, recorder) => {
                 let copied = inbound.copy_into(to, order);
-                recorder.entry(Tag::CopyInto, (to, order, copied));
-                copied
+                record(recorder, Tag::CopyInto, &(to, order), copied)
             }
-            Arrived::Replayed(_, replay) => replay.told(Tag::CopyInto, (to, order)),
+            Arrived::Replayed(_, replay) => {
+                replay.ask(Tag::CopyInto, Place::of(Tag::CopyInto), &(to, order), |_, _| None)
+            }
         }
     }
 
     fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault> {
         match self {
-            Arrived::Live(inbound) => inbound.copy_to_buffer(out),
             Arrived::Recorded(inbound, recorder) => {
                 let copied = inbound.copy_to_buffer(out);
-                recorder.entry(Tag::CopyToBuffer, (out.len(), copied.map(|()| &*out)));
+                recorder.note(Tag::CopyToBuffer, &out.len());
+                recorder.copy(Tag::CopyToBuffer, out, copied);
                 copied
             }
-            Arrived::Replayed(_, replay) => replay.bytes(Tag::CopyToBuffer, out.len(), out),
+            Arrived::Replayed(_, replay) => replay.copy(Tag::CopyToBuffer, &out.len(), out),
         }
     }
 }
 
-/// Notes a message before the device has it.
-fn recorded<'a>(recorder: &'a Recorder, message: &Message, inbound: &'a mut dyn Inbound) -> Arrived<'a> {
-    let facts = (inbound.path(), inbound.to_port(), inbound.payload_len());
-    recorder.entry(Tag::Message, (message, facts));
-    Arrived::Recorded(inbound, recorder)
+/// Polls the link, and records each message before the device has it; of the number that the link reports, what it is beyond theirs.
+fn recorded(
+    recorder: &Recorder,
+    tag: Tag,
+    handler: &mut impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+    poll: impl FnOnce(&mut dyn FnMut(&Message, &mut dyn Inbound) -> Disposition) -> usize,
+) -> usize {
+    let mut messages = 0;
+    let done = poll(&mut |message, inbound| {
+        messages += 1;
+        recorder.message(message, inbound);
+        handler(message, &mut Arrived::Recorded(inbound, recorder))
+    });
+    record(recorder, tag, &(), done.wrapping_sub(messages));
+    done
 }
 
 /// Hands on the messages that had come, and says what this counted for.
 fn replayed(
     replay: &Replay,
     tag: Tag,
-    mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+    handler: &mut impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
 ) -> usize {
+    let mut messages = 0_usize;
     while let Some((message, facts)) = replay.next_message() {
+        messages += 1;
         handler(&message, &mut Arrived::Replayed(facts, replay));
     }
-    replay.answer(tag, ())
+    messages.wrapping_add(replay.ask(tag, Place::of(tag), &(), |_, _| None))
 }
 
 impl Carrier for Source<Link> {
     type Inbound<'a> = Arrived<'a>;
 
     fn slot(&self) -> u8 {
-        self.ask(Tag::Slot, (), Carrier::slot)
+        ask!(self, Tag::Slot, (), link => Carrier::slot(link))
     }
 
     fn has_wire(&self) -> bool {
-        self.ask(Tag::HasWire, (), Carrier::has_wire)
+        ask!(self, Tag::HasWire, (), link => link.has_wire())
     }
 
     fn set_delay(&mut self, delay_ns: u64) {
-        if let Source::Live(link) | Source::Recorded(link, _) = self {
+        if let Source::Recorded(link, _) = self {
             link.set_delay(delay_ns);
         }
     }
@@ -133,16 +124,10 @@ impl Carrier for Source<Link> {
         mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         match self {
-            Source::Live(link) => {
-                link.poll_rings(now, budget, |message, inbound| handler(message, &mut Arrived::Live(inbound)))
-            }
-            Source::Recorded(link, recorder) => {
-                let done = link.poll_rings(now, budget, |message, inbound| {
-                    handler(message, &mut recorded(recorder, message, inbound))
-                });
-                note(recorder, Tag::Rings, (), done)
-            }
-            Source::Replayed(replay) => replayed(replay, Tag::Rings, handler),
+            Source::Recorded(link, recorder) => recorded(recorder, Tag::Rings, &mut handler, |take| {
+                link.poll_rings(now, budget, |message, inbound| take(message, inbound))
+            }),
+            Source::Replayed(replay) => replayed(replay, Tag::Rings, &mut handler),
         }
     }
 
@@ -152,25 +137,30 @@ impl Carrier for Source<Link> {
         mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         match self {
-            Source::Live(link) => {
-                link.poll_wire(now, |message, inbound| handler(message, &mut Arrived::Live(inbound)))
-            }
-            Source::Recorded(link, recorder) => {
-                let done = link.poll_wire(now, |message, inbound| {
-                    handler(message, &mut recorded(recorder, message, inbound))
-                });
-                note(recorder, Tag::Wire, (), done)
-            }
-            Source::Replayed(replay) => replayed(replay, Tag::Wire, handler),
+            Source::Recorded(link, recorder) => recorded(recorder, Tag::Wire, &mut handler, |take| {
+                link.poll_wire(now, |message, inbound| take(message, inbound))
+            }),
+            Source::Replayed(replay) => replayed(replay, Tag::Wire, &mut handler),
         }
     }
 
     fn replies_wait(&self, slot: u8) -> bool {
-        self.ask(Tag::RepliesWait, slot, |link| link.replies_wait(slot))
+        ask!(self, Tag::RepliesWait, slot, link => link.replies_wait(slot))
     }
 
     fn poll_event(&mut self) -> Option<String> {
-        self.ask_mut(Tag::LinkEvent, (), Carrier::poll_event)
+        match self {
+            Source::Recorded(link, recorder) => {
+                let event = link.poll_event();
+                recorder.note(Tag::LinkEvent, &());
+                match &event {
+                    None => recorder.guessed(),
+                    Some(event) => recorder.bytes(Tag::LinkEvent, event.as_bytes()),
+                }
+                event
+            }
+            Source::Replayed(replay) => replay.text(Tag::LinkEvent, &()),
+        }
     }
 
     fn send_request(
@@ -181,25 +171,27 @@ impl Carrier for Source<Link> {
     ) -> Result<Sent, Unsent> {
         // Of connected services the path is the port alone.
         let datagram = (request.service == ServiceType::Ud).then_some(path);
-        let told = (request, path.to_port, datagram, payload);
-        self.tell_mut(Tag::SendRequest, told, |link| link.send_request(request, path, payload))
+        let asked = (request, path.to_port, datagram, payload);
+        let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_request(request, sent);
+        ask!(self, Tag::SendRequest, asked, link => link.send_request(request, path, payload), event)
     }
 
     fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
-        let told = (ReplyPiece(*reply, offset, 0, true), payload, offset);
-        self.tell_mut(Tag::SendReply, told, |link| link.send_reply(reply, payload, offset))
+        let asked = (reply, payload, offset);
+        let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_reply(reply, sent);
+        ask!(self, Tag::SendReply, asked, link => link.send_reply(reply, payload, offset), event)
     }
 
     fn has_reply_room(&mut self, slot: u8) -> bool {
-        !self.ask_mut(Tag::NoReplyRoom, slot, |link| !link.has_reply_room(slot))
+        ask!(self, Tag::ReplyRoom, slot, link => link.has_reply_room(slot))
     }
 
     fn consumed(&mut self, slot: u8, position: Position) -> bool {
-        !self.ask_mut(Tag::NotConsumed, (slot, position), |link| !link.consumed(slot, position))
+        ask!(self, Tag::Consumed, (slot, position), link => link.consumed(slot, position))
     }
 
     fn has_wire_room(&mut self, from: IpAddr) -> bool {
-        !self.ask_mut(Tag::NoWireRoom, from, |link| !link.has_wire_room(from))
+        ask!(self, Tag::WireRoom, from, link => link.has_wire_room(from))
     }
 
     fn send_packet(
@@ -210,54 +202,86 @@ impl Carrier for Source<Link> {
         icrc: Icrc,
         fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent> {
+        let (asked, expected) = ((packet, from, to, icrc), packet.payload.length);
         match self {
-            Source::Live(link) => link.send_packet(from, to, packet, icrc, fill),
             Source::Recorded(link, recorder) => {
+                let mut filled = false;
                 let sent = link.send_packet(from, to, packet, icrc, |out| {
-                    recorder.fill(Some(out.len()));
-                    let filled = fill(out);
-                    recorder.fill(None);
-                    filled
+                    filled = true;
+                    recorder.begin_fill((out.len() as u64).wrapping_sub(expected.into()));
+                    let result = fill(out);
+                    recorder.end_fill();
+                    result
                 });
-                recorder.entry(Tag::SendPacket, ((packet, from, to, icrc), sent));
-                sent
+                if !filled {
+                    recorder.begin_fill(NOT_FILLED);
+                    recorder.end_fill();
+                }
+                record(recorder, Tag::SendPacket, &asked, sent)
             }
             Source::Replayed(replay) => {
-                replay.fill(fill);
-                replay.told(Tag::SendPacket, (packet, from, to, icrc))
+                replay.fill(expected, fill);
+                let event =
+                    |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
+                replay.ask(Tag::SendPacket, Place::of(Tag::SendPacket), &asked, event)
             }
         }
     }
 
     fn loses_packet(&mut self, from: IpAddr, to: IpAddr, packet: &Packet) {
-        let told = (packet, from, to, Icrc::Right);
+        let asked = (packet, from, to, Icrc::Right);
         // It has no way to its peer.
-        let _ = self.tell_mut(Tag::SendPacket, told, |_| Err::<usize, _>(Unsent::Unreachable));
+        let lost = Err::<usize, _>(Unsent::Unreachable);
+        let _ = match self {
+            Source::Recorded(_, recorder) => {
+                recorder.begin_fill(NOT_FILLED);
+                recorder.end_fill();
+                record(recorder, Tag::SendPacket, &asked, lost)
+            }
+            Source::Replayed(replay) => {
+                replay.fill(packet.payload.length, |_| Ok(()));
+                let event =
+                    |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
+                replay.ask(Tag::SendPacket, Place::of(Tag::SendPacket), &asked, event)
+            }
+        };
     }
 
     fn has_packets_waiting(&self) -> bool {
-        self.ask(Tag::PacketsWait, (), Carrier::has_packets_waiting)
+        ask!(self, Tag::PacketsWait, (), link => link.has_packets_waiting())
     }
 
     /// The device does not go by it.
     fn has_delayed(&self) -> bool {
         match self {
-            Source::Live(link) | Source::Recorded(link, _) => link.has_delayed(),
+            Source::Recorded(link, _) => link.has_delayed(),
             Source::Replayed(_) => false,
         }
     }
 
     fn ring_bells(&mut self) {
-        if let Source::Live(link) | Source::Recorded(link, _) = self {
+        if let Source::Recorded(link, _) = self {
             link.ring_bells();
         }
     }
 
     fn fabric_in_words(&self) -> String {
-        self.ask(Tag::Words, (), Carrier::fabric_in_words)
+        words(self, &(), Carrier::fabric_in_words)
     }
 
     fn peer_in_words(&self, slot: u8) -> String {
-        self.ask(Tag::Words, slot, |link| link.peer_in_words(slot))
+        words(self, &slot, |link| link.peer_in_words(slot))
+    }
+}
+
+fn words(source: &Source<Link>, asked: &impl Question, answer: impl FnOnce(&Link) -> String) -> String {
+    match source {
+        Source::Recorded(link, recorder) => {
+            let words = answer(link);
+            recorder.note(Tag::Words, asked);
+            recorder.bytes(Tag::Words, words.as_bytes());
+            words
+        }
+        Source::Replayed(replay) => replay.text(Tag::Words, asked).unwrap_or_default(),
     }
 }

@@ -1,9 +1,9 @@
-//! The file of a recording: a header, then blocks of words.
+//! The file of a recording: a header, then blocks of entries ([`super::entry`]).
 //!
 //! | | |
 //! |---|---|
 //! | header | magic, 8 bytes; version; length of the settings (TOML); time of the start; checksum; the settings |
-//! | block | a mark and the number of its words; checksum; the words |
+//! | block | a mark and the number of its words; checksum; the words. An entry may go on in the next block |
 //!
 //! All numbers are little-endian words of 64 bits. A length is compared with its bound before anything is read by it.
 
@@ -11,10 +11,16 @@ use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use crate::link::record;
+
 const MAGIC: [u8; 8] = *b"\x89softnic";
 
-/// Version of the format, and of what the words in it mean.
-pub const VERSION: u64 = 1;
+/// Version of the format, and of what the entries in it mean; messages of shared memory are as in its records.
+pub const VERSION: u64 = 2 << 32 | record::VERSION as u64;
+
+fn shown(version: u64) -> String {
+    format!("{}.{}", version >> 32, version as u32)
+}
 
 /// First half of a block's first word; the number of words is the second.
 const BLOCK: u64 = 0x6b63_6f6c;
@@ -33,8 +39,8 @@ pub enum RecordingError {
     #[error("{}: is no recording; give a file that `softnic run --record` has written", file.display())]
     Foreign { file: PathBuf },
     #[error(
-        "{}: a recording of version {found}, and this softnic reads {VERSION}; replay it with the softnic that wrote it",
-        file.display()
+        "{}: a recording of version {}, and this softnic reads {}; replay it with the softnic that wrote it",
+        file.display(), shown(*found), shown(VERSION)
     )]
     Version { file: PathBuf, found: u64 },
     #[error("{}: damaged at byte {at}: {what}; record the program again", file.display())]

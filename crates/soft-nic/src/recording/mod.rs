@@ -1,31 +1,32 @@
-//! Recording and replay of the device: all that goes into it, and what it does.
+//! Recording and replay of the device: all that goes into it, and a digest of what it does.
 //!
-//! The device is a pure core: what it does follows from the calls that it gets and from the answers to what it asks of its machine.
-//! [`Source`] implements everything that the device asks (memory, registers, the carrier, threads, events), in three ways: live, with
-//! each answer noted by a [`Recorder`], or with the answers of a file ([`Replay`]). [`Nic`] records the calls and has the device.
+//! The device is a pure core: what it does follows from the calls that it gets and from the answers to what it asks of its host.
+//! [`Source`] implements everything that the device asks (memory, registers, the carrier, threads, events), in two ways: with each answer
+//! noted by a [`Recorder`], or with the answers of a file ([`Replay`]). A device that is not recorded has its host without a [`Source`]. [`Nic`] records
+//! the calls and has the device.
 //!
-//! In the file are WQEs, doorbell records, register writes, commands, messages, times and results. The payload of messages is not: of
-//! it there is where it lay and how long it was, on both sides of every comparison. Inline data and what is scattered to a CQE is part of
-//! a WQE or CQE, and so is there.
+//! In the file are WQEs, doorbell records, register writes, commands, messages that arrived, times and results: what goes in. Of what the
+//! device does (packets, CQEs, the place of payload, what it asked) there is a digest for each round. A trace comes from a replay.
 
 mod answer;
 mod carrier;
+mod decoder;
+mod entry;
 mod events;
 mod format;
+mod message;
 mod nic;
 mod recorder;
 mod replay;
 mod replayer;
 mod source;
-mod tag;
 #[cfg(test)]
 mod tests;
-mod values;
 
-pub use events::{Event, Events, Transfer};
+pub use events::{Event, Observer, Transfer};
 pub use format::RecordingError;
 pub use nic::Nic;
-pub use replay::replay;
+pub use replay::{observe, replay, start_ns};
 pub use replayer::{ReplayError, Replayed};
 pub use roce::Psn;
 pub use roce::psn::Relation;

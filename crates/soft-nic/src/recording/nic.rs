@@ -1,48 +1,47 @@
 //! The calls into the device, recorded where that was asked for, and their replay.
 
-use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
 
 use mlx5_device::command::*;
 use mlx5_device::config::NicConfigError;
+use mlx5_device::counters::PortCounters;
 use mlx5_device::faults::{Injection, Settings};
 use mlx5_device::memory::{Memory, Registers};
-use mlx5_device::threads::{ThreadTime, Threads};
-use mlx5_device::{Commands, LogSink, UarKind};
+use mlx5_device::model::{Capabilities, DeviceConfig};
+use mlx5_device::threads::Threads;
+use mlx5_device::{Commands, Counters, LogSink, UarKind};
 use roce::Now;
 
+use super::entry::Tag;
+use super::events::number;
 use super::recorder::Recorder;
 use super::replayer::Replay;
 use super::source::Source;
-use super::tag::Tag;
-use super::values::{Put, Take, Words, number, words_of};
 use crate::config::Config;
 use crate::dma::Host;
 use crate::link::Link;
 use crate::os::log;
 
-/// The device with what it asks of its machine.
+/// A device whose host is recorded or replayed.
 pub type Device<M> = mlx5_device::Nic<Source<M>, Source<Link>>;
 
-/// The device of this process, on its memory and its link.
-pub struct Nic<M: Memory = Host> {
-    device: Device<M>,
-    recorder: Option<Arc<Recorder>>,
+/// The device of this process, on its memory and its link. All calls that change the device are here, and so recorded.
+pub struct Nic<M: Memory = Host>(Recording<M>);
+
+enum Recording<M: Memory> {
+    Off(Box<mlx5_device::Nic<M, Link>>),
+    On(Box<Device<M>>, Arc<Recorder>),
 }
 
-impl<M: Memory> Deref for Nic<M> {
-    type Target = Device<M>;
-
-    fn deref(&self) -> &Device<M> {
-        &self.device
-    }
-}
-
-impl<M: Memory> DerefMut for Nic<M> {
-    fn deref_mut(&mut self) -> &mut Device<M> {
-        &mut self.device
-    }
+/// Evaluates an expression of the device, recorded or not.
+macro_rules! of_device {
+    ($nic:expr, $device:ident => $does:expr) => {
+        match $nic {
+            Recording::Off($device) => $does,
+            Recording::On($device, _) => $does,
+        }
+    };
 }
 
 /// The recording that the configuration asks for. Where it cannot begin there is none, and a line says so.
@@ -54,14 +53,6 @@ fn recorder(config: &Config, now: Now) -> Option<Arc<Recorder>> {
             log(&format!("recording {file}: {error}; nothing is recorded and the program goes on"));
             None
         }
-    }
-}
-
-struct NoThreads;
-
-impl Threads for NoThreads {
-    fn look(&mut self) -> Vec<ThreadTime> {
-        Vec::new()
     }
 }
 
@@ -77,84 +68,115 @@ impl<M: Memory> Nic<M> {
         log: Box<dyn LogSink>,
         now: Now,
     ) -> Result<Nic<M>, NicConfigError> {
-        let recorder = recorder(config, now);
-        let (memory, link) = (Source::new(memory, recorder.as_ref()), Source::new(link, recorder.as_ref()));
-        let events: Box<dyn EventSink> = match &recorder {
-            None => events,
-            recorder => Box::new(Source::new(events, recorder.as_ref())),
+        let Some(recorder) = recorder(config, now) else {
+            let device = mlx5_device::Nic::new(&config.nic(), memory, link, events, log, now)?;
+            return Ok(Nic(Recording::Off(Box::new(device))));
         };
+        let memory = Source::Recorded(memory, recorder.clone());
+        let link = Source::Recorded(link, recorder.clone());
+        let events = Box::new(Source::Recorded(events, recorder.clone()));
         let device = Device::new(&config.nic(), memory, link, events, log, now)?;
-        let mut nic = Nic { device, recorder };
-        if nic.recorder.is_some() {
-            // A replay has a clock and threads, whatever the device has.
-            nic.stamp_by(Now::default);
-            nic.excuse(Box::new(NoThreads));
-        }
-        Ok(nic)
+        Ok(Nic(Recording::On(Box::new(device), recorder)))
     }
 
     /// As [`mlx5_device::Nic::excuse`].
     pub fn excuse(&mut self, threads: Box<dyn Threads>) {
-        self.device.excuse(match &self.recorder {
-            None => threads,
-            recorder => Box::new(Source::new(threads, recorder.as_ref())),
-        });
+        match &mut self.0 {
+            Recording::Off(device) => device.excuse(threads),
+            Recording::On(device, recorder) => {
+                device.excuse(Box::new(Source::Recorded(threads, recorder.clone())));
+            }
+        }
     }
 
     /// As [`mlx5_device::Nic::stamp_by`].
     pub fn stamp_by(&mut self, clock: fn() -> Now) {
-        let Some(recorder) = self.recorder.clone() else { return self.device.stamp_by(clock) };
-        self.device.stamp_by(move || {
-            let now = clock();
-            recorder.time(Tag::Stamp, now);
-            now
-        });
+        match &mut self.0 {
+            Recording::Off(device) => device.stamp_by(clock),
+            Recording::On(device, recorder) => {
+                let recorder = recorder.clone();
+                device.stamp_by(move || {
+                    let now = clock();
+                    recorder.time(Tag::Stamp, now);
+                    now
+                });
+            }
+        }
     }
 
     /// As [`mlx5_device::Nic::poll`].
     pub fn poll(&mut self, now: Now) -> usize {
-        if let Some(recorder) = &self.recorder {
-            recorder.time(Tag::Round, now);
+        match &mut self.0 {
+            Recording::Off(device) => device.poll(now),
+            Recording::On(device, recorder) => {
+                recorder.time(Tag::Round, now);
+                recorder.guarded(|| device.poll(now))
+            }
         }
-        self.device.poll(now)
     }
 
     /// As [`mlx5_device::Nic::poll_last`].
     pub fn poll_last(&mut self, now: Now) -> usize {
-        if let Some(recorder) = &self.recorder {
-            recorder.time(Tag::LastRound, now);
+        match &mut self.0 {
+            Recording::Off(device) => device.poll_last(now),
+            Recording::On(device, recorder) => {
+                recorder.time(Tag::LastRound, now);
+                recorder.guarded(|| device.poll_last(now))
+            }
         }
-        self.device.poll_last(now)
     }
 
     /// Nothing that follows is recorded.
     pub fn end_recording(&mut self) {
-        if let Some(recorder) = &self.recorder {
+        if let Recording::On(_, recorder) = &self.0 {
             recorder.end();
         }
     }
 
-    /// One command, by its number.
-    fn command<A: Put>(
-        &mut self,
-        number: u64,
-        arguments: impl Put,
-        run: impl FnOnce(&mut Device<M>, Option<&Arc<Recorder>>) -> A,
-    ) -> A {
-        let recorder = self.recorder.as_ref();
-        if let Some(recorder) = recorder {
-            recorder.entry(Tag::Command, (number, arguments));
+    /// The link, for sleeping and its counters.
+    pub fn link(&mut self) -> &mut Link {
+        match &mut self.0 {
+            Recording::Off(device) => device.link(),
+            Recording::On(device, _) => device.link().recorded(),
         }
-        let answer = run(&mut self.device, recorder);
-        if let Some(recorder) = recorder {
-            recorder.entry(Tag::Answer, &answer);
-        }
-        answer
+    }
+
+    // What only looks is not recorded.
+
+    pub fn ports(&self) -> &[DeviceConfig] {
+        of_device!(&self.0, device => device.ports())
+    }
+
+    pub fn port_counters(&self, place: usize) -> PortCounters {
+        of_device!(&self.0, device => device.port_counters(place))
+    }
+
+    pub fn capabilities(&self) -> &Capabilities {
+        of_device!(&self.0, device => device.capabilities())
+    }
+
+    pub fn counters(&self) -> &Counters {
+        of_device!(&self.0, device => device.counters())
+    }
+
+    pub fn open_qps(&self, place: usize) -> usize {
+        of_device!(&self.0, device => device.open_qps(place))
+    }
+
+    pub fn changes(&self) -> &[String] {
+        of_device!(&self.0, device => device.changes())
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        of_device!(&self.0, device => device.is_waiting())
+    }
+
+    /// As [`mlx5_device::Nic::lower_limits`]; a replay does not know of it.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn lower_limits(&mut self, lower: impl FnOnce(&mut Capabilities)) {
+        of_device!(&mut self.0, device => device.lower_limits(lower))
     }
 }
-
-const OPEN: u64 = 1;
-const ALLOC_UAR: u64 = 3;
 
 /// Commands by number: arguments that are copied, then the one by reference.
 macro_rules! commands {
@@ -164,11 +186,20 @@ macro_rules! commands {
     ) => {
         impl<M: Memory> Commands for Nic<M> {
             $(fn $name(&mut self, $($arg: $type,)* $($by: &$by_type)?) -> Answer<$answer> {
-                self.command($n, ($($arg,)* $($by,)?), |device, _| device.$name($($arg,)* $($by)?))
+                match &mut self.0 {
+                    Recording::Off(device) => device.$name($($arg,)* $($by)?),
+                    Recording::On(device, recorder) => recorder
+                        .command($n, &($($arg,)* $($by,)?), || device.$name($($arg,)* $($by)?)),
+                }
             })*
 
             fn close_context(&mut self, context: ContextId) {
-                self.command(number::CLOSE, context, |device, _| device.close_context(context));
+                match &mut self.0 {
+                    Recording::Off(device) => device.close_context(context),
+                    Recording::On(device, recorder) => {
+                        recorder.command(number::CLOSE, &context, || device.close_context(context));
+                    }
+                }
             }
 
             fn alloc_uar(
@@ -177,74 +208,79 @@ macro_rules! commands {
                 kind: UarKind,
                 registers: Box<dyn Registers>,
             ) -> Answer<AllocatedUar> {
-                self.command(ALLOC_UAR, (context, kind), |device, recorder| {
-                    let registers = match recorder {
-                        None => registers,
-                        recorder => Box::new(Source::new(registers, recorder)),
-                    };
-                    device.alloc_uar(context, kind, registers)
-                })
+                match &mut self.0 {
+                    Recording::Off(device) => device.alloc_uar(context, kind, registers),
+                    Recording::On(device, recorder) => {
+                        let registers = Box::new(Source::Recorded(registers, recorder.clone()));
+                        recorder.command(number::ALLOC_UAR, &(context, kind), || {
+                            device.alloc_uar(context, kind, registers)
+                        })
+                    }
+                }
             }
 
             fn port_is_down(&self, place: usize) -> bool {
-                self.device.port_is_down(place)
+                of_device!(&self.0, device => device.port_is_down(place))
             }
 
             fn query_qp(&self, context: ContextId, qp: Handle) -> Answer<QueriedQp> {
-                self.device.query_qp(context, qp)
+                of_device!(&self.0, device => device.query_qp(context, qp))
             }
 
             fn query_srq(&self, context: ContextId, srq: Handle) -> Answer<QueriedSrq> {
-                self.device.query_srq(context, srq)
+                of_device!(&self.0, device => device.query_srq(context, srq))
             }
         }
 
         impl<M: Memory> Nic<M> {
             $(pub fn $own(&mut self, $($own_arg: $own_type,)* $($own_by: &$own_by_type)?) -> Result<(), String> {
-                self.command($own_n, ($($own_arg,)* $($own_by,)?), |device, _| device.$own($($own_arg,)* $($own_by)?))
+                match &mut self.0 {
+                    Recording::Off(device) => device.$own($($own_arg,)* $($own_by)?),
+                    Recording::On(device, recorder) => recorder
+                        .command($own_n, &($($own_arg,)* $($own_by,)?), || device.$own($($own_arg,)* $($own_by)?)),
+                }
             })*
         }
 
-        /// Gives the device a command of a recording. The words of its answer; `None` when there is no such command.
-        pub fn replay_command(device: &mut Device<Host>, replay: &Arc<Replay>, words: &mut Words<'_>) -> Option<Vec<u64>> {
-            Some(match words.word()? {
+        /// Gives the device a command of a recording. The bytes of its answer; `None` when there is no such command.
+        pub fn replay_command(device: &mut Device<Host>, replay: &Arc<Replay>, bytes: &[u8]) -> Option<Vec<u8>> {
+            let (number, bytes) = postcard::take_from_bytes::<u64>(bytes).ok()?;
+            match number {
                 $($number => {
-                    $(let $arg = Take::take(words)?;)*
-                    $(let $by: $by_type = Take::take(words)?;)?
-                    words_of(&device.$name($($arg,)* $(&$by)?))
+                    let ($($arg,)* $($by,)?): ($($type,)* $($by_type,)?) = postcard::from_bytes(bytes).ok()?;
+                    postcard::to_allocvec(&device.$name($($arg,)* $(&$by)?)).ok()
                 })*
                 $($own_n => {
-                    $(let $own_arg = Take::take(words)?;)*
-                    $(let $own_by: $own_by_type = Take::take(words)?;)?
-                    words_of(&device.$own($($own_arg,)* $(&$own_by)?))
+                    let ($($own_arg,)* $($own_by,)?): ($($own_type,)* $($own_by_type,)?) = postcard::from_bytes(bytes).ok()?;
+                    postcard::to_allocvec(&device.$own($($own_arg,)* $(&$own_by)?)).ok()
                 })*
                 number::CLOSE => {
-                    device.close_context(Take::take(words)?);
-                    Vec::new()
+                    device.close_context(postcard::from_bytes(bytes).ok()?);
+                    Some(Vec::new())
                 }
-                ALLOC_UAR => {
-                    let (context, kind) = Take::take(words)?;
+                number::ALLOC_UAR => {
+                    let (context, kind) = postcard::from_bytes(bytes).ok()?;
                     let registers = Source::<Box<dyn Registers>>::Replayed(replay.clone());
-                    words_of(&device.alloc_uar(context, kind, Box::new(registers)))
+                    postcard::to_allocvec(&device.alloc_uar(context, kind, Box::new(registers))).ok()
                 }
-                _ => return None,
-            })
+                _ => None,
+            }
         }
     };
 }
 
 commands! {
     trait {
-        OPEN, OPEN, open_context(device: usize;) -> ContextId;
+        number::OPEN, number::OPEN, open_context(device: usize;) -> ContextId;
         4, 4, free_uar(context: ContextId, uar: Handle;) -> ();
         5, 5, alloc_pd(context: ContextId;) -> AllocatedPd;
         6, 6, dealloc_pd(context: ContextId, pd: Handle;) -> ();
         7, 7, reg_mr(context: ContextId; command: RegMr) -> MrKeys;
         8, 8, rereg_mr(context: ContextId; command: ReregMr) -> MrKeys;
         9, 9, dereg_mr(context: ContextId, mr: Handle;) -> ();
-        number::CREATE_CQ, number::CREATE_CQ, create_cq(context: ContextId; command: CreateCq) -> CreatedCq;
-        number::RESIZE_CQ, number::RESIZE_CQ, resize_cq(context: ContextId, cq: Handle; command: ResizeCq) -> u32;
-        number::DESTROY_CQ, number::DESTROY_CQ, destroy_cq(context: ContextId, cq: Handle;) -> DestroyedCq;
+        10, 10, create_cq(context: ContextId; command: CreateCq) -> CreatedCq;
+        11, 11, resize_cq(context: ContextId, cq: Handle; command: ResizeCq) -> u32;
+        12, 12, destroy_cq(context: ContextId, cq: Handle;) -> DestroyedCq;
         number::CREATE_QP, number::CREATE_QP, create_qp(context: ContextId; command: CreateQp) -> CreatedQp;
         number::MODIFY_QP, number::MODIFY_QP, modify_qp(context: ContextId, qp: Handle; command: ModifyQp) -> ();
         number::DESTROY_QP, number::DESTROY_QP, destroy_qp(context: ContextId, qp: Handle;) -> u32;

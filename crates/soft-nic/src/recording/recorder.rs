@@ -1,26 +1,27 @@
-//! What is recorded, as it happens: words in a buffer, which goes to the file when it is full.
+//! What is recorded, as it happens: entries in a buffer, which goes to the file when it is full.
 //!
-//! The thread that holds the NIC's lock writes, so that plain loads and stores are enough; they are atomics because several parts of the device
-//! hold the recorder. Most answers are the usual one (nothing was rung, no message came, the record is as it was): these are counted.
+//! The thread that holds the NIC's lock writes, so that plain loads and stores are enough; they are atomics because several parts of the
+//! device hold the recorder. Most answers are as guessed from the ones before: these are only counted. Of what the device asks and does
+//! there is a digest.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::{Inbound, Message};
 use mlx5_device::memory::Fault;
 use roce::Now;
+use serde::Serialize;
 
+use super::answer::{Answer, of_failure};
+use super::entry::{Digest, History, Place, Question, Tag, zigzag};
 use super::format::{self, BLOCK_WORDS};
-use super::tag::Tag;
-use super::values::{Put, Sink};
+use super::message;
 use crate::os::{log, system};
-
-/// Most words of an entry: a longer one ends the recording.
-const ENTRY_WORDS: usize = 8 * 1024;
 
 /// What is in the buffer reaches the file after so long, ns: a program may be killed.
 const FLUSH_NS: u64 = 200_000_000;
@@ -31,85 +32,27 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
 /// Most files with one process number behind their name.
 const MAX_FILES: u32 = 100;
 
-/// The first word of an entry. Below [`Tag::FIRST_VALUE`] the number is that of the words that follow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
-    pub tag: u8,
-    /// Usual answers before this entry, and a sum of what was asked.
-    pub usual: Usual,
-    pub number: u32,
-}
-
-impl Head {
-    pub fn word(self) -> u64 {
-        let usual = u64::from(self.usual.count) << 8 | u64::from(self.usual.sum) << 20;
-        u64::from(self.tag) | usual | u64::from(self.number) << 32
-    }
-
-    pub fn of(word: u64) -> Head {
-        let usual = Usual { count: (word >> 8) as u16 & Usual::MOST, sum: (word >> 20) as u16 & 0xfff };
-        Head { tag: word as u8, usual, number: (word >> 32) as u32 }
-    }
-}
-
-/// Usual answers in a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Usual {
-    pub count: u16,
-    /// 12 bits.
-    pub sum: u16,
-}
-
-impl Usual {
-    pub const MOST: u16 = 0xfff;
-
-    pub fn and(self, tag: Tag) -> Usual {
-        Usual { count: self.count + 1, sum: (self.sum.wrapping_mul(33) ^ tag as u16) & 0xfff }
-    }
-}
-
-/// The value that was loaded last from each of a few addresses: doorbell records are loaded again and again.
-#[derive(Debug)]
-pub struct Loads([(AtomicU64, AtomicU64); 64]);
-
-impl Default for Loads {
-    fn default() -> Loads {
-        Loads(std::array::from_fn(|_| (AtomicU64::new(u64::MAX), AtomicU64::new(0))))
-    }
-}
-
-impl Loads {
-    fn place(&self, addr: u64) -> &(AtomicU64, AtomicU64) {
-        &self.0[(addr >> 2 ^ addr >> 8 ^ addr >> 14) as usize % self.0.len()]
-    }
-
-    pub fn last(&self, addr: u64) -> Option<u32> {
-        let (at, value) = self.place(addr);
-        (at.load(Relaxed) == addr).then(|| value.load(Relaxed) as u32)
-    }
-
-    pub fn note(&self, addr: u64, value: u32) {
-        let (at, last) = self.place(addr);
-        at.store(addr, Relaxed);
-        last.store(value.into(), Relaxed);
-    }
-}
+/// Most answers as guessed that one entry counts.
+const MAX_GUESSED: u32 = 0xff;
 
 /// The recording of one process.
-#[derive(Debug)]
 pub struct Recorder {
     words: Box<[AtomicU64]>,
-    /// Words that are in the buffer.
+    /// Whole words that are in the buffer.
     used: AtomicUsize,
-    /// The usual answers since the last entry, as a [`Head`] has them.
-    usual: AtomicU64,
+    /// The word behind them, and how many bytes of it there are.
+    partial: AtomicU64,
+    partial_bytes: AtomicU32,
+    /// Answers as guessed since the last entry.
+    guessed: AtomicU32,
+    digest: AtomicU64,
     /// Time of the last round or stamp.
     now: AtomicU64,
     flushed: AtomicU64,
     on: AtomicBool,
     /// A packet's payload is being read.
     filling: AtomicBool,
-    loads: Loads,
+    history: History,
     output: Mutex<Output>,
 }
 
@@ -191,71 +134,128 @@ impl Recorder {
         Ok(Recorder {
             words: (0..BLOCK_WORDS).map(|_| AtomicU64::new(0)).collect(),
             used: AtomicUsize::new(0),
-            usual: AtomicU64::new(0),
+            partial: AtomicU64::new(0),
+            partial_bytes: AtomicU32::new(0),
+            guessed: AtomicU32::new(0),
+            digest: AtomicU64::new(Digest::default().0),
             now: AtomicU64::new(now.0),
             flushed: AtomicU64::new(now.0),
             on: AtomicBool::new(true),
             filling: AtomicBool::new(false),
-            loads: Loads::default(),
+            history: History::default(),
             output: Mutex::new(output),
         })
     }
 
     /// Nothing follows.
     pub fn end(&self) {
-        self.value(Tag::End, 0);
+        let digest = self.digest.load(Relaxed);
+        self.put(Tag::End, [digest]);
         self.flush();
         self.on.store(false, Relaxed);
     }
 
-    /// The usual answer to this question.
-    #[inline]
-    pub fn usual(&self, tag: Tag) {
-        let usual = Head::of(self.usual.load(Relaxed)).usual.and(tag);
-        self.usual.store(Head { tag: 0, usual, number: 0 }.word(), Relaxed);
-        if usual.count == Usual::MOST {
-            self.value(Tag::Usual, 0);
+    /// Something that the device asked or did.
+    #[inline(always)]
+    pub fn note(&self, tag: Tag, asked: &impl Question) {
+        let mut digest = Digest(self.digest.load(Relaxed));
+        digest.note(tag, asked);
+        self.digest.store(digest.0, Relaxed);
+    }
+
+    /// The answer to it: an entry, unless it is as guessed.
+    #[inline(always)]
+    pub fn answer<const N: usize>(&self, tag: Tag, place: Place, answer: &impl Answer<N>) {
+        match answer.values().map(|values| self.history.compare(place, &values)) {
+            Ok(None) => self.guessed(),
+            Ok(Some(differences)) => self.put(tag, differences),
+            Err(unsent) => self.put(Tag::Failed, of_failure(unsent)),
         }
     }
 
-    /// An entry with what was asked or said, and the answer.
+    /// What comes seldom or unasked: an entry in any case.
+    #[inline(always)]
+    pub fn entry<const N: usize>(&self, tag: Tag, values: [u64; N]) {
+        match self.history.compare(Place::of(tag), &values) {
+            None => self.push(self.head(tag) | (N as u64) << 16, 3 + N.div_ceil(8) as u32),
+            Some(differences) => self.put(tag, differences),
+        }
+    }
+
+    /// An answer as guessed.
+    #[inline(always)]
+    pub fn guessed(&self) {
+        let guessed = self.guessed.load(Relaxed) + 1;
+        self.guessed.store(guessed, Relaxed);
+        if guessed == MAX_GUESSED {
+            self.put(Tag::Guessed, []);
+        }
+    }
+
+    #[inline(never)]
+    fn put<const N: usize>(&self, tag: Tag, differences: [u64; N]) {
+        let mut missed = 0_u32;
+        for (at, difference) in differences.iter().enumerate() {
+            missed |= u32::from(*difference != 0) << at;
+        }
+        let mask = u64::from(missed) << 24;
+        self.push(self.head(tag) | (N as u64) << 16 | mask, 3 + N.div_ceil(8) as u32);
+        let mut rest = missed;
+        while rest != 0 {
+            let word = zigzag(differences[rest.trailing_zeros() as usize]);
+            rest &= rest - 1;
+            let bytes = 8 - (word | 1).leading_zeros() / 8;
+            if bytes < 8 {
+                self.push(word << 8 | u64::from(bytes), 1 + bytes);
+            } else {
+                self.push(8, 1);
+                self.push(word, 8);
+            }
+        }
+    }
+
+    /// An entry of bytes.
+    pub fn bytes(&self, tag: Tag, bytes: &[u8]) {
+        self.push(self.head(tag) | (bytes.len() as u64) << 16, 5);
+        for piece in bytes.chunks(8) {
+            let word = piece.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            self.push(word, piece.len() as u32);
+        }
+    }
+
+    /// An entry of a value's bytes.
+    pub fn encode(&self, tag: Tag, value: &impl Serialize) {
+        self.bytes(tag, &encoded(value));
+    }
+
+    /// Kind, and the answers as guessed before it.
     #[inline]
-    pub fn entry(&self, tag: Tag, words: impl Put) {
-        if !self.on.load(Relaxed) {
+    fn head(&self, tag: Tag) -> u64 {
+        let guessed = self.guessed.load(Relaxed);
+        self.guessed.store(0, Relaxed);
+        tag as u64 | u64::from(guessed) << 8
+    }
+
+    /// The low bytes of a word, the others of which are 0.
+    #[inline]
+    fn push(&self, word: u64, bytes: u32) {
+        let held = self.partial_bytes.load(Relaxed);
+        let partial = self.partial.load(Relaxed) | word << (8 * held);
+        let whole = held + bytes >= 8;
+        if !whole {
+            self.partial.store(partial, Relaxed);
+            self.partial_bytes.store(held + bytes, Relaxed);
             return;
         }
+        // Nothing is left of a word that fits.
+        let left = word.checked_shr(8 * (8 - held)).unwrap_or(0);
+        self.partial.store(left, Relaxed);
+        self.partial_bytes.store(held + bytes - 8, Relaxed);
         let used = self.used.load(Relaxed);
-        if self.words.len() - used < ENTRY_WORDS {
-            self.flush();
-            return self.entry(tag, words);
-        }
-        let mut entry = Entry { words: &self.words[used..], len: 1 };
-        words.put(&mut entry);
-        let len = entry.len;
-        if len > self.words.len() - used {
-            return self.fail("an entry is too long");
-        }
-        self.finish(tag, (len - 1) as u32, used, len);
-    }
-
-    /// An entry without words.
-    #[inline]
-    pub fn value(&self, tag: Tag, number: u32) {
-        if self.on.load(Relaxed) {
-            let used = self.used.load(Relaxed);
-            self.finish(tag, number, used, 1);
-        }
-    }
-
-    #[inline]
-    fn finish(&self, tag: Tag, number: u32, used: usize, len: usize) {
-        let usual = Head::of(self.usual.load(Relaxed)).usual;
-        self.usual.store(0, Relaxed);
-        let head = Head { tag: tag as u8, usual, number };
-        self.words[used].store(head.word(), Relaxed);
-        self.used.store(used + len, Relaxed);
-        if used + len == self.words.len() {
-            self.flush();
+        self.words[used].store(partial, Relaxed);
+        self.used.store(used + 1, Relaxed);
+        if used + 1 == self.words.len() {
+            self.write_out();
         }
     }
 
@@ -263,45 +263,117 @@ impl Recorder {
     #[inline]
     pub fn time(&self, tag: Tag, now: Now) {
         let last = self.now.load(Relaxed);
-        self.now.store(now.0, Relaxed);
-        let passed = now.0.checked_sub(last).and_then(|ns| u32::try_from(ns).ok());
-        if passed.is_none() {
-            self.entry(Tag::Time, now.0);
+        let passed = now.0.wrapping_sub(last);
+        if passed > u16::MAX.into() {
+            self.entry(Tag::Clock, [now.0]);
         }
-        self.value(tag, passed.unwrap_or(0));
+        self.now.store(now.0, Relaxed);
+        let passed = u16::try_from(passed).unwrap_or(0);
+        let short = Digest(self.digest.load(Relaxed)).short();
+        self.push(self.head(tag) | u64::from(passed) << 16 | u64::from(short) << 32, 6);
         if now.0.saturating_sub(self.flushed.load(Relaxed)) >= FLUSH_NS {
             self.flushed.store(now.0, Relaxed);
             self.flush();
         }
     }
 
-    pub fn fill(&self, len: Option<usize>) {
-        self.filling.store(len.is_some(), Relaxed);
-        if let Some(len) = len {
-            self.value(Tag::Fill, len as u32);
-        }
+    /// A command, and its answer.
+    pub fn command<A: Serialize>(
+        &self,
+        number: u64,
+        arguments: &impl Serialize,
+        run: impl FnOnce() -> A,
+    ) -> A {
+        self.time(Tag::Command, Now(self.now.load(Relaxed)));
+        self.encode(Tag::Arguments, &(number, arguments));
+        let answer = self.guarded(run);
+        self.note(Tag::Command, &&*encoded(&answer));
+        answer
     }
 
-    /// What was read; of a packet's payload, only from where.
-    pub fn read(&self, addr: u64, bytes: &[u8], read: Result<(), Fault>) {
-        if self.filling.load(Relaxed) {
-            return self.entry(Tag::Payload, (addr, bytes.len(), read));
-        }
-        self.entry(Tag::Read, (addr, bytes.len(), read.map(|()| bytes)));
+    /// Runs the device. All until a panic reaches the file at once: whether anything runs after it is not known.
+    #[inline]
+    pub fn guarded<T>(&self, run: impl FnOnce() -> T) -> T {
+        let guard = OnPanic(self);
+        let result = run();
+        std::mem::forget(guard);
+        result
     }
 
-    pub fn load(&self, addr: u64, loaded: Result<u32, Fault>) {
-        if let Ok(value) = loaded {
-            if self.loads.last(addr) == Some(value) {
-                return self.usual(Tag::Load);
+    /// A message, before the device has it.
+    pub fn message(&self, message: &Message, inbound: &dyn Inbound) {
+        let port = inbound.to_port();
+        match message {
+            Message::Request(request) => match inbound.path() {
+                None => self.entry(Tag::Request, message::of_request(request, port)),
+                Some(path) => self.entry(Tag::Datagram, message::of_datagram(request, port, &path)),
+            },
+            Message::Reply { reply, offset, last } => {
+                let len = inbound.payload_len();
+                self.entry(Tag::Reply, message::of_reply(reply, *offset, len, *last, port));
             }
-            self.loads.note(addr, value);
+            Message::Packet { packet, from, at } => {
+                self.entry(Tag::Packet, message::of_packet(packet, *from, *at));
+            }
         }
-        self.entry(Tag::Load, (addr, loaded));
     }
 
-    /// Brings the buffer to the file. The recording ends when that cannot be; the program goes on.
+    /// A read of memory; of a packet's payload, only whether it could be read.
+    #[inline]
+    pub fn read(&self, addr: u64, bytes: &[u8], read: Result<(), Fault>) {
+        fn words<const N: usize>(bytes: &[u8], read: Result<(), Fault>) -> Result<[u64; N], Fault> {
+            read.map(|()| std::array::from_fn(|at| message::word_at(bytes, at)))
+        }
+        let tag = Tag::of_read(bytes.len(), self.filling.load(Relaxed));
+        self.note(tag, &(addr, bytes.len()));
+        let place = Place::of(tag);
+        match (tag, bytes.len()) {
+            (Tag::Payload, _) => self.answer(tag, place, &read),
+            (_, 64) => self.answer(tag, place, &words::<8>(bytes, read)),
+            (_, 32) => self.answer(tag, place, &words::<4>(bytes, read)),
+            (_, 16) => self.answer(tag, place, &words::<2>(bytes, read)),
+            _ => self.copy(tag, bytes, read),
+        }
+    }
+
+    /// Bytes that the memory, or a message, gave.
+    pub fn copy(&self, tag: Tag, bytes: &[u8], copied: Result<(), Fault>) {
+        match copied {
+            Ok(()) => self.bytes(tag, bytes),
+            Err(_) => self.answer(tag, Place::of(tag), &copied),
+        }
+    }
+
+    /// The payload of a packet is read from here on; `beyond`: its length beyond what was expected.
+    pub fn begin_fill(&self, beyond: u64) {
+        self.answer(Tag::Fill, Place::of(Tag::Fill), &beyond);
+        self.filling.store(true, Relaxed);
+    }
+
+    pub fn end_fill(&self) {
+        self.filling.store(false, Relaxed);
+    }
+
+    /// Brings all to the file, also the answers behind the last entry: a replay comes to where the device stopped.
+    fn stop(&self) {
+        if self.guessed.load(Relaxed) > 0 {
+            self.put(Tag::Guessed, []);
+        }
+        self.flush();
+    }
+
+    /// Brings all entries to the file.
     fn flush(&self) {
+        let held = self.partial_bytes.load(Relaxed);
+        if held > 0 {
+            self.push(0, 8 - held);
+        }
+        self.write_out();
+    }
+
+    /// Brings the whole words to the file. The recording ends when that cannot be; the program goes on.
+    #[cold]
+    fn write_out(&self) {
         let used = self.used.swap(0, Relaxed);
         if used == 0 || !self.on.load(Relaxed) {
             return;
@@ -309,44 +381,30 @@ impl Recorder {
         let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         format::block(self.words[..used].iter().map(|word| word.load(Relaxed)), &mut output.bytes);
         if let Err(error) = output.append() {
-            drop(output);
-            self.fail(&error.to_string());
+            self.on.store(false, Relaxed);
+            let (file, len) = (output.file.display(), output.len);
+            log(&format!(
+                "recording {file}: {error}; it ends after {len} bytes and the program goes on; give a file with room to grow"
+            ));
         }
-    }
-
-    #[cold]
-    fn fail(&self, why: &str) {
-        self.on.store(false, Relaxed);
-        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
-        let (file, len) = (output.file.display(), output.len);
-        log(&format!(
-            "recording {file}: {why}; it ends after {len} bytes and the program goes on; give a file with room to grow"
-        ));
     }
 }
 
-/// A device that panicked is dropped without its end: its recording has all until the panic, so that a replay panics too.
+fn encoded(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(value).expect("memory for a few numbers and a sentence")
+}
+
+/// A device may be dropped without its end.
 impl Drop for Recorder {
     fn drop(&mut self) {
-        if Head::of(self.usual.load(Relaxed)).usual.count > 0 {
-            self.value(Tag::Usual, 0);
-        }
-        self.flush();
+        self.stop();
     }
 }
 
-/// The words of an entry that is being written. What is beyond the room is only counted.
-struct Entry<'a> {
-    words: &'a [AtomicU64],
-    len: usize,
-}
+struct OnPanic<'a>(&'a Recorder);
 
-impl Sink for Entry<'_> {
-    #[inline]
-    fn push(&mut self, word: u64) {
-        if let Some(place) = self.words.get(self.len) {
-            place.store(word, Relaxed);
-        }
-        self.len += 1;
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }

@@ -1,4 +1,4 @@
-//! A recording run again: the device gets the calls of the file, and a [`Replay`] as its machine.
+//! A recording run again: the device gets the calls of the file, and a [`Replay`] as its host.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -8,11 +8,11 @@ use mlx5_device::LogSink;
 use mlx5_device::command::EventSink;
 use mlx5_device::threads::Threads;
 
-use super::format::Reader;
+use super::events::Observer;
+use super::format::{Reader, RecordingError};
 use super::nic::{Device, replay_command};
 use super::replayer::{Replay, ReplayError, Replayed, Step};
 use super::source::Source;
-use super::values::Words;
 use crate::config::Config;
 
 /// A replayed device logs nothing.
@@ -26,12 +26,34 @@ impl LogSink for Silent {
 ///
 /// Errors: a file that is no whole recording, and a device that does not do what was recorded.
 pub fn replay(file: &Path) -> Result<Replayed, ReplayError> {
-    let spoilt = |error| ReplayError::Recording { error, replayed: Replayed::default() };
-    let reader = Reader::open(file).map_err(spoilt)?;
+    match run(file, None, None) {
+        // Once more, for an account of the step that differs: that of every step would take long.
+        Err(ReplayError::Differs { replayed, .. }) => run(file, Some(replayed.steps), None),
+        ran => ran,
+    }
+}
+
+/// When a recording began, ns.
+///
+/// Errors: a file that is no recording.
+pub fn start_ns(file: &Path) -> Result<u64, RecordingError> {
+    Reader::open(file).map(|reader| reader.start_ns)
+}
+
+/// Runs a recording again, with its events for the observer.
+///
+/// Errors: as those of [`replay`].
+pub fn observe(file: &Path, observer: Observer) -> Result<Replayed, ReplayError> {
+    run(file, None, Some(observer))
+}
+
+fn run(file: &Path, told_step: Option<u64>, observer: Option<Observer>) -> Result<Replayed, ReplayError> {
+    let refused = |error| ReplayError::Recording { error, replayed: Replayed::default() };
+    let reader = Reader::open(file).map_err(refused)?;
     let config = Config::parse(&reader.settings, "its settings");
-    let config = config.map_err(|error| spoilt(reader.damaged(error.to_string())))?;
-    let replay = Arc::new(Replay::new(reader));
-    let ran = catch_unwind(AssertUnwindSafe(|| run(&replay, &config)));
+    let config = config.map_err(|error| refused(reader.damaged(error.to_string())))?;
+    let replay = Arc::new(Replay::new(reader, told_step, observer));
+    let ran = catch_unwind(AssertUnwindSafe(|| run_steps(&replay, &config)));
     let (step, replayed) = replay.standing();
     match ran {
         Ok(()) => Ok(replayed),
@@ -43,7 +65,7 @@ pub fn replay(file: &Path) -> Result<Replayed, ReplayError> {
 }
 
 /// Runs it to its end, or until the replay unwinds.
-fn run(replay: &Arc<Replay>, config: &Config) {
+fn run_steps(replay: &Arc<Replay>, config: &Config) {
     let (memory, link) = (Source::Replayed(replay.clone()), Source::Replayed(replay.clone()));
     let events = Box::new(Source::<Box<dyn EventSink>>::Replayed(replay.clone()));
     let device = Device::new(&config.nic(), memory, link, events, Box::new(Silent), replay.now());
@@ -55,8 +77,8 @@ fn run(replay: &Arc<Replay>, config: &Config) {
         match replay.step() {
             Step::Round(now) => drop(device.poll(now)),
             Step::LastRound(now) => drop(device.poll_last(now)),
-            Step::Command(words) => {
-                replay.answered(replay_command(&mut device, replay, &mut Words(&words)));
+            Step::Command(arguments) => {
+                replay.answered(&arguments, replay_command(&mut device, replay, &arguments));
             }
             Step::End => return,
         }

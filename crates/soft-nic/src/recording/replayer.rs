@@ -1,22 +1,25 @@
-//! The machine of a replayed device: answers of a recording, in their order, and what the device does compared with it.
+//! What a replayed device asks: answers of a recording, in their order, and what the device does compared with it.
 
 use std::fmt;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mlx5_device::carrier::Message;
+use mlx5_device::carrier::{Message, Unsent};
 use mlx5_device::memory::Fault;
-use roce::{Now, Packet, Request};
+use roce::Now;
 
-use super::answer::Answer;
-use super::events::{Objects, split};
+use super::answer::{Answer, failure_of};
+use super::decoder::{Body, Decoder, Entry};
+use super::entry::{Digest, History, Place, Question, Tag};
+use super::events::{Event, Objects, Observer, Transfer};
 use super::format::{Reader, RecordingError};
-use super::recorder::{Head, Loads, Usual};
-use super::tag::Tag;
-use super::values::{Facts, Put, ReplyPiece, Take, Words, words_of};
+use super::message::{self, Facts};
 
 /// Longest payload of a packet, bytes.
-const MAX_FILL: u32 = 64 * 1024;
+const MAX_FILL: usize = 64 * 1024;
+
+/// Longest account of a step, bytes.
+const MAX_ACCOUNT: usize = 2048;
 
 /// What was replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,7 +29,7 @@ pub struct Replayed {
     /// Packets, and messages of shared memory, that left.
     pub packets: u64,
     pub completions: u64,
-    /// Of all these in their order: headers, where payload lay, and whole CQEs.
+    /// Of all that the device asked and did: headers, where payload lay, and whole CQEs.
     pub hash: u64,
 }
 
@@ -34,15 +37,6 @@ impl fmt::Display for Replayed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Replayed { steps, packets, completions, hash } = self;
         write!(f, "{packets} packets and {completions} completions in {steps} steps, hash {hash:016x}")
-    }
-}
-
-impl Replayed {
-    /// Takes what left or was completed.
-    fn note(&mut self, tag: Tag, words: &[u64]) {
-        *if tag == Tag::Write { &mut self.completions } else { &mut self.packets } += 1;
-        let mix = |hash: u64, word: &u64| (hash.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.hash = words.iter().fold(mix(self.hash, &(tag as u64)), mix);
     }
 }
 
@@ -57,7 +51,7 @@ pub enum ReplayError {
     Panics { step: String, replayed: Replayed },
 }
 
-/// A recording as the device's machine.
+/// A recording as the device's host. What it answers is cold: its code must not weigh on a device that is recorded.
 pub struct Replay(Mutex<State>);
 
 impl fmt::Debug for Replay {
@@ -67,66 +61,36 @@ impl fmt::Debug for Replay {
 }
 
 struct State {
-    reader: Reader,
-    block: Vec<u64>,
-    /// Words of the block that were read.
-    at: usize,
+    decoder: Decoder,
     /// The next entry, or why there is none.
-    next: Result<(Head, Vec<u64>), Option<RecordingError>>,
-    /// The usual answers since the last entry.
-    asked: Usual,
+    next: Result<Entry, Option<RecordingError>>,
+    /// Answers as guessed since the last entry.
+    guessed: u32,
+    history: History,
+    digest: Digest,
     now: u64,
-    loads: Loads,
     filling: bool,
     objects: Objects,
     replayed: Replayed,
     step: String,
+    /// What the device did in this step, in words, when it is the step that is to be told of.
+    account: String,
+    told_step: Option<u64>,
+    observer: Option<Observer>,
 }
 
 /// What goes into the device next.
 pub enum Step {
     Round(Now),
     LastRound(Now),
-    Command(Vec<u64>),
+    /// Its arguments.
+    Command(Vec<u8>),
     End,
 }
 
 impl State {
-    fn new(reader: Reader) -> State {
-        let now = reader.start_ns;
-        let mut state = State {
-            reader,
-            block: Vec::new(),
-            at: 0,
-            next: Err(None),
-            asked: Usual::default(),
-            now,
-            loads: Loads::default(),
-            filling: false,
-            objects: Objects::default(),
-            replayed: Replayed::default(),
-            step: "the start".to_owned(),
-        };
-        state.read_next();
-        state
-    }
-
     fn read_next(&mut self) {
-        self.next = self.read_entry().map_err(Some);
-    }
-
-    fn read_entry(&mut self) -> Result<(Head, Vec<u64>), RecordingError> {
-        if self.at == self.block.len() {
-            let block = self.reader.block()?;
-            self.block = block.ok_or_else(|| self.reader.cut_off("the end mark is missing"))?;
-            self.at = 0;
-        }
-        let mut rest = &self.block[self.at..];
-        let entry = split(&mut rest, &self.reader)?;
-        let (head, words) = entry.ok_or_else(|| self.reader.damaged("an empty block".to_owned()))?;
-        let words = words.to_vec();
-        self.at = self.block.len() - rest.len();
-        Ok((head, words))
+        self.next = self.decoder.next_entry().map_err(Some);
     }
 
     /// Ends the replay: unwinds out of the device, without a panic.
@@ -134,8 +98,16 @@ impl State {
         resume_unwind(Box::new(error))
     }
 
-    fn spoilt(&self, error: RecordingError) -> ! {
+    fn refuse(&self, error: RecordingError) -> ! {
         self.stop(ReplayError::Recording { error, replayed: self.replayed.clone() })
+    }
+
+    fn damaged(&self, what: String) -> ! {
+        self.refuse(self.decoder.reader.damaged(what))
+    }
+
+    fn unreadable(&self, tag: Tag) -> ! {
+        self.damaged(format!("{} cannot be read", tag.name()))
     }
 
     fn differs(&self, expected: String, came: String) -> ! {
@@ -143,148 +115,207 @@ impl State {
         self.stop(ReplayError::Differs { step, expected, came, replayed })
     }
 
-    fn senseless(&self, tag: Tag) -> ! {
-        self.spoilt(self.reader.damaged(format!("{} cannot be read", tag.name())))
+    /// Something that the device asks or does.
+    fn note(&mut self, tag: Tag, asked: &impl Question) {
+        self.digest.note(tag, asked);
+        self.replayed.hash = self.digest.0;
+        if self.told_step == Some(self.replayed.steps) && self.account.len() < MAX_ACCOUNT {
+            let name = if self.account.is_empty() { "" } else { ", " };
+            self.account += &format!("{name}{} {asked:?}", tag.name());
+        }
     }
 
-    /// Kind and number of the next entry, and whether usual answers go before it.
-    fn peek(&mut self) -> (Tag, u32, bool) {
+    /// The account of the step.
+    fn came(&self, tag: Tag) -> String {
+        if self.account.is_empty() { tag.name().to_owned() } else { self.account.clone() }
+    }
+
+    /// Kind of the next entry; `None`: an answer as guessed goes before it.
+    fn peek(&mut self) -> Option<Tag> {
         loop {
-            let head = match &mut self.next {
-                Ok((head, _)) => *head,
+            let (tag, guessed) = match &mut self.next {
+                Ok(entry) => (entry.tag, entry.guessed),
                 Err(error) => {
-                    let error = error.take().unwrap_or_else(|| self.reader.cut_off("nothing follows"));
-                    self.spoilt(error)
+                    let error = error.take();
+                    let error = error.unwrap_or_else(|| self.decoder.reader.cut_off("nothing follows"));
+                    self.refuse(error)
                 }
             };
-            let is_due = self.asked.count >= head.usual.count;
-            match Tag::of(head.tag) {
-                Some(Tag::Usual) if is_due => drop(self.consume()),
-                Some(tag) => return (tag, head.number, !is_due),
-                None => self.spoilt(self.reader.damaged("an entry of unknown kind".to_owned())),
+            match tag {
+                _ if self.guessed < guessed => return None,
+                Tag::Guessed => drop(self.consume()),
+                tag => return Some(tag),
             }
         }
     }
 
-    /// Takes the next entry, whose usual answers must all have been asked for.
-    fn consume(&mut self) -> Vec<u64> {
-        let next = std::mem::replace(&mut self.next, Err(None));
-        let Ok((head, words)) = next else { self.spoilt(self.reader.cut_off("nothing follows")) };
-        if head.usual != self.asked {
-            let expected =
-                format!("{} questions with the usual answer (sum {:#x})", head.usual.count, head.usual.sum);
-            self.differs(expected, format!("{} (sum {:#x})", self.asked.count, self.asked.sum));
+    /// Takes the next entry, before which all answers as guessed must have been asked for.
+    fn consume(&mut self) -> Body {
+        let entry = match std::mem::replace(&mut self.next, Err(None)) {
+            Ok(entry) => entry,
+            Err(error) => {
+                self.next = Err(error);
+                self.peek();
+                unreachable!("there is no entry")
+            }
+        };
+        if entry.guessed != self.guessed {
+            let expected = format!("{} questions before {}", entry.guessed, entry.tag.name());
+            self.differs(expected, format!("{} questions", self.guessed));
         }
-        self.asked = Usual::default();
-        if head.tag == Tag::End as u8 {
-            self.next = Err(self.after_end());
+        self.guessed = 0;
+        if entry.tag == Tag::End {
+            let ended = self.decoder.is_at_end();
+            let more = || self.decoder.reader.damaged("something follows the end".to_owned());
+            self.next = Err(ended.map_or_else(Some, |ended| (!ended).then(more)));
         } else {
             self.read_next();
         }
-        words
+        entry.body
     }
 
-    /// What is wrong when something follows the end.
-    fn after_end(&mut self) -> Option<RecordingError> {
-        let follows = match self.reader.block() {
-            Ok(block) => block.is_some() || self.at < self.block.len(),
-            Err(error) => return Some(error),
-        };
-        follows.then(|| self.reader.damaged("something follows the end".to_owned()))
+    /// The values of an entry.
+    fn values(&mut self, tag: Tag, place: Place) -> Vec<u64> {
+        let Body::Values(mut values) = self.consume() else { self.unreadable(tag) };
+        self.history.apply(place, &mut values);
+        values
     }
 
-    /// Takes the entry of this kind; `came` says what the device does instead of another.
-    fn expect(&mut self, tag: Tag, came: impl Fn() -> String) -> Vec<u64> {
-        let (next, _, waits) = self.peek();
-        if waits {
-            self.differs("a question with the usual answer".to_owned(), came());
+    fn failure(&mut self) -> Unsent {
+        let Body::Values(values) = self.consume() else { self.unreadable(Tag::Failed) };
+        failure_of(&values).unwrap_or_else(|| self.unreadable(Tag::Failed))
+    }
+
+    fn bytes(&mut self, tag: Tag) -> Vec<u8> {
+        match self.consume() {
+            Body::Bytes(bytes) => bytes,
+            _ => self.unreadable(tag),
         }
-        if next != tag {
-            let words = self.consume();
-            self.differs(describe(next, &words), came());
-        }
-        self.consume()
     }
 
-    /// The answer to something that was asked or done, which must be what was recorded.
-    fn compare<A: Take>(&mut self, tag: Tag, told: &[u64]) -> A {
-        let words = self.expect(tag, || describe(tag, told));
-        let Some(answer) = words.strip_prefix(told) else {
-            self.differs(describe(tag, &words), describe(tag, told));
-        };
-        let is_done = answer.first() == Some(&0);
-        let counts = match tag {
-            Tag::SendPacket | Tag::SendRequest | Tag::SendReply => is_done,
-            Tag::Write => is_done && told.first().is_some_and(|addr| self.objects.is_completion(*addr)),
-            _ => false,
-        };
-        if counts {
-            self.replayed.note(tag, told);
-        }
-        A::take(&mut Words(answer)).unwrap_or_else(|| self.senseless(tag))
+    /// The device asks what was not recorded here.
+    fn unexpected(&self, next: Option<Tag>, tag: Tag) -> ! {
+        let expected = next.map_or("a question with an answer as guessed", Tag::name);
+        self.differs(expected.to_owned(), self.came(tag))
     }
 
-    fn pass(&mut self, number: u32) -> Now {
-        self.now = self.now.saturating_add(number.into());
+    fn answer<const N: usize, A: Answer<N>>(&mut self, tag: Tag, place: Place) -> A {
+        let answer = match self.peek() {
+            None => {
+                let mut values = [0; N];
+                self.guessed += 1;
+                self.history.apply(place, &mut values);
+                A::of(values)
+            }
+            Some(Tag::Failed) => A::failed(self.failure()),
+            Some(next) if next == tag => self.values(tag, place).try_into().ok().and_then(A::of),
+            next => self.unexpected(next, tag),
+        };
+        answer.unwrap_or_else(|| self.unreadable(tag))
+    }
+
+    /// The entry of a question that has one seldom.
+    fn seldom<T>(&mut self, tag: Tag, take: impl FnOnce(&mut State) -> T) -> Option<T> {
+        match self.peek() {
+            None => {
+                self.guessed += 1;
+                None
+            }
+            Some(next) if next == tag => Some(take(self)),
+            next => self.unexpected(next, tag),
+        }
+    }
+
+    /// Takes a time; compares what the device did before it.
+    fn time(&mut self, tag: Tag) -> Now {
+        let Body::Time { passed_ns, digest } = self.consume() else { self.unreadable(tag) };
+        if digest != self.digest.short() {
+            let expected = format!("what was recorded (digest {digest:04x})");
+            let came = format!("{} (digest {:04x})", self.account, self.digest.short());
+            self.differs(expected, came);
+        }
+        self.now = self.now.saturating_add(passed_ns.into());
         Now(self.now)
     }
 
-    /// Takes the times that go before a round or a stamp.
-    fn times(&mut self) -> (Tag, u32) {
-        loop {
-            let (tag, number, waits) = self.peek();
-            if waits || tag != Tag::Time {
-                return (tag, number);
-            }
-            let words = self.consume();
-            self.now = u64::take(&mut Words(&words)).unwrap_or_else(|| self.senseless(tag));
+    /// Takes a clock's time where there is one. Returns the kind of what follows.
+    fn clock(&mut self) -> Option<Tag> {
+        let next = self.peek();
+        if next != Some(Tag::Clock) {
+            return next;
         }
+        let values = self.values(Tag::Clock, Place::of(Tag::Clock));
+        let [now] = values[..] else { self.unreadable(Tag::Clock) };
+        self.now = now;
+        self.peek()
     }
 
     fn step(&mut self) -> Step {
-        let (tag, number) = self.times();
-        let words = self.consume();
-        self.replayed.steps += 1;
-        let at_ms = self.now.saturating_sub(self.reader.start_ns) as f64 / 1e6;
-        self.step = format!("{} at {at_ms:.6} ms", tag.name());
-        match tag {
-            Tag::Round => Step::Round(self.pass(number)),
-            Tag::LastRound => Step::LastRound(self.pass(number)),
+        let Some(tag) = self.clock() else { self.unexpected(None, Tag::End) };
+        let step = match tag {
+            Tag::Round => Step::Round(self.time(tag)),
+            Tag::LastRound => Step::LastRound(self.time(tag)),
             Tag::Command => {
-                self.objects.note(tag, &words);
-                Step::Command(words)
+                self.time(tag);
+                if self.peek() != Some(Tag::Arguments) {
+                    self.unreadable(tag);
+                }
+                Step::Command(self.bytes(Tag::Arguments))
             }
             Tag::End => {
-                self.replayed.steps -= 1;
+                let values = self.values(tag, Place::of(tag));
+                let [digest] = values[..] else { self.unreadable(tag) };
+                if digest != self.digest.0 {
+                    let came = format!("{} (digest {:016x})", self.account, self.digest.0);
+                    self.differs(format!("what was recorded (digest {digest:016x})"), came);
+                }
                 if let Err(Some(_)) = self.next {
                     self.peek();
                 }
-                Step::End
+                return Step::End;
             }
-            _ => self.differs(describe(tag, &words), "nothing".to_owned()),
+            _ => self.differs(tag.name().to_owned(), "the end of the step".to_owned()),
+        };
+        self.replayed.steps += 1;
+        let at_ms = self.now.saturating_sub(self.decoder.reader.start_ns) as f64 / 1e6;
+        self.step = format!("{} at {at_ms:.6} ms", tag.name());
+        self.account.clear();
+        step
+    }
+
+    fn happened(&mut self, event: Option<(u32, Event)>) {
+        match event {
+            Some((_, Event::Sent(Transfer { lost: false, .. }))) => self.replayed.packets += 1,
+            Some((_, Event::Completion { .. })) => self.replayed.completions += 1,
+            _ => {}
+        }
+        if let (Some(observer), Some((qpn, event))) = (&mut self.observer, event) {
+            observer(self.now, qpn, event);
         }
     }
 }
 
-/// An entry in words.
-fn describe(tag: Tag, words: &[u64]) -> String {
-    let mut rest = Words(words);
-    let value = match tag {
-        Tag::SendPacket => Packet::take(&mut rest).map(|packet| format!("{packet:?}")),
-        Tag::SendRequest => Request::take(&mut rest).map(|request| format!("{request:?}")),
-        Tag::SendReply => ReplyPiece::take(&mut rest).map(|ReplyPiece(reply, ..)| format!("{reply:?}")),
-        _ => None,
-    };
-    let value = value.unwrap_or_else(|| {
-        let shown: Vec<String> = words.iter().take(16).map(|word| format!("{word:x}")).collect();
-        shown.join(" ")
-    });
-    format!("{} ({value})", tag.name())
-}
-
 impl Replay {
-    pub fn new(reader: Reader) -> Replay {
-        Replay(Mutex::new(State::new(reader)))
+    /// `told_step`: the step of which a difference has an account.
+    pub fn new(reader: Reader, told_step: Option<u64>, observer: Option<Observer>) -> Replay {
+        let now = reader.start_ns;
+        let mut state = State {
+            decoder: Decoder::new(reader),
+            next: Err(None),
+            guessed: 0,
+            history: History::default(),
+            digest: Digest::default(),
+            now,
+            filling: false,
+            objects: Objects::default(),
+            replayed: Replayed::default(),
+            step: "the start".to_owned(),
+            account: String::new(),
+            told_step,
+            observer,
+        };
+        state.read_next();
+        Replay(Mutex::new(state))
     }
 
     pub fn now(&self) -> Now {
@@ -303,104 +334,158 @@ impl Replay {
 
     /// Ends the replay: the recording cannot be used.
     pub fn refuse(&self, what: String) -> ! {
-        let state = self.state();
-        state.spoilt(state.reader.damaged(what))
+        self.state().damaged(what)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The answer to a question.
-    pub fn answer<A: Answer>(&self, tag: Tag, asked: impl Put) -> A {
+    /// The answer to a question. `event` says what it means for a queue pair.
+    #[cold]
+    pub fn ask<const N: usize, A: Answer<N>>(
+        &self,
+        tag: Tag,
+        place: Place,
+        asked: &impl Question,
+        event: impl FnOnce(&Objects, &A) -> Option<(u32, Event)>,
+    ) -> A {
         let mut state = self.state();
-        let (_, _, waits) = state.peek();
-        if waits {
-            state.asked = state.asked.and(tag);
-            let usual = A::usual();
-            return usual.unwrap_or_else(|| state.differs("a usual answer".into(), tag.name().to_owned()));
-        }
-        state.compare(tag, &words_of(&asked))
+        state.note(tag, asked);
+        let answer = state.answer(tag, place);
+        let event = event(&state.objects, &answer);
+        state.happened(event);
+        answer
     }
 
-    /// The answer to something that the device did.
-    pub fn told<A: Take>(&self, tag: Tag, told: impl Put) -> A {
-        self.state().compare(tag, &words_of(&told))
-    }
-
-    pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-        if self.state().filling {
-            return self.told(Tag::Payload, (addr, out.len()));
-        }
-        self.bytes(Tag::Read, (addr, out.len()), out)
-    }
-
-    /// Bytes that the machine gave.
-    pub fn bytes(&self, tag: Tag, asked: impl Put, out: &mut [u8]) -> Result<(), Fault> {
+    /// A register that was written.
+    #[cold]
+    pub fn take_register(&self, offset: usize) -> Option<[u8; 8]> {
+        let tag = Tag::TakeRegister;
         let mut state = self.state();
-        let bytes = state.compare::<Result<Vec<u8>, Fault>>(tag, &words_of(&asked))?;
+        state.note(tag, &offset);
+        let values = state.seldom(tag, |state| state.values(tag, Place::of(tag)))?;
+        let [register] = values[..] else { state.unreadable(tag) };
+        state.happened(Some(Event::doorbell(register.to_be_bytes())));
+        Some(register.to_be_bytes())
+    }
+
+    /// Whether the answer is the one that comes seldom.
+    #[cold]
+    pub fn is(&self, tag: Tag) -> bool {
+        let mut state = self.state();
+        state.note(tag, &());
+        state.seldom(tag, |state| drop(state.consume())).is_some()
+    }
+
+    /// Bytes, where there are some.
+    #[cold]
+    pub fn bytes(&self, tag: Tag, asked: &impl Question) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        state.note(tag, asked);
+        state.seldom(tag, |state| state.bytes(tag))
+    }
+
+    /// A text, where there is one.
+    #[cold]
+    pub fn text(&self, tag: Tag, asked: &impl Question) -> Option<String> {
+        self.bytes(tag, asked).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Bytes that the memory, or a message, gave.
+    #[cold]
+    pub fn copy(&self, tag: Tag, asked: &impl Question, out: &mut [u8]) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.note(tag, asked);
+        let bytes = match state.peek() {
+            Some(Tag::Failed) => match state.failure() {
+                Unsent::Fault(fault) => return Err(fault),
+                _ => state.unreadable(tag),
+            },
+            Some(next) if next == tag => state.bytes(tag),
+            next => state.unexpected(next, tag),
+        };
         if bytes.len() != out.len() {
-            state.senseless(tag);
+            state.unexpected(Some(tag), tag);
         }
         out.copy_from_slice(&bytes);
         Ok(())
     }
 
-    pub fn load(&self, addr: u64) -> Result<u32, Fault> {
+    /// A read of memory, a WQE's among others.
+    #[cold]
+    pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+        let asked = (addr, out.len());
+        let tag = Tag::of_read(out.len(), self.state().filling);
+        let read = match (tag, out.len()) {
+            (Tag::Payload, _) => return self.ask(tag, Place::of(tag), &asked, |_, _| None),
+            (_, 64) => self.read_words::<8>(&asked, out),
+            (_, 32) => self.read_words::<4>(&asked, out),
+            (_, 16) => self.read_words::<2>(&asked, out),
+            _ => self.copy(tag, &asked, out),
+        };
+        read?;
         let mut state = self.state();
-        let (_, _, waits) = state.peek();
-        if waits {
-            state.asked = state.asked.and(Tag::Load);
-            let last = state.loads.last(addr);
-            return Ok(last.unwrap_or_else(|| {
-                state.differs("a load of a word that is known".to_owned(), describe(Tag::Load, &[addr]))
-            }));
-        }
-        let value = state.compare::<Result<u32, Fault>>(Tag::Load, &[addr])?;
-        state.loads.note(addr, value);
-        Ok(value)
+        let event = state.objects.wqe(addr, out);
+        state.happened(event);
+        Ok(())
+    }
+
+    fn read_words<const N: usize>(&self, asked: &impl Question, out: &mut [u8]) -> Result<(), Fault> {
+        let words: Result<[u64; N], Fault> = self.ask(Tag::Read, Place::of(Tag::Read), asked, |_, _| None);
+        words?.iter().zip(out.as_chunks_mut().0).for_each(|(word, place)| *place = word.to_be_bytes());
+        Ok(())
     }
 
     /// Has the payload of a packet read, if that was.
-    pub fn fill(&self, fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>) {
-        let mut state = self.state();
-        let (Tag::Fill, len, false) = state.peek() else { return };
-        if len > MAX_FILL {
-            let what = format!("a packet with {len} bytes of payload, at most {MAX_FILL} can be");
-            state.spoilt(state.reader.damaged(what));
+    #[cold]
+    pub fn fill(&self, expected: u32, fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>) {
+        let beyond: u64 = self.state().answer(Tag::Fill, Place::of(Tag::Fill));
+        if beyond == NOT_FILLED {
+            return;
         }
-        state.consume();
-        state.filling = true;
-        drop(state);
-        let _ = fill(&mut vec![0; len as usize]);
+        let len = usize::try_from(u64::from(expected).wrapping_add(beyond));
+        let Some(len) = len.ok().filter(|len| *len <= MAX_FILL) else {
+            self.refuse(format!("a packet with too much payload, at most {MAX_FILL} bytes can be"));
+        };
+        self.state().filling = true;
+        let _ = fill(&mut vec![0; len]);
         self.state().filling = false;
     }
 
     /// The next message that had come when the device looked.
+    #[cold]
     pub fn next_message(&self) -> Option<(Message, Facts)> {
         let mut state = self.state();
-        let (Tag::Message, _, false) = state.peek() else { return None };
-        let words = state.consume();
-        let message = Take::take(&mut Words(&words));
-        Some(message.unwrap_or_else(|| state.senseless(Tag::Message)))
+        let tag = state.peek()?;
+        if !matches!(tag, Tag::Request | Tag::Datagram | Tag::Reply | Tag::Packet) {
+            return None;
+        }
+        let values = state.values(tag, Place::of(tag));
+        let (message, facts) = message::decode(tag, &values).unwrap_or_else(|| state.unreadable(tag));
+        state.happened(Some(Event::arrival(&message, facts.2)));
+        Some((message, facts))
     }
 
     /// The time of the device's clock.
     pub fn stamp(&self) -> Now {
         let mut state = self.state();
-        let (_, number) = state.times();
-        state.expect(Tag::Stamp, || Tag::Stamp.name().to_owned());
-        state.pass(number)
+        match state.clock() {
+            Some(Tag::Stamp) => state.time(Tag::Stamp),
+            next => state.unexpected(next, Tag::Stamp),
+        }
     }
 
-    /// Compares the answer to a command.
-    pub fn answered(&self, answer: Option<Vec<u64>>) {
+    /// Takes the answer to a command; `None`: there is no such command.
+    pub fn answered(&self, arguments: &[u8], answer: Option<Vec<u8>>) {
         let mut state = self.state();
-        let Some(answer) = answer else { state.senseless(Tag::Command) };
-        let words = state.expect(Tag::Answer, || describe(Tag::Answer, &answer));
-        if words != answer {
-            state.differs(describe(Tag::Answer, &words), describe(Tag::Answer, &answer));
+        let Some(answer) = answer else { state.unreadable(Tag::Command) };
+        state.note(Tag::Command, &&*answer);
+        for qpn in state.objects.answered(arguments, &answer).unwrap_or_default() {
+            state.happened(Some((qpn, Event::Reset)));
         }
-        state.objects.note(Tag::Answer, &words);
     }
 }
+
+/// Instead of the length of a packet's payload beyond what was expected: the link did not ask for any.
+pub const NOT_FILLED: u64 = u64::MAX;

@@ -1,4 +1,4 @@
-//! What the device asks of its machine: live, recorded, or answered from a recording.
+//! What the device asks of its host: recorded, or answered from a recording. A device without a recording asks the host itself.
 
 use std::sync::Arc;
 
@@ -8,125 +8,82 @@ use mlx5_device::memory::{Fault, Memory, Registers};
 use mlx5_device::threads::{ThreadTime, Threads};
 
 use super::answer::Answer;
+use super::entry::{Place, Question, Tag};
+use super::events::{Event, Objects};
 use super::recorder::Recorder;
 use super::replayer::Replay;
-use super::tag::Tag;
-use super::values::{Put, Take};
 
 /// Most threads that one look at them keeps.
 const MAX_THREADS: usize = 1024;
 
-/// Where the answers to a part of the device come from.
-#[derive(Debug)]
+/// A part of the host.
 pub enum Source<T> {
-    Live(T),
     Recorded(T, Arc<Recorder>),
     Replayed(Arc<Replay>),
 }
 
 impl<T> Source<T> {
-    pub fn new(machine: T, recorder: Option<&Arc<Recorder>>) -> Source<T> {
-        match recorder {
-            None => Source::Live(machine),
-            Some(recorder) => Source::Recorded(machine, recorder.clone()),
-        }
-    }
-
-    #[inline]
-    fn by_ref(&self) -> Asked<'_, &T> {
+    /// The part of a device that is recorded.
+    pub fn recorded(&mut self) -> &mut T {
         match self {
-            Source::Live(machine) => Asked::Live(machine),
-            Source::Recorded(machine, recorder) => Asked::Recorded(machine, recorder),
-            Source::Replayed(replay) => Asked::Replayed(replay),
+            Source::Recorded(part, _) => part,
+            Source::Replayed(_) => unreachable!("only a device is replayed, without its process"),
         }
-    }
-
-    #[inline]
-    fn by_mut(&mut self) -> Asked<'_, &mut T> {
-        match self {
-            Source::Live(machine) => Asked::Live(machine),
-            Source::Recorded(machine, recorder) => Asked::Recorded(machine, recorder),
-            Source::Replayed(replay) => Asked::Replayed(replay),
-        }
-    }
-
-    /// A question. What is asked is kept with an answer that is not the usual one.
-    #[inline]
-    pub(super) fn ask<A: Answer>(&self, tag: Tag, asked: impl Put, answer: impl FnOnce(&T) -> A) -> A {
-        self.by_ref().ask(tag, asked, answer)
-    }
-
-    #[inline]
-    pub(super) fn ask_mut<A: Answer>(
-        &mut self,
-        tag: Tag,
-        asked: impl Put,
-        answer: impl FnOnce(&mut T) -> A,
-    ) -> A {
-        self.by_mut().ask(tag, asked, answer)
-    }
-
-    /// Something that the device does: always kept, and compared.
-    #[inline]
-    pub(super) fn tell<A: Put + Take>(&self, tag: Tag, told: impl Put, answer: impl FnOnce(&T) -> A) -> A {
-        self.by_ref().tell(tag, told, answer)
-    }
-
-    #[inline]
-    pub(super) fn tell_mut<A: Put + Take>(
-        &mut self,
-        tag: Tag,
-        told: impl Put,
-        answer: impl FnOnce(&mut T) -> A,
-    ) -> A {
-        self.by_mut().tell(tag, told, answer)
     }
 }
 
-/// A [`Source`] for one question, by reference.
-enum Asked<'a, M> {
-    Live(M),
-    Recorded(M, &'a Recorder),
-    Replayed(&'a Replay),
-}
-
-impl<M> Asked<'_, M> {
-    #[inline]
-    fn ask<A: Answer>(self, tag: Tag, asked: impl Put, answer: impl FnOnce(M) -> A) -> A {
-        match self {
-            Asked::Live(machine) => answer(machine),
-            Asked::Recorded(machine, recorder) => note(recorder, tag, asked, answer(machine)),
-            Asked::Replayed(replay) => replay.answer(tag, asked),
-        }
-    }
-
-    #[inline]
-    fn tell<A: Put + Take>(self, tag: Tag, told: impl Put, answer: impl FnOnce(M) -> A) -> A {
-        match self {
-            Asked::Live(machine) => answer(machine),
-            Asked::Recorded(machine, recorder) => {
-                let answer = answer(machine);
-                recorder.entry(tag, (told, &answer));
-                answer
+/// Asks a part of the host, by reference or mutable reference, and records or replays its answer.
+macro_rules! ask {
+    ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr) => {
+        ask!($source, $tag, $asked, $part => $answer, |_, _| None)
+    };
+    ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr, $event:expr) => {
+        match $source {
+            $crate::recording::source::Source::Recorded($part, recorder) => {
+                let answer = $answer;
+                $crate::recording::source::record(recorder, $tag, &$asked, answer)
             }
-            Asked::Replayed(replay) => replay.told(tag, told),
+            $crate::recording::source::Source::Replayed(replay) => {
+                replay.ask($tag, $crate::recording::entry::Place::of($tag), &$asked, $event)
+            }
         }
-    }
+    };
+}
+pub(super) use ask;
+
+#[inline(always)]
+pub fn record<const N: usize, A: Answer<N>>(
+    recorder: &Recorder,
+    tag: Tag,
+    asked: &impl Question,
+    answer: A,
+) -> A {
+    recorder.note(tag, asked);
+    recorder.answer(tag, Place::of(tag), &answer);
+    answer
 }
 
-pub(super) fn note<A: Answer>(recorder: &Recorder, tag: Tag, asked: impl Put, answer: A) -> A {
-    if answer.is_usual() {
-        recorder.usual(tag);
-    } else {
-        recorder.entry(tag, (asked, &answer));
+/// A question that is seldom answered with yes.
+#[inline(always)]
+fn seldom<T>(source: &Source<T>, tag: Tag, answer: impl FnOnce(&T) -> bool) -> bool {
+    match source {
+        Source::Recorded(part, recorder) => {
+            let answer = answer(part);
+            recorder.note(tag, &());
+            if answer {
+                recorder.entry(tag, [])
+            } else {
+                recorder.guessed()
+            }
+            answer
+        }
+        Source::Replayed(replay) => replay.is(tag),
     }
-    answer
 }
 
 impl<M: Memory> Memory for Source<M> {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
         match self {
-            Source::Live(memory) => memory.read(addr, out),
             Source::Recorded(memory, recorder) => {
                 let read = memory.read(addr, out);
                 recorder.read(addr, out, read);
@@ -137,98 +94,128 @@ impl<M: Memory> Memory for Source<M> {
     }
 
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
+        let place = Place::of_load(addr);
         match self {
-            Source::Live(memory) => memory.load32(addr),
             Source::Recorded(memory, recorder) => {
+                // Counters of a doorbell record are big-endian.
                 let loaded = memory.load32(addr);
-                recorder.load(addr, loaded);
+                recorder.note(Tag::Load, &addr);
+                recorder.answer(Tag::Load, place, &loaded.map(u32::swap_bytes));
                 loaded
             }
-            Source::Replayed(replay) => replay.load(addr),
+            Source::Replayed(replay) => {
+                let loaded: Result<u32, Fault> = replay.ask(Tag::Load, place, &addr, |_, _| None);
+                loaded.map(u32::swap_bytes)
+            }
         }
     }
 
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
-        self.tell(Tag::Store, (addr, value), |memory| memory.store32(addr, value))
+        ask!(self, Tag::Store, (addr, value), memory => memory.store32(addr, value))
     }
 
     fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
-        self.tell(Tag::Write, (addr, bytes), |memory| memory.write(addr, bytes, relaxed))
+        // Of what the device itself writes in order only CQEs are so long.
+        let completion = |_: &Objects, written: &Result<(), Fault>| {
+            written.ok().filter(|()| !relaxed).and_then(|()| Event::completion(bytes))
+        };
+        ask!(self, Tag::Write, (addr, bytes), memory => memory.write(addr, bytes, relaxed), completion)
     }
 
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
-        let told = (addr, compare, swap);
-        self.tell(Tag::Swap32, told, |memory| memory.compare_swap32(addr, compare, swap))
+        let asked = (addr, compare, swap);
+        ask!(self, Tag::Swap32, asked, memory => memory.compare_swap32(addr, compare, swap))
     }
 
     fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        let told = (addr, compare, swap);
-        self.tell(Tag::Swap64, told, |memory| memory.compare_swap64(addr, compare, swap))
+        let asked = (addr, compare, swap);
+        ask!(self, Tag::Swap64, asked, memory => memory.compare_swap64(addr, compare, swap))
     }
 
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
-        self.tell(Tag::Add64, (addr, add), |memory| memory.fetch_add64(addr, add))
+        ask!(self, Tag::Add64, (addr, add), memory => memory.fetch_add64(addr, add))
     }
 
     fn prefetch(&self, addr: u64) {
-        if let Source::Live(memory) | Source::Recorded(memory, _) = self {
+        if let Source::Recorded(memory, _) = self {
             memory.prefetch(addr);
         }
     }
 
+    #[inline]
     fn has_lagged(&self) -> bool {
-        self.ask(Tag::Lagged, (), M::has_lagged)
+        seldom(self, Tag::Lagged, |memory| memory.has_lagged())
     }
 
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
-        self.ask(Tag::Probe, (addr, len, write), |memory| memory.probe(addr, len, write))
+        ask!(self, Tag::Probe, (addr, len, write), memory => memory.probe(addr, len, write))
     }
 }
 
 impl Registers for Source<Box<dyn Registers>> {
     fn take(&self, offset: usize) -> Option<[u8; 8]> {
-        self.ask(Tag::TakeRegister, offset, |registers| registers.take(offset))
+        match self {
+            Source::Recorded(registers, recorder) => {
+                let taken = registers.take(offset);
+                recorder.note(Tag::TakeRegister, &offset);
+                match taken {
+                    None => recorder.guessed(),
+                    Some(register) => recorder.entry(Tag::TakeRegister, [u64::from_be_bytes(register)]),
+                }
+                taken
+            }
+            Source::Replayed(replay) => replay.take_register(offset),
+        }
     }
 
     fn any(&self, offsets: &[usize]) -> bool {
-        self.ask(Tag::AnyRegister, (), |registers| registers.any(offsets))
+        seldom(self, Tag::AnyRegister, |registers| registers.any(offsets))
     }
 }
 
 impl EventSink for Source<Box<dyn EventSink>> {
     fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
-        let told = (channel, cq_user_handle);
-        self.tell_mut(Tag::Completion, told, |events| events.completion(channel, cq_user_handle))
+        let asked = (channel, cq_user_handle);
+        ask!(self, Tag::Completion, asked, events => events.completion(channel, cq_user_handle))
     }
 
     fn asynchronous(&mut self, context: ContextId, element: u64, event_type: u32) -> bool {
-        let told = (context, element, event_type);
-        self.tell_mut(Tag::Asynchronous, told, |events| events.asynchronous(context, element, event_type))
+        let asked = (context, element, event_type);
+        ask!(self, Tag::Asynchronous, asked, events => events.asynchronous(context, element, event_type))
     }
 
     fn explain(&mut self, reason: Reason) {
-        if let Source::Live(events) | Source::Recorded(events, _) = self {
+        if let Source::Recorded(events, _) = self {
             events.explain(reason);
         }
     }
 
     fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32 {
-        let told = (channel, cq_user_handle);
-        self.tell_mut(Tag::Withdraw, told, |events| events.withdraw_completions(channel, cq_user_handle))
+        let asked = (channel, cq_user_handle);
+        ask!(self, Tag::Withdraw, asked, events => events.withdraw_completions(channel, cq_user_handle))
     }
 
     fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32 {
-        let told = (context, element);
-        self.tell_mut(Tag::Withdraw, told, |events| events.withdraw_asynchronous(context, element))
+        let asked = (context, element);
+        ask!(self, Tag::Withdraw, asked, events => events.withdraw_asynchronous(context, element))
     }
 }
 
 impl Threads for Source<Box<dyn Threads>> {
     fn look(&mut self) -> Vec<ThreadTime> {
-        self.ask_mut(Tag::Threads, (), |threads| {
-            let mut times = threads.look();
-            times.truncate(MAX_THREADS);
-            times
-        })
+        match self {
+            Source::Recorded(threads, recorder) => {
+                let mut times = threads.look();
+                times.truncate(MAX_THREADS);
+                recorder.note(Tag::Threads, &());
+                recorder.encode(Tag::Threads, &times);
+                times
+            }
+            Source::Replayed(replay) => {
+                let times = replay.bytes(Tag::Threads, &());
+                let times = times.and_then(|bytes| postcard::from_bytes(&bytes).ok());
+                times.unwrap_or_else(|| replay.refuse("times of threads cannot be read".to_owned()))
+            }
+        }
     }
 }

@@ -1,0 +1,259 @@
+//! Entries of a recording: their kinds, how an answer is guessed from the ones before it, and the digest of what is asked.
+//!
+//! | bytes | an entry of values | of bytes | of a time |
+//! |---|---|---|---|
+//! | 1 | kind, [`Tag`] | the same | the same |
+//! | 1 | answers since the entry before it that were as guessed | the same | the same |
+//! | | 1: number of values N, at most [`MOST_VALUES`] | 3: their number | 2: ns since the last time |
+//! | | N bits in whole bytes: which values were not as guessed | the bytes | 2: of the digest |
+//! | | for each of those, 1: length, then the zigzag difference | | |
+//!
+//! A kind of 0 is padding up to the next word.
+
+use std::fmt::Debug;
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Most values of an entry.
+pub const MOST_VALUES: usize = 16;
+
+/// Addresses whose last loads are remembered.
+const LOADS: usize = 64;
+
+/// Values that are remembered.
+const PLACES: usize = MOST_VALUES * 64 + LOADS;
+
+/// How an entry goes on after its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    Values,
+    Bytes,
+    Time,
+}
+
+/// Declares [`Tag`] with the names that differences are told by.
+macro_rules! tags {
+    ($($tag:ident = $number:literal, $form:ident, $name:literal;)*) => {
+        /// Kind of an entry, and of a question.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Tag { $($tag = $number),* }
+
+        impl Tag {
+            pub fn of(number: u8) -> Option<Tag> {
+                match number {
+                    $($number => Some(Tag::$tag),)*
+                    _ => None,
+                }
+            }
+
+            pub fn name(self) -> &'static str {
+                match self { $(Tag::$tag => $name),* }
+            }
+
+            pub fn form(self) -> Form {
+                match self { $(Tag::$tag => Form::$form),* }
+            }
+        }
+    };
+}
+
+tags! {
+    Read = 1, Values, "a read of memory";
+    ReadLong = 2, Bytes, "a long read of memory";
+    Payload = 47, Values, "a read of payload";
+    Load = 3, Values, "a load of 32 bits";
+    Store = 4, Values, "a store of 32 bits";
+    Write = 5, Values, "a write to memory";
+    Swap32 = 6, Values, "a compare and swap of 32 bits";
+    Swap64 = 7, Values, "a compare and swap of 64 bits";
+    Add64 = 8, Values, "a fetch and add";
+    Probe = 9, Values, "the question whether memory is mapped";
+    Lagged = 10, Values, "the question whether a copy took long";
+    TakeRegister = 11, Values, "a register to take";
+    AnyRegister = 12, Values, "the question whether a register was written";
+    Rings = 13, Values, "the end of what shared memory brought";
+    Wire = 14, Values, "the end of what the wire brought";
+    Request = 15, Values, "a request that arrived";
+    Datagram = 16, Values, "a datagram that arrived";
+    Reply = 17, Values, "a reply that arrived";
+    Packet = 18, Values, "a packet that arrived";
+    CopyInto = 19, Values, "a copy of payload to memory";
+    CopyToBuffer = 20, Bytes, "a copy of payload to a CQE";
+    RepliesWait = 21, Values, "the question whether replies wait";
+    LinkEvent = 22, Bytes, "an event of the link";
+    SendRequest = 23, Values, "a request to send";
+    SendReply = 24, Values, "a reply to send";
+    ReplyRoom = 25, Values, "the question for room of a reply";
+    Consumed = 26, Values, "the question whether a request was taken";
+    WireRoom = 27, Values, "the question for room of a packet";
+    SendPacket = 28, Values, "a packet to send";
+    Fill = 29, Values, "the payload of a packet";
+    PacketsWait = 30, Values, "the question whether packets wait";
+    Words = 31, Bytes, "words about a peer";
+    Slot = 32, Values, "the slot";
+    HasWire = 33, Values, "the question for a wire";
+    Completion = 34, Values, "a completion event";
+    Asynchronous = 35, Values, "an asynchronous event";
+    Withdraw = 36, Values, "a withdrawal of events";
+    Threads = 37, Bytes, "the times of threads";
+    Failed = 38, Values, "a failure";
+    Clock = 39, Values, "a time";
+    Guessed = 40, Values, "answers as guessed";
+    Arguments = 41, Bytes, "the arguments of a command";
+    End = 42, Values, "the end";
+    Command = 48, Time, "a command";
+    Round = 49, Time, "a round";
+    LastRound = 50, Time, "a last round";
+    Stamp = 51, Time, "a stamp of time";
+}
+
+impl Tag {
+    /// Of the lengths of WQEs, reads have entries of values.
+    #[inline(always)]
+    pub fn of_read(len: usize, is_payload: bool) -> Tag {
+        match len {
+            _ if is_payload => Tag::Payload,
+            16 | 32 | 64 => Tag::Read,
+            _ => Tag::ReadLong,
+        }
+    }
+}
+
+/// The last value of each place of each kind, and its step: WQEs, PSNs and positions go on by the same step again and again.
+pub struct History([(AtomicU64, AtomicU64); PLACES]);
+
+/// Where the values of an answer are remembered, and whether their steps are.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    first: usize,
+    steps: bool,
+}
+
+impl Place {
+    #[inline(always)]
+    pub fn of(tag: Tag) -> Place {
+        use Tag::{Datagram, Packet, Read, Reply, Request, SendReply, SendRequest, TakeRegister};
+        let steps = matches!(
+            tag,
+            Read | TakeRegister | Request | Datagram | Reply | Packet | SendRequest | SendReply
+        );
+        Place { first: MOST_VALUES * tag as usize, steps }
+    }
+
+    /// Doorbell records are loaded again and again.
+    #[inline(always)]
+    pub fn of_load(addr: u64) -> Place {
+        let place = (addr >> 2 ^ addr >> 8 ^ addr >> 14) as usize % LOADS;
+        Place { first: MOST_VALUES * 64 + place, steps: false }
+    }
+}
+
+impl Default for History {
+    fn default() -> History {
+        History(std::array::from_fn(|_| (AtomicU64::new(0), AtomicU64::new(0))))
+    }
+}
+
+impl History {
+    /// How far each value is from its guess; `None`: all are as guessed.
+    #[inline(always)]
+    pub fn compare<const N: usize>(&self, place: Place, values: &[u64; N]) -> Option<[u64; N]> {
+        let places: &[_; N] =
+            self.0[place.first..].first_chunk().expect("each kind has room for the most values");
+        let mut differences = [0; N];
+        let mut any = 0;
+        for (at, (last, step)) in places.iter().enumerate() {
+            let step = if place.steps { step.load(Relaxed) } else { 0 };
+            differences[at] = values[at].wrapping_sub(last.load(Relaxed).wrapping_add(step));
+            any |= differences[at];
+        }
+        if place.steps || any != 0 {
+            places.iter().zip(values).for_each(|((last, _), value)| last.store(*value, Relaxed));
+        }
+        if place.steps && any != 0 {
+            for ((_, step), difference) in places.iter().zip(&differences) {
+                step.store(step.load(Relaxed).wrapping_add(*difference), Relaxed);
+            }
+        }
+        (any != 0).then_some(differences)
+    }
+
+    /// Makes of differences from the guesses the values.
+    pub fn apply(&self, place: Place, differences: &mut [u64]) {
+        for (value, (last, step)) in differences.iter_mut().zip(&self.0[place.first..]) {
+            let difference = *value;
+            let (before, by) = (last.load(Relaxed), step.load(Relaxed));
+            *value = before.wrapping_add(by).wrapping_add(difference);
+            last.store(*value, Relaxed);
+            if place.steps {
+                step.store(by.wrapping_add(difference), Relaxed);
+            }
+        }
+    }
+}
+
+/// Something that the device asks or does, as the digest has it.
+pub trait Question: Hash + Debug {}
+
+impl<T: Hash + Debug> Question for T {}
+
+/// Of all that the device asked and did, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Digest(pub u64);
+
+impl Digest {
+    #[inline(always)]
+    pub fn note(&mut self, tag: Tag, asked: &impl Question) {
+        self.0 = (self.0 ^ tag as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        asked.hash(self);
+    }
+
+    /// What an entry of a time has of it.
+    #[inline(always)]
+    pub fn short(self) -> u16 {
+        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16
+    }
+}
+
+macro_rules! hashed {
+    ($($name:ident: $type:ty),*) => { $(
+        #[inline(always)]
+        fn $name(&mut self, value: $type) {
+            self.write_u64(value as u64);
+        }
+    )* };
+}
+
+/// The same on every machine, for a given source. Two steps a word; a multiplication a question ([`Digest::note`]) spreads them.
+impl Hasher for Digest {
+    #[inline(always)]
+    fn write_u64(&mut self, word: u64) {
+        self.0 = self.0.rotate_left(23) ^ word;
+    }
+
+    hashed! { write_u8: u8, write_u16: u16, write_u32: u32, write_usize: usize, write_isize: isize }
+
+    #[inline(always)]
+    fn write(&mut self, bytes: &[u8]) {
+        let (whole, rest) = bytes.as_chunks();
+        whole.iter().for_each(|eight| self.write_u64(u64::from_le_bytes(*eight)));
+        if !rest.is_empty() {
+            self.write_u64(rest.iter().fold(0, |word, byte| word << 8 | u64::from(*byte)));
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Small for what lies near 0 on either side.
+#[inline]
+pub fn zigzag(difference: u64) -> u64 {
+    difference << 1 ^ ((difference as i64) >> 63) as u64
+}
+
+pub fn unzigzag(word: u64) -> u64 {
+    word >> 1 ^ (word & 1).wrapping_neg()
+}
