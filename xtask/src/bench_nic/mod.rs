@@ -45,6 +45,8 @@ pub const MEASURES: App = App {
     own_nic: None,
     run: |experiment, options| run(&experiment.spec.name, &Options::of(options)),
 };
+/// Examples of soft-nic that give numbers: what unused queue pairs cost, and what a WRITE costs in the device alone.
+pub const EXAMPLES: [&str; 2] = ["idle_queues", "device"];
 /// Longest that one program may take; what was meant to take longer adds its own time.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A number that failed so often is not tried again: its repetitions would fail one deadline after the other.
@@ -126,7 +128,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
             setup::prepare(Purpose::Bench, options.no_install)?;
             Programs::build()?;
             match name {
-                "bench-nic" => build_idle_queues()?,
+                "bench-nic" => build_examples()?,
                 _ => workspace::build_release(&["-p", "echo"])?,
             }
             (Programs::release(), revision)
@@ -135,9 +137,10 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     execute(options, experiment, &programs, revision, LIMIT)
 }
 
-/// Builds `idle_queues`, an example of soft-nic that makes unused queue pairs on its testing driver.
-pub fn build_idle_queues() -> Result<()> {
-    workspace::build_release(&["-p", "soft-nic", "--example", "idle_queues"])
+/// Builds [`EXAMPLES`].
+pub fn build_examples() -> Result<()> {
+    let named = EXAMPLES.iter().flat_map(|name| ["--example", name]);
+    workspace::build_release(&["-p", "soft-nic"].into_iter().chain(named).collect::<Vec<_>>())
 }
 
 /// The experiment with the numbers that are asked for.

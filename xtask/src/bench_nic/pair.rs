@@ -67,7 +67,7 @@ impl BenchSetup<'_> {
         match source {
             Source::Perftest(pair) => self.perftest(name, pair),
             Source::Wire(pair) => self.wire(name, pair),
-            Source::IdleQueues { field } => self.idle_queues(field),
+            Source::Example { name, options, field } => self.example(name, options, field),
             Source::Iperf => self.iperf(name),
             Source::UdpPingPong => self.udp(name),
             Source::Generator { options, receiver, field } => {
@@ -285,13 +285,13 @@ impl BenchSetup<'_> {
         Ok((program, address))
     }
 
-    /// Cost of an unused queue pair.
-    fn idle_queues(&self, field: &str) -> Result<f64> {
-        let carried = self.tools.map(|folder| folder.join("idle_queues"));
-        let program = carried.unwrap_or_else(|| target_dir().join("release/examples/idle_queues"));
-        let said = output(Command::new(program).arg("10000"), self.limit)?;
-        let said: Value = serde_json::from_str(&said).context("what idle_queues says")?;
-        number(&said, field, "idle_queues")
+    /// The field of an example's line.
+    fn example(&self, name: &str, options: &[String], field: &str) -> Result<f64> {
+        let carried = self.tools.map(|folder| folder.join(name));
+        let program = carried.unwrap_or_else(|| target_dir().join("release/examples").join(name));
+        let said = output(Command::new(program).args(options), self.limit)?;
+        let said: Value = serde_json::from_str(&said).with_context(|| format!("what {name} says"))?;
+        number(&said, field, name)
     }
 
     /// An open device that does nothing: a receiver without a sender.

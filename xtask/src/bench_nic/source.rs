@@ -80,8 +80,11 @@ pub enum Source {
         /// Factor to our unit.
         scale: f64,
     },
-    /// 10,000 connected, unused queue pairs (`idle_queues`, an example of soft-nic); the field of its line.
-    IdleQueues {
+    /// An example of soft-nic; the field of its line.
+    Example {
+        /// One of [`super::EXAMPLES`].
+        name: String,
+        options: Vec<String>,
         /// JSON pointer.
         field: String,
     },

@@ -28,7 +28,11 @@ fn stage(name: &str, tool: &str) -> Stage {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     let tools = ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_write_lat"];
-    let scripts = [("generator", GENERATOR), ("softnic", "#!/bin/sh\nshift 6\nexec \"$@\"\n")];
+    let scripts = [
+        ("generator", GENERATOR),
+        ("softnic", "#!/bin/sh\nshift 6\nexec \"$@\"\n"),
+        ("device", "#!/bin/sh\necho \"{\\\"write_ns\\\":$1}\"\n"),
+    ];
     for (name, text) in scripts.into_iter().chain(tools.map(|name| (name, tool))) {
         let path = folder.join(name);
         process::script(&path, text);
@@ -97,6 +101,11 @@ fn what_was_measured_is_written_with_its_verdicts() {
     ] {
         assert_eq!(verdict(&summary, aim), said, "{aim}");
     }
+    // The script says how many bytes its WRITE has.
+    let (result, summary) = stage.run("device alone", LIMIT);
+    result.unwrap();
+    assert_eq!(verdict(&summary, "f-device-8"), "reproduced");
+    assert!(points(&stage).iter().any(|point| point.values["value"] == 4096.0));
     let (result, summary) = stage.run("first", LIMIT);
     result.unwrap();
     assert_eq!(verdict(&summary, "d-first-write"), "not-reproduced");

@@ -77,8 +77,10 @@ pub fn run(options: &Options) -> Result<()> {
         strip(&built.join(name), &folder.join(name))?;
     }
     if !options.dev {
-        bench_nic::build_idle_queues()?;
-        strip(&built.join("examples/idle_queues"), &folder.join("idle_queues"))?;
+        bench_nic::build_examples()?;
+        for name in bench_nic::EXAMPLES {
+            strip(&built.join("examples").join(name), &folder.join(name))?;
+        }
     }
     say!("building the tests of {}", packages.join(", "));
     let tests = programs::with_gpu_tests(programs::build(&packages)?)?;

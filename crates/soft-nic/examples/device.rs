@@ -1,0 +1,417 @@
+//! What a WRITE costs in the device alone: two devices in one process, and between them a queue instead of a link.
+//!
+//! `cargo run --release -p soft-nic --example device` prints one line of JSON. A burst begins with the doorbell of its WQEs and ends when
+//! the last CQE is written; both devices are driven in turns, and each one's time is told apart. What the program does is not timed:
+//! laying WQEs, reading CQEs. The copy of the payload from region to region is the responder's. For instructions by function:
+//! `valgrind --tool=callgrind --toggle-collect='device::round'`.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use mlx5_device::carrier::{
+    Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sent, Unsent,
+};
+use mlx5_device::command::{AddressVector, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr};
+use mlx5_device::commands::*;
+use mlx5_device::config::NicConfig;
+use mlx5_device::memory::{Fault, Order, Segment};
+use mlx5_device::{Nic, UarKind};
+use mlx5_layout::doorbell::{consumer_word, counter_word};
+use mlx5_layout::send_wqe::BLOCK_BYTES;
+use roce::qp_state::AttrMask as A;
+use roce::{Now, Packet, Reply, Request, ServiceType};
+use soft_nic::dma::Host;
+use soft_nic::testing::{Block, Region, RegisterPage, Sinks, WorkRequest};
+
+/// Of the send queue.
+const BLOCKS: usize = 64;
+const CQES: usize = 256;
+const CQE_BYTES: usize = 64;
+const REGION: usize = 1 << 20;
+/// The first BlueFlame register of a page.
+const REGISTER: usize = 0x800;
+/// A round takes this long on the virtual clock: about what one of 32 WRITEs takes.
+const ROUND_NS: u64 = 3_000;
+/// Bursts that are not timed.
+const WARM: usize = 1_000;
+
+/// Messages on their way to one device, each with the memory of its payload. Slots are used again, so that a message is copied once.
+#[derive(Default)]
+struct Lane {
+    slots: Vec<(Message, Segment)>,
+    /// Those from the first to the second are on their way.
+    taken: usize,
+    sent: usize,
+}
+
+impl Lane {
+    /// The slot of the next message.
+    #[inline(always)]
+    fn next(&mut self) -> &mut (Message, Segment) {
+        if self.sent == self.slots.len() {
+            self.slots.push((Message::Request(Request::default()), Segment::default()));
+        }
+        self.sent += 1;
+        &mut self.slots[self.sent - 1]
+    }
+}
+
+/// The carrier of one device: a queue in either direction.
+struct End {
+    slot: u8,
+    from_peer: Rc<RefCell<Lane>>,
+    to_peer: Rc<RefCell<Lane>>,
+    host: Host,
+}
+
+impl End {
+    #[inline(always)]
+    fn send(&mut self, payload: Payload<'_>, put: impl FnOnce(&mut Message)) -> Result<Sent, Unsent> {
+        let source = match payload {
+            Payload::Nothing => Segment::default(),
+            Payload::Segments([source]) => *source,
+            _ => return Err(Unsent::Unreachable),
+        };
+        let mut lane = self.to_peer.borrow_mut();
+        let slot = lane.next();
+        put(&mut slot.0);
+        slot.1 = source;
+        Ok(Sent { position: Position { channel: 0, offset: 0 }, carried: source.len as u32 })
+    }
+}
+
+impl Carrier for End {
+    type Inbound<'a> = Arrived<'a>;
+
+    fn slot(&self) -> u8 {
+        self.slot
+    }
+
+    fn has_wire(&self) -> bool {
+        false
+    }
+
+    fn set_delay(&mut self, _delay_ns: u64) {}
+
+    fn poll_rings(
+        &mut self,
+        _now: Now,
+        budget: usize,
+        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+    ) -> usize {
+        let Lane { slots, taken, sent } = &mut *self.from_peer.borrow_mut();
+        let end = (*sent).min(*taken + budget);
+        let count = end - *taken;
+        for (message, source) in &slots[*taken..end] {
+            handler(message, &mut Arrived { source: *source, host: &self.host });
+        }
+        *taken = end;
+        if *taken == *sent {
+            (*taken, *sent) = (0, 0);
+        }
+        count
+    }
+
+    fn poll_wire(
+        &mut self,
+        _now: Now,
+        _handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+    ) -> usize {
+        0
+    }
+
+    fn replies_wait(&self, _slot: u8) -> bool {
+        false
+    }
+
+    fn poll_event(&mut self) -> Option<String> {
+        None
+    }
+
+    fn send_request(
+        &mut self,
+        request: &Request,
+        _path: &PathAddress,
+        payload: Payload<'_>,
+    ) -> Result<Sent, Unsent> {
+        self.send(payload, |message| match message {
+            Message::Request(place) => *place = *request,
+            other => *other = Message::Request(*request),
+        })
+    }
+
+    fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
+        self.send(payload, |message| *message = Message::Reply { reply: *reply, offset, last: true })
+    }
+
+    fn has_reply_room(&mut self, _slot: u8) -> bool {
+        true
+    }
+
+    fn consumed(&mut self, _slot: u8, _position: Position) -> bool {
+        true
+    }
+
+    fn has_wire_room(&mut self, _from: std::net::IpAddr) -> bool {
+        false
+    }
+
+    fn send_packet(
+        &mut self,
+        _from: std::net::IpAddr,
+        _to: std::net::IpAddr,
+        _packet: &Packet,
+        _icrc: Icrc,
+        _fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<usize, Unsent> {
+        Err(Unsent::Unreachable)
+    }
+
+    fn has_packets_waiting(&self) -> bool {
+        false
+    }
+
+    fn has_delayed(&self) -> bool {
+        false
+    }
+
+    fn ring_bells(&mut self) {}
+
+    fn fabric_in_words(&self) -> String {
+        "one process".to_owned()
+    }
+
+    fn peer_in_words(&self, slot: u8) -> String {
+        format!("device {slot} is silent")
+    }
+}
+
+/// A message that arrived; its payload is still where it was sent from.
+struct Arrived<'a> {
+    source: Segment,
+    host: &'a Host,
+}
+
+impl Inbound for Arrived<'_> {
+    fn path(&self) -> Option<PathAddress> {
+        None
+    }
+
+    fn to_port(&self) -> Option<u8> {
+        Some(1)
+    }
+
+    fn payload_len(&self) -> u32 {
+        self.source.len as u32
+    }
+
+    fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
+        self.host.copy(to, &[self.source], self.source.len, order)
+    }
+
+    fn copy_to_buffer(&mut self, _out: &mut [u8]) -> Result<(), Fault> {
+        Err(Fault { addr: self.source.addr })
+    }
+}
+
+/// A device and its program: one queue pair, laid into memory as libmlx5 does.
+struct Side {
+    nic: Nic<Host, End>,
+    context: ContextId,
+    region: Region,
+    qp: Handle,
+    qpn: u32,
+    page: RegisterPage,
+    ring: Block,
+    record: Block,
+    cq: Block,
+    cq_record: Block,
+    posted: u16,
+    completed: u32,
+}
+
+/// One round of a device, under a name that the profiler can find.
+#[inline(never)]
+fn round(nic: &mut Nic<Host, End>, now: Now) -> usize {
+    nic.poll(now)
+}
+
+impl Side {
+    fn new(slot: u8, from_peer: Rc<RefCell<Lane>>, to_peer: Rc<RefCell<Lane>>) -> Side {
+        let host = Host::new().expect("the fault handler can be installed");
+        let end = End { slot, from_peer, to_peer, host };
+        let sinks = Sinks::default();
+        let (events, log) = (Box::new(sinks.clone()), Box::new(sinks));
+        let nic = Nic::new(&NicConfig::default(), host, end, events, log, Now(0));
+        let mut nic = nic.expect("a NIC of the default settings");
+        let context = nic.open_context(0).expect("device 0 opens");
+        let pd = nic.alloc_pd(context).expect("a PD").handle;
+        let block = Block::new(REGION);
+        let start = block.address();
+        let request = RegMr { start, length: REGION as u64, iova: start, pd, access: 0xf };
+        let keys = nic.reg_mr(context, &request).expect("a region");
+        let region = Region { block, address: start, lkey: keys.lkey, rkey: keys.rkey, handle: keys.handle };
+        let (cq, cq_record) = (Block::new(CQES * CQE_BYTES), Block::new(64));
+        (1..=CQES).for_each(|entry| cq.write(entry * CQE_BYTES - 1, &[0xf0]));
+        let request = CreateCq {
+            cqe: CQES as u32 - 1,
+            cqe_size: CQE_BYTES as u32,
+            buffer: cq.address(),
+            record: cq_record.address(),
+            user_handle: 0,
+            channel: None,
+            ignore_overrun: false,
+        };
+        let cq_handle = nic.create_cq(context, &request).expect("a CQ").handle;
+        let page = RegisterPage::default();
+        let uar = nic.alloc_uar(context, UarKind::BlueFlame, Box::new(page.clone())).expect("a UAR page");
+        let (ring, record) = (Block::new(BLOCKS * BLOCK_BYTES), Block::new(64));
+        let request = CreateQp {
+            service: ServiceType::Rc,
+            pd,
+            send_cq: cq_handle,
+            recv_cq: cq_handle,
+            srq: None,
+            cap: QpCap::default(),
+            user_handle: 0,
+            signal_all: false,
+            buffer: ring.address(),
+            record: record.address(),
+            sq_wqe_count: BLOCKS as u32,
+            rq_wqe_count: 0,
+            rq_wqe_shift: 0,
+            mlx5_flags: 1 << 10,
+            user_index: 0,
+            uar_page: Some(uar.page_id),
+        };
+        let created = nic.create_qp(context, &request).expect("a QP");
+        let (qp, qpn) = (created.handle, created.qpn);
+        let (posted, completed) = (0, 0);
+        Side { nic, context, region, qp, qpn, page, ring, record, cq, cq_record, posted, completed }
+    }
+
+    fn connect(&mut self, peer: u32) {
+        let dlid = self.nic.ports()[0].lid;
+        let attributes = ModifyQp {
+            path_mtu: 5,
+            dest_qpn: peer,
+            access: 0xf,
+            address: AddressVector { dlid, port: 1, ..AddressVector::default() },
+            port: 1,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            ..ModifyQp::default()
+        };
+        let init = [A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS];
+        let rtr = [A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER];
+        let rts = [A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC];
+        for (state, set) in [(1, &init[..]), (2, &rtr), (3, &rts)] {
+            let mask = set.iter().fold(A::STATE.0, |mask, attribute| mask | attribute.0);
+            let request = ModifyQp { state, mask, ..attributes };
+            self.nic.modify_qp(self.context, self.qp, &request).expect("the QP moves");
+        }
+    }
+
+    /// Lays so many WQEs and stores the record. Returns what is to be written to the register.
+    fn lay(&mut self, request: &WorkRequest, count: usize) -> [u8; 8] {
+        let mut doorbell = [0; 8];
+        for _ in 0..count {
+            let wqe = request.wqe(self.qpn, self.posted).expect("a WQE");
+            self.ring.write(usize::from(self.posted) % BLOCKS * BLOCK_BYTES, &wqe);
+            self.posted = self.posted.wrapping_add(1);
+            doorbell.copy_from_slice(&wqe[..8]);
+        }
+        self.record.word(4).store(word(counter_word(self.posted.into())), Ordering::Release);
+        doorbell
+    }
+
+    /// Whether the CQE of the last of `count` WQEs is there; all are taken then.
+    fn take_completions(&mut self, count: usize) -> bool {
+        let last = self.completed + count as u32 - 1;
+        let at = (last as usize % CQES + 1) * CQE_BYTES - 4;
+        let [.., op_own] = self.cq.word(at).load(Ordering::Acquire).to_ne_bytes();
+        let owner = mlx5_layout::cqe::owner_bit(last, CQES as u32);
+        if op_own != u8::from(owner) {
+            return false;
+        }
+        self.completed += count as u32;
+        self.cq_record.word(0).store(word(consumer_word(self.completed)), Ordering::Release);
+        true
+    }
+}
+
+fn word(bytes: [u8; 4]) -> u32 {
+    u32::from_ne_bytes(bytes)
+}
+
+/// Times of one burst, ns.
+#[derive(Default, Clone, Copy)]
+struct Burst {
+    requester_ns: u64,
+    responder_ns: u64,
+}
+
+/// Sends `bursts` of `count` WRITEs of `bytes` each. Returns the times of each burst, those to warm up left out.
+fn measure(sides: &mut [Side; 2], bytes: usize, count: usize, bursts: usize) -> Vec<Burst> {
+    let [requester, responder] = sides;
+    let write = WorkRequest::write(&requester.region, 0, bytes as u32, &responder.region, 0);
+    let mut times = Vec::with_capacity(bursts);
+    let mut now = 1_000_000;
+    for _ in 0..WARM + bursts {
+        let doorbell = requester.lay(&write, count);
+        let mut burst = Burst::default();
+        requester.page.store(REGISTER, doorbell);
+        while !requester.take_completions(count) {
+            now += ROUND_NS;
+            let begun = Instant::now();
+            round(&mut requester.nic, Now(now));
+            let between = Instant::now();
+            round(&mut responder.nic, Now(now));
+            burst.requester_ns += (between - begun).as_nanos() as u64;
+            burst.responder_ns += between.elapsed().as_nanos() as u64;
+        }
+        times.push(burst);
+    }
+    times.split_off(WARM)
+}
+
+/// Median over the bursts, ns a WRITE.
+fn median(bursts: &[Burst], count: usize, of: impl Fn(&Burst) -> u64) -> f64 {
+    let mut times: Vec<u64> = bursts.iter().map(of).collect();
+    times.sort_unstable();
+    times[times.len() / 2] as f64 / count as f64
+}
+
+fn main() {
+    let words: Vec<usize> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let (bytes, count, bursts) = match words[..] {
+        [] => (8, BLOCKS, 20_000),
+        [bytes @ 1..=REGION, count @ 1..=BLOCKS, bursts @ 1..=1_000_000_000] => (bytes, count, bursts),
+        _ => {
+            eprintln!("device: bytes of a WRITE, WQEs a doorbell (at most {BLOCKS}), and bursts");
+            std::process::exit(2);
+        }
+    };
+    let lanes: [Rc<RefCell<Lane>>; 2] = Default::default();
+    let side = |slot: usize| Side::new(slot as u8, lanes[slot].clone(), lanes[1 - slot].clone());
+    let mut sides = [side(0), side(1)];
+    let qpns = [sides[0].qpn, sides[1].qpn];
+    sides[0].connect(qpns[1]);
+    sides[1].connect(qpns[0]);
+    let content = sides[0].region.fill(0, bytes, 7);
+    let times = measure(&mut sides, bytes, count, bursts);
+    assert_eq!(sides[1].region.block.bytes(0, bytes), content, "the bytes arrived");
+    let requester = median(&times, count, |burst| burst.requester_ns);
+    let responder = median(&times, count, |burst| burst.responder_ns);
+    let both = median(&times, count, |burst| burst.requester_ns + burst.responder_ns);
+    println!(
+        "{{\"kind\":\"device\",\"bytes\":{bytes},\"wqes_a_doorbell\":{count},\"bursts\":{bursts},\
+         \"requester_ns\":{requester:.1},\"responder_ns\":{responder:.1},\"write_ns\":{both:.1}}}"
+    );
+}
