@@ -172,6 +172,7 @@ impl Cqs {
     }
 
     /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ fails here, and its QPs after this poll.
+    #[inline(always)]
     pub(super) fn complete<M: Memory>(
         &mut self,
         host: &mut HostInterface<M>,
@@ -195,17 +196,8 @@ impl Cqs {
             }
             return;
         }
-        cq.dead = true;
         self.dead.push(place);
-        host.counters.cq_overruns += 1;
-        cq.event_target.raise(host, event_type::CQ_ERR);
-        let why = match written {
-            Err(fault) => format!("{fault}; keep its ring and record mapped"),
-            Ok(_) => {
-                format!("overrun: {} entries, none given back; poll sooner, or make it longer", cq.entries)
-            }
-        };
-        host.explain(About::Cq(cq.cqn), "cq", format!("it and its QPs are in error: {why}"));
+        cq.fail(host, written.err());
     }
 
     /// Gives the events of CQs whose arm crossed their CQE.
@@ -295,6 +287,21 @@ impl Cq {
         }
         self.producer = self.producer.wrapping_add(1);
         Ok(true)
+    }
+
+    /// The ring is full, or cannot be reached.
+    #[cold]
+    fn fail<M>(&mut self, host: &mut HostInterface<M>, fault: Option<Fault>) {
+        self.dead = true;
+        host.counters.cq_overruns += 1;
+        self.event_target.raise(host, event_type::CQ_ERR);
+        let why = match fault {
+            Some(fault) => format!("{fault}; keep its ring and record mapped"),
+            None => {
+                format!("overrun: {} entries, none given back; poll sooner, or make it longer", self.entries)
+            }
+        };
+        host.explain(About::Cq(self.cqn), "cq", format!("it and its QPs are in error: {why}"));
     }
 
     fn read_consumer<M: Memory>(&self, memory: &M) -> Result<u32, Fault> {

@@ -53,6 +53,7 @@ pub(super) struct QpResources<'a, M> {
 }
 
 impl<M: Memory> Resources for QpResources<'_, M> {
+    #[inline(always)]
     fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
         let address = self.mkeys.grant(rkey, self.pd, self.qpn, va, len, need)?;
         Ok(Region { key: rkey, va, len, address })
@@ -102,26 +103,27 @@ impl<M: Memory> Core<M> {
             srq: qp.rq.srq.and_then(|place| self.srqs.get_mut(place)),
             rq: &mut qp.rq,
         };
-        let (verdict, ends, length) = match arrived {
-            Arrived::Message(request) => {
-                let verdict = responder.handle_request(request, &mut resources);
-                (verdict, request.is_last(), request.fragment.length)
-            }
+        let verdict = match arrived {
+            Arrived::Message(request) => responder.handle_request(request, &mut resources),
+            Arrived::Packet(packet) => responder.handle_packet(packet, &mut resources),
+        };
+        let (ends, length) = match arrived {
+            Arrived::Message(request) => (request.is_last(), request.fragment.length),
             Arrived::Packet(packet) => {
-                let verdict = responder.handle_packet(packet, &mut resources);
                 let is_taken = !matches!(verdict, Verdict::Dropped(_));
                 self.host.counters.packets_taken += u64::from(is_taken);
-                (verdict, packet.content.position().ends(), packet.payload.length)
+                (packet.content.position().ends(), packet.payload.length)
             }
         };
         let is_new = responder.counters().messages > messages;
-        let outcome = match (verdict, arrived) {
+        // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
+        let outcome = match (&verdict, arrived) {
             (Verdict::Dropped(reason), _) => {
-                self.host.counters.drop(reason);
+                self.host.counters.drop(*reason);
                 None
             }
             (Verdict::Execute(Work::Read { region, offset }), Arrived::Message(request)) => {
-                self.read(qp, request, &region, offset);
+                self.read(qp, request, region, *offset);
                 self.host.counters.execute(true, length);
                 Some(Outcome::Done)
             }
@@ -132,7 +134,7 @@ impl<M: Memory> Core<M> {
                 }
                 None
             }
-            (Verdict::Execute(work), _) => Some(self.execute(qp, &work, ends, length, inbound)),
+            (Verdict::Execute(work), _) => Some(self.execute(qp, work, ends, length, inbound)),
         };
         if let (Some(outcome), Some(responder)) = (outcome, &mut qp.responses.responder) {
             responder.executed(outcome);
@@ -148,7 +150,9 @@ impl<M: Memory> Core<M> {
         if responder.has_reply() {
             self.schedule.list_replying(&mut qp.sched);
         }
-        self.take_events(qp);
+        if responder.has_event() {
+            self.take_events(qp);
+        }
         self.schedule.heat(&mut qp.sched, self.host.now);
         if !owed && qp.responses.owes_only_an_acknowledgement() {
             qp.responses.ack_due = self.host.now;
@@ -158,6 +162,7 @@ impl<M: Memory> Core<M> {
     // Work.
 
     /// `ends`: it is the last, or all, of its message; `length`: bytes that came with it.
+    #[inline(always)]
     pub(super) fn execute(
         &mut self,
         qp: &mut Qp,

@@ -83,7 +83,7 @@ impl Checks<'_> {
     /// Fills `out` from a WQE, or says what is wrong with it.
     fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut SendRequest) -> Result<(), Box<CheckFailure>> {
         let wqe = SendWqe::new(bytes).map_err(CheckFailure::malformed)?;
-        let control = *wqe.control();
+        let control = wqe.control();
         out.wqe.signalled = control.is_signalled();
         out.wqe.fence = control.fm_ce_se & 0xe0 != 0;
         if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
@@ -131,7 +131,7 @@ impl Checks<'_> {
 
     /// Where the message goes.
     fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) {
-        let Some(vector) = &body.datagram else {
+        let Some(vector) = body.datagram() else {
             out.way = qp.path.way;
             return;
         };

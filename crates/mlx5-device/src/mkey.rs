@@ -137,6 +137,7 @@ impl Mkeys {
     // Windows.
 
     /// What a key opens to a peer, region or window.
+    #[inline(always)]
     pub(super) fn grant(
         &self,
         rkey: u32,

@@ -235,8 +235,8 @@ impl<M: Memory> Core<M> {
     pub(super) fn drain_completions(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         loop {
-            while qp.state.finishes_sends()
-                && qp.sq.outstanding.front().is_some_and(|request| request.kind == Kind::Nop)
+            while qp.sq.outstanding.front().is_some_and(|request| request.kind == Kind::Nop)
+                && qp.state.finishes_sends()
             {
                 let Some(request) = qp.sq.outstanding.pop_front() else { break };
                 self.complete_send(qp, &request);

@@ -324,19 +324,21 @@ impl SendQueue {
                 "not whole: its control segment says {count} blocks, {available} were rung for; write the whole WQE first"
             )));
         }
+        let bytes = usize::from(control.units()) * UNIT_BYTES;
+        let rest = usize::from(count).saturating_sub(1);
+        if rest == 0 {
+            return Ok(bytes);
+        }
         // The rest in at most two pieces: up to the end of the ring, and from its start.
         let next = self.fetched.wrapping_add(1);
         let until_end = (self.ring.entries - (u32::from(next) & (self.ring.entries - 1))) as usize;
-        let rest = usize::from(count.max(1)) - 1;
         let (first, second) = (rest.min(until_end), rest.saturating_sub(until_end));
         let (from, to) = (BLOCK_BYTES, BLOCK_BYTES * (1 + first));
-        if first > 0 {
-            memory.read(self.ring.entry(next), &mut out[from..to]).map_err(fault)?;
-        }
+        memory.read(self.ring.entry(next), &mut out[from..to]).map_err(fault)?;
         if second > 0 {
             memory.read(self.ring.address, &mut out[to..to + BLOCK_BYTES * second]).map_err(fault)?;
         }
-        Ok(usize::from(control.units()) * UNIT_BYTES)
+        Ok(bytes)
     }
 }
 

@@ -332,8 +332,9 @@ impl CqeFields {
         } else {
             put(out, at::TIMESTAMP, self.timestamp.to_be_bytes());
         }
-        let opcode_qpn = u32::from(self.send_opcode) << 24 | self.qpn & 0xff_ffff;
-        put(out, at::SOP_QPN, opcode_qpn.to_be_bytes());
+        // The opcode by itself: shifted into the word it would be loaded as one, and wait for the byte that was just stored.
+        put(out, at::SOP_QPN, (self.qpn & 0xff_ffff).to_be_bytes());
+        out[at::SOP_QPN] = self.send_opcode;
         put(out, at::WQE_COUNTER, self.wqe_counter.to_be_bytes());
         out[at::OP_OWN] = OpOwn::new(self.opcode, ScatterFormat::Buffers, self.solicited, self.owner).0;
     }

@@ -101,8 +101,14 @@ impl Control {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
         check("a control segment", bytes, Self::BYTES)?;
+        Ok(Self::read(bytes))
+    }
+
+    /// [`Control::parse`] of bytes that are long enough.
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Self {
         let (first, second) = (be32(bytes, at::OPMOD_IDX_OPCODE), be32(bytes, at::QPN_DS));
-        Ok(Self {
+        Self {
             opmod: (first >> 24) as u8,
             wqe_index: (first >> 8) as u16,
             opcode: first as u8,
@@ -112,7 +118,7 @@ impl Control {
             stream: be16(bytes, at::STREAM),
             fm_ce_se: bytes[at::FM_CE_SE],
             immediate: array(bytes, at::IMMEDIATE),
-        })
+        }
     }
 
     /// The 16 bytes; `qpn` is cut to 24 bits.
@@ -293,10 +299,7 @@ pub enum Addressing {
 
 /// A send WQE in one piece: the bytes of its blocks, copied out of the ring.
 #[derive(Debug, Clone, Copy)]
-pub struct SendWqe<B> {
-    bytes: B,
-    control: Control,
-}
+pub struct SendWqe<B>(B);
 
 impl<B: AsRef<[u8]>> SendWqe<B> {
     /// Checks that the WQE has a control segment, a length that is not 0, and all the bytes that this length says.
@@ -307,24 +310,25 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
             return Err(LayoutError::WqeEndsEarly { ds: control.ds, segment: "control segment" });
         }
         check("a send WQE", bytes.as_ref(), usize::from(control.units()) * UNIT_BYTES)?;
-        Ok(Self { bytes, control })
+        Ok(Self(bytes))
     }
 
-    #[inline]
-    pub fn control(&self) -> &Control {
-        &self.control
+    /// Its fields, read anew each time: kept, they would be stored byte by byte and wait for it when they are loaded.
+    #[inline(always)]
+    pub fn control(&self) -> Control {
+        Control::read(self.0.as_ref())
     }
 
     /// All bytes that the length field covers.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes.as_ref()[..usize::from(self.control.units()) * UNIT_BYTES]
+        &self.0.as_ref()[..usize::from(self.control().units()) * UNIT_BYTES]
     }
 
     /// The segments of a UMR WQE. Errors: another opcode, or a WQE that ends inside them.
     pub fn umr(&self) -> Result<Umr, LayoutError> {
-        let Control { opcode, opmod, ds, .. } = self.control;
-        if self.control.send_opcode() != Some(SendOpcode::Umr) {
+        let control @ Control { opcode, opmod, ds, .. } = self.control();
+        if control.send_opcode() != Some(SendOpcode::Umr) {
             return Err(LayoutError::UnknownSendOpcode { opcode, opmod });
         }
         Umr::parse(&self.as_bytes()[Control::BYTES..], ds)
@@ -334,11 +338,11 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
     /// inside one of its address segments. A wrong data segment shows when [`Body::data`] reaches it.
     #[inline]
     pub fn body(&self, addressing: Addressing) -> Result<Body<'_>, LayoutError> {
-        let unknown =
-            LayoutError::UnknownSendOpcode { opcode: self.control.opcode, opmod: self.control.opmod };
-        let opcode = self.control.send_opcode().ok_or(unknown)?;
-        let mut rest = Rest { ds: self.control.ds, bytes: &self.as_bytes()[Control::BYTES..] };
-        let mut body = Body { opcode, datagram: None, remote: None, atomic: None, data: DataSegments(rest) };
+        let control @ Control { opcode, opmod, ds, .. } = self.control();
+        let unknown = LayoutError::UnknownSendOpcode { opcode, opmod };
+        let opcode = control.send_opcode().ok_or(unknown)?;
+        let mut rest = Rest { ds, bytes: &self.as_bytes()[Control::BYTES..] };
+        let mut body = Body { opcode, vector: &[], remote: None, atomic: None, data: DataSegments(rest) };
         match opcode {
             SendOpcode::Nop => {
                 // NVSHMEM gives its NOPs ds 2: what follows the control segment means nothing.
@@ -346,8 +350,7 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
             }
             SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInvalidate => {
                 if addressing == Addressing::Datagram {
-                    let bytes = rest.take(AddressVector::BYTES, "address vector")?;
-                    body.datagram = Some(AddressVector::parse(bytes)?);
+                    body.vector = rest.take(AddressVector::BYTES, "address vector")?;
                 }
             }
             _ if opcode.has_remote_address() && addressing == Addressing::Connected => {
@@ -375,12 +378,20 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
 #[derive(Debug, Clone, Copy)]
 pub struct Body<'a> {
     pub opcode: SendOpcode,
-    pub datagram: Option<AddressVector>,
+    /// Bytes of the address vector, which only a datagram has.
+    vector: &'a [u8],
     /// Remote memory of a one-sided operation.
     pub remote: Option<RemoteAddress>,
     pub atomic: Option<Atomic>,
     /// Local memory and inline bytes, in order.
     pub data: DataSegments<'a>,
+}
+
+impl Body<'_> {
+    /// Where a datagram goes.
+    pub fn datagram(&self) -> Option<AddressVector> {
+        AddressVector::parse(self.vector).ok()
+    }
 }
 
 /// Local side of a send WQE.

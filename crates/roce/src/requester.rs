@@ -311,17 +311,14 @@ impl Requester {
 
     /// The next message that ended, in the order of posting. After one that failed, all others are flushed.
     pub fn poll_completion(&mut self) -> Option<Completion> {
-        let message = self.messages.front()?;
-        let status = if self.front < self.done {
-            message.failure.unwrap_or(Status::Success)
-        } else {
-            match self.state {
-                State::Active => message.failure?,
-                State::Failed(status) => status,
-                State::Flushing => Status::Flushed,
-            }
+        let ended = match self.state {
+            _ if self.front < self.done => None,
+            State::Active => Some(self.messages.front()?.failure?),
+            State::Failed(status) => Some(status),
+            State::Flushing => Some(Status::Flushed),
         };
         let message = self.messages.pop_front()?;
+        let status = ended.or(message.failure).unwrap_or(Status::Success);
         let ticket = Ticket(self.front);
         self.front += 1;
         if status != Status::Success {

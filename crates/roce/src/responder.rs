@@ -152,6 +152,11 @@ impl Responder {
         self.ack_due || self.nak.is_some() || !self.responses.is_empty()
     }
 
+    /// Whether `poll_event` would give something.
+    pub fn has_event(&self) -> bool {
+        self.established == Established::ToReport || self.failure.is_some()
+    }
+
     /// Whether all that is to be sent is an acknowledgement: it may wait a little, and then cover more (IBTA vol. 1 §9.7.5).
     pub fn owes_only_an_acknowledgement(&self) -> bool {
         self.ack_due && self.nak.is_none() && self.responses.is_empty()
@@ -202,6 +207,7 @@ impl Responder {
     }
 
     /// Reports the work of the last [`Verdict::Execute`]. Without such work it does nothing.
+    #[inline(always)]
     pub fn executed(&mut self, outcome: Outcome) {
         let pending = std::mem::replace(&mut self.pending, Pending::Nothing);
         match (pending, outcome) {
@@ -245,6 +251,7 @@ impl Responder {
 
     // Checks on a first fragment, in the order of IBTA §9.7.4: operation, resources, length, key, receive.
 
+    #[inline(always)]
     fn admit(&mut self, request: &Request, resources: &mut impl Resources) -> Result<Grant, Refusal> {
         check_shape(&self.config, request)?;
         let opcode = request.opcode;
@@ -278,6 +285,7 @@ impl Responder {
     }
 
     /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).
+    #[inline(always)]
     fn region(&self, request: &Request, resources: &impl Resources) -> Result<Region, Refusal> {
         if request.length == 0 {
             return Ok(Region { va: request.remote_va, ..Region::default() });

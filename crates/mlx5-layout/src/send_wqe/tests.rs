@@ -119,7 +119,7 @@ fn a_write_with_immediate_names_remote_memory_and_two_pieces() {
         (CompletionMode::Always, FenceMode::None, true)
     );
     assert_eq!((control.immediate, control.blocks()), ([0, 0, 0, 42], 1));
-    assert_eq!((body.remote, body.atomic, body.datagram), (Some(REMOTE), None, None));
+    assert_eq!((body.remote, body.atomic, body.datagram()), (Some(REMOTE), None, None));
     let piece = |byte_count, va| DataPointer { byte_count, lkey: 0x15a, va };
     assert_eq!(pointers(&body), [piece(32, 0x55fd_8fc0_5000), piece(16, 0x55fd_8fc0_5040)]);
 }
@@ -166,7 +166,7 @@ fn a_datagram_has_its_address_before_its_data() {
         gid: [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x0c, 0x42, 0xa1, 0x03, 0, 0, 0, 1],
         ..AddressVector::default()
     };
-    assert_eq!(body.datagram, Some(vector));
+    assert_eq!(body.datagram(), Some(vector));
     assert_eq!(pointers(&body).len(), 1);
     assert_eq!(wqe.control().blocks(), 2);
     assert_eq!(vector.emit(), UD_SEND[16..64]);

@@ -65,7 +65,7 @@ const PAGE: u64 = 0x55cd_4b47_b000;
 
 fn read(wqe: &[u8]) -> (Control, Umr) {
     let wqe = SendWqe::new(wqe).unwrap();
-    (*wqe.control(), wqe.umr().unwrap())
+    (wqe.control(), wqe.umr().unwrap())
 }
 
 #[test]

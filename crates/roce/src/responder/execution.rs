@@ -20,6 +20,7 @@ impl Responder {
     }
 
     /// `last`: it ends its message.
+    #[inline(always)]
     pub(super) fn execute_part(
         &mut self,
         request: &Request,
