@@ -115,8 +115,63 @@ impl ReceiveQueue {
                 left -= piece;
             }
         }
-        // The responder compared the capacity before.
-        debug_assert_eq!(left, 0);
+        if left > 0 {
+            // The responder held the peer's length against the capacity before.
+            let DataPointer { byte_count, lkey: key, va } = self.pointers.last().copied().unwrap_or_default();
+            return Err(RegionError::OutOfBounds {
+                key,
+                va,
+                len: left,
+                start: va,
+                length: byte_count.into(),
+            });
+        }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mkey::Mkey;
+    use crate::mr::{MemoryRegion, access};
+
+    #[test]
+    fn bytes_that_a_receive_has_no_room_for_are_refused() {
+        let mut mkeys = Mkeys::default();
+        let region = MemoryRegion {
+            key: 0,
+            pd: 7,
+            start: 0x1000,
+            length: 64,
+            iova: 0x1000,
+            access: access::LOCAL_WRITE,
+        };
+        let lkey = mkeys.insert(|key| Mkey::Region(MemoryRegion { key, ..region }));
+        let pointer = |va, byte_count| DataPointer { byte_count, lkey, va };
+        let rq = ReceiveQueue {
+            ring: Ring { address: 0, entries: 0, shift: 6, record: 0 },
+            cq: 0,
+            scatter: 0,
+            srq: None,
+            pd: 7,
+            taken: 0,
+            posted: 0,
+            header: 0,
+            explained: false,
+            pointers: vec![pointer(0x1000, 8), pointer(0x1020, 8)],
+        };
+        for (name, offset, len, wanted) in [
+            ("all of it", 0, 16, Some(&[(0x1000, 8), (0x1020, 8)][..])),
+            ("from the first into the second", 4, 8, Some(&[(0x1004, 4), (0x1020, 4)])),
+            ("nothing at the end", 16, 0, Some(&[])),
+            ("a byte too many", 0, 17, None),
+            ("a byte behind the end", 16, 1, None),
+        ] {
+            let mut out = Vec::new();
+            let scattered = rq.scatter(&mkeys, offset, len, &mut out);
+            let pieces: Vec<_> = out.iter().map(|segment| (segment.addr, segment.len)).collect();
+            assert_eq!(scattered.ok().map(|()| &pieces[..]), wanted, "{name}");
+        }
     }
 }
