@@ -10,13 +10,10 @@ use std::sync::{Mutex, PoisonError};
 use mlx5_device::memory::{Fault, Memory, Order, Segment, Segments};
 
 use super::copiers::{Copiers, Cut, SHARED_FROM};
+use super::cpu::{CpuMemory, ends_with_its_last_word, last_word};
 use super::dma_buf;
 use super::gpu::{self, Atomic};
-use super::guard::Guard;
 use crate::os::system::PAGE;
-
-/// Relaxed copies are in order below this length.
-const STRING_BYTES: usize = 512;
 
 /// Bytes at the end of a message that are copied in order, behind the others: those that the kernel copied, or helpers had a part in.
 pub(super) const IN_ORDER: u64 = 1024;
@@ -24,7 +21,7 @@ pub(super) const IN_ORDER: u64 = 1024;
 /// The process's own memory. Cheap to copy.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
-    guard: Guard,
+    cpu: CpuMemory,
     copiers: Copiers,
 }
 
@@ -33,7 +30,7 @@ impl Host {
     ///
     /// Errors: what `sigaction` said.
     pub fn new() -> io::Result<Host> {
-        Ok(Host { guard: Guard::install()?, copiers: Copiers::default() })
+        Ok(Host { cpu: CpuMemory::new()?, copiers: Copiers::default() })
     }
 
     /// This memory with helpers for large copies; a new one has none.
@@ -131,7 +128,7 @@ impl Host {
         from.advance(skip + range.start);
         // What turns out to be a GPU's is a fault: a helper waits for no GPU.
         in_pieces(to, from, range.end - range.start, |to, from, piece, _| {
-            self.copy_bytes_of_host(to, from, piece as usize, false)
+            self.cpu.copy_bytes(to, from, piece as usize, false)
         })
     }
 
@@ -145,73 +142,24 @@ impl Host {
         last: bool,
     ) -> Result<(), Fault> {
         let ordered = order == Order::Increasing;
-        if gpu::exist()
-            && let Some(done) = gpu::copy(self, to, from, len, ordered && last)
-        {
+        if let Some(done) = gpu::copy(self.cpu, to, from, len, ordered && last) {
             return done;
         }
-        self.copy_piece_of_host(to, from, len, ordered, last)
-    }
-
-    /// The same where neither side is a GPU's: `gpu` calls it with its lock held, and is not asked again. What is a GPU's none the
-    /// less, as where the program mapped such memory into a region of the host's, is a fault like any page that no CPU can reach.
-    #[inline(always)]
-    pub(super) fn copy_piece_of_host(
-        &self,
-        to: u64,
-        from: u64,
-        len: u64,
-        ordered: bool,
-        last: bool,
-    ) -> Result<(), Fault> {
-        if !(ordered && last) {
-            return self.copy_bytes_of_host(to, from, len as usize, ordered);
-        }
-        if ends_with_its_last_word(to, len) {
-            return self.copy_bytes_of_host(to, from, len as usize, true);
-        }
-        let word = last_word(to, len);
-        self.copy_bytes_of_host(to, from, len as usize - word, true)?;
-        let mut value = [0; 8];
-        // SAFETY: `value` is ours to overwrite; a bad address is recovered.
-        unsafe { self.guard.copy(value.as_mut_ptr() as u64, from + len - word as u64, word, true) }?;
-        // SAFETY: application memory that the device may write, as below.
-        unsafe { self.guard.store(to + len - word as u64, u64::from_le_bytes(value), word) }
+        self.cpu.copy_piece(to, from, len, ordered, last)
     }
 
     pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
-        if gpu::exist()
-            && let Some(done) = gpu::copy(self, to, from, len as u64, false)
-        {
+        if let Some(done) = gpu::copy(self.cpu, to, from, len as u64, false) {
             return done;
         }
-        self.copy_bytes_of_host(to, from, len, ordered)
-    }
-
-    /// The same where neither side is a GPU's, see [`Self::copy_piece_of_host`].
-    #[inline(always)]
-    pub(super) fn copy_bytes_of_host(
-        &self,
-        to: u64,
-        from: u64,
-        len: usize,
-        ordered: bool,
-    ) -> Result<(), Fault> {
-        // A string instruction takes longer to start than a short copy to finish.
-        let ordered = ordered || len < STRING_BYTES;
-        // SAFETY: both sides are application memory, or a ring or bounce word that this module owns, as the device
-        // checked against its regions; that is what a NIC is for.
-        unsafe { self.guard.copy(to, from, len, ordered) }
+        self.cpu.copy_bytes(to, from, len, ordered)
     }
 
     pub(super) fn store(&self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
-        if gpu::exist()
-            && let Some(done) = gpu::copy(self, addr, &raw const value as u64, size as u64, true)
-        {
+        if let Some(done) = gpu::copy(self.cpu, addr, &raw const value as u64, size as u64, true) {
             return done;
         }
-        // SAFETY: application memory that the device may write, as above.
-        unsafe { self.guard.store(addr, value, size) }
+        self.cpu.store(addr, value, size)
     }
 }
 
@@ -238,37 +186,22 @@ fn in_pieces(
     Ok(())
 }
 
-/// Whether the guarded copy by itself stores the last word last and whole, and every store of an x86 is a release: one word,
-/// and a CQE or a WQE.
-fn ends_with_its_last_word(to: u64, len: u64) -> bool {
-    (len == 8 && to.is_multiple_of(8)) || (len == 64 && to.is_multiple_of(16))
-}
-
-/// Bytes of the last naturally aligned word (8, 4, 2 or 1) of `addr..addr + len`; `len` must not be 0.
-pub(super) fn last_word(addr: u64, len: u64) -> usize {
-    let end = addr.wrapping_add(len);
-    1 << end.trailing_zeros().min(len.ilog2()).min(3)
-}
-
 fn aligned(addr: u64, size: u64) -> Result<(), Fault> {
     if addr.is_multiple_of(size) { Ok(()) } else { Err(Fault { addr }) }
 }
 
 impl Memory for Host {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-        if gpu::exist()
-            && let Some(done) = gpu::copy(self, out.as_mut_ptr() as u64, addr, out.len() as u64, false)
-        {
+        if let Some(done) = gpu::copy(self.cpu, out.as_mut_ptr() as u64, addr, out.len() as u64, false) {
             return done;
         }
-        // SAFETY: `out` is ours to overwrite; a bad `addr` is recovered.
-        unsafe { self.guard.copy(out.as_mut_ptr() as u64, addr, out.len(), true) }
+        self.cpu.copy_bytes(out.as_mut_ptr() as u64, addr, out.len(), true)
     }
 
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
         aligned(addr, 4)?;
         // Queues and their records, which alone are read by words, never lie in a GPU's memory.
-        self.guard.load32(addr)
+        self.cpu.guard.load32(addr)
     }
 
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
@@ -280,9 +213,7 @@ impl Memory for Host {
         if bytes.is_empty() {
             return Ok(());
         }
-        if gpu::exist()
-            && let Some(done) = gpu::copy(self, addr, bytes.as_ptr() as u64, bytes.len() as u64, !relaxed)
-        {
+        if let Some(done) = gpu::copy(self.cpu, addr, bytes.as_ptr() as u64, bytes.len() as u64, !relaxed) {
             return done;
         }
         if relaxed {
@@ -303,35 +234,29 @@ impl Memory for Host {
 
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
         aligned(addr, 4)?;
-        if gpu::exist()
-            && let Some(old) = gpu::atomic(self, addr, Atomic::CompareSwap32 { compare, swap })
-        {
+        if let Some(old) = gpu::atomic(self.cpu, addr, Atomic::CompareSwap32 { compare, swap }) {
             return old.map(|old| old as u32);
         }
         // SAFETY: application memory that the device may write.
-        unsafe { self.guard.compare_swap32(addr, compare, swap) }
+        unsafe { self.cpu.guard.compare_swap32(addr, compare, swap) }
     }
 
     fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         aligned(addr, 8)?;
-        if gpu::exist()
-            && let Some(old) = gpu::atomic(self, addr, Atomic::CompareSwap { compare, swap })
-        {
+        if let Some(old) = gpu::atomic(self.cpu, addr, Atomic::CompareSwap { compare, swap }) {
             return old;
         }
         // SAFETY: application memory that the device may write.
-        unsafe { self.guard.compare_swap64(addr, compare, swap) }
+        unsafe { self.cpu.guard.compare_swap64(addr, compare, swap) }
     }
 
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
         aligned(addr, 8)?;
-        if gpu::exist()
-            && let Some(old) = gpu::atomic(self, addr, Atomic::FetchAdd { add })
-        {
+        if let Some(old) = gpu::atomic(self.cpu, addr, Atomic::FetchAdd { add }) {
             return old;
         }
         // SAFETY: application memory that the device may write.
-        unsafe { self.guard.fetch_add64(addr, add) }
+        unsafe { self.cpu.guard.fetch_add64(addr, add) }
     }
 
     #[inline]

@@ -4,6 +4,7 @@
 //! Knows nothing of queues, keys or messages.
 
 pub mod copiers;
+mod cpu;
 pub mod dma_buf;
 pub mod gpu;
 mod guard;

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use gpu::{Context, Gpu, How, Kind, Registered};
 
-use super::engine::{self, LIMIT, Shared};
-use super::worker;
+use super::engine::{self, Cards, CopyEngine, Kernels, LIMIT, Shared, on_card};
+use super::worker::Worker;
 
 /// The contexts of all GPUs that this process has had regions in.
 #[derive(Default)]
@@ -15,13 +15,15 @@ pub struct GpuContexts {
 }
 
 impl GpuContexts {
-    /// Makes what the NIC needs of a GPU, the first time; the thread that copies has it then.
+    /// Makes what the NIC needs of a GPU, the first time; the threads that copy and launch have it then.
     ///
     /// Errors: the driver's; the context that all was made in is lost, or the program has reset it.
-    pub fn open(&mut self, gpu: Gpu) -> Result<(Context, Shared), gpu::Error> {
-        let no_thread = |error: std::io::Error| gpu::Error::Refused(format!("no thread: {error}"));
-        let (copies, launches) =
-            (worker::copies().map_err(no_thread)?, worker::launches().map_err(no_thread)?);
+    pub fn open(
+        &mut self,
+        gpu: Gpu,
+        copies: &Worker<Cards<CopyEngine>>,
+        launches: &Worker<Cards<Kernels>>,
+    ) -> Result<(Context, Shared), gpu::Error> {
         let ordinal = gpu.ordinal();
         if let Some((context, shared)) = self.cards.get(&ordinal) {
             let refused = |why: &str| {
@@ -31,17 +33,17 @@ impl GpuContexts {
             if !shared.is_there() {
                 return refused("the program has reset it, and the NIC's part of it is gone");
             }
-            return match copies.post(move |engines| engines.state(ordinal)).wait(LIMIT) {
+            return match copies.post(move |cards, _| on_card(cards, ordinal)?.state()).wait(LIMIT) {
                 Some(Err(error)) => refused(&format!("the NIC's context there is lost ({error})")),
                 // While the driver does not answer, nothing says that it is.
                 _ => Ok((context.clone(), shared.clone())),
             };
         }
-        let (context, card, kernels) = engine::open(gpu)?;
-        let shared = card.shared().clone();
+        let (context, engine, kernels) = engine::open(gpu)?;
+        let shared = engine.shared().clone();
         // Before whatever is copied: jobs are done in their order.
-        copies.post(move |engines| engines.adopt(ordinal, card));
-        launches.post(move |launcher| launcher.adopt(ordinal, kernels));
+        copies.post(move |cards, _| _ = cards.insert(ordinal, engine));
+        launches.post(move |cards, _| _ = cards.insert(ordinal, kernels));
         self.cards.insert(ordinal, (context.clone(), shared.clone()));
         Ok((context, shared))
     }

@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use gpu::{Allocation, Arguments, Context, Function, Gpu, Module, PinnedMemory, Priority, Shape, Stream};
 
 use super::mover::{ASSEMBLY, IDLE_NS, LIFE_NS, MAIL_BYTES, THREADS};
+use super::worker::JobState;
 
 /// The longest that a copy, or a wait of the driver's, may take.
 pub const LIMIT: Duration = Duration::from_secs(2);
@@ -31,6 +31,13 @@ pub struct Copy {
     pub tail_to: u64,
     /// Which side is a GPU's.
     pub way: Way,
+}
+
+impl Copy {
+    /// A copy in any order.
+    pub fn new(way: Way, to: u64, from: u64, len: u64) -> Copy {
+        Copy { to, from, len, tail: 0, tail_to: 0, way }
+    }
 }
 
 /// Direction of a copy.
@@ -68,28 +75,6 @@ fn last_row(len: u64, tail: u64) -> Option<Rows> {
     Some(Rows { at: len.checked_sub(3 * tail)?, width: tail, pitch: 2 * tail })
 }
 
-/// State of a posted copy: the worker claims it before it calls the driver, unless its poster has cancelled it. So a copy that timed
-/// out behind a blocked call does not write into memory that has another use by then.
-#[derive(Debug, Default)]
-pub struct CopyClaim(AtomicU32);
-
-impl CopyClaim {
-    const POSTED: u32 = 0;
-    const BEGUN: u32 = 1;
-    const CANCELLED: u32 = 2;
-
-    /// The worker claims the copy; false: it was cancelled.
-    fn begin(&self) -> bool {
-        let begun = self.0.compare_exchange(Self::POSTED, Self::BEGUN, Ordering::AcqRel, Ordering::Acquire);
-        begun != Err(Self::CANCELLED)
-    }
-
-    /// Cancels the copy. True: none of it has begun, nor will.
-    pub fn cancel(&self) -> bool {
-        self.0.swap(Self::CANCELLED, Ordering::AcqRel) == Self::POSTED
-    }
-}
-
 /// Bytes beside the halves that the mover has for itself.
 const SHORT_BYTES: usize = 64 << 10;
 
@@ -99,26 +84,53 @@ pub struct Shared {
     /// Where commands are left for the mover.
     pub mail: Arc<PinnedMemory>,
     /// The driver's number of that.
-    pub mail_id: Option<u64>,
+    mail_id: Option<u64>,
     /// On the way: two halves, and what the mover reads and writes.
-    pub stage: Arc<PinnedMemory>,
+    stage: Arc<PinnedMemory>,
     /// Why there is no mover; the copy engine does all then.
     pub no_mover: Option<String>,
 }
 
-/// The copy engines of all GPUs that this process has regions in, for the thread that copies.
-#[derive(Default)]
-pub struct CopyEngines {
-    cards: BTreeMap<u32, CopyEngine>,
+impl Shared {
+    pub fn is_same(&self, other: &Shared) -> bool {
+        Arc::ptr_eq(&self.mail, &other.mail)
+    }
+
+    /// Whether all that was made in the context is still there: a reset of the GPU frees the NIC's memory and streams too, and
+    /// none of them may be touched after that.
+    pub fn is_there(&self) -> bool {
+        Allocation::id_at(self.mail.address().as_ptr() as u64) == self.mail_id
+    }
+
+    /// [`Self::is_there`] as an error.
+    fn check(&self) -> Result<(), gpu::Error> {
+        if self.is_there() { Ok(()) } else { Err(refused("the program has reset the GPU")) }
+    }
+
+    /// Where the NIC finds one of the halves.
+    pub fn half(&self, index: usize) -> u64 {
+        self.stage.address().as_ptr() as u64 + (index * HALF) as u64
+    }
+
+    /// What the mover reads and writes, apart from timed-out copies that may still be executed.
+    pub fn short(&self) -> u64 {
+        self.half(2)
+    }
 }
 
-/// What the thread that launches kernels has of each GPU.
-#[derive(Default)]
-pub struct Launcher {
-    cards: BTreeMap<u32, Kernels>,
+/// What a thread has of each GPU that this process has regions in, by CUDA's number.
+pub type Cards<T> = BTreeMap<u32, T>;
+
+/// What a thread has of one GPU.
+pub fn on_card<T>(cards: &mut Cards<T>, ordinal: u32) -> Result<&mut T, gpu::Error> {
+    cards.get_mut(&ordinal).ok_or_else(|| refused(&format!("GPU {ordinal} is gone")))
 }
 
-/// One GPU's copy engine: its streams, and the memory shared with the NIC's thread.
+fn refused(why: &str) -> gpu::Error {
+    gpu::Error::Refused(why.to_owned())
+}
+
+/// One GPU's copy engine, for the thread that copies.
 pub struct CopyEngine {
     copies: Stream,
     tails: Stream,
@@ -127,7 +139,7 @@ pub struct CopyEngine {
     failed: bool,
 }
 
-/// What launches need of it.
+/// What launches need of a GPU.
 pub struct Kernels {
     mover: Option<(Stream, Function)>,
     shared: Shared,
@@ -160,68 +172,41 @@ impl CopyEngine {
     pub fn shared(&self) -> &Shared {
         &self.shared
     }
-}
-
-impl CopyEngines {
-    pub fn adopt(&mut self, ordinal: u32, card: CopyEngine) {
-        self.cards.insert(ordinal, card);
-    }
 
     /// An error when the GPU's context is lost, or was reset by the program.
-    pub fn state(&self, ordinal: u32) -> Result<(), gpu::Error> {
-        self.is_there(ordinal)?;
-        self.card(ordinal)?.copies.is_idle().map(drop)
-    }
-
-    fn is_there(&self, ordinal: u32) -> Result<(), gpu::Error> {
-        is_there(&self.card(ordinal)?.shared, ordinal)
-    }
-
-    fn card(&self, ordinal: u32) -> Result<&CopyEngine, gpu::Error> {
-        self.cards.get(&ordinal).ok_or_else(|| gone(ordinal))
+    pub fn state(&self) -> Result<(), gpu::Error> {
+        self.shared.check()?;
+        self.copies.is_idle().map(drop)
     }
 
     /// Whether all copies have ended. Error: the context is lost.
-    pub fn is_idle(&self, ordinal: u32) -> Result<bool, gpu::Error> {
-        let card = self.card(ordinal)?;
+    pub fn is_idle(&self) -> Result<bool, gpu::Error> {
         // What was made in a context goes when that is reset, streams too.
-        if !card.shared.is_there() {
-            return Ok(true);
-        }
-        Ok(card.copies.is_idle()? && card.tails.is_idle()?)
+        Ok(!self.shared.is_there() || self.copies.is_idle()? && self.tails.is_idle()?)
     }
 
     /// Copies by the copy engine and waits for the end, unless the copy is cancelled.
-    pub fn copy(&mut self, ordinal: u32, copy: Copy, claim: &CopyClaim) -> Result<(), gpu::Error> {
-        let given_up = || gpu::Error::Refused("it was given up".into());
+    pub fn copy(&mut self, copy: Copy, job: &JobState) -> Result<(), gpu::Error> {
         // What did not end in its time still may.
-        if self.card(ordinal)?.failed && !self.is_idle(ordinal)? {
-            return Err(gpu::Error::Refused("an earlier copy has not ended".into()));
+        if self.failed && !self.is_idle()? {
+            return Err(refused("an earlier copy has not ended"));
         }
-        if !claim.begin() {
-            return Err(given_up());
+        if !job.begin() {
+            return Err(refused("it was cancelled"));
         }
-        self.is_there(ordinal)?;
-        let card = self.cards.get_mut(&ordinal).ok_or_else(|| gone(ordinal))?;
-        card.failed = true;
-        let (copies, tails) = (&card.copies, &card.tails);
+        self.shared.check()?;
+        self.failed = true;
+        let (copies, tails) = (&self.copies, &self.tails);
         let body = copy.len - copy.tail;
         let beside = copy.way == Way::ToHost;
-        for (stream, to, offset, bytes) in [
-            (copies, copy.to, 0, body),
-            (
-                if beside { tails } else { copies },
-                if beside { copy.tail_to } else { copy.to + body },
-                body,
-                copy.tail,
-            ),
-        ] {
+        let (tail_by, tail_to) = if beside { (tails, copy.tail_to) } else { (copies, copy.to + body) };
+        for (stream, to, offset, bytes) in [(copies, copy.to, 0, body), (tail_by, tail_to, body, copy.tail)] {
             if bytes == 0 {
                 continue;
             }
             // The call before may have blocked for longer than the NIC waits.
-            if !claim.begin() {
-                return Err(given_up());
+            if !job.begin() {
+                return Err(refused("it was cancelled"));
             }
             let by_rows = match (offset, copy.way) {
                 (0, Way::FromHost) if bytes < ROWS_BELOW => rows_of(bytes).map(Vec::from),
@@ -239,7 +224,7 @@ impl CopyEngines {
             let (from, bytes) = (copy.from + offset, bytes as usize);
             match copy.way {
                 // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's.
-                // Deregistering the region waits until this has ended; where it was given up, until twice `LIMIT` after that, from when on
+                // Deregistering the region waits until this has ended; where it timed out, until twice `LIMIT` after that, from when on
                 // nothing keeps it from what lies there then (`docs/soft-nic.md`). A ring stays mapped for as long as it takes.
                 Way::ToHost => unsafe { stream.copy_to_host(to, from, bytes) },
                 // SAFETY: as above.
@@ -252,35 +237,19 @@ impl CopyEngines {
         if beside && copy.tail > 0 {
             tails.wait("a copy", LIMIT)?;
         }
-        card.failed = false;
+        self.failed = false;
         Ok(())
     }
 }
 
-fn gone(ordinal: u32) -> gpu::Error {
-    gpu::Error::Refused(format!("GPU {ordinal} is gone"))
-}
-
-/// Asked before a stream is used: a reset of the GPU frees those too.
-fn is_there(shared: &Shared, ordinal: u32) -> Result<(), gpu::Error> {
-    let reset = || gpu::Error::Refused(format!("the program has reset GPU {ordinal}"));
-    if shared.is_there() { Ok(()) } else { Err(reset()) }
-}
-
-impl Launcher {
-    pub fn adopt(&mut self, ordinal: u32, kernels: Kernels) {
-        self.cards.insert(ordinal, kernels);
-    }
-
+impl Kernels {
     /// Puts a mover on the GPU; whether it runs says its own word.
-    pub fn launch(&self, ordinal: u32, done: u32, instance: u32, blocks: u32) -> Result<(), gpu::Error> {
-        let card = self.cards.get(&ordinal).ok_or_else(|| gone(ordinal))?;
-        is_there(&card.shared, ordinal)?;
-        let Some((stream, function)) = &card.mover else {
-            return Err(gpu::Error::Refused("no mover on this GPU".into()));
-        };
+    pub fn launch(&self, done: u32, instance: u32, blocks: u32) -> Result<(), gpu::Error> {
+        // Asked before a stream is used: a reset of the GPU frees those too.
+        self.shared.check()?;
+        let Some((stream, function)) = &self.mover else { return Err(refused("no mover on this GPU")) };
         let arguments = Arguments::new()
-            .u64(card.shared.mail.device_address())
+            .u64(self.shared.mail.device_address())
             .u32(done)
             .u32(instance)
             .u32(IDLE_NS)
@@ -291,10 +260,9 @@ impl Launcher {
     }
 
     /// Whether no mover runs, as its stream says: an error when its context is lost.
-    pub fn mover_state(&self, ordinal: u32) -> Result<bool, gpu::Error> {
-        let card = self.cards.get(&ordinal).ok_or_else(|| gone(ordinal))?;
-        match &card.mover {
-            Some((stream, _)) if card.shared.is_there() => stream.is_idle(),
+    pub fn is_idle(&self) -> Result<bool, gpu::Error> {
+        match &self.mover {
+            Some((stream, _)) if self.shared.is_there() => stream.is_idle(),
             _ => Ok(true),
         }
     }

@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use gpu::{Allocation, Registered};
 
+use super::threads::threads;
 use super::timed_out;
-use super::worker::{self, Ticket};
+use super::worker::Ticket;
 use crate::os::system::{PAGE, nap};
 use crate::os::{ForgetInChild, PerProcess, fork_generation, locked};
 
@@ -118,7 +119,7 @@ impl HostPages {
         Some(HostPages { start, len, generation: fork_generation() })
     }
 
-    /// Lets them go, and `kept`, which has them mapped, when no GPU sees them any more, and no copy that was given up is under way there.
+    /// Lets them go, and `kept`, which has them mapped, when no GPU sees them any more, and no timed-out copy is in flight there.
     /// Returns at once.
     pub fn end_with(self, kept: impl Send + 'static) {
         self.leave(Box::new(kept), true);
@@ -152,7 +153,7 @@ impl HostPages {
         if asked.is_empty() && ours.is_empty() {
             return None;
         }
-        let (Ok(contexts), Ok(unregistrations)) = (worker::contexts(), worker::unregistrations()) else {
+        let Ok(threads) = threads() else {
             // The pages stay, since no thread can wait for what uses them.
             std::mem::forget((asked, ours, kept));
             return None;
@@ -162,10 +163,10 @@ impl HostPages {
         let (start, end) = pages_of(key);
         registrations.unregistering.push(Unregistering { number, start, end, late: false });
         // The thread that registers does one thing after the other: what it was asked for it has done then.
-        contexts.post(move |_| {
+        threads.contexts.post(move |_, _| {
             let answers = asked.into_iter().filter_map(|ticket| ticket.take()?.ok());
             ours.extend(answers.map(|(registered, _)| registered));
-            unregistrations.post(move |()| {
+            threads.unregistrations.post(move |(), _| {
                 if sure {
                     timed_out::await_end(key.0, key.1, true);
                 }
@@ -267,8 +268,8 @@ pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
     if !asks {
         return GpuAccess::Unasked;
     }
-    let Ok(contexts) = worker::contexts() else { return GpuAccess::None };
-    *state = State::Asked(contexts.post(move |contexts| contexts.register(card, start, len)));
+    let Ok(threads) = threads() else { return GpuAccess::None };
+    *state = State::Asked(threads.contexts.post(move |contexts, _| contexts.register(card, start, len)));
     GpuAccess::None
 }
 

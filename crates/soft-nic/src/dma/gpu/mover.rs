@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use gpu::PinnedMemory;
 
+use super::state::{Event, Seen, State, StateMachine};
 use super::worker::Ticket;
 
 /// The kernel, as text that ends with a zero.
@@ -63,12 +64,34 @@ pub enum Command {
         /// The last word is not stored but answered: the NIC stores it, which waits for the bus once less.
         bring: bool,
     },
-    /// 64 bits.
-    CompareSwap { at: u64, compare: u64, swap: u64 },
-    /// 64 bits.
-    FetchAdd { at: u64, add: u64 },
-    /// 32 bits.
-    CompareSwap32 { at: u64, compare: u32, swap: u32 },
+    Atomic {
+        at: u64,
+        operation: Atomic,
+    },
+}
+
+/// What is done atomically; only the NIC does RDMA atomics, so that it is atomic among them whether mover or copy engine does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Atomic {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+    CompareSwap32 { compare: u32, swap: u32 },
+}
+
+impl Atomic {
+    /// How many it changes.
+    pub fn bytes(self) -> u64 {
+        if matches!(self, Atomic::CompareSwap32 { .. }) { 4 } else { 8 }
+    }
+
+    /// What is stored where `old` stands; `None`: that stays.
+    pub fn of(self, old: u64) -> Option<u64> {
+        match self {
+            Atomic::CompareSwap { compare, swap } => (old == compare).then_some(swap),
+            Atomic::FetchAdd { add } => Some(old.wrapping_add(add)),
+            Atomic::CompareSwap32 { compare, swap } => (old == u64::from(compare)).then_some(swap.into()),
+        }
+    }
 }
 
 impl Command {
@@ -76,23 +99,24 @@ impl Command {
     pub fn ends(self) -> ([u64; 2], u64) {
         match self {
             Command::Copy { to, from, len, .. } => ([to, from], len),
-            Command::CompareSwap { at, .. } | Command::FetchAdd { at, .. } => ([at; 2], 8),
-            Command::CompareSwap32 { at, .. } => ([at; 2], 4),
+            Command::Atomic { at, operation } => ([at; 2], operation.bytes()),
         }
     }
 
     /// As in the mail: operation, first byte written, first byte read, bytes, two operands.
     fn words(self) -> [u32; at::COMMAND_WORDS] {
-        let (operation, to, from, len, a, b) = match self {
+        let (number, to, from, len, a, b) = match self {
             Command::Copy { to, from, len, tail, bring } => {
                 (if bring { 4 } else { 0 }, to, from, len, tail, 0)
             }
-            Command::CompareSwap { at, compare, swap } => (1, at, 0, 0, compare, swap),
-            Command::FetchAdd { at, add } => (2, at, 0, 0, add, 0),
-            Command::CompareSwap32 { at, compare, swap } => (3, at, 0, 0, compare.into(), swap.into()),
+            Command::Atomic { at, operation } => match operation {
+                Atomic::CompareSwap { compare, swap } => (1, at, 0, 0, compare, swap),
+                Atomic::FetchAdd { add } => (2, at, 0, 0, add, 0),
+                Atomic::CompareSwap32 { compare, swap } => (3, at, 0, 0, compare.into(), swap.into()),
+            },
         };
         let [low, high] = [|word: u64| word as u32, |word: u64| (word >> 32) as u32];
-        [operation, low(to), high(to), low(from), high(from), low(len), low(a), high(a), low(b), high(b)]
+        [number, low(to), high(to), low(from), high(from), low(len), low(a), high(a), low(b), high(b)]
     }
 }
 
@@ -111,19 +135,6 @@ pub enum Outcome {
     Silent,
 }
 
-/// Where the present instance stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// None was launched, or it has ended.
-    None,
-    /// Launched; it has not begun, and is waited for until then, at first.
-    Launched {
-        /// Waited for in vain once: the copy engine does what comes until it begins.
-        late: bool,
-    },
-    Runs,
-}
-
 #[derive(Debug)]
 pub struct Mover {
     mail: Arc<PinnedMemory>,
@@ -133,33 +144,30 @@ pub struct Mover {
     /// As the mover's count of pieces that were helped with stood then.
     helped: u32,
     instance: u32,
-    stage: Stage,
+    pub states: StateMachine,
     /// Of the present instance.
     blocks: u32,
     /// There was a long copy since the last launch.
     long: bool,
     /// The present instance's launch, until the driver has answered.
     launch: Option<Ticket<Result<(), gpu::Error>>>,
-    silent: bool,
     start: Duration,
 }
 
 impl Mover {
-    /// One that was not launched yet. `patient`: a launch is waited for as long as a command.
+    /// One that was not launched yet. `patient`: a launch is waited for as long as a command, and no mover is too slow.
     pub fn new(mail: Arc<PinnedMemory>, patient: bool) -> Mover {
-        let start = if patient { ANSWER } else { START };
         Mover {
             mail,
             number: 0,
             done: 0,
             helped: 0,
             instance: 0,
-            stage: Stage::None,
+            states: StateMachine::new(patient),
             blocks: 0,
             long: false,
             launch: None,
-            silent: false,
-            start,
+            start: if patient { ANSWER } else { START },
         }
     }
 
@@ -167,61 +175,56 @@ impl Mover {
         &self.mail.words()[index]
     }
 
-    fn look(&mut self) {
+    /// The state by the words that the present instance has written.
+    fn look(&mut self, now: Instant) -> State {
         // In this order: an instance that has ended has started before.
         let ended = self.word(at::ENDED).load(Ordering::Acquire) == self.instance;
-        let started = self.word(at::STARTED).load(Ordering::Acquire) == self.instance;
-        self.stage = match self.stage {
-            Stage::None => Stage::None,
-            _ if ended => Stage::None,
-            _ if started => Stage::Runs,
-            other => other,
+        let begun = self.word(at::STARTED).load(Ordering::Acquire) == self.instance;
+        let seen = match (ended, begun) {
+            (true, _) => Seen::Ended,
+            (_, true) => Seen::Begun,
+            _ => Seen::Nothing,
         };
+        self.states.on(Event::Seen(seen), now)
     }
 
-    /// The driver's refusal of the present launch, if it has come.
-    fn refused(&mut self) -> Option<gpu::Error> {
-        let answer = self.launch.take_if(|ticket| ticket.is_done())?.take()?;
-        answer.err().inspect(|_| self.stage = Stage::None)
-    }
-
-    /// The instance that runs; has one launched, when none does, and waits a while for it to begin. `None`: it has not
-    /// begun, or does not answer. Error: the driver refused the launch.
-    pub fn running(
+    /// The state in which the next command finds it; has an instance launched, where none runs, and waits a while for it to begin.
+    ///
+    /// Error: the driver refused the launch.
+    pub fn ready(
         &mut self,
         launch: impl FnOnce(u32, u32, u32) -> Ticket<Result<(), gpu::Error>>,
-    ) -> Result<Option<u32>, gpu::Error> {
-        if self.silent {
-            return Ok(None);
-        }
-        self.look();
-        match self.stage {
-            Stage::Runs => return Ok(Some(self.instance)),
-            Stage::Launched { late: true } => return self.refused().map_or(Ok(None), Err),
-            Stage::Launched { late: false } => {}
-            Stage::None => {
-                self.instance = self.instance.wrapping_add(1).max(1);
-                self.blocks = if std::mem::take(&mut self.long) { BLOCKS } else { 1 };
-                self.launch = Some(launch(self.done, self.instance, self.blocks));
-                self.stage = Stage::Launched { late: false };
-            }
-        }
+    ) -> Result<State, gpu::Error> {
         let since = Instant::now();
-        loop {
-            self.look();
-            match self.stage {
-                Stage::Runs => return Ok(Some(self.instance)),
-                // Begun and ended in between: one that is taken from its core for so long need not hurry.
-                Stage::None => return Ok(None),
-                Stage::Launched { .. } if since.elapsed() >= self.start => break,
-                Stage::Launched { .. } => std::hint::spin_loop(),
-            }
-            if let Some(error) = self.refused() {
+        let mut now = since;
+        if self.look(now) == State::Ended {
+            self.instance = self.instance.wrapping_add(1).max(1);
+            self.blocks = if std::mem::take(&mut self.long) { BLOCKS } else { 1 };
+            self.launch = Some(launch(self.done, self.instance, self.blocks));
+            self.states.on(Event::Launch, now);
+        }
+        while matches!(self.look(now), State::Launched | State::Late) {
+            let answered = self.launch.take_if(|ticket| ticket.is_done()).and_then(|ticket| ticket.take());
+            if let Some(Err(error)) = answered {
+                self.states.on(Event::LaunchRefused, now);
                 return Err(error);
             }
+            if self.states.state() == State::Late {
+                break;
+            }
+            std::hint::spin_loop();
+            now = Instant::now();
+            if now - since >= self.start {
+                self.states.on(Event::StartTimedOut, now);
+            }
         }
-        self.stage = Stage::Launched { late: true };
-        Ok(None)
+        // Begun and ended in between: an instance that is taken from its core for so long need not hurry.
+        Ok(self.states.state())
+    }
+
+    /// The present instance.
+    pub fn instance(&self) -> u32 {
+        self.instance
     }
 
     /// A long copy is to come, now and again: the next launch is one of several blocks.
@@ -264,14 +267,14 @@ impl Mover {
             if self.word(at::ENDED).load(Ordering::Acquire) == self.instance && !answered(self) {
                 // It looks no more: what it has not taken it never will, nor will the next one.
                 self.leave(self.done, 0);
-                self.stage = Stage::None;
+                self.states.on(Event::Seen(Seen::Ended), Instant::now());
                 return Outcome::NotTaken;
             }
             looks += 1;
             if looks.is_multiple_of(1024) && since.elapsed() >= ANSWER {
                 // One that goes on after all, as behind a debugger, is not to find it.
                 self.leave(self.done, 0);
-                self.silent = true;
+                self.states.on(Event::CommandTimedOut, Instant::now());
                 return Outcome::Silent;
             }
             std::hint::spin_loop();
@@ -322,7 +325,8 @@ mod tests {
         assert!(text.contains(&lanes) && at::COMMAND_WORDS <= 32, "{lanes}");
         let command = Command::Copy { to: 0x1_0000_0002, from: 0x3_0000_0004, len: 5, tail: 6, bring: true };
         assert_eq!(command.words(), [4, 2, 1, 4, 3, 5, 6, 0, 0, 0]);
-        let command = Command::CompareSwap { at: 7, compare: 0x8_0000_0009, swap: 0xa_0000_000b };
+        let operation = Atomic::CompareSwap { compare: 0x8_0000_0009, swap: 0xa_0000_000b };
+        let command = Command::Atomic { at: 7, operation };
         assert_eq!(command.words(), [1, 7, 0, 0, 0, 0, 9, 8, 0xb, 0xa]);
         for (place, load) in
             [(0, "%op, [order]"), (4, "%x0, [order+4]"), (20, "%x0, [order+20]"), (24, "%x0, [order+24]")]

@@ -44,11 +44,11 @@ const MAPPED: u32 = 1 << 30;
 
 /// What an entry is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// One allocation; whether kernels of the primary context may use it.
-    Whole { kernels: bool },
-    /// A region in memory that is mapped piece by piece, and may be mapped anew at any time; the same of kernels.
-    Mapped { kernels: bool },
+pub struct Kind {
+    /// A region in memory that is mapped piece by piece, and may be mapped anew at any time; else one allocation.
+    pub mapped: bool,
+    /// Kernels of the primary context may use it.
+    pub kernels: bool,
 }
 
 /// Granularity of what is mapped piece by piece (`cuMemGetAllocationGranularity`).
@@ -85,7 +85,8 @@ pub fn exist() -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     entry: usize,
-    addr: u64,
+    /// What was asked for.
+    pub addr: u64,
     len: u64,
     /// First byte of the allocation.
     pub start: u64,
@@ -181,12 +182,7 @@ impl Known {
         of.start.store(start, Ordering::Relaxed);
         of.end.store(end, Ordering::Relaxed);
         of.id.store(id, Ordering::Relaxed);
-        let kind = match kind {
-            Kind::Whole { kernels: true } => KERNELS,
-            Kind::Whole { kernels: false } => 0,
-            Kind::Mapped { kernels: true } => MAPPED | KERNELS,
-            Kind::Mapped { kernels: false } => MAPPED,
-        };
+        let kind = if kind.kernels { KERNELS } else { 0 } | if kind.mapped { MAPPED } else { 0 };
         of.card.store(card | kind, Ordering::Relaxed);
         of.seen_by.store(0, Ordering::Relaxed);
         of.users.store(CHANGING + 1, Ordering::Release);
@@ -221,7 +217,7 @@ pub fn forget_all() {
 mod tests {
     use super::*;
 
-    const WHOLE: Kind = Kind::Whole { kernels: true };
+    const WHOLE: Kind = Kind { mapped: false, kernels: true };
 
     #[test]
     fn an_allocation_is_found_by_every_address_in_it_until_its_last_region_goes() {
@@ -247,7 +243,7 @@ mod tests {
         // As regions of mapped pieces are, and an allocation that was freed and allocated anew under its region.
         let known = [(0, 8, 5), (4, 6, 9), (4, 10, 7), (0, 8, 6)];
         let known = known.map(|(start, end, id)| {
-            Known::new(at + start, at + end, id, 0, Kind::Mapped { kernels: false }).unwrap()
+            Known::new(at + start, at + end, id, 0, Kind { mapped: true, kernels: false }).unwrap()
         });
         for (addr, len, id) in [(0, 8, 6), (4, 1, 9), (5, 2, 7), (5, 4, 7), (8, 2, 7), (7, 8, 7)] {
             let found = find(at + addr, len).unwrap();

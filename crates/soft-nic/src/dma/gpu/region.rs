@@ -4,9 +4,13 @@ use std::time::Duration;
 
 use gpu::Allocation;
 
+use super::card::{NicGpu, cards};
+use super::contexts::GpuContexts;
 use super::engine::LIMIT;
 use super::ranges::{self, Kind, Known};
-use super::{NicGpu, cards, timed_out, worker};
+use super::threads::threads;
+use super::timed_out;
+use super::worker::JobState;
 use crate::os::fork_generation;
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
@@ -72,10 +76,11 @@ impl GpuRegion {
         }
         let told = |error: gpu::Error| GpuError::Driver(error.to_string());
         let gpu = allocation.gpu().map_err(told)?;
-        let exhausted = |_| GpuError::Exhausted;
-        let workers = (worker::copies().map_err(exhausted)?, worker::launches().map_err(exhausted)?);
-        let contexts = worker::contexts().map_err(exhausted)?;
-        let opened = contexts.post(move |contexts| contexts.open(gpu)).wait(OPEN);
+        let threads = threads().map_err(|_| GpuError::Exhausted)?;
+        let open = move |contexts: &mut GpuContexts, _: &JobState| {
+            contexts.open(gpu, &threads.copies, &threads.launches)
+        };
+        let opened = threads.contexts.post(open).wait(OPEN);
         let (context, shared) = opened
             .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
             .map_err(told)?;
@@ -83,23 +88,23 @@ impl GpuRegion {
         // Whatever the program granted when it mapped a piece: a kernel that may not write there would cost it its context.
         let pieces_allow = || {
             let pieces: Vec<u64> = ranges::chunks(addr, last).collect();
-            let ask = move |_: &mut _| pieces.iter().all(|piece| gpu.may_write(*piece));
-            contexts.post(ask).wait(LIMIT).unwrap_or(false)
+            let ask = move |_: &mut _, _: &JobState| pieces.iter().all(|piece| gpu.may_write(*piece));
+            threads.contexts.post(ask).wait(LIMIT).unwrap_or(false)
         };
         let kernels =
             shared.no_mover.is_none() && if is_mapped { pieces_allow() } else { allocation.is_of(&context) };
         // What belongs to no context is mapped: the driver tells the range that was reserved, which may have gaps, and each piece's
         // number.
         let (start, end, id) = if is_mapped { (addr, last, newest) } else { (start, end, allocation.id()) };
-        let kind = if is_mapped { Kind::Mapped { kernels } } else { Kind::Whole { kernels } };
+        let kind = Kind { mapped: is_mapped, kernels };
         let card = gpu.ordinal();
         let mut cards = cards();
-        let present = cards.get(&card).is_some_and(|nic_gpu| nic_gpu.shared.is_same(&shared));
+        let present = cards.get(&card).is_some_and(|nic_gpu| nic_gpu.is_of(&shared));
         if !present {
             if let Some(reason) = &shared.no_mover {
                 eprintln!("softnic: GPU {card}: the copy engine moves all messages: {reason}");
             }
-            cards.insert(card, NicGpu::new(card, workers, shared));
+            cards.insert(card, NicGpu::new(card, threads, shared));
         }
         let known = Known::new(start, end, id, card, kind).ok_or(GpuError::Exhausted)?;
         Ok(Some(GpuRegion { _known: known, addr, len: length, generation: fork_generation() }))

@@ -5,8 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::engine::LIMIT;
-use super::worker::{self, Ticket};
+use super::engine::{LIMIT, on_card};
+use super::threads::threads;
+use super::worker::Ticket;
 use crate::os::system::nap;
 use crate::os::{ForgetInChild, PerProcess, locked};
 
@@ -53,16 +54,14 @@ impl TimedOutCopy {
         if self.len == 0 {
             return CopyState::Ended;
         }
-        let (Ok(copies), Ok(launches)) = (worker::copies(), worker::launches()) else {
-            return CopyState::InFlight;
-        };
+        let Ok(threads) = threads() else { return CopyState::InFlight };
         let (card, by) = (self.card, self.by);
         let ask = || {
-            let rests = match by {
-                By::Engine => copies.post(move |engines| engines.is_idle(card)),
-                By::Mover => launches.post(move |launcher| launcher.mover_state(card)),
+            let idle = match by {
+                By::Engine => threads.copies.post(move |cards, _| on_card(cards, card)?.is_idle()),
+                By::Mover => threads.launches.post(move |cards, _| on_card(cards, card)?.is_idle()),
             };
-            (rests, Instant::now())
+            (idle, Instant::now())
         };
         let (ticket, since) = self.asked.get_or_insert_with(ask);
         if !ticket.is_done() {
@@ -132,7 +131,7 @@ pub fn touches(start: u64, len: u64) -> bool {
     exist() && with(|all| all.iter().any(|one| one.touches(start, len)))
 }
 
-/// Waits until none reads or writes there any more; for each until two times [`LIMIT`] have gone by since it was given up, or, where it is to be
+/// Waits until none reads or writes there any more; for each until two times [`LIMIT`] have gone by since it timed out, or, where it is to be
 /// `sure`, for as long as it takes.
 pub fn await_end(start: u64, len: u64, sure: bool) {
     let mut rest = Duration::from_millis(1);

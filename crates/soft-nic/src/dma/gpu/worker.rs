@@ -1,70 +1,52 @@
-//! Threads that call CUDA's driver for the NIC: the driver blocks, and the NIC must not.
+//! A thread that calls CUDA's driver for the NIC: the driver blocks, and the NIC must not.
 //!
 //! While the program frees memory, loads a kernel or copies in the default stream, and a kernel runs that does not end, the
-//! driver holds a lock (measured on an H200: a copy of ours waits until that kernel ends). So the NIC hands jobs to a
+//! driver holds a lock (measured on an H200: a copy of the NIC waits until that kernel ends). So the NIC hands jobs to a
 //! thread and waits for each with a deadline. The thread has CUDA's context; the program's threads keep theirs.
-//!
-//! There are four, each started by its first job: one copies; one launches; one makes contexts and registers pages, which takes
-//! seconds for tens of gigabytes; one gives pages back, for which it waits until the program's kernels have ended.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::contexts::GpuContexts;
-use super::engine::{CopyEngines, Launcher};
 use crate::os::signals::{NIC_THREAD, spawn};
-use crate::os::{ForgetInChild, PerProcess, locked, system};
+use crate::os::{locked, system};
 
 /// How long the thread looks for the next job before it sleeps, and how long a waiter for one spins.
 const SPIN: Duration = Duration::from_micros(40);
-/// How long it sleeps unless it is woken.
-const NAP: Duration = Duration::from_secs(10);
 
 type Job<H> = Box<dyn FnOnce(&mut H) + Send>;
 
 /// A thread's queue of jobs; the thread keeps an `H` for them.
-pub struct Worker<H> {
-    jobs: Mutex<VecDeque<Job<H>>>,
-    /// Counts jobs; the thread sleeps on it.
-    bell: AtomicU32,
-    asleep: AtomicU32,
-    started: Mutex<bool>,
-}
+pub struct Worker<H>(Mutex<Option<Sender<Job<H>>>>);
 
-static COPIES: PerProcess<Worker<CopyEngines>> = PerProcess::new(&FORGETS);
-static LAUNCHES: PerProcess<Worker<Launcher>> = PerProcess::new(&FORGETS);
-static CONTEXTS: PerProcess<Worker<GpuContexts>> = PerProcess::new(&FORGETS);
-static UNREGISTRATIONS: PerProcess<Worker<()>> = PerProcess::new(&FORGETS);
+/// State of a job: posted, begun, done; or cancelled, and then done. A job that must not run after its poster's deadline begins
+/// explicitly, before each call of the driver: so a copy that timed out behind a blocked call does not write into memory that has
+/// another use by then.
+#[derive(Debug, Default)]
+pub struct JobState(AtomicU32);
 
-static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
+impl JobState {
+    const POSTED: u32 = 0;
+    const BEGUN: u32 = 1;
+    const CANCELLED: u32 = 2;
+    const DONE: u32 = 3;
 
-/// In a fork child: it has none of its parent's threads.
-extern "C" fn forget_all() {
-    COPIES.forget();
-    LAUNCHES.forget();
-    CONTEXTS.forget();
-    UNREGISTRATIONS.forget();
-}
+    /// The job is about to call the driver; false: it was cancelled.
+    pub fn begin(&self) -> bool {
+        let begun = self.0.compare_exchange(Self::POSTED, Self::BEGUN, Ordering::AcqRel, Ordering::Acquire);
+        begun != Err(Self::CANCELLED)
+    }
 
-/// The one that copies. Error of all four: the kernel gave no thread.
-pub fn copies() -> std::io::Result<&'static Worker<CopyEngines>> {
-    COPIES.get().started()
-}
+    fn is_done(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::DONE
+    }
 
-pub fn launches() -> std::io::Result<&'static Worker<Launcher>> {
-    LAUNCHES.get().started()
-}
-
-/// The one that makes contexts and registers pages.
-pub fn contexts() -> std::io::Result<&'static Worker<GpuContexts>> {
-    CONTEXTS.get().started()
-}
-
-/// The one that gives pages back.
-pub fn unregistrations() -> std::io::Result<&'static Worker<()>> {
-    UNREGISTRATIONS.get().started()
+    /// The state before.
+    fn cancel(&self) -> u32 {
+        let cancel = |state| (state != Self::DONE).then_some(Self::CANCELLED);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, cancel).unwrap_or(Self::DONE)
+    }
 }
 
 /// The answer of a job, when it comes.
@@ -73,20 +55,19 @@ pub struct Ticket<R>(Arc<Slot<R>>);
 
 #[derive(Debug)]
 struct Slot<R> {
-    done: AtomicU32,
+    state: JobState,
     answer: Mutex<Option<R>>,
 }
 
 impl<R> Ticket<R> {
-    /// Of a job that is never done.
-    #[cfg(test)]
+    /// Of a job that was posted just now.
     pub fn open() -> Ticket<R> {
-        Ticket(Arc::new(Slot { done: AtomicU32::new(0), answer: Mutex::new(None) }))
+        Ticket(Arc::new(Slot { state: JobState::default(), answer: Mutex::new(None) }))
     }
 
     /// Whether the job has been done.
     pub fn is_done(&self) -> bool {
-        self.0.done.load(Ordering::Acquire) != 0
+        self.0.state.is_done()
     }
 
     /// The answer; `None` while there is none, or when it was taken.
@@ -107,72 +88,83 @@ impl<R> Ticket<R> {
         }
         self.take()
     }
+
+    /// Cancels the job. True: it has not begun, nor will.
+    pub fn cancel(&self) -> bool {
+        self.0.state.cancel() == JobState::POSTED
+    }
 }
 
 impl<H> Default for Worker<H> {
     fn default() -> Worker<H> {
-        Worker {
-            jobs: Mutex::new(VecDeque::new()),
-            bell: AtomicU32::new(0),
-            asleep: AtomicU32::new(0),
-            started: Mutex::new(false),
-        }
+        Worker(Mutex::new(None))
     }
 }
 
 impl<H: Default + 'static> Worker<H> {
-    fn started(&'static self) -> std::io::Result<&'static Worker<H>> {
-        let mut started = locked(&self.started);
-        if !*started {
-            spawn(NIC_THREAD, move || self.serve())?;
-            *started = true;
+    /// Starts the thread, once.
+    pub fn start(&self) -> std::io::Result<()> {
+        let mut started = locked(&self.0);
+        if started.is_none() {
+            let (jobs, queue) = channel();
+            spawn(NIC_THREAD, move || serve(&queue))?;
+            *started = Some(jobs);
         }
-        Ok(self)
+        Ok(())
     }
 
-    /// Has the thread do something.
-    pub fn post<R: Send + 'static>(&self, job: impl FnOnce(&mut H) -> R + Send + 'static) -> Ticket<R> {
-        let slot = Arc::new(Slot { done: AtomicU32::new(0), answer: Mutex::new(None) });
-        let theirs = slot.clone();
-        let job: Job<H> = Box::new(move |state| {
-            let answer = job(state);
-            *locked(&theirs.answer) = Some(answer);
-            theirs.done.store(1, Ordering::Release);
+    /// Has the thread do something, once it has been started.
+    pub fn post<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut H, &JobState) -> R + Send + 'static,
+    ) -> Ticket<R> {
+        let ticket = Ticket::open();
+        let slot = ticket.0.clone();
+        let job: Job<H> = Box::new(move |kept| {
+            let answer = job(kept, &slot.state);
+            *locked(&slot.answer) = Some(answer);
+            slot.state.0.store(JobState::DONE, Ordering::Release);
         });
-        locked(&self.jobs).push_back(job);
-        self.bell.fetch_add(1, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) != 0 {
-            system::futex_wake(&self.bell);
-        }
-        Ticket(slot)
+        // Of a thread that has ended the job is never done, and its poster's deadline passes.
+        let _ = locked(&self.0).as_ref().map(|jobs| jobs.send(job));
+        ticket
     }
+}
 
-    fn serve(&self) {
-        // Without it a question of this thread's spoils a graph that the program records; an older driver has it too.
-        let _ = gpu::spare_captures();
-        let mut state = H::default();
-        let mut since = Instant::now();
-        loop {
-            let heard = self.bell.load(Ordering::SeqCst);
-            let job = locked(&self.jobs).pop_front();
-            if let Some(job) = job {
-                job(&mut state);
-                since = Instant::now();
-                continue;
+fn serve<H: Default>(jobs: &Receiver<Job<H>>) {
+    // Without it a question of this thread's spoils a graph that the program records; an older driver has it too.
+    let _ = gpu::spare_captures();
+    let mut kept = H::default();
+    loop {
+        let since = Instant::now();
+        let job = loop {
+            match jobs.try_recv() {
+                Ok(job) => break job,
+                Err(TryRecvError::Empty) if since.elapsed() < SPIN => std::hint::spin_loop(),
+                Err(_) => match jobs.recv() {
+                    Ok(job) => break job,
+                    Err(_) => return,
+                },
             }
-            if since.elapsed() < SPIN {
-                for _ in 0..64 {
-                    if self.bell.load(Ordering::Relaxed) != heard {
-                        break;
-                    }
-                    std::hint::spin_loop();
-                }
-                continue;
-            }
-            self.asleep.store(1, Ordering::SeqCst);
-            system::futex_wait(&self.bell, heard, NAP);
-            self.asleep.store(0, Ordering::SeqCst);
-            since = Instant::now();
+        };
+        job(&mut kept);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_was_cancelled_does_not_begin_and_one_that_has_begun_stops_at_its_next_call() {
+        for (begins_first, was_free) in [(false, true), (true, false)] {
+            let ticket: Ticket<()> = Ticket::open();
+            let state = &ticket.0.state;
+            assert!(!begins_first || state.begin() && state.begin());
+            assert_eq!(ticket.cancel(), was_free);
+            assert!(!state.begin() && !ticket.is_done());
+            state.0.store(JobState::DONE, Ordering::Release);
+            assert!(!ticket.cancel() && ticket.is_done(), "a job that is done stays done");
         }
     }
 }
