@@ -1,6 +1,6 @@
 //! The kernel's side of `/dev/infiniband/rdma_cm`: the connection manager's commands, and its one thread.
 //!
-//! The unmodified librdmacm writes commands (`call`), each about one of its ids (`ids`); `connect` turns them into what
+//! The unmodified librdmacm writes commands (`call`, `commands`), each about one of its ids (`ids`); `connect` turns them into what
 //! [`roce::cm::Cm`] does and its events into what `GET_EVENT` gives (`queue`). MADs go out and come in by a
 //! [`MadPort`](mad_port::MadPort). Commands run on the program's thread; a thread named [`THREAD_NAME`] waits for MADs
 //! and time-outs, from the first open of the device on. Nothing here needs the NIC's lock. An IP address is a port's by
@@ -9,6 +9,7 @@
 
 mod address;
 mod call;
+mod commands;
 mod connect;
 mod ids;
 mod mad_port;
@@ -152,7 +153,7 @@ impl Manager {
 
     /// Runs a command but GET_EVENT. `file_of` says which open file a descriptor is.
     pub fn run_call(&self, number: u32, call: &Call, file_of: &dyn Fn(i32) -> Option<u32>) -> Answer<()> {
-        self.with(number, call, file_of, |ids, context| call.run(ids, context))
+        self.with(number, call, file_of, |ids, context| commands::run(call, ids, context))
     }
 
     /// Answers GET_EVENT, after its byte was read; false: there is no event any more.

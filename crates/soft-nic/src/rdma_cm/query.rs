@@ -13,8 +13,8 @@ use super::call::{Call, CallContext};
 use super::connect::{PKEY, address_vector, life_time, path};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
 use crate::abi::layout::{
-    Writer, path_rec_data, ucm_query_addr_resp, ucm_query_path_resp, ucm_query_route_resp, user_path_rec,
-    uverbs_qp_attr,
+    Writer, path_rec_data, ucm_init_qp_attr, ucm_query, ucm_query_addr_resp, ucm_query_path_resp,
+    ucm_query_route_resp, user_path_rec, uverbs_qp_attr,
 };
 
 /// `RDMA_UDP_QKEY`.
@@ -61,7 +61,7 @@ fn lids(path: &Path) -> [u16; 2] {
 pub fn route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_query_route_resp as at;
     call.need_room(at::IBDEV_INDEX)?;
-    let (number, response, _) = call.queried();
+    let (number, response) = (call.fields().u32(ucm_query::ID), call.fields().u64(ucm_query::RESPONSE));
     ids.id(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
     let mut answer = Writer::<{ at::SIZE }>::new()
@@ -101,11 +101,11 @@ pub fn route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()
 }
 
 pub fn query(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
-    let (number, response, option) = call.queried();
+    let (number, response) = (call.fields().u32(ucm_query::ID), call.fields().u64(ucm_query::RESPONSE));
     ids.id(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
-    match option {
-        0 | 2 => {
+    match call.fields().u32(ucm_query::OPTION) {
+        option @ (0 | 2) => {
             call.need_room(ucm_query_addr_resp::IBDEV_INDEX)?;
             call.respond(context.memory, response, &addresses(ids, id, option == 2))
         }
@@ -190,7 +190,9 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
 pub fn init_qp_attr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use uverbs_qp_attr as at;
     call.need_room(at::SIZE)?;
-    let (number, response, state) = call.wanted_state();
+    let fields = call.fields();
+    let (number, response) = (fields.u32(ucm_init_qp_attr::ID), fields.u64(ucm_init_qp_attr::RESPONSE));
+    let state = fields.u32(ucm_init_qp_attr::QP_STATE);
     refuse_if!(state > 6, EINVAL, "QP state {state} does not exist");
     ids.id_with_device(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };

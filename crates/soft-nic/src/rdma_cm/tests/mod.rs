@@ -214,7 +214,7 @@ impl Program {
         let context = CallContext { memory: &self.memory, now: self.now, file: self.file, file_of: &file_of };
         let done = match call.is_get_event() {
             true => call.check_get_event().and_then(|()| call.get_event(&mut self.ids, &context).map(|_| ())),
-            false => call.run(&mut self.ids, &context),
+            false => super::commands::run(&call, &mut self.ids, &context),
         };
         self.ids.turn(self.now);
         done.map(|()| call.written())

@@ -1,0 +1,239 @@
+//! The commands of a program but GET_EVENT, each about one of its ids.
+//!
+//! Numbers and fields as in `rdma/rdma_user_cm.h`, ABI 4; which errno for which mistake as Linux's `drivers/infiniband/core/ucma.c` has it.
+
+use mlx5_device::Answer;
+use mlx5_device::command::{refusal, refuse_if};
+
+use super::address::Address;
+use super::call::{Call, CallContext};
+use super::connect::ConnParam;
+use super::ids::{Ids, Stage, qp_type, space};
+use super::query;
+use super::queue::{Queued, event};
+use crate::abi::attributes::fault;
+use crate::abi::layout::{
+    ucm_accept, ucm_bind, ucm_bind_ip, ucm_connect, ucm_create_id, ucm_destroy_id, ucm_join_ip_mcast,
+    ucm_join_mcast, ucm_listen, ucm_migrate_id, ucm_notify, ucm_reject, ucm_resolve_addr, ucm_resolve_ip,
+    ucm_resolve_route, ucm_set_option,
+};
+
+/// Longest value of an option that is looked at.
+const MAX_OPTION: usize = 8;
+/// `KMALLOC_MAX_SIZE`: a kernel takes no longer value.
+const MAX_OPTION_LEN: u32 = 4 << 20;
+/// `IB_EVENT_COMM_EST`.
+const EVENT_ESTABLISHED: u32 = 4;
+
+/// Runs the command.
+pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    let (fields, file, now) = (call.fields(), context.file, context.now);
+    match call.number() {
+        0 => create_id(call, ids, context),
+        1 => destroy_id(call, ids, context),
+        2 => {
+            let id = fields.u32(ucm_bind_ip::ID);
+            let address = call.sockaddr_in6(ucm_bind_ip::ADDR)?;
+            ids.id(file, id)?;
+            ids.bind(id, address)
+        }
+        3 => {
+            let id = fields.u32(ucm_resolve_ip::ID);
+            let source = match fields.u16(ucm_resolve_ip::SRC) {
+                0 => Address::None,
+                _ => call.sockaddr_in6(ucm_resolve_ip::SRC)?,
+            };
+            let destination = call.sockaddr_in6(ucm_resolve_ip::DST)?;
+            ids.id(file, id)?;
+            ids.resolve_addr(id, source, destination)
+        }
+        4 => resolve_route(call, ids, context),
+        5 => query::route(call, ids, context),
+        6 => {
+            let id = fields.u32(ucm_connect::ID);
+            let param = ConnParam::read(fields.0);
+            refuse_if!(!param.is_valid(), EINVAL, "CONNECT without parameters");
+            ids.id_with_device(file, id)?;
+            ids.connect(now, id, &param)
+        }
+        7 => {
+            let id = fields.u32(ucm_listen::ID);
+            ids.id(file, id)?;
+            ids.listen(id, fields.u32(ucm_listen::BACKLOG))
+        }
+        8 => accept(call, ids, context),
+        9 => reject(call, ids, context),
+        10 => {
+            let id = fields.u32(0);
+            ids.id_with_device(file, id)?;
+            ids.disconnect(now, id)
+        }
+        11 => query::init_qp_attr(call, ids, context),
+        14 => set_option(call, ids, context),
+        15 => {
+            let id = fields.u32(ucm_notify::ID);
+            ids.id_with_device(file, id)?;
+            match fields.u32(ucm_notify::EVENT) {
+                EVENT_ESTABLISHED => ids.establish(id),
+                _ => Ok(()),
+            }
+        }
+        16 | 22 => {
+            let at = if call.number() == 16 { ucm_join_ip_mcast::ID } else { ucm_join_mcast::ID };
+            ids.id_with_device(file, fields.u32(at))?;
+            Err(refusal!(ENOSYS, "no multicast on these devices"))
+        }
+        17 => Err(refusal!(ENOENT, "no group was joined")),
+        18 => migrate_id(call, ids, context),
+        19 => query::query(call, ids, context),
+        20 => bind(call, ids, context),
+        21 => resolve_addr(call, ids, context),
+        other => Err(refusal!(ENOSYS, "command {other}")),
+    }
+}
+
+fn accept(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_accept as at;
+    let fields = call.fields();
+    let number = fields.u32(at::ID);
+    ids.id_with_device(context.file, number)?;
+    let param = ConnParam::read(fields.0.get(at::CONN_PARAM..).unwrap_or_default());
+    ids.accept(context.now, number, &param)?;
+    if param.is_valid() {
+        ids.id(context.file, number)?.uid = fields.u64(at::UID);
+    }
+    Ok(())
+}
+
+fn bind(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_bind as at;
+    let fields = call.fields();
+    let number = fields.u32(at::ID);
+    let address = call.sized(at::ADDR, fields.u16(at::ADDR_SIZE))?;
+    refuse_if!(fields.u16(at::RESERVED) != 0, EINVAL, "BIND: the reserved word is not zero");
+    ids.id(context.file, number)?;
+    ids.bind(number, address)
+}
+
+fn resolve_addr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_resolve_addr as at;
+    let fields = call.fields();
+    let number = fields.u32(at::ID);
+    let source = match fields.u16(at::SRC_SIZE) {
+        0 => Address::None,
+        size => call.sized(at::SRC, size)?,
+    };
+    let destination = call.sized(at::DST, fields.u16(at::DST_SIZE))?;
+    refuse_if!(fields.u32(at::RESERVED) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
+    ids.id(context.file, number)?;
+    ids.resolve_addr(number, source, destination)
+}
+
+fn create_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_create_id as at;
+    call.need_room(4)?;
+    let fields = call.fields();
+    let port_space = fields.u16(at::PS);
+    let kind = match port_space {
+        space::TCP => qp_type::RC,
+        space::UDP | space::IPOIB => qp_type::UD,
+        space::IB => fields.u8(at::QP_TYPE),
+        other => return Err(refusal!(EINVAL, "port space {other:#x}")),
+    };
+    let number = ids.create(context.file, fields.u64(at::UID), port_space, kind);
+    let answered = call.respond(context.memory, fields.u64(at::RESPONSE), &number.to_ne_bytes());
+    if answered.is_err() {
+        ids.destroy(context.now, number);
+    }
+    answered
+}
+
+fn destroy_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_destroy_id as at;
+    call.need_room(4)?;
+    let fields = call.fields();
+    let number = fields.u32(at::ID);
+    ids.id(context.file, number)?;
+    let reported = ids.destroy(context.now, number);
+    call.respond(context.memory, fields.u64(at::RESPONSE), &reported.to_ne_bytes())
+}
+
+fn resolve_route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_resolve_route as at;
+    let fields = call.fields();
+    let number = fields.u32(at::ID);
+    let (id, _) = ids.id_with_device(context.file, number)?;
+    refuse_if!(
+        fields.u32(at::TIMEOUT_MS) == 0 || id.stage != Stage::AddrResolved,
+        EINVAL,
+        "RESOLVE_ROUTE of an id that is {:?}",
+        id.stage
+    );
+    id.stage = Stage::RouteResolved;
+    ids.tell(number, event::ROUTE_RESOLVED, 0);
+    Ok(())
+}
+
+fn reject(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use roce::wire::cm::reason::CONSUMER;
+    use ucm_reject as at;
+    /// `IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED`.
+    const VENDOR_OPTION: u16 = 35;
+    let fields = call.fields();
+    let why = match u16::from(fields.u8(at::REASON)) {
+        0 | CONSUMER => CONSUMER,
+        VENDOR_OPTION => VENDOR_OPTION,
+        other => return Err(refusal!(EINVAL, "REJECT for reason {other}")),
+    };
+    let len = usize::from(fields.u8(at::PRIVATE_DATA_LEN));
+    let private = fields.0.get(at::PRIVATE_DATA..at::PRIVATE_DATA + len).unwrap_or_default().to_vec();
+    let number = fields.u32(at::ID);
+    ids.id_with_device(context.file, number)?;
+    ids.reject(context.now, number, why, &private)
+}
+
+fn set_option(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_set_option as at;
+    let fields = call.fields();
+    let (number, len) = (fields.u32(at::ID), fields.u32(at::OPTLEN));
+    let id = ids.id(context.file, number)?;
+    refuse_if!(len > MAX_OPTION_LEN, EINVAL, "an option of {len} bytes");
+    let mut value = [0; MAX_OPTION];
+    let known = (len as usize).min(MAX_OPTION);
+    context.memory.read(fields.u64(at::OPTVAL), &mut value[..known]).map_err(fault)?;
+    let number32 = i32::from_ne_bytes([value[0], value[1], value[2], value[3]]);
+    let wrong = || Err(refusal!(EINVAL, "SET_OPTION: length or state"));
+    match (fields.u32(at::LEVEL), fields.u32(at::OPTNAME)) {
+        (0, 0) if len == 1 => id.traffic_class = value[0],
+        (0, 1) if len == 4 && (number32 != 0 || id.stage == Stage::Idle) => id.reuse = number32 != 0,
+        // Wildcards are of all families here: there is nothing to keep apart.
+        (0, 2) if len == 4 && matches!(id.stage, Stage::Idle | Stage::Bound) => {}
+        (0, 3) if len == 1 && id.qp_type == qp_type::RC => id.ack_timeout = Some(value[0] & 31),
+        (0, 0..=3) | (1, 1) => return wrong(),
+        (level, name) => return Err(refusal!(ENOSYS, "option {name} of level {level}")),
+    }
+    Ok(())
+}
+
+fn migrate_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_migrate_id as at;
+    call.need_room(4)?;
+    let fields = call.fields();
+    let number = fields.u32(at::ID);
+    let from = (context.file_of)(fields.u32(at::FD) as i32)
+        .filter(|from| ids.files.contains_key(from))
+        .ok_or_else(|| refusal!(EINVAL, "MIGRATE_ID from a descriptor that is no connection manager"))?;
+    let id = ids.id(from, number)?;
+    id.file = context.file;
+    let reported = id.events_reported;
+    let unread: Vec<Queued> = match ids.files.get_mut(&from) {
+        Some(queue) if from != context.file => queue.withdraw(number),
+        _ => Vec::new(),
+    };
+    if let Some(queue) = ids.files.get_mut(&context.file) {
+        for queued in unread {
+            queue.push(queued);
+        }
+    }
+    call.respond(context.memory, fields.u64(at::RESPONSE), &reported.to_ne_bytes())
+}
