@@ -2,8 +2,8 @@
 //!
 //! Four regimes:
 //! - *Spinning*, while there was work within the last two milliseconds and the core is ours: the fastest, and it costs
-//!   other programs nothing while cores are free. To find out in time whether they are, a NIC that spins for nothing offers its
-//!   core now and then: alone, that costs a fraction of a microsecond, and otherwise the core was taken.
+//!   other programs nothing while cores are free. To find out in time whether they are, a NIC that spins offers its core now
+//!   and then: alone, that costs a fraction of a microsecond, and otherwise the core was taken.
 //! - *Sharing*: the core was taken several times in a row and given back soon, most likely by another NIC. Both go on
 //!   quickest when each offers the core whenever it finds nothing to do, without timers. A thread that only wants the core for a
 //!   moment now and then (a kernel thread, a NIC that wakes up to look around) does not count.
@@ -70,36 +70,27 @@ pub enum Pause {
     Sleep(Duration),
 }
 
-/// The numbers of the policy.
+/// The numbers of the policy; `docs/notes/idle.md` has what each of them brings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdleTimes {
     /// Spinning goes on so long after the last work, ns.
     pub spin_ns: u64,
-    /// A look that comes so long after the one before is looked into: it may have been work, or an absence. Less than
-    /// `offer_ns`, or two NICs that only offer each other their core would never notice. ns.
-    pub gap_ns: u64,
-    /// A crowded NIC works at most so long before it sleeps, ns.
-    pub crowded_run_ns: u64,
-    /// A crowded NIC's shortest sleep, ns.
-    pub crowded_sleep_ns: u64,
-    /// An absence of this length means a program that polls, ns.
-    pub long_ns: u64,
+    /// Spinning offers the core so often, ns.
+    pub offer_ns: u64,
     /// So many times in a row that the core was taken mean a thread that shares it.
     pub taken: u32,
     /// In a row: not further apart than this, ns.
     pub taken_ns: u64,
-    /// How long sharing is believed, ns.
-    pub shared_ns: u64,
+    /// An absence of this length means a program that polls, ns.
+    pub long_ns: u64,
+    /// How long sharing is believed, and crowded, ns.
+    pub belief_ns: u64,
     /// Another core is tried at most so often, ns.
     pub leave_ns: u64,
-    /// How long crowded is believed at first; doubles each time it proves true again, up to `crowded_max_ns`.
-    pub crowded_ns: u64,
-    /// Longest belief, ns.
-    pub crowded_max_ns: u64,
-    /// Spinning without work offers the core so often, ns.
-    pub offer_ns: u64,
-    /// Working offers it so often, ns.
-    pub work_offer_ns: u64,
+    /// A crowded NIC works at most so long before it sleeps, ns.
+    pub crowded_run_ns: u64,
+    /// Shortest sleep, ns.
+    pub sleep_ns: u64,
     /// Longest sleep at first: the longest wait of a doorbell. ns.
     pub deep_sleep_ns: u64,
     /// It grows beyond that to one part in so many of the time without work …
@@ -112,18 +103,14 @@ impl Default for IdleTimes {
     fn default() -> Self {
         IdleTimes {
             spin_ns: 2_000_000,
-            gap_ns: 25_000,
-            crowded_run_ns: 200_000,
-            crowded_sleep_ns: 10_000,
-            long_ns: 1_000_000,
+            offer_ns: 50_000,
             taken: 4,
             taken_ns: 500_000,
-            shared_ns: 20_000_000,
+            long_ns: 1_000_000,
+            belief_ns: 20_000_000,
             leave_ns: 100_000_000,
-            crowded_ns: 20_000_000,
-            crowded_max_ns: 2_000_000_000,
-            offer_ns: 50_000,
-            work_offer_ns: 200_000,
+            crowded_run_ns: 200_000,
+            sleep_ns: 10_000,
             deep_sleep_ns: 1_800_000,
             deepest_share: 500,
             deepest_sleep_ns: 10_000_000,
@@ -152,7 +139,6 @@ pub struct IdlePolicy<C> {
     /// CPU time when it went to sleep last.
     slept_cpu_ns: u64,
     crowded_until_ns: u64,
-    belief_ns: u64,
     shared_until_ns: u64,
     /// When another core was tried last.
     left_ns: u64,
@@ -174,7 +160,6 @@ impl<C: IdleClock> IdlePolicy<C> {
             asked_cpu_ns: Some(cpu),
             slept_cpu_ns: cpu,
             crowded_until_ns: 0,
-            belief_ns: times.crowded_ns,
             shared_until_ns: 0,
             left_ns: 0,
             clock,
@@ -205,7 +190,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         if worked {
             self.worked_ns = now;
         }
-        if gap_ns >= self.times.gap_ns && self.notice_absence(now) {
+        if gap_ns >= self.times.long_ns && self.notice_absence(now) {
             return Pause::Leave;
         }
         let quiet_ns = now.saturating_sub(self.worked_ns);
@@ -227,12 +212,8 @@ impl<C: IdleClock> IdlePolicy<C> {
             return self.idle(quiet_ns);
         }
         let shares = now < self.shared_until_ns;
-        // A NIC that shares its core yields at once when idle, and after a while of work too.
-        let after = match (shares, worked) {
-            (true, false) => 0,
-            (true, true) | (false, false) => self.times.offer_ns,
-            (false, true) => self.times.work_offer_ns,
-        };
+        // A NIC that shares its core yields at once when it finds nothing to do.
+        let after = if shares && !worked { 0 } else { self.times.offer_ns };
         if now.saturating_sub(self.offered_ns) < after {
             return Pause::Spin;
         }
@@ -259,7 +240,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         self.taken = if again { self.taken.saturating_add(1) } else { 1 };
         self.taken_ns = now;
         if self.taken >= self.times.taken {
-            self.shared_until_ns = now + self.times.shared_ns;
+            self.shared_until_ns = now + self.times.belief_ns;
         }
         // Right after a sleep it is not known what was work.
         Some(worked.map_or(0, |worked| elapsed.saturating_sub(worked)))
@@ -273,8 +254,7 @@ impl<C: IdleClock> IdlePolicy<C> {
             return Pause::Spin;
         }
         self.slept_cpu_ns = cpu;
-        let share =
-            Duration::from_nanos(ran_ns.clamp(self.times.crowded_sleep_ns, self.times.crowded_run_ns));
+        let share = Duration::from_nanos(ran_ns.clamp(self.times.sleep_ns, self.times.crowded_run_ns));
         match self.idle(quiet_ns) {
             Pause::Sleep(longer) if quiet_ns >= self.times.spin_ns => Pause::Sleep(longer.max(share)),
             _ => Pause::Sleep(share),
@@ -285,7 +265,7 @@ impl<C: IdleClock> IdlePolicy<C> {
     fn idle(&self, quiet_ns: u64) -> Pause {
         let times = &self.times;
         let longest = (quiet_ns / times.deepest_share).clamp(times.deep_sleep_ns, times.deepest_sleep_ns);
-        Pause::Sleep(Duration::from_nanos((quiet_ns / 16).clamp(times.crowded_sleep_ns, longest)))
+        Pause::Sleep(Duration::from_nanos((quiet_ns / 16).clamp(times.sleep_ns, longest)))
     }
 
     /// A gap between two looks was an absence when the kernel counted a preemption, and work otherwise. True: leave this core.
@@ -295,14 +275,12 @@ impl<C: IdleClock> IdlePolicy<C> {
             return false;
         }
         // It was crowded until a moment ago: the other cores were no better.
-        let again = now - self.crowded_until_ns < self.belief_ns;
+        let again = now - self.crowded_until_ns < self.times.belief_ns;
         if !again && now.saturating_sub(self.left_ns) >= self.times.leave_ns && self.clock.has_cores() {
             self.left_ns = now;
             return true;
         }
-        self.belief_ns =
-            if again { (2 * self.belief_ns).min(self.times.crowded_max_ns) } else { self.times.crowded_ns };
-        self.crowded_until_ns = now + self.belief_ns;
+        self.crowded_until_ns = now + self.times.belief_ns;
         self.slept_cpu_ns = self.clock.cpu_ns();
         false
     }
@@ -425,7 +403,7 @@ mod tests {
 
     #[test]
     fn a_core_that_is_taken_and_given_back_is_shared_at_every_empty_look() {
-        // Shorter and longer than what counts as a gap between looks.
+        // Shorter and longer than the time between two offers.
         for absence in [8_000, 60_000] {
             let (thread, mut policy) = policy();
             policy.after_look(thread.now.get(), true);
@@ -541,14 +519,6 @@ mod tests {
         quiet(&thread, &mut policy, 15_000_000);
         assert!(policy.is_crowded());
         quiet(&thread, &mut policy, 10_000_000);
-        assert!(!policy.is_crowded());
-        policy.after_look(thread.now.get(), true);
-        // Crowded again at once: this time it is believed for longer.
-        thread.preempted(4_000_000);
-        policy.after_look(thread.now.get(), false);
-        quiet(&thread, &mut policy, 30_000_000);
-        assert!(policy.is_crowded());
-        quiet(&thread, &mut policy, 15_000_000);
         assert!(!policy.is_crowded());
     }
 
