@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Violation, source};
 use crate::workspace::Tree;
 
-/// Circles that are still there: the first of the files by name, and how many they are. None may grow, and none may be added.
-const STILL: &[(&str, usize)] = &[("crates/soft-nic/src/rdma_cm/call.rs", 2)];
+/// Circles that may be there: the first of the files by name, and how many they are.
+const STILL: &[(&str, usize)] = &[];
 /// Re-exports of re-exports that are followed.
 const MOST_DEEP: u32 = 8;
 
