@@ -25,7 +25,7 @@ const RESTARTS: usize = 2;
 const LOST: &str = "its context is lost until the process ends";
 
 /// What a program says as it starts again, behind the engine's name (`inference::engine::gpu::start_again`).
-const AGAIN: &str = "; this program starts again without it";
+const AGAIN: &str = "; this program starts again";
 
 /// What became of a suite so far.
 pub struct Attempt<'a> {

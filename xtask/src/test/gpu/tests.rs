@@ -16,7 +16,7 @@ case "$*" in *again*)
   if [ ! -e FOLDER/again ]; then
     touch FOLDER/again; echo 'test m::gpu_pass ... ok'
     case "$*" in *early*) echo 'test m::gpu_early ... FAILED';; esac
-    echo 'doorbell: step conv1: an engine failed; this program starts again without it'; exec "$0" "$@"
+    echo 'doorbell: step conv1: an engine failed; this program starts again'; exec "$0" "$@"
   fi;;
 esac
 for name in "$@"; do
@@ -160,7 +160,7 @@ fn a_program_that_starts_again_without_an_engine_is_counted_once_and_says_so() {
     let rows = stage("again", "gpu_pass gpu_again", "[suite.gpu]\ntests = 0\ngpu = 2\n").run(false);
     assert_eq!((counts(&rows[0]), rows[0].complaint.clone()), ((2, 0, 0), None));
     assert_eq!(rows[0].outcome.failures, [""; 0]);
-    let said = "doorbell: step conv1: an engine failed; this program starts again without it";
+    let said = "doorbell: step conv1: an engine failed; this program starts again";
     assert_eq!(rows[0].outcome.table, [said]);
     let rows = stage("early", "gpu_early_pass gpu_again", "[suite.gpu]\ntests = 0\ngpu = 2\n").run(false);
     let words = "m::gpu_early failed before the program started again";

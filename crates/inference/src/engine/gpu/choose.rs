@@ -256,8 +256,8 @@ fn lost(step: &Step, by: &By, error: EngineError, is_noted: bool) -> EngineError
     }
 }
 
-/// Keeps a library's plan that was tried, or a graph of it, as long as the process. Where they were destroyed between two
-/// trials, a graph behind them lost the context or did not end: docs/inference.md has the measurement.
+/// Keeps a plan that was tried, or a graph that was timed, as long as the process, and with a graph its context. Where they
+/// were destroyed between two trials, a later graph lost the context or did not end: docs/inference.md has the measurement.
 fn keep_loaded<T>(of_a_trial: T) {
     std::mem::forget(of_a_trial);
 }
@@ -308,8 +308,8 @@ impl<'a> Bench<'a> {
     /// Puts a way into a stream.
     fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
         let place = Place { code: self.code, plan: self.plan, weights: &self.weights, memory: &self.memory };
-        // SAFETY: what is ready was made of the step; all lives until the graph is gone and the stream is
-        // idle, or the context keeps it.
+        // SAFETY: what is ready was made of the step; all lives until the last launch has ended and the stream is
+        // idle, or the context keeps it. A graph that is kept longer (`keep_loaded`) is not launched again.
         unsafe { place.put(ready, step, stream) }
     }
 

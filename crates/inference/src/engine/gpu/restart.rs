@@ -9,7 +9,7 @@ use crate::engine::EngineError;
 
 /// The variable that counts the starts behind the first.
 const STARTS: &str = "DOORBELL_STARTS_AGAIN";
-/// Most restarts in a row.
+/// Most restarts in a row: an engine that fails at each trial takes two of them.
 const MOST: u32 = 20;
 
 /// After [`EngineError::Tried`]: starts the program again with its arguments, in the place of this process, so that nothing behind the

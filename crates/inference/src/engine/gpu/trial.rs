@@ -45,6 +45,11 @@ impl Attempt {
         format!("{HEAD}\nproblem {problem}\nengine {engine}\nlayer {layer}\n")
     }
 
+    /// Whether both are of one engine and one problem; layers that are alike share both.
+    fn is_of(&self, other: &Attempt) -> bool {
+        (&self.problem, &self.engine) == (&other.problem, &other.engine)
+    }
+
     fn read(text: &str) -> Option<Attempt> {
         let mut lines = text.strip_suffix('\n')?.split('\n');
         let head = lines.next()?;
@@ -66,10 +71,6 @@ impl Failed {
     /// Whether it is tried no more.
     fn is_left_out(&self) -> bool {
         self.paths.len() > 1
-    }
-
-    fn is_of(&self, attempt: &Attempt) -> bool {
-        (&self.attempt.problem, &self.attempt.engine) == (&attempt.problem, &attempt.engine)
     }
 }
 
@@ -96,7 +97,7 @@ fn failed(folder: &Path, say: &dyn Fn(&str)) -> Vec<Failed> {
     for path in paths {
         match left(&path) {
             Ok(None) => {}
-            Ok(Some(attempt)) => match all.iter_mut().find(|one| one.is_of(&attempt)) {
+            Ok(Some(attempt)) => match all.iter_mut().find(|one| one.attempt.is_of(&attempt)) {
                 Some(before) => before.paths.push(path),
                 None => all.push(Failed { attempt, paths: vec![path] }),
             },
@@ -224,7 +225,7 @@ impl<'a> Trials<'a> {
     /// Whether a file names the engine that was run last.
     pub fn has_noted(&self) -> bool {
         let file = self.file.as_ref().map(|file| file.file.metadata());
-        file.is_some_and(|found| found.is_ok_and(|found| found.len() > 0))
+        file.is_some_and(|found| found.is_ok_and(|found| found.len() > 0 && found.nlink() > 0))
     }
 
     /// The engines that are left out, each with its problem: they make other choices.
@@ -250,7 +251,8 @@ impl<'a> Trials<'a> {
         attempt: &Attempt,
         run: impl FnOnce() -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let left_out = self.failed.iter().find(|failed| failed.is_left_out() && failed.is_of(attempt));
+        let left_out =
+            self.failed.iter().find(|failed| failed.is_left_out() && failed.attempt.is_of(attempt));
         if let Some(failed) = left_out {
             say_once(self.say, &failed.to_string());
             return Err(gpu::Error::NotSupported(failed.to_string()).into());
@@ -267,9 +269,13 @@ impl<'a> Trials<'a> {
 
     /// Forgets an earlier failure of an engine whose trial came to its end.
     pub fn succeeded(&self, attempt: &Attempt) {
-        let before = self.failed.iter().filter(|failed| failed.is_of(attempt));
-        // Another process may have deleted it.
-        before.flat_map(|failed| &failed.paths).for_each(|path| drop(fs::remove_file(path)));
+        let before = self.failed.iter().filter(|failed| failed.attempt.is_of(attempt));
+        for path in before.flat_map(|failed| &failed.paths) {
+            // By now it may be another process's, or this one's own: those are locked.
+            if left(path).is_ok_and(|left| left.is_some_and(|left| left.is_of(attempt))) {
+                let _ = fs::remove_file(path);
+            }
+        }
     }
 }
 
@@ -416,8 +422,12 @@ mod tests {
         assert!(is_tried(&last, 8, "cuDNN engine 44"));
         last.succeeded(&attempt(&last, 8, "cuDNN engine 4"));
         assert_eq!(folder.files(), 2, "another engine, and the file of this choice");
+        let earlier = trials(&folder.0, &quiet);
         last.succeeded(&attempt(&last, 8, "cuDNN engine 44"));
         assert!(!other.exists(), "its trial went well");
+        let _new = trials(&folder.0, &quiet);
+        earlier.succeeded(&attempt(&earlier, 8, "cuDNN engine 44"));
+        assert!(other.exists(), "it is the file of another choice by now");
     }
 
     #[test]
