@@ -215,6 +215,9 @@ impl CopyEngine {
             };
             if let Some(rows) = by_rows {
                 for Rows { at, width, pitch } in rows {
+                    if !job.begin() {
+                        return Err(refused("it was cancelled"));
+                    }
                     let (to, from) = (copy.to + at, copy.from + at);
                     // SAFETY: as below; all rows lie in the copy.
                     unsafe { copies.copy_rows_from_host(to, from, width as usize, pitch as usize) }?;

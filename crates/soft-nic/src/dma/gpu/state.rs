@@ -1,4 +1,5 @@
-//! States of a GPU's mover, and all that leads from one to the next. In every state but `Runs` the copy engine moves the messages.
+//! States of a GPU's mover, and all that leads from one to the next. In `Runs` it moves the messages, in
+//! `Reset` they fail, and in every other state the copy engine moves them.
 //!
 //! A mover that takes too long for what it does shares the GPU with another process, and has it in turns only: it rests, since the
 //! copy engine does better. Knows nothing of CUDA; the time is an argument.
@@ -10,7 +11,7 @@ const SLOW: Duration = Duration::from_micros(100);
 /// And beside that for its bytes: 8 GB/s. One block without help moves 2 MiB into the GPU in 196 µs, which are 10.7 (H200); beside kernels that
 /// fill the GPU and poll it takes 450, and counts as slow: the engine takes 60 there.
 const BYTES_PER_NS: u64 = 8;
-/// What a launch may take, which has the driver and a thread to wait for as well (H200: 45 to 200 µs where nobody shares).
+/// What a launch may take, which has the driver and a thread to wait for as well (H200: 45 to 200 µs where no other process shares the GPU).
 const SLOW_START: Duration = Duration::from_micros(250);
 /// For how long it rests: where it was slow once, as while the driver registers pages, and where it is again and again.
 const REST: Duration = Duration::from_millis(1);
@@ -23,7 +24,7 @@ pub enum State {
     Ended,
     /// An instance was launched, and is waited for until it begins.
     Launched,
-    /// It did not begin in time, and is looked after at each command.
+    /// It did not begin in time, and is looked at at each command.
     Late,
     /// It takes commands.
     Runs,

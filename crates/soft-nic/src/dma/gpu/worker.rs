@@ -5,7 +5,7 @@
 //! thread and waits for each with a deadline. The thread has CUDA's context; the program's threads keep theirs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, SendError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -125,8 +125,12 @@ impl<H: Default + 'static> Worker<H> {
             *locked(&slot.answer) = Some(answer);
             slot.state.0.store(JobState::DONE, Ordering::Release);
         });
-        // Of a thread that has ended the job is never done, and its poster's deadline passes.
-        let _ = locked(&self.0).as_ref().map(|jobs| jobs.send(job));
+        let left = match locked(&self.0).as_ref() {
+            Some(jobs) => jobs.send(job).err().map(|SendError(job)| job),
+            None => Some(job),
+        };
+        // Without a thread it is never done, and its poster's deadline passes. What it holds stays: a copy may still use it.
+        std::mem::forget(left);
         ticket
     }
 }
