@@ -117,14 +117,11 @@ impl ReceiveQueue {
         }
         if left > 0 {
             // The responder held the peer's length against the capacity before.
-            let DataPointer { byte_count, lkey: key, va } = self.pointers.last().copied().unwrap_or_default();
-            return Err(RegionError::OutOfBounds {
-                key,
-                va,
-                len: left,
-                start: va,
-                length: byte_count.into(),
-            });
+            let DataPointer { byte_count, lkey: key, va: start } =
+                self.pointers.last().copied().unwrap_or_default();
+            let length = u64::from(byte_count & !(1 << 31));
+            let va = start.wrapping_add(length);
+            return Err(RegionError::OutOfBounds { key, va, len: left, start, length });
         }
         Ok(())
     }
