@@ -6,8 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Violation, source};
 use crate::workspace::Tree;
 
-/// Circles that may be there: the first of the files by name, and how many they are.
-const STILL: &[(&str, usize)] = &[];
 /// Re-exports of re-exports that are followed.
 const MOST_DEEP: u32 = 8;
 
@@ -37,12 +35,8 @@ struct Modules<'a> {
     all: BTreeMap<Vec<String>, Module<'a>>,
 }
 
-/// Circles that are new or have grown, and rows of the table that are out of date.
+/// Circles of files, each with the names that make it.
 pub fn check(tree: &Tree) -> Vec<Violation> {
-    circles_but(tree, STILL)
-}
-
-fn circles_but(tree: &Tree, still: &[(&str, usize)]) -> Vec<Violation> {
     let mut crates: BTreeMap<&str, Modules<'_>> = BTreeMap::new();
     for (path, text) in tree.rust() {
         let Some((folder, inner)) = path.split_once("/src/") else { continue };
@@ -51,25 +45,13 @@ fn circles_but(tree: &Tree, still: &[(&str, usize)]) -> Vec<Violation> {
         let modules = crates.entry(folder).or_insert_with(|| Modules { name, all: BTreeMap::new() });
         modules.all.insert(module_path(inner), Module::of(path, &source::code(text)));
     }
-    let (mut sizes, mut violations) = (BTreeMap::new(), Vec::new());
+    let mut violations = Vec::new();
     for modules in crates.values() {
         let arrows = modules.arrows();
         for circle in circles(&arrows) {
-            sizes.insert(circle[0], circle.len());
-            if !still.contains(&(circle[0], circle.len())) {
-                violations.push(Violation::new(circle[0], in_words(&circle, &arrows)));
-            }
+            violations.push(Violation::new(circle[0], in_words(&circle, &arrows)));
         }
     }
-    let is_stale = |(first, count): &&(&str, usize)| sizes.get(first) != Some(count);
-    let stale = still.iter().filter(is_stale);
-    let said = |(first, count): &(&str, usize)| {
-        Violation::new(
-            *first,
-            format!("the table of circles has one of {count} files here: correct that row"),
-        )
-    };
-    violations.extend(stale.map(said));
     violations
 }
 
@@ -256,8 +238,8 @@ impl<'a> Modules<'a> {
 mod tests {
     use super::*;
 
-    fn found(files: &[(&str, &str)], still: &[(&str, usize)]) -> Vec<String> {
-        circles_but(&Tree::of(files), still).iter().map(ToString::to_string).collect()
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        check(&Tree::of(files)).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -276,7 +258,7 @@ mod tests {
             ("crates/n-c/src/c/mod.rs", "pub mod hand;\n"),
             ("crates/n-c/src/c/hand.rs", "pub use crate::a::*;\n"),
         ];
-        let found = found(&files, &[]);
+        let found = found(&files);
         assert_eq!(found.len(), 1, "{found:?}");
         for words in [
             "crates/n-c/src/a.rs: a circle of 2",
@@ -297,7 +279,7 @@ mod tests {
             ("x/src/a/b.rs", "use super::*;\npub struct B;\nfn of(a: &A) {}\n"),
             ("x/src/a/shape.rs", "use super::A;\npub fn shape(a: &A) {}\n"),
         ];
-        let found = found(&files, &[]);
+        let found = found(&files);
         assert!(found.len() == 1 && found[0].contains("a circle of 2"), "{found:?}");
         assert!(found[0].contains("b.rs → x/src/a/mod.rs: A"), "{found:?}");
     }
@@ -312,17 +294,6 @@ mod tests {
             ),
             ("crates/n/src/b.rs", "use crate::a::A;\npub struct B(A);\nfn f(a: &A) {\n    a.fate()\n}\n"),
         ];
-        assert!(found(&files, &[]).is_empty(), "{:?}", found(&files, &[]));
-    }
-
-    #[test]
-    fn a_circle_that_the_table_has_passes_and_a_row_that_is_out_of_date_is_named() {
-        let files = [
-            ("x/src/a.rs", "use crate::b::B;\npub struct A;\n"),
-            ("x/src/b.rs", "use crate::a::A;\npub struct B;\n"),
-        ];
-        assert!(found(&files, &[("x/src/a.rs", 2)]).is_empty());
-        assert_eq!(found(&files[..1], &[("x/src/a.rs", 2)]).len(), 1);
-        assert_eq!(found(&files, &[("x/src/a.rs", 3)]).len(), 2);
+        assert!(found(&files).is_empty(), "{:?}", found(&files));
     }
 }

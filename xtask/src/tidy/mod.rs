@@ -38,7 +38,7 @@ pub struct Options {
 /// A check by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Check {
-    /// Which crate may use which; no new circle of files inside a crate.
+    /// Which crate may use which; no circle of files inside a crate.
     Arrows,
     /// Pure crates do no I/O.
     Purity,
