@@ -45,7 +45,7 @@ fn release() -> PathBuf {
 /// Whether the release builds that a figure starts are there.
 fn released() -> bool {
     let release = release();
-    release.join("generator").exists() && release.join("softnic").exists()
+    PROGRAMS.iter().all(|name| release.join(name).exists())
 }
 
 /// Figure 4 on hosts that ansible reaches.
@@ -306,7 +306,8 @@ fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
             folder.display(),
             PROGRAMS.join(" ")
         );
-        assert!(bed.on(node, &line).ok);
+        let copied = bed.on(node, &line);
+        assert!(copied.ok, "{node}: {}", copied.text);
     }
     let out = bed.dir.join("out");
     let out_is = format!("experiment_out={}", out.display());
