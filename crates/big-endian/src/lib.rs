@@ -7,7 +7,7 @@
 /// `N` bytes at `at`. Panics past the end: callers have checked the length of the structure.
 #[inline]
 pub fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    // Not `copy_from_slice`: with debug assertions on, its look for an overlap costs more than the bytes.
+    // Not `copy_from_slice`: in the dev profile its look for an overlap costs more than the bytes.
     *bytes[at..].first_chunk().expect("checked by the caller")
 }
 

@@ -1,7 +1,7 @@
 //! `cargo xtask bundle DIR`: programs, tests and texts in one folder, stripped, for a machine without cargo, git and network.
 //!
 //! The revision is compiled into this command's own copy, since there is no git to ask there. What `crate::carried` reads
-//! there is written here. Test programs are of the dev profile: the same checks, and minutes of linking less.
+//! there is written here. Test programs are of the dev profile: more checks, and minutes of linking less.
 
 use std::fs;
 use std::path::{Path, PathBuf};

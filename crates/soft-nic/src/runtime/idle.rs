@@ -70,7 +70,7 @@ pub enum Pause {
     Sleep(Duration),
 }
 
-/// The numbers of the policy; `docs/notes/idle.md` has what each of them brings.
+/// The numbers of the policy; `docs/notes/idle.md` has what most of them bring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdleTimes {
     /// Spinning goes on so long after the last work, ns.
