@@ -60,6 +60,11 @@ pub trait Carrier {
 
     // Out, as messages.
 
+    /// Whether a rate lets a request of this queue go now. What was polled goes before what is to be sent again, so this is asked first.
+    fn has_request_room(&mut self) -> bool {
+        true
+    }
+
     /// Sends a request, or the fragment of it that `request.fragment` names, to the process of its QPN.
     ///
     /// `path` travels with datagrams; of others its port alone. `payload` is always the whole message's; the fragment's offset counts
@@ -142,8 +147,8 @@ pub trait Inbound {
         false
     }
 
-    /// When a READ may be answered; at once without an impairment.
-    fn answer_from(&self) -> Now {
+    /// This queue answers a READ, which counts: when it may; at once without an impairment.
+    fn answer_from(&mut self, _qpn: u32) -> Now {
         Now(0)
     }
 }
@@ -224,6 +229,8 @@ pub struct Sender {
     pub is_requester: bool,
     /// It waits for the port's rate.
     pub is_shaped: bool,
+    /// Where its last request lies: a lost one lies nowhere.
+    pub last_sent: Option<Position>,
 }
 
 /// A place in the stream of requests to a peer.

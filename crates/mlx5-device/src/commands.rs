@@ -288,6 +288,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         qp.empty(&mut core.wqe_fetch.pool);
         core.mkeys.release_windows(qp.qpn);
         core.schedule.forget_qp(place);
+        self.impairment.forget_qp(qp.qpn);
         self.pds.count(qp.pd, -1);
         core.cqs.count_users([qp.sq.cq, qp.rq.cq], -1);
         core.srqs.count_user(qp.rq.srq, -1);

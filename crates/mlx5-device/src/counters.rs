@@ -205,6 +205,12 @@ impl Counters {
         matches!(syndrome, Syndrome::RnrNak { .. })
     }
 
+    /// Whether this NIC itself has made something not arrive.
+    pub(super) fn loses_on_demand(&self) -> bool {
+        let injected = self.injected_lost_requests + self.injected_lost_replies + self.injected_crc_errors;
+        injected + self.lost_port_down + self.dropped_port_down > 0
+    }
+
     pub(super) fn violate(&mut self, violation: Violation) {
         self.violations[violation as usize] += 1;
     }

@@ -116,6 +116,7 @@ impl<M: Memory> Core<M> {
             }
         };
         let is_new = responder.counters().messages > messages;
+        let is_again = responder.counters().duplicates > duplicates;
         // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
         let outcome = match (&verdict, arrived) {
             (Verdict::Dropped(reason), _) => {
@@ -124,13 +125,17 @@ impl<M: Memory> Core<M> {
             }
             (Verdict::Execute(Work::Read { region, offset }), Arrived::Message(request)) => {
                 self.read(qp, request, region, *offset);
+                qp.responses.hold_back(inbound.answer_from(qp.qpn));
                 self.host.counters.execute(true, length);
                 Some(Outcome::Done)
             }
             (Verdict::Execute(Work::Read { .. }) | Verdict::Answered, _) => {
                 // The engine sends a READ's answer in packets by itself, and counts the first time that it does.
-                if let Some(bytes) = arrived.read_bytes().filter(|_| is_new) {
-                    self.host.counters.execute(true, bytes);
+                if let Some(bytes) = arrived.read_bytes().filter(|_| is_new || is_again) {
+                    qp.responses.hold_back(inbound.answer_from(qp.qpn));
+                    if is_new {
+                        self.host.counters.execute(true, bytes);
+                    }
                 }
                 None
             }
@@ -138,9 +143,6 @@ impl<M: Memory> Core<M> {
         };
         if let (Some(outcome), Some(responder)) = (outcome, &mut qp.responses.responder) {
             responder.executed(outcome);
-        }
-        if inbound.answer_from() > qp.responses.not_before {
-            qp.responses.not_before = inbound.answer_from();
         }
         if let Some(srq) = qp.rq.srq {
             self.srqs.give_events(&mut self.host, srq);

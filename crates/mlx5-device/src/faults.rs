@@ -20,7 +20,7 @@ pub struct Settings {
     pub delay: Option<Span>,
     /// Rate to shape to, 10^9 bits a second of wire bytes; `Some(None)` lifts it.
     pub rate_gbps: Option<Option<f64>>,
-    /// Requests and answers to READs that leave in a second; `Some(None)` lifts it.
+    /// Requests and answers to READs in a second; `Some(None)` lifts it.
     pub messages_per_second: Option<Option<f64>>,
 }
 

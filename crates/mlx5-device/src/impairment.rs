@@ -1,23 +1,22 @@
 //! Impairment of a link: a carrier round another. A NIC that is asked for none uses the other carrier alone.
 //!
-//! Every word acts on what leaves, and means the same on both paths. On the wire it acts on packets. In shared memory there are none:
-//! a message, or a reply, stands for a packet there, however long it is.
+//! Every word means the same on both paths, and acts on what leaves; a port that is down acts on arrivals too. On the wire it acts on
+//! packets. In shared memory there are none: a message, or a reply, stands for a packet there, however long it is.
 //!
 //! - loss: a packet leaves, is counted and charged, and does not arrive. A seed decides which, in the order in which they leave.
 //! - reorder: up to [`OVERTAKERS`] packets that leave later arrive before a packet. Shared memory keeps its order.
-//! - rate: a port has so many wire bytes a second, the NIC so many requests and answers to READs. What exceeds them waits.
+//! - rate: a port has so many wire bytes a second, the NIC so many requests and answers to READs. What exceeds them waits: a request
+//!   before the transport counts it as sent, an answer from when its READ is taken.
 //! - a port that is down loses what leaves, and drops what arrives.
 //! - faults of a queue: see [`InjectionKind`].
 
 use core::net::IpAddr;
-use std::collections::BTreeMap;
 
 use mlx5_layout::CqeSyndrome;
-use roce::{Content, Now, Opcode, Packet, Psn, Reply, Request};
+use roce::{Now, Packet, Psn, Reply, Request};
 
 use super::counters::Counters;
 use super::faults::{Injection, InjectionKind, Settings};
-use super::qpn::slot_of;
 use super::qps::Qps;
 use super::wire;
 use crate::carrier::{
@@ -44,6 +43,8 @@ const NOWHERE: Position = Position { channel: 0, offset: 0 };
 pub(super) struct Impairment {
     loss: f64,
     reorder: f64,
+    /// Of a host: two hosts of one seed do not lose the same packets. It is the same in every run; a slot is whichever was free.
+    address: u64,
     /// Where the generator stands, and where it stands when one more has left.
     random: u64,
     drawn: u64,
@@ -58,8 +59,6 @@ pub(super) struct Impairment {
     overtaken: Option<Overtaken>,
     /// A packet left since the last bells.
     is_sending: bool,
-    /// Where the last request to each peer lies.
-    positions: BTreeMap<u8, Position>,
     now: Now,
     sender: Sender,
     /// Since the last round.
@@ -91,11 +90,12 @@ enum Fate {
 impl Impairment {
     pub(super) fn new(config: &NicConfig, now: Now) -> Impairment {
         let shaper = |_| TokenBucket::new(config.rate_gbps, now);
-        // Two hosts of one seed do not lose the same packets. The address is the same in every run, a slot is whichever was free.
-        let random = config.seed ^ u64::from(u32::from(config.ipv4));
+        let address = u64::from(u32::from(config.ipv4));
+        let random = config.seed ^ address;
         Impairment {
             loss: config.loss,
             reorder: config.reorder,
+            address,
             random,
             drawn: random,
             link_layer: config.link_layer,
@@ -106,7 +106,6 @@ impl Impairment {
             waiting: Vec::new(),
             overtaken: None,
             is_sending: false,
-            positions: BTreeMap::new(),
             now,
             sender: Sender::default(),
             counts: Counters::default(),
@@ -142,7 +141,7 @@ impl Impairment {
     /// Changes what is set, but for the delay, which the carrier has.
     pub(super) fn set(&mut self, settings: &Settings, now: Now) {
         self.loss = settings.loss.unwrap_or(self.loss);
-        self.random = settings.seed.unwrap_or(self.random);
+        self.random = settings.seed.map_or(self.random, |seed| seed ^ self.address);
         if let Some(rate) = settings.rate_gbps {
             self.rate_gbps = rate;
             self.shapers.fill(TokenBucket::new(rate, now));
@@ -173,6 +172,11 @@ impl Impairment {
         }
         self.waiting.push(injection);
         Ok(())
+    }
+
+    /// The queue is gone: its number may be another's one day.
+    pub(super) fn forget_qp(&mut self, qpn: u32) {
+        self.waiting.retain(|waiting| waiting.qpn != qpn);
     }
 
     /// Adds what happened since the last time.
@@ -241,10 +245,11 @@ impl Impairment {
         }
     }
 
-    /// A READ arrived: when it may be answered.
+    /// A READ is answered: when it may be.
     fn delay_answer(&mut self, qpn: u32) -> Now {
         let mut earliest = Now::default();
         if let Some(pace) = &mut self.pace {
+            pace.allows(self.now);
             pace.spend(1);
             earliest = pace.ready_at().unwrap_or_default();
         }
@@ -254,18 +259,6 @@ impl Impairment {
             earliest = earliest.max(self.now.after(u64::from(us) * 1000));
         }
         earliest
-    }
-
-    fn arrived<'a>(&mut self, message: &Message, inbound: &'a mut dyn Inbound) -> Arrived<'a> {
-        let of_read = match message {
-            Message::Request(request) => (request.opcode == Opcode::Read).then_some(request.dst_qpn),
-            Message::Packet { packet: Packet { content: Content::ReadRequest(_), dst_qpn, .. }, .. } => {
-                Some(*dst_qpn)
-            }
-            _ => None,
-        };
-        let answer_from = of_read.map_or_else(Now::default, |qpn| self.delay_answer(qpn));
-        Arrived { inbound, ports_down: self.down, answer_from }
     }
 }
 
@@ -338,7 +331,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
     ) -> usize {
         self.impairment.now = now;
         self.carrier.poll_rings(now, budget, |message, inbound| {
-            handler(message, &mut self.impairment.arrived(message, inbound))
+            handler(message, &mut Arrived { inbound, impairment: self.impairment })
         })
     }
 
@@ -348,8 +341,12 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         self.carrier.poll_wire(now, |message, inbound| {
-            handler(message, &mut self.impairment.arrived(message, inbound))
+            handler(message, &mut Arrived { inbound, impairment: self.impairment })
         })
+    }
+
+    fn has_request_room(&mut self) -> bool {
+        self.impairment.has_room()
     }
 
     /// A message has one fate, which its beginning meets.
@@ -359,12 +356,11 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         path: &PathAddress,
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent> {
-        let (impairment, slot) = (&mut *self.impairment, slot_of(request.dst_qpn));
+        let impairment = &mut *self.impairment;
         if request.fragment.offset > 0 {
-            return self.carrier.send_request(request, path, payload);
-        }
-        if !impairment.has_room() {
-            return Err(Unsent::Full);
+            let sent = self.carrier.send_request(request, path, payload)?;
+            impairment.sender.last_sent = Some(sent.position);
+            return Ok(sent);
         }
         let Request { service, opcode, length, psn: first, .. } = *request;
         let (layer, mtu) = (impairment.link_layer, impairment.sender.mtu);
@@ -377,12 +373,12 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         let sent = match fate {
             Fate::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
             Fate::Lost => {
-                let position = impairment.positions.get(&slot).copied().unwrap_or(NOWHERE);
+                let position = impairment.sender.last_sent.unwrap_or(NOWHERE);
                 Sent { position, carried: request.fragment.length }
             }
             _ => self.carrier.send_request(request, path, payload)?,
         };
-        impairment.positions.insert(slot, sent.position);
+        impairment.sender.last_sent = Some(sent.position);
         impairment.charge(wire::request_bytes(layer, service, opcode, length, mtu), true);
         Ok(sent)
     }
@@ -419,14 +415,11 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         from: IpAddr,
         to: IpAddr,
         packet: &Packet,
-        _: Icrc,
+        icrc: Icrc,
         fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent> {
-        if !self.impairment.has_room() {
-            return Err(Unsent::Full);
-        }
         let fate = self.impairment.fate_of_packet(packet);
-        let icrc = if fate == Fate::Corrupt { Icrc::Wrong } else { Icrc::Right };
+        let icrc = if fate == Fate::Corrupt { Icrc::Wrong } else { icrc };
         let sent = match fate {
             Fate::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
             Fate::Lost => {
@@ -478,8 +471,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
 /// A message that arrived while there is an impairment.
 pub(super) struct Arrived<'a> {
     inbound: &'a mut dyn Inbound,
-    ports_down: u16,
-    answer_from: Now,
+    impairment: &'a mut Impairment,
 }
 
 impl Inbound for Arrived<'_> {
@@ -492,11 +484,11 @@ impl Inbound for Arrived<'_> {
     }
 
     fn is_dropped_at(&self, port: usize) -> bool {
-        self.ports_down & 1 << port != 0
+        self.impairment.is_down(port)
     }
 
-    fn answer_from(&self) -> Now {
-        self.answer_from
+    fn answer_from(&mut self, qpn: u32) -> Now {
+        self.impairment.delay_answer(qpn)
     }
 }
 

@@ -101,7 +101,8 @@ impl<M: Memory> Core<M> {
     fn run_qp(&mut self, link: &mut impl Carrier, qps: &mut Qps, place: u32) -> Option<StepResult> {
         let qp = qps.get_mut(place)?;
         let done = self.step(link, qp);
-        let waits = qp.sq.progress.partial.is_some();
+        let waits =
+            qp.sq.progress.partial.is_some() || !qp.sq.outstanding.is_empty() && !link.has_request_room();
         let result = StepResult { done, waits, stays_hot: qp.stays_hot(self.host.now) };
         qps.revoke_closed(&mut self.mkeys);
         Some(result)

@@ -101,6 +101,11 @@ impl Responses {
         while self.responder.as_mut().and_then(Responder::poll_reply).is_some() {}
     }
 
+    /// Nothing is answered before this.
+    pub(super) fn hold_back(&mut self, until: Now) {
+        self.not_before = self.not_before.max(until);
+    }
+
     /// What was asked for through this key, and was not answered, is refused.
     pub(super) fn revoke(&mut self, key: u32) {
         for answer in self.answers.iter_mut().filter(|answer| answer.key == key) {
@@ -249,7 +254,7 @@ impl Qp {
     /// This queue to an impairment.
     pub(super) fn sender(&self, is_requester: bool) -> Sender {
         let (qpn, port, mtu) = (self.qpn, self.path.port, self.mtu_bytes());
-        Sender { qpn, port, mtu, is_requester, is_shaped: true }
+        Sender { qpn, port, mtu, is_requester, is_shaped: true, last_sent: self.sq.progress.last_sent }
     }
 
     /// Path MTU in bytes; a datagram's is the port's.

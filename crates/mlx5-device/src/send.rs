@@ -93,7 +93,7 @@ impl<M: Memory> Core<M> {
         }
         if requester.poll_timeout().is_some_and(|due| due <= self.host.now) {
             requester.handle_timeout(self.host.now);
-            if requester.is_failed() && self.host.counters.ctl_changes == 0 {
+            if requester.is_failed() && !self.host.counters.loses_on_demand() {
                 let why = self.unreachable.explain_silence(&self.ports, link, qp);
                 // All before it are done.
                 if let Some(request) = qp.sq.outstanding.iter_mut().find(|request| request.is_message()) {
@@ -110,7 +110,10 @@ impl<M: Memory> Core<M> {
             let next = match qp.sq.progress.partial.take() {
                 Some(rest) => Some(rest),
                 // Polled counts as sent for the transport; what the carrier has no room for waits as a part of nothing.
-                None => qp.sq.requester.as_mut().and_then(|requester| requester.poll_transmit(self.host.now)),
+                None if link.has_request_room() => {
+                    qp.sq.requester.as_mut().and_then(|requester| requester.poll_transmit(self.host.now))
+                }
+                None => None,
             };
             let Some(transmit) = next else { return work };
             let taken = self.send(link, qp, transmit);

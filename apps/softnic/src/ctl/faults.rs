@@ -38,7 +38,7 @@ pub struct Set {
     /// Probability, 0 to 1, that a packet that leaves is lost; in shared memory a message, however long, stands for a packet.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<f64>,
-    /// Seed of the losses: with the same seed the same traffic loses the same packets.
+    /// Seed of the losses: with the same seed the same traffic from the same address loses the same packets.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// One-way delay of what this NIC sends, 0 to 1s, for example 250us; 0: none. Messages in flight keep their time.
@@ -64,7 +64,7 @@ pub struct Inject {
 
 #[derive(Debug, Subcommand)]
 enum Fault {
-    /// Lose one request of a QP: the one with this PSN, or the next.
+    /// Lose one request of a QP, on the wire one packet of it: the one with this PSN, or the next.
     Drop {
         /// QPN, decimal or 0x….
         #[arg(long, value_parser = number)]

@@ -35,7 +35,21 @@ fn losses_have_their_rate_and_come_again_with_their_seed_and_address() {
     assert_eq!(of(3), of(3));
     assert_ne!(of(3), of(4));
     let there = NicConfig { loss: 0.1, seed: 3, ipv4: [10, 0, 0, 1].into(), ..NicConfig::default() };
-    assert_ne!(lost(&mut Impairment::new(&there, Now(0)), 1000), of(3), "another address");
+    let at_start = lost(&mut Impairment::new(&there, Now(0)), 1000);
+    assert_ne!(at_start, of(3), "another address");
+    let mut running = Impairment::new(&NicConfig { seed: 4, ..there }, Now(0));
+    running.set(&Settings { seed: Some(3), ..Settings::default() }, Now(0));
+    assert_eq!(lost(&mut running, 1000), at_start, "a seed means the same in a configuration and later");
+}
+
+#[test]
+fn reads_behind_an_idle_time_have_their_pace() {
+    let mut impairment = impairment(0.0, 1);
+    let pace = Settings { messages_per_second: Some(Some(1e3)), ..Settings::default() };
+    impairment.set(&pace, Now(0));
+    impairment.now = Now(10_000_000_000);
+    let waits = [(); 3].map(|()| impairment.delay_answer(7).0.saturating_sub(impairment.now.0));
+    assert_eq!(waits, [1, 1_000_001, 2_000_001], "a full bucket is one message");
 }
 
 #[test]

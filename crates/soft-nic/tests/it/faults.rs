@@ -18,10 +18,10 @@ use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 use crate::errors::syndrome;
 use crate::operations::{ALL, vector};
 
-const MS: u64 = 1_000_000;
+pub const MS: u64 = 1_000_000;
 
 /// Time-out of [`Driver::attributes`], 4.096 µs times 2 to the 14th, in ns.
-const TIMEOUT_NS: u64 = 4096 << 14;
+pub const TIMEOUT_NS: u64 = 4096 << 14;
 
 /// The way that messages take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Two {
     }
 
     /// With this in the requester's configuration.
-    fn with(name: &str, service: ServiceType, by: By, of_left: impl FnOnce(&mut Config)) -> Two {
+    pub fn with(name: &str, service: ServiceType, by: By, of_left: impl FnOnce(&mut Config)) -> Two {
         let name = format!("{name}-{by:?}");
         let setup = || if by == By::Wire { on_wire(&name) } else { Setup::new(&name) };
         let (mut left, mut right) = (Driver::new(setup().with(of_left)), Driver::new(setup()));
@@ -71,7 +71,7 @@ impl Two {
         two
     }
 
-    fn connect(&mut self, a: QpId, b: QpId) {
+    pub fn connect(&mut self, a: QpId, b: QpId) {
         let (qpn_a, qpn_b) = (self.left.qp(a).qpn, self.right.qp(b).qpn);
         let (near, far) = (self.left.address(), self.right.address());
         self.left.bring_up(a, &ModifyQp { address: far, ..self.left.attributes(qpn_b) });

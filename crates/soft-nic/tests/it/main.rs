@@ -13,6 +13,7 @@ mod faults;
 mod full_ring;
 mod hostile;
 mod hostile_network;
+mod impairment;
 mod lagging;
 mod limits;
 mod operations;
