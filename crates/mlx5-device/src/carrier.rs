@@ -100,6 +100,17 @@ pub trait Carrier {
         fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent>;
 
+    /// Reads the payload, so many bytes, of a packet that is sent later: for a recording, which keeps no payload.
+    fn keep_payload(
+        &mut self,
+        len: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<Vec<u8>, Fault> {
+        let mut payload = vec![0; len as usize];
+        fill(&mut payload)?;
+        Ok(payload)
+    }
+
     /// A packet is lost on its way out: for a recording, which has it in its place.
     fn loses_packet(&mut self, _from: IpAddr, _to: IpAddr, _packet: &Packet) {}
 

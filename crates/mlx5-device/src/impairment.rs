@@ -427,8 +427,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
                 Ok(wire::bytes_of(packet))
             }
             Fate::Overtaken => {
-                let mut payload = vec![0; packet.payload.length as usize];
-                fill(&mut payload)?;
+                let payload = self.carrier.keep_payload(packet.payload.length, fill)?;
                 self.impairment.counts.injected_overtaken += 1;
                 self.impairment.is_sending = true;
                 let packet = *packet;

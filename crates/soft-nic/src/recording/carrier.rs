@@ -12,7 +12,7 @@ use super::entry::{Place, Question, Tag};
 use super::events::{Event, Objects};
 use super::message::Facts;
 use super::recorder::Recorder;
-use super::replayer::{NOT_FILLED, Replay};
+use super::replayer::Replay;
 use super::source::{Source, ask, record};
 use crate::link::Link;
 
@@ -202,29 +202,36 @@ impl Carrier for Source<Link> {
         icrc: Icrc,
         fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent> {
-        let (asked, expected) = ((packet, from, to, icrc), packet.payload.length);
+        let asked = (packet, from, to, icrc);
         match self {
             Source::Recorded(link, recorder) => {
                 let mut filled = false;
                 let sent = link.send_packet(from, to, packet, icrc, |out| {
                     filled = true;
-                    recorder.begin_fill((out.len() as u64).wrapping_sub(expected.into()));
-                    let result = fill(out);
-                    recorder.end_fill();
-                    result
+                    recorder.fill(|| fill(out))
                 });
                 if !filled {
-                    recorder.begin_fill(NOT_FILLED);
-                    recorder.end_fill();
+                    recorder.not_filled();
                 }
                 record(recorder, Tag::SendPacket, &asked, sent)
             }
             Source::Replayed(replay) => {
-                replay.fill(expected, fill);
+                let _ = replay.fill(packet.payload.length, fill);
                 let event =
                     |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
                 replay.ask(Tag::SendPacket, Place::of(Tag::SendPacket), &asked, event)
             }
+        }
+    }
+
+    fn keep_payload(
+        &mut self,
+        len: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<Vec<u8>, Fault> {
+        match self {
+            Source::Recorded(link, recorder) => recorder.fill(|| link.keep_payload(len, fill)),
+            Source::Replayed(replay) => replay.fill(len, fill).map(|()| vec![0; len as usize]),
         }
     }
 
@@ -234,12 +241,11 @@ impl Carrier for Source<Link> {
         let lost = Err::<usize, _>(Unsent::Unreachable);
         let _ = match self {
             Source::Recorded(_, recorder) => {
-                recorder.begin_fill(NOT_FILLED);
-                recorder.end_fill();
+                recorder.not_filled();
                 record(recorder, Tag::SendPacket, &asked, lost)
             }
             Source::Replayed(replay) => {
-                replay.fill(packet.payload.length, |_| Ok(()));
+                let _ = replay.fill(packet.payload.length, |_| Ok(()));
                 let event =
                     |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
                 replay.ask(Tag::SendPacket, Place::of(Tag::SendPacket), &asked, event)

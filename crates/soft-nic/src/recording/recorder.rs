@@ -344,14 +344,18 @@ impl Recorder {
         }
     }
 
-    /// The payload of a packet is read from here on; `beyond`: its length beyond what was expected.
-    pub fn begin_fill(&self, beyond: u64) {
-        self.answer(Tag::Fill, Place::of(Tag::Fill), &beyond);
+    /// Reads the payload of a packet: of these reads the file has the results alone.
+    pub fn fill<T>(&self, fill: impl FnOnce() -> T) -> T {
+        self.answer(Tag::Fill, Place::of(Tag::Fill), &true);
         self.filling.store(true, Relaxed);
+        let result = fill();
+        self.filling.store(false, Relaxed);
+        result
     }
 
-    pub fn end_fill(&self) {
-        self.filling.store(false, Relaxed);
+    /// The payload of a packet was not read.
+    pub fn not_filled(&self) {
+        self.answer(Tag::Fill, Place::of(Tag::Fill), &false);
     }
 
     /// Brings all to the file, also the answers behind the last entry: a replay comes to where the device stopped.

@@ -15,9 +15,6 @@ use super::events::{Event, Objects, Observer, Transfer};
 use super::format::{Reader, RecordingError};
 use super::message::{self, Facts};
 
-/// Longest payload of a packet, bytes.
-const MAX_FILL: usize = 64 * 1024;
-
 /// Longest account of a step, bytes.
 const MAX_ACCOUNT: usize = 2048;
 
@@ -437,20 +434,17 @@ impl Replay {
         Ok(())
     }
 
-    /// Has the payload of a packet read, if that was.
+    /// Has the payload of a packet read, if that was. The bytes are not kept.
     #[cold]
-    pub fn fill(&self, expected: u32, fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>) {
-        let beyond: u64 = self.state().answer(Tag::Fill, Place::of(Tag::Fill));
-        if beyond == NOT_FILLED {
-            return;
+    pub fn fill(&self, len: u32, fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>) -> Result<(), Fault> {
+        let was_filled: bool = self.state().answer(Tag::Fill, Place::of(Tag::Fill));
+        if !was_filled {
+            return Ok(());
         }
-        let len = usize::try_from(u64::from(expected).wrapping_add(beyond));
-        let Some(len) = len.ok().filter(|len| *len <= MAX_FILL) else {
-            self.refuse(format!("a packet with too much payload, at most {MAX_FILL} bytes can be"));
-        };
         self.state().filling = true;
-        let _ = fill(&mut vec![0; len]);
+        let result = fill(&mut vec![0; len as usize]);
         self.state().filling = false;
+        result
     }
 
     /// The next message that had come when the device looked.
@@ -486,6 +480,3 @@ impl Replay {
         }
     }
 }
-
-/// Instead of the length of a packet's payload beyond what was expected: the link did not ask for any.
-pub const NOT_FILLED: u64 = u64::MAX;

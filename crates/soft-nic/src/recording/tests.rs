@@ -1,6 +1,7 @@
 //! A driver's traffic is recorded and replayed; a difference is named; a file that is no whole recording is refused.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use super::recorder::Recorder;
 use super::replay::{observe, replay};
 use super::replayer::{Replay, ReplayError, Step};
 use super::source::Source;
+use crate::config::{LinkLayer, LinkPath};
 use crate::dma::Host;
 use crate::testing::{Driver, QpShape, Setup, WorkRequest};
 
@@ -240,6 +242,40 @@ fn a_question_with_an_answer_as_guessed_is_compared_with_what_it_asked() {
 }
 
 #[test]
+fn the_payload_of_an_overtaken_packet_is_not_in_the_file() {
+    let folder = Folder::new("overtaken");
+    let (file, edited) = (folder.0.join("overtaken"), folder.0.join("edited"));
+    fs::write(&file, []).unwrap();
+    let setup = Setup::new("overtaken").with(|config| {
+        (config.link_layer, config.path, config.reorder) = (LinkLayer::Roce, LinkPath::Wire, 1.0);
+        let [high, low, ..] = std::process::id().to_le_bytes();
+        config.ipv4 = Some(Ipv4Addr::new(127, 40, high, low));
+    });
+    let mut driver = recorded(setup, &file);
+    let (a, _) = driver.pair(QpShape::default());
+    let [near, far] = [1 << 13; 2].map(|len| driver.region(len, 0xf));
+    let payload: Vec<u8> = (0..5000_u32).map(|at| (at * 7 % 251) as u8).collect();
+    near.block.write(0, &payload);
+    driver.post(a, &WorkRequest::write(&near, 0, 5000, &far, 0));
+    driver.settle();
+    let overtaken = driver.counters().fields().find(|(name, _)| *name == "injected_overtaken");
+    assert!(overtaken.is_some_and(|(_, count)| count > 1), "{overtaken:?}");
+    driver.nic.end_recording();
+    assert!(replay(&file).unwrap().packets > 5);
+    let mut at = None;
+    edit(&file, &edited, |bytes| {
+        let holds = |part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
+        assert!(!payload.chunks_exact(100).any(|part| holds(&part[..16])), "payload is in the file");
+        // That the payload was read, as if it was not.
+        let fill = entries(bytes).into_iter().find(|(tag, _)| *tag == Tag::Fill).unwrap().1;
+        at = Some(bytes[fill.end - 1]);
+        bytes[fill.end - 1] = 0;
+    });
+    assert_eq!(at, Some(2), "the difference of yes from no");
+    assert!(matches!(replay(&edited), Err(ReplayError::Differs { .. })), "{:?}", replay(&edited));
+}
+
+#[test]
 fn no_words_of_a_file_make_a_reader_panic_or_hang() {
     let folder = Folder::new("words");
     let (file, edited) = (recording(&folder, "words").0, folder.0.join("edited"));
@@ -290,7 +326,7 @@ fn a_file_that_is_cut_off_damaged_or_foreign_is_refused_in_one_line() {
     let mut newer = whole;
     let of_records = crate::link::VERSION;
     newer[8] = of_records as u8 + 1;
-    let words = format!("a recording of version 2.{}, and this softnic reads 2.{of_records}", of_records + 1);
+    let words = format!("a recording of version 3.{}, and this softnic reads 3.{of_records}", of_records + 1);
     assert!(refused(&newer, "newer").contains(&words));
 }
 
@@ -452,7 +488,7 @@ fn commands_are_encoded_as_in_this_version_of_the_format() {
     let bytes =
         postcard::to_allocvec(&(shape, cq, mr, modify, settings, Injection { qpn: 7, kind })).unwrap();
     let sum = format::checksum(bytes.iter().map(|byte| u64::from(*byte)));
-    assert_eq!((format::VERSION >> 32, bytes.len(), sum), (2, 77, 11_380_349_224_754_604_792));
+    assert_eq!((format::VERSION >> 32, bytes.len(), sum), (3, 77, 11_380_349_224_754_604_792));
     let back: (QpCap, CreateCq, RegMr, ModifyQp, Settings, Injection) = postcard::from_bytes(&bytes).unwrap();
     assert_eq!((back.0, back.4, back.5), (shape, settings, Injection { qpn: 7, kind }));
 }
