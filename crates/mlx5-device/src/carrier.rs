@@ -111,7 +111,8 @@ pub trait Carrier {
         Ok(payload)
     }
 
-    /// A packet is lost on its way out: for a recording, which has it in its place.
+    /// A packet is lost on its way out: for a recording, which has it in its place. The device does not call it for a request or
+    /// reply of shared memory that is lost.
     fn loses_packet(&mut self, _from: IpAddr, _to: IpAddr, _packet: &Packet) {}
 
     /// Whether packets of an earlier round wait for room.
@@ -190,7 +191,7 @@ pub enum Message {
 }
 
 /// What the handler did with a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Disposition {
     /// Done with it.
     Consumed,

@@ -70,7 +70,7 @@ impl Inbound for Arrived<'_> {
 }
 
 /// Polls the link, and records each message before the device has it; of the number that the link reports, what it is beyond theirs.
-fn recorded(
+pub(super) fn recorded(
     recorder: &Recorder,
     tag: Tag,
     handler: &mut impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
@@ -80,14 +80,16 @@ fn recorded(
     let done = poll(&mut |message, inbound| {
         messages += 1;
         recorder.message(message, inbound);
-        handler(message, &mut Arrived::Recorded(inbound, recorder))
+        let disposition = handler(message, &mut Arrived::Recorded(inbound, recorder));
+        recorder.note(Tag::Disposition, &disposition);
+        disposition
     });
     record(recorder, tag, &(), done.wrapping_sub(messages));
     done
 }
 
 /// Hands on the messages that had come, and says what this counted for.
-fn replayed(
+pub(super) fn replayed(
     replay: &Replay,
     tag: Tag,
     handler: &mut impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
@@ -95,7 +97,8 @@ fn replayed(
     let mut messages = 0_usize;
     while let Some((message, facts)) = replay.next_message() {
         messages += 1;
-        handler(&message, &mut Arrived::Replayed(facts, replay));
+        let disposition = handler(&message, &mut Arrived::Replayed(facts, replay));
+        replay.note(Tag::Disposition, &disposition);
     }
     messages.wrapping_add(replay.ask(tag, Place::of(tag), &(), |_, _| None))
 }
@@ -112,8 +115,12 @@ impl Carrier for Source<Link> {
     }
 
     fn set_delay(&mut self, delay_ns: u64) {
-        if let Source::Recorded(link, _) = self {
-            link.set_delay(delay_ns);
+        match self {
+            Source::Recorded(link, recorder) => {
+                link.set_delay(delay_ns);
+                recorder.note(Tag::Delay, &delay_ns);
+            }
+            Source::Replayed(replay) => replay.note(Tag::Delay, &delay_ns),
         }
     }
 
@@ -266,8 +273,12 @@ impl Carrier for Source<Link> {
     }
 
     fn ring_bells(&mut self) {
-        if let Source::Recorded(link, _) = self {
-            link.ring_bells();
+        match self {
+            Source::Recorded(link, recorder) => {
+                link.ring_bells();
+                recorder.note(Tag::Bells, &());
+            }
+            Source::Replayed(replay) => replay.note(Tag::Bells, &()),
         }
     }
 

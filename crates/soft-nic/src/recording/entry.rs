@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | 1 | kind, [`Tag`] | the same | the same |
 //! | 1 | answers since the entry before it that were as guessed | the same | the same |
-//! | | 1: number of values N, at most [`MOST_VALUES`] | 3: their number | 2: ns since the last time |
+//! | | 1: number of values N, at most [`MOST_VALUES`] | 3: their number, at most [`MOST_BYTES`] | 2: ns since the last time |
 //! | | N bits in whole bytes: which values were not as guessed | the bytes | 2: of the digest |
 //! | | for each of those, 1: length, then the zigzag difference | | |
 //!
@@ -17,11 +17,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Most values of an entry.
 pub const MOST_VALUES: usize = 16;
 
+/// Most bytes of an entry of bytes: their number has three bytes.
+pub const MOST_BYTES: usize = (1 << 24) - 1;
+
+/// Kinds of entries, at most.
+const KINDS: usize = 64;
+
 /// Addresses whose last loads are remembered.
 const LOADS: usize = 64;
 
 /// Values that are remembered.
-const PLACES: usize = MOST_VALUES * 64 + LOADS;
+const PLACES: usize = MOST_VALUES * KINDS + LOADS;
 
 /// How an entry goes on after its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +44,8 @@ macro_rules! tags {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Tag { $($tag = $number),* }
+
+        $(const _: () = assert!($number < KINDS);)*
 
         impl Tag {
             pub fn of(number: u8) -> Option<Tag> {
@@ -102,6 +110,10 @@ tags! {
     Guessed = 40, Values, "answers as guessed";
     Arguments = 41, Bytes, "the arguments of a command";
     End = 42, Values, "the end";
+    // What the device does without an answer: in the digest alone.
+    Disposition = 43, Values, "the end of a message";
+    Bells = 44, Values, "the bells";
+    Delay = 45, Values, "a delay";
     Command = 48, Time, "a command";
     Round = 49, Time, "a round";
     LastRound = 50, Time, "a last round";
@@ -145,7 +157,7 @@ impl Place {
     #[inline(always)]
     pub fn of_load(addr: u64) -> Place {
         let place = (addr >> 2 ^ addr >> 8 ^ addr >> 14) as usize % LOADS;
-        Place { first: MOST_VALUES * 64 + place, steps: false }
+        Place { first: MOST_VALUES * KINDS + place, steps: false }
     }
 }
 
@@ -159,6 +171,7 @@ impl History {
     /// How far each value is from its guess; `None`: all are as guessed.
     #[inline(always)]
     pub fn compare<const N: usize>(&self, place: Place, values: &[u64; N]) -> Option<[u64; N]> {
+        const { assert!(N <= MOST_VALUES) };
         let places: &[_; N] =
             self.0[place.first..].first_chunk().expect("each kind has room for the most values");
         let mut differences = [0; N];

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mlx5_device::carrier::{Inbound, Message};
@@ -18,7 +18,7 @@ use roce::Now;
 use serde::Serialize;
 
 use super::answer::{Answer, of_failure};
-use super::entry::{Digest, History, Place, Question, Tag, zigzag};
+use super::entry::{Digest, History, MOST_BYTES, Place, Question, Tag, zigzag};
 use super::format::{self, BLOCK_WORDS};
 use super::message;
 use crate::os::{log, system};
@@ -214,8 +214,14 @@ impl Recorder {
         }
     }
 
-    /// An entry of bytes.
+    /// An entry of bytes. Where it cannot have so many, the recording ends.
     pub fn bytes(&self, tag: Tag, bytes: &[u8]) {
+        if bytes.len() > MOST_BYTES {
+            self.stop();
+            let (name, len) = (tag.name(), bytes.len());
+            let why = format!("{name} has {len} bytes, at most {MOST_BYTES} can be recorded");
+            return self.end_early(&self.output(), &why);
+        }
         self.push(self.head(tag) | (bytes.len() as u64) << 16, 5);
         for piece in bytes.chunks(8) {
             let word = piece.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
@@ -382,14 +388,22 @@ impl Recorder {
         if used == 0 || !self.on.load(Relaxed) {
             return;
         }
-        let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut output = self.output();
         format::block(self.words[..used].iter().map(|word| word.load(Relaxed)), &mut output.bytes);
         if let Err(error) = output.append() {
-            self.on.store(false, Relaxed);
+            self.end_early(&output, &format!("{error}, give a file with room to grow"));
+        }
+    }
+
+    fn output(&self) -> MutexGuard<'_, Output> {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the recording with a line, once; the program goes on.
+    fn end_early(&self, output: &Output, why: &str) {
+        if self.on.swap(false, Relaxed) {
             let (file, len) = (output.file.display(), output.len);
-            log(&format!(
-                "recording {file}: {error}; it ends after {len} bytes and the program goes on; give a file with room to grow"
-            ));
+            log(&format!("recording {file}: {why}; it ends after {len} bytes and the program goes on"));
         }
     }
 }

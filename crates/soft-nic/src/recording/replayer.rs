@@ -338,6 +338,12 @@ impl Replay {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Something that the device does without an answer.
+    #[cold]
+    pub fn note(&self, tag: Tag, done: &impl Question) {
+        self.state().note(tag, done);
+    }
+
     /// The answer to a question. `event` says what it means for a queue pair.
     #[cold]
     pub fn ask<const N: usize, A: Answer<N>>(
@@ -403,7 +409,8 @@ impl Replay {
             next => state.unexpected(next, tag),
         };
         if bytes.len() != out.len() {
-            state.unexpected(Some(tag), tag);
+            let came = format!("{} with {} bytes", state.came(tag), out.len());
+            state.differs(format!("{} with {} bytes", tag.name(), bytes.len()), came);
         }
         out.copy_from_slice(&bytes);
         Ok(())

@@ -119,7 +119,8 @@ impl<M: Memory> Memory for Source<M> {
         let completion = |_: &Objects, written: &Result<(), Fault>| {
             written.ok().filter(|()| !relaxed).and_then(|()| Event::completion(bytes))
         };
-        ask!(self, Tag::Write, (addr, bytes), memory => memory.write(addr, bytes, relaxed), completion)
+        let asked = (addr, bytes, relaxed);
+        ask!(self, Tag::Write, asked, memory => memory.write(addr, bytes, relaxed), completion)
     }
 
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {

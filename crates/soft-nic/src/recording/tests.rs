@@ -11,21 +11,21 @@ use mlx5_device::Commands;
 use mlx5_device::carrier::Unsent;
 use mlx5_device::command::{AddressVector, CreateCq, ModifyQp, QpCap, RegMr};
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
-use mlx5_device::memory::Memory;
 use mlx5_device::threads::{ThreadTime, Threads};
 use roce::{Now, Request};
 
 use super::decoder::Decoder;
-use super::entry::{Form, Tag};
+use super::entry::{Form, MOST_BYTES, Tag};
 use super::events::{Event, Transfer};
 use super::format::{self, BLOCK_WORDS, Reader};
 use super::recorder::Recorder;
 use super::replay::{observe, replay};
-use super::replayer::{Replay, ReplayError, Step};
-use super::source::Source;
+use super::replayer::ReplayError;
 use crate::config::{LinkLayer, LinkPath};
 use crate::dma::Host;
 use crate::testing::{Driver, QpShape, Setup, WorkRequest};
+
+mod compared;
 
 /// A folder that is removed at the end.
 struct Folder(PathBuf);
@@ -213,31 +213,26 @@ fn another_result_is_named_with_its_step_and_what_the_device_did() {
 }
 
 #[test]
-fn a_question_with_an_answer_as_guessed_is_compared_with_what_it_asked() {
-    let folder = Folder::new("asked");
-    let file = folder.0.join("asked");
-    fs::write(&file, []).unwrap();
-    let (memory, word) = (Host::new().unwrap(), 7_u64);
-    let addr = &raw const word as u64;
-    let config = crate::config::Config::default();
-    let recorder = Arc::new(Recorder::create(&file, &config.to_toml(), Now(1)).unwrap());
-    recorder.time(Tag::Round, Now(2));
-    Source::Recorded(memory, recorder.clone()).probe(addr, 8, false).unwrap();
-    recorder.time(Tag::Round, Now(3));
-    recorder.end();
-    for (len, is_as_recorded) in [(8, true), (4, false)] {
-        let replay = Arc::new(Replay::new(Reader::open(&file).unwrap(), Some(1), None));
-        assert!(matches!(replay.step(), Step::Round(Now(2))));
-        Source::<Host>::Replayed(replay.clone()).probe(addr, len, false).unwrap();
-        let next = catch_unwind(AssertUnwindSafe(|| replay.step()));
-        let differs = next.err().map(|error| error.downcast::<ReplayError>().unwrap().to_string());
-        assert_eq!(differs.is_none(), is_as_recorded, "{differs:?}");
-        if let Some(text) = differs {
-            assert!(
-                text.contains(&format!("the question whether memory is mapped ({addr}, 4, false)")),
-                "{text}"
-            );
-        }
+fn an_entry_that_is_too_long_ends_the_recording_before_it() {
+    let folder = Folder::new("long");
+    for (len, wanted) in [(MOST_BYTES, 3), (MOST_BYTES + 1, 1)] {
+        let file = folder.0.join("long");
+        fs::write(&file, []).unwrap();
+        let recorder = Recorder::create(&file, "", Now(1)).unwrap();
+        recorder.time(Tag::Round, Now(2));
+        recorder.bytes(Tag::ReadLong, &vec![0xff; len]);
+        recorder.time(Tag::Round, Now(3));
+        drop(recorder);
+        let mut decoder = Decoder::new(Reader::open(&file).unwrap());
+        let mut tags = Vec::new();
+        let error = loop {
+            match decoder.next_entry() {
+                Ok(entry) => tags.push(entry.tag),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert_eq!(tags, [Tag::Round, Tag::ReadLong, Tag::Round][..wanted], "{len} bytes");
+        assert!(error.contains("the end mark is missing"), "{error}");
     }
 }
 

@@ -1,0 +1,163 @@
+//! What a device asks and does in a replay is compared with what was recorded.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use mlx5_device::carrier::{Carrier, Disposition, Inbound, Message, PathAddress};
+use mlx5_device::memory::{Fault, Memory, Order, Segment};
+use roce::{Now, Request};
+
+use super::Folder;
+use crate::config::Config;
+use crate::dma::Host;
+use crate::link::{Link, LinkConfig};
+use crate::recording::carrier;
+use crate::recording::entry::Tag;
+use crate::recording::format::Reader;
+use crate::recording::recorder::Recorder;
+use crate::recording::replayer::{Replay, ReplayError, Step};
+use crate::recording::source::Source;
+
+/// In words, how a replay differs in its only round from what was recorded.
+fn difference(
+    folder: &Folder,
+    of_recorded: impl FnOnce(&Arc<Recorder>),
+    of_replayed: impl FnOnce(&Arc<Replay>),
+) -> Option<String> {
+    let file = folder.0.join("difference");
+    fs::write(&file, []).unwrap();
+    let recorder = Arc::new(Recorder::create(&file, &Config::default().to_toml(), Now(1)).unwrap());
+    recorder.time(Tag::Round, Now(2));
+    of_recorded(&recorder);
+    recorder.time(Tag::Round, Now(3));
+    recorder.end();
+    let replay = Arc::new(Replay::new(Reader::open(&file).unwrap(), Some(1), None));
+    assert!(matches!(replay.step(), Step::Round(Now(2))));
+    let next = catch_unwind(AssertUnwindSafe(|| {
+        of_replayed(&replay);
+        replay.step()
+    }));
+    next.err().map(|error| error.downcast::<ReplayError>().unwrap().to_string())
+}
+
+/// A message that has come without payload.
+struct NoPayload;
+
+impl Inbound for NoPayload {
+    fn path(&self) -> Option<PathAddress> {
+        None
+    }
+
+    fn to_port(&self) -> Option<u8> {
+        None
+    }
+
+    fn payload_len(&self) -> u32 {
+        0
+    }
+
+    fn copy_into(&mut self, _: &[Segment], _: Order) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn copy_to_buffer(&mut self, _: &mut [u8]) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_question_with_an_answer_as_guessed_is_compared_with_what_it_asked() {
+    let folder = Folder::new("asked");
+    let word = 7_u64;
+    let addr = &raw const word as u64;
+    for (len, is_as_recorded) in [(8, true), (4, false)] {
+        let differs = difference(
+            &folder,
+            |recorder| {
+                Source::Recorded(Host::new().unwrap(), recorder.clone()).probe(addr, 8, false).unwrap()
+            },
+            |replay| Source::<Host>::Replayed(replay.clone()).probe(addr, len, false).unwrap(),
+        );
+        assert_eq!(differs.is_none(), is_as_recorded, "{differs:?}");
+        if let Some(text) = differs {
+            assert!(
+                text.contains(&format!("the question whether memory is mapped ({addr}, 4, false)")),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_the_device_does_without_an_answer_is_compared_too() {
+    let folder = Folder::new("done");
+    let link = || {
+        let fabric = format!("test-{}-done", std::process::id());
+        Link::join(LinkConfig { fabric, ..LinkConfig::default() }).unwrap()
+    };
+    let message = Message::Request(Request::default());
+    let by_link = |of_recorded: &dyn Fn(&mut Source<Link>), of_replayed: &dyn Fn(&mut Source<Link>)| {
+        difference(
+            &folder,
+            |recorder| of_recorded(&mut Source::Recorded(link(), recorder.clone())),
+            |replay| of_replayed(&mut Source::Replayed(replay.clone())),
+        )
+    };
+    let disposed = |of_replayed: Disposition| {
+        difference(
+            &folder,
+            |recorder| {
+                carrier::recorded(recorder, Tag::Rings, &mut |_, _| Disposition::Consumed, |take| {
+                    take(&message, &mut NoPayload);
+                    1
+                });
+            },
+            |replay| {
+                carrier::replayed(replay, Tag::Rings, &mut |_, _| of_replayed);
+            },
+        )
+    };
+    let written = |relaxed: bool| {
+        let word = AtomicU64::new(0);
+        let addr = word.as_ptr() as u64;
+        difference(
+            &folder,
+            |recorder| {
+                Source::Recorded(Host::new().unwrap(), recorder.clone()).write(addr, &[7; 8], true).unwrap()
+            },
+            |replay| Source::<Host>::Replayed(replay.clone()).write(addr, &[7; 8], relaxed).unwrap(),
+        )
+    };
+    let delay = |ns| move |source: &mut Source<Link>| source.set_delay(ns);
+    let rings: &dyn Fn(&mut Source<Link>) = &|source| source.ring_bells();
+    let differs = [
+        ("bells", by_link(rings, rings), by_link(rings, &|_| ())),
+        ("a delay", by_link(&delay(5), &delay(5)), by_link(&delay(5), &delay(6))),
+        ("a disposition", disposed(Disposition::Consumed), disposed(Disposition::NotNow)),
+        ("an order", written(true), written(false)),
+    ];
+    let is_found =
+        |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains("expected what was recorded"));
+    for (what, as_recorded, _) in &differs {
+        assert_eq!(*as_recorded, None, "{what}");
+    }
+    let missed = differs.iter().filter(|(.., otherwise)| !is_found(otherwise)).map(|(what, ..)| what);
+    assert_eq!(missed.collect::<Vec<_>>(), [&""; 0], "a difference that is not found");
+}
+
+#[test]
+fn a_read_of_another_length_is_a_difference_that_has_both() {
+    let folder = Folder::new("lengths");
+    let bytes = [7_u8; 64];
+    let addr = bytes.as_ptr() as u64;
+    let differs = difference(
+        &folder,
+        |recorder| Source::Recorded(Host::new().unwrap(), recorder.clone()).read(addr, &mut [0; 12]).unwrap(),
+        |replay| Source::<Host>::Replayed(replay.clone()).read(addr, &mut [0; 20]).unwrap(),
+    );
+    let text = differs.expect("it differs");
+    assert!(text.contains("expected a long read of memory with 12 bytes, came "), "{text}");
+    assert!(text.contains(" with 20 bytes (as recorded"), "{text}");
+}
