@@ -93,7 +93,7 @@ struct Run {
     /// Append one JSON line of counters to this file when a process exits.
     #[arg(long, value_name = "FILE")]
     stats: Option<String>,
-    /// Record all that goes into the NIC, for softnic replay and softnic trace; a second process of the program writes FILE.PID.
+    /// Record all that goes into the NIC, for softnic replay and softnic trace; a second process of the program writes FILE.PID, or FILE.PID.2 where that is there.
     #[arg(long, value_name = "FILE")]
     record: Option<String>,
     /// Fabric to join: only processes of one user that name the same fabric reach each other.

@@ -34,8 +34,11 @@ pub struct Trace {
 }
 
 const TRACE_HELP: &str = "Each queue pair is a track. A slice «round» has what the NIC did for it at one time: doorbells taken, WQEs read, \
-     packets or messages sent and received, CQEs written. An arrow joins those of one message. Within a round the NIC reads no clock: \
-     there each event is 1 ns long, behind the one before.";
+     packets or messages sent and received, CQEs written. An arrow joins those of one message. Within a round the NIC reads a clock for \
+     long messages alone: without it each event is 1 ns long, behind the one before. A message that is lost in shared memory has no event.\n\n\
+     A trace is a replay: at a difference, or where the file is cut off or damaged, it ends and has what precedes that.\n\n\
+     Exit status: 0 when the trace is whole, 1 when it ends at a step that differs, 2 for a file that is no whole recording.\n\n\
+     Example:\n  softnic trace run.rec --perfetto run.json";
 
 pub fn run_replay(Replay { file }: &Replay) -> Result<()> {
     let replayed = replay(file).map_err(|error| match error {

@@ -144,14 +144,19 @@ fn a_changed_recording_is_a_difference_and_a_broken_one_is_refused_in_one_line()
     let mut changed = whole.clone();
     change_digest(&mut changed);
     fs::write(&broken, changed).unwrap();
-    let output = softnic(&["replay", broken.to_str().unwrap()]);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{complained}");
-    assert!(
-        complained.contains("differs in step ") && complained.contains("expected what was recorded (digest "),
-        "{complained}"
-    );
-    assert_eq!(complained.lines().count(), 1, "{complained}");
+    let out = broken.with_extension("json");
+    let (changed, out) = (broken.to_str().unwrap(), out.to_str().unwrap());
+    for arguments in [&["replay", changed][..], &["trace", changed, "--perfetto", out]] {
+        let output = softnic(arguments);
+        let complained = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{complained}");
+        assert!(
+            complained.contains("differs in step ")
+                && complained.contains("expected what was recorded (digest "),
+            "{complained}"
+        );
+        assert_eq!(complained.lines().count(), 1, "{complained}");
+    }
     for (name, bytes, words) in [
         // In its last block: what one flush wrote is read whole or not at all.
         ("cut off", &whole[..whole.len() - 8], "cut off at byte"),
