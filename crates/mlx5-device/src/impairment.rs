@@ -452,7 +452,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
             }
         }
         let bytes = sent?;
-        // A message counts with its last packet: all of them go once the first went.
+        // A message counts with its last packet.
         let whole = self.impairment.sender.is_requester && packet.content.position().ends();
         self.impairment.charge(wire::packet_framing(to) + bytes as u64, whole);
         Ok(bytes)

@@ -32,9 +32,9 @@ const CQE_BYTES: usize = 64;
 const REGION: usize = 1 << 20;
 /// The first BlueFlame register of a page.
 const REGISTER: usize = 0x800;
-/// A round takes this long on the virtual clock, which matters to no test of time-outs: it is far shorter than any.
+/// A round takes this long on the virtual clock: far shorter than a time-out.
 const ROUND_NS: u64 = 3_000;
-/// A burst that has ended by then ended by no completion.
+/// A burst without its completion after so many rounds has failed.
 const MOST_ROUNDS: u64 = 100_000;
 /// Bursts that are not timed.
 const WARM: usize = 1_000;
