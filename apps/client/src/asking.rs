@@ -13,6 +13,7 @@ use slots::client::AnswerError;
 use verbs::connect::Wait;
 use zoo::Manifest;
 
+use crate::backoff::Backoff;
 use crate::load::{Load, input_of};
 use crate::options::Options;
 use crate::report::{Counts, Outcome, Run};
@@ -23,11 +24,6 @@ const SETUP: Duration = Duration::from_secs(10);
 /// How often deadlines, the server and the user are looked after.
 const LOOK_NS: u64 = 5_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// How long a core is used to wait for an answer, how long each sleep after that is asked to be, and how long before the next
-/// request is due none is begun.
-const SPIN_NS: u64 = 1_000_000;
-const SLEEP: Duration = Duration::from_micros(50);
-const NO_SLEEP_NS: u64 = 500_000;
 
 /// The exit code.
 pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
@@ -70,8 +66,7 @@ struct ClientRun<'a> {
     start_ns: u64,
     /// When deadlines are looked after again.
     look_ns: u64,
-    /// When something was sent or found last.
-    active_ns: u64,
+    backoff: Backoff,
     /// Whether each second has a line, when the next one is due, and the answers before it.
     live: Option<(u64, u64)>,
 }
@@ -119,7 +114,7 @@ impl<'a> ClientRun<'a> {
             inputs,
             start_ns,
             look_ns: start_ns,
-            active_ns: start_ns,
+            backoff: Backoff::new(start_ns),
             live: is_live.then_some((start_ns + SECOND_NS, 0)),
         }
     }
@@ -163,15 +158,12 @@ impl<'a> ClientRun<'a> {
             }
             self.load.sent();
             self.tally.outcome.counts.sent += 1;
-            self.active_ns = now_ns;
+            self.backoff.sent(now_ns);
         }
         let Some(found) = self.connection.poll()? else {
-            // Other clients of this host need the cores.
-            let is_long = now_ns.saturating_sub(self.active_ns) > SPIN_NS;
-            if is_long && self.load.idle_ns(now_ns) > NO_SLEEP_NS {
-                std::thread::sleep(SLEEP);
-            } else {
-                std::thread::yield_now();
+            match self.backoff.sleep(now_ns, self.load.idle_ns(now_ns)) {
+                Some(time) => std::thread::sleep(time),
+                None => std::thread::yield_now(),
             }
             if self.tally.is_stopping && self.connection.outstanding() == 0 {
                 return Err(EarlyEnd::Stopping);
@@ -179,7 +171,7 @@ impl<'a> ClientRun<'a> {
             return Ok(self.connection.outstanding() > 0 || !self.load.is_over(now_ns));
         };
         self.tally.take(self.start_ns, found);
-        self.active_ns = now_ns;
+        self.backoff.found(now_ns);
         Ok(true)
     }
 

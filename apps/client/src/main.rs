@@ -11,6 +11,7 @@
 extern crate cli;
 
 mod asking;
+mod backoff;
 mod load;
 mod options;
 mod report;

@@ -1,0 +1,79 @@
+//! Polling backoff of a client. It polls without sleeping while answers come soon, and sleeps between two polls where they take long, so
+//! that many clients share a host. Pure: time is an argument.
+
+use std::time::Duration;
+
+/// A client polls without sleeping for so long.
+const SPIN_NS: u64 = 1_000_000;
+/// Shortest sleep that is requested. The kernel makes about 100 µs of it.
+const LEAST_NS: u64 = 50_000;
+/// Longest sleep: deadlines and the server are checked as often.
+const MOST_NS: u64 = 5_000_000;
+/// A sleep lasts one in so many parts of the wait before it. An answer is seen late by no larger part of its time.
+const SHARE: u64 = 32;
+/// A sleep ends so long before the next request is due.
+const AWAKE_NS: u64 = 500_000;
+
+/// The wait of a client for its next answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Backoff {
+    /// When the last answer came or the last request was sent.
+    since_ns: u64,
+    /// How long the last answer took from that moment on.
+    before_ns: u64,
+}
+
+impl Backoff {
+    pub fn new(now_ns: u64) -> Backoff {
+        Backoff { since_ns: now_ns, before_ns: 0 }
+    }
+
+    /// A request was sent.
+    pub fn sent(&mut self, now_ns: u64) {
+        self.since_ns = now_ns;
+    }
+
+    /// An answer came.
+    pub fn found(&mut self, now_ns: u64) {
+        *self = Backoff { since_ns: now_ns, before_ns: now_ns.saturating_sub(self.since_ns) };
+    }
+
+    /// How long to sleep before the next poll; `None`: not at all. `idle_ns`: until the next request is due.
+    pub fn sleep(&self, now_ns: u64, idle_ns: u64) -> Option<Duration> {
+        let waited_ns = now_ns.saturating_sub(self.since_ns);
+        let free_ns = idle_ns.checked_sub(AWAKE_NS).filter(|free_ns| *free_ns > 0)?;
+        let sleep_ns = (waited_ns / SHARE).clamp(LEAST_NS, MOST_NS).min(free_ns);
+        (waited_ns.max(self.before_ns) > SPIN_NS).then(|| Duration::from_nanos(sleep_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_client_sleeps_where_answers_take_long_and_for_a_part_of_its_wait() {
+        const NEVER: u64 = u64::MAX;
+        // How long the wait before took, how long this one lasts, when a request is due, and the sleep, all in ns.
+        for (before, waited, idle, sleep) in [
+            (0, MS, NEVER, None),
+            (0, MS + 1, NEVER, Some(LEAST_NS)),
+            (MS, 0, NEVER, None),
+            (20 * MS, 0, NEVER, Some(LEAST_NS)),
+            (20 * MS, 16 * MS, NEVER, Some(MS / 2)),
+            (0, 16 * MS, NEVER, Some(MS / 2)),
+            (0, 1000 * MS, NEVER, Some(5 * MS)),
+            (20 * MS, 16 * MS, MS / 2, None),
+            (20 * MS, 16 * MS, MS / 2 + 7, Some(7)),
+            (20 * MS, 16 * MS, 0, None),
+        ] {
+            let mut backoff = Backoff::new(5);
+            backoff.found(5 + before);
+            backoff.sent(6 + before);
+            let said = backoff.sleep(6 + before + waited, idle);
+            assert_eq!(said, sleep.map(Duration::from_nanos), "{before} {waited} {idle}");
+        }
+    }
+}
