@@ -18,6 +18,7 @@ enum Arrival {
     Flag,
     Tail,
     Completion,
+    Send,
 }
 
 /// What the network keeps to.
@@ -39,13 +40,19 @@ struct Write {
     /// The completion at the receiver, and at the sender.
     arrives: Option<u32>,
     completes: Option<u32>,
+    /// A SEND that has not taken a receive yet, which says where its bytes fall.
+    takes: bool,
 }
 
 impl Write {
     fn new(from: usize, to: usize, bytes: usize) -> Write {
         let piece = |at| (at, PIECE.min(bytes - at));
         let pieces = (0..bytes).step_by(PIECE).map(piece).collect();
-        Write { from, to, pieces, arrives: None, completes: None }
+        Write { from, to, pieces, arrives: None, completes: None, takes: false }
+    }
+
+    fn send(from: usize, bytes: usize) -> Write {
+        Write { takes: true, ..Write::new(from, 0, bytes) }
     }
 }
 
@@ -55,6 +62,8 @@ struct Wire {
     writes: VecDeque<Write>,
     arrived: VecDeque<u32>,
     completed: VecDeque<u32>,
+    /// Receives at its end, for SENDs: number and memory of each.
+    receives: VecDeque<(u32, usize)>,
 }
 
 impl Wire {
@@ -65,6 +74,10 @@ impl Wire {
         }
         let first = if rules.one_by_one { 0 } else { choice % self.writes.len() };
         let write = &mut self.writes[first];
+        if std::mem::take(&mut write.takes) {
+            let (number, to) = self.receives.pop_front().expect("a SEND finds a receive");
+            (write.arrives, write.to) = (Some(number), to);
+        }
         let at = if rules.in_order { 0 } else { choice % write.pieces.len() };
         let (piece, bytes) = write.pieces.remove(at);
         let read = &from[write.from + piece..][..bytes];
@@ -153,7 +166,7 @@ impl Fixture {
         self.server.limit(number, credits).expect("it was granted");
         let mut machine = Client::new(self.geometry.clone(), &granted);
         machine.limit(credits);
-        self.sides.push(Side {
+        let mut side = Side {
             number,
             machine,
             slots: granted.iter().map(|(slot, _)| *slot).collect(),
@@ -163,7 +176,12 @@ impl Fixture {
             asked: 0,
             answered: HashMap::new(),
             expired: HashSet::new(),
-        });
+        };
+        side.to_server.receives = side.slots.iter().map(|slot| (*slot, self.slot(*slot).0)).collect();
+        self.sides.push(side);
+        let last = self.sides.len() - 1;
+        let receives = (0..granted.len()).map(|place| (place as u32, self.place(last, place).0)).collect();
+        self.sides[last].to_client.receives = receives;
     }
 
     fn request_stride(&self) -> usize {
@@ -197,8 +215,11 @@ impl Fixture {
         fill(&mut one.memory[from + PREFIX_BYTES..from + message.tail], id, false);
         let number = flag(request.sequence).to_le_bytes();
         one.memory[from + message.tail..][..FLAG_BYTES].copy_from_slice(&number);
-        let mut write =
-            Write::new(from, to, if way == Arrival::Tail { message.bytes() } else { message.tail });
+        let mut write = match way {
+            Arrival::Send => Write::send(from, message.bytes()),
+            Arrival::Tail => Write::new(from, to, message.bytes()),
+            Arrival::Flag | Arrival::Completion => Write::new(from, to, message.tail),
+        };
         write.arrives = (way == Arrival::Completion).then_some(request.slot);
         one.to_server.writes.push_back(write);
         if way == Arrival::Flag {
@@ -209,14 +230,14 @@ impl Fixture {
     /// The server looks for an arrival in a slot.
     fn look(&mut self, side: usize, choice: usize) -> Result<(), String> {
         let slot = match self.rules.way {
-            Arrival::Completion => self.sides[side].to_server.arrived.pop_front(),
+            Arrival::Completion | Arrival::Send => self.sides[side].to_server.arrived.pop_front(),
             _ => Some(choice as u32 % SLOTS),
         };
         let Some(slot) = slot else { return Ok(()) };
         let (at, flag_at) = self.slot(slot);
         let expected = flag(self.server.expected(slot).map_err(|error| error.to_string())?);
         let is_there = match self.rules.way {
-            Arrival::Completion => true,
+            Arrival::Completion | Arrival::Send => true,
             Arrival::Flag => word64(&self.memory, flag_at) == expected,
             Arrival::Tail => word64(&self.memory, at + self.geometry.request.tail) == expected,
         };
@@ -224,7 +245,7 @@ impl Fixture {
             return Ok(());
         }
         let client = match self.rules.way {
-            Arrival::Completion => self.sides[side].number,
+            Arrival::Completion | Arrival::Send => self.sides[side].number,
             // A client that is gone has left its flag.
             _ => match self.server.owner(slot) {
                 Some(client) => client,
@@ -264,7 +285,14 @@ impl Fixture {
         let side = self.sides.iter().position(|side| side.number == work.client).ok_or("no client")?;
         let place = self.sides[side].slots.iter().position(|slot| *slot == work.slot).ok_or("no place")?;
         let ((to, flag_to), way) = (self.place(side, place), self.rules.way);
-        let mut write = Write::new(at, to, if way == Arrival::Flag { message.tail } else { message.bytes() });
+        let mut write = match way {
+            Arrival::Send => Write::send(at, message.bytes()),
+            Arrival::Flag => Write::new(at, to, message.tail),
+            Arrival::Tail | Arrival::Completion => Write::new(at, to, message.bytes()),
+        };
+        // Before the answer: the client may send as soon as it has that.
+        let receive = (work.slot, self.slot(work.slot).0);
+        self.sides[side].to_server.receives.push_back(receive);
         write.arrives = (way == Arrival::Completion).then_some(work.slot);
         let mut writes = vec![write];
         if way == Arrival::Flag {
@@ -285,16 +313,25 @@ impl Fixture {
     /// A client looks for an answer in one of its slots.
     fn collect(&mut self, side: usize, choice: usize) -> Result<(), String> {
         let one = &mut self.sides[side];
-        let slot = match self.rules.way {
-            Arrival::Completion => one.to_client.arrived.pop_front(),
+        let found = match self.rules.way {
+            Arrival::Completion | Arrival::Send => one.to_client.arrived.pop_front(),
             _ => Some(one.slots[choice % one.slots.len()]),
         };
-        let Some(slot) = slot else { return Ok(()) };
-        let (place, sequence) = one.machine.expected(slot).map_err(|error| error.to_string())?;
-        let (at, flag_at) = self.place(side, place);
+        let Some(found) = found else { return Ok(()) };
+        // Of a SEND it is the place of its receive, and the header names the slot.
+        let sent_to = (self.rules.way == Arrival::Send).then(|| self.place(side, found as usize).0);
+        let slot = match sent_to {
+            Some(at) => Header::read(prefix(&self.sides[side].memory, at)).expect("a header").slot,
+            None => found,
+        };
+        let expected = self.sides[side].machine.expected(slot);
+        let (place, sequence) = expected.map_err(|error| error.to_string())?;
+        let (own, flag_at) = self.place(side, place);
+        let at = sent_to.unwrap_or(own);
         let (tail, one) = (at + self.geometry.answer.tail, &mut self.sides[side]);
+        one.to_client.receives.extend(sent_to.map(|at| (found, at)));
         let is_there = match self.rules.way {
-            Arrival::Completion => true,
+            Arrival::Completion | Arrival::Send => true,
             Arrival::Flag => word64(&one.memory, flag_at) == flag(sequence),
             Arrival::Tail => word64(&one.memory, tail) == flag(sequence),
         };
@@ -310,7 +347,9 @@ impl Fixture {
                 if is_right { Ok(()) } else { Err(format!("the answer to {id} is torn")) }
             }
             // The flag stays until the next answer.
-            Err(slots::client::AnswerError::Unasked { .. }) if self.rules.way != Arrival::Completion => {
+            Err(slots::client::AnswerError::Unasked { .. })
+                if matches!(self.rules.way, Arrival::Flag | Arrival::Tail) =>
+            {
                 Ok(())
             }
             Err(slots::client::AnswerError::Late { id }) if one.expired.contains(&id) => Ok(()),
@@ -427,6 +466,11 @@ proptest! {
     }
 
     #[test]
+    fn each_request_is_answered_once_and_whole_by_sends(actions in vec(any::<u32>(), 0..3000)) {
+        prop_assert_eq!(run(Rules { way: Arrival::Send, ..KEPT }, &actions).err(), None);
+    }
+
+    #[test]
     fn each_request_is_answered_once_and_whole_by_tail_flags_in_order(actions in vec(any::<u32>(), 0..3000)) {
         let rules = Rules { way: Arrival::Tail, in_order: true, ..KEPT };
         prop_assert_eq!(run(rules, &actions).err(), None);
@@ -464,6 +508,9 @@ fn release_s1_a_flag_is_no_sign_of_a_whole_message_when_it_may_fall_before_it() 
 
 #[test]
 fn runs_have_requests_in_them() {
-    let requests: Vec<u64> = runs(KEPT).into_iter().map(|run| run.expect("it goes well")).collect();
-    assert!(requests.iter().sum::<u64>() > 900, "{requests:?}");
+    for way in [Arrival::Flag, Arrival::Completion, Arrival::Send] {
+        let runs = runs(Rules { way, ..KEPT }).into_iter();
+        let requests: Vec<u64> = runs.map(|run| run.expect("it goes well")).collect();
+        assert!(requests.iter().sum::<u64>() > 900, "{way:?}: {requests:?}");
+    }
 }
