@@ -1,5 +1,6 @@
 //! Pipelines over a NIC: real queues of unmodified libibverbs, a client of the shim, and kernels of the host twin or of a GPU.
 
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use ::gpu::{Function, Module, Recorded, Shape, Stream, Unit};
@@ -12,6 +13,7 @@ use slots::layout::Status;
 use verbs::connect::RegionOffer;
 use verbs::{Context, Cq, QpBuilder, QpType};
 
+use super::tests::WOKEN;
 use super::*;
 use crate::testing::{ARRIVALS, Asked, FLOATS, Peer, SLOTS, geometry};
 use crate::trace::Step;
@@ -61,13 +63,14 @@ impl Member {
     }
 }
 
-/// Two clients, several rounds, one that leaves while the other goes on; then the place is taken again.
+/// Two clients, several rounds, one that leaves while the other goes on; then the place is taken again. Gives the time from the failure of
+/// a queue to the wake-up of the thread that sleeps until the chain ends.
 pub fn serves(
     context: &Context,
     machine: &Machine,
     (arrival, posts, in_slots): (Arrival, Processor, bool),
     start: &dyn Fn(&mut Served, &Memory),
-) {
+) -> Duration {
     let model = machine.own_memory(1 << 13).unwrap();
     model.fill(0).unwrap();
     let at = model.kernel_address();
@@ -85,6 +88,8 @@ pub fn serves(
     };
     let mut served = Served::posted_by(posts, machine, setting).unwrap();
     let mut members = [0, SLOTS].map(|first| Member::join(context, &mut served, first, 0));
+    let (tells, ended) = channel();
+    served.call_at_end(Arc::new(move || tells.send(Instant::now()).unwrap()));
     start(&mut served, &model);
     members.iter().for_each(|member| served.wait_done(member.place, LIMIT).unwrap());
     for round in 0..5_u64 {
@@ -125,6 +130,8 @@ pub fn serves(
     served.wait_done(bad.place, LIMIT).unwrap();
     bad.peer.ask(1, 4.0);
     let failure = wait_for("failure", || served.failure(bad.place).unwrap());
+    let failed = Instant::now();
+    let woken = ended.recv_timeout(LIMIT).unwrap().saturating_duration_since(failed);
     // The chain ends with that, and goes on without it.
     served.wait_end(LIMIT).unwrap();
     served.start().unwrap();
@@ -135,6 +142,7 @@ pub fn serves(
     served.stop(LIMIT).unwrap();
     let counters = served.counters();
     assert_eq!((counters.answered, counters.refused, counters.strays), (34, 0, 0), "{counters:?}");
+    woken
 }
 
 #[test]
@@ -325,17 +333,21 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
         (Repeat::While, Processor::Gpu, true),
         (Repeat::Relaunch, Processor::Cpu, true),
     ];
-    for (arrival, (again, posts, in_slots)) in
-        ARRIVALS.iter().flat_map(|way| ways.map(|others| (*way, others)))
-    {
-        serves(&context, &machine, (arrival, posts, in_slots), &|served, memory| {
-            let model = if in_slots {
-                AddOne::in_slots(&module, memory, served)
-            } else {
-                AddOne::of(&module, memory)
-            };
-            served.start_graph(again, Box::new(model)).unwrap();
+    for (again, posts, in_slots) in ways {
+        let woken = ARRIVALS.map(|arrival| {
+            serves(&context, &machine, (arrival, posts, in_slots), &|served, memory| {
+                let model = if in_slots {
+                    AddOne::in_slots(&module, memory, served)
+                } else {
+                    AddOne::of(&module, memory)
+                };
+                served.start_graph(again, Box::new(model)).unwrap();
+            })
         });
+        println!(
+            "TABLE {again:?}, posted by {posts:?}: a failed queue wakes the thread that sleeps after {woken:?}"
+        );
+        assert!(woken.iter().min() <= Some(&WOKEN), "{again:?} {posts:?}: {woken:?}");
     }
 }
 

@@ -21,6 +21,7 @@ mod release;
 pub mod test_pipeline;
 mod turns;
 
+pub use chain::WOKEN;
 use test_pipeline::*;
 
 host_twin::include_kernels!("planted");
