@@ -4,6 +4,7 @@
  * What it cannot show: device code, PCIe, and what the real driver refuses for reasons of its own.
  *
  * LACKS_COUNT, LACKS_VERSION, LACKS_NEWER (macros): functions are left out, as in an older driver.
+ * RECORDED (macro): further kernels, as the table has them, which may be recorded into a graph and not run.
  * STAND_IN_INIT, STAND_IN_DEVICES (environment): the result of cuInit, the number of devices. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -423,7 +424,7 @@ CUresult cuModuleGetFunction(const struct kernel **function, void *module, const
 {
     (void)module;
     ENTER();
-    for (int i = 0; i < KERNELS; i++)
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         if (!strcmp(kernels[i].name, name)) {
             *function = &kernels[i];
             LEAVE(0);

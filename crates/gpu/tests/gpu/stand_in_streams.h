@@ -5,12 +5,16 @@ struct kernel {
     const char *name;
     unsigned bytes[4]; /* of its parameters; 0 ends the list */
 };
-enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, NEXT, TURN, STAMP, KERNELS };
-static const struct kernel kernels[KERNELS] = {
+enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, NEXT, TURN, STAMP };
+#ifndef RECORDED
+#define RECORDED
+#endif
+static const struct kernel kernels[] = {
     [ADD] = {"add", {8, 4, 0}},       [SPIN] = {"spin", {8, 8, 0}},
     [PASS_TIME] = {"pass_time", {8, 0, 0}}, [RING] = {"ring", {8, 8, 0}},
-    [RELAUNCH] = {"doorbell_relaunch", {8, 4, 8, 0}}, [STAMP] = {"doorbell_stamp", {8, 4, 0}},
-    [NEXT] = {"doorbell_next", {8, 4, 8, 0}}, [TURN] = {"doorbell_turn", {8, 8, 8, 0}},
+    [RELAUNCH] = {"doorbell_relaunch", {8, 4, 8, 0}}, [NEXT] = {"doorbell_next", {8, 4, 8, 0}},
+    [TURN] = {"doorbell_turn", {8, 8, 8, 0}}, [STAMP] = {"doorbell_stamp", {8, 4, 0}},
+    RECORDED /* behind the last one */
 };
 
 /* ---- what a stream does ---- */
