@@ -3,7 +3,7 @@
 //! A series is `gpu-COUNT-MODEL`. A point is a server and so many clients, each a process; what counts is the time in which all of them
 //! are served (`experiments/bench-clients/README.md`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -13,6 +13,7 @@ use experiment::{Experiment, Spec, resume};
 use measure::{Part, Provenance};
 use serde_json::{Value, json};
 
+use super::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
 use super::{
     BEGIN, Machine, Programs, SILENCE, begin, drawn_and_judged, ended, listening, missing, on_nic, option,
     parts,
@@ -110,6 +111,13 @@ struct ClientsBench<'a> {
 /// Answers of a client, as it says each second: when that was heard, and how many in all.
 type Heard = Vec<(f64, u64)>;
 
+/// What a client said, its last line, and what it used of the CPU between the first and the last line of `heard`.
+struct HeardClient {
+    heard: Heard,
+    run: Value,
+    used: ProcessUse,
+}
+
 impl run::Bench for ClientsBench<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
@@ -120,6 +128,7 @@ impl run::Bench for ClientsBench<'_> {
         let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.server);
         command.args(server_options(self.spec, &line, self.machine)?);
         let (mut server, address) = listening(&mut command, &log)?;
+        let watch = ProcessSampler::start(server.child.0.id(), Duration::from_secs(1))?;
         let mut clients = Vec::new();
         for nth in 0..line.count {
             let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.client);
@@ -128,22 +137,24 @@ impl run::Bench for ClientsBench<'_> {
             let log = self.out.join(format!("logs/{}-{}-client-{nth}.log", key.series, key.repetition));
             clients.push(JsonProgram::start(&mut command, &log)?);
         }
-        let since = Instant::now();
+        let (since, late) = (Instant::now(), watch.seconds());
         let heard = std::thread::scope(|scope| {
             let hear = |client| scope.spawn(move || hear(client, since, seconds));
             let hearing: Vec<_> = clients.iter_mut().map(hear).collect();
             let joined = hearing.into_iter().map(|one| one.join().expect("it does not panic"));
-            joined.collect::<Result<Vec<(Heard, Value)>>>()
+            joined.collect::<Result<Vec<HeardClient>>>()
         })?;
+        let looks: Vec<_> = watch.end().into_iter().map(|(at, look)| (at - late, look)).collect();
         ended(&mut server, &log)?;
-        fill(&mut point, &heard, seconds);
+        fill(&mut point, &heard, &looks, seconds);
         Ok(point)
     }
 }
 
-/// Reads a client's lines to their end: answers by second, and the last line.
-fn hear(client: &mut JsonProgram, since: Instant, seconds: f64) -> Result<(Heard, Value)> {
-    let mut heard = Heard::new();
+/// Reads a client's lines to their end.
+fn hear(client: &mut JsonProgram, since: Instant, seconds: f64) -> Result<HeardClient> {
+    let (mut heard, mut looks) = (Heard::new(), None);
+    let process = PathBuf::from(format!("/proc/{}", client.child.0.id()));
     let limit = Duration::from_secs_f64(seconds + LEAD) + BEGIN;
     loop {
         let said = client.json_of(&["live", "run"], SILENCE).context("a client")?;
@@ -151,16 +162,26 @@ fn hear(client: &mut JsonProgram, since: Instant, seconds: f64) -> Result<(Heard
             let ended = client.child.wait(WAIT)?;
             let is_told = ended == Ended::Well || missing(&said).is_some();
             ensure!(is_told, "a client {ended}; see {}", client.log.display());
-            return Ok((heard, said));
+            let time = heard.last().zip(heard.first()).map_or(0.0, |(last, first)| last.0 - first.0);
+            let used = looks.map(|[first, last]: [ProcessSnapshot; 2]| last.since(&first, time));
+            return Ok(HeardClient { heard, run: said, used: used.unwrap_or_default() });
         }
         let answered = said["answered"].as_u64().context("a client's line `live` has no answered")?;
         heard.push((since.elapsed().as_secs_f64(), answered));
+        let look = ProcessSnapshot::at(&process)?;
+        looks = Some(match looks {
+            Some([first, mut last]) => {
+                last.update(look);
+                [first, last]
+            }
+            None => [look.clone(), look],
+        });
         ensure!(since.elapsed() < limit, "a client still runs; see {}", client.log.display());
     }
 }
 
-/// How long all were served, and the answers a second of each in that time; `None` if a client said less than two lines then.
-fn together(heard: &[&Heard]) -> Option<(f64, Vec<f64>)> {
+/// From when until when all were served, and the answers a second of each in that time; `None` if a client said less than two lines then.
+fn together(heard: &[&Heard]) -> Option<([f64; 2], Vec<f64>)> {
     let ends =
         |of: &dyn Fn(&Heard) -> Option<f64>| heard.iter().map(|one| of(one)).collect::<Option<Vec<f64>>>();
     let begin = ends(&|one| Some(one.first()?.0))?.into_iter().fold(f64::MIN, f64::max);
@@ -170,14 +191,39 @@ fn together(heard: &[&Heard]) -> Option<(f64, Vec<f64>)> {
         let last = one.iter().rev().find(|(at, _)| *at <= end)?;
         (last.0 > first.0).then(|| (last.1 - first.1) as f64 / (last.0 - first.0))
     };
-    Some((end - begin, heard.iter().map(rate).collect::<Option<Vec<f64>>>()?))
+    Some(([begin, end], heard.iter().map(rate).collect::<Option<Vec<f64>>>()?))
 }
 
-/// Puts the numbers of a point into it.
-fn fill(point: &mut Point, clients: &[(Heard, Value)], seconds: f64) {
-    let heard: Vec<&Heard> = clients.iter().map(|(heard, _)| heard).collect();
-    point.missing = clients.iter().find_map(|(_, run)| missing(run));
-    let (window, rates) = together(&heard).unwrap_or_default();
+/// Puts what the clients' processes used for an answer, and the server's in the time in which all were served, into a point.
+fn fill_use(
+    point: &mut Point,
+    clients: &[HeardClient],
+    looks: &[(f64, ProcessSnapshot)],
+    [begin, end]: [f64; 2],
+) {
+    let answers = |one: &HeardClient| {
+        one.heard.last().zip(one.heard.first()).map_or(0, |(last, first)| last.1 - first.1)
+    };
+    let answers = clients.iter().map(answers).sum::<u64>().max(1) as f64;
+    let ms =
+        |of: fn(&ProcessUse) -> f64| clients.iter().map(|one| of(&one.used)).sum::<f64>() * 1e3 / answers;
+    point.values.insert("client_ms".into(), ms(|used| used.own));
+    point.values.insert("client_nic_ms".into(), ms(|used| used.nic));
+    let mut inside = looks.iter().filter(|(at, _)| (begin..=end).contains(at));
+    if let (Some(first), Some(last)) = (inside.next(), inside.next_back()) {
+        let used = last.1.since(&first.1, last.0 - first.0);
+        point.values.insert("server_cores".into(), used.own_cores());
+        point.values.insert("server_nic_cores".into(), used.nic_cores());
+    }
+}
+
+/// Puts the numbers of a point into it. `looks`: at the server.
+fn fill(point: &mut Point, clients: &[HeardClient], looks: &[(f64, ProcessSnapshot)], seconds: f64) {
+    let heard: Vec<&Heard> = clients.iter().map(|one| &one.heard).collect();
+    point.missing = clients.iter().find_map(|one| missing(&one.run));
+    let (ends, rates) = together(&heard).unwrap_or_default();
+    let window = ends[1] - ends[0];
+    fill_use(point, clients, looks, ends);
     if window < seconds / 2.0 {
         point
             .missing
@@ -246,7 +292,7 @@ mod tests {
         let early: Heard = vec![(1.0, 100), (2.0, 200), (3.0, 250), (4.0, 300), (5.0, 400)];
         let late: Heard = vec![(2.5, 10), (3.5, 60), (4.5, 110), (9.0, 1000)];
         // From 2.5 to 5 seconds: the early one's lines at 3 and 5, the late one's at 2.5 and 4.5.
-        assert_eq!(together(&[&early, &late]), Some((2.5, vec![75.0, 50.0])));
+        assert_eq!(together(&[&early, &late]), Some(([2.5, 5.0], vec![75.0, 50.0])));
         assert_eq!(together(&[&early, &vec![(6.0, 1)]]), None);
         assert_eq!(together(&[&early, &Heard::new()]), None);
     }
@@ -256,10 +302,17 @@ mod tests {
         let experiment = bench_clients();
         let key = experiment.spec.grid(Extent::Normal).keys().remove(0);
         let run = |wrong: u64| json!({ "sent": 9, "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {} });
+        let looks = [1.5, 2.5].map(|at| (at, ProcessSnapshot::default()));
         let of = |clients: &[(Heard, Value)]| {
             let provenance = Provenance::of(workspace::revision(), &[]);
             let mut point = Point::new("bench-clients", key.clone(), Label::Emulated, provenance);
-            fill(&mut point, clients, 2.0);
+            let used = ProcessUse { own: 0.22, nic: 0.11, ..ProcessUse::default() };
+            let client = |(heard, run): &(Heard, Value)| HeardClient {
+                heard: heard.clone(),
+                run: run.clone(),
+                used: used.clone(),
+            };
+            fill(&mut point, &clients.iter().map(client).collect::<Vec<_>>(), &looks, 2.0);
             point
         };
         let both = [(vec![(1.0, 0), (3.0, 120)], run(0)), (vec![(1.0, 0), (3.0, 100)], run(0))];
@@ -269,6 +322,8 @@ mod tests {
             (110.0, 1.2, None)
         );
         assert!(experiment.spec.values.iter().all(|name| point.values.contains_key(name)));
+        // 220 answers: of both clients, 440 and 220 ms.
+        assert_eq!([point.values["client_ms"], point.values["client_nic_ms"]], [2.0, 1.0]);
         let bad = of(&[both[0].clone(), (vec![(1.0, 0), (3.0, 100)], run(2))]);
         assert_eq!(bad.missing.as_deref(), Some("2 wrong of 9 requests"));
         let starved = of(&[both[0].clone(), (vec![(1.0, 7), (3.0, 7)], run(0))]);
