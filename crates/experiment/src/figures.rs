@@ -52,7 +52,7 @@ pub fn plot(
         Panel { title: panel.title.clone(), x, y, marks }
     };
     let panels: Vec<Panel> = plot.panels.iter().map(panel).collect();
-    let mut caption = caption(experiment, &points, unmeasured);
+    let mut caption = caption(experiment, &points, unmeasured, !plot.beside.is_empty());
     caption.extend(said_of(&windows));
     caption.extend(modelled.first().map(Modelled::caption));
     caption.extend(plot.notes.clone());
@@ -204,9 +204,14 @@ fn said_of(windows: &[(u64, u64, String)]) -> Option<String> {
         .then(|| format!("messages in flight at most (numbers at the top): {}", groups.join(", ")))
 }
 
-/// What the numbers stand on, below every plot.
-pub(crate) fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> Vec<String> {
-    let published = experiment.papers.iter().any(Paper::has_curves).then(|| {
+/// What the numbers stand on, below every plot. `is_beside`: published ones are drawn too.
+pub(crate) fn caption(
+    experiment: &Experiment,
+    points: &[Point],
+    unmeasured: &[String],
+    is_beside: bool,
+) -> Vec<String> {
+    let published = is_beside.then(|| {
         "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
             .to_owned()
     });
@@ -366,7 +371,7 @@ mod tests {
             point.provenance.gpu_device = "NVIDIA H200".into();
             point
         });
-        let line = |points: &[Point]| caption(&experiment("fig4"), points, &[]).remove(0);
+        let line = |points: &[Point]| caption(&experiment("fig4"), points, &[], true).remove(0);
         assert!(line(&both[..1]).contains("gpu: none, link"), "{}", line(&both[..1]));
         let said = line(&both);
         assert!(said.contains("gpu: hardware (NVIDIA H200), link"), "{said}");

@@ -55,6 +55,12 @@ mod tests {
                 let ours = ["ours (", "(ours)", "ours: "].into_iter().any(says);
                 assert!(ours, "{name}: {}", entry.subject());
                 assert_eq!(says("paper (hardware)") || says("paper: "), name != "fig1", "{name}");
+                // A plot without published numbers names no source of them.
+                for picture in &svgs {
+                    let has = |words: &str| picture.svg.contains(words);
+                    let is_beside = has("paper (hardware)") || has("paper: ");
+                    assert_eq!(has("\npaper — doi "), is_beside, "{name}, {}", picture.name);
+                }
             }
         }
     }

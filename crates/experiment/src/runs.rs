@@ -47,7 +47,8 @@ pub fn plots(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -
         }
     }
     for plot in &experiment.spec.stacks {
-        let lines = text(experiment, points, unmeasured, &plot.notes, 920);
+        let is_beside = stacks::published(experiment, plot)?.next().is_some();
+        let lines = text(experiment, points, unmeasured, &plot.notes, is_beside);
         if let Some(drawing) = stacks::draw(experiment, plot, points, &lines)? {
             picture(&plot.name, &plot.title, drawing);
         }
@@ -55,24 +56,28 @@ pub fn plots(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -
     for plot in &experiment.spec.bars {
         let groups = groups(experiment, plot, points);
         if !groups.is_empty() {
-            let lines = text(experiment, points, unmeasured, &plot.notes, 920);
+            let lines = text(experiment, points, unmeasured, &plot.notes, false);
             picture(&plot.name, &plot.title, bars(plot, &groups, &ours(points), &lines)?);
         }
     }
     Ok(drawn)
 }
 
-/// What the numbers stand on, and notes, cut for a width.
+/// What the numbers stand on, and notes, cut for the width of a plot.
 fn text(
     experiment: &Experiment,
     points: &[Point],
     unmeasured: &[String],
     notes: &[String],
-    width: usize,
+    is_beside: bool,
 ) -> Vec<String> {
-    let mut lines = caption(experiment, points, unmeasured);
+    let mut lines = caption(experiment, points, unmeasured, is_beside);
     lines.extend(notes.iter().cloned());
-    lines.iter().flat_map(|line| wrapped(line, width / 6)).collect()
+    lines.iter().flat_map(|line| wrapped(line, 920 / 6)).collect()
+}
+
+fn has_published(curves: &[Curve]) -> bool {
+    curves.iter().any(|curve| matches!(curve.kind, Kind::Published))
 }
 
 /// One curve for each x and repetition of the plot's series that has its quantiles; of recorded rows without them one for each x, of the
@@ -168,7 +173,7 @@ fn cdf(
             "{count} of our curves: recorded without a distribution, three times joined by straight lines"
         )),
     };
-    let lines = text(experiment, points, unmeasured, note.as_slice(), 920);
+    let lines = text(experiment, points, unmeasured, note.as_slice(), has_published(curves));
     svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 
@@ -225,7 +230,7 @@ fn timeline(
         |axis: usize| curves.iter().flat_map(|curve| &curve.points).map(|at| at[axis]).fold(1e-6, f64::max);
     let (x, y) = (steps("time since the process began, s", most(0)), steps(&plot.y_name, most(1)));
     let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
-    let lines = text(experiment, points, unmeasured, &plot.notes, 920);
+    let lines = text(experiment, points, unmeasured, &plot.notes, has_published(curves));
     svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 

@@ -10,6 +10,7 @@ use crate::Experiment;
 use crate::by_x::by_x;
 use crate::colours::{COLOURS, FAINT, GRID, INK};
 use crate::figures::{label, steps};
+use crate::paper::Published;
 use crate::plot::{FONT, LINE, drawing};
 use crate::point::Point;
 use crate::spec::Stack;
@@ -18,6 +19,15 @@ use crate::spec::Stack;
 struct Bar {
     name: String,
     values: BTreeMap<String, f64>,
+}
+
+/// The published stacks beside ours.
+pub fn published<'a>(
+    experiment: &'a Experiment,
+    plot: &'a Stack,
+) -> Result<impl Iterator<Item = &'a Published>> {
+    let paper = plot.beside.as_ref().map(|paper| experiment.paper(paper)).transpose()?;
+    Ok(paper.into_iter().flat_map(|paper| &paper.stack).filter(|stack| stack.ours == plot.name))
 }
 
 /// Our series that have points, then the published stacks.
@@ -31,9 +41,8 @@ fn bars(experiment: &Experiment, plot: &Stack, points: &[Point]) -> Result<Vec<B
         (!values.is_empty()).then(|| Bar { name: format!("{}\n(ours)", label(experiment, series)), values })
     });
     let mut all: Vec<Bar> = ours.collect();
-    if let (Some(paper), true) = (&plot.beside, points.is_empty() || !all.is_empty()) {
-        let published = experiment.paper(paper)?.stack.iter().filter(|stack| stack.ours == plot.name);
-        all.extend(published.map(|stack| Bar {
+    if points.is_empty() || !all.is_empty() {
+        all.extend(published(experiment, plot)?.map(|stack| Bar {
             name: format!("paper: {}\n(hardware)", stack.label),
             values: stack.values.clone(),
         }));
