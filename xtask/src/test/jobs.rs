@@ -3,7 +3,7 @@
 //! Three lanes: one builds for users and lints, one builds the test programs and runs most suites, one runs the suite that
 //! waits more than it computes. Cargo's lock on each target folder keeps its builds apart.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,11 +16,12 @@ use super::floors::Floors;
 use super::gpu::programs;
 use super::outcome::Outcome;
 use super::row::{Log, Row, complaint, finish};
-use super::suites::{Suite, UnderNic};
+use super::suites::{self, Suite, UnderNic};
 use super::{bare, symbols};
 use crate::carried::TestProgram;
 use crate::packages;
 use crate::process::{Ended, run_timed};
+use crate::setup::Purpose;
 use crate::wheels;
 use crate::workspace::{Metadata, root, target_dir};
 
@@ -158,7 +159,7 @@ pub fn plan(suites: Vec<Suite>, extent: Extent) -> Vec<Job> {
 /// Builds the programs that tests start, and nothing else.
 pub fn release_build() -> Result<Row> {
     let (floors, metadata) = (Floors::default(), Metadata { packages: Vec::new() });
-    let rows = Run::new(Extent::default(), &floors, &metadata, None).all(&[Job::release_build()]);
+    let rows = Run::new(Extent::default(), &floors, &metadata, BTreeMap::new()).all(&[Job::release_build()]);
     rows.into_iter().next().context("one job gives one row")
 }
 
@@ -167,8 +168,8 @@ pub struct Run<'a> {
     extent: Extent,
     floors: &'a Floors,
     metadata: &'a Metadata,
-    /// The only folder of `PATH`, if there is a package database.
-    path: Option<PathBuf>,
+    /// The only folder of `PATH`, by set of packages; none without a package database.
+    paths: BTreeMap<Purpose, PathBuf>,
     programs: OnceLock<Vec<TestProgram>>,
     /// The log of their build.
     built: OnceLock<String>,
@@ -177,9 +178,14 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub fn new(extent: Extent, floors: &'a Floors, metadata: &'a Metadata, path: Option<PathBuf>) -> Run<'a> {
+    pub fn new(
+        extent: Extent,
+        floors: &'a Floors,
+        metadata: &'a Metadata,
+        paths: BTreeMap<Purpose, PathBuf>,
+    ) -> Run<'a> {
         let (programs, built, done, more) = Default::default();
-        Run { extent, floors, metadata, path, programs, built, done, more }
+        Run { extent, floors, metadata, paths, programs, built, done, more }
     }
 
     /// Runs all jobs, each lane's in their order; rows as the jobs.
@@ -230,11 +236,11 @@ impl<'a> Run<'a> {
     fn tried(&self, job: &Job) -> Result<(Row, Log)> {
         match &job.work {
             Work::Step(words) => {
-                let log = self.logged(&job.name, command(words))?;
+                let log = self.logged(&job.name, command(words), None)?;
                 Ok((self::step(&log), log))
             }
             Work::Build(words) => {
-                let log = self.logged(&job.name, self.linting(words))?;
+                let log = self.logged(&job.name, self.linting(words), None)?;
                 let _ = self.built.set(log.text.clone());
                 if log.ended == Some(Ended::Well) {
                     let package = |manifest: &Path| {
@@ -253,7 +259,7 @@ impl<'a> Run<'a> {
                 Ok((Row { complaint, ..Row::default() }, Log { text: warnings, ..Log::default() }))
             }
             Work::Tests(words) => {
-                let log = self.logged(&job.name, self.linting(words))?;
+                let log = self.logged(&job.name, self.linting(words), None)?;
                 Ok((self.judged(&job.name, &log, None), log))
             }
             Work::Suite(suite) => {
@@ -343,7 +349,7 @@ impl<'a> Run<'a> {
             if self.extent.is_with_dist() {
                 command.env("SOFTNIC_TEST_DIST", "1");
             }
-            let log = self.logged(&format!("{name} {}", program.target), command)?;
+            let log = self.logged(&format!("{name} {}", program.target), command, Some(package))?;
             whole.used += log.used;
             // The end of a failed suite's log is that of its failed program.
             if log.ended == Some(Ended::Well) {
@@ -358,11 +364,14 @@ impl<'a> Run<'a> {
         Ok(whole)
     }
 
-    fn logged(&self, name: &str, mut command: Command) -> Result<Log> {
+    /// `package`: whose tests it runs, which find the programs of their own set alone.
+    fn logged(&self, name: &str, mut command: Command, package: Option<&str>) -> Result<Log> {
         if command.get_current_dir().is_none() {
             command.current_dir(root());
         }
-        command.envs(self.path.as_ref().map(|path| ("PATH", path)));
+        let own = package.and_then(suites::purpose).and_then(|purpose| self.paths.get(&purpose));
+        let path = own.or_else(|| self.paths.values().next_back());
+        command.envs(path.map(|path| ("PATH", path)));
         let path = logs().join(format!("{}.log", name.replace([' ', ','], "-")));
         let (ended, used) = run_timed(&mut command, &path, LIMIT)?;
         let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -433,7 +442,8 @@ mod tests {
             let jobs = ["a first test step", "a second test step"].map(step);
             begin(&jobs, &toml::from_str("cpu_minutes = 20\nwall_minutes = 9\n").unwrap());
             let floors = Floors::default();
-            Run::new(Extent::default(), &floors, &Metadata { packages: Vec::new() }, None).all(&jobs);
+            let metadata = Metadata { packages: Vec::new() };
+            Run::new(Extent::default(), &floors, &metadata, BTreeMap::new()).all(&jobs);
             return;
         }
         let name = "test::jobs::tests::a_run_says_how_long_it_takes_and_which_step_of_how_many_begins";
@@ -445,6 +455,26 @@ mod tests {
             "step 2 of 2: a second test step …\n",
         ] {
             assert!(said.status.success() && text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_suite_finds_the_programs_that_it_finds_when_it_runs_alone() {
+        let paths =
+            [(Purpose::Computing, "/computing"), (Purpose::Figure, "/figure"), (Purpose::Full, "/full")];
+        let paths = paths.map(|(purpose, folder)| (purpose, PathBuf::from(folder))).into();
+        let (floors, metadata) = (Floors::default(), Metadata { packages: Vec::new() });
+        let run = Run::new(Extent::default(), &floors, &metadata, paths);
+        for (package, path) in [
+            (Some("roce"), "/computing"),
+            (Some("verbs"), "/figure"),
+            (Some("xtask"), "/full"),
+            (None, "/full"),
+        ] {
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", "echo $PATH"]);
+            let log = run.logged("the path of a test", shell, package).unwrap();
+            assert_eq!(log.text.trim_end(), path, "{package:?}");
         }
     }
 

@@ -1,5 +1,7 @@
 //! `cargo xtask test`: set-up, tidy, fmt, clippy, all tests and dry runs of the figures, counted, against a budget of time.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::{Result, bail};
 use clap::Args;
 
@@ -68,6 +70,8 @@ pub fn run(options: &Options) -> Result<()> {
     let (needed, wheels) = suites::needs(&suites);
     let extent = options.extent();
     let needed = if extent.full { Purpose::Full } else { needed };
+    let own = suites.iter().filter_map(|suite| suites::purpose(&suite.package));
+    let purposes: BTreeSet<Purpose> = own.chain([needed]).collect();
     let jobs = jobs::plan(suites, extent);
     // Only the whole run is what the budget is for.
     let is_judged = !(extent.named || extent.bare || extent.full);
@@ -77,11 +81,14 @@ pub fn run(options: &Options) -> Result<()> {
     if !options.bare {
         setup::prepare_with(needed, &wheels, options.no_install)?;
     }
-    let path = path::folder(&target_dir(), needed)?;
-    if path.is_none() {
+    let mut paths = BTreeMap::new();
+    for purpose in purposes {
+        paths.extend(path::folder(&target_dir(), purpose)?.map(|folder| (purpose, folder)));
+    }
+    if paths.is_empty() {
         say!("test: no dpkg here, so that tests may start programs that set-up does not bring");
     }
-    let rows = jobs::Run::new(extent, &floors, &metadata, path).all(&jobs);
+    let rows = jobs::Run::new(extent, &floors, &metadata, paths).all(&jobs);
     let taken = meter.taken();
     let within = !is_judged || budget.judge(&taken) != BudgetStatus::Failed;
     if is_judged && budget.judge(&taken) != BudgetStatus::Kept {

@@ -24,8 +24,7 @@ const OF_RUST: [&str; 9] =
 /// Where packages put programs.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
 
-/// Makes the folder of programs below `target`, and returns it; none where there is no package database. `needed`: the set of packages that
-/// set-up brings for these suites.
+/// Makes the folder of programs of one set of packages below `target`, and returns it; none where there is no package database.
 pub fn folder(target: &Path, needed: Purpose) -> Result<Option<PathBuf>> {
     let Ok(listing) = ask(&[
         "-W",
@@ -45,7 +44,7 @@ pub fn folder(target: &Path, needed: Purpose) -> Result<Option<PathBuf>> {
     for folder in FOLDERS.iter().map(Path::new).filter(|folder| folder.is_dir()) {
         programs.extend(of_packages(folder, &owned)?);
     }
-    let folder = target.join("xtask-test/programs");
+    let folder = target.join(format!("xtask-test/programs/{needed:?}"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     for (name, program) in &programs {
@@ -184,21 +183,23 @@ mod tests {
     fn programs_of_this_machine_run_from_the_folder_and_others_are_not_there() {
         let target = std::env::temp_dir().join(format!("xtask-programs-{}", std::process::id()));
         let of = |needed| folder(&target, needed).unwrap().ok_or("no dpkg here");
-        let folder = measure::need!(of(Purpose::Test), "a package database");
-        let run = |line: &str| {
-            let run = Command::new("sh").args(["-c", line]).env("PATH", &folder).output().unwrap();
+        let tests = measure::need!(of(Purpose::Test), "a package database");
+        let computing = of(Purpose::Computing).unwrap();
+        let run_in = |folder: &Path, line: &str| {
+            let run = Command::new("sh").args(["-c", line]).env("PATH", folder).output().unwrap();
             (run.status.success(), String::from_utf8_lossy(&run.stdout).into_owned())
         };
+        let run = |line: &str| run_in(&tests, line);
         assert_eq!(
             run("ls / > /dev/null && cc --version > /dev/null && cargo --version > /dev/null && echo good").1,
             "good\n"
         );
-        let links = fs::read_dir(&folder).unwrap().flatten().filter(|link| !link.path().is_file());
+        let links = fs::read_dir(&tests).unwrap().flatten().filter(|link| !link.path().is_file());
         assert_eq!(links.map(|link| link.file_name()).collect::<Vec<_>>(), [""; 0]);
         assert!(!run("no-such-program").0);
         // It is of no bare machine: a test that looks for it in vain would skip on every run.
         let brings_valgrind = run("valgrind --version > /dev/null").0;
-        assert!(of(Purpose::Computing).is_ok() && !run("valgrind --version > /dev/null").0);
+        assert!(!run_in(&computing, "valgrind --version > /dev/null").0);
         fs::remove_dir_all(target).unwrap();
         let valgrind = Path::new("/usr/bin/valgrind");
         measure::need!(valgrind.is_file().then_some(()).ok_or("no /usr/bin/valgrind"), "valgrind");

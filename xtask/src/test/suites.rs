@@ -346,10 +346,14 @@ fn environment(way: RunOptions) -> Vec<(String, String)> {
     environment
 }
 
+/// The set of packages that a package's tests need, where that is less than all.
+pub fn purpose(package: &str) -> Option<Purpose> {
+    NEEDS.iter().find(|(_, packages)| packages.contains(&package)).map(|(purpose, _)| *purpose)
+}
+
 /// What set-up brings for these suites: the largest of their sets of packages, and the wheels that they are told of.
 pub fn needs(suites: &[Suite]) -> (Purpose, Vec<&'static Wheels>) {
-    let of = |suite: &Suite| NEEDS.iter().find(|(_, packages)| packages.contains(&&*suite.package));
-    let purposes = suites.iter().map(|suite| of(suite).map_or(Purpose::Test, |(purpose, _)| *purpose));
+    let purposes = suites.iter().map(|suite| purpose(&suite.package).unwrap_or(Purpose::Test));
     let is_told = |wheels: &&Wheels| {
         suites.iter().flat_map(|suite| &suite.environment).any(|(name, _)| name == wheels.variable)
     };
