@@ -4,5 +4,6 @@
 
 mod ansible;
 mod bed;
+mod hosts;
 mod testbed;
 mod tune;
