@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpu::cache::{Cache, Key, KeyBuilder};
 use gpu::cudnn::Convolution;
-use gpu::{Arguments, DeviceMemory, PinnedMemory, Priority, Shape, Staging, Stream};
+use gpu::{Arguments, DeviceMemory, PinnedMemory, Priority, Shape, Staging, Stream, Unit};
 
 use super::code::{self, Code};
 use super::convolution::{self, Fused};
@@ -152,10 +152,15 @@ fn key(plan: &Plan, libraries: &Libraries, place: &str, trials: &Trials<'_>) -> 
     for engine in trials.left_out() {
         key = key.part("left out", engine.as_bytes());
     }
-    for unit in code::units() {
-        key = key.part("unit", unit.text.as_bytes());
-    }
-    key.key()
+    of_units(key, code::units()).key()
+}
+
+/// Our kernels as a part of the key, with the headers that they include.
+fn of_units(key: KeyBuilder, units: impl IntoIterator<Item = Unit>) -> KeyBuilder {
+    units.into_iter().fold(key, |key, unit| {
+        let key = key.part("unit", unit.text.as_bytes());
+        unit.headers.iter().fold(key, |key, (name, text)| key.part(name, text.as_bytes()))
+    })
 }
 
 /// The choices of an earlier time. Error: one that computes something else than its steps, or needs more

@@ -65,6 +65,16 @@ fn choices_of_another_cudnn_are_not_used_which_is_said() {
 }
 
 #[test]
+fn another_kernel_or_header_of_ours_makes_other_choices() {
+    let unit = |text: &str, header: &str| Unit::new("one.cu", text).header("one.h", header);
+    let key = |units: Vec<Unit>| of_units(KeyBuilder::default(), units).key();
+    let before = key(vec![unit("kernel", "body")]);
+    assert!(before == key(vec![unit("kernel", "body")]), "the same kernels have one key");
+    assert!(before != key(vec![unit("kernel", "another body")]), "a header");
+    assert!(before != key(vec![unit("another kernel", "body")]), "a unit");
+}
+
+#[test]
 fn an_engine_that_is_left_out_makes_other_choices_until_its_file_is_deleted() {
     let (folder, plan) = (folder("left-out"), small());
     let all = || plan.steps.iter().flat_map(|step| convolution::ways(&plan, step)).map(|(_, of)| of);
