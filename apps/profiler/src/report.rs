@@ -173,7 +173,7 @@ pub fn report(
         energy: energy.err().map(|why| format!("n/a: {why}")),
         stamps: stamps.and_then(|stamps| {
             Some(StampTimes {
-                period: stamps.period.summary()?,
+                period: Summary::exact(stamps.periods_ns)?,
                 overlap: stamps.overlap,
                 clock_step_ns: stamps.clock_step_ns,
                 stamps_lost: stamps.lost,

@@ -39,8 +39,8 @@ pub struct ConcurrentRuns {
 /// What the GPU's stamps say beside the runs' times.
 #[derive(Default)]
 pub struct Stamps {
-    /// From the end of a run to the end of the next one.
-    pub period: Histogram,
+    /// From the end of a run to the end of the next one. Not a histogram, whose bucket for a long run is wider than what launching adds.
+    pub periods_ns: Vec<u64>,
     pub overlap: Option<Overlap>,
     /// The step of the GPU's clock.
     pub clock_step_ns: u64,

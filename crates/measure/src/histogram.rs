@@ -21,6 +21,27 @@ pub struct Summary {
     pub mean_ns: f64,
 }
 
+impl Summary {
+    /// Of these samples, each to the nanosecond; `None` of none. A [`Histogram`] rounds up by as much as a thousandth.
+    pub fn exact(mut samples: Vec<u64>) -> Option<Summary> {
+        samples.sort_unstable();
+        let (&min_ns, &max_ns) = (samples.first()?, samples.last()?);
+        let count = samples.len();
+        let at = |thousandths: usize| samples[(count * thousandths).div_ceil(1000).max(1) - 1];
+        Some(Summary {
+            count: count as u64,
+            min_ns,
+            p10_ns: at(100),
+            p50_ns: at(500),
+            p90_ns: at(900),
+            p99_ns: at(990),
+            p999_ns: at(999),
+            max_ns,
+            mean_ns: samples.iter().map(|&ns| ns as f64).sum::<f64>() / count as f64,
+        })
+    }
+}
+
 const ONE_HOUR_NS: u64 = 3_600_000_000_000;
 
 impl Histogram {
@@ -98,8 +119,19 @@ mod tests {
     }
 
     #[test]
+    fn an_exact_summary_rounds_nothing() {
+        let samples: Vec<u64> = (1..=1001).rev().map(|nth| 1_227_000 + nth).collect();
+        let summary = Summary::exact(samples).unwrap();
+        assert_eq!((summary.count, summary.min_ns, summary.max_ns), (1001, 1_227_001, 1_228_001));
+        assert_eq!((summary.p10_ns, summary.p50_ns, summary.p999_ns), (1_227_101, 1_227_501, 1_228_000));
+        assert_eq!((summary.p90_ns, summary.p99_ns, summary.mean_ns), (1_227_901, 1_227_991, 1_227_501.0));
+        let one = Summary::exact(vec![7]).unwrap();
+        assert_eq!((one.p10_ns, one.p50_ns, one.p999_ns), (7, 7, 7));
+    }
+
+    #[test]
     fn nothing_recorded_has_no_summary() {
-        assert_eq!(Histogram::new().summary(), None);
+        assert_eq!((Histogram::new().summary(), Summary::exact(Vec::new())), (None, None));
     }
 
     #[test]
