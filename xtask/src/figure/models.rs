@@ -391,6 +391,42 @@ EOF
     }
 
     #[test]
+    fn figure_2_goes_on_from_results_that_were_brought_to_another_machine() {
+        let (result, out) = tried("brought", "fig2", &example(), &good());
+        result.unwrap();
+        let folder = out.parent().unwrap();
+        let all = fs::read_to_string(out.join("results.jsonl")).unwrap();
+        // As a machine leaves it that goes away: two whole lines and a torn one, without summary and logs.
+        let brought = folder.join("brought");
+        let whole: usize = all.split_inclusive('\n').take(2).map(str::len).sum();
+        fs::create_dir(&brought).unwrap();
+        fs::write(brought.join("results.jsonl"), &all[..whole + 40]).unwrap();
+        let calls = folder.join("calls");
+        let counted = format!("#!/bin/sh\necho \"$*\" >> {}", calls.display());
+        process::script(&folder.join(APP), &good().replacen("#!/bin/sh", &counted, 1));
+        let options = Options { quick: true, resume: true, out: Some(brought.clone()), ..Options::default() };
+        let experiment = || Experiment::read(&experiments(), "fig2").unwrap();
+        let how = options.how(&experiment());
+        resume::check(&experiment().spec, &how, &known, &|_| BTreeMap::new()).unwrap();
+        let locked = resume::lock(&how.out).unwrap();
+        execute(experiment(), &how, &example(), &folder.join(APP)).unwrap();
+        assert_eq!(fs::read_to_string(&calls).unwrap().lines().count(), 4, "two of six points were there");
+        let keys = |out: &Path| -> Vec<Key> {
+            let points = json_lines::read::<Point>(&out.join("results.jsonl")).unwrap().records;
+            points.iter().map(Point::key).collect()
+        };
+        assert_eq!(keys(&brought), keys(&out));
+        let verdicts = |out: &Path| summary(out)["verdicts"].clone();
+        assert_eq!(verdicts(&brought), verdicts(&out));
+        // What was measured with another library is no part of it.
+        let other = GpuMachine { cudnn: Some("9.14.0".into()), ..example() };
+        let error = execute(experiment(), &how, &other, &folder.join(APP)).unwrap_err().to_string();
+        assert!(error.contains("another version of cudnn: `9.19.0` there, `9.14.0` in this run"), "{error}");
+        drop(locked);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
     fn figure_1_multiplies_the_manifests_bytes_by_the_rate() {
         let (result, out) = tried("bytes", "fig1", &example(), &good());
         result.unwrap();
