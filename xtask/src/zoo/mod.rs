@@ -93,24 +93,23 @@ impl ModelSelection {
 /// Does what was asked.
 pub fn run(options: &Options) -> Result<()> {
     match &options.action {
-        Action::List(which) => list(which),
+        Action::List(which) => {
+            list(which)?.iter().for_each(|row| say!("{row}"));
+            Ok(())
+        }
         Action::Build(which) => build(which),
         Action::Fetch { which, from } => fetch(which, from.as_deref()),
         Action::Verify(which) => verify(which),
     }
 }
 
-fn list(which: &ModelSelection) -> Result<()> {
-    let (store, models) = (which.store(), which.manifests()?);
-    say!(
-        "{:22} {:>11} {:>10} {:>9} {:>9}  seeded; trained",
-        "model",
-        "parameters",
-        "MACs, 10^6",
-        "input, B",
-        "output, B"
-    );
-    for model in models {
+/// A header, and a row for each model.
+fn list(which: &ModelSelection) -> Result<Vec<String>> {
+    let store = which.store();
+    let head = ["model", "parameters", "MACs, 10^6", "input, B", "output, B"];
+    let [model, parameters, macs, input, output] = head;
+    let head = format!("{model:22} {parameters:>11} {macs:>10} {input:>9} {output:>9}  seeded; trained");
+    let row = |model: Manifest| {
         let outputs: u64 = model.output.iter().map(|output| output.bytes).sum();
         let seeded = state(store.check(&model.seeded_file(), model.seeded.sha256), "not built");
         let trained = model.weights.as_ref().map_or_else(
@@ -118,13 +117,12 @@ fn list(which: &ModelSelection) -> Result<()> {
             |weights| state(store.check(&model.trained_file(), weights.sha256), &weights.tried),
         );
         let (parameters, macs) = (model.counts.parameters, model.counts.macs as f64 / 1e6);
-        say!(
+        format!(
             "{:22} {parameters:>11} {macs:>10.0} {:>9} {outputs:>9}  {seeded}; {trained}",
-            model.name,
-            model.input.bytes
-        );
-    }
-    Ok(())
+            model.name, model.input.bytes
+        )
+    };
+    Ok([head].into_iter().chain(which.manifests()?.into_iter().map(row)).collect())
 }
 
 /// A file in words; `missing` where there is none.

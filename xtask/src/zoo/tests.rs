@@ -50,7 +50,15 @@ fn the_small_zoo_is_built_and_verified_and_a_changed_file_is_found_and_mended() 
     assert!(unbuilt.to_string().contains("3 files"), "{unbuilt}");
     zoo(&folder, "build --small").unwrap();
     zoo(&folder, "verify --small").unwrap();
-    zoo(&folder, "list").unwrap();
+    let which = ModelSelection { models: Vec::new(), small: false, store: Some(folder.0.clone()) };
+    let rows = list(&which).unwrap();
+    for (model, counts, state) in [
+        ("squeezenet-1.1", "1235496        349    602112      4000", "there; untried: no network"),
+        ("super-resolution-x1", "57345      17567   1228800   1228800", "not built; none are published"),
+    ] {
+        let row = rows.iter().find(|row| row.starts_with(model)).unwrap();
+        assert!(row.contains(counts) && row.ends_with(state), "{row}");
+    }
     let path = folder.0.join("super-resolution-x3.seeded.onnx");
     let whole = fs::read(&path).unwrap();
     let mut flipped = whole.clone();
