@@ -92,9 +92,16 @@ impl Context {
     }
 
     /// Has it live as long as the process, whatever shares are dropped. A library keeps what it loaded into a context, beyond its handles'
-    /// ends, and takes a new context at the same address for the old one.
+    /// ends, and takes a new context at the same address for the old one. Whatever is launched also stays loaded from then on: graphs,
+    /// modules, a library's plans and handles, timers. Where they were destroyed beside a library's kernels, a later graph lost the
+    /// context: docs/inference.md has the measurement. Memory is freed as elsewhere.
     pub fn keep(&self) {
         self.0.stays.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Self::keep`] was called.
+    pub(super) fn is_kept(&self) -> bool {
+        self.0.stays.load(Ordering::Relaxed)
     }
 
     /// Waits for all that was launched in it, as `cudaDeviceSynchronize` does, without a deadline: asleep or spinning, as
@@ -301,7 +308,12 @@ impl Inner {
             locked(&self.discarded).splice(0..0, discarded);
             return false;
         }
+        let stays = self.stays.load(Ordering::Relaxed);
         for thing in discarded {
+            if stays && !thing.is_memory() {
+                std::mem::forget(thing);
+                continue;
+            }
             // SAFETY: it belonged to this list alone, and nothing that ran when it came there runs any more.
             if unsafe { thing.free() }.is_err() {
                 self.lost.fetch_add(1, Ordering::Relaxed);

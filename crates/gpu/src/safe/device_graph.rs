@@ -157,7 +157,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if !self.context.is_kept() && self.context.enter().is_ok() {
             // SAFETY: it is this value's own; what was instantiated from it needs it no more.
             let _ = unsafe { graph::destroy(self.graph) };
         }

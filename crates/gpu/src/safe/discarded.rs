@@ -31,6 +31,11 @@ pub enum Discarded {
 unsafe impl Send for Discarded {}
 
 impl Discarded {
+    /// Whether it is memory, and nothing that is launched.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, Self::Device(_) | Self::Pinned(_) | Self::Pages(_))
+    }
+
     /// Frees it, in the context that is current.
     ///
     /// # Safety
@@ -54,6 +59,27 @@ impl Discarded {
                 Ok(())
             }
             Self::Library(_) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+
+    use super::*;
+
+    #[test]
+    fn memory_is_told_from_what_is_launched() {
+        for (thing, is_memory) in [
+            (Discarded::Device(0), true),
+            (Discarded::Pinned(null_mut()), true),
+            (Discarded::Module(null_mut()), false),
+            (Discarded::Graph(null_mut()), false),
+            (Discarded::Handle(Box::new(|| ())), false),
+            (Discarded::Library(Box::new(())), false),
+        ] {
+            assert_eq!(thing.is_memory(), is_memory);
         }
     }
 }

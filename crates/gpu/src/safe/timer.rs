@@ -112,7 +112,7 @@ impl Drop for StreamEnd {
 
 impl Drop for GpuTimer {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if !self.context.is_kept() && self.context.enter().is_ok() {
             for event in [self.start, self.end] {
                 // SAFETY: it is this value's own; one that was not reached yet goes when it is.
                 let _ = unsafe { driver::event_destroy(event) };

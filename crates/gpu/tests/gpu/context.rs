@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use gpu::cache::Cache;
 use gpu::{
-    Arguments, Context, Form, Gpu, Graph, ImageBuilder, Module, PinnedMemory, Priority, Shape, Stream,
-    Toolkit, Unit,
+    Arguments, Context, Form, Gpu, GpuTimer, Graph, ImageBuilder, Module, PinnedMemory, Priority,
+    SelfLaunching, Shape, Stream, Toolkit, Unit,
 };
 use measure::need;
 
+use crate::bench::{Bench, soon};
 use crate::process;
 
-/// Says to the first test that it has a process of its own.
+/// Says to a test that keeps its context that it has a process of its own. The stand-in reads it too.
 const ALONE: &str = "GPU_TEST_ALONE";
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -33,19 +34,26 @@ fn expected(at: u32, length: u32) -> u32 {
     at % length + at
 }
 
+/// Whether this process is for one test. Else it runs the test in such a process, since other tests have shares in the same context.
+fn is_alone(test: &str) -> bool {
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let log = std::env::temp_dir().join(format!("gpu-context-{}-{test}", std::process::id()));
+    let set = |us: &mut std::process::Command| {
+        us.env(ALONE, "1");
+    };
+    let name = format!("context::{test}");
+    let (said, good) = process::us(&["--exact", &name, "--nocapture"], set, &log, Duration::from_secs(60));
+    let _ = std::fs::remove_file(&log);
+    assert!(good && said.contains("1 passed"), "{said}");
+    false
+}
+
 #[test]
 fn gpu_context_that_is_kept_outlives_its_shares() {
     let gpu = need!(Gpu::first(), gpu, "one CUDA device");
-    // Alone, since other tests have shares in the same context.
-    if std::env::var_os(ALONE).is_none() {
-        let log = std::env::temp_dir().join(format!("gpu-context-{}", std::process::id()));
-        let name = "context::gpu_context_that_is_kept_outlives_its_shares";
-        let set = |us: &mut std::process::Command| {
-            us.env(ALONE, "1");
-        };
-        let (said, good) = process::us(&["--exact", name, "--nocapture"], set, &log, Duration::from_secs(60));
-        let _ = std::fs::remove_file(&log);
-        assert!(good && said.contains("1 passed"), "{said}");
+    if !is_alone("gpu_context_that_is_kept_outlives_its_shares") {
         return;
     }
     drop(Context::new(gpu).unwrap());
@@ -54,6 +62,34 @@ fn gpu_context_that_is_kept_outlives_its_shares() {
     context.keep();
     drop(context);
     assert!(gpu.has_context().unwrap(), "it is kept");
+}
+
+/// A graph that still launches itself is told to end, and its memory is freed then. On the stand-in, a destroyed graph, module or timer
+/// ends the process.
+#[test]
+fn gpu_context_that_is_kept_frees_memory_and_nothing_that_was_launched() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    if !is_alone("gpu_context_that_is_kept_frees_memory_and_nothing_that_was_launched") {
+        return;
+    }
+    bench.context.keep();
+    let counter = PinnedMemory::new(&bench.context, 64).unwrap();
+    let address = counter.words().as_ptr() as u64;
+    let add = Arguments::new().u64(counter.device_address()).u32(1);
+    let record = |stream: &Stream| bench.launch(stream, "add", add.clone());
+    // SAFETY: the context keeps memory and module until the graph has ended.
+    let mut running = unsafe { SelfLaunching::of_capture(&bench.module, 0, None, record) }.unwrap();
+    // SAFETY: as above.
+    unsafe { running.start() }.unwrap();
+    soon("a hundred turns", || running.turns() > 100);
+    let (stream, mut timer) = (bench.stream(), GpuTimer::new(&bench.context).unwrap());
+    timer.begin(&stream).unwrap();
+    timer.finish(&stream).unwrap();
+    timer.elapsed(LIMIT).unwrap();
+    let again = Module::load(&bench.context, &bench.image).unwrap();
+    drop((running, counter, timer, stream, again));
+    assert!(bench.context.at_rest(LIMIT) && bench.kept() == 0, "{} are kept", bench.kept());
+    assert!(!bench.context.is_pinned(address).unwrap(), "memory is freed");
 }
 
 /// The driver gives all threads that can run at once their own memory, as much as the kernel with the most needs. It grows under graphs

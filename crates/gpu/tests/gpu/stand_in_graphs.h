@@ -29,6 +29,7 @@ CUresult cuGraphCreate(struct graph **graph, unsigned flags)
 CUresult cuGraphDestroy(struct graph *graph)
 {
     ENTER();
+    may_go();
     for (size_t i = 0; i < graph->count; i++)
         free(graph->nodes[i]);
     free(graph);
@@ -152,6 +153,7 @@ CUresult cuGraphExecDestroy(struct exec *exec)
 {
     ENTER();
     must_rest("a graph was destroyed under itself");
+    may_go();
     free(exec);
     LEAVE(0);
 }

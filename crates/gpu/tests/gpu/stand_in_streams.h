@@ -22,6 +22,7 @@ enum kind { KERNEL = 0, COPY = 1, FILL = 2, EVENT, GRAPH };
 struct graph;
 struct event {
     int state; /* 0 never recorded, 1 in a stream, 2 reached */
+    int is_timed;
     struct graph *records; /* the graph in which it was recorded last, which may be gone */
     struct timespec at;
 };

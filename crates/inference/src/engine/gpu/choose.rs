@@ -261,12 +261,6 @@ fn lost(step: &Step, by: &By, error: EngineError, is_noted: bool) -> EngineError
     }
 }
 
-/// Keeps a plan that was tried, or a graph that was timed, as long as the process, and with a graph its context. Where they
-/// were destroyed between two trials, a later graph lost the context or did not end: docs/inference.md has the measurement.
-fn keep_loaded<T>(of_a_trial: T) {
-    std::mem::forget(of_a_trial);
-}
-
 /// A way that works, with its graph. `attempt`: unless it is our own.
 struct Working {
     at: usize,
@@ -314,7 +308,7 @@ impl<'a> Bench<'a> {
     fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
         let place = Place { code: self.code, plan: self.plan, weights: &self.weights, memory: &self.memory };
         // SAFETY: what is ready was made of the step; all lives until the last launch has ended and the stream is
-        // idle, or the context keeps it. A graph that is kept longer (`keep_loaded`) is not launched again.
+        // idle, or the context keeps it. The driver may keep a graph longer (`Context::keep`), which is not launched again.
         unsafe { place.put(ready, step, stream) }
     }
 
@@ -390,7 +384,6 @@ impl<'a> Bench<'a> {
         }
         let winner = working.first().and_then(|first| found[first.at].clone());
         tried.sort_by_key(|one| one.time.clone().unwrap_or(Duration::MAX));
-        working.into_iter().for_each(|one| keep_loaded(one.timed));
         Ok((tried, winner))
     }
 
@@ -418,7 +411,6 @@ impl<'a> Bench<'a> {
             return Err(wrong(format!("it needs {} bytes, more than {}", plan.workspace(), self.limit)));
         }
         let found = Found { plan, fused, engine };
-        keep_loaded(found.clone());
         let ready = found.ready(self.plan, step)?;
         self.spoil(step)?;
         self.put(&ready, step, &self.stream)?;
@@ -442,7 +434,6 @@ impl<'a> Bench<'a> {
         let put = |stream: &Stream| self.put(ready, step, stream);
         let mut twice = Timed::new(&self.stream, 2, put)?;
         let once = twice.run(&self.stream)?.max(Duration::from_nanos(100));
-        keep_loaded(twice);
         let times = (WORK.as_nanos() / once.as_nanos()).clamp(2, 20) as usize;
         Timed::new(&self.stream, times, put)
     }
