@@ -457,6 +457,16 @@ fn gpu_squeezenet_by_libraries_at_batch_8() {
 }
 
 #[test]
+fn gpu_super_resolution_1_by_libraries_at_batch_8() {
+    batch_of("super-resolution-1", SUPER_RESOLUTION_1, 8);
+}
+
+#[test]
+fn gpu_super_resolution_4_by_libraries_at_batch_8() {
+    batch_of("super-resolution-4", SUPER_RESOLUTION_4, 8);
+}
+
+#[test]
 fn gpu_super_resolution_3_by_libraries_at_batch_8() {
     batch_of("super-resolution-3", SUPER_RESOLUTION_3, 8);
 }

@@ -22,22 +22,30 @@ pub const SUPER_RESOLUTION_3: Architecture =
 pub const SUPER_RESOLUTION_4: Architecture =
     Architecture::SuperResolution { factor: 4, height: 640, width: 480 };
 
+/// The zoo's models.
+const MODELS: [(&str, Architecture); 6] = [
+    ("squeezenet", Architecture::SqueezeNet),
+    ("resnet50", Architecture::ResNet50),
+    ("super-resolution-1", SUPER_RESOLUTION_1),
+    ("super-resolution-3", SUPER_RESOLUTION_3),
+    ("super-resolution-4", SUPER_RESOLUTION_4),
+    ("mobilenet-v3-small", Architecture::MobileNetV3Small),
+];
+
 #[test]
 fn plans_are_those_that_are_kept() {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans"));
     let [(first, _), _, (half, _)] = FORMATS;
-    for (name, architecture, format) in [
-        ("squeezenet", Architecture::SqueezeNet, first),
-        ("squeezenet-half", Architecture::SqueezeNet, half),
-        ("resnet50", Architecture::ResNet50, first),
-        ("super-resolution-1", SUPER_RESOLUTION_1, first),
-        ("super-resolution-3", SUPER_RESOLUTION_3, first),
-        ("super-resolution-3-half", SUPER_RESOLUTION_3, half),
-        ("super-resolution-4", SUPER_RESOLUTION_4, first),
-        ("mobilenet-v3-small", Architecture::MobileNetV3Small, first),
-    ] {
-        let graph = import(&architecture.build(1).encode_to_vec(), 1).expect("the zoo's models are imported");
-        let plan = Plan::in_format(&graph, format).expect("the zoo's models are planned");
+    let imported = |(name, architecture): (&'static str, Architecture)| {
+        let file = architecture.build(1).encode_to_vec();
+        (name, import(&file, 1).expect("the zoo's models are imported"))
+    };
+    let graphs = MODELS.map(imported);
+    let in_both = graphs.iter().flat_map(|(name, graph)| {
+        [((*name).to_owned(), graph, first), (format!("{name}-half"), graph, half)]
+    });
+    for (name, graph, format) in in_both {
+        let plan = Plan::in_format(graph, format).expect("the zoo's models are planned");
         let (arena, bound) = (plan.arena.bytes, plan.arena.bound);
         assert!(
             arena as f64 <= 1.05 * bound as f64,
