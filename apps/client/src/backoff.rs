@@ -3,15 +3,17 @@
 
 use std::time::Duration;
 
-/// A client polls without sleeping for so long.
+/// A client polls without sleeping for this long, unless the answer before took longer than `SLOW_NS`.
 const SPIN_NS: u64 = 1_000_000;
-/// Shortest sleep that is requested. The kernel makes about 100 µs of it.
+/// More than `SPIN_NS` and a sleep: an answer that a sleep made late does not count as a slow one.
+const SLOW_NS: u64 = 1_500_000;
+/// Shortest sleep that is requested. The kernel makes about 100 µs of it, and an answer is seen late by up to that.
 const LEAST_NS: u64 = 50_000;
-/// Longest sleep: deadlines and the server are checked as often.
+/// Longest sleep. Deadlines and the server are checked between two sleeps.
 const MOST_NS: u64 = 5_000_000;
-/// A sleep lasts one in so many parts of the wait before it. An answer is seen late by no larger part of its time.
+/// The wait so far divided by the sleep that follows, between `LEAST_NS` and `MOST_NS`.
 const SHARE: u64 = 32;
-/// A sleep ends so long before the next request is due.
+/// The end of a sleep lies this long before the next request is due.
 const AWAKE_NS: u64 = 500_000;
 
 /// The wait of a client for its next answer.
@@ -43,7 +45,8 @@ impl Backoff {
         let waited_ns = now_ns.saturating_sub(self.since_ns);
         let free_ns = idle_ns.checked_sub(AWAKE_NS).filter(|free_ns| *free_ns > 0)?;
         let sleep_ns = (waited_ns / SHARE).clamp(LEAST_NS, MOST_NS).min(free_ns);
-        (waited_ns.max(self.before_ns) > SPIN_NS).then(|| Duration::from_nanos(sleep_ns))
+        let is_long = waited_ns > SPIN_NS || self.before_ns > SLOW_NS;
+        is_long.then(|| Duration::from_nanos(sleep_ns))
     }
 }
 
@@ -61,6 +64,8 @@ mod tests {
             (0, MS, NEVER, None),
             (0, MS + 1, NEVER, Some(LEAST_NS)),
             (MS, 0, NEVER, None),
+            // A sleep may have made it late.
+            (MS + MS / 10, 0, NEVER, None),
             (20 * MS, 0, NEVER, Some(LEAST_NS)),
             (20 * MS, 16 * MS, NEVER, Some(MS / 2)),
             (0, 16 * MS, NEVER, Some(MS / 2)),
