@@ -94,7 +94,7 @@ impl Context {
     /// Has it live as long as the process, whatever shares are dropped. A library keeps what it loaded into a context, beyond its handles'
     /// ends, and takes a new context at the same address for the old one. Whatever is launched also stays loaded from then on: graphs,
     /// modules, a library's plans and handles, timers. Where they were destroyed beside a library's kernels, a later graph lost the
-    /// context: docs/inference.md has the measurement. Memory is freed as elsewhere.
+    /// context: docs/notes/lost-contexts.md has the measurement. Memory is freed as elsewhere.
     pub fn keep(&self) {
         self.0.stays.store(true, Ordering::Relaxed);
     }

@@ -21,9 +21,10 @@ use quantity::{Quantity, Unit};
 
 /// Pages that are the only record of what they measured, so that their figures may stand without a source: laboratory notes, and how long
 /// the steps of a tutorial took on the machine that it names.
-pub const NOTES: [&str; 10] = [
+pub const NOTES: [&str; 11] = [
     "docs/notes/copies.md",
     "docs/notes/idle.md",
+    "docs/notes/lost-contexts.md",
     "docs/notes/posting-costs.md",
     "docs/notes/soft-roce.md",
     "docs/tutorial.md",
