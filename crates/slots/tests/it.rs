@@ -290,7 +290,7 @@ impl Fixture {
             Arrival::Flag => Write::new(at, to, message.tail),
             Arrival::Tail | Arrival::Completion => Write::new(at, to, message.bytes()),
         };
-        // Before the answer: the client may send as soon as it has that.
+        // Both in one step here: no client sends between the two.
         let receive = (work.slot, self.slot(work.slot).0);
         self.sides[side].to_server.receives.push_back(receive);
         write.arrives = (way == Arrival::Completion).then_some(work.slot);

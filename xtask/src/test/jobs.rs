@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suite_finds_the_programs_that_it_finds_when_it_runs_alone() {
+    fn a_suite_has_the_path_of_its_own_set_of_packages() {
         let paths =
             [(Purpose::Computing, "/computing"), (Purpose::Figure, "/figure"), (Purpose::Full, "/full")];
         let paths = paths.map(|(purpose, folder)| (purpose, PathBuf::from(folder))).into();

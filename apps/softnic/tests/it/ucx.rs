@@ -29,7 +29,7 @@ fn server_reads(_: &Counters, server: &Counters) -> u64 {
     server.value("completed_read")
 }
 
-/// Messages that the other side executed: over datagrams, and for tags, everything is a SEND.
+/// Messages that the other side executed: over datagrams everything is a SEND, and so are short tagged messages.
 fn sends(client: &Counters, server: &Counters) -> u64 {
     client.value("posted_send").min(server.value("receives_consumed"))
 }

@@ -204,11 +204,13 @@ fn fill_use(
     let answers = |one: &HeardClient| {
         one.heard.last().zip(one.heard.first()).map_or(0, |(last, first)| last.1 - first.1)
     };
-    let answers = clients.iter().map(answers).sum::<u64>().max(1) as f64;
+    let answers = clients.iter().map(answers).sum::<u64>() as f64;
     let ms =
         |of: fn(&ProcessUse) -> f64| clients.iter().map(|one| of(&one.used)).sum::<f64>() * 1e3 / answers;
-    point.values.insert("client_ms".into(), ms(|used| used.own));
-    point.values.insert("client_nic_ms".into(), ms(|used| used.nic));
+    if answers > 0.0 {
+        point.values.insert("client_ms".into(), ms(|used| used.own));
+        point.values.insert("client_nic_ms".into(), ms(|used| used.nic));
+    }
     let mut inside = looks.iter().filter(|(at, _)| (begin..=end).contains(at));
     if let (Some(first), Some(last)) = (inside.next(), inside.next_back()) {
         let used = last.1.since(&first.1, last.0 - first.0);
