@@ -304,7 +304,9 @@ mod tests {
         let experiment = bench_clients();
         let key = experiment.spec.grid(Extent::Normal).keys().remove(0);
         let run = |wrong: u64| json!({ "sent": 9, "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {} });
-        let looks = [1.5, 2.5].map(|at| (at, ProcessSnapshot::default()));
+        // The first and the last one lie outside of the time in which all are served.
+        let looks = [(0.5, 0), (1.5, 100), (2.5, 150), (3.5, 900)];
+        let looks = looks.map(|(at, ticks)| (at, ProcessSnapshot::after(ticks)));
         let of = |clients: &[(Heard, Value)]| {
             let provenance = Provenance::of(workspace::revision(), &[]);
             let mut point = Point::new("bench-clients", key.clone(), Label::Emulated, provenance);
@@ -326,6 +328,7 @@ mod tests {
         assert!(experiment.spec.values.iter().all(|name| point.values.contains_key(name)));
         // 220 answers: of both clients, 440 and 220 ms.
         assert_eq!([point.values["client_ms"], point.values["client_nic_ms"]], [2.0, 1.0]);
+        assert_eq!([point.values["server_cores"], point.values["server_nic_cores"]], [0.5, 0.0]);
         let bad = of(&[both[0].clone(), (vec![(1.0, 0), (3.0, 100)], run(2))]);
         assert_eq!(bad.missing.as_deref(), Some("2 wrong of 9 requests"));
         let starved = of(&[both[0].clone(), (vec![(1.0, 7), (3.0, 7)], run(0))]);

@@ -90,6 +90,12 @@ fn switches(text: &str) -> Option<u64> {
 }
 
 impl ProcessSnapshot {
+    /// A process without threads that can be seen, after so many ticks.
+    #[cfg(test)]
+    pub fn after(ticks: u64) -> ProcessSnapshot {
+        ProcessSnapshot { ticks, threads: BTreeMap::new() }
+    }
+
     /// Looks at a process; `folder`: `/proc/PID`. A process that has ended and was not waited for has its sum, and no threads.
     /// Errors: it is gone; a file that is not as proc(5) says.
     pub fn at(folder: &Path) -> Result<ProcessSnapshot> {
