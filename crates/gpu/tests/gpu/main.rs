@@ -7,6 +7,7 @@
 mod bench;
 mod context;
 mod device;
+mod driver;
 mod nvml;
 mod ordinary;
 mod probe;

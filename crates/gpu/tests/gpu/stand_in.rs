@@ -5,7 +5,6 @@
 //! under a stream is aborted. What it passes still has to pass on a GPU.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -13,33 +12,14 @@ use gpu::cache::Cache;
 use gpu::{Arch, Form, ImageBuilder, Toolkit};
 use measure::need;
 
+use crate::driver::Driver;
 use crate::{bench, process};
 
-/// A folder with a `libcuda` in it, removed afterwards.
-struct Driver(PathBuf);
-
 impl Driver {
-    /// Compiles the stand-in without what the macros leave out. Error: there is no C compiler, or what it said.
-    fn new(name: &str, lacks: &[&str]) -> Result<Driver, String> {
-        let driver = Driver::empty(name);
-        let source = driver.0.join("stand_in.c");
-        for (name, text) in [
-            ("stand_in.c", include_str!("stand_in.c")),
-            ("stand_in_streams.h", include_str!("stand_in_streams.h")),
-            ("stand_in_graphs.h", include_str!("stand_in_graphs.h")),
-        ] {
-            fs::write(driver.0.join(name), text).unwrap();
-        }
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-pthread", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror"]);
-        cc.args(lacks.iter().map(|macro_| format!("-D{macro_}")))
-            .arg("-o")
-            .arg(driver.0.join("libcuda.so.1"))
-            .arg(source);
-        let said = cc.output().map_err(|error| format!("cc: {error}"))?;
-        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-        // The name that is looked for first, so that a real driver of this machine is not taken.
-        fs::copy(driver.0.join("libcuda.so.1"), driver.0.join("libcuda.so")).unwrap();
+    /// By both names, without what the macros leave out.
+    fn lacking(name: &str, lacks: &[&str]) -> Result<Driver, String> {
+        let driver = Driver::new(name, lacks)?;
+        fs::copy(driver.0.join("libcuda.so"), driver.0.join("libcuda.so.1")).unwrap();
         Ok(driver)
     }
 
@@ -48,13 +28,6 @@ impl Driver {
         let builder = ImageBuilder::new(toolkit, Cache::at(self.0.join("images")));
         builder.image(&bench::units(), Arch::sm(90), Form::Cubin).unwrap();
         self
-    }
-
-    fn empty(name: &str) -> Driver {
-        let folder = std::env::temp_dir().join(format!("gpu-stand-in-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
-        Driver(folder)
     }
 
     /// This very test program on that driver; gives what it said, and whether it ended well.
@@ -67,12 +40,6 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// What a stand-in does not do: it takes any image, since it runs none, and its times are no GPU's.
 const LEFT_OUT: [&str; 4] =
     ["--skip", "gpu_image_for_another_architecture", "--skip", "gpu_module_is_loaded_in_a_second"];
@@ -80,7 +47,7 @@ const LEFT_OUT: [&str; 4] =
 #[test]
 fn what_a_gpu_is_to_show_passes_on_a_stand_in_of_its_driver() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-    let driver = need!(Driver::new("whole", &[]), "a C compiler").with_image(toolkit);
+    let driver = need!(Driver::lacking("whole", &[]), "a C compiler").with_image(toolkit);
     let asked = ["device::gpu_", "context::gpu_context"];
     let (said, good) = driver.run(&[&asked, &LEFT_OUT[..]].concat(), &[("REQUIRE", "gpu")]);
     assert!(good, "{said}");
@@ -95,7 +62,7 @@ fn what_a_gpu_is_to_show_passes_on_a_stand_in_of_its_driver() {
 #[test]
 fn a_driver_without_newer_functions_serves_what_needs_none() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-    let driver = need!(Driver::new("older", &["LACKS_NEWER"]), "a C compiler").with_image(toolkit);
+    let driver = need!(Driver::lacking("older", &["LACKS_NEWER"]), "a C compiler").with_image(toolkit);
     let (said, good) = driver.run(&["device::gpu_timer", "--nocapture"], &[("REQUIRE", "gpu")]);
     assert!(good && said.contains("1 passed"), "{said}");
 }
@@ -107,9 +74,9 @@ fn a_driver_that_is_none_or_finds_none_is_an_error_that_says_so() {
     for name in ["libcuda.so", "libcuda.so.1"] {
         fs::write(empty.0.join(name), "").unwrap();
     }
-    let whole = need!(Driver::new("errors", &[]), "a C compiler");
-    let older = need!(Driver::new("no-count", &["LACKS_COUNT"]), "a C compiler");
-    let oldest = need!(Driver::new("no-version", &["LACKS_COUNT", "LACKS_VERSION"]), "a C compiler");
+    let whole = need!(Driver::lacking("errors", &[]), "a C compiler");
+    let older = need!(Driver::lacking("no-count", &["LACKS_COUNT"]), "a C compiler");
+    let oldest = need!(Driver::lacking("no-version", &["LACKS_COUNT", "LACKS_VERSION"]), "a C compiler");
     for (driver, environment, words) in [
         (
             &whole,
