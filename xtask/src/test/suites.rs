@@ -346,7 +346,7 @@ fn environment(way: RunOptions) -> Vec<(String, String)> {
     environment
 }
 
-/// The set of packages that a package's tests need, where that is less than all.
+/// The set of packages that the tests of a package need, where it is another one than [`Purpose::Test`].
 pub fn purpose(package: &str) -> Option<Purpose> {
     NEEDS.iter().find(|(_, packages)| packages.contains(&package)).map(|(purpose, _)| *purpose)
 }
