@@ -22,7 +22,7 @@ use super::send::Taken;
 use super::srq::Srq;
 use super::wire;
 use crate::carrier::{Carrier, Inbound, PathAddress, Payload, Unsent};
-use crate::memory::{Memory, Segment};
+use crate::memory::{Memory, Order, Segment};
 
 /// A request, as it came.
 #[derive(Clone, Copy)]
@@ -185,7 +185,10 @@ impl<M: Memory> Core<M> {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
                 inbound
-                    .copy_into(&[to], self.payload_scatter.order(|| self.mkeys.is_relaxed(region.key)))
+                    .copy_into(
+                        &[to],
+                        self.payload_scatter.order_of_write(|| self.mkeys.is_relaxed(region.key)),
+                    )
                     .map_err(|_| Outcome::LocalFault)
                     .map(|()| {
                         if let Some((receive, completion)) = completion {
@@ -237,14 +240,13 @@ impl<M: Memory> Core<M> {
     ) -> Result<(), Outcome> {
         let mut payload = [0; 64];
         let small = length > 0 && length as usize <= qp.rq.scatter && offset == 0 && completion.is_some();
-        let order = self.payload_scatter.order(|| false);
         let to = self
             .payload_scatter
             .scatter(&self.mkeys, &qp.rq, offset, length)
             .map_err(|_| Outcome::LocalFault)?;
         let moved = match small {
             true => inbound.copy_to_buffer(&mut payload[..length as usize]),
-            false => inbound.copy_into(to, order),
+            false => inbound.copy_into(to, Order::Relaxed),
         };
         moved.map_err(|_| Outcome::LocalFault)?;
         let path = inbound.path();

@@ -8,7 +8,10 @@ use super::sq::SendRequest;
 use crate::carrier::Inbound;
 use crate::memory::{Fault, Order, Segment, Segments};
 
-/// The scatter list in use, and the order in which its bytes become visible.
+/// The scatter list in use, and the order in which bytes become visible.
+///
+/// Payload of a SEND and of a READ's answer goes in any order, since only their CQE says that it is there. That of a WRITE goes in
+/// increasing addresses, unless it is relaxed: a program may poll its last word.
 #[derive(Debug)]
 pub(super) struct PayloadScatter {
     /// Of the present message.
@@ -22,8 +25,8 @@ impl PayloadScatter {
         PayloadScatter { segments: Vec::new(), relaxed }
     }
 
-    /// Order in which bytes become visible; `relaxed`: any is allowed there.
-    pub(super) fn order(&self, relaxed: impl FnOnce() -> bool) -> Order {
+    /// Order of a WRITE's bytes; `relaxed`: any is allowed there.
+    pub(super) fn order_of_write(&self, relaxed: impl FnOnce() -> bool) -> Order {
         if self.relaxed || relaxed() { Order::Relaxed } else { Order::Increasing }
     }
 
@@ -58,10 +61,9 @@ impl PayloadScatter {
             // Its region went away while the answer was on its way.
             return Err(Fault { addr: 0 });
         }
-        let order = self.order(|| false);
         if offset == 0 {
             // The first piece needs no list of its own.
-            return inbound.copy_into(&payload.segments, order);
+            return inbound.copy_into(&payload.segments, Order::Relaxed);
         }
         self.segments.clear();
         let mut walk = Segments::new(&payload.segments);
@@ -72,6 +74,6 @@ impl PayloadScatter {
             left -= piece.len;
             self.segments.push(piece);
         }
-        inbound.copy_into(&self.segments, order)
+        inbound.copy_into(&self.segments, Order::Relaxed)
     }
 }
