@@ -1,7 +1,7 @@
 //! What a run consists of, in which order, and what runs beside what.
 //!
-//! Three lanes: one builds for users and lints, one builds the test programs and runs most suites, one runs the suite that
-//! waits more than it computes. Cargo's lock on each target folder keeps its builds apart.
+//! Three lanes: one builds for users and lints, one builds the test programs and runs most suites, one runs suites that
+//! wait more than they compute. Cargo's lock on each target folder keeps its builds apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -31,8 +31,8 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 const RELEASE_BUILD: &str = "release build";
 const TEST_PROGRAMS: &str = "test programs";
 const DIST: &str = "dist";
-/// The suite that waits for time-outs of protocols: it runs beside the others.
-const WAITS: &str = "softnic";
+/// Packages whose suites wait for time-outs of protocols and for peers: they run beside the others, in about the same time.
+const WAIT: [&str; 3] = ["softnic", "echo", "generator"];
 
 /// How much is run.
 #[derive(Clone, Copy, Default)]
@@ -138,7 +138,7 @@ pub fn plan(suites: Vec<Suite>, extent: Extent) -> Vec<Job> {
     // Suites that need no program of the release build come first.
     let (on_nic, plain): (Vec<Suite>, Vec<Suite>) = suites.into_iter().partition(|suite| suite.nic.is_some());
     for suite in plain.into_iter().chain(on_nic) {
-        let lane = if suite.package == WAITS { 2 } else { 1 };
+        let lane = if WAIT.contains(&suite.package.as_str()) { 2 } else { 1 };
         let after: &[&str] = match starts_programs(&suite) {
             true if is_with_dist && suite.package == "xtask" => &[TEST_PROGRAMS, RELEASE_BUILD, DIST],
             true => &[TEST_PROGRAMS, RELEASE_BUILD],
