@@ -1,4 +1,5 @@
-//! Checks and times the zoo's models: layer by layer against ONNX Runtime, alone and several side by side.
+//! Checks and times the zoo's models: layer by layer against ONNX Runtime, alone and several side by side. Runs
+//! one for an image of the user's.
 //!
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2, a
 //! result that is wrong with 1. Knows no NIC and no request.
@@ -23,6 +24,8 @@ macro_rules! complain {
     }};
 }
 
+mod alone;
+mod answer;
 mod check;
 mod energy;
 mod engine;
@@ -31,6 +34,7 @@ mod image;
 mod layers;
 mod model;
 mod overlap;
+mod ppm;
 mod reference;
 mod report;
 mod run;
@@ -66,6 +70,8 @@ enum Action {
     Run(run_options::Options),
     /// Time each step of a model.
     Layers(layers::Options),
+    /// Say what a model sees in an image: the likeliest classes, or an image.
+    Answer(answer::Options),
     /// Write what an engine computes for test inputs to a file, which clients of a server compare with.
     Reference(reference::Options),
 }
@@ -91,6 +97,7 @@ fn run(action: Action) -> anyhow::Result<bool> {
         Action::Check(options) => check::run(&options),
         Action::Run(options) => run::run(&options),
         Action::Layers(options) => layers::run(&options),
+        Action::Answer(options) => answer::run(&options),
         Action::Reference(options) => reference::run(&options),
     }
 }

@@ -3,7 +3,7 @@
 //! A [`Manifest`] says everything about a model that is no weight: shapes, types, pre-processing, counts,
 //! hashes. [`Architecture`] writes its ONNX file ([`onnx`]) with weights from [`seed`],
 //! [`count()`](count::count) says how many parameters and multiply-accumulates it has, [`Store`] keeps the
-//! file, and [`preprocess`] makes its input of an image. Opens no network connection: `cargo xtask zoo fetch`
+//! file, [`preprocess`] makes its input of an image, and [`postprocess`] says what its output means. Opens no network connection: `cargo xtask zoo fetch`
 //! downloads. Knows no engine.
 
 #![forbid(unsafe_code)]
@@ -13,13 +13,12 @@ pub mod count;
 mod digest;
 mod manifest;
 pub mod onnx;
+pub mod postprocess;
 pub mod preprocess;
 pub mod seed;
 mod store;
 
 pub use architecture::Architecture;
 pub use digest::Digest;
-pub use manifest::{
-    Counts, ElementType, Manifest, ManifestError, Postprocess, Seeded, Tensor, Verified, Weights, folder,
-};
+pub use manifest::{Counts, ElementType, Manifest, ManifestError, Seeded, Tensor, Verified, Weights, folder};
 pub use store::{Partial, Store, StoreError};

@@ -12,7 +12,8 @@ use thiserror::Error;
 
 use crate::count::{Count, CountError, count, shape_of};
 use crate::onnx::{Model, ValueInfo};
-use crate::preprocess::{Layout, Preprocess, PreprocessError, test_image};
+use crate::postprocess::{Answer, Postprocess, PostprocessError};
+use crate::preprocess::{Image, Layout, Preprocess, PreprocessError, test_image};
 use crate::{Architecture, Digest};
 
 /// Why a manifest was not taken, or a file does not fit to it.
@@ -62,19 +63,6 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Bytes of a message that holds it.
     pub bytes: u64,
-}
-
-/// What the output means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Postprocess {
-    /// A score for each class, before softmax; the largest is the answer.
-    Logits {
-        /// How many.
-        classes: usize,
-    },
-    /// Rows of luminance, 0 black and 1 white; values outside are cut.
-    Luminance,
 }
 
 /// What was published about the model's size.
@@ -214,6 +202,11 @@ impl Manifest {
         self.preprocess.run(&test_image(&name, height, width))
     }
 
+    /// What the first output, of one image, says of the image that its input was made of.
+    pub fn answer(&self, image: &Image, output: &[f32]) -> Result<Answer, PostprocessError> {
+        self.postprocess.answer(&self.preprocess, image, (&self.output[0].shape, output))
+    }
+
     /// Takes a manifest's text. `path` is for messages, and must end in the model's name.
     pub fn parse(text: &str, path: &Path) -> Result<Manifest, ManifestError> {
         let manifest: Manifest = toml::from_str(text).map_err(|error| {
@@ -273,12 +266,7 @@ impl Manifest {
                 self.counts.resolution
             ));
         }
-        let classes = self.output[0].shape.last().copied();
-        if let Postprocess::Logits { classes: wanted } = self.postprocess
-            && classes != Some(wanted)
-        {
-            return Err(format!("postprocess has {wanted} classes, output {:?}", self.output[0].shape));
-        }
+        self.postprocess.check([height, width], &self.output[0].shape)?;
         match &self.weights {
             Some(weights) if !weights.url.starts_with("https://") => {
                 Err(format!("weights: {:?} is no https address", weights.url))

@@ -145,8 +145,13 @@ impl Preprocess {
         }
     }
 
-    /// The model's input for one image.
-    pub fn run(&self, image: &Image) -> Result<Vec<f32>, PreprocessError> {
+    /// Where the pixels of the crop lie in an image, by rows and by columns, when the crop has `factors` times
+    /// as many rows and columns.
+    pub(crate) fn samples(
+        &self,
+        image: &Image,
+        factors: [usize; 2],
+    ) -> Result<[Vec<Sample>; 2], PreprocessError> {
         self.check()?;
         let &Image { height, width, .. } = image;
         if !(1..=MOST).contains(&height) || !(1..=MOST).contains(&width) {
@@ -157,19 +162,23 @@ impl Preprocess {
         }
         let size = self.resized(height, width);
         self.fits(size)?;
-        let axis = |axis: usize, extent: usize| -> Vec<Sample> {
-            let first = (size[axis] - self.crop[axis]) / 2;
-            (first..first + self.crop[axis]).map(|place| Sample::at(place, size[axis], extent)).collect()
-        };
-        let (rows, columns) = (axis(0, height), axis(1, width));
+        Ok([(0, height), (1, width)].map(|(axis, extent)| {
+            let (size, crop, factor) = (size[axis], self.crop[axis], factors[axis]);
+            let first = (size - crop) / 2 * factor;
+            (first..first + crop * factor).map(|place| Sample::at(place, size * factor, extent)).collect()
+        }))
+    }
+
+    /// The model's input for one image.
+    pub fn run(&self, image: &Image) -> Result<Vec<f32>, PreprocessError> {
+        let [rows, columns] = self.samples(image, [1, 1])?;
         let channels = self.channels.weights();
         let mut input = vec![0.0; self.elements()];
         for (y, row) in rows.iter().enumerate() {
             for (x, column) in columns.iter().enumerate() {
                 let colour = sample(image, self.image, row, column);
                 for (channel, weights) in channels.iter().enumerate() {
-                    let mixed = weights[0] * colour[0] + weights[1] * colour[1] + weights[2] * colour[2];
-                    let value = (mixed / 255.0 - self.mean[channel]) / self.deviation[channel];
+                    let value = (mix(weights, colour) / 255.0 - self.mean[channel]) / self.deviation[channel];
                     let place = match self.layout {
                         Layout::Nchw => (channel * self.crop[0] + y) * self.crop[1] + x,
                         Layout::Nhwc => (y * self.crop[1] + x) * channels.len() + channel,
@@ -184,7 +193,7 @@ impl Preprocess {
 
 /// Two neighbours on one axis, and how much the second one counts.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+pub(crate) struct Sample {
     first: usize,
     second: usize,
     share: f32,
@@ -205,8 +214,13 @@ impl Sample {
     }
 }
 
+/// What a channel takes of a colour.
+pub(crate) fn mix(weights: &[f32; 3], colour: [f32; 3]) -> f32 {
+    weights[0] * colour[0] + weights[1] * colour[1] + weights[2] * colour[2]
+}
+
 /// Red, green and blue at a point between four pixels, in 0..=255.
-fn sample(image: &Image, order: PixelOrder, row: &Sample, column: &Sample) -> [f32; 3] {
+pub(crate) fn sample(image: &Image, order: PixelOrder, row: &Sample, column: &Sample) -> [f32; 3] {
     let byte = |y: usize, x: usize, colour: usize| {
         let colour = if order == PixelOrder::Rgb { colour } else { 2 - colour };
         f32::from(image.pixels[(y * image.width + x) * 3 + colour])

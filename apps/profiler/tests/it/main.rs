@@ -5,9 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use inference::engine::Engine as _;
 use inference::engine::onnx_runtime::Runtime;
 use measure::need;
 use serde_json::Value;
+use zoo::Manifest;
+use zoo::postprocess::Answer;
+use zoo::preprocess::{Image, test_image};
 
 /// The program, where the tests were built or carried to.
 fn profiler(arguments: &[&str]) -> Output {
@@ -39,11 +43,13 @@ fn folder(name: &str) -> PathBuf {
 #[test]
 fn bad_input_is_one_line_that_says_what_to_do() {
     let folder = folder("bad");
-    let (text, store) = (folder.join("text.onnx"), folder.join("store"));
+    let (text, store, short) = (folder.join("text.onnx"), folder.join("store"), folder.join("short.ppm"));
+    std::fs::write(&short, "P6 2 2 255 eleven byte").unwrap();
     std::fs::write(&text, "no model").unwrap();
     std::fs::create_dir_all(&store).unwrap();
     std::fs::write(store.join("squeezenet-1.1.seeded.onnx"), "cut").unwrap();
-    let [text, store, folder_word] = [&text, &store, &folder].map(|path| path.to_str().unwrap());
+    let [text, store, short, folder_word] =
+        [&text, &store, &short, &folder].map(|path| path.to_str().unwrap());
     let run = ["run", "squeezenet-1.1", "--engine"];
     for (arguments, words) in [
         (vec!["check", "alexnet"], vec!["no model alexnet", "squeezenet-1.1, super-resolution-x1"]),
@@ -88,6 +94,16 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         (
             vec!["check", "squeezenet-1.1", "--image", "1x8000"],
             vec!["--image 1x8000", "a crop of [224, 224] does not fit"],
+        ),
+        (
+            vec!["answer", "squeezenet-1.1", text, "--engine", "twin"],
+            vec![text, "no PPM file", "P6", "ffmpeg -i"],
+        ),
+        (vec!["answer", "squeezenet-1.1", "/no/such/file"], vec!["/no/such/file", "No such file"]),
+        (vec!["answer", "squeezenet-1.1", short, "--engine", "twin"], vec![short, "has 12 bytes, not 11"]),
+        (
+            vec!["answer", "squeezenet-1.1", short, "--engine", "twin", "--batch", "2"],
+            vec!["leave --batch out"],
         ),
         (vec!["layers", "squeezenet-1.1", "--layout", "auto"], vec!["--layout auto", "name one"]),
         ([&run[..], &["twin", "--threads", "2"]].concat(), vec!["--threads is for --engine cpu"]),
@@ -166,9 +182,7 @@ fn gpu_a_check_of_an_image_runs_the_pre_processing_of_the_manifest() {
 fn a_file_of_the_users_is_compared_with_the_batch_that_it_has() {
     need!(reference(), reference, "ONNX Runtime");
     let file = folder("file").join("squeezenet.onnx");
-    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../modelzoo/models");
-    let manifest = zoo::Manifest::read(&manifests.join("squeezenet-1.1.toml")).unwrap();
-    std::fs::write(&file, manifest.build()).unwrap();
+    std::fs::write(&file, manifest("squeezenet-1.1").build()).unwrap();
     let path = file.to_str().unwrap();
     let run =
         ["run", "squeezenet-1.1", "--engine", "cpu", "--seconds", "0", "--warmup", "0", "--model-file", path];
@@ -180,6 +194,78 @@ fn a_file_of_the_users_is_compared_with_the_batch_that_it_has() {
     let error = String::from_utf8_lossy(&other.stderr);
     assert!(other.status.code() == Some(2) && error.contains("is no MobileNetV3-Small"), "{error}");
     std::fs::remove_dir_all(file.parent().unwrap()).unwrap();
+}
+
+/// A model of the zoo.
+fn manifest(name: &str) -> Manifest {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../modelzoo/models");
+    Manifest::find(name, Some(&folder)).unwrap().0
+}
+
+/// What ONNX Runtime and the manifest make of an image.
+fn wanted_answer(runtime: &Runtime, manifest: &Manifest, image: &Image) -> Answer {
+    let input = manifest.preprocess.run(image).unwrap();
+    let outputs = runtime.model(&manifest.build(), 1).unwrap().run(&[&input]).unwrap();
+    manifest.answer(image, &outputs[0]).unwrap()
+}
+
+/// A PPM file of an image whose pixels are blue, green and red, as manifests have them.
+fn ppm(image: &Image) -> Vec<u8> {
+    let mut file = format!("P6 {} {} 255\n", image.width, image.height).into_bytes();
+    file.extend(image.pixels.as_chunks().0.iter().flat_map(|&[blue, green, red]| [red, green, blue]));
+    file
+}
+
+#[test]
+fn an_image_is_answered_with_its_likeliest_classes() {
+    let runtime = need!(reference(), reference, "ONNX Runtime");
+    let (folder, manifest) = (folder("classes"), manifest("squeezenet-1.1"));
+    let (path, image) = (folder.join("image.ppm"), test_image("answered", 300, 260));
+    std::fs::write(&path, ppm(&image)).unwrap();
+    let path = path.to_str().unwrap();
+    let said = said(0, &["answer", "squeezenet-1.1", path]);
+    let Answer::Classes(wanted) = wanted_answer(&runtime, &manifest, &image) else { panic!("no classes") };
+    let rows: Vec<(f64, usize)> = said
+        .lines()
+        .skip(2)
+        .map(|line| {
+            let (probability, class) = line.trim().split_once("  ").unwrap();
+            (probability.parse().unwrap(), class.parse().unwrap())
+        })
+        .collect();
+    assert_eq!(rows.len(), 5, "{said}");
+    for ((probability, number), wanted) in rows.iter().zip(&wanted) {
+        assert!(
+            *number == wanted.number && (probability - wanted.probability).abs() < 1e-4,
+            "{said}{wanted:?}"
+        );
+    }
+    let output = profiler(&["answer", "squeezenet-1.1", path, "--out", path]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && error.contains("SqueezeNet 1.1 prints classes"), "{error}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn an_image_is_answered_with_a_larger_image_in_its_colours() {
+    let runtime = need!(reference(), reference, "ONNX Runtime");
+    let (folder, manifest) = (folder("larger"), manifest("super-resolution-x3"));
+    let [path, out] = ["image.ppm", "out.ppm"].map(|name| folder.join(name));
+    let image = test_image("answered", 224, 224);
+    std::fs::write(&path, ppm(&image)).unwrap();
+    let [path, out_word] = [&path, &out].map(|path| path.to_str().unwrap());
+    let command = ["answer", "super-resolution-x3", path];
+    let said = said(0, &[&command[..], &["--out", out_word]].concat());
+    assert!(said.contains("672 x 672 pixels in") && said.lines().count() == 1, "{said}");
+    let Answer::Image(wanted) = wanted_answer(&runtime, &manifest, &image) else { panic!("no image") };
+    let (found, wanted) = (std::fs::read(&out).unwrap(), ppm(&wanted));
+    assert_eq!((found.len(), &found[..15]), (wanted.len(), &b"P6\n672 672\n255\n"[..]));
+    // Threads may sum in another order, which may turn a half.
+    assert!(found[15..].iter().zip(&wanted[15..]).all(|(byte, wanted)| byte.abs_diff(*wanted) <= 1));
+    let output = profiler(&command);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && error.contains("name its file by --out"), "{error}");
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// What a line says in any case.
