@@ -32,8 +32,6 @@ pub enum CountError {
 pub struct NodeCount {
     /// The node's name, or its first output's where it has none.
     pub name: String,
-    /// Its operator.
-    pub operator: String,
     /// Shape of its first output.
     pub shape: Vec<usize>,
     /// Multiply-accumulates of one run.
@@ -117,16 +115,15 @@ fn count_node(node: &Node, known: &BTreeMap<String, Vec<usize>>) -> Result<NodeC
     } else {
         node.name.clone()
     };
-    let operator = node.op_type.clone();
     let unknown = |value: &String| CountError::Unknown { node: name.clone(), value: value.clone() };
     let inputs = node.input.iter().filter(|input| !input.is_empty());
     let shapes: Vec<Vec<usize>> = inputs
         .map(|input| known.get(input).cloned().ok_or_else(|| unknown(input)))
         .collect::<Result<_, _>>()?;
     match output_shape(node, &shapes) {
-        Ok(Some((shape, macs))) => Ok(NodeCount { name, operator, shape, macs }),
-        Ok(None) => Err(CountError::Shapes { node: name, operator, shapes }),
-        Err(NotCounted) => Err(CountError::Operator { node: name, operator }),
+        Ok(Some((shape, macs))) => Ok(NodeCount { name, shape, macs }),
+        Ok(None) => Err(CountError::Shapes { node: name, operator: node.op_type.clone(), shapes }),
+        Err(NotCounted) => Err(CountError::Operator { node: name, operator: node.op_type.clone() }),
     }
 }
 

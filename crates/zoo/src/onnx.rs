@@ -1,27 +1,22 @@
 //! The messages of an ONNX file, as far as models for inference use them.
 //!
 //! Field numbers and types are those of `onnx.proto3` of the ONNX project, IR version 8. Left out: training,
-//! functions, sparse tensors, sequences, maps, quantisation annotations. Unknown fields of a file are
-//! skipped, as protocol buffers define it.
+//! functions, sparse tensors, sequences, maps, quantisation annotations, shapes between nodes. Unknown fields of a
+//! file are skipped, as protocol buffers define it.
+
+#![allow(missing_docs, reason = "names are those of onnx.proto3, which describes them")]
 
 use prost::{Message, Oneof};
 
 /// A whole file.
 #[derive(Clone, PartialEq, Message)]
 pub struct Model {
-    /// Version of the file format.
     #[prost(int64, tag = "1")]
     pub ir_version: i64,
-    /// Which program wrote the file.
     #[prost(string, tag = "2")]
     pub producer_name: String,
-    /// Its version.
-    #[prost(string, tag = "3")]
-    pub producer_version: String,
-    /// The graph.
     #[prost(message, optional, tag = "7")]
     pub graph: Option<Graph>,
-    /// Operator sets that the graph's nodes come from.
     #[prost(message, repeated, tag = "8")]
     pub opset_import: Vec<OperatorSet>,
 }
@@ -32,7 +27,6 @@ pub struct OperatorSet {
     /// Empty for ONNX's own operators.
     #[prost(string, tag = "1")]
     pub domain: String,
-    /// The version.
     #[prost(int64, tag = "2")]
     pub version: i64,
 }
@@ -40,24 +34,17 @@ pub struct OperatorSet {
 /// Nodes in an order in which each follows those that it reads from.
 #[derive(Clone, PartialEq, Message)]
 pub struct Graph {
-    /// The nodes.
     #[prost(message, repeated, tag = "1")]
     pub node: Vec<Node>,
-    /// The graph's name.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// Constants: weights.
     #[prost(message, repeated, tag = "5")]
     pub initializer: Vec<Tensor>,
     /// Inputs; older files list the initializers here as well.
     #[prost(message, repeated, tag = "11")]
     pub input: Vec<ValueInfo>,
-    /// Outputs.
     #[prost(message, repeated, tag = "12")]
     pub output: Vec<ValueInfo>,
-    /// Types and shapes of values in between.
-    #[prost(message, repeated, tag = "13")]
-    pub value_info: Vec<ValueInfo>,
 }
 
 /// One operator.
@@ -66,19 +53,15 @@ pub struct Node {
     /// Names of the values that it reads; an empty name is an optional input that is not given.
     #[prost(string, repeated, tag = "1")]
     pub input: Vec<String>,
-    /// Names of the values that it writes.
     #[prost(string, repeated, tag = "2")]
     pub output: Vec<String>,
     /// The node's name, for messages; may be empty.
     #[prost(string, tag = "3")]
     pub name: String,
-    /// The operator.
     #[prost(string, tag = "4")]
     pub op_type: String,
-    /// Its attributes.
     #[prost(message, repeated, tag = "5")]
     pub attribute: Vec<Attribute>,
-    /// The operator set's domain.
     #[prost(string, tag = "7")]
     pub domain: String,
 }
@@ -86,28 +69,18 @@ pub struct Node {
 /// A named constant of an operator. `kind` says which field counts.
 #[derive(Clone, PartialEq, Message)]
 pub struct Attribute {
-    /// The attribute's name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The value of [`AttributeKind::Float`].
     #[prost(float, tag = "2")]
     pub f: f32,
-    /// The value of [`AttributeKind::Int`].
     #[prost(int64, tag = "3")]
     pub i: i64,
-    /// The value of [`AttributeKind::String`].
     #[prost(bytes = "vec", tag = "4")]
     pub s: Vec<u8>,
-    /// The value of [`AttributeKind::Tensor`].
     #[prost(message, optional, tag = "5")]
     pub t: Option<Tensor>,
-    /// The value of [`AttributeKind::Floats`].
-    #[prost(float, repeated, tag = "7")]
-    pub floats: Vec<f32>,
-    /// The value of [`AttributeKind::Ints`].
     #[prost(int64, repeated, tag = "8")]
     pub ints: Vec<i64>,
-    /// Which field counts.
     #[prost(enumeration = "AttributeKind", tag = "20")]
     pub kind: i32,
 }
@@ -115,38 +88,28 @@ pub struct Attribute {
 /// Types of attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
-#[allow(missing_docs, reason = "a name that says it all has no comment")]
 pub enum AttributeKind {
     Undefined = 0,
     Float = 1,
     Int = 2,
     String = 3,
     Tensor = 4,
-    Graph = 5,
-    Floats = 6,
     Ints = 7,
-    Strings = 8,
 }
 
 /// A constant.
 #[derive(Clone, PartialEq, Message)]
 pub struct Tensor {
-    /// The extent of each axis.
     #[prost(int64, repeated, tag = "1")]
     pub dims: Vec<i64>,
-    /// The elements' type.
     #[prost(enumeration = "DataType", tag = "2")]
     pub data_type: i32,
     /// Elements of type `Float`, if `raw_data` is empty.
     #[prost(float, repeated, tag = "4")]
     pub float_data: Vec<f32>,
-    /// Elements of type `Int32` and smaller, if `raw_data` is empty.
-    #[prost(int32, repeated, tag = "5")]
-    pub int32_data: Vec<i32>,
     /// Elements of type `Int64`, if `raw_data` is empty.
     #[prost(int64, repeated, tag = "7")]
     pub int64_data: Vec<i64>,
-    /// The tensor's name.
     #[prost(string, tag = "8")]
     pub name: String,
     /// Elements as little-endian bytes, the last axis fastest.
@@ -160,7 +123,6 @@ pub struct Tensor {
 /// Types of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
-#[allow(missing_docs, reason = "a name that says it all has no comment")]
 pub enum DataType {
     Undefined = 0,
     Float = 1,
@@ -179,10 +141,8 @@ pub enum DataType {
 /// A value's name, type and shape.
 #[derive(Clone, PartialEq, Message)]
 pub struct ValueInfo {
-    /// The value's name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its type and shape.
     #[prost(message, optional, tag = "2")]
     pub r#type: Option<Type>,
 }
@@ -190,7 +150,6 @@ pub struct ValueInfo {
 /// A value's type; only tensors are read.
 #[derive(Clone, PartialEq, Message)]
 pub struct Type {
-    /// A tensor, if it is one.
     #[prost(message, optional, tag = "1")]
     pub tensor_type: Option<TensorType>,
 }
@@ -198,10 +157,8 @@ pub struct Type {
 /// A tensor's type and shape.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorType {
-    /// The elements' type.
     #[prost(enumeration = "DataType", tag = "1")]
     pub elem_type: i32,
-    /// The shape, if it is known.
     #[prost(message, optional, tag = "2")]
     pub shape: Option<Shape>,
 }
@@ -209,7 +166,6 @@ pub struct TensorType {
 /// A tensor's shape.
 #[derive(Clone, PartialEq, Message)]
 pub struct Shape {
-    /// Its axes.
     #[prost(message, repeated, tag = "1")]
     pub dim: Vec<Dimension>,
 }
@@ -217,7 +173,6 @@ pub struct Shape {
 /// The extent of an axis.
 #[derive(Clone, PartialEq, Message)]
 pub struct Dimension {
-    /// A number, or the name of a number that is not fixed.
     #[prost(oneof = "Extent", tags = "1, 2")]
     pub extent: Option<Extent>,
 }
@@ -225,10 +180,8 @@ pub struct Dimension {
 /// A number, or the name of a number that is not fixed.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Extent {
-    /// A number.
     #[prost(int64, tag = "1")]
     Value(i64),
-    /// A name: the extent is dynamic.
     #[prost(string, tag = "2")]
     Parameter(String),
 }

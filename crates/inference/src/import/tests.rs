@@ -19,7 +19,6 @@ fn model() -> Model {
         initializer: vec![Tensor::float("w", &[2, 3, 1, 1], &[0.5; 6])],
         input: vec![ValueInfo::float("x", &[1, 3, 4, 4])],
         output: vec![ValueInfo::float("y", &[1, 2, 4, 4])],
-        ..Graph::default()
     };
     let opset_import = vec![OperatorSet { domain: String::new(), version: 17 }];
     Model { ir_version: 8, graph: Some(graph), opset_import, ..Model::default() }

@@ -87,7 +87,6 @@ impl Builder {
             producer_name: "doorbell".to_owned(),
             graph: Some(self.graph),
             opset_import: vec![OperatorSet { domain: String::new(), version: 17 }],
-            ..Model::default()
         }
     }
 
