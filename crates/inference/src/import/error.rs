@@ -2,7 +2,8 @@
 
 use zoo::onnx;
 
-use super::supported::{NAMES, OPSETS};
+/// Operator sets whose rules are known.
+pub(super) const OPSETS: std::ops::RangeInclusive<i64> = 9..=22;
 
 /// Why a file is no model for this engine.
 #[derive(Debug, thiserror::Error)]
@@ -18,8 +19,8 @@ pub enum ImportError {
     )]
     Opset { domain: String, version: i64 },
     /// An operator that this engine lacks.
-    #[error("node {node}: there is no operator {op}; there are: {}", NAMES.join(", "))]
-    Operator { node: String, op: String },
+    #[error("node {node}: there is no operator {op}; there are: {known}")]
+    Operator { node: String, op: String, known: String },
     /// An attribute that is wrong, or has no meaning here.
     #[error("node {node}: attribute {attribute}: {problem}; docs/inference.md says what is possible")]
     Attribute { node: String, attribute: String, problem: String },

@@ -8,7 +8,6 @@ mod attributes;
 mod error;
 mod importer;
 mod operators;
-mod supported;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -17,8 +16,8 @@ use prost::Message;
 use zoo::onnx;
 
 pub use error::ImportError;
+use error::OPSETS;
 use importer::Importer;
-use supported::OPSETS;
 
 use crate::graph::Graph;
 

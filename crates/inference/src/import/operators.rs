@@ -7,17 +7,48 @@ use super::error::{ImportError, label};
 use super::importer::{Importer, Known};
 use crate::graph::{Activation, Op, Shape, ValueId};
 
+/// Adds the nodes that an operator of the file becomes, and says what it writes.
+type Read = fn(&mut Reader<'_>) -> Result<Known, ImportError>;
+
+/// The operators that are known, by their names in ONNX.
+const OPERATORS: [(&str, Read); 24] = [
+    ("Add", |reader| reader.both(Op::Add)),
+    ("AveragePool", |reader| reader.average_pool()),
+    ("BatchNormalization", |reader| reader.batch_norm()),
+    ("Clip", |reader| reader.clip()),
+    ("Concat", |reader| reader.concat()),
+    ("Constant", |reader| reader.constant()),
+    ("Conv", |reader| reader.conv()),
+    ("DepthToSpace", |reader| reader.depth_to_space()),
+    ("Dropout", |reader| reader.same()),
+    ("Flatten", |reader| reader.flatten()),
+    ("Gemm", |reader| reader.gemm()),
+    ("GlobalAveragePool", |reader| reader.global_average_pool()),
+    ("HardSigmoid", |reader| reader.hard_sigmoid()),
+    ("HardSwish", |reader| reader.activation(Activation::HardSwish)),
+    ("Identity", |reader| reader.same()),
+    ("MatMul", |reader| reader.linear(false, 1.0, 1.0)),
+    ("MaxPool", |reader| reader.max_pool()),
+    ("Mul", |reader| reader.both(Op::Mul)),
+    ("ReduceMean", |reader| reader.reduce_mean()),
+    ("Relu", |reader| reader.activation(Activation::Relu)),
+    ("Reshape", |reader| reader.reshape()),
+    ("Sigmoid", |reader| reader.activation(Activation::Sigmoid)),
+    ("Squeeze", |reader| reader.squeeze(true)),
+    ("Unsqueeze", |reader| reader.squeeze(false)),
+];
+
 /// Adds a node of the file to the graph.
 pub(super) fn import(importer: &mut Importer, node: &onnx::Node) -> Result<(), ImportError> {
-    let unknown = || ImportError::Operator {
+    let is_own = node.domain.is_empty() || node.domain == "ai.onnx";
+    let found = OPERATORS.iter().find(|(name, _)| is_own && *name == node.op_type);
+    let (_, read) = found.ok_or_else(|| ImportError::Operator {
         node: label(node),
         op: format!("{}{}{}", node.domain, if node.domain.is_empty() { "" } else { "." }, node.op_type),
-    };
-    if !node.domain.is_empty() && node.domain != "ai.onnx" {
-        return Err(unknown());
-    }
+        known: OPERATORS.map(|(name, _)| name).join(", "),
+    })?;
     let mut reader = Reader { importer, node, attributes: Attributes::new(node) };
-    let known = reader.read(unknown)?;
+    let known = read(&mut reader)?;
     reader.attributes.finish()?;
     importer.alias(node, known)
 }
@@ -30,48 +61,6 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn read(&mut self, unknown: impl Fn() -> ImportError) -> Result<Known, ImportError> {
-        let id = match self.node.op_type.as_str() {
-            "Add" => self.both(Op::Add)?,
-            "Mul" => self.both(Op::Mul)?,
-            "Relu" => self.activation(Activation::Relu)?,
-            "Sigmoid" => self.activation(Activation::Sigmoid)?,
-            "HardSwish" => self.activation(Activation::HardSwish)?,
-            "HardSigmoid" => {
-                let (alpha, beta) =
-                    (self.attributes.float("alpha", 0.2)?, self.attributes.float("beta", 0.5)?);
-                self.activation(Activation::HardSigmoid { alpha, beta })?
-            }
-            "Clip" => self.clip()?,
-            "Conv" => self.conv()?,
-            "Gemm" => self.gemm()?,
-            "MatMul" => self.linear(false, 1.0, 1.0)?,
-            "BatchNormalization" => self.batch_norm()?,
-            "MaxPool" => self.max_pool()?,
-            "AveragePool" => {
-                let count_pads = self.attributes.int("count_include_pad", 0)? != 0;
-                let input = self.tensor(0)?;
-                let window = self.attributes.pool(self.sides(input)?)?;
-                self.node(Op::AveragePool { window, count_pads }, vec![input], None)?
-            }
-            "GlobalAveragePool" => {
-                let input = self.tensor(0)?;
-                self.node(Op::GlobalAveragePool, vec![input], None)?
-            }
-            "ReduceMean" => self.reduce_mean()?,
-            "Concat" => self.concat()?,
-            "DepthToSpace" => self.depth_to_space()?,
-            "Flatten" => self.flatten()?,
-            "Reshape" => self.reshape()?,
-            "Squeeze" => self.squeeze(true)?,
-            "Unsqueeze" => self.squeeze(false)?,
-            "Identity" | "Dropout" => return self.same(),
-            "Constant" => return self.constant(),
-            _ => return Err(unknown()),
-        };
-        Ok(Known::Tensor(id))
-    }
-
     // ---- inputs ----
 
     /// The name of an input, if it is given.
@@ -142,28 +131,28 @@ impl Reader<'_> {
         Ok([rows, columns])
     }
 
-    fn node(
-        &mut self,
-        op: Op,
-        inputs: Vec<ValueId>,
-        reshaped: Option<Shape>,
-    ) -> Result<ValueId, ImportError> {
-        self.importer.node(self.node, op, inputs, reshaped)
+    fn node(&mut self, op: Op, inputs: Vec<ValueId>, reshaped: Option<Shape>) -> Result<Known, ImportError> {
+        self.importer.node(self.node, op, inputs, reshaped).map(Known::Tensor)
     }
 
     // ---- operators ----
 
-    fn both(&mut self, op: Op) -> Result<ValueId, ImportError> {
+    fn both(&mut self, op: Op) -> Result<Known, ImportError> {
         let inputs = vec![self.tensor(0)?, self.tensor(1)?];
         self.node(op, inputs, None)
     }
 
-    fn activation(&mut self, activation: Activation) -> Result<ValueId, ImportError> {
+    fn activation(&mut self, activation: Activation) -> Result<Known, ImportError> {
         let input = self.tensor(0)?;
         self.node(Op::Activation(activation), vec![input], None)
     }
 
-    fn clip(&mut self) -> Result<ValueId, ImportError> {
+    fn hard_sigmoid(&mut self) -> Result<Known, ImportError> {
+        let (alpha, beta) = (self.attributes.float("alpha", 0.2)?, self.attributes.float("beta", 0.5)?);
+        self.activation(Activation::HardSigmoid { alpha, beta })
+    }
+
+    fn clip(&mut self) -> Result<Known, ImportError> {
         // Attributes before operator set 11, inputs since.
         let (low, high) = (self.attributes.float("min", f32::MIN)?, self.attributes.float("max", f32::MAX)?);
         let (low, high) = (self.scalar(1, low)?, self.scalar(2, high)?);
@@ -173,7 +162,7 @@ impl Reader<'_> {
         self.activation(Activation::Clip { low, high })
     }
 
-    fn conv(&mut self) -> Result<ValueId, ImportError> {
+    fn conv(&mut self) -> Result<Known, ImportError> {
         let (input, weights) = (self.tensor(0)?, self.constant_tensor(1)?);
         let sides = self.sides(weights)?;
         let window = self.attributes.window(Some(sides), self.sides(input)?)?;
@@ -187,7 +176,7 @@ impl Reader<'_> {
         self.node(Op::Conv { window, groups }, inputs, None)
     }
 
-    fn gemm(&mut self) -> Result<ValueId, ImportError> {
+    fn gemm(&mut self) -> Result<Known, ImportError> {
         self.attributes.only("transA", 0, "rows are the batch here; export the model without it")?;
         let transposed = self.attributes.int("transB", 0)? != 0;
         let (alpha, beta) = (self.attributes.float("alpha", 1.0)?, self.attributes.float("beta", 1.0)?);
@@ -195,7 +184,7 @@ impl Reader<'_> {
     }
 
     /// `transposed`: whether the weights are (outputs, inputs) already.
-    fn linear(&mut self, transposed: bool, alpha: f32, beta: f32) -> Result<ValueId, ImportError> {
+    fn linear(&mut self, transposed: bool, alpha: f32, beta: f32) -> Result<Known, ImportError> {
         let mut inputs = vec![self.tensor(0)?, self.constant_tensor(1)?];
         let weights = self.shape(inputs[1]).clone();
         let [outer, inner] = weights
@@ -237,7 +226,7 @@ impl Reader<'_> {
         self.importer.value(&name, shape, Some(elements))
     }
 
-    fn batch_norm(&mut self) -> Result<ValueId, ImportError> {
+    fn batch_norm(&mut self) -> Result<Known, ImportError> {
         let epsilon = self.attributes.float("epsilon", 1e-5)?;
         self.attributes.ignore("momentum");
         self.attributes.only("training_mode", 0, "export the model for inference")?;
@@ -252,7 +241,7 @@ impl Reader<'_> {
         self.node(Op::BatchNorm { epsilon }, inputs, None)
     }
 
-    fn max_pool(&mut self) -> Result<ValueId, ImportError> {
+    fn max_pool(&mut self) -> Result<Known, ImportError> {
         self.attributes.only("storage_order", 0, "only rows first is possible")?;
         if self.node.output.get(1).is_some_and(|indices| !indices.is_empty()) {
             return Err(self.problem("its second output, indices, is not possible".to_owned()));
@@ -262,7 +251,19 @@ impl Reader<'_> {
         self.node(Op::MaxPool { window }, vec![input], None)
     }
 
-    fn reduce_mean(&mut self) -> Result<ValueId, ImportError> {
+    fn average_pool(&mut self) -> Result<Known, ImportError> {
+        let count_pads = self.attributes.int("count_include_pad", 0)? != 0;
+        let input = self.tensor(0)?;
+        let window = self.attributes.pool(self.sides(input)?)?;
+        self.node(Op::AveragePool { window, count_pads }, vec![input], None)
+    }
+
+    fn global_average_pool(&mut self) -> Result<Known, ImportError> {
+        let input = self.tensor(0)?;
+        self.node(Op::GlobalAveragePool, vec![input], None)
+    }
+
+    fn reduce_mean(&mut self) -> Result<Known, ImportError> {
         let input = self.tensor(0)?;
         self.sides(input)?;
         let keeps = self.attributes.int("keepdims", 1)? != 0;
@@ -278,15 +279,15 @@ impl Reader<'_> {
             return Err(self
                 .problem(format!("axes {axes:?}; only the mean of rows and columns, 2 and 3, is possible")));
         }
-        let mean = self.node(Op::GlobalAveragePool, vec![input], None)?;
+        let mean = self.importer.node(self.node, Op::GlobalAveragePool, vec![input], None)?;
         if keeps {
-            return Ok(mean);
+            return Ok(Known::Tensor(mean));
         }
         let flat = Shape::new(self.shape(mean).extents()[..2].to_vec());
         self.node(Op::Reshape, vec![mean], flat)
     }
 
-    fn concat(&mut self) -> Result<ValueId, ImportError> {
+    fn concat(&mut self) -> Result<Known, ImportError> {
         let inputs = (0..self.node.input.len()).map(|at| self.tensor(at)).collect::<Result<Vec<_>, _>>()?;
         let axes = inputs.first().map_or(0, |&id| self.shape(id).extents().len());
         let axis = self.attributes.int("axis", i64::MAX)?;
@@ -301,7 +302,7 @@ impl Reader<'_> {
         found.ok_or_else(|| self.attributes.wrong("axis", format!("{axis} of {axes} axes")))
     }
 
-    fn depth_to_space(&mut self) -> Result<ValueId, ImportError> {
+    fn depth_to_space(&mut self) -> Result<Known, ImportError> {
         let mode = self.attributes.text("mode", "DCR")?;
         if mode != "CRD" {
             return Err(self
@@ -322,7 +323,7 @@ impl Reader<'_> {
         of_file && first && self.importer.graph.constant(input).is_none()
     }
 
-    fn flatten(&mut self) -> Result<ValueId, ImportError> {
+    fn flatten(&mut self) -> Result<Known, ImportError> {
         let input = self.tensor(0)?;
         let extents = self.shape(input).extents().to_vec();
         let axis = self.attributes.int("axis", 1)?;
@@ -331,7 +332,7 @@ impl Reader<'_> {
         self.node(Op::Reshape, vec![input], flat)
     }
 
-    fn reshape(&mut self) -> Result<ValueId, ImportError> {
+    fn reshape(&mut self) -> Result<Known, ImportError> {
         self.attributes.only("allowzero", 0, "an axis of 0 is an empty tensor")?;
         let (input, wanted) = (self.tensor(0)?, self.ints(1)?);
         let (extents, count) = (self.shape(input).extents().to_vec(), self.shape(input).count());
@@ -360,7 +361,7 @@ impl Reader<'_> {
     }
 
     /// `away`: whether axes of 1 go; else they come.
-    fn squeeze(&mut self, away: bool) -> Result<ValueId, ImportError> {
+    fn squeeze(&mut self, away: bool) -> Result<Known, ImportError> {
         let input = self.tensor(0)?;
         let mut extents = self.shape(input).extents().to_vec();
         let axes = match self.attributes.ints("axes")? {
