@@ -8,4 +8,5 @@ mod models;
 mod mutations;
 mod operators;
 mod preprocess;
+mod refusals;
 mod resident;
