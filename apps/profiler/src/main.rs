@@ -24,7 +24,6 @@ macro_rules! complain {
     }};
 }
 
-mod alone;
 mod answer;
 mod check;
 mod energy;
@@ -39,6 +38,7 @@ mod reference;
 mod report;
 mod run;
 mod run_options;
+mod single_run;
 mod start;
 mod subject;
 mod together;

@@ -6,8 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use zoo::preprocess::{Image, PixelOrder};
 
-/// An image whose bytes are red, green and blue. That there are as many as its size says is for its user to
-/// check.
+/// An image whose bytes are red, green and blue. `Preprocess` checks their number.
 pub fn read(path: &Path) -> Result<Image> {
     let name = || path.display().to_string();
     let file = fs::read(path).with_context(name)?;
@@ -16,7 +15,8 @@ pub fn read(path: &Path) -> Result<Image> {
 }
 
 fn parse(file: &[u8]) -> Option<Image> {
-    let mut rest = file.strip_prefix(b"P6")?;
+    let mut rest =
+        file.strip_prefix(b"P6").filter(|rest| rest.first().is_some_and(u8::is_ascii_whitespace))?;
     let mut number = || {
         rest = rest.trim_ascii_start();
         while rest.starts_with(b"#") {
@@ -63,6 +63,7 @@ mod tests {
         for header in [
             "P3\n2 1\n255\n",
             "P6\n2 1\n65535\n",
+            "P62 1 255\n",
             "P6\n2 1\n",
             "P6\n-2 1\n255\n",
             "P6\n2 1\n255#",

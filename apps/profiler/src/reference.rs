@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::alone;
+use crate::single_run;
 
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]
-    choice: alone::Choice,
+    choice: single_run::Choice,
     /// Number of test inputs.
     #[arg(long, value_name = "K", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     inputs: u16,

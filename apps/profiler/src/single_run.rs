@@ -13,7 +13,7 @@ use crate::model::{self, Model};
 use crate::start::Start;
 use crate::subject::{self, OnGpu};
 
-/// A model, and what computes it. Not a group of options: clap names those by the type.
+/// A model, and what computes it. `group(skip)`: several types are called `Choice`, and clap names a group by its type.
 #[derive(Args)]
 #[group(skip)]
 pub struct Choice {
