@@ -47,7 +47,7 @@ pub(super) fn read(name: &str, tensor: &onnx::Tensor) -> Result<Elements, Import
             Ok(Elements::Ints(ints))
         }
         found => {
-            let found = found.map_or_else(|number| format!("{number:?}"), |found| format!("{found:?}"));
+            let found = found.map_or_else(|number| number.0.to_string(), |found| format!("{found:?}"));
             Err(wrong(format!(
                 "{} axes of type {found}; weights are FLOAT here: export the model in float32",
                 tensor.dims.len()

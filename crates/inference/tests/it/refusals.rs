@@ -206,7 +206,7 @@ fn tensors() -> Vec<Row> {
             tensor(double),
             "1 axes of type Double; weights are FLOAT here: export the model in float32",
         ),
-        ("unknown type", tensor(|tensor| tensor.data_type = 99), "99"),
+        ("unknown type", tensor(|tensor| tensor.data_type = 99), "of type 99"),
         ("whole numbers", tensor(long), "tensor w: 2 elements for 4"),
         (
             "input's type",
