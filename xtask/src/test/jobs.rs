@@ -1,7 +1,7 @@
 //! What a run consists of, in which order, and what runs beside what.
 //!
-//! Three lanes: one builds for users and lints, one builds the test programs and runs most suites, one runs suites that
-//! wait more than they compute. Cargo's lock on each target folder keeps its builds apart.
+//! Three lanes: one builds for users and lints, one builds the test programs and runs most suites, and one runs
+//! suites that wait more than they compute. Cargo's lock on each target folder keeps its builds apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 const RELEASE_BUILD: &str = "release build";
 const TEST_PROGRAMS: &str = "test programs";
 const DIST: &str = "dist";
-/// Packages whose suites wait for time-outs of protocols and for peers: they run beside the others, in about the same time.
+/// Packages whose suites wait for time-outs of protocols and for peers: they run beside the others.
 const WAIT: [&str; 3] = ["softnic", "echo", "generator"];
 
 /// How much is run.
