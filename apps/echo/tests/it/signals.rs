@@ -7,8 +7,8 @@ use measure::need;
 
 use crate::ends::{MOMENT, asking, device, gpu, has_answers, service, twin};
 
-/// From the signal to the end of both processes.
-const SOON: Duration = Duration::from_secs(1);
+/// From the signal to the end of both processes: an end that waits for its peer takes 10 minutes.
+const SOON: Duration = Duration::from_secs(20);
 
 /// Both ends, at it for so long, and with enough to do for minutes.
 fn endless(machine: &str, asker: &str, load: Duration) -> (Program, Program) {
