@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use zoo::postprocess::{Answer, Postprocess};
 
@@ -15,7 +15,7 @@ const SHOWN: usize = 5;
 pub struct Options {
     #[command(flatten)]
     choice: single_run::Choice,
-    /// The image: a PPM file (P6, 8 bits a colour); `ffmpeg -i PHOTO IMAGE.ppm` makes one.
+    /// The image: a PPM file (P6, 8 bits a colour); `ffmpeg -i PHOTO -pix_fmt rgb24 IMAGE.ppm` makes one.
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
     /// The PPM file to write, if the model's answer is an image.
@@ -35,7 +35,13 @@ pub fn run(options: &Options) -> Result<bool> {
             "--out is for a model that answers with an image: {title} prints classes"
         ),
         Postprocess::Luminance => {
-            ensure!(options.out.is_some(), "{title} answers with an image: name its file by --out");
+            let out = options.out.as_deref();
+            let out =
+                out.with_context(|| format!("{title} answers with an image: name its file by --out"))?;
+            let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                bail!("--out {}: there is no folder {}; make it", out.display(), folder.display());
+            }
         }
     }
     let order = manifest.preprocess.image;

@@ -70,7 +70,7 @@ enum Action {
     Run(run_options::Options),
     /// Time each step of a model.
     Layers(layers::Options),
-    /// Say what a model sees in an image: the likeliest classes, or an image.
+    /// Say what a model sees in an image: the likeliest classes, or an image. With seeded weights, the usual ones, that means nothing.
     Answer(answer::Options),
     /// Write what an engine computes for test inputs to a file, which clients of a server compare with.
     Reference(reference::Options),

@@ -10,7 +10,8 @@ use zoo::preprocess::{Image, PixelOrder};
 pub fn read(path: &Path) -> Result<Image> {
     let name = || path.display().to_string();
     let file = fs::read(path).with_context(name)?;
-    let wrong = "no PPM file with 8 bits a colour (P6, 255); `ffmpeg -i FILE IMAGE.ppm` makes one of a photo";
+    let wrong =
+        "no PPM file with 8 bits a colour (P6, 255); `ffmpeg -i PHOTO -pix_fmt rgb24 IMAGE.ppm` makes one";
     parse(&file).context(wrong).with_context(name)
 }
 

@@ -96,10 +96,12 @@ pub struct Preprocess {
 #[derive(Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum PreprocessError {
-    #[error("an image of {height} × {width} pixels has {} bytes, not {found}", height * width * 3)]
+    #[error("an image of {width} × {height} pixels has {} bytes, not {found}: the file is cut, or has more behind it", height * width * 3)]
     Bytes { height: usize, width: usize, found: usize },
-    #[error("an image of {height} × {width} pixels is empty or has edges above {most}")]
+    #[error("an image of {width} × {height} pixels is empty, or has an edge above {most}: reduce it")]
     Edges { height: usize, width: usize, most: usize },
+    #[error("resized to {} × {} pixels it has an edge above {most}: crop it first", size[1], size[0])]
+    Resized { size: [usize; 2], most: usize },
     #[error("a crop of {crop:?} does not fit into an image resized to {size:?}")]
     Crop { crop: [usize; 2], size: [usize; 2] },
     #[error("{what}: {found} values for {channels} channels, or one that is not finite or divides by zero")]
@@ -161,6 +163,9 @@ impl Preprocess {
             return Err(PreprocessError::Bytes { height, width, found: image.pixels.len() });
         }
         let size = self.resized(height, width);
+        if size.iter().any(|&edge| edge > MOST) {
+            return Err(PreprocessError::Resized { size, most: MOST });
+        }
         self.fits(size)?;
         Ok([(0, height), (1, width)].map(|(axis, extent)| {
             let (size, crop, factor) = (size[axis], self.crop[axis], factors[axis]);
@@ -398,7 +403,7 @@ mod tests {
             (Preprocess { deviation: vec![1.0, 0.0, 1.0], ..good.clone() }, &image, "divides by zero"),
             (Preprocess { resize: Resize::ShorterEdge(3), ..good.clone() }, &image, "resized to [3, 3]"),
             (good.clone(), &Image { pixels: vec![0; 191], ..image.clone() }, "has 192 bytes, not 191"),
-            (good.clone(), &Image { height: 0, width: 8, pixels: vec![] }, "0 × 8"),
+            (good.clone(), &Image { height: 0, width: 8, pixels: vec![] }, "8 × 0"),
             (
                 Preprocess { resize: Resize::ShorterEdge(60_000), ..good.clone() },
                 &test_image("thin", 1, 9),

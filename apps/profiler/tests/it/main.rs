@@ -93,7 +93,7 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         ),
         (
             vec!["check", "squeezenet-1.1", "--image", "1x8000"],
-            vec!["--image 1x8000", "a crop of [224, 224] does not fit"],
+            vec!["--image 1x8000", "resized to 2048000 × 256 pixels", "crop it first"],
         ),
         (
             vec!["answer", "squeezenet-1.1", text, "--engine", "twin"],
@@ -104,6 +104,18 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         (
             vec!["answer", "squeezenet-1.1", short, "--engine", "twin", "--batch", "2"],
             vec!["leave --batch out"],
+        ),
+        (
+            vec![
+                "answer",
+                "super-resolution-x3",
+                short,
+                "--engine",
+                "twin",
+                "--out",
+                "/no/such/folder/a.ppm",
+            ],
+            vec!["there is no folder /no/such/folder", "make it"],
         ),
         (vec!["layers", "squeezenet-1.1", "--layout", "auto"], vec!["--layout auto", "name one"]),
         ([&run[..], &["twin", "--threads", "2"]].concat(), vec!["--threads is for --engine cpu"]),
