@@ -50,7 +50,7 @@ pub fn ways(arrival: Arrival) -> impl Iterator<Item = &'static [&'static str]> {
 /// Between two looks: a wait leaves the cores to the programs under test. The twin takes some 10 ms for an answer.
 pub const PAUSE: Duration = Duration::from_micros(500);
 /// Longest wait for anything.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 const MANIFEST: &str = r#"
 name = "small"
