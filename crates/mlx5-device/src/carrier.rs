@@ -6,7 +6,7 @@
 use core::net::IpAddr;
 
 use mlx5_layout::CqeSyndrome;
-use roce::{Now, Packet, Reply, Request};
+use roce::{Now, Packet, Request};
 
 use crate::memory::{Fault, Order, Segment};
 
@@ -76,8 +76,9 @@ pub trait Carrier {
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent>;
 
-    /// Sends a reply, or the piece of it that begins at `offset` of its payload. Of a long one fewer bytes may be carried.
-    fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent>;
+    /// Sends an answer; one of a READ may be as many packets of `mtu` bytes in one, and `packet.payload` counts in `payload`. Of a
+    /// long one fewer may be carried: the rest is another call.
+    fn send_reply(&mut self, packet: &Packet, mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent>;
 
     /// False: a reply to this slot would find no room now.
     fn has_reply_room(&mut self, slot: u8) -> bool;
@@ -170,15 +171,8 @@ pub trait Inbound {
 pub enum Message {
     /// A request, whole or a fragment; for the responder.
     Request(Request),
-    /// A reply; for the requester.
-    Reply {
-        /// The reply. A READ response may come in pieces: it counts with the last one.
-        reply: Reply,
-        /// Where the bytes that come with it belong, in the READ's answer.
-        offset: u32,
-        /// Whether all bytes of the answer are there.
-        last: bool,
-    },
+    /// An answer that came through shared memory, with its sender in [`Packet::deth`]; for the requester.
+    Record(Packet),
     /// A packet of the wire, for either.
     Packet {
         /// What it says.

@@ -5,23 +5,20 @@
 
 use roce::qp_state::QpState;
 use roce::{
-    Access, AsyncEvent, Atomic, Content, Fragment, GRH_BYTES, NakCode, Opcode, Outcome, Packet, Receive,
-    ReceiveCompletion, Refusal, Region, RegionError, Reply, ReplyKind, Request, Resources, ResponderCounters,
-    ResponderEvent, ServiceType, Verdict, Work,
+    Access, AsyncEvent, Atomic, Content, Fragment, GRH_BYTES, Opcode, Outcome, Packet, Receive,
+    ReceiveCompletion, Region, RegionError, Request, Resources, ResponderCounters, ResponderEvent,
+    ServiceType, Verdict, Work,
 };
 
 use super::command::event_type;
 use super::core::Core;
 use super::mkey::Mkeys;
 use super::mr::access;
-use super::qp::{Qp, ReadAnswer};
-use super::qpn::slot_of;
-use super::reason::{About, REFUSED};
+use super::qp::Qp;
 use super::rq::ReceiveQueue;
-use super::send::Taken;
 use super::srq::Srq;
 use super::wire;
-use crate::carrier::{Carrier, Inbound, PathAddress, Payload, Unsent};
+use crate::carrier::{Inbound, PathAddress};
 use crate::memory::{Memory, Order, Segment};
 
 /// A request, as it came.
@@ -32,9 +29,10 @@ pub(super) enum Arrived<'a> {
 }
 
 impl Arrived<'_> {
-    /// In packets: bytes that a READ asks for.
+    /// Bytes that a READ asks for.
     fn read_bytes(&self) -> Option<u32> {
         match self {
+            Arrived::Message(Request { opcode: Opcode::Read, length, .. }) => Some(*length),
             Arrived::Packet(Packet { content: Content::ReadRequest(reth), .. }) => Some(reth.dma_bytes),
             _ => None,
         }
@@ -115,6 +113,9 @@ impl<M: Memory> Core<M> {
                 (packet.content.position().ends(), packet.payload.length)
             }
         };
+        if let (Verdict::Execute(Work::Read { region, .. }), Arrived::Message(_)) = (&verdict, arrived) {
+            responder.stream_read(*region);
+        }
         let is_new = responder.counters().messages > messages;
         let is_again = responder.counters().duplicates > duplicates;
         // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
@@ -122,12 +123,6 @@ impl<M: Memory> Core<M> {
             (Verdict::Dropped(reason), _) => {
                 self.host.counters.drop(*reason);
                 None
-            }
-            (Verdict::Execute(Work::Read { region, offset }), Arrived::Message(request)) => {
-                self.read(qp, request, region, *offset);
-                qp.responses.hold_back(inbound.answer_from(qp.qpn));
-                self.host.counters.execute(true, length);
-                Some(Outcome::Done)
             }
             (Verdict::Execute(Work::Read { .. }) | Verdict::Answered, _) => {
                 // The engine sends a READ's answer in packets by itself, and counts the first time that it does.
@@ -263,14 +258,13 @@ impl<M: Memory> Core<M> {
         Ok(())
     }
 
-    /// Invalidates a window's key for a SEND that its responder allowed. READs of shared memory that came before it are still answered,
-    /// until the region itself goes. On the wire an answer is read packet by packet as it leaves, and what is left of it finds its
-    /// key closed: IBTA lets a SEND pass the READ before it, and a program that minds posts it with a fence.
+    /// Invalidates a window's key for a SEND that its responder allowed. READs that came before it are still answered, until the
+    /// region itself goes.
     fn invalidate(&mut self, qp: &mut Qp, key: u32) {
         let Some(bound) = self.mkeys.unbind(key) else { return };
         self.host.counters.windows_invalidated += 1;
-        for answer in qp.responses.answers.iter_mut().filter(|answer| answer.key == key) {
-            answer.key = bound.region;
+        if let Some(responder) = &mut qp.responses.responder {
+            responder.rekey_reads(key, Some(bound.region));
         }
     }
 
@@ -291,132 +285,6 @@ impl<M: Memory> Core<M> {
             rest = left;
             self.host.memory.write(piece.addr, bytes, true).map_err(fault)
         })
-    }
-
-    /// A READ: notes what its reply is to bring.
-    fn read(&mut self, qp: &mut Qp, request: &Request, region: &Region, offset: u32) {
-        let rest = region.len.saturating_sub(offset.into());
-        let from = Segment { addr: region.address.wrapping_add(u64::from(offset)), len: rest };
-        let (layer, mtu) = (self.ports.configs[qp.path.port].link_layer, qp.mtu_bytes());
-        let wire = wire::response_bytes(layer, rest as u32, mtu);
-        if rest > 0 {
-            let count = roce::message::psn_count(request.opcode, request.length, mtu);
-            let first_psn = request.psn;
-            let psn = first_psn.plus(count).minus(1);
-            qp.responses.answers.push_back(ReadAnswer {
-                key: region.key,
-                revoked: false,
-                first_psn,
-                psn,
-                from,
-                offset,
-            });
-        }
-        self.ports.charge(&mut self.host.counters, qp.path.port, wire);
-    }
-
-    /// Sends the replies of a queue. Number sent, and whether some are left.
-    pub(super) fn send_replies_of(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> (usize, bool) {
-        let mut sent = 0;
-        link.sends(|| qp.sender(false));
-        loop {
-            if self.host.now < qp.responses.not_before {
-                return (sent, true);
-            }
-            if !link.has_reply_room(slot_of(qp.attributes.dest_qpn)) {
-                return (sent, true);
-            }
-            let next = qp
-                .responses
-                .partial
-                .take()
-                .or_else(|| qp.responses.responder.as_mut().and_then(|r| r.poll_reply()));
-            let Some(reply) = next else { return (sent, false) };
-            let taken = self.send_reply(link, qp, &reply);
-            sent += usize::from(taken != Taken::Nothing);
-            if taken != Taken::Whole {
-                qp.responses.partial = Some(reply);
-                return (sent, true);
-            }
-        }
-    }
-
-    /// Gives one reply, or what is left of it, to the carrier.
-    fn send_reply(&mut self, link: &mut impl Carrier, qp: &mut Qp, reply: &Reply) -> Taken {
-        match reply.kind {
-            ReplyKind::RnrNak { .. } => {
-                self.host.counters.rnr_naks_sent += 1;
-                self.explain_not_ready(qp);
-            }
-            ReplyKind::Nak(_) => self.host.counters.naks_sent += 1,
-            _ => {}
-        }
-        let answer = qp.responses.answers.front().copied();
-        let answer = answer.filter(|a| reply.kind == ReplyKind::ReadResponse && a.psn == reply.psn);
-        let Some(answer) = answer else {
-            return match link.send_reply(reply, Payload::Nothing, 0) {
-                Err(Unsent::Full) => Taken::Nothing,
-                _ => Taken::Whole,
-            };
-        };
-        let ReadAnswer { from, offset, .. } = answer;
-        if answer.revoked {
-            self.refuse_answer(link, qp, reply, NakCode::RemoteAccess, event_type::QP_ACCESS_ERR);
-            return Taken::Whole;
-        }
-        // The link counts offsets from the start of the whole answer, which the requester's message starts with.
-        let start =
-            Segment { addr: from.addr.wrapping_sub(offset.into()), len: from.len + u64::from(offset) };
-        if self.schedule.replying.bytes_left == 0 {
-            return Taken::Nothing;
-        }
-        let outcome = link.send_reply(reply, Payload::Segments(&[start]), offset);
-        if let Ok(sent) = &outcome {
-            self.schedule.replying.copied(sent.carried, self.host.memory.has_lagged());
-        }
-        match outcome {
-            Ok(sent) if u64::from(sent.carried) < from.len => {
-                if let Some(front) = qp.responses.answers.front_mut() {
-                    front.from.addr = front.from.addr.wrapping_add(sent.carried.into());
-                    front.from.len -= u64::from(sent.carried);
-                    front.offset += sent.carried;
-                }
-                Taken::Part
-            }
-            Err(Unsent::Full) => Taken::Nothing,
-            Err(Unsent::Fault(_)) => {
-                // The region was there when the READ came, its pages are gone now.
-                self.refuse_answer(link, qp, reply, NakCode::RemoteOperation, event_type::QP_FATAL);
-                Taken::Whole
-            }
-            Ok(_) | Err(Unsent::Unreachable | Unsent::Failed(_)) => {
-                qp.responses.answers.pop_front();
-                Taken::Whole
-            }
-        }
-    }
-
-    /// A READ that was accepted cannot be answered any more: a NAK at its PSN, and the end of this queue.
-    fn refuse_answer(
-        &mut self,
-        link: &mut impl Carrier,
-        qp: &mut Qp,
-        reply: &Reply,
-        code: NakCode,
-        event: u32,
-    ) {
-        let first_psn = qp.responses.answers.front().map_or(reply.psn, |answer| answer.first_psn);
-        // What was sent before still counts; what waits behind it is never sent.
-        qp.responses.drop_all();
-        self.host.counters.naks_sent += 1;
-        let refusal = Reply { kind: ReplyKind::Nak(code), psn: first_psn, ..*reply };
-        // Room was asked for, and nothing was sent.
-        let _ = link.send_reply(&refusal, Payload::Nothing, 0);
-        qp.event_target.raise(&mut self.host, event);
-        let why = if code == NakCode::RemoteAccess { Refusal::Revoked } else { Refusal::Memory };
-        let why = format!("RDMA READ by QP {:#x} is not answered: {why}", qp.attributes.dest_qpn);
-        self.host.explain(About::Qp(qp.qpn, None), REFUSED, why);
-        self.fail_qp(qp, "it refused a message");
     }
 
     // Events.

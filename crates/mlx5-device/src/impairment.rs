@@ -13,7 +13,7 @@
 use core::net::IpAddr;
 
 use mlx5_layout::CqeSyndrome;
-use roce::{Now, Packet, Psn, Reply, Request};
+use roce::{Now, Packet, Psn, Request};
 
 use super::counters::Counters;
 use super::faults::{Injection, InjectionKind, Settings};
@@ -23,7 +23,7 @@ use crate::carrier::{
     Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sender, Sent, Unsent,
 };
 use crate::config::{LinkLayer, NicConfig};
-use crate::memory::{Fault, Order, Segment, total};
+use crate::memory::{Fault, Order, Segment};
 use crate::random::chance;
 use crate::token_bucket::TokenBucket;
 
@@ -383,26 +383,24 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         Ok(sent)
     }
 
-    fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
-        let impairment = &mut *self.impairment;
-        if offset > 0 {
-            return self.carrier.send_reply(reply, payload, offset);
+    /// An answer has one fate, which its beginning meets.
+    fn send_reply(&mut self, packet: &Packet, mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent> {
+        let (impairment, position) = (&mut *self.impairment, packet.content.position());
+        if !position.starts() {
+            return self.carrier.send_reply(packet, mtu, payload);
         }
-        let whole = match payload {
-            Payload::Nothing => 0,
-            Payload::Inline(bytes) => bytes.len() as u32,
-            Payload::Segments(from) => total(from) as u32,
-        };
+        let whole = packet.payload.length;
         // An acknowledgement is small beside what it acknowledges: it waits for no rate.
         if whole > 0 && !impairment.has_room() {
             return Err(Unsent::Full);
         }
         let sent = match impairment.fate(|_| false) {
             Fate::Lost => Sent { position: NOWHERE, carried: whole },
-            _ => self.carrier.send_reply(reply, payload, offset)?,
+            _ => self.carrier.send_reply(packet, mtu, payload)?,
         };
-        let (layer, mtu) = (impairment.link_layer, impairment.sender.mtu);
-        impairment.charge(if whole > 0 { wire::response_bytes(layer, whole, mtu) } else { 0 }, false);
+        let layer = impairment.link_layer;
+        impairment
+            .charge(if whole > 0 { wire::response_bytes(layer, position, whole, mtu) } else { 0 }, false);
         Ok(sent)
     }
 

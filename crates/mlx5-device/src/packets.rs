@@ -6,21 +6,22 @@
 use core::net::IpAddr;
 
 use roce::connection::{WorkRequest, poll_request_packet};
-use roce::packet::Outgoing;
+use roce::packet::{Deth, Outgoing};
 use roce::wire::Gid;
 use roce::wire::ip_of;
-use roce::{Access, Outcome, Packet, PayloadSource, PostedMessage, Region, Request, ServiceType, Status};
+use roce::{Outcome, Packet, PayloadSource, PostedMessage, Region, Request, ServiceType, Status};
 
 use super::command::ContextId;
 use super::core::Core;
 use super::deliver::Arrived;
-use super::mr::access;
 use super::qp::Qp;
+use super::qpn::slot_of;
 use super::qps::Qps;
 use super::route::Route;
 use super::sq::{self, Kind, SendQueue, SendRequest};
-use crate::carrier::{Carrier, Icrc, Inbound, Sender, Unsent};
-use crate::memory::{Fault, Memory};
+use super::wire;
+use crate::carrier::{Carrier, Icrc, Inbound, Payload, Sender, Unsent};
+use crate::memory::{Fault, Memory, Segment};
 
 /// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
 const PACKETS_AT_ONCE: usize = 32;
@@ -79,17 +80,17 @@ impl<M: Memory> Core<M> {
                 break;
             }
         }
-        sent + if sent > 0 { self.acknowledge_along(link, qp, route) } else { 0 }
+        sent + if sent > 0 { self.acknowledge_along(link, qp) } else { 0 }
     }
 
     /// A message left: the acknowledgement that is due goes right behind it. Returns the number of packets.
-    fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
+    fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         if self.host.now.0.saturating_sub(qp.responses.ack_due.0) < ANSWER_NS {
             qp.responses.converses = true;
         }
         let due = qp.sched.replying && qp.responses.owes_only_an_acknowledgement();
         // What is left then stays listed.
-        if due { self.send_reply_packets(link, qp, route, false).0 } else { 0 }
+        if due { self.send_replies_of(link, qp, false).0 } else { 0 }
     }
 
     /// Whether what is to be sent is an acknowledgement that waits for its program's answer, as TCP's do in a conversation. Not
@@ -106,10 +107,12 @@ impl<M: Memory> Core<M> {
     /// seen what it acknowledges, and no counter could show it afterwards. Returns the number of packets.
     pub(super) fn acknowledge_alone(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         let owed = qp.responses.owes_only_an_acknowledgement();
-        let Some(route) = qp.path.way.route().filter(|_| qp.sched.replying && owed) else { return 0 };
+        if !qp.sched.replying || !owed || qp.path.way.route().is_none() {
+            return 0;
+        }
         qp.responses.converses = false;
         // Ahead of its rate by this one packet, which is charged all the same. What is left stays listed.
-        self.send_reply_packets(link, qp, route, true).0
+        self.send_replies_of(link, qp, true).0
     }
 
     /// The same for every queue of a context, or of all: they are about to go.
@@ -128,63 +131,109 @@ impl<M: Memory> Core<M> {
         sent
     }
 
-    /// Sends acknowledgements and READ responses, `unpaced` whatever the port's rate says. Number sent, and whether some are left.
-    pub(super) fn send_reply_packets(
+    /// Sends acknowledgements, NAKs and responses, `unpaced` whatever the port's rate says. Number sent, and whether some are left.
+    pub(super) fn send_replies_of(
         &mut self,
         link: &mut impl Carrier,
         qp: &mut Qp,
-        route: Route,
         unpaced: bool,
     ) -> (usize, bool) {
-        if self.awaits_answer(qp) {
+        let (route, mtu) = (qp.path.way.route(), qp.mtu_bytes());
+        if route.is_some() && self.awaits_answer(qp) {
             return (0, true);
         }
         let mut sent = 0;
         link.sends(|| Sender { is_shaped: !unpaced, ..qp.sender(false) });
         while sent < PACKETS_AT_ONCE {
-            if self.host.now < qp.responses.not_before || !link.has_wire_room(route.from) {
-                return (sent, true);
-            }
-            let Some(Outgoing { packet, source, .. }) =
-                qp.responses.responder.as_mut().and_then(|r| r.poll_packet())
-            else {
+            let has_room = match route {
+                _ if self.host.now < qp.responses.not_before => false,
+                Some(route) => link.has_wire_room(route.from),
+                None => link.has_reply_room(slot_of(qp.attributes.dest_qpn)),
+            };
+            let Some(responder) = qp.responses.responder.as_mut().filter(|_| has_room) else {
+                return (sent, !has_room);
+            };
+            let most = if route.is_some() { mtu } else { u32::MAX };
+            let Some(Outgoing { packet, source, .. }) = responder.next_packet(most) else {
                 return (sent, false);
             };
+            let region = if let PayloadSource::Region(region) = source { Some(region) } else { None };
+            if region.is_some() && self.schedule.replying.bytes_left == 0 {
+                return (sent, true);
+            }
+            // The key of an empty READ is not checked.
+            let readable = packet.payload.length == 0 || responder.may_read();
+            let taken = match route {
+                _ if !readable => Err(Unsent::Fault(Fault { addr: 0 })),
+                Some(route) => self.send_reply_packet(link, qp, route, &packet, region),
+                None => self.send_reply_record(link, qp, &packet, region),
+            };
+            if taken == Err(Unsent::Full) {
+                return (sent, true);
+            }
             sent += 1;
             if self.host.counters.answer(&packet) {
                 self.explain_not_ready(qp);
             }
-            let region = if let PayloadSource::Region(region) = source { Some(region) } else { None };
-            let need = Access(access::REMOTE_READ);
-            let still =
-                |region: Region| self.mkeys.still_grants(qp.pd, qp.qpn, &region, packet.payload, need);
-            // The key of an empty READ is not checked.
-            let readable = packet.payload.length == 0 || region.is_none_or(still);
-            let taken = if readable {
-                let fill = |out: &mut [u8]| match region {
-                    Some(region) => {
-                        let addr = region.address.wrapping_add(packet.payload.offset.into());
-                        self.host.memory.read(addr, out)
-                    }
-                    None => Ok(()),
-                };
-                link.send_packet(route.from, route.to, &packet, Icrc::Right, fill)
-            } else {
-                Err(Unsent::Fault(Fault { addr: 0 }))
-            };
+            let Some(responder) = &mut qp.responses.responder else { return (sent, false) };
+            // What has no way to its peer is lost.
+            let carried = *taken.as_ref().unwrap_or(&packet.payload.length);
+            responder.sent_packet(carried);
             if matches!(taken, Err(Unsent::Fault(_))) {
-                if let Some(responder) = &mut qp.responses.responder {
-                    responder.read_failed(if readable { Outcome::LocalFault } else { Outcome::Revoked });
-                }
+                responder.read_failed(if readable { Outcome::LocalFault } else { Outcome::Revoked });
                 self.take_events(qp);
                 continue;
             }
-            self.ports.count_packet(&mut self.host.counters, qp.path.port, route.to, &taken, &packet, false);
-            if region.is_some() && self.host.memory.has_lagged() {
+            let lagged = region.is_some() && self.host.memory.has_lagged();
+            self.schedule.replying.copied(carried, lagged);
+            if lagged || carried < packet.payload.length {
                 return (sent, true);
             }
         }
         (sent, true)
+    }
+
+    /// An answer over the wire. Returns how many bytes of payload have left.
+    fn send_reply_packet(
+        &mut self,
+        link: &mut impl Carrier,
+        qp: &Qp,
+        route: Route,
+        packet: &Packet,
+        region: Option<Region>,
+    ) -> Result<u32, Unsent> {
+        let fill = |out: &mut [u8]| match region {
+            Some(region) => {
+                self.host.memory.read(region.address.wrapping_add(packet.payload.offset.into()), out)
+            }
+            None => Ok(()),
+        };
+        let taken = link.send_packet(route.from, route.to, packet, Icrc::Right, fill);
+        if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
+            return Err(error);
+        }
+        self.ports.count_packet(&mut self.host.counters, qp.path.port, route.to, &taken, packet, false);
+        Ok(packet.payload.length)
+    }
+
+    /// The same through shared memory, where acknowledgements are not counted.
+    fn send_reply_record(
+        &mut self,
+        link: &mut impl Carrier,
+        qp: &Qp,
+        packet: &Packet,
+        region: Option<Region>,
+    ) -> Result<u32, Unsent> {
+        let packet = Packet { deth: Deth { src_qpn: qp.qpn, qkey: 0 }, ..*packet };
+        let mtu = qp.mtu_bytes();
+        let Some(Region { address: addr, len, .. }) = region else {
+            return link.send_reply(&packet, mtu, Payload::Nothing).map(|_| 0);
+        };
+        let sent = link.send_reply(&packet, mtu, Payload::Segments(&[Segment { addr, len }]))?;
+        let layer = self.ports.configs[qp.path.port].link_layer;
+        let wire = wire::response_bytes(layer, packet.content.position(), sent.carried, mtu);
+        self.ports.charge(&mut self.host.counters, qp.path.port, wire);
+        Ok(sent.carried)
     }
 
     // In.

@@ -176,25 +176,24 @@ impl<M: Memory> Core<M> {
     fn arrive(&mut self, qps: &mut Qps, message: &Message, inbound: &mut impl Inbound) -> Disposition {
         let qpn = match message {
             Message::Request(request) => request.dst_qpn,
-            Message::Packet { packet, .. } => packet.dst_qpn,
-            Message::Reply { reply, .. } => reply.dst_qpn,
+            Message::Record(packet) | Message::Packet { packet, .. } => packet.dst_qpn,
         };
         match (message, qps.numbered_mut(qpn)) {
             // A packet's addresses are judged first.
-            (Message::Request(_) | Message::Reply { .. }, Some(qp))
-                if inbound.is_dropped_at(qp.path.port) =>
-            {
+            (Message::Request(_) | Message::Record(_), Some(qp)) if inbound.is_dropped_at(qp.path.port) => {
                 self.ports.drop_at(&mut self.host.counters, qp.path.port);
             }
             (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),
             (Message::Packet { packet, from, at }, Some(qp)) => {
                 self.take_packet(qp, packet, *from, *at, inbound)
             }
-            (Message::Reply { reply, offset, last }, Some(qp)) if qp.path.way.route().is_none() => {
-                self.take_reply(qp, reply, *offset, *last, inbound);
+            (Message::Record(packet), Some(qp))
+                if qp.path.way.route().is_none() && packet.deth.src_qpn == qp.attributes.dest_qpn =>
+            {
+                self.take_reply_packet(qp, packet, inbound);
             }
-            // There is no such queue, or its peer is on the wire: another process says this.
-            (Message::Reply { .. }, _) => self.host.counters.dropped_replies += 1,
+            // There is no such queue, or its peer is on the wire, or another: it does not say this.
+            (Message::Record(_), _) => self.host.counters.dropped_replies += 1,
             (_, None) => self.host.counters.dropped_unknown_qp += 1,
         }
         if self.host.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
@@ -211,10 +210,7 @@ impl<M: Memory> Core<M> {
                 self.schedule.replying.list.swap_remove(at);
                 continue;
             };
-            let (count, more) = match qp.path.way.route() {
-                Some(route) => self.send_reply_packets(link, qp, route, false),
-                None => self.send_replies_of(link, qp),
-            };
+            let (count, more) = self.send_replies_of(link, qp, false);
             sent += count;
             qp.sched.replying = more;
             self.schedule.replying.note(at, count, more);
@@ -259,5 +255,5 @@ impl<M: Memory> Core<M> {
 /// channel back to a new peer is being opened. But requester and responder of a queue are independent: READ answers, which
 /// may be long, keep no message waiting. On the wire both are polled in every round.
 fn owes_acknowledgement(qp: &Qp) -> bool {
-    qp.sched.replying && qp.path.way.route().is_none() && qp.responses.answers.is_empty()
+    qp.sched.replying && qp.path.way.route().is_none() && !qp.responses.owes_a_read()
 }

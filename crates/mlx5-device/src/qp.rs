@@ -3,11 +3,9 @@
 //! Sizes, alignment and limits are checked as `set_user_buf_size` and `create_user_qp` of the mlx5 driver do.
 //! Left out: raw packet and DC queues, path migration, multicast.
 
-use std::collections::VecDeque;
-
 use mlx5_layout::send_wqe::BLOCK_BYTES;
 use roce::qp_state::QpState;
-use roce::{Now, Psn, Reply, Requester, Responder, ServiceType, Ticket};
+use roce::{Now, Requester, Responder, ServiceType, Ticket};
 
 use super::command::{Answer, CommandError, ContextId, CreateQp, ModifyQp, QpCap, QueriedQp, refuse_if};
 use super::doorbell::SendDoorbell;
@@ -19,7 +17,7 @@ use super::rq::ReceiveQueue;
 use super::schedule::SchedState;
 use super::sq::{Pool, SendQueue};
 use crate::carrier::{PathAddress, Sender};
-use crate::memory::{Memory, Segment};
+use crate::memory::Memory;
 
 /// `MLX5_QP_FLAG_*` bits (`mlx5-abi.h`).
 pub mod flag {
@@ -81,10 +79,6 @@ pub(super) struct Path {
 #[derive(Debug, Default)]
 pub(super) struct Responses {
     pub responder: Option<Responder>,
-    /// READ answers that travel in replies: last PSN of the request, where the bytes are, how many have left.
-    pub answers: VecDeque<ReadAnswer>,
-    /// A READ response of which the carrier took only a part.
-    pub partial: Option<Reply>,
     /// READ responses leave at the link's rate: no reply before this.
     pub not_before: Now,
     /// On the wire: when the last acknowledgement, or the first of those that it covers, became due.
@@ -96,9 +90,9 @@ pub(super) struct Responses {
 impl Responses {
     /// What waits to be answered never is.
     pub(super) fn drop_all(&mut self) {
-        self.answers.clear();
-        self.partial = None;
-        while self.responder.as_mut().and_then(Responder::poll_reply).is_some() {}
+        if let Some(responder) = &mut self.responder {
+            responder.drop_replies();
+        }
     }
 
     /// Nothing is answered before this.
@@ -108,31 +102,20 @@ impl Responses {
 
     /// What was asked for through this key, and was not answered, is refused.
     pub(super) fn revoke(&mut self, key: u32) {
-        for answer in self.answers.iter_mut().filter(|answer| answer.key == key) {
-            answer.revoked = true;
+        if let Some(responder) = &mut self.responder {
+            responder.rekey_reads(key, None);
         }
+    }
+
+    /// The answer to a READ is to be sent.
+    pub(super) fn owes_a_read(&self) -> bool {
+        self.responder.as_ref().is_some_and(Responder::owes_a_read)
     }
 
     /// What is to be sent is an acknowledgement, and nothing else.
     pub(super) fn owes_only_an_acknowledgement(&self) -> bool {
         self.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement)
     }
-}
-
-/// Bytes of a READ that go out with its reply.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ReadAnswer {
-    /// The rkey that the READ named.
-    pub key: u32,
-    /// It is no longer registered.
-    pub revoked: bool,
-    /// First PSN of the request.
-    pub first_psn: Psn,
-    /// Last PSN of the request, which the reply names.
-    pub psn: Psn,
-    pub from: Segment,
-    /// Place of the first one in the message that the requester posted.
-    pub offset: u32,
 }
 
 /// The objects that a new QP is created with, by place in the NIC's tables.

@@ -6,7 +6,7 @@
 use core::net::IpAddr;
 
 use roce::wire::icrc::ICRC_BYTES;
-use roce::{GRH_BYTES, Opcode, Packet, ServiceType};
+use roce::{GRH_BYTES, Opcode, Packet, Position, ServiceType};
 
 use super::model::{DeviceConfig, GidKind};
 use crate::carrier::PathAddress;
@@ -67,10 +67,11 @@ pub(super) fn request_bytes(
     packets(payload, mtu) * (framing(layer) + BTH + ICRC) + once + datagram + u64::from(payload)
 }
 
-/// Bytes that the packets of a READ response take. First and last carry an AETH.
-pub(super) fn response_bytes(layer: LinkLayer, length: u32, mtu: u32) -> u64 {
+/// Bytes that packets of a READ response take, so many bytes at this position. First and last carry an AETH.
+pub(super) fn response_bytes(layer: LinkLayer, position: Position, length: u32, mtu: u32) -> u64 {
     let packets = packets(length, mtu);
-    packets * (framing(layer) + BTH + ICRC) + AETH * packets.min(2) + u64::from(length)
+    let ends = u64::from(position.starts()) + u64::from(position.ends());
+    packets * (framing(layer) + BTH + ICRC) + AETH * packets.min(ends) + u64::from(length)
 }
 
 /// The network header of a datagram, with the number that a responder's CQE has for it on Ethernet (Linux
@@ -165,7 +166,11 @@ mod tests {
         ] {
             assert_eq!(request_bytes(layer, service, opcode, length, mtu), bytes, "{name}");
         }
-        assert_eq!(response_bytes(Roce, 3000, 1024), 3 * 82 + 8 + 3000);
+        let response = |position, length| response_bytes(Roce, position, length, 1024);
+        assert_eq!(response(Position::Only, 3000), 3 * 82 + 8 + 3000);
+        assert_eq!(response(Position::Only, 8), 82 + 4 + 8);
+        assert_eq!(response(Position::First, 2048) + response(Position::Last, 952), 3 * 82 + 8 + 3000);
+        assert_eq!(response(Position::Middle, 2048), 2 * 82 + 2048);
     }
 
     #[test]

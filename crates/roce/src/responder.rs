@@ -228,17 +228,28 @@ impl Responder {
     /// The next reply: READ and atomic responses in order of their PSNs, then a NAK, then one acknowledgement of all
     /// that was executed since the last.
     pub fn poll_reply(&mut self) -> Option<Reply> {
-        let (psn, msn, kind) = if let Some(response) = self.responses.pop_front() {
+        let reply = self.next_reply()?;
+        self.pop_reply();
+        Some(reply)
+    }
+
+    fn next_reply(&self) -> Option<Reply> {
+        let (psn, msn, kind) = if let Some(response) = self.responses.front() {
             (response.psn, response.msn, response.kind)
-        } else if let Some(nak) = self.nak.take() {
+        } else if let Some(nak) = self.nak {
             (self.expected_psn, self.msn, nak)
         } else if self.ack_due {
-            self.ack_due = false;
             (self.expected_psn.minus(1), self.msn, ReplyKind::Ack)
         } else {
             return None;
         };
         Some(Reply { src_qpn: self.config.qpn, dst_qpn: self.requester_qpn, psn, msn, kind })
+    }
+
+    fn pop_reply(&mut self) {
+        if self.responses.pop_front().is_none() && self.nak.take().is_none() {
+            self.ack_due = false;
+        }
     }
 
     pub fn poll_event(&mut self) -> Option<ResponderEvent> {

@@ -21,7 +21,7 @@ use mlx5_device::{Nic, UarKind};
 use mlx5_layout::doorbell::{consumer_word, counter_word};
 use mlx5_layout::send_wqe::BLOCK_BYTES;
 use roce::qp_state::AttrMask as A;
-use roce::{Now, Packet, Reply, Request, ServiceType};
+use roce::{Now, Packet, Request, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Region, RegisterPage, Sinks, WorkRequest};
 
@@ -144,8 +144,8 @@ impl Carrier for End {
         })
     }
 
-    fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
-        self.send(payload, |message| *message = Message::Reply { reply: *reply, offset, last: true })
+    fn send_reply(&mut self, packet: &Packet, _mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent> {
+        self.send(payload, |message| *message = Message::Record(*packet))
     }
 
     fn has_reply_room(&mut self, _slot: u8) -> bool {

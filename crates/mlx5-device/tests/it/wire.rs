@@ -12,7 +12,7 @@ use mlx5_device::carrier::{
 use mlx5_device::memory::{Fault, Memory, Order, Segment};
 use mlx5_device::random;
 use roce::wire::icrc::ICRC_BYTES;
-use roce::{Fragment, Now, Packet, Reply, Request};
+use roce::{Fragment, Now, Packet, Request};
 
 use crate::machine::Arena;
 
@@ -119,7 +119,7 @@ impl Carrier for End {
         Err(Unsent::Unreachable)
     }
 
-    fn send_reply(&mut self, _: &Reply, _: Payload<'_>, _: u32) -> Result<Sent, Unsent> {
+    fn send_reply(&mut self, _: &Packet, _: u32, _: Payload<'_>) -> Result<Sent, Unsent> {
         Err(Unsent::Unreachable)
     }
 

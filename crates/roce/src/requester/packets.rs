@@ -6,6 +6,7 @@
 
 pub use super::progress::SendWindow;
 use super::{Acknowledged, Requester};
+use crate::message::psn_count;
 use crate::packet::{Position, position_of};
 use crate::{Fragment, Now, Opcode, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket};
 
@@ -140,27 +141,32 @@ impl Requester {
         let Some(message) = self.message(ticket).copied() else {
             return ReadArrival::Reply(ReplyVerdict::Ignored);
         };
-        let index = packet.psn.distance_from(message.psn);
         if acknowledged == Acknowledged::UpToResponse {
             return ReadArrival::Reply(self.implied_nak());
         }
-        if index < self.progress.acked {
+        let ReadPacket { psn, position, payload_bytes: bytes } = *packet;
+        let (index, mtu) = (psn.distance_from(message.psn), self.config.path_mtu_bytes);
+        let end = index + psn_count(Opcode::Read, bytes, mtu);
+        if end <= self.progress.acked {
             return ReadArrival::Reply(ReplyVerdict::Ignored);
         }
         // A READ that went out again from the middle is answered by a first packet there, and the rest of the earlier answer
         // may still arrive: which packet starts a response says nothing, which one ends it does.
-        let ends = index + 1 == message.psn_count;
-        let start = index * self.config.path_mtu_bytes;
-        let due = message.length.saturating_sub(start).min(self.config.path_mtu_bytes);
-        if message.opcode != Opcode::Read || packet.position.ends() != ends || packet.payload_bytes != due {
+        let start = index * mtu;
+        let rest = message.length.saturating_sub(start);
+        let full = bytes == mtu || self.progress.window.is_none() && bytes > 0 && bytes.is_multiple_of(mtu);
+        let due = if position.ends() { bytes == rest } else { full && bytes < rest };
+        // On a wire a packet is one, whatever its position.
+        let due = due && (self.progress.window.is_none() || bytes <= mtu);
+        if message.opcode != Opcode::Read || !due {
             return ReadArrival::Reply(self.fail_oldest(Status::BadResponse));
         }
-        if ends {
+        if position.ends() {
             self.step_done(true);
         } else {
-            self.advance_to(index + 1);
+            self.advance_to(end);
         }
-        let fragment = Fragment { offset: start, length: due };
+        let fragment = Fragment { offset: start, length: bytes };
         ReadArrival::Place(Placement { ticket: Ticket(ticket), fragment })
     }
 

@@ -7,7 +7,7 @@
 //! them a WRITE's receive; and no fragment of the wrong kind, size or place can be an echo: on RC it is an invalid request.
 
 use super::streams::ReadStream;
-use super::{Pending, Responder, State};
+use super::{Pending, Responder, Response, State};
 use crate::admission::{Assembly, Grant};
 use crate::message::MAX_MESSAGE_BYTES;
 use crate::packet::{
@@ -55,25 +55,68 @@ impl Responder {
 
     /// The next packet to send: of READ and atomic responses in order, then a NAK, then an acknowledgement.
     pub fn poll_packet(&mut self) -> Option<Outgoing> {
-        if let Some(response) = self.responses.front().copied()
-            && response.kind == ReplyKind::ReadResponse
-            && let Some(stream) = self.packets.reads.front_mut()
-        {
+        let outgoing = self.next_packet(self.config.path_mtu_bytes)?;
+        self.sent_packet(outgoing.packet.payload.length);
+        Some(outgoing)
+    }
+
+    /// The same without sending it: [`Responder::sent_packet`] does. Of a READ response as many packets in one as `most` bytes hold.
+    pub fn next_packet(&self, most: u32) -> Option<Outgoing> {
+        if let Some((response, stream)) = self.next_read() {
             let aeth = Aeth { syndrome: Syndrome::Ack, msn: response.msn };
-            let (psn, position, payload) = stream.step(self.config.path_mtu_bytes);
-            let source = PayloadSource::Region(stream.region);
-            self.packets.last_read = Some((psn, response.replayed, stream.region));
-            if position.ends() {
-                self.packets.reads.pop_front();
-                self.responses.pop_front();
-            }
+            let (psn, position, payload) = stream.next_piece(self.config.path_mtu_bytes, most);
             let aeth = (position != Position::Middle).then_some(aeth);
             let content = Content::ReadResponse { position, aeth };
-            return Some(self.outgoing(psn, content, payload, source));
+            return Some(self.outgoing(psn, content, payload, PayloadSource::Region(stream.region)));
         }
-        let reply = self.poll_reply()?;
+        let reply = self.next_reply()?;
         let content = content_of(&reply)?;
         Some(self.outgoing(reply.psn, content, Fragment::default(), PayloadSource::Nothing))
+    }
+
+    /// What [`Responder::next_packet`] gave has left, or so many bytes of it, whole packets: the rest comes next.
+    pub fn sent_packet(&mut self, bytes: u32) {
+        let Some((response, stream)) = self.next_read() else { return self.pop_reply() };
+        let last_read = (stream.psn.plus(stream.next), response.replayed, stream.region);
+        self.packets.last_read = Some(last_read);
+        let path_mtu_bytes = self.config.path_mtu_bytes;
+        if let Some(stream) = self.packets.reads.front_mut()
+            && stream.advance(bytes, path_mtu_bytes)
+        {
+            self.packets.reads.pop_front();
+            self.responses.pop_front();
+        }
+    }
+
+    /// Whether the answer to a READ is to be sent.
+    pub fn owes_a_read(&self) -> bool {
+        !self.packets.reads.is_empty()
+    }
+
+    /// The READ response that goes out next.
+    fn next_read(&self) -> Option<(&Response, &ReadStream)> {
+        let response = self.responses.front().filter(|next| next.kind == ReplyKind::ReadResponse)?;
+        Some((response, self.packets.reads.front()?))
+    }
+
+    /// What READs of this key are not answered with yet is read through another key; none: it is not to be sent.
+    pub fn rekey_reads(&mut self, key: u32, other: Option<u32>) {
+        for stream in self.packets.reads.iter_mut().filter(|stream| stream.region.key == key) {
+            stream.region.key = other.unwrap_or(key);
+            stream.revoked |= other.is_none();
+        }
+    }
+
+    /// Whether the key of the READ response that goes out next is there still.
+    pub fn may_read(&self) -> bool {
+        self.next_read().is_none_or(|(_, stream)| !stream.revoked)
+    }
+
+    /// Nothing that is due is sent.
+    pub fn drop_replies(&mut self) {
+        self.responses.clear();
+        self.packets.reads.clear();
+        (self.nak, self.ack_due) = (None, false);
     }
 
     /// The bytes of the READ response packet polled last cannot be read: the region is gone ([`Outcome::Revoked`]), or its
@@ -228,14 +271,22 @@ impl Responder {
 
     /// A READ was granted: its response goes out packet by packet, each reading its bytes then. So they may be those of a
     /// WRITE behind the READ; a requester that minds posts that with a fence (IBTA, ordering of operations).
-    fn stream_read(&mut self, region: Region) -> Verdict {
+    pub fn stream_read(&mut self, region: Region) -> Verdict {
         if !matches!(self.pending, Pending::Message | Pending::Replay) {
             return Verdict::Answered;
         }
         let Request { psn, length, remote_va, rkey, .. } = self.at_work;
         let packets = self.last_psn(&self.at_work).distance_from(psn) + 1;
         let region = Region { va: remote_va, key: rkey, ..region };
-        self.packets.reads.push_back(ReadStream { region, psn, length, packets, next: 0, first: 0 });
+        self.packets.reads.push_back(ReadStream {
+            region,
+            psn,
+            length,
+            packets,
+            next: 0,
+            first: 0,
+            revoked: false,
+        });
         self.executed(Outcome::Done);
         Verdict::Answered
     }

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use crate::message::psn_count;
 use crate::packet::{Position, position_of};
-use crate::{Fragment, Psn, Region, Request};
+use crate::{Fragment, Opcode, Psn, Region, Request};
 
 /// What packets need besides.
 #[derive(Debug, Default)]
@@ -30,6 +31,8 @@ pub(super) struct ReadStream {
     pub(super) next: u32,
     /// The packet that this run of the response started with.
     pub(super) first: u32,
+    /// Its key is gone.
+    pub(super) revoked: bool,
 }
 
 impl Packets {
@@ -53,14 +56,20 @@ impl Packets {
 }
 
 impl ReadStream {
-    /// The next packet: PSN, position, bytes of the region.
-    pub(super) fn step(&mut self, path_mtu_bytes: u32) -> (Psn, Position, Fragment) {
+    /// The next packet, or as many in one as `most` bytes hold: PSN, position, bytes of the region.
+    pub(super) fn next_piece(&self, path_mtu_bytes: u32, most: u32) -> (Psn, Position, Fragment) {
         let index = self.next;
-        self.next += 1;
-        let position = position_of(index == self.first, self.next == self.packets);
         let offset = index * path_mtu_bytes;
-        let length = (self.length - offset).min(path_mtu_bytes);
+        let rest = self.length - offset;
+        let length = if rest <= most { rest } else { most - most % path_mtu_bytes };
+        let position = position_of(index == self.first, length == rest);
         (self.psn.plus(index), position, Fragment { offset, length })
+    }
+
+    /// So many bytes, whole packets, have gone out; true: they end it.
+    pub(super) fn advance(&mut self, bytes: u32, path_mtu_bytes: u32) -> bool {
+        self.next += psn_count(Opcode::Read, bytes, path_mtu_bytes);
+        self.next >= self.packets
     }
 
     /// Goes back to where `request`, the rest of this READ, starts. False when it is another one's, or when what lies

@@ -1,11 +1,11 @@
 //! What a requester that sends packets makes of replies and of time. Path MTU 256, first PSN 0, depth 2 for READs.
 
-use crate::requester::packets::{PacketTransmit, ReadArrival, ReadPacket};
+use crate::requester::packets::{PacketTransmit, Placement, ReadArrival, ReadPacket};
 use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
 use crate::wire::Position::{self, First, Last, Middle, Only};
 use crate::{
-    NakCode, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester, RequesterConfig,
-    SendWindow, ServiceType, Status,
+    Fragment, NakCode, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester,
+    RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
 const MTU: u32 = 256;
@@ -336,4 +336,37 @@ fn a_receiver_that_stays_unready_is_an_rnr_error_after_the_configured_tries_of_p
     assert_eq!(pair.b.connection.responder().counters().rnr_naks, 4);
     // Four round trips of 2 µs, three waits of 0.64 ms (code 12).
     assert_eq!(pair.now(), Now(4 * 2_000 + 3 * 640_000));
+}
+
+#[test]
+fn a_response_may_come_several_packets_at_a_time_but_not_on_a_wire() {
+    let config = *requester(&[]).config();
+    let place = |offset, length| {
+        ReadArrival::Place(Placement { ticket: Ticket(0), fragment: Fragment { offset, length } })
+    };
+    let bad = ReadArrival::Reply(ReplyVerdict::Failed);
+    for (name, arrivals) in [
+        ("all at once", vec![(0, Only, 700, place(0, 700))]),
+        ("in two", vec![(0, First, 512, place(0, 512)), (2, Last, 188, place(512, 188))]),
+        ("from before on", vec![(0, First, 256, place(0, 256)), (0, First, 512, place(0, 512))]),
+        (
+            "an echo",
+            vec![(0, First, 512, place(0, 512)), (1, Middle, 256, ReadArrival::Reply(ReplyVerdict::Ignored))],
+        ),
+        ("no whole packets", vec![(0, First, 300, bad)]),
+        ("more than is left", vec![(1, Middle, 512, ReadArrival::Reply(ReplyVerdict::Resend))]),
+        ("an end too soon", vec![(0, Only, 512, bad)]),
+        ("an end too late", vec![(0, Only, 768, bad)]),
+        ("no end", vec![(0, First, 700, bad)]),
+    ] {
+        let mut shared = Requester::new(config);
+        shared.post(PostedMessage { opcode: Opcode::Read, length: 700, fence: false });
+        shared.poll_transmit(Now(0));
+        for (psn, position, bytes, wanted) in arrivals {
+            assert_eq!(response(&mut shared, psn, position, bytes), wanted, "{name}: {psn}");
+        }
+    }
+    let mut wire = requester(&[(Opcode::Read, 700)]);
+    assert_eq!(sends(&mut wire, Now(0)), "read0@0+700");
+    assert_eq!(response(&mut wire, 0, Only, 700), bad);
 }

@@ -459,3 +459,19 @@ fn bytes_of_a_repeated_read_that_cannot_be_read_end_in_silence() {
     scene.take(&send(10, Only, 1));
     assert_eq!(scene.replies(), "ack10", "the connection goes on");
 }
+
+#[test]
+fn a_response_may_leave_several_packets_at_a_time_and_as_few_of_them_as_there_is_room_for() {
+    let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
+    scene.take(&read(7, 0, 5000));
+    let mut next = |most, carried| {
+        let outgoing = scene.responder.next_packet(most).expect("a response");
+        assert_eq!(scene.responder.next_packet(most), Some(outgoing), "nothing has left");
+        scene.responder.sent_packet(carried);
+        word(&outgoing)
+    };
+    assert_eq!(next(u32::MAX, 2048), "Only7@0+5000");
+    assert_eq!(next(2 * MTU + 5, 2048), "Middle9@2048+2048");
+    assert_eq!(next(904, 904), "Last11@4096+904");
+    assert_eq!(scene.replies(), "");
+}

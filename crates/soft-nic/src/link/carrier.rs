@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use mlx5_device::carrier::{
     Carrier, Disposition, Icrc, MAX_DELAY_NS, Message, PathAddress, Payload, Position, Sent, Unsent,
 };
-use mlx5_device::memory::{Fault, total};
-use roce::{Fragment, Now, Packet, Reply, ReplyKind, Request};
+use mlx5_device::memory::Fault;
+use roce::{Fragment, Now, Packet, Request};
 
 use super::channel::{ChannelState, Lane};
 use super::record::{self, Form};
-use super::send::{NO_SUCH_PAYLOAD, exactly, fill, room_for};
+use super::send::{exactly, fill, room_for};
 use super::udp::Wire;
 use super::{Inbound, Link, LinkEvent, Room, SLOTS};
 
@@ -106,25 +106,19 @@ impl Carrier for Link {
         Ok(Sent { position, carried: request.fragment.length })
     }
 
-    fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
-        let slot = mlx5_device::slot_of(reply.dst_qpn);
+    fn send_reply(&mut self, packet: &Packet, mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent> {
+        let slot = mlx5_device::slot_of(packet.dst_qpn);
         self.need_room(slot, Lane::Reply)?;
         let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(Unsent::Full) };
         let head = 8 * record::REPLY_WORDS;
-        let whole = match payload {
-            Payload::Nothing => 0,
-            Payload::Inline(bytes) => bytes.len() as u64,
-            Payload::Segments(from) => total(from),
-        };
-        let carries = matches!(reply.kind, ReplyKind::ReadResponse);
-        let rest = whole.checked_sub(offset.into()).filter(|rest| carries || *rest == 0);
-        let Some(rest) = rest.and_then(|rest| u32::try_from(rest).ok()) else {
-            return Err(NO_SUCH_PAYLOAD);
-        };
+        let Fragment { offset, length: rest } = packet.payload;
         let carried = match payload {
-            Payload::Segments(from) => room_for(outgoing, Lane::Reply, head, from, rest)?,
-            Payload::Inline(_) => exactly(rest as usize, rest, rest)?,
-            Payload::Nothing => 0,
+            Payload::Nothing => exactly(0, rest, 0)?,
+            Payload::Inline(bytes) => exactly(bytes.len(), rest, rest)?,
+            Payload::Segments(from) => {
+                let room = room_for(outgoing, Lane::Reply, head, from, rest)?;
+                if room < rest { room - room % mtu } else { rest }
+            }
         };
         let (ring, at) = outgoing.producer.next(Lane::Reply);
         if carried > 0
@@ -132,7 +126,7 @@ impl Carrier for Link {
         {
             return Err(self.copy_failed(slot, Lane::Reply, fault));
         }
-        ring.store(at, record::encode_reply(reply, offset, carried, carried == rest));
+        ring.store(at, record::encode_reply(packet, carried));
         let offset = outgoing.producer.commit(Lane::Reply, head + carried.next_multiple_of(8) as usize);
         let position = Position { channel: outgoing.serial, offset };
         self.counters.replies_sent += 1;

@@ -218,8 +218,8 @@ fn read_request(ring: &RingMemory, record: &Record) -> Result<Found, RecordError
 /// The same for the replies' lane.
 #[inline(always)]
 fn read_reply(_: &RingMemory, record: &Record) -> Result<Found, RecordError> {
-    let record::ReplyHeader { reply, offset, len, last } = record::decode_reply(&record.words, record.len)?;
+    let packet = record::decode_reply(&record.words, record.len)?;
     let payload_at = record.position + 8 * record::REPLY_WORDS as u64;
-    let message = Message::Reply { reply, offset, last };
-    Ok(Found { message, source: reply.src_qpn, path: None, len, payload_at })
+    let (source, len) = (packet.deth.src_qpn, packet.payload.length);
+    Ok(Found { message: Message::Record(packet), source, path: None, len, payload_at })
 }

@@ -2,12 +2,12 @@
 //!
 //! Version [`VERSION`], checked once per channel. All words are native-endian (one host), multiples of 8 bytes:
 //!
-//! | word | request | reply |
+//! | word | request | answer, a [`Packet`] |
 //! |---|---|---|
-//! | 0 | length in bytes:32, kind:8, opcode:4 + service:4, flags:8 | length:32, kind:8, reply kind:8, flags:8, syndrome:8 |
+//! | 0 | length in bytes:32, kind:8, opcode:4 + service:4, flags:8 | length:32, kind:8, what:8, flags:8, syndrome:8 |
 //! | 1 | destination QPN:32, source QPN:32 | the same |
 //! | 2 | PSN:32, immediate as on the wire:32 | PSN:32, MSN:32 |
-//! | 3 | remote address | old value of an atomic, or offset:32 and length:32 of READ bytes |
+//! | 3 | remote address | old value of an atomic, or bytes of a READ |
 //! | 4 | rkey:32, message length:32 | |
 //! | 5 | fragment offset:32, fragment length:32 | |
 //! | 6 | swap or add (atomics), Q_Key (UD) | |
@@ -18,10 +18,11 @@
 //! anything uses it (INV-6, INV-13).
 
 use mlx5_device::carrier::PathAddress;
-use roce::{Fragment, NakCode, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
+use roce::packet::{Aeth, Deth, Syndrome, position_of};
+use roce::{Content, Fragment, NakCode, Opcode, Packet, Position, Psn, Request, ServiceType};
 
 /// Version of what processes of a fabric share: directory, channels, records. A process of another one is refused when it joins.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Words of a request's header.
 pub const REQUEST_WORDS: usize = 8;
 /// Words of a reply's header.
@@ -52,10 +53,11 @@ mod flag {
     pub const ACK_REQUESTED: u8 = 2;
     pub const PATH: u8 = 4;
     pub const INLINE: u8 = 8;
+    pub const FIRST: u8 = 16;
     pub const LAST: u8 = 32;
     pub const SECOND_PORT: u8 = 64;
     pub const REQUEST_ALL: u8 = SOLICITED | ACK_REQUESTED | PATH | INLINE | SECOND_PORT;
-    pub const REPLY_ALL: u8 = INLINE | LAST;
+    pub const REPLY_ALL: u8 = FIRST | LAST;
 }
 
 /// Services by their number in a record.
@@ -156,27 +158,31 @@ pub fn encode_request(request: &Request, form: Form) -> [u64; REQUEST_WORDS] {
     ]
 }
 
-/// Header words of a reply. `offset`, `len`: which READ bytes come with it; `last`: nothing of this answer
-/// follows.
-pub fn encode_reply(reply: &Reply, offset: u32, len: u32, last: bool) -> [u64; REPLY_WORDS] {
-    let form = if len > 0 { Form::Inline(len) } else { Form::None };
-    let (kind_number, syndrome, value) = match reply.kind {
-        ReplyKind::Ack => (0, 0, 0),
-        ReplyKind::RnrNak { timer } => (1, timer, 0),
-        ReplyKind::Nak(code) => (2, NAKS.iter().position(|c| *c == code).unwrap_or(0) as u8, 0),
-        ReplyKind::ReadResponse => (3, 0, pair(offset, len)),
-        ReplyKind::AtomicResponse { old } => (4, 0, old),
+/// Header words of an answer that carries so many bytes: all of its payload, or the first of it.
+pub fn encode_reply(packet: &Packet, carried: u32) -> [u64; REPLY_WORDS] {
+    let (what, aeth, value) = match packet.content {
+        Content::AtomicAcknowledge { aeth, old } => (4, Some(aeth), old),
+        Content::ReadResponse { aeth, .. } => (3, aeth, carried.into()),
+        Content::Acknowledge(aeth) => (0, Some(aeth), 0),
+        _ => (0, None, 0),
     };
-    let flags = if last { flag::LAST } else { 0 } | form.flag();
-    let total = 8 * REPLY_WORDS + form.padded();
+    let (what, syndrome) = match aeth.map(|aeth| aeth.syndrome) {
+        Some(Syndrome::RnrNak { timer }) => (1, timer),
+        Some(Syndrome::Nak(code)) => (2, code as u8),
+        _ => (what, 0),
+    };
+    let position = packet.content.position();
+    let last = position.ends() && carried == packet.payload.length;
+    let flags = if position.starts() { flag::FIRST } else { 0 } | if last { flag::LAST } else { 0 };
+    let total = 8 * REPLY_WORDS as u32 + carried.next_multiple_of(8);
     [
-        total as u64
+        u64::from(total)
             | u64::from(kind::REPLY) << 32
-            | (kind_number as u64) << 40
+            | what << 40
             | u64::from(flags) << 48
             | u64::from(syndrome) << 56,
-        pair(reply.dst_qpn, reply.src_qpn),
-        pair(reply.psn.value(), reply.msn),
+        pair(packet.dst_qpn, packet.deth.src_qpn),
+        pair(packet.psn.value(), aeth.map_or(0, |aeth| aeth.msn)),
         value,
     ]
 }
@@ -230,19 +236,6 @@ pub fn decode_path(words: [u64; PATH_WORDS]) -> PathAddress {
         grh: grh & 1 != 0,
         to_port: 0,
     }
-}
-
-/// A checked header of a reply, or of a piece of one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReplyHeader {
-    /// The reply.
-    pub reply: Reply,
-    /// Where the READ bytes belong.
-    pub offset: u32,
-    /// How many come with it.
-    pub len: u32,
-    /// Whether this is the last piece.
-    pub last: bool,
 }
 
 /// Length of the record whose first word this is, checked against what is published.
@@ -311,35 +304,50 @@ pub fn decode_request(
     Ok((request, path, form))
 }
 
-/// Checks a copy of the header of a reply in a record of `len` bytes.
+/// Checks a copy of the header of an answer in a record of `len` bytes.
 #[inline]
-pub fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<ReplyHeader, RecordError> {
+pub fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Packet, RecordError> {
     if (words[0] >> 32) as u8 != kind::REPLY {
         return Err(unknown(words));
     }
-    let [_, _, _, _, _, kind_number, flags, syndrome] = words[0].to_le_bytes();
+    let [_, _, _, _, _, what, flags, syndrome] = words[0].to_le_bytes();
     let (dst_qpn, src_qpn) = qpns(words)?;
     let (psn, msn) = halves(words[2]);
-    let kind = match kind_number {
-        0 => ReplyKind::Ack,
-        1 => ReplyKind::RnrNak { timer: syndrome & 0x1f },
-        2 => ReplyKind::Nak(NAKS.get(usize::from(syndrome)).copied().ok_or_else(|| unknown(words))?),
-        3 => ReplyKind::ReadResponse,
-        4 => ReplyKind::AtomicResponse { old: words[3] },
+    let aeth = |syndrome| Aeth { syndrome, msn };
+    let position = position_of(flags & flag::FIRST != 0, flags & flag::LAST != 0);
+    let content = match what {
+        0 => Content::Acknowledge(aeth(Syndrome::Ack)),
+        1 => Content::Acknowledge(aeth(Syndrome::RnrNak { timer: syndrome & 0x1f })),
+        2 => {
+            let code = NAKS.get(usize::from(syndrome)).ok_or_else(|| unknown(words))?;
+            Content::Acknowledge(aeth(Syndrome::Nak(*code)))
+        }
+        3 => Content::ReadResponse {
+            position,
+            aeth: (position != Position::Middle).then(|| aeth(Syndrome::Ack)),
+        },
+        4 => Content::AtomicAcknowledge { aeth: aeth(Syndrome::Ack), old: words[3] },
         _ => return Err(unknown(words)),
     };
-    if flags & !flag::REPLY_ALL != 0 || psn > 0xff_ffff {
+    if flags & !flag::REPLY_ALL != 0 || psn > 0xff_ffff || content.position() != position {
         return Err(unknown(words));
     }
-    let (offset, have) = if kind == ReplyKind::ReadResponse { halves(words[3]) } else { (0, 0) };
-    let form = if flags & flag::INLINE == 0 { Form::None } else { Form::Inline(have) };
-    let after = len - 8 * REPLY_WORDS;
-    let carried = form != Form::None || have == 0;
-    if form.padded() != after || offset.checked_add(have).is_none() || !carried {
-        return Err(RecordError::Payload { have: after as u64, offset, length: have, whole: 0 });
+    let length = if what == 3 { words[3] } else { 0 };
+    let have = (len - 8 * REPLY_WORDS) as u64;
+    if length.checked_next_multiple_of(8) != Some(have) {
+        return Err(RecordError::Payload { have, offset: 0, length: length as u32, whole: 0 });
     }
-    let reply = Reply { src_qpn, dst_qpn, psn: Psn::new(psn), msn, kind };
-    Ok(ReplyHeader { reply, offset, len: have, last: flags & flag::LAST != 0 })
+    Ok(Packet {
+        service: ServiceType::Rc,
+        dst_qpn,
+        psn: Psn::new(psn),
+        ack_requested: false,
+        solicited: false,
+        deth: Deth { qkey: 0, src_qpn },
+        content,
+        // It is in the record, and so far shorter than 4 GiB.
+        payload: Fragment { offset: 0, length: length as u32 },
+    })
 }
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -412,27 +420,41 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_comes_out_as_it_went_in() {
-        let kinds = [
-            (ReplyKind::Ack, 0),
-            (ReplyKind::RnrNak { timer: 31 }, 0),
-            (ReplyKind::Nak(NakCode::PsnSequence), 0),
-            (ReplyKind::Nak(NakCode::InvalidRequest), 0),
-            (ReplyKind::Nak(NakCode::RemoteAccess), 0),
-            (ReplyKind::Nak(NakCode::RemoteOperation), 0),
-            (ReplyKind::ReadResponse, 0),
-            (ReplyKind::ReadResponse, 33),
-            (ReplyKind::AtomicResponse { old: u64::MAX - 1 }, 0),
+    fn an_answer_comes_out_as_it_went_in() {
+        let aeth = |syndrome| Aeth { syndrome, msn: 0xff_fffe };
+        let read = |position, with| Content::ReadResponse {
+            position,
+            aeth: if with { Some(aeth(Syndrome::Ack)) } else { None },
+        };
+        let naks = NAKS.map(|code| (Content::Acknowledge(aeth(Syndrome::Nak(code))), 0));
+        let others = [
+            (Content::Acknowledge(aeth(Syndrome::Ack)), 0),
+            (Content::Acknowledge(aeth(Syndrome::RnrNak { timer: 31 })), 0),
+            (Content::AtomicAcknowledge { aeth: aeth(Syndrome::Ack), old: u64::MAX - 1 }, 0),
+            (read(Position::Only, true), 0),
+            (read(Position::First, true), 4096),
+            (read(Position::Middle, false), 8192),
+            (read(Position::Last, true), 33),
         ];
-        for (kind, bytes) in kinds {
-            for last in [false, true] {
-                let sent = Reply { src_qpn: 1, dst_qpn: 0xff_ffff, psn: Psn::new(7), msn: 0xff_fffe, kind };
-                let offset = if bytes > 0 { 4096 } else { 0 };
-                let mut words = [0; REQUEST_WORDS];
-                words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, offset, bytes, last));
-                let len = record_len(words[0], 1 << 20).unwrap();
-                let expected = ReplyHeader { reply: sent, offset, len: bytes, last };
-                assert_eq!(decode_reply(&words, len), Ok(expected), "{kind:?} {bytes} {last}");
+        for (content, length) in naks.into_iter().chain(others) {
+            let sent = Packet {
+                service: ServiceType::Rc,
+                dst_qpn: 0xff_ffff,
+                psn: Psn::new(7),
+                ack_requested: false,
+                solicited: false,
+                deth: Deth { qkey: 0, src_qpn: 1 },
+                content,
+                payload: Fragment { offset: 0, length },
+            };
+            let mut words = [0; REQUEST_WORDS];
+            words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, length));
+            let len = record_len(words[0], 1 << 20).unwrap();
+            assert_eq!(decode_reply(&words, len), Ok(sent));
+            if content.position().ends() && length > 0 {
+                words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, length - 1));
+                let got = decode_reply(&words, record_len(words[0], 1 << 20).unwrap()).unwrap();
+                assert!(!got.content.position().ends(), "the rest of it is to come");
             }
         }
     }
@@ -535,8 +557,8 @@ mod tests {
                 }
                 Err(_) => refused += 1,
             }
-            if let Ok(ReplyHeader { len: bytes, .. }) = decode_reply(&words, len) {
-                assert!(bytes as usize + 8 * REPLY_WORDS <= len);
+            if let Ok(packet) = decode_reply(&words, len) {
+                assert!(packet.payload.length as usize + 8 * REPLY_WORDS <= len);
             }
         }
         assert!(accepted > 50_000 && refused > 50_000, "{accepted} accepted, {refused} refused");

@@ -6,7 +6,7 @@ use mlx5_device::carrier::{
     Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::{Fault, Order, Segment};
-use roce::{Now, Packet, Reply, Request, ServiceType};
+use roce::{Now, Packet, Request, ServiceType};
 
 use super::entry::{Place, Question, Tag};
 use super::events::{Event, Objects};
@@ -183,10 +183,10 @@ impl Carrier for Source<Link> {
         ask!(self, Tag::SendRequest, asked, link => link.send_request(request, path, payload), event)
     }
 
-    fn send_reply(&mut self, reply: &Reply, payload: Payload<'_>, offset: u32) -> Result<Sent, Unsent> {
-        let asked = (reply, payload, offset);
-        let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_reply(reply, sent);
-        ask!(self, Tag::SendReply, asked, link => link.send_reply(reply, payload, offset), event)
+    fn send_reply(&mut self, packet: &Packet, mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent> {
+        let asked = (packet, mtu, payload);
+        let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_record(packet, sent);
+        ask!(self, Tag::SendReply, asked, link => link.send_reply(packet, mtu, payload), event)
     }
 
     fn has_reply_room(&mut self, slot: u8) -> bool {

@@ -9,7 +9,7 @@ use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::{BLOCK_BYTES, Control};
 use mlx5_layout::{Cqe, CqeOpcode, SendOpcode};
 use roce::qp_state::{AttrMask, QpState};
-use roce::{Packet, Psn, Reply, Request};
+use roce::{Packet, Psn, Request};
 use serde::Deserialize;
 
 /// Numbers of the commands that are told apart.
@@ -75,12 +75,12 @@ impl Event {
         (doorbell.qpn, Event::Doorbell { next: doorbell.next_index() })
     }
 
-    /// `bytes`: of payload that came along.
-    pub fn arrival(message: &Message, bytes: u32) -> (u32, Event) {
+    pub fn arrival(message: &Message) -> (u32, Event) {
         match message {
             Message::Request(request) => (request.dst_qpn, Event::Arrived(of_request(request))),
-            Message::Reply { reply, .. } => (reply.dst_qpn, Event::Arrived(of_reply(reply, bytes))),
-            Message::Packet { packet, .. } => (packet.dst_qpn, Event::Arrived(of_packet(packet))),
+            Message::Record(packet) | Message::Packet { packet, .. } => {
+                (packet.dst_qpn, Event::Arrived(of_packet(packet)))
+            }
         }
     }
 
@@ -94,9 +94,14 @@ impl Event {
         Some((request.src_qpn, left(transfer, sent.err())?))
     }
 
-    pub fn of_reply(reply: &Reply, sent: &Result<Sent, Unsent>) -> Option<(u32, Event)> {
-        let bytes = sent.map_or(0, |sent| sent.carried);
-        Some((reply.src_qpn, left(of_reply(reply, bytes), sent.err())?))
+    pub fn of_record(packet: &Packet, sent: &Result<Sent, Unsent>) -> Option<(u32, Event)> {
+        let mut transfer = of_packet(packet);
+        if let Ok(sent) = sent {
+            // The device asks for all that is left of the answer.
+            transfer.last &= sent.carried == transfer.bytes;
+            transfer.bytes = sent.carried;
+        }
+        Some((packet.deth.src_qpn, left(transfer, sent.err())?))
     }
 
     /// The CQE that was written, if it was one.
@@ -224,17 +229,6 @@ fn of_request(request: &Request) -> Transfer {
         bytes: request.fragment.length,
         request: true,
         last: request.fragment.offset.saturating_add(request.fragment.length) == request.length,
-        lost: false,
-    }
-}
-
-fn of_reply(reply: &Reply, bytes: u32) -> Transfer {
-    Transfer {
-        what: format!("{:?}", reply.kind),
-        psn: reply.psn,
-        bytes,
-        request: false,
-        last: true,
         lost: false,
     }
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use mlx5_device::carrier::{Message, PathAddress};
 use roce::wire::packet::{Extended, MAX_HEADER_BYTES};
 use roce::wire::{self, Bth, MAX_PAYLOAD_BYTES};
-use roce::{Fragment, Packet, Reply, Request, ServiceType};
+use roce::{Fragment, Packet, Request, ServiceType};
 
 use super::entry::Tag;
 use crate::link::path_of_wire;
@@ -53,8 +53,8 @@ pub fn of_datagram(request: &Request, port: Option<u8>, path: &PathAddress) -> [
 }
 
 #[inline]
-pub fn of_reply(reply: &Reply, offset: u32, len: u32, last: bool, port: Option<u8>) -> [u64; REPLY_VALUES] {
-    let words = record::encode_reply(reply, offset, len, last);
+pub fn of_reply(packet: &Packet, port: Option<u8>) -> [u64; REPLY_VALUES] {
+    let words = record::encode_reply(packet, packet.payload.length);
     std::array::from_fn(|at| words.get(at).copied().unwrap_or(of_port(port)))
 }
 
@@ -95,8 +95,8 @@ pub fn decode(tag: Tag, values: &[u64]) -> Option<(Message, Facts)> {
             let mut header = [0; REQUEST_WORDS];
             header[..REPLY_WORDS].copy_from_slice(words);
             let len = (words[0] as u32 as usize).max(8 * REPLY_WORDS);
-            let record::ReplyHeader { reply, offset, len, last } = record::decode_reply(&header, len).ok()?;
-            Some((Message::Reply { reply, offset, last }, (None, port_of(*rest.first()?)?, len)))
+            let packet = record::decode_reply(&header, len).ok()?;
+            Some((Message::Record(packet), (None, port_of(*rest.first()?)?, packet.payload.length)))
         }
         Tag::Packet => packet_of(values),
         _ => None,
@@ -122,20 +122,33 @@ fn packet_of(values: &[u64]) -> Option<(Message, Facts)> {
 
 #[cfg(test)]
 mod tests {
-    use roce::{NakCode, Opcode, Psn, ReplyKind};
+    use roce::packet::{Aeth, Deth, Syndrome};
+    use roce::{Content, NakCode, Opcode, Position, Psn};
 
     use super::*;
 
     #[test]
     fn messages_of_every_kind_are_decoded_as_they_were() {
-        let reply = Reply { src_qpn: 1, dst_qpn: 2, psn: Psn::new(3), msn: 4, kind: ReplyKind::Ack };
-        let nak = ReplyKind::Nak(NakCode::RemoteAccess);
-        for kind in [ReplyKind::Ack, nak, ReplyKind::ReadResponse, ReplyKind::AtomicResponse { old: 5 }] {
-            let (offset, len) = if kind == ReplyKind::ReadResponse { (4096, 100) } else { (0, 0) };
-            let reply = Reply { kind, ..reply };
-            let values = of_reply(&reply, offset, len, true, Some(2));
-            let message = Message::Reply { reply, offset, last: true };
-            assert_eq!(decode(Tag::Reply, &values), Some((message, (None, Some(2), len))));
+        let [ack, nak] =
+            [Syndrome::Ack, Syndrome::Nak(NakCode::RemoteAccess)].map(|syndrome| Aeth { syndrome, msn: 4 });
+        for (content, length) in [
+            (Content::Acknowledge(ack), 0),
+            (Content::Acknowledge(nak), 0),
+            (Content::ReadResponse { position: Position::Only, aeth: Some(ack) }, 100),
+            (Content::AtomicAcknowledge { aeth: ack, old: 5 }, 0),
+        ] {
+            let answer = Packet {
+                service: ServiceType::Rc,
+                dst_qpn: 2,
+                psn: Psn::new(3),
+                ack_requested: false,
+                solicited: false,
+                deth: Deth { qkey: 0, src_qpn: 1 },
+                content,
+                payload: Fragment { offset: 0, length },
+            };
+            let values = of_reply(&answer, Some(2));
+            assert_eq!(decode(Tag::Reply, &values), Some((Message::Record(answer), (None, Some(2), length))));
         }
         let path = PathAddress { dlid: 5, dgid: [7; 16], hop_limit: 3, grh: true, ..PathAddress::default() };
         for opcode in Opcode::ALL {

@@ -314,10 +314,7 @@ impl Recorder {
                 None => self.entry(Tag::Request, message::of_request(request, port)),
                 Some(path) => self.entry(Tag::Datagram, message::of_datagram(request, port, &path)),
             },
-            Message::Reply { reply, offset, last } => {
-                let len = inbound.payload_len();
-                self.entry(Tag::Reply, message::of_reply(reply, *offset, len, *last, port));
-            }
+            Message::Record(packet) => self.entry(Tag::Reply, message::of_reply(packet, port)),
             Message::Packet { packet, from, at } => {
                 self.entry(Tag::Packet, message::of_packet(packet, *from, *at));
             }

@@ -464,7 +464,7 @@ impl Replay {
         }
         let values = state.values(tag, Place::of(tag));
         let (message, facts) = message::decode(tag, &values).unwrap_or_else(|| state.unreadable(tag));
-        state.happened(Some(Event::arrival(&message, facts.2)));
+        state.happened(Some(Event::arrival(&message)));
         Some((message, facts))
     }
 

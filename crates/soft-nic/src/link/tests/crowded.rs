@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
 use mlx5_device::carrier::{Disposition, Message, Payload};
 use mlx5_device::memory::{Order, Segment};
-use roce::{Opcode, ReplyKind};
+use roce::Opcode;
 
-use super::processes::{Peer, child_config, config, end_flag, fabric_name, reply_to, request, send};
+use super::processes::{
+    MTU, Peer, acknowledge, child_config, config, end_flag, fabric_name, msn, request, send,
+};
 use crate::link::{Link, LinkConfig};
 use crate::os::system;
 use crate::runtime::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
@@ -57,15 +59,15 @@ fn nic(words: &Words, config: LinkConfig) {
                     last = Some(request);
                 }
                 Message::Packet { .. } => unreachable!("this link has no wire"),
-                Message::Reply { reply, .. } => words.completed.store(reply.msn.into(), Ordering::Release),
+                Message::Record(packet) => words.completed.store(msn(&packet).into(), Ordering::Release),
             }
             Disposition::Consumed
         }) > 0;
         if let Some(request) = last {
-            let mut reply = reply_to(&request, ReplyKind::Ack);
-            reply.msn = received;
+            let reply = acknowledge(&request, received);
             // At the end of the test the peer may have left first, and its last message stays unanswered.
-            while link.send_reply(&reply, Payload::Nothing, 0).is_err() && !words.stop.load(Ordering::Relaxed)
+            while link.send_reply(&reply, MTU, Payload::Nothing).is_err()
+                && !words.stop.load(Ordering::Relaxed)
             {
                 link.poll(0, |_| Disposition::NotNow);
             }

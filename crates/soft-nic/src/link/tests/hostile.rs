@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use mlx5_device::carrier::Inbound as _;
 use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Unsent};
 use mlx5_device::memory::{Order, Segment};
-use roce::{Opcode, ReplyKind};
+use roce::Opcode;
 
-use super::processes::{config, fabric_name, reply_to, request};
+use super::processes::{MTU, acknowledge, config, fabric_name, read_response, request};
 use crate::dma::testing::lease;
 use crate::link::channel::{ChannelState, Lane};
 use crate::link::{Link, LinkEvent, NoPeer, Room, Unattached, record};
@@ -45,9 +45,9 @@ fn a_bad_record_closes_its_channel_and_no_other() {
             "a reply among the requests",
             Box::new(|a, slot| {
                 let asked = request(a, mlx5_device::first_qpn(slot), Opcode::Send, 0, 0, 0);
-                let mut reply = reply_to(&asked, ReplyKind::Ack);
-                reply.src_qpn = asked.src_qpn;
-                forge(a, slot, Lane::Request, &record::encode_reply(&reply, 0, 0, true), 32);
+                let mut reply = acknowledge(&asked, 0);
+                reply.deth.src_qpn = asked.src_qpn;
+                forge(a, slot, Lane::Request, &record::encode_reply(&reply, 0), 32);
             }),
         ),
         (
@@ -153,11 +153,11 @@ fn an_impossible_tail_is_an_error_of_the_send_and_frees_its_waiters() {
         let payload = vec![1u8; 1 << 20];
         let bytes = Payload::Segments(&[Segment { addr: payload.as_ptr() as u64, len: 1 << 20 }]);
         let asked = request(&b, mlx5_device::first_qpn(from), Opcode::Read, 0, 0, 1 << 20);
-        let answer = reply_to(&asked, ReplyKind::ReadResponse);
+        let answer = read_response(&asked);
         let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 1 << 20);
         let send = |a: &mut Link| match lane {
             Lane::Request => a.send_request(&write, &PathAddress::default(), bytes),
-            Lane::Reply => a.send_reply(&answer, bytes, 0),
+            Lane::Reply => a.send_reply(&answer, MTU, bytes),
         };
         let first = send(&mut a).unwrap().position;
         // Fill the ring until only the look at the tail can tell whether a whole fragment fits.

@@ -5,9 +5,10 @@ use std::time::Duration;
 use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition, Message, PathAddress, Payload, Unsent};
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
 use mlx5_device::memory::{Fault, Order, Segment};
-use roce::{NakCode, Opcode, Reply, ReplyKind, ServiceType};
+use roce::packet::{Aeth, Syndrome};
+use roce::{Content, Fragment, NakCode, Opcode, Position, ServiceType};
 
-use super::processes::{config, connect, fabric_name, reply_to, request};
+use super::processes::{MTU, answer, config, connect, fabric_name, read_response, request};
 use crate::dma::Copiers;
 use crate::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, NoPeer, Room};
 
@@ -161,16 +162,21 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> Vec<u8> 
         });
     }
     let got = asked.unwrap();
-    let reply = reply_to(&got, ReplyKind::ReadResponse);
-    let mut offset = from_offset;
+    let mut reply = read_response(&got);
+    reply.payload = Fragment { offset: from_offset, length: source.len() as u32 - from_offset };
+    let continued = Content::ReadResponse { position: Position::Last, aeth: None };
+    let mut arrived = from_offset;
     let mut done = false;
     let mut sent_all = false;
     while !done {
         if !sent_all {
-            match b.send_reply(&reply, Payload::Segments(&[segment(source)]), offset) {
+            match b.send_reply(&reply, MTU, Payload::Segments(&[segment(source)])) {
                 Ok(sent) => {
-                    offset += sent.carried;
-                    sent_all = offset as usize == source.len();
+                    reply.payload.offset += sent.carried;
+                    reply.payload.length -= sent.carried;
+                    reply.psn = reply.psn.plus(sent.carried / MTU);
+                    sent_all = reply.payload.length == 0;
+                    reply.content = continued;
                 }
                 Err(Unsent::Full) => {}
                 Err(error) => panic!("{error}"),
@@ -178,12 +184,15 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> Vec<u8> 
             b.ring_bells();
         }
         a.poll(1, |inbound| {
-            let Message::Reply { reply: got, offset, last } = *inbound.message else { panic!("a reply") };
-            assert_eq!(got, reply);
-            let rest = &target[offset as usize..offset as usize + inbound.payload_len() as usize];
+            let Message::Record(packet) = inbound.message else { panic!("a reply") };
+            let Content::ReadResponse { position, .. } = packet.content else { panic!("{packet:?}") };
+            assert_eq!(position.starts(), arrived == from_offset);
+            assert_eq!(packet.psn, got.psn.plus((arrived - from_offset) / MTU));
+            let rest = &target[arrived as usize..][..inbound.payload_len() as usize];
+            arrived += inbound.payload_len();
             let (first, second) = rest.split_at(rest.len() / 4);
             inbound.copy_into(&[segment(first), segment(second)], Order::Increasing).unwrap();
-            done = last;
+            done = position.ends();
             Disposition::Consumed
         });
         a.ring_bells();
@@ -243,22 +252,21 @@ fn atomics_and_naks_carry_their_values() {
         Disposition::Consumed
     });
     assert_eq!(got, Some(Message::Request(swap)));
-    for kind in [
-        ReplyKind::AtomicResponse { old: 77 },
-        ReplyKind::Nak(NakCode::RemoteAccess),
-        ReplyKind::RnrNak { timer: 12 },
+    let aeth = |syndrome| Aeth { syndrome, msn: 7 };
+    for content in [
+        Content::AtomicAcknowledge { aeth: aeth(Syndrome::Ack), old: 77 },
+        Content::Acknowledge(aeth(Syndrome::Nak(NakCode::RemoteAccess))),
+        Content::Acknowledge(aeth(Syndrome::RnrNak { timer: 12 })),
     ] {
-        let reply = reply_to(&swap, kind);
-        b.send_reply(&reply, Payload::Nothing, 0).unwrap();
+        let reply = answer(&swap, content);
+        b.send_reply(&reply, MTU, Payload::Nothing).unwrap();
         b.ring_bells();
-        let mut got: Option<Reply> = None;
+        let mut got = None;
         a.poll(1, |inbound| {
-            let Message::Reply { reply, last, .. } = *inbound.message else { panic!("a reply") };
-            assert!(last);
-            got = Some(reply);
+            got = Some(*inbound.message);
             Disposition::Consumed
         });
-        assert_eq!(got, Some(reply));
+        assert_eq!(got, Some(Message::Record(reply)));
     }
 }
 

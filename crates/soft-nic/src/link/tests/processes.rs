@@ -10,9 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
 use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload, Unsent};
 use mlx5_device::memory::{Order, Segment};
-use roce::{Fragment, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
+use roce::packet::{Aeth, Deth, Syndrome};
+use roce::{Content, Fragment, Opcode, Packet, Position, Psn, Request, ServiceType};
 
 use crate::link::{Inbound, Link, LinkConfig, Room};
+
+/// Path MTU of the queues, in bytes.
+pub const MTU: u32 = 4096;
 
 const ROLE: &str = "SOFTNIC_TEST_ROLE";
 const FABRIC: &str = "SOFTNIC_TEST_FABRIC";
@@ -140,8 +144,34 @@ pub fn request(link: &Link, dst_qpn: u32, opcode: Opcode, psn: u32, remote_va: u
     }
 }
 
-pub fn reply_to(request: &Request, kind: ReplyKind) -> Reply {
-    Reply { src_qpn: request.dst_qpn, dst_qpn: request.src_qpn, psn: request.psn, msn: 0, kind }
+/// An answer to a request, with all of the bytes that it asks for where it has some.
+pub fn answer(request: &Request, content: Content) -> Packet {
+    let length = if matches!(content, Content::ReadResponse { .. }) { request.length } else { 0 };
+    Packet {
+        service: ServiceType::Rc,
+        dst_qpn: request.src_qpn,
+        psn: request.psn,
+        ack_requested: false,
+        solicited: false,
+        deth: Deth { qkey: 0, src_qpn: request.dst_qpn },
+        content,
+        payload: Fragment { offset: 0, length },
+    }
+}
+
+pub fn acknowledge(request: &Request, msn: u32) -> Packet {
+    answer(request, Content::Acknowledge(Aeth { syndrome: Syndrome::Ack, msn }))
+}
+
+pub fn read_response(request: &Request) -> Packet {
+    let aeth = Aeth { syndrome: Syndrome::Ack, msn: 0 };
+    answer(request, Content::ReadResponse { position: Position::Only, aeth: Some(aeth) })
+}
+
+/// What an acknowledgement counts to.
+pub fn msn(packet: &Packet) -> u32 {
+    let Content::Acknowledge(aeth) = packet.content else { panic!("an acknowledgement: {packet:?}") };
+    aeth.msn
 }
 
 /// Sends the whole message, polling (and dropping what arrives by `handler`) while there is no room.
@@ -215,9 +245,7 @@ fn sink() {
             Disposition::Consumed
         });
         if let Some(request) = last {
-            let mut reply = reply_to(&request, ReplyKind::Ack);
-            reply.msn = received;
-            while let Err(error) = link.send_reply(&reply, Payload::Nothing, 0) {
+            while let Err(error) = link.send_reply(&acknowledge(&request, received), MTU, Payload::Nothing) {
                 assert_eq!(error, Unsent::Full);
                 link.ring_bells();
             }

@@ -6,7 +6,7 @@ use mlx5_device::carrier::{Carrier as _, Disposition, Message, Payload};
 use mlx5_device::memory::Segment;
 use roce::Opcode;
 
-use super::processes::{Peer, config, connect, fabric_name, request, send};
+use super::processes::{Peer, config, connect, fabric_name, msn, request, send};
 use crate::link::{Inbound, Link};
 
 /// Sends `count` WRITEs with at most `window` unacknowledged; seconds.
@@ -30,8 +30,8 @@ fn stream(link: &mut Link, slot: u8, to: u64, bytes: &[u8], count: u32, window: 
 }
 
 fn note(inbound: &mut Inbound<'_>, acknowledged: &mut u32) -> Disposition {
-    let Message::Reply { reply, .. } = *inbound.message else { panic!("only replies come back") };
-    *acknowledged = reply.msn;
+    let Message::Record(packet) = inbound.message else { panic!("only replies come back") };
+    *acknowledged = msn(packet);
     Disposition::Consumed
 }
 

@@ -1,10 +1,10 @@
 //! Turns of long and short messages in one ring, and of requests and replies in one round.
 
 use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Unsent};
-use roce::{Opcode, Reply, ReplyKind, Request};
+use roce::{Fragment, Opcode, Request};
 
 use super::messages::{meet, segment};
-use super::processes::{config, fabric_name, reply_to, request};
+use super::processes::{MTU, acknowledge, config, fabric_name, msn, read_response, request};
 use crate::link::channel::Lane;
 use crate::link::{Link, MAX_FRAGMENT, MAX_INLINE};
 
@@ -31,7 +31,12 @@ impl Queue<'_> {
         let payload = [segment(self.bytes)];
         let payload = Payload::Segments(&payload);
         let sent = match self.lane {
-            Lane::Reply => a.send_reply(&reply_to(&self.asked, ReplyKind::ReadResponse), payload, self.sent),
+            Lane::Reply => {
+                let mut packet = read_response(&self.asked);
+                let rest = self.bytes.len() as u32 - self.sent;
+                packet.payload = Fragment { offset: self.sent, length: rest };
+                a.send_reply(&packet, MTU, payload)
+            }
             Lane::Request => {
                 self.asked.fragment.offset = self.sent;
                 self.asked.fragment.length = self.bytes.len() as u32 - self.sent;
@@ -137,8 +142,7 @@ fn no_request_overtakes_a_reply_whatever_a_round_takes() {
         for _ in 0..if round < 20_000 { round % 5 } else { 0 } {
             sent += 1;
             let asked = request(&b, mlx5_device::first_qpn(a.slot()) + 1, Opcode::Read, 0, 0, 0);
-            let reply = Reply { msn: sent, ..reply_to(&asked, ReplyKind::Ack) };
-            a.send_reply(&reply, Payload::Nothing, 0).unwrap();
+            a.send_reply(&acknowledge(&asked, sent), MTU, Payload::Nothing).unwrap();
             if sent % 3 == 0 {
                 let write =
                     request(&a, mlx5_device::first_qpn(b.slot()) + 1, Opcode::Write, 0, u64::from(sent), 0);
@@ -148,9 +152,9 @@ fn no_request_overtakes_a_reply_whatever_a_round_takes() {
         a.ring_bells();
         b.poll([1, 4, 2][round as usize % 3], |inbound| {
             match *inbound.message {
-                Message::Reply { reply, .. } => {
-                    assert_eq!(reply.msn, replied + 1);
-                    replied = reply.msn;
+                Message::Record(packet) => {
+                    assert_eq!(msn(&packet), replied + 1);
+                    replied = msn(&packet);
                 }
                 Message::Request(request) => {
                     let at = request.remote_va as u32;

@@ -10,7 +10,8 @@ use mlx5_device::command::ModifyQp;
 use mlx5_device::commands::*;
 use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{Cqe, CqeOpcode};
-use roce::{NakCode, Reply, ReplyKind, ServiceType};
+use roce::packet::{Aeth, Deth, Syndrome};
+use roce::{Content, Fragment, NakCode, Packet, Position, ServiceType};
 use soft_nic::link::{Link, LinkConfig};
 use soft_nic::testing::{
     Block, CqShape, Driver, Opening, QpId, QpShape, Region, Setup, SrqId, Window, WorkRequest,
@@ -454,26 +455,45 @@ impl Traffic {
             Disposition::Consumed
         });
         for request in requests {
-            let kind = match rng.below(9) {
-                0 => ReplyKind::Ack,
-                1 => ReplyKind::RnrNak { timer: rng.next() as u8 & 0x1f },
-                2 => ReplyKind::Nak(rng.pick(&[
+            let syndrome = match rng.below(9) {
+                1 => Syndrome::RnrNak { timer: rng.next() as u8 & 0x1f },
+                2 => Syndrome::Nak(rng.pick(&[
                     NakCode::PsnSequence,
                     NakCode::InvalidRequest,
                     NakCode::RemoteAccess,
                     NakCode::RemoteOperation,
                 ])),
-                3 | 4 => ReplyKind::AtomicResponse { old: rng.next() },
-                _ => ReplyKind::ReadResponse,
+                _ => Syndrome::Ack,
             };
+            let aeth = Aeth { syndrome, msn: rng.next() as u32 & 0xff_ffff };
+            let position = rng.pick(&[
+                Position::Only,
+                Position::Only,
+                Position::First,
+                Position::Middle,
+                Position::Last,
+            ]);
+            let content = match rng.below(8) {
+                _ if syndrome != Syndrome::Ack => Content::Acknowledge(aeth),
+                0 => Content::Acknowledge(aeth),
+                1 | 2 => Content::AtomicAcknowledge { aeth, old: rng.next() },
+                _ => Content::ReadResponse { position, aeth: Some(aeth) },
+            };
+            let is_read = matches!(content, Content::ReadResponse { .. });
             let psn = request.psn.plus(rng.pick(&[0, 0, 0, 1, 0xff_ffff]));
-            let (src_qpn, dst_qpn) = (self.foreign_qpn, request.src_qpn);
-            let reply = Reply { src_qpn, dst_qpn, psn, msn: rng.next() as u32 & 0xff_ffff, kind };
-            let bytes = vec![0x99; rng.below(100) as usize];
-            let payload =
-                if kind == ReplyKind::ReadResponse { Payload::Inline(&bytes) } else { Payload::Nothing };
-            // A ring that is full, or a length that the link itself refuses, is no concern of this test.
-            let _ = self.foreign.send_reply(&reply, payload, 0);
+            let bytes = vec![0x99; if is_read { rng.below(100) as usize } else { 0 }];
+            let reply = Packet {
+                service: ServiceType::Rc,
+                dst_qpn: request.src_qpn,
+                psn,
+                ack_requested: false,
+                solicited: false,
+                deth: Deth { qkey: 0, src_qpn: self.foreign_qpn },
+                content,
+                payload: Fragment { offset: 0, length: bytes.len() as u32 },
+            };
+            // A ring that is full is no concern of this test.
+            let _ = self.foreign.send_reply(&reply, 4096, Payload::Inline(&bytes));
         }
         self.foreign.ring_bells();
     }
