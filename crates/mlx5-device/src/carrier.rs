@@ -1,12 +1,12 @@
-//! What carries messages between devices: shared memory, a wire, or the queue of a test.
+//! What carries packets between devices: shared memory, a wire, or the queue of a test.
 //!
-//! A peer in reach of shared memory is a slot, and gets whole [`Message`]s; any other is an address, and gets packets. What leaves
+//! A peer in reach of shared memory is a slot, and one packet may have the bytes of several; any other is an address. What leaves
 //! becomes visible to the peer with [`Carrier::ring_bells`] at the latest, which the device calls once a round.
 
 use core::net::IpAddr;
 
 use mlx5_layout::CqeSyndrome;
-use roce::{Now, Packet, Request};
+use roce::{Now, Packet};
 
 use crate::memory::{Fault, Order, Segment};
 
@@ -19,7 +19,7 @@ pub const MAX_DELAY_NS: u64 = 1_000_000_000;
 
 /// The carrier of one device. One thread at a time uses it.
 pub trait Carrier {
-    /// A message that arrived, as the carrier holds it.
+    /// A packet that arrived, as the carrier holds it.
     type Inbound<'a>: Inbound;
 
     /// Our slot: the upper bits of every QPN of this process.
@@ -39,14 +39,14 @@ pub trait Carrier {
         &mut self,
         now: Now,
         budget: usize,
-        handler: impl FnMut(&Message, &mut Self::Inbound<'_>) -> Disposition,
+        handler: impl FnMut(&Packet, &mut Self::Inbound<'_>) -> Disposition,
     ) -> usize;
 
     /// Hands the packets of the wire to `handler`; returns how many there were.
     fn poll_wire(
         &mut self,
         now: Now,
-        handler: impl FnMut(&Message, &mut Self::Inbound<'_>) -> Disposition,
+        handler: impl FnMut(&Packet, &mut Self::Inbound<'_>) -> Disposition,
     ) -> usize;
 
     /// Whether replies of the process in `slot` have come and were not handed on yet.
@@ -58,27 +58,24 @@ pub trait Carrier {
     /// What is sent next is of this queue: for an impairment; others do not ask.
     fn sends(&mut self, _: impl FnOnce() -> Sender) {}
 
-    // Out, as messages.
+    // Out, through shared memory.
 
-    /// Whether a rate lets a request of this queue go now. What was polled goes before what is to be sent again, so this is asked first.
+    /// Whether a rate lets a request of this queue go now.
     fn has_request_room(&mut self) -> bool {
         true
     }
 
-    /// Sends a request, or the fragment of it that `request.fragment` names, to the process of its QPN.
+    /// Sends a packet to the process of its QPN; one may have the bytes of several of `mtu` bytes each.
     ///
-    /// `path` travels with datagrams; of others its port alone. `payload` is always the whole message's; the fragment's offset counts
-    /// in it. Of a long one fewer bytes than asked for may be carried: the rest is another call.
-    fn send_request(
+    /// `path` travels with datagrams; of others its port alone. `payload` is the whole message's, and `packet.payload` counts in it. Of
+    /// a long one fewer bytes may be carried, those of whole packets: the rest is another call.
+    fn send_record(
         &mut self,
-        request: &Request,
+        packet: &Packet,
+        mtu: u32,
         path: &PathAddress,
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent>;
-
-    /// Sends an answer; one of a READ may be as many packets of `mtu` bytes in one, and `packet.payload` counts in `payload`. Of a
-    /// long one fewer may be carried: the rest is another call.
-    fn send_reply(&mut self, packet: &Packet, mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent>;
 
     /// False: a reply to this slot would find no room now.
     fn has_reply_room(&mut self, slot: u8) -> bool;
@@ -86,7 +83,7 @@ pub trait Carrier {
     /// Whether the request that ended at `position` was taken by the peer, or never will be.
     fn consumed(&mut self, slot: u8, position: Position) -> bool;
 
-    // Out, as packets.
+    // Out, over the wire.
 
     /// Whether a packet from this address would be taken now.
     fn has_wire_room(&mut self, from: IpAddr) -> bool;
@@ -134,13 +131,16 @@ pub trait Carrier {
     fn peer_in_words(&self, slot: u8) -> String;
 }
 
-/// A message that arrived: what belongs to it beside the [`Message`], and the way to its payload. Lives as long as the handler's call.
+/// A packet that arrived: what belongs to it beside the [`Packet`], and the way to its payload. Lives as long as the handler's call.
 pub trait Inbound {
     /// Where a datagram came from; `None` for connected services.
     fn path(&self) -> Option<PathAddress>;
 
     /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
     fn to_port(&self) -> Option<u8>;
+
+    /// Of a packet of the wire: the address of its sender, and that of ours that it was sent to.
+    fn addresses(&self) -> Option<(IpAddr, IpAddr)>;
 
     /// Bytes of payload that came with this message.
     fn payload_len(&self) -> u32;
@@ -164,24 +164,6 @@ pub trait Inbound {
     fn answer_from(&mut self, _qpn: u32) -> Now {
         Now(0)
     }
-}
-
-/// What arrived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Message {
-    /// A request, whole or a fragment; for the responder.
-    Request(Request),
-    /// An answer that came through shared memory, with its sender in [`Packet::deth`]; for the requester.
-    Record(Packet),
-    /// A packet of the wire, for either.
-    Packet {
-        /// What it says.
-        packet: Packet,
-        /// Address of the sender.
-        from: IpAddr,
-        /// Address of ours that it was sent to.
-        at: IpAddr,
-    },
 }
 
 /// What the handler did with a message.

@@ -58,10 +58,10 @@ impl<M: Memory> Core<M> {
             qpn: qp.qpn,
             wqe_counter: request.wqe.index,
             send_opcode: request.wqe.opcode,
-            byte_count: request.request.length,
+            byte_count: request.length,
             ..CqeFields::default()
         };
-        let carried = request.request.opcode.wants_response() && !request.payload.inline.is_empty();
+        let carried = request.opcode.wants_response() && !request.payload.inline.is_empty();
         self.cqs.complete(&mut self.host, qp.sq.cq, fields, carried.then_some(&request.payload.inline));
     }
 

@@ -107,7 +107,7 @@ counters! {
         dropped_transport,
         /// Replies for a QP that does not wait for one.
         dropped_replies,
-        /// Packets of the wire that the transport took: requests that it executed or answered, answers that it waited for.
+        /// Packets that the transport took: requests that it executed or answered, answers that it waited for.
         packets_taken,
         /// Register writes seen.
         doorbells_taken,
@@ -188,7 +188,7 @@ impl Counters {
     /// The transport dropped a request.
     pub(super) fn drop(&mut self, reason: DropReason) {
         match reason {
-            DropReason::WrongPeer | DropReason::WrongService => self.dropped_peer += 1,
+            DropReason::WrongService => self.dropped_peer += 1,
             DropReason::WrongQkey => self.dropped_qkey += 1,
             _ => self.dropped_transport += 1,
         }

@@ -6,8 +6,8 @@
 use roce::qp_state::QpState;
 use roce::{
     Access, AsyncEvent, Atomic, Content, Fragment, GRH_BYTES, Opcode, Outcome, Packet, Receive,
-    ReceiveCompletion, Region, RegionError, Request, Resources, ResponderCounters, ResponderEvent,
-    ServiceType, Verdict, Work,
+    ReceiveCompletion, Region, RegionError, Resources, ResponderCounters, ResponderEvent, ServiceType,
+    Verdict, Work,
 };
 
 use super::command::event_type;
@@ -20,24 +20,6 @@ use super::srq::Srq;
 use super::wire;
 use crate::carrier::{Inbound, PathAddress};
 use crate::memory::{Memory, Order, Segment};
-
-/// A request, as it came.
-#[derive(Clone, Copy)]
-pub(super) enum Arrived<'a> {
-    Message(&'a Request),
-    Packet(&'a Packet),
-}
-
-impl Arrived<'_> {
-    /// Bytes that a READ asks for.
-    fn read_bytes(&self) -> Option<u32> {
-        match self {
-            Arrived::Message(Request { opcode: Opcode::Read, length, .. }) => Some(*length),
-            Arrived::Packet(Packet { content: Content::ReadRequest(reth), .. }) => Some(reth.dma_bytes),
-            _ => None,
-        }
-    }
-}
 
 /// What a QP's responder may use.
 pub(super) struct QpResources<'a, M> {
@@ -70,26 +52,18 @@ impl<M: Memory> Resources for QpResources<'_, M> {
 }
 
 impl<M: Memory> Core<M> {
-    /// A request arrived whole, or a fragment of it.
-    pub(super) fn request(&mut self, qp: &mut Qp, request: &Request, inbound: &mut impl Inbound) {
-        if qp.path.way.route().is_some() {
-            self.host.counters.dropped_peer += 1;
-        } else if inbound.to_port() != Some(self.ports.configs[qp.path.port].port) {
-            // It reached another port of the device, where this queue is not.
-            self.host.counters.dropped_address += 1;
-        } else {
-            self.respond(qp, Arrived::Message(request), inbound);
-        }
-    }
-
     /// A request arrived for a queue, from its peer.
     #[inline(always)]
-    pub(super) fn respond(&mut self, qp: &mut Qp, arrived: Arrived<'_>, inbound: &mut impl Inbound) {
+    pub(super) fn respond(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
         if !qp.state.answers_requests() {
             self.host.counters.dropped_qp_state += 1;
             return;
         }
         self.ports.counters[qp.path.port].requests_received += 1;
+        if !qp.is_from_peer(packet, inbound) {
+            self.host.counters.dropped_peer += 1;
+            return;
+        }
         let owed = qp.responses.owes_only_an_acknowledgement();
         let Some(responder) = &mut qp.responses.responder else { return };
         let ResponderCounters { duplicates, messages, .. } = *responder.counters();
@@ -101,40 +75,30 @@ impl<M: Memory> Core<M> {
             srq: qp.rq.srq.and_then(|place| self.srqs.get_mut(place)),
             rq: &mut qp.rq,
         };
-        let verdict = match arrived {
-            Arrived::Message(request) => responder.handle_request(request, &mut resources),
-            Arrived::Packet(packet) => responder.handle_packet(packet, &mut resources),
-        };
-        let (ends, length) = match arrived {
-            Arrived::Message(request) => (request.is_last(), request.fragment.length),
-            Arrived::Packet(packet) => {
-                let is_taken = !matches!(verdict, Verdict::Dropped(_));
-                self.host.counters.packets_taken += u64::from(is_taken);
-                (packet.content.position().ends(), packet.payload.length)
-            }
-        };
-        if let (Verdict::Execute(Work::Read { region, .. }), Arrived::Message(_)) = (&verdict, arrived) {
-            responder.stream_read(*region);
-        }
+        let verdict = responder.handle_packet(packet, &mut resources);
+        let (ends, length) = (packet.content.position().ends(), packet.payload.length);
+        self.host.counters.packets_taken += u64::from(!matches!(verdict, Verdict::Dropped(_)));
         let is_new = responder.counters().messages > messages;
         let is_again = responder.counters().duplicates > duplicates;
         // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
-        let outcome = match (&verdict, arrived) {
-            (Verdict::Dropped(reason), _) => {
+        let outcome = match &verdict {
+            Verdict::Dropped(reason) => {
                 self.host.counters.drop(*reason);
                 None
             }
-            (Verdict::Execute(Work::Read { .. }) | Verdict::Answered, _) => {
-                // The engine sends a READ's answer in packets by itself, and counts the first time that it does.
-                if let Some(bytes) = arrived.read_bytes().filter(|_| is_new || is_again) {
+            Verdict::Answered => {
+                // The engine answers a READ by itself, and counts the first time that it does.
+                if let Content::ReadRequest(reth) = packet.content
+                    && (is_new || is_again)
+                {
                     qp.responses.hold_back(inbound.answer_from(qp.qpn));
                     if is_new {
-                        self.host.counters.execute(true, bytes);
+                        self.host.counters.execute(true, reth.dma_bytes);
                     }
                 }
                 None
             }
-            (Verdict::Execute(work), _) => Some(self.execute(qp, work, ends, length, inbound)),
+            Verdict::Execute(work) => Some(self.execute(qp, work, ends, length, inbound)),
         };
         if let (Some(outcome), Some(responder)) = (outcome, &mut qp.responses.responder) {
             responder.executed(outcome);
@@ -191,8 +155,6 @@ impl<M: Memory> Core<M> {
                         }
                     })
             }
-            // The caller has taken it apart.
-            Work::Read { .. } => Ok(()),
             Work::Atomic { region, operation } => {
                 let old = match *operation {
                     Atomic::CompareSwap { compare, swap } => {

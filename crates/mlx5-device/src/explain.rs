@@ -1,7 +1,7 @@
 //! Why a work request, or a request of the peer, failed: what was asked, which check failed, and what would help.
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
-use roce::{Failure, Refusal, Request, ServiceType, Status};
+use roce::{Failure, Opcode, Refusal, ServiceType, Status};
 
 use super::completion;
 use super::core::Core;
@@ -13,8 +13,7 @@ use crate::memory::Memory;
 use crate::reason::{About, REFUSED, Reason, STALLED};
 
 /// What a message asks for.
-fn asked(request: &Request) -> String {
-    let Request { opcode, length, remote_va, rkey, .. } = *request;
+fn asked(opcode: Opcode, length: u32, (remote_va, rkey): (u64, u32)) -> String {
     if opcode.is_send() {
         return format!("{opcode} of {length} bytes");
     }
@@ -23,7 +22,7 @@ fn asked(request: &Request) -> String {
 
 /// Why a send WQE failed, where no check has said it.
 fn why_failed(qp: &Qp, request: &SendRequest, status: Status) -> String {
-    let (dest, keys, attributes) = (request.request.dst_qpn, &request.payload.keys, &qp.attributes);
+    let (dest, keys, attributes) = (request.packet.dst_qpn, &request.payload.keys, &qp.attributes);
     let keys = format!("lkey {:#x} (first of {})", keys.first().unwrap_or(&0), keys.len());
     let refused = |how: &str| {
         format!("QP {dest:#x} refused it, {how}; `softnic ctl explain` of its process says which value")
@@ -75,7 +74,9 @@ impl<M: Memory> Core<M> {
         }
         let opcode = SendOpcode::from_u8(request.wqe.opcode);
         let what = match opcode.and_then(message_opcode) {
-            Some(_) if request.is_message() => asked(&request.request),
+            Some(_) if request.is_message() => {
+                asked(request.opcode, request.length, request.packet.content.remote())
+            }
             Some(opcode) => opcode.to_string(),
             None => format!("WQE with opcode {:#x}", request.wqe.opcode),
         };
@@ -92,7 +93,7 @@ impl<M: Memory> Core<M> {
                 | Status::RemoteOperation
                 | Status::RnrRetryExceeded
         );
-        let peer = qp.path.way.peer().filter(|_| knows).map(|_| request.request.dst_qpn);
+        let peer = qp.path.way.peer().filter(|_| knows).map(|_| request.packet.dst_qpn);
         self.host.events.explain(Reason { at: self.host.now, about, kind, why, peer });
     }
 
@@ -111,7 +112,8 @@ impl<M: Memory> Core<M> {
         let syndrome = failed.and_then(|failed| completion::syndrome(failed.status));
         let kind = syndrome.map_or(REFUSED, |(syndrome, _)| name_of(syndrome));
         let from = if qp.service == ServiceType::Ud { request.src_qpn } else { qp.attributes.dest_qpn };
-        self.host.explain(about, kind, format!("{} by QP {from:#x} was refused: {why}", asked(request)));
+        let what = asked(request.opcode, request.length, (request.remote_va, request.rkey));
+        self.host.explain(about, kind, format!("{what} by QP {from:#x} was refused: {why}"));
     }
 
     /// A message of the peer met no receive: said once a queue.

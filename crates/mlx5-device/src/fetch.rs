@@ -9,7 +9,8 @@ use std::fmt;
 
 use mlx5_layout::send_wqe::{Addressing, Body, Control, DataSegment, MAX_WQE_BYTES, UNIT_BYTES, blocks};
 use mlx5_layout::{SendOpcode, SendWqe};
-use roce::{Access, Fragment, Opcode, Psn, Request, ServiceType, Status};
+use roce::packet::{Deth, Reth};
+use roce::{Access, Content, Fragment, Opcode, Packet, Psn, ServiceType, Status};
 
 use super::command::AddressVector;
 use super::host::HostInterface;
@@ -105,35 +106,30 @@ impl Checks<'_> {
         let opcode = message_opcode(body.opcode).filter(|o| o.allowed_on(qp.service));
         let opcode = opcode.ok_or_else(|| unsupported(qp.service, body.opcode))?;
         out.kind = Kind::Message;
-        out.request = Request {
-            src_qpn: qp.qpn,
-            dst_qpn: qp.attributes.dest_qpn,
-            service: qp.service,
-            opcode,
-            psn: Psn::new(0),
-            solicited: control.is_solicited(),
-            ack_requested: false,
-            imm: if has_immediate(opcode) { control.immediate } else { [0; 4] },
-            remote_va: body.remote.map_or(0, |r| r.va),
-            rkey: body.remote.map_or(0, |r| r.rkey),
-            length: 0,
-            swap_add: body.atomic.map_or(0, |a| a.swap_add),
-            compare: if opcode == Opcode::CompareSwap { body.atomic.map_or(0, |a| a.compare) } else { 0 },
-            qkey: 0,
-            fragment: Fragment::default(),
-        };
-        self.address(qp, &body, out);
+        let (dst_qpn, qkey) = self.address(qp, &body, out);
         let length = self.gather(qp, opcode, &body, out)?;
-        out.request.length = length;
-        out.request.fragment = Fragment { offset: 0, length };
+        let imm = if has_immediate(opcode) { control.immediate } else { [0; 4] };
+        let (va, rkey) = body.remote.map_or((0, 0), |remote| (remote.va, remote.rkey));
+        let operands = body.atomic.map_or([0; 2], |atomic| [atomic.swap_add, atomic.compare]);
+        (out.opcode, out.length) = (opcode, length);
+        out.packet = Packet {
+            service: qp.service,
+            dst_qpn,
+            psn: Psn::new(0),
+            ack_requested: false,
+            solicited: control.is_solicited(),
+            deth: Deth { qkey, src_qpn: qp.qpn },
+            content: Content::request(opcode, imm, Reth { va, rkey, dma_bytes: length }, operands),
+            payload: Fragment { offset: 0, length: if opcode.carries_payload() { length } else { 0 } },
+        };
         Ok(())
     }
 
-    /// Where the message goes.
-    fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) {
+    /// Where the message goes. Returns the number of the queue there, and the Q_Key for it.
+    fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) -> (u32, u32) {
         let Some(vector) = body.datagram() else {
             out.way = qp.path.way;
-            return;
+            return (qp.attributes.dest_qpn, 0);
         };
         let (port, roce) = (qp.path.port, self.ports.configs[qp.path.port].link_layer == LinkLayer::Roce);
         let named = AddressVector {
@@ -149,10 +145,9 @@ impl Checks<'_> {
         };
         (out.way, out.path) = self.ports.way_to(port, &named, vector.destination_qpn);
         out.path.slid |= u16::from(vector.path_bits & 0x7f);
-        out.request.dst_qpn = vector.destination_qpn;
         // A Q_Key with its top bit set means: use the QP's own (IBTA).
         let own = vector.qkey & 1 << 31 != 0;
-        out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
+        (vector.destination_qpn, if own { qp.attributes.qkey } else { vector.qkey })
     }
 
     /// Checks the local side and notes it; returns the payload's length.

@@ -57,7 +57,7 @@ impl<M: Memory> Core<M> {
     /// Flushes what was posted: what was read already comes out of the transport, the rest is walked over in the ring.
     pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
-        qp.sq.progress.partial = None;
+        qp.sq.progress.refused = false;
         while let Some(request) = qp.sq.outstanding.pop_front().or_else(|| qp.sq.held.take()) {
             self.fail_send_wqe(qp, request.wqe, Status::Flushed, None);
             self.wqe_fetch.pool.give(request);

@@ -1,7 +1,7 @@
 //! Impairment of a link: a carrier round another. A NIC that is asked for none uses the other carrier alone.
 //!
 //! Every word means the same on both paths, and acts on what leaves; a port that is down acts on arrivals too. On the wire it acts on
-//! packets. In shared memory there are none: a message, or a reply, stands for a packet there, however long it is.
+//! packets. In shared memory a message, or an answer, has one fate, however long it is.
 //!
 //! - loss: a packet leaves, is counted and charged, and does not arrive. A seed decides which, in the order in which they leave.
 //! - reorder: up to [`OVERTAKERS`] packets that leave later arrive before a packet. Shared memory keeps its order.
@@ -13,14 +13,14 @@
 use core::net::IpAddr;
 
 use mlx5_layout::CqeSyndrome;
-use roce::{Now, Packet, Psn, Request};
+use roce::{Now, Packet, Psn};
 
 use super::counters::Counters;
 use super::faults::{Injection, InjectionKind, Settings};
 use super::qps::Qps;
 use super::wire;
 use crate::carrier::{
-    Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sender, Sent, Unsent,
+    Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sender, Sent, Unsent,
 };
 use crate::config::{LinkLayer, NicConfig};
 use crate::memory::{Fault, Order, Segment};
@@ -327,21 +327,21 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         &mut self,
         now: Now,
         budget: usize,
-        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+        mut handler: impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         self.impairment.now = now;
-        self.carrier.poll_rings(now, budget, |message, inbound| {
-            handler(message, &mut Arrived { inbound, impairment: self.impairment })
+        self.carrier.poll_rings(now, budget, |packet, inbound| {
+            handler(packet, &mut Arrived { inbound, impairment: self.impairment })
         })
     }
 
     fn poll_wire(
         &mut self,
         now: Now,
-        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+        mut handler: impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
-        self.carrier.poll_wire(now, |message, inbound| {
-            handler(message, &mut Arrived { inbound, impairment: self.impairment })
+        self.carrier.poll_wire(now, |packet, inbound| {
+            handler(packet, &mut Arrived { inbound, impairment: self.impairment })
         })
     }
 
@@ -349,58 +349,41 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         self.impairment.has_room()
     }
 
-    /// A message has one fate, which its beginning meets.
-    fn send_request(
+    /// A message, or an answer, has one fate, which its beginning meets.
+    fn send_record(
         &mut self,
-        request: &Request,
+        packet: &Packet,
+        mtu: u32,
         path: &PathAddress,
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent> {
         let impairment = &mut *self.impairment;
-        if request.fragment.offset > 0 {
-            let sent = self.carrier.send_request(request, path, payload)?;
-            impairment.sender.last_sent = Some(sent.position);
-            return Ok(sent);
-        }
-        let Request { service, opcode, length, psn: first, .. } = *request;
-        let (layer, mtu) = (impairment.link_layer, impairment.sender.mtu);
-        let count = roce::message::psn_count(opcode, length, mtu);
-        let covers = |psn| (0..count).any(|at| first.plus(at) == Psn::new(psn));
-        let fate = impairment.fate(|kind| match kind {
-            InjectionKind::Drop(psn) => psn.is_none_or(covers),
-            kind => matches!(kind, InjectionKind::ErrorCqe(_)),
-        });
-        let sent = match fate {
-            Fate::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
-            Fate::Lost => {
-                let position = impairment.sender.last_sent.unwrap_or(NOWHERE);
-                Sent { position, carried: request.fragment.length }
-            }
-            _ => self.carrier.send_request(request, path, payload)?,
-        };
-        impairment.sender.last_sent = Some(sent.position);
-        impairment.charge(wire::request_bytes(layer, service, opcode, length, mtu), true);
-        Ok(sent)
-    }
-
-    /// An answer has one fate, which its beginning meets.
-    fn send_reply(&mut self, packet: &Packet, mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent> {
-        let (impairment, position) = (&mut *self.impairment, packet.content.position());
-        if !position.starts() {
-            return self.carrier.send_reply(packet, mtu, payload);
-        }
-        let whole = packet.payload.length;
+        let (whole, is_request) = (packet.payload.length, packet.content.is_request());
+        let starts = packet.content.position().starts();
         // An acknowledgement is small beside what it acknowledges: it waits for no rate.
-        if whole > 0 && !impairment.has_room() {
+        if starts && !is_request && whole > 0 && !impairment.has_room() {
             return Err(Unsent::Full);
         }
-        let sent = match impairment.fate(|_| false) {
-            Fate::Lost => Sent { position: NOWHERE, carried: whole },
-            _ => self.carrier.send_reply(packet, mtu, payload)?,
+        let covers = |psn| (0..packet.psn_count(mtu)).any(|at| packet.psn.plus(at) == Psn::new(psn));
+        let fits = |kind| match kind {
+            InjectionKind::Drop(psn) => psn.is_none_or(covers),
+            kind => matches!(kind, InjectionKind::ErrorCqe(_)),
         };
-        let layer = impairment.link_layer;
-        impairment
-            .charge(if whole > 0 { wire::response_bytes(layer, position, whole, mtu) } else { 0 }, false);
+        let sent = match if starts { impairment.fate(fits) } else { Fate::Leaves } {
+            Fate::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
+            Fate::Lost if is_request => {
+                let position = impairment.sender.last_sent.unwrap_or(NOWHERE);
+                Sent { position, carried: whole }
+            }
+            Fate::Lost => Sent { position: NOWHERE, carried: whole },
+            _ => self.carrier.send_record(packet, mtu, path, payload)?,
+        };
+        if is_request {
+            impairment.sender.last_sent = Some(sent.position);
+        }
+        if starts {
+            impairment.charge(wire::record_bytes(impairment.link_layer, packet, whole, mtu), is_request);
+        }
         Ok(sent)
     }
 
@@ -475,6 +458,7 @@ impl Inbound for Arrived<'_> {
     forward! { self.inbound:
         fn path(&) -> Option<PathAddress>;
         fn to_port(&) -> Option<u8>;
+        fn addresses(&) -> Option<(IpAddr, IpAddr)>;
         fn payload_len(&) -> u32;
         fn copy_into(&mut; to: &[Segment]; order: Order) -> Result<(), Fault>;
         fn copy_to_buffer(&mut; out: &mut [u8]) -> Result<(), Fault>;

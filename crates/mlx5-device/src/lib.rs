@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod ah;
+mod answer;
 pub mod carrier;
 pub mod command;
 pub mod commands;
@@ -32,7 +33,6 @@ pub mod model;
 mod modify;
 pub mod mr;
 pub mod nic;
-mod packets;
 mod payload_scatter;
 mod pd;
 mod poll;

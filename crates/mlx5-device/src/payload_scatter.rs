@@ -52,7 +52,7 @@ impl PayloadScatter {
         inbound: &mut impl Inbound,
     ) -> Result<(), Fault> {
         let (len, payload) = (inbound.payload_len(), &mut request.payload);
-        if request.wqe.signalled && len as usize <= scatter && (offset, len) == (0, request.request.length) {
+        if request.wqe.signalled && len as usize <= scatter && (offset, len) == (0, request.length) {
             payload.inline.clear();
             payload.inline.resize(len as usize, 0);
             return inbound.copy_to_buffer(&mut payload.inline);

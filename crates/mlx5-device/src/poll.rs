@@ -1,13 +1,17 @@
 //! One round of the NIC: arrivals, replies, doorbells, queues that move, the background walk.
 
-use roce::Now;
+use core::net::IpAddr;
+
 use roce::qp_state::QpState;
+use roce::wire::{Gid, ip_of};
+use roce::{Now, Packet, ServiceType};
 
 use super::command::event_type;
 use super::core::Core;
 use super::qp::Qp;
 use super::qps::Qps;
-use crate::carrier::{Carrier, Disposition, Inbound, Message};
+use super::route::Route;
+use crate::carrier::{Carrier, Disposition, Inbound};
 use crate::memory::Memory;
 
 /// What one step of a queue did.
@@ -25,9 +29,9 @@ impl<M: Memory> Core<M> {
         self.host.now = self.host.now.max(now);
         self.schedule.round += 1;
         let mut work =
-            link.poll_rings(self.host.now, budget, |message, inbound| self.arrive(qps, message, inbound));
+            link.poll_rings(self.host.now, budget, |packet, inbound| self.arrive(qps, packet, inbound));
         if self.asks_the_wire(qps) {
-            work += link.poll_wire(self.host.now, |message, inbound| self.arrive(qps, message, inbound));
+            work += link.poll_wire(self.host.now, |packet, inbound| self.arrive(qps, packet, inbound));
         }
         while let Some(event) = link.poll_event() {
             self.host.log_line(&event);
@@ -101,8 +105,7 @@ impl<M: Memory> Core<M> {
     fn run_qp(&mut self, link: &mut impl Carrier, qps: &mut Qps, place: u32) -> Option<StepResult> {
         let qp = qps.get_mut(place)?;
         let done = self.step(link, qp);
-        let waits =
-            qp.sq.progress.partial.is_some() || !qp.sq.outstanding.is_empty() && !link.has_request_room();
+        let waits = qp.sq.progress.refused || !qp.sq.outstanding.is_empty() && !link.has_request_room();
         let result = StepResult { done, waits, stays_hot: qp.stays_hot(self.host.now) };
         qps.revoke_closed(&mut self.mkeys);
         Some(result)
@@ -146,10 +149,7 @@ impl<M: Memory> Core<M> {
                 work += self.post(qp);
             }
             if !qp.sq.outstanding.is_empty() && !owes_acknowledgement(qp) {
-                work += match qp.path.way.route() {
-                    Some(route) => self.transmit_packets(link, qp, route),
-                    None => self.transmit(link, qp),
-                };
+                work += self.transmit(link, qp);
             }
         }
         // The transport knows of nothing that is not outstanding here: the common look at a quiet queue ends soon.
@@ -173,30 +173,39 @@ impl<M: Memory> Core<M> {
     }
 
     /// Takes what the carrier offers.
-    fn arrive(&mut self, qps: &mut Qps, message: &Message, inbound: &mut impl Inbound) -> Disposition {
-        let qpn = match message {
-            Message::Request(request) => request.dst_qpn,
-            Message::Record(packet) | Message::Packet { packet, .. } => packet.dst_qpn,
-        };
-        match (message, qps.numbered_mut(qpn)) {
-            // A packet's addresses are judged first.
-            (Message::Request(_) | Message::Record(_), Some(qp)) if inbound.is_dropped_at(qp.path.port) => {
+    fn arrive(&mut self, qps: &mut Qps, packet: &Packet, inbound: &mut impl Inbound) -> Disposition {
+        let (is_request, addresses) = (packet.content.is_request(), inbound.addresses());
+        match (qps.numbered_mut(packet.dst_qpn), addresses) {
+            (None, None) if !is_request => self.host.counters.dropped_replies += 1,
+            (None, _) => self.host.counters.dropped_unknown_qp += 1,
+            (Some(qp), Some((from, at))) if !self.is_peer(qp, from, at) => {
+                self.host.counters.dropped_address += 1;
+            }
+            (Some(qp), _) if inbound.is_dropped_at(qp.path.port) => {
                 self.ports.drop_at(&mut self.host.counters, qp.path.port);
             }
-            (Message::Request(request), Some(qp)) => self.request(qp, request, inbound),
-            (Message::Packet { packet, from, at }, Some(qp)) => {
-                self.take_packet(qp, packet, *from, *at, inbound)
+            // Its peer is on the wire: another process says this.
+            (Some(qp), None) if qp.path.way.route().is_some() => {
+                let counters = &mut self.host.counters;
+                *if is_request { &mut counters.dropped_peer } else { &mut counters.dropped_replies } += 1;
             }
-            (Message::Record(packet), Some(qp))
-                if qp.path.way.route().is_none() && packet.deth.src_qpn == qp.attributes.dest_qpn =>
+            (Some(qp), None)
+                if is_request && inbound.to_port() != Some(self.ports.configs[qp.path.port].port) =>
             {
-                self.take_reply_packet(qp, packet, inbound);
+                // It reached another port of the device, where this queue is not.
+                self.host.counters.dropped_address += 1;
             }
-            // There is no such queue, or its peer is on the wire, or another: it does not say this.
-            (Message::Record(_), _) => self.host.counters.dropped_replies += 1,
-            (_, None) => self.host.counters.dropped_unknown_qp += 1,
+            (Some(qp), _) if is_request => self.respond(qp, packet, inbound),
+            (Some(qp), _) => self.take_answer(qp, packet, inbound),
         }
         if self.host.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
+    }
+
+    /// Whether packets between these addresses are a queue's: from its peer, and at an address of its port.
+    fn is_peer(&self, qp: &Qp, from: IpAddr, at: IpAddr) -> bool {
+        let gids = &self.ports.configs[qp.path.port].gids;
+        (qp.service == ServiceType::Ud || qp.path.way.route() == Some(Route { from: at, to: from }))
+            && gids.iter().any(|entry| ip_of(Gid(entry.gid)) == Some(at))
     }
 
     /// Sends the replies of all queues that have some. Returns how many.

@@ -2,8 +2,8 @@
 
 use core::net::IpAddr;
 
+use roce::Packet;
 use roce::wire::{Gid, ip_of};
-use roce::{Packet, Request, Transmit};
 
 use super::ah;
 use super::command::AddressVector;
@@ -96,23 +96,39 @@ impl Ports {
         }
     }
 
+    /// So many bytes of a packet left through shared memory.
     #[inline(always)]
-    pub(super) fn count_sent(
+    pub(super) fn count_record(
         &mut self,
         counters: &mut Counters,
         port: usize,
         mtu: u32,
-        request: &Request,
-        transmit: Transmit,
+        packet: &Packet,
+        carried: u32,
+        again: bool,
     ) {
-        let (layer, length) = (self.configs[port].link_layer, request.length);
-        self.charge(counters, port, wire::request_bytes(layer, request.service, request.opcode, length, mtu));
-        if transmit.retransmission {
+        self.charge(counters, port, wire::record_bytes(self.configs[port].link_layer, packet, carried, mtu));
+        let ends = packet.content.position().ends() && carried == packet.payload.length;
+        self.count(counters, port, packet, ends, carried, again);
+    }
+
+    /// Messages end with their last packet.
+    #[inline(always)]
+    fn count(
+        &mut self,
+        counters: &mut Counters,
+        port: usize,
+        packet: &Packet,
+        ends: bool,
+        carried: u32,
+        again: bool,
+    ) {
+        if again {
             counters.retransmissions += 1;
-        } else {
-            counters.messages_sent += 1;
-            self.counters[port].messages_sent += 1;
-            counters.bytes_sent += if request.opcode.carries_payload() { u64::from(length) } else { 0 };
+        } else if packet.content.is_request() {
+            counters.messages_sent += u64::from(ends);
+            self.counters[port].messages_sent += u64::from(ends);
+            counters.bytes_sent += u64::from(carried);
         }
     }
 
@@ -132,14 +148,7 @@ impl Ports {
             return;
         };
         self.charge(counters, port, wire::packet_framing(to) + *bytes as u64);
-        if again {
-            counters.retransmissions += 1;
-        } else if packet.content.is_request() {
-            let message = u64::from(packet.content.position().ends());
-            counters.messages_sent += message;
-            self.counters[port].messages_sent += message;
-            counters.bytes_sent += u64::from(packet.payload.length);
-        }
+        self.count(counters, port, packet, packet.content.position().ends(), packet.payload.length, again);
     }
 
     /// Bytes of wire that something sent takes.

@@ -5,7 +5,7 @@
 
 use mlx5_layout::send_wqe::BLOCK_BYTES;
 use roce::qp_state::QpState;
-use roce::{Now, Requester, Responder, ServiceType, Ticket};
+use roce::{Now, Packet, Requester, Responder, ServiceType};
 
 use super::command::{Answer, CommandError, ContextId, CreateQp, ModifyQp, QpCap, QueriedQp, refuse_if};
 use super::doorbell::SendDoorbell;
@@ -16,7 +16,7 @@ use super::route::Way;
 use super::rq::ReceiveQueue;
 use super::schedule::SchedState;
 use super::sq::{Pool, SendQueue};
-use crate::carrier::{PathAddress, Sender};
+use crate::carrier::{Inbound, PathAddress, Sender};
 use crate::memory::Memory;
 
 /// `MLX5_QP_FLAG_*` bits (`mlx5-abi.h`).
@@ -204,13 +204,11 @@ impl Qp {
         self.path.way = Way::Nowhere;
     }
 
-    /// The link has the whole message, or it is lost. An unreliable queue's is complete then: its memory was copied.
-    pub(super) fn sent(&mut self, ticket: Ticket) {
-        if self.service != ServiceType::Rc
-            && let Some(requester) = &mut self.sq.requester
-        {
-            requester.link_consumed(ticket);
-        }
+    /// Whether a packet is of the queue's peer: in shared memory each names its sender, on a wire the addresses were compared.
+    pub(super) fn is_from_peer(&self, packet: &Packet, inbound: &impl Inbound) -> bool {
+        self.service == ServiceType::Ud
+            || packet.deth.src_qpn == self.attributes.dest_qpn
+            || inbound.addresses().is_some()
     }
 
     /// Whether something was posted since the queue was looked at last: for the background walk.

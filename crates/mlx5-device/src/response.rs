@@ -11,9 +11,10 @@ use crate::memory::Memory;
 
 impl<M: Memory> Core<M> {
     /// A packet that answers a request arrived for this queue, from its peer.
-    pub(super) fn take_reply_packet(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
+    pub(super) fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
         let (qpn, counters) = (qp.qpn, &mut self.host.counters);
-        let Some(requester) = awaiting(qp) else {
+        let is_from_peer = qp.is_from_peer(packet, inbound);
+        let Some(requester) = awaiting(qp).filter(|_| is_from_peer) else {
             counters.dropped_replies += 1;
             return;
         };

@@ -3,8 +3,8 @@
 //! In each step of a queue: time-outs, then new WQEs within a budget, then what the transport lets go, then completions in the
 //! order of posting.
 
-use roce::packet::{Deth, Trailer};
-use roce::{Completion, Content, Fragment, Opcode, Packet, Position, Request, ServiceType, Status, Transmit};
+use roce::requester::packets::PacketTransmit;
+use roce::{Completion, Fragment, Opcode, Position, ServiceType, Status};
 
 use super::command::event_type;
 use super::core::Core;
@@ -12,10 +12,10 @@ use super::fetch::Checks;
 use super::mkey::Mkeys;
 use super::qp::Qp;
 use super::reason::{About, STALLED};
-use super::route::{Route, Way};
+use super::route::Way;
 use super::sq::{Kind, SendRequest};
 use crate::carrier::{Carrier, Icrc, Unsent};
-use crate::memory::Memory;
+use crate::memory::{Fault, Memory};
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
 const FETCH_BUDGET: usize = 32;
@@ -26,13 +26,8 @@ const MAX_OUTSTANDING: usize = 256;
 /// Time-outs in a row that wait because replies of the peer are there and not read.
 const MAX_ANSWER_HOLDS: u8 = 4;
 
-/// How much of a message, or of an answer, the carrier has taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Taken {
-    Whole,
-    Part,
-    Nothing,
-}
+/// Packets of one queue sent over the wire in one poll, so that what arrives is looked at in between, and several queues' find room.
+pub(super) const PACKETS_AT_ONCE: usize = 32;
 
 impl<M: Memory> Core<M> {
     /// Reads what was posted, and hands it to the transport.
@@ -87,7 +82,7 @@ impl<M: Memory> Core<M> {
         // must not keep a queue waiting for ever.
         let answers_wait = qp.sq.progress.answer_holds < MAX_ANSWER_HOLDS
             && qp.path.way.peer().is_some_and(|peer| link.replies_wait(peer));
-        if on_its_way || qp.sq.progress.partial.is_some() || answers_wait {
+        if on_its_way || qp.sq.progress.refused || answers_wait {
             qp.sq.progress.answer_holds += u8::from(answers_wait);
             requester.hold_timer(self.host.now);
         }
@@ -103,135 +98,118 @@ impl<M: Memory> Core<M> {
         }
     }
 
+    /// Sends what the transport lets go. Returns how much.
     pub(super) fn transmit(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
+        let route = qp.path.way.route();
+        let most = if route.is_some() { qp.mtu_bytes() } else { u32::MAX };
         let mut work = 0;
         link.sends(|| qp.sender(true));
-        while self.schedule.hot.bytes_left > 0 {
-            let next = match qp.sq.progress.partial.take() {
-                Some(rest) => Some(rest),
-                // Polled counts as sent for the transport; what the carrier has no room for waits as a part of nothing.
-                None if link.has_request_room() => {
-                    qp.sq.requester.as_mut().and_then(|requester| requester.poll_transmit(self.host.now))
-                }
-                None => None,
+        qp.sq.progress.refused = false;
+        while self.schedule.hot.bytes_left > 0 && (route.is_none() || work < PACKETS_AT_ONCE) {
+            let has_room = match route {
+                Some(route) => link.has_wire_room(route.from),
+                None => link.has_request_room(),
             };
-            let Some(transmit) = next else { return work };
-            let taken = self.send(link, qp, transmit);
-            // A full ring is no work: the NIC may sleep until its peer has taken something.
-            work += usize::from(taken != Taken::Nothing);
-            if taken != Taken::Whole {
-                qp.sq.progress.partial = Some(transmit);
-                return work;
+            let Some(requester) = qp.sq.requester.as_mut().filter(|_| has_room) else { break };
+            let Some(transmit) = requester.next_packet(most) else { break };
+            let length = transmit.fragment.length;
+            let carried = match qp.sq.find(transmit.ticket) {
+                Some(place) => match self.send(link, qp, place, &transmit) {
+                    Ok(carried) => carried,
+                    Err(Unsent::Full) => {
+                        // A full ring is no work: the NIC may sleep until its peer has taken something.
+                        qp.sq.progress.refused = true;
+                        break;
+                    }
+                    Err(Unsent::Failed(syndrome)) => {
+                        qp.sq.fail_on_demand(place, syndrome);
+                        return work + 1;
+                    }
+                    Err(Unsent::Fault(_) | Unsent::Unreachable) => {
+                        qp.sq.fail(transmit.ticket, Status::LocalProtection);
+                        return work + 1;
+                    }
+                },
+                None => length,
+            };
+            work += 1;
+            if let Some(requester) = &mut qp.sq.requester {
+                requester.sent_packet(self.host.now, &transmit, carried);
+            }
+            if carried < length {
+                qp.sq.progress.refused = true;
+                break;
             }
         }
-        work
+        let is_sent = work > 0 && route.is_some();
+        work + if is_sent { self.acknowledge_along(link, qp) } else { 0 }
     }
 
-    /// Gives a message, or what is left of it, to the carrier.
-    fn send(&mut self, link: &mut impl Carrier, qp: &mut Qp, transmit: Transmit) -> Taken {
-        let Some(place) = qp.sq.find(transmit.ticket) else { return Taken::Whole };
-        let (port, mtu) = (qp.path.port, qp.mtu_bytes());
+    /// Gives a message, or what is left of it, to the carrier. Returns how many bytes of it have left.
+    #[inline(always)]
+    fn send(
+        &mut self,
+        link: &mut impl Carrier,
+        qp: &mut Qp,
+        place: usize,
+        transmit: &PacketTransmit,
+    ) -> Result<u32, Unsent> {
+        let (port, mtu, datagram) = (qp.path.port, qp.mtu_bytes(), qp.service == ServiceType::Ud);
         let request = &mut *qp.sq.outstanding[place];
         if request.payload.revoked {
-            qp.sq.fail(transmit.ticket, Status::LocalProtection);
-            return Taken::Whole;
+            return Err(Unsent::Fault(Fault { addr: 0 }));
         }
-        request.request.psn = transmit.psn;
-        request.request.ack_requested = transmit.ack_requested;
-        let length = request.request.length;
-        let carries_payload = request.request.opcode.carries_payload();
-        if carries_payload {
-            request.request.fragment = Fragment { offset: request.carried, length: length - request.carried };
-        }
-        let outcome = match request.way {
-            // A datagram that leaves as a packet is complete then, since its payload was copied.
+        let PacketTransmit { position, fragment: Fragment { offset, length }, retransmission, .. } =
+            *transmit;
+        (request.packet.psn, request.packet.ack_requested) = (transmit.psn, transmit.ack_requested);
+        let part;
+        let packet = if position == Position::Only && offset == 0 {
+            &request.packet
+        } else {
+            part = transmit.cut(&request.packet);
+            &part
+        };
+        let counters = &mut self.host.counters;
+        let sent = match request.way {
             Way::Wire(route) => {
-                let request = &qp.sq.outstanding[place];
-                match self.send_datagram(link, port, request, route, transmit) {
-                    Err(Unsent::Full) => return Taken::Nothing,
-                    Err(Unsent::Fault(_)) => qp.sq.fail(transmit.ticket, Status::LocalProtection),
-                    Err(Unsent::Failed(syndrome)) => qp.sq.fail_on_demand(place, syndrome),
-                    Ok(()) | Err(Unsent::Unreachable) => qp.sent(transmit.ticket),
+                let fill = |out: &mut [u8]| request.read(&self.host.memory, offset, out);
+                let taken = link.send_packet(route.from, route.to, packet, Icrc::Right, fill);
+                if let Err(error @ (Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_))) = taken {
+                    return Err(error);
                 }
-                return Taken::Whole;
+                self.ports.count_packet(counters, port, route.to, &taken, packet, retransmission);
+                if packet.payload.length > 0 {
+                    self.schedule.hot.copied(length, self.host.memory.has_lagged());
+                }
+                return Ok(length);
             }
             Way::Nowhere => Err(Unsent::Unreachable),
             Way::Shared(..) => {
-                let path = if qp.service == ServiceType::Ud { &request.path } else { &qp.path.address };
-                link.send_request(&request.request, path, request.payload())
+                let path = if datagram { &request.path } else { &qp.path.address };
+                link.send_record(packet, mtu, path, request.payload())
             }
         };
-        match outcome {
+        let carried = match sent {
             Ok(sent) => {
-                if request.carried == 0 {
-                    self.ports.count_sent(&mut self.host.counters, port, mtu, &request.request, transmit);
-                }
                 qp.sq.progress.last_sent = Some(sent.position);
-                if carries_payload {
+                if packet.payload.length > 0 {
                     self.schedule.hot.copied(sent.carried, self.host.memory.has_lagged());
                 }
-                let carried = request.carried + sent.carried;
-                let whole = carried >= length || !carries_payload;
-                request.carried = if whole { 0 } else { carried };
-                if !whole {
-                    return Taken::Part;
-                }
-                qp.sent(transmit.ticket);
-                Taken::Whole
+                sent.carried
             }
-            Err(Unsent::Full) => Taken::Nothing,
             // Lost on the way.
             Err(Unsent::Unreachable) => {
-                request.carried = 0;
-                self.ports.count_sent(&mut self.host.counters, port, mtu, &request.request, transmit);
-                self.host.counters.lost_unreachable += 1;
-                if request.way == Way::Nowhere && qp.service == ServiceType::Ud {
-                    self.unreachable.log_no_route(&mut self.host, &self.ports, qp.qpn, port, &request.path);
-                }
-                qp.sent(transmit.ticket);
-                Taken::Whole
+                counters.lost_unreachable += 1;
+                packet.payload.length
             }
-            Err(Unsent::Fault(_)) => {
-                request.carried = 0;
-                qp.sq.fail(transmit.ticket, Status::LocalProtection);
-                Taken::Whole
-            }
-            Err(Unsent::Failed(syndrome)) => {
-                qp.sq.fail_on_demand(place, syndrome);
-                Taken::Whole
-            }
-        }
-    }
-
-    /// A datagram as its one packet. Errors: no room now, or its payload cannot be read; nothing was sent then.
-    fn send_datagram(
-        &mut self,
-        link: &mut impl Carrier,
-        port: usize,
-        request: &SendRequest,
-        route: Route,
-        transmit: Transmit,
-    ) -> Result<(), Unsent> {
-        let Request { service, src_qpn, dst_qpn, solicited, imm, length, qkey, opcode, .. } = request.request;
-        let trailer = if opcode == Opcode::SendImm { Trailer::Immediate(imm) } else { Trailer::None };
-        let packet = Packet {
-            service,
-            dst_qpn,
-            psn: transmit.psn,
-            ack_requested: false,
-            solicited,
-            deth: Deth { qkey, src_qpn },
-            content: Content::Send { position: Position::Only, trailer },
-            payload: Fragment { offset: 0, length },
+            Err(error) => return Err(error),
         };
-        let fill = |out: &mut [u8]| request.read(&self.host.memory, 0, out);
-        let taken = link.send_packet(route.from, route.to, &packet, Icrc::Right, fill);
-        if let Err(error @ (Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_))) = taken {
-            return Err(error);
+        self.ports.count_record(counters, port, mtu, packet, carried, retransmission);
+        if request.way == Way::Nowhere && datagram {
+            self.unreachable.log_no_route(&mut self.host, &self.ports, qp.qpn, port, &request.path);
         }
-        let counters = &mut self.host.counters;
-        self.ports.count_packet(counters, port, route.to, &taken, &packet, transmit.retransmission);
-        Ok(())
+        // Of a READ the request has left, which has none of its bytes.
+        Ok(if packet.payload.length > 0 { carried } else { length })
     }
 
     /// Completes what is done, in the order of posting.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use mlx5_layout::CqeSyndrome;
 use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES, UNIT_BYTES};
-use roce::{Now, Opcode, PostedMessage, Request, Requester, Status, Ticket, Transmit};
+use roce::{Now, Opcode, Packet, PostedMessage, Requester, Status, Ticket};
 
 use super::doorbell::SendDoorbell;
 use super::reason::CheckFailure;
@@ -43,8 +43,8 @@ pub(super) struct SendQueue {
 /// Progress of the carrier with a queue's messages.
 #[derive(Debug, Default)]
 pub(super) struct TransmitProgress {
-    /// A message of which the carrier took only a part: the rest goes first.
-    pub partial: Option<Transmit>,
+    /// The carrier had no room for all that was to be sent last.
+    pub refused: bool,
     /// Where the last request to the peer lies: while it is not taken, its acknowledgement is not late.
     pub last_sent: Option<Position>,
     /// Time-outs since the last reply that waited for replies to be read.
@@ -95,12 +95,14 @@ pub(super) struct SendRequest {
     pub ticket: Ticket,
     pub kind: Kind,
     pub wqe: WqeHead,
-    pub request: Request,
+    pub opcode: Opcode,
+    /// Bytes of its payload, or of its answer.
+    pub length: u32,
+    /// The message, as one packet.
+    pub packet: Packet,
     pub way: Way,
     /// Where a datagram goes; connected queues have one path for all.
     pub path: PathAddress,
-    /// Bytes that the carrier has taken, of a message that it takes in pieces.
-    pub carried: u32,
     pub payload: GatherList,
     /// Why it failed, where a check found that out; empty otherwise.
     pub why: String,
@@ -112,10 +114,11 @@ impl SendRequest {
             ticket: Ticket(0),
             kind: Kind::Nop,
             wqe: WqeHead::default(),
-            request: Request::default(),
+            opcode: Opcode::Send,
+            length: 0,
+            packet: Packet::default(),
             way: Way::Nowhere,
             path: PathAddress::default(),
-            carried: 0,
             payload: GatherList::default(),
             why: String::new(),
         }
@@ -130,7 +133,7 @@ impl SendRequest {
             [] => Payload::Nothing,
             // Only what carries a payload has it inline.
             _ if self.payload.keys.is_empty() => Payload::Inline(&self.payload.inline),
-            _ if self.request.opcode.is_atomic() => Payload::Nothing,
+            _ if self.opcode.is_atomic() => Payload::Nothing,
             segments => Payload::Segments(segments),
         }
     }
@@ -206,7 +209,7 @@ impl Pool {
             request.payload.segments.clear();
             request.payload.keys.clear();
             request.why.clear();
-            (request.payload.revoked, request.carried) = (false, 0);
+            request.payload.revoked = false;
             self.0.push(request);
         }
     }
@@ -265,14 +268,14 @@ impl SendQueue {
     /// Hands a WQE to the transport; gives it back when a fence or a depth holds it.
     pub(super) fn hand_over(&mut self, mut request: Box<SendRequest>) -> Option<Box<SendRequest>> {
         let requester = self.requester.as_mut()?;
-        let (opcode, fence) = (request.request.opcode, request.wqe.fence);
+        let (opcode, fence) = (request.opcode, request.wqe.fence);
         request.ticket = match request.kind {
             Kind::Nop => requester.next_ticket(),
             Kind::Umr(_) => return Some(request),
             Kind::Failed(status) => requester.post_failed(Opcode::Send, status),
             Kind::Message if !requester.can_post(opcode, fence) => return Some(request),
             Kind::Message | Kind::Injected(_) => {
-                requester.post(PostedMessage { opcode, length: request.request.length, fence })
+                requester.post(PostedMessage { opcode, length: request.length, fence })
             }
         };
         self.outstanding.push_back(request);
@@ -304,7 +307,19 @@ impl SendQueue {
     /// Place of the message with this ticket among the outstanding WQEs.
     #[inline]
     pub(super) fn find(&self, ticket: Ticket) -> Option<usize> {
-        find(&self.outstanding, ticket)
+        let queue = &self.outstanding;
+        let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
+        // Tickets are consecutive: without NOPs in between the distance from the front is the place.
+        let guess = ticket.0.checked_sub(queue.front()?.ticket.0)? as usize;
+        if queue.get(guess).is_some_and(|request| is_it(request)) {
+            return Some(guess);
+        }
+        // NOPs carry the ticket of the message behind them.
+        let mut place = queue.partition_point(|request| request.ticket < ticket);
+        while queue.get(place).is_some_and(|request| request.kind == Kind::Nop) {
+            place += 1;
+        }
+        queue.get(place).filter(|request| is_it(request)).map(|_| place)
     }
 
     /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns the bytes
@@ -340,21 +355,4 @@ impl SendQueue {
         }
         Ok(bytes)
     }
-}
-
-/// Place of the message with this ticket in a queue of WQEs.
-#[inline]
-pub(super) fn find(queue: &VecDeque<Box<SendRequest>>, ticket: Ticket) -> Option<usize> {
-    let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
-    // Tickets are consecutive: without NOPs in between the distance from the front is the place.
-    let guess = ticket.0.checked_sub(queue.front()?.ticket.0)? as usize;
-    if queue.get(guess).is_some_and(|request| is_it(request)) {
-        return Some(guess);
-    }
-    // NOPs carry the ticket of the message behind them.
-    let mut place = queue.partition_point(|request| request.ticket < ticket);
-    while queue.get(place).is_some_and(|request| request.kind == Kind::Nop) {
-        place += 1;
-    }
-    queue.get(place).filter(|request| is_it(request)).map(|_| place)
 }

@@ -5,8 +5,9 @@
 
 use core::net::IpAddr;
 
+use roce::packet::Trailer;
 use roce::wire::icrc::ICRC_BYTES;
-use roce::{GRH_BYTES, Opcode, Packet, Position, ServiceType};
+use roce::{Content, GRH_BYTES, Packet, ServiceType};
 
 use super::model::{DeviceConfig, GidKind};
 use crate::carrier::PathAddress;
@@ -47,31 +48,23 @@ fn packets(payload: u32, mtu: u32) -> u64 {
     if payload <= mtu { 1 } else { u64::from(payload.div_ceil(mtu)) }
 }
 
-/// Bytes that the packets of a request take.
-pub(super) fn request_bytes(
-    layer: LinkLayer,
-    service: ServiceType,
-    opcode: Opcode,
-    length: u32,
-    mtu: u32,
-) -> u64 {
-    let payload = if opcode.carries_payload() { length } else { 0 };
-    let once = match opcode {
-        Opcode::Send => 0,
-        Opcode::SendImm | Opcode::SendInvalidate => IMMEDIATE,
-        Opcode::Write | Opcode::Read => RETH,
-        Opcode::WriteImm => RETH + IMMEDIATE,
-        Opcode::CompareSwap | Opcode::FetchAdd => ATOMIC_ETH,
+/// Bytes that so many bytes of a packet of shared memory take, as packets of the path MTU. Acknowledgements count for nothing.
+#[inline(always)]
+pub(super) fn record_bytes(layer: LinkLayer, packet: &Packet, carried: u32, mtu: u32) -> u64 {
+    let position = packet.content.position();
+    let (starts, ends) = (position.starts(), position.ends() && carried == packet.payload.length);
+    let packets = packets(carried, mtu);
+    let behind = |trailer| if ends && trailer != Trailer::None { IMMEDIATE } else { 0 };
+    let once = match packet.content {
+        Content::Send { trailer, .. } => behind(trailer),
+        Content::Write { trailer, .. } => behind(trailer) + if starts { RETH } else { 0 },
+        Content::ReadRequest(_) => RETH,
+        Content::CompareSwap(_) | Content::FetchAdd(_) => ATOMIC_ETH,
+        Content::ReadResponse { .. } => AETH * packets.min(u64::from(starts) + u64::from(ends)),
+        Content::Acknowledge(_) | Content::AtomicAcknowledge { .. } => return 0,
     };
-    let datagram = if service == ServiceType::Ud { DETH } else { 0 };
-    packets(payload, mtu) * (framing(layer) + BTH + ICRC) + once + datagram + u64::from(payload)
-}
-
-/// Bytes that packets of a READ response take, so many bytes at this position. First and last carry an AETH.
-pub(super) fn response_bytes(layer: LinkLayer, position: Position, length: u32, mtu: u32) -> u64 {
-    let packets = packets(length, mtu);
-    let ends = u64::from(position.starts()) + u64::from(position.ends());
-    packets * (framing(layer) + BTH + ICRC) + AETH * packets.min(ends) + u64::from(length)
+    let datagram = if packet.service == ServiceType::Ud { DETH } else { 0 };
+    packets * (framing(layer) + BTH + ICRC) + once + datagram + u64::from(carried)
 }
 
 /// The network header of a datagram, with the number that a responder's CQE has for it on Ethernet (Linux
@@ -146,6 +139,9 @@ pub(super) fn grh(
 
 #[cfg(test)]
 mod tests {
+    use roce::packet::{Aeth, Deth, Reth, Syndrome};
+    use roce::{Fragment, Opcode, Position, Psn};
+
     use super::*;
     use crate::config::NicConfig;
 
@@ -154,23 +150,42 @@ mod tests {
         use LinkLayer::{Ib, Roce};
         use ServiceType::{Rc, Ud};
         // Overhead of a RoCE v2 packet on Ethernet: 20 + 14 + 20 + 8 + 12 + 4 + 4 = 82; on InfiniBand 8 + 12 + 4 + 2 = 26.
+        let packet = |service, content, length| Packet {
+            service,
+            dst_qpn: 0,
+            psn: Psn::new(0),
+            ack_requested: false,
+            solicited: false,
+            deth: Deth::default(),
+            content,
+            payload: Fragment { offset: 0, length },
+        };
+        let request =
+            |opcode, dma_bytes| Content::request(opcode, [0; 4], Reth { va: 0, rkey: 0, dma_bytes }, [0; 2]);
         for (name, layer, service, opcode, length, mtu, bytes) in [
             ("WRITE of one packet", Roce, Rc, Opcode::Write, 64, 1024, 82 + 16 + 64),
             ("empty SEND", Roce, Rc, Opcode::Send, 0, 1024, 82),
             ("WRITE of three packets", Roce, Rc, Opcode::Write, 2049, 1024, 3 * 82 + 16 + 2049),
             ("WRITE with immediate", Roce, Rc, Opcode::WriteImm, 8, 4096, 82 + 20 + 8),
-            ("READ asks only", Roce, Rc, Opcode::Read, 1 << 20, 1024, 82 + 16),
-            ("atomic", Roce, Rc, Opcode::FetchAdd, 8, 1024, 82 + 28),
+            ("READ asks only", Roce, Rc, Opcode::Read, 0, 1024, 82 + 16),
+            ("atomic", Roce, Rc, Opcode::FetchAdd, 0, 1024, 82 + 28),
             ("datagram", Roce, Ud, Opcode::Send, 100, 1024, 82 + 8 + 100),
             ("SEND on InfiniBand", Ib, Rc, Opcode::Send, 4096, 4096, 26 + 4096),
         ] {
-            assert_eq!(request_bytes(layer, service, opcode, length, mtu), bytes, "{name}");
+            let packet = packet(service, request(opcode, 1 << 20), length);
+            assert_eq!(record_bytes(layer, &packet, length, mtu), bytes, "{name}");
         }
-        let response = |position, length| response_bytes(Roce, position, length, 1024);
-        assert_eq!(response(Position::Only, 3000), 3 * 82 + 8 + 3000);
-        assert_eq!(response(Position::Only, 8), 82 + 4 + 8);
-        assert_eq!(response(Position::First, 2048) + response(Position::Last, 952), 3 * 82 + 8 + 3000);
-        assert_eq!(response(Position::Middle, 2048), 2 * 82 + 2048);
+        let aeth = Aeth { syndrome: Syndrome::Ack, msn: 0 };
+        let response = |position, length, carried| {
+            let content = Content::ReadResponse { position, aeth: Some(aeth) };
+            record_bytes(Roce, &packet(Rc, content, length), carried, 1024)
+        };
+        let whole = 3 * 82 + 8 + 3000;
+        assert_eq!(response(Position::Only, 3000, 3000), whole);
+        assert_eq!(response(Position::Only, 8, 8), 82 + 4 + 8);
+        assert_eq!(response(Position::Only, 3000, 2048) + response(Position::Last, 952, 952), whole);
+        assert_eq!(response(Position::Middle, 2048, 2048), 2 * 82 + 2048);
+        assert_eq!(record_bytes(Roce, &packet(Rc, Content::Acknowledge(aeth), 0), 0, 1024), 0);
     }
 
     #[test]

@@ -9,10 +9,12 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use roce::connection::take_reply_packet;
+use roce::packet::Reth;
 use roce::{
-    Access, Arrival, Connection, Fragment, Now, Opcode, Outcome, PostedMessage, Psn, Receive, Region,
-    RegionError, Request, Requester, RequesterConfig, Resources, Responder, ResponderConfig, SendWindow,
-    ServiceType, Verdict, WorkRequest,
+    Access, Arrival, Connection, Content, Fragment, Now, Opcode, Outcome, Packet, PostedMessage, Psn,
+    Receive, Region, RegionError, Requester, RequesterConfig, Resources, Responder, ResponderConfig,
+    SendWindow, ServiceType, Verdict, WorkRequest,
 };
 
 const ROUNDS: usize = 7;
@@ -63,9 +65,16 @@ fn responder(qpn: u32, peer_qpn: u32) -> ResponderConfig {
     }
 }
 
-/// `messages` of 8 bytes in bursts of 32, whole, as shared memory carries them; returns how many completed.
-fn whole(opcode: Opcode, messages: u64) -> u64 {
+/// `messages` of 8 bytes in bursts of 32, as shared memory carries them; returns how many completed.
+fn shared(opcode: Opcode, messages: u64) -> u64 {
     let (mut requester, mut responder) = (Requester::new(requester(2)), Responder::new(responder(2, 1)));
+    let reth = Reth { va: 0x1000, rkey: 1, dma_bytes: 8 };
+    let mut packet = Packet {
+        dst_qpn: 2,
+        content: Content::request(opcode, [0; 4], reth, [1, 0]),
+        payload: Fragment { offset: 0, length: if opcode.carries_payload() { 8 } else { 0 } },
+        ..Packet::default()
+    };
     let (mut completed, mut now) = (0, Now(0));
     while completed < messages {
         for _ in 0..32 {
@@ -75,27 +84,17 @@ fn whole(opcode: Opcode, messages: u64) -> u64 {
             requester.post(PostedMessage { opcode, length: 8, fence: false });
         }
         now = now.after(1000);
-        while let Some(transmit) = requester.poll_transmit(now) {
-            let request = Request {
-                src_qpn: 1,
-                dst_qpn: 2,
-                opcode,
-                psn: transmit.psn,
-                ack_requested: transmit.ack_requested,
-                remote_va: 0x1000,
-                rkey: 1,
-                length: 8,
-                swap_add: 1,
-                fragment: Fragment { offset: 0, length: 8 },
-                ..Request::default()
-            };
-            if let Verdict::Execute(_) = responder.handle_request(&request, &mut UnlimitedHost) {
+        while let Some(transmit) = requester.next_packet(u32::MAX) {
+            (packet.psn, packet.ack_requested) = (transmit.psn, transmit.ack_requested);
+            if let Verdict::Execute(_) = responder.handle_packet(&packet, &mut UnlimitedHost) {
                 let done = if opcode.is_atomic() { Outcome::Atomic { old: 1 } } else { Outcome::Done };
                 responder.executed(done);
             }
+            requester.sent_packet(now, &transmit, transmit.fragment.length);
         }
-        while let Some(reply) = responder.poll_reply() {
-            requester.handle_reply(now, &reply);
+        while let Some(answer) = responder.next_packet(u32::MAX) {
+            responder.sent_packet(answer.packet.payload.length);
+            take_reply_packet(&mut requester, 1, now, &answer.packet);
         }
         while responder.poll_event().is_some() {}
         completed += std::iter::from_fn(|| requester.poll_completion()).count() as u64;
@@ -186,7 +185,7 @@ fn main() -> ExitCode {
     for (opcode, messages) in
         [(Opcode::Write, 2_000_000), (Opcode::Send, 2_000_000), (Opcode::FetchAdd, 500_000)]
     {
-        report(&format!("messages, {opcode:?} of 8 bytes"), || whole(opcode, messages));
+        report(&format!("messages, {opcode:?} of 8 bytes"), || shared(opcode, messages));
     }
     let mut slowest = f64::INFINITY;
     for (opcode, length) in [

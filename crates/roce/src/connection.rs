@@ -11,10 +11,10 @@
 
 use std::collections::VecDeque;
 
-use crate::packet::{AtomicEth, Content, Deth, Outgoing, Packet, PayloadSource, Reth, Syndrome, Trailer};
-use crate::requester::packets::{PacketTransmit, Placement, ReadArrival, ReadPacket, SendWindow};
+use crate::packet::{Content, Deth, Outgoing, Packet, PayloadSource, Reth, Syndrome};
+use crate::requester::packets::{Placement, ReadArrival, ReadPacket, SendWindow};
 use crate::{
-    Completion, Now, Opcode, Outcome, PostedMessage, Reply, ReplyKind, ReplyVerdict, Requester,
+    Completion, Fragment, Now, Outcome, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester,
     RequesterConfig, Resources, Responder, ResponderConfig, ResponderEvent, ServiceType, Status, Ticket,
     Verdict,
 };
@@ -63,10 +63,12 @@ pub enum Event {
 pub struct Connection {
     requester: Requester,
     responder: Responder,
-    posted: VecDeque<WorkRequest>,
+    posted: VecDeque<Packet>,
     /// Ticket of the front of `posted`.
     first_ticket: u64,
     qpn: u32,
+    /// Bytes of one packet at most.
+    most: u32,
     /// A packet of the responder's was polled last: the requester's turn.
     requester_first: bool,
 }
@@ -79,10 +81,26 @@ impl Connection {
         responder: ResponderConfig,
         ack_every: u32,
     ) -> Connection {
+        let most = requester.path_mtu_bytes;
+        Connection::of(
+            responder.qpn,
+            most,
+            Requester::by_packet(requester, window),
+            Responder::by_packet(responder, ack_every),
+        )
+    }
+
+    /// The same in shared memory, which loses nothing by itself: a packet has up to `most` bytes, those of several.
+    pub fn shared(requester: RequesterConfig, responder: ResponderConfig, most: u32) -> Connection {
+        Connection::of(responder.qpn, most, Requester::new(requester), Responder::new(responder))
+    }
+
+    fn of(qpn: u32, most: u32, requester: Requester, responder: Responder) -> Connection {
         Connection {
-            qpn: responder.qpn,
-            requester: Requester::by_packet(requester, window),
-            responder: Responder::by_packet(responder, ack_every),
+            qpn,
+            most,
+            requester,
+            responder,
             posted: VecDeque::new(),
             first_ticket: 0,
             requester_first: false,
@@ -112,13 +130,13 @@ impl Connection {
 
     /// Queues a message; ask [`Requester::can_post`] first.
     pub fn post(&mut self, work: WorkRequest) -> Ticket {
-        self.posted.push_back(work);
+        self.posted.push_back(self.whole(&work));
         self.requester.post(work.message)
     }
 
     /// Queues a message that failed already, see [`Requester::post_failed`].
     pub fn post_failed(&mut self, work: WorkRequest, status: Status) -> Ticket {
-        self.posted.push_back(work);
+        self.posted.push_back(self.whole(&work));
         self.requester.post_failed(work.message.opcode, status)
     }
 
@@ -147,9 +165,9 @@ impl Connection {
     pub fn poll_transmit(&mut self, now: Now) -> Option<Outgoing> {
         self.requester_first = !self.requester_first;
         if self.requester_first {
-            self.responder.poll_packet().or_else(|| self.poll_request(now))
+            self.poll_reply().or_else(|| self.poll_request(now))
         } else {
-            self.poll_request(now).or_else(|| self.responder.poll_packet())
+            self.poll_request(now).or_else(|| self.poll_reply())
         }
     }
 
@@ -168,42 +186,44 @@ impl Connection {
         self.requester.poll_timeout()
     }
 
-    fn poll_request(&mut self, now: Now) -> Option<Outgoing> {
-        let (posted, first) = (&self.posted, self.first_ticket);
-        let work = |ticket: Ticket| posted.get(usize::try_from(ticket.0.checked_sub(first)?).ok()?).copied();
-        poll_request_packet(&mut self.requester, self.qpn, now, work)
+    fn poll_reply(&mut self) -> Option<Outgoing> {
+        let outgoing = self.responder.next_packet(self.most)?;
+        self.responder.sent_packet(outgoing.packet.payload.length);
+        Some(outgoing)
     }
-}
 
-/// The next request packet of a requester whose messages were posted with what `work` tells of a ticket; for devices that
-/// keep their work requests themselves.
-pub fn poll_request_packet(
-    requester: &mut Requester,
-    qpn: u32,
-    now: Now,
-    work: impl FnOnce(Ticket) -> Option<WorkRequest>,
-) -> Option<Outgoing> {
-    let transmit = requester.poll_packet(now)?;
-    let work = &work(transmit.ticket)?;
-    let RequesterConfig { service, peer_qpn, .. } = *requester.config();
-    let carries = transmit.opcode.carries_payload() && transmit.fragment.length > 0;
-    let datagram = service == ServiceType::Ud;
-    let packet = Packet {
-        service,
-        dst_qpn: peer_qpn.unwrap_or(work.dst_qpn),
-        psn: transmit.psn,
-        ack_requested: transmit.ack_requested,
-        solicited: work.solicited && transmit.position.ends(),
-        deth: if datagram { Deth { qkey: work.qkey, src_qpn: qpn } } else { Deth::default() },
-        content: content(work, &transmit),
-        payload: if carries { transmit.fragment } else { Default::default() },
-    };
-    if transmit.position.ends() {
-        // UC and UD: sent is done. The caller reads the payload before it polls the completion.
-        requester.link_consumed(transmit.ticket);
+    fn poll_request(&mut self, now: Now) -> Option<Outgoing> {
+        let transmit = self.requester.next_packet(self.most)?;
+        self.requester.sent_packet(now, &transmit, transmit.fragment.length);
+        let whole =
+            self.posted.get(usize::try_from(transmit.ticket.0.checked_sub(self.first_ticket)?).ok()?)?;
+        let packet = transmit.cut(whole);
+        let carries = packet.payload.length > 0;
+        let source = if carries { PayloadSource::Message(transmit.ticket) } else { PayloadSource::Nothing };
+        Some(Outgoing { packet, source, retransmission: transmit.retransmission })
     }
-    let source = if carries { PayloadSource::Message(transmit.ticket) } else { PayloadSource::Nothing };
-    Some(Outgoing { packet, source, retransmission: transmit.retransmission })
+
+    /// The message as one packet.
+    fn whole(&self, work: &WorkRequest) -> Packet {
+        let RequesterConfig { service, peer_qpn, .. } = *self.requester.config();
+        let datagram = service == ServiceType::Ud;
+        let WorkRequest { message: PostedMessage { opcode, length, .. }, remote_va: va, rkey, .. } = *work;
+        Packet {
+            service,
+            dst_qpn: peer_qpn.unwrap_or(work.dst_qpn),
+            psn: Psn::default(),
+            ack_requested: false,
+            solicited: work.solicited,
+            deth: if datagram { Deth { qkey: work.qkey, src_qpn: self.qpn } } else { Deth::default() },
+            content: Content::request(
+                opcode,
+                work.imm,
+                Reth { va, rkey, dma_bytes: length },
+                [work.swap_add, work.compare],
+            ),
+            payload: Fragment { offset: 0, length: if opcode.carries_payload() { length } else { 0 } },
+        }
+    }
 }
 
 /// Gives a requester a packet that is no request; never says [`Arrival::Request`].
@@ -232,33 +252,6 @@ pub fn take_reply_packet(requester: &mut Requester, qpn: u32, now: Now, packet: 
         _ => return Arrival::Reply(ReplyVerdict::Ignored),
     };
     Arrival::Reply(requester.handle_reply(now, &reply))
-}
-
-/// A request packet's headers.
-fn content(work: &WorkRequest, transmit: &PacketTransmit) -> Content {
-    let PacketTransmit { opcode, position, fragment, length, .. } = *transmit;
-    let trailer = match opcode {
-        Opcode::SendImm | Opcode::WriteImm if position.ends() => Trailer::Immediate(work.imm),
-        Opcode::SendInvalidate if position.ends() => Trailer::Invalidate(work.imm),
-        _ => Trailer::None,
-    };
-    let atomic =
-        AtomicEth { va: work.remote_va, rkey: work.rkey, swap_add: work.swap_add, compare: work.compare };
-    let reth = |va, dma_bytes| Reth { va, rkey: work.rkey, dma_bytes };
-    match opcode {
-        Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => Content::Send { position, trailer },
-        Opcode::Write | Opcode::WriteImm => {
-            let reth = if position.starts() { reth(work.remote_va, length) } else { Reth::default() };
-            Content::Write { position, reth, trailer }
-        }
-        // What is missing of it: the first PSN not received says where that starts (IBTA §9.7.6).
-        Opcode::Read => Content::ReadRequest(reth(
-            work.remote_va.wrapping_add(u64::from(fragment.offset)),
-            fragment.length,
-        )),
-        Opcode::CompareSwap => Content::CompareSwap(atomic),
-        Opcode::FetchAdd => Content::FetchAdd(atomic),
-    }
 }
 
 fn reply_kind(syndrome: Syndrome) -> ReplyKind {

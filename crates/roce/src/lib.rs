@@ -3,20 +3,19 @@
 //! Follows the InfiniBand Architecture Specification («IBTA») vol. 1, chapter 9 (transport layer) and §10.3 (queue pair
 //! states). The specification is not public. A section or compliance number (C9-88) stands here only where public sources
 //! give it for the same rule: Linux's rxe and its reviews, register descriptions of HCAs, Annex A17. Other rules go by name.
-//! Messages go in by `handle_*`, replies, events and completions come out by `poll_*`; time is an argument.
-//! Works on whole messages or on fragments of them, with the PSNs that their packets would have, for shared memory; and on
-//! packets, for a wire ([`wire`] describes these as bytes). Both are the same two machines: a packet layer
-//! ([`requester::packets`], [`responder::packets`]) cuts and counts, the checks, refusals, retries and replays are there once.
+//! Packets go in by `handle_*`, packets, events and completions come out by `poll_*`; time is an argument.
+//! A wire carries them one by one ([`wire`] describes them as bytes). Shared memory carries as many of a message in one [`Packet`] as
+//! there is room for, and that takes the PSNs of all: what would go wrong on a wire goes wrong there too.
 //! Left out so far: end-to-end credits, path migration, and the freedom to time out later than configured.
 //! [`cm`] is the connection manager, which tells two QPs of each other by datagrams.
 //! Knows nothing of mlx5, sockets, threads or clocks (INV-2).
 //!
 //! One direction of a connection is a [`Requester`] on one side and a [`Responder`] on the other:
 //! ```text
-//!   post ──► Requester ── poll_transmit ──► link ──► handle_request ── Responder ──► Work for the memory
-//!   poll_completion ◄── Requester ◄── handle_reply ◄── link ◄── poll_reply ── Responder ◄── executed
+//!   post ──► Requester ── next_packet ──► link ──► handle_packet ── Responder ──► Work for the memory
+//!   poll_completion ◄── Requester ◄── handle_reply ◄── link ◄── next_packet ── Responder ◄── executed
 //! ```
-//! A [`Connection`] is both halves of a QP whose link carries [`Packet`]s:
+//! A [`Connection`] is both halves of a QP:
 //! ```text
 //!   post ──► Connection ── poll_transmit ──► wire ──► handle_packet ── Connection ──► Work for the memory
 //!   poll_event ◄── Connection ◄── handle_packet ◄── wire ◄── poll_transmit ── Connection ◄── executed
@@ -47,9 +46,7 @@ pub mod work;
 pub use connection::{Arrival, Connection, Event, WorkRequest};
 pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Reply, ReplyKind, Request};
 pub use packet::{Content, Outgoing, Packet, PayloadSource, Position};
-pub use posting::{
-    Completion, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket, Transmit,
-};
+pub use posting::{Completion, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket};
 pub use requester::Requester;
 pub use requester::packets::{Placement, SendWindow};
 pub use responder::Responder;

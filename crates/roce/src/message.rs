@@ -1,4 +1,4 @@
-//! What travels between a requester and a responder: requests and replies as values, one message or a fragment each.
+//! Messages: their operations, what a request packet says of one, and replies as values.
 //!
 //! Names and codes are those of IBTA vol. 1: opcodes of the BTH, and §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes); the byte
 //! layouts are those of [`crate::packet`]s. Values from the other side are unchecked: the engine's halves check them.
@@ -10,9 +10,10 @@ use crate::{Access, Psn, ServiceType};
 /// Longest message of the connected services: 2^31 bytes (IBTA C9-94, DMA length of a RETH).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[repr(u8)]
 pub enum Opcode {
+    #[default]
     Send,
     SendImm,
     SendInvalidate,
@@ -107,7 +108,7 @@ pub const fn psn_count(opcode: Opcode, length: u32, path_mtu_bytes: u32) -> u32 
     length.div_ceil(path_mtu_bytes)
 }
 
-/// Which bytes of a message a request value carries.
+/// Some bytes of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Fragment {
     /// First byte, from the start of the message.
@@ -115,74 +116,26 @@ pub struct Fragment {
     pub length: u32,
 }
 
-/// A request message, or one fragment of it. Every fragment repeats the message's header fields.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// What a request packet says, with what its message's first packet said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Request {
-    pub src_qpn: u32,
-    pub dst_qpn: u32,
-    /// Service of the sender.
-    pub service: ServiceType,
     pub opcode: Opcode,
-    /// First PSN of the message, also in later fragments.
-    pub psn: Psn,
     /// Solicited event asked for.
     pub solicited: bool,
     /// Acknowledgement asked for.
     pub ack_requested: bool,
     /// Immediate data as on the wire, or the rkey to invalidate, big-endian.
     pub imm: [u8; 4],
+    /// First PSN of the message.
+    pub psn: Psn,
+    pub rkey: u32,
     /// Target address (WRITE, READ, atomics).
     pub remote_va: u64,
-    pub rkey: u32,
-    /// Length of the whole message; 8 for atomics. Of a SEND that comes as packets, the bytes so far.
+    /// Length of the whole message; 8 for atomics. Of a SEND the bytes so far.
     pub length: u32,
-    /// Value to swap in or to add.
-    pub swap_add: u64,
-    pub compare: u64,
-    /// Q_Key (UD).
-    pub qkey: u32,
-    /// Bytes in this value: `0..length` when it is the whole message.
+    pub src_qpn: u32,
+    /// Which bytes of the message it carries, or asks for.
     pub fragment: Fragment,
-}
-
-impl Default for Request {
-    /// An empty SEND without a destination.
-    fn default() -> Self {
-        Request {
-            src_qpn: 0,
-            dst_qpn: 0,
-            service: ServiceType::Rc,
-            opcode: Opcode::Send,
-            psn: Psn::new(0),
-            solicited: false,
-            ack_requested: false,
-            imm: [0; 4],
-            remote_va: 0,
-            rkey: 0,
-            length: 0,
-            swap_add: 0,
-            compare: 0,
-            qkey: 0,
-            fragment: Fragment::default(),
-        }
-    }
-}
-
-impl Request {
-    /// Whether it carries the message's first byte.
-    pub const fn is_first(&self) -> bool {
-        self.fragment.offset == 0
-    }
-
-    /// Whether it carries the message's last byte.
-    pub const fn is_last(&self) -> bool {
-        self.fragment.offset as u64 + self.fragment.length as u64 == self.length as u64
-    }
-
-    /// Whether it carries the message from first to last byte.
-    pub const fn is_whole(&self) -> bool {
-        self.fragment.offset == 0 && self.fragment.length == self.length
-    }
 }
 
 /// A reply message of the reliable service.

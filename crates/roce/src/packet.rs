@@ -3,11 +3,13 @@
 //! Operations, positions and headers are those of IBTA vol. 1 chapter 9: BTH, RETH, AtomicETH, AETH (§9.7.5.2), DETH, ImmDt,
 //! IETH. Left out: partition keys, migration, pad counts and the invariant CRC, which are the bytes' business, and the credit
 //! count of an AETH. The payload stays with the device: a packet only says which bytes of which message it carries.
+//! In shared memory one packet may have the bytes of several in a row of its message, and then takes as many PSNs.
 
 mod bytes;
 
+use crate::message::psn_count;
 pub use crate::wire::{AtomicEth, Position, Reth};
-use crate::{Fragment, NakCode, Psn, Region, ServiceType, Ticket};
+use crate::{Fragment, NakCode, Opcode, Psn, Region, ServiceType, Ticket};
 
 /// The path MTUs that exist, in bytes.
 pub const PATH_MTU_BYTES: [u32; 5] = [256, 512, 1024, 2048, 4096];
@@ -113,6 +115,35 @@ impl Content {
         )
     }
 
+    /// A whole message's. `imm`: immediate data, or the rkey to invalidate; the operands are what to swap in or add, and what to
+    /// compare with.
+    #[inline(always)]
+    pub fn request(opcode: Opcode, imm: [u8; 4], reth: Reth, [swap_add, compare]: [u64; 2]) -> Content {
+        let position = Position::Only;
+        let trailer = match opcode {
+            Opcode::SendImm | Opcode::WriteImm => Trailer::Immediate(imm),
+            Opcode::SendInvalidate => Trailer::Invalidate(imm),
+            _ => Trailer::None,
+        };
+        let atomic = AtomicEth { va: reth.va, rkey: reth.rkey, swap_add, compare };
+        match opcode {
+            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => Content::Send { position, trailer },
+            Opcode::Write | Opcode::WriteImm => Content::Write { position, reth, trailer },
+            Opcode::Read => Content::ReadRequest(reth),
+            Opcode::CompareSwap => Content::CompareSwap(atomic),
+            Opcode::FetchAdd => Content::FetchAdd(atomic),
+        }
+    }
+
+    /// Remote address and rkey, where a request's headers have them.
+    pub const fn remote(&self) -> (u64, u32) {
+        match *self {
+            Content::Write { reth, .. } | Content::ReadRequest(reth) => (reth.va, reth.rkey),
+            Content::CompareSwap(eth) | Content::FetchAdd(eth) => (eth.va, eth.rkey),
+            _ => (0, 0),
+        }
+    }
+
     /// Where in its message a packet of this kind stands.
     pub const fn position(&self) -> Position {
         match *self {
@@ -133,7 +164,7 @@ pub struct Packet {
     pub ack_requested: bool,
     /// Solicited event asked for (last and only packets).
     pub solicited: bool,
-    /// Datagrams only; zero otherwise.
+    /// On a wire datagrams only; in shared memory every packet has its sender.
     pub deth: Deth,
     /// Operation and headers.
     pub content: Content,
@@ -141,7 +172,31 @@ pub struct Packet {
     pub payload: Fragment,
 }
 
+impl Default for Packet {
+    /// An empty SEND without a destination.
+    fn default() -> Packet {
+        Packet {
+            service: ServiceType::Rc,
+            dst_qpn: 0,
+            psn: Psn::default(),
+            ack_requested: false,
+            solicited: false,
+            deth: Deth::default(),
+            content: Content::Send { position: Position::Only, trailer: Trailer::None },
+            payload: Fragment::default(),
+        }
+    }
+}
+
 impl Packet {
+    /// PSNs that it takes: one a packet of the path, and those of its response.
+    pub const fn psn_count(&self, path_mtu_bytes: u32) -> u32 {
+        match self.content {
+            Content::ReadRequest(reth) => psn_count(Opcode::Read, reth.dma_bytes, path_mtu_bytes),
+            _ => psn_count(Opcode::Send, self.payload.length, path_mtu_bytes),
+        }
+    }
+
     /// Whether it refuses something, for good or for now.
     pub const fn is_nak(&self) -> bool {
         matches!(

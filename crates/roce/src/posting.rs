@@ -1,4 +1,4 @@
-//! What a requester is configured with, takes and gives: posted messages, transmissions, completions, counters.
+//! What a requester is configured with, takes and gives: posted messages, completions, counters.
 //!
 //! The attributes are those of `ibv_modify_qp(3)`, the statuses those of `ibv_poll_cq(3)`.
 
@@ -36,16 +36,6 @@ pub struct PostedMessage {
     pub length: u32,
     /// Wait until all earlier READs and atomics are answered.
     pub fence: bool,
-}
-
-/// «Send this message now.»
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Transmit {
-    pub ticket: Ticket,
-    pub psn: Psn,
-    /// Whether the request asks for an acknowledgement.
-    pub ack_requested: bool,
-    pub retransmission: bool,
 }
 
 /// A message's end.

@@ -22,8 +22,8 @@ pub(crate) struct Executed {
 /// What a duplicate is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Replay {
-    /// The rest of a READ, from this byte of the original on.
-    Read { offset: u32 },
+    /// The rest of a READ, or all of it.
+    Read,
     /// An atomic that found this value.
     Atomic { old: u64 },
 }
@@ -83,7 +83,6 @@ impl Executed {
         let offset = u64::from(packets_in) * u64::from(path_mtu_bytes);
         let rest = u64::from(self.length).checked_sub(offset)?;
         let same = duplicate.remote_va == self.va.wrapping_add(offset) && u64::from(duplicate.length) <= rest;
-        // `offset` is at most `length`, a u32.
-        same.then_some(Replay::Read { offset: u32::try_from(offset).ok()? })
+        same.then_some(Replay::Read)
     }
 }

@@ -23,7 +23,7 @@ use crate::psn::HALF_SPACE;
 use crate::retry::{Budget, Timer, ack_timeout_ns};
 use crate::{
     Completion, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, RequesterConfig,
-    RequesterCounters, ServiceType, Status, Ticket, Transmit,
+    RequesterCounters, ServiceType, Status, Ticket,
 };
 
 /// The life of a requester. IBTA §9.9.2: after an error nothing is sent, the rest is flushed.
@@ -49,8 +49,8 @@ struct Message {
     failure: Option<Status>,
 }
 
-/// See the module. Call order: `post`, then `poll_transmit` until `None`; after `handle_*`, `poll_completion` until
-/// `None`, and `poll_transmit` again.
+/// See the module. Call order: `post`, then `poll_packet` until `None`; after `handle_*`, `poll_completion` until
+/// `None`, and `poll_packet` again.
 #[derive(Debug)]
 pub struct Requester {
     config: RequesterConfig,
@@ -92,8 +92,9 @@ enum Acknowledged {
 }
 
 impl Requester {
-    /// A requester with nothing posted.
+    /// A requester with nothing posted, whose packets go through shared memory: none is lost, and one may have the bytes of several.
     pub fn new(config: RequesterConfig) -> Requester {
+        let config = RequesterConfig { path_mtu_bytes: config.path_mtu_bytes.max(1), ..config };
         Requester {
             config,
             state: State::Active,
@@ -170,7 +171,7 @@ impl Requester {
         self.messages.capacity()
     }
 
-    /// Whether `poll_transmit` has nothing to give until a reply or a time-out comes.
+    /// Whether `poll_packet` has nothing to give until a reply or a time-out comes.
     pub fn is_waiting(&self) -> bool {
         self.next_to_send().is_none()
     }
@@ -239,8 +240,9 @@ impl Requester {
             ReplyKind::Ack => self.take_ack(offset),
             ReplyKind::RnrNak { timer } => self.take_rnr_nak(now, offset, timer),
             ReplyKind::Nak(code) => self.take_nak(offset, code),
-            ReplyKind::ReadResponse => self.take_response(reply.psn, offset, None),
-            ReplyKind::AtomicResponse { old } => self.take_response(reply.psn, offset, Some(old)),
+            ReplyKind::AtomicResponse { old } => self.take_atomic(reply.psn, offset, old),
+            // Its bytes say what it is: see `handle_read_packet`.
+            ReplyKind::ReadResponse => ReplyVerdict::Ignored,
         };
         self.count_reply(before, verdict == ReplyVerdict::Ignored);
         self.restart_ack_timer(now, before);
@@ -278,36 +280,7 @@ impl Requester {
         }
     }
 
-    /// UC and UD: the link took the message and all before it; they are complete. Ignored on RC.
-    pub fn link_consumed(&mut self, ticket: Ticket) {
-        if self.config.service == ServiceType::Rc {
-            return;
-        }
-        let end = ticket.0.saturating_add(1).min(self.next_send);
-        self.done = self.done.max(end);
-    }
-
     // Outputs.
-
-    /// The next message to send. Make sure that the link has room first: what is polled counts as sent.
-    pub fn poll_transmit(&mut self, now: Now) -> Option<Transmit> {
-        let message = *self.next_to_send()?;
-        let ticket = self.next_send;
-        let reliable = self.config.service == ServiceType::Rc;
-        let retransmission = ticket < self.sent_end;
-        self.next_send += 1;
-        self.count_sent(&message);
-        if !retransmission {
-            self.sent_end = self.next_send;
-            self.sent_end_psn = message.psn.plus(message.psn_count);
-        }
-        self.counters.transmitted += 1;
-        self.counters.retransmitted += u64::from(retransmission);
-        if reliable && self.timer == Timer::Stopped {
-            self.start_ack_timer(now);
-        }
-        Some(Transmit { ticket: Ticket(ticket), psn: message.psn, ack_requested: reliable, retransmission })
-    }
 
     /// The next message that ended, in the order of posting. After one that failed, all others are flushed.
     pub fn poll_completion(&mut self) -> Option<Completion> {
@@ -392,6 +365,7 @@ impl Requester {
     }
 
     /// The message that may go now.
+    #[inline(always)]
     fn next_to_send(&self) -> Option<&Message> {
         let stopped = self.state != State::Active || self.next_send > self.failed;
         if stopped || matches!(self.timer, Timer::Rnr { .. }) {

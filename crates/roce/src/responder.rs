@@ -1,15 +1,13 @@
-//! Responder half of a connection: request messages in, work for the memory and replies out.
+//! Responder half of a connection: request packets in, work for the memory and answers out.
 //!
 //! Follows IBTA vol. 1 §9.7.4 (receiving requests), §9.7.5 (generating responses), its rules for UC and UD, and §9.9.3
 //! (responder's errors). After a NAK that is fatal (invalid request, remote access, remote operation) the responder
 //! stops and its QP goes to ERR, as §9.9.3 asks of class C errors; the NAK and what was queued before it still go out.
 //! Left out: end-to-end credits, path migration, shared receive queues' «no error on a datagram too long».
 //!
-//! Works on whole messages or on fragments in order. All checks fall on a message's first fragment, which also takes the
-//! receive; the later ones must continue it exactly. On RC a fragment that does not is a gap like that between two
-//! messages: NAKed once, and repaired by the missing fragment; on UC it voids the message. What packets add to this stands in
-//! [`packets`]. Here are the state, what goes in and out, and the checks; sequence and duplicates of RC stand in `reliable`, UC and
-//! UD in `unreliable`, work, replies and errors in `execution`.
+//! All checks fall on a message's first packet, which also takes a SEND's receive; the later ones must continue it exactly. Here are
+//! the state and the checks. What goes in and out, and how a packet becomes a request, stands in [`packets`], sequence and duplicates
+//! of RC in `reliable`, UC and UD in `unreliable`, work, replies and errors in `execution`.
 
 mod execution;
 pub mod packets;
@@ -25,7 +23,7 @@ use crate::message::psn_count;
 use crate::replay::ReplayList;
 use crate::{
     Access, DropReason, Failure, GRH_BYTES, Opcode, Outcome, Psn, Receive, Refusal, Region, Reply, ReplyKind,
-    Request, Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
+    Request, Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType,
 };
 
 /// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
@@ -45,12 +43,10 @@ enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pending {
     Nothing,
-    /// A fragment with more to come.
-    Fragment,
+    /// A packet that does not end its message.
+    Part,
     /// The end of a message, or the whole.
     Message,
-    /// A READ once more.
-    Replay,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +57,8 @@ struct Response {
     replayed: bool,
 }
 
-/// See the module. Call order: `handle_request`; if it says so, do the work and call `executed`; then `poll_reply` and
-/// `poll_event` until `None`, for every request or once after many.
+/// See the module. Call order: `handle_packet`; if it says so, do the work and call `executed`; then `poll_packet` and
+/// `poll_event` until `None`, for every packet or once after many.
 #[derive(Debug)]
 pub struct Responder {
     config: ResponderConfig,
@@ -82,8 +78,6 @@ pub struct Responder {
     nak: Option<ReplyKind>,
     /// Everything before the expected PSN is to be acknowledged.
     ack_due: bool,
-    /// QPN that the last request came from.
-    requester_qpn: u32,
     packets: Packets,
     established: Established,
     failure: Option<Failure>,
@@ -98,8 +92,9 @@ enum Established {
 }
 
 impl Responder {
-    /// A responder that has seen nothing.
+    /// A responder that has seen nothing, for shared memory: a packet may have the bytes of several, and each message is acknowledged.
     pub fn new(config: ResponderConfig) -> Responder {
+        let config = ResponderConfig { path_mtu_bytes: config.path_mtu_bytes.max(1), ..config };
         Responder {
             config,
             state: State::InOrder,
@@ -113,7 +108,6 @@ impl Responder {
             responses: VecDeque::new(),
             nak: None,
             ack_due: false,
-            requester_qpn: config.peer_qpn.unwrap_or_default(),
             packets: Packets::default(),
             established: Established::No,
             failure: None,
@@ -147,7 +141,7 @@ impl Responder {
         &self.config
     }
 
-    /// Whether `poll_reply` would give something.
+    /// Whether `poll_packet` would give something.
     pub fn has_reply(&self) -> bool {
         self.ack_due || self.nak.is_some() || !self.responses.is_empty()
     }
@@ -193,29 +187,15 @@ impl Responder {
 
     // Inputs.
 
-    /// Takes one request, whole or a fragment.
-    pub fn handle_request(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if let Some(reason) = self.unwelcome(request.service, request.src_qpn) {
-            return self.drop(reason);
-        }
-        self.requester_qpn = request.src_qpn;
-        match self.config.service {
-            ServiceType::Rc => self.reliable(request, resources),
-            ServiceType::Uc => self.unreliable(request, resources),
-            ServiceType::Ud => self.datagram(request, resources),
-        }
-    }
-
     /// Reports the work of the last [`Verdict::Execute`]. Without such work it does nothing.
     #[inline(always)]
     pub fn executed(&mut self, outcome: Outcome) {
         let pending = std::mem::replace(&mut self.pending, Pending::Nothing);
         match (pending, outcome) {
             (Pending::Nothing, _) => {}
-            (Pending::Replay, _) => self.replayed(outcome),
-            (Pending::Fragment | Pending::Message, Outcome::LocalFault) => self.local_fault(),
-            (Pending::Fragment | Pending::Message, Outcome::Revoked) => self.revoked(),
-            (Pending::Fragment, _) => self.fragment_done(),
+            (Pending::Part | Pending::Message, Outcome::LocalFault) => self.local_fault(),
+            (Pending::Part | Pending::Message, Outcome::Revoked) => self.revoked(),
+            (Pending::Part, _) => self.part_done(),
             (Pending::Message, Outcome::Atomic { old }) => self.message_done(old),
             // Our own device broke its promise: an atomic without a result cannot be answered.
             (Pending::Message, Outcome::Done) if self.at_work.opcode.is_atomic() => self.local_fault(),
@@ -227,12 +207,6 @@ impl Responder {
 
     /// The next reply: READ and atomic responses in order of their PSNs, then a NAK, then one acknowledgement of all
     /// that was executed since the last.
-    pub fn poll_reply(&mut self) -> Option<Reply> {
-        let reply = self.next_reply()?;
-        self.pop_reply();
-        Some(reply)
-    }
-
     fn next_reply(&self) -> Option<Reply> {
         let (psn, msn, kind) = if let Some(response) = self.responses.front() {
             (response.psn, response.msn, response.kind)
@@ -243,7 +217,13 @@ impl Responder {
         } else {
             return None;
         };
-        Some(Reply { src_qpn: self.config.qpn, dst_qpn: self.requester_qpn, psn, msn, kind })
+        Some(Reply {
+            src_qpn: self.config.qpn,
+            dst_qpn: self.config.peer_qpn.unwrap_or_default(),
+            psn,
+            msn,
+            kind,
+        })
     }
 
     fn pop_reply(&mut self) {
@@ -260,22 +240,23 @@ impl Responder {
         self.failure.take().map(ResponderEvent::Failed)
     }
 
-    // Checks on a first fragment, in the order of IBTA §9.7.4: operation, resources, length, key, receive.
+    // Checks on a message's first packet, in the order of IBTA §9.7.4: operation, resources, length, key, receive.
 
     #[inline(always)]
-    fn admit(&mut self, request: &Request, resources: &mut impl Resources) -> Result<Grant, Refusal> {
-        check_shape(&self.config, request)?;
-        let opcode = request.opcode;
+    fn admit(&mut self, resources: &mut impl Resources) -> Result<Grant, Refusal> {
+        check_shape(&self.config, &self.at_work)?;
+        let opcode = self.at_work.opcode;
         let most = self.config.max_dest_rd_atomic;
         if opcode.wants_response() && self.fresh_waiting() >= usize::from(most) {
             return Err(Refusal::ReadsWait(most));
         }
-        let region = if opcode.is_send() { Region::default() } else { self.region(request, resources)? };
+        let region =
+            if opcode.is_send() { Region::default() } else { self.region(&self.at_work, resources)? };
         if opcode.takes_receive() && self.held.is_none() {
             self.held = resources.take_receive();
         }
         match opcode {
-            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => self.fit(request),
+            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => self.fit(),
             Opcode::WriteImm if self.held.is_none() => Err(Refusal::NoReceive),
             Opcode::Write | Opcode::WriteImm => Ok(Grant::Write(region)),
             Opcode::Read => Ok(Grant::Read(region)),
@@ -284,9 +265,9 @@ impl Responder {
     }
 
     /// The receive of a SEND, when its bytes fit there.
-    fn fit(&self, request: &Request) -> Result<Grant, Refusal> {
+    fn fit(&self) -> Result<Grant, Refusal> {
         let receive = self.held.ok_or(Refusal::NoReceive)?;
-        let needed = u64::from(request.length) + u64::from(self.grh_bytes());
+        let needed = u64::from(self.at_work.length) + u64::from(self.grh_bytes());
         let capacity = receive.capacity;
         if needed > capacity {
             Err(Refusal::TooLong { needed, capacity })
@@ -311,37 +292,18 @@ impl Responder {
             .map_err(Refusal::Region)
     }
 
-    /// Whether all its bytes belong to the message in progress and came already: sent again from the message's start.
-    fn repeats_fragment(&self, request: &Request) -> bool {
-        let end = u64::from(request.fragment.offset) + u64::from(request.fragment.length);
-        self.assembly
-            .is_some_and(|assembly| assembly.is_part(request) && end <= u64::from(assembly.next_offset))
-    }
-
-    /// What the message that `request` continues was granted, if it does continue one.
-    fn continued(&self, request: &Request) -> Option<Grant> {
-        let assembly = self.assembly.filter(|assembly| assembly.is_continued_by(request))?;
-        if assembly.first.opcode.is_send() {
-            self.held.map(Grant::Receive)
-        } else {
-            Some(Grant::Write(assembly.region))
-        }
-    }
-
     // Small facts.
 
     /// Why a request is not even looked at.
-    fn unwelcome(&self, service: ServiceType, src_qpn: u32) -> Option<DropReason> {
+    #[inline(always)]
+    fn unwelcome(&self, service: ServiceType) -> Option<DropReason> {
         if self.state == State::Failed {
             return Some(DropReason::InError);
         }
         if self.pending != Pending::Nothing {
             return Some(DropReason::Busy);
         }
-        if service != self.config.service {
-            return Some(DropReason::WrongService);
-        }
-        self.config.peer_qpn.is_some_and(|peer| peer != src_qpn).then_some(DropReason::WrongPeer)
+        (service != self.config.service).then_some(DropReason::WrongService)
     }
 
     fn last_psn(&self, request: &Request) -> Psn {

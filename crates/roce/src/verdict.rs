@@ -47,15 +47,11 @@ pub enum DropReason {
     Busy,
     /// Another service's request.
     WrongService,
-    /// Not from the connected peer.
-    WrongPeer,
     /// Past a gap that was NAKed, or past a message that met no receive; it will come again.
     AfterNak,
     /// A duplicate READ or atomic that is not remembered, or has lost its region.
     UnknownDuplicate,
-    /// RC: a fragment of the message in progress that came already.
-    RepeatedFragment,
-    /// UC: a fragment that continues nothing.
+    /// UC: a packet that continues nothing.
     Hole,
     /// UC, UD: no receive is posted.
     NoReceive,
@@ -70,14 +66,12 @@ pub enum DropReason {
 }
 
 impl DropReason {
-    pub const ALL: [DropReason; 13] = [
+    pub const ALL: [DropReason; 11] = [
         DropReason::InError,
         DropReason::Busy,
         DropReason::WrongService,
-        DropReason::WrongPeer,
         DropReason::AfterNak,
         DropReason::UnknownDuplicate,
-        DropReason::RepeatedFragment,
         DropReason::Hole,
         DropReason::NoReceive,
         DropReason::InvalidRequest,

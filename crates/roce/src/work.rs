@@ -60,8 +60,8 @@ pub trait Resources {
     fn may_invalidate(&self, rkey: u32) -> bool;
 }
 
-/// Bytes to move or an atomic to run, decided by [`crate::Responder::handle_request`]. Answer with
-/// [`crate::Responder::executed`] before the next request.
+/// Bytes to move or an atomic to run, decided by [`crate::Responder::handle_packet`]. Answer with
+/// [`crate::Responder::executed`] before the next packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Scatter the request's payload into a receive.
@@ -81,16 +81,9 @@ pub enum Work {
         /// First byte within `region`.
         offset: u32,
         length: u32,
-        /// WRITE with immediate, last fragment: the receive to complete (it takes no bytes), after the bytes are
+        /// WRITE with immediate, last packet: the receive to complete (it takes no bytes), after the bytes are
         /// visible.
         completion: Option<(Receive, ReceiveCompletion)>,
-    },
-    /// Send the region's bytes back; `poll_reply` gives the response afterwards.
-    Read {
-        region: Region,
-        /// First byte of the response within the message that the requester posted; not 0 only for a READ that was
-        /// sent again from the middle.
-        offset: u32,
     },
     /// Run an atomic on 8 aligned bytes; answer with [`Outcome::Atomic`].
     Atomic {
@@ -132,7 +125,7 @@ pub enum Outcome {
     },
     /// Memory of the responder's own process could not be accessed.
     LocalFault,
-    /// The region that the message's first fragment was granted is no longer registered.
+    /// The region that the message's first packet was granted is no longer registered.
     Revoked,
 }
 

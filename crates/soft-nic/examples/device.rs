@@ -6,12 +6,13 @@
 //! `valgrind --tool=callgrind --toggle-collect='device::round'`.
 
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mlx5_device::carrier::{
-    Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sent, Unsent,
+    Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::command::{AddressVector, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr};
 use mlx5_device::commands::*;
@@ -21,7 +22,7 @@ use mlx5_device::{Nic, UarKind};
 use mlx5_layout::doorbell::{consumer_word, counter_word};
 use mlx5_layout::send_wqe::BLOCK_BYTES;
 use roce::qp_state::AttrMask as A;
-use roce::{Now, Packet, Request, ServiceType};
+use roce::{Now, Packet, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Region, RegisterPage, Sinks, WorkRequest};
 
@@ -42,7 +43,7 @@ const WARM: usize = 1_000;
 /// Messages on their way to one device, each with the memory of its payload. Slots are used again, so that a message is copied once.
 #[derive(Default)]
 struct Lane {
-    slots: Vec<(Message, Segment)>,
+    slots: Vec<(Packet, Segment)>,
     /// Those from the first to the second are on their way.
     taken: usize,
     sent: usize,
@@ -51,9 +52,9 @@ struct Lane {
 impl Lane {
     /// The slot of the next message.
     #[inline(always)]
-    fn next(&mut self) -> &mut (Message, Segment) {
+    fn next(&mut self) -> &mut (Packet, Segment) {
         if self.sent == self.slots.len() {
-            self.slots.push((Message::Request(Request::default()), Segment::default()));
+            self.slots.push(Default::default());
         }
         self.sent += 1;
         &mut self.slots[self.sent - 1]
@@ -70,7 +71,7 @@ struct End {
 
 impl End {
     #[inline(always)]
-    fn send(&mut self, payload: Payload<'_>, put: impl FnOnce(&mut Message)) -> Result<Sent, Unsent> {
+    fn send(&mut self, payload: Payload<'_>, packet: &Packet) -> Result<Sent, Unsent> {
         let source = match payload {
             Payload::Nothing => Segment::default(),
             Payload::Segments([source]) => *source,
@@ -78,7 +79,7 @@ impl End {
         };
         let mut lane = self.to_peer.borrow_mut();
         let slot = lane.next();
-        put(&mut slot.0);
+        slot.0 = *packet;
         slot.1 = source;
         Ok(Sent { position: Position { channel: 0, offset: 0 }, carried: source.len as u32 })
     }
@@ -101,13 +102,13 @@ impl Carrier for End {
         &mut self,
         _now: Now,
         budget: usize,
-        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+        mut handler: impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         let Lane { slots, taken, sent } = &mut *self.from_peer.borrow_mut();
         let end = (*sent).min(*taken + budget);
         let count = end - *taken;
-        for (message, source) in &slots[*taken..end] {
-            handler(message, &mut Arrived { source: *source, host: &self.host });
+        for (packet, source) in &slots[*taken..end] {
+            handler(packet, &mut Arrived { source: *source, host: &self.host });
         }
         *taken = end;
         if *taken == *sent {
@@ -119,7 +120,7 @@ impl Carrier for End {
     fn poll_wire(
         &mut self,
         _now: Now,
-        _handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+        _handler: impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         0
     }
@@ -132,20 +133,14 @@ impl Carrier for End {
         None
     }
 
-    fn send_request(
+    fn send_record(
         &mut self,
-        request: &Request,
+        packet: &Packet,
+        _mtu: u32,
         _path: &PathAddress,
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent> {
-        self.send(payload, |message| match message {
-            Message::Request(place) => *place = *request,
-            other => *other = Message::Request(*request),
-        })
-    }
-
-    fn send_reply(&mut self, packet: &Packet, _mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent> {
-        self.send(payload, |message| *message = Message::Record(*packet))
+        self.send(payload, packet)
     }
 
     fn has_reply_room(&mut self, _slot: u8) -> bool {
@@ -162,8 +157,8 @@ impl Carrier for End {
 
     fn send_packet(
         &mut self,
-        _from: std::net::IpAddr,
-        _to: std::net::IpAddr,
+        _from: IpAddr,
+        _to: IpAddr,
         _packet: &Packet,
         _icrc: Icrc,
         _fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
@@ -203,6 +198,10 @@ impl Inbound for Arrived<'_> {
 
     fn to_port(&self) -> Option<u8> {
         Some(1)
+    }
+
+    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        None
     }
 
     fn payload_len(&self) -> u32 {

@@ -7,12 +7,12 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use mlx5_device::carrier::{
-    Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sent, Unsent,
+    Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::{Fault, Memory, Order, Segment};
 use mlx5_device::random;
 use roce::wire::icrc::ICRC_BYTES;
-use roce::{Fragment, Now, Packet, Request};
+use roce::{Fragment, Now, Packet};
 
 use crate::machine::Arena;
 
@@ -79,7 +79,7 @@ impl Carrier for End {
         &mut self,
         now: Now,
         _budget: usize,
-        _handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+        _handler: impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         self.wire.borrow_mut().now = now;
         0
@@ -88,7 +88,7 @@ impl Carrier for End {
     fn poll_wire(
         &mut self,
         now: Now,
-        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+        mut handler: impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         let mut count = 0;
         loop {
@@ -99,10 +99,8 @@ impl Carrier for End {
                     false => return count,
                 }
             };
-            handler(
-                &Message::Packet { packet, from, at },
-                &mut Arrived { payload: &payload, memory: &self.memory },
-            );
+            let addresses = Some((from, at));
+            handler(&packet, &mut Arrived { payload: &payload, memory: &self.memory, addresses });
             count += 1;
         }
     }
@@ -115,11 +113,7 @@ impl Carrier for End {
         None
     }
 
-    fn send_request(&mut self, _: &Request, _: &PathAddress, _: Payload<'_>) -> Result<Sent, Unsent> {
-        Err(Unsent::Unreachable)
-    }
-
-    fn send_reply(&mut self, _: &Packet, _: u32, _: Payload<'_>) -> Result<Sent, Unsent> {
+    fn send_record(&mut self, _: &Packet, _: u32, _: &PathAddress, _: Payload<'_>) -> Result<Sent, Unsent> {
         Err(Unsent::Unreachable)
     }
 
@@ -186,6 +180,7 @@ impl Carrier for End {
 pub struct Arrived<'a> {
     payload: &'a [u8],
     memory: &'a Arena,
+    addresses: Option<(IpAddr, IpAddr)>,
 }
 
 impl Inbound for Arrived<'_> {
@@ -195,6 +190,10 @@ impl Inbound for Arrived<'_> {
 
     fn to_port(&self) -> Option<u8> {
         None
+    }
+
+    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        self.addresses
     }
 
     fn payload_len(&self) -> u32 {

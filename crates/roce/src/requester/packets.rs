@@ -1,13 +1,13 @@
 //! The requester packet by packet: segmentation, send window, resending from an exact PSN, READ responses as they come.
 //!
 //! Follows IBTA vol. 1 on generating requests and §9.7.6 (receiving responses). States, retries, and what a reply does to the
-//! queue are those of whole messages, in the file above; here stand the packets of the two messages that may be split by a
-//! moment, the one at `done` and the one at `next_send`.
+//! queue stand in the file above; here stand the packets of the two messages that may be split by a moment, the one at `done` and the
+//! one at `next_send`.
 
 pub use super::progress::SendWindow;
-use super::{Acknowledged, Requester};
+use super::{Acknowledged, Message, Requester};
 use crate::message::psn_count;
-use crate::packet::{Position, position_of};
+use crate::packet::{Content, Packet, Position, Reth, Trailer, position_of};
 use crate::{Fragment, Now, Opcode, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket};
 
 /// Packets that may be under way whatever was lost: with fewer, a long line would carry next to nothing.
@@ -21,14 +21,38 @@ pub struct PacketTransmit {
     /// The message's operation.
     pub opcode: Opcode,
     pub psn: Psn,
+    /// PSNs that it takes.
+    pub packets: u32,
     /// Where in the message; READs and atomics are always whole.
     pub position: Position,
     /// Bytes of the message that it carries; of a READ, those that it asks for: the RETH's address moves by the offset.
     pub fragment: Fragment,
-    /// Length of the whole message.
-    pub length: u32,
     pub ack_requested: bool,
     pub retransmission: bool,
+}
+
+impl PacketTransmit {
+    /// The packet to send of this whole message.
+    pub fn cut(&self, whole: &Packet) -> Packet {
+        let PacketTransmit { psn, position, fragment, ack_requested, .. } = *self;
+        let end = |trailer| if position.ends() { trailer } else { Trailer::None };
+        let content = match whole.content {
+            Content::Send { trailer, .. } => Content::Send { position, trailer: end(trailer) },
+            Content::Write { reth, trailer, .. } => {
+                let reth = if position.starts() { reth } else { Reth::default() };
+                Content::Write { position, reth, trailer: end(trailer) }
+            }
+            // What is missing of it: the first PSN not received says where that starts (IBTA §9.7.6).
+            Content::ReadRequest(reth) => {
+                let va = reth.va.wrapping_add(fragment.offset.into());
+                Content::ReadRequest(Reth { va, dma_bytes: fragment.length, ..reth })
+            }
+            other => other,
+        };
+        let payload = if whole.payload.length > 0 { fragment } else { Fragment::default() };
+        let solicited = whole.solicited && position.ends();
+        Packet { psn, ack_requested, solicited, content, payload, ..*whole }
+    }
 }
 
 /// A packet of a READ response.
@@ -59,8 +83,7 @@ pub enum ReadArrival {
 }
 
 impl Requester {
-    /// A requester whose messages go out as packets: use `poll_packet` instead of `poll_transmit`, and `handle_read_packet`
-    /// for READ responses.
+    /// A requester on a wire, with so many packets under way.
     pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
         let mut requester = Requester::new(config);
         (requester.progress.window, requester.progress.lost_at) = (Some(window), config.first_psn);
@@ -70,54 +93,88 @@ impl Requester {
     /// The next packet to send: of the oldest message that is not sent wholly, from the first PSN on that is neither
     /// acknowledged nor sent in this pass.
     pub fn poll_packet(&mut self, now: Now) -> Option<PacketTransmit> {
-        let window = self.progress.window?;
-        let message = *self.next_to_send()?;
+        let transmit = self.next_packet(self.config.path_mtu_bytes)?;
+        self.sent_packet(now, &transmit, transmit.fragment.length);
+        Some(transmit)
+    }
+
+    /// The same without sending it: [`Requester::sent_packet`] does. As many packets of the message in one as `most` bytes hold.
+    #[inline(always)]
+    pub fn next_packet(&mut self, most: u32) -> Option<PacketTransmit> {
+        let Message { opcode, psn, length, psn_count, .. } = *self.next_to_send()?;
         let reliable = self.config.service == ServiceType::Rc;
         let index = self.progress.sent;
-        let psn = message.psn.plus(index);
-        let oldest = self.oldest_psn()?;
-        let ahead = psn.distance_from(oldest);
+        let psn = psn.plus(index);
         // A READ or an atomic is one request packet, however many PSNs its response takes.
-        let alone = message.opcode.wants_response();
-        let to_come = self.responses_to_come();
-        let under_way = ahead + self.responses_outstanding - to_come;
-        let full = self.allowed(window, oldest);
-        if reliable && (under_way >= full || alone && to_come >= full) {
-            return None;
+        let alone = opcode.wants_response();
+        let mut fills_window = false;
+        if let Some(window) = self.progress.window {
+            let oldest = self.oldest_psn()?;
+            let to_come = self.responses_to_come();
+            let under_way = psn.distance_from(oldest) + self.responses_outstanding - to_come;
+            let full = self.allowed(window, oldest);
+            if reliable && (under_way >= full || alone && to_come >= full) {
+                return None;
+            }
+            fills_window = under_way + 1 >= full || self.progress.unasked + 1 >= window.ack_every.max(1);
         }
-        let packets = if alone { message.psn_count - index } else { 1 };
-        let ends = index + packets == message.psn_count;
         let offset = index * self.config.path_mtu_bytes;
-        let rest = message.length - offset;
-        let carried = if alone { rest } else { rest.min(self.config.path_mtu_bytes) };
-        let ticket = self.next_send;
-        let retransmission = ahead < self.sent_end_psn.distance_from(oldest);
-        if !retransmission {
-            self.sent_end = ticket + 1;
-            self.sent_end_psn = psn.plus(packets);
+        let rest = length - offset;
+        let is_rest = alone || rest <= most;
+        let length = if is_rest { rest } else { most - most % self.config.path_mtu_bytes };
+        Some(PacketTransmit {
+            ticket: Ticket(self.next_send),
+            opcode,
+            psn,
+            packets: if is_rest { psn_count - index } else { length / self.config.path_mtu_bytes },
+            position: if alone { Position::Only } else { position_of(index == 0, is_rest) },
+            fragment: Fragment { offset, length },
+            // The responder owes nothing to packets that do not ask: so the last of a message does, one every few before it,
+            // and the one that fills the window.
+            ack_requested: reliable && (is_rest || fills_window),
+            // What was never sent goes on where that ended.
+            retransmission: psn != self.sent_end_psn,
+        })
+    }
+
+    /// What [`Requester::next_packet`] gave has left, or so many bytes of it, whole packets: the rest comes next. A message of an
+    /// unreliable service that has left is complete: read its payload before completions are polled.
+    #[inline(always)]
+    pub fn sent_packet(&mut self, now: Now, transmit: &PacketTransmit, bytes: u32) {
+        let PacketTransmit { ticket, opcode, psn, fragment, ack_requested, .. } = *transmit;
+        let is_all = bytes >= fragment.length;
+        let packets = if is_all { transmit.packets } else { bytes / self.config.path_mtu_bytes };
+        if packets == 0 || ticket.0 != self.next_send {
+            return;
         }
+        if self.sent_end_psn.distance_from(psn) < packets {
+            (self.sent_end, self.sent_end_psn) = (ticket.0 + 1, psn.plus(packets));
+        }
+        let ends = is_all && transmit.position.ends();
         if ends {
             self.next_send += 1;
             self.progress.sent = 0;
-            self.count_sent(&message);
+            if opcode.wants_response()
+                && let Some(message) = self.message(ticket.0).copied()
+            {
+                self.count_sent(&message);
+            }
         } else {
-            self.progress.sent += 1;
+            self.progress.sent += packets;
         }
+        self.progress.unasked = if ack_requested { 0 } else { self.progress.unasked + 1 };
         self.counters.transmitted += 1;
-        self.counters.retransmitted += u64::from(retransmission);
-        if reliable && self.timer == crate::retry::Timer::Stopped {
+        self.counters.retransmitted += u64::from(transmit.retransmission);
+        if self.config.service != ServiceType::Rc {
+            self.done = self.next_send;
+        } else if self.timer == crate::retry::Timer::Stopped {
             self.start_ack_timer(now);
         }
-        Some(PacketTransmit {
-            ticket: Ticket(ticket),
-            opcode: message.opcode,
-            psn,
-            position: if alone { Position::Only } else { position_of(index == 0, ends) },
-            fragment: Fragment { offset, length: carried },
-            length: message.length,
-            ack_requested: reliable && self.asks_for_ack(window, ends, under_way + 1 >= full),
-            retransmission,
-        })
+    }
+
+    /// Whether a message has left in part.
+    pub fn is_in_message(&self) -> bool {
+        self.progress.sent > 0
     }
 
     /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a copy, a later one
@@ -170,9 +227,9 @@ impl Requester {
         ReadArrival::Place(Placement { ticket: Ticket(ticket), fragment })
     }
 
-    /// An acknowledgement covers so many packets of the message at `done`, not all of it. It is not used with whole messages.
+    /// An acknowledgement covers so many packets of the message at `done`, not all of it.
     pub(super) fn acknowledge_part(&mut self, packets: u32) {
-        if self.progress.window.is_some() && packets > self.progress.acked {
+        if packets > self.progress.acked {
             self.advance_to(packets);
         }
     }
@@ -219,17 +276,6 @@ impl Requester {
     /// The first PSN that is not acknowledged.
     fn oldest_psn(&self) -> Option<Psn> {
         Some(self.message(self.done)?.psn.plus(self.progress.acked))
-    }
-
-    /// The responder owes nothing to packets that do not ask: so the last of a message does, one every few before it, and the
-    /// one that fills the window.
-    fn asks_for_ack(&mut self, window: SendWindow, ends: bool, fills_window: bool) -> bool {
-        self.progress.unasked += 1;
-        let asks = ends || fills_window || self.progress.unasked >= window.ack_every.max(1);
-        if asks {
-            self.progress.unasked = 0;
-        }
-        asks
     }
 }
 

@@ -30,10 +30,10 @@ impl Default for SendWindow {
     }
 }
 
-/// Where within their messages the moments of the queue lie; both stay 0 while messages go out whole.
+/// Where within their messages the moments of the queue lie.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Progress {
-    /// Set when messages go out as packets.
+    /// On a wire; shared memory loses nothing, and is full by itself.
     pub(super) window: Option<SendWindow>,
     /// Packets of the message at `done` that are acknowledged, by a READ response too.
     pub(super) acked: u32,

@@ -140,24 +140,19 @@ impl Requester {
         ReplyVerdict::Resend
     }
 
-    /// A READ or atomic response acknowledges what lies before its request.
-    pub(super) fn take_response(&mut self, psn: Psn, offset: u32, old: Option<u64>) -> ReplyVerdict {
+    /// The response of an atomic acknowledges what lies before its request.
+    pub(super) fn take_atomic(&mut self, psn: Psn, offset: u32, old: u64) -> ReplyVerdict {
         let acknowledged = self.acknowledge_before(offset);
         let ticket = self.done;
         let Some(message) = self.message_mut(ticket) else { return ReplyVerdict::Ignored };
-        let packets_in = psn.distance_from(message.psn);
-        if acknowledged == Acknowledged::UpToResponse && packets_in >= message.psn_count {
+        if acknowledged == Acknowledged::UpToResponse && psn.distance_from(message.psn) >= message.psn_count {
             // A later one's: the response to this one is lost.
             return self.implied_nak();
         }
-        if message.opcode.wants_response() && packets_in + 1 < message.psn_count {
-            // Not its end: no responder of whole messages says that.
-            return ReplyVerdict::Ignored;
-        }
-        if !message.opcode.wants_response() || message.opcode.is_atomic() != old.is_some() {
+        if !message.opcode.is_atomic() {
             return self.fail_oldest(Status::BadResponse);
         }
-        message.atomic_old = old.unwrap_or_default();
+        message.atomic_old = old;
         self.step_done(true);
         ReplyVerdict::Response(Ticket(ticket))
     }

@@ -5,67 +5,63 @@
 use super::{Established, Pending, Responder, Response, State};
 use crate::admission::{Assembly, Grant};
 use crate::{
-    AsyncEvent, Atomic, DropReason, FailedReceive, Failure, Fragment, NakCode, Opcode, Outcome, Psn,
+    AsyncEvent, Atomic, Content, DropReason, FailedReceive, Failure, NakCode, Opcode, Outcome, Packet, Psn,
     ReceiveCompletion, Refusal, Region, ReplyKind, Request, Resources, ServiceType, Status, Verdict, Work,
 };
 
 impl Responder {
+    #[inline(always)]
     pub(super) fn execute(
         &mut self,
-        request: &Request,
+        packet: &Packet,
         grant: Grant,
         resources: &mut impl Resources,
     ) -> Verdict {
-        self.execute_part(request, request.is_last(), grant, resources)
-    }
-
-    /// `last`: it ends its message.
-    #[inline(always)]
-    pub(super) fn execute_part(
-        &mut self,
-        request: &Request,
-        last: bool,
-        grant: Grant,
-        resources: &mut impl Resources,
-    ) -> Verdict {
-        let key = u32::from_be_bytes(request.imm);
-        if last && request.opcode == Opcode::SendInvalidate && !resources.may_invalidate(key) {
-            let why = (Refusal::Invalidate(key), *request);
+        let Request { fragment, opcode, imm, .. } = self.at_work;
+        let last = packet.content.position().ends();
+        let key = u32::from_be_bytes(imm);
+        if last && opcode == Opcode::SendInvalidate && !resources.may_invalidate(key) {
+            let why = Refusal::Invalidate(key);
             return self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed, why);
         }
         if self.established == Established::No {
             self.established = Established::ToReport;
         }
-        let Request { fragment, opcode, .. } = *request;
-        self.pending = if last { Pending::Message } else { Pending::Fragment };
-        self.at_work = *request;
+        self.pending = if last { Pending::Message } else { Pending::Part };
         Verdict::Execute(match grant {
             Grant::Receive(receive) => {
-                self.assembly_for(request, last, Region::default());
+                self.assembly_for(last, Region::default());
                 let scatter_offset = fragment.offset + self.grh_bytes();
-                let completion = last.then(|| self.receive_completion(request));
+                let completion = last.then(|| self.receive_completion());
                 Work::Receive { receive, scatter_offset, length: fragment.length, completion }
             }
             Grant::Write(region) => {
-                self.assembly_for(request, last, region);
+                self.assembly_for(last, region);
                 let completes = last && opcode == Opcode::WriteImm;
                 let completion = self.held.filter(|_| completes);
-                let completion = completion.map(|receive| (receive, self.receive_completion(request)));
+                let completion = completion.map(|receive| (receive, self.receive_completion()));
                 Work::Write { region, offset: fragment.offset, length: fragment.length, completion }
             }
-            Grant::Read(region) => Work::Read { region, offset: 0 },
-            Grant::Atomic(region) => Work::Atomic { region, operation: atomic(request) },
+            Grant::Read(region) => {
+                let read = self.at_work;
+                self.stream_read(&read, region);
+                self.executed(Outcome::Done);
+                return Verdict::Answered;
+            }
+            Grant::Atomic(region) => Work::Atomic { region, operation: atomic(&packet.content) },
         })
     }
 
-    /// Remembers what later fragments must continue.
-    fn assembly_for(&mut self, request: &Request, last: bool, region: Region) {
-        if request.is_first() && !last {
-            self.assembly = Some(Assembly { first: *request, region, next_offset: 0 });
+    /// Remembers what later packets must continue.
+    #[inline(always)]
+    fn assembly_for(&mut self, last: bool, region: Region) {
+        if self.at_work.fragment.offset == 0 && !last {
+            self.assembly = Some(Assembly { first: self.at_work, region, next_offset: 0 });
         }
     }
 
-    fn receive_completion(&self, request: &Request) -> ReceiveCompletion {
+    fn receive_completion(&self) -> ReceiveCompletion {
+        let request = &self.at_work;
         let plain = matches!(request.opcode, Opcode::Send | Opcode::Write);
         ReceiveCompletion {
             opcode: request.opcode,
@@ -73,28 +69,6 @@ impl Responder {
             imm: if plain { [0; 4] } else { request.imm },
             solicited: request.solicited,
             src_qpn: request.src_qpn,
-        }
-    }
-
-    pub(super) fn fragment_done(&mut self) {
-        let Fragment { offset, length } = self.at_work.fragment;
-        if let Some(assembly) = &mut self.assembly {
-            assembly.next_offset = offset + length;
-        }
-        self.part_done();
-    }
-
-    /// A READ was executed again. When that failed, silence: the requester's retries end it (its first run succeeded,
-    /// so this is no error of this QP).
-    pub(super) fn replayed(&mut self, outcome: Outcome) {
-        match outcome {
-            Outcome::LocalFault | Outcome::Revoked => {
-                self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
-            }
-            Outcome::Done | Outcome::Atomic { .. } => {
-                let psn = self.last_psn(&self.at_work);
-                self.respond(psn, ReplyKind::ReadResponse, true);
-            }
         }
     }
 
@@ -137,15 +111,15 @@ impl Responder {
             true => (None, Status::LocalProtection),
             false => (Some(AsyncEvent::QpFatal), Status::Flushed),
         };
-        self.refuse(NakCode::RemoteOperation, event, status, (Refusal::Memory, self.at_work));
+        self.refuse(NakCode::RemoteOperation, event, status, Refusal::Memory);
     }
 
-    /// The region went away between two fragments. A card checks the key with every packet (IBTA §9.7.4).
+    /// The region went away between two packets. A card checks the key with every packet (IBTA §9.7.4).
     pub(super) fn revoked(&mut self) {
         self.assembly = None;
         if self.config.service == ServiceType::Rc {
-            let why = (Refusal::Revoked, self.at_work);
-            self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed, why);
+            let event = Some(AsyncEvent::AccessError);
+            self.refuse(NakCode::RemoteAccess, event, Status::Flushed, Refusal::Revoked);
         } else {
             self.counters.dropped[DropReason::RemoteAccess as usize] += 1;
         }
@@ -157,7 +131,7 @@ impl Responder {
         code: NakCode,
         event: Option<AsyncEvent>,
         receive_status: Status,
-        why: (Refusal, Request),
+        why: Refusal,
     ) -> Verdict {
         if self.config.service == ServiceType::Rc {
             self.nak(ReplyKind::Nak(code));
@@ -167,16 +141,12 @@ impl Responder {
         Verdict::Answered
     }
 
-    pub(super) fn fail(
-        &mut self,
-        event: Option<AsyncEvent>,
-        receive_status: Status,
-        (why, request): (Refusal, Request),
-    ) {
+    /// `why` is said of the request at work.
+    pub(super) fn fail(&mut self, event: Option<AsyncEvent>, receive_status: Status, why: Refusal) {
         self.state = State::Failed;
         self.assembly = None;
         let receive = self.held.take().map(|receive| FailedReceive { receive, status: receive_status });
-        self.failure = Some(Failure { receive, event, why, request });
+        self.failure = Some(Failure { receive, event, why, request: self.at_work });
     }
 
     /// Queues a NAK of the expected PSN, which acknowledges all before it.
@@ -191,9 +161,10 @@ impl Responder {
     }
 }
 
-fn atomic(request: &Request) -> Atomic {
-    match request.opcode {
-        Opcode::CompareSwap => Atomic::CompareSwap { compare: request.compare, swap: request.swap_add },
-        _ => Atomic::FetchAdd { add: request.swap_add },
+fn atomic(content: &Content) -> Atomic {
+    match *content {
+        Content::CompareSwap(eth) => Atomic::CompareSwap { compare: eth.compare, swap: eth.swap_add },
+        Content::FetchAdd(eth) => Atomic::FetchAdd { add: eth.swap_add },
+        _ => Atomic::FetchAdd { add: 0 },
     }
 }

@@ -1,55 +1,40 @@
-//! The responder packet by packet: sequence and length of each, acknowledgements gathered, READ responses cut to packets.
+//! Packets of a responder: what one says of its message, acknowledgements gathered, READ responses cut to packets.
 //!
-//! Follows IBTA vol. 1 §9.7.4 (receiving requests; C9-105 for duplicates), §9.7.5 (generating responses), its rules for UC and
-//! UD. A packet becomes the [`Request`] of its fragment, and then meets the checks, refusals, replays and replies of the
-//! files above. What differs from fragments: the expected PSN moves with each packet; a SEND's length is known at its last packet
-//! only, so that until then [`Request::length`] counts the bytes so far; immediate and key to invalidate come last, and with
-//! them a WRITE's receive; and no fragment of the wrong kind, size or place can be an echo: on RC it is an invalid request.
+//! Follows IBTA vol. 1 §9.7.4 (receiving requests) and §9.7.5 (generating responses). A SEND's length is known at its last packet
+//! only, so that until then [`Request::length`] counts the bytes so far; immediate and key to invalidate come last, and with them a
+//! WRITE's receive; a packet of the wrong kind, size or place is on RC an invalid request.
 
 use super::streams::ReadStream;
-use super::{Pending, Responder, Response, State};
+use super::{Responder, Response};
 use crate::admission::{Assembly, Grant};
-use crate::message::MAX_MESSAGE_BYTES;
+use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::packet::{
-    Aeth, AtomicEth, Content, Outgoing, Packet, PayloadSource, Position, Syndrome, Trailer, may_carry,
+    Aeth, Content, Outgoing, Packet, PayloadSource, Position, Reth, Syndrome, Trailer, may_carry,
 };
-use crate::psn::Relation;
 use crate::{
     AsyncEvent, DropReason, Fragment, NakCode, Opcode, Outcome, Psn, Refusal, Region, Reply, ReplyKind,
-    Request, Resources, ResponderConfig, ServiceType, Status, Verdict, Work,
+    Request, Resources, ResponderConfig, ServiceType, Status, Verdict,
 };
 
 impl Responder {
-    /// A responder that gets packets: use `handle_packet` and `poll_packet` instead of `handle_request` and `poll_reply`.
-    /// It acknowledges when asked, and at least every `ack_every`-th packet.
+    /// A responder on a wire. It acknowledges when asked, and at least every `ack_every`-th packet.
     pub fn by_packet(config: ResponderConfig, ack_every: u32) -> Responder {
         let mut responder = Responder::new(config);
         responder.packets.ack_every = Some(ack_every.max(1));
         responder
     }
 
-    /// Takes one request packet. The payload of [`Work`] is the packet's; READs are executed here, and their bytes are named
-    /// by the packets of the response.
+    /// Takes one request packet of the peer: on a connection the caller has compared addresses or QPNs. The payload of [`Work`] is the
+    /// packet's; READs are executed here, and their bytes are named by the packets of the response.
+    #[inline(always)]
     pub fn handle_packet(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
-        // The wire names no sender on a connection: the caller has compared the packet's address.
-        let src_qpn = self.config.peer_qpn.unwrap_or(packet.deth.src_qpn);
-        if let Some(reason) = self.unwelcome(packet.service, src_qpn) {
+        if let Some(reason) = self.unwelcome(packet.service) {
             return self.drop(reason);
         }
-        self.requester_qpn = src_qpn;
-        let verdict = match self.config.service {
-            ServiceType::Rc => self.reliable_packet(packet, resources),
-            ServiceType::Uc => self.unreliable_packet(packet, resources),
-            ServiceType::Ud => {
-                match self.part(packet, None).filter(|_| packet.content.position() == Position::Only) {
-                    Some(request) => self.datagram(&request, resources),
-                    None => self.drop(DropReason::InvalidRequest),
-                }
-            }
-        };
-        match verdict {
-            Verdict::Execute(Work::Read { region, .. }) => self.stream_read(region),
-            other => other,
+        match self.config.service {
+            ServiceType::Rc => self.reliable(packet, resources),
+            ServiceType::Uc => self.unreliable(packet, resources),
+            ServiceType::Ud => self.datagram(packet, resources),
         }
     }
 
@@ -138,131 +123,84 @@ impl Responder {
         self.packets.reads.clear();
         self.expected_psn = psn;
         let (opcode, length) = (Opcode::Read, len as u32);
-        let read = Request { opcode, psn, remote_va, rkey, length, ..Request::default() };
+        self.at_work = Request { opcode, psn, remote_va, rkey, length, ..Request::default() };
         let (code, event, why) = match outcome {
             Outcome::Revoked => (NakCode::RemoteAccess, AsyncEvent::AccessError, Refusal::Revoked),
             _ => (NakCode::RemoteOperation, AsyncEvent::QpFatal, Refusal::Memory),
         };
-        self.refuse(code, Some(event), Status::Flushed, (why, read));
-    }
-
-    // Reliable connection.
-
-    fn reliable_packet(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
-        match packet.psn.relation_to(self.expected_psn) {
-            Relation::Expected => {}
-            Relation::Ahead => return self.gap(),
-            Relation::Duplicate => return self.duplicate_packet(packet, resources),
-        }
-        let Some(part) = self.part(packet, self.assembly) else {
-            return self.refuse_reliably(Refusal::Shape, &header(packet, self.assembly).unwrap_or_default());
-        };
-        match self.admit_part(&part, packet, resources) {
-            Ok(grant) => {
-                self.state = State::InOrder;
-                self.nak = None;
-                self.execute_part(&part, packet.content.position().ends(), grant, resources)
-            }
-            Err(refusal) => self.refuse_reliably(refusal, &part),
-        }
-    }
-
-    /// C9-105. A READ whose response is still going out starts over where it is asked for again; all else as for messages.
-    fn duplicate_packet(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
-        let Some(request) = header(packet, None) else {
-            // A middle or last packet: what it belongs to does not matter, it was executed.
-            self.counters.duplicates += 1;
-            self.ack_due = true;
-            return Verdict::Answered;
-        };
-        if request.opcode == Opcode::Read
-            && self.packets.reads.iter_mut().any(|stream| stream.rewind(&request, self.config.path_mtu_bytes))
-        {
-            self.counters.duplicates += 1;
-            return Verdict::Answered;
-        }
-        self.duplicate(&request, resources)
-    }
-
-    // Unreliable connection: a packet out of sequence voids its message without an answer.
-
-    fn unreliable_packet(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
-        let starts = packet.content.position().starts();
-        if starts {
-            self.counters.sequence_errors += u64::from(packet.psn != self.expected_psn);
-            self.expected_psn = packet.psn;
-            self.assembly = None;
-        }
-        let in_sequence = packet.psn == self.expected_psn;
-        let Some(part) = self.part(packet, self.assembly).filter(|_| in_sequence) else {
-            self.assembly = None;
-            if !starts {
-                return self.drop(DropReason::Hole);
-            }
-            self.expected_psn = packet.psn.plus(1);
-            return self.drop(DropReason::InvalidRequest);
-        };
-        match self.admit_part(&part, packet, resources) {
-            Ok(grant) => self.execute_part(&part, packet.content.position().ends(), grant, resources),
-            Err(refusal) => {
-                self.assembly = None;
-                self.expected_psn = packet.psn.plus(1);
-                self.refuse_silently(refusal, &part)
-            }
-        }
+        self.refuse(code, Some(event), Status::Flushed, why);
     }
 
     // From packet to fragment.
 
-    /// The fragment that a packet is, if it stands where it may and is as long as it must be.
-    fn part(&self, packet: &Packet, assembly: Option<Assembly>) -> Option<Request> {
+    /// Takes the packet up as the request at work, if it stands where it may and is as long as it must be.
+    #[inline(always)]
+    pub(super) fn take_up(&mut self, packet: &Packet) -> bool {
         let position = packet.content.position();
+        let src_qpn = self.config.peer_qpn.unwrap_or(packet.deth.src_qpn);
+        let described = describe(packet, src_qpn, self.assembly.as_ref());
+        let is_known = described.is_some();
+        // There is no work: nothing is lost.
+        self.at_work = described.unwrap_or_default();
         // A first or only packet inside a message, a middle or last one outside: §9.7.4, checking the opcode sequence.
-        if position.starts() == assembly.is_some() {
-            return None;
+        if !is_known || position.starts() == self.assembly.is_some() {
+            return false;
         }
-        let part = header(packet, assembly)?;
-        let payload_bytes = packet.payload.length;
-        let sized = match packet.content {
-            Content::Send { .. } | Content::Write { .. } => {
-                may_carry(position, payload_bytes, self.config.path_mtu_bytes)
-            }
-            _ => payload_bytes == 0,
+        let (part, bytes) = (&self.at_work, packet.payload.length);
+        let is_write = match packet.content {
+            Content::Send { .. } => false,
+            Content::Write { .. } => true,
+            _ => return bytes == 0,
         };
         // A WRITE's packets add up to the length of its RETH: not sooner, not later.
-        let end = u64::from(part.fragment.offset) + u64::from(part.fragment.length);
+        let end = u64::from(part.fragment.offset) + u64::from(bytes);
         let total = u64::from(part.length);
-        let adds_up = if position.ends() { end == total } else { part.opcode.is_send() || end < total };
-        (sized && adds_up).then_some(Request { src_qpn: self.requester_qpn, ..part })
+        let adds_up = if position.ends() { end == total } else { !is_write || end < total };
+        adds_up && self.may_carry(position, bytes)
     }
 
-    /// A message's first packet passes the checks of a first fragment; a later one those that only it can fail.
-    fn admit_part(
+    /// Whether a packet at this position may have so many bytes: on a wire those of one, in shared memory those of several.
+    #[inline(always)]
+    fn may_carry(&self, position: Position, bytes: u32) -> bool {
+        let path_mtu_bytes = self.config.path_mtu_bytes;
+        match position {
+            _ if self.packets.ack_every.is_some() => may_carry(position, bytes, path_mtu_bytes),
+            Position::Only => true,
+            Position::Last => bytes > 0,
+            Position::First | Position::Middle => bytes > 0 && bytes.is_multiple_of(path_mtu_bytes),
+        }
+    }
+
+    /// A message's first packet passes all checks; a later one those that only it can fail.
+    #[inline(always)]
+    pub(super) fn admit_part(
         &mut self,
-        part: &Request,
         packet: &Packet,
         resources: &mut impl Resources,
     ) -> Result<Grant, Refusal> {
-        let Some(assembly) = self.assembly else { return self.admit(part, resources) };
-        if !part.opcode.allowed_on(self.config.service) || part.length > MAX_MESSAGE_BYTES {
+        let Some(Assembly { region, .. }) = self.assembly else { return self.admit(resources) };
+        let Request { opcode, length, .. } = self.at_work;
+        if !opcode.allowed_on(self.config.service) || length > MAX_MESSAGE_BYTES {
             return Err(Refusal::Shape);
         }
-        if part.opcode.is_send() {
-            return self.fit(part);
+        if opcode.is_send() {
+            return self.fit();
         }
-        if part.opcode == Opcode::WriteImm && packet.content.position().ends() && self.held.is_none() {
+        if opcode == Opcode::WriteImm && packet.content.position().ends() && self.held.is_none() {
             self.held = Some(resources.take_receive().ok_or(Refusal::NoReceive)?);
         }
-        Ok(Grant::Write(assembly.region))
+        Ok(Grant::Write(region))
     }
 
     /// A packet that does not end its message was executed.
     pub(super) fn part_done(&mut self) {
-        if self.packets.ack_every.is_none() {
-            return;
+        let Fragment { offset, length } = self.at_work.fragment;
+        if let Some(assembly) = &mut self.assembly {
+            assembly.next_offset = offset + length;
         }
-        self.expected_psn = self.expected_psn.plus(1);
-        if self.config.service == ServiceType::Rc {
+        let count = psn_count(Opcode::Send, length, self.config.path_mtu_bytes);
+        self.expected_psn = self.expected_psn.plus(count);
+        if self.config.service == ServiceType::Rc && self.packets.ack_every.is_some() {
             self.ack_due |= self.packets.acknowledges(&self.at_work);
         }
     }
@@ -271,24 +209,12 @@ impl Responder {
 
     /// A READ was granted: its response goes out packet by packet, each reading its bytes then. So they may be those of a
     /// WRITE behind the READ; a requester that minds posts that with a fence (IBTA, ordering of operations).
-    pub fn stream_read(&mut self, region: Region) -> Verdict {
-        if !matches!(self.pending, Pending::Message | Pending::Replay) {
-            return Verdict::Answered;
-        }
-        let Request { psn, length, remote_va, rkey, .. } = self.at_work;
-        let packets = self.last_psn(&self.at_work).distance_from(psn) + 1;
+    pub(super) fn stream_read(&mut self, request: &Request, region: Region) {
+        let Request { psn, length, remote_va, rkey, .. } = *request;
+        let packets = self.last_psn(request).distance_from(psn) + 1;
         let region = Region { va: remote_va, key: rkey, ..region };
-        self.packets.reads.push_back(ReadStream {
-            region,
-            psn,
-            length,
-            packets,
-            next: 0,
-            first: 0,
-            revoked: false,
-        });
-        self.executed(Outcome::Done);
-        Verdict::Answered
+        let stream = ReadStream { region, psn, length, packets, next: 0, first: 0, revoked: false };
+        self.packets.reads.push_back(stream);
     }
 
     /// Takes back what is left of the response whose packet at `psn` cannot be sent.
@@ -307,7 +233,7 @@ impl Responder {
     fn outgoing(&self, psn: Psn, content: Content, payload: Fragment, source: PayloadSource) -> Outgoing {
         let packet = Packet {
             service: self.config.service,
-            dst_qpn: self.requester_qpn,
+            dst_qpn: self.config.peer_qpn.unwrap_or_default(),
             psn,
             ack_requested: false,
             solicited: false,
@@ -321,26 +247,11 @@ impl Responder {
 
 /// What a packet's headers say, with those of its message's first packet where it continues one. `None` when it continues
 /// nothing, or another operation.
-fn header(packet: &Packet, assembly: Option<Assembly>) -> Option<Request> {
-    let Packet { service, dst_qpn, psn, ack_requested, solicited, deth, content, payload } = *packet;
-    let fresh = Request {
-        src_qpn: deth.src_qpn,
-        dst_qpn,
-        service,
-        opcode: Opcode::Send,
-        psn,
-        solicited,
-        ack_requested,
-        imm: [0; 4],
-        remote_va: 0,
-        rkey: 0,
-        length: payload.length,
-        swap_add: 0,
-        compare: 0,
-        qkey: deth.qkey,
-        fragment: Fragment { offset: 0, length: payload.length },
-    };
-    Some(match content {
+#[inline(always)]
+pub(super) fn describe(packet: &Packet, src_qpn: u32, assembly: Option<&Assembly>) -> Option<Request> {
+    let bytes = packet.payload.length;
+    let of_reth = |reth: Reth| (reth.va, reth.rkey, reth.dma_bytes);
+    let (opcode, imm, (remote_va, rkey, length), (psn, offset)) = match packet.content {
         Content::Send { position, trailer } => {
             let (opcode, imm) = match trailer {
                 Trailer::None => (Opcode::Send, [0; 4]),
@@ -348,12 +259,11 @@ fn header(packet: &Packet, assembly: Option<Assembly>) -> Option<Request> {
                 Trailer::Invalidate(key) => (Opcode::SendInvalidate, key),
             };
             if position.starts() {
-                return Some(Request { opcode, imm, ..fresh });
+                (opcode, imm, (0, 0, bytes), (packet.psn, 0))
+            } else {
+                let Assembly { first, next_offset, .. } = assembly.filter(|a| a.first.opcode.is_send())?;
+                (opcode, imm, (0, 0, next_offset.checked_add(bytes)?), (first.psn, *next_offset))
             }
-            let Assembly { first, next_offset, .. } = assembly.filter(|a| a.first.opcode.is_send())?;
-            let fragment = Fragment { offset: next_offset, length: payload.length };
-            let length = next_offset.checked_add(payload.length)?;
-            Request { opcode, imm, psn: first.psn, length, fragment, ..fresh }
         }
         Content::Write { position, reth, trailer } => {
             let (opcode, imm) = match trailer {
@@ -362,30 +272,31 @@ fn header(packet: &Packet, assembly: Option<Assembly>) -> Option<Request> {
                 Trailer::Invalidate(_) => return None,
             };
             if position.starts() {
-                let (remote_va, rkey, length) = (reth.va, reth.rkey, reth.dma_bytes);
-                return Some(Request { opcode, imm, remote_va, rkey, length, ..fresh });
+                (opcode, imm, of_reth(reth), (packet.psn, 0))
+            } else {
+                let Assembly { first, next_offset, .. } = assembly.filter(|a| !a.first.opcode.is_send())?;
+                (opcode, imm, (first.remote_va, first.rkey, first.length), (first.psn, *next_offset))
             }
-            let Assembly { first, next_offset, .. } = assembly.filter(|a| !a.first.opcode.is_send())?;
-            let fragment = Fragment { offset: next_offset, length: payload.length };
-            Request { opcode, imm, solicited, ack_requested, fragment, ..first }
         }
-        Content::ReadRequest(reth) => {
-            let fragment = Fragment { offset: 0, length: reth.dma_bytes };
-            let (remote_va, rkey, length) = (reth.va, reth.rkey, reth.dma_bytes);
-            Request { opcode: Opcode::Read, remote_va, rkey, length, fragment, ..fresh }
-        }
-        Content::CompareSwap(eth) => atomic_request(Opcode::CompareSwap, eth, fresh),
-        Content::FetchAdd(eth) => atomic_request(Opcode::FetchAdd, eth, fresh),
+        Content::ReadRequest(reth) => (Opcode::Read, [0; 4], of_reth(reth), (packet.psn, 0)),
+        Content::CompareSwap(eth) => (Opcode::CompareSwap, [0; 4], (eth.va, eth.rkey, 8), (packet.psn, 0)),
+        Content::FetchAdd(eth) => (Opcode::FetchAdd, [0; 4], (eth.va, eth.rkey, 8), (packet.psn, 0)),
         Content::ReadResponse { .. } | Content::Acknowledge(_) | Content::AtomicAcknowledge { .. } => {
             return None;
         }
+    };
+    Some(Request {
+        opcode,
+        solicited: packet.solicited,
+        ack_requested: packet.ack_requested,
+        imm,
+        psn,
+        rkey,
+        remote_va,
+        length,
+        src_qpn,
+        fragment: Fragment { offset, length: if opcode.carries_payload() { bytes } else { length } },
     })
-}
-
-fn atomic_request(opcode: Opcode, eth: AtomicEth, fresh: Request) -> Request {
-    let AtomicEth { va: remote_va, rkey, swap_add, compare } = eth;
-    let fragment = Fragment { offset: 0, length: 8 };
-    Request { opcode, remote_va, rkey, length: 8, swap_add, compare, fragment, ..fresh }
 }
 
 /// A reply as a packet; `None` for what only shared memory has.

@@ -2,53 +2,43 @@
 //!
 //! Follows IBTA vol. 1 §9.7.4 (receiving requests; C9-105 for duplicates) and §9.7.5.2.8 (receiver not ready).
 
-use super::{Pending, Responder, State};
+use super::packets::describe;
+use super::{Responder, State};
 use crate::psn::Relation;
 use crate::replay::Replay;
-use crate::{AsyncEvent, DropReason, NakCode, Refusal, ReplyKind, Request, Resources, Status, Verdict, Work};
+use crate::{
+    AsyncEvent, DropReason, NakCode, Opcode, Packet, Refusal, ReplyKind, Resources, Status, Verdict,
+};
 
 impl Responder {
-    pub(super) fn reliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        match request.psn.relation_to(self.expected_psn) {
-            Relation::Expected => self.reliable_expected(request, resources),
-            Relation::Ahead => self.gap(),
-            Relation::Duplicate => self.duplicate(request, resources),
+    #[inline(always)]
+    pub(super) fn reliable(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
+        match packet.psn.relation_to(self.expected_psn) {
+            Relation::Expected => {}
+            Relation::Ahead => return self.gap(),
+            Relation::Duplicate => return self.duplicate(packet, resources),
         }
-    }
-
-    fn reliable_expected(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if self.assembly.is_some() {
-            if self.repeats_fragment(request) {
-                return self.drop(DropReason::RepeatedFragment);
-            }
-            if let Some(grant) = self.continued(request) {
-                self.state = State::InOrder;
-                self.nak = None;
-                return self.execute(request, grant, resources);
-            }
+        if !self.take_up(packet) {
+            return self.refuse_reliably(Refusal::Shape);
         }
-        if !request.is_first() {
-            return self.gap();
-        }
-        self.assembly = None;
-        match self.admit(request, resources) {
+        match self.admit_part(packet, resources) {
             Ok(grant) => {
                 self.state = State::InOrder;
                 self.nak = None;
-                self.execute(request, grant, resources)
+                self.execute(packet, grant, resources)
             }
-            Err(refusal) => self.refuse_reliably(refusal, request),
+            Err(refusal) => self.refuse_reliably(refusal),
         }
     }
 
-    pub(super) fn refuse_reliably(&mut self, refusal: Refusal, request: &Request) -> Verdict {
+    fn refuse_reliably(&mut self, refusal: Refusal) -> Verdict {
         let (code, event, status) = match refusal {
             Refusal::NoReceive => return self.not_ready(),
             Refusal::Region(_) => (NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed),
             Refusal::TooLong { .. } => (NakCode::InvalidRequest, None, Status::LocalLength),
             _ => (NakCode::InvalidRequest, Some(AsyncEvent::RequestError), Status::Flushed),
         };
-        self.refuse(code, event, status, (refusal, *request))
+        self.refuse(code, event, status, refusal)
     }
 
     /// Something before this request is missing: says so once, then keeps silent until it comes.
@@ -70,29 +60,44 @@ impl Responder {
         Verdict::Answered
     }
 
-    /// A request seen before: WRITEs and SENDs are acknowledged again, READs executed again, atomics answered from the
-    /// list.
-    pub(super) fn duplicate(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
+    /// A request seen before (C9-105): WRITEs and SENDs are acknowledged again, READs executed again, atomics answered from the
+    /// list. A READ whose response is still going out starts over where it is asked for again.
+    fn duplicate(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
+        let path_mtu_bytes = self.config.path_mtu_bytes;
+        let end = packet.psn.plus(packet.psn_count(path_mtu_bytes));
+        if packet.payload.length > 0 && end.relation_to(self.expected_psn) == Relation::Ahead {
+            // Several packets at once, and the first of them came before: the others are missing.
+            return self.gap();
+        }
         self.counters.duplicates += 1;
-        if !request.opcode.wants_response() {
+        // What a middle or last packet belongs to does not matter, it was executed.
+        let described = describe(packet, packet.deth.src_qpn, None);
+        let Some(request) = described.filter(|request| request.opcode.wants_response()) else {
             self.ack_due = true;
+            return Verdict::Answered;
+        };
+        let reads = &mut self.packets.reads;
+        if request.opcode == Opcode::Read
+            && reads.iter_mut().any(|stream| stream.rewind(&request, path_mtu_bytes))
+        {
             return Verdict::Answered;
         }
         // The answer to the first copy has not left yet, and does for both.
-        let psn = self.last_psn(request);
+        let psn = self.last_psn(&request);
         if self.responses.iter().any(|response| response.psn == psn) {
             return Verdict::Answered;
         }
         let resources_left = self.replayed_waiting() < usize::from(self.config.max_dest_rd_atomic);
-        match self.replays.find(request, self.config.path_mtu_bytes).filter(|_| resources_left) {
+        match self.replays.find(&request, path_mtu_bytes).filter(|_| resources_left) {
             Some(Replay::Atomic { old }) => {
                 self.respond(psn, ReplyKind::AtomicResponse { old }, true);
                 Verdict::Answered
             }
-            Some(Replay::Read { offset }) => match self.region(request, resources) {
+            Some(Replay::Read) => match self.region(&request, resources) {
                 Ok(region) => {
-                    (self.pending, self.at_work) = (Pending::Replay, *request);
-                    Verdict::Execute(Work::Read { region, offset })
+                    self.stream_read(&request, region);
+                    self.respond(psn, ReplyKind::ReadResponse, true);
+                    Verdict::Answered
                 }
                 Err(_) => self.drop(DropReason::UnknownDuplicate),
             },

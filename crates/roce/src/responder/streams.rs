@@ -9,13 +9,13 @@ use crate::{Fragment, Opcode, Psn, Region, Request};
 /// What packets need besides.
 #[derive(Debug, Default)]
 pub(super) struct Packets {
-    /// Set when requests come as packets: the most of them that one acknowledgement waits for.
+    /// On a wire: the most packets that one acknowledgement waits for.
     pub(super) ack_every: Option<u32>,
     /// Packets executed since the last acknowledgement was due.
     pub(super) unacknowledged: u32,
     /// The READs among the responses to send, in the same order.
     pub(super) reads: VecDeque<ReadStream>,
-    /// The packet of a READ response that was polled last: its PSN, whether the READ was a repetition, and what it reads.
+    /// The packet of a READ response that was sent last: its PSN, whether the READ was a repetition, and what it reads.
     pub(super) last_read: Option<(Psn, bool, Region)>,
 }
 
@@ -42,8 +42,7 @@ impl Packets {
         self.reads.capacity()
     }
 
-    /// Whether an executed request makes an acknowledgement due: whole messages always do; a packet when it asks, or when
-    /// enough have gathered.
+    /// Whether an executed request makes an acknowledgement due: on a wire when it asks, or when enough have gathered.
     pub(super) fn acknowledges(&mut self, request: &Request) -> bool {
         let Some(ack_every) = self.ack_every else { return true };
         self.unacknowledged += 1;

@@ -3,57 +3,61 @@
 //! Follows IBTA vol. 1, its rules for UC and UD.
 
 use super::Responder;
-use crate::{DropReason, Refusal, Request, Resources, Status, Verdict};
+use crate::packet::Position;
+use crate::{DropReason, Packet, Refusal, Resources, Status, Verdict};
 
 impl Responder {
-    // Unreliable connection: a gap loses the message that it is in, without an answer.
+    // Unreliable connection: a packet out of sequence voids its message without an answer.
 
-    pub(super) fn unreliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if !request.is_first() {
-            return match self.continued(request).filter(|_| request.psn == self.expected_psn) {
-                Some(grant) => self.execute(request, grant, resources),
-                None => {
-                    self.assembly = None;
-                    self.drop(DropReason::Hole)
-                }
-            };
+    pub(super) fn unreliable(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
+        let starts = packet.content.position().starts();
+        let end = packet.psn.plus(packet.psn_count(self.config.path_mtu_bytes));
+        if starts {
+            self.counters.sequence_errors += u64::from(packet.psn != self.expected_psn);
+            self.expected_psn = packet.psn;
+            self.assembly = None;
         }
-        if request.psn != self.expected_psn {
-            self.counters.sequence_errors += 1;
-            self.expected_psn = request.psn;
+        if packet.psn != self.expected_psn || !self.take_up(packet) {
+            self.assembly = None;
+            if !starts {
+                return self.drop(DropReason::Hole);
+            }
+            self.expected_psn = end;
+            return self.drop(DropReason::InvalidRequest);
         }
-        self.assembly = None;
-        match self.admit(request, resources) {
-            Ok(grant) => self.execute(request, grant, resources),
+        match self.admit_part(packet, resources) {
+            Ok(grant) => self.execute(packet, grant, resources),
             Err(refusal) => {
-                self.expected_psn = self.last_psn(request).plus(1);
-                self.refuse_silently(refusal, request)
+                self.assembly = None;
+                self.expected_psn = end;
+                self.refuse_silently(refusal)
             }
         }
     }
 
     // Unreliable datagram.
 
-    pub(super) fn datagram(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if request.qkey != self.config.qkey {
+    pub(super) fn datagram(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
+        if packet.deth.qkey != self.config.qkey {
             return self.drop(DropReason::WrongQkey);
         }
-        if !request.is_whole() || request.length > self.config.path_mtu_bytes {
+        let fits = packet.payload.length <= self.config.path_mtu_bytes;
+        if packet.content.position() != Position::Only || !fits || !self.take_up(packet) {
             return self.drop(DropReason::InvalidRequest);
         }
-        match self.admit(request, resources) {
-            Ok(grant) => self.execute(request, grant, resources),
-            Err(refusal) => self.refuse_silently(refusal, request),
+        match self.admit(resources) {
+            Ok(grant) => self.execute(packet, grant, resources),
+            Err(refusal) => self.refuse_silently(refusal),
         }
     }
 
-    pub(super) fn refuse_silently(&mut self, refusal: Refusal, request: &Request) -> Verdict {
+    fn refuse_silently(&mut self, refusal: Refusal) -> Verdict {
         match refusal {
             Refusal::NoReceive => self.drop(DropReason::NoReceive),
             Refusal::Region(_) => self.drop(DropReason::RemoteAccess),
             // The peer gets no answer, but the receive is used up: it ends in error, and with it the QP.
             Refusal::TooLong { .. } => {
-                self.fail(None, Status::LocalLength, (refusal, *request));
+                self.fail(None, Status::LocalLength, refusal);
                 self.drop(DropReason::TooLong)
             }
             _ => self.drop(DropReason::InvalidRequest),

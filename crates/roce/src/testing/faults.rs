@@ -2,26 +2,18 @@
 //!
 //! A frame delayed past its successors is reordering. Every choice comes from a count or from a seed.
 
-use crate::{Now, Packet, Reply, Request};
+use crate::{Now, Packet};
 
-/// What a link carries.
+/// What a link carries: a packet with its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Frame {
-    /// A request with the bytes of its fragment.
-    Request { request: Request, payload: Vec<u8> },
-    /// A reply, with the bytes of a READ.
-    Reply { reply: Reply, payload: Vec<u8> },
-    /// A packet of either kind.
-    Packet { packet: Packet, payload: Vec<u8> },
+pub struct Frame {
+    pub packet: Packet,
+    pub payload: Vec<u8>,
 }
 
 impl Frame {
     pub fn kind(&self) -> Kind {
-        match self {
-            Frame::Request { .. } => Kind::Request,
-            Frame::Packet { packet, .. } if packet.content.is_request() => Kind::Request,
-            Frame::Reply { .. } | Frame::Packet { .. } => Kind::Reply,
-        }
+        if self.packet.content.is_request() { Kind::Request } else { Kind::Reply }
     }
 }
 
@@ -73,12 +65,8 @@ impl Line {
 
 impl Link for Line {
     fn carry(&mut self, now: Now, frame: Frame, deliver: &mut dyn FnMut(Now, Frame)) {
-        let transport = match &frame {
-            Frame::Packet { packet, payload } => {
-                packet.to_wire(payload).map_or(payload.len(), |packet| packet.wire_bytes())
-            }
-            Frame::Request { payload, .. } | Frame::Reply { payload, .. } => payload.len(),
-        };
+        let Frame { packet, payload } = &frame;
+        let transport = packet.to_wire(payload).map_or(payload.len(), |packet| packet.wire_bytes());
         let bytes = Line::AROUND_BYTES + transport as u64;
         self.free_at_ps = self.free_at_ps.max(now.0 * 1000) + bytes * self.ps_per_byte;
         self.below.carry(Now(self.free_at_ps.div_ceil(1000)), frame, deliver);

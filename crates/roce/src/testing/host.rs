@@ -133,7 +133,6 @@ impl Host {
                     record(receive, completion, Vec::new());
                 }
             }
-            Work::Read { .. } => unreachable!("READs bring no bytes"),
             Work::Atomic { region, operation } => {
                 assert!(self.atomic_psns.insert(psn.value()), "the atomic at {psn:?} ran twice");
                 self.atomics += 1;

@@ -27,7 +27,7 @@ impl OnWire {
 
 impl Link for OnWire {
     fn carry(&mut self, now: Now, frame: Frame, deliver: &mut dyn FnMut(Now, Frame)) {
-        let Frame::Packet { packet, payload } = &frame else { return self.below.carry(now, frame, deliver) };
+        let Frame { packet, payload } = &frame;
         let packet = packet.to_wire(payload).expect("a packet that has an opcode");
         let mut bytes = Vec::new();
         let written = FrameBuilder { ip: self.ip, source_port: 0xc000, udp_checksum: 0, packet };
@@ -42,6 +42,6 @@ impl Link for OnWire {
         let Ok(read) = wire::Frame::decode(&bytes) else { return };
         let packet = Packet::from_wire(&read.packet).expect("what was sent has a meaning");
         let payload = read.packet.payload.to_vec();
-        self.below.carry(now, Frame::Packet { packet, payload }, deliver);
+        self.below.carry(now, Frame { packet, payload }, deliver);
     }
 }

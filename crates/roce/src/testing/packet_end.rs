@@ -1,4 +1,4 @@
-//! One end of a [`super::Pair`] whose link carries packets: a [`Connection`] with a process around it.
+//! One end of a [`super::Pair`]: a [`Connection`] with a process around it.
 
 use std::collections::VecDeque;
 
@@ -34,11 +34,23 @@ pub struct PacketEnd {
 }
 
 impl PacketEnd {
-    /// An end with this QPN, connected to `peer_qpn`.
+    /// An end on a wire with this QPN, connected to `peer_qpn`.
     pub fn new(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> PacketEnd {
         let (requester, responder) = (config.requester(peer_qpn), config.responder(qpn, peer_qpn));
+        let connection = Connection::new(requester, config.send_window, responder, config.ack_every);
+        PacketEnd::of(config, connection, peer_qpn)
+    }
+
+    /// The same in shared memory, where one packet may have the bytes of several.
+    pub fn shared(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> PacketEnd {
+        let (requester, responder) = (config.requester(peer_qpn), config.responder(qpn, peer_qpn));
+        let most = config.fragment_bytes.max(config.path_mtu_bytes);
+        PacketEnd::of(config, Connection::shared(requester, responder, most), peer_qpn)
+    }
+
+    fn of(config: EndpointConfig, connection: Connection, peer_qpn: u32) -> PacketEnd {
         PacketEnd {
-            connection: Connection::new(requester, config.send_window, responder, config.ack_every),
+            connection,
             completions: Vec::new(),
             received: Vec::new(),
             failure: None,
@@ -180,13 +192,13 @@ impl End for PacketEnd {
             };
             let packet = outgoing.packet;
             self.naks_sent += u64::from(packet.is_nak());
-            emit(Frame::Packet { packet, payload });
+            emit(Frame { packet, payload });
         }
         self.collect_events();
     }
 
     fn handle_frame(&mut self, now: Now, frame: &Frame) {
-        let Frame::Packet { packet, payload } = frame else { unreachable!("not a packet: {frame:?}") };
+        let Frame { packet, payload } = frame;
         self.handle_packet(now, packet, payload);
         self.collect_events();
     }

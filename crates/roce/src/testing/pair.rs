@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::endpoint::{Endpoint, EndpointConfig};
+use super::endpoint::EndpointConfig;
 use super::faults::{Fault, Frame, Kind, Link, Pick, Rng, Wire};
 use super::packet_end::PacketEnd;
 use crate::Now;
@@ -30,7 +30,7 @@ pub trait End {
 }
 
 /// See the module. Requests usually go from `a` to `b`.
-pub struct Pair<E: End = Endpoint> {
+pub struct Pair<E: End = PacketEnd> {
     /// One end.
     pub a: E,
     pub b: E,
@@ -48,16 +48,14 @@ pub struct Pair<E: End = Endpoint> {
 /// Events after which a conversation is taken for one that never ends.
 const MOST_EVENTS: u64 = 2_000_000;
 
-impl Pair<Endpoint> {
-    /// Both ends alike, joined by a wire of 1 µs that carries whole messages or fragments.
-    pub fn new(config: EndpointConfig) -> Pair {
-        Pair::join(|qpn, peer_qpn| Endpoint::new(config, qpn, peer_qpn))
-    }
-}
-
 impl Pair<PacketEnd> {
+    /// Both ends alike, joined by a link of 1 µs that carries several packets in one.
+    pub fn new(config: EndpointConfig) -> Pair {
+        Pair::join(|qpn, peer_qpn| PacketEnd::shared(config, qpn, peer_qpn))
+    }
+
     /// Both ends alike, joined by a wire of 1 µs that carries packets.
-    pub fn by_packet(config: EndpointConfig) -> Pair<PacketEnd> {
+    pub fn by_packet(config: EndpointConfig) -> Pair {
         Pair::join(|qpn, peer_qpn| PacketEnd::new(config, qpn, peer_qpn))
     }
 }
@@ -196,17 +194,7 @@ impl<E: End> Pair<E> {
 
 fn line(now: Now, side: Side, verb: &str, frame: &Frame) -> String {
     let at = now.0;
-    match frame {
-        Frame::Request { request, .. } => {
-            let crate::Request { opcode, psn, length, fragment, .. } = request;
-            let (from, bytes) = (fragment.offset, fragment.length);
-            format!("{at} {side:?} {verb} {opcode:?} {psn:?} {from}+{bytes}/{length}")
-        }
-        Frame::Packet { packet, .. } => {
-            let crate::Packet { psn, content, payload, ack_requested, .. } = packet;
-            let asks = if *ack_requested { " AckReq" } else { "" };
-            format!("{at} {side:?} {verb} {content:?} {psn:?} +{}{asks}", payload.length)
-        }
-        Frame::Reply { reply, .. } => format!("{at} {side:?} {verb} {:?} {:?}", reply.kind, reply.psn),
-    }
+    let crate::Packet { psn, content, payload, ack_requested, .. } = &frame.packet;
+    let asks = if *ack_requested { " AckReq" } else { "" };
+    format!("{at} {side:?} {verb} {content:?} {psn:?} +{}{asks}", payload.length)
 }

@@ -5,10 +5,11 @@ use std::cell::RefCell;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
+use super::described::{Request, next_answer};
 use crate::{
     Access, DropReason, Fragment, NakCode, Now, Opcode, Outcome, PostedMessage, Psn, Receive, Region,
-    RegionError, Reply, ReplyKind, Request, Requester, RequesterConfig, Resources, Responder,
-    ResponderConfig, ResponderCounters, ServiceType, Verdict, Work,
+    RegionError, Reply, ReplyKind, Requester, RequesterConfig, Resources, Responder, ResponderConfig,
+    ResponderCounters, ServiceType, Verdict, Work,
 };
 
 /// A device that says yes or no at random, but never to more than it was asked.
@@ -77,7 +78,6 @@ fn request() -> impl Strategy<Value = Request> {
             };
             Request {
                 src_qpn: 1,
-                dst_qpn: 2,
                 // Turned into the responder's own where `same`.
                 service: if same { ServiceType::Rc } else { service },
                 opcode,
@@ -126,7 +126,6 @@ fn check_work(request: &Request, work: &Work, qp_grants: Access) -> Result<(), T
         Work::Write { region, offset, length, .. } => {
             prop_assert!(in_message(offset, length) && u64::from(offset) + u64::from(length) <= region.len);
         }
-        Work::Read { region, .. } => prop_assert_eq!(region.len, u64::from(request.length)),
         Work::Atomic { region, .. } => prop_assert!(region.len == 8 && region.va % 8 == 0),
     }
     Ok(())
@@ -216,7 +215,6 @@ fn attack_with(attack: &Attack, reached: &mut Reached) -> Result<(), TestCaseErr
     let mut last = attack.requests[0].0;
     for &(request, outcome, poll) in &attack.requests {
         let aimed = Request {
-            src_qpn: if outcome == 19 { 3 } else { 1 },
             service: if request.ack_requested { service } else { request.service },
             psn: if request.solicited { aim(responder.expected_psn(), request.psn) } else { request.psn },
             qkey: u32::from(outcome == 18),
@@ -234,7 +232,10 @@ fn attack_with(attack: &Attack, reached: &mut Reached) -> Result<(), TestCaseErr
             _ => aimed,
         };
         last = request;
-        let verdict = responder.handle_request(&request, &mut device);
+        let messages = responder.counters().messages;
+        let verdict = responder.handle_packet(&request.packet(path_mtu_bytes), &mut device);
+        let is_new = responder.counters().messages > messages;
+        reached.executed[request.opcode as usize] += u64::from(verdict == Verdict::Answered && is_new);
         if verdict == Verdict::Dropped(DropReason::Busy) && outcome > 10 {
             responder.executed(Outcome::Done);
         }
@@ -250,7 +251,7 @@ fn attack_with(attack: &Attack, reached: &mut Reached) -> Result<(), TestCaseErr
             }
         }
         if poll {
-            let replies = std::iter::from_fn(|| responder.poll_reply()).count();
+            let replies = std::iter::from_fn(|| next_answer(&mut responder)).count();
             prop_assert!(replies <= 2 * usize::from(max_dest_rd_atomic) + 2, "{} replies", replies);
             while responder.poll_event().is_some() {}
         }
@@ -327,9 +328,9 @@ proptest! {
                     requester.post(PostedMessage { opcode, length, fence: near });
                     posted += 1;
                 }
-                2 | 3 => while let Some(transmit) = requester.poll_transmit(now) {
+                2 | 3 => while let Some(transmit) = requester.next_packet(u32::MAX) {
                     oldest = if near { transmit.psn } else { oldest };
-                    requester.link_consumed(transmit.ticket);
+                    requester.sent_packet(now, &transmit, transmit.fragment.length);
                 },
                 4 | 5 => {
                     let psn = if near { oldest.plus(reply.psn.value() % 4) } else { reply.psn };

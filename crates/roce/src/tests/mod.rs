@@ -1,5 +1,6 @@
 //! Tests of the engine as a whole; those of one table or type lie beside it.
 
+mod described;
 mod fuzz;
 mod goodput;
 mod hostile;

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
-use super::subject::Subject;
-use crate::testing::{Endpoint, EndpointConfig, Fault, Kind, LocalWork, PacketEnd, Pair, Pick, Side};
+use super::subject::{OnWire, Shared, Subject};
+use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
 use crate::{Opcode, Psn, SendWindow, Status};
 
 /// Bytes that WRITEs, and words that atomics, may touch. READs have a part of their own, since a READ that is executed
@@ -143,7 +143,7 @@ fn setting() -> impl Strategy<Value = Setting> {
     )
 }
 
-fn pair<E: Subject>(setting: &Setting) -> Pair<E> {
+fn pair<E: Subject>(setting: &Setting) -> Pair {
     let config = EndpointConfig {
         first_psn: Psn::new(setting.first_psn),
         path_mtu_bytes: setting.path_mtu_bytes,
@@ -162,7 +162,7 @@ fn pair<E: Subject>(setting: &Setting) -> Pair<E> {
     }
 }
 
-fn run<E: Subject>(setting: &Setting) -> (Pair<E>, Vec<u8>) {
+fn run<E: Subject>(setting: &Setting) -> (Pair, Vec<u8>) {
     let mut pair = pair::<E>(setting);
     for (i, byte) in pair.b.memory_mut()[READS_AT..READS_AT + 2048].iter_mut().enumerate() {
         *byte = (i as u8) ^ (i >> 8) as u8;
@@ -186,7 +186,7 @@ fn run<E: Subject>(setting: &Setting) -> (Pair<E>, Vec<u8>) {
     (pair, before)
 }
 
-fn check<E: Subject>(setting: &Setting) -> Result<Pair<E>, TestCaseError> {
+fn check<E: Subject>(setting: &Setting) -> Result<Pair, TestCaseError> {
     let (pair, before) = run::<E>(setting);
     let statuses = statuses(&pair);
     let succeeded = statuses.iter().take_while(|status| **status == Status::Success).count();
@@ -198,7 +198,7 @@ fn check<E: Subject>(setting: &Setting) -> Result<Pair<E>, TestCaseError> {
         prop_assert_eq!(succeeded, setting.operations.len());
     }
     // What the peer executed is a prefix of what was posted, each message once, at least all that succeeded.
-    let executed = pair.b.executed() as usize;
+    let executed = pair.b.connection.responder().counters().messages as usize;
     prop_assert!(succeeded <= executed && executed <= setting.operations.len());
     let mut model = Model { memory: before, received: vec![], reads: vec![], old: vec![] };
     for (index, (operation, _)) in setting.operations.iter().take(executed).enumerate() {
@@ -208,7 +208,7 @@ fn check<E: Subject>(setting: &Setting) -> Result<Pair<E>, TestCaseError> {
     if succeeded == setting.operations.len() || !E::splits(setting) {
         prop_assert!(pair.b.memory() == model.memory, "memory differs");
     }
-    let well = pair.b.received().iter().filter(|received| received.status == Status::Success);
+    let well = pair.b.received.iter().filter(|received| received.status == Status::Success);
     let received: Vec<_> =
         well.map(|r| (r.completion.map(|completion| completion.opcode), r.bytes.clone())).collect();
     let expected: Vec<_> =
@@ -218,13 +218,13 @@ fn check<E: Subject>(setting: &Setting) -> Result<Pair<E>, TestCaseError> {
         let at = READ_INTO + index * 700;
         prop_assert_eq!(&pair.a.memory()[at..at + bytes.len()], &bytes[..]);
     }
-    let old: Vec<_> = pair.a.completions().iter().filter_map(|completion| completion.atomic_old).collect();
+    let old: Vec<_> = pair.a.completions.iter().filter_map(|completion| completion.atomic_old).collect();
     prop_assert_eq!(&model.old[..old.len()], &old[..]);
     Ok(pair)
 }
 
-fn statuses<E: Subject>(pair: &Pair<E>) -> Vec<Status> {
-    pair.a.completions().iter().map(|completion| completion.status).collect()
+fn statuses(pair: &Pair) -> Vec<Status> {
+    pair.a.statuses()
 }
 
 /// A fixed seed, so that a failure in CI is the same failure here; the count of whole successes and of resends shows
@@ -240,7 +240,7 @@ fn hold_conversations<E: Subject>(what: &str) {
     let outcome = TestRunner::new(config).run(&setting(), |setting| {
         let pair = check::<E>(&setting)?;
         whole.set(whole.get() + u32::from(statuses(&pair).iter().all(|status| *status == Status::Success)));
-        resent.set(resent.get() + pair.a.retransmitted());
+        resent.set(resent.get() + pair.a.connection.requester().counters().retransmitted);
         Ok(())
     });
     if let Err(failure) = outcome {
@@ -256,10 +256,10 @@ fn hold_conversations<E: Subject>(what: &str) {
 
 #[test]
 fn every_byte_arrives_once_and_in_order_or_the_right_error_comes() {
-    hold_conversations::<Endpoint>("messages");
+    hold_conversations::<Shared>("packets in shared memory");
 }
 
 #[test]
 fn every_byte_in_packets_arrives_once_and_in_order_or_the_right_error_comes() {
-    hold_conversations::<PacketEnd>("packets");
+    hold_conversations::<OnWire>("packets");
 }

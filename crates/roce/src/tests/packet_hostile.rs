@@ -140,7 +140,6 @@ fn answer(connection: &mut Connection, packet: &Packet, work: Work, fault: u64) 
             assert!(u64::from(offset) + u64::from(length) <= region.len.max(u64::from(length)));
             assert!(length == 0 || region.len > 0, "bytes without a region");
         }
-        Work::Read { .. } => panic!("READs go out packet by packet"),
         Work::Atomic { region, .. } => assert_eq!((region.len, region.va % 8), (8, 0)),
     }
     connection.executed(match (fault, work) {

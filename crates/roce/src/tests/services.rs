@@ -1,26 +1,27 @@
 //! What a responder of unreliable connections (UC) or datagrams (UD) answers to which requests, as dialogues.
 
+use super::described::Request;
 use super::responder::{MTU, part, request, scene, sized};
-use crate::{Opcode, Psn, Request, ServiceType};
+use crate::{Opcode, Psn, ServiceType};
 
 #[test]
 fn unreliable_connections_drop_in_silence_and_go_on() {
     let uc = |request: Request| Request { service: ServiceType::Uc, ..request };
     let whole = uc(sized(Opcode::Send, 7, 3000));
-    let (one, two, three) = (part(whole, 0, 1000), part(whole, 1000, 1500), part(whole, 2500, 500));
+    let (one, two, three) = (part(whole, 0, 1024), part(whole, 1024, 1024), part(whole, 2048, 952));
     let write = |psn| uc(sized(Opcode::Write, psn, 16));
     let bad_key = Request { rkey: 100, ..write(8) };
     for (name, arrivals, replies) in [
         ("in order", vec![write(7), write(8)], "write@0+16 | write@0+16"),
         ("a message lost before", vec![write(9), write(10)], "write@0+16 | write@0+16"),
         ("a message again", vec![write(7), write(7)], "write@0+16 | write@0+16"),
-        ("fragments", vec![one, two, three], "recv1@0+1000 | recv1@1000+1500 | recv1@2500+500!"),
+        ("fragments", vec![one, two, three], "recv1@0+1024 | recv1@1024+1024 | recv1@2048+952!"),
         (
             "a hole loses the message and keeps the receive",
             vec![one, three, two, one, two, three],
-            "recv1@0+1000 | drop:Hole | drop:Hole | recv1@0+1000 | recv1@1000+1500 | recv1@2500+500!",
+            "recv1@0+1024 | drop:Hole | drop:Hole | recv1@0+1024 | recv1@1024+1024 | recv1@2048+952!",
         ),
-        ("a new message ends the old", vec![one, write(10), two], "recv1@0+1000 | write@0+16 | drop:Hole"),
+        ("a new message ends the old", vec![one, write(10), two], "recv1@0+1024 | write@0+16 | drop:Hole"),
         ("a bad key", vec![write(7), bad_key, write(9)], "write@0+16 | drop:RemoteAccess | write@0+16"),
         ("a read", vec![uc(request(Opcode::Read, 7))], "drop:InvalidRequest"),
         ("an atomic", vec![uc(request(Opcode::FetchAdd, 7))], "drop:InvalidRequest"),

@@ -3,16 +3,16 @@
 use std::net::IpAddr;
 
 use mlx5_device::carrier::{
-    Carrier, Disposition, Icrc, MAX_DELAY_NS, Message, PathAddress, Payload, Position, Sent, Unsent,
+    Carrier, Disposition, Icrc, MAX_DELAY_NS, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::Fault;
-use roce::{Fragment, Now, Packet, Request};
+use roce::{Fragment, Now, Packet};
 
 use super::channel::{ChannelState, Lane};
-use super::record::{self, Form};
-use super::send::{exactly, fill, room_for};
+use super::record;
+use super::send::{NO_SUCH_PAYLOAD, fill, room_for};
 use super::udp::Wire;
-use super::{Inbound, Link, LinkEvent, Room, SLOTS};
+use super::{Inbound, Link, LinkEvent, MAX_INLINE, Room, SLOTS};
 
 impl Carrier for Link {
     type Inbound<'a> = Inbound<'a>;
@@ -39,17 +39,17 @@ impl Carrier for Link {
         &mut self,
         now: Now,
         budget: usize,
-        mut handler: impl FnMut(&Message, &mut Inbound<'_>) -> Disposition,
+        mut handler: impl FnMut(&Packet, &mut Inbound<'_>) -> Disposition,
     ) -> usize {
-        self.pass_time(now) + self.poll_records(budget, |inbound| handler(inbound.message, inbound))
+        self.pass_time(now) + self.poll_records(budget, |inbound| handler(inbound.packet, inbound))
     }
 
     fn poll_wire(
         &mut self,
         now: Now,
-        mut handler: impl FnMut(&Message, &mut Inbound<'_>) -> Disposition,
+        mut handler: impl FnMut(&Packet, &mut Inbound<'_>) -> Disposition,
     ) -> usize {
-        self.poll_packets(now, |inbound| handler(inbound.message, inbound))
+        self.poll_packets(now, |inbound| handler(inbound.packet, inbound))
     }
 
     fn replies_wait(&self, slot: u8) -> bool {
@@ -61,75 +61,54 @@ impl Carrier for Link {
         self.events.pop_front().map(|event| event.to_string())
     }
 
-    fn send_request(
+    fn send_record(
         &mut self,
-        request: &Request,
+        packet: &Packet,
+        mtu: u32,
         path: &PathAddress,
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent> {
-        let slot = mlx5_device::slot_of(request.dst_qpn);
-        self.need_room(slot, Lane::Request)?;
-        let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(Unsent::Full) };
-        let head = 8 * record::REQUEST_WORDS
-            + if record::carries_path(request) { 8 * record::PATH_WORDS } else { 0 };
-        let Fragment { offset, length } = request.fragment;
-        let mut request = *request;
-        let form = match payload {
-            // Its bytes come with the reply.
-            _ if request.opcode.wants_response() => Form::None,
-            Payload::Nothing => exactly(0, length, Form::None)?,
-            Payload::Inline(bytes) => exactly(bytes.len(), length, Form::Inline(length))?,
-            Payload::Segments(from) => {
-                let carried = room_for(outgoing, Lane::Request, head, from, length)?;
-                request.fragment.length = carried;
-                Form::Inline(carried)
-            }
-        };
-        let (ring, at) = outgoing.producer.next(Lane::Request);
-        if let Form::Inline(len) = form
-            && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, len)
-        {
-            return Err(self.copy_failed(slot, Lane::Request, fault));
-        }
-        let mut words = record::encode_request(&request, form);
-        if path.to_port > 1 {
-            words[0] = record::to_second_port(words[0]);
-        }
-        ring.store(at, words);
-        if record::carries_path(&request) {
-            ring.store(at + 8 * record::REQUEST_WORDS as u64, record::encode_path(path));
-        }
-        let offset = outgoing.producer.commit(Lane::Request, head + form.padded());
-        let position = Position { channel: outgoing.serial, offset };
-        self.counters.requests_sent += 1;
-        outgoing.note(slot, &mut self.to_publish);
-        Ok(Sent { position, carried: request.fragment.length })
-    }
-
-    fn send_reply(&mut self, packet: &Packet, mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent> {
         let slot = mlx5_device::slot_of(packet.dst_qpn);
-        self.need_room(slot, Lane::Reply)?;
+        let lane = if packet.content.is_request() { Lane::Request } else { Lane::Reply };
+        self.need_room(slot, lane)?;
         let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(Unsent::Full) };
-        let head = 8 * record::REPLY_WORDS;
-        let Fragment { offset, length: rest } = packet.payload;
+        let head = record::head_bytes(packet);
+        let Fragment { offset, length } = packet.payload;
         let carried = match payload {
-            Payload::Nothing => exactly(0, rest, 0)?,
-            Payload::Inline(bytes) => exactly(bytes.len(), rest, rest)?,
+            // The bytes of a READ come with its answer.
+            _ if length == 0 => 0,
+            Payload::Nothing => return Err(NO_SUCH_PAYLOAD),
+            Payload::Inline(_) if length as usize > MAX_INLINE => return Err(NO_SUCH_PAYLOAD),
+            Payload::Inline(_) => length,
             Payload::Segments(from) => {
-                let room = room_for(outgoing, Lane::Reply, head, from, rest)?;
-                if room < rest { room - room % mtu } else { rest }
+                let room = room_for(outgoing, lane, head, from, length)?;
+                if room < length { room - room % mtu } else { length }
             }
         };
-        let (ring, at) = outgoing.producer.next(Lane::Reply);
+        if carried == 0 && length > 0 {
+            return Err(Unsent::Full);
+        }
+        let (ring, at) = outgoing.producer.next(lane);
         if carried > 0
             && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, carried)
         {
-            return Err(self.copy_failed(slot, Lane::Reply, fault));
+            return Err(self.copy_failed(slot, lane, fault));
         }
-        ring.store(at, record::encode_reply(packet, carried));
-        let offset = outgoing.producer.commit(Lane::Reply, head + carried.next_multiple_of(8) as usize);
+        let mut words = record::encode(packet, carried);
+        if path.to_port > 1 {
+            words[0] = record::to_second_port(words[0]);
+        }
+        match words.first_chunk::<{ record::REPLY_WORDS }>() {
+            Some(answer) if lane == Lane::Reply => ring.store(at, *answer),
+            _ => ring.store(at, words),
+        }
+        if record::carries_path(packet) {
+            ring.store(at + (head - 8 * record::PATH_WORDS) as u64, record::encode_path(path));
+        }
+        let offset = outgoing.producer.commit(lane, head + carried.next_multiple_of(8) as usize);
         let position = Position { channel: outgoing.serial, offset };
-        self.counters.replies_sent += 1;
+        let sent = &mut self.counters;
+        *if lane == Lane::Request { &mut sent.requests_sent } else { &mut sent.replies_sent } += 1;
         outgoing.note(slot, &mut self.to_publish);
         Ok(Sent { position, carried })
     }

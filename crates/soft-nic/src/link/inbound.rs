@@ -1,7 +1,10 @@
-//! A message that arrived: its header as one checked copy, its payload still in the ring or in the packet.
+//! A packet that arrived: its header as one checked copy, its payload still in the ring or in the packet.
 
-use mlx5_device::carrier::{self, Message, PathAddress};
+use std::net::IpAddr;
+
+use mlx5_device::carrier::{self, PathAddress};
 use mlx5_device::memory::{Fault, Order, Segment};
+use roce::Packet;
 
 use super::LinkCounters;
 use crate::dma::{Host, RingMemory};
@@ -18,15 +21,14 @@ pub(super) enum Body<'a> {
 /// A message and the way to its payload; lives as long as the handler's call.
 #[derive(Debug)]
 pub struct Inbound<'a> {
-    /// The message.
-    pub message: &'a Message,
+    pub packet: &'a Packet,
+    /// Of a packet of the wire: where it came from, and our address that it came to.
+    pub addresses: Option<(IpAddr, IpAddr)>,
     /// Where a datagram came from; `None` for connected services.
     pub path: Option<PathAddress>,
     /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
     pub to_port: Option<u8>,
     pub(super) body: Body<'a>,
-    /// Bytes of payload.
-    pub(super) len: u32,
     pub(super) host: &'a Host,
     pub(super) counters: &'a mut LinkCounters,
     /// Set when a copy out of the ring was given up and may still be under way.
@@ -42,12 +44,16 @@ impl carrier::Inbound for Inbound<'_> {
         self.to_port
     }
 
+    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        self.addresses
+    }
+
     fn payload_len(&self) -> u32 {
-        self.len
+        self.packet.payload.length
     }
 
     fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
-        let len = u64::from(self.len);
+        let len = u64::from(self.packet.payload.length);
         if len == 0 {
             return Ok(());
         }
@@ -69,7 +75,7 @@ impl carrier::Inbound for Inbound<'_> {
     }
 
     fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault> {
-        if out.len() != self.len as usize {
+        if out.len() != self.packet.payload.length as usize {
             return Err(Fault { addr: 0 });
         }
         match self.body {
@@ -78,7 +84,7 @@ impl carrier::Inbound for Inbound<'_> {
                 Ok(())
             }
             Body::Ring(ring, at) => {
-                self.counters.payload_bytes += u64::from(self.len);
+                self.counters.payload_bytes += u64::from(self.packet.payload.length);
                 ring.take(self.host, at, out)
             }
         }

@@ -1,8 +1,9 @@
-//! Carries messages between NICs: whole ones in memfd rings between processes of one host, packets over UDP to others ([`udp`]).
+//! Carries packets between NICs: in memfd rings between processes of one host, where one may have the bytes of several, and over UDP
+//! to others ([`udp`]).
 //!
-//! [`Link::join`] takes a slot on the fabric; channels to peers are made when first needed. Requests and replies go out
-//! by [`Link::send_request`] and [`Link::send_reply`], come in by [`Link::poll`], and become visible to the peer at the
-//! latest with [`Link::ring_bells`], which the NIC's loop calls once a round. The sender copies a payload into the ring, the
+//! [`Link::join`] takes a slot on the fabric; channels to peers are made when first needed. Packets go out by [`Link::send_record`],
+//! come in by [`Link::poll`], and become visible to the peer at the latest with [`Link::ring_bells`], which the NIC's loop calls once
+//! a round. The sender copies a payload into the ring, the
 //! receiver out of it: no NIC reaches into another process, where it would wait for a page that never comes. Nothing here knows
 //! keys, queues or completions, and nothing trusts what a peer wrote (INV-13).
 #![forbid(unsafe_code)]

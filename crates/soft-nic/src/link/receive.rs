@@ -1,15 +1,14 @@
 //! Messages that arrived: records taken from the rings, checked, and handed on.
 
-use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition, Message, PathAddress};
+use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition};
 use roce::Now;
 
-use super::channel::{ChannelState, Lane, Record};
+use super::channel::{ChannelState, Lane};
 use super::inbound::{Body, Inbound};
 use super::peer::Incoming;
-use super::record::{self, Form, RecordError};
+use super::record::{self, RecordError};
 use super::udp::Arrived;
 use super::{Link, LinkEvent, path_of_wire};
-use crate::dma::RingMemory;
 use crate::os::system;
 
 /// The room of a record from this length on is given back at once.
@@ -91,14 +90,13 @@ impl Link {
                     mads.take_packet(from, at, &packet, payload);
                     return true;
                 }
-                let message = Message::Packet { packet, from, at };
                 let datagram = packet.service == roce::ServiceType::Ud;
                 handler(&mut Inbound {
-                    message: &message,
+                    packet: &packet,
+                    addresses: Some((from, at)),
                     path: datagram.then(|| path_of_wire(from, at)),
                     to_port: None,
                     body: Body::Here(payload),
-                    len: payload.len() as u32,
                     host,
                     counters: &mut *counters,
                     given_up: false,
@@ -122,18 +120,15 @@ impl Link {
         for requests in [requests_first, !requests_first] {
             // Behind replies requests are taken when there are no more of them, or not at all: the round's
             // budget is for both.
-            if requests {
-                self.poll_lane(index, Lane::Request, budget, consumed, handler, read_request)?;
-            } else {
-                self.poll_lane(index, Lane::Reply, budget, consumed, handler, read_reply)?;
-            }
+            let lane = if requests { Lane::Request } else { Lane::Reply };
+            self.poll_lane(index, lane, budget, consumed, handler)?;
         }
         let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
         *neglected = consumer.taken(Lane::Request) == before && consumer.pending_in(Lane::Request);
         Ok(())
     }
 
-    /// One lane. A function of its own for each lane, in which what `read` finds is not moved about.
+    /// One lane.
     fn poll_lane(
         &mut self,
         index: usize,
@@ -141,24 +136,26 @@ impl Link {
         budget: usize,
         consumed: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
-        read: impl Fn(&RingMemory, &Record) -> Result<Found, RecordError>,
     ) -> Result<(), RecordError> {
         let Incoming { consumer, closed, .. } = &mut self.incoming[index];
         let from = consumer.ends().from;
         while *consumed < budget && self.copies_left > 0 && !*closed {
             let Some(record) = consumer.next(lane)? else { break };
             let ring = consumer.ring(lane);
-            let Found { message, source, path, len, payload_at } = read(ring, &record)?;
+            let packet = &record::decode(&record.words, record.len, lane == Lane::Request)?;
             // A peer sends for its own queues only.
-            if mlx5_device::slot_of(source) != from {
+            if mlx5_device::slot_of(packet.deth.src_qpn) != from {
                 return Err(record::unknown(&record.words));
             }
+            let payload_at = record.position + record::head_bytes(packet) as u64;
+            let path_at = payload_at.wrapping_sub(8 * record::PATH_WORDS as u64);
+            let has_path = record::carries_path(packet);
             let mut inbound = Inbound {
-                message: &message,
-                path,
+                packet,
+                addresses: None,
+                path: has_path.then(|| record::decode_path(ring.load(path_at))),
                 to_port: Some(if record::is_to_second_port(record.words[0]) { 2 } else { 1 }),
                 body: Body::Ring(ring, payload_at),
-                len,
                 host: &self.host,
                 counters: &mut self.counters,
                 given_up: false,
@@ -166,7 +163,8 @@ impl Link {
             let disposition = handler(&mut inbound);
             let given_up = inbound.given_up;
             let late = disposition == Disposition::ConsumedLate;
-            self.copies_left = if late { 0 } else { self.copies_left.saturating_sub(len.into()) };
+            self.copies_left =
+                if late { 0 } else { self.copies_left.saturating_sub(packet.payload.length.into()) };
             if given_up {
                 // Its room is never given back: what came to lie there would be copied in its stead.
                 consumer.set_state(ChannelState::Closed);
@@ -187,39 +185,4 @@ impl Link {
         }
         Ok(())
     }
-}
-
-/// What a record says, checked.
-struct Found {
-    message: Message,
-    /// Sender's QPN.
-    source: u32,
-    path: Option<PathAddress>,
-    /// Bytes of payload.
-    len: u32,
-    payload_at: u64,
-}
-
-/// Checks a record of the requests' lane and everything in it but the payload.
-#[inline(always)]
-fn read_request(ring: &RingMemory, record: &Record) -> Result<Found, RecordError> {
-    let (request, has_path, form) = record::decode_request(&record.words, record.len)?;
-    let mut payload_at = record.position + 8 * record::REQUEST_WORDS as u64;
-    let mut path = None;
-    if has_path {
-        path = Some(record::decode_path(ring.load(payload_at)));
-        payload_at += 8 * record::PATH_WORDS as u64;
-    }
-    let len = if form == Form::None { 0 } else { request.fragment.length };
-    let source = request.src_qpn;
-    Ok(Found { message: Message::Request(request), source, path, len, payload_at })
-}
-
-/// The same for the replies' lane.
-#[inline(always)]
-fn read_reply(_: &RingMemory, record: &Record) -> Result<Found, RecordError> {
-    let packet = record::decode_reply(&record.words, record.len)?;
-    let payload_at = record.position + 8 * record::REPLY_WORDS as u64;
-    let (source, len) = (packet.deth.src_qpn, packet.payload.length);
-    Ok(Found { message: Message::Record(packet), source, path: None, len, payload_at })
 }

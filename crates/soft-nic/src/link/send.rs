@@ -92,8 +92,3 @@ pub(super) fn fill(
         Payload::Nothing => Ok(()),
     }
 }
-
-pub(super) fn exactly<T>(have: usize, want: u32, result: T) -> Result<T, Unsent> {
-    let (have, want) = (have as u64, u64::from(want));
-    if have == want && have <= MAX_INLINE as u64 { Ok(result) } else { Err(NO_SUCH_PAYLOAD) }
-}

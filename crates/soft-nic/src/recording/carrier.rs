@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use mlx5_device::carrier::{
-    Carrier, Disposition, Icrc, Inbound, Message, PathAddress, Payload, Position, Sent, Unsent,
+    Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::{Fault, Order, Segment};
-use roce::{Now, Packet, Request, ServiceType};
+use roce::{Now, Packet, ServiceType};
 
 use super::entry::{Place, Question, Tag};
 use super::events::{Event, Objects};
@@ -19,28 +19,36 @@ use crate::link::Link;
 /// A message that arrived.
 pub enum Arrived<'a> {
     Recorded(&'a mut dyn Inbound, &'a Recorder),
-    Replayed(Facts, &'a Replay),
+    /// With the bytes of its payload.
+    Replayed(Facts, u32, &'a Replay),
 }
 
 impl Inbound for Arrived<'_> {
     fn path(&self) -> Option<PathAddress> {
         match self {
             Arrived::Recorded(inbound, _) => inbound.path(),
-            Arrived::Replayed((path, ..), _) => *path,
+            Arrived::Replayed(facts, ..) => facts.path,
         }
     }
 
     fn to_port(&self) -> Option<u8> {
         match self {
             Arrived::Recorded(inbound, _) => inbound.to_port(),
-            Arrived::Replayed((_, port, _), _) => *port,
+            Arrived::Replayed(facts, ..) => facts.to_port,
+        }
+    }
+
+    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        match self {
+            Arrived::Recorded(inbound, _) => inbound.addresses(),
+            Arrived::Replayed(facts, ..) => facts.addresses,
         }
     }
 
     fn payload_len(&self) -> u32 {
         match self {
             Arrived::Recorded(inbound, _) => inbound.payload_len(),
-            Arrived::Replayed((.., len), _) => *len,
+            Arrived::Replayed(_, bytes, _) => *bytes,
         }
     }
 
@@ -50,7 +58,7 @@ impl Inbound for Arrived<'_> {
                 let copied = inbound.copy_into(to, order);
                 record(recorder, Tag::CopyInto, &(to, order), copied)
             }
-            Arrived::Replayed(_, replay) => {
+            Arrived::Replayed(.., replay) => {
                 replay.ask(Tag::CopyInto, Place::of(Tag::CopyInto), &(to, order), |_, _| None)
             }
         }
@@ -64,7 +72,7 @@ impl Inbound for Arrived<'_> {
                 recorder.copy(Tag::CopyToBuffer, out, copied);
                 copied
             }
-            Arrived::Replayed(_, replay) => replay.copy(Tag::CopyToBuffer, &out.len(), out),
+            Arrived::Replayed(.., replay) => replay.copy(Tag::CopyToBuffer, &out.len(), out),
         }
     }
 }
@@ -73,14 +81,14 @@ impl Inbound for Arrived<'_> {
 pub(super) fn recorded(
     recorder: &Recorder,
     tag: Tag,
-    handler: &mut impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
-    poll: impl FnOnce(&mut dyn FnMut(&Message, &mut dyn Inbound) -> Disposition) -> usize,
+    handler: &mut impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
+    poll: impl FnOnce(&mut dyn FnMut(&Packet, &mut dyn Inbound) -> Disposition) -> usize,
 ) -> usize {
     let mut messages = 0;
-    let done = poll(&mut |message, inbound| {
+    let done = poll(&mut |packet, inbound| {
         messages += 1;
-        recorder.message(message, inbound);
-        let disposition = handler(message, &mut Arrived::Recorded(inbound, recorder));
+        recorder.packet(packet, inbound);
+        let disposition = handler(packet, &mut Arrived::Recorded(inbound, recorder));
         recorder.note(Tag::Disposition, &disposition);
         disposition
     });
@@ -92,12 +100,13 @@ pub(super) fn recorded(
 pub(super) fn replayed(
     replay: &Replay,
     tag: Tag,
-    handler: &mut impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+    handler: &mut impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
 ) -> usize {
     let mut messages = 0_usize;
-    while let Some((message, facts)) = replay.next_message() {
+    while let Some((packet, facts)) = replay.next_packet() {
         messages += 1;
-        let disposition = handler(&message, &mut Arrived::Replayed(facts, replay));
+        let bytes = packet.payload.length;
+        let disposition = handler(&packet, &mut Arrived::Replayed(facts, bytes, replay));
         replay.note(Tag::Disposition, &disposition);
     }
     messages.wrapping_add(replay.ask(tag, Place::of(tag), &(), |_, _| None))
@@ -128,11 +137,11 @@ impl Carrier for Source<Link> {
         &mut self,
         now: Now,
         budget: usize,
-        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+        mut handler: impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         match self {
             Source::Recorded(link, recorder) => recorded(recorder, Tag::Rings, &mut handler, |take| {
-                link.poll_rings(now, budget, |message, inbound| take(message, inbound))
+                link.poll_rings(now, budget, |packet, inbound| take(packet, inbound))
             }),
             Source::Replayed(replay) => replayed(replay, Tag::Rings, &mut handler),
         }
@@ -141,11 +150,11 @@ impl Carrier for Source<Link> {
     fn poll_wire(
         &mut self,
         now: Now,
-        mut handler: impl FnMut(&Message, &mut Arrived<'_>) -> Disposition,
+        mut handler: impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
     ) -> usize {
         match self {
             Source::Recorded(link, recorder) => recorded(recorder, Tag::Wire, &mut handler, |take| {
-                link.poll_wire(now, |message, inbound| take(message, inbound))
+                link.poll_wire(now, |packet, inbound| take(packet, inbound))
             }),
             Source::Replayed(replay) => replayed(replay, Tag::Wire, &mut handler),
         }
@@ -170,23 +179,18 @@ impl Carrier for Source<Link> {
         }
     }
 
-    fn send_request(
+    fn send_record(
         &mut self,
-        request: &Request,
+        packet: &Packet,
+        mtu: u32,
         path: &PathAddress,
         payload: Payload<'_>,
     ) -> Result<Sent, Unsent> {
         // Of connected services the path is the port alone.
-        let datagram = (request.service == ServiceType::Ud).then_some(path);
-        let asked = (request, path.to_port, datagram, payload);
-        let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_request(request, sent);
-        ask!(self, Tag::SendRequest, asked, link => link.send_request(request, path, payload), event)
-    }
-
-    fn send_reply(&mut self, packet: &Packet, mtu: u32, payload: Payload<'_>) -> Result<Sent, Unsent> {
-        let asked = (packet, mtu, payload);
+        let datagram = (packet.service == ServiceType::Ud).then_some(path);
+        let asked = (packet, mtu, path.to_port, datagram, payload);
         let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_record(packet, sent);
-        ask!(self, Tag::SendReply, asked, link => link.send_reply(packet, mtu, payload), event)
+        ask!(self, Tag::SendRecord, asked, link => link.send_record(packet, mtu, path, payload), event)
     }
 
     fn has_reply_room(&mut self, slot: u8) -> bool {

@@ -82,16 +82,14 @@ tags! {
     AnyRegister = 12, Values, "the question whether a register was written";
     Rings = 13, Values, "the end of what shared memory brought";
     Wire = 14, Values, "the end of what the wire brought";
-    Request = 15, Values, "a request that arrived";
+    Record = 15, Values, "a packet of shared memory that arrived";
     Datagram = 16, Values, "a datagram that arrived";
-    Reply = 17, Values, "a reply that arrived";
     Packet = 18, Values, "a packet that arrived";
     CopyInto = 19, Values, "a copy of payload to memory";
     CopyToBuffer = 20, Bytes, "a copy of payload to a CQE";
     RepliesWait = 21, Values, "the question whether replies wait";
     LinkEvent = 22, Bytes, "an event of the link";
-    SendRequest = 23, Values, "a request to send";
-    SendReply = 24, Values, "a reply to send";
+    SendRecord = 23, Values, "a packet to send through shared memory";
     ReplyRoom = 25, Values, "the question for room of a reply";
     Consumed = 26, Values, "the question whether a request was taken";
     WireRoom = 27, Values, "the question for room of a packet";
@@ -145,11 +143,8 @@ pub struct Place {
 impl Place {
     #[inline(always)]
     pub fn of(tag: Tag) -> Place {
-        use Tag::{Datagram, Packet, Read, Reply, Request, SendReply, SendRequest, TakeRegister};
-        let steps = matches!(
-            tag,
-            Read | TakeRegister | Request | Datagram | Reply | Packet | SendRequest | SendReply
-        );
+        use Tag::{Datagram, Packet, Read, Record, SendRecord, TakeRegister};
+        let steps = matches!(tag, Read | TakeRegister | Record | Datagram | Packet | SendRecord);
         Place { first: MOST_VALUES * tag as usize, steps }
     }
 

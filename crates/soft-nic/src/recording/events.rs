@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use mlx5_device::carrier::{Message, Sent, Unsent};
+use mlx5_device::carrier::{Sent, Unsent};
 use mlx5_device::command::{Answer, ContextId, CreateQp, CreatedQp, Handle, ModifyQp};
 use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::{BLOCK_BYTES, Control};
 use mlx5_layout::{Cqe, CqeOpcode, SendOpcode};
 use roce::qp_state::{AttrMask, QpState};
-use roce::{Packet, Psn, Request};
+use roce::{Packet, Psn};
 use serde::Deserialize;
 
 /// Numbers of the commands that are told apart.
@@ -75,29 +75,14 @@ impl Event {
         (doorbell.qpn, Event::Doorbell { next: doorbell.next_index() })
     }
 
-    pub fn arrival(message: &Message) -> (u32, Event) {
-        match message {
-            Message::Request(request) => (request.dst_qpn, Event::Arrived(of_request(request))),
-            Message::Record(packet) | Message::Packet { packet, .. } => {
-                (packet.dst_qpn, Event::Arrived(of_packet(packet)))
-            }
-        }
-    }
-
-    pub fn of_request(request: &Request, sent: &Result<Sent, Unsent>) -> Option<(u32, Event)> {
-        let mut transfer = of_request(request);
-        if let Ok(sent) = sent {
-            // The device asks for all that is left of the message.
-            transfer.last &= sent.carried == transfer.bytes;
-            transfer.bytes = sent.carried;
-        }
-        Some((request.src_qpn, left(transfer, sent.err())?))
+    pub fn arrival(packet: &Packet) -> (u32, Event) {
+        (packet.dst_qpn, Event::Arrived(of_packet(packet)))
     }
 
     pub fn of_record(packet: &Packet, sent: &Result<Sent, Unsent>) -> Option<(u32, Event)> {
         let mut transfer = of_packet(packet);
         if let Ok(sent) = sent {
-            // The device asks for all that is left of the answer.
+            // The device asks for all that is left.
             transfer.last &= sent.carried == transfer.bytes;
             transfer.bytes = sent.carried;
         }
@@ -218,17 +203,6 @@ fn of_packet(packet: &Packet) -> Transfer {
         bytes: packet.payload.length,
         request: packet.content.is_request(),
         last: position.ends(),
-        lost: false,
-    }
-}
-
-fn of_request(request: &Request) -> Transfer {
-    Transfer {
-        what: request.opcode.to_string(),
-        psn: request.psn,
-        bytes: request.fragment.length,
-        request: true,
-        last: request.fragment.offset.saturating_add(request.fragment.length) == request.length,
         lost: false,
     }
 }

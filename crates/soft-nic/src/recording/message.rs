@@ -1,29 +1,34 @@
-//! Messages that arrived, as the values of an entry.
+//! Packets that arrived, as the values of an entry.
 //!
-//! Those of shared memory are words of its records ([`record`]), packets the headers as they are on the wire.
+//! Those of shared memory are words of its records ([`record`]), those of the wire the headers as they are there.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use mlx5_device::carrier::{Message, PathAddress};
+use mlx5_device::carrier::PathAddress;
 use roce::wire::packet::{Extended, MAX_HEADER_BYTES};
 use roce::wire::{self, Bth, MAX_PAYLOAD_BYTES};
-use roce::{Fragment, Packet, Request, ServiceType};
+use roce::{Fragment, Packet, ServiceType};
 
 use super::entry::Tag;
 use crate::link::path_of_wire;
-use crate::link::record::{self, Form, PATH_WORDS, REPLY_WORDS, REQUEST_WORDS};
+use crate::link::record::{self, PATH_WORDS, REQUEST_WORDS};
 
-pub const REQUEST_VALUES: usize = REQUEST_WORDS + 1;
-pub const DATAGRAM_VALUES: usize = REQUEST_VALUES + PATH_WORDS;
-pub const REPLY_VALUES: usize = REPLY_WORDS + 1;
+pub const RECORD_VALUES: usize = REQUEST_WORDS + 1;
+pub const DATAGRAM_VALUES: usize = RECORD_VALUES + PATH_WORDS;
 
 /// Words of the longest headers.
 const HEADER_WORDS: usize = MAX_HEADER_BYTES.div_ceil(8);
 /// Fragment, length of the headers, two addresses, the headers.
 pub const PACKET_VALUES: usize = 6 + HEADER_WORDS;
 
-/// What the device is told of a message beside it: path, port and bytes of payload.
-pub type Facts = (Option<PathAddress>, Option<u8>, u32);
+/// What the device is told of a packet beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    pub path: Option<PathAddress>,
+    pub to_port: Option<u8>,
+    /// On the wire: where it came from, and where to.
+    pub addresses: Option<(IpAddr, IpAddr)>,
+}
 
 /// Eight bytes of memory, big-endian: most of it is.
 #[inline]
@@ -40,22 +45,14 @@ fn port_of(value: u64) -> Option<Option<u8>> {
 }
 
 #[inline]
-pub fn of_request(request: &Request, port: Option<u8>) -> [u64; REQUEST_VALUES] {
-    let carries = request.opcode.carries_payload();
-    let form = if carries { Form::Inline(request.fragment.length) } else { Form::None };
-    let words = record::encode_request(request, form);
+pub fn of_record(packet: &Packet, port: Option<u8>) -> [u64; RECORD_VALUES] {
+    let words = record::encode(packet, packet.payload.length);
     std::array::from_fn(|at| words.get(at).copied().unwrap_or(of_port(port)))
 }
 
-pub fn of_datagram(request: &Request, port: Option<u8>, path: &PathAddress) -> [u64; DATAGRAM_VALUES] {
-    let (request, path) = (of_request(request, port), record::encode_path(path));
-    std::array::from_fn(|at| *request.get(at).unwrap_or_else(|| &path[at - REQUEST_VALUES]))
-}
-
-#[inline]
-pub fn of_reply(packet: &Packet, port: Option<u8>) -> [u64; REPLY_VALUES] {
-    let words = record::encode_reply(packet, packet.payload.length);
-    std::array::from_fn(|at| words.get(at).copied().unwrap_or(of_port(port)))
+pub fn of_datagram(packet: &Packet, port: Option<u8>, path: &PathAddress) -> [u64; DATAGRAM_VALUES] {
+    let (words, path) = (of_record(packet, port), record::encode_path(path));
+    std::array::from_fn(|at| *words.get(at).unwrap_or_else(|| &path[at - RECORD_VALUES]))
 }
 
 pub fn of_packet(packet: &Packet, from: IpAddr, at: IpAddr) -> [u64; PACKET_VALUES] {
@@ -79,31 +76,23 @@ pub fn of_packet(packet: &Packet, from: IpAddr, at: IpAddr) -> [u64; PACKET_VALU
     std::array::from_fn(|at| head.get(at).copied().unwrap_or_else(|| word_at(&headers, at - head.len())))
 }
 
-/// The message of an entry's values; `None` for what is none.
-pub fn decode(tag: Tag, values: &[u64]) -> Option<(Message, Facts)> {
-    match tag {
-        Tag::Request | Tag::Datagram => {
-            let (words, rest) = values.split_first_chunk::<REQUEST_WORDS>()?;
-            let (port, path) = rest.split_first()?;
-            let (request, has_path, form) = record::decode_request(words, words[0] as u32 as usize).ok()?;
-            let path = if has_path { Some(record::decode_path(*path.first_chunk()?)) } else { None };
-            let len = if form == Form::None { 0 } else { request.fragment.length };
-            Some((Message::Request(request), (path, port_of(*port)?, len)))
-        }
-        Tag::Reply => {
-            let (words, rest) = values.split_first_chunk::<REPLY_WORDS>()?;
-            let mut header = [0; REQUEST_WORDS];
-            header[..REPLY_WORDS].copy_from_slice(words);
-            let len = (words[0] as u32 as usize).max(8 * REPLY_WORDS);
-            let packet = record::decode_reply(&header, len).ok()?;
-            Some((Message::Record(packet), (None, port_of(*rest.first()?)?, packet.payload.length)))
-        }
-        Tag::Packet => packet_of(values),
-        _ => None,
+/// The packet of an entry's values; `None` for what is none.
+pub fn decode(tag: Tag, values: &[u64]) -> Option<(Packet, Facts)> {
+    if tag == Tag::Packet {
+        return packet_of(values);
     }
+    let (words, rest) = values.split_first_chunk::<REQUEST_WORDS>()?;
+    let (port, path) = rest.split_first()?;
+    let len = words[0] as u32 as usize;
+    let decoded =
+        [true, false].into_iter().find_map(|is_request| record::decode(words, len, is_request).ok());
+    let packet = decoded.filter(|_| matches!(tag, Tag::Record | Tag::Datagram))?;
+    let path =
+        if record::carries_path(&packet) { Some(record::decode_path(*path.first_chunk()?)) } else { None };
+    Some((packet, Facts { path, to_port: port_of(*port)?, addresses: None }))
 }
 
-fn packet_of(values: &[u64]) -> Option<(Message, Facts)> {
+fn packet_of(values: &[u64]) -> Option<(Packet, Facts)> {
     let ([fragment, len, from_high, from, at_high, at], headers) = values.split_first_chunk()?;
     let [from, at] = [(from_high, from), (at_high, at)]
         .map(|(high, low)| Ipv6Addr::from_bits(u128::from(*high) << 64 | u128::from(*low)).to_canonical());
@@ -117,59 +106,60 @@ fn packet_of(values: &[u64]) -> Option<(Message, Facts)> {
     let packet = Packet::from_wire(&wire::Packet { bth, extended, payload })?;
     let packet = Packet { payload: fragment, ..packet };
     let path = (packet.service == ServiceType::Ud).then(|| path_of_wire(from, at));
-    Some((Message::Packet { packet, from, at }, (path, None, fragment.length)))
+    Some((packet, Facts { path, to_port: None, addresses: Some((from, at)) }))
 }
 
 #[cfg(test)]
 mod tests {
-    use roce::packet::{Aeth, Deth, Syndrome};
+    use roce::packet::{Aeth, Deth, Reth, Syndrome};
     use roce::{Content, NakCode, Opcode, Position, Psn};
 
     use super::*;
 
     #[test]
-    fn messages_of_every_kind_are_decoded_as_they_were() {
-        let [ack, nak] =
-            [Syndrome::Ack, Syndrome::Nak(NakCode::RemoteAccess)].map(|syndrome| Aeth { syndrome, msn: 4 });
-        for (content, length) in [
-            (Content::Acknowledge(ack), 0),
-            (Content::Acknowledge(nak), 0),
-            (Content::ReadResponse { position: Position::Only, aeth: Some(ack) }, 100),
-            (Content::AtomicAcknowledge { aeth: ack, old: 5 }, 0),
-        ] {
-            let answer = Packet {
-                service: ServiceType::Rc,
+    fn packets_of_every_kind_are_decoded_as_they_were() {
+        let aeth = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 4 };
+        let ack = Aeth { syndrome: Syndrome::Ack, ..aeth };
+        let answers = [
+            Content::Acknowledge(ack),
+            Content::Acknowledge(aeth),
+            Content::ReadResponse { position: Position::Only, aeth: Some(ack) },
+            Content::AtomicAcknowledge { aeth: ack, old: 5 },
+        ];
+        let reth = Reth { va: 1 << 40, rkey: 7, dma_bytes: 100 };
+        let requests = Opcode::ALL.map(|opcode| Content::request(opcode, [1, 2, 3, 4], reth, [5, 6]));
+        let path = PathAddress { dlid: 5, dgid: [7; 16], hop_limit: 3, grh: true, ..PathAddress::default() };
+        let facts = Facts { path: None, to_port: Some(2), addresses: None };
+        for content in answers.into_iter().chain(requests) {
+            let carries = matches!(
+                content,
+                Content::Send { .. } | Content::Write { .. } | Content::ReadResponse { .. }
+            );
+            let packet = Packet {
                 dst_qpn: 2,
                 psn: Psn::new(3),
-                ack_requested: false,
-                solicited: false,
                 deth: Deth { qkey: 0, src_qpn: 1 },
                 content,
-                payload: Fragment { offset: 0, length },
+                payload: Fragment { offset: 0, length: if carries { 100 } else { 0 } },
+                ..Packet::default()
             };
-            let values = of_reply(&answer, Some(2));
-            assert_eq!(decode(Tag::Reply, &values), Some((Message::Record(answer), (None, Some(2), length))));
-        }
-        let path = PathAddress { dlid: 5, dgid: [7; 16], hop_limit: 3, grh: true, ..PathAddress::default() };
-        for opcode in Opcode::ALL {
-            let fragment = Fragment { offset: 0, length: 100 };
-            let request = Request { opcode, length: 100, fragment, ..Request::default() };
-            let len = if opcode.carries_payload() { 100 } else { 0 };
-            let decoded = decode(Tag::Request, &of_request(&request, Some(1)));
-            assert_eq!(decoded, Some((Message::Request(request), (None, Some(1), len))), "{opcode}");
-            let datagram = Request { service: ServiceType::Ud, ..request };
-            let decoded = decode(Tag::Datagram, &of_datagram(&datagram, Some(1), &path));
-            assert_eq!(decoded, Some((Message::Request(datagram), (Some(path), Some(1), len))), "{opcode}");
+            assert_eq!(decode(Tag::Record, &of_record(&packet, Some(2))), Some((packet, facts)));
+            if matches!(content, Content::CompareSwap(_) | Content::FetchAdd(_)) {
+                continue;
+            }
+            let datagram = Packet { service: ServiceType::Ud, ..packet };
+            let decoded = decode(Tag::Datagram, &of_datagram(&datagram, Some(2), &path));
+            assert_eq!(decoded, Some((datagram, Facts { path: Some(path), ..facts })));
         }
     }
 
     #[test]
-    fn values_that_are_no_message_are_none() {
-        let values = of_request(&Request::default(), Some(1));
+    fn values_that_are_no_packet_are_none() {
+        let values = of_record(&Packet::default(), Some(1));
         for len in 0..values.len() {
-            assert_eq!(decode(Tag::Request, &values[..len]), None, "{len} values");
+            assert_eq!(decode(Tag::Record, &values[..len]), None, "{len} values");
         }
         assert_eq!(decode(Tag::Packet, &[u64::MAX; PACKET_VALUES]), None);
-        assert_eq!(decode(Tag::Reply, &[u64::MAX; REPLY_VALUES]), None);
+        assert_eq!(decode(Tag::Record, &[u64::MAX; RECORD_VALUES]), None);
     }
 }

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::{Inbound, Message};
+use mlx5_device::carrier::Inbound;
 use mlx5_device::memory::Fault;
-use roce::Now;
+use roce::{Now, Packet};
 use serde::Serialize;
 
 use super::answer::{Answer, of_failure};
@@ -306,18 +306,13 @@ impl Recorder {
         result
     }
 
-    /// A message, before the device has it.
-    pub fn message(&self, message: &Message, inbound: &dyn Inbound) {
+    /// A packet that arrived, before the device has it.
+    pub fn packet(&self, packet: &Packet, inbound: &dyn Inbound) {
         let port = inbound.to_port();
-        match message {
-            Message::Request(request) => match inbound.path() {
-                None => self.entry(Tag::Request, message::of_request(request, port)),
-                Some(path) => self.entry(Tag::Datagram, message::of_datagram(request, port, &path)),
-            },
-            Message::Record(packet) => self.entry(Tag::Reply, message::of_reply(packet, port)),
-            Message::Packet { packet, from, at } => {
-                self.entry(Tag::Packet, message::of_packet(packet, *from, *at));
-            }
+        match (inbound.addresses(), inbound.path()) {
+            (Some((from, at)), _) => self.entry(Tag::Packet, message::of_packet(packet, from, at)),
+            (None, None) => self.entry(Tag::Record, message::of_record(packet, port)),
+            (None, Some(path)) => self.entry(Tag::Datagram, message::of_datagram(packet, port, &path)),
         }
     }
 

@@ -4,9 +4,9 @@ use std::fmt;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mlx5_device::carrier::{Message, Unsent};
+use mlx5_device::carrier::Unsent;
 use mlx5_device::memory::Fault;
-use roce::Now;
+use roce::{Now, Packet};
 
 use super::answer::{Answer, failure_of};
 use super::decoder::{Body, Decoder, Entry};
@@ -454,18 +454,18 @@ impl Replay {
         result
     }
 
-    /// The next message that had come when the device looked.
+    /// The next packet that had come when the device looked.
     #[cold]
-    pub fn next_message(&self) -> Option<(Message, Facts)> {
+    pub fn next_packet(&self) -> Option<(Packet, Facts)> {
         let mut state = self.state();
         let tag = state.peek()?;
-        if !matches!(tag, Tag::Request | Tag::Datagram | Tag::Reply | Tag::Packet) {
+        if !matches!(tag, Tag::Record | Tag::Datagram | Tag::Packet) {
             return None;
         }
         let values = state.values(tag, Place::of(tag));
-        let (message, facts) = message::decode(tag, &values).unwrap_or_else(|| state.unreadable(tag));
-        state.happened(Some(Event::arrival(&message)));
-        Some((message, facts))
+        let (packet, facts) = message::decode(tag, &values).unwrap_or_else(|| state.unreadable(tag));
+        state.happened(Some(Event::arrival(&packet)));
+        Some((packet, facts))
     }
 
     /// The time of the device's clock.

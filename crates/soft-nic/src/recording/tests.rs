@@ -12,7 +12,7 @@ use mlx5_device::carrier::Unsent;
 use mlx5_device::command::{AddressVector, CreateCq, ModifyQp, QpCap, RegMr};
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
 use mlx5_device::threads::{ThreadTime, Threads};
-use roce::{Now, Request};
+use roce::{Now, Packet};
 
 use super::decoder::Decoder;
 use super::entry::{Form, MOST_BYTES, Tag};
@@ -182,15 +182,19 @@ fn another_result_is_named_with_its_step_and_what_the_device_did() {
     // The digest of the round in which the last message of a WRITE left.
     let mut messages = 0;
     edit(&file, &edited, |bytes| {
-        messages = entries(bytes).iter().filter(|(tag, _)| *tag == Tag::Request).count()
+        messages = entries(bytes).iter().filter(|(tag, _)| *tag == Tag::Record).count()
     });
     let text = differs(&|bytes| {
         let all = entries(bytes);
-        let (at, _) = all.iter().enumerate().rfind(|(_, (tag, _))| *tag == Tag::Request).unwrap();
+        let (at, _) = all.iter().enumerate().rfind(|(_, (tag, _))| *tag == Tag::Record).unwrap();
         let before = all[..at].iter().rfind(|(tag, _)| *tag == Tag::Round).unwrap();
         bytes[before.1.start + 4] ^= 1;
     });
-    assert!(text.contains("differs in step ") && text.contains("a request to send (Request {"), "{text}");
+    assert!(
+        text.contains("differs in step ")
+            && text.contains("a packet to send through shared memory (Packet {"),
+        "{text}"
+    );
     assert!(text.contains("expected what was recorded (digest ") && !text.contains('\n'), "{text}");
     assert!(
         differs(&|bytes| {
@@ -435,8 +439,8 @@ fn a_long_message_is_drawn_in_the_pieces_that_left() {
     assert!(pieces.len() > 4, "{pieces:?}");
     assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u32>(), LEN);
     assert_eq!(pieces.iter().position(|piece| piece.last), Some(pieces.len() - 1));
-    let request = Request::default();
-    assert_eq!(Event::of_request(&request, &Err(Unsent::Full)), None, "one without room did not leave");
+    let packet = Packet::default();
+    assert_eq!(Event::of_record(&packet, &Err(Unsent::Full)), None, "one without room did not leave");
 }
 
 #[test]

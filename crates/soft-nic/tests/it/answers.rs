@@ -1,11 +1,11 @@
 //! Answers to READs: each has the bytes of its own request, no more of them, and only while its memory is granted.
 
-use mlx5_device::carrier::{Carrier as _, Disposition, Message, Payload, Unsent};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Unsent};
 use mlx5_device::commands::*;
 use mlx5_layout::umr::right::REMOTE_READ;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::packet::{Aeth, Deth, Syndrome};
-use roce::{Content, Fragment, Packet, Position, Request, ServiceType};
+use roce::{Content, Fragment, Packet, Position, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::link::{Link, LinkConfig};
 use soft_nic::testing::{Driver, Opening, QpShape, Setup, WorkRequest};
@@ -51,14 +51,12 @@ struct Foreigner {
 
 impl Foreigner {
     /// The next request.
-    fn request(&mut self, driver: &mut Driver<Host>) -> Request {
+    fn request(&mut self, driver: &mut Driver<Host>) -> Packet {
         for _ in 0..1000 {
             driver.poll();
             let mut next = None;
             self.link.poll(1, |inbound| {
-                if let Message::Request(request) = *inbound.message {
-                    next = Some(request);
-                }
+                next = Some(*inbound.packet);
                 Disposition::Consumed
             });
             if let Some(request) = next {
@@ -69,21 +67,19 @@ impl Foreigner {
     }
 
     /// Answers a READ with these bytes.
-    fn answer(&mut self, driver: &mut Driver<Host>, request: &Request, bytes: &[u8]) {
+    fn answer(&mut self, driver: &mut Driver<Host>, request: &Packet, bytes: &[u8]) {
         let aeth = Some(Aeth { syndrome: Syndrome::Ack, msn: 1 });
         let reply = Packet {
-            service: ServiceType::Rc,
-            dst_qpn: request.src_qpn,
+            dst_qpn: request.deth.src_qpn,
             psn: request.psn,
-            ack_requested: false,
-            solicited: false,
             deth: Deth { qkey: 0, src_qpn: self.qpn },
             content: Content::ReadResponse { position: Position::Only, aeth },
             payload: Fragment { offset: 0, length: bytes.len() as u32 },
+            ..Packet::default()
         };
         // The channel back has to be attached to first.
         for _ in 0..1000 {
-            match self.link.send_reply(&reply, 4096, Payload::Inline(bytes)) {
+            match self.link.send_record(&reply, 4096, &PathAddress::default(), Payload::Inline(bytes)) {
                 Ok(_) => {
                     self.link.ring_bells();
                     driver.settle();
@@ -113,7 +109,8 @@ fn an_answer_of_another_length_fails_its_read_and_places_nothing() {
         into.block.write(0, &[GUARD; 8192]);
         driver.post(a, &WorkRequest::read(&into, 0, 64, &into, 4096));
         let request = foreigner.request(&mut driver);
-        assert_eq!(request.length, 64);
+        let Content::ReadRequest(reth) = request.content else { panic!("{request:?}") };
+        assert_eq!(reth.dma_bytes, 64);
         foreigner.answer(&mut driver, &request, &vec![NEW; length]);
         let cqe = driver.poll_send(a).unwrap_or_else(|| panic!("{what}: the READ goes on"));
         let placed = into.block.bytes(0, 8192);

@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Unsent};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Unsent};
 use mlx5_layout::CqeOpcode;
-use roce::{Fragment, Opcode, Psn, Request, ServiceType};
+use roce::packet::{Deth, Reth};
+use roce::{Content, Packet, Psn, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, Room};
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
@@ -103,21 +104,18 @@ impl Peer {
 
     /// Asks the driver's queue for memory of the driver's.
     fn read(&mut self, from: &Region, psn: u32, length: u32) {
-        let request = Request {
-            src_qpn: mlx5_device::first_qpn(self.link.slot()) | 0x40,
+        let reth = Reth { va: from.block.address(), rkey: from.rkey, dma_bytes: length };
+        let request = Packet {
             dst_qpn: self.driver.qp(self.a).qpn,
-            opcode: Opcode::Read,
             psn: Psn::new(psn),
             ack_requested: true,
-            remote_va: from.block.address(),
-            rkey: from.rkey,
-            length,
-            fragment: Fragment { offset: 0, length },
-            ..Request::default()
+            deth: Deth { qkey: 0, src_qpn: mlx5_device::first_qpn(self.link.slot()) | 0x40 },
+            content: Content::ReadRequest(reth),
+            ..Packet::default()
         };
         let path = PathAddress { to_port: 1, ..PathAddress::default() };
         for _ in 0..1000 {
-            match self.link.send_request(&request, &path, Payload::Nothing) {
+            match self.link.send_record(&request, 4096, &path, Payload::Nothing) {
                 Ok(_) => return self.link.ring_bells(),
                 Err(Unsent::Full) => drop(self.driver.poll()),
                 Err(error) => panic!("{error}"),
@@ -179,9 +177,10 @@ fn a_long_message_goes_on_beside_other_queues_short_ones() {
     let (mut short, mut whole) = (0, false);
     while !whole {
         let taken = peer.link.poll(1, |inbound| {
-            if let Message::Request(request) = *inbound.message {
-                short += u32::from(request.dst_qpn == peer_qpn);
-                whole = request.dst_qpn != peer_qpn && request.is_last();
+            let packet = inbound.packet;
+            if packet.content.is_request() {
+                short += u32::from(packet.dst_qpn == peer_qpn);
+                whole = packet.dst_qpn != peer_qpn && packet.content.position().ends();
             }
             Disposition::Consumed
         });

@@ -404,7 +404,6 @@ impl End {
                 };
                 bytes.copy_from_slice(payload);
             }
-            Work::Read { .. } => panic!("a READ by packet brings no work"),
             Work::Atomic { region, .. } => {
                 assert!(region.len == 8 && region.va.is_multiple_of(8), "{region:?}");
                 let need = Access::REMOTE_ATOMIC;

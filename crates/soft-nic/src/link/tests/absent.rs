@@ -4,11 +4,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
-use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
+use mlx5_device::carrier::{Disposition, PathAddress, Payload};
 use mlx5_device::memory::{Order, Segment};
 use roce::Opcode;
 
-use super::processes::{config, connect, fabric_name, request};
+use super::processes::{MTU, config, connect, fabric_name, go_on, request};
 use crate::dma::testing::Absent;
 use crate::link::{Link, Room};
 
@@ -28,16 +28,18 @@ impl Drop for Served<'_> {
 
 /// Takes messages until one of this length has come.
 fn take(b: &mut Link, target: &[u8], len: u32) {
-    let mut came = false;
+    let (mut came, mut arrived) = (false, 0);
     let begun = Instant::now();
     while !came {
         assert!(begun.elapsed() < PATIENCE, "a message of {len} bytes");
         b.poll(1, |inbound| {
-            let Message::Request(got) = *inbound.message else { panic!("a request") };
-            let to = &target[got.fragment.offset as usize..][..got.fragment.length as usize];
+            let position = inbound.packet.content.position();
+            arrived = if position.starts() { 0 } else { arrived };
+            let to = &target[arrived..][..inbound.payload_len() as usize];
+            arrived += to.len();
             let to = [Segment { addr: to.as_ptr() as u64, len: to.len() as u64 }];
             inbound.copy_into(&to, Order::Increasing).unwrap();
-            came |= got.is_last() && got.length == len;
+            came |= position.ends() && arrived == len as usize;
             Disposition::Consumed
         });
         b.ring_bells();
@@ -65,10 +67,11 @@ fn a_page_that_never_comes_stops_its_own_process_and_not_the_receiver() {
             let mut write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, LEN as u32);
             let from = [Segment { addr: absent.address(), len: LEN as u64 }];
             tell.send(()).unwrap();
-            while write.fragment.length > 0 && begun.elapsed() < 2 * PATIENCE {
-                if let Ok(sent) = a.send_request(&write, &PathAddress::default(), Payload::Segments(&from)) {
-                    write.fragment.offset += sent.carried;
-                    write.fragment.length -= sent.carried;
+            while write.payload.length > 0 && begun.elapsed() < 2 * PATIENCE {
+                if let Ok(sent) =
+                    a.send_record(&write, MTU, &PathAddress::default(), Payload::Segments(&from))
+                {
+                    go_on(&mut write, sent.carried);
                 }
                 a.ring_bells();
             }
@@ -84,7 +87,7 @@ fn a_page_that_never_comes_stops_its_own_process_and_not_the_receiver() {
         let from = [Segment { addr: source.as_ptr() as u64, len: 40_000 }];
         for _ in 0..100 {
             let write = request(&c, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 40_000);
-            c.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();
+            c.send_record(&write, MTU, &PathAddress::default(), Payload::Segments(&from)).unwrap();
             c.ring_bells();
             take(&mut b, &target, 40_000);
             std::thread::sleep(Duration::from_millis(1));

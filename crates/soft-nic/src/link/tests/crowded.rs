@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
-use mlx5_device::carrier::{Disposition, Message, Payload};
-use mlx5_device::memory::{Order, Segment};
+use mlx5_device::carrier::{Disposition, PathAddress, Payload};
+use mlx5_device::memory::Order;
 use roce::Opcode;
 
 use super::processes::{
-    MTU, Peer, acknowledge, child_config, config, end_flag, fabric_name, msn, request, send,
+    MTU, Peer, Target, acknowledge, child_config, config, end_flag, fabric_name, msn, request, send,
 };
 use crate::link::{Link, LinkConfig};
 use crate::os::system;
@@ -50,23 +50,20 @@ fn nic(words: &Words, config: LinkConfig) {
     while !words.stop.load(Ordering::Relaxed) {
         let mut last = None;
         let mut worked = link.poll(64, |inbound| {
-            match *inbound.message {
-                Message::Request(request) => {
-                    inbound
-                        .copy_into(&[Segment { addr: request.remote_va, len: 8 }], Order::Increasing)
-                        .unwrap();
-                    received = received.wrapping_add(1);
-                    last = Some(request);
-                }
-                Message::Packet { .. } => unreachable!("this link has no wire"),
-                Message::Record(packet) => words.completed.store(msn(&packet).into(), Ordering::Release),
+            let packet = *inbound.packet;
+            if packet.content.is_request() {
+                inbound.copy_into(&[Target::default().next(&packet)], Order::Increasing).unwrap();
+                received = received.wrapping_add(1);
+                last = Some(packet);
+            } else {
+                words.completed.store(msn(&packet).into(), Ordering::Release);
             }
             Disposition::Consumed
         }) > 0;
         if let Some(request) = last {
             let reply = acknowledge(&request, received);
             // At the end of the test the peer may have left first, and its last message stays unanswered.
-            while link.send_reply(&reply, MTU, Payload::Nothing).is_err()
+            while link.send_record(&reply, MTU, &PathAddress::default(), Payload::Nothing).is_err()
                 && !words.stop.load(Ordering::Relaxed)
             {
                 link.poll(0, |_| Disposition::NotNow);

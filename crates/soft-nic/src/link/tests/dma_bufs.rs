@@ -2,11 +2,11 @@
 //! (`[vvar]`, vdso(7)), whose mapping has the same flags (`VM_PFNMAP`).
 
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
-use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload};
+use mlx5_device::carrier::{Disposition, PathAddress, Payload};
 use mlx5_device::memory::{Memory, Order, Segment};
 
 use super::messages::{meet, segment};
-use super::processes::{config, fabric_name, request};
+use super::processes::{MTU, config, fabric_name, go_on, request};
 use crate::dma::Host;
 use crate::link::Link;
 
@@ -28,14 +28,14 @@ fn send(a: &mut Link, b: &mut Link, page: u64) -> Vec<u8> {
     let len = target.len() as u32;
     let mut sending = request(a, mlx5_device::first_qpn(b.slot()), roce::Opcode::Write, 7, 0x1000, len);
     let from = [Segment { addr: page, len: PAGE }; TIMES];
-    while sending.fragment.length > 0 {
-        let sent = a.send_request(&sending, &PathAddress::default(), Payload::Segments(&from)).unwrap();
-        sending.fragment.offset += sent.carried;
-        sending.fragment.length -= sent.carried;
+    let mut arrived = 0;
+    while sending.payload.length > 0 {
+        let sent = a.send_record(&sending, MTU, &PathAddress::default(), Payload::Segments(&from)).unwrap();
+        go_on(&mut sending, sent.carried);
         a.ring_bells();
         while b.poll(1, |inbound| {
-            let Message::Request(got) = *inbound.message else { panic!("a request") };
-            let place = &target[got.fragment.offset as usize..][..got.fragment.length as usize];
+            let place = &target[arrived..][..inbound.payload_len() as usize];
+            arrived += place.len();
             inbound.copy_into(&[segment(place)], Order::Increasing).unwrap();
             Disposition::Consumed
         }) == 0

@@ -46,24 +46,32 @@ fn a_bad_record_closes_its_channel_and_no_other() {
             Box::new(|a, slot| {
                 let asked = request(a, mlx5_device::first_qpn(slot), Opcode::Send, 0, 0, 0);
                 let mut reply = acknowledge(&asked, 0);
-                reply.deth.src_qpn = asked.src_qpn;
-                forge(a, slot, Lane::Request, &record::encode_reply(&reply, 0), 32);
+                reply.deth = asked.deth;
+                forge(a, slot, Lane::Request, &record::encode(&reply, 0)[..record::REPLY_WORDS], 32);
             }),
         ),
         (
             "a queue of somebody else",
             Box::new(|a, slot| {
                 let mut sent = request(a, mlx5_device::first_qpn(slot), Opcode::Read, 0, 0, 8);
-                sent.src_qpn = mlx5_device::first_qpn(77);
-                forge(a, slot, Lane::Request, &record::encode_request(&sent, record::Form::None), 64);
+                sent.deth.src_qpn = mlx5_device::first_qpn(77);
+                forge(a, slot, Lane::Request, &record::encode(&sent, 0), 56);
             }),
         ),
         (
-            "a payload shorter than the record says",
+            "a payload longer than the record",
             Box::new(|a, slot| {
                 let sent = request(a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 10_000);
-                let words = record::encode_request(&sent, record::Form::Inline(9_992));
-                forge(a, slot, Lane::Request, &words, 64 + 9_992);
+                forge(a, slot, Lane::Request, &record::encode(&sent, 10_000), 56 + 9_992);
+            }),
+        ),
+        (
+            "more padding than there is payload",
+            Box::new(|a, slot| {
+                let sent = request(a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 0);
+                let mut words = record::encode(&sent, 0);
+                words[0] |= 7 << 44;
+                forge(a, slot, Lane::Request, &words, 56);
             }),
         ),
     ];
@@ -74,7 +82,7 @@ fn a_bad_record_closes_its_channel_and_no_other() {
         meet(&mut a, &mut b);
         let slot = b.slot();
         forgery(&mut a, slot);
-        assert_eq!(b.poll(10, |inbound| panic!("{name}: {:?} was handed on", inbound.message)), 0);
+        assert_eq!(b.poll(10, |inbound| panic!("{name}: {:?} was handed on", inbound.packet)), 0);
         assert_eq!(b.counters().bad_records, i as u64 + 1, "{name}");
         let from = a.slot();
         assert!(
@@ -83,7 +91,7 @@ fn a_bad_record_closes_its_channel_and_no_other() {
         );
         assert_eq!(a.room(slot), Room::NoPeer(NoPeer::Closed(slot)), "{name}");
         let write = request(&good, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 0);
-        good.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+        good.send_record(&write, MTU, &PathAddress::default(), Payload::Nothing).unwrap();
         good.ring_bells();
         assert_eq!(b.poll(10, |_| Disposition::Consumed), 1, "{name}: the good peer goes on");
     }
@@ -156,8 +164,8 @@ fn an_impossible_tail_is_an_error_of_the_send_and_frees_its_waiters() {
         let answer = read_response(&asked);
         let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 1 << 20);
         let send = |a: &mut Link| match lane {
-            Lane::Request => a.send_request(&write, &PathAddress::default(), bytes),
-            Lane::Reply => a.send_reply(&answer, MTU, bytes),
+            Lane::Request => a.send_record(&write, MTU, &PathAddress::default(), bytes),
+            Lane::Reply => a.send_record(&answer, MTU, &PathAddress::default(), bytes),
         };
         let first = send(&mut a).unwrap().position;
         // Fill the ring until only the look at the tail can tell whether a whole fragment fits.
@@ -219,7 +227,7 @@ fn records_rewritten_while_they_are_read_never_reach_beyond_the_target() {
         for len in [8, 100, 4096, 30_000, 64, 20_000] {
             starts.push(a.outgoing[usize::from(slot)].as_ref().unwrap().producer.next(Lane::Request).1);
             let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, len);
-            a.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();
+            a.send_record(&write, MTU, &PathAddress::default(), Payload::Segments(&from)).unwrap();
         }
         a.ring_bells();
         let outgoing = a.outgoing[usize::from(slot)].as_ref().unwrap();

@@ -6,7 +6,7 @@ use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Unse
 use mlx5_device::memory::Segment;
 use roce::Opcode;
 
-use super::processes::{Peer, config, connect, fabric_name, request, send};
+use super::processes::{MTU, Peer, config, connect, fabric_name, request, send};
 use crate::link::{FabricError, Link, LinkConfig, LinkError, LinkEvent, NoPeer, Room, SLOTS};
 use crate::os::testing::true_in_fork_child;
 
@@ -63,7 +63,7 @@ fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
     assert!(!link.is_alive(slot).unwrap());
     assert_eq!(link.events.pop_front(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
     assert_eq!(link.room(slot), Room::NoPeer(NoPeer::Gone(slot)));
-    let sent = link.send_request(&write, &PathAddress::default(), Payload::Inline(&[1; 8]));
+    let sent = link.send_record(&write, MTU, &PathAddress::default(), Payload::Inline(&[1; 8]));
     assert_eq!(sent, Err(Unsent::Unreachable));
     // Every other slot is used first, then the dead one's.
     let mut others: Vec<Link> = (0..SLOTS - 2).map(|_| join(&fabric)).collect();
@@ -173,7 +173,7 @@ fn a_fork_child_gets_nothing_of_its_parents_link_and_may_join_itself() {
     let own = link.slot();
     assert!(true_in_fork_child(|| {
         let path = PathAddress::default();
-        let refused = link.send_request(&write, &path, Payload::Inline(&[1; 8]));
+        let refused = link.send_record(&write, MTU, &path, Payload::Inline(&[1; 8]));
         link.ring_bells();
         link.sleep(Duration::from_secs(5));
         link.waker().wake();
@@ -208,7 +208,7 @@ fn a_peer_killed_in_the_middle_of_copies_costs_only_its_messages() {
         let write = request(&link, mlx5_device::first_qpn(slot), Opcode::Write, 0, to, payload.len() as u32);
         let mut last = None;
         for _ in 0..20 {
-            match link.send_request(&write, &PathAddress::default(), Payload::Segments(&from)) {
+            match link.send_record(&write, MTU, &PathAddress::default(), Payload::Segments(&from)) {
                 Ok(sent) => last = Some(sent.position),
                 sent => assert_eq!(sent, Err(Unsent::Full)),
             }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition, Message, PathAddress, Payload, Unsent};
+use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition, PathAddress, Payload, Unsent};
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
 use mlx5_device::memory::{Fault, Order, Segment};
-use roce::packet::{Aeth, Syndrome};
-use roce::{Content, Fragment, NakCode, Opcode, Position, ServiceType};
+use roce::packet::{Aeth, AtomicEth, Reth, Syndrome, Trailer};
+use roce::{Content, Fragment, NakCode, Opcode, Packet, ServiceType};
 
-use super::processes::{MTU, answer, config, connect, fabric_name, read_response, request};
+use super::processes::{MTU, answer, config, connect, fabric_name, go_on, read_response, request};
 use crate::dma::Copiers;
 use crate::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, NoPeer, Room};
 
@@ -64,15 +64,13 @@ fn deliver(a: &mut Link, b: &mut Link, opcode: Opcode, source: &[u8], order: Ord
     let pieces = [segment(&source[..cut]), segment(&source[cut..2 * cut]), segment(&source[2 * cut..])];
     let target = vec![0xee; source.len() + 8];
     let mut sending = request(a, mlx5_device::first_qpn(b.slot()), opcode, 7, 0x1000, source.len() as u32);
-    let mut whole = false;
+    let (mut whole, mut arrived) = (false, 0);
     let mut sent_all = false;
     while !whole {
         if !sent_all {
-            match a.send_request(&sending, &PathAddress::default(), Payload::Segments(&pieces)) {
+            match a.send_record(&sending, MTU, &PathAddress::default(), Payload::Segments(&pieces)) {
                 Ok(sent) => {
-                    sending.fragment.offset += sent.carried;
-                    sending.fragment.length -= sent.carried;
-                    sent_all = sending.fragment.length == 0;
+                    sent_all = go_on(&mut sending, sent.carried);
                 }
                 Err(Unsent::Full) => {}
                 Err(error) => panic!("{error}"),
@@ -80,15 +78,27 @@ fn deliver(a: &mut Link, b: &mut Link, opcode: Opcode, source: &[u8], order: Ord
             a.ring_bells();
         }
         b.poll(1, |inbound| {
-            let Message::Request(got) = *inbound.message else { panic!("a request") };
-            assert_eq!((got.opcode, got.length, got.remote_va), (opcode, source.len() as u32, 0x1000));
-            assert_eq!(inbound.payload_len(), got.fragment.length);
-            let from = got.fragment.offset as usize;
-            let to = &target[from..from + got.fragment.length as usize];
+            let Packet { content, psn, payload, .. } = *inbound.packet;
+            let position = content.position();
+            let (is_write, trailed) = match content {
+                Content::Write { reth, trailer, .. } => {
+                    let starts = Reth { va: 0x1000, rkey: 1, dma_bytes: source.len() as u32 };
+                    assert_eq!(reth, if position.starts() { starts } else { Reth::default() });
+                    (true, trailer != Trailer::None)
+                }
+                Content::Send { trailer, .. } => (false, trailer != Trailer::None),
+                _ => panic!("{content:?}"),
+            };
+            assert_eq!(is_write, opcode != Opcode::Send);
+            assert_eq!(trailed, opcode == Opcode::WriteImm && position.ends(), "with the last byte");
+            assert_eq!((position.starts(), psn.value()), (arrived == 0, 7 + arrived as u32 / MTU));
+            assert_eq!(inbound.payload_len(), payload.length);
+            let to = &target[arrived..][..payload.length as usize];
+            arrived += to.len();
             // Cut elsewhere than the source, so that pieces never match.
             let middle = to.len() / 2;
             inbound.copy_into(&[segment(&to[..middle]), segment(&to[middle..])], order).unwrap();
-            whole = got.is_last();
+            whole = position.ends();
             Disposition::Consumed
         });
         b.ring_bells();
@@ -125,20 +135,22 @@ fn a_process_reaches_its_own_queues_the_same_way() {
         let source = pattern(len, 3);
         let target = vec![0; len];
         let mut sending = request(&link, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, len as u32);
-        let mut whole = false;
+        let (mut whole, mut arrived) = (false, 0);
         while !whole {
-            let sent =
-                link.send_request(&sending, &PathAddress::default(), Payload::Segments(&[segment(&source)]));
+            let sent = link.send_record(
+                &sending,
+                MTU,
+                &PathAddress::default(),
+                Payload::Segments(&[segment(&source)]),
+            );
             let carried = sent.unwrap().carried;
-            sending.fragment.offset += carried;
-            sending.fragment.length -= carried;
+            go_on(&mut sending, carried);
             link.ring_bells();
             link.poll(16, |inbound| {
-                let Message::Request(got) = *inbound.message else { panic!("a request") };
-                let from = got.fragment.offset as usize;
-                let to = &target[from..from + got.fragment.length as usize];
+                let to = &target[arrived..][..inbound.payload_len() as usize];
+                arrived += to.len();
                 inbound.copy_into(&[segment(to)], Order::Increasing).unwrap();
-                whole = got.is_last();
+                whole = inbound.packet.content.position().ends();
                 Disposition::Consumed
             });
         }
@@ -150,33 +162,27 @@ fn a_process_reaches_its_own_queues_the_same_way() {
 fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> Vec<u8> {
     let target = vec![0xee; source.len()];
     let reading = request(a, mlx5_device::first_qpn(b.slot()), Opcode::Read, 3, 0x2000, source.len() as u32);
-    a.send_request(&reading, &PathAddress::default(), Payload::Segments(&[segment(&target)])).unwrap();
+    a.send_record(&reading, MTU, &PathAddress::default(), Payload::Segments(&[segment(&target)])).unwrap();
     a.ring_bells();
     let mut asked = None;
     while asked.is_none() {
         b.poll(1, |inbound| {
-            let Message::Request(got) = *inbound.message else { panic!("a request") };
             assert_eq!(inbound.payload_len(), 0, "a READ carries nothing there");
-            asked = Some(got);
+            asked = Some(*inbound.packet);
             Disposition::Consumed
         });
     }
     let got = asked.unwrap();
     let mut reply = read_response(&got);
     reply.payload = Fragment { offset: from_offset, length: source.len() as u32 - from_offset };
-    let continued = Content::ReadResponse { position: Position::Last, aeth: None };
     let mut arrived = from_offset;
     let mut done = false;
     let mut sent_all = false;
     while !done {
         if !sent_all {
-            match b.send_reply(&reply, MTU, Payload::Segments(&[segment(source)])) {
+            match b.send_record(&reply, MTU, &PathAddress::default(), Payload::Segments(&[segment(source)])) {
                 Ok(sent) => {
-                    reply.payload.offset += sent.carried;
-                    reply.payload.length -= sent.carried;
-                    reply.psn = reply.psn.plus(sent.carried / MTU);
-                    sent_all = reply.payload.length == 0;
-                    reply.content = continued;
+                    sent_all = go_on(&mut reply, sent.carried);
                 }
                 Err(Unsent::Full) => {}
                 Err(error) => panic!("{error}"),
@@ -184,7 +190,7 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> Vec<u8> 
             b.ring_bells();
         }
         a.poll(1, |inbound| {
-            let Message::Record(packet) = inbound.message else { panic!("a reply") };
+            let packet = inbound.packet;
             let Content::ReadResponse { position, .. } = packet.content else { panic!("{packet:?}") };
             assert_eq!(position.starts(), arrived == from_offset);
             assert_eq!(packet.psn, got.psn.plus((arrived - from_offset) / MTU));
@@ -208,7 +214,7 @@ fn a_long_payload_behind_others_that_leave_little_room_goes_all_the_same() {
     let to = mlx5_device::first_qpn(b.slot());
     let write = |a: &mut Link, bytes: &[u8]| {
         let request = request(a, to, Opcode::Write, 1, 0x1000, bytes.len() as u32);
-        a.send_request(&request, &PathAddress::default(), Payload::Segments(&[segment(bytes)]))
+        a.send_record(&request, MTU, &PathAddress::default(), Payload::Segments(&[segment(bytes)]))
     };
     while write(&mut a, &short).is_ok() {}
     a.ring_bells();
@@ -242,16 +248,17 @@ fn answers_to_reads_come_whole_and_from_the_middle() {
 fn atomics_and_naks_carry_their_values() {
     let (mut a, mut b) = pair();
     let mut swap = request(&a, mlx5_device::first_qpn(b.slot()), Opcode::CompareSwap, 5, 0x4000, 8);
-    (swap.compare, swap.swap_add) = (3, u64::MAX);
+    let eth = AtomicEth { va: 0x4000, rkey: 1, swap_add: u64::MAX, compare: 3 };
+    swap.content = Content::CompareSwap(eth);
     let place = [0u8; 8];
-    a.send_request(&swap, &PathAddress::default(), Payload::Segments(&[segment(&place)])).unwrap();
+    a.send_record(&swap, MTU, &PathAddress::default(), Payload::Segments(&[segment(&place)])).unwrap();
     a.ring_bells();
     let mut got = None;
     b.poll(1, |inbound| {
-        got = Some(*inbound.message);
+        got = Some(*inbound.packet);
         Disposition::Consumed
     });
-    assert_eq!(got, Some(Message::Request(swap)));
+    assert_eq!(got, Some(swap));
     let aeth = |syndrome| Aeth { syndrome, msn: 7 };
     for content in [
         Content::AtomicAcknowledge { aeth: aeth(Syndrome::Ack), old: 77 },
@@ -259,14 +266,14 @@ fn atomics_and_naks_carry_their_values() {
         Content::Acknowledge(aeth(Syndrome::RnrNak { timer: 12 })),
     ] {
         let reply = answer(&swap, content);
-        b.send_reply(&reply, MTU, Payload::Nothing).unwrap();
+        b.send_record(&reply, MTU, &PathAddress::default(), Payload::Nothing).unwrap();
         b.ring_bells();
         let mut got = None;
         a.poll(1, |inbound| {
-            got = Some(*inbound.message);
+            got = Some(*inbound.packet);
             Disposition::Consumed
         });
-        assert_eq!(got, Some(Message::Record(reply)));
+        assert_eq!(got, Some(reply));
     }
 }
 
@@ -277,8 +284,8 @@ fn a_datagram_brings_the_address_it_came_from() {
         PathAddress { sgid: [7; 16], slid: 3, sl: 2, hop_limit: 64, grh: true, ..PathAddress::default() };
     for service in [ServiceType::Ud, ServiceType::Rc] {
         let mut datagram = request(&a, mlx5_device::first_qpn(b.slot()), Opcode::Send, 0, 0, 5);
-        (datagram.service, datagram.qkey) = (service, if service == ServiceType::Ud { 0x11 } else { 0 });
-        a.send_request(&datagram, &path, Payload::Inline(b"hello")).unwrap();
+        (datagram.service, datagram.deth.qkey) = (service, if service == ServiceType::Ud { 0x11 } else { 0 });
+        a.send_record(&datagram, MTU, &path, Payload::Inline(b"hello")).unwrap();
         a.ring_bells();
         let mut seen = false;
         b.poll(1, |inbound| {
@@ -286,7 +293,7 @@ fn a_datagram_brings_the_address_it_came_from() {
             let mut text = [0; 5];
             inbound.copy_to_buffer(&mut text).unwrap();
             assert_eq!(&text, b"hello");
-            assert_eq!(*inbound.message, Message::Request(datagram));
+            assert_eq!(*inbound.packet, datagram);
             seen = true;
             Disposition::Consumed
         });
@@ -301,13 +308,13 @@ fn each_side_meets_the_faults_of_its_own_memory() {
     let nowhere = |len: usize| [Segment { addr: 4096, len: len as u64 }];
     for len in [64, 65_536] {
         let lost = request(&a, b_qpn, Opcode::Write, 0, 0, len as u32);
-        let sent = a.send_request(&lost, &PathAddress::default(), Payload::Segments(&nowhere(len)));
+        let sent = a.send_record(&lost, MTU, &PathAddress::default(), Payload::Segments(&nowhere(len)));
         assert_eq!(sent, Err(Unsent::Fault(Fault { addr: 4096 })));
         assert_eq!(a.counters().requests_sent, 0, "and nothing was sent");
     }
     let large = request(&a, b_qpn, Opcode::Write, 0, 0, 65_536);
     let buffer = vec![0u8; 65_536];
-    a.send_request(&large, &PathAddress::default(), Payload::Segments(&[segment(&buffer)])).unwrap();
+    a.send_record(&large, MTU, &PathAddress::default(), Payload::Segments(&[segment(&buffer)])).unwrap();
     a.ring_bells();
     let mut got = None;
     b.poll(1, |inbound| {
@@ -328,7 +335,7 @@ fn payloads_that_contradict_the_request_are_not_sent() {
         (write(MAX_INLINE as u32 + 1), Payload::Inline(&buffer[..MAX_INLINE + 1])),
         (write(buffer.len() as u32 + 1), Payload::Segments(&[segment(&buffer)])),
     ]
-    .map(|(request, payload)| a.send_request(&request, &PathAddress::default(), payload).is_err());
+    .map(|(request, payload)| a.send_record(&request, MTU, &PathAddress::default(), payload).is_err());
     assert_eq!(refused, [true; 4]);
     assert_eq!(a.counters().requests_sent, 0);
 }
@@ -347,7 +354,7 @@ fn a_round_takes_no_further_message_when_it_has_copied_enough() {
         for i in 0..messages {
             let write = request(&a, to, Opcode::Write, i as u32, 0x1000, len as u32);
             let from = [segment(&source)];
-            a.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();
+            a.send_record(&write, MTU, &PathAddress::default(), Payload::Segments(&from)).unwrap();
         }
         a.ring_bells();
         let what = format!("{len} bytes");
@@ -371,10 +378,13 @@ fn a_full_ring_says_so_and_consumption_makes_room() {
     let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, 0, 0, 4096);
     let mut positions = Vec::new();
     while a.room(slot) == Room::Yes {
-        let sent = a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer)).unwrap();
+        let sent = a.send_record(&write, MTU, &PathAddress::default(), Payload::Inline(&buffer)).unwrap();
         positions.push(sent.position);
     }
-    assert_eq!(a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer)), Err(Unsent::Full));
+    assert_eq!(
+        a.send_record(&write, MTU, &PathAddress::default(), Payload::Inline(&buffer)),
+        Err(Unsent::Full)
+    );
     assert!((490..=512).contains(&positions.len()), "{} messages in 2 MiB", positions.len());
     // Replies have their own ring, so two full request rings cannot wait for each other.
     assert!(a.has_reply_room(slot));
@@ -395,7 +405,7 @@ fn the_room_of_a_long_record_is_free_while_the_next_one_is_copied() {
         request(&a, mlx5_device::first_qpn(b.slot()), Opcode::Write, 7, 0x1000, source.len() as u32);
     let mut send = || {
         let pieces = [segment(&source)];
-        a.send_request(&sending, &PathAddress::default(), Payload::Segments(&pieces)).map(|_| ())
+        a.send_record(&sending, MTU, &PathAddress::default(), Payload::Segments(&pieces)).map(|_| ())
     };
     while send().is_ok() {}
     let mut seen = 0;
@@ -417,15 +427,15 @@ fn ten_thousand_messages_of_mixed_sizes_wrap_the_ring_in_order() {
         while sent < 10_000 && a.room(slot) == Room::Yes {
             let len = (sent * 37) % 4097;
             let write = request(&a, mlx5_device::first_qpn(slot), Opcode::Write, sent, 0, len);
-            a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer[..len as usize]))
+            a.send_record(&write, MTU, &PathAddress::default(), Payload::Inline(&buffer[..len as usize]))
                 .unwrap();
             sent += 1;
         }
         a.ring_bells();
         b.poll(50, |inbound| {
-            let Message::Request(got) = *inbound.message else { panic!("a request") };
-            assert_eq!((got.psn.value(), got.length), (received, received * 37 % 4097));
-            let mut out = vec![0; got.length as usize];
+            let got = inbound.packet;
+            assert_eq!((got.psn.value(), got.payload.length), (received, received * 37 % 4097));
+            let mut out = vec![0; got.payload.length as usize];
             inbound.copy_to_buffer(&mut out).unwrap();
             assert!(out == buffer[..out.len()]);
             received += 1;
@@ -446,7 +456,7 @@ fn empty_slots_and_leavers_are_no_peers() {
     assert!(a.is_alive(slot).unwrap());
     // What was sent before leaving still arrives.
     let write = request(&b, mlx5_device::first_qpn(a.slot()), Opcode::Write, 0, 0, 0);
-    b.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+    b.send_record(&write, MTU, &PathAddress::default(), Payload::Nothing).unwrap();
     drop(b);
     assert!(!a.is_alive(slot).unwrap());
     assert_eq!(a.poll(10, |_| Disposition::Consumed), 1);
@@ -469,7 +479,7 @@ fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));
-            a.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+            a.send_record(&write, MTU, &PathAddress::default(), Payload::Nothing).unwrap();
             a.ring_bells();
         });
         b.sleep(long);
@@ -485,7 +495,7 @@ fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
     });
     // The sender sleeps on a full ring.
     while a.room(b.slot()) == Room::Yes {
-        a.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+        a.send_record(&write, MTU, &PathAddress::default(), Payload::Nothing).unwrap();
     }
     a.ring_bells();
     std::thread::scope(|scope| {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mlx5_device::carrier::{Carrier as _, Inbound as _};
-use mlx5_device::carrier::{Disposition, Message, PathAddress, Payload, Unsent};
+use mlx5_device::carrier::{Disposition, PathAddress, Payload, Unsent};
 use mlx5_device::memory::{Order, Segment};
-use roce::packet::{Aeth, Deth, Syndrome};
-use roce::{Content, Fragment, Opcode, Packet, Position, Psn, Request, ServiceType};
+use roce::packet::{Aeth, Deth, Reth, Syndrome};
+use roce::{Content, Fragment, Opcode, Packet, Position, Psn};
 
 use crate::link::{Inbound, Link, LinkConfig, Room};
 
@@ -124,46 +124,67 @@ pub fn end_flag() -> Arc<AtomicBool> {
 }
 
 /// A request of `length` bytes from `link` to `qpn`.
-pub fn request(link: &Link, dst_qpn: u32, opcode: Opcode, psn: u32, remote_va: u64, length: u32) -> Request {
-    Request {
-        src_qpn: mlx5_device::first_qpn(link.slot()) + 0x40,
+pub fn request(link: &Link, dst_qpn: u32, opcode: Opcode, psn: u32, va: u64, length: u32) -> Packet {
+    Packet {
         dst_qpn,
-        service: ServiceType::Rc,
-        opcode,
         psn: Psn::new(psn),
-        solicited: false,
         ack_requested: true,
-        imm: [0; 4],
-        remote_va,
-        rkey: 1,
-        length,
-        swap_add: 0,
-        compare: 0,
-        qkey: 0,
-        fragment: Fragment { offset: 0, length },
+        deth: Deth { qkey: 0, src_qpn: mlx5_device::first_qpn(link.slot()) + 0x40 },
+        content: Content::request(opcode, [0; 4], Reth { va, rkey: 1, dma_bytes: length }, [0; 2]),
+        payload: Fragment { offset: 0, length: if opcode.carries_payload() { length } else { 0 } },
+        ..Packet::default()
+    }
+}
+
+/// So many bytes of a packet have left: the rest of it. True: there is none.
+pub fn go_on(packet: &mut Packet, carried: u32) -> bool {
+    packet.payload.offset += carried;
+    packet.payload.length -= carried;
+    packet.psn = packet.psn.plus(carried / MTU);
+    match &mut packet.content {
+        Content::Send { position, .. } | Content::ReadResponse { position, .. } => *position = Position::Last,
+        Content::Write { position, reth, .. } => (*position, *reth) = (Position::Last, Reth::default()),
+        _ => {}
+    }
+    packet.payload.length == 0
+}
+
+/// Where the packets of a WRITE go, one behind the other.
+#[derive(Default)]
+pub struct Target {
+    at: u64,
+}
+
+impl Target {
+    pub fn next(&mut self, packet: &Packet) -> Segment {
+        let Content::Write { position, reth, .. } = packet.content else { panic!("a WRITE: {packet:?}") };
+        let addr = if position.starts() { reth.va } else { self.at };
+        self.at = addr + u64::from(packet.payload.length);
+        Segment { addr, len: packet.payload.length.into() }
     }
 }
 
 /// An answer to a request, with all of the bytes that it asks for where it has some.
-pub fn answer(request: &Request, content: Content) -> Packet {
-    let length = if matches!(content, Content::ReadResponse { .. }) { request.length } else { 0 };
+pub fn answer(request: &Packet, content: Content) -> Packet {
+    let length = match request.content {
+        Content::ReadRequest(reth) if matches!(content, Content::ReadResponse { .. }) => reth.dma_bytes,
+        _ => 0,
+    };
     Packet {
-        service: ServiceType::Rc,
-        dst_qpn: request.src_qpn,
+        dst_qpn: request.deth.src_qpn,
         psn: request.psn,
-        ack_requested: false,
-        solicited: false,
         deth: Deth { qkey: 0, src_qpn: request.dst_qpn },
         content,
         payload: Fragment { offset: 0, length },
+        ..Packet::default()
     }
 }
 
-pub fn acknowledge(request: &Request, msn: u32) -> Packet {
+pub fn acknowledge(request: &Packet, msn: u32) -> Packet {
     answer(request, Content::Acknowledge(Aeth { syndrome: Syndrome::Ack, msn }))
 }
 
-pub fn read_response(request: &Request) -> Packet {
+pub fn read_response(request: &Packet) -> Packet {
     let aeth = Aeth { syndrome: Syndrome::Ack, msn: 0 };
     answer(request, Content::ReadResponse { position: Position::Only, aeth: Some(aeth) })
 }
@@ -177,18 +198,15 @@ pub fn msn(packet: &Packet) -> u32 {
 /// Sends the whole message, polling (and dropping what arrives by `handler`) while there is no room.
 pub fn send(
     link: &mut Link,
-    request: &Request,
+    request: &Packet,
     payload: Payload<'_>,
     mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition,
 ) {
     let mut request = *request;
     loop {
-        match link.send_request(&request, &PathAddress::default(), payload) {
-            Ok(sent) if sent.carried == request.fragment.length => return,
-            Ok(sent) => {
-                request.fragment.offset += sent.carried;
-                request.fragment.length -= sent.carried;
-            }
+        match link.send_record(&request, MTU, &PathAddress::default(), payload) {
+            Ok(sent) if go_on(&mut request, sent.carried) => return,
+            Ok(_) => {}
             Err(Unsent::Full) => {
                 link.ring_bells();
                 link.poll(64, &mut handler);
@@ -229,23 +247,27 @@ fn sink() {
     let memory: Vec<AtomicU64> = (0..1 << 18).map(|_| AtomicU64::new(0)).collect();
     println!("sink {} {}", link.slot(), memory.as_ptr() as u64);
     let end = end_flag();
-    let mut received: u32 = 0;
+    let (mut received, mut target) = (0_u32, Target::default());
     while !end.load(Ordering::Relaxed) {
         let mut last = None;
         link.poll(64, |inbound| {
-            let Message::Request(request) = *inbound.message else { return Disposition::Consumed };
-            let fragment = request.fragment;
-            let to = [Segment {
-                addr: request.remote_va + u64::from(fragment.offset),
-                len: fragment.length.into(),
-            }];
+            let request = *inbound.packet;
+            if !request.content.is_request() {
+                return Disposition::Consumed;
+            }
+            let to = [target.next(&request)];
             inbound.copy_into(&to, Order::Increasing).unwrap();
-            received += u32::from(request.is_last());
+            received += u32::from(request.content.position().ends());
             last = Some(request);
             Disposition::Consumed
         });
         if let Some(request) = last {
-            while let Err(error) = link.send_reply(&acknowledge(&request, received), MTU, Payload::Nothing) {
+            while let Err(error) = link.send_record(
+                &acknowledge(&request, received),
+                MTU,
+                &PathAddress::default(),
+                Payload::Nothing,
+            ) {
                 assert_eq!(error, Unsent::Full);
                 link.ring_bells();
             }

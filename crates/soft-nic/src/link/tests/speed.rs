@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use mlx5_device::carrier::{Carrier as _, Disposition, Message, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, Payload};
 use mlx5_device::memory::Segment;
 use roce::Opcode;
 
@@ -30,8 +30,7 @@ fn stream(link: &mut Link, slot: u8, to: u64, bytes: &[u8], count: u32, window: 
 }
 
 fn note(inbound: &mut Inbound<'_>, acknowledged: &mut u32) -> Disposition {
-    let Message::Record(packet) = inbound.message else { panic!("only replies come back") };
-    *acknowledged = msn(packet);
+    *acknowledged = msn(inbound.packet);
     Disposition::Consumed
 }
 

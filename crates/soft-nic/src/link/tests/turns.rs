@@ -1,10 +1,10 @@
 //! Turns of long and short messages in one ring, and of requests and replies in one round.
 
-use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Unsent};
-use roce::{Fragment, Opcode, Request};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Unsent};
+use roce::{Opcode, Packet};
 
 use super::messages::{meet, segment};
-use super::processes::{MTU, acknowledge, config, fabric_name, msn, read_response, request};
+use super::processes::{MTU, acknowledge, config, fabric_name, go_on, msn, read_response, request};
 use crate::link::channel::Lane;
 use crate::link::{Link, MAX_FRAGMENT, MAX_INLINE};
 
@@ -18,7 +18,7 @@ fn pair() -> (Link, Link) {
 
 /// What one queue sends: WRITEs, or answers to READs.
 struct Queue<'a> {
-    asked: Request,
+    asked: Packet,
     lane: Lane,
     bytes: &'a [u8],
     /// How many of them have been sent.
@@ -30,19 +30,10 @@ impl Queue<'_> {
     fn send(&mut self, a: &mut Link) -> Result<bool, Unsent> {
         let payload = [segment(self.bytes)];
         let payload = Payload::Segments(&payload);
-        let sent = match self.lane {
-            Lane::Reply => {
-                let mut packet = read_response(&self.asked);
-                let rest = self.bytes.len() as u32 - self.sent;
-                packet.payload = Fragment { offset: self.sent, length: rest };
-                a.send_reply(&packet, MTU, payload)
-            }
-            Lane::Request => {
-                self.asked.fragment.offset = self.sent;
-                self.asked.fragment.length = self.bytes.len() as u32 - self.sent;
-                a.send_request(&self.asked, &PathAddress::default(), payload)
-            }
-        };
+        let mut packet = if self.lane == Lane::Reply { read_response(&self.asked) } else { self.asked };
+        packet.payload.length = self.bytes.len() as u32;
+        go_on(&mut packet, self.sent);
+        let sent = a.send_record(&packet, MTU, &PathAddress::default(), payload);
         self.sent += sent?.carried;
         a.ring_bells();
         Ok(self.sent as usize == self.bytes.len())
@@ -117,7 +108,7 @@ fn requests_have_their_turn_beside_an_endless_stream_of_answers_and_answers_besi
             let mut arrived = false;
             let rounds = (1..=1000).find(|_| {
                 b.poll(budget, |inbound| {
-                    let is_request = matches!(inbound.message, Message::Request(_));
+                    let is_request = inbound.packet.content.is_request();
                     arrived |= is_request == (other == Lane::Request);
                     fill(&mut a);
                     disposition
@@ -142,29 +133,24 @@ fn no_request_overtakes_a_reply_whatever_a_round_takes() {
         for _ in 0..if round < 20_000 { round % 5 } else { 0 } {
             sent += 1;
             let asked = request(&b, mlx5_device::first_qpn(a.slot()) + 1, Opcode::Read, 0, 0, 0);
-            a.send_reply(&acknowledge(&asked, sent), MTU, Payload::Nothing).unwrap();
+            a.send_record(&acknowledge(&asked, sent), MTU, &PathAddress::default(), Payload::Nothing)
+                .unwrap();
             if sent % 3 == 0 {
                 let write =
                     request(&a, mlx5_device::first_qpn(b.slot()) + 1, Opcode::Write, 0, u64::from(sent), 0);
-                a.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+                a.send_record(&write, MTU, &PathAddress::default(), Payload::Nothing).unwrap();
             }
         }
         a.ring_bells();
         b.poll([1, 4, 2][round as usize % 3], |inbound| {
-            match *inbound.message {
-                Message::Record(packet) => {
-                    assert_eq!(msn(&packet), replied + 1);
-                    replied = msn(&packet);
-                }
-                Message::Request(request) => {
-                    let at = request.remote_va as u32;
-                    assert!(
-                        at > requested && at <= replied,
-                        "{at} behind {requested}, replies up to {replied}"
-                    );
-                    requested = at;
-                }
-                Message::Packet { .. } => unreachable!(),
+            let packet = inbound.packet;
+            if packet.content.is_request() {
+                let at = packet.content.remote().0 as u32;
+                assert!(at > requested && at <= replied, "{at} behind {requested}, replies up to {replied}");
+                requested = at;
+            } else {
+                assert_eq!(msn(packet), replied + 1);
+                replied = msn(packet);
             }
             if round % 7 == 0 { Disposition::ConsumedLate } else { Disposition::Consumed }
         });

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use mlx5_device::carrier::Inbound as _;
-use mlx5_device::carrier::{Carrier as _, Disposition, Message, PathAddress, Payload, Position, Unsent};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Position, Unsent};
 use mlx5_device::memory::{Order, Segment};
 use roce::Opcode;
 
-use super::processes::{Peer, child_config, config, connect, fabric_name, request};
+use super::processes::{MTU, Peer, Target, child_config, config, connect, fabric_name, go_on, request};
 use crate::dma::Copiers;
 use crate::link::{Inbound, Link, LinkConfig, MAX_INLINE};
 
@@ -106,8 +106,10 @@ impl Writer {
             let to = self.to + (self.sent % self.series.slots() as u64) * u64::from(bytes);
             let psn = self.sent as u32 & 0xff_ffff;
             let mut write = request(link, mlx5_device::first_qpn(self.slot), Opcode::Write, psn, to, bytes);
-            (write.fragment.offset, write.fragment.length) = (self.offset, bytes - self.offset);
-            match link.send_request(&write, &PathAddress::default(), Payload::Segments(&from)) {
+            if self.offset > 0 {
+                go_on(&mut write, self.offset);
+            }
+            match link.send_record(&write, MTU, &PathAddress::default(), Payload::Segments(&from)) {
                 Ok(sent) => {
                     self.offset = (self.offset + sent.carried) % bytes;
                     if self.offset == 0 {
@@ -125,14 +127,18 @@ impl Writer {
 }
 
 /// The receiving side of the NIC: takes a message only when the reader has checked what its slot held.
-fn take(series: Series, inbound: &mut Inbound<'_>, received: &mut u64, checked: &AtomicU64) -> Disposition {
-    let Message::Request(write) = *inbound.message else { panic!("a request") };
+fn take(
+    series: Series,
+    inbound: &mut Inbound<'_>,
+    (received, target): (&mut u64, &mut Target),
+    checked: &AtomicU64,
+) -> Disposition {
     if *received >= checked.load(Ordering::Acquire) + series.slots() as u64 {
         return Disposition::NotNow;
     }
-    let to = write.remote_va + u64::from(write.fragment.offset);
-    inbound.copy_into(&[Segment { addr: to, len: write.fragment.length.into() }], series.order).unwrap();
-    *received += u64::from(write.is_last());
+    let to = target.next(inbound.packet);
+    inbound.copy_into(&[to], series.order).unwrap();
+    *received += u64::from(inbound.packet.content.position().ends());
     Disposition::Consumed
 }
 
@@ -180,13 +186,16 @@ fn run(series: Series) -> u64 {
             done.store(true, Ordering::Release);
             torn
         });
+        let mut target = Target::default();
         let mut received = 0;
         while !done.load(Ordering::Acquire) {
             if let Some(writer) = &mut own {
                 writer.write(&mut link);
             }
             link.ring_bells();
-            if link.poll(64, |inbound| take(series, inbound, &mut received, checked)) == 0 && own.is_none() {
+            if link.poll(64, |inbound| take(series, inbound, (&mut received, &mut target), checked)) == 0
+                && own.is_none()
+            {
                 link.sleep(Duration::from_micros(50));
             }
         }

@@ -1,13 +1,14 @@
 //! What a device asks and does in a replay is compared with what was recorded.
 
 use std::fs;
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use mlx5_device::carrier::{Carrier, Disposition, Inbound, Message, PathAddress};
+use mlx5_device::carrier::{Carrier, Disposition, Inbound, PathAddress};
 use mlx5_device::memory::{Fault, Memory, Order, Segment};
-use roce::{Now, Request};
+use roce::{Now, Packet};
 
 use super::Folder;
 use crate::config::Config;
@@ -54,6 +55,10 @@ impl Inbound for NoPayload {
         None
     }
 
+    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        None
+    }
+
     fn payload_len(&self) -> u32 {
         0
     }
@@ -97,7 +102,7 @@ fn what_the_device_does_without_an_answer_is_compared_too() {
         let fabric = format!("test-{}-done", std::process::id());
         Link::join(LinkConfig { fabric, ..LinkConfig::default() }).unwrap()
     };
-    let message = Message::Request(Request::default());
+    let packet = Packet::default();
     let by_link = |of_recorded: &dyn Fn(&mut Source<Link>), of_replayed: &dyn Fn(&mut Source<Link>)| {
         difference(
             &folder,
@@ -110,7 +115,7 @@ fn what_the_device_does_without_an_answer_is_compared_too() {
             &folder,
             |recorder| {
                 carrier::recorded(recorder, Tag::Rings, &mut |_, _| Disposition::Consumed, |take| {
-                    take(&message, &mut NoPayload);
+                    take(&packet, &mut NoPayload);
                     1
                 });
             },

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use mlx5_device::Violation;
-use mlx5_device::carrier::{Carrier as _, Disposition, Message, Payload};
+use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload};
 use mlx5_device::command::ModifyQp;
 use mlx5_device::commands::*;
 use mlx5_layout::send_wqe::AddressVector;
@@ -449,9 +449,7 @@ impl Traffic {
     fn answer_as_foreigner(&mut self, rng: &mut Rng) {
         let mut requests = Vec::new();
         self.foreign.poll(64, |inbound| {
-            if let Message::Request(request) = *inbound.message {
-                requests.push(request);
-            }
+            requests.push(*inbound.packet);
             Disposition::Consumed
         });
         for request in requests {
@@ -483,17 +481,16 @@ impl Traffic {
             let psn = request.psn.plus(rng.pick(&[0, 0, 0, 1, 0xff_ffff]));
             let bytes = vec![0x99; if is_read { rng.below(100) as usize } else { 0 }];
             let reply = Packet {
-                service: ServiceType::Rc,
-                dst_qpn: request.src_qpn,
+                dst_qpn: request.deth.src_qpn,
                 psn,
-                ack_requested: false,
-                solicited: false,
                 deth: Deth { qkey: 0, src_qpn: self.foreign_qpn },
                 content,
                 payload: Fragment { offset: 0, length: bytes.len() as u32 },
+                ..Packet::default()
             };
             // A ring that is full is no concern of this test.
-            let _ = self.foreign.send_reply(&reply, 4096, Payload::Inline(&bytes));
+            let path = PathAddress::default();
+            let _ = self.foreign.send_record(&reply, 4096, &path, Payload::Inline(&bytes));
         }
         self.foreign.ring_bells();
     }

@@ -1,30 +1,20 @@
-//! Queues on the wire: their packets out, and what comes for them.
+//! Answers on their way out: acknowledgements, NAKs, and the responses of READs and atomics.
 //!
-//! The engine cuts, counts and judges; here payload is read from and put into memory. Connected queues whose peer is on the
-//! wire send packets instead of messages; a datagram is one packet anyway, so a UD queue may use both ways at once.
+//! The engine cuts, counts and judges; here payload is read from memory. In shared memory a queue's answers leave as soon as there is
+//! room; on the wire an acknowledgement may wait a little for a message to leave with.
 
-use core::net::IpAddr;
-
-use roce::connection::{WorkRequest, poll_request_packet};
 use roce::packet::{Deth, Outgoing};
-use roce::wire::Gid;
-use roce::wire::ip_of;
-use roce::{Outcome, Packet, PayloadSource, PostedMessage, Region, Request, ServiceType, Status};
+use roce::{Outcome, Packet, PayloadSource, Region};
 
 use super::command::ContextId;
 use super::core::Core;
-use super::deliver::Arrived;
 use super::qp::Qp;
 use super::qpn::slot_of;
 use super::qps::Qps;
 use super::route::Route;
-use super::sq::{self, Kind, SendQueue, SendRequest};
-use super::wire;
-use crate::carrier::{Carrier, Icrc, Inbound, Payload, Sender, Unsent};
+use super::send::PACKETS_AT_ONCE;
+use crate::carrier::{Carrier, Icrc, Payload, Sender, Unsent};
 use crate::memory::{Fault, Memory, Segment};
-
-/// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
-const PACKETS_AT_ONCE: usize = 32;
 
 /// An acknowledgement waits so long for a message to leave with, ns: one call to the kernel sends both. Requesters' time-outs are a
 /// hundred times as long, and no queue waits so whose program did not answer in time before …
@@ -34,57 +24,8 @@ const ACK_WAIT_NS: u64 = 10_000;
 const ANSWER_NS: u64 = 20_000;
 
 impl<M: Memory> Core<M> {
-    // Out.
-
-    /// Sends what the transport lets go. Returns the number of packets.
-    pub(super) fn transmit_packets(&mut self, link: &mut impl Carrier, qp: &mut Qp, route: Route) -> usize {
-        let mut sent = 0;
-        link.sends(|| qp.sender(true));
-        while sent < PACKETS_AT_ONCE && link.has_wire_room(route.from) {
-            let SendQueue { requester: Some(requester), outstanding, .. } = &mut qp.sq else { break };
-            let mut message = None;
-            let work = |ticket| {
-                message = sq::find(outstanding, ticket);
-                message.map(|place| work_request(&outstanding[place]))
-            };
-            let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.host.now, work) else {
-                break;
-            };
-            sent += 1;
-            let (Outgoing { packet, source, retransmission }, Some(place)) = (outgoing, message) else {
-                continue;
-            };
-            let request = &qp.sq.outstanding[place];
-            let (ticket, carries) = (request.ticket, matches!(source, PayloadSource::Message(_)));
-            let taken = if carries && request.payload.revoked {
-                Err(Unsent::Fault(Fault { addr: 0 }))
-            } else {
-                let offset = packet.payload.offset;
-                let fill = |out: &mut [u8]| request.read(&self.host.memory, offset, out);
-                link.send_packet(route.from, route.to, &packet, Icrc::Right, fill)
-            };
-            match taken {
-                Err(Unsent::Fault(_)) => {
-                    qp.sq.fail(ticket, Status::LocalProtection);
-                    continue;
-                }
-                Err(Unsent::Failed(syndrome)) => {
-                    qp.sq.fail_on_demand(place, syndrome);
-                    continue;
-                }
-                _ => {}
-            }
-            let counters = &mut self.host.counters;
-            self.ports.count_packet(counters, qp.path.port, route.to, &taken, &packet, retransmission);
-            if carries && self.host.memory.has_lagged() {
-                break;
-            }
-        }
-        sent + if sent > 0 { self.acknowledge_along(link, qp) } else { 0 }
-    }
-
     /// A message left: the acknowledgement that is due goes right behind it. Returns the number of packets.
-    fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
+    pub(super) fn acknowledge_along(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         if self.host.now.0.saturating_sub(qp.responses.ack_due.0) < ANSWER_NS {
             qp.responses.converses = true;
         }
@@ -227,53 +168,11 @@ impl<M: Memory> Core<M> {
         let packet = Packet { deth: Deth { src_qpn: qp.qpn, qkey: 0 }, ..*packet };
         let mtu = qp.mtu_bytes();
         let Some(Region { address: addr, len, .. }) = region else {
-            return link.send_reply(&packet, mtu, Payload::Nothing).map(|_| 0);
+            return link.send_record(&packet, mtu, &qp.path.address, Payload::Nothing).map(|_| 0);
         };
-        let sent = link.send_reply(&packet, mtu, Payload::Segments(&[Segment { addr, len }]))?;
-        let layer = self.ports.configs[qp.path.port].link_layer;
-        let wire = wire::response_bytes(layer, packet.content.position(), sent.carried, mtu);
-        self.ports.charge(&mut self.host.counters, qp.path.port, wire);
+        let bytes = Payload::Segments(&[Segment { addr, len }]);
+        let sent = link.send_record(&packet, mtu, &qp.path.address, bytes)?;
+        self.ports.count_record(&mut self.host.counters, qp.path.port, mtu, &packet, sent.carried, false);
         Ok(sent.carried)
-    }
-
-    // In.
-
-    /// A packet arrived for an address of ours.
-    pub(super) fn take_packet(
-        &mut self,
-        qp: &mut Qp,
-        packet: &Packet,
-        from: IpAddr,
-        at: IpAddr,
-        inbound: &mut impl Inbound,
-    ) {
-        let foreign = |route: Option<Route>| route != Some(Route { from: at, to: from });
-        let is_at = |port: usize| self.ports.configs[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
-        if qp.service != ServiceType::Ud && foreign(qp.path.way.route()) || !is_at(qp.path.port) {
-            self.host.counters.dropped_address += 1;
-        } else if inbound.is_dropped_at(qp.path.port) {
-            self.ports.drop_at(&mut self.host.counters, qp.path.port);
-        } else if packet.content.is_request() {
-            self.respond(qp, Arrived::Packet(packet), inbound);
-        } else {
-            self.take_reply_packet(qp, packet, inbound);
-        }
-    }
-}
-
-/// What the headers of a message's packets say.
-fn work_request(request: &SendRequest) -> WorkRequest {
-    let Request { opcode, length, solicited, imm, remote_va, rkey, swap_add, compare, .. } = request.request;
-    debug_assert_eq!(request.kind, Kind::Message);
-    WorkRequest {
-        message: PostedMessage { opcode, length, fence: request.wqe.fence },
-        solicited,
-        imm,
-        remote_va,
-        rkey,
-        swap_add,
-        compare,
-        dst_qpn: request.request.dst_qpn,
-        qkey: request.request.qkey,
     }
 }
