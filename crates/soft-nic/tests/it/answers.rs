@@ -127,6 +127,39 @@ fn an_answer_of_another_length_fails_its_read_and_places_nothing() {
 }
 
 #[test]
+fn what_another_queue_of_the_peer_s_process_says_is_dropped() {
+    let setup = Setup::new("another-queue");
+    let link = Link::join(LinkConfig { fabric: setup.fabric.clone(), ..LinkConfig::default() });
+    let link = link.expect("a second slot");
+    let qpn = mlx5_device::first_qpn(link.slot()) | 0x40;
+    let mut foreigner = Foreigner { link, qpn };
+    let mut driver = Driver::new(setup);
+    let a = driver.create_qp(QpShape::default());
+    driver.bring_up(a, &driver.attributes(qpn));
+    let into = driver.region(8192, ALL);
+    driver.post(a, &WorkRequest::read(&into, 0, 64, &into, 4096));
+    let request = foreigner.request(&mut driver);
+    foreigner.qpn = qpn + 1;
+    foreigner.answer(&mut driver, &request, &[NEW; 64]);
+    assert!(driver.poll_send(a).is_none(), "the READ is complete");
+    assert_eq!(driver.counters().dropped_replies, 1);
+    let send = Packet {
+        dst_qpn: request.deth.src_qpn,
+        psn: request.psn,
+        deth: Deth { qkey: 0, src_qpn: qpn + 1 },
+        ..Packet::default()
+    };
+    foreigner.link.send_record(&send, 4096, &PathAddress::default(), Payload::Nothing).expect("room");
+    foreigner.link.ring_bells();
+    driver.settle();
+    assert_eq!(driver.counters().dropped_peer, 1);
+    foreigner.qpn = qpn;
+    foreigner.answer(&mut driver, &request, &[OLD; 64]);
+    assert_eq!(driver.poll_send(a).and_then(|cqe| cqe.opcode()), Some(CqeOpcode::Requester));
+    assert_eq!(into.block.bytes(0, 64), [OLD; 64]);
+}
+
+#[test]
 fn an_answer_in_packets_ends_where_its_region_or_window_goes_away() {
     const LEN: u32 = 1 << 17;
     for by_window in [false, true] {
