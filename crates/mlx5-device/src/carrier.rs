@@ -211,10 +211,10 @@ pub struct Sender {
     pub qpn: u32,
     /// Place of its port among all of the NIC.
     pub port: usize,
-    /// Path MTU in bytes.
-    pub mtu: u32,
     /// It sends requests, not replies.
     pub is_requester: bool,
+    /// The next one begins its message, or begins it again.
+    pub begins: bool,
     /// It waits for the port's rate.
     pub is_shaped: bool,
     /// Where its last request lies: a lost one lies nowhere.

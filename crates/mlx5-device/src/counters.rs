@@ -57,7 +57,7 @@ counters! {
 counters! {
     /// Everything that one NIC process counted since it started.
     Counters [plain ""] {
-        /// Messages transmitted, without repetitions.
+        /// Messages transmitted whole, without repetitions.
         messages_sent,
         /// Their payload.
         bytes_sent,
@@ -67,7 +67,7 @@ counters! {
         messages_received,
         /// Their payload, READ responses included.
         bytes_received,
-        /// READ payload that came back.
+        /// READ payload that came back, also of a READ that failed after it.
         bytes_read,
         /// Receives consumed.
         receives_consumed,
@@ -81,7 +81,7 @@ counters! {
         completion_events,
         /// Asynchronous events given.
         async_events,
-        /// Messages sent again, for whatever reason.
+        /// Packets sent again, for whatever reason. In shared memory one stands for as many as its bytes need.
         retransmissions,
         /// RNR NAKs sent.
         rnr_naks_sent,

@@ -179,7 +179,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Whether all that a message's first fragment was granted is there still.
+    /// Whether all that a message's first packet was granted is there still.
     fn is_writable_still(&self, qp: &Qp, region: &Region) -> bool {
         let (need, whole) = (Access(access::REMOTE_WRITE), Fragment { offset: 0, length: region.len as u32 });
         self.mkeys.still_grants(qp.pd, qp.qpn, region, whole, need)
@@ -220,13 +220,13 @@ impl<M: Memory> Core<M> {
         Ok(())
     }
 
-    /// Invalidates a window's key for a SEND that its responder allowed. READs that came before it are still answered, until the
-    /// region itself goes.
+    /// Invalidates a window's key for a SEND that its responder allowed. In shared memory, READs that came before it are still
+    /// answered, until the region itself goes.
     fn invalidate(&mut self, qp: &mut Qp, key: u32) {
         let Some(bound) = self.mkeys.unbind(key) else { return };
         self.host.counters.windows_invalidated += 1;
         if let Some(responder) = &mut qp.responses.responder {
-            responder.rekey_reads(key, Some(bound.region));
+            responder.rekey_reads(key, qp.path.way.route().is_none().then_some(bound.region));
         }
     }
 

@@ -359,12 +359,12 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
     ) -> Result<Sent, Unsent> {
         let impairment = &mut *self.impairment;
         let (whole, is_request) = (packet.payload.length, packet.content.is_request());
-        let starts = packet.content.position().starts();
+        let starts = if is_request { impairment.sender.begins } else { packet.content.position().starts() };
         // An acknowledgement is small beside what it acknowledges: it waits for no rate.
         if starts && !is_request && whole > 0 && !impairment.has_room() {
             return Err(Unsent::Full);
         }
-        let covers = |psn| (0..packet.psn_count(mtu)).any(|at| packet.psn.plus(at) == Psn::new(psn));
+        let covers = |psn| Psn::new(psn).distance_from(packet.psn) < packet.psn_count(mtu);
         let fits = |kind| match kind {
             InjectionKind::Drop(psn) => psn.is_none_or(covers),
             kind => matches!(kind, InjectionKind::ErrorCqe(_)),

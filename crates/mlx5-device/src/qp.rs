@@ -234,8 +234,8 @@ impl Qp {
 
     /// This queue to an impairment.
     pub(super) fn sender(&self, is_requester: bool) -> Sender {
-        let (qpn, port, mtu) = (self.qpn, self.path.port, self.mtu_bytes());
-        Sender { qpn, port, mtu, is_requester, is_shaped: true, last_sent: self.sq.progress.last_sent }
+        let (qpn, port, last_sent) = (self.qpn, self.path.port, self.sq.progress.last_sent);
+        Sender { qpn, port, is_requester, begins: true, is_shaped: true, last_sent }
     }
 
     /// Path MTU in bytes; a datagram's is the port's.

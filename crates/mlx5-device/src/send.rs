@@ -14,7 +14,7 @@ use super::qp::Qp;
 use super::reason::{About, STALLED};
 use super::route::Way;
 use super::sq::{Kind, SendRequest};
-use crate::carrier::{Carrier, Icrc, Unsent};
+use crate::carrier::{Carrier, Icrc, Sender, Unsent};
 use crate::memory::{Fault, Memory};
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
@@ -82,7 +82,7 @@ impl<M: Memory> Core<M> {
         // must not keep a queue waiting for ever.
         let answers_wait = qp.sq.progress.answer_holds < MAX_ANSWER_HOLDS
             && qp.path.way.peer().is_some_and(|peer| link.replies_wait(peer));
-        if on_its_way || qp.sq.progress.refused || answers_wait {
+        if on_its_way || qp.sq.progress.refused || requester.waits_for_room() || answers_wait {
             qp.sq.progress.answer_holds += u8::from(answers_wait);
             requester.hold_timer(self.host.now);
         }
@@ -103,15 +103,19 @@ impl<M: Memory> Core<M> {
         let route = qp.path.way.route();
         let most = if route.is_some() { qp.mtu_bytes() } else { u32::MAX };
         let mut work = 0;
-        link.sends(|| qp.sender(true));
-        qp.sq.progress.refused = false;
         while self.schedule.hot.bytes_left > 0 && (route.is_none() || work < PACKETS_AT_ONCE) {
+            qp.sq.progress.refused = false;
+            let Some(requester) = qp.sq.requester.as_mut() else { break };
+            let Some(transmit) = requester.next_packet(most) else { break };
+            link.sends(|| Sender { begins: transmit.begins, ..qp.sender(true) });
             let has_room = match route {
                 Some(route) => link.has_wire_room(route.from),
-                None => link.has_request_room(),
+                // A rate is asked once a message.
+                None => !transmit.begins || link.has_request_room(),
             };
-            let Some(requester) = qp.sq.requester.as_mut().filter(|_| has_room) else { break };
-            let Some(transmit) = requester.next_packet(most) else { break };
+            if !has_room {
+                break;
+            }
             let length = transmit.fragment.length;
             let carried = match qp.sq.find(transmit.ticket) {
                 Some(place) => match self.send(link, qp, place, &transmit) {

@@ -214,7 +214,7 @@ impl Requester {
             (self.state, self.failed) = (State::Active, u64::MAX);
             (self.done, self.next_send, self.sent_end) = (self.front, self.front, self.front);
             self.sent_end_psn = self.next_psn;
-            (self.progress.acked, self.progress.sent) = (0, 0);
+            (self.progress.acked, self.progress.sent, self.progress.is_cut) = (0, 0, false);
             (self.responses_posted, self.responses_outstanding, self.response_psns) = (0, 0, 0);
         }
     }

@@ -29,6 +29,8 @@ pub struct PacketTransmit {
     pub fragment: Fragment,
     pub ack_requested: bool,
     pub retransmission: bool,
+    /// It is the first of its message since that was posted, or since going back.
+    pub begins: bool,
 }
 
 impl PacketTransmit {
@@ -118,6 +120,12 @@ impl Requester {
             }
             fills_window = under_way + 1 >= full || self.progress.unasked + 1 >= window.ack_every.max(1);
         }
+        let retransmission = psn != self.sent_end_psn;
+        // What was sent before and what never was are two.
+        let most = match self.sent_end_psn.distance_from(psn) {
+            0 => most,
+            again => most.min(again.saturating_mul(self.config.path_mtu_bytes)),
+        };
         let offset = index * self.config.path_mtu_bytes;
         let rest = length - offset;
         let is_rest = alone || rest <= most;
@@ -132,8 +140,8 @@ impl Requester {
             // The responder owes nothing to packets that do not ask: so the last of a message does, one every few before it,
             // and the one that fills the window.
             ack_requested: reliable && (is_rest || fills_window),
-            // What was never sent goes on where that ended.
-            retransmission: psn != self.sent_end_psn,
+            retransmission,
+            begins: !self.progress.is_cut,
         })
     }
 
@@ -151,6 +159,7 @@ impl Requester {
             (self.sent_end, self.sent_end_psn) = (ticket.0 + 1, psn.plus(packets));
         }
         let ends = is_all && transmit.position.ends();
+        self.progress.is_cut = !ends;
         if ends {
             self.next_send += 1;
             self.progress.sent = 0;
@@ -172,9 +181,9 @@ impl Requester {
         }
     }
 
-    /// Whether a message has left in part.
-    pub fn is_in_message(&self) -> bool {
-        self.progress.sent > 0
+    /// Through shared memory: a message has left in part, and its rest waits for room alone.
+    pub fn waits_for_room(&self) -> bool {
+        self.progress.window.is_none() && self.progress.is_cut && !self.is_waiting()
     }
 
     /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a copy, a later one

@@ -39,6 +39,8 @@ pub(super) struct Progress {
     pub(super) acked: u32,
     /// Packets of the message at `next_send` that this pass has sent.
     pub(super) sent: u32,
+    /// This pass has sent some of them, and not all.
+    pub(super) is_cut: bool,
     /// Packets since the last AckReq.
     pub(super) unasked: u32,
     /// Packets that could be under way right after the last loss, until that has grown to the window again.

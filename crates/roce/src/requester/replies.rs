@@ -53,7 +53,7 @@ impl Requester {
         self.progress.acked = 0;
         if self.next_send < self.done {
             self.next_send = self.done;
-            self.progress.sent = 0;
+            (self.progress.sent, self.progress.is_cut) = (0, false);
         }
         self.progressed();
     }
@@ -181,7 +181,7 @@ impl Requester {
 
     pub(super) fn go_back(&mut self) {
         self.next_send = self.done;
-        self.progress.sent = self.progress.acked;
+        (self.progress.sent, self.progress.is_cut) = (self.progress.acked, false);
         (self.responses_outstanding, self.response_psns) = (0, 0);
         self.timer = Timer::Stopped;
     }

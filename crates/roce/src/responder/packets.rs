@@ -131,7 +131,7 @@ impl Responder {
         self.refuse(code, Some(event), Status::Flushed, why);
     }
 
-    // From packet to fragment.
+    // A packet and its message.
 
     /// Takes the packet up as the request at work, if it stands where it may and is as long as it must be.
     #[inline(always)]

@@ -65,14 +65,15 @@ impl Responder {
     fn duplicate(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
         let path_mtu_bytes = self.config.path_mtu_bytes;
         let end = packet.psn.plus(packet.psn_count(path_mtu_bytes));
-        if packet.payload.length > 0 && end.relation_to(self.expected_psn) == Relation::Ahead {
-            // Several packets at once, and the first of them came before: the others are missing.
+        // Several packets at once, and the first of them came before: the others are missing.
+        let is_both = packet.payload.length > 0 && end.relation_to(self.expected_psn) == Relation::Ahead;
+        if is_both && self.state == State::InOrder {
             return self.gap();
         }
         self.counters.duplicates += 1;
         // What a middle or last packet belongs to does not matter, it was executed.
         let described = describe(packet, packet.deth.src_qpn, None);
-        let Some(request) = described.filter(|request| request.opcode.wants_response()) else {
+        let Some(request) = described.filter(|request| request.opcode.wants_response() && !is_both) else {
             self.ack_due = true;
             return Verdict::Answered;
         };

@@ -1,4 +1,4 @@
-//! What packets need besides: acknowledgements gathered, and READ responses on their way out.
+//! Acknowledgements gathered, and READ responses on their way out.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use crate::message::psn_count;
 use crate::packet::{Position, position_of};
 use crate::{Fragment, Opcode, Psn, Region, Request};
 
-/// What packets need besides.
+/// Acknowledgements gathered, and READ responses on their way out.
 #[derive(Debug, Default)]
 pub(super) struct Packets {
     /// On a wire: the most packets that one acknowledgement waits for.

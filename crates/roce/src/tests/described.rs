@@ -48,6 +48,7 @@ impl Request {
             fragment: self.fragment,
             ack_requested: self.ack_requested,
             retransmission: false,
+            begins: true,
         };
         let packet = cut.cut(&whole);
         // A packet that carries nothing is cut as it is described all the same.

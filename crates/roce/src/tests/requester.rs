@@ -77,6 +77,23 @@ fn ended(requester: &mut Requester) -> Vec<(u64, Status)> {
 use Opcode::{FetchAdd, Read, Send, Write};
 use Status::{Flushed, Success};
 
+/// A message that left in part comes again as far as it had left; its rest goes for the first time.
+#[test]
+fn what_was_sent_before_and_what_never_was_are_two_packets() {
+    let mut requester = Requester::new(config());
+    requester.post(PostedMessage { opcode: Write, length: 8 * MTU, fence: false });
+    let first = requester.next_packet(u32::MAX).expect("a message");
+    requester.sent_packet(Now(0), &first, 3 * MTU);
+    assert!(first.begins && requester.waits_for_room());
+    requester.handle_timeout(Now(TIMEOUT_NS));
+    assert!(!requester.waits_for_room(), "all of it is to go again");
+    let said = std::iter::from_fn(|| next(&mut requester, TIMEOUT_NS))
+        .map(|it| (it.psn.value(), it.fragment.length / MTU, it.position, it.retransmission, it.begins));
+    let first = (7, 3, Position::First, true, true);
+    assert_eq!(said.collect::<Vec<_>>(), [first, (10, 5, Position::Last, false, false)]);
+    assert!(!requester.waits_for_room());
+}
+
 /// Four messages with PSNs 7..=10 are on their way; one reply comes.
 #[test]
 fn a_reply_completes_resends_or_fails_what_the_specification_says() {
@@ -311,7 +328,7 @@ fn sequence_naks_and_time_outs_use_up_the_same_retries() {
     }
 }
 
-/// A requester of whole messages or of packets.
+/// A requester in shared memory, or on a wire.
 fn either(config: RequesterConfig, by_packet: bool) -> Requester {
     if by_packet { Requester::by_packet(config, SendWindow::default()) } else { Requester::new(config) }
 }

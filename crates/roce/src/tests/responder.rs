@@ -423,6 +423,11 @@ fn packets_of_several_continue_exactly_and_a_hole_is_a_gap_like_any_other() {
             vec![one, part(whole, 0, 3072), two],
             "recv1@0+1024 | nak8 | recv1@1024+2048",
         ),
+        (
+            "the same again, because its NAK was lost",
+            vec![one, part(whole, 0, 3072), part(whole, 0, 3072), two],
+            "recv1@0+1024 | nak8 | ack7 | recv1@1024+2048",
+        ),
         ("a whole message cuts in", vec![one, sized(Opcode::Write, 8, 16)], "recv1@0+1024 | InvalidRequest8"),
         ("no whole packets", vec![part(whole, 0, 1000)], "InvalidRequest7"),
         (

@@ -12,8 +12,8 @@
 //! | 5 | swap or add (atomics), Q_Key (UD) | |
 //! | 6 | compare | |
 //!
-//! Then the path address of a datagram (6 words) and the payload, padded. A peer may write anything, at any time: words are loaded once into a copy, and every number in the copy is checked here, before
-//! anything uses it (INV-6, INV-13).
+//! Then the path address of a datagram (6 words) and the payload, padded. A peer may write anything, at any time: words are loaded
+//! once into a copy, and every number in the copy is checked here, before anything uses it (INV-6, INV-13).
 
 use mlx5_device::carrier::PathAddress;
 use roce::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer, position_of};
@@ -286,6 +286,7 @@ pub fn decode(words: &[u64; REQUEST_WORDS], len: usize, is_request: bool) -> Res
     if (qpns | psn) > 0xff_ffff
         || flags & !flag::ALL != 0
         || content.is_request() != is_request
+        || !is_request && service != ServiceType::Rc
         || content.position() != position
         || trails && !position.ends()
         || !fits
