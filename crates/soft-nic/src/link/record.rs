@@ -355,10 +355,13 @@ mod tests {
         let contents: Vec<_> = contents.into_iter().chain(naks).collect();
         SERVICES.into_iter().flat_map(move |service| {
             let contents = contents.clone();
-            // Datagrams have a Q_Key where atomics have their operand.
-            let is_there = move |content: &Content| {
-                service != ServiceType::Ud
-                    || !matches!(content, Content::CompareSwap(_) | Content::FetchAdd(_))
+            // Datagrams have a Q_Key where atomics have their operand. A reliable connection alone is answered.
+            let is_there = move |content: &Content| match service {
+                ServiceType::Rc => true,
+                ServiceType::Uc => content.is_request(),
+                ServiceType::Ud => {
+                    content.is_request() && !matches!(content, Content::CompareSwap(_) | Content::FetchAdd(_))
+                }
             };
             contents.into_iter().filter(move |(content, _)| is_there(content)).map(
                 move |(content, length)| Packet {
@@ -390,6 +393,8 @@ mod tests {
             let words = encode(&sent, sent.payload.length);
             assert_eq!(decoded(&words, is_request), Ok(sent));
             assert!(decoded(&words, !is_request).is_err(), "{sent:?} in the other lane");
+            let unreliable = encode(&Packet { service: ServiceType::Uc, ..sent }, sent.payload.length);
+            assert_eq!(decoded(&unreliable, is_request).is_ok(), is_request, "{sent:?} on UC");
             if sent.payload.length > 0 {
                 let got = decoded(&encode(&sent, sent.payload.length - 1), is_request).unwrap();
                 assert_eq!(got.payload.length, sent.payload.length - 1);
