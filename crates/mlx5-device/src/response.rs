@@ -1,6 +1,5 @@
 //! Answers that arrive for a QP: acknowledgements, NAKs, and the bytes of READs.
 
-use roce::connection::{Arrival, take_reply_packet};
 use roce::packet::{Aeth, Syndrome};
 use roce::{Content, Fragment, Packet, Placement, ReplyVerdict, Requester, ServiceType, Status};
 
@@ -12,21 +11,21 @@ use crate::memory::Memory;
 impl<M: Memory> Core<M> {
     /// A packet that answers a request arrived for this queue, from its peer.
     pub(super) fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
-        let (qpn, counters) = (qp.qpn, &mut self.host.counters);
+        let counters = &mut self.host.counters;
         let is_from_peer = qp.is_from_peer(packet, inbound);
         let Some(requester) = awaiting(qp).filter(|_| is_from_peer) else {
             counters.dropped_replies += 1;
             return;
         };
-        let arrival = take_reply_packet(requester, qpn, self.host.now, packet);
-        let ignored = arrival == Arrival::Reply(ReplyVerdict::Ignored);
+        let verdict = requester.handle_packet(self.host.now, packet);
+        let ignored = verdict == ReplyVerdict::Ignored;
         counters.packets_taken += u64::from(!ignored);
         counters.dropped_replies += u64::from(ignored);
         let is_rnr =
             matches!(packet.content, Content::Acknowledge(Aeth { syndrome: Syndrome::RnrNak { .. }, .. }));
-        counters.rnr_naks_received += u64::from(is_rnr && arrival == Arrival::Reply(ReplyVerdict::Resend));
+        counters.rnr_naks_received += u64::from(is_rnr && verdict == ReplyVerdict::Resend);
         qp.sq.progress.answer_holds = 0;
-        if let Arrival::Place(Placement { ticket, fragment: Fragment { offset, length } }) = arrival
+        if let ReplyVerdict::Place(Placement { ticket, fragment: Fragment { offset, length } }) = verdict
             && let Some(place) = qp.sq.find(ticket)
         {
             counters.bytes_read += u64::from(length);

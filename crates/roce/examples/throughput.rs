@@ -9,12 +9,12 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use roce::connection::take_reply_packet;
 use roce::packet::Reth;
+use roce::testing::{Arrival, Connection, WorkRequest};
 use roce::{
-    Access, Arrival, Connection, Content, Fragment, Now, Opcode, Outcome, Packet, PostedMessage, Psn,
-    Receive, Region, RegionError, Requester, RequesterConfig, Resources, Responder, ResponderConfig,
-    SendWindow, ServiceType, Verdict, WorkRequest,
+    Access, Content, Fragment, Now, Opcode, Outcome, Packet, PostedMessage, Psn, Receive, Region,
+    RegionError, Requester, RequesterConfig, Resources, Responder, ResponderConfig, SendWindow, ServiceType,
+    Verdict,
 };
 
 const ROUNDS: usize = 7;
@@ -94,7 +94,7 @@ fn shared(opcode: Opcode, messages: u64) -> u64 {
         }
         while let Some(answer) = responder.next_packet(u32::MAX) {
             responder.sent_packet(answer.packet.payload.length);
-            take_reply_packet(&mut requester, 1, now, &answer.packet);
+            requester.handle_packet(now, &answer.packet);
         }
         while responder.poll_event().is_some() {}
         completed += std::iter::from_fn(|| requester.poll_completion()).count() as u64;
@@ -109,7 +109,7 @@ fn by_packet(opcode: Opcode, length: u32, packets: u64) -> u64 {
     let (mut a, mut b) = (connection(1, 2), connection(2, 1));
     let (mut carried, mut now) = (0, Now(0));
     while carried < packets {
-        while a.requester().can_post(opcode, false) {
+        while a.requester.can_post(opcode, false) {
             a.post(WorkRequest {
                 message: PostedMessage { opcode, length, fence: false },
                 solicited: false,
@@ -136,7 +136,7 @@ fn by_packet(opcode: Opcode, length: u32, packets: u64) -> u64 {
             while to.poll_event().is_some() {}
         }
     }
-    assert_eq!(a.requester().counters().retransmitted, 0);
+    assert_eq!(a.requester.counters().retransmitted, 0);
     carried
 }
 

@@ -13,19 +13,13 @@
 //! One direction of a connection is a [`Requester`] on one side and a [`Responder`] on the other:
 //! ```text
 //!   post ──► Requester ── next_packet ──► link ──► handle_packet ── Responder ──► Work for the memory
-//!   poll_completion ◄── Requester ◄── handle_reply ◄── link ◄── next_packet ── Responder ◄── executed
-//! ```
-//! A [`Connection`] is both halves of a QP:
-//! ```text
-//!   post ──► Connection ── poll_transmit ──► wire ──► handle_packet ── Connection ──► Work for the memory
-//!   poll_event ◄── Connection ◄── handle_packet ◄── wire ◄── poll_transmit ── Connection ◄── executed
+//!   poll_completion ◄── Requester ◄── handle_packet ◄── link ◄── next_packet ── Responder ◄── executed
 //! ```
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]
 
 mod admission;
 pub mod cm;
-pub mod connection;
 mod counters;
 pub mod message;
 pub mod packet;
@@ -43,12 +37,13 @@ pub mod verdict;
 pub mod wire;
 pub mod work;
 
-pub use connection::{Arrival, Connection, Event, WorkRequest};
 pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Reply, ReplyKind, Request};
 pub use packet::{Content, Outgoing, Packet, PayloadSource, Position};
-pub use posting::{Completion, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket};
+pub use posting::{
+    Completion, Placement, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket,
+};
 pub use requester::Requester;
-pub use requester::packets::{Placement, SendWindow};
+pub use requester::packets::SendWindow;
 pub use responder::Responder;
 pub use verdict::{
     AsyncEvent, DropReason, FailedReceive, Failure, Refusal, ResponderConfig, ResponderCounters,

@@ -2,7 +2,7 @@
 //!
 //! The attributes are those of `ibv_modify_qp(3)`, the statuses those of `ibv_poll_cq(3)`.
 
-use crate::{Opcode, Psn, ServiceType, Status};
+use crate::{Fragment, Opcode, Psn, ServiceType, Status};
 
 /// Names one posted message of a requester; consecutive from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,13 +48,24 @@ pub struct Completion {
     pub atomic_old: Option<u64>,
 }
 
+/// Where a READ response's bytes belong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// The READ.
+    pub ticket: Ticket,
+    /// Which of its bytes.
+    pub fragment: Fragment,
+}
+
 /// What a reply did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyVerdict {
     /// Messages were acknowledged.
     Progress,
-    /// It answers this READ or atomic: its data, if it carries any, belongs to it.
+    /// It answers this atomic.
     Response(Ticket),
+    /// The next bytes of a READ: place them before polling completions.
+    Place(Placement),
     /// Messages are to be sent again, now or after the RNR time.
     Resend,
     /// The QP is in error; completions say why.

@@ -15,7 +15,7 @@ use crate::{Fragment, NakCode};
 
 impl Packet {
     /// The packet with its payload, to be written. `None` when no opcode says so: an operation that the service does not
-    /// have, which a [`crate::Connection`] never sends.
+    /// have, which the engine never sends.
     pub fn to_wire<'a>(&self, payload: &'a [u8]) -> Option<wire::Packet<'a>> {
         let (kind, extended) = headers(&self.content)?;
         let service = self.service;

@@ -7,8 +7,11 @@
 pub use super::progress::SendWindow;
 use super::{Acknowledged, Message, Requester};
 use crate::message::psn_count;
-use crate::packet::{Content, Packet, Position, Reth, Trailer, position_of};
-use crate::{Fragment, Now, Opcode, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket};
+use crate::packet::{Content, Packet, Position, Reth, Syndrome, Trailer, position_of};
+use crate::{
+    Fragment, Now, Opcode, Placement, Psn, Reply, ReplyKind, ReplyVerdict, RequesterConfig, ServiceType,
+    Status, Ticket,
+};
 
 /// Packets that may be under way whatever was lost: with fewer, a long line would carry next to nothing.
 const FEWEST_UNDER_WAY: u32 = 16;
@@ -64,24 +67,6 @@ pub struct ReadPacket {
     /// Where in the response.
     pub position: Position,
     pub payload_bytes: u32,
-}
-
-/// Where a READ response's bytes belong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
-    /// The READ.
-    pub ticket: Ticket,
-    /// Which of its bytes.
-    pub fragment: Fragment,
-}
-
-/// What a packet of a READ response did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReadArrival {
-    /// It is the next one: place its bytes before polling completions.
-    Place(Placement),
-    /// Anything else.
-    Reply(ReplyVerdict),
 }
 
 impl Requester {
@@ -186,35 +171,60 @@ impl Requester {
         self.progress.window.is_none() && self.progress.is_cut && !self.is_waiting()
     }
 
+    /// Takes a packet that answers a request and came from the peer's address; ignores others.
+    pub fn handle_packet(&mut self, now: Now, packet: &Packet) -> ReplyVerdict {
+        // A wire names no sender on a connection.
+        let src_qpn = self.config.peer_qpn.unwrap_or_default();
+        let reply = |msn, kind| Reply { src_qpn, dst_qpn: packet.dst_qpn, psn: packet.psn, msn, kind };
+        let reply = match packet.content {
+            Content::ReadResponse { position, .. } => {
+                let payload_bytes = packet.payload.length;
+                let packet = ReadPacket { psn: packet.psn, position, payload_bytes };
+                return self.handle_read_packet(now, &packet);
+            }
+            Content::Acknowledge(aeth) => {
+                let kind = match aeth.syndrome {
+                    Syndrome::Ack => ReplyKind::Ack,
+                    Syndrome::RnrNak { timer } => ReplyKind::RnrNak { timer },
+                    Syndrome::Nak(code) => ReplyKind::Nak(code),
+                };
+                reply(aeth.msn, kind)
+            }
+            Content::AtomicAcknowledge { aeth, old } => reply(aeth.msn, ReplyKind::AtomicResponse { old }),
+            _ => return ReplyVerdict::Ignored,
+        };
+        self.handle_reply(now, &reply)
+    }
+
     /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a copy, a later one
     /// says that some between are lost, and the READ goes out again from the first of these.
-    pub fn handle_read_packet(&mut self, now: Now, packet: &ReadPacket) -> ReadArrival {
+    pub fn handle_read_packet(&mut self, now: Now, packet: &ReadPacket) -> ReplyVerdict {
         let reliable = self.config.service == ServiceType::Rc;
         let Some(offset) = self.outstanding_offset(packet.psn).filter(|_| reliable) else {
             self.counters.ignored_replies += 1;
-            return ReadArrival::Reply(ReplyVerdict::Ignored);
+            return ReplyVerdict::Ignored;
         };
         let before = self.acknowledged();
         let arrival = self.take_read_packet(offset, packet);
-        self.count_reply(before, arrival == ReadArrival::Reply(ReplyVerdict::Ignored));
+        self.count_reply(before, arrival == ReplyVerdict::Ignored);
         self.restart_ack_timer(now, before);
         arrival
     }
 
-    fn take_read_packet(&mut self, offset: u32, packet: &ReadPacket) -> ReadArrival {
+    fn take_read_packet(&mut self, offset: u32, packet: &ReadPacket) -> ReplyVerdict {
         let acknowledged = self.acknowledge_before(offset);
         let ticket = self.done;
         let Some(message) = self.message(ticket).copied() else {
-            return ReadArrival::Reply(ReplyVerdict::Ignored);
+            return ReplyVerdict::Ignored;
         };
         if acknowledged == Acknowledged::UpToResponse {
-            return ReadArrival::Reply(self.implied_nak());
+            return self.implied_nak();
         }
         let ReadPacket { psn, position, payload_bytes: bytes } = *packet;
         let (index, mtu) = (psn.distance_from(message.psn), self.config.path_mtu_bytes);
         let end = index + psn_count(Opcode::Read, bytes, mtu);
         if end <= self.progress.acked {
-            return ReadArrival::Reply(ReplyVerdict::Ignored);
+            return ReplyVerdict::Ignored;
         }
         // A READ that went out again from the middle is answered by a first packet there, and the rest of the earlier answer
         // may still arrive: which packet starts a response says nothing, which one ends it does.
@@ -225,7 +235,7 @@ impl Requester {
         // On a wire a packet is one, whatever its position.
         let due = due && (self.progress.window.is_none() || bytes <= mtu);
         if message.opcode != Opcode::Read || !due {
-            return ReadArrival::Reply(self.fail_oldest(Status::BadResponse));
+            return self.fail_oldest(Status::BadResponse);
         }
         if position.ends() {
             self.step_done(true);
@@ -233,7 +243,7 @@ impl Requester {
             self.advance_to(end);
         }
         let fragment = Fragment { offset: start, length: bytes };
-        ReadArrival::Place(Placement { ticket: Ticket(ticket), fragment })
+        ReplyVerdict::Place(Placement { ticket: Ticket(ticket), fragment })
     }
 
     /// An acknowledgement covers so many packets of the message at `done`, not all of it.

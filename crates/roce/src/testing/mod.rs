@@ -1,8 +1,9 @@
-//! Two ends and a link on a virtual clock, for tests here and in crates above.
+//! Two ends and a link on a virtual clock, for tests of this crate.
 //!
-//! [`Pair`] joins two [`PacketEnd`]s by links, [`faults`] are links stacked on links. All of it is deterministic: the same seed gives
-//! the same trace (INV-7).
+//! A [`Connection`] is both halves of a QP. [`Pair`] joins two [`PacketEnd`]s by links, [`faults`] are links stacked on links. All of it
+//! is deterministic: the same seed gives the same trace (INV-7).
 
+mod connection;
 mod endpoint;
 pub mod faults;
 mod host;
@@ -10,6 +11,7 @@ mod on_wire;
 mod packet_end;
 mod pair;
 
+pub use connection::{Arrival, Connection, Event, WorkRequest};
 pub use endpoint::{EndpointConfig, LocalWork, RKEY, VA};
 pub use faults::{Fault, Frame, Kind, Line, Link, Pick, Rng, Wire};
 pub use host::Received;

@@ -1,14 +1,15 @@
-//! One end of a [`super::Pair`]: a [`Connection`] with a process around it.
+//! One end of a [`super::Pair`]: a [`Connection`], with a process around it.
 
 use std::collections::VecDeque;
 
+use super::connection::{Arrival, Connection, Event, WorkRequest};
 use super::endpoint::{EndpointConfig, LocalWork, VA};
 use super::faults::Frame;
 use super::host::{Host, Received};
 use super::pair::End;
 use crate::{
-    Arrival, Completion, Connection, Event, Failure, Now, Outcome, Packet, PayloadSource, Placement,
-    PostedMessage, Receive, ResponderEvent, ServiceType, Status, Ticket, Verdict, WorkRequest,
+    Completion, Failure, Now, Outcome, Packet, PayloadSource, Placement, PostedMessage, Receive,
+    ReplyVerdict, ResponderEvent, ServiceType, Status, Ticket, Verdict,
 };
 
 #[derive(Debug)]
@@ -93,7 +94,7 @@ impl PacketEnd {
 
     /// Posts a send; false when it must wait for earlier ones.
     pub fn post(&mut self, work: LocalWork) -> bool {
-        if !self.connection.requester().can_post(work.opcode, work.fence) {
+        if !self.connection.requester.can_post(work.opcode, work.fence) {
             return false;
         }
         self.connection.post(WorkRequest {
@@ -133,7 +134,7 @@ impl PacketEnd {
                 let outcome = self.host.execute(service, packet.psn, work, payload, &mut self.received);
                 self.connection.executed(outcome);
             }
-            Arrival::Place(placement) => self.place(placement, payload),
+            Arrival::Reply(ReplyVerdict::Place(placement)) => self.place(placement, payload),
             Arrival::Request(_) | Arrival::Reply(_) => {}
         }
     }
@@ -146,7 +147,7 @@ impl PacketEnd {
                 Event::Responder(ResponderEvent::Failed(failure)) => {
                     self.failure = Some(failure);
                     let first = failure.receive.map(|failed| (failed.receive, failed.status));
-                    self.connection.requester_mut().enter_error();
+                    self.connection.requester.enter_error();
                     self.flush_receives(first);
                 }
                 Event::Sent(completion) => {
@@ -155,9 +156,9 @@ impl PacketEnd {
                     let reliable = self.config.service == ServiceType::Rc;
                     if completion.status != Status::Success
                         && reliable
-                        && !self.connection.responder().is_failed()
+                        && !self.connection.responder.is_failed()
                     {
-                        let held = self.connection.responder_mut().enter_error();
+                        let held = self.connection.responder.enter_error();
                         self.flush_receives(held.map(|receive| (receive, Status::Flushed)));
                     }
                     self.completions.push(completion);
@@ -184,7 +185,7 @@ impl End for PacketEnd {
                 }
                 PayloadSource::Region(region) => {
                     if self.host.revoked && region.len > 0 {
-                        self.connection.responder_mut().read_failed(Outcome::Revoked);
+                        self.connection.responder.read_failed(Outcome::Revoked);
                         continue;
                     }
                     self.host.read(region, part)

@@ -198,7 +198,7 @@ fn check<E: Subject>(setting: &Setting) -> Result<Pair, TestCaseError> {
         prop_assert_eq!(succeeded, setting.operations.len());
     }
     // What the peer executed is a prefix of what was posted, each message once, at least all that succeeded.
-    let executed = pair.b.connection.responder().counters().messages as usize;
+    let executed = pair.b.connection.responder.counters().messages as usize;
     prop_assert!(succeeded <= executed && executed <= setting.operations.len());
     let mut model = Model { memory: before, received: vec![], reads: vec![], old: vec![] };
     for (index, (operation, _)) in setting.operations.iter().take(executed).enumerate() {
@@ -240,7 +240,7 @@ fn hold_conversations<E: Subject>(what: &str) {
     let outcome = TestRunner::new(config).run(&setting(), |setting| {
         let pair = check::<E>(&setting)?;
         whole.set(whole.get() + u32::from(statuses(&pair).iter().all(|status| *status == Status::Success)));
-        resent.set(resent.get() + pair.a.connection.requester().counters().retransmitted);
+        resent.set(resent.get() + pair.a.connection.requester.counters().retransmitted);
         Ok(())
     });
     if let Err(failure) = outcome {

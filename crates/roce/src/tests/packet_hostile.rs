@@ -7,10 +7,11 @@ use proptest::test_runner::{RngSeed, TestRunner};
 
 use super::hostile::{RandomResources, number, service};
 use crate::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer};
+use crate::testing::{Arrival, Connection, WorkRequest};
 use crate::wire::Position;
 use crate::{
-    Access, Arrival, Connection, Content, Fragment, NakCode, Now, Opcode, Outcome, Packet, PostedMessage,
-    Psn, RequesterConfig, ResponderConfig, SendWindow, ServiceType, Verdict, Work, WorkRequest,
+    Access, Content, Fragment, NakCode, Now, Opcode, Outcome, Packet, PostedMessage, Psn, ReplyVerdict,
+    RequesterConfig, ResponderConfig, SendWindow, ServiceType, Verdict, Work,
 };
 
 const MTU: u32 = 256;
@@ -112,7 +113,7 @@ fn fresh(service: ServiceType) -> Connection {
 }
 
 fn post(connection: &mut Connection, opcode: Opcode, length: u32) {
-    if !connection.requester().can_post(opcode, false) {
+    if !connection.requester.can_post(opcode, false) {
         return;
     }
     connection.post(WorkRequest {
@@ -160,7 +161,7 @@ fn aimed(
 ) -> Packet {
     let mut packet = packet;
     let base = if packet.content.is_request() {
-        connection.responder().expected_psn()
+        connection.responder.expected_psn()
     } else {
         Psn::new(0xff_fff0).plus(number % 3)
     };
@@ -197,7 +198,7 @@ fn any_packet_leaves_a_connection_whole() {
     let outcome = TestRunner::new(config).run(&(steps, any::<u64>(), service()), |(steps, seed, service)| {
         let (mut connection, mut device) = (fresh(service), RandomResources(seed));
         for (step, ((distance, packet), opcode, number)) in steps.into_iter().enumerate() {
-            if connection.responder().is_failed() || connection.requester().is_failed() {
+            if connection.responder.is_failed() || connection.requester.is_failed() {
                 connection = fresh(service);
             }
             post(&mut connection, opcode, if number % 2 == 0 { LENGTH } else { number.min(3000) });
@@ -207,7 +208,7 @@ fn any_packet_leaves_a_connection_whole() {
                     prop_assert!(outgoing.packet.payload.length <= MTU);
                     sent.set(sent.get() + 1);
                     if number % 97 == 3 {
-                        connection.responder_mut().read_failed(Outcome::Revoked);
+                        connection.responder.read_failed(Outcome::Revoked);
                     }
                 }
             }
@@ -217,7 +218,7 @@ fn any_packet_leaves_a_connection_whole() {
                     executed.set(executed.get() + 1);
                     answer(&mut connection, &packet, work, device.0 % 50);
                 }
-                Arrival::Place(placement) => {
+                Arrival::Reply(ReplyVerdict::Place(placement)) => {
                     placed.set(placed.get() + 1);
                     prop_assert_eq!(placement.fragment.length, packet.payload.length);
                     prop_assert!(placement.fragment.offset + placement.fragment.length <= 3000);
@@ -228,11 +229,11 @@ fn any_packet_leaves_a_connection_whole() {
         }
         // Whatever was asked for, it comes to an end: no reply makes another.
         for _ in 0..100_000_000u64 {
-            if connection.responder_mut().poll_packet().is_none() {
+            if connection.responder.poll_packet().is_none() {
                 break;
             }
         }
-        prop_assert!(connection.responder_mut().poll_packet().is_none());
+        prop_assert!(connection.responder.poll_packet().is_none());
         while connection.poll_event().is_some() {}
         Ok(())
     });

@@ -73,7 +73,7 @@ fn converse(opcode: Opcode, size: usize, loss: u64, disorder: bool) -> Cell {
     let error = pair.a.statuses().get(well).copied();
     assert!(matches!(error, None | Some(Status::RetryExceeded)), "{opcode:?} {size} {loss}: {error:?}");
     check(&format!("{opcode:?} of {size} bytes, {loss}/1000 lost"), &pair, opcode, size, well);
-    let counters = pair.a.connection.requester().counters();
+    let counters = pair.a.connection.requester.counters();
     let mut text = format!("{}/{}/{}", counters.transmitted, counters.retransmitted, pair.b.naks_sent);
     if well < MESSAGES {
         write!(text, "!{well}").expect("a string takes all");
@@ -105,7 +105,7 @@ fn check(name: &str, pair: &Pair<PacketEnd>, opcode: Opcode, size: usize, well: 
     if matches!(opcode, Opcode::SendImm | Opcode::WriteImm) {
         assert_eq!(imms, (0..imms.len()).collect::<Vec<_>>(), "{name}: each receive once, in order");
     }
-    let executed = pair.b.connection.responder().counters().messages;
+    let executed = pair.b.connection.responder.counters().messages;
     assert!((well as u64..=MESSAGES as u64).contains(&executed), "{name}: {executed} executed");
     assert_eq!(pair.b.atomics(), if opcode.is_atomic() { executed } else { 0 }, "{name}");
 }

@@ -46,7 +46,7 @@ fn run_everything(name: &str, unit: usize, mut pair: Pair<PacketEnd>) -> Pair<Pa
     assert_eq!(received, [(0, pattern(3 * unit - 1, 2)), (1, vec![]), (2, vec![])], "{name}");
     let imm = pair.b.received[1].completion.map(|done| (done.opcode, done.imm, done.byte_len));
     assert_eq!(imm, Some((Opcode::WriteImm, [1, 2, 3, 4], unit as u32 + 1)), "{name}");
-    assert_eq!(pair.b.connection.responder().msn(), 7, "{name}");
+    assert_eq!(pair.b.connection.responder.msn(), 7, "{name}");
     assert!(pair.b.established, "{name}");
     pair
 }
@@ -55,7 +55,7 @@ fn run_everything(name: &str, unit: usize, mut pair: Pair<PacketEnd>) -> Pair<Pa
 fn every_operation_takes_effect_once_at_every_path_mtu() {
     for mtu in crate::packet::PATH_MTU_BYTES {
         let pair = run_everything(&format!("path MTU {mtu}"), mtu as usize, Pair::by_packet(config(mtu)));
-        let counters = pair.a.connection.requester().counters();
+        let counters = pair.a.connection.requester.counters();
         // 5 + 3 + 1 + 1 + 2 + 1 + 1 request packets.
         assert_eq!((counters.transmitted, counters.retransmitted), (14, 0), "path MTU {mtu}");
         assert_eq!(pair.b.naks_sent, 0);
@@ -118,7 +118,7 @@ fn a_lost_packet_is_sent_again_from_its_own_psn_after_one_nak() {
     pair.a.post(LocalWork::write(0, &pattern(256 * 6, 1)));
     pair.run_until_idle();
     assert_eq!(pair.a.statuses(), [Status::Success]);
-    let counters = pair.a.connection.requester().counters();
+    let counters = pair.a.connection.requester.counters();
     // Packet 2 is lost; 2, 3, 4, 5 go again.
     assert_eq!((counters.transmitted, counters.retransmitted, counters.sequence_naks), (10, 4, 1));
     assert_eq!(sent(&pair, 'B').len(), 2, "one NAK, one ACK: {:?}", sent(&pair, 'B'));
@@ -140,7 +140,7 @@ fn a_read_is_asked_for_again_from_its_first_missing_packet() {
     let va = crate::testing::VA + 512;
     assert!(requests[1].contains("dma_bytes: 988") && requests[1].contains("0x000002"), "{}", requests[1]);
     assert!(requests[1].contains(&format!("va: {va}")), "{}", requests[1]);
-    assert_eq!(pair.a.connection.requester().counters().implied_naks, 1);
+    assert_eq!(pair.a.connection.requester.counters().implied_naks, 1);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn no_more_packets_are_under_way_than_the_window_allows() {
         );
         pair.run_until_idle();
         assert_eq!(pair.a.statuses(), [Status::Success]);
-        assert_eq!(pair.a.connection.requester().counters().retransmitted, 0);
+        assert_eq!(pair.a.connection.requester.counters().retransmitted, 0);
         assert!(pair.now() < Now(1_000_000), "no time-out was needed");
     }
 }
@@ -185,7 +185,7 @@ fn no_more_packets_are_under_way_than_the_window_allows() {
 fn a_connection_that_was_never_used_is_small_and_has_allocated_nothing() {
     let pair = Pair::by_packet(EndpointConfig { window_messages: 128, rd_atomic: 16, ..config(4096) });
     let connection = &pair.a.connection;
-    assert_eq!(connection.requester().held() + connection.responder().held(), 0);
+    assert_eq!(connection.requester.held() + connection.responder.held(), 0);
     let bytes = size_of::<crate::Requester>() + size_of::<crate::Responder>();
     assert!(bytes <= 1024, "{bytes}");
 }
@@ -225,7 +225,7 @@ fn a_long_read_takes_one_place_in_the_window() {
         assert_eq!(sent(&pair, 'A').len(), 6);
         pair.run_until_idle();
         assert_eq!(pair.a.statuses(), [Status::Success; 3]);
-        assert_eq!(pair.a.connection.requester().counters().retransmitted, 0);
+        assert_eq!(pair.a.connection.requester.counters().retransmitted, 0);
         assert!(pair.now() < Now(1_000_000), "no time-out was needed");
     }
 }
@@ -243,7 +243,7 @@ fn no_further_read_is_sent_while_a_window_of_response_packets_is_to_come() {
         assert_eq!(sent(&pair, 'A').len(), first, "window {packets}");
         pair.run_until_idle();
         assert_eq!(pair.a.statuses(), [Status::Success; 4]);
-        assert_eq!(pair.a.connection.requester().counters().transmitted, 4);
+        assert_eq!(pair.a.connection.requester.counters().transmitted, 4);
     }
 }
 
@@ -283,7 +283,7 @@ fn damaged_bytes_are_lost_packets_and_nothing_worse() {
     for seed in 0..100 {
         let pair = on_wire(Pair::by_packet(config(256)), seed, 50, 20);
         let pair = run_everything(&format!("seed {seed}"), 256, pair);
-        resent += pair.a.connection.requester().counters().retransmitted;
+        resent += pair.a.connection.requester.counters().retransmitted;
     }
     assert!(resent > 300, "{resent}");
 }

@@ -1,10 +1,10 @@
 //! What a requester that sends packets makes of replies and of time. Path MTU 256, first PSN 0, depth 2 for READs.
 
-use crate::requester::packets::{PacketTransmit, Placement, ReadArrival, ReadPacket};
+use crate::requester::packets::{PacketTransmit, ReadPacket};
 use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
 use crate::wire::Position::{self, First, Last, Middle, Only};
 use crate::{
-    Fragment, NakCode, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester,
+    Fragment, NakCode, Now, Opcode, Placement, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester,
     RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
@@ -49,7 +49,7 @@ fn reply(requester: &mut Requester, psn: u32, kind: ReplyKind) -> ReplyVerdict {
     requester.handle_reply(Now(0), &Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(psn), msn: 0, kind })
 }
 
-fn response(requester: &mut Requester, psn: u32, position: Position, payload_bytes: u32) -> ReadArrival {
+fn response(requester: &mut Requester, psn: u32, position: Position, payload_bytes: u32) -> ReplyVerdict {
     requester.handle_read_packet(Now(0), &ReadPacket { psn: Psn::new(psn), position, payload_bytes })
 }
 
@@ -211,7 +211,7 @@ fn progress_inside_a_message_gives_the_next_packet_the_whole_time() {
 
 #[test]
 fn read_responses_are_taken_in_order_and_asked_for_again_from_the_first_missing() {
-    use ReadArrival::{Place, Reply};
+    use ReplyVerdict::Place;
     let mut requester = requester(&[(Opcode::Read, 600), (Opcode::Send, 1)]);
     assert_eq!(sends(&mut requester, Now(0)), "read0@0+600 Only3");
     let placed = |arrival| match arrival {
@@ -219,18 +219,14 @@ fn read_responses_are_taken_in_order_and_asked_for_again_from_the_first_missing(
         other => panic!("{other:?}"),
     };
     assert_eq!(placed(response(&mut requester, 0, First, 256)), (0, 256));
-    assert_eq!(response(&mut requester, 0, First, 256), Reply(ReplyVerdict::Ignored), "a copy");
-    assert_eq!(response(&mut requester, 2, Last, 88), Reply(ReplyVerdict::Resend), "the second is missing");
-    assert_eq!(response(&mut requester, 2, Last, 88), Reply(ReplyVerdict::Ignored), "known");
+    assert_eq!(response(&mut requester, 0, First, 256), ReplyVerdict::Ignored, "a copy");
+    assert_eq!(response(&mut requester, 2, Last, 88), ReplyVerdict::Resend, "the second is missing");
+    assert_eq!(response(&mut requester, 2, Last, 88), ReplyVerdict::Ignored, "known");
     assert_eq!(sends(&mut requester, Now(0)), "read1@256+344 Only3");
     // What is left of the first answer serves as well as the new one.
     assert_eq!(placed(response(&mut requester, 1, Middle, 256)), (256, 256));
     assert_eq!(placed(response(&mut requester, 2, Last, 88)), (512, 88));
-    assert_eq!(
-        response(&mut requester, 1, First, 256),
-        Reply(ReplyVerdict::Ignored),
-        "and that is a copy then"
-    );
+    assert_eq!(response(&mut requester, 1, First, 256), ReplyVerdict::Ignored, "and that is a copy then");
     reply(&mut requester, 3, ACK);
     assert_eq!(statuses(&mut requester), [Status::Success; 2]);
 }
@@ -273,11 +269,11 @@ fn a_response_that_cannot_be_is_an_error_of_its_read() {
         let mut requester = requester(&[(Opcode::Read, 600)]);
         sends(&mut requester, Now(0));
         let verdict = response(&mut requester, psn, position, bytes);
-        assert_eq!(verdict, ReadArrival::Reply(ReplyVerdict::Failed), "{name}");
+        assert_eq!(verdict, ReplyVerdict::Failed, "{name}");
         assert_eq!(statuses(&mut requester), [Status::BadResponse], "{name}");
     }
     let mut requester = five_packets();
-    assert_eq!(response(&mut requester, 3, First, 256), ReadArrival::Reply(ReplyVerdict::Failed));
+    assert_eq!(response(&mut requester, 3, First, 256), ReplyVerdict::Failed);
     assert_eq!(statuses(&mut requester), [Status::Success, Status::BadResponse], "a SEND was answered so");
 }
 
@@ -319,7 +315,7 @@ fn a_peer_that_dies_is_a_retry_error_at_exactly_the_configured_time() {
                 pair.run_until_idle();
                 assert_eq!(pair.a.statuses(), [Status::Success, Status::RetryExceeded], "{name}");
                 assert_eq!(pair.now(), end, "{name}");
-                let counters = pair.a.connection.requester().counters();
+                let counters = pair.a.connection.requester.counters();
                 assert_eq!(counters.timeouts, u64::from(retry_count) + 1, "{name}");
             }
         }
@@ -333,7 +329,7 @@ fn a_receiver_that_stays_unready_is_an_rnr_error_after_the_configured_tries_of_p
     pair.a.post(LocalWork::send(&[5; 700]));
     pair.run_until_idle();
     assert_eq!(pair.a.statuses(), [Status::RnrRetryExceeded]);
-    assert_eq!(pair.b.connection.responder().counters().rnr_naks, 4);
+    assert_eq!(pair.b.connection.responder.counters().rnr_naks, 4);
     // Four round trips of 2 µs, three waits of 0.64 ms (code 12).
     assert_eq!(pair.now(), Now(4 * 2_000 + 3 * 640_000));
 }
@@ -342,19 +338,16 @@ fn a_receiver_that_stays_unready_is_an_rnr_error_after_the_configured_tries_of_p
 fn a_response_may_come_several_packets_at_a_time_but_not_on_a_wire() {
     let config = *requester(&[]).config();
     let place = |offset, length| {
-        ReadArrival::Place(Placement { ticket: Ticket(0), fragment: Fragment { offset, length } })
+        ReplyVerdict::Place(Placement { ticket: Ticket(0), fragment: Fragment { offset, length } })
     };
-    let bad = ReadArrival::Reply(ReplyVerdict::Failed);
+    let bad = ReplyVerdict::Failed;
     for (name, arrivals) in [
         ("all at once", vec![(0, Only, 700, place(0, 700))]),
         ("in two", vec![(0, First, 512, place(0, 512)), (2, Last, 188, place(512, 188))]),
         ("from before on", vec![(0, First, 256, place(0, 256)), (0, First, 512, place(0, 512))]),
-        (
-            "an echo",
-            vec![(0, First, 512, place(0, 512)), (1, Middle, 256, ReadArrival::Reply(ReplyVerdict::Ignored))],
-        ),
+        ("an echo", vec![(0, First, 512, place(0, 512)), (1, Middle, 256, ReplyVerdict::Ignored)]),
         ("no whole packets", vec![(0, First, 300, bad)]),
-        ("more than is left", vec![(1, Middle, 512, ReadArrival::Reply(ReplyVerdict::Resend))]),
+        ("more than is left", vec![(1, Middle, 512, ReplyVerdict::Resend)]),
         ("an end too soon", vec![(0, Only, 512, bad)]),
         ("an end too late", vec![(0, Only, 768, bad)]),
         ("no end", vec![(0, First, 700, bad)]),

@@ -43,7 +43,7 @@ fn run_everything(name: &str, mut pair: Pair) -> Pair {
         .completion
         .map(|completion| (completion.opcode, completion.imm, completion.byte_len));
     assert_eq!(imm, Some((Opcode::WriteImm, [1, 2, 3, 4], 64)), "{name}");
-    assert_eq!(pair.b.connection.responder().msn(), 7, "{name}");
+    assert_eq!(pair.b.connection.responder.msn(), 7, "{name}");
     assert!(pair.b.established, "{name}");
     pair
 }
@@ -56,7 +56,7 @@ fn every_operation_survives_every_single_loss_duplicate_and_delay() {
     };
     for fragment_bytes in [u32::MAX, 4096, 1000] {
         let clean = run("no fault", fragment_bytes, &|pair| pair);
-        assert_eq!(clean.a.connection.requester().counters().retransmitted, 0);
+        assert_eq!(clean.a.connection.requester.counters().retransmitted, 0);
         for n in 1..=16 {
             for kind in [Kind::Request, Kind::Reply] {
                 let side = if kind == Kind::Request { Side::A } else { Side::B };
@@ -126,7 +126,7 @@ fn a_receiver_that_is_not_ready_is_waited_for() {
     pair.a.post(LocalWork::write(0, &[6; 8]));
     pair.run_until(Now(3_000_000));
     assert_eq!(pair.a.statuses(), []);
-    assert!(pair.b.connection.responder().counters().rnr_naks >= 4);
+    assert!(pair.b.connection.responder.counters().rnr_naks >= 4);
     pair.b.post_receive(100);
     pair.run_until_idle();
     assert_eq!(pair.a.statuses(), [Status::Success; 2]);
@@ -140,7 +140,7 @@ fn a_receiver_that_stays_unready_is_an_rnr_error_after_the_configured_tries() {
     pair.a.post(LocalWork::send(&[5]));
     pair.run_until_idle();
     assert_eq!(pair.a.statuses(), [Status::RnrRetryExceeded]);
-    assert_eq!(pair.b.connection.responder().counters().rnr_naks, 4);
+    assert_eq!(pair.b.connection.responder.counters().rnr_naks, 4);
     // Four round trips of 2 µs, three waits of 0.64 ms (code 12).
     assert_eq!(pair.now(), Now(4 * 2_000 + 3 * 640_000));
 }
@@ -184,7 +184,7 @@ fn a_refused_message_fails_here_and_ends_the_qp_there() {
             pair.b.received.iter().map(|received| (received.id, received.status)).collect();
         assert_eq!(received, [(0, receive), (1, Status::Flushed)], "{name}");
         assert_eq!(pair.b.memory()[200], 0, "{name}: nothing after the error is executed");
-        assert!(pair.b.connection.requester().is_failed(), "{name}");
+        assert!(pair.b.connection.requester.is_failed(), "{name}");
     }
 }
 

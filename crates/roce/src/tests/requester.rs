@@ -1,10 +1,10 @@
 //! What a requester sends, when, and how its messages end.
 
 use crate::packet::Position;
-use crate::requester::packets::{PacketTransmit, ReadArrival, ReadPacket};
+use crate::requester::packets::{PacketTransmit, ReadPacket};
 use crate::{
-    Completion, NakCode, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester,
-    RequesterConfig, SendWindow, ServiceType, Status, Ticket,
+    Completion, Fragment, NakCode, Now, Opcode, Placement, PostedMessage, Psn, Reply, ReplyKind,
+    ReplyVerdict, Requester, RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
 const PEER: u32 = 0x42;
@@ -56,10 +56,7 @@ fn take(requester: &mut Requester, now: u64, reply: &Reply) -> ReplyVerdict {
         return requester.handle_reply(Now(now), reply);
     }
     let packet = ReadPacket { psn: reply.psn, position: Position::Only, payload_bytes: 16 };
-    match requester.handle_read_packet(Now(now), &packet) {
-        ReadArrival::Place(placement) => ReplyVerdict::Response(placement.ticket),
-        ReadArrival::Reply(verdict) => verdict,
-    }
+    requester.handle_read_packet(Now(now), &packet)
 }
 
 const SEQUENCE: ReplyKind = ReplyKind::Nak(NakCode::PsnSequence);
@@ -480,7 +477,8 @@ fn a_local_error_completes_in_its_turn() {
     let mut requester = self::requester(&[Read, Write]);
     sent(&mut requester, 0);
     let verdict = take(&mut requester, 1, &reply(7, ReplyKind::ReadResponse));
-    assert_eq!(verdict, ReplyVerdict::Response(Ticket(0)));
+    let fragment = Fragment { offset: 0, length: 16 };
+    assert_eq!(verdict, ReplyVerdict::Place(Placement { ticket: Ticket(0), fragment }));
     requester.fail(Ticket(0), Status::LocalProtection);
     assert_eq!(ended(&mut requester), [(0, Status::LocalProtection), (1, Flushed)]);
 }

@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 
 use roce::packet::{Aeth, Trailer};
+use roce::testing::WorkRequest;
 use roce::wire::mad::QP1;
 use roce::wire::{Frame, Gid};
-use roce::{Content, Now, Opcode, Packet, PostedMessage, Psn, ServiceType, WorkRequest};
+use roce::{Content, Now, Opcode, Packet, PostedMessage, Psn, ServiceType};
 
 use crate::pcap::{text, timed_packets};
 

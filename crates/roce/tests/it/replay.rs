@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 
 use roce::packet::{Aeth, Syndrome};
+use roce::testing::{Arrival, Connection, Event};
 use roce::wire::Position;
 use roce::{
-    Access, Arrival, Completion, Connection, Content, Event, NakCode, Now, Opcode, Packet, PayloadSource,
-    ReceiveCompletion, RequesterConfig, ResponderConfig, SendWindow, Status, Verdict,
+    Access, Completion, Content, NakCode, Now, Opcode, Packet, PayloadSource, ReceiveCompletion,
+    RequesterConfig, ResponderConfig, SendWindow, Status, Verdict,
 };
 
 use crate::conversation::{Conversation, Message, STEPPED, conversations, is_at_or_before};

@@ -174,7 +174,7 @@ impl Attack {
     fn flood(&mut self, side: usize, reached: &mut Reached) {
         let most = self.rng.below(60);
         for _ in 0..self.rng.below(most + 1) {
-            let expected = self.ends[side].connection.responder().expected_psn();
+            let expected = self.ends[side].connection.responder.expected_psn();
             let flying = aimed(&mut self.rng, self.setting.service, expected);
             self.hand_over(side, &flying, false, reached);
         }
@@ -217,7 +217,7 @@ impl Attack {
                         end.handle_timeout(self.now, reached);
                     }
                 }
-                None if quiet && self.ends.iter().all(|end| end.connection.requester().is_idle()) => break,
+                None if quiet && self.ends.iter().all(|end| end.connection.requester.is_idle()) => break,
                 _ => {}
             }
         }

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::testing::Rng;
+use crate::testing::{Arrival, Connection, Event, Rng, WorkRequest};
 use crate::{
-    Access, Arrival, Connection, Event, GRH_BYTES, Now, Opcode, Outcome, Packet, PayloadSource, Placement,
-    PostedMessage, Psn, Receive, Region, RegionError, ReplyVerdict, RequesterConfig, Resources,
-    ResponderConfig, ResponderEvent, SendWindow, ServiceType, Status, Verdict, Work, WorkRequest,
+    Access, GRH_BYTES, Now, Opcode, Outcome, Packet, PayloadSource, Placement, PostedMessage, Psn, Receive,
+    Region, RegionError, ReplyVerdict, RequesterConfig, Resources, ResponderConfig, ResponderEvent,
+    SendWindow, ServiceType, Status, Verdict, Work,
 };
 
 /// Address of the memory's first byte, as requests name it.
@@ -211,14 +211,14 @@ impl End {
 
     /// Adds what this connection counted.
     pub(super) fn note_counters(&self, reached: &mut Reached) {
-        let counters = self.connection.responder().counters();
+        let counters = self.connection.responder.counters();
         for reason in crate::DropReason::ALL {
             let dropped = counters.dropped(reason);
             if dropped > 0 {
                 *reached.entry(format!("drop {reason:?}")).or_default() += dropped;
             }
         }
-        let requester = self.connection.requester().counters();
+        let requester = self.connection.requester.counters();
         for (name, many) in [
             ("duplicates answered", counters.duplicates),
             ("gaps", counters.sequence_errors),
@@ -253,16 +253,16 @@ impl End {
     /// Posts a message, mostly one that its peer would take.
     pub(super) fn post(&mut self, rng: &mut Rng) {
         let mut opcode = Opcode::ALL[rng.below(8) as usize];
-        let service = self.connection.requester().config().service;
+        let service = self.connection.requester.config().service;
         if !opcode.allowed_on(service) && rng.below(40) > 0 {
             opcode = Opcode::Send;
         }
         let fence = rng.below(8) == 0;
-        if !self.connection.requester().can_post(opcode, fence) {
+        if !self.connection.requester.can_post(opcode, fence) {
             return;
         }
         let longest = match service {
-            ServiceType::Ud if rng.below(20) > 0 => self.connection.requester().config().path_mtu_bytes,
+            ServiceType::Ud if rng.below(20) > 0 => self.connection.requester.config().path_mtu_bytes,
             _ => LONGEST,
         };
         let length = match opcode {
@@ -307,7 +307,7 @@ impl End {
         };
         assert_eq!(ticket.0, self.first_ticket + self.posted.len() as u64 - 1);
         if rng.below(500) == 0 {
-            self.connection.requester_mut().fail(ticket, Status::LocalProtection);
+            self.connection.requester.fail(ticket, Status::LocalProtection);
         }
     }
 
@@ -332,7 +332,7 @@ impl End {
                     let bytes = self.process.granted(region, part.offset, part.length as usize, need);
                     let Some(bytes) = bytes.filter(|_| rng.below(200) > 0) else {
                         let fault = if rng.below(2) == 0 { Outcome::Revoked } else { Outcome::LocalFault };
-                        self.connection.responder_mut().read_failed(fault);
+                        self.connection.responder.read_failed(fault);
                         count(reached, "READ responses that could not be read");
                         continue;
                     };
@@ -340,7 +340,7 @@ impl End {
                 }
             };
             assert_eq!(payload.len(), part.length as usize);
-            assert!(payload.len() <= self.connection.requester().config().path_mtu_bytes as usize);
+            assert!(payload.len() <= self.connection.requester.config().path_mtu_bytes as usize);
             count(reached, format!("sends {}", spoken(&packet)));
             return Some((packet, payload));
         }
@@ -371,7 +371,7 @@ impl End {
             }
             Arrival::Request(Verdict::Answered) => "answered",
             Arrival::Request(Verdict::Dropped(_)) => "dropped",
-            Arrival::Place(placement) => {
+            Arrival::Reply(ReplyVerdict::Place(placement)) => {
                 self.place(placement, payload);
                 "READ response placed"
             }
@@ -386,7 +386,7 @@ impl End {
     }
 
     fn execute(&mut self, work: Work, payload: &[u8], rng: &mut Rng) -> Outcome {
-        let ud = self.connection.responder().config().service == ServiceType::Ud;
+        let ud = self.connection.responder.config().service == ServiceType::Ud;
         let trouble = rng.below(400);
         match work {
             Work::Receive { receive, scatter_offset, length, completion } => {
@@ -444,7 +444,7 @@ impl End {
                     if let Some(failed) = failure.receive {
                         count(reached, format!("receive ends {:?}", failed.status));
                     }
-                    self.connection.requester_mut().enter_error();
+                    self.connection.requester.enter_error();
                 }
                 Event::Sent(completion) => {
                     assert_eq!(completion.ticket.0, self.first_ticket, "completions in order, each once");
@@ -452,24 +452,24 @@ impl End {
                     self.first_ticket += 1;
                     assert_eq!(completion.opcode, work.message.opcode);
                     count(reached, format!("send ends {:?}", completion.status));
-                    let reliable = self.connection.requester().config().service == ServiceType::Rc;
+                    let reliable = self.connection.requester.config().service == ServiceType::Rc;
                     if completion.status != Status::Success && reliable {
-                        self.connection.responder_mut().enter_error();
+                        self.connection.responder.enter_error();
                     }
                 }
             }
         }
-        let held = self.connection.requester().held() + self.connection.responder().held();
+        let held = self.connection.requester.held() + self.connection.responder.held();
         assert!(held <= HELD, "{held} entries are allocated");
     }
 
     pub(super) fn is_failed(&self) -> bool {
-        self.connection.requester().is_failed() || self.connection.responder().is_failed()
+        self.connection.requester.is_failed() || self.connection.responder.is_failed()
     }
 
     pub(super) fn check_end(&self) {
         self.process.check_untouched();
-        assert!(self.connection.requester().is_idle(), "a message that never ends");
+        assert!(self.connection.requester.is_idle(), "a message that never ends");
     }
 }
 

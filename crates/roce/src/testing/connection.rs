@@ -11,12 +11,11 @@
 
 use std::collections::VecDeque;
 
-use crate::packet::{Content, Deth, Outgoing, Packet, PayloadSource, Reth, Syndrome};
-use crate::requester::packets::{Placement, ReadArrival, ReadPacket, SendWindow};
+use crate::packet::{Deth, Reth};
 use crate::{
-    Completion, Fragment, Now, Outcome, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester,
-    RequesterConfig, Resources, Responder, ResponderConfig, ResponderEvent, ServiceType, Status, Ticket,
-    Verdict,
+    Completion, Content, Fragment, Now, Outcome, Outgoing, Packet, PayloadSource, PostedMessage, Psn,
+    ReplyVerdict, Requester, RequesterConfig, Resources, Responder, ResponderConfig, ResponderEvent,
+    SendWindow, ServiceType, Status, Ticket, Verdict,
 };
 
 /// A message as posted, with what its packets say of it.
@@ -45,8 +44,6 @@ pub struct WorkRequest {
 pub enum Arrival {
     /// A request: execute what it says, then call `executed`.
     Request(Verdict),
-    /// The next bytes of a READ: put them where its message says, then poll events.
-    Place(Placement),
     Reply(ReplyVerdict),
 }
 
@@ -61,8 +58,9 @@ pub enum Event {
 /// See the module. Call `poll_transmit` and `poll_event` until `None` after whatever else was called.
 #[derive(Debug)]
 pub struct Connection {
-    requester: Requester,
-    responder: Responder,
+    /// For commands and counters: posting and polling go through the connection, which keeps the headers of each message.
+    pub requester: Requester,
+    pub responder: Responder,
     posted: VecDeque<Packet>,
     /// Ticket of the front of `posted`.
     first_ticket: u64,
@@ -107,27 +105,6 @@ impl Connection {
         }
     }
 
-    /// The requester half.
-    pub fn requester(&self) -> &Requester {
-        &self.requester
-    }
-
-    /// The requester half, for commands: a message that fails, an error, other retry attributes. Posting and polling go
-    /// through the connection, which keeps the headers of each message.
-    pub fn requester_mut(&mut self) -> &mut Requester {
-        &mut self.requester
-    }
-
-    /// The responder half.
-    pub fn responder(&self) -> &Responder {
-        &self.responder
-    }
-
-    /// The responder half, for commands: an error, other attributes, a READ whose bytes cannot be read.
-    pub fn responder_mut(&mut self) -> &mut Responder {
-        &mut self.responder
-    }
-
     /// Queues a message; ask [`Requester::can_post`] first.
     pub fn post(&mut self, work: WorkRequest) -> Ticket {
         self.posted.push_back(self.whole(&work));
@@ -147,7 +124,7 @@ impl Connection {
         if packet.content.is_request() {
             return Arrival::Request(self.responder.handle_packet(packet, resources));
         }
-        take_reply_packet(&mut self.requester, self.qpn, now, packet)
+        Arrival::Reply(self.requester.handle_packet(now, packet))
     }
 
     /// Reports the work of the last [`Verdict::Execute`].
@@ -223,41 +200,5 @@ impl Connection {
             ),
             payload: Fragment { offset: 0, length: if opcode.carries_payload() { length } else { 0 } },
         }
-    }
-}
-
-/// Gives a requester a packet that is no request; never says [`Arrival::Request`].
-pub fn take_reply_packet(requester: &mut Requester, qpn: u32, now: Now, packet: &Packet) -> Arrival {
-    let reply = |psn, msn, kind| Reply {
-        // The wire names no sender on a connection: the caller has compared the packet's address.
-        src_qpn: requester.config().peer_qpn.unwrap_or_default(),
-        dst_qpn: qpn,
-        psn,
-        msn,
-        kind,
-    };
-    let reply = match packet.content {
-        Content::ReadResponse { position, .. } => {
-            let payload_bytes = packet.payload.length;
-            let packet = ReadPacket { psn: packet.psn, position, payload_bytes };
-            return match requester.handle_read_packet(now, &packet) {
-                ReadArrival::Place(placement) => Arrival::Place(placement),
-                ReadArrival::Reply(verdict) => Arrival::Reply(verdict),
-            };
-        }
-        Content::Acknowledge(aeth) => reply(packet.psn, aeth.msn, reply_kind(aeth.syndrome)),
-        Content::AtomicAcknowledge { aeth, old } => {
-            reply(packet.psn, aeth.msn, ReplyKind::AtomicResponse { old })
-        }
-        _ => return Arrival::Reply(ReplyVerdict::Ignored),
-    };
-    Arrival::Reply(requester.handle_reply(now, &reply))
-}
-
-fn reply_kind(syndrome: Syndrome) -> ReplyKind {
-    match syndrome {
-        Syndrome::Ack => ReplyKind::Ack,
-        Syndrome::RnrNak { timer } => ReplyKind::RnrNak { timer },
-        Syndrome::Nak(code) => ReplyKind::Nak(code),
     }
 }
