@@ -3,6 +3,8 @@
 //! The engine cuts, counts and judges; here payload is read from memory. In shared memory a queue's answers leave as soon as there is
 //! room; on the wire an acknowledgement may wait a little for a message to leave with.
 
+use core::slice::from_ref;
+
 use roce::packet::{Deth, Outgoing};
 use roce::{Outcome, Packet, PayloadSource, Region};
 
@@ -104,10 +106,9 @@ impl<M: Memory> Core<M> {
             }
             // The key of an empty READ is not checked.
             let readable = packet.payload.length == 0 || responder.may_read();
-            let taken = match route {
-                _ if !readable => Err(Unsent::Fault(Fault { addr: 0 })),
-                Some(route) => self.send_reply_packet(link, qp, route, &packet, region),
-                None => self.send_reply_record(link, qp, &packet, region),
+            let taken = match readable {
+                true => self.send_reply(link, qp, &packet, region),
+                false => Err(Unsent::Fault(Fault { addr: 0 })),
             };
             if taken == Err(Unsent::Full) {
                 return (sent, true);
@@ -134,45 +135,31 @@ impl<M: Memory> Core<M> {
         (sent, true)
     }
 
-    /// An answer over the wire. Returns how many bytes of payload have left.
-    fn send_reply_packet(
+    /// Gives an answer to the carrier. Returns how many bytes of payload have left. Of shared memory acknowledgements are not counted.
+    fn send_reply(
         &mut self,
         link: &mut impl Carrier,
         qp: &Qp,
-        route: Route,
         packet: &Packet,
         region: Option<Region>,
     ) -> Result<u32, Unsent> {
-        let fill = |out: &mut [u8]| match region {
-            Some(region) => {
-                self.host.memory.read(region.address.wrapping_add(packet.payload.offset.into()), out)
+        let segment = region.map(|Region { address: addr, len, .. }| Segment { addr, len });
+        let payload =
+            segment.as_ref().map_or(Payload::Nothing, |segment| Payload::Segments(from_ref(segment)));
+        let (counters, port, mtu) = (&mut self.host.counters, qp.path.port, qp.mtu_bytes());
+        if let Some(Route { from, to }) = qp.path.way.route() {
+            let taken = link.send_packet(from, to, packet, Icrc::Right, payload);
+            if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
+                return Err(error);
             }
-            None => Ok(()),
-        };
-        let taken = link.send_packet(route.from, route.to, packet, Icrc::Right, fill);
-        if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
-            return Err(error);
+            self.ports.count_packet(counters, port, to, &taken, packet, false);
+            return Ok(packet.payload.length);
         }
-        self.ports.count_packet(&mut self.host.counters, qp.path.port, route.to, &taken, packet, false);
-        Ok(packet.payload.length)
-    }
-
-    /// The same through shared memory, where acknowledgements are not counted.
-    fn send_reply_record(
-        &mut self,
-        link: &mut impl Carrier,
-        qp: &Qp,
-        packet: &Packet,
-        region: Option<Region>,
-    ) -> Result<u32, Unsent> {
         let packet = Packet { deth: Deth { src_qpn: qp.qpn, qkey: 0 }, ..*packet };
-        let mtu = qp.mtu_bytes();
-        let Some(Region { address: addr, len, .. }) = region else {
-            return link.send_record(&packet, mtu, &qp.path.address, Payload::Nothing).map(|_| 0);
-        };
-        let bytes = Payload::Segments(&[Segment { addr, len }]);
-        let sent = link.send_record(&packet, mtu, &qp.path.address, bytes)?;
-        self.ports.count_record(&mut self.host.counters, qp.path.port, mtu, &packet, sent.carried, false);
+        let sent = link.send_record(&packet, mtu, &qp.path.address, payload)?;
+        if region.is_some() {
+            self.ports.count_record(counters, port, mtu, &packet, sent.carried, false);
+        }
         Ok(sent.carried)
     }
 }

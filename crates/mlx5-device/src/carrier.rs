@@ -3,12 +3,13 @@
 //! A peer in reach of shared memory is a slot, and one packet may have the bytes of several; any other is an address. What leaves
 //! becomes visible to the peer with [`Carrier::ring_bells`] at the latest, which the device calls once a round.
 
+use core::hash::{Hash, Hasher};
 use core::net::IpAddr;
 
 use mlx5_layout::CqeSyndrome;
-use roce::{Now, Packet};
+use roce::{Fragment, Now, Packet};
 
-use crate::memory::{Fault, Order, Segment};
+use crate::memory::{Fault, Memory, Order, Segment, Segments, total};
 
 /// A round takes no further message, and sends none, when it has copied this much for either: acknowledgements wait for its end,
 /// and so does the program that shares the core. 0.2 ms or so.
@@ -88,26 +89,18 @@ pub trait Carrier {
     /// Whether a packet from this address would be taken now.
     fn has_wire_room(&mut self, from: IpAddr) -> bool;
 
-    /// Sends a packet whose payload `fill` writes. Returns its bytes, from BTH to ICRC.
+    /// Sends a packet; `payload` is the whole message's. Returns the packet's bytes, from BTH to ICRC.
     fn send_packet(
         &mut self,
         from: IpAddr,
         to: IpAddr,
         packet: &Packet,
         icrc: Icrc,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+        payload: Payload<'_>,
     ) -> Result<usize, Unsent>;
 
-    /// Reads the payload, so many bytes, of a packet that is sent later: for a recording, which keeps no payload.
-    fn keep_payload(
-        &mut self,
-        len: u32,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
-    ) -> Result<Vec<u8>, Fault> {
-        let mut payload = vec![0; len as usize];
-        fill(&mut payload)?;
-        Ok(payload)
-    }
+    /// Reads the payload of a packet that is sent later.
+    fn read_payload(&mut self, part: Fragment, payload: Payload<'_>) -> Result<Vec<u8>, Fault>;
 
     /// A packet is lost on its way out: for a recording, which has it in its place. The device does not call it for a request or
     /// reply of shared memory that is lost.
@@ -178,7 +171,7 @@ pub enum Disposition {
 }
 
 /// Where a payload is, on the sending side.
-#[derive(Debug, Clone, Copy, Hash)]
+#[derive(Debug, Clone, Copy)]
 pub enum Payload<'a> {
     /// No bytes.
     Nothing,
@@ -186,6 +179,47 @@ pub enum Payload<'a> {
     Inline(&'a [u8]),
     /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer.
     Segments(&'a [Segment]),
+    /// The same, where some of it is inline data of a WQE that the device keeps.
+    Mixed(&'a [Segment]),
+}
+
+impl Payload<'_> {
+    /// Reads the bytes from `offset` on, as many as `out` has.
+    pub fn read(self, memory: &impl Memory, offset: u32, out: &mut [u8]) -> Result<(), Fault> {
+        let nowhere = Fault { addr: 0 };
+        let segments = match self {
+            Payload::Nothing => &[],
+            Payload::Inline(bytes) => {
+                let rest = bytes.get(offset as usize..).unwrap_or_default();
+                out.copy_from_slice(rest.get(..out.len()).ok_or(nowhere)?);
+                return Ok(());
+            }
+            Payload::Segments(segments) | Payload::Mixed(segments) => segments,
+        };
+        let mut walk = Segments::new(segments);
+        walk.advance(offset.into());
+        let mut rest = out;
+        while !rest.is_empty() {
+            let piece = walk.peek(rest.len() as u64).ok_or(nowhere)?;
+            let (now, later) = rest.split_at_mut(piece.len as usize);
+            memory.read(piece.addr, now)?;
+            walk.advance(piece.len);
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+/// Of what the device keeps only how much it is: a replay has it at another place, or has other bytes.
+impl Hash for Payload<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Payload::Nothing => {}
+            Payload::Inline(bytes) => bytes.len().hash(state),
+            Payload::Segments(segments) => segments.hash(state),
+            Payload::Mixed(segments) => total(segments).hash(state),
+        }
+    }
 }
 
 /// Address of a path, as a datagram's receiver sees it in GRH and completion.

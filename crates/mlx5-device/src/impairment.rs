@@ -13,7 +13,7 @@
 use core::net::IpAddr;
 
 use mlx5_layout::CqeSyndrome;
-use roce::{Now, Packet, Psn};
+use roce::{Fragment, Now, Packet, Psn};
 
 use super::counters::Counters;
 use super::faults::{Injection, InjectionKind, Settings};
@@ -292,11 +292,8 @@ impl<C: Carrier> Impaired<'_, C> {
     fn let_go(&mut self) {
         let Some(overtaken) = self.impairment.overtaken.take() else { return };
         let Overtaken { from, to, packet, payload, .. } = &overtaken;
-        let fill = |out: &mut [u8]| {
-            out.copy_from_slice(payload);
-            Ok(())
-        };
-        if self.carrier.send_packet(*from, *to, packet, Icrc::Right, fill) == Err(Unsent::Full) {
+        let payload = Payload::Inline(payload);
+        if self.carrier.send_packet(*from, *to, packet, Icrc::Right, payload) == Err(Unsent::Full) {
             self.impairment.overtaken = Some(overtaken);
         }
     }
@@ -312,6 +309,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         fn replies_wait(&; slot: u8) -> bool;
         fn poll_event(&mut) -> Option<String>;
         fn has_reply_room(&mut; slot: u8) -> bool;
+        fn read_payload(&mut; part: Fragment; payload: Payload<'_>) -> Result<Vec<u8>, Fault>;
         fn consumed(&mut; slot: u8; position: Position) -> bool;
         fn has_packets_waiting(&) -> bool;
         fn has_delayed(&) -> bool;
@@ -397,7 +395,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         to: IpAddr,
         packet: &Packet,
         icrc: Icrc,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+        payload: Payload<'_>,
     ) -> Result<usize, Unsent> {
         let fate = self.impairment.fate_of_packet(packet);
         let icrc = if fate == Fate::Corrupt { Icrc::Wrong } else { icrc };
@@ -408,15 +406,16 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
                 Ok(wire::bytes_of(packet))
             }
             Fate::Overtaken => {
-                let payload = self.carrier.keep_payload(packet.payload.length, fill)?;
+                let payload = self.carrier.read_payload(packet.payload, payload)?;
                 self.impairment.counts.injected_overtaken += 1;
                 self.impairment.is_sending = true;
-                let packet = *packet;
+                // The bytes that are kept are its own, not the message's.
+                let packet = Packet { payload: Fragment { offset: 0, ..packet.payload }, ..*packet };
                 self.impairment.overtaken = Some(Overtaken { from, to, packet, payload, left: OVERTAKERS });
                 Ok(wire::bytes_of(&packet))
             }
             Fate::Leaves | Fate::Corrupt => {
-                let sent = self.carrier.send_packet(from, to, packet, icrc, fill);
+                let sent = self.carrier.send_packet(from, to, packet, icrc, payload);
                 if sent.is_ok() {
                     self.has_left();
                 }

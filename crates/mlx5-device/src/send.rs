@@ -176,8 +176,7 @@ impl<M: Memory> Core<M> {
         let counters = &mut self.host.counters;
         let sent = match request.way {
             Way::Wire(route) => {
-                let fill = |out: &mut [u8]| request.read(&self.host.memory, offset, out);
-                let taken = link.send_packet(route.from, route.to, packet, Icrc::Right, fill);
+                let taken = link.send_packet(route.from, route.to, packet, Icrc::Right, request.payload());
                 if let Err(error @ (Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_))) = taken {
                     return Err(error);
                 }

@@ -12,7 +12,7 @@ use super::ring::Ring;
 use super::route::Way;
 use super::window::UmrRequest;
 use crate::carrier::{PathAddress, Payload, Position};
-use crate::memory::{Fault, Memory, Segment, Segments};
+use crate::memory::{Memory, Segment};
 
 /// The send side of a QP: the ring, and what was read from it and has not completed.
 #[derive(Debug)]
@@ -134,26 +134,9 @@ impl SendRequest {
             // Only what carries a payload has it inline.
             _ if self.payload.keys.is_empty() => Payload::Inline(&self.payload.inline),
             _ if self.opcode.is_atomic() => Payload::Nothing,
-            segments => Payload::Segments(segments),
+            segments if self.payload.inline.is_empty() => Payload::Segments(segments),
+            segments => Payload::Mixed(segments),
         }
-    }
-
-    /// The message's bytes from `offset` on, as many as `out` has.
-    pub(super) fn read<M: Memory>(&self, memory: &M, offset: u32, out: &mut [u8]) -> Result<(), Fault> {
-        let mut walk = Segments::new(&self.payload.segments);
-        walk.advance(offset.into());
-        let mut rest = out;
-        while !rest.is_empty() {
-            let piece = walk.peek(rest.len() as u64).ok_or(Fault { addr: 0 })?;
-            let (now, later) = rest.split_at_mut(piece.len as usize);
-            match self.payload.kept(piece) {
-                Some(bytes) => now.copy_from_slice(bytes),
-                None => memory.read(piece.addr, now)?,
-            }
-            walk.advance(piece.len);
-            rest = later;
-        }
-        Ok(())
     }
 }
 
@@ -166,13 +149,6 @@ impl GatherList {
         self.inline.extend_from_slice(bytes);
         let addr = self.inline[start..].as_ptr().expose_provenance() as u64;
         Segment { addr, len: bytes.len() as u64 }
-    }
-
-    /// The kept bytes that this piece of a segment is of; none: it lies in the application's memory.
-    fn kept(&self, piece: Segment) -> Option<&[u8]> {
-        let start = piece.addr.checked_sub(self.inline.as_ptr().addr() as u64)?;
-        let end = start.checked_add(piece.len)?;
-        self.inline.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
     }
 }
 

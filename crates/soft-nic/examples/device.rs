@@ -22,7 +22,7 @@ use mlx5_device::{Nic, UarKind};
 use mlx5_layout::doorbell::{consumer_word, counter_word};
 use mlx5_layout::send_wqe::BLOCK_BYTES;
 use roce::qp_state::AttrMask as A;
-use roce::{Now, Packet, ServiceType};
+use roce::{Fragment, Now, Packet, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Region, RegisterPage, Sinks, WorkRequest};
 
@@ -161,9 +161,13 @@ impl Carrier for End {
         _to: IpAddr,
         _packet: &Packet,
         _icrc: Icrc,
-        _fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+        _payload: Payload<'_>,
     ) -> Result<usize, Unsent> {
         Err(Unsent::Unreachable)
+    }
+
+    fn read_payload(&mut self, _part: Fragment, _payload: Payload<'_>) -> Result<Vec<u8>, Fault> {
+        Ok(Vec::new())
     }
 
     fn has_packets_waiting(&self) -> bool {

@@ -135,10 +135,9 @@ impl Carrier for End {
         to: IpAddr,
         packet: &Packet,
         _icrc: Icrc,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+        payload: Payload<'_>,
     ) -> Result<usize, Unsent> {
-        let mut payload = vec![0; packet.payload.length as usize];
-        fill(&mut payload)?;
+        let payload = self.read_payload(packet.payload, payload)?;
         let bytes = packet.to_wire(&payload).ok_or(Unsent::Unreachable)?;
         let mut headers = vec![0; bytes.header_bytes()];
         bytes.emit_headers(&mut headers).map_err(|_| Unsent::Unreachable)?;
@@ -155,6 +154,12 @@ impl Carrier for End {
         let in_flight = InFlight { due: now.after(LATENCY_NS), from, at: to, packet, payload };
         wire.to[1 - self.side].push_back(in_flight);
         Ok(len)
+    }
+
+    fn read_payload(&mut self, part: Fragment, payload: Payload<'_>) -> Result<Vec<u8>, Fault> {
+        let mut bytes = vec![0; part.length as usize];
+        payload.read(&self.memory, part.offset, &mut bytes)?;
+        Ok(bytes)
     }
 
     fn has_packets_waiting(&self) -> bool {

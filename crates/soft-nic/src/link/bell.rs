@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
     use crate::link::LinkConfig;
-    use mlx5_device::carrier::Icrc;
+    use mlx5_device::carrier::{Icrc, Payload};
 
     #[test]
     fn a_nic_whose_packets_the_kernel_has_no_room_for_does_not_sleep_over_them() {
@@ -212,7 +212,7 @@ mod tests {
             payload: Fragment::default(),
         };
         link.wire.as_mut().unwrap().stall(true);
-        link.send_packet(address, address, &packet, Icrc::Right, |_| Ok(())).unwrap();
+        link.send_packet(address, address, &packet, Icrc::Right, Payload::Nothing).unwrap();
         let long = Duration::from_secs(20);
         let begun = Instant::now();
         link.sleep(long);

@@ -80,7 +80,7 @@ impl Carrier for Link {
             Payload::Nothing => return Err(NO_SUCH_PAYLOAD),
             Payload::Inline(_) if length as usize > MAX_INLINE => return Err(NO_SUCH_PAYLOAD),
             Payload::Inline(_) => length,
-            Payload::Segments(from) => {
+            Payload::Segments(from) | Payload::Mixed(from) => {
                 let room = room_for(outgoing, lane, head, from, length)?;
                 if room < length { room - room % mtu } else { length }
             }
@@ -143,10 +143,16 @@ impl Carrier for Link {
         to: IpAddr,
         packet: &Packet,
         icrc: Icrc,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+        payload: Payload<'_>,
     ) -> Result<usize, Unsent> {
         let wire = self.wire.as_mut().filter(|_| self.fabric.is_ours());
-        wire.ok_or(Unsent::Unreachable)?.send(from, to, packet, icrc, fill)
+        wire.ok_or(Unsent::Unreachable)?.send(from, to, packet, icrc, payload, &self.host)
+    }
+
+    fn read_payload(&mut self, part: Fragment, payload: Payload<'_>) -> Result<Vec<u8>, Fault> {
+        let mut bytes = vec![0; part.length as usize];
+        payload.read(&self.host, part.offset, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// The kernel had no room for them, or so many wait for their time that there is no room there.

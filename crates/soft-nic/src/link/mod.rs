@@ -32,7 +32,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use mlx5_device::carrier::{Carrier, Icrc, PathAddress};
+use mlx5_device::carrier::{Carrier, Icrc, PathAddress, Payload};
 use roce::Now;
 use roce::wire::{gid_of, ip_of};
 
@@ -259,12 +259,9 @@ impl Link {
             }
             self.mad_psn = self.mad_psn.wrapping_add(1) & 0xff_ffff;
             let packet = mads::packet(self.mad_psn);
-            let fill = |out: &mut [u8]| {
-                out.copy_from_slice(&*addressed.mad);
-                Ok(())
-            };
+            let payload = Payload::Inline(&*addressed.mad);
             // One that cannot leave is lost; its connection manager sends it again.
-            if self.send_packet(from, to, &packet, Icrc::Right, fill).is_err() {
+            if self.send_packet(from, to, &packet, Icrc::Right, payload).is_err() {
                 self.mads.count_unsent();
             }
         }

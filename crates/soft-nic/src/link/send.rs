@@ -82,7 +82,9 @@ pub(super) fn fill(
     len: u32,
 ) -> Result<(), Fault> {
     match payload {
-        Payload::Segments(from) => ring.gather(host, at, from, offset.into(), len as usize),
+        Payload::Segments(from) | Payload::Mixed(from) => {
+            ring.gather(host, at, from, offset.into(), len as usize)
+        }
         Payload::Inline(bytes) => {
             match bytes.get(offset as usize..).and_then(|rest| rest.get(..len as usize)) {
                 Some(bytes) => ring.put(host, at, bytes),

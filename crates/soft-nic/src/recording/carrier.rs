@@ -6,7 +6,7 @@ use mlx5_device::carrier::{
     Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::{Fault, Order, Segment};
-use roce::{Now, Packet, ServiceType};
+use roce::{Fragment, Now, Packet, ServiceType};
 
 use super::entry::{Place, Question, Tag};
 use super::events::{Event, Objects};
@@ -211,57 +211,28 @@ impl Carrier for Source<Link> {
         to: IpAddr,
         packet: &Packet,
         icrc: Icrc,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+        payload: Payload<'_>,
     ) -> Result<usize, Unsent> {
-        let asked = (packet, from, to, icrc);
-        match self {
-            Source::Recorded(link, recorder) => {
-                let mut filled = false;
-                let sent = link.send_packet(from, to, packet, icrc, |out| {
-                    filled = true;
-                    recorder.fill(|| fill(out))
-                });
-                if !filled {
-                    recorder.not_filled();
-                }
-                record(recorder, Tag::SendPacket, &asked, sent)
-            }
-            Source::Replayed(replay) => {
-                let _ = replay.fill(packet.payload.length, fill);
-                let event =
-                    |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
-                replay.ask(Tag::SendPacket, Place::of(Tag::SendPacket), &asked, event)
-            }
-        }
+        let asked = (packet, from, to, icrc, payload);
+        let event = |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
+        ask!(self, Tag::SendPacket, asked, link => link.send_packet(from, to, packet, icrc, payload), event)
     }
 
-    fn keep_payload(
-        &mut self,
-        len: u32,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
-    ) -> Result<Vec<u8>, Fault> {
-        match self {
-            Source::Recorded(link, recorder) => recorder.fill(|| link.keep_payload(len, fill)),
-            Source::Replayed(replay) => replay.fill(len, fill).map(|()| vec![0; len as usize]),
-        }
+    /// The bytes are not kept.
+    fn read_payload(&mut self, part: Fragment, payload: Payload<'_>) -> Result<Vec<u8>, Fault> {
+        let mut bytes = vec![0; part.length as usize];
+        let read: Result<(), Fault> = ask!(self, Tag::ReadPayload, (part, payload), link => {
+            link.read_payload(part, payload).map(|read| bytes = read)
+        });
+        read.map(|()| bytes)
     }
 
     fn loses_packet(&mut self, from: IpAddr, to: IpAddr, packet: &Packet) {
-        let asked = (packet, from, to, Icrc::Right);
+        let asked = (packet, from, to, Icrc::Right, Payload::Nothing);
         // It has no way to its peer.
         let lost = Err::<usize, _>(Unsent::Unreachable);
-        let _ = match self {
-            Source::Recorded(_, recorder) => {
-                recorder.not_filled();
-                record(recorder, Tag::SendPacket, &asked, lost)
-            }
-            Source::Replayed(replay) => {
-                let _ = replay.fill(packet.payload.length, |_| Ok(()));
-                let event =
-                    |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
-                replay.ask(Tag::SendPacket, Place::of(Tag::SendPacket), &asked, event)
-            }
-        };
+        let event = |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
+        let _ = ask!(self, Tag::SendPacket, asked, _link => lost, event);
     }
 
     fn has_packets_waiting(&self) -> bool {

@@ -69,7 +69,6 @@ macro_rules! tags {
 tags! {
     Read = 1, Values, "a read of memory";
     ReadLong = 2, Bytes, "a long read of memory";
-    Payload = 47, Values, "a read of payload";
     Load = 3, Values, "a load of 32 bits";
     Store = 4, Values, "a store of 32 bits";
     Write = 5, Values, "a write to memory";
@@ -94,7 +93,7 @@ tags! {
     Consumed = 26, Values, "the question whether a request was taken";
     WireRoom = 27, Values, "the question for room of a packet";
     SendPacket = 28, Values, "a packet to send";
-    Fill = 29, Values, "the payload of a packet";
+    ReadPayload = 29, Values, "the payload of a packet that is sent later";
     PacketsWait = 30, Values, "the question whether packets wait";
     Words = 31, Bytes, "words about a peer";
     Slot = 32, Values, "the slot";
@@ -121,9 +120,8 @@ tags! {
 impl Tag {
     /// Of the lengths of WQEs, reads have entries of values.
     #[inline(always)]
-    pub fn of_read(len: usize, is_payload: bool) -> Tag {
+    pub fn of_read(len: usize) -> Tag {
         match len {
-            _ if is_payload => Tag::Payload,
             16 | 32 | 64 => Tag::Read,
             _ => Tag::ReadLong,
         }

@@ -50,8 +50,6 @@ pub struct Recorder {
     now: AtomicU64,
     flushed: AtomicU64,
     on: AtomicBool,
-    /// A packet's payload is being read.
-    filling: AtomicBool,
     history: History,
     output: Mutex<Output>,
 }
@@ -141,7 +139,6 @@ impl Recorder {
             now: AtomicU64::new(now.0),
             flushed: AtomicU64::new(now.0),
             on: AtomicBool::new(true),
-            filling: AtomicBool::new(false),
             history: History::default(),
             output: Mutex::new(output),
         })
@@ -316,20 +313,19 @@ impl Recorder {
         }
     }
 
-    /// A read of memory; of a packet's payload, only whether it could be read.
+    /// A read of memory.
     #[inline]
     pub fn read(&self, addr: u64, bytes: &[u8], read: Result<(), Fault>) {
         fn words<const N: usize>(bytes: &[u8], read: Result<(), Fault>) -> Result<[u64; N], Fault> {
             read.map(|()| std::array::from_fn(|at| message::word_at(bytes, at)))
         }
-        let tag = Tag::of_read(bytes.len(), self.filling.load(Relaxed));
+        let tag = Tag::of_read(bytes.len());
         self.note(tag, &(addr, bytes.len()));
         let place = Place::of(tag);
-        match (tag, bytes.len()) {
-            (Tag::Payload, _) => self.answer(tag, place, &read),
-            (_, 64) => self.answer(tag, place, &words::<8>(bytes, read)),
-            (_, 32) => self.answer(tag, place, &words::<4>(bytes, read)),
-            (_, 16) => self.answer(tag, place, &words::<2>(bytes, read)),
+        match bytes.len() {
+            64 => self.answer(tag, place, &words::<8>(bytes, read)),
+            32 => self.answer(tag, place, &words::<4>(bytes, read)),
+            16 => self.answer(tag, place, &words::<2>(bytes, read)),
             _ => self.copy(tag, bytes, read),
         }
     }
@@ -340,20 +336,6 @@ impl Recorder {
             Ok(()) => self.bytes(tag, bytes),
             Err(_) => self.answer(tag, Place::of(tag), &copied),
         }
-    }
-
-    /// Reads the payload of a packet: of these reads the file has the results alone.
-    pub fn fill<T>(&self, fill: impl FnOnce() -> T) -> T {
-        self.answer(Tag::Fill, Place::of(Tag::Fill), &true);
-        self.filling.store(true, Relaxed);
-        let result = fill();
-        self.filling.store(false, Relaxed);
-        result
-    }
-
-    /// The payload of a packet was not read.
-    pub fn not_filled(&self) {
-        self.answer(Tag::Fill, Place::of(Tag::Fill), &false);
     }
 
     /// Brings all to the file, also the answers behind the last entry: a replay comes to where the device stopped.

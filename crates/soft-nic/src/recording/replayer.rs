@@ -66,7 +66,6 @@ struct State {
     history: History,
     digest: Digest,
     now: u64,
-    filling: bool,
     objects: Objects,
     replayed: Replayed,
     step: String,
@@ -303,7 +302,6 @@ impl Replay {
             history: History::default(),
             digest: Digest::default(),
             now,
-            filling: false,
             objects: Objects::default(),
             replayed: Replayed::default(),
             step: "the start".to_owned(),
@@ -420,12 +418,11 @@ impl Replay {
     #[cold]
     pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
         let asked = (addr, out.len());
-        let tag = Tag::of_read(out.len(), self.state().filling);
-        let read = match (tag, out.len()) {
-            (Tag::Payload, _) => return self.ask(tag, Place::of(tag), &asked, |_, _| None),
-            (_, 64) => self.read_words::<8>(&asked, out),
-            (_, 32) => self.read_words::<4>(&asked, out),
-            (_, 16) => self.read_words::<2>(&asked, out),
+        let tag = Tag::of_read(out.len());
+        let read = match out.len() {
+            64 => self.read_words::<8>(&asked, out),
+            32 => self.read_words::<4>(&asked, out),
+            16 => self.read_words::<2>(&asked, out),
             _ => self.copy(tag, &asked, out),
         };
         read?;
@@ -439,19 +436,6 @@ impl Replay {
         let words: Result<[u64; N], Fault> = self.ask(Tag::Read, Place::of(Tag::Read), asked, |_, _| None);
         words?.iter().zip(out.as_chunks_mut().0).for_each(|(word, place)| *place = word.to_be_bytes());
         Ok(())
-    }
-
-    /// Has the payload of a packet read, if that was. The bytes are not kept.
-    #[cold]
-    pub fn fill(&self, len: u32, fill: impl FnOnce(&mut [u8]) -> Result<(), Fault>) -> Result<(), Fault> {
-        let was_filled: bool = self.state().answer(Tag::Fill, Place::of(Tag::Fill));
-        if !was_filled {
-            return Ok(());
-        }
-        self.state().filling = true;
-        let result = fill(&mut vec![0; len as usize]);
-        self.state().filling = false;
-        result
     }
 
     /// The next packet that had come when the device looked.

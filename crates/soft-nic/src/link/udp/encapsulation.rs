@@ -9,8 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
-use mlx5_device::carrier::{Icrc, Unsent};
-use mlx5_device::memory::Fault;
+use mlx5_device::carrier::{Icrc, Payload, Unsent};
 use roce::wire::bth::pkeys_match;
 use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::{self, IpHeader, Udp, gid_of};
@@ -18,6 +17,7 @@ use roce::{Now, Packet};
 
 use super::counters::WireCounters;
 use super::{Arrived, Kept, SharedPort};
+use crate::dma::Host;
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
 use crate::os::system;
@@ -144,7 +144,7 @@ impl Wire {
         if self.holds { delay::MAX_BYTES } else { WAITING_BYTES }
     }
 
-    /// Writes a packet from one of our addresses to another host's or process's; `payload` fills in the bytes that it carries.
+    /// Writes a packet from one of our addresses to another host's or process's; `payload`, the whole message's, is read from `host`.
     /// It leaves with the next [`Wire::flush`]. Returns its bytes, from BTH to ICRC.
     ///
     /// Errors: see [`Unsent`]; nothing was sent then.
@@ -154,7 +154,8 @@ impl Wire {
         to: IpAddr,
         packet: &Packet,
         icrc: Icrc,
-        payload: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+        payload: Payload<'_>,
+        host: &Host,
     ) -> Result<usize, Unsent> {
         let most = self.most_waiting_bytes();
         let port = self.ports.iter_mut().find(|port| port.address() == from).ok_or(Unsent::Unreachable)?;
@@ -169,7 +170,7 @@ impl Wire {
         let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or(Unsent::Unreachable)?;
         let write = |bytes: &mut [u8], identification| -> Result<(), Unsent> {
             let (head, rest) = bytes.split_at_mut(headers);
-            payload(&mut rest[..carried])?;
+            payload.read(host, packet.payload.offset, &mut rest[..carried])?;
             let headed = packet.to_wire(&rest[..carried]).ok_or(Unsent::Unreachable)?;
             headed.emit_headers(head).map_err(|_| Unsent::Unreachable)?;
             let ip = match ip {

@@ -3,6 +3,7 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
+use mlx5_device::memory::{Fault, Segment};
 use roce::packet::{Aeth, AtomicEth, Content, Deth, Reth, Syndrome, Trailer};
 use roce::{Fragment, NakCode, Position, Psn, ServiceType};
 
@@ -32,6 +33,21 @@ fn send(length: u32) -> Packet {
 }
 
 /// What arrives until there is as much, or nothing more comes.
+/// Payload of every packet here.
+const BYTES: [u8; 4096] = {
+    let mut bytes = [0; 4096];
+    let mut at = 0;
+    while at < bytes.len() {
+        bytes[at] = (at + 1) as u8;
+        at += 1;
+    }
+    bytes
+};
+
+fn write(wire: &mut Wire, from: IpAddr, to: IpAddr, packet: &Packet) -> Result<usize, Unsent> {
+    wire.send(from, to, packet, Icrc::Right, Payload::Inline(&BYTES), &Host::new().unwrap())
+}
+
 fn take(wire: &mut Wire, count: usize) -> Vec<(IpAddr, IpAddr, Packet, Vec<u8>)> {
     let (mut got, begun) = (Vec::new(), Instant::now());
     while got.len() < count && begun.elapsed() < Duration::from_secs(5) {
@@ -75,22 +91,16 @@ fn come_as_they_were_sent(ours: IpAddr, theirs: IpAddr) {
     ] {
         sent.push(packet(2, content, 0));
     }
-    let fill = |out: &mut [u8]| {
-        out.iter_mut().zip(1..).for_each(|(place, i)| *place = i as u8);
-        Ok(())
-    };
     let mut bytes = 0;
     for packet in &sent {
-        bytes += here.send(ours, theirs, packet, Icrc::Right, fill).unwrap() as u64;
+        bytes += write(&mut here, ours, theirs, packet).unwrap() as u64;
     }
     here.flush();
     let got = take(&mut there, sent.len());
     assert_eq!(got.len(), sent.len(), "{:?}", there.counters());
     for ((from, at, packet, payload), wanted) in got.iter().zip(&sent) {
         assert_eq!((*from, *at, packet), (ours, theirs, wanted));
-        let mut filled = vec![0; wanted.payload.length as usize];
-        fill(&mut filled).unwrap();
-        assert!(*payload == filled);
+        assert!(*payload == BYTES[..wanted.payload.length as usize]);
     }
     let count = sent.len() as u64;
     let (out, into) = (here.counters(), there.counters());
@@ -112,7 +122,7 @@ fn an_owner_that_takes_one_packet_a_round_hands_on_what_comes_behind_it() {
     }
     let theirs = Packet { dst_qpn: mlx5_device::first_qpn(3) | 0x40, ..send(64) };
     for packet in own.iter().chain([&theirs]) {
-        sender.send(ours, shared, packet, Icrc::Right, |_| Ok(())).unwrap();
+        write(&mut sender, ours, shared, packet).unwrap();
     }
     sender.flush();
     let port = other.own_ports().next().unwrap().1;
@@ -151,7 +161,7 @@ fn packets_come_as_they_were_sent_over_ipv6() {
     measure::need!(UdpSocket::bind((loopback, 0)).is_ok(), "IPv6 on the loopback interface");
     // One address has one port 4791, so sender and receiver are the same here.
     let mut both = Wire::open((2, 0), &[loopback]).unwrap();
-    both.send(loopback, loopback, &send(1000), Icrc::Right, |_| Ok(())).unwrap();
+    write(&mut both, loopback, loopback, &send(1000)).unwrap();
     both.flush();
     let got = take(&mut both, 1);
     assert_eq!(got.first().map(|a| (a.0, a.1, a.2)), Some((loopback, loopback, send(1000))));
@@ -162,7 +172,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
     let (ours, theirs) = (place(2), place(3));
     let (mut here, mut there) =
         (Wire::open((1, 0), &[ours]).unwrap(), Wire::open((2, 0), &[theirs]).unwrap());
-    here.send(ours, theirs, &send(64), Icrc::Right, |_| Ok(())).unwrap();
+    write(&mut here, ours, theirs, &send(64)).unwrap();
     // The bytes of a good packet, as they would go out, and what becomes of them when one thing is wrong.
     let good = here.ports[0].waiting_packet().to_vec();
     let port = here.own_ports().next().unwrap().1;
@@ -215,20 +225,20 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
 fn what_cannot_be_read_or_written_is_not_sent() {
     let ours = place(4);
     let mut wire = Wire::open((1, 0), &[ours]).unwrap();
-    let fault = wire.send(ours, ours, &send(64), Icrc::Right, |_| Err(Fault { addr: 3 }));
+    let fault = {
+        let payload = Payload::Segments(&[Segment { addr: 3, len: 64 }]);
+        wire.send(ours, ours, &send(64), Icrc::Right, payload, &Host::new().unwrap())
+    };
     assert!(matches!(fault, Err(Unsent::Fault(Fault { addr: 3 }))));
-    assert!(matches!(wire.send(place(5), ours, &send(0), Icrc::Right, |_| Ok(())), Err(Unsent::Unreachable)));
-    assert!(matches!(
-        wire.send(ours, "::1".parse().unwrap(), &send(0), Icrc::Right, |_| Ok(())),
-        Err(Unsent::Unreachable)
-    ));
+    assert!(matches!(write(&mut wire, place(5), ours, &send(0)), Err(Unsent::Unreachable)));
+    assert!(matches!(write(&mut wire, ours, "::1".parse().unwrap(), &send(0)), Err(Unsent::Unreachable)));
     assert_eq!((wire.counters(), wire.ports[0].waiting_bytes()), (WireCounters::default(), 0));
     let mut sent = 0;
     while wire.has_room(ours) {
-        wire.send(ours, ours, &send(4096), Icrc::Right, |_| Ok(())).unwrap();
+        write(&mut wire, ours, ours, &send(4096)).unwrap();
         sent += 1;
     }
-    assert!(matches!(wire.send(ours, ours, &send(1), Icrc::Right, |_| Ok(())), Err(Unsent::Full)));
+    assert!(matches!(write(&mut wire, ours, ours, &send(1)), Err(Unsent::Full)));
     assert_eq!((sent, wire.counters().packets_sent), (WAITING_BYTES.div_ceil(4112) as u64, sent));
 }
 
@@ -242,7 +252,7 @@ fn a_packet_is_captured_when_it_leaves() {
     captured.take(&mut blocks);
     // Three packets that the kernel cuts from one piece, the last one shorter.
     for length in [64, 64, 8] {
-        wire.send(ours, ours, &send(length), Icrc::Right, |_| Ok(())).unwrap();
+        write(&mut wire, ours, ours, &send(length)).unwrap();
     }
     captured.take(&mut blocks);
     assert!(blocks.is_empty(), "written is not sent");
