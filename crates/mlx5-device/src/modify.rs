@@ -225,7 +225,6 @@ fn responder_config(qp: &Qp) -> ResponderConfig {
     let datagram = qp.service == ServiceType::Ud;
     ResponderConfig {
         service: qp.service,
-        qpn: qp.qpn,
         peer_qpn: (!datagram).then_some(attributes.dest_qpn),
         expected_psn: Psn::new(attributes.rq_psn),
         path_mtu_bytes: qp.mtu_bytes(),
@@ -238,10 +237,8 @@ fn responder_config(qp: &Qp) -> ResponderConfig {
 
 fn requester_config(qp: &Qp) -> RequesterConfig {
     let attributes = &qp.attributes;
-    let datagram = qp.service == ServiceType::Ud;
     RequesterConfig {
         service: qp.service,
-        peer_qpn: (!datagram).then_some(attributes.dest_qpn),
         first_psn: Psn::new(attributes.sq_psn),
         path_mtu_bytes: qp.mtu_bytes(),
         retry_count: attributes.retry_count,

@@ -37,10 +37,9 @@ impl Resources for UnlimitedHost {
     }
 }
 
-fn requester(peer_qpn: u32) -> RequesterConfig {
+fn requester() -> RequesterConfig {
     RequesterConfig {
         service: ServiceType::Rc,
-        peer_qpn: Some(peer_qpn),
         first_psn: Psn::new(0),
         path_mtu_bytes: PATH_MTU_BYTES,
         retry_count: 7,
@@ -51,10 +50,9 @@ fn requester(peer_qpn: u32) -> RequesterConfig {
     }
 }
 
-fn responder(qpn: u32, peer_qpn: u32) -> ResponderConfig {
+fn responder(peer_qpn: u32) -> ResponderConfig {
     ResponderConfig {
         service: ServiceType::Rc,
-        qpn,
         peer_qpn: Some(peer_qpn),
         expected_psn: Psn::new(0),
         path_mtu_bytes: PATH_MTU_BYTES,
@@ -67,7 +65,7 @@ fn responder(qpn: u32, peer_qpn: u32) -> ResponderConfig {
 
 /// `messages` of 8 bytes in bursts of 32, as shared memory carries them; returns how many completed.
 fn shared(opcode: Opcode, messages: u64) -> u64 {
-    let (mut requester, mut responder) = (Requester::new(requester(2)), Responder::new(responder(2, 1)));
+    let (mut requester, mut responder) = (Requester::new(requester()), Responder::new(responder(1)));
     let reth = Reth { va: 0x1000, rkey: 1, dma_bytes: 8 };
     let mut packet = Packet {
         dst_qpn: 2,
@@ -104,9 +102,8 @@ fn shared(opcode: Opcode, messages: u64) -> u64 {
 
 /// Messages of one kind and length without end, until `packets` have gone one way or the other; returns how many have.
 fn by_packet(opcode: Opcode, length: u32, packets: u64) -> u64 {
-    let connection =
-        |qpn, peer| Connection::new(requester(peer), SendWindow::default(), responder(qpn, peer), 16);
-    let (mut a, mut b) = (connection(1, 2), connection(2, 1));
+    let connection = |peer| Connection::new(requester(), SendWindow::default(), responder(peer), 16);
+    let (mut a, mut b) = (connection(2), connection(1));
     let (mut carried, mut now) = (0, Now(0));
     while carried < packets {
         while a.requester.can_post(opcode, false) {
@@ -118,6 +115,7 @@ fn by_packet(opcode: Opcode, length: u32, packets: u64) -> u64 {
                 rkey: 1,
                 swap_add: 0,
                 compare: 0,
+                src_qpn: 1,
                 dst_qpn: 2,
                 qkey: 0,
             });

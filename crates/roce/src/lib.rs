@@ -37,7 +37,7 @@ pub mod verdict;
 pub mod wire;
 pub mod work;
 
-pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Reply, ReplyKind, Request};
+pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Request};
 pub use packet::{Content, Outgoing, Packet, PayloadSource, Position};
 pub use posting::{
     Completion, Placement, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket,

@@ -1,4 +1,4 @@
-//! Messages: their operations, what a request packet says of one, and replies as values.
+//! Messages: their operations, what a request packet says of one, and why one is refused.
 //!
 //! Names and codes are those of IBTA vol. 1: opcodes of the BTH, and §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes); the byte
 //! layouts are those of [`crate::packet`]s. Values from the other side are unchecked: the engine's halves check them.
@@ -136,39 +136,6 @@ pub struct Request {
     pub src_qpn: u32,
     /// Which bytes of the message it carries, or asks for.
     pub fragment: Fragment,
-}
-
-/// A reply message of the reliable service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Reply {
-    /// Responder's QPN.
-    pub src_qpn: u32,
-    /// Requester's QPN.
-    pub dst_qpn: u32,
-    /// ACK: last PSN acknowledged. NAK and RNR NAK: the PSN refused; all before it are acknowledged. READ and atomic
-    /// responses: last PSN of the request answered.
-    pub psn: Psn,
-    /// Messages completed by the responder so far, 24 bits (IBTA, MSN).
-    pub msn: u32,
-    pub kind: ReplyKind,
-}
-
-/// The kinds of reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ReplyKind {
-    /// Positive acknowledgement of everything up to the PSN, without READs and atomics whose response is missing.
-    Ack,
-    /// No receive was posted: try again after the time that the 5-bit code names.
-    RnrNak {
-        /// Code of [`crate::retry::RNR_TIMER_NS`].
-        timer: u8,
-    },
-    /// Refused.
-    Nak(NakCode),
-    /// The READ was executed; its bytes come with the reply.
-    ReadResponse,
-    /// The atomic was executed.
-    AtomicResponse { old: u64 },
 }
 
 /// NAK codes (IBTA §9.7.5.2, table of NAK codes); the numbers are the AETH's.

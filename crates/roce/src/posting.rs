@@ -12,8 +12,6 @@ pub struct Ticket(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequesterConfig {
     pub service: ServiceType,
-    /// Peer's QPN, which every reply must carry; `None` accepts any.
-    pub peer_qpn: Option<u32>,
     pub first_psn: Psn,
     /// Payload bytes of a full packet.
     pub path_mtu_bytes: u32,

@@ -19,11 +19,12 @@ use std::collections::VecDeque;
 
 use self::progress::Progress;
 use crate::message::{MAX_MESSAGE_BYTES, psn_count};
+use crate::packet::{Aeth, Content, Packet, Syndrome};
 use crate::psn::HALF_SPACE;
 use crate::retry::{Budget, Timer, ack_timeout_ns};
 use crate::{
-    Completion, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, RequesterConfig,
-    RequesterCounters, ServiceType, Status, Ticket,
+    Completion, Now, Opcode, PostedMessage, Psn, ReplyVerdict, RequesterConfig, RequesterCounters,
+    ServiceType, Status, Ticket,
 };
 
 /// The life of a requester. IBTA §9.9.2: after an error nothing is sent, the rest is flushed.
@@ -228,21 +229,25 @@ impl Requester {
 
     // Inputs.
 
-    pub fn handle_reply(&mut self, now: Now, reply: &Reply) -> ReplyVerdict {
-        let foreign = self.config.peer_qpn.is_some_and(|peer| peer != reply.src_qpn);
+    /// Takes a packet that answers a request and came from the peer's address (IBTA §9.7.6); ignores others.
+    pub fn handle_packet(&mut self, now: Now, packet: &Packet) -> ReplyVerdict {
         let reliable = self.config.service == ServiceType::Rc;
-        let Some(offset) = self.outstanding_offset(reply.psn).filter(|_| reliable && !foreign) else {
+        let Some(offset) = self.outstanding_offset(packet.psn).filter(|_| reliable) else {
             self.counters.ignored_replies += 1;
             return ReplyVerdict::Ignored;
         };
         let before = self.acknowledged();
-        let verdict = match reply.kind {
-            ReplyKind::Ack => self.take_ack(offset),
-            ReplyKind::RnrNak { timer } => self.take_rnr_nak(now, offset, timer),
-            ReplyKind::Nak(code) => self.take_nak(offset, code),
-            ReplyKind::AtomicResponse { old } => self.take_atomic(reply.psn, offset, old),
-            // Its bytes say what it is: see `handle_read_packet`.
-            ReplyKind::ReadResponse => ReplyVerdict::Ignored,
+        let verdict = match packet.content {
+            Content::Acknowledge(Aeth { syndrome: Syndrome::Ack, .. }) => self.take_ack(offset),
+            Content::Acknowledge(Aeth { syndrome: Syndrome::RnrNak { timer }, .. }) => {
+                self.take_rnr_nak(now, offset, timer)
+            }
+            Content::Acknowledge(Aeth { syndrome: Syndrome::Nak(code), .. }) => self.take_nak(offset, code),
+            Content::AtomicAcknowledge { old, .. } => self.take_atomic(packet.psn, offset, old),
+            Content::ReadResponse { position, .. } => {
+                self.take_read_packet(packet.psn, offset, position, packet.payload.length)
+            }
+            _ => ReplyVerdict::Ignored,
         };
         self.count_reply(before, verdict == ReplyVerdict::Ignored);
         self.restart_ack_timer(now, before);

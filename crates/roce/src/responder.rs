@@ -20,10 +20,11 @@ use std::collections::VecDeque;
 use self::streams::Packets;
 use crate::admission::{Assembly, Grant, check_shape};
 use crate::message::psn_count;
+use crate::packet::Syndrome;
 use crate::replay::ReplayList;
 use crate::{
-    Access, DropReason, Failure, GRH_BYTES, Opcode, Outcome, Psn, Receive, Refusal, Region, Reply, ReplyKind,
-    Request, Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType,
+    Access, DropReason, Failure, GRH_BYTES, Opcode, Outcome, Psn, Receive, Refusal, Region, Request,
+    Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType,
 };
 
 /// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
@@ -53,7 +54,8 @@ enum Pending {
 struct Response {
     psn: Psn,
     msn: u32,
-    kind: ReplyKind,
+    /// What an atomic found; none: the bytes of a READ, see [`Packets`].
+    old: Option<u64>,
     replayed: bool,
 }
 
@@ -75,7 +77,7 @@ pub struct Responder {
     /// READ and atomic responses to send, bounded by the responder resources.
     responses: VecDeque<Response>,
     /// The NAK or RNR NAK to send after them; its PSN is the expected one.
-    nak: Option<ReplyKind>,
+    nak: Option<Syndrome>,
     /// Everything before the expected PSN is to be acknowledged.
     ack_due: bool,
     packets: Packets,
@@ -204,27 +206,6 @@ impl Responder {
     }
 
     // Outputs.
-
-    /// The next reply: READ and atomic responses in order of their PSNs, then a NAK, then one acknowledgement of all
-    /// that was executed since the last.
-    fn next_reply(&self) -> Option<Reply> {
-        let (psn, msn, kind) = if let Some(response) = self.responses.front() {
-            (response.psn, response.msn, response.kind)
-        } else if let Some(nak) = self.nak {
-            (self.expected_psn, self.msn, nak)
-        } else if self.ack_due {
-            (self.expected_psn.minus(1), self.msn, ReplyKind::Ack)
-        } else {
-            return None;
-        };
-        Some(Reply {
-            src_qpn: self.config.qpn,
-            dst_qpn: self.config.peer_qpn.unwrap_or_default(),
-            psn,
-            msn,
-            kind,
-        })
-    }
 
     fn pop_reply(&mut self) {
         if self.responses.pop_front().is_none() && self.nak.take().is_none() {

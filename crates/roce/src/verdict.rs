@@ -8,9 +8,7 @@ use crate::{Access, Psn, Receive, RegionError, Request, ServiceType, Status, Wor
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResponderConfig {
     pub service: ServiceType,
-    /// QPN of this QP, which replies carry.
-    pub qpn: u32,
-    /// Peer's QPN, which every request must carry (RC, UC); `None` accepts any (UD).
+    /// Peer's QPN, which answers go to (RC, UC); `None`: each datagram names its sender (UD).
     pub peer_qpn: Option<u32>,
     /// First PSN expected (`rq_psn`).
     pub expected_psn: Psn,

@@ -7,10 +7,9 @@
 pub use super::progress::SendWindow;
 use super::{Acknowledged, Message, Requester};
 use crate::message::psn_count;
-use crate::packet::{Content, Packet, Position, Reth, Syndrome, Trailer, position_of};
+use crate::packet::{Content, Packet, Position, Reth, Trailer, position_of};
 use crate::{
-    Fragment, Now, Opcode, Placement, Psn, Reply, ReplyKind, ReplyVerdict, RequesterConfig, ServiceType,
-    Status, Ticket,
+    Fragment, Now, Opcode, Placement, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket,
 };
 
 /// Packets that may be under way whatever was lost: with fewer, a long line would carry next to nothing.
@@ -58,15 +57,6 @@ impl PacketTransmit {
         let solicited = whole.solicited && position.ends();
         Packet { psn, ack_requested, solicited, content, payload, ..*whole }
     }
-}
-
-/// A packet of a READ response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReadPacket {
-    pub psn: Psn,
-    /// Where in the response.
-    pub position: Position,
-    pub payload_bytes: u32,
 }
 
 impl Requester {
@@ -171,47 +161,15 @@ impl Requester {
         self.progress.window.is_none() && self.progress.is_cut && !self.is_waiting()
     }
 
-    /// Takes a packet that answers a request and came from the peer's address; ignores others.
-    pub fn handle_packet(&mut self, now: Now, packet: &Packet) -> ReplyVerdict {
-        // A wire names no sender on a connection.
-        let src_qpn = self.config.peer_qpn.unwrap_or_default();
-        let reply = |msn, kind| Reply { src_qpn, dst_qpn: packet.dst_qpn, psn: packet.psn, msn, kind };
-        let reply = match packet.content {
-            Content::ReadResponse { position, .. } => {
-                let payload_bytes = packet.payload.length;
-                let packet = ReadPacket { psn: packet.psn, position, payload_bytes };
-                return self.handle_read_packet(now, &packet);
-            }
-            Content::Acknowledge(aeth) => {
-                let kind = match aeth.syndrome {
-                    Syndrome::Ack => ReplyKind::Ack,
-                    Syndrome::RnrNak { timer } => ReplyKind::RnrNak { timer },
-                    Syndrome::Nak(code) => ReplyKind::Nak(code),
-                };
-                reply(aeth.msn, kind)
-            }
-            Content::AtomicAcknowledge { aeth, old } => reply(aeth.msn, ReplyKind::AtomicResponse { old }),
-            _ => return ReplyVerdict::Ignored,
-        };
-        self.handle_reply(now, &reply)
-    }
-
     /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a copy, a later one
     /// says that some between are lost, and the READ goes out again from the first of these.
-    pub fn handle_read_packet(&mut self, now: Now, packet: &ReadPacket) -> ReplyVerdict {
-        let reliable = self.config.service == ServiceType::Rc;
-        let Some(offset) = self.outstanding_offset(packet.psn).filter(|_| reliable) else {
-            self.counters.ignored_replies += 1;
-            return ReplyVerdict::Ignored;
-        };
-        let before = self.acknowledged();
-        let arrival = self.take_read_packet(offset, packet);
-        self.count_reply(before, arrival == ReplyVerdict::Ignored);
-        self.restart_ack_timer(now, before);
-        arrival
-    }
-
-    fn take_read_packet(&mut self, offset: u32, packet: &ReadPacket) -> ReplyVerdict {
+    pub(super) fn take_read_packet(
+        &mut self,
+        psn: Psn,
+        offset: u32,
+        position: Position,
+        bytes: u32,
+    ) -> ReplyVerdict {
         let acknowledged = self.acknowledge_before(offset);
         let ticket = self.done;
         let Some(message) = self.message(ticket).copied() else {
@@ -220,7 +178,6 @@ impl Requester {
         if acknowledged == Acknowledged::UpToResponse {
             return self.implied_nak();
         }
-        let ReadPacket { psn, position, payload_bytes: bytes } = *packet;
         let (index, mtu) = (psn.distance_from(message.psn), self.config.path_mtu_bytes);
         let end = index + psn_count(Opcode::Read, bytes, mtu);
         if end <= self.progress.acked {
@@ -307,7 +264,6 @@ mod tests {
     fn a_loss_after_all_psns_came_round_leaves_the_whole_window() {
         let config = RequesterConfig {
             service: ServiceType::Rc,
-            peer_qpn: None,
             first_psn: Psn::new(7),
             path_mtu_bytes: 256,
             retry_count: 7,

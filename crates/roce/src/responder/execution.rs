@@ -4,9 +4,10 @@
 
 use super::{Established, Pending, Responder, Response, State};
 use crate::admission::{Assembly, Grant};
+use crate::packet::Syndrome;
 use crate::{
     AsyncEvent, Atomic, Content, DropReason, FailedReceive, Failure, NakCode, Opcode, Outcome, Packet, Psn,
-    ReceiveCompletion, Refusal, Region, ReplyKind, Request, Resources, ServiceType, Status, Verdict, Work,
+    ReceiveCompletion, Refusal, Region, Request, Resources, ServiceType, Status, Verdict, Work,
 };
 
 impl Responder {
@@ -91,15 +92,13 @@ impl Responder {
             return;
         }
         self.replays.remember(&self.at_work, old);
-        let kind =
-            if opcode.is_atomic() { ReplyKind::AtomicResponse { old } } else { ReplyKind::ReadResponse };
         // The response acknowledges all before it.
         self.ack_due = false;
-        self.respond(last_psn, kind, false);
+        self.respond(last_psn, opcode.is_atomic().then_some(old), false);
     }
 
-    pub(super) fn respond(&mut self, psn: Psn, kind: ReplyKind, replayed: bool) {
-        self.responses.push_back(Response { psn, msn: self.msn, kind, replayed });
+    pub(super) fn respond(&mut self, psn: Psn, old: Option<u64>, replayed: bool) {
+        self.responses.push_back(Response { psn, msn: self.msn, old, replayed });
     }
 
     // Errors.
@@ -134,7 +133,7 @@ impl Responder {
         why: Refusal,
     ) -> Verdict {
         if self.config.service == ServiceType::Rc {
-            self.nak(ReplyKind::Nak(code));
+            self.nak(Syndrome::Nak(code));
             self.counters.fatal_naks += 1;
         }
         self.fail(event, receive_status, why);
@@ -150,8 +149,8 @@ impl Responder {
     }
 
     /// Queues a NAK of the expected PSN, which acknowledges all before it.
-    pub(super) fn nak(&mut self, kind: ReplyKind) {
-        self.nak = Some(kind);
+    pub(super) fn nak(&mut self, syndrome: Syndrome) {
+        self.nak = Some(syndrome);
         self.ack_due = false;
     }
 

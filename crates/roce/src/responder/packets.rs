@@ -12,8 +12,8 @@ use crate::packet::{
     Aeth, Content, Outgoing, Packet, PayloadSource, Position, Reth, Syndrome, Trailer, may_carry,
 };
 use crate::{
-    AsyncEvent, DropReason, Fragment, NakCode, Opcode, Outcome, Psn, Refusal, Region, Reply, ReplyKind,
-    Request, Resources, ResponderConfig, ServiceType, Status, Verdict,
+    AsyncEvent, DropReason, Fragment, NakCode, Opcode, Outcome, Psn, Refusal, Region, Request, Resources,
+    ResponderConfig, ServiceType, Status, Verdict,
 };
 
 impl Responder {
@@ -47,16 +47,24 @@ impl Responder {
 
     /// The same without sending it: [`Responder::sent_packet`] does. Of a READ response as many packets in one as `most` bytes hold.
     pub fn next_packet(&self, most: u32) -> Option<Outgoing> {
+        let aeth = |syndrome, msn| Aeth { syndrome, msn };
         if let Some((response, stream)) = self.next_read() {
-            let aeth = Aeth { syndrome: Syndrome::Ack, msn: response.msn };
+            let aeth = aeth(Syndrome::Ack, response.msn);
             let (psn, position, payload) = stream.next_piece(self.config.path_mtu_bytes, most);
             let aeth = (position != Position::Middle).then_some(aeth);
             let content = Content::ReadResponse { position, aeth };
             return Some(self.outgoing(psn, content, payload, PayloadSource::Region(stream.region)));
         }
-        let reply = self.next_reply()?;
-        let content = content_of(&reply)?;
-        Some(self.outgoing(reply.psn, content, Fragment::default(), PayloadSource::Nothing))
+        let (psn, content) = if let Some(Response { psn, msn, old, .. }) = self.responses.front() {
+            (*psn, Content::AtomicAcknowledge { aeth: aeth(Syndrome::Ack, *msn), old: (*old)? })
+        } else if let Some(nak) = self.nak {
+            (self.expected_psn, Content::Acknowledge(aeth(nak, self.msn)))
+        } else if self.ack_due {
+            (self.expected_psn.minus(1), Content::Acknowledge(aeth(Syndrome::Ack, self.msn)))
+        } else {
+            return None;
+        };
+        Some(self.outgoing(psn, content, Fragment::default(), PayloadSource::Nothing))
     }
 
     /// What [`Responder::next_packet`] gave has left, or so many bytes of it, whole packets: the rest comes next.
@@ -80,7 +88,7 @@ impl Responder {
 
     /// The READ response that goes out next.
     fn next_read(&self) -> Option<(&Response, &ReadStream)> {
-        let response = self.responses.front().filter(|next| next.kind == ReplyKind::ReadResponse)?;
+        let response = self.responses.front().filter(|next| next.old.is_none())?;
         Some((response, self.packets.reads.front()?))
     }
 
@@ -296,17 +304,5 @@ pub(super) fn describe(packet: &Packet, src_qpn: u32, assembly: Option<&Assembly
         length,
         src_qpn,
         fragment: Fragment { offset, length: if opcode.carries_payload() { bytes } else { length } },
-    })
-}
-
-/// A reply as a packet; `None` for what only shared memory has.
-fn content_of(reply: &Reply) -> Option<Content> {
-    let aeth = |syndrome| Aeth { syndrome, msn: reply.msn };
-    Some(match reply.kind {
-        ReplyKind::Ack => Content::Acknowledge(aeth(Syndrome::Ack)),
-        ReplyKind::RnrNak { timer } => Content::Acknowledge(aeth(Syndrome::RnrNak { timer })),
-        ReplyKind::Nak(code) => Content::Acknowledge(aeth(Syndrome::Nak(code))),
-        ReplyKind::AtomicResponse { old } => Content::AtomicAcknowledge { aeth: aeth(Syndrome::Ack), old },
-        ReplyKind::ReadResponse => return None,
     })
 }

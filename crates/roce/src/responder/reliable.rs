@@ -4,11 +4,10 @@
 
 use super::packets::describe;
 use super::{Responder, State};
+use crate::packet::Syndrome;
 use crate::psn::Relation;
 use crate::replay::Replay;
-use crate::{
-    AsyncEvent, DropReason, NakCode, Opcode, Packet, Refusal, ReplyKind, Resources, Status, Verdict,
-};
+use crate::{AsyncEvent, DropReason, NakCode, Opcode, Packet, Refusal, Resources, Status, Verdict};
 
 impl Responder {
     #[inline(always)]
@@ -48,7 +47,7 @@ impl Responder {
         }
         self.state = State::GapNaked;
         self.counters.sequence_errors += 1;
-        self.nak(ReplyKind::Nak(NakCode::PsnSequence));
+        self.nak(Syndrome::Nak(NakCode::PsnSequence));
         Verdict::Answered
     }
 
@@ -56,7 +55,7 @@ impl Responder {
     fn not_ready(&mut self) -> Verdict {
         self.state = State::NotReady;
         self.counters.rnr_naks += 1;
-        self.nak(ReplyKind::RnrNak { timer: self.config.min_rnr_timer & 0x1f });
+        self.nak(Syndrome::RnrNak { timer: self.config.min_rnr_timer & 0x1f });
         Verdict::Answered
     }
 
@@ -91,13 +90,13 @@ impl Responder {
         let resources_left = self.replayed_waiting() < usize::from(self.config.max_dest_rd_atomic);
         match self.replays.find(&request, path_mtu_bytes).filter(|_| resources_left) {
             Some(Replay::Atomic { old }) => {
-                self.respond(psn, ReplyKind::AtomicResponse { old }, true);
+                self.respond(psn, Some(old), true);
                 Verdict::Answered
             }
             Some(Replay::Read) => match self.region(&request, resources) {
                 Ok(region) => {
                     self.stream_read(&request, region);
-                    self.respond(psn, ReplyKind::ReadResponse, true);
+                    self.respond(psn, None, true);
                     Verdict::Answered
                 }
                 Err(_) => self.drop(DropReason::UnknownDuplicate),

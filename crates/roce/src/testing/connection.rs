@@ -33,7 +33,8 @@ pub struct WorkRequest {
     /// Value to swap in or to add.
     pub swap_add: u64,
     pub compare: u64,
-    /// Receiver of a datagram; connections have one of their own.
+    /// Sender and receiver.
+    pub src_qpn: u32,
     pub dst_qpn: u32,
     /// Q_Key of a datagram.
     pub qkey: u32,
@@ -64,7 +65,6 @@ pub struct Connection {
     posted: VecDeque<Packet>,
     /// Ticket of the front of `posted`.
     first_ticket: u64,
-    qpn: u32,
     /// Bytes of one packet at most.
     most: u32,
     /// A packet of the responder's was polled last: the requester's turn.
@@ -81,7 +81,6 @@ impl Connection {
     ) -> Connection {
         let most = requester.path_mtu_bytes;
         Connection::of(
-            responder.qpn,
             most,
             Requester::by_packet(requester, window),
             Responder::by_packet(responder, ack_every),
@@ -90,12 +89,11 @@ impl Connection {
 
     /// The same in shared memory, which loses nothing by itself: a packet has up to `most` bytes, those of several.
     pub fn shared(requester: RequesterConfig, responder: ResponderConfig, most: u32) -> Connection {
-        Connection::of(responder.qpn, most, Requester::new(requester), Responder::new(responder))
+        Connection::of(most, Requester::new(requester), Responder::new(responder))
     }
 
-    fn of(qpn: u32, most: u32, requester: Requester, responder: Responder) -> Connection {
+    fn of(most: u32, requester: Requester, responder: Responder) -> Connection {
         Connection {
-            qpn,
             most,
             requester,
             responder,
@@ -182,16 +180,16 @@ impl Connection {
 
     /// The message as one packet.
     fn whole(&self, work: &WorkRequest) -> Packet {
-        let RequesterConfig { service, peer_qpn, .. } = *self.requester.config();
+        let service = self.requester.config().service;
         let datagram = service == ServiceType::Ud;
         let WorkRequest { message: PostedMessage { opcode, length, .. }, remote_va: va, rkey, .. } = *work;
         Packet {
             service,
-            dst_qpn: peer_qpn.unwrap_or(work.dst_qpn),
+            dst_qpn: work.dst_qpn,
             psn: Psn::default(),
             ack_requested: false,
             solicited: work.solicited,
-            deth: if datagram { Deth { qkey: work.qkey, src_qpn: self.qpn } } else { Deth::default() },
+            deth: if datagram { Deth { qkey: work.qkey, src_qpn: work.src_qpn } } else { Deth::default() },
             content: Content::request(
                 opcode,
                 work.imm,

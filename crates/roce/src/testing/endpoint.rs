@@ -65,11 +65,9 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// The requester half of a QP whose peer is `peer_qpn`.
-    pub(super) fn requester(&self, peer_qpn: u32) -> RequesterConfig {
+    pub(super) fn requester(&self) -> RequesterConfig {
         RequesterConfig {
             service: self.service,
-            peer_qpn: (self.service != ServiceType::Ud).then_some(peer_qpn),
             first_psn: self.first_psn,
             path_mtu_bytes: self.path_mtu_bytes,
             retry_count: self.retry_count,
@@ -80,11 +78,10 @@ impl EndpointConfig {
         }
     }
 
-    /// The responder half.
-    pub(super) fn responder(&self, qpn: u32, peer_qpn: u32) -> ResponderConfig {
+    /// The responder half of a QP whose peer is `peer_qpn`.
+    pub(super) fn responder(&self, peer_qpn: u32) -> ResponderConfig {
         ResponderConfig {
             service: self.service,
-            qpn,
             peer_qpn: (self.service != ServiceType::Ud).then_some(peer_qpn),
             expected_psn: self.first_psn,
             path_mtu_bytes: self.path_mtu_bytes,

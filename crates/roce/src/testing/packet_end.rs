@@ -27,6 +27,7 @@ pub struct PacketEnd {
     /// NAKs and RNR NAKs sent.
     pub naks_sent: u64,
     config: EndpointConfig,
+    qpn: u32,
     peer_qpn: u32,
     host: Host,
     /// Posted work; the front has ticket `first_ticket`.
@@ -37,19 +38,19 @@ pub struct PacketEnd {
 impl PacketEnd {
     /// An end on a wire with this QPN, connected to `peer_qpn`.
     pub fn new(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> PacketEnd {
-        let (requester, responder) = (config.requester(peer_qpn), config.responder(qpn, peer_qpn));
+        let (requester, responder) = (config.requester(), config.responder(peer_qpn));
         let connection = Connection::new(requester, config.send_window, responder, config.ack_every);
-        PacketEnd::of(config, connection, peer_qpn)
+        PacketEnd::of(config, connection, qpn, peer_qpn)
     }
 
     /// The same in shared memory, where one packet may have the bytes of several.
     pub fn shared(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> PacketEnd {
-        let (requester, responder) = (config.requester(peer_qpn), config.responder(qpn, peer_qpn));
+        let (requester, responder) = (config.requester(), config.responder(peer_qpn));
         let most = config.fragment_bytes.max(config.path_mtu_bytes);
-        PacketEnd::of(config, Connection::shared(requester, responder, most), peer_qpn)
+        PacketEnd::of(config, Connection::shared(requester, responder, most), qpn, peer_qpn)
     }
 
-    fn of(config: EndpointConfig, connection: Connection, peer_qpn: u32) -> PacketEnd {
+    fn of(config: EndpointConfig, connection: Connection, qpn: u32, peer_qpn: u32) -> PacketEnd {
         PacketEnd {
             connection,
             completions: Vec::new(),
@@ -58,6 +59,7 @@ impl PacketEnd {
             established: false,
             naks_sent: 0,
             config,
+            qpn,
             peer_qpn,
             host: Host::new(&config),
             posted: VecDeque::new(),
@@ -105,6 +107,7 @@ impl PacketEnd {
             rkey: work.rkey,
             swap_add: work.swap_add,
             compare: work.compare,
+            src_qpn: self.qpn,
             dst_qpn: self.peer_qpn,
             qkey: work.qkey,
         });

@@ -1,8 +1,10 @@
-//! Requests as tests describe them: some bytes of a message, with all that its headers say, and the packet that they are.
+//! Packets as tests describe them: requests as some bytes of a message with all that its headers say, and answers.
 
-use crate::packet::{Deth, Reth, position_of};
+use crate::packet::{Aeth, Deth, Reth, Syndrome, position_of};
 use crate::requester::packets::PacketTransmit;
-use crate::{Content, Fragment, Opcode, Outgoing, Packet, Psn, Responder, ServiceType, Ticket};
+use crate::{
+    Content, Fragment, NakCode, Opcode, Outgoing, Packet, Position, Psn, Responder, ServiceType, Ticket,
+};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
@@ -55,6 +57,34 @@ impl Request {
         let length = if carries { length } else { 0 };
         Packet { payload: Fragment { offset: 0, length }, ..packet }
     }
+}
+
+pub(super) const ACK: Content = says(Syndrome::Ack);
+
+/// The whole answer to a READ.
+pub(super) const RESPONSE: Content = Content::ReadResponse { position: Position::Only, aeth: None };
+
+pub(super) const fn nak(code: NakCode) -> Content {
+    says(Syndrome::Nak(code))
+}
+
+pub(super) const fn rnr(timer: u8) -> Content {
+    says(Syndrome::RnrNak { timer })
+}
+
+/// The answer to an atomic.
+pub(super) const fn found(old: u64) -> Content {
+    Content::AtomicAcknowledge { aeth: Aeth { syndrome: Syndrome::Ack, msn: 0 }, old }
+}
+
+const fn says(syndrome: Syndrome) -> Content {
+    Content::Acknowledge(Aeth { syndrome, msn: 0 })
+}
+
+/// An answer; `bytes`: of a READ response.
+pub(super) fn answer(psn: u32, content: Content, bytes: u32) -> Packet {
+    let payload = Fragment { offset: 0, length: bytes };
+    Packet { psn: Psn::new(psn), content, payload, ..Packet::default() }
 }
 
 /// The next packet that a responder in shared memory sends, all of an answer.

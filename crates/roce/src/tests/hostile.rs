@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
-use super::described::{Request, next_answer};
+use super::described::{ACK, RESPONSE, Request, answer, found, nak, next_answer, rnr};
 use crate::{
-    Access, DropReason, Fragment, NakCode, Now, Opcode, Outcome, PostedMessage, Psn, Receive, Region,
-    RegionError, Reply, ReplyKind, Requester, RequesterConfig, Resources, Responder, ResponderConfig,
-    ResponderCounters, ServiceType, Verdict, Work,
+    Access, DropReason, Fragment, NakCode, Now, Opcode, Outcome, Packet, PostedMessage, Psn, Receive, Region,
+    RegionError, Requester, RequesterConfig, Resources, Responder, ResponderConfig, ResponderCounters,
+    ServiceType, Verdict, Work,
 };
 
 /// A device that says yes or no at random, but never to more than it was asked.
@@ -97,22 +97,16 @@ fn request() -> impl Strategy<Value = Request> {
     )
 }
 
-fn reply() -> impl Strategy<Value = Reply> {
-    let kind = prop_oneof![
-        Just(ReplyKind::Ack),
-        any::<u8>().prop_map(|timer| ReplyKind::RnrNak { timer }),
+fn reply() -> impl Strategy<Value = Packet> {
+    let content = prop_oneof![
+        Just(ACK),
+        any::<u8>().prop_map(rnr),
         prop::sample::select(vec![NakCode::PsnSequence, NakCode::InvalidRequest, NakCode::RemoteAccess])
-            .prop_map(ReplyKind::Nak),
-        Just(ReplyKind::ReadResponse),
-        any::<u64>().prop_map(|old| ReplyKind::AtomicResponse { old }),
+            .prop_map(nak),
+        Just(RESPONSE),
+        any::<u64>().prop_map(found),
     ];
-    (number(), number(), any::<u32>(), kind).prop_map(|(src_qpn, psn, msn, kind)| Reply {
-        src_qpn,
-        dst_qpn: 0,
-        psn: Psn::new(psn),
-        msn,
-        kind,
-    })
+    (number(), any::<u32>(), content).prop_map(|(psn, bytes, content)| answer(psn, content, bytes))
 }
 
 fn check_work(request: &Request, work: &Work, qp_grants: Access) -> Result<(), TestCaseError> {
@@ -201,7 +195,6 @@ fn attack_with(attack: &Attack, reached: &mut Reached) -> Result<(), TestCaseErr
     let access = Access(attack.access);
     let config = ResponderConfig {
         service,
-        qpn: 2,
         peer_qpn: Some(1),
         expected_psn: Psn::new(attack.expected),
         path_mtu_bytes,
@@ -317,8 +310,7 @@ proptest! {
         let (retry_count, rnr_retry, timeout, max_rd_atomic) = codes;
         let first_psn = Psn::new(first);
         let mut requester = Requester::new(RequesterConfig {
-            service, peer_qpn: None, first_psn, path_mtu_bytes, retry_count, rnr_retry, timeout, max_rd_atomic,
-            window_messages,
+            service, first_psn, path_mtu_bytes, retry_count, rnr_retry, timeout, max_rd_atomic, window_messages,
         });
         let (mut posted, mut ended, mut oldest) = (0u64, 0u64, first_psn);
         let mut now = Now(0);
@@ -334,7 +326,7 @@ proptest! {
                 },
                 4 | 5 => {
                     let psn = if near { oldest.plus(reply.psn.value() % 4) } else { reply.psn };
-                    requester.handle_reply(now, &Reply { psn, ..reply });
+                    requester.handle_packet(now, &Packet { psn, ..reply });
                 }
                 6 => {
                     now = requester.poll_timeout().unwrap_or(now).max(now.after(u64::from(length)));

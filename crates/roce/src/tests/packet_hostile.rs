@@ -89,7 +89,6 @@ fn packet() -> impl Strategy<Value = (u32, Packet)> {
 fn fresh(service: ServiceType) -> Connection {
     let requester = RequesterConfig {
         service,
-        peer_qpn: Some(1),
         first_psn: Psn::new(0xff_fff0),
         path_mtu_bytes: MTU,
         retry_count: 7,
@@ -100,7 +99,6 @@ fn fresh(service: ServiceType) -> Connection {
     };
     let responder = ResponderConfig {
         service,
-        qpn: 2,
         peer_qpn: Some(1),
         expected_psn: Psn::new(0xff_fff0),
         path_mtu_bytes: MTU,
@@ -124,6 +122,7 @@ fn post(connection: &mut Connection, opcode: Opcode, length: u32) {
         rkey: 1,
         swap_add: 1,
         compare: 2,
+        src_qpn: 2,
         dst_qpn: 1,
         qkey: 0,
     });

@@ -1,10 +1,11 @@
 //! What a requester that sends packets makes of replies and of time. Path MTU 256, first PSN 0, depth 2 for READs.
 
-use crate::requester::packets::{PacketTransmit, ReadPacket};
+use super::described::{ACK, answer, nak, rnr};
+use crate::requester::packets::PacketTransmit;
 use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
 use crate::wire::Position::{self, First, Last, Middle, Only};
 use crate::{
-    Fragment, NakCode, Now, Opcode, Placement, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester,
+    Content, Fragment, NakCode, Now, Opcode, Placement, PostedMessage, Psn, ReplyVerdict, Requester,
     RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
@@ -15,7 +16,6 @@ const TIMEOUT_NS: u64 = 4096 << 8;
 fn requester(messages: &[(Opcode, u32)]) -> Requester {
     let config = RequesterConfig {
         service: ServiceType::Rc,
-        peer_qpn: Some(2),
         first_psn: Psn::new(0),
         path_mtu_bytes: MTU,
         retry_count: 2,
@@ -45,20 +45,19 @@ fn sends(requester: &mut Requester, now: Now) -> String {
     all.join(" ")
 }
 
-fn reply(requester: &mut Requester, psn: u32, kind: ReplyKind) -> ReplyVerdict {
-    requester.handle_reply(Now(0), &Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(psn), msn: 0, kind })
+fn reply(requester: &mut Requester, psn: u32, content: Content) -> ReplyVerdict {
+    requester.handle_packet(Now(0), &answer(psn, content, 0))
 }
 
-fn response(requester: &mut Requester, psn: u32, position: Position, payload_bytes: u32) -> ReplyVerdict {
-    requester.handle_read_packet(Now(0), &ReadPacket { psn: Psn::new(psn), position, payload_bytes })
+fn response(requester: &mut Requester, psn: u32, position: Position, bytes: u32) -> ReplyVerdict {
+    requester.handle_packet(Now(0), &answer(psn, Content::ReadResponse { position, aeth: None }, bytes))
 }
 
 fn statuses(requester: &mut Requester) -> Vec<Status> {
     std::iter::from_fn(|| requester.poll_completion()).map(|done| done.status).collect()
 }
 
-const ACK: ReplyKind = ReplyKind::Ack;
-const MISSING: ReplyKind = ReplyKind::Nak(NakCode::PsnSequence);
+const MISSING: Content = nak(NakCode::PsnSequence);
 
 /// A WRITE of three packets, 0 to 2, and a SEND of two, 3 and 4.
 fn five_packets() -> Requester {
@@ -70,7 +69,7 @@ fn five_packets() -> Requester {
 #[test]
 fn replies_acknowledge_and_repeat_from_exactly_their_psn() {
     use ReplyVerdict::{Ignored, Progress, Resend};
-    let rnr = ReplyKind::RnrNak { timer: 1 };
+    let rnr = rnr(1);
     for (name, replies, again, ended) in [
         ("all at once", vec![(4, ACK, Progress)], "", 2),
         ("inside a message", vec![(1, ACK, Progress)], "", 0),
@@ -106,7 +105,7 @@ fn replies_acknowledge_and_repeat_from_exactly_their_psn() {
 #[test]
 fn a_receiver_that_is_not_ready_gets_the_same_packet_after_the_time_of_its_code() {
     let mut requester = five_packets();
-    let rnr = ReplyKind::RnrNak { timer: 1 };
+    let rnr = rnr(1);
     assert_eq!(reply(&mut requester, 3, rnr), ReplyVerdict::Resend);
     assert_eq!(reply(&mut requester, 3, rnr), ReplyVerdict::Ignored, "an echo");
     assert_eq!(sends(&mut requester, Now(9_999)), "");
@@ -120,7 +119,7 @@ fn a_receiver_that_is_not_ready_gets_the_same_packet_after_the_time_of_its_code(
 #[test]
 fn a_nak_of_a_loss_does_not_cut_an_rnr_wait_short() {
     let mut requester = five_packets();
-    reply(&mut requester, 3, ReplyKind::RnrNak { timer: 1 });
+    reply(&mut requester, 3, rnr(1));
     assert_eq!(reply(&mut requester, 3, MISSING), ReplyVerdict::Ignored);
     assert_eq!((sends(&mut requester, Now(0)), requester.poll_timeout()), (String::new(), Some(Now(10_000))));
 }
@@ -139,7 +138,7 @@ fn a_peer_that_is_not_ready_lives_so_losses_are_counted_anew() {
     };
     // Both retries are used up, the peer answers, and both are there again.
     lose_twice(&mut requester, Now(0));
-    assert_eq!(reply(&mut requester, 0, ReplyKind::RnrNak { timer: 1 }), ReplyVerdict::Resend);
+    assert_eq!(reply(&mut requester, 0, rnr(1)), ReplyVerdict::Resend);
     requester.handle_timeout(Now(10_000));
     lose_twice(&mut requester, Now(10_000));
     requester.handle_timeout(requester.poll_timeout().expect("the timer runs"));
@@ -166,7 +165,7 @@ fn rnr_retries_are_counted_apart_and_end_in_their_own_error() {
     // The receive is missed by the last packet; progress of the first does not count for it twice.
     for _ in 0..=2 {
         sends(&mut requester, Now(0));
-        reply(&mut requester, 1, ReplyKind::RnrNak { timer: 1 });
+        reply(&mut requester, 1, rnr(1));
         requester.handle_timeout(Now(10_000));
     }
     assert_eq!(statuses(&mut requester), [Status::RnrRetryExceeded]);
@@ -182,8 +181,7 @@ fn time_outs_repeat_from_the_oldest_packet_and_any_progress_gives_all_retries_ba
         requester.handle_timeout(at(n));
         assert_eq!(sends(&mut requester, at(n)), "First0 Middle1 Last2 First3 Last4");
     }
-    let ack = Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(0), msn: 0, kind: ACK };
-    requester.handle_reply(at(2), &ack);
+    requester.handle_packet(at(2), &answer(0, ACK, 0));
     for n in [3, 4] {
         requester.handle_timeout(at(n));
         assert_eq!(sends(&mut requester, at(n)), "Middle1 Last2 First3 Last4");
@@ -196,16 +194,15 @@ fn time_outs_repeat_from_the_oldest_packet_and_any_progress_gives_all_retries_ba
 fn progress_inside_a_message_gives_the_next_packet_the_whole_time() {
     let (half, later) = (Now(TIMEOUT_NS / 2), Some(Now(TIMEOUT_NS / 2 + TIMEOUT_NS)));
     let mut writing = five_packets();
-    writing.handle_reply(half, &Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(1), msn: 0, kind: ACK });
+    writing.handle_packet(half, &answer(1, ACK, 0));
     assert_eq!(writing.poll_timeout(), later);
     // A ghost is no progress.
-    let ghost = Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(0), msn: 0, kind: ACK };
-    writing.handle_reply(Now(TIMEOUT_NS), &ghost);
+    writing.handle_packet(Now(TIMEOUT_NS), &answer(0, ACK, 0));
     assert_eq!(writing.poll_timeout(), later);
     let mut reading = requester(&[(Opcode::Read, 600)]);
     sends(&mut reading, Now(0));
-    let first = ReadPacket { psn: Psn::new(0), position: First, payload_bytes: 256 };
-    reading.handle_read_packet(half, &first);
+    let first = Content::ReadResponse { position: First, aeth: None };
+    reading.handle_packet(half, &answer(0, first, 256));
     assert_eq!(reading.poll_timeout(), later);
 }
 
@@ -282,7 +279,7 @@ fn a_nak_of_a_read_between_its_packets_is_its_error() {
     let mut requester = requester(&[(Opcode::Read, 600)]);
     sends(&mut requester, Now(0));
     response(&mut requester, 0, First, 256);
-    assert_eq!(reply(&mut requester, 1, ReplyKind::Nak(NakCode::RemoteAccess)), ReplyVerdict::Failed);
+    assert_eq!(reply(&mut requester, 1, nak(NakCode::RemoteAccess)), ReplyVerdict::Failed);
     assert_eq!(statuses(&mut requester), [Status::RemoteAccess]);
 }
 

@@ -44,7 +44,6 @@ impl Fixture {
     pub(super) fn new(service: ServiceType, expected: u32, ack_every: u32) -> Fixture {
         let config = ResponderConfig {
             service,
-            qpn: 0x42,
             peer_qpn: (service != ServiceType::Ud).then_some(0x77),
             expected_psn: Psn::new(expected),
             path_mtu_bytes: MTU,

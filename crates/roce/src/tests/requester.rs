@@ -1,13 +1,12 @@
 //! What a requester sends, when, and how its messages end.
 
-use crate::packet::Position;
-use crate::requester::packets::{PacketTransmit, ReadPacket};
+use super::described::{ACK, RESPONSE, answer, found, nak, rnr};
+use crate::requester::packets::PacketTransmit;
 use crate::{
-    Completion, Fragment, NakCode, Now, Opcode, Placement, PostedMessage, Psn, Reply, ReplyKind,
+    Completion, Content, Fragment, NakCode, Now, Opcode, Packet, Placement, Position, PostedMessage, Psn,
     ReplyVerdict, Requester, RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
-const PEER: u32 = 0x42;
 const MTU: u32 = 1024;
 /// Time-out code 8.
 const TIMEOUT_NS: u64 = 4096 << 8;
@@ -15,7 +14,6 @@ const TIMEOUT_NS: u64 = 4096 << 8;
 fn config() -> RequesterConfig {
     RequesterConfig {
         service: ServiceType::Rc,
-        peer_qpn: Some(PEER),
         first_psn: Psn::new(7),
         path_mtu_bytes: MTU,
         retry_count: 3,
@@ -39,8 +37,9 @@ fn post(requester: &mut Requester, opcodes: &[Opcode]) {
     }
 }
 
-fn reply(psn: u32, kind: ReplyKind) -> Reply {
-    Reply { src_qpn: PEER, dst_qpn: 1, psn: Psn::new(psn), msn: 0, kind }
+/// The answer to a READ has 16 bytes.
+fn reply(psn: u32, content: Content) -> Packet {
+    answer(psn, content, if content == RESPONSE { 16 } else { 0 })
 }
 
 /// What goes out now: in shared memory a message is one packet, however long it is.
@@ -50,17 +49,12 @@ fn next(requester: &mut Requester, now: u64) -> Option<PacketTransmit> {
     Some(transmit)
 }
 
-/// A reply arrives; the answer to a READ has 16 bytes.
-fn take(requester: &mut Requester, now: u64, reply: &Reply) -> ReplyVerdict {
-    if reply.kind != ReplyKind::ReadResponse {
-        return requester.handle_reply(Now(now), reply);
-    }
-    let packet = ReadPacket { psn: reply.psn, position: Position::Only, payload_bytes: 16 };
-    requester.handle_read_packet(Now(now), &packet)
+fn take(requester: &mut Requester, now: u64, reply: &Packet) -> ReplyVerdict {
+    requester.handle_packet(Now(now), reply)
 }
 
-const SEQUENCE: ReplyKind = ReplyKind::Nak(NakCode::PsnSequence);
-const RNR: ReplyKind = ReplyKind::RnrNak { timer: 12 };
+const SEQUENCE: Content = nak(NakCode::PsnSequence);
+const RNR: Content = rnr(12);
 
 /// PSNs of everything that goes out now.
 fn sent(requester: &mut Requester, now: u64) -> Vec<u32> {
@@ -105,74 +99,61 @@ fn a_reply_completes_resends_or_fails_what_the_specification_says() {
         list
     };
     let rows = [
-        ("ack of the first", writes, reply(7, ReplyKind::Ack), ok(1), vec![]),
-        ("ack of all", writes, reply(10, ReplyKind::Ack), ok(4), vec![]),
-        ("ack from the past", writes, reply(6, ReplyKind::Ack), vec![], vec![]),
-        ("ack from the future", writes, reply(11, ReplyKind::Ack), vec![], vec![]),
+        ("ack of the first", writes, reply(7, ACK), ok(1), vec![]),
+        ("ack of all", writes, reply(10, ACK), ok(4), vec![]),
+        ("ack from the past", writes, reply(6, ACK), vec![], vec![]),
+        ("ack from the future", writes, reply(11, ACK), vec![], vec![]),
         ("sequence NAK goes back and acks what is before", writes, reply(9, SEQUENCE), ok(2), vec![9, 10]),
         ("sequence NAK of the first", writes, reply(7, SEQUENCE), vec![], all.to_vec()),
         ("sequence NAK from the future", writes, reply(11, SEQUENCE), vec![], vec![]),
         (
             "invalid request",
             writes,
-            reply(9, ReplyKind::Nak(NakCode::InvalidRequest)),
+            reply(9, nak(NakCode::InvalidRequest)),
             failed(2, Status::RemoteInvalidRequest),
             vec![],
         ),
         (
             "remote access",
             writes,
-            reply(7, ReplyKind::Nak(NakCode::RemoteAccess)),
+            reply(7, nak(NakCode::RemoteAccess)),
             failed(0, Status::RemoteAccess),
             vec![],
         ),
         (
             "remote operation",
             writes,
-            reply(10, ReplyKind::Nak(NakCode::RemoteOperation)),
+            reply(10, nak(NakCode::RemoteOperation)),
             failed(3, Status::RemoteOperation),
             vec![],
         ),
-        ("response acks what is before", read_second, reply(8, ReplyKind::ReadResponse), ok(2), vec![]),
-        ("ack past a READ is an implied NAK", read_second, reply(9, ReplyKind::Ack), ok(1), vec![8, 9, 10]),
-        ("ack of the READ itself is one too", read_second, reply(8, ReplyKind::Ack), ok(1), vec![8, 9, 10]),
+        ("response acks what is before", read_second, reply(8, RESPONSE), ok(2), vec![]),
+        ("ack past a READ is an implied NAK", read_second, reply(9, ACK), ok(1), vec![8, 9, 10]),
+        ("ack of the READ itself is one too", read_second, reply(8, ACK), ok(1), vec![8, 9, 10]),
         (
             "NAK past a READ is one too",
             read_second,
-            reply(10, ReplyKind::Nak(NakCode::RemoteAccess)),
+            reply(10, nak(NakCode::RemoteAccess)),
             ok(1),
             vec![8, 9, 10],
         ),
         (
             "NAK of the READ",
             read_second,
-            reply(8, ReplyKind::Nak(NakCode::RemoteAccess)),
+            reply(8, nak(NakCode::RemoteAccess)),
             failed(1, Status::RemoteAccess),
             vec![],
         ),
-        (
-            "response to a WRITE",
-            writes,
-            reply(7, ReplyKind::ReadResponse),
-            failed(0, Status::BadResponse),
-            vec![],
-        ),
-        (
-            "response to a later WRITE",
-            writes,
-            reply(9, ReplyKind::ReadResponse),
-            failed(2, Status::BadResponse),
-            vec![],
-        ),
+        ("response to a WRITE", writes, reply(7, RESPONSE), failed(0, Status::BadResponse), vec![]),
+        ("response to a later WRITE", writes, reply(9, RESPONSE), failed(2, Status::BadResponse), vec![]),
         (
             "atomic response to a READ",
             read_second,
-            reply(8, ReplyKind::AtomicResponse { old: 1 }),
+            reply(8, found(1)),
             failed(1, Status::BadResponse),
             vec![],
         ),
         ("RNR NAK of a WRITE", writes, reply(7, RNR), vec![], vec![]),
-        ("from another QP", writes, Reply { src_qpn: PEER + 1, ..reply(10, ReplyKind::Ack) }, vec![], vec![]),
     ];
     for (name, posted, reply, completions, resent) in rows {
         let mut requester = requester(&posted);
@@ -225,7 +206,7 @@ fn progress_gives_the_next_message_the_whole_time_and_all_retries() {
         requester.handle_timeout(Now(round * TIMEOUT_NS));
         sent(&mut requester, round * TIMEOUT_NS);
     }
-    take(&mut requester, 3 * TIMEOUT_NS + 5, &reply(7, ReplyKind::Ack));
+    take(&mut requester, 3 * TIMEOUT_NS + 5, &reply(7, ACK));
     assert_eq!(requester.poll_timeout(), Some(Now(4 * TIMEOUT_NS + 5)));
     for round in 4..=6 {
         requester.handle_timeout(Now(round * TIMEOUT_NS + 5));
@@ -278,7 +259,7 @@ fn a_late_ack_ends_an_rnr_wait_without_a_resend() {
     let mut requester = requester(&[Send]);
     sent(&mut requester, 0);
     take(&mut requester, 1, &reply(7, RNR));
-    take(&mut requester, 2, &reply(7, ReplyKind::Ack));
+    take(&mut requester, 2, &reply(7, ACK));
     assert_eq!(ended(&mut requester), [(0, Success)]);
     requester.handle_timeout(Now(640_001));
     assert_eq!(sent(&mut requester, 640_001), []);
@@ -354,7 +335,7 @@ fn each_acknowledgement_gives_all_rnr_retries_back() {
                 requester.handle_timeout(Now(now));
             }
             go_out(&mut requester, by_packet, now);
-            take(&mut requester, now, &reply(psn, ReplyKind::Ack));
+            take(&mut requester, now, &reply(psn, ACK));
         }
         let wanted: Vec<_> = (0..5).map(|ticket| (ticket, Success)).collect();
         assert_eq!(ended(&mut requester), wanted, "by packet: {by_packet}");
@@ -370,7 +351,7 @@ fn an_ack_for_an_earlier_transmission_spares_the_resend() {
         next(&mut requester, TIMEOUT_NS).map(|t| (t.ticket, t.retransmission)),
         Some((Ticket(0), true))
     );
-    take(&mut requester, TIMEOUT_NS + 1, &reply(9, ReplyKind::Ack));
+    take(&mut requester, TIMEOUT_NS + 1, &reply(9, ACK));
     assert_eq!(sent(&mut requester, TIMEOUT_NS + 2), [10]);
 }
 
@@ -384,13 +365,13 @@ fn reads_and_atomics_wait_for_depth_and_fences_for_their_answers() {
     post(&mut requester, &[Read]);
     requester.post(PostedMessage { opcode: Write, length: 16, fence: true });
     assert_eq!(sent(&mut requester, 0), [7, 8]);
-    take(&mut requester, 1, &reply(7, ReplyKind::ReadResponse));
+    take(&mut requester, 1, &reply(7, RESPONSE));
     assert_eq!(sent(&mut requester, 1), [9], "one answer makes room for one READ; the fence still holds");
-    take(&mut requester, 2, &reply(8, ReplyKind::AtomicResponse { old: 55 }));
+    take(&mut requester, 2, &reply(8, found(55)));
     assert_eq!(sent(&mut requester, 2), []);
-    take(&mut requester, 3, &reply(9, ReplyKind::ReadResponse));
+    take(&mut requester, 3, &reply(9, RESPONSE));
     assert_eq!(sent(&mut requester, 3), [10]);
-    take(&mut requester, 4, &reply(10, ReplyKind::Ack));
+    take(&mut requester, 4, &reply(10, ACK));
     let old: Vec<_> = std::iter::from_fn(|| requester.poll_completion()).map(|c| c.atomic_old).collect();
     assert_eq!(old, [None, Some(55), None, None]);
     assert!(requester.is_idle());
@@ -404,7 +385,7 @@ fn the_window_holds_messages_back() {
     assert!(!requester.can_post(Write, false));
     post(&mut requester, &[Write]);
     assert_eq!(sent(&mut requester, 0), [7, 8]);
-    take(&mut requester, 1, &reply(7, ReplyKind::Ack));
+    take(&mut requester, 1, &reply(7, ACK));
     assert_eq!(sent(&mut requester, 1), [9]);
 }
 
@@ -415,13 +396,13 @@ fn no_more_than_half_the_psn_space_is_outstanding() {
         requester.post(PostedMessage { opcode: Write, length: 1 << 30, fence: false });
     }
     assert_eq!(sent(&mut requester, 0), [7, 7 + (1 << 22)]);
-    take(&mut requester, 1, &reply(6 + (1 << 22), ReplyKind::Ack));
+    take(&mut requester, 1, &reply(6 + (1 << 22), ACK));
     assert_eq!(sent(&mut requester, 1), [7 + (1 << 23)]);
     let mut longest = Requester::new(RequesterConfig { path_mtu_bytes: 256, ..config() });
     longest.post(PostedMessage { opcode: Write, length: 1 << 31, fence: false });
     longest.post(PostedMessage { opcode: Write, length: 1, fence: false });
     assert_eq!(sent(&mut longest, 0), [7]);
-    take(&mut longest, 1, &reply(6 + (1 << 23), ReplyKind::Ack));
+    take(&mut longest, 1, &reply(6 + (1 << 23), ACK));
     assert_eq!(ended(&mut longest), [(0, Success)]);
     assert_eq!(sent(&mut longest, 1), [7 + (1 << 23)]);
 }
@@ -434,9 +415,9 @@ fn psns_of_a_message_are_those_of_its_packets_across_the_wrap() {
     }
     // rxe-rc.pcap steps 23-25: SEND 3072, READ 16, SEND 8 from PSN 0xfffffe on.
     assert_eq!(sent(&mut requester, 0), [0xff_fffe, 1, 2]);
-    take(&mut requester, 1, &reply(0xff_ffff, ReplyKind::Ack));
+    take(&mut requester, 1, &reply(0xff_ffff, ACK));
     assert_eq!(ended(&mut requester), [], "an ACK inside a message does not complete it");
-    take(&mut requester, 1, &reply(1, ReplyKind::ReadResponse));
+    take(&mut requester, 1, &reply(1, RESPONSE));
     assert_eq!(ended(&mut requester), [(0, Success), (1, Success)]);
 }
 
@@ -458,7 +439,7 @@ fn what_the_service_cannot_carry_fails_in_its_turn() {
         assert_eq!(sent(&mut requester, 0), [7], "{name}");
         let mut all = ended(&mut requester);
         assert_eq!(all.is_empty(), service == ServiceType::Rc, "{name}: without an answer, sent is done");
-        take(&mut requester, 1, &reply(7, ReplyKind::Ack));
+        take(&mut requester, 1, &reply(7, ACK));
         all.extend(ended(&mut requester));
         assert_eq!(all, [(0, Success), (bad.0, status), (2, Flushed)], "{name}");
         assert!(requester.is_failed());
@@ -471,12 +452,12 @@ fn a_local_error_completes_in_its_turn() {
     requester.post_failed(Write, Status::LocalProtection);
     post(&mut requester, &[Write]);
     assert_eq!(sent(&mut requester, 0), [7]);
-    take(&mut requester, 1, &reply(7, ReplyKind::Ack));
+    take(&mut requester, 1, &reply(7, ACK));
     assert_eq!(ended(&mut requester), [(0, Success), (1, Status::LocalProtection), (2, Flushed)]);
     // A response that cannot be placed fails though the peer has answered.
     let mut requester = self::requester(&[Read, Write]);
     sent(&mut requester, 0);
-    let verdict = take(&mut requester, 1, &reply(7, ReplyKind::ReadResponse));
+    let verdict = take(&mut requester, 1, &reply(7, RESPONSE));
     let fragment = Fragment { offset: 0, length: 16 };
     assert_eq!(verdict, ReplyVerdict::Place(Placement { ticket: Ticket(0), fragment }));
     requester.fail(Ticket(0), Status::LocalProtection);
@@ -493,7 +474,7 @@ fn nothing_is_sent_behind_a_message_that_failed_while_it_was_sent() {
         // Its payload cannot be read.
         requester.fail(second.ticket, Status::LocalProtection);
         assert_eq!(next(&mut requester, 0), None, "{service:?}: the third would be taken by a peer");
-        take(&mut requester, 1, &reply(7, ReplyKind::Ack));
+        take(&mut requester, 1, &reply(7, ACK));
         let wanted = [(0, Success), (1, Status::LocalProtection), (2, Flushed)];
         assert_eq!(ended(&mut requester), wanted, "{service:?}");
         requester.resume();
@@ -512,7 +493,7 @@ fn unreliable_messages_are_complete_when_the_link_has_them() {
         next(&mut requester, 0);
         assert_eq!(requester.poll_timeout(), None, "no timer");
         assert_eq!(ended(&mut requester), [(0, Success), (1, Success)], "the third was not sent");
-        assert_eq!(take(&mut requester, 1, &reply(9, ReplyKind::Ack)), ReplyVerdict::Ignored);
+        assert_eq!(take(&mut requester, 1, &reply(9, ACK)), ReplyVerdict::Ignored);
     }
 }
 

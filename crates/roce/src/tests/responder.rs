@@ -9,7 +9,6 @@ use crate::{
 };
 
 const PEER: u32 = 0x77;
-const QPN: u32 = 0x42;
 pub(super) const MTU: u32 = 1024;
 const ALL_ACCESS: Access = Access(0xf);
 
@@ -50,7 +49,6 @@ pub(super) struct Fixture {
 fn config(service: ServiceType) -> ResponderConfig {
     ResponderConfig {
         service,
-        qpn: QPN,
         peer_qpn: (service != ServiceType::Ud).then_some(PEER),
         expected_psn: Psn::new(7),
         path_mtu_bytes: MTU,

@@ -270,6 +270,7 @@ fn work_request(head: &Packet, last: &Packet, payload_bytes: usize) -> WorkReque
         rkey,
         swap_add,
         compare,
+        src_qpn: head.deth.src_qpn,
         dst_qpn: head.dst_qpn,
         qkey: head.deth.qkey,
     }

@@ -52,12 +52,11 @@ enum AllowedDifference {
 type Freedoms = BTreeMap<AllowedDifference, usize>;
 
 /// Like the kernel, it acknowledges what asks for it and nothing else, and asks at the end of each message.
-fn connection(conversation: &Conversation, qpn: u32, peer_qpn: u32) -> Connection {
+fn connection(conversation: &Conversation, peer_qpn: u32) -> Connection {
     let Conversation { service, path_mtu_bytes, .. } = *conversation;
     let first = conversation.first_psn();
     let requester = RequesterConfig {
         service,
-        peer_qpn: Some(peer_qpn),
         first_psn: first,
         path_mtu_bytes,
         retry_count: 7,
@@ -68,7 +67,6 @@ fn connection(conversation: &Conversation, qpn: u32, peer_qpn: u32) -> Connectio
     };
     let responder = ResponderConfig {
         service,
-        qpn,
         peer_qpn: Some(peer_qpn),
         expected_psn: first,
         path_mtu_bytes,
@@ -96,8 +94,7 @@ const SOUND: Defect = Some;
 /// Every request of the conversation to a connection of ours: its answers, and what its receives completed with.
 fn answer(conversation: &Conversation, defect: Defect) -> (Vec<Answer>, Host) {
     let mut host = Host::of(conversation);
-    let Conversation { requester_qpn, responder_qpn, .. } = *conversation;
-    let mut connection = connection(conversation, responder_qpn, requester_qpn);
+    let mut connection = connection(conversation, conversation.requester_qpn);
     let mut answers = Vec::new();
     for (after, captured) in conversation.packets.iter().enumerate().filter(|row| row.1.request) {
         host.before(captured);
@@ -197,8 +194,7 @@ fn freedom_of_answer(
 /// packets are not the kernel's.
 fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, Freedoms), String> {
     let (mut freedoms, mut completions) = (Freedoms::new(), Vec::new());
-    let Conversation { requester_qpn, responder_qpn, .. } = *conversation;
-    let mut connection = connection(conversation, requester_qpn, responder_qpn);
+    let mut connection = connection(conversation, conversation.responder_qpn);
     let mut host = Host::of(conversation);
     let (messages, mut posted, mut skew) = (conversation.messages(), 0, 0);
     for (index, captured) in conversation.packets.iter().enumerate() {

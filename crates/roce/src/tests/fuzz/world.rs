@@ -74,12 +74,11 @@ impl Setting {
         }
     }
 
-    fn connection(&self, qpn: u32, peer_qpn: u32) -> Connection {
+    fn connection(&self, peer_qpn: u32) -> Connection {
         let Setting { service, path_mtu_bytes, first_psn, .. } = *self;
         let connected = (service != ServiceType::Ud).then_some(peer_qpn);
         let requester = RequesterConfig {
             service,
-            peer_qpn: connected,
             first_psn,
             path_mtu_bytes,
             retry_count: self.retry_count,
@@ -90,7 +89,6 @@ impl Setting {
         };
         let responder = ResponderConfig {
             service,
-            qpn,
             peer_qpn: connected,
             expected_psn: first_psn,
             path_mtu_bytes,
@@ -192,7 +190,7 @@ pub(super) struct End {
 impl End {
     pub(super) fn new(setting: &Setting, qpn: u32, peer_qpn: u32) -> End {
         End {
-            connection: setting.connection(qpn, peer_qpn),
+            connection: setting.connection(peer_qpn),
             process: Process::new(),
             posted: VecDeque::new(),
             first_ticket: 0,
@@ -204,7 +202,7 @@ impl End {
     /// The program connects anew, over the same memory.
     pub(super) fn renew(&mut self, setting: &Setting, reached: &mut Reached) {
         self.note_counters(reached);
-        self.connection = setting.connection(self.qpn, self.peer_qpn);
+        self.connection = setting.connection(self.peer_qpn);
         self.posted.clear();
         self.first_ticket = 0;
     }
@@ -296,6 +294,7 @@ impl End {
             rkey,
             swap_add: rng.next_u64(),
             compare: rng.below(2),
+            src_qpn: self.qpn,
             dst_qpn: self.peer_qpn,
             qkey: if rng.below(20) == 0 { 1 } else { QKEY },
         };
