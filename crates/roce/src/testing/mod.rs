@@ -17,4 +17,4 @@ pub use faults::{Fault, Frame, Kind, Line, Link, Pick, Rng, Wire};
 pub use host::Received;
 pub use on_wire::OnWire;
 pub use packet_end::PacketEnd;
-pub use pair::{A_QPN, B_QPN, End, Pair, Side};
+pub use pair::{A_QPN, B_QPN, Pair, Side};

@@ -6,7 +6,6 @@ use super::connection::{Arrival, Connection, Event, WorkRequest};
 use super::endpoint::{EndpointConfig, LocalWork, VA};
 use super::faults::Frame;
 use super::host::{Host, Received};
-use super::pair::End;
 use crate::{
     Completion, Failure, Now, Outcome, Packet, PayloadSource, Placement, PostedMessage, Receive,
     ReplyVerdict, ResponderEvent, ServiceType, Status, Ticket, Verdict,
@@ -173,10 +172,9 @@ impl PacketEnd {
     fn flush_receives(&mut self, first: Option<(Receive, Status)>) {
         self.host.flush_receives(first, &mut self.received);
     }
-}
 
-impl End for PacketEnd {
-    fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame)) {
+    /// Gives everything that the QP wants to send now.
+    pub(super) fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame)) {
         while let Some(outgoing) = self.connection.poll_transmit(now) {
             let part = outgoing.packet.payload;
             let payload = match outgoing.source {
@@ -201,18 +199,20 @@ impl End for PacketEnd {
         self.collect_events();
     }
 
-    fn handle_frame(&mut self, now: Now, frame: &Frame) {
+    /// Takes what arrived.
+    pub(super) fn handle_frame(&mut self, now: Now, frame: &Frame) {
         let Frame { packet, payload } = frame;
         self.handle_packet(now, packet, payload);
         self.collect_events();
     }
 
-    fn handle_timeout(&mut self, now: Now) {
+    pub(super) fn handle_timeout(&mut self, now: Now) {
         self.connection.handle_timeout(now);
         self.collect_events();
     }
 
-    fn poll_timeout(&self) -> Option<Now> {
+    /// When the next timer is due.
+    pub(super) fn poll_timeout(&self) -> Option<Now> {
         self.connection.poll_timeout()
     }
 }

@@ -18,22 +18,11 @@ pub enum Side {
     B,
 }
 
-/// What a pair joins.
-pub trait End {
-    /// Gives everything that the QP wants to send now.
-    fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame));
-    /// Takes what arrived.
-    fn handle_frame(&mut self, now: Now, frame: &Frame);
-    fn handle_timeout(&mut self, now: Now);
-    /// When the next timer is due.
-    fn poll_timeout(&self) -> Option<Now>;
-}
-
 /// See the module. Requests usually go from `a` to `b`.
-pub struct Pair<E: End = PacketEnd> {
+pub struct Pair {
     /// One end.
-    pub a: E,
-    pub b: E,
+    pub a: PacketEnd,
+    pub b: PacketEnd,
     /// What was sent and what arrived, one line each.
     pub trace: Vec<String>,
     now: Now,
@@ -48,7 +37,7 @@ pub struct Pair<E: End = PacketEnd> {
 /// Events after which a conversation is taken for one that never ends.
 const MOST_EVENTS: u64 = 2_000_000;
 
-impl Pair<PacketEnd> {
+impl Pair {
     /// Both ends alike, joined by a link of 1 µs that carries several packets in one.
     pub fn new(config: EndpointConfig) -> Pair {
         Pair::join(|qpn, peer_qpn| PacketEnd::shared(config, qpn, peer_qpn))
@@ -58,10 +47,8 @@ impl Pair<PacketEnd> {
     pub fn by_packet(config: EndpointConfig) -> Pair {
         Pair::join(|qpn, peer_qpn| PacketEnd::new(config, qpn, peer_qpn))
     }
-}
 
-impl<E: End> Pair<E> {
-    fn join(end: impl Fn(u32, u32) -> E) -> Pair<E> {
+    fn join(end: impl Fn(u32, u32) -> PacketEnd) -> Pair {
         let wire = || Box::new(Wire { latency_ns: 1_000 });
         Pair {
             a: end(A_QPN, B_QPN),

@@ -5,7 +5,6 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
-use super::subject::{OnWire, Shared, Subject};
 use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
 use crate::{Opcode, Psn, SendWindow, Status};
 
@@ -100,14 +99,14 @@ fn work(index: usize, operation: &Operation) -> LocalWork {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Setting {
+struct Setting {
     operations: Vec<(Operation, bool)>,
     seed: u64,
     noise: (u64, u64, u64),
     late_ns: u64,
     first_psn: u32,
-    pub(super) path_mtu_bytes: u32,
-    pub(super) fragment_bytes: u32,
+    path_mtu_bytes: u32,
+    fragment_bytes: u32,
     send_window: SendWindow,
     ack_every: u32,
     window_messages: u32,
@@ -143,7 +142,7 @@ fn setting() -> impl Strategy<Value = Setting> {
     )
 }
 
-fn pair<E: Subject>(setting: &Setting) -> Pair {
+fn pair(setting: &Setting, by_packet: bool) -> Pair {
     let config = EndpointConfig {
         first_psn: Psn::new(setting.first_psn),
         path_mtu_bytes: setting.path_mtu_bytes,
@@ -155,15 +154,16 @@ fn pair<E: Subject>(setting: &Setting) -> Pair {
         ..EndpointConfig::default()
     };
     let (lose, duplicate, delay) = setting.noise;
-    let pair = E::pair(config).with_noise(setting.seed, lose, duplicate, delay, setting.late_ns);
+    let pair = if by_packet { Pair::by_packet(config) } else { Pair::new(config) };
+    let pair = pair.with_noise(setting.seed, lose, duplicate, delay, setting.late_ns);
     match setting.dies_after {
         Some(n) => pair.with_fault(Side::A, |below| Fault::lose(below, Pick::From(Kind::Request, n + 1))),
         None => pair,
     }
 }
 
-fn run<E: Subject>(setting: &Setting) -> (Pair, Vec<u8>) {
-    let mut pair = pair::<E>(setting);
+fn run(setting: &Setting, by_packet: bool) -> (Pair, Vec<u8>) {
+    let mut pair = pair(setting, by_packet);
     for (i, byte) in pair.b.memory_mut()[READS_AT..READS_AT + 2048].iter_mut().enumerate() {
         *byte = (i as u8) ^ (i >> 8) as u8;
     }
@@ -186,8 +186,8 @@ fn run<E: Subject>(setting: &Setting) -> (Pair, Vec<u8>) {
     (pair, before)
 }
 
-fn check<E: Subject>(setting: &Setting) -> Result<Pair, TestCaseError> {
-    let (pair, before) = run::<E>(setting);
+fn check(setting: &Setting, by_packet: bool) -> Result<Pair, TestCaseError> {
+    let (pair, before) = run(setting, by_packet);
     let statuses = statuses(&pair);
     let succeeded = statuses.iter().take_while(|status| **status == Status::Success).count();
     // The right error: a link that lost too much in a row, and nothing else; then the rest is flushed.
@@ -205,7 +205,8 @@ fn check<E: Subject>(setting: &Setting) -> Result<Pair, TestCaseError> {
         model.apply(index, operation);
     }
     // A message cut short by the end may have left bytes of a WRITE, so memory is compared where all came.
-    if succeeded == setting.operations.len() || !E::splits(setting) {
+    let at_once = setting.path_mtu_bytes.max(if by_packet { 0 } else { setting.fragment_bytes });
+    if succeeded == setting.operations.len() || at_once >= 700 {
         prop_assert!(pair.b.memory() == model.memory, "memory differs");
     }
     let well = pair.b.received.iter().filter(|received| received.status == Status::Success);
@@ -229,7 +230,7 @@ fn statuses(pair: &Pair) -> Vec<Status> {
 
 /// A fixed seed, so that a failure in CI is the same failure here; the count of whole successes and of resends shows
 /// that the links are bad, but not only bad.
-fn hold_conversations<E: Subject>(what: &str) {
+fn hold_conversations(by_packet: bool) {
     let config = ProptestConfig {
         cases: 3000,
         failure_persistence: None,
@@ -238,7 +239,7 @@ fn hold_conversations<E: Subject>(what: &str) {
     };
     let (whole, resent) = (Cell::new(0), Cell::new(0));
     let outcome = TestRunner::new(config).run(&setting(), |setting| {
-        let pair = check::<E>(&setting)?;
+        let pair = check(&setting, by_packet)?;
         whole.set(whole.get() + u32::from(statuses(&pair).iter().all(|status| *status == Status::Success)));
         resent.set(resent.get() + pair.a.connection.requester.counters().retransmitted);
         Ok(())
@@ -247,7 +248,7 @@ fn hold_conversations<E: Subject>(what: &str) {
         panic!("{failure}");
     }
     println!(
-        "{} of 3000 conversations succeeded as a whole, {} {what} were sent again",
+        "{} of 3000 conversations succeeded as a whole, {} packets were sent again",
         whole.get(),
         resent.get()
     );
@@ -256,10 +257,10 @@ fn hold_conversations<E: Subject>(what: &str) {
 
 #[test]
 fn every_byte_arrives_once_and_in_order_or_the_right_error_comes() {
-    hold_conversations::<Shared>("packets in shared memory");
+    hold_conversations(false);
 }
 
 #[test]
 fn every_byte_in_packets_arrives_once_and_in_order_or_the_right_error_comes() {
-    hold_conversations::<OnWire>("packets");
+    hold_conversations(true);
 }

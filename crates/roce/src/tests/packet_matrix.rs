@@ -5,8 +5,8 @@
 
 use std::fmt::Write as _;
 
-use super::packet_pair::pattern;
-use crate::testing::{EndpointConfig, LocalWork, PacketEnd, Pair};
+use super::pair::pattern;
+use crate::testing::{EndpointConfig, LocalWork, Pair};
 use crate::{Opcode, Status};
 
 const MTU: usize = 1024;
@@ -82,7 +82,7 @@ fn converse(opcode: Opcode, size: usize, loss: u64, disorder: bool) -> Cell {
 }
 
 /// Every message that succeeded took effect, once and in order; of the atomics, none ran that was not posted.
-fn check(name: &str, pair: &Pair<PacketEnd>, opcode: Opcode, size: usize, well: usize) {
+fn check(name: &str, pair: &Pair, opcode: Opcode, size: usize, well: usize) {
     for index in 0..well {
         let expected = pattern(size, index as u8);
         let here = index * STRIDE..index * STRIDE + size;

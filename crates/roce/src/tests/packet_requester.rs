@@ -2,7 +2,6 @@
 
 use super::described::{ACK, answer, nak, rnr};
 use crate::requester::packets::PacketTransmit;
-use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
 use crate::wire::Position::{self, First, Last, Middle, Only};
 use crate::{
     Content, Fragment, NakCode, Now, Opcode, Placement, PostedMessage, Psn, ReplyVerdict, Requester,
@@ -281,54 +280,6 @@ fn a_nak_of_a_read_between_its_packets_is_its_error() {
     response(&mut requester, 0, First, 256);
     assert_eq!(reply(&mut requester, 1, nak(NakCode::RemoteAccess)), ReplyVerdict::Failed);
     assert_eq!(statuses(&mut requester), [Status::RemoteAccess]);
-}
-
-/// IBTA §9.7.6: the first time-out and one for each retry; not a nanosecond sooner or later on this clock, whatever was under way.
-#[test]
-fn a_peer_that_dies_is_a_retry_error_at_exactly_the_configured_time() {
-    let works = [
-        LocalWork::write(8, &[2; 5 * 256]),
-        LocalWork::send(&[3; 700]),
-        LocalWork::read(0, 1000, 4096),
-        LocalWork::fetch_add(0, 1),
-    ];
-    for (timeout, retry_counts) in [(1, 0..=7), (8, 0..=7), (14, 0..=7), (31, 7..=7)] {
-        for retry_count in retry_counts {
-            for work in &works {
-                let config =
-                    EndpointConfig { timeout, retry_count, path_mtu_bytes: 256, ..EndpointConfig::default() };
-                // The third packet of the second message and all after it are lost, or what it is when it has one only.
-                let several = matches!(work.opcode, Opcode::Write | Opcode::Send);
-                let lost = Pick::From(Kind::Request, if several { 4 } else { 2 });
-                let mut pair = Pair::by_packet(config).with_fault(Side::A, |below| Fault::lose(below, lost));
-                pair.b.post_receive(1000);
-                pair.a.post(LocalWork::write(0, &[1; 8]));
-                pair.a.post(work.clone());
-                let name = format!("{:?}, time-out {timeout}, {retry_count} retries", work.opcode);
-                // The ACK of the first message comes after a round trip of 2 µs.
-                let end = Now(2_000 + (4096u64 << timeout) * (u64::from(retry_count) + 1));
-                pair.run_until(Now(end.0 - 1));
-                assert_eq!(pair.a.statuses(), [Status::Success], "{name}");
-                pair.run_until_idle();
-                assert_eq!(pair.a.statuses(), [Status::Success, Status::RetryExceeded], "{name}");
-                assert_eq!(pair.now(), end, "{name}");
-                let counters = pair.a.connection.requester.counters();
-                assert_eq!(counters.timeouts, u64::from(retry_count) + 1, "{name}");
-            }
-        }
-    }
-}
-
-#[test]
-fn a_receiver_that_stays_unready_is_an_rnr_error_after_the_configured_tries_of_packets() {
-    let config = EndpointConfig { rnr_retry: 3, path_mtu_bytes: 256, ..EndpointConfig::default() };
-    let mut pair = Pair::by_packet(config);
-    pair.a.post(LocalWork::send(&[5; 700]));
-    pair.run_until_idle();
-    assert_eq!(pair.a.statuses(), [Status::RnrRetryExceeded]);
-    assert_eq!(pair.b.connection.responder.counters().rnr_naks, 4);
-    // Four round trips of 2 µs, three waits of 0.64 ms (code 12).
-    assert_eq!(pair.now(), Now(4 * 2_000 + 3 * 640_000));
 }
 
 #[test]

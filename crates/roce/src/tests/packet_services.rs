@@ -1,10 +1,9 @@
 //! UC and UD in packets: what a gap costs, what nobody is told, what a datagram may be.
 
-use super::packet_pair::pattern;
 use super::packet_responder::{Fixture, packet, send};
+use super::pair::pattern;
 use crate::packet::{Reth, Trailer};
-use crate::testing::Rng;
-use crate::testing::{A_QPN, EndpointConfig, Fault, LocalWork, PacketEnd, Pair, Pick, Side};
+use crate::testing::{EndpointConfig, Fault, LocalWork, Pair, Pick, Rng, Side};
 use crate::wire::Position::{self, First, Last, Middle, Only};
 use crate::{Content, DropReason, Opcode, Packet, ServiceType, Status, Verdict, Work};
 
@@ -130,68 +129,6 @@ fn an_immediate_without_receive_loses_its_message_and_no_other() {
     assert_eq!(scene.responder.counters().dropped(DropReason::NoReceive), 1);
 }
 
-#[test]
-fn a_datagram_is_one_packet_with_the_right_key_from_anybody() {
-    use DropReason::*;
-    let ud = |packet: Packet| Packet { service: ServiceType::Ud, ..packet };
-    let wrong_key = Packet { deth: Default::default(), ..ud(send(7, Only, 1)) };
-    let write = uc_write(7, Only, 8, 8, Trailer::None);
-    for (name, packet, reason) in [
-        ("any PSN", ud(send(99, Only, 1)), None),
-        ("full", ud(send(7, Only, MTU)), None),
-        ("wrong Q_Key", wrong_key, Some(WrongQkey)),
-        ("too long", ud(send(7, Only, MTU + 1)), Some(InvalidRequest)),
-        ("a part of a message", ud(send(7, First, MTU)), Some(InvalidRequest)),
-        ("the end of a message", ud(send(7, Last, 1)), Some(InvalidRequest)),
-        ("a WRITE", ud(write), Some(InvalidRequest)),
-    ] {
-        let mut scene = Fixture::new(ServiceType::Ud, 7, 1);
-        let executed = matches!(scene.take(&packet), Verdict::Execute(_));
-        assert_eq!(executed, reason.is_none(), "{name}");
-        let dropped: Vec<_> =
-            DropReason::ALL.into_iter().filter(|one| scene.responder.counters().dropped(*one) > 0).collect();
-        assert_eq!(dropped, reason.into_iter().collect::<Vec<_>>(), "{name}");
-        assert_eq!(scene.replies(), "", "{name}");
-    }
-}
-
-fn unreliable(service: ServiceType) -> EndpointConfig {
-    EndpointConfig { service, path_mtu_bytes: 1024, ..EndpointConfig::default() }
-}
-
-#[test]
-fn unreliable_connections_lose_what_the_link_loses_and_nothing_else_in_packets() {
-    // Messages of three packets: packet 5 lies in the second message.
-    let mut pair = Pair::by_packet(unreliable(ServiceType::Uc)).lose_nth_request(5);
-    for i in 0..4 {
-        pair.b.post_receive(4096);
-        assert!(pair.a.post(LocalWork::send(&pattern(3000, i))));
-    }
-    pair.run_until_idle();
-    assert_eq!(pair.a.statuses(), [Status::Success; 4], "complete when sent");
-    let received: Vec<_> = pair.b.received.iter().map(|received| received.bytes.clone()).collect();
-    assert_eq!(received, [pattern(3000, 0), pattern(3000, 2), pattern(3000, 3)]);
-    assert_eq!(pair.b.received[1].id, 1, "the receive of the lost message serves the next");
-}
-
-#[test]
-fn datagrams_in_packets_arrive_with_room_for_the_grh_or_not_at_all() {
-    let mut pair = Pair::by_packet(unreliable(ServiceType::Ud)).lose_nth_request(2);
-    for i in 0..4 {
-        pair.b.post_receive(140);
-        assert!(pair.a.post(LocalWork::send(&pattern(100, i))));
-    }
-    assert!(pair.a.post(LocalWork::send(&pattern(1025, 9))));
-    pair.run_until_idle();
-    let mut statuses = vec![Status::Success; 4];
-    statuses.push(Status::LocalLength);
-    assert_eq!(pair.a.statuses(), statuses, "complete when sent; one is longer than a packet");
-    let received: Vec<_> = pair.b.received.iter().map(|received| received.bytes.clone()).collect();
-    assert_eq!(received, [pattern(100, 0), pattern(100, 2), pattern(100, 3)]);
-    let completion = pair.b.received[0].completion.expect("a completion");
-    assert_eq!((completion.byte_len, completion.src_qpn), (140, A_QPN));
-}
-
 /// Whatever a bad link does, a message of UC arrives whole, in order and at most once, or not at all.
 #[test]
 fn unreliable_messages_arrive_whole_or_not_at_all() {
@@ -200,9 +137,10 @@ fn unreliable_messages_arrive_whole_or_not_at_all() {
         let mut rng = Rng::new(seed);
         let sizes: Vec<_> = (0..20).map(|_| rng.below(4000) as usize).collect();
         let delayed = Pick::Chance(30, Rng::new(seed + 1));
-        let mut pair: Pair<PacketEnd> = Pair::by_packet(unreliable(ServiceType::Uc))
-            .with_noise(seed, 20, 20, 0, 2_000)
-            .with_fault(Side::A, |below| Fault::delay(below, delayed, 1));
+        let mut pair =
+            Pair::by_packet(EndpointConfig { service: ServiceType::Uc, ..EndpointConfig::default() })
+                .with_noise(seed, 20, 20, 0, 2_000)
+                .with_fault(Side::A, |below| Fault::delay(below, delayed, 1));
         for (index, size) in sizes.iter().enumerate() {
             pair.b.post_receive(4096);
             let imm = (index as u32).to_be_bytes();

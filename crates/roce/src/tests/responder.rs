@@ -334,11 +334,18 @@ fn reads_beyond_the_responder_resources_are_an_invalid_request() {
 
 #[test]
 fn a_send_longer_than_its_receive_ends_that_receive_with_local_length() {
-    let mut scene = scene(ServiceType::Rc, &[15]);
-    assert_eq!(scene.take(&request(Opcode::Send, 7)), "InvalidRequest7");
-    let [ResponderEvent::Failed(failure)] = scene.events()[..] else { panic!() };
-    let failed = failure.receive.expect("the receive is reported");
-    assert_eq!((failed.receive.id, failed.status, failure.event), (1, Status::LocalLength, None));
+    let long = sized(Opcode::Send, 7, 1025);
+    for (capacity, parts, answers) in [
+        (15, vec![request(Opcode::Send, 7)], "InvalidRequest7"),
+        (1024, vec![part(long, 0, 1024), part(long, 1024, 1)], "recv1@0+1024 | InvalidRequest8"),
+    ] {
+        let mut scene = scene(ServiceType::Rc, &[capacity]);
+        assert_eq!(scene.dialogue(&parts), answers);
+        let events = scene.events();
+        let Some(ResponderEvent::Failed(failure)) = events.last() else { panic!("{events:?}") };
+        let failed = failure.receive.expect("the receive is reported");
+        assert_eq!((failed.receive.id, failed.status, failure.event), (1, Status::LocalLength, None));
+    }
 }
 
 #[test]
@@ -362,15 +369,16 @@ fn a_fault_in_the_responders_memory_is_a_remote_operation_error() {
 #[test]
 fn a_region_that_went_away_between_two_fragments_is_a_remote_access_error() {
     let whole = sized(Opcode::Write, 7, 3000);
-    for (service, answer, failed) in [
-        (ServiceType::Rc, "write@1024+1976 RemoteAccess8", true),
-        (ServiceType::Uc, "write@1024+1976", false),
+    for (service, length, answer, failed) in [
+        (ServiceType::Rc, 1976, "write@1024+1976 RemoteAccess8", true),
+        (ServiceType::Rc, 1024, "write@1024+1024 RemoteAccess8", true),
+        (ServiceType::Uc, 1976, "write@1024+1976", false),
     ] {
         let mut scene = scene(service, &[]);
         let whole = Request { service, ..whole };
         assert_eq!(scene.take(&part(whole, 0, 1024)), "write@0+1024", "{service:?}");
         scene.outcome = Outcome::Revoked;
-        assert_eq!(scene.take(&part(whole, 1024, 1976)), answer, "{service:?}");
+        assert_eq!(scene.take(&part(whole, 1024, length)), answer, "{service:?}");
         assert_eq!(scene.responder.is_failed(), failed, "{service:?}");
         let counted = scene.responder.counters().dropped[DropReason::RemoteAccess as usize];
         assert_eq!(counted, u64::from(!failed), "{service:?}: a silent service counts it");

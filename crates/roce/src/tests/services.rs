@@ -45,6 +45,7 @@ fn datagrams_need_the_qkey_a_receive_and_room_for_the_grh() {
         ("longer than a packet", vec![9000], ud(sized(Opcode::Send, 3, MTU + 1)), "drop:InvalidRequest"),
         ("a full packet", vec![9000], ud(sized(Opcode::Send, 3, MTU)), "recv1@40+1024!"),
         ("in pieces", vec![9000], part(send, 0, 8), "drop:InvalidRequest"),
+        ("the end of a message", vec![9000], part(send, 8, 8), "drop:InvalidRequest"),
         ("a write", vec![56], ud(request(Opcode::Write, 3)), "drop:InvalidRequest"),
     ] {
         assert_eq!(scene(ServiceType::Ud, &receives).take(&datagram), answer, "{name}");
