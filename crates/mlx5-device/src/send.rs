@@ -3,8 +3,7 @@
 //! In each step of a queue: time-outs, then new WQEs within a budget, then what the transport lets go, then completions in the
 //! order of posting.
 
-use roce::requester::packets::PacketTransmit;
-use roce::{Completion, Fragment, Opcode, Position, ServiceType, Status};
+use roce::{Completion, Fragment, Opcode, PacketTransmit, Position, ServiceType, Status};
 
 use super::command::event_type;
 use super::core::Core;

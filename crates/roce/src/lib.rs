@@ -42,8 +42,7 @@ pub use packet::{Content, Outgoing, Packet, PayloadSource, Position};
 pub use posting::{
     Completion, Placement, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket,
 };
-pub use requester::Requester;
-pub use requester::packets::SendWindow;
+pub use requester::{PacketTransmit, Requester, SendWindow};
 pub use responder::Responder;
 pub use verdict::{
     AsyncEvent, DropReason, FailedReceive, Failure, Refusal, ResponderConfig, ResponderCounters,

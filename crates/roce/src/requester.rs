@@ -1,8 +1,8 @@
 //! Requester half of a connection: posted messages in, transmissions and completions out.
 //!
 //! Follows IBTA vol. 1 on generating requests, §9.7.6 (receiving responses), its rules for unreliable service, and §9.9.2
-//! (requester's errors). Resends by going back to the oldest unacknowledged message, or packet ([`packets`]). What each reply does
-//! to the queue stands in `replies`. Left out: end-to-end credits (the peer's MSN and credit count are not looked at).
+//! (requester's errors). Resends by going back to the oldest unacknowledged packet. What goes out stands in `transmit`, what each
+//! reply does to the queue in `replies`. Left out: end-to-end credits (the peer's MSN and credit count are not looked at).
 //!
 //! Everything before a moment in the queue is done, everything after it is not, because acknowledgements are cumulative
 //! and responses arrive in order; so four tickets say where each message is:
@@ -11,13 +11,15 @@
 //!     polled │ done, not yet polled │ on its way │ to send again │ never sent
 //! ```
 
-pub mod packets;
 mod progress;
 mod replies;
+mod transmit;
 
 use std::collections::VecDeque;
 
 use self::progress::Progress;
+pub use self::progress::SendWindow;
+pub use self::transmit::PacketTransmit;
 use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::packet::{Aeth, Content, Packet, Syndrome};
 use crate::psn::HALF_SPACE;
@@ -83,15 +85,6 @@ pub struct Requester {
     counters: RequesterCounters,
 }
 
-/// How far an acknowledgement completes messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Acknowledged {
-    /// All up to the bound are done.
-    All,
-    /// The message now at `done` is a READ or an atomic that the bound covers, and its response has not come.
-    UpToResponse,
-}
-
 impl Requester {
     /// A requester with nothing posted, whose packets go through shared memory: none is lost, and one may have the bytes of several.
     pub fn new(config: RequesterConfig) -> Requester {
@@ -117,6 +110,13 @@ impl Requester {
             rnr_retries: Budget::rnr(config.rnr_retry),
             counters: RequesterCounters::default(),
         }
+    }
+
+    /// A requester on a wire, with so many packets under way.
+    pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
+        let mut requester = Requester::new(config);
+        (requester.progress.window, requester.progress.lost_at) = (Some(window), config.first_psn);
+        requester
     }
 
     // Getters.
@@ -245,7 +245,7 @@ impl Requester {
             Content::Acknowledge(Aeth { syndrome: Syndrome::Nak(code), .. }) => self.take_nak(offset, code),
             Content::AtomicAcknowledge { old, .. } => self.take_atomic(packet.psn, offset, old),
             Content::ReadResponse { position, .. } => {
-                self.take_read_packet(packet.psn, offset, position, packet.payload.length)
+                self.take_read_response(packet.psn, offset, position, packet.payload.length)
             }
             _ => ReplyVerdict::Ignored,
         };

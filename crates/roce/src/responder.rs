@@ -6,12 +6,13 @@
 //! Left out: end-to-end credits, path migration, shared receive queues' «no error on a datagram too long».
 //!
 //! All checks fall on a message's first packet, which also takes a SEND's receive; the later ones must continue it exactly. Here are
-//! the state and the checks. What goes in and out, and how a packet becomes a request, stands in [`packets`], sequence and duplicates
-//! of RC in `reliable`, UC and UD in `unreliable`, work, replies and errors in `execution`.
+//! the state and the checks. How a packet becomes a request stands in `requests`, sequence and duplicates of RC in `reliable`, UC and
+//! UD in `unreliable`, work and errors in `execution`, what goes out in `responses`.
 
 mod execution;
-pub mod packets;
 mod reliable;
+mod requests;
+mod responses;
 mod streams;
 mod unreliable;
 
@@ -20,11 +21,11 @@ use std::collections::VecDeque;
 use self::streams::Packets;
 use crate::admission::{Assembly, Grant, check_shape};
 use crate::message::psn_count;
-use crate::packet::Syndrome;
+use crate::packet::{Packet, Syndrome};
 use crate::replay::ReplayList;
 use crate::{
     Access, DropReason, Failure, GRH_BYTES, Opcode, Outcome, Psn, Receive, Refusal, Region, Request,
-    Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType,
+    Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
 };
 
 /// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
@@ -117,6 +118,13 @@ impl Responder {
         }
     }
 
+    /// A responder on a wire. It acknowledges when asked, and at least every `ack_every`-th packet.
+    pub fn by_packet(config: ResponderConfig, ack_every: u32) -> Responder {
+        let mut responder = Responder::new(config);
+        responder.packets.ack_every = Some(ack_every.max(1));
+        responder
+    }
+
     // Getters.
 
     /// PSN expected next (`rq_psn` of a query).
@@ -189,6 +197,20 @@ impl Responder {
 
     // Inputs.
 
+    /// Takes one request packet of the peer: on a connection the caller has compared addresses or QPNs. The payload of [`Work`] is the
+    /// packet's; READs are executed here, and their bytes are named by the packets of the response.
+    #[inline(always)]
+    pub fn handle_packet(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
+        if let Some(reason) = self.unwelcome(packet.service) {
+            return self.drop(reason);
+        }
+        match self.config.service {
+            ServiceType::Rc => self.reliable(packet, resources),
+            ServiceType::Uc => self.unreliable(packet, resources),
+            ServiceType::Ud => self.datagram(packet, resources),
+        }
+    }
+
     /// Reports the work of the last [`Verdict::Execute`]. Without such work it does nothing.
     #[inline(always)]
     pub fn executed(&mut self, outcome: Outcome) {
@@ -206,12 +228,6 @@ impl Responder {
     }
 
     // Outputs.
-
-    fn pop_reply(&mut self) {
-        if self.responses.pop_front().is_none() && self.nak.take().is_none() {
-            self.ack_due = false;
-        }
-    }
 
     pub fn poll_event(&mut self) -> Option<ResponderEvent> {
         if self.established == Established::ToReport {

@@ -3,9 +3,20 @@
 //! Follows IBTA vol. 1 §9.7.6 (receiving responses). An acknowledgement covers all before it, but a READ or an atomic only its own
 //! response completes: whatever skips that says that the response is lost.
 
-use super::{Acknowledged, Message, Requester, State};
+use super::{Message, Requester, State};
+use crate::message::psn_count;
+use crate::packet::Position;
 use crate::retry::{Timer, rnr_timer_ns};
-use crate::{NakCode, Now, Psn, ReplyVerdict, Status, Ticket};
+use crate::{Fragment, NakCode, Now, Opcode, Placement, Psn, ReplyVerdict, Status, Ticket};
+
+/// How far an acknowledgement completes messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Acknowledged {
+    /// All up to the bound are done.
+    All,
+    /// The message now at `done` is a READ or an atomic that the bound covers, and its response has not come.
+    UpToResponse,
+}
 
 impl Requester {
     /// How many PSNs after the oldest outstanding one this is; `None` when it is not outstanding (a ghost, §9.7.6).
@@ -20,7 +31,7 @@ impl Requester {
 
     /// Marks done what lies wholly before `end`, counted in PSNs from the oldest outstanding; stops at a READ or an
     /// atomic that starts before it, which only its own response can complete.
-    pub(super) fn acknowledge_before(&mut self, end: u32) -> Acknowledged {
+    fn acknowledge_before(&mut self, end: u32) -> Acknowledged {
         let Some(oldest) = self.message(self.done).map(|message| message.psn) else {
             return Acknowledged::All;
         };
@@ -31,7 +42,10 @@ impl Requester {
                 return Acknowledged::UpToResponse;
             }
             if start + message.psn_count > end {
-                self.acknowledge_part(end.saturating_sub(start));
+                let packets = end.saturating_sub(start);
+                if packets > self.progress.acked {
+                    self.advance_to(packets);
+                }
                 break;
             }
             self.step_done(false);
@@ -40,7 +54,7 @@ impl Requester {
     }
 
     /// The message at `done` is done.
-    pub(super) fn step_done(&mut self, response: bool) {
+    fn step_done(&mut self, response: bool) {
         if response {
             self.responses_posted -= 1;
             // Not counted when it answers an earlier transmission, and the resend has not come this far.
@@ -58,6 +72,15 @@ impl Requester {
         self.progressed();
     }
 
+    /// So many packets of the message at `done` are acknowledged, not all of it.
+    fn advance_to(&mut self, packets: u32) {
+        self.progress.acked = packets;
+        if self.next_send == self.done {
+            self.progress.sent = self.progress.sent.max(packets);
+        }
+        self.progressed();
+    }
+
     /// All of a message was sent.
     pub(super) fn count_sent(&mut self, message: &Message) {
         if message.opcode.wants_response() {
@@ -67,7 +90,7 @@ impl Requester {
     }
 
     /// Something was acknowledged, which refills the counters and ends a recovery.
-    pub(super) fn progressed(&mut self) {
+    fn progressed(&mut self) {
         self.recovering = false;
         self.retries.refill();
         self.rnr_retries.refill();
@@ -157,8 +180,50 @@ impl Requester {
         ReplyVerdict::Response(Ticket(ticket))
     }
 
+    /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a copy, a later one
+    /// says that some between are lost, and the READ goes out again from the first of these.
+    pub(super) fn take_read_response(
+        &mut self,
+        psn: Psn,
+        offset: u32,
+        position: Position,
+        bytes: u32,
+    ) -> ReplyVerdict {
+        let acknowledged = self.acknowledge_before(offset);
+        let ticket = self.done;
+        let Some(message) = self.message(ticket).copied() else {
+            return ReplyVerdict::Ignored;
+        };
+        if acknowledged == Acknowledged::UpToResponse {
+            return self.implied_nak();
+        }
+        let (index, mtu) = (psn.distance_from(message.psn), self.config.path_mtu_bytes);
+        let end = index + psn_count(Opcode::Read, bytes, mtu);
+        if end <= self.progress.acked {
+            return ReplyVerdict::Ignored;
+        }
+        // A READ that went out again from the middle is answered by a first packet there, and the rest of the earlier answer
+        // may still arrive: which packet starts a response says nothing, which one ends it does.
+        let start = index * mtu;
+        let rest = message.length.saturating_sub(start);
+        let full = bytes == mtu || self.progress.window.is_none() && bytes > 0 && bytes.is_multiple_of(mtu);
+        let due = if position.ends() { bytes == rest } else { full && bytes < rest };
+        // On a wire a packet is one, whatever its position.
+        let due = due && (self.progress.window.is_none() || bytes <= mtu);
+        if message.opcode != Opcode::Read || !due {
+            return self.fail_oldest(Status::BadResponse);
+        }
+        if position.ends() {
+            self.step_done(true);
+        } else {
+            self.advance_to(end);
+        }
+        let fragment = Fragment { offset: start, length: bytes };
+        ReplyVerdict::Place(Placement { ticket: Ticket(ticket), fragment })
+    }
+
     /// Something later was answered, so the response to the READ or atomic at `done` is lost: go back to it.
-    pub(super) fn implied_nak(&mut self) -> ReplyVerdict {
+    fn implied_nak(&mut self) -> ReplyVerdict {
         let resent = self.resend_once();
         self.counters.implied_naks += u64::from(resent != ReplyVerdict::Ignored);
         resent

@@ -4,10 +4,11 @@
 
 use super::{Established, Pending, Responder, Response, State};
 use crate::admission::{Assembly, Grant};
+use crate::message::psn_count;
 use crate::packet::Syndrome;
 use crate::{
-    AsyncEvent, Atomic, Content, DropReason, FailedReceive, Failure, NakCode, Opcode, Outcome, Packet, Psn,
-    ReceiveCompletion, Refusal, Region, Request, Resources, ServiceType, Status, Verdict, Work,
+    AsyncEvent, Atomic, Content, DropReason, FailedReceive, Failure, Fragment, NakCode, Opcode, Outcome,
+    Packet, Psn, ReceiveCompletion, Refusal, Region, Request, Resources, ServiceType, Status, Verdict, Work,
 };
 
 impl Responder {
@@ -70,6 +71,19 @@ impl Responder {
             imm: if plain { [0; 4] } else { request.imm },
             solicited: request.solicited,
             src_qpn: request.src_qpn,
+        }
+    }
+
+    /// A packet that does not end its message was executed.
+    pub(super) fn part_done(&mut self) {
+        let Fragment { offset, length } = self.at_work.fragment;
+        if let Some(assembly) = &mut self.assembly {
+            assembly.next_offset = offset + length;
+        }
+        let count = psn_count(Opcode::Send, length, self.config.path_mtu_bytes);
+        self.expected_psn = self.expected_psn.plus(count);
+        if self.config.service == ServiceType::Rc && self.packets.ack_every.is_some() {
+            self.ack_due |= self.packets.acknowledges(&self.at_work);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Follows IBTA vol. 1 §9.7.4 (receiving requests; C9-105 for duplicates) and §9.7.5.2.8 (receiver not ready).
 
-use super::packets::describe;
+use super::requests::describe;
 use super::{Responder, State};
 use crate::packet::Syndrome;
 use crate::psn::Relation;

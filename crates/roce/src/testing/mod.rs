@@ -1,20 +1,20 @@
 //! Two ends and a link on a virtual clock, for tests of this crate.
 //!
-//! A [`Connection`] is both halves of a QP. [`Pair`] joins two [`PacketEnd`]s by links, [`faults`] are links stacked on links. All of it
+//! A [`Connection`] is both halves of a QP. [`Pair`] joins two [`End`]s by links, [`faults`] are links stacked on links. All of it
 //! is deterministic: the same seed gives the same trace (INV-7).
 
 mod connection;
+mod end;
 mod endpoint;
 pub mod faults;
 mod host;
 mod on_wire;
-mod packet_end;
 mod pair;
 
 pub use connection::{Arrival, Connection, Event, WorkRequest};
+pub use end::End;
 pub use endpoint::{EndpointConfig, LocalWork, RKEY, VA};
 pub use faults::{Fault, Frame, Kind, Line, Link, Pick, Rng, Wire};
 pub use host::Received;
 pub use on_wire::OnWire;
-pub use packet_end::PacketEnd;
 pub use pair::{A_QPN, B_QPN, Pair, Side};

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::end::End;
 use super::endpoint::EndpointConfig;
 use super::faults::{Fault, Frame, Kind, Link, Pick, Rng, Wire};
-use super::packet_end::PacketEnd;
 use crate::Now;
 
 pub const A_QPN: u32 = 0xa1;
@@ -21,8 +21,8 @@ pub enum Side {
 /// See the module. Requests usually go from `a` to `b`.
 pub struct Pair {
     /// One end.
-    pub a: PacketEnd,
-    pub b: PacketEnd,
+    pub a: End,
+    pub b: End,
     /// What was sent and what arrived, one line each.
     pub trace: Vec<String>,
     now: Now,
@@ -40,15 +40,15 @@ const MOST_EVENTS: u64 = 2_000_000;
 impl Pair {
     /// Both ends alike, joined by a link of 1 µs that carries several packets in one.
     pub fn new(config: EndpointConfig) -> Pair {
-        Pair::join(|qpn, peer_qpn| PacketEnd::shared(config, qpn, peer_qpn))
+        Pair::join(|qpn, peer_qpn| End::shared(config, qpn, peer_qpn))
     }
 
     /// Both ends alike, joined by a wire of 1 µs that carries packets.
     pub fn by_packet(config: EndpointConfig) -> Pair {
-        Pair::join(|qpn, peer_qpn| PacketEnd::new(config, qpn, peer_qpn))
+        Pair::join(|qpn, peer_qpn| End::new(config, qpn, peer_qpn))
     }
 
-    fn join(end: impl Fn(u32, u32) -> PacketEnd) -> Pair {
+    fn join(end: impl Fn(u32, u32) -> End) -> Pair {
         let wire = || Box::new(Wire { latency_ns: 1_000 });
         Pair {
             a: end(A_QPN, B_QPN),

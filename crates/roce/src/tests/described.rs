@@ -1,9 +1,9 @@
 //! Packets as tests describe them: requests as some bytes of a message with all that its headers say, and answers.
 
 use crate::packet::{Aeth, Deth, Reth, Syndrome, position_of};
-use crate::requester::packets::PacketTransmit;
 use crate::{
-    Content, Fragment, NakCode, Opcode, Outgoing, Packet, Position, Psn, Responder, ServiceType, Ticket,
+    Content, Fragment, NakCode, Opcode, Outgoing, Packet, PacketTransmit, Position, Psn, Responder,
+    ServiceType, Ticket,
 };
 
 #[derive(Debug, Clone, Copy)]

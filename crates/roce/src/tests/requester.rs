@@ -1,10 +1,9 @@
 //! What a requester sends, when, and how its messages end.
 
 use super::described::{ACK, RESPONSE, answer, found, nak, rnr};
-use crate::requester::packets::PacketTransmit;
 use crate::{
-    Completion, Content, Fragment, NakCode, Now, Opcode, Packet, Placement, Position, PostedMessage, Psn,
-    ReplyVerdict, Requester, RequesterConfig, SendWindow, ServiceType, Status, Ticket,
+    Completion, Content, Fragment, NakCode, Now, Opcode, Packet, PacketTransmit, Placement, Position,
+    PostedMessage, Psn, ReplyVerdict, Requester, RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
 const MTU: u32 = 1024;

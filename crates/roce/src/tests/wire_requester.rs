@@ -1,11 +1,10 @@
 //! What a requester that sends packets makes of replies and of time. Path MTU 256, first PSN 0, depth 2 for READs.
 
 use super::described::{ACK, answer, nak, rnr};
-use crate::requester::packets::PacketTransmit;
 use crate::wire::Position::{self, First, Last, Middle, Only};
 use crate::{
-    Content, Fragment, NakCode, Now, Opcode, Placement, PostedMessage, Psn, ReplyVerdict, Requester,
-    RequesterConfig, SendWindow, ServiceType, Status, Ticket,
+    Content, Fragment, NakCode, Now, Opcode, PacketTransmit, Placement, PostedMessage, Psn, ReplyVerdict,
+    Requester, RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
 const MTU: u32 = 256;

@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub struct PacketEnd {
+pub struct End {
     /// The QP.
     pub connection: Connection,
     /// Sends that ended, in order.
@@ -34,23 +34,23 @@ pub struct PacketEnd {
     first_ticket: u64,
 }
 
-impl PacketEnd {
+impl End {
     /// An end on a wire with this QPN, connected to `peer_qpn`.
-    pub fn new(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> PacketEnd {
+    pub fn new(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> End {
         let (requester, responder) = (config.requester(), config.responder(peer_qpn));
         let connection = Connection::new(requester, config.send_window, responder, config.ack_every);
-        PacketEnd::of(config, connection, qpn, peer_qpn)
+        End::of(config, connection, qpn, peer_qpn)
     }
 
     /// The same in shared memory, where one packet may have the bytes of several.
-    pub fn shared(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> PacketEnd {
+    pub fn shared(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> End {
         let (requester, responder) = (config.requester(), config.responder(peer_qpn));
         let most = config.fragment_bytes.max(config.path_mtu_bytes);
-        PacketEnd::of(config, Connection::shared(requester, responder, most), qpn, peer_qpn)
+        End::of(config, Connection::shared(requester, responder, most), qpn, peer_qpn)
     }
 
-    fn of(config: EndpointConfig, connection: Connection, qpn: u32, peer_qpn: u32) -> PacketEnd {
-        PacketEnd {
+    fn of(config: EndpointConfig, connection: Connection, qpn: u32, peer_qpn: u32) -> End {
+        End {
             connection,
             completions: Vec::new(),
             received: Vec::new(),

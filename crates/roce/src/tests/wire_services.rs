@@ -1,7 +1,7 @@
 //! UC and UD in packets: what a gap costs, what nobody is told, what a datagram may be.
 
-use super::packet_responder::{Fixture, packet, send};
 use super::pair::pattern;
+use super::wire_responder::{Fixture, packet, send};
 use crate::packet::{Reth, Trailer};
 use crate::testing::{EndpointConfig, Fault, LocalWork, Pair, Pick, Rng, Side};
 use crate::wire::Position::{self, First, Last, Middle, Only};

@@ -1,16 +1,11 @@
-//! The requester packet by packet: segmentation, send window, resending from an exact PSN, READ responses as they come.
+//! Messages on their way out: the packet that goes next, how far it has gone, and the send window.
 //!
-//! Follows IBTA vol. 1 on generating requests and §9.7.6 (receiving responses). States, retries, and what a reply does to the
-//! queue stand in the file above; here stand the packets of the two messages that may be split by a moment, the one at `done` and the
-//! one at `next_send`.
+//! Follows IBTA vol. 1 on generating requests. Two messages may be split by a moment of the queue: the one at `done` and the one at
+//! `next_send`.
 
-pub use super::progress::SendWindow;
-use super::{Acknowledged, Message, Requester};
-use crate::message::psn_count;
+use super::{Message, Requester, SendWindow};
 use crate::packet::{Content, Packet, Position, Reth, Trailer, position_of};
-use crate::{
-    Fragment, Now, Opcode, Placement, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket,
-};
+use crate::{Fragment, Now, Opcode, Psn, ServiceType, Ticket};
 
 /// Packets that may be under way whatever was lost: with fewer, a long line would carry next to nothing.
 const FEWEST_UNDER_WAY: u32 = 16;
@@ -60,13 +55,6 @@ impl PacketTransmit {
 }
 
 impl Requester {
-    /// A requester on a wire, with so many packets under way.
-    pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
-        let mut requester = Requester::new(config);
-        (requester.progress.window, requester.progress.lost_at) = (Some(window), config.first_psn);
-        requester
-    }
-
     /// The next packet to send: of the oldest message that is not sent wholly, from the first PSN on that is neither
     /// acknowledged nor sent in this pass.
     pub fn poll_packet(&mut self, now: Now) -> Option<PacketTransmit> {
@@ -161,63 +149,6 @@ impl Requester {
         self.progress.window.is_none() && self.progress.is_cut && !self.is_waiting()
     }
 
-    /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a copy, a later one
-    /// says that some between are lost, and the READ goes out again from the first of these.
-    pub(super) fn take_read_packet(
-        &mut self,
-        psn: Psn,
-        offset: u32,
-        position: Position,
-        bytes: u32,
-    ) -> ReplyVerdict {
-        let acknowledged = self.acknowledge_before(offset);
-        let ticket = self.done;
-        let Some(message) = self.message(ticket).copied() else {
-            return ReplyVerdict::Ignored;
-        };
-        if acknowledged == Acknowledged::UpToResponse {
-            return self.implied_nak();
-        }
-        let (index, mtu) = (psn.distance_from(message.psn), self.config.path_mtu_bytes);
-        let end = index + psn_count(Opcode::Read, bytes, mtu);
-        if end <= self.progress.acked {
-            return ReplyVerdict::Ignored;
-        }
-        // A READ that went out again from the middle is answered by a first packet there, and the rest of the earlier answer
-        // may still arrive: which packet starts a response says nothing, which one ends it does.
-        let start = index * mtu;
-        let rest = message.length.saturating_sub(start);
-        let full = bytes == mtu || self.progress.window.is_none() && bytes > 0 && bytes.is_multiple_of(mtu);
-        let due = if position.ends() { bytes == rest } else { full && bytes < rest };
-        // On a wire a packet is one, whatever its position.
-        let due = due && (self.progress.window.is_none() || bytes <= mtu);
-        if message.opcode != Opcode::Read || !due {
-            return self.fail_oldest(Status::BadResponse);
-        }
-        if position.ends() {
-            self.step_done(true);
-        } else {
-            self.advance_to(end);
-        }
-        let fragment = Fragment { offset: start, length: bytes };
-        ReplyVerdict::Place(Placement { ticket: Ticket(ticket), fragment })
-    }
-
-    /// An acknowledgement covers so many packets of the message at `done`, not all of it.
-    pub(super) fn acknowledge_part(&mut self, packets: u32) {
-        if packets > self.progress.acked {
-            self.advance_to(packets);
-        }
-    }
-
-    fn advance_to(&mut self, packets: u32) {
-        self.progress.acked = packets;
-        if self.next_send == self.done {
-            self.progress.sent = self.progress.sent.max(packets);
-        }
-        self.progressed();
-    }
-
     /// PSNs of responses to what was sent and is not answered: no packets of ours.
     fn responses_to_come(&self) -> u32 {
         let answered = match self.message(self.done) {
@@ -258,7 +189,7 @@ impl Requester {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PostedMessage;
+    use crate::{PostedMessage, RequesterConfig};
 
     #[test]
     fn a_loss_after_all_psns_came_round_leaves_the_whole_window() {

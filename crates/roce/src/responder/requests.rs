@@ -1,0 +1,126 @@
+//! From a packet to a request: what its headers say, with those of its message's first packet, and whether it may stand there.
+//!
+//! Follows IBTA vol. 1 §9.7.4 (receiving requests). A SEND's length is known at its last packet only, so that until then
+//! [`Request::length`] counts the bytes so far; immediate and key to invalidate come last, and with them a WRITE's receive; a packet of
+//! the wrong kind, size or place is on RC an invalid request.
+
+use super::Responder;
+use crate::admission::{Assembly, Grant};
+use crate::message::MAX_MESSAGE_BYTES;
+use crate::packet::{Content, Packet, Position, Reth, Trailer, may_carry};
+use crate::{Fragment, Opcode, Refusal, Request, Resources};
+
+impl Responder {
+    /// Takes the packet up as the request at work, if it stands where it may and is as long as it must be.
+    #[inline(always)]
+    pub(super) fn take_up(&mut self, packet: &Packet) -> bool {
+        let position = packet.content.position();
+        let src_qpn = self.config.peer_qpn.unwrap_or(packet.deth.src_qpn);
+        let described = describe(packet, src_qpn, self.assembly.as_ref());
+        let is_known = described.is_some();
+        // There is no work: nothing is lost.
+        self.at_work = described.unwrap_or_default();
+        // A first or only packet inside a message, a middle or last one outside: §9.7.4, checking the opcode sequence.
+        if !is_known || position.starts() == self.assembly.is_some() {
+            return false;
+        }
+        let (part, bytes) = (&self.at_work, packet.payload.length);
+        let is_write = match packet.content {
+            Content::Send { .. } => false,
+            Content::Write { .. } => true,
+            _ => return bytes == 0,
+        };
+        // A WRITE's packets add up to the length of its RETH: not sooner, not later.
+        let end = u64::from(part.fragment.offset) + u64::from(bytes);
+        let total = u64::from(part.length);
+        let adds_up = if position.ends() { end == total } else { !is_write || end < total };
+        adds_up && self.may_carry(position, bytes)
+    }
+
+    /// Whether a packet at this position may have so many bytes: on a wire those of one, in shared memory those of several.
+    #[inline(always)]
+    fn may_carry(&self, position: Position, bytes: u32) -> bool {
+        let path_mtu_bytes = self.config.path_mtu_bytes;
+        match position {
+            _ if self.packets.ack_every.is_some() => may_carry(position, bytes, path_mtu_bytes),
+            Position::Only => true,
+            Position::Last => bytes > 0,
+            Position::First | Position::Middle => bytes > 0 && bytes.is_multiple_of(path_mtu_bytes),
+        }
+    }
+
+    /// A message's first packet passes all checks; a later one those that only it can fail.
+    #[inline(always)]
+    pub(super) fn admit_part(
+        &mut self,
+        packet: &Packet,
+        resources: &mut impl Resources,
+    ) -> Result<Grant, Refusal> {
+        let Some(Assembly { region, .. }) = self.assembly else { return self.admit(resources) };
+        let Request { opcode, length, .. } = self.at_work;
+        if !opcode.allowed_on(self.config.service) || length > MAX_MESSAGE_BYTES {
+            return Err(Refusal::Shape);
+        }
+        if opcode.is_send() {
+            return self.fit();
+        }
+        if opcode == Opcode::WriteImm && packet.content.position().ends() && self.held.is_none() {
+            self.held = Some(resources.take_receive().ok_or(Refusal::NoReceive)?);
+        }
+        Ok(Grant::Write(region))
+    }
+}
+
+/// What a packet's headers say, with those of its message's first packet where it continues one. `None` when it continues
+/// nothing, or another operation.
+#[inline(always)]
+pub(super) fn describe(packet: &Packet, src_qpn: u32, assembly: Option<&Assembly>) -> Option<Request> {
+    let bytes = packet.payload.length;
+    let of_reth = |reth: Reth| (reth.va, reth.rkey, reth.dma_bytes);
+    let (opcode, imm, (remote_va, rkey, length), (psn, offset)) = match packet.content {
+        Content::Send { position, trailer } => {
+            let (opcode, imm) = match trailer {
+                Trailer::None => (Opcode::Send, [0; 4]),
+                Trailer::Immediate(imm) => (Opcode::SendImm, imm),
+                Trailer::Invalidate(key) => (Opcode::SendInvalidate, key),
+            };
+            if position.starts() {
+                (opcode, imm, (0, 0, bytes), (packet.psn, 0))
+            } else {
+                let Assembly { first, next_offset, .. } = assembly.filter(|a| a.first.opcode.is_send())?;
+                (opcode, imm, (0, 0, next_offset.checked_add(bytes)?), (first.psn, *next_offset))
+            }
+        }
+        Content::Write { position, reth, trailer } => {
+            let (opcode, imm) = match trailer {
+                Trailer::None => (Opcode::Write, [0; 4]),
+                Trailer::Immediate(imm) => (Opcode::WriteImm, imm),
+                Trailer::Invalidate(_) => return None,
+            };
+            if position.starts() {
+                (opcode, imm, of_reth(reth), (packet.psn, 0))
+            } else {
+                let Assembly { first, next_offset, .. } = assembly.filter(|a| !a.first.opcode.is_send())?;
+                (opcode, imm, (first.remote_va, first.rkey, first.length), (first.psn, *next_offset))
+            }
+        }
+        Content::ReadRequest(reth) => (Opcode::Read, [0; 4], of_reth(reth), (packet.psn, 0)),
+        Content::CompareSwap(eth) => (Opcode::CompareSwap, [0; 4], (eth.va, eth.rkey, 8), (packet.psn, 0)),
+        Content::FetchAdd(eth) => (Opcode::FetchAdd, [0; 4], (eth.va, eth.rkey, 8), (packet.psn, 0)),
+        Content::ReadResponse { .. } | Content::Acknowledge(_) | Content::AtomicAcknowledge { .. } => {
+            return None;
+        }
+    };
+    Some(Request {
+        opcode,
+        solicited: packet.solicited,
+        ack_requested: packet.ack_requested,
+        imm,
+        psn,
+        rkey,
+        remote_va,
+        length,
+        src_qpn,
+        fragment: Fragment { offset, length: if opcode.carries_payload() { bytes } else { length } },
+    })
+}

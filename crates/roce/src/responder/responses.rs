@@ -1,0 +1,156 @@
+//! What a responder sends: READ and atomic responses, NAKs, acknowledgements.
+//!
+//! Follows IBTA vol. 1 §9.7.5 (generating responses).
+
+use super::streams::ReadStream;
+use super::{Responder, Response};
+use crate::packet::{Aeth, Content, Outgoing, Packet, PayloadSource, Position, Syndrome};
+use crate::{
+    AsyncEvent, DropReason, Fragment, NakCode, Opcode, Outcome, Psn, Refusal, Region, Request, Status,
+};
+
+impl Responder {
+    /// The next packet to send: of READ and atomic responses in order, then a NAK, then an acknowledgement.
+    pub fn poll_packet(&mut self) -> Option<Outgoing> {
+        let outgoing = self.next_packet(self.config.path_mtu_bytes)?;
+        self.sent_packet(outgoing.packet.payload.length);
+        Some(outgoing)
+    }
+
+    /// The same without sending it: [`Responder::sent_packet`] does. Of a READ response as many packets in one as `most` bytes hold.
+    pub fn next_packet(&self, most: u32) -> Option<Outgoing> {
+        let aeth = |syndrome, msn| Aeth { syndrome, msn };
+        if let Some((response, stream)) = self.next_read() {
+            let aeth = aeth(Syndrome::Ack, response.msn);
+            let (psn, position, payload) = stream.next_piece(self.config.path_mtu_bytes, most);
+            let aeth = (position != Position::Middle).then_some(aeth);
+            let content = Content::ReadResponse { position, aeth };
+            return Some(self.outgoing(psn, content, payload, PayloadSource::Region(stream.region)));
+        }
+        let (psn, content) = if let Some(Response { psn, msn, old, .. }) = self.responses.front() {
+            (*psn, Content::AtomicAcknowledge { aeth: aeth(Syndrome::Ack, *msn), old: (*old)? })
+        } else if let Some(nak) = self.nak {
+            (self.expected_psn, Content::Acknowledge(aeth(nak, self.msn)))
+        } else if self.ack_due {
+            (self.expected_psn.minus(1), Content::Acknowledge(aeth(Syndrome::Ack, self.msn)))
+        } else {
+            return None;
+        };
+        Some(self.outgoing(psn, content, Fragment::default(), PayloadSource::Nothing))
+    }
+
+    /// What [`Responder::next_packet`] gave has left, or so many bytes of it, whole packets: the rest comes next.
+    pub fn sent_packet(&mut self, bytes: u32) {
+        let Some((response, stream)) = self.next_read() else { return self.pop_reply() };
+        let last_read = (stream.psn.plus(stream.next), response.replayed, stream.region);
+        self.packets.last_read = Some(last_read);
+        let path_mtu_bytes = self.config.path_mtu_bytes;
+        if let Some(stream) = self.packets.reads.front_mut()
+            && stream.advance(bytes, path_mtu_bytes)
+        {
+            self.packets.reads.pop_front();
+            self.responses.pop_front();
+        }
+    }
+
+    fn pop_reply(&mut self) {
+        if self.responses.pop_front().is_none() && self.nak.take().is_none() {
+            self.ack_due = false;
+        }
+    }
+
+    /// Whether the answer to a READ is to be sent.
+    pub fn owes_a_read(&self) -> bool {
+        !self.packets.reads.is_empty()
+    }
+
+    /// The READ response that goes out next.
+    fn next_read(&self) -> Option<(&Response, &ReadStream)> {
+        let response = self.responses.front().filter(|next| next.old.is_none())?;
+        Some((response, self.packets.reads.front()?))
+    }
+
+    /// What READs of this key are not answered with yet is read through another key; none: it is not to be sent.
+    pub fn rekey_reads(&mut self, key: u32, other: Option<u32>) {
+        for stream in self.packets.reads.iter_mut().filter(|stream| stream.region.key == key) {
+            stream.region.key = other.unwrap_or(key);
+            stream.revoked |= other.is_none();
+        }
+    }
+
+    /// Whether the key of the READ response that goes out next is there still.
+    pub fn may_read(&self) -> bool {
+        self.next_read().is_none_or(|(_, stream)| !stream.revoked)
+    }
+
+    /// Nothing that is due is sent.
+    pub fn drop_replies(&mut self) {
+        self.responses.clear();
+        self.packets.reads.clear();
+        (self.nak, self.ack_due) = (None, false);
+    }
+
+    /// The bytes of the READ response packet polled last cannot be read: the region is gone ([`Outcome::Revoked`]), or its
+    /// memory is. Do not send the packet; the NAK that takes its place acknowledges what was sent before it.
+    ///
+    /// The first answer to a READ ends in error (IBTA §9.9.3), a repeated one in silence: its first run succeeded.
+    pub fn read_failed(&mut self, outcome: Outcome) {
+        let Some((psn, replayed, Region { key: rkey, va: remote_va, len, .. })) =
+            self.packets.last_read.take()
+        else {
+            return;
+        };
+        if replayed {
+            self.abandon_read(psn);
+            self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
+            return;
+        }
+        self.responses.clear();
+        self.packets.reads.clear();
+        self.expected_psn = psn;
+        let (opcode, length) = (Opcode::Read, len as u32);
+        self.at_work = Request { opcode, psn, remote_va, rkey, length, ..Request::default() };
+        let (code, event, why) = match outcome {
+            Outcome::Revoked => (NakCode::RemoteAccess, AsyncEvent::AccessError, Refusal::Revoked),
+            _ => (NakCode::RemoteOperation, AsyncEvent::QpFatal, Refusal::Memory),
+        };
+        self.refuse(code, Some(event), Status::Flushed, why);
+    }
+
+    /// A READ was granted: its response goes out packet by packet, each reading its bytes then. So they may be those of a
+    /// WRITE behind the READ; a requester that minds posts that with a fence (IBTA, ordering of operations).
+    pub(super) fn stream_read(&mut self, request: &Request, region: Region) {
+        let Request { psn, length, remote_va, rkey, .. } = *request;
+        let packets = self.last_psn(request).distance_from(psn) + 1;
+        let region = Region { va: remote_va, key: rkey, ..region };
+        let stream = ReadStream { region, psn, length, packets, next: 0, first: 0, revoked: false };
+        self.packets.reads.push_back(stream);
+    }
+
+    /// Takes back what is left of the response whose packet at `psn` cannot be sent.
+    fn abandon_read(&mut self, psn: Psn) {
+        let unfinished = self
+            .packets
+            .reads
+            .front()
+            .is_some_and(|stream| stream.next > stream.first && psn == stream.psn.plus(stream.next - 1));
+        if unfinished {
+            self.packets.reads.pop_front();
+            self.responses.pop_front();
+        }
+    }
+
+    fn outgoing(&self, psn: Psn, content: Content, payload: Fragment, source: PayloadSource) -> Outgoing {
+        let packet = Packet {
+            service: self.config.service,
+            dst_qpn: self.config.peer_qpn.unwrap_or_default(),
+            psn,
+            ack_requested: false,
+            solicited: false,
+            deth: Default::default(),
+            content,
+            payload,
+        };
+        Outgoing { packet, source, retransmission: false }
+    }
+}
