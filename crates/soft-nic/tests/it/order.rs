@@ -13,15 +13,15 @@ use crate::operations::ALL;
 /// `IBV_ACCESS_RELAXED_ORDERING`.
 const RELAXED: u32 = 1 << 20;
 
-/// A short one and a long one.
-const LENGTHS: [u32; 2] = [100, 40_000];
+/// A short one, a long one, and one of several records and packets.
+const LENGTHS: [u32; 3] = [100, 40_000, 200_000];
 
 /// Bytes that the device let the link copy in any order, for one WRITE, one SEND and one READ of each length.
 fn relaxed_bytes(option: bool, access: u32) -> [u64; 3] {
     let name = format!("order-{option}-{access}");
     let mut driver = Driver::new(Setup::new(&name).with(|c| c.relaxed_ordering = option));
     let (a, b) = driver.pair(QpShape::default());
-    let (from, to) = (driver.region(1 << 16, ALL), driver.region(1 << 16, ALL | access));
+    let (from, to) = (driver.region(1 << 18, ALL), driver.region(1 << 18, ALL | access));
     [SendOpcode::RdmaWrite, SendOpcode::Send, SendOpcode::RdmaRead].map(|opcode| {
         let before = driver.nic.link().counters().relaxed_bytes;
         for len in LENGTHS {
