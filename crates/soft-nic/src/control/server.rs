@@ -19,7 +19,7 @@ use crate::os::{log, log_enabled, system};
 use crate::rdma_cm::Manager;
 
 /// Deadline of one request: a client that is silent or slow is disconnected.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Executes the requests of `softnic ctl` on a process's NIC.
 pub struct ControlServer {

