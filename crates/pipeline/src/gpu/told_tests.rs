@@ -1,6 +1,6 @@
 //! `gpu-cpu` over a NIC: what the thread that posts does while the NIC takes no answer. `nic_tests` has the rest.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use host_twin::Visibility;
 use measure::need;
@@ -111,14 +111,7 @@ fn a_client_that_takes_no_answer_of_gpu_cpu_is_given_up() {
         served.queues.lock().patience = Duration::from_millis(50);
     });
     member.peer.ask(1, 1.0);
-    let since = Instant::now();
-    let failure = loop {
-        if let Some(failure) = served.failure(member.place).unwrap() {
-            break failure;
-        }
-        assert!(since.elapsed() < LIMIT, "no failure within {LIMIT:?}");
-        std::thread::yield_now();
-    };
+    let failure = wait_for("failure", || served.failure(member.place).unwrap());
     assert_eq!(failure.reason, Reason::Deadline, "{failure}");
     // The chain ends with that.
     served.wait_end(LIMIT).unwrap();

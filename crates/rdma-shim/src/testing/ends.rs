@@ -6,7 +6,7 @@ use verbs::code::{Access, LinkLayer, Mtu};
 use verbs::{AddressAttributes, Context, InitAttributes, Mr, Pages, Pd, Qp, RtrAttributes, RtsAttributes};
 
 /// Longest wait of [`wait_for`]; far above what a busy machine needs.
-pub const DEADLINE: Duration = Duration::from_secs(10);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The first device of this host. Error: there is none, or it is not mlx5's.
 pub fn device() -> Result<Context, String> {
