@@ -1,4 +1,4 @@
-//! Ctrl-C and killed peers: everything ends within a second, and says why.
+//! Ctrl-C and killed peers: both ends stop without waiting for the other, and say why.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ fn ctrl_c_ends_both_with_the_counts_so_far() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_within_a_second() {
+fn a_killed_peer_is_noticed() {
     need!(device(), nic, "an RDMA device");
     need!(twin(), cc, "a C++ compiler");
     ["twin", "cpu"].iter().for_each(|asker| a_killed_peer("twin", asker));

@@ -1,4 +1,4 @@
-//! Ctrl-C and killed peers: everything ends within a second, with the counts so far.
+//! Ctrl-C and killed peers: both ends stop without waiting for the other, with the counts so far.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use measure::need;
 
 use crate::ends::{Ended, Generator, device};
 
-/// From the signal to the end of both processes.
-const SOON: Duration = Duration::from_secs(1);
+/// Bound on the time from the signal to the end of both processes. A sender that waits for its peer takes 30 s.
+const SOON: Duration = Duration::from_secs(10);
 
 /// In which a sender sends on a quiet machine.
 const MOMENT: Duration = Duration::from_millis(500);
@@ -87,7 +87,7 @@ fn ctrl_c_at_a_kernel_that_receives_is_heard_while_messages_flow() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_within_a_second() {
+fn a_killed_peer_is_noticed() {
     need!(device(), nic, "an RDMA device");
     let (sent, load) = until_loaded(MOMENT, |load| {
         let (mut sender, mut receiver) = endless(&["--op", "write"], load);
