@@ -80,11 +80,11 @@ impl<'a> Search<'a> {
         let found = match self.find() {
             Ok(found) => found,
             Err(looked) => {
-                let who = match carried::folder() {
+                let means = match carried::folder() {
                     Some(_) => "fetch the tested version",
                     None => "figures 1 and 2 and `demo` fetch it, or you",
                 };
-                return format!("not found: {looked}; {who} by: {}", ONNX_RUNTIME.by_hand());
+                return format!("not found: {looked}; {means} by: {}", ONNX_RUNTIME.by_hand());
             }
         };
         let name = found.library.file_name().unwrap_or_default().to_string_lossy();

@@ -317,7 +317,7 @@ DB_GPU_FN int db_judge(const struct db_served *at, db_u32 slot, struct db_seen s
     return DB_SLOT_READY;
 }
 
-/* Gives a client up whose answers the NIC has not sent for too long: it takes none. `count`: completions just now. */
+/* Fails a client that takes no answers: the NIC has not sent them for too long. `count`: completions just now. */
 DB_GPU_FN void db_check_progress(const struct db_served *at, db_u32 index, db_u32 count) {
     struct db_client *client = db_client_at(at, index);
     db_u64 now;

@@ -1,5 +1,5 @@
-//! The server's side: what a request is checked for, whose request is next, and when a slot's answer may be
-//! overwritten.
+//! The server's side: what a request is checked for, which client's request is next, and when a slot's answer
+//! may be overwritten.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -170,7 +170,7 @@ impl Server {
         self.slot(slot).ok()?.client
     }
 
-    /// Takes the request that is whole in a slot. `client`: whose queue pair the completion is of; with flags
+    /// Takes the request that is whole in a slot. `client`: the owner of the completion's queue pair; with flags
     /// [`Self::owner`]. `prefix`: what the request begins with, read once. A bad request is taken too, and is to
     /// be answered with its status. Errors leave all as it is: the slot is another client's, or its request is
     /// not answered yet.

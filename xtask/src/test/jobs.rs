@@ -364,7 +364,7 @@ impl<'a> Run<'a> {
         Ok(whole)
     }
 
-    /// `package`: whose tests it runs, which find the programs of their own set alone.
+    /// `package`: the one under test; its tests find the programs of their own set alone.
     fn logged(&self, name: &str, mut command: Command, package: Option<&str>) -> Result<Log> {
         if command.get_current_dir().is_none() {
             command.current_dir(root());

@@ -252,7 +252,7 @@ fn a_sender_says_what_its_receiver_found_and_fails() {
     );
 }
 
-/// How a sender ends to whom its receiver tells these counts, and what it told the receiver.
+/// How a sender ends after its receiver has told it these counts, and what it told the receiver.
 fn sender_to(options: &[&str], told: &Value) -> (Ended, Value) {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.address().unwrap().to_string();

@@ -46,25 +46,25 @@ fn two_hosts(code: u32, places: &[String; 2]) -> [Fabric; 2] {
 }
 
 /// Waits until a program has printed this line.
-fn says(who: &mut OnNic, wanted: &str) {
+fn says(it: &mut OnNic, wanted: &str) {
     let is_it = |line: &str| line == wanted;
-    let said = within(DEADLINE, || who.program.output().lines().any(is_it) || who.program.exited().is_some());
-    let still = who.program.exited().is_none();
-    assert!(said && still, "{wanted}: {}\n{}", who.program.ending(), who.program.tail());
+    let said = within(DEADLINE, || it.program.output().lines().any(is_it) || it.program.exited().is_some());
+    let still = it.program.exited().is_none();
+    assert!(said && still, "{wanted}: {}\n{}", it.program.ending(), it.program.tail());
 }
 
 /// Kills a program; returns when it is gone.
-fn kill(mut who: OnNic) {
-    who.program.signal(Signal::SIGKILL);
-    assert!(within(Duration::from_secs(20), || who.program.exited().is_some()), "{}", who.program.tail());
+fn kill(mut it: OnNic) {
+    it.program.signal(Signal::SIGKILL);
+    assert!(within(Duration::from_secs(20), || it.program.exited().is_some()), "{}", it.program.tail());
 }
 
 /// A client to its good end: what it waited for last, in milliseconds, and what its NIC counted.
-fn waited(mut who: OnNic) -> (u64, Counters) {
-    let output = who.program.succeed();
+fn waited(mut it: OnNic) -> (u64, Counters) {
+    let output = it.program.succeed();
     let ms = output.lines().rev().find_map(|line| line.strip_prefix("waited ")?.strip_suffix(" ms"));
     let ms = ms.unwrap_or_else(|| panic!("no wait in {output}")).parse().expect("a number");
-    (ms, who.counters())
+    (ms, it.counters())
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn refusals_and_private_data_cross_the_wire() {
         asks.program.succeed();
         serves.program.succeed();
     }
-    // Nobody listens: the NIC that owns the port of the address says so, whose program listens to something else.
+    // No program listens to this port. The NIC that owns the address says so: its own program listens to another port.
     let mut other = server.start(&[&program, "serve", "hold", there, &port]);
     says(&mut other, "listening");
     let other_port = tcp_port::unused().to_string();
@@ -182,9 +182,9 @@ fn refusals_and_private_data_cross_the_wire() {
     asks.program.succeed();
 }
 
-/// The NIC's lines about whose a port is.
-fn reports(who: &OnNic) -> Vec<String> {
-    let output = who.program.output();
+/// The NIC's lines about the owner of a port.
+fn reports(it: &OnNic) -> Vec<String> {
+    let output = it.program.output();
     output.lines().filter(|line| line.contains("UDP port 4791")).map(ToOwned::to_owned).collect()
 }
 
@@ -220,6 +220,6 @@ fn a_port_that_a_stranger_owns_is_reported_once_and_one_of_the_fabric_never() {
     }
     // Looks go on while these lines are read again.
     std::thread::sleep(Duration::from_secs(3));
-    let counts = strangers.iter().chain([&first, &of_fabric]).map(|who| reports(who).len());
+    let counts = strangers.iter().chain([&first, &of_fabric]).map(|it| reports(it).len());
     assert_eq!(counts.collect::<Vec<_>>(), [1, 1, 0, 0]);
 }

@@ -63,8 +63,8 @@ impl Graph {
         Ok(Graph { context, graph, last: None, body: Vec::new(), functions: Vec::new() })
     }
 
-    /// A graph that runs what `record` puts into `stream` again and again, as long as the condition is not 0 whose
-    /// handle `record` is given. Errors: as [`Self::capture`]; a driver before CUDA 12.3.
+    /// A graph that repeats what `record` puts into `stream` while its condition is not 0. `record` is given the
+    /// condition's handle. Errors: as [`Self::capture`]; a driver before CUDA 12.3.
     ///
     /// # Safety
     /// As [`Self::capture`].

@@ -324,8 +324,8 @@ impl Served {
         &self.core.places.words()[(self.place_at(index) + field) / 4]
     }
 
-    /// Takes a client in, whose queue is connected: the place that it has. No other client has its slots. It is served from the next
-    /// look of the waiting kernel on: [`Self::has_joined`]. Errors: no place; a queue that its slots could overrun.
+    /// Takes a client with a connected queue, and returns its place. No other client has its slots. The waiting kernel
+    /// serves the client from its next look on: [`Self::has_joined`]. Errors: no place; a queue that its slots could overrun.
     pub fn add_client(&mut self, queue: Queue, client: Client) -> Result<u32, ServedError> {
         let (room, Client { first, count, .. }) = (queue.room()?, client);
         self.core.check(first, count)?;

@@ -202,7 +202,7 @@ impl<'a> Unit<'a> {
         let [_, high, low, ..] = register.to_ne_bytes();
         let behind = u16::from_be_bytes([high, low]).wrapping_add(u16::from(!self.rules.names_next));
         let more = u64::from(behind.wrapping_sub(self.rung as u16));
-        // Loaded behind the register, by whose store the poster had room.
+        // Loaded behind the register: when the poster stored to it, there was room.
         let completed = self.shared.completed_end.0.load(Ordering::Acquire);
         if (self.rung + more).saturating_sub(completed) as usize > self.device.ring.len() / WORDS {
             if !self.shared.impossible.swap(true, Ordering::Relaxed) {

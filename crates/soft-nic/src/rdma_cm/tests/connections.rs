@@ -187,17 +187,17 @@ fn letting_a_connection_go_ends_it_for_the_other_side() {
 
 #[test]
 fn a_refusal_comes_with_its_reason_and_private_data() {
-    for who in ["nobody listens", "the program", "the program, which ends", "its end"] {
+    for refuser in ["no listener", "the program", "the program, which ends", "its end"] {
         let [mut client, mut server] = programs(LinkLayer::Roce);
-        let listener = (who != "nobody listens").then(|| listening(&mut server, space::TCP));
+        let listener = (refuser != "no listener").then(|| listening(&mut server, space::TCP));
         let asking = routed(&mut client, space::TCP);
         assert_eq!(client.connect(asking, 0x41, b""), 0);
-        match who {
+        match refuser {
             "the program" | "the program, which ends" => {
                 let id = server.expect(CONNECT_REQUEST).id;
                 assert_eq!(server.reject(id, b"why"), 0);
                 // The client learns of the refusal and of the end at once.
-                if who != "the program" {
+                if refuser != "the program" {
                     client.departs(2, asking);
                 }
             }
@@ -209,14 +209,14 @@ fn a_refusal_comes_with_its_reason_and_private_data() {
             _ => _ = server.ids.turn(Now(2)),
         }
         let told = client.expect(REJECTED);
-        assert_eq!(told.status, if who == "nobody listens" { 8 } else { 28 }, "{who}");
-        let help = if who == "nobody listens" { "rdma_listen first" } else { "rejected by its program" };
+        assert_eq!(told.status, if refuser == "no listener" { 8 } else { 28 }, "{refuser}");
+        let help = if refuser == "no listener" { "rdma_listen first" } else { "rejected by its program" };
         explained(&client, &["connection: 10.9.0.", " to 10.9.0.2:7174: ", help]);
         let private = told.fields().array::<3>(ucm_conn_param::PRIVATE_DATA);
-        assert_eq!(&private == b"why", who.starts_with("the program"), "{who}");
-        assert_eq!(told.fields().u8(ucm_conn_param::PRIVATE_DATA_LEN), 148, "{who}");
-        assert_eq!(client.ready(asking), libc::EINVAL, "{who}: it is no more");
-        assert!(client.event().is_none(), "{who}: told once");
+        assert_eq!(&private == b"why", refuser.starts_with("the program"), "{refuser}");
+        assert_eq!(told.fields().u8(ucm_conn_param::PRIVATE_DATA_LEN), 148, "{refuser}");
+        assert_eq!(client.ready(asking), libc::EINVAL, "{refuser}: it is no more");
+        assert!(client.event().is_none(), "{refuser}: told once");
     }
 }
 

@@ -189,7 +189,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     let mut cm = Cm::new(CmConfig { slot, seed: 9, max_connections: MAX_CONNECTIONS });
     cm.listen(SERVICE, None, BACKLOG).unwrap();
     let mut victim = Victim { link, mads, cm, at, now: Now(1_000), got: 0 };
-    // Answers to the flood come back to the address that it says it is from, whose port this is.
+    // Answers to the flood go to its source address. This socket has the port there.
     let socket = UdpSocket::bind((from, 4791)).unwrap();
     let mut flooder = Flooder { socket, from, at, random: 11, psn: 0, last: None };
     // Requests that its program has not answered.

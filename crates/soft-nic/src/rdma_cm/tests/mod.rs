@@ -28,7 +28,7 @@ use crate::link::mads::AddressedMad;
 use crate::os::system::is_readable;
 use crate::os::testing::own;
 
-/// What carries MADs between the two, and knows who listens.
+/// Carries MADs between the two programs, and knows the services that each listens to.
 #[derive(Debug, Default)]
 pub struct Hub {
     boxes: [Vec<AddressedMad>; 2],
