@@ -1,9 +1,10 @@
 //! `profiler answer`: what a model says of an image, by the manifest's pre-processing and post-processing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use zoo::Manifest;
 use zoo::postprocess::{Answer, Postprocess};
 
 use crate::{ppm, single_run};
@@ -29,21 +30,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let image = ppm::read(&options.image)?;
     let (model, mut compute) = options.choice.load()?;
     let (manifest, title) = (&model.manifest, &model.manifest.title);
-    match manifest.postprocess {
-        Postprocess::Logits { .. } => ensure!(
-            options.out.is_none(),
-            "--out is for a model that answers with an image: {title} prints classes"
-        ),
-        Postprocess::Luminance => {
-            let out = options.out.as_deref();
-            let out =
-                out.with_context(|| format!("{title} answers with an image: name its file by --out"))?;
-            let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
-            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-                bail!("--out {}: there is no folder {}; make it", out.display(), folder.display());
-            }
-        }
-    }
+    let out = out(options, manifest)?;
     let order = manifest.preprocess.image;
     let image = ppm::ordered(image, order);
     let input = manifest.preprocess.run(&image).with_context(|| path.to_string())?;
@@ -58,12 +45,29 @@ pub fn run(options: &Options) -> Result<bool> {
             }
         }
         Answer::Image(answer) => {
-            let out = options.out.as_deref().context("--out is missing")?;
+            let out = out.expect("the file of an image");
             let size = format!("{} x {} pixels", answer.height, answer.width);
-            ppm::write(out, ppm::ordered(answer, order))
+            ppm::write(out, &ppm::ordered(answer, order))
                 .with_context(|| format!("--out {}", out.display()))?;
             say!("{title} of {path}: {size} in {}: {}", out.display(), model.weights);
         }
     }
     Ok(true)
+}
+
+/// The file of the answer, if it is an image. Errors: `--out` is missing, of no use, or in no folder.
+fn out<'a>(options: &'a Options, manifest: &Manifest) -> Result<Option<&'a Path>> {
+    let (out, title) = (options.out.as_deref(), &manifest.title);
+    match (&manifest.postprocess, out) {
+        (Postprocess::Logits { .. }, Some(_)) => {
+            bail!("--out is for a model that answers with an image: {title} prints classes")
+        }
+        (Postprocess::Luminance, None) => bail!("{title} answers with an image: name its file by --out"),
+        _ => {}
+    }
+    let folder = out.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    if let (Some(out), Some(folder)) = (out, folder.filter(|folder| !folder.is_dir())) {
+        bail!("--out {}: there is no folder {}; make it", out.display(), folder.display());
+    }
+    Ok(out)
 }

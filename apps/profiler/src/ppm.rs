@@ -1,6 +1,7 @@
 //! Images in files: PPM (P6) with 8 bits a colour, as netpbm's `ppm(5)` defines it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -12,10 +13,10 @@ pub fn read(path: &Path) -> Result<Image> {
     let file = fs::read(path).with_context(name)?;
     let wrong =
         "no PPM file with 8 bits a colour (P6, 255); `ffmpeg -i PHOTO -pix_fmt rgb24 IMAGE.ppm` makes one";
-    parse(&file).context(wrong).with_context(name)
+    parse(file).context(wrong).with_context(name)
 }
 
-fn parse(file: &[u8]) -> Option<Image> {
+fn parse(mut file: Vec<u8>) -> Option<Image> {
     let mut rest =
         file.strip_prefix(b"P6").filter(|rest| rest.first().is_some_and(u8::is_ascii_whitespace))?;
     let mut number = || {
@@ -30,14 +31,18 @@ fn parse(file: &[u8]) -> Option<Image> {
     };
     let (width, height, most) = (number()?, number()?, number()?);
     let (space, pixels) = rest.split_first()?;
-    (most == 255 && space.is_ascii_whitespace()).then(|| Image { height, width, pixels: pixels.to_vec() })
+    let header = file.len() - pixels.len();
+    (most == 255 && space.is_ascii_whitespace()).then(|| {
+        file.drain(..header);
+        Image { height, width, pixels: file }
+    })
 }
 
 /// Writes an image whose bytes are red, green and blue.
-pub fn write(path: &Path, image: Image) -> std::io::Result<()> {
-    let mut file = format!("P6\n{} {}\n255\n", image.width, image.height).into_bytes();
-    file.extend(image.pixels);
-    fs::write(path, file)
+pub fn write(path: &Path, image: &Image) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    write!(file, "P6\n{} {}\n255\n", image.width, image.height)?;
+    file.write_all(&image.pixels)
 }
 
 /// From red, green and blue to this order, or from it.
@@ -59,7 +64,7 @@ mod tests {
         for header in ["P6\n2 1\n255\n", "P6 2\t1 255 ", "P6\n# by a program\n2 # wide\n#\n1\n255\n"] {
             // The first pixel begins with a space: one alone ends the header.
             let image = Image { height: 1, width: 2, pixels: pixels.clone() };
-            assert_eq!(parse(&file(header)), Some(image), "{header}");
+            assert_eq!(parse(file(header)), Some(image), "{header}");
         }
         for header in [
             "P3\n2 1\n255\n",
@@ -73,9 +78,9 @@ mod tests {
             "",
             "P6\n99999999999999999999 1\n255\n",
         ] {
-            assert_eq!(parse(&file(header)), None, "{header}");
+            assert_eq!(parse(file(header)), None, "{header}");
         }
-        assert_eq!(parse(b"P6\n2 1\n255"), None);
+        assert_eq!(parse(b"P6\n2 1\n255".to_vec()), None);
     }
 
     #[test]
