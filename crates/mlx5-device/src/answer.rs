@@ -19,10 +19,10 @@ use crate::carrier::{Carrier, Icrc, Payload, Sender, Unsent};
 use crate::memory::{Fault, Memory, Segment};
 
 /// An acknowledgement waits so long for a message to leave with, ns: one call to the kernel sends both. Requesters' time-outs are a
-/// hundred times as long, and no queue waits so whose program did not answer in time before …
+/// hundred times as long.
 const ACK_WAIT_NS: u64 = 10_000;
 
-/// … which is this time: without a wait, a call to the kernel is part of it.
+/// A queue waits only if its program answered within this time before, ns: without a wait, a call to the kernel is part of it.
 const ANSWER_NS: u64 = 20_000;
 
 impl<M: Memory> Core<M> {

@@ -26,8 +26,8 @@ pub fn total(segments: &[Segment]) -> u64 {
 /// How the bytes of one copy become visible to a thread that watches the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Order {
-    /// In increasing addresses, the last naturally aligned word by a release store: what pollers rely on. Of what helpers have a
-    /// part in only the last 1 KiB is, and behind the rest.
+    /// One thread stores the bytes in increasing addresses, the last naturally aligned word by a release store: pollers rely on it.
+    /// Copy helpers that take part have stored all but the last 1 KiB before, in any order.
     #[default]
     Increasing,
     /// In any order, as IBV_ACCESS_RELAXED_ORDERING allows.

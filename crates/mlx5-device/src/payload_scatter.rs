@@ -10,8 +10,8 @@ use crate::memory::{Fault, Order, Segment, Segments};
 
 /// The scatter list in use, and the order in which bytes become visible.
 ///
-/// Payload of a SEND and of a READ's answer goes in any order, since only their CQE says that it is there. That of a WRITE goes in
-/// increasing addresses, unless it is relaxed: a program may poll its last word.
+/// A WRITE's payload is stored in increasing addresses, unless it is relaxed: a program may poll its last word. The payload of a
+/// SEND and of a READ's answer is stored in any order: only their CQE says that it is there.
 #[derive(Debug)]
 pub(super) struct PayloadScatter {
     /// Of the present message.

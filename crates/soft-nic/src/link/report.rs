@@ -109,15 +109,15 @@ pub enum Unattached {
 }
 
 fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {
-    let (who, end) = match pid {
+    let (owner, end) = match pid {
         Some(pid) => (format!("process {pid} (user {user}), which is not of this fabric"), "end it, "),
         None => {
-            let who = "a process of another user, or the kernel's soft-RoCE (rdma_rxe; see `rdma link`)";
-            (format!("no process that can be seen from here (user {user}): {who}"), "end that, ")
+            let owner = "a process of another user, or the kernel's soft-RoCE (rdma_rxe; see `rdma link`)";
+            (format!("no process that can be seen from here (user {user}): {owner}"), "end that, ")
         }
     };
     format!(
-        "UDP port 4791 of {address} belongs to {who}; nothing that is sent to this address comes to this NIC: \
+        "UDP port 4791 of {address} belongs to {owner}; nothing that is sent to this address comes to this NIC: \
          {end}or give this NIC another address (--ipv4, --ipv6) or that one's --fabric"
     )
 }
