@@ -112,7 +112,7 @@ impl Requester {
         }
     }
 
-    /// A requester on a wire, with so many packets under way.
+    /// A requester on a wire, with so many packets in flight.
     pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
         let mut requester = Requester::new(config);
         (requester.progress.window, requester.progress.lost_at) = (Some(window), config.first_psn);
@@ -229,7 +229,8 @@ impl Requester {
 
     // Inputs.
 
-    /// Takes a packet that answers a request and came from the peer's address (IBTA §9.7.6); ignores others.
+    /// Takes a packet that answers a request (IBTA §9.7.6); ignores others. The caller has compared its peer's address, or in shared
+    /// memory its QPN.
     pub fn handle_packet(&mut self, now: Now, packet: &Packet) -> ReplyVerdict {
         let reliable = self.config.service == ServiceType::Rc;
         let Some(offset) = self.outstanding_offset(packet.psn).filter(|_| reliable) else {

@@ -18,7 +18,7 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
-use self::streams::Packets;
+use self::streams::Outbound;
 use crate::admission::{Assembly, Grant, check_shape};
 use crate::message::psn_count;
 use crate::packet::{Packet, Syndrome};
@@ -55,7 +55,7 @@ enum Pending {
 struct Response {
     psn: Psn,
     msn: u32,
-    /// What an atomic found; none: the bytes of a READ, see [`Packets`].
+    /// What an atomic found; none: the bytes of a READ, see [`Outbound`].
     old: Option<u64>,
     replayed: bool,
 }
@@ -81,7 +81,7 @@ pub struct Responder {
     nak: Option<Syndrome>,
     /// Everything before the expected PSN is to be acknowledged.
     ack_due: bool,
-    packets: Packets,
+    outbound: Outbound,
     established: Established,
     failure: Option<Failure>,
     counters: ResponderCounters,
@@ -111,7 +111,7 @@ impl Responder {
             responses: VecDeque::new(),
             nak: None,
             ack_due: false,
-            packets: Packets::default(),
+            outbound: Outbound::default(),
             established: Established::No,
             failure: None,
             counters: ResponderCounters::default(),
@@ -121,7 +121,7 @@ impl Responder {
     /// A responder on a wire. It acknowledges when asked, and at least every `ack_every`-th packet.
     pub fn by_packet(config: ResponderConfig, ack_every: u32) -> Responder {
         let mut responder = Responder::new(config);
-        responder.packets.ack_every = Some(ack_every.max(1));
+        responder.outbound.ack_every = Some(ack_every.max(1));
         responder
     }
 
@@ -169,7 +169,7 @@ impl Responder {
     /// Replies and executed requests that room was allocated for.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
-        self.responses.capacity() + self.replays.held() + self.packets.held()
+        self.responses.capacity() + self.replays.held() + self.outbound.held()
     }
 
     // Commands.

@@ -46,7 +46,7 @@ impl Cm {
         }
     }
 
-    /// The connection is over; its names are kept for as long as packets of it may be under way.
+    /// The connection is over; its names are kept for as long as packets of it may be in flight.
     pub(super) fn rest(&mut self, now: Now, id: u32) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.state = State::TimeWait;

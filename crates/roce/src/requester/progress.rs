@@ -1,11 +1,11 @@
-//! How far messages have gone out as packets, and how many packets may be under way.
+//! How far messages have gone out as packets, and how many packets may be in flight.
 
 use crate::Psn;
 
 /// How many packets go out, and how often they ask for an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendWindow {
-    /// Request packets under way at most: sent, and not acknowledged; fewer after losses. A READ or an atomic is one, however
+    /// Request packets in flight at most: sent, and not acknowledged; fewer after losses. A READ or an atomic is one, however
     /// many PSNs its response takes. But while as many response packets are to come, no further READ or atomic is sent.
     pub packets: u32,
     /// AckReq at least on every so many-th packet, besides on the last of each message.
@@ -43,7 +43,7 @@ pub(super) struct Progress {
     pub(super) is_cut: bool,
     /// Packets since the last AckReq.
     pub(super) unasked: u32,
-    /// Packets that could be under way right after the last loss, until that has grown to the window again.
+    /// Packets that could be in flight right after the last loss, until that has grown to the window again.
     pub(super) after_loss: Option<u32>,
     /// The first PSN that was not acknowledged then, or a later one: see [`Progress::through`].
     pub(super) lost_at: Psn,

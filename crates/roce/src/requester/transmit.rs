@@ -7,8 +7,8 @@ use super::{Message, Requester, SendWindow};
 use crate::packet::{Content, Packet, Position, Reth, Trailer, position_of};
 use crate::{Fragment, Now, Opcode, Psn, ServiceType, Ticket};
 
-/// Packets that may be under way whatever was lost: with fewer, a long line would carry next to nothing.
-const FEWEST_UNDER_WAY: u32 = 16;
+/// Packets that may be in flight whatever was lost: with fewer, a long line would carry next to nothing.
+const FEWEST_IN_FLIGHT: u32 = 16;
 
 /// «Send this packet now.»
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,12 +76,12 @@ impl Requester {
         if let Some(window) = self.progress.window {
             let oldest = self.oldest_psn()?;
             let to_come = self.responses_to_come();
-            let under_way = psn.distance_from(oldest) + self.responses_outstanding - to_come;
+            let in_flight = psn.distance_from(oldest) + self.responses_outstanding - to_come;
             let full = self.allowed(window, oldest);
-            if reliable && (under_way >= full || alone && to_come >= full) {
+            if reliable && (in_flight >= full || alone && to_come >= full) {
                 return None;
             }
-            fills_window = under_way + 1 >= full || self.progress.unasked + 1 >= window.ack_every.max(1);
+            fills_window = in_flight + 1 >= full || self.progress.unasked + 1 >= window.ack_every.max(1);
         }
         let retransmission = psn != self.sent_end_psn;
         // What was sent before and what never was are two.
@@ -160,7 +160,7 @@ impl Requester {
         self.response_psns - answered
     }
 
-    /// Packets that may be under way: those of the window. After a loss fewer, and one more for each acknowledged since.
+    /// Packets that may be in flight: those of the window. After a loss fewer, and one more for each acknowledged since.
     fn allowed(&mut self, window: SendWindow, oldest: Psn) -> u32 {
         let full = window.packets.max(1);
         let through = self.progress.through(oldest, full);
@@ -177,7 +177,7 @@ impl Requester {
     pub(super) fn shrink_window(&mut self) {
         let (Some(oldest), Some(window)) = (self.oldest_psn(), self.progress.window) else { return };
         let through = self.progress.through(oldest, window.packets);
-        (self.progress.after_loss, self.progress.lost_at) = (Some(through.max(FEWEST_UNDER_WAY)), oldest);
+        (self.progress.after_loss, self.progress.lost_at) = (Some(through.max(FEWEST_IN_FLIGHT)), oldest);
     }
 
     /// The first PSN that is not acknowledged.

@@ -82,8 +82,8 @@ impl Responder {
         }
         let count = psn_count(Opcode::Send, length, self.config.path_mtu_bytes);
         self.expected_psn = self.expected_psn.plus(count);
-        if self.config.service == ServiceType::Rc && self.packets.ack_every.is_some() {
-            self.ack_due |= self.packets.acknowledges(&self.at_work);
+        if self.config.service == ServiceType::Rc && self.outbound.ack_every.is_some() {
+            self.ack_due |= self.outbound.acknowledges(&self.at_work);
         }
     }
 
@@ -102,7 +102,7 @@ impl Responder {
             return;
         }
         if !opcode.wants_response() {
-            self.ack_due |= self.packets.acknowledges(&self.at_work);
+            self.ack_due |= self.outbound.acknowledges(&self.at_work);
             return;
         }
         self.replays.remember(&self.at_work, old);

@@ -76,7 +76,7 @@ impl Responder {
             self.ack_due = true;
             return Verdict::Answered;
         };
-        let reads = &mut self.packets.reads;
+        let reads = &mut self.outbound.reads;
         if request.opcode == Opcode::Read
             && reads.iter_mut().any(|stream| stream.rewind(&request, path_mtu_bytes))
         {

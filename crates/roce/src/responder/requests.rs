@@ -42,7 +42,7 @@ impl Responder {
     fn may_carry(&self, position: Position, bytes: u32) -> bool {
         let path_mtu_bytes = self.config.path_mtu_bytes;
         match position {
-            _ if self.packets.ack_every.is_some() => may_carry(position, bytes, path_mtu_bytes),
+            _ if self.outbound.ack_every.is_some() => may_carry(position, bytes, path_mtu_bytes),
             Position::Only => true,
             Position::Last => bytes > 0,
             Position::First | Position::Middle => bytes > 0 && bytes.is_multiple_of(path_mtu_bytes),

@@ -43,12 +43,12 @@ impl Responder {
     pub fn sent_packet(&mut self, bytes: u32) {
         let Some((response, stream)) = self.next_read() else { return self.pop_reply() };
         let last_read = (stream.psn.plus(stream.next), response.replayed, stream.region);
-        self.packets.last_read = Some(last_read);
+        self.outbound.last_read = Some(last_read);
         let path_mtu_bytes = self.config.path_mtu_bytes;
-        if let Some(stream) = self.packets.reads.front_mut()
+        if let Some(stream) = self.outbound.reads.front_mut()
             && stream.advance(bytes, path_mtu_bytes)
         {
-            self.packets.reads.pop_front();
+            self.outbound.reads.pop_front();
             self.responses.pop_front();
         }
     }
@@ -61,18 +61,18 @@ impl Responder {
 
     /// Whether the answer to a READ is to be sent.
     pub fn owes_a_read(&self) -> bool {
-        !self.packets.reads.is_empty()
+        !self.outbound.reads.is_empty()
     }
 
     /// The READ response that goes out next.
     fn next_read(&self) -> Option<(&Response, &ReadStream)> {
         let response = self.responses.front().filter(|next| next.old.is_none())?;
-        Some((response, self.packets.reads.front()?))
+        Some((response, self.outbound.reads.front()?))
     }
 
     /// What READs of this key are not answered with yet is read through another key; none: it is not to be sent.
     pub fn rekey_reads(&mut self, key: u32, other: Option<u32>) {
-        for stream in self.packets.reads.iter_mut().filter(|stream| stream.region.key == key) {
+        for stream in self.outbound.reads.iter_mut().filter(|stream| stream.region.key == key) {
             stream.region.key = other.unwrap_or(key);
             stream.revoked |= other.is_none();
         }
@@ -86,7 +86,7 @@ impl Responder {
     /// Nothing that is due is sent.
     pub fn drop_replies(&mut self) {
         self.responses.clear();
-        self.packets.reads.clear();
+        self.outbound.reads.clear();
         (self.nak, self.ack_due) = (None, false);
     }
 
@@ -96,7 +96,7 @@ impl Responder {
     /// The first answer to a READ ends in error (IBTA §9.9.3), a repeated one in silence: its first run succeeded.
     pub fn read_failed(&mut self, outcome: Outcome) {
         let Some((psn, replayed, Region { key: rkey, va: remote_va, len, .. })) =
-            self.packets.last_read.take()
+            self.outbound.last_read.take()
         else {
             return;
         };
@@ -106,7 +106,7 @@ impl Responder {
             return;
         }
         self.responses.clear();
-        self.packets.reads.clear();
+        self.outbound.reads.clear();
         self.expected_psn = psn;
         let (opcode, length) = (Opcode::Read, len as u32);
         self.at_work = Request { opcode, psn, remote_va, rkey, length, ..Request::default() };
@@ -124,18 +124,18 @@ impl Responder {
         let packets = self.last_psn(request).distance_from(psn) + 1;
         let region = Region { va: remote_va, key: rkey, ..region };
         let stream = ReadStream { region, psn, length, packets, next: 0, first: 0, revoked: false };
-        self.packets.reads.push_back(stream);
+        self.outbound.reads.push_back(stream);
     }
 
     /// Takes back what is left of the response whose packet at `psn` cannot be sent.
     fn abandon_read(&mut self, psn: Psn) {
         let unfinished = self
-            .packets
+            .outbound
             .reads
             .front()
             .is_some_and(|stream| stream.next > stream.first && psn == stream.psn.plus(stream.next - 1));
         if unfinished {
-            self.packets.reads.pop_front();
+            self.outbound.reads.pop_front();
             self.responses.pop_front();
         }
     }

@@ -8,7 +8,7 @@ use crate::{Fragment, Opcode, Psn, Region, Request};
 
 /// Acknowledgements gathered, and READ responses on their way out.
 #[derive(Debug, Default)]
-pub(super) struct Packets {
+pub(super) struct Outbound {
     /// On a wire: the most packets that one acknowledgement waits for.
     pub(super) ack_every: Option<u32>,
     /// Packets executed since the last acknowledgement was due.
@@ -35,7 +35,7 @@ pub(super) struct ReadStream {
     pub(super) revoked: bool,
 }
 
-impl Packets {
+impl Outbound {
     /// READ responses that room was allocated for.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {

@@ -84,7 +84,7 @@ impl End {
         self.host.atomics
     }
 
-    /// Deregisters the memory, whatever is under way.
+    /// Deregisters the memory, whatever is in flight.
     pub fn revoke(&mut self) {
         self.host.revoked = true;
     }

@@ -34,7 +34,7 @@ pub struct EndpointConfig {
     pub memory_bytes: usize,
     /// Bytes that a packet has at most in shared memory, where it may stand for several.
     pub fragment_bytes: u32,
-    /// Packets under way on a wire.
+    /// Packets in flight on a wire.
     pub send_window: SendWindow,
     /// Packets that one acknowledgement waits for on a wire.
     pub ack_every: u32,

@@ -28,8 +28,8 @@ pub struct Pair {
     now: Now,
     a_to_b: Box<dyn Link>,
     b_to_a: Box<dyn Link>,
-    /// Frames under way by time of arrival and order of sending.
-    under_way: BTreeMap<(Now, u64), (Side, Frame)>,
+    /// Frames in flight by time of arrival and order of sending.
+    in_flight: BTreeMap<(Now, u64), (Side, Frame)>,
     sent: u64,
     events: u64,
 }
@@ -57,7 +57,7 @@ impl Pair {
             now: Now(0),
             a_to_b: wire(),
             b_to_a: wire(),
-            under_way: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             sent: 0,
             events: 0,
         }
@@ -118,12 +118,12 @@ impl Pair {
                 Side::A => (&mut self.a, &mut self.a_to_b),
                 Side::B => (&mut self.b, &mut self.b_to_a),
             };
-            let (under_way, sent, trace) = (&mut self.under_way, &mut self.sent, &mut self.trace);
+            let (in_flight, sent, trace) = (&mut self.in_flight, &mut self.sent, &mut self.trace);
             end.poll_frames(now, &mut |frame| {
                 trace.push(line(now, side, "sends", &frame));
                 link.carry(now, frame, &mut |at, frame| {
                     *sent += 1;
-                    under_way.insert((at, *sent), (side, frame));
+                    in_flight.insert((at, *sent), (side, frame));
                 });
             });
         }
@@ -133,7 +133,7 @@ impl Pair {
     /// that ran is still due, and when there is no end of events.
     pub fn step_until(&mut self, limit: Now) -> bool {
         self.transmit();
-        let arrival = self.under_way.first_key_value().map(|(&(at, _), _)| at);
+        let arrival = self.in_flight.first_key_value().map(|(&(at, _), _)| at);
         let timers = [self.a.poll_timeout(), self.b.poll_timeout()];
         let Some(next) = timers.into_iter().flatten().chain(arrival).min() else { return false };
         if next > limit {
@@ -155,7 +155,7 @@ impl Pair {
         true
     }
 
-    /// Runs until nothing is under way and no timer runs.
+    /// Runs until nothing is in flight and no timer runs.
     pub fn run_until_idle(&mut self) {
         self.run_until(Now(u64::MAX));
     }
@@ -169,7 +169,7 @@ impl Pair {
     }
 
     fn deliver_first(&mut self) {
-        let Some((_, (sender, frame))) = self.under_way.pop_first() else { return };
+        let Some((_, (sender, frame))) = self.in_flight.pop_first() else { return };
         let (side, end) = match sender {
             Side::A => (Side::B, &mut self.b),
             Side::B => (Side::A, &mut self.a),

@@ -2,7 +2,7 @@
 //!
 //! The line: 25 Gbit/s, 10 µs there and 10 µs back, so that 15 packets of 4 KiB fill it; random loss both ways. Time-out 8 (1 ms),
 //! path MTU 4096, messages of 64 KiB. Going back to a lost packet sends everything behind it again, so a loss costs the line time
-//! of what was under way. A large window costs more than it brings until the second loss, which makes it smaller. A loss that no
+//! of what was in flight. A large window costs more than it brings until the second loss, which makes it smaller. A loss that no
 //! NAK tells, of the repetition or of the NAK, costs a time-out.
 
 use std::fmt::Write as _;

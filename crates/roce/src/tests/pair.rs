@@ -116,7 +116,7 @@ fn replay_gives_the_same_trace_for_the_same_seed_and_another_for_another() {
     }
 }
 
-/// IBTA §9.7.6: the first time-out and one for each retry; not a nanosecond sooner or later on this clock, whatever was under way.
+/// IBTA §9.7.6: the first time-out and one for each retry; not a nanosecond sooner or later on this clock, whatever was in flight.
 #[test]
 fn a_peer_that_dies_is_a_retry_error_at_exactly_the_configured_time() {
     let works = [
@@ -373,7 +373,7 @@ fn acknowledgements_gather_and_each_covers_all_before_it() {
 }
 
 #[test]
-fn no_more_packets_are_under_way_than_the_window_allows() {
+fn no_more_packets_are_in_flight_than_the_window_allows() {
     for packets in [1, 2, 7] {
         let send_window = SendWindow { packets, ack_every: 1000 };
         let mut pair = Pair::by_packet(EndpointConfig { send_window, ack_every: 1000, ..config(256) });
@@ -428,7 +428,7 @@ fn a_long_read_takes_one_place_in_the_window() {
         pair.transmit();
         // The READ, three packets of the SEND, two of the WRITE.
         assert_eq!(sent(&pair, 'A').len(), 6, "{:?}", sent(&pair, 'A'));
-        // Half of the response makes no room: its request is still under way.
+        // Half of the response makes no room: its request is still in flight.
         while pair.trace.iter().filter(|line| line.contains("A gets")).count() < 50 {
             assert!(pair.step_until(Now(u64::MAX)));
         }

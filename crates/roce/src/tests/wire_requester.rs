@@ -241,7 +241,7 @@ fn an_acknowledgement_past_a_read_or_an_atomic_says_that_its_response_is_lost() 
 }
 
 #[test]
-fn no_more_reads_are_under_way_than_the_initiator_depth() {
+fn no_more_reads_are_in_flight_than_the_initiator_depth() {
     let mut requester =
         requester(&[(Opcode::Read, 600), (Opcode::FetchAdd, 8), (Opcode::Read, 1), (Opcode::Send, 1)]);
     assert_eq!(sends(&mut requester, Now(0)), "read0@0+600 add3");
