@@ -60,8 +60,18 @@ fn config(service: ServiceType) -> ResponderConfig {
 }
 
 pub(super) fn scene(service: ServiceType, receives: &[u64]) -> Fixture {
+    scene_of(Responder::new(config(service)), receives)
+}
+
+/// In shared memory and on a wire.
+pub(super) fn both_scenes(service: ServiceType, receives: &[u64]) -> [Fixture; 2] {
+    [Responder::new(config(service)), Responder::by_packet(config(service), 100)]
+        .map(|responder| scene_of(responder, receives))
+}
+
+fn scene_of(responder: Responder, receives: &[u64]) -> Fixture {
     let device = Device { receives: receives.to_vec(), taken: 0 };
-    Fixture { responder: Responder::new(config(service)), device, outcome: Outcome::Done }
+    Fixture { responder, device, outcome: Outcome::Done }
 }
 
 pub(super) fn request(opcode: Opcode, psn: u32) -> Request {
@@ -320,14 +330,11 @@ fn an_operation_that_the_qp_does_not_grant_is_an_invalid_request() {
 
 #[test]
 fn reads_beyond_the_responder_resources_are_an_invalid_request() {
-    let mut scene = scene(ServiceType::Rc, &[]);
-    for psn in 7..9 {
-        let verdict =
-            scene.responder.handle_packet(&request(Opcode::Read, psn).packet(MTU), &mut scene.device);
-        assert_eq!(verdict, Verdict::Answered);
+    let reads = [7, 8, 9].map(|psn| request(Opcode::Read, psn));
+    for mut scene in both_scenes(ServiceType::Rc, &[]) {
+        assert_eq!(replies_after(&mut scene, &reads), "read@0+16 data7 read@0+16 data8 InvalidRequest9");
     }
-    assert_eq!(scene.take(&request(Opcode::Read, 9)), "read@0+16 data7 read@0+16 data8 InvalidRequest9");
-    let mut none = self::scene(ServiceType::Rc, &[]);
+    let mut none = scene(ServiceType::Rc, &[]);
     none.responder = Responder::new(ResponderConfig { max_dest_rd_atomic: 0, ..config(ServiceType::Rc) });
     assert_eq!(none.take(&request(Opcode::Read, 7)), "InvalidRequest7");
 }
@@ -368,20 +375,20 @@ fn a_fault_in_the_responders_memory_is_a_remote_operation_error() {
 
 #[test]
 fn a_region_that_went_away_between_two_fragments_is_a_remote_access_error() {
-    let whole = sized(Opcode::Write, 7, 3000);
-    for (service, length, answer, failed) in [
-        (ServiceType::Rc, 1976, "write@1024+1976 RemoteAccess8", true),
-        (ServiceType::Rc, 1024, "write@1024+1024 RemoteAccess8", true),
-        (ServiceType::Uc, 1976, "write@1024+1976", false),
+    for (service, total, length, answer, failed) in [
+        (ServiceType::Rc, 2000, 976, "write@1024+976 RemoteAccess8", true),
+        (ServiceType::Rc, 3000, 1024, "write@1024+1024 RemoteAccess8", true),
+        (ServiceType::Uc, 2000, 976, "write@1024+976", false),
     ] {
-        let mut scene = scene(service, &[]);
-        let whole = Request { service, ..whole };
-        assert_eq!(scene.take(&part(whole, 0, 1024)), "write@0+1024", "{service:?}");
-        scene.outcome = Outcome::Revoked;
-        assert_eq!(scene.take(&part(whole, 1024, length)), answer, "{service:?}");
-        assert_eq!(scene.responder.is_failed(), failed, "{service:?}");
-        let counted = scene.responder.counters().dropped[DropReason::RemoteAccess as usize];
-        assert_eq!(counted, u64::from(!failed), "{service:?}: a silent service counts it");
+        let whole = Request { service, ack_requested: false, ..sized(Opcode::Write, 7, total) };
+        for mut scene in both_scenes(service, &[]) {
+            assert_eq!(scene.take(&part(whole, 0, 1024)), "write@0+1024", "{service:?}");
+            scene.outcome = Outcome::Revoked;
+            assert_eq!(scene.take(&part(whole, 1024, length)), answer, "{service:?}");
+            assert_eq!(scene.responder.is_failed(), failed, "{service:?}");
+            let counted = scene.responder.counters().dropped(DropReason::RemoteAccess);
+            assert_eq!(counted, u64::from(!failed), "{service:?}: a silent service counts it");
+        }
     }
 }
 
@@ -542,7 +549,9 @@ fn what_was_repaired_or_implied_before_the_poll_is_not_said() {
         ("an RNR NAK after a WRITE", vec![request(write, 7), request(send, 8)], "rnr8/12"),
         ("a READ twice", vec![request(read, 7), request(read, 7)], "read@0+16 data7"),
     ] {
-        assert_eq!(replies_after(&mut scene(ServiceType::Rc, &[]), &requests), replies, "{name}");
+        for mut scene in both_scenes(ServiceType::Rc, &[]) {
+            assert_eq!(replies_after(&mut scene, &requests), replies, "{name}");
+        }
     }
 }
 

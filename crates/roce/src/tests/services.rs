@@ -1,7 +1,7 @@
 //! What a responder of unreliable connections (UC) or datagrams (UD) answers to which requests, as dialogues.
 
 use super::described::Request;
-use super::responder::{MTU, part, request, scene, sized};
+use super::responder::{MTU, both_scenes, part, request, scene, sized};
 use crate::{Opcode, Psn, ServiceType};
 
 #[test]
@@ -48,7 +48,9 @@ fn datagrams_need_the_qkey_a_receive_and_room_for_the_grh() {
         ("the end of a message", vec![9000], part(send, 8, 8), "drop:InvalidRequest"),
         ("a write", vec![56], ud(request(Opcode::Write, 3)), "drop:InvalidRequest"),
     ] {
-        assert_eq!(scene(ServiceType::Ud, &receives).take(&datagram), answer, "{name}");
+        for mut scene in both_scenes(ServiceType::Ud, &receives) {
+            assert_eq!(scene.take(&datagram), answer, "{name}");
+        }
     }
 }
 
