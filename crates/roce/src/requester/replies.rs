@@ -198,7 +198,7 @@ impl Requester {
             return self.implied_nak();
         }
         let (index, mtu) = (psn.distance_from(message.psn), self.config.path_mtu_bytes);
-        let end = index + psn_count(Opcode::Read, bytes, mtu);
+        let end = index.saturating_add(psn_count(Opcode::Read, bytes, mtu));
         if end <= self.progress.acked {
             return ReplyVerdict::Ignored;
         }

@@ -1,15 +1,16 @@
 //! Any value whatsoever from the other side: nothing panics, overflows, or grows.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
-use super::described::{ACK, RESPONSE, Request, answer, found, nak, next_answer, rnr};
+use super::described::{ACK, Request, answer, found, nak, next_answer, rnr};
 use crate::{
-    Access, DropReason, Fragment, NakCode, Now, Opcode, Outcome, Packet, PostedMessage, Psn, Receive, Region,
-    RegionError, Requester, RequesterConfig, Resources, Responder, ResponderConfig, ResponderCounters,
-    ServiceType, Verdict, Work,
+    Access, Content, DropReason, Fragment, NakCode, Now, Opcode, Outcome, Packet, Placement, Position,
+    PostedMessage, Psn, Receive, Region, RegionError, ReplyVerdict, Requester, RequesterConfig, Resources,
+    Responder, ResponderConfig, ResponderCounters, ServiceType, Verdict, Work,
 };
 
 /// A device that says yes or no at random, but never to more than it was asked.
@@ -97,16 +98,44 @@ fn request() -> impl Strategy<Value = Request> {
     )
 }
 
-fn reply() -> impl Strategy<Value = Packet> {
+/// Bytes of a READ response.
+#[derive(Debug, Clone, Copy)]
+enum Size {
+    Bytes(u32),
+    /// So many packets of the path MTU.
+    Packets(u32),
+    /// All that its READ asks for from its PSN on.
+    Rest,
+}
+
+impl Size {
+    fn bytes(self, mtu: u32, rest: u32) -> u32 {
+        match self {
+            Size::Bytes(bytes) => bytes,
+            Size::Packets(packets) => packets.saturating_mul(mtu),
+            Size::Rest => rest,
+        }
+    }
+}
+
+fn size() -> impl Strategy<Value = Size> {
+    let sizes = vec![Size::Bytes(0), Size::Bytes(16), Size::Packets(1), Size::Packets(2)];
+    prop_oneof![2 => prop::sample::select(sizes), 2 => Just(Size::Rest), 1 => number().prop_map(Size::Bytes)]
+}
+
+fn reply() -> impl Strategy<Value = (Packet, Size)> {
+    let positions = vec![Position::First, Position::Middle, Position::Last, Position::Only];
+    let response =
+        prop::sample::select(positions).prop_map(|position| Content::ReadResponse { position, aeth: None });
     let content = prop_oneof![
-        Just(ACK),
-        any::<u8>().prop_map(rnr),
-        prop::sample::select(vec![NakCode::PsnSequence, NakCode::InvalidRequest, NakCode::RemoteAccess])
+        1 => Just(ACK),
+        1 => any::<u8>().prop_map(rnr),
+        1 => prop::sample::select(vec![NakCode::PsnSequence, NakCode::InvalidRequest, NakCode::RemoteAccess])
             .prop_map(nak),
-        Just(RESPONSE),
-        any::<u64>().prop_map(found),
+        3 => response,
+        1 => any::<u64>().prop_map(found),
     ];
-    (number(), any::<u32>(), content).prop_map(|(psn, bytes, content)| answer(psn, content, bytes))
+    (number(), content, size()).prop_map(|(psn, content, size)| (answer(psn, content, 0), size))
 }
 
 fn check_work(request: &Request, work: &Work, qp_grants: Access) -> Result<(), TestCaseError> {
@@ -295,55 +324,124 @@ fn any_sequence_of_requests_is_survived_by_a_responder() {
     assert!(rare.is_empty(), "reached less than 100 times: {rare:?}");
 }
 
-proptest! {
-    #![proptest_config(config(4000))]
+/// What happens, operation and length of a message, whether it is aimed, and a reply.
+type Step = (u8, Opcode, u32, bool, (Packet, Size));
 
-    #[test]
-    fn any_sequence_of_replies_is_survived_by_a_requester(
-        service in service(),
-        path_mtu_bytes in mtu(),
-        codes in (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>()),
-        window_messages in 0..10u32,
-        first in number(),
-        script in prop::collection::vec((0..8u8, opcode(), number(), any::<bool>(), reply()), 1..80),
-    ) {
-        let (retry_count, rnr_retry, timeout, max_rd_atomic) = codes;
-        let first_psn = Psn::new(first);
-        let mut requester = Requester::new(RequesterConfig {
-            service, first_psn, path_mtu_bytes, retry_count, rnr_retry, timeout, max_rd_atomic, window_messages,
-        });
-        let (mut posted, mut ended, mut oldest) = (0u64, 0u64, first_psn);
-        let mut now = Now(0);
-        for (step, opcode, length, near, reply) in script {
-            match step {
-                0 | 1 => {
-                    requester.post(PostedMessage { opcode, length, fence: near });
-                    posted += 1;
-                }
-                2 | 3 => while let Some(transmit) = requester.next_packet(u32::MAX) {
-                    oldest = if near { transmit.psn } else { oldest };
+/// A requester among messages and replies at random.
+#[derive(Debug, Clone)]
+struct Script {
+    service: ServiceType,
+    path_mtu_bytes: u32,
+    /// Retries, RNR retries, time-out and READs outstanding.
+    codes: [u8; 4],
+    window_messages: u32,
+    first: u32,
+    steps: Vec<Step>,
+}
+
+fn script() -> impl Strategy<Value = Script> {
+    let steps = prop::collection::vec((0..8u8, opcode(), number(), any::<bool>(), reply()), 1..80);
+    (service(), mtu(), any::<[u8; 4]>(), 0..10u32, number(), steps).prop_map(
+        |(service, path_mtu_bytes, codes, window_messages, first, steps)| Script {
+            service,
+            path_mtu_bytes,
+            codes,
+            window_messages,
+            first,
+            steps,
+        },
+    )
+}
+
+/// Runs the script; READ responses of it that were placed, those before the last of their READ apart.
+fn reply_with(script: Script, placed: &[Cell<u64>; 2]) -> Result<(), TestCaseError> {
+    let Script { service, path_mtu_bytes, window_messages, first, steps, .. } = script;
+    let [retry_count, rnr_retry, timeout, max_rd_atomic] = script.codes;
+    let mut requester = Requester::new(RequesterConfig {
+        service,
+        first_psn: Psn::new(first),
+        path_mtu_bytes,
+        retry_count,
+        rnr_retry,
+        timeout,
+        max_rd_atomic,
+        window_messages,
+    });
+    // First PSN and length of the messages that did not end.
+    let (mut posted, mut ended) = (VecDeque::new(), 0);
+    let mtu = path_mtu_bytes.max(1);
+    // Bytes placed of the oldest.
+    let mut placed_bytes = 0;
+    let mut now = Now(0);
+    for (step, opcode, length, near, (reply, size)) in steps {
+        match step {
+            0 | 1 => {
+                // Half of them READs, of some packets.
+                let is_read = step == 0;
+                let opcode = if is_read { Opcode::Read } else { opcode };
+                let length =
+                    if is_read { mtu.saturating_mul(length % 5).saturating_add(length % 7) } else { length };
+                posted.push_back((requester.next_psn(), length));
+                requester.post(PostedMessage { opcode, length, fence: near });
+            }
+            2 | 3 => {
+                while let Some(transmit) = requester.next_packet(u32::MAX) {
                     requester.sent_packet(now, &transmit, transmit.fragment.length);
-                },
-                4 | 5 => {
-                    let psn = if near { oldest.plus(reply.psn.value() % 4) } else { reply.psn };
-                    requester.handle_packet(now, &Packet { psn, ..reply });
-                }
-                6 => {
-                    now = requester.poll_timeout().unwrap_or(now).max(now.after(u64::from(length)));
-                    requester.handle_timeout(now);
-                }
-                _ if near => requester.hold_timer(now),
-                _ => {
-                    requester.fail(crate::Ticket(u64::from(length)), crate::Status::LocalProtection);
-                    requester.resume();
                 }
             }
-            ended += std::iter::from_fn(|| requester.poll_completion()).count() as u64;
-            prop_assert_eq!(posted - ended, requester.outstanding() as u64);
+            4 | 5 => {
+                let (oldest, length) = posted.front().copied().unwrap_or_default();
+                let psn = match (step, near) {
+                    (4, _) => oldest.plus(placed_bytes / mtu),
+                    (_, true) => oldest.plus(reply.psn.value() % 4),
+                    _ => reply.psn,
+                };
+                let before = psn.distance_from(oldest).saturating_mul(mtu);
+                let bytes = size.bytes(mtu, length.saturating_sub(before));
+                let payload = Fragment { offset: 0, length: bytes };
+                let verdict = requester.handle_packet(now, &Packet { psn, payload, ..reply });
+                if let ReplyVerdict::Place(Placement { ticket, fragment }) = verdict {
+                    let (_, length) = posted[ticket.0 as usize - ended];
+                    let end = u64::from(fragment.offset) + u64::from(fragment.length);
+                    prop_assert!(fragment.length == bytes && end <= u64::from(length));
+                    let is_part = end < u64::from(length);
+                    placed_bytes = if is_part { fragment.offset + fragment.length } else { 0 };
+                    placed[usize::from(is_part)].update(|times| times + 1);
+                }
+            }
+            6 => {
+                now = requester.poll_timeout().unwrap_or(now).max(now.after(u64::from(length)));
+                requester.handle_timeout(now);
+            }
+            _ if near => requester.hold_timer(now),
+            _ => {
+                requester.fail(crate::Ticket(u64::from(length)), crate::Status::LocalProtection);
+                requester.resume();
+            }
         }
-        requester.enter_error();
-        ended += std::iter::from_fn(|| requester.poll_completion()).count() as u64;
-        prop_assert_eq!(posted, ended, "every message ends once");
-        prop_assert_eq!(requester.poll_timeout(), None);
+        let completions = std::iter::from_fn(|| requester.poll_completion()).count();
+        if near && requester.is_failed() {
+            requester.resume();
+        }
+        posted.drain(..completions);
+        ended += completions;
+        placed_bytes = if completions > 0 { 0 } else { placed_bytes };
+        prop_assert_eq!(posted.len(), requester.outstanding());
     }
+    requester.enter_error();
+    let flushed = std::iter::from_fn(|| requester.poll_completion()).count();
+    prop_assert_eq!(posted.len(), flushed, "every message ends once");
+    prop_assert_eq!(requester.poll_timeout(), None);
+    Ok(())
+}
+
+#[test]
+fn any_sequence_of_replies_is_survived_by_a_requester() {
+    let placed = [Cell::new(0), Cell::new(0)];
+    let outcome = TestRunner::new(config(4000)).run(&script(), |script| reply_with(script, &placed));
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+    println!("READ responses placed, last ones and others: {placed:?}");
+    assert!(placed.iter().all(|times| times.get() > 50), "{placed:?}");
 }

@@ -55,9 +55,10 @@ struct Attack {
 }
 
 impl Attack {
-    fn new(seed: u64, on_wire: bool) -> Attack {
+    fn new(seed: u64, on_wire: bool, at_once: Option<u32>) -> Attack {
         let mut rng = Rng::new(seed);
-        let setting = Setting::random(&mut rng);
+        let mut setting = Setting::random(&mut rng);
+        setting.most = at_once.map(|packets| packets * setting.path_mtu_bytes);
         Attack {
             ends: [End::new(&setting, 0xa1, 0xb1), End::new(&setting, 0xb1, 0xa1)],
             setting,
@@ -195,7 +196,7 @@ impl Attack {
         }
     }
 
-    /// The enemy rests, receives are posted: all that is under way ends.
+    /// The enemy rests, receives are posted: all that is in flight ends.
     fn rest(&mut self, reached: &mut Reached) {
         for round in 0.. {
             assert!(round < 20_000, "a conversation that never ends");
@@ -228,13 +229,14 @@ impl Attack {
     }
 }
 
-/// Holds the cases, prints what they reached, and checks that each row was reached so often at least.
-fn attack_with(what: &str, on_wire: bool, rows: &[(&str, u64)]) {
+/// Holds the cases, prints what they reached, and checks that each row was reached so often at least. `at_once`: in shared
+/// memory, packets of the path MTU that one packet may hold.
+fn attack_with(what: &str, on_wire: bool, at_once: Option<u32>, rows: &[(&str, u64)]) {
     let (cases, seed) = (variable("ROCE_FUZZ_CASES", CASES), variable("ROCE_FUZZ_SEED", SEED));
     let mut reached = Reached::new();
     for case in seed..seed + cases {
         let named = Case(case);
-        let mut attack = Attack::new(case, on_wire);
+        let mut attack = Attack::new(case, on_wire, at_once);
         for _ in 0..STEPS {
             attack.step(&mut reached);
         }
@@ -257,7 +259,7 @@ fn attack_with(what: &str, on_wire: bool, rows: &[(&str, u64)]) {
     }
 }
 
-/// What both must reach.
+/// What all must reach.
 const ROWS: [(&str, u64); 42] = [
     ("drop InError", 100),
     ("drop Busy", 100),
@@ -305,7 +307,16 @@ const ROWS: [(&str, u64); 42] = [
 
 #[test]
 fn fuzz_conversations_under_attack_stay_within_bounds_and_end() {
-    attack_with("packets under attack", false, &ROWS);
+    attack_with("packets under attack", false, None, &ROWS);
+}
+
+#[test]
+fn fuzz_conversations_in_shared_memory_stay_within_bounds_and_end() {
+    // Few messages have a second packet there, before which their region could go away.
+    let rare = ("executes, Revoked", 1);
+    let more = [rare, ("sends several packets at once", 1000), ("executes several packets at once", 1000)];
+    let rows: Vec<_> = ROWS.into_iter().filter(|row| row.0 != rare.0).chain(more).collect();
+    attack_with("several packets at once", false, Some(4), &rows);
 }
 
 #[test]
@@ -329,5 +340,5 @@ fn fuzz_conversations_whose_bytes_are_attacked_stay_within_bounds_and_end() {
     let refused: Vec<String> = refused.iter().map(|cause| format!("refuses {cause}")).collect();
     let more = refused.iter().map(|cause| (cause.as_str(), 5)).chain([("refuses a reserved AETH", 5)]);
     let rows: Vec<_> = ROWS.into_iter().chain(more).collect();
-    attack_with("bytes under attack", true, &rows);
+    attack_with("bytes under attack", true, None, &rows);
 }

@@ -51,6 +51,8 @@ pub(super) struct Setting {
     timeout: u8,
     window: SendWindow,
     ack_every: u32,
+    /// Bytes of a packet at most, in shared memory; none: on a wire.
+    pub(super) most: Option<u32>,
 }
 
 impl Setting {
@@ -71,6 +73,7 @@ impl Setting {
             timeout: 1 + rng.below(9) as u8,
             window: SendWindow { packets: 1 + small(rng, 40), ack_every: 1 + small(rng, 20) },
             ack_every: 1 + small(rng, 20),
+            most: None,
         }
     }
 
@@ -97,7 +100,10 @@ impl Setting {
             min_rnr_timer: 1,
             qkey: QKEY,
         };
-        Connection::new(requester, self.window, responder, self.ack_every)
+        match self.most {
+            Some(most) => Connection::shared(requester, responder, most),
+            None => Connection::new(requester, self.window, responder, self.ack_every),
+        }
     }
 }
 
@@ -185,6 +191,8 @@ pub(super) struct End {
     first_ticket: u64,
     qpn: u32,
     peer_qpn: u32,
+    /// Bytes of a packet at most.
+    most: u32,
 }
 
 impl End {
@@ -196,6 +204,7 @@ impl End {
             first_ticket: 0,
             qpn,
             peer_qpn,
+            most: setting.most.unwrap_or(setting.path_mtu_bytes),
         }
     }
 
@@ -339,8 +348,11 @@ impl End {
                 }
             };
             assert_eq!(payload.len(), part.length as usize);
-            assert!(payload.len() <= self.connection.requester.config().path_mtu_bytes as usize);
+            assert!(part.length <= self.most);
             count(reached, format!("sends {}", spoken(&packet)));
+            if part.length > self.connection.requester.config().path_mtu_bytes {
+                count(reached, "sends several packets at once");
+            }
             return Some((packet, payload));
         }
     }
@@ -366,6 +378,9 @@ impl End {
                     format!("executes, {}", format!("{outcome:?}").split(' ').next().unwrap_or("")),
                 );
                 self.connection.executed(outcome);
+                if packet.payload.length > self.connection.responder.config().path_mtu_bytes {
+                    count(reached, "executes several packets at once");
+                }
                 "executed"
             }
             Arrival::Request(Verdict::Answered) => "answered",
