@@ -32,7 +32,6 @@ fn send(length: u32) -> Packet {
     packet(2, Content::Send { position: Position::Only, trailer: Trailer::None }, length)
 }
 
-/// What arrives until there is as much, or nothing more comes.
 /// Payload of every packet here.
 const BYTES: [u8; 4096] = {
     let mut bytes = [0; 4096];
@@ -48,6 +47,7 @@ fn write(wire: &mut Wire, from: IpAddr, to: IpAddr, packet: &Packet) -> Result<u
     wire.send(from, to, packet, Icrc::Right, Payload::Inline(&BYTES), &Host::new().unwrap())
 }
 
+/// Packets that arrive: `count` or more, fewer after 5 s.
 fn take(wire: &mut Wire, count: usize) -> Vec<(IpAddr, IpAddr, Packet, Vec<u8>)> {
     let (mut got, begun) = (Vec::new(), Instant::now());
     while got.len() < count && begun.elapsed() < Duration::from_secs(5) {
