@@ -65,6 +65,17 @@ fn recorded(setup: Setup<Host>, file: &Path) -> Driver<Host> {
     driver
 }
 
+/// A driver of a recorded device on the wire; this part of its packets is overtaken.
+fn on_wire(name: &str, place: u8, reorder: f64, file: &Path) -> Driver<Host> {
+    fs::write(file, []).unwrap();
+    let setup = Setup::new(name).with(|config| {
+        (config.link_layer, config.path, config.reorder) = (LinkLayer::Roce, LinkPath::Wire, reorder);
+        let [high, low, ..] = std::process::id().to_le_bytes();
+        config.ipv4 = Some(Ipv4Addr::new(127, place, high, low));
+    });
+    recorded(setup, file)
+}
+
 /// A message with bytes of its WQE beside memory, which the device keeps at another place in each run.
 fn mixed(near: &Region, far: &Region) -> WorkRequest {
     WorkRequest::new(SendOpcode::RdmaWrite).remote(far, 64).inline(&[7; 20]).pointer(near, 0, 100)
@@ -262,13 +273,7 @@ fn bytes_that_the_device_keeps_elsewhere_in_each_run_replay() {
 fn the_payload_of_an_overtaken_packet_is_not_in_the_file() {
     let folder = Folder::new("overtaken");
     let (file, edited) = (folder.0.join("overtaken"), folder.0.join("edited"));
-    fs::write(&file, []).unwrap();
-    let setup = Setup::new("overtaken").with(|config| {
-        (config.link_layer, config.path, config.reorder) = (LinkLayer::Roce, LinkPath::Wire, 1.0);
-        let [high, low, ..] = std::process::id().to_le_bytes();
-        config.ipv4 = Some(Ipv4Addr::new(127, 40, high, low));
-    });
-    let mut driver = recorded(setup, &file);
+    let mut driver = on_wire("overtaken", 40, 1.0, &file);
     let (a, _) = driver.pair(QpShape::default());
     let [near, far] = [1 << 13; 2].map(|len| driver.region(len, 0xf));
     let payload: Vec<u8> = (0..5000_u32).map(|at| (at * 7 % 251) as u8).collect();
@@ -284,6 +289,31 @@ fn the_payload_of_an_overtaken_packet_is_not_in_the_file() {
         let holds = |part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
         assert!(!payload.chunks_exact(100).any(|part| holds(&part[..16])), "payload is in the file");
     });
+}
+
+#[test]
+fn a_payload_that_cannot_be_read_is_a_fault_in_the_replay_too() {
+    let folder = Folder::new("fault");
+    let (file, edited) = (folder.0.join("fault"), folder.0.join("edited"));
+    for (reorder, tag) in [(0.0, Tag::SendPacket), (1.0, Tag::ReadPayload)] {
+        let mut driver = on_wire("fault", 41, reorder, &file);
+        let (a, _) = driver.pair(QpShape::default());
+        let [near, far] = [1 << 13; 2].map(|len| driver.region(len, 0xf));
+        near.block.protect(0);
+        driver.post(a, &WorkRequest::write(&near, 0, 100, &far, 0)).settle();
+        driver.nic.end_recording();
+        assert_eq!(replay(&file).unwrap().completions, 1, "{tag:?}");
+        // Of the fault an answer as guessed: the payload was read.
+        edit(&file, &edited, |bytes| {
+            let all = entries(bytes).into_iter().filter(|(tag, _)| *tag == Tag::Failed);
+            let [(_, failed)] = &all.collect::<Vec<_>>()[..] else { panic!("one fault of {tag:?}") };
+            let guessed = [Tag::Guessed as u8, bytes[failed.start + 1] + 1, 0];
+            bytes.splice(failed.clone(), guessed);
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        });
+        let replayed = replay(&edited);
+        assert!(matches!(replayed, Err(ReplayError::Differs { .. })), "{tag:?}: {replayed:?}");
+    }
 }
 
 #[test]
