@@ -4,6 +4,7 @@
 //! becomes visible to the peer with [`Carrier::ring_bells`] at the latest, which the device calls once a round.
 
 use core::hash::{Hash, Hasher};
+use core::mem::discriminant;
 use core::net::IpAddr;
 
 use mlx5_layout::CqeSyndrome;
@@ -175,11 +176,11 @@ pub enum Disposition {
 pub enum Payload<'a> {
     /// No bytes.
     Nothing,
-    /// Bytes that the caller has gathered: inline data of a WQE, fewer than the 1008 bytes that its 63 units have.
+    /// Bytes that the caller holds: inline data of a WQE, fewer than 1008 bytes; an overtaken packet's, up to 4096; a MAD.
     Inline(&'a [u8]),
     /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer.
     Segments(&'a [Segment]),
-    /// The same, where some of it is inline data of a WQE that the device keeps.
+    /// Memory beside inline data of a WQE, which the device keeps in memory of its own.
     Mixed(&'a [Segment]),
 }
 
@@ -210,12 +211,14 @@ impl Payload<'_> {
     }
 }
 
-/// Of what the device keeps only how much it is: a replay has it at another place, or has other bytes.
+/// A digest has address and length of memory, and the bytes of inline data. Of [`Payload::Mixed`] it has the length alone: the device
+/// keeps inline data at another address in each run.
 impl Hash for Payload<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
+        discriminant(self).hash(state);
         match self {
             Payload::Nothing => {}
-            Payload::Inline(bytes) => bytes.len().hash(state),
+            Payload::Inline(bytes) => bytes.hash(state),
             Payload::Segments(segments) => segments.hash(state),
             Payload::Mixed(segments) => total(segments).hash(state),
         }

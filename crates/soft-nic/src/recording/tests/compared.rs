@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use mlx5_device::carrier::{Carrier, Disposition, Inbound, PathAddress};
+use mlx5_device::carrier::{Carrier, Disposition, Icrc, Inbound, PathAddress, Payload};
 use mlx5_device::memory::{Fault, Memory, Order, Segment};
-use roce::{Now, Packet};
+use roce::{Fragment, Now, Packet};
 
 use super::Folder;
 use crate::config::Config;
@@ -41,6 +41,22 @@ fn difference(
         replay.step()
     }));
     next.err().map(|error| error.downcast::<ReplayError>().unwrap().to_string())
+}
+
+/// In words, how a link is asked otherwise in a replay.
+fn difference_of_link(
+    name: &str,
+    folder: &Folder,
+    of_recorded: impl FnOnce(&mut Source<Link>),
+    of_replayed: impl FnOnce(&mut Source<Link>),
+) -> Option<String> {
+    let fabric = format!("test-{}-{name}", std::process::id());
+    let link = Link::join(LinkConfig { fabric, ..LinkConfig::default() }).unwrap();
+    difference(
+        folder,
+        |recorder| of_recorded(&mut Source::Recorded(link, recorder.clone())),
+        |replay| of_replayed(&mut Source::Replayed(replay.clone())),
+    )
 }
 
 /// A message that has come without payload.
@@ -98,17 +114,9 @@ fn a_question_with_an_answer_as_guessed_is_compared_with_what_it_asked() {
 #[test]
 fn what_the_device_does_without_an_answer_is_compared_too() {
     let folder = Folder::new("done");
-    let link = || {
-        let fabric = format!("test-{}-done", std::process::id());
-        Link::join(LinkConfig { fabric, ..LinkConfig::default() }).unwrap()
-    };
     let packet = Packet::default();
     let by_link = |of_recorded: &dyn Fn(&mut Source<Link>), of_replayed: &dyn Fn(&mut Source<Link>)| {
-        difference(
-            &folder,
-            |recorder| of_recorded(&mut Source::Recorded(link(), recorder.clone())),
-            |replay| of_replayed(&mut Source::Replayed(replay.clone())),
-        )
+        difference_of_link("done", &folder, of_recorded, of_replayed)
     };
     let disposed = |of_replayed: Disposition| {
         difference(
@@ -150,6 +158,52 @@ fn what_the_device_does_without_an_answer_is_compared_too() {
     }
     let missed = differs.iter().filter(|(.., otherwise)| !is_found(otherwise)).map(|(what, ..)| what);
     assert_eq!(missed.collect::<Vec<_>>(), [&""; 0], "a difference that is not found");
+}
+
+/// How a payload leaves, and whether it did.
+type Way<'a> = dyn Fn(&mut Source<Link>, Payload<'_>) -> bool + 'a;
+
+#[test]
+fn another_payload_is_a_difference_in_memory_and_on_the_wire() {
+    let folder = Folder::new("payload");
+    let packet = Packet::default();
+    let ours = IpAddr::from([127, 0, 0, 1]);
+    let ring = |source: &mut Source<Link>, payload: Payload<'_>| {
+        source.send_record(&packet, 4096, &PathAddress::default(), payload).is_ok()
+    };
+    let wire = |source: &mut Source<Link>, payload: Payload<'_>| {
+        source.send_packet(ours, ours, &packet, Icrc::Right, payload).is_ok()
+    };
+    let later = |source: &mut Source<Link>, payload: Payload<'_>| {
+        source.read_payload(Fragment::default(), payload).is_ok()
+    };
+    let ways: [&Way<'_>; 3] = [&ring, &wire, &later];
+    let [first, second, moved, shorter] =
+        [(64, 9), (128, 5), (136, 5), (128, 4)].map(|(addr, len)| Segment { addr, len });
+    let memory = [first, second];
+    let segments = Payload::Segments(&memory);
+    let inline = Payload::Inline(&[1, 2]);
+    let mut missed = Vec::new();
+    // In shared memory, on the wire, and on the wire later.
+    for (what, recorded, replayed, differs) in [
+        ("the same memory", segments, segments, [false; 3]),
+        ("another address", segments, Payload::Segments(&[first, moved]), [true; 3]),
+        ("another length", segments, Payload::Segments(&[first, shorter]), [true; 3]),
+        ("no memory", segments, Payload::Nothing, [true; 3]),
+        ("the same inline data", inline, Payload::Inline(&[1, 2]), [false; 3]),
+        ("other inline data", inline, Payload::Inline(&[1, 3]), [true, false, true]),
+    ] {
+        let differences = ways.map(|send| {
+            let [of_recorded, of_replayed] = [recorded, replayed].map(|payload| {
+                move |source: &mut Source<Link>| {
+                    send(source, payload);
+                }
+            });
+            difference_of_link("payload", &folder, of_recorded, of_replayed).is_some()
+        });
+        missed.extend((differences != differs).then_some((what, differences)));
+    }
+    assert!(missed.is_empty(), "payloads whose differences are others: {missed:?}");
 }
 
 #[test]
