@@ -15,8 +15,8 @@ use super::convolution::{self, Fused};
 use super::kept::{self, Kept};
 use super::libraries::{By, Chosen, Libraries, Tried};
 use super::library_plan::{Candidate, LibraryPlan, Present};
-use super::limits::{BETWEEN, LIMIT};
-use super::memory::{Memory, memory};
+use super::limits::{BETWEEN, LIMIT, WORKSPACE};
+use super::memory::{Memory, floats, memory};
 use super::ready::{Place, Ready, words_of};
 use super::timed::Timed;
 use super::trial::{Attempt, Trials, condemns};
@@ -103,17 +103,17 @@ pub fn decide(
     let (cache, place, versions) = (Cache::usual(), place(code)?, present.versions()?);
     let all = plan.steps.iter().flat_map(|step| convolution::ways(plan, step)).map(|(_, of)| of);
     let mut trials = Trials::new(cache.folder(), format!("{place}, {versions}"), all, &say);
-    let key = key(plan, libraries, &place, &trials);
+    let key = key(plan, &place, &trials);
     let kept = if libraries.again { None } else { kept(&cache, &key, &versions, plan, &say) };
     if let Some(kept) = kept {
-        match recall(plan, own, (present, libraries.workspace), &kept) {
+        match recall(plan, own, present, &kept) {
             Ok(decided) => return Ok(decided),
             Err(error) => say(&format!("{}: {error}; every step is timed again", plan.name)),
         }
     }
     code.prepare(["noise", "noise_half", "compare", "compare_half"].into_iter())?;
     trials.begin(cache.folder());
-    let (decided, kept) = choose(code, plan, own, (present, libraries.workspace), &trials)?;
+    let (decided, kept) = choose(code, plan, own, present, &trials)?;
     if let Some(kept) = kept {
         cache.keep(&key, &kept::write(&versions, &kept));
     }
@@ -140,11 +140,11 @@ fn place(code: &Code) -> Result<String, EngineError> {
 }
 
 /// All that a choice depends on but the libraries' versions, which stand in the entry.
-fn key(plan: &Plan, libraries: &Libraries, place: &str, trials: &Trials<'_>) -> Key {
+fn key(plan: &Plan, place: &str, trials: &Trials<'_>) -> Key {
     let mut key = KeyBuilder::default()
         .part("choices", b"7")
         .part("place", place.as_bytes())
-        .part("workspace", &libraries.workspace.to_le_bytes())
+        .part("workspace", &WORKSPACE.to_le_bytes())
         .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());
     for step in &plan.steps {
         key = key.part("ways", format!("{:?}", convolution::ways(plan, step)).as_bytes());
@@ -165,19 +165,14 @@ fn of_units(key: KeyBuilder, units: impl IntoIterator<Item = Unit>) -> KeyBuilde
 
 /// The choices of an earlier time. Error: one that computes something else than its steps, or needs more
 /// workspace than there is.
-fn recall(
-    plan: &Plan,
-    own: &[Launch],
-    (present, limit): (&Present, usize),
-    kept: &[Kept],
-) -> Result<Decided, EngineError> {
+fn recall(plan: &Plan, own: &[Launch], present: &Present, kept: &[Kept]) -> Result<Decided, EngineError> {
     let mut decided = Decided::own(own);
     for Kept { library, fused, steps, engine, text } in kept {
         let stale = || gpu::Error::Refused(format!("{engine} does not compute the steps {steps:?}"));
         let of = |&at: &usize| convolution::convolution(plan, &plan.steps[at], *fused);
         let convolution = steps.first().and_then(of).ok_or_else(stale)?;
         let plan_of = present.read(*library, &convolution, text)?;
-        if steps.iter().any(|at| of(at).as_ref() != Some(&convolution)) || plan_of.workspace() > limit {
+        if steps.iter().any(|at| of(at).as_ref() != Some(&convolution)) || plan_of.workspace() > WORKSPACE {
             return Err(stale().into());
         }
         let found = Found { plan: plan_of, fused: *fused, engine: engine.clone() };
@@ -192,7 +187,7 @@ fn choose(
     code: &Code,
     plan: &Plan,
     own: &[Launch],
-    (present, limit): (&Present, usize),
+    present: &Present,
     trials: &Trials<'_>,
 ) -> Result<(Decided, Option<Vec<Kept>>), EngineError> {
     let mut decided = Decided::own(own);
@@ -209,7 +204,7 @@ fn choose(
     if groups.is_empty() {
         return Ok((decided, Some(Vec::new())));
     }
-    let bench = Bench::new(code, plan, own, limit, trials)?;
+    let bench = Bench::new(code, plan, own, trials)?;
     let mut kept = Some(Vec::new());
     for Alike { ways, steps, .. } in groups {
         let (tried, winner) = bench.try_all(present, steps[0], &own[steps[0]], &ways)?;
@@ -246,7 +241,6 @@ struct Bench<'a> {
     sums: DeviceMemory,
     stream: Stream,
     between: PinnedMemory,
-    limit: usize,
     trials: &'a Trials<'a>,
 }
 
@@ -274,7 +268,6 @@ impl<'a> Bench<'a> {
         code: &'a Code,
         plan: &'a Plan,
         own: &[Launch],
-        limit: usize,
         trials: &'a Trials<'a>,
     ) -> Result<Bench<'a>, EngineError> {
         let context = &code.context;
@@ -289,7 +282,7 @@ impl<'a> Bench<'a> {
             code,
             plan,
             weights,
-            memory: Memory::new(context, plan, limit, None)?,
+            memory: Memory::new(context, plan, WORKSPACE, None)?,
             original: copy()?,
             wanted: copy()?,
             before: copy()?,
@@ -297,7 +290,6 @@ impl<'a> Bench<'a> {
             sums: DeviceMemory::new(context, COMPARING as usize * 256 * 12)?,
             stream: Stream::new(context, Priority::Least)?,
             between: PinnedMemory::new(context, BETWEEN)?,
-            limit,
             trials,
         };
         bench.noise(0, plan.arena.bytes)?;
@@ -325,16 +317,16 @@ impl<'a> Bench<'a> {
         let ours = Ready::Own(own.clone());
         let (begin, bytes) = self.piece(step);
         self.noise(begin, bytes)?;
-        self.keep(step, &self.original)?;
+        self.copy(step, &self.memory.arena, &self.original)?;
         self.put(&ours, step, &self.stream)?;
-        self.keep(step, &self.wanted)?;
+        self.copy(step, &self.memory.arena, &self.wanted)?;
         let mut tried = vec![Tried { time: Err(String::new()), ..Tried::default() }];
         let mut found: Vec<Option<Found>> = vec![None];
         let timed = self.timed(&ours, step)?;
         let mut working = vec![Working { at: 0, attempt: None, timed, times: Vec::new() }];
         let layer = format!("{}: {} {} -> {}", self.plan.name, step.names.join(" "), step.from, step.to);
         let all = ways.iter().flat_map(|(fused, convolution)| {
-            let found = present.candidates(convolution, self.limit).into_iter();
+            let found = present.candidates(convolution).into_iter();
             found.map(move |(library, candidates)| (*fused, convolution, library, candidates))
         });
         for (fused, convolution, library, candidates) in all {
@@ -407,12 +399,13 @@ impl<'a> Bench<'a> {
         let (engine, since) = (candidate.name(), Instant::now());
         let plan = present.plan(candidate, convolution)?;
         (tried.made_in, tried.workspace) = (since.elapsed(), plan.workspace());
-        if plan.workspace() > self.limit {
-            return Err(wrong(format!("it needs {} bytes, more than {}", plan.workspace(), self.limit)));
+        if plan.workspace() > WORKSPACE {
+            return Err(wrong(format!("it needs {} bytes, more than {WORKSPACE}", plan.workspace())));
         }
         let found = Found { plan, fused, engine };
         let ready = found.ready(self.plan, step)?;
-        self.spoil(step)?;
+        // The noise that lay there before. An engine that writes nothing must not find our kernel's result.
+        self.copy(step, &self.original, &self.memory.arena)?;
         self.put(&ready, step, &self.stream)?;
         self.stream.wait("a way to compute a step", LIMIT)?;
         tried.distance = self.compare(step, &self.wanted)?;
@@ -420,7 +413,7 @@ impl<'a> Bench<'a> {
         if tried.distance >= tolerance {
             return Err(wrong(format!("its result is {:.1e} from our kernel's", tried.distance)));
         }
-        self.keep(step, &self.before)?;
+        self.copy(step, &self.memory.arena, &self.before)?;
         self.put(&ready, step, &self.stream)?;
         let again = self.compare(step, &self.before)?;
         if again != 0.0 {
@@ -465,19 +458,10 @@ impl<'a> Bench<'a> {
         (self.plan.arena.offsets[piece], self.plan.pieces[piece] * self.plan.format.precision.bytes())
     }
 
-    /// Copies what a step wrote.
-    fn keep(&self, step: &Step, to: &DeviceMemory) -> Result<(), EngineError> {
+    /// Copies the piece that a step writes between two memories, each as long as the arena, and waits.
+    fn copy(&self, step: &Step, from: &DeviceMemory, to: &DeviceMemory) -> Result<(), EngineError> {
         let (begin, bytes) = self.piece(step);
-        let (to, from) = (to.address() + begin as u64, self.memory.arena.address() + begin as u64);
-        // SAFETY: both are as long as the arena, in which the piece lies.
-        unsafe { self.stream.copy(to, from, bytes) }?;
-        Ok(self.stream.wait("a copy", LIMIT)?)
-    }
-
-    /// Puts back what lay where a step writes before our own kernel wrote there.
-    fn spoil(&self, step: &Step) -> Result<(), EngineError> {
-        let (begin, bytes) = self.piece(step);
-        let (to, from) = (self.memory.arena.address() + begin as u64, self.original.address() + begin as u64);
+        let (to, from) = (to.address() + begin as u64, from.address() + begin as u64);
         // SAFETY: both are as long as the arena, in which the piece lies.
         unsafe { self.stream.copy(to, from, bytes) }?;
         Ok(self.stream.wait("a copy", LIMIT)?)
@@ -510,14 +494,9 @@ impl<'a> Bench<'a> {
             COMPARING,
             &arguments,
         )?;
-        let mut raw = vec![0; COMPARING as usize * 256 * 12];
-        self.sums.read(
-            0,
-            &mut raw,
-            Staging { stream: &self.stream, between: &self.between, limit: LIMIT },
-        )?;
-        let (numbers, _) = raw.as_chunks();
-        let numbers: Vec<f64> = numbers.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect();
+        let way = Staging { stream: &self.stream, between: &self.between, limit: LIMIT };
+        let numbers = floats(&self.sums, COMPARING as usize * 256 * 3, way)?;
+        let numbers: Vec<f64> = numbers.into_iter().map(f64::from).collect();
         let sum = |of: usize| numbers.iter().skip(of).step_by(3).sum::<f64>();
         let most = numbers.iter().copied().step_by(3).fold(0.0, f64::max);
         // A difference that is no number is one in this sum.

@@ -5,6 +5,7 @@ use zoo::preprocess::{Image, Preprocess};
 
 use super::code::Code;
 use super::limits::{BETWEEN, LIMIT};
+use super::memory::floats;
 use super::ready::words_of;
 use crate::engine::{EngineError, preprocess};
 
@@ -55,9 +56,7 @@ impl Images {
         self.stream.wait("the pre-processing of an image", LIMIT)?;
         let mut refused = [0; size_of::<u32>()];
         status.read(0, &mut refused, way)?;
-        let mut raw = vec![0; of.elements() * size_of::<f32>()];
-        input.read(0, &mut raw, way)?;
-        let elements = raw.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let elements = floats(&input, of.elements(), way)?;
         Ok((refused == [0; 4]).then_some(elements))
     }
 }

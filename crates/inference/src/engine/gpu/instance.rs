@@ -10,7 +10,6 @@ use super::loaded::Loaded;
 use super::memory::Memory;
 use super::ready::{Place, Ready};
 use super::timed::Timed;
-use super::weights::bytes;
 use crate::engine::{Engine, EngineError, gathered};
 use crate::plan::{Precision, Task};
 
@@ -97,20 +96,9 @@ impl Instance {
         (0..loaded.plan.steps.len()).map(of_step).collect()
     }
 
-    /// An error if inputs and outputs lie in slots.
-    fn has_own(&self) -> Result<(), EngineError> {
-        if self.memory.slots.is_none() { Ok(()) } else { Err(EngineError::InSlots) }
-    }
-
     /// Copies inputs to where the graph reads them. Error also: they lie in slots.
     pub fn bring(&self, inputs: &[&[f32]]) -> Result<(), EngineError> {
-        self.has_own()?;
-        let wanted: Vec<usize> = self.loaded.plan.inputs.iter().map(crate::graph::Shape::count).collect();
-        crate::engine::check_inputs(inputs, &wanted)?;
-        for (input, memory) in inputs.iter().zip(&self.memory.inputs) {
-            memory.write(0, bytes(input), self.way())?;
-        }
-        Ok(())
+        self.memory.bring(&self.loaded.plan, inputs, self.way())
     }
 
     /// Puts the graph into the stream, so many times.
@@ -148,15 +136,7 @@ impl Instance {
     }
 
     pub(super) fn outputs_by(&self, way: Staging<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
-        self.has_own()?;
-        let mut outputs = Vec::new();
-        for (shape, memory) in self.loaded.plan.outputs.iter().zip(&self.memory.outputs) {
-            let mut raw = vec![0; shape.count() * size_of::<f32>()];
-            memory.read(0, &mut raw, way)?;
-            let (elements, _) = raw.as_chunks();
-            outputs.push(elements.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect());
-        }
-        Ok(outputs)
+        self.memory.outputs(&self.loaded.plan, way)
     }
 
     /// The same kernels as a graph that launches itself, `turns` times, or until it is cancelled for 0.

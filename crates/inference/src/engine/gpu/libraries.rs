@@ -12,15 +12,10 @@ use super::library::Library;
 use super::library_plan::Present;
 use crate::engine::EngineError;
 
-/// Bytes that a library's kernel may need beside its tensors, unless [`Libraries::workspace`] says another
-/// number.
-const WORKSPACE: usize = 64 << 20;
-
 /// NVIDIA's libraries that may compute steps beside our own kernels.
 #[derive(Debug, Clone)]
 pub struct Libraries {
     pub(super) cudnn: Wanted,
-    pub(super) workspace: usize,
     pub(super) again: bool,
 }
 
@@ -34,7 +29,7 @@ pub(super) enum Wanted {
 
 impl Libraries {
     fn of(cudnn: Wanted) -> Libraries {
-        Libraries { cudnn, workspace: WORKSPACE, again: false }
+        Libraries { cudnn, again: false }
     }
 
     /// Our own kernels compute every step.
@@ -52,11 +47,6 @@ impl Libraries {
     /// As [`Self::if_found`]; a model is not loaded without cuDNN.
     pub fn needed(cudnn: Option<&Path>) -> Libraries {
         Libraries::of(Wanted::Needed(cudnn.map(Path::to_owned)))
-    }
-
-    /// The most bytes that a library's kernel may need beside its tensors.
-    pub fn workspace(self, bytes: usize) -> Libraries {
-        Libraries { workspace: bytes, ..self }
     }
 
     /// Times every step again, whatever was kept of an earlier choice.

@@ -9,6 +9,7 @@ use gpu::cudnn::{self, Arithmetic, Convolution, ConvolutionPlan, Cudnn};
 
 use super::convolution::{im2col, product};
 use super::library::Library;
+use super::limits::WORKSPACE;
 use crate::plan::arena::ALIGNMENT;
 
 /// Plans for one convolution, those that the library recommends first.
@@ -50,13 +51,9 @@ impl Present {
         Ok(format!("{} {cudnn}, {} {cublaslt}", Library::Cudnn, Library::CublasLt))
     }
 
-    /// What each library has that computes this, with no more than so many bytes of workspace where it can be
-    /// told so. A library that computes no such thing is left out.
-    pub fn candidates(
-        &self,
-        wanted: &Convolution,
-        workspace: usize,
-    ) -> Vec<(Library, gpu::Result<Vec<Candidate>>)> {
+    /// What each library has that computes this, with no more than [`WORKSPACE`] where it can be told so. A
+    /// library that computes no such thing is left out.
+    pub fn candidates(&self, wanted: &Convolution) -> Vec<(Library, gpu::Result<Vec<Candidate>>)> {
         let mut all = Vec::new();
         if let Some(cudnn) = &self.cudnn {
             let found = cudnn.candidates(wanted);
@@ -65,7 +62,7 @@ impl Present {
             all.push((Library::Cudnn, found.map(each)));
         }
         if let Some((cublaslt, (product, rows))) = self.cublaslt.as_ref().zip(product_or_im2col(wanted)) {
-            let found = match workspace.checked_sub(rows.unwrap_or(0)) {
+            let found = match WORKSPACE.checked_sub(rows.unwrap_or(0)) {
                 Some(left) => cublaslt.candidates(&product, left),
                 None => Ok(Vec::new()),
             };

@@ -5,5 +5,8 @@ use std::time::Duration;
 /// The longest that a copy or a run of a model may take.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// Bytes of workspace that a library's plan has at most.
+pub const WORKSPACE: usize = 64 << 20;
+
 /// Bytes that are copied to the GPU and back at a time.
 pub const BETWEEN: usize = 4 << 20;

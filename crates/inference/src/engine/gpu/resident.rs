@@ -10,7 +10,6 @@ use super::limits::{BETWEEN, LIMIT};
 use super::loaded::Loaded;
 use super::memory::{Memory, memory};
 use super::ready::{Place, Ready};
-use super::weights::bytes;
 use crate::engine::resident::{self, THREADS, late, table};
 use crate::engine::{Engine, EngineError};
 use crate::launch::Launch;
@@ -103,20 +102,23 @@ impl ResidentAlone {
 
     /// Runs the model so many times in one launch, and waits. Errors: the GPU's; a block that did not come to the barrier.
     pub fn launch(&mut self, turns: u64) -> Result<(), EngineError> {
-        self.words.fill(0, &self.stream)?;
+        let ResidentAlone {
+            stream, words, function, blocks, resident: Resident { steps, loaded, .. }, ..
+        } = &*self;
+        words.fill(0, stream)?;
         let arguments = Arguments::new()
-            .u64(self.resident.steps.address())
-            .u64(self.words.address())
+            .u64(steps.address())
+            .u64(words.address())
             .u64(resident::LIMIT.as_nanos() as u64)
             .u64(turns);
-        let shape = Shape { grid: [self.blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+        let shape = Shape { grid: [*blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
         // SAFETY: the steps keep to the instance's memory and to what was loaded, which this value keeps; it lives until its stream is
         // idle, or the context keeps its memory.
-        unsafe { self.stream.launch_cooperative(&self.function, shape, &arguments) }?;
-        self.stream.wait("a resident kernel", LIMIT)?;
-        let mut words = [0; 8];
-        self.words.read(0, &mut words, self.way())?;
-        late(&self.resident.loaded.plan, u32::from_le_bytes([words[4], words[5], words[6], words[7]]))
+        unsafe { stream.launch_cooperative(function, shape, &arguments) }?;
+        stream.wait("a resident kernel", LIMIT)?;
+        let mut read = [0; 8];
+        words.read(0, &mut read, self.way())?;
+        late(&loaded.plan, u32::from_le_bytes([read[4], read[5], read[6], read[7]]))
     }
 
     fn way(&self) -> Staging<'_> {
@@ -131,18 +133,9 @@ impl Engine for ResidentAlone {
 
     fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError> {
         let Resident { memory, loaded, .. } = &self.resident;
-        let wanted: Vec<usize> = loaded.plan.inputs.iter().map(crate::graph::Shape::count).collect();
-        crate::engine::check_inputs(inputs, &wanted)?;
-        for (input, to) in inputs.iter().zip(&memory.inputs) {
-            to.write(0, bytes(input), self.way())?;
-        }
+        memory.bring(&loaded.plan, inputs, self.way())?;
         self.launch(1)?;
         let Resident { memory, loaded, .. } = &self.resident;
-        let read = |(shape, from): (&crate::graph::Shape, &DeviceMemory)| {
-            let mut raw = vec![0; shape.count() * size_of::<f32>()];
-            from.read(0, &mut raw, self.way())?;
-            Ok(raw.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
-        };
-        loaded.plan.outputs.iter().zip(&memory.outputs).map(read).collect()
+        memory.outputs(&loaded.plan, self.way())
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gpu::{Context, DeviceMemory, PinnedMemory, Priority, Staging, Stream};
 
 use super::limits::{BETWEEN, LIMIT};
-use super::memory::memory;
+use super::memory::{bytes, memory};
 use crate::engine::EngineError;
 use crate::engine::twin::halves;
 use crate::plan::arena::ALIGNMENT;
@@ -98,12 +98,6 @@ fn channels_last(elements: &[f32], [outputs, inputs, rows, columns]: [usize; 4])
     let mut turned: Vec<f32> = elements.chunks_exact((inputs * pixels).max(1)).flat_map(of_output).collect();
     turned.resize(outputs * inputs * pixels, 0.0);
     turned
-}
-
-pub(super) fn bytes(elements: &[f32]) -> &[u8] {
-    // SAFETY: the slice has that many initialised bytes, for as long as it is borrowed; bytes have no
-    // alignment.
-    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
 #[cfg(test)]

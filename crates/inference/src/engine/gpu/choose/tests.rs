@@ -79,7 +79,7 @@ fn an_engine_that_is_left_out_makes_other_choices_until_its_file_is_deleted() {
     let (folder, plan) = (folder("left-out"), small());
     let all = || plan.steps.iter().flat_map(|step| convolution::ways(&plan, step)).map(|(_, of)| of);
     let trials = || Trials::new(Some(&folder), "GPU".into(), all(), &|_| ());
-    let key = || key(&plan, &Libraries::none(), "GPU", &trials());
+    let key = || key(&plan, "GPU", &trials());
     let before = key();
     let lose = || {
         let mut trials = trials();
