@@ -9,19 +9,17 @@ static __device__ inline struct virtual_block launched(void) {
 }
 
 /* Convolution as a product of matrices: weights times the pixels that each output sees. `residual` and `bias` may be null. For one
- * group. Launch: 256 threads; blocks: pixels / 64, outputs / 64, images. */
+ * group. Launch: 256 threads; blocks: pixels / 64 (128 in half precision), outputs / 64, images. */
 extern "C" __global__ void __launch_bounds__(256) conv_tiled(const float *from, const float *weights, const float *bias,
                                                              const float *residual, float *to, struct convolution shape) {
-    __shared__ float left[DEPTH][TILE + 4];
-    __shared__ float right[DEPTH][TILE + 4];
-    conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, left, right);
+    __shared__ union conv_tiles tiles;
+    conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, &tiles);
 }
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     conv_tiled_half(const struct half_number *from, const struct half_number *weights, const float *bias,
                     const struct half_number *residual, struct half_number *to, struct convolution shape) {
-    __shared__ float left[DEPTH][TILE + 4];
-    __shared__ float right[DEPTH][TILE + 4];
-    conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, left, right);
+    __shared__ union conv_tiles tiles;
+    conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, &tiles);
 }
 
 /* Convolution in groups, one output a thread. Launch: 128 threads; blocks: elements of an image / 128, 1, images. */

@@ -106,6 +106,13 @@ static __device__ float activate(struct activation of, float x) {
 #define TILE 64 /* channels and pixels of a block */
 #define DEPTH 16 /* of the sum, between barriers */
 
+/* A block's outputs and pixels, each with DEPTH numbers of the sum. */
+struct single_tiles {
+    float left[DEPTH][TILE + 4], right[DEPTH][TILE + 4];
+};
+
+#include "tensor_cores.h"
+
 /* Adds bias and residual to a sum, applies the activation, and keeps the result. */
 template <typename T>
 static __device__ inline void finish(struct virtual_block b, float sum, unsigned int output, unsigned int pixel, const float *bias,
@@ -116,16 +123,15 @@ static __device__ inline void finish(struct virtual_block b, float sum, unsigned
     keep(&to[place_of(&shape->to, b.z, at)], activate(shape->activation, sum));
 }
 
-template <typename T>
-static __device__ inline void conv_tiled_of(struct virtual_block b, const T *from, const T *weights, const float *bias,
-                                            const T *residual, T *to, const struct convolution *shape,
-                                            float (*left)[TILE + 4], float (*right)[TILE + 4]) {
+static __device__ inline void conv_tiled_of(struct virtual_block b, const float *from, const float *weights, const float *bias,
+                                            const float *residual, float *to, const struct convolution *shape, union conv_tiles *tiles) {
+    float (*left)[TILE + 4] = tiles->single.left, (*right)[TILE + 4] = tiles->single.right;
     const struct window w = shape->window;
     const struct extent in = shape->from;
     const unsigned int me = b.thread, pixels = shape->to.rows * shape->to.columns, of_kernel = w.rows * w.columns;
     const unsigned int depth = in.channels * of_kernel;
     const unsigned int first_pixel = b.x * TILE, first_output = b.y * TILE;
-    const T *image = from + (size_t)b.z * in.image;
+    const float *image = from + (size_t)b.z * in.image;
     /* What this thread brings: one pixel, four places of the depth; one place of the depth, four outputs. */
     const unsigned int my_pixel = first_pixel + me % TILE, my_row = my_pixel / shape->to.columns * w.stride_rows;
     const unsigned int my_column = my_pixel % shape->to.columns * w.stride_columns;
@@ -141,12 +147,12 @@ static __device__ inline void conv_tiled_of(struct virtual_block b, const T *fro
                 unsigned int x = my_column + in_kernel % w.columns * w.dilation_columns - w.pad_left;
                 /* Above and left of the image the differences wrap. */
                 if (y < in.rows && x < in.columns)
-                    value = number(image[(size_t)channel * in.channel + (size_t)(y * in.columns + x) * in.pixel]);
+                    value = image[(size_t)channel * in.channel + (size_t)(y * in.columns + x) * in.pixel];
             }
             right[me / TILE + step * 4][me % TILE] = value;
             at = begin + me % DEPTH;
             bool inside = at < depth && first_output + row < shape->to.channels;
-            left[me % DEPTH][row] = inside ? number(weights[(size_t)(first_output + row) * depth + at]) : 0.0f;
+            left[me % DEPTH][row] = inside ? weights[(size_t)(first_output + row) * depth + at] : 0.0f;
         }
         __syncthreads();
         for (unsigned int k = 0; k < DEPTH; k++)

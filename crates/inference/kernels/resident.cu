@@ -39,16 +39,25 @@ struct steps {
     struct step first[1];
 };
 
+/* Not inlined: the compiler takes ten times as long where it is. */
+static __device__ __noinline__ void conv_tiled_apart(struct virtual_block b, const struct step *step, union conv_tiles *tiles,
+                                                     struct half_number *to) {
+    const unsigned long long *at = step->pointers;
+    conv_tiled_of(b, (const struct half_number *)at[0], (const struct half_number *)at[1], (const float *)at[2],
+                  (const struct half_number *)at[3], to, &step->shape.convolution, tiles);
+}
+static __device__ inline void conv_tiled_apart(struct virtual_block b, const struct step *step, union conv_tiles *tiles, float *to) {
+    const unsigned long long *at = step->pointers;
+    conv_tiled_of(b, (const float *)at[0], (const float *)at[1], (const float *)at[2], (const float *)at[3], to,
+                  &step->shape.convolution, tiles);
+}
+
 /* One block of a step. The operators with barriers have blocks of RESIDENT_THREADS threads, so that all threads are in the same one. */
 template <typename T>
-static __device__ inline void run_block(const struct step *step, struct virtual_block b, float (*left)[TILE + 4],
-                                        float (*right)[TILE + 4]) {
+static __device__ inline void run_block(const struct step *step, struct virtual_block b, union conv_tiles *tiles) {
     const unsigned long long *to = step->pointers;
     switch (step->operation) {
-    case OPERATION_CONV_TILED:
-        conv_tiled_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4], &step->shape.convolution,
-                      left, right);
-        break;
+    case OPERATION_CONV_TILED: conv_tiled_apart(b, step, tiles, (T *)to[4]); break;
     case OPERATION_CONV_GROUPED:
         conv_grouped_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4],
                         &step->shape.convolution);
@@ -66,7 +75,7 @@ static __device__ inline void run_block(const struct step *step, struct virtual_
 }
 
 /* This block's share of a step: every so many of its blocks; several of them side by side where they have fewer threads. */
-static __device__ inline void run_step(const struct step *step, float (*left)[TILE + 4], float (*right)[TILE + 4]) {
+static __device__ inline void run_step(const struct step *step, union conv_tiles *tiles) {
     const unsigned int *blocks = step->blocks, together = blockDim.x / step->threads;
     const unsigned long long all = (unsigned long long)blocks[0] * blocks[1] * blocks[2];
     struct virtual_block b = {0, 0, 0, threadIdx.x % step->threads, step->threads};
@@ -76,9 +85,9 @@ static __device__ inline void run_step(const struct step *step, float (*left)[TI
         b.y = (unsigned int)(at / blocks[0] % blocks[1]);
         b.z = (unsigned int)(at / blocks[0] / blocks[1]);
         if (step->is_half)
-            run_block<struct half_number>(step, b, left, right);
+            run_block<struct half_number>(step, b, tiles);
         else
-            run_block<float>(step, b, left, right);
+            run_block<float>(step, b, tiles);
     }
 }
 
@@ -91,8 +100,7 @@ extern "C" __global__ void db_model(unsigned long long model, struct db_grid *gr
 extern "C" __device__ void db_model(unsigned long long model, struct db_grid *grid)
 #endif
 {
-    __shared__ float left[DEPTH][TILE + 4];
-    __shared__ float right[DEPTH][TILE + 4];
+    __shared__ union conv_tiles tiles;
     __shared__ struct step now;
     const struct steps *steps = (const struct steps *)model;
     const unsigned long long count = steps->count;
@@ -103,13 +111,13 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
             ((unsigned int *)&now)[word] = ((const unsigned int *)&steps->first[at])[word];
         /* All threads have the step; behind it all blocks have what it wrote, and no thread needs it any more. */
         __syncthreads();
-        run_step(&now, left, right);
+        run_step(&now, &tiles);
         if (db_grid_meet(grid)) return;
     }
 }
 
 /* A model alone, several times. Launch: cooperative, RESIDENT_THREADS threads. `words`: of the grid's barrier. */
-extern "C" __global__ void __launch_bounds__(RESIDENT_THREADS)
+extern "C" __global__ void __launch_bounds__(RESIDENT_THREADS, 2)
     resident(unsigned long long model, unsigned int *words, unsigned long long limit_ns, unsigned long long turns) {
     struct db_grid grid = {words, limit_ns, 0, 0};
     for (; turns && !grid.is_late; turns--) db_model(model, &grid);

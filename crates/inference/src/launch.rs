@@ -4,6 +4,9 @@
 use crate::graph::{Activation, Op, Shape, Window};
 use crate::plan::{Place, Plan, Precision, Source, Step, Task};
 
+/// Pixels of a block of `conv_tiled_half`, as in `kernels/tensor_cores.h`.
+const HALF_PIXELS: u32 = 128;
+
 /// An argument of a kernel. Arrays are the kernel's structs, word by word.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Argument {
@@ -229,7 +232,8 @@ impl StepOf<'_> {
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
         let (kernel, blocks, threads) = if groups == 1 {
-            ("conv_tiled", [(rows * columns).div_ceil(64), outputs.div_ceil(64), batch], 256)
+            let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { 64 };
+            ("conv_tiled", [(rows * columns).div_ceil(pixels), outputs.div_ceil(64), batch], 256)
         } else {
             ("conv_grouped", [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };

@@ -61,7 +61,10 @@ pub(super) fn words_of(slots: &SlotTensors, argument: &Argument) -> [u64; 4] {
 pub fn units() -> [gpu::Unit; 1] {
     let (name, text) = gpu::GRID_HEADER;
     let unit = gpu::Unit::new("resident.cu", include_str!("../../kernels/resident.cu"));
-    [unit.header(name, text).header("operators.h", include_str!("../../kernels/operators.h"))]
+    [unit
+        .header(name, text)
+        .header("operators.h", include_str!("../../kernels/operators.h"))
+        .header("tensor_cores.h", include_str!("../../kernels/tensor_cores.h"))]
 }
 
 /// `struct steps`: the launches of a plan. `place`: `struct slot` of an input or output; of another argument its address comes first.

@@ -11,7 +11,8 @@ use crate::engine::EngineError;
 pub fn units() -> [Unit; 2] {
     [
         Unit::new("operators.cu", include_str!("../../../kernels/operators.cu"))
-            .header("operators.h", include_str!("../../../kernels/operators.h")),
+            .header("operators.h", include_str!("../../../kernels/operators.h"))
+            .header("tensor_cores.h", include_str!("../../../kernels/tensor_cores.h")),
         Unit::new("preprocess.cu", include_str!("../../../kernels/preprocess.cu")),
     ]
 }
