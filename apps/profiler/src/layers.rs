@@ -168,13 +168,13 @@ fn bytes_of(plan: &Plan, step: &Step) -> usize {
     let of_arena = |shape: &Shape| shape.count() * plan.format.precision.bytes();
     // Inputs and outputs of the model are of single precision.
     let of_slot = |shape: &Shape| shape.count() * size_of::<f32>();
-    let (read, written) = match &step.task {
-        Task::Load { .. } => (of_slot(&step.from), of_arena(&step.to)),
-        Task::Store { .. } => (of_arena(&step.from), of_slot(&step.to)),
-        Task::Compute { residual: Some(_), .. } => {
-            (of_arena(&step.from) + of_arena(&step.to), of_arena(&step.to))
-        }
-        Task::Compute { .. } | Task::Copy => (of_arena(&step.from), of_arena(&step.to)),
+    let is_loaded =
+        matches!((&step.task, step.reads.first()), (Task::Load { .. }, _) | (_, Some(Source::Input(_))));
+    let first = if is_loaded { of_slot(&step.from) } else { of_arena(&step.from) };
+    let (residual, written) = match &step.task {
+        Task::Store { .. } => (0, of_slot(&step.to)),
+        Task::Compute { residual: Some(_), .. } => (of_arena(&step.to), of_arena(&step.to)),
+        Task::Load { .. } | Task::Compute { .. } | Task::Copy => (0, of_arena(&step.to)),
     };
     let second = match (step.reads.get(1), &step.second) {
         (Some(Source::Arena(_)), Some(shape)) => of_arena(shape),
@@ -182,7 +182,7 @@ fn bytes_of(plan: &Plan, step: &Step) -> usize {
     };
     let constants = step.reads.iter().map(|source| match source {
         Source::Constant(number) => plan.constants[*number].len() * plan.format.precision.bytes(),
-        Source::Arena(_) => 0,
+        Source::Arena(_) | Source::Input(_) => 0,
     });
-    read + written + second + constants.sum::<usize>()
+    first + residual + written + second + constants.sum::<usize>()
 }

@@ -22,6 +22,14 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, &tiles);
 }
 
+/* The same of the model's input, from its slot, whose sums have HALF_DEPTH terms at most. Launch: as `conv_tiled_half`. */
+extern "C" __global__ void __launch_bounds__(256, 3)
+    conv_load_half(struct slot slot, const struct half_number *weights, const float *bias, const struct half_number *residual,
+                   struct half_number *to, struct convolution shape) {
+    __shared__ union conv_tiles tiles;
+    conv_load_of(launched(), &slot, weights, bias, residual, to, &shape, &tiles);
+}
+
 /* Convolution in groups, one output a thread. Launch: 128 threads; blocks: elements of an image / 128, 1, images. */
 extern "C" __global__ void __launch_bounds__(128) conv_grouped(const float *from, const float *weights, const float *bias,
                                                                const float *residual, float *to, struct convolution shape) {

@@ -53,6 +53,18 @@ struct elements {
     unsigned int operation;
 };
 
+/* A tensor of a slot: it lies `offset` bytes behind the begin of the slot that `*index` names. A slot's tensors are of single
+ * precision, channel by channel, the images one behind the other. */
+struct slot {
+    unsigned char *base;
+    const unsigned int *index;
+    unsigned long long stride, offset;
+};
+
+static __device__ inline float *tensor_of(const struct slot *slot) {
+    return (float *)(slot->base + *slot->index * slot->stride + slot->offset);
+}
+
 /* A number in half precision, as memory holds it. */
 struct half_number {
     unsigned short bits;
@@ -306,18 +318,10 @@ static __device__ inline void depth_to_space_of(struct virtual_block b, const T 
     to[place_of(&shape->to, b.y, at)] = from[place_in_blocks(shape, b.y, at)];
 }
 
-/* A tensor of a slot: it lies `offset` bytes behind the begin of the slot that `*index` names. A slot's tensors are of single
- * precision, channel by channel, the images one behind the other. */
-struct slot {
-    unsigned char *base;
-    const unsigned int *index;
-    unsigned long long stride, offset;
-};
-
 template <typename T>
 static __device__ inline void load_of(struct virtual_block b, const struct slot *slot, T *to, const struct elements *shape) {
     const unsigned int at = thread_of(b), count = shape->to.channels * shape->to.rows * shape->to.columns;
-    const float *from = (const float *)(slot->base + *slot->index * slot->stride + slot->offset);
+    const float *from = tensor_of(slot);
     if (at < count) keep(&to[place_of(&shape->to, b.y, at)], from[(size_t)b.y * count + at]);
 }
 
@@ -326,7 +330,7 @@ static __device__ inline void store_of(struct virtual_block b, const struct slot
                                        const struct elements *shape) {
     const unsigned int at = thread_of(b);
     const unsigned int count = shape->to.channels * shape->to.rows * shape->to.columns;
-    float *to = (float *)(slot->base + *slot->index * slot->stride + slot->offset);
+    float *to = tensor_of(slot);
     if (at < count) to[(size_t)b.y * count + at] = number(from[place_in_blocks(shape, b.y, at)]);
 }
 

@@ -17,7 +17,8 @@ enum {
     OPERATION_ELEMENTWISE,
     OPERATION_DEPTH_TO_SPACE,
     OPERATION_LOAD,
-    OPERATION_STORE
+    OPERATION_STORE,
+    OPERATION_CONV_LOAD
 };
 
 #define RESIDENT_THREADS 256 /* of a block: as many as any operator's block has, or a multiple */
@@ -52,6 +53,12 @@ static __device__ inline void conv_tiled_apart(struct virtual_block b, const str
                   &step->shape.convolution, tiles);
 }
 
+static __device__ __noinline__ void conv_load_apart(struct virtual_block b, const struct step *step, union conv_tiles *tiles) {
+    const unsigned long long *at = step->pointers;
+    conv_load_of(b, &step->slot, (const struct half_number *)at[0], (const float *)at[1], (const struct half_number *)at[2],
+                 (struct half_number *)at[3], &step->shape.convolution, tiles);
+}
+
 /* One block of a step. The operators with barriers have blocks of RESIDENT_THREADS threads, so that all threads are in the same one. */
 template <typename T>
 static __device__ inline void run_block(const struct step *step, struct virtual_block b, union conv_tiles *tiles) {
@@ -84,7 +91,9 @@ static __device__ inline void run_step(const struct step *step, union conv_tiles
         b.x = (unsigned int)(at % blocks[0]);
         b.y = (unsigned int)(at / blocks[0] % blocks[1]);
         b.z = (unsigned int)(at / blocks[0] / blocks[1]);
-        if (step->is_half)
+        if (step->operation == OPERATION_CONV_LOAD)
+            conv_load_apart(b, step, tiles);
+        else if (step->is_half)
             run_block<struct half_number>(step, b, tiles);
         else
             run_block<float>(step, b, tiles);

@@ -171,6 +171,12 @@ static __device__ inline void finish_pixel(const float (*sums)[4], unsigned int 
         at[(size_t)i * out.channel].bits = (unsigned short)(pairs[i / 2] >> i % 2 * 16);
 }
 
+/* The row of an output in shared memory. A lane of `mma` has two outputs of each eight; which ones these are is free, so they are
+ * neighbours, and a lane writes 2 * EIGHTS of them together. */
+template <unsigned int EIGHTS> static __device__ inline unsigned int row_of(unsigned int output) {
+    return output % (2 * EIGHTS) / 2 * 8 + output / (2 * EIGHTS) * 2 + output % 2;
+}
+
 /* A block of 8 * EIGHTS outputs. */
 template <unsigned int EIGHTS>
 static __device__ inline void conv_half_of(struct virtual_block b, const struct half_number *from, const struct half_number *weights,
@@ -182,9 +188,8 @@ static __device__ inline void conv_half_of(struct virtual_block b, const struct 
     const unsigned int warp = b.thread / 32, group = b.thread % 32 / 4, of_group = b.thread % 4;
     const struct half_number *image = from + (size_t)b.z * shape->from.image;
     const bool eights = in_eights(from, &shape->from);
-    /* What this thread brings: eight terms of two pixels and of an output. A lane of `mma` has two outputs of each eight; which ones these
-     * are is free, so they are neighbours, and a lane writes 2 * EIGHTS of them together. */
-    const unsigned int mine = b.thread / 4, row_of_mine = mine % (2 * EIGHTS) / 2 * 8 + mine / (2 * EIGHTS) * 2 + mine % 2;
+    /* What this thread brings: eight terms of two pixels and of an output. */
+    const unsigned int mine = b.thread / 4;
     unsigned int rows[2], columns[2];
     UNROLL
     for (unsigned int i = 0; i < 2; i++) {
@@ -218,7 +223,7 @@ static __device__ inline void conv_half_of(struct virtual_block b, const struct 
         __syncthreads();
         UNROLL
         for (unsigned int i = 0; i < 2; i++) *(uint4 *)&tiles->pixels[mine + i * HALF_PIXELS / 2][of_group * 4] = seen[i];
-        if (mine < 8 * EIGHTS) *(uint4 *)&tiles->outputs[row_of_mine][of_group * 4] = taken;
+        if (mine < 8 * EIGHTS) *(uint4 *)&tiles->outputs[row_of<EIGHTS>(mine)][of_group * 4] = taken;
         __syncthreads();
     }
     const unsigned int pixel = first_pixel + warp * 16 + group, output = first_output + of_group * 2 * EIGHTS;
@@ -233,6 +238,86 @@ static __device__ inline void conv_tiled_of(struct virtual_block b, const struct
         conv_half_of<2>(b, from, weights, bias, residual, to, shape, &tiles->half);
     else
         conv_half_of<8>(b, from, weights, bias, residual, to, shape, &tiles->half);
+}
+
+/* A block of 8 * EIGHTS outputs, of an image in single precision, channel by channel. The sum has HALF_DEPTH terms at most, in the order
+ * channels, rows, columns of the window. */
+template <unsigned int EIGHTS>
+static __device__ inline void conv_image_of(struct virtual_block b, const float *image, const struct half_number *weights,
+                                            const float *bias, const struct half_number *residual, struct half_number *to,
+                                            const struct convolution *shape, struct half_tiles *tiles) {
+    const struct window w = shape->window;
+    const struct extent in = shape->from;
+    const unsigned int of_kernel = w.rows * w.columns, depth = in.channels * of_kernel, pixels = shape->to.rows * shape->to.columns;
+    const unsigned int group = b.thread % 32 / 4, of_group = b.thread % 4, first_output = b.y * HALF_OUTPUTS;
+    for (unsigned int i = b.thread; i < 8 * EIGHTS * HALF_DEPTH / 2; i += b.threads) {
+        const unsigned int mine = i / (HALF_DEPTH / 2), pair = i % (HALF_DEPTH / 2);
+        const struct half_number *of_output = weights + (size_t)(first_output + mine) * depth;
+        unsigned int both = 0;
+        if (first_output + mine < shape->to.channels) {
+            if (2 * pair < depth) both = of_output[2 * pair].bits;
+            if (2 * pair + 1 < depth) both |= (unsigned int)of_output[2 * pair + 1].bits << 16;
+        }
+        tiles->outputs[row_of<EIGHTS>(mine)][pair] = both;
+    }
+    /* Where each term lies from the first one of a window: rows, columns, elements. One behind the last term lies outside the image. */
+    if (b.thread < HALF_DEPTH) {
+        const unsigned int channel = b.thread / of_kernel, place = b.thread - channel * of_kernel, row = place / w.columns;
+        const unsigned int down = row * w.dilation_rows, across = (place - row * w.columns) * w.dilation_columns;
+        *(uint4 *)tiles->pixels[b.thread] = make_uint4(b.thread < depth ? down : 0x80000000u, across,
+                                                       channel * in.channel + down * in.columns + across, 0);
+    }
+    const unsigned int pixel = b.x * HALF_PIXELS + b.thread / 32 * 16 + group;
+    unsigned int rows[2], columns[2];
+    UNROLL
+    for (unsigned int i = 0; i < 2; i++) {
+        /* Of one behind the last pixel nothing is kept. */
+        const unsigned int seen = pixel + 8 * i < pixels ? pixel + 8 * i : 0, row = seen / shape->to.columns;
+        /* Above and left of the image the differences wrap. */
+        rows[i] = row * w.stride_rows - w.pad_top;
+        columns[i] = (seen - row * shape->to.columns) * w.stride_columns - w.pad_left;
+    }
+    __syncthreads();
+    unsigned int seen[2][4];
+    UNROLL
+    for (unsigned int quarter = 0; quarter < 4; quarter++) {
+        float both[2][2];
+        UNROLL
+        for (unsigned int j = 0; j < 2; j++) {
+            const uint4 term = *(const uint4 *)tiles->pixels[(of_group + 4 * quarter) * 2 + j];
+            UNROLL
+            for (unsigned int i = 0; i < 2; i++) {
+                const bool inside = rows[i] + term.x < in.rows && columns[i] + term.y < in.columns;
+                both[i][j] = inside ? image[rows[i] * in.columns + columns[i] + term.z] : 0.0f;
+            }
+        }
+        UNROLL
+        for (unsigned int i = 0; i < 2; i++) seen[quarter / 2][quarter % 2 * 2 + i] = pair_of(both[i][0], both[i][1]);
+    }
+    float sums[EIGHTS][4] = {{0}};
+    UNROLL
+    for (unsigned int k = 0; k < 2; k++)
+        UNROLL
+        for (unsigned int i = 0; i < EIGHTS; i++) {
+            const unsigned int *row = &tiles->outputs[i * 8 + group][k * 8 + of_group];
+            const unsigned int two[2] = {row[0], row[4]};
+            multiply_add(sums[i], seen[k], two);
+        }
+    /* A resident block fills the tiles anew. */
+    __syncthreads();
+    const unsigned int output = first_output + of_group * 2 * EIGHTS;
+    if (pixel < pixels) finish_pixel<EIGHTS, 0>(sums, output, b.z, pixel, bias, residual, to, shape);
+    if (pixel + 8 < pixels) finish_pixel<EIGHTS, 2>(sums, output, b.z, pixel + 8, bias, residual, to, shape);
+}
+
+static __device__ inline void conv_load_of(struct virtual_block b, const struct slot *slot, const struct half_number *weights,
+                                           const float *bias, const struct half_number *residual, struct half_number *to,
+                                           const struct convolution *shape, union conv_tiles *tiles) {
+    const float *image = tensor_of(slot) + (size_t)b.z * shape->from.image;
+    if (shape->to.channels - b.y * HALF_OUTPUTS <= 16)
+        conv_image_of<2>(b, image, weights, bias, residual, to, shape, &tiles->half);
+    else
+        conv_image_of<8>(b, image, weights, bias, residual, to, shape, &tiles->half);
 }
 
 #endif /* DOORBELL_TENSOR_CORES_H */

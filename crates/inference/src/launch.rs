@@ -233,7 +233,9 @@ impl StepOf<'_> {
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
         let (kernel, blocks, threads) = if groups == 1 {
             let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { 64 };
-            ("conv_tiled", [(rows * columns).div_ceil(pixels), outputs.div_ceil(64), batch], 256)
+            let of_slot = matches!(self.step.reads[0], Source::Input(_));
+            let kernel = if of_slot { "conv_load" } else { "conv_tiled" };
+            (kernel, [(rows * columns).div_ceil(pixels), outputs.div_ceil(64), batch], 256)
         } else {
             ("conv_grouped", [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };
@@ -327,6 +329,7 @@ impl StepOf<'_> {
         match source {
             Source::Arena(place) => Argument::Arena(self.plan.byte(&place)),
             Source::Constant(number) => Argument::Constant(number),
+            Source::Input(number) => Argument::Input(number),
         }
     }
 
@@ -355,6 +358,7 @@ impl StepOf<'_> {
 fn half(kernel: &str) -> &'static str {
     match kernel {
         "conv_tiled" => "conv_tiled_half",
+        "conv_load" => "conv_load_half",
         "conv_grouped" => "conv_grouped_half",
         "conv_finish" => "conv_finish_half",
         "im2col" => "im2col_half",

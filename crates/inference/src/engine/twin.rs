@@ -232,7 +232,10 @@ mod tests {
         let small = Architecture::SuperResolution { factor: 3, height: 8, width: 6 };
         for (precision, tolerance) in [(Precision::Single, 1e-5), (Precision::Half, 2e-3)] {
             // Windows of 5x5 and 3x3 with pads; one of 3x3 with a stride, of three channels.
-            for (architecture, batch, count) in [(small, 2, 4), (Architecture::MobileNetV3Small, 1, 1)] {
+            // In half precision the first one of either reads a slot. That of MobileNet is then one of 1x1.
+            let of_small = if precision == Precision::Half { 3 } else { 4 };
+            for (architecture, batch, count) in [(small, 2, of_small), (Architecture::MobileNetV3Small, 1, 1)]
+            {
                 let file = architecture.build(batch).encode_to_vec();
                 let graph = import(&file, batch).expect("the zoo's models are imported");
                 let format = Format { precision, layout: Layout::ChannelsLast };
@@ -242,7 +245,10 @@ mod tests {
                 twin.bring(&[&input]).expect("it is the model's");
                 let mut compared = 0;
                 for (at, step) in plan.steps.iter().enumerate() {
-                    if let Task::Compute { op: Op::Conv { window, groups: 1 }, .. } = &step.task {
+                    if let Task::Compute { op: Op::Conv { window, groups: 1 }, .. } = &step.task
+                        && let Source::Arena(_) = step.reads[0]
+                        && step.to.parts()[2] > 1
+                    {
                         let sums = sums(&mut twin, at);
                         let found = products(&mut twin, step, window);
                         let apart = distance(precision, &found, &sums);

@@ -1,6 +1,6 @@
 //! Whether a plan's launches keep to its arena, constants and slots: engines ask before they launch anything.
 
-use super::{Place, Plan, PlanError, Source, Step, Task};
+use super::{Place, Plan, PlanError, Source, Step, Task, fuse};
 use crate::graph::{Op, Shape};
 use crate::shape;
 
@@ -20,7 +20,13 @@ impl Plan {
 fn check_step(plan: &Plan, step: &Step) -> Result<(), String> {
     for (at, source) in step.reads.iter().enumerate() {
         let wanted = read_shape(step, at).ok_or_else(|| format!("it has no input {at}"))?;
-        check_source(plan, source, &wanted)?;
+        match (source, &step.task) {
+            (Source::Input(number), Task::Compute { op, .. })
+                if at == 0
+                    && plan.inputs.get(*number) == Some(&wanted)
+                    && fuse::reads_slot(plan.format, op, &wanted) => {}
+            _ => check_source(plan, source, &wanted)?,
+        }
     }
     if let Some(place) = &step.write {
         check_place(plan, place, &step.to)?;
@@ -91,6 +97,7 @@ fn check_source(plan: &Plan, source: &Source, shape: &Shape) -> Result<(), Strin
             let problem = || format!("constant {number} has {length:?} elements, it reads {shape}");
             (length == Some(shape.count())).then_some(()).ok_or_else(problem)
         }
+        Source::Input(number) => Err(format!("no kernel of this step reads input {number} in its slot")),
     }
 }
 

@@ -1,7 +1,9 @@
-//! Which operators one kernel computes: a convolution with the sum and the activation behind it.
+//! Which operators one kernel computes: a convolution with the sum and the activation behind it, and the load of the model's input
+//! with the convolution that reads it.
 
 use super::fold::uses;
-use crate::graph::{Activation, Graph, Op, ValueId};
+use super::{Format, Precision};
+use crate::graph::{Activation, Graph, Op, Shape, ValueId};
 
 /// Operators that one kernel computes.
 #[derive(Debug, Clone)]
@@ -18,6 +20,25 @@ pub struct Fused {
     pub activation: Option<Activation>,
     /// What is written.
     pub output: ValueId,
+}
+
+/// Terms of a sum that a block of `conv_load_half` adds at most: HALF_DEPTH of `kernels/tensor_cores.h`.
+const TERMS: usize = 32;
+
+/// Whether a kernel computes this operator of an input of the model where that lies in its slot: a convolution in half precision whose
+/// sums have few terms. Libraries compute one of so few channels as if there were eight.
+pub fn reads_slot(format: Format, op: &Op, from: &Shape) -> bool {
+    let Op::Conv { window, groups: 1 } = op else { return false };
+    let terms = from.parts()[1] * window.kernel[0] * window.kernel[1];
+    format.precision == Precision::Half && window.kernel != [1, 1] && terms <= TERMS
+}
+
+/// The inputs of the model that the one operator that reads them takes from their slots.
+pub fn in_slots(graph: &Graph, fused: &[Fused], format: Format) -> Vec<ValueId> {
+    let uses = uses(graph);
+    let reads = |one: &Fused, id| one.inputs[0] == id && reads_slot(format, &one.op, graph.shape(id));
+    let all = graph.inputs.iter().copied();
+    all.filter(|&id| uses[id.0] == 1 && fused.iter().any(|one| reads(one, id))).collect()
 }
 
 /// The graph's nodes in their order, those that are fused at the place of their first.

@@ -30,7 +30,12 @@ fn image_of(shape: &Shape) -> usize {
 
 impl Places {
     /// Places for what the steps write.
-    pub fn new(graph: &Graph, fused: &[Fused], format: Format) -> Result<Places, PlanError> {
+    pub fn new(
+        graph: &Graph,
+        fused: &[Fused],
+        in_slots: &[ValueId],
+        format: Format,
+    ) -> Result<Places, PlanError> {
         let layout = format.layout;
         let count = graph.values.len();
         let mut places =
@@ -42,7 +47,7 @@ impl Places {
         // get theirs.
         let joining = || fused.iter().rev().filter(|one| matches!(one.op, Op::Concat { .. } | Op::Reshape));
         joining().for_each(|one| places.share(graph, one));
-        let inputs = graph.inputs.iter().map(|&id| (id, 1));
+        let inputs = graph.inputs.iter().filter(|id| !in_slots.contains(id)).map(|&id| (id, 1));
         for (id, unit) in inputs.chain(fused.iter().map(|one| (one.output, channel_unit(one, format)))) {
             if places.within[id.0].is_none() && places.places[id.0].is_none() {
                 let [batch, channels, rows, columns] = graph.shape(id).parts();

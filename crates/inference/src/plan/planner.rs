@@ -23,16 +23,20 @@ impl Plan {
         }
         let mut fused = fuse::fuse(&graph);
         let stores = stores(&graph, &mut fused);
-        let places = Places::new(&graph, &fused, format)?;
+        let in_slots = fuse::in_slots(&graph, &fused, format);
+        let places = Places::new(&graph, &fused, &in_slots, format)?;
         let mut planner = Planner {
             graph: &graph,
             places,
+            in_slots,
             steps: Vec::new(),
             constants: Vec::new(),
             numbers: HashMap::new(),
         };
-        for number in 0..graph.inputs.len() {
-            planner.load(number);
+        for (number, id) in graph.inputs.iter().enumerate() {
+            if !planner.in_slots.contains(id) {
+                planner.load(number);
+            }
         }
         for one in &fused {
             planner.compute(one);
@@ -83,7 +87,7 @@ fn needs(steps: &[Step], sizes: &[usize], bytes: usize) -> Vec<Need> {
         };
         let read = step.reads.iter().copied().chain(residual).filter_map(|source| match source {
             Source::Arena(place) => Some(place),
-            Source::Constant(_) => None,
+            Source::Constant(_) | Source::Input(_) => None,
         });
         for place in read.chain(step.write) {
             let need = &mut needs[place.piece];
@@ -97,6 +101,8 @@ fn needs(steps: &[Step], sizes: &[usize], bytes: usize) -> Vec<Need> {
 struct Planner<'a> {
     graph: &'a Graph,
     places: Places,
+    /// Inputs that no step loads.
+    in_slots: Vec<ValueId>,
     steps: Vec<Step>,
     constants: Vec<Arc<[f32]>>,
     /// Constants that have a number.
@@ -110,7 +116,9 @@ impl Planner<'_> {
 
     fn source(&mut self, id: ValueId) -> Source {
         let Some(elements) = self.graph.constant(id) else {
-            return Source::Arena(self.places.of(id));
+            let input = self.graph.inputs.iter().position(|input| *input == id);
+            let input = input.filter(|_| self.in_slots.contains(&id));
+            return input.map_or_else(|| Source::Arena(self.places.of(id)), Source::Input);
         };
         let number = *self.numbers.entry(id).or_insert_with(|| {
             self.constants.push(elements.clone());

@@ -26,6 +26,8 @@ pub enum Source {
     Arena(Place),
     /// A constant, by its number in [`super::Plan::constants`].
     Constant(usize),
+    /// An input of the model, by its number, in its slot: see `fuse::reads_slot`.
+    Input(usize),
 }
 
 /// What a step computes.

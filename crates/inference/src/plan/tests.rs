@@ -85,6 +85,37 @@ fn what_is_read_twice_is_written() {
 }
 
 #[test]
+fn an_input_stays_in_its_slot_where_one_convolution_of_few_terms_reads_it() {
+    let half = Format { precision: Precision::Half, layout: Layout::ChannelsLast };
+    let single = Format { precision: Precision::Single, ..half };
+    // `may`: a kernel could read the slot.
+    for (what, format, kernel, pads, may, wanted) in [
+        ("16 terms", half, [2, 2], [0, 0, 1, 1], true, &["Conv", "Store 0"][..]),
+        ("32 terms", half, [2, 4], [0, 1, 1, 2], true, &["Conv", "Store 0"]),
+        ("36 terms", half, [3, 3], [1; 4], false, &["Load 0", "Conv", "Store 0"]),
+        ("a window of a pixel", half, [1, 1], [0; 4], false, &["Load 0", "Conv", "Store 0"]),
+        ("single precision", single, [2, 2], [0, 0, 1, 1], false, &["Load 0", "Conv", "Store 0"]),
+        ("read twice", half, [2, 2], [0, 0, 1, 1], true, &["Load 0", "Conv", "Mul", "Store 0"]),
+    ] {
+        let mut model = TestGraph::new();
+        let input = model.0.inputs[0];
+        let mut output = model.conv_of(input, kernel, pads);
+        if what == "read twice" {
+            output = model.node(Op::Mul, &[output, input], 4);
+        }
+        model.0.outputs.push(output);
+        let mut plan = Plan::in_format(&model.0, format).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(tasks(&plan), wanted, "{what}");
+        assert_eq!(plan.pieces.len(), wanted.len() - 1, "{what}: each step but the last has a piece");
+        let conv = wanted.iter().position(|task| *task == "Conv").expect("it is there");
+        for (number, is_right) in [(0, may), (1, false)] {
+            plan.steps[conv].reads[0] = Source::Input(number);
+            assert_eq!(plan.check().is_ok(), is_right, "{what}: input {number}");
+        }
+    }
+}
+
+#[test]
 fn parts_of_a_concat_are_written_where_it_is_read() {
     let mut model = TestGraph::new();
     let input = model.0.inputs[0];

@@ -35,6 +35,7 @@ fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {
             "load",
             "store",
             "conv_tiled_half",
+            "conv_load_half",
             "preprocess",
         ] {
             assert!(functions.contains(name), "sm_{arch}: no {name} in {functions:?}");

@@ -76,7 +76,7 @@ pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution
     })?;
     let residual = match residual {
         Some(Source::Arena(place)) => Some(tensor(plan, *place, &to)),
-        Some(Source::Constant(_)) => return None,
+        Some(Source::Constant(_) | Source::Input(_)) => return None,
         None => None,
     };
     let sums = fused != Fused::Products;
