@@ -2,7 +2,7 @@
 //
 // control: 16 bytes of pinned host memory, aligned to 8, mapped to the device, seen by the CPU while they run:
 //   [0] cancel, written by the CPU: not 0 ends the graph after the turn that sees it
-//   [1] turns that have ended, written here
+//   [1] turns, written here: of `doorbell_relaunch` those that have ended, of `doorbell_next` those that have begun
 //   [2] why there will be no further turn, written here last: 1 cancelled, 2 `limit` reached, 3 the launch failed; 0: there will
 //   [3] the cudaError_t of a launch that failed
 // limit: turns at most; 0: no limit. ring: as of `stamp`, which notes the end of the run; null: nothing is noted.
@@ -26,10 +26,9 @@ static __device__ inline unsigned next_turn(volatile unsigned *control, unsigned
     return end;
 }
 
-// Tells the CPU that a turn has ended, and why it was the last one.
-static __device__ inline void tell(volatile unsigned *control, unsigned turns, unsigned end)
+// Tells the CPU why there is no further turn.
+static __device__ inline void tell(volatile unsigned *control, unsigned end)
 {
-    control[1] = turns;
     if (end) {
         // The CPU takes [2] as the word that the others are final.
         __threadfence_system();
@@ -45,26 +44,28 @@ extern "C" __global__ void doorbell_relaunch(volatile unsigned *control, unsigne
     if (ring)
         stamp(ring, 1);
     unsigned turns, end = next_turn(control, limit, &turns);
-    tell(control, turns, end);
+    control[1] = turns;
+    tell(control, end);
 }
 
 // Runs beside a graph's other kernels, so that its reads and its launch take no time of their own. A turn of which a kernel sets [0] may
-// have one more behind it. state: 8 bytes of device memory for `doorbell_turn`.
+// have one more behind it. state: 4 bytes of device memory for `doorbell_turn`: why this turn is the last one, or 0.
 extern "C" __global__ void doorbell_next(volatile unsigned *control, unsigned limit, volatile unsigned *state)
 {
     if (blockIdx.x || threadIdx.x)
         return;
     unsigned turns, end = next_turn(control, limit, &turns);
-    state[0] = turns;
-    state[1] = end;
+    control[1] = turns;
+    *state = end;
 }
 
-// Last kernel of a graph that has a `doorbell_next`.
+// Last kernel of a graph that has a `doorbell_next`. It writes over the bus in the last turn alone: a kernel ends when its writes have
+// arrived, and in the others nothing runs meanwhile.
 extern "C" __global__ void doorbell_turn(volatile unsigned *control, const volatile unsigned *state, volatile unsigned long long *ring)
 {
     if (blockIdx.x || threadIdx.x)
         return;
     if (ring)
         stamp(ring, 1);
-    tell(control, state[0], state[1]);
+    tell(control, *state);
 }

@@ -71,8 +71,8 @@ pub struct SelfLaunching {
     graph: DeviceGraph,
     stream: Stream,
     control: PinnedMemory,
-    /// What the kernel beside the others tells the last one.
-    _state: Option<DeviceMemory>,
+    /// What the kernel beside the others, if there is one, tells the last one.
+    beside: Option<DeviceMemory>,
 }
 
 impl SelfLaunching {
@@ -137,7 +137,7 @@ impl SelfLaunching {
     ) -> Result<SelfLaunching> {
         let (next, turn) = (module.function(NEXT)?, module.function(TURN)?);
         let (context, (stream, control)) = (turn.context().clone(), Self::parts(&turn)?);
-        let state = DeviceMemory::new(&context, 8)?;
+        let state = DeviceMemory::new(&context, 4)?;
         let beside = Stream::new(&context, Priority::Least)?;
         let (fork, join) = (Event::new(&context)?, Event::new(&context)?);
         let launch = Arguments::new().u64(control.device_address()).u32(turns).u64(state.address());
@@ -165,7 +165,7 @@ impl SelfLaunching {
         graph.keep(next);
         graph.keep(turn);
         let mut launching = Self::finish(graph, stream, control)?;
-        launching._state = Some(state);
+        launching.beside = Some(state);
         Ok(launching)
     }
 
@@ -192,7 +192,7 @@ impl SelfLaunching {
         // SAFETY: as in `of_capture`.
         let mut graph = unsafe { Graph::capture_while(&stream, with_end) }?;
         graph.keep(again);
-        Ok(SelfLaunching { graph: graph.instantiate_for_host()?, stream, control, _state: None })
+        Ok(SelfLaunching { graph: graph.instantiate_for_host()?, stream, control, beside: None })
     }
 
     fn parts(relaunch: &Function) -> Result<(Stream, PinnedMemory)> {
@@ -205,7 +205,7 @@ impl SelfLaunching {
         let graph = graph.instantiate()?;
         graph.upload(&stream)?;
         stream.wait("the upload of a graph", UPLOAD)?;
-        Ok(SelfLaunching { graph, stream, control, _state: None })
+        Ok(SelfLaunching { graph, stream, control, beside: None })
     }
 
     /// The nodes of a turn, in the order in which they were made; of [`Self::of_while`] the WHILE node, which has them as its children.
@@ -249,7 +249,10 @@ impl SelfLaunching {
 
     /// Turns that have ended since the start.
     pub fn turns(&self) -> u32 {
-        self.control.words()[TURNS].load(Ordering::Acquire)
+        let is_over = self.control.words()[END].load(Ordering::Acquire) != 0;
+        let turns = self.control.words()[TURNS].load(Ordering::Acquire);
+        // A kernel beside the others counts the turn that it is in.
+        if self.beside.is_some() && !is_over { turns.saturating_sub(1) } else { turns }
     }
 
     /// How it ended; `None` while it runs. Error: what went wrong in one of its kernels.

@@ -361,6 +361,7 @@ fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
     let beside = unsafe { SelfLaunching::of_capture_beside(&bench.module, 0, None, record) }.unwrap();
     for mut graph in [behind, beside] {
         for _ in 0..2 {
+            counter.words()[0].store(0, Ordering::Relaxed);
             // SAFETY: as above.
             unsafe { graph.start() }.unwrap();
             // SAFETY: it is refused.
@@ -368,6 +369,10 @@ fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
             assert!(error.contains("still runs"), "{error}");
             soon("a hundred turns", || graph.turns() > 100);
             assert_eq!(graph.ended().unwrap(), None);
+            for _ in 0..1000 {
+                let (turns, added) = (graph.turns(), counter.words()[0].load(Ordering::Acquire));
+                assert!(turns <= added, "{turns} turns have ended, in which {added} were added");
+            }
             let since = Instant::now();
             graph.cancel();
             assert_eq!(graph.wait(LIMIT).unwrap(), End::Cancelled);

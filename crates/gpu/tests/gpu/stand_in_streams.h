@@ -70,8 +70,8 @@ static void stamp(uint64_t *ring, uint64_t is_end)
     ring[0] += is_end;
 }
 
-/* `next_turn` of `relaunch.cu`: turns, and why there is no further one. */
-static void next_turn(const struct op *op, const struct exec *in, volatile uint32_t *state)
+/* `next_turn` of `relaunch.cu`, which counts the turn as well: why there is no further one. */
+static uint32_t next_turn(const struct op *op, const struct exec *in)
 {
     volatile uint32_t *control = (volatile uint32_t *)op->argument[0];
     uint32_t limit = (uint32_t)op->argument[1], turns = control[1] + 1;
@@ -80,23 +80,22 @@ static void next_turn(const struct op *op, const struct exec *in, volatile uint3
         control[3] = INVALID_VALUE;
         end = 3;
     }
-    state[0] = turns;
-    state[1] = end;
+    control[1] = turns;
+    return end;
 }
 
 /* `tell` of `relaunch.cu`. */
-static void tell(volatile uint32_t *control, const volatile uint32_t *state)
+static void tell(volatile uint32_t *control, uint32_t end)
 {
-    control[1] = state[0];
-    if (state[1])
-        __atomic_store_n(&control[2], state[1], __ATOMIC_RELEASE);
+    if (end)
+        __atomic_store_n(&control[2], end, __ATOMIC_RELEASE);
 }
 
 /* Runs one operation without the lock; not 0: the graph is to run again. */
 static int run(const struct op *op, const struct exec *in)
 {
     volatile uint32_t *word = (volatile uint32_t *)op->argument[0];
-    uint32_t state[2];
+    uint32_t end;
     struct timespec start, now;
     switch (op->kind) {
     case COPY:
@@ -137,16 +136,17 @@ static int run(const struct op *op, const struct exec *in)
     case RELAUNCH:
         if (op->argument[2])
             stamp((uint64_t *)op->argument[2], 1);
-        next_turn(op, in, state);
-        tell(word, state);
-        return !state[1];
+        end = next_turn(op, in);
+        tell(word, end);
+        return !end;
     case NEXT:
-        next_turn(op, in, (volatile uint32_t *)op->argument[2]);
-        return !((volatile uint32_t *)op->argument[2])[1];
+        end = next_turn(op, in);
+        *(volatile uint32_t *)op->argument[2] = end;
+        return !end;
     case TURN:
         if (op->argument[2])
             stamp((uint64_t *)op->argument[2], 1);
-        tell(word, (volatile uint32_t *)op->argument[1]);
+        tell(word, *(volatile uint32_t *)op->argument[1]);
         return 0;
     case STAMP:
         stamp((uint64_t *)op->argument[0], op->argument[1]);
