@@ -31,6 +31,7 @@ fn main() {
         ("kernels/wait.cu", "DB_DEFECT_NO_LIMIT"),
         ("kernels/wait.cu", "DB_DEFECT_NO_MARK"),
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
+        ("kernels/send.cu", "DB_DEFECT_NO_TAIL"),
         ("kernels/serve.cu", "DB_DEFECT_NO_STOP"),
         ("kernels/serve.cu", "DB_DEFECT_NO_MARK"),
         ("tests/kernels/add_one.cu", "DB_DEFECT_NO_GRID_FENCE"),

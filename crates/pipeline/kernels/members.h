@@ -29,6 +29,16 @@ DB_GPU_FN void db_refill(const struct db_served *at, db_u32 index) {
     if (error) db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, error, 0));
 }
 
+/* The words of a slot that begins anew. Where the CPU posts, so does the host's. */
+DB_GPU_FN void db_set_words(const struct db_served *at, db_u32 slot, db_u32 sequence, db_u32 owner) {
+    struct db_slot_words *words = db_words_at(at, slot);
+    db_store_relaxed32(&words->sequence, sequence);
+    db_store_relaxed32(&words->owner, owner);
+    db_store_relaxed32(&words->sending, 0);
+    db_store_relaxed32(&words->twice, 0);
+    if (at->told) db_store_relaxed32((db_u32 *)db_host_sending(at, slot), 0);
+}
+
 /* Takes a client over: its structs from host memory, and its slots. */
 DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
@@ -47,10 +57,7 @@ DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
     for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
         /* What a client before has left there is not this one's next request. */
         db_store64(at->flags + slot * at->flag_stride, 0);
-        db_store_relaxed32(db_word(at->sequences, slot), client->place.sequence);
-        db_store_relaxed32(db_word(at->sending, slot), 0);
-        db_store_relaxed32(db_word(at->twice, slot), 0);
-        db_store_relaxed32(db_word(at->owners, slot), index);
+        db_set_words(at, slot, client->place.sequence, index);
     }
     if (at->arrival == DB_ARRIVAL_COMPLETION) db_refill(at, index);
     if (at->arrival == DB_ARRIVAL_SEND) {
@@ -66,10 +73,8 @@ DB_GPU_FN void db_leave(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     struct db_place *place = (struct db_place *)at->places + index;
     db_u32 slot;
-    for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
-        db_store_relaxed32(db_word(at->owners, slot), DB_NO_CLIENT);
-        db_store_relaxed32(db_word(at->sending, slot), 0);
-    }
+    for (slot = client->place.first; slot < client->place.first + client->place.count; slot++)
+        db_set_words(at, slot, 0, DB_NO_CLIENT);
     *(struct db_sq *)client->place.queue.sq = client->sq;
     *(struct db_rq *)client->place.queue.rq = client->rq;
     *(struct db_cq *)client->place.queue.send_cq = client->send_cq;
@@ -131,12 +136,12 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
         if (slot >= at->slot_count) {
 #else
         /* A peer says what it likes: only a slot of its own counts. */
-        if (slot >= at->slot_count || db_load_relaxed32(db_word(at->owners, slot)) != index) {
+        if (slot >= at->slot_count || db_load_relaxed32(&db_words_at(at, slot)->owner) != index) {
 #endif
             strays++;
         } else {
             db_u64 *flag = (db_u64 *)(at->flags + slot * at->flag_stride), whole;
-            sequence = db_load_relaxed32(db_word(at->sequences, slot));
+            sequence = db_load_relaxed32(&db_words_at(at, slot)->sequence);
             whole = db_slot_flag(db_slot_next(sequence));
             if (at->steps) db_steps_at(at, slot)->arrived = done.timestamp;
             if (db_load_relaxed64(flag) == whole) strays++;

@@ -129,18 +129,25 @@ struct db_told {
     db_u64 number; /* how many were told with this one; written last */
 };
 
+/* What the kernels keep of a slot: 16 bytes, for one load. */
+struct db_slot_words {
+    db_u32 sequence; /* of the last request */
+    db_u32 owner;    /* the index of the client, or DB_NO_CLIENT */
+    db_u32 sending;  /* not 0 from when a request is taken until the NIC has read its answer, or the CPU is told of it */
+    db_u32 twice;    /* sequence of a request whose number was outstanding when it came */
+};
+
 /* What all kernels are told. In the GPU's memory, constant while they run. */
 struct db_served {
     db_u64 slots;       /* slot 0, in memory that the NIC writes */
     db_u64 slots_nic;   /* the same as the NIC addresses it */
     db_u64 slot_stride;
     db_u64 answer;      /* where a slot's answer begins in it */
-    db_u64 flags;       /* of slot 0, 8-byte aligned; with DB_ARRIVAL_COMPLETION and DB_ARRIVAL_SEND the GPU's own */
+    db_u64 flags;       /* of slot 0, 8-byte aligned; with DB_ARRIVAL_COMPLETION and DB_ARRIVAL_SEND the GPU's own; null: the CPU looks */
     db_u64 flag_stride; /* from one flag to the next, in bytes */
-    db_u64 sequences;   /* 32-bit words, one a slot, the GPU's: of the last request */
-    db_u64 owners;      /* likewise: the index of the client, or DB_NO_CLIENT */
-    db_u64 sending;     /* likewise: not 0 while the NIC may read the answer; where the CPU posts, the host's */
-    db_u64 twice;       /* likewise: sequence of a request whose number was outstanding when it came; null: not used */
+    db_u64 words;       /* struct db_slot_words, one a slot, the GPU's */
+    db_u64 sending;     /* where the CPU posts: 32-bit words, one a slot, the host's: not 0 from when it is told of an answer until the NIC has
+                           read it */
     db_u64 clients;     /* struct db_client, the GPU's */
     db_u64 places;      /* struct db_place, the host's */
     db_u64 cancel;      /* 32-bit word in host memory; anything but 0 ends a wait that found nothing for 64 rounds */
@@ -169,12 +176,39 @@ struct db_served {
     db_u64 outputs[DB_SLOT_MOST_TENSORS];
 };
 
-/* A copy for the threads of one block, where each look takes no trip of the GPU's bus. All threads, which meet behind it. */
-DB_GPU_FN void db_copy_served(struct db_served &own, const struct db_served *told) {
-    db_u32 word;
-    for (word = db_block_thread(); word < sizeof own / 8; word += db_block_threads())
-        ((db_u64 *)&own)[word] = ((const db_u64 *)told)[word];
+/* What a block that waits or sends has in its shared memory, where each look takes no trip of the GPU's bus, and no fence makes it take
+ * one. */
+struct db_own {
+    struct db_served served;
+    struct db_turn turn;
+};
+
+/* Words that a thread copies side by side. */
+#define DB_COPIED 4u
+
+/* Copies both there, in one trip: all threads, which meet behind it. */
+DB_GPU_FN void db_copy_own(struct db_own &own, const struct db_served *served, const struct db_turn *turn) {
+    const db_u32 threads = db_block_threads(), of_served = sizeof own.served / 8, all = sizeof own / 8;
+    db_u32 from, nth;
+    for (from = db_block_thread(); from < all; from += DB_COPIED * threads) {
+        db_u64 copied[DB_COPIED];
+        DB_UNROLL
+        for (nth = 0; nth < DB_COPIED; nth++) {
+            const db_u32 word = from + nth * threads;
+            if (word < all) copied[nth] = word < of_served ? ((const db_u64 *)served)[word] : ((const db_u64 *)turn)[word - of_served];
+        }
+        DB_UNROLL
+        for (nth = 0; nth < DB_COPIED; nth++)
+            if (from + nth * threads < all) ((db_u64 *)&own)[from + nth * threads] = copied[nth];
+    }
     db_block_sync();
+}
+
+/* Copies the turn back: all threads, which have met before. */
+DB_GPU_FN void db_copy_back(const struct db_own &own, struct db_turn *turn) {
+    db_u32 word;
+    for (word = db_block_thread(); word < sizeof own.turn / 8; word += db_block_threads())
+        ((db_u64 *)turn)[word] = ((const db_u64 *)&own.turn)[word];
 }
 
 /* When a wait of so many nanoseconds from now is over; the end of time, if that is behind it. */
@@ -194,8 +228,11 @@ DB_GPU_FN db_u32 db_credits_of(const struct db_served *at, db_u32 count) {
 DB_GPU_FN db_u64 db_slot_at(const struct db_served *at, db_u32 slot) { return at->slots + slot * at->slot_stride; }
 DB_GPU_FN db_u64 db_answer_at(const struct db_served *at, db_u32 slot) { return db_slot_at(at, slot) + at->answer; }
 
-/* A word of a slot's own, of the GPU's memory. */
-DB_GPU_FN db_u32 *db_word(db_u64 words, db_u32 slot) { return (db_u32 *)words + slot; }
+/* The words of a slot. */
+DB_GPU_FN struct db_slot_words *db_words_at(const struct db_served *at, db_u32 slot) { return (struct db_slot_words *)at->words + slot; }
+
+/* Where the host has a slot's word. */
+DB_GPU_FN db_u64 db_host_sending(const struct db_served *at, db_u32 slot) { return at->sending + 4ull * slot; }
 
 DB_GPU_FN struct db_client *db_client_at(const struct db_served *at, db_u32 client) {
     return (struct db_client *)at->clients + client;
@@ -218,14 +255,14 @@ DB_GPU_FN void db_end_chain(const struct db_served *at) {
 }
 
 /* Gives a queue up: the first reason stays. Its slots have no owner any more, so that the wait passes them. The chain ends. */
-DB_GPU_FN void db_give_up(const struct db_served *at, db_u32 index, struct db_kernel_end end) {
+DB_GPU_FN_OUTLINED void db_give_up(const struct db_served *at, db_u32 index, struct db_kernel_end end) {
     struct db_client *client = db_client_at(at, index);
     struct db_place *place = (struct db_place *)at->places + index;
     db_u32 slot;
     if (client->dead) return;
     client->dead = 1;
     for (slot = 0; slot < client->place.count; slot++)
-        db_store_relaxed32(db_word(at->owners, client->place.first + slot), DB_NO_CLIENT);
+        db_store_relaxed32(&db_words_at(at, client->place.first + slot)->owner, DB_NO_CLIENT);
     place->end.wr_id = end.wr_id;
     place->end.qpn = end.qpn;
     place->end.status = end.status;
@@ -258,63 +295,95 @@ DB_GPU_FN void db_note_end(db_u64 *when, db_u32 *blocks) {
     *when = db_clock_ns();
 }
 
-/* What looking at a slot gives. */
-#define DB_SLOT_EMPTY 0
-#define DB_SLOT_READY 1
-#define DB_SLOT_BLOCKED 2 /* the answer before it is not sent yet */
-
-/* What a look at a slot loads, side by side: one trip of the GPU's own bus. */
-struct db_seen {
-    db_u64 flag;
-    db_u32 sequence, owner, sending;
-};
-
 /* Threads of a block that waits or sends: as many as have registers. */
 #define DB_MOST_THREADS 512
 
 /* Slots that a thread looks at side by side. */
-#define DB_SEEN 4u
+#define DB_SEEN 8u
 
-/* Where a look finds them, in registers: an access of another thread's word has the compiler load again what it knew before. */
-struct db_words {
-    db_u64 flags, flag_stride, sequences, owners, sending;
+/* Where a look finds flags and words, in registers: an access of another thread's word has the compiler load again what it knew before. */
+struct db_look {
+    db_u64 flags, flag_stride, words;
 };
 
-/* Where the CPU posts, `sending` lies across PCIe and is read by db_judge(); another word is in its place. */
-DB_GPU_FN struct db_words db_words_of(const struct db_served *at) {
-    struct db_words words = {at->flags, at->flag_stride, at->sequences, at->owners, at->told ? at->owners : at->sending};
+DB_GPU_FN struct db_look db_look_of(const struct db_served *at) {
+    const struct db_look look = {at->flags, at->flag_stride, at->words};
+    return look;
+}
+
+/* A slot's words by one plain load, which may hit the L1 cache: this block has written them, before a barrier, or an earlier kernel of the
+ * chain, and either order is causality order (PTX ISA, "Memory Consistency Model", 8.9.5). So no store races with it. */
+DB_GPU_FN struct db_slot_words db_load_words(struct db_look look, db_u32 slot) {
+    const struct db_slot_words *at = (const struct db_slot_words *)look.words + slot;
+#ifdef DB_TWIN
+    const struct db_slot_words words = {db_load_relaxed32(&at->sequence), db_load_relaxed32(&at->owner), db_load_relaxed32(&at->sending),
+                                        db_load_relaxed32(&at->twice)};
+#else
+    const uint4 four = *(const uint4 *)at;
+    const struct db_slot_words words = {four.x, four.y, four.z, four.w};
+#endif
     return words;
 }
 
-/* Loads alone, and no order: the finder acquires. */
-DB_GPU_FN struct db_seen db_see(struct db_words words, db_u32 slot) {
-    struct db_seen seen;
-    seen.flag = db_load_cqe_tail(words.flags + slot * words.flag_stride);
-    seen.sequence = db_load_relaxed32(db_word(words.sequences, slot));
-    seen.owner = db_load_relaxed32(db_word(words.owners, slot));
-    seen.sending = db_load_relaxed32(db_word(words.sending, slot));
-    return seen;
+/* Whether it is the flag of a client's next request. */
+DB_GPU_FN int db_is_next(db_u64 flag, struct db_slot_words words) {
+#ifdef DB_DEFECT_ANY_FLAG
+    return flag && words.owner != DB_NO_CLIENT;
+#else
+    return flag == db_slot_flag(db_slot_next(words.sequence)) && words.owner != DB_NO_CLIENT;
+#endif
 }
 
-/* Whether the next request of a slot is whole and may be taken. */
-DB_GPU_FN int db_judge(const struct db_served *at, db_u32 slot, struct db_seen seen) {
-#ifdef DB_DEFECT_ANY_FLAG
-    if (!seen.flag) return DB_SLOT_EMPTY;
-#else
-    if (seen.flag != db_slot_flag(db_slot_next(seen.sequence))) return DB_SLOT_EMPTY;
+/* Which slots have the flag of their next request, a bit each: `from`, and each `step`-th behind it below `end`, DB_SEEN at most. The loads
+ * lie side by side, in one trip of the GPU's bus. No order: the finder acquires. */
+DB_GPU_FN db_u32 db_look_at(struct db_look look, db_u32 from, db_u32 step, db_u32 end) {
+    db_u64 flag[DB_SEEN];
+    struct db_slot_words words[DB_SEEN];
+    db_u32 nth, found = 0;
+    DB_UNROLL
+    for (nth = 0; nth < DB_SEEN; nth++) {
+        const db_u32 slot = from + nth * step;
+        if (slot >= end) continue;
+        flag[nth] = db_load_cqe_tail(look.flags + slot * look.flag_stride);
+        words[nth] = db_load_words(look, slot);
+    }
+    DB_UNROLL
+    for (nth = 0; nth < DB_SEEN; nth++)
+        if (from + nth * step < end && db_is_next(flag[nth], words[nth])) found |= 1u << nth;
+    return found;
+}
+
+/* The first slot of such a row, none of which may be empty. */
+DB_GPU_FN db_u32 db_first_of(db_u32 found, db_u32 from, db_u32 step) { return from + ((db_u32)__ffs((int)found) - 1) * step; }
+
+/* Whether a request is whole whose flag has come. */
+DB_GPU_FN int db_is_whole(const struct db_served *at, db_u32 slot, db_u32 sequence, db_u32 unreliable) {
+#ifdef DB_DEFECT_NO_TAIL
+    unreliable = 0;
 #endif
-    if (seen.owner == DB_NO_CLIENT) return DB_SLOT_EMPTY;
-#ifndef DB_DEFECT_NO_TAIL
-    if (at->arrival == DB_ARRIVAL_FLAG && db_client_at(at, seen.owner)->place.unreliable &&
-        db_load_cqe_tail(db_slot_at(at, slot) + at->request_tail) != seen.flag)
-        return DB_SLOT_EMPTY;
+    if (!unreliable || at->arrival != DB_ARRIVAL_FLAG) return 1;
+    return db_load_cqe_tail(db_slot_at(at, slot) + at->request_tail) == db_slot_flag(sequence);
+}
+
+/* Those of a row of one client's slots whose requests are whole. */
+DB_GPU_FN db_u32 db_whole_of(const struct db_served *at, struct db_look look, db_u32 found, db_u32 from, db_u32 step, db_u32 unreliable) {
+    db_u32 whole = 0, nth;
+    if (!unreliable) return found;
+    for (; found; found &= found - 1) {
+        nth = db_first_of(found, from, step);
+        if (db_is_whole(at, nth, db_slot_next(db_load_words(look, nth).sequence), unreliable)) whole |= found & (0 - found);
+    }
+    return whole;
+}
+
+/* Whether the slot's answer is not sent yet. The CPU clears its word once the NIC has read it. */
+DB_GPU_FN int db_is_sending(const struct db_served *at, db_u32 slot, struct db_slot_words words) {
+    db_u32 sending = words.sending;
+    if (at->told && !sending) sending = db_load_acquire_sys32(db_host_sending(at, slot));
+#ifdef DB_DEFECT_NO_SENDING
+    sending = 0;
 #endif
-#ifndef DB_DEFECT_NO_SENDING
-    /* The NIC may still read the slot's answer. The CPU clears the word once it may not. */
-    if (at->told) seen.sending = db_load_acquire_sys32((db_u64)db_word(at->sending, slot));
-    if (seen.sending) return DB_SLOT_BLOCKED;
-#endif
-    return DB_SLOT_READY;
+    return sending != 0;
 }
 
 /* Fails a client that takes no answers: the NIC has not sent them for too long. `count`: completions just now. */
@@ -344,7 +413,7 @@ DB_GPU_FN db_u32 db_poll_sends(const struct db_served *at, db_u32 index) {
         if (failed) {
             db_give_up(at, index, db_kernel_end_of(client->sq.qpn, 0, taken < 0 ? DB_EINVAL : 0, &done));
         } else {
-            db_store_relaxed32(db_word(at->sending, (db_u32)done.wr_id), 0);
+            db_store_relaxed32(&db_words_at(at, (db_u32)done.wr_id)->sending, 0);
             count++;
         }
     }

@@ -11,56 +11,44 @@
 
 /* Word `index` of the answer's prefix. */
 DB_GPU_FN db_u64 db_answer_word(const struct db_served *at, const struct db_turn *turn, db_u32 credits, db_u32 index) {
-    /* All loads side by side: in the branches each would take a trip of its own. */
-    const db_u64 request_id = turn->request_id, cookie = turn->cookie, sent_ns = turn->sent_ns, begun_ns = turn->begun_ns;
-    const db_u64 entry = at->answer_table[index < DB_HEADER_WORDS ? 0 : index - DB_HEADER_WORDS];
-    const db_u64 status = turn->status, sequence = turn->sequence, slot = turn->slot, model_id = at->model_id;
-    const db_u64 tensors = at->answer_tensors;
     switch (index) {
-    case 0: return DB_SLOT_MAGIC | (db_u64)DB_SLOT_VERSION << 32 | status << 48;
-    case DB_SLOT_HEADER_REQUEST_ID / 8: return request_id;
-    case DB_SLOT_HEADER_MODEL_ID / 8: return model_id | sequence << 32;
-    case DB_SLOT_HEADER_COOKIE / 8: return cookie;
-    case DB_SLOT_HEADER_SENT_NS / 8: return sent_ns;
-    case DB_SLOT_HEADER_BEGUN_NS / 8: return begun_ns;
+    case 0: return DB_SLOT_MAGIC | (db_u64)DB_SLOT_VERSION << 32 | (db_u64)turn->status << 48;
+    case DB_SLOT_HEADER_REQUEST_ID / 8: return turn->request_id;
+    case DB_SLOT_HEADER_MODEL_ID / 8: return at->model_id | (db_u64)turn->sequence << 32;
+    case DB_SLOT_HEADER_COOKIE / 8: return turn->cookie;
+    case DB_SLOT_HEADER_SENT_NS / 8: return turn->sent_ns;
+    case DB_SLOT_HEADER_BEGUN_NS / 8: return turn->begun_ns;
     case DB_SLOT_HEADER_ENDED_NS / 8: return db_clock_ns();
-    case DB_SLOT_HEADER_TENSORS / 8: return tensors | (db_u64)(credits & 0xffff) << 16 | slot << 32;
-    default: return entry;
+    case DB_SLOT_HEADER_TENSORS / 8: return at->answer_tensors | (db_u64)(credits & 0xffff) << 16 | (db_u64)turn->slot << 32;
+    default: return at->answer_table[index - DB_HEADER_WORDS];
     }
 }
 
 /* Marks the client's requests that have come with the number of the one that is served: they are refused in their turn. A request that
- * comes between here and the answer's doorbell is not seen. Thread `me` of so many. */
-DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *turn, db_u32 me, db_u32 threads) {
-    const struct db_words words = db_words_of(at);
-    const db_u32 served = turn->slot, first = turn->first, count = turn->count;
+ * comes between here and the answer's doorbell is not seen. All threads. */
+DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *turn) {
+    const struct db_look look = db_look_of(at);
+    const db_u32 threads = db_block_threads(), end = turn->first + turn->count;
     const db_u64 request_id = turn->request_id;
-    db_u32 from, i;
-    for (from = me; from < count; from += DB_SEEN * threads) {
-        struct db_seen seen[DB_SEEN];
+    const db_u32 unreliable = db_client_at(at, turn->client)->place.unreliable;
+    db_u32 from, nth;
+    for (from = turn->first + db_block_thread(); from < end; from += DB_SEEN * threads) {
+        /* Not the one that is served: its sequence is taken. */
+        const db_u32 waiting = db_whole_of(at, look, db_look_at(look, from, threads, end), from, threads, unreliable);
         db_u64 id[DB_SEEN];
-        int looks[DB_SEEN], any = 0;
-        DB_UNROLL
-        for (i = 0; i < DB_SEEN; i++) {
-            if (from + i * threads < count) seen[i] = db_see(words, first + from + i * threads);
-        }
-        DB_UNROLL
-        for (i = 0; i < DB_SEEN; i++) {
-            const db_u32 slot = first + from + i * threads;
-            looks[i] = from + i * threads < count && slot != served && db_judge(at, slot, seen[i]) != DB_SLOT_EMPTY;
-            any |= looks[i];
-        }
+        if (!waiting) continue;
         /* Numbers were written before the flags that were seen. */
-        if (any) db_acquire_cqe();
+        db_acquire_cqe();
         DB_UNROLL
-        for (i = 0; i < DB_SEEN; i++) {
-            const db_u64 at_slot = db_slot_at(at, first + from + i * threads);
-            id[i] = looks[i] ? db_load_relaxed64((const db_u64 *)(at_slot + DB_SLOT_HEADER_REQUEST_ID)) : ~request_id;
+        for (nth = 0; nth < DB_SEEN; nth++)
+            if (waiting >> nth & 1)
+                id[nth] = db_load_relaxed64((const db_u64 *)(db_slot_at(at, from + nth * threads) + DB_SLOT_HEADER_REQUEST_ID));
+        DB_UNROLL
+        for (nth = 0; nth < DB_SEEN; nth++) {
+            const db_u32 slot = from + nth * threads;
+            if (waiting >> nth & 1 && id[nth] == request_id)
+                db_store_relaxed32(&db_words_at(at, slot)->twice, db_slot_next(db_load_words(look, slot).sequence));
         }
-        DB_UNROLL
-        for (i = 0; i < DB_SEEN; i++)
-            if (id[i] == request_id)
-                db_store_relaxed32(db_word(at->twice, first + from + i * threads), db_slot_next(seen[i].sequence));
     }
 }
 
@@ -110,47 +98,36 @@ DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn) 
     db_store_release_sys32((db_u64)&traced->number, number + 1);
 }
 
-/* Sends the answer of this turn: all threads of a block, which share `own`. */
-DB_GPU_FN void db_send_outputs(const struct db_served *told, struct db_turn *turn, struct db_served &own) {
-    /* Before the barrier of the copy, so that these loads and the copy's take one trip. */
-    const db_u32 state = turn->state, nth = turn->client, slot = turn->slot, count = turn->count;
-    const struct db_served *at = &own;
-    const db_u32 thread = db_block_thread(), threads = db_block_threads();
-    /* The first warp writes the prefix while the others look at slots. */
-    const int apart = threads > DB_WARP;
-    struct db_client *client;
-    db_u32 index, credits;
-    int error = 0;
-    db_u64 answer, answered = 0, of_client = 0;
+/* Sends the answer of a turn: all threads of a block, in whose shared memory `at` and `turn` lie. */
+DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn) {
+    const db_u32 thread = db_block_thread(), credits = db_credits_of(at, turn->count);
+    const db_u64 answer = db_answer_at(at, turn->slot), answered = turn->counts.answered + 1;
+    struct db_client *client = db_client_at(at, turn->client);
+    struct db_place place = {};
     struct db_sq sq;
-    db_copy_served(own, told);
-    if (state != DB_TURN_REQUEST) return;
-    client = db_client_at(at, nth);
-    answer = db_answer_at(at, slot);
-    credits = db_credits_of(at, count);
+    db_u64 of_client = 0;
+    db_u32 index;
+    int error = 0;
     if (!thread) {
-        /* Before all that waits: what the doorbell needs comes with what the prefix needs. */
+        /* What the doorbell needs, before all that waits: one trip with the look at the slots. */
         sq = client->sq;
-        answered = turn->counts.answered + 1;
+        place = client->place;
         of_client = client->answered + 1;
     }
     if (at->steps && db_works_in_slots(at) && !thread) {
         struct db_steps *steps = db_steps_at(at, turn->slot);
         steps->puts = steps->put = db_clock_ns();
     }
-    if (!apart || thread < DB_WARP)
-        for (index = thread; index < DB_PREFIX_WORDS; index += apart ? DB_WARP : threads)
-            db_store64(answer + 8ull * index, db_answer_word(at, turn, credits, index));
+    for (index = thread; index < DB_PREFIX_WORDS; index += db_block_threads())
+        db_store64(answer + 8ull * index, db_answer_word(at, turn, credits, index));
     /* Else the CPU has seen to it. */
-    if (at->twice && turn->status == DB_SLOT_STATUS_OK && (!apart || thread >= DB_WARP))
-        db_mark_twice(at, turn, apart ? thread - DB_WARP : thread, apart ? threads - DB_WARP : threads);
+    if (at->flags && turn->status == DB_SLOT_STATUS_OK) db_mark_twice(at, turn);
     /* The other threads' stores are the first one's to publish once it has met them. */
 #ifndef DB_DEFECT_NO_SEND_SYNC
     db_block_sync();
 #endif
     if (thread) return;
     db_store64(answer + at->answer_tail, db_slot_flag(turn->sequence));
-    db_store_relaxed32(db_word(at->sending, turn->slot), 1);
     /* Before the answer, since the client may send as soon as it has that. Where the CPU polls, it has done so. */
     if (at->arrival == DB_ARRIVAL_SEND && client->rq.wqes) error = db_post_slot(at, client, turn->slot);
     if (error) {
@@ -158,9 +135,11 @@ DB_GPU_FN void db_send_outputs(const struct db_served *told, struct db_turn *tur
         return;
     }
     if (at->told) {
+        db_store_relaxed32((db_u32 *)db_host_sending(at, turn->slot), 1);
+        db_store_relaxed32(&db_words_at(at, turn->slot)->sending, 0);
         db_tell(at, turn);
     } else {
-        error = db_post_answer(at, turn, &client->place, &sq);
+        error = db_post_answer(at, turn, &place, &sq);
         if (!error) db_ring(&sq);
         client->sq = sq;
     }
@@ -179,9 +158,12 @@ DB_GPU_FN void db_send_outputs(const struct db_served *told, struct db_turn *tur
 
 #ifndef DB_RESIDENT
 /* Launch: one block. */
-extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) send_outputs(const struct db_served *told, struct db_turn *turn) {
-    __shared__ struct db_served own;
-    db_send_outputs(told, turn, own);
+extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) send_outputs(const struct db_served *served, struct db_turn *turn) {
+    __shared__ struct db_own own;
+    db_copy_own(own, served, turn);
+    if (own.turn.state != DB_TURN_REQUEST) return;
+    db_send_outputs(&own.served, &own.turn);
+    if (!db_block_thread()) turn->counts = own.turn.counts;
 }
 #endif
 

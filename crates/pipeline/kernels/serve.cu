@@ -35,6 +35,7 @@ DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, st
         db_wait_inputs(at, turn, found);
     else if (!db_block_thread())
         turn->state = DB_TURN_STOP;
+    db_block_sync();
 }
 
 /* Launch: cooperative, any number of blocks of DB_RESIDENT_THREADS threads, or as many as the model's function takes. `model`, `entry`:
@@ -43,19 +44,24 @@ DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, st
 extern "C" __global__ void __launch_bounds__(DB_RESIDENT_THREADS)
     serve(const struct db_served *at, struct db_turn *turn, db_u64 model, db_u64 entry, unsigned int *words, db_u64 limit_ns, db_u64 alone) {
     __shared__ struct db_found found;
-    __shared__ struct db_served own;
+    __shared__ struct db_own own;
     struct db_grid grid = {words, limit_ns, 0, 0};
     db_u64 runs;
     const int is_first = blockIdx.x == 0 && !db_block_thread();
     if (is_first && alone) turn->begun_ns = db_clock_ns();
     for (runs = 0; runs < alone && !grid.is_late; runs++) db_run_model(model, entry, &grid);
     if (is_first && alone) turn->sent_ns = db_clock_ns();
+    if (blockIdx.x == 0 && !alone) db_copy_own(own, at, turn);
     while (!alone) {
         db_u32 state, is_good;
-        if (blockIdx.x == 0) db_next_turn(at, turn, found);
+        if (blockIdx.x == 0) {
+            db_next_turn(&own.served, &own.turn, found);
 #ifdef DB_DEFECT_NO_STOP
-        if (is_first && turn->state == DB_TURN_STOP) turn->status = db_load_acquire_sys32(at->cancel);
+            if (is_first && own.turn.state == DB_TURN_STOP) own.turn.status = db_load_acquire_sys32(at->cancel);
+            db_block_sync();
 #endif
+            db_copy_back(own, turn);
+        }
         if (db_grid_meet(&grid)) break;
         state = turn->state;
         is_good = state == DB_TURN_REQUEST && turn->status == DB_SLOT_STATUS_OK;
@@ -71,6 +77,9 @@ extern "C" __global__ void __launch_bounds__(DB_RESIDENT_THREADS)
             (void)db_grid_meet(&grid);
         if (grid.is_late) break;
         if (state != DB_TURN_REQUEST || blockIdx.x) continue;
-        db_send_outputs(at, turn, own);
+        db_send_outputs(&own.served, &own.turn);
+        db_block_sync();
     }
+    /* The counts of the last answer. */
+    if (blockIdx.x == 0 && !alone) db_copy_back(own, turn);
 }

@@ -26,6 +26,7 @@ struct db_found {
     db_u32 passed; /* in the turn before */
     db_u32 sent, strays;
     db_u32 waiting; /* requests of the client that is served, where it may have fewer than slots */
+    db_u32 sequence, client, twice; /* the finder's, of the request: `twice` as in db_slot_words */
     db_u64 looks; /* when the wait began */
 };
 
@@ -35,7 +36,7 @@ struct db_found {
 #define DB_FAULT_TENSORS 8u
 
 /* What lies across PCIe: places that the host has changed, and completions. All threads, which meet behind it. */
-DB_GPU_FN void db_attend(const struct db_served *at, struct db_found *found) {
+DB_GPU_FN_OUTLINED void db_attend(const struct db_served *at, struct db_found *found) {
     db_u32 index;
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
         const struct db_place *place = (const struct db_place *)at->places + index;
@@ -73,25 +74,25 @@ DB_GPU_FN db_u32 db_status_of_faults(db_u32 faults) {
 }
 
 /* Counts the requests of a client that have come and are not answered, if it may have fewer than slots. All threads. */
-DB_GPU_FN void db_count_waiting(const struct db_served *at, db_u32 client, struct db_found *found) {
-    const struct db_place *place = &db_client_at(at, client)->place;
-    const struct db_words words = db_words_of(at);
-    const db_u32 first = place->first, count = place->count;
-    db_u32 nth;
-    if (db_credits_of(at, count) == count) return;
-    for (nth = db_block_thread(); nth < count; nth += db_block_threads())
-        if (db_judge(at, first + nth, db_see(words, first + nth)) != DB_SLOT_EMPTY) atomicAdd(&found->waiting, 1u);
+DB_GPU_FN void db_count_waiting(const struct db_served *at, const struct db_turn *turn, struct db_found *found) {
+    const struct db_look look = db_look_of(at);
+    const db_u32 threads = db_block_threads(), end = turn->first + turn->count;
+    db_u32 from;
+    if (db_credits_of(at, turn->count) == turn->count) return;
+    for (from = turn->first + db_block_thread(); from < end; from += DB_SEEN * threads) {
+        const db_u32 unreliable = db_client_at(at, found->client)->place.unreliable;
+        db_u32 waiting = db_whole_of(at, look, db_look_at(look, from, threads, end), from, threads, unreliable);
+        if (waiting) atomicAdd(&found->waiting, (db_u32)__popc(waiting));
+    }
 }
 
 /* Takes the request of a slot: a thread a word of its prefix, each read once. */
 DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 slot, struct db_found *found) {
-    const db_u32 sequence = db_slot_next(db_load_relaxed32(db_word(at->sequences, slot)));
-    const db_u32 client = db_load_relaxed32(db_word(at->owners, slot));
-    const db_u32 refuses = at->refuses, spare = at->slot_count;
+    const db_u32 sequence = found->sequence, client = found->client;
 #ifdef DB_DEFECT_TWICE
     const db_u32 twice = 0;
 #else
-    const db_u32 twice = at->twice ? db_load_relaxed32(db_word(at->twice, slot)) : 0;
+    const db_u32 twice = found->twice;
 #endif
     db_u32 index, status;
     for (index = db_block_thread(); index < DB_PREFIX_WORDS; index += db_block_threads()) {
@@ -103,7 +104,7 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
         if (index == DB_SLOT_HEADER_SENT_NS / 8) turn->sent_ns = word;
     }
 #ifndef DB_DEFECT_NO_LIMIT
-    db_count_waiting(at, client, found);
+    db_count_waiting(at, turn, found);
 #endif
     db_block_sync();
     if (db_block_thread()) return;
@@ -111,15 +112,16 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     /* Only where it was counted. */
     if (status == DB_SLOT_STATUS_OK && found->waiting > at->credits) status = DB_SLOT_STATUS_NO_CREDIT;
     if (status == DB_SLOT_STATUS_OK && twice == sequence) status = DB_SLOT_STATUS_DUPLICATE_ID;
-    if (status == DB_SLOT_STATUS_OK && refuses) status = refuses;
-    db_store_relaxed32(db_word(at->sequences, slot), sequence);
+    if (status == DB_SLOT_STATUS_OK && at->refuses) status = at->refuses;
+    db_store_relaxed32(&db_words_at(at, slot)->sequence, sequence);
+    db_store_relaxed32(&db_words_at(at, slot)->sending, 1);
 #ifndef DB_DEFECT_SLOT_NOT_SET
     turn->slot = slot;
 #endif
     turn->sequence = sequence;
     turn->client = client;
     turn->status = status;
-    turn->model_slot = status == DB_SLOT_STATUS_OK ? turn->slot : spare;
+    turn->model_slot = status == DB_SLOT_STATUS_OK ? turn->slot : at->slot_count;
     turn->begun_ns = db_clock_ns();
     turn->state = DB_TURN_REQUEST;
     if (at->steps) {
@@ -132,65 +134,81 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
 /* How far `at` lies behind `begin` in a ring of `count`. */
 DB_GPU_FN db_u32 db_behind(db_u32 at, db_u32 begin, db_u32 count) { return at >= begin ? at - begin : at + count - begin; }
 
+/* The nearest request of a thread, if there is one, and what its slot and its client have. */
+struct db_mine {
+    db_near near;
+    struct db_slot_words words;
+    db_u32 first, count;
+};
+
 /* Requests whose slots are still being sent: the nearest and the farthest of a thread; of none DB_NOWHERE and 0. */
 struct db_blocked {
     db_near near, far;
+    db_u32 owner; /* of the farthest */
 };
 
-/* One round over all slots: the nearest request of this thread. No two are as near, since each slot is one client's, and a client's slots
- * follow one another. */
-DB_GPU_FN db_near db_round(const struct db_served *at, struct db_words words, db_u32 count, db_u32 first, struct db_blocked *blocked) {
-    db_near near = DB_NOWHERE;
-    db_u32 slot, nth, threads = db_block_threads();
-    for (slot = db_block_thread(); slot < count; slot += DB_SEEN * threads) {
-        struct db_seen seen[DB_SEEN];
-        DB_UNROLL
-        for (nth = 0; nth < DB_SEEN; nth++)
-            if (slot + nth * threads < count) seen[nth] = db_see(words, slot + nth * threads);
-        DB_UNROLL
-        for (nth = 0; nth < DB_SEEN; nth++) {
-            const db_u32 is = slot + nth * threads;
-            const struct db_client *client;
-            db_near it;
-            int judged = is < count ? db_judge(at, is, seen[nth]) : DB_SLOT_EMPTY;
-            if (judged == DB_SLOT_EMPTY) continue;
-            client = db_client_at(at, seen[nth].owner);
-            it = db_behind(client->place.first, first, count) + db_behind(is - client->place.first, client->turn, client->place.count);
-            it = it << 32 | is;
-            if (judged == DB_SLOT_READY) {
-                if (it < near) near = it;
-                continue;
-            }
-            if (it < blocked->near) blocked->near = it;
-            if (it > blocked->far) blocked->far = it;
+/* Compares a request with those that the thread has found in this round. */
+DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, db_u32 first, struct db_mine *mine,
+                           struct db_blocked *blocked) {
+    /* From the L1 cache: the look has just had them. */
+    const struct db_slot_words words = db_load_words(look, slot);
+    const struct db_client *client = db_client_at(at, words.owner);
+    /* Side by side, in one trip. */
+    const db_u32 begin = client->place.first, count = client->place.count, next = client->turn, unreliable = client->place.unreliable;
+    db_near near = db_behind(begin, first, at->slot_count) + db_behind(slot - begin, next, count);
+    near = near << 32 | slot;
+    if (!db_is_whole(at, slot, db_slot_next(words.sequence), unreliable)) return;
+    if (db_is_sending(at, slot, words)) {
+        if (near < blocked->near) blocked->near = near;
+        if (near >= blocked->far) {
+            blocked->far = near;
+            blocked->owner = words.owner;
         }
+    } else if (near < mine->near) {
+        mine->near = near;
+        mine->words = words;
+        mine->first = begin;
+        mine->count = count;
     }
-    return near;
+}
+
+/* One round over all slots. No two requests are as near, since each slot is one client's, and a client's slots follow one another. */
+DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 count, db_u32 first, struct db_mine *mine,
+                        struct db_blocked *blocked) {
+    const db_u32 threads = db_block_threads();
+    db_u32 from;
+    for (from = db_block_thread(); from < count; from += DB_SEEN * threads) {
+        db_u32 found = db_look_at(look, from, threads, count);
+        for (; found; found &= found - 1) db_consider(at, look, db_first_of(found, from, threads), first, mine, blocked);
+    }
 }
 
 /* Whether a request waits for nothing but its slot's completion that is nearer than the one to be served, or another client's: the next
  * wait looks for it. A client's own, behind that one, have time until a round finds nothing. */
-DB_GPU_FN int db_passes(const struct db_served *at, const struct db_blocked *blocked, db_near nearest) {
-    if (blocked->near == DB_NOWHERE) return 0;
-    if (blocked->near < nearest) return 1;
-    return db_load_relaxed32(db_word(at->owners, (db_u32)blocked->far)) != db_load_relaxed32(db_word(at->owners, (db_u32)nearest));
+DB_GPU_FN int db_passes(const struct db_blocked *blocked, db_near nearest, db_u32 client) {
+    return blocked->near != DB_NOWHERE && (blocked->near < nearest || blocked->owner != client);
 }
 
-/* Notes the request's client. Its next turn begins behind the request, and the next search behind that client. One thread. */
-DB_GPU_FN void db_pass(const struct db_served *at, struct db_turn *turn, db_u32 slot) {
-    struct db_client *client = db_client_at(at, db_load_relaxed32(db_word(at->owners, slot)));
-    const db_u32 begin = client->place.first, behind = begin + client->place.count;
-#ifndef DB_DEFECT_FROM_SLOT_0
-    client->turn = slot + 1 == behind ? 0 : slot + 1 - begin;
+/* The finder tells the others of its request, and notes its client: that one's next turn begins behind the request, and the next search
+ * behind the client. All threads have read where the search began. */
+DB_GPU_FN void db_tell_found(const struct db_served *at, struct db_turn *turn, const struct db_mine *mine, struct db_found *found) {
+    const db_u32 behind = mine->first + mine->count;
+    db_u32 next = (db_u32)mine->near + 1 - mine->first;
+#ifdef DB_DEFECT_FROM_SLOT_0
+    next = 0;
 #endif
+    found->sequence = db_slot_next(mine->words.sequence);
+    found->client = mine->words.owner;
+    found->twice = mine->words.twice;
+    db_client_at(at, found->client)->turn = next == mine->count ? 0 : next;
     turn->next = behind == at->slot_count ? 0 : behind;
-    turn->first = begin;
-    turn->count = client->place.count;
+    turn->first = mine->first;
+    turn->count = mine->count;
 }
 
 /* Takes completions: of requests; and of answers, once a round has found nothing, or the turn before has passed a slot that was being
  * sent, so that a slot is free when its next request comes. All threads, which meet behind it, since a slot's words are another thread's to see. */
-DB_GPU_FN void db_poll(const struct db_served *at, int with_sends, struct db_found *found) {
+DB_GPU_FN_OUTLINED void db_poll(const struct db_served *at, int with_sends, struct db_found *found) {
     db_u32 index;
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
         const struct db_client *client = db_client_at(at, index);
@@ -204,27 +222,25 @@ DB_GPU_FN void db_poll(const struct db_served *at, int with_sends, struct db_fou
     db_block_sync();
 }
 
-/* One wait, by all threads of a block, which share `found`. A block of one thread walks over all slots, as the paper's release does. A round
- * looks at all slots side by side, so that its time depends on their number by no more than a load for as many slots as threads. */
-DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn, struct db_found &found) {
-    const struct db_served *at = told;
+/* One wait, by all threads of a block: `at` and `turn` lie in its shared memory, and so does `found`. A block of one thread walks over all
+ * slots, as the paper's release does. A round looks at all slots side by side: one trip for DB_SEEN slots a thread. */
+DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, struct db_found &found) {
     struct db_wait wait = {0, at->cancel, 0}; /* the first thread's */
-    /* What a round needs, before the first barrier: one trip with what stands there. */
-    const struct db_words words = db_words_of(at);
-    const db_u32 count = at->slot_count, arrival = at->arrival;
-    const db_u64 marked = at->host_flag;
-    db_u32 thread = db_block_thread(), over = 0;
+    const struct db_look look = db_look_of(at);
+    const db_u32 count = at->slot_count, arrival = at->arrival, thread = db_block_thread();
 #ifdef DB_DEFECT_SLOTS_IN_TURN
-    db_u32 first = 0;
+    const db_u32 first = 0;
 #else
-    db_u32 first = turn->next;
+    const db_u32 first = turn->next;
 #endif
-    struct db_blocked blocked;
-    db_near mine, nearest;
+    struct db_blocked blocked = {};
+    struct db_mine mine = {};
+    db_near nearest;
+    db_u32 over = 0;
     int attend = 0, sends;
     if (thread == 0) {
         const db_u64 now = db_clock_ns();
-        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, 0, now};
+        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, 0, 0, 0, 0, now};
         wait.deadline_ns = db_deadline_ns(now, at->wait_ns);
         none.attend = now - turn->attended_ns >= at->attend_ns;
         if (none.attend) turn->attended_ns = now;
@@ -243,16 +259,16 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
     /* Or clients could not come and go while there are requests. */
     if (found.attend) db_attend(at, &found);
     for (;; sends = 1) {
-        blocked.near = DB_NOWHERE;
+        mine.near = blocked.near = DB_NOWHERE;
         blocked.far = 0;
         if (sends || arrival >= DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
         /* Before the slots' flags, so that all these loads take one trip. */
 #ifdef DB_DEFECT_NO_MARK
-        const db_u64 host = 0 & marked;
+        const db_u64 host = 0;
 #else
-        const db_u64 host = thread ? 0 : db_load_cqe_tail(marked);
+        const db_u64 host = thread ? 0 : db_load_cqe_tail(at->host_flag);
 #endif
-        mine = db_round(at, words, count, first, &blocked);
+        db_round(at, look, count, first, &mine, &blocked);
         if (thread == 0) {
             int now = db_wait_over(&wait);
             if (host == db_slot_flag(0)) {
@@ -262,25 +278,25 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
             if (now) found.over = (db_u32)now;
             attend |= now || !(wait.turns & 63);
         }
-        if (mine != DB_NOWHERE) atomicMin(&found.nearest, mine);
+        if (mine.near != DB_NOWHERE) atomicMin(&found.nearest, mine.near);
         /* One barrier a round, after which all threads know the same. */
-        if (!db_block_any(mine != DB_NOWHERE || blocked.near != DB_NOWHERE || attend)) continue;
+        if (!db_block_any(mine.near != DB_NOWHERE || blocked.near != DB_NOWHERE || attend)) continue;
         attend = 0;
         nearest = found.nearest;
         /* Here, since the first thread may write it again behind the barrier of db_attend. */
         over = found.over;
         if (nearest != DB_NOWHERE) break;
         db_attend(at, &found);
+        if (thread == 0) turn->attended_ns = db_clock_ns();
         if (over) break;
     }
     if (nearest != DB_NOWHERE) {
         /* The request, before all that this and later kernels read of it. */
-        if (mine == nearest) db_acquire_cqe();
-        if (db_passes(at, &blocked, nearest)) turn->passed = 1;
+        if (mine.near == nearest) db_acquire_cqe();
+        if (mine.near == nearest) db_tell_found(at, turn, &mine, &found);
         db_block_sync();
+        if (db_passes(&blocked, nearest, found.client)) turn->passed = 1;
         db_take(at, turn, (db_u32)nearest, &found);
-        /* Behind the barrier in there: all threads have read what says where the search began. */
-        if (thread == db_block_threads() - 1) db_pass(at, turn, (db_u32)nearest);
     }
     if (thread) return;
     if (nearest == DB_NOWHERE) {
@@ -295,9 +311,13 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *told, struct db_turn *turn
 
 #ifndef DB_RESIDENT
 /* Launch: one block, by a graph or by the host. */
-extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) wait_inputs(const struct db_served *told, struct db_turn *turn) {
+extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) wait_inputs(const struct db_served *served, struct db_turn *turn) {
     __shared__ struct db_found found;
-    db_wait_inputs(told, turn, found);
+    __shared__ struct db_own own;
+    db_copy_own(own, served, turn);
+    db_wait_inputs(&own.served, &own.turn, found);
+    db_block_sync();
+    db_copy_back(own, turn);
 }
 #endif
 

@@ -17,7 +17,7 @@ use rdma_shim::kernel::{
 use slots::Status;
 use slots::layout::FLAG_BYTES;
 
-use super::layout::{db_client, db_counts, db_place, db_served, db_turn};
+use super::layout::{db_client, db_counts, db_place, db_served, db_slot_words, db_turn};
 use super::{COUNTS, ServedError, buffers, failure, launch, refuse};
 use crate::cpu::{self, CpuError, Endpoint, Job, Offload};
 
@@ -133,19 +133,18 @@ impl Turns {
             Ok::<_, ServedError>(memory)
         };
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
-        let (of_clients, words_of) =
-            (own(clients as usize * size_of::<db_client>())?, own(12 * slot_count as usize)?);
+        let (of_clients, words_of) = (
+            own(clients as usize * size_of::<db_client>())?,
+            own(slot_count as usize * size_of::<db_slot_words>())?,
+        );
         let places = machine.host_memory(clients as usize * size_of::<db_place>())?;
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
         let asked = machine.host_memory(ENTRIES as usize * size_of::<db_asked>())?;
-        let word = |nth: u64| words_of.kernel_address() + 4 * nth * u64::from(slot_count);
         let told = db_served {
             slots: shown.kernel_address(),
             slots_nic: shown.address(),
             flag_stride: FLAG_BYTES as u64,
-            sequences: word(0),
-            owners: word(1),
-            sending: word(2),
+            words: words_of.kernel_address(),
             clients: of_clients.kernel_address(),
             places: places.kernel_address(),
             cancel: shared.kernel_address(),

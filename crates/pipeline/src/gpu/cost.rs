@@ -1,7 +1,7 @@
 //! What waiting and sending add to a turn, for `cargo xtask figure bench-wait`: requests lie in their slots before the turns begin.
 //!
 //! The queue's NIC is memory that nothing reads, and the model reverses its input (`kernels/reversal.cu`). All times but one are the GPU's: a
-//! turn's period is the time from the begin of one request to that of the next. What the model takes alone is the CPU's time of many turns.
+//! turn's period is the time from the end of one answer to that of the next. What the model takes alone is the CPU's time of many turns.
 
 use std::mem::offset_of;
 use std::str::FromStr;
@@ -23,7 +23,7 @@ use super::{Core, MOST_THREADS, Repeat, Served, ServedError, Setting, refuse};
 pub const SLOTS: [u32; 3] = [2, 64, 4096];
 /// Most requests of a pipeline, in slots that are evenly spread.
 const REQUESTS: u32 = 64;
-/// Pipelines of two slots, each of which gives one period.
+/// Rounds of a pipeline of two slots, each of which gives one period. One more before them warms up.
 const OF_TWO: u32 = 15;
 /// Turns of the model alone.
 const ALONE: u32 = 2000;
@@ -129,17 +129,15 @@ fn alone(machine: &Machine, driver: Driver, turns: u32) -> Result<Duration, Serv
     Ok(least / turns)
 }
 
-/// The median time from the begin of a request to that of the next, which waits already.
+/// The median time from the end of an answer to that of the next, whose request waits already.
 fn median(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Result<Duration, ServedError> {
-    let mut all = Vec::new();
-    for _ in 0..if slots == SLOTS[0] { OF_TWO } else { 1 } {
-        all.extend(periods(machine, driver, slots, is_traced)?);
-    }
+    let mut all = periods(machine, driver, slots, is_traced)?;
     all.sort_unstable();
     Ok(Duration::from_nanos(all[all.len() / 2]))
 }
 
-/// The periods of one pipeline in ns.
+/// The periods of one pipeline in ns. With few slots there are several rounds: the NIC sends the answers of the last one when the requests
+/// of the next one lie in their slots.
 fn periods(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Result<Vec<u64>, ServedError> {
     let mut waiting = Waiting::new(machine, geometry()?, slots, driver.threads())?;
     if is_traced {
@@ -156,19 +154,33 @@ fn periods(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Re
     let request = |slot: u32| -> Vec<u8> {
         (0..FLOATS as u32).flat_map(|at| ((slot * 4099 + at) as f32).to_le_bytes()).collect()
     };
-    waiting.fill(&filled, request)?;
-    waiting.served.start()?;
-    waiting.until(count.into())?;
-    let mut begins = Vec::new();
-    for slot in filled {
-        let (header, answer) = waiting.answer(slot)?;
-        if answer != request(slot) {
-            return refuse(format!("slot {slot} of {slots}: the answer of {driver:?} is not the request"));
+    let mut periods = Vec::new();
+    let rounds = if slots == SLOTS[0] { 1 + OF_TWO } else { 1 };
+    for round in 0..rounds {
+        waiting.fill(&filled, round, |slot| request(slot + round))?;
+        if round == 0 {
+            waiting.served.start()?;
+        } else {
+            waiting.complete(count * (round - 1)..count * round)?;
         }
-        begins.push(header.begun_ns);
+        waiting.answered((count * (round + 1)).into())?;
+        let mut ends = Vec::new();
+        for slot in &filled {
+            let (header, answer) = waiting.answer(*slot)?;
+            if answer != request(slot + round) {
+                return refuse(format!(
+                    "slot {slot} of {slots}: the answer of {driver:?} is not the request"
+                ));
+            }
+            ends.push(header.ended_ns);
+        }
+        ends.sort_unstable();
+        if round > 0 || rounds == 1 {
+            periods.extend(ends.windows(2).map(|pair| pair[1] - pair[0]));
+        }
     }
-    begins.sort_unstable();
-    Ok(begins.windows(2).map(|pair| pair[1] - pair[0]).collect())
+    waiting.served.stop(LIMIT)?;
+    Ok(periods)
 }
 
 fn geometry() -> Result<Geometry, ServedError> {
@@ -268,7 +280,7 @@ unsafe impl Recorded for ReversalModel {
 pub(super) struct Waiting {
     pub(super) served: Served,
     geometry: Geometry,
-    _queue: Memory,
+    queue: Memory,
 }
 
 impl Waiting {
@@ -282,11 +294,17 @@ impl Waiting {
         let served = Served::new(machine, setting(&geometry, slots, threads))?;
         let queue = played_queue(machine, &served, slots)?;
         served.want(0);
-        Ok(Waiting { served, geometry, _queue: queue })
+        Ok(Waiting { served, geometry, queue })
     }
 
     /// Ends the turns when the client is in and so many answers were sent.
     pub(super) fn until(&mut self, answers: u64) -> Result<(), ServedError> {
+        self.answered(answers)?;
+        self.served.stop(LIMIT)
+    }
+
+    /// Waits until the client is in and so many answers were sent.
+    fn answered(&mut self, answers: u64) -> Result<(), ServedError> {
         let since = Instant::now();
         while !self.served.is_done(0) || self.served.counters().answered < answers {
             if !self.served.is_running()? {
@@ -298,13 +316,34 @@ impl Waiting {
             }
             std::thread::sleep(Duration::from_micros(100));
         }
-        self.served.stop(LIMIT)
+        Ok(())
     }
 
-    /// Writes the first request of each of these slots; all flags last. No kernel runs.
-    pub(super) fn fill(&self, filled: &[u32], request: impl Fn(u32) -> Vec<u8>) -> Result<(), ServedError> {
+    /// Plays the NIC that has sent these answers, counted from 0. The first CQE is written last, so that a look at it finds all.
+    fn complete(&self, answers: std::ops::Range<u32>) -> Result<(), ServedError> {
+        let (entries, at) = completions(self.served.core.slot_count);
+        for nth in answers.rev() {
+            // An answer has two WQEs, of which the second one has a completion.
+            let mut tail = [0; 8];
+            tail[..4].copy_from_slice(&(8 << 24 | QPN).to_be_bytes());
+            tail[4..6].copy_from_slice(&((2 * nth + 1) as u16).to_be_bytes());
+            tail[7] = u8::from(nth / entries % 2 == 1);
+            let cqe = at + 64 * (nth % entries) as usize;
+            self.queue.write(cqe, &[0; 56])?;
+            self.queue.put(cqe + 56, &Tail(u64::from_le_bytes(tail)))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a request to each of these slots, where `before` have been answered; all flags last. No kernel takes one meanwhile.
+    pub(super) fn fill(
+        &self,
+        filled: &[u32],
+        before: u32,
+        request: impl Fn(u32) -> Vec<u8>,
+    ) -> Result<(), ServedError> {
         let core = &self.served.core;
-        let granted: Vec<(u32, u32)> = filled.iter().map(|slot| (*slot, 0)).collect();
+        let granted: Vec<(u32, u32)> = filled.iter().map(|slot| (*slot, before)).collect();
         let mut client = slots::Client::new(self.geometry.clone(), &granted);
         let mut flags = vec![0; 8 * core.slot_count as usize];
         for nth in 0..filled.len() {
@@ -337,11 +376,24 @@ impl Waiting {
     }
 }
 
+/// The tail of a CQE.
+#[repr(transparent)]
+struct Tail(u64);
+// SAFETY: a number.
+unsafe impl Plain for Tail {}
+
+const QPN: u32 = 0x49;
+
+/// Entries of the played queue's CQ, and where it lies.
+fn completions(slots: u32) -> (u32, usize) {
+    let entries = (4 * slots).next_power_of_two();
+    (entries, (64 + size_of::<db_slot>()) * entries as usize)
+}
+
 /// A queue in host memory whose NIC does nothing, and the place of its client, which has all slots.
 fn played_queue(machine: &Machine, served: &Served, slots: u32) -> Result<Memory, ServedError> {
-    let entries = (4 * slots).next_power_of_two();
+    let (entries, cq) = completions(slots);
     let (ring, table) = (0, 64 * entries as usize);
-    let cq = table + size_of::<db_slot>() * entries as usize;
     let rest = (cq + 64 * entries as usize).next_multiple_of(4096);
     let memory = Memory::from(machine.host_memory(rest + (1 << 13))?);
     // No CQE is there: an opcode that no NIC writes.
@@ -354,14 +406,14 @@ fn played_queue(machine: &Machine, served: &Served, slots: u32) -> Result<Memory
         reg: at(register),
         slots: at(table),
         blocks: entries,
-        qpn: 0x49,
+        qpn: QPN,
         max_sge: 1,
         opcodes: 0x7f,
         ..db_sq::default()
     };
     let send_cq = db_cq { ring: at(cq), record: at(record + 64), entries, ..db_cq::default() };
     memory.put(structs, &sq)?;
-    memory.put(structs + 512, &db_rq { qpn: 0x49, ..db_rq::default() })?;
+    memory.put(structs + 512, &db_rq { qpn: QPN, ..db_rq::default() })?;
     memory.put(structs + 1024, &send_cq)?;
     let queue = db_kernel_queue {
         sq: at(structs),
@@ -396,7 +448,7 @@ mod tests {
         need!(has_compiler(), cc, "a C++ compiler");
         let twin = Machine::twin(Visibility::InOrder);
         assert!(alone(&twin, Driver::Persistent, 3).unwrap() > Duration::ZERO);
-        for (slots, is_traced, count) in [(2, false, 1), (64, true, 63), (256, false, 63)] {
+        for (slots, is_traced, count) in [(2, false, OF_TWO as usize), (64, true, 63), (1024, false, 63)] {
             let periods = periods(&twin, Driver::Persistent, slots, is_traced).unwrap();
             assert_eq!(periods.len(), count);
             assert!(periods.iter().all(|ns| *ns > 0), "{periods:?}");

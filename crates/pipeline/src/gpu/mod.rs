@@ -48,7 +48,7 @@ use slots::{Arrival, Geometry};
 use verbs::Pd;
 use verbs::code::Access;
 
-use layout::{db_client, db_counts, db_place, db_served, db_told, db_turn};
+use layout::{db_client, db_counts, db_place, db_served, db_slot_words, db_told, db_turn};
 
 use crate::{PATIENCE, Processor};
 
@@ -200,8 +200,9 @@ impl Served {
         let places = machine.host_memory(setting.clients as usize * size_of::<db_place>())?;
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
-        let word = |nth: usize| words_of.kernel_address() + (4 * nth * slot_count) as u64;
-        words_of.write(4 * slot_count, &vec![0xff; 4 * slot_count])?;
+        let free = db_slot_words { owner: u32::MAX, ..db_slot_words::default() };
+        words_of.write(0, &free.bytes().repeat(slot_count))?;
+        let behind_words = words_of.kernel_address() + (size_of::<db_slot_words>() * slot_count) as u64;
         let [inputs, outputs] = match in_slots {
             true => [[0; MOST_TENSORS]; 2],
             false => [
@@ -213,7 +214,7 @@ impl Served {
             Arrival::Tail => [slots.kernel_address() + geometry.request.tail as u64, stride as u64],
             Arrival::Flag => [flags.kernel_address(), FLAG_BYTES as u64],
             // The kernels' own: a client may write to its share of the others.
-            Arrival::Completion | Arrival::Send => [word(4), FLAG_BYTES as u64],
+            Arrival::Completion | Arrival::Send => [behind_words, FLAG_BYTES as u64],
         };
         let told = match posts {
             Processor::Gpu => None,
@@ -235,10 +236,8 @@ impl Served {
                 slots_nic: slots.address(),
                 flags: flags_at,
                 flag_stride,
-                sequences: word(0),
-                owners: word(1),
-                sending: told.as_ref().map_or(word(2), |told| told.sending.kernel_address()),
-                twice: word(3),
+                words: words_of.kernel_address(),
+                sending: told.as_ref().map_or(0, |told| told.sending.kernel_address()),
                 clients: clients.kernel_address(),
                 places: places.kernel_address(),
                 cancel: shared.kernel_address(),
@@ -257,8 +256,8 @@ impl Served {
             },
         )?;
         turn.put(0, &db_turn { model_slot: count, ..db_turn::default() })?;
-        // A thread looks at four slots side by side (`DB_SEEN`). More threads make a barrier slower.
-        let useful = count.div_ceil(4).max(setting.clients).max(64).next_multiple_of(32);
+        // A thread looks at eight slots side by side (`DB_SEEN`). More threads make a barrier slower.
+        let useful = count.div_ceil(8).max(setting.clients).max(64).next_multiple_of(32);
         let (threads, copying) = (setting.threads.min(useful), setting.copying);
         let is_told = told.is_some();
         let queues = told::Shared::new(setting.clients, told);

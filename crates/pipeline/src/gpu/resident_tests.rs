@@ -307,7 +307,7 @@ fn answers(
     start(&mut waiting.served);
     waiting.until(0).unwrap();
     let of = |all: &[Vec<f32>], slot: u32| bytes(&all[slot as usize % all.len()]);
-    waiting.fill(&(0..slots).collect::<Vec<_>>(), |slot| of(inputs, slot)).unwrap();
+    waiting.fill(&(0..slots).collect::<Vec<_>>(), 0, |slot| of(inputs, slot)).unwrap();
     waiting.served.start().unwrap();
     waiting.until(slots.into()).unwrap();
     for slot in 0..slots {

@@ -25,13 +25,13 @@ fn release_s2_flags_and_the_stop_word_are_read_afresh_and_acquired() {
         (
             "the load of a slot's flag",
             "ld.relaxed.sys.global.u64",
-            "db_load_cqe_tail(words.flags + slot * words.flag_stride)",
-            "*(const db_u64 *)(words.flags + slot * words.flag_stride)",
+            "db_load_cqe_tail(look.flags + slot * look.flag_stride)",
+            "*(const db_u64 *)(look.flags + slot * look.flag_stride)",
         ),
         (
             "the fence between a flag and its request",
             "fence.acquire.sys",
-            "if (mine == nearest) db_acquire_cqe();",
+            "if (mine.near == nearest) db_acquire_cqe();",
             "",
         ),
         (

@@ -177,6 +177,33 @@ fn without_a_reliable_connection_a_flag_is_believed_with_the_last_bytes_alone() 
     assert_eq!(planted, [State::Request, State::None], "the defect is not seen");
 }
 
+/// Status of a request whose flag comes before its header, while a request is served of the number that an earlier header has.
+fn behind_its_flag(planted: Option<(usize, &'static str)>) -> u32 {
+    let pipeline = TestPipeline::new(Arrival::Flag, Some(4), planted);
+    let mut peer = pipeline.join_by(0, 0, 2, 1);
+    let end = |slot: usize| {
+        let tail = slot * geometry().server_stride() + geometry().request.tail;
+        pipeline.served.core.slots.put(tail, &Word(flag(1))).unwrap();
+    };
+    pipeline.ask(&mut peer, 1, 1.0);
+    let second = peer.client.ask(2, 0, 0, u64::MAX).unwrap();
+    let earlier = Header { request_id: 1, ..Header::read(&second.prefix).unwrap() };
+    pipeline.arrive(&mut peer, 1, 1, &geometry().request.prefix(&earlier), 0.0);
+    end(0);
+    assert_eq!(pipeline.turn().0.slot, 0);
+    pipeline.arrive(&mut peer, 1, 1, &second.prefix, 2.0);
+    end(1);
+    pipeline.turn().0.status
+}
+
+#[test]
+fn the_number_of_half_a_request_is_not_compared() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let [ok, twice] = [Status::Ok, Status::DuplicateId].map(|status| u32::from(status.number()));
+    assert_eq!(behind_its_flag(None), ok);
+    assert_eq!(behind_its_flag(Some((3, "send_outputs+DB_DEFECT_NO_TAIL"))), twice, "the defect is not seen");
+}
+
 #[test]
 fn requests_are_refused_when_all_are_to_be() {
     need!(has_compiler(), cc, "a C++ compiler");
