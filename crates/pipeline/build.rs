@@ -33,6 +33,13 @@ fn main() {
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
         ("kernels/send.cu", "DB_DEFECT_NO_TAIL"),
         ("kernels/serve.cu", "DB_DEFECT_NO_STOP"),
+        ("kernels/serve.cu", "DB_DEFECT_NOT_DONE"),
+        ("kernels/serve.cu", "DB_DEFECT_LOOKS_ON"),
+        ("kernels/serve.cu", "DB_DEFECT_NO_SENDING"),
+        ("kernels/serve.cu", "DB_DEFECT_NOT_HELD"),
+        ("kernels/serve.cu", "DB_DEFECT_SENDS_ANYWAY"),
+        ("kernels/serve.cu", "DB_DEFECT_TWICE"),
+        ("kernels/serve.cu", "DB_DEFECT_NO_LIMIT"),
         ("kernels/serve.cu", "DB_DEFECT_NO_MARK"),
         ("tests/kernels/add_one.cu", "DB_DEFECT_NO_GRID_FENCE"),
     ]

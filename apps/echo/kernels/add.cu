@@ -6,7 +6,7 @@
 #include "grid.h"
 #include "order.h"
 
-/* Where request and answer lie in slot `*index`, and how many words they have. src/kernel/add.rs has the same. */
+/* Where request and answer lie in the grid's slot, and how many words they have. src/kernel/add.rs has the same. */
 struct db_add {
     db_u64 slots, index, stride, request, answer, words;
 };
@@ -19,8 +19,8 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
 #endif
 {
     const struct db_add *at = (const struct db_add *)model;
-    const db_u64 slot = at->slots + *(const db_u32 *)at->index * at->stride;
-    const db_u64 all = (db_u64)gridDim.x * blockDim.x;
+    const db_u64 slot = at->slots + grid->slot * at->stride;
+    const db_u64 all = (db_u64)db_grid_blocks(grid) * blockDim.x;
     db_u64 nth;
     for (nth = blockIdx.x * blockDim.x + threadIdx.x; nth < at->words; nth += all)
         db_store64(slot + at->answer + 8 * nth,

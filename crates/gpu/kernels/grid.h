@@ -18,7 +18,12 @@ struct db_grid {
     unsigned long long limit_ns; /* longest wait */
     unsigned int arrivals;       /* 0 at the launch; the first thread's counts */
     int is_late;                 /* 0 at the launch: what the last meeting returned */
+    unsigned int apart;          /* the last blocks of the launch that do not meet: their caller's */
+    unsigned int slot;           /* where a model works that has its tensors in slots */
 };
+
+/* The blocks that meet: the first ones of the launch. A model's share of them is its own. */
+static __device__ inline unsigned int db_grid_blocks(const struct db_grid *grid) { return gridDim.x - grid->apart; }
 
 #ifdef DB_TWIN
 static inline unsigned int db_grid_load(unsigned int *word) { return (unsigned int)db_twin_get((db_twin_u64)word, 4); }
@@ -46,6 +51,22 @@ static __device__ inline void db_grid_fence(void) { asm volatile("fence.acq_rel.
 /* Rounds of a wait between looks at the clock. */
 #define DB_GRID_ROUNDS 256u
 
+/* A wait of one thread for another block: 0 at its begin. */
+struct db_grid_wait {
+    unsigned int round;
+    unsigned long long until;
+};
+
+/* Called in each round of such a wait. Not 0: this one, or another block's, has been too long. */
+static __device__ inline int db_grid_is_late(const struct db_grid *grid, struct db_grid_wait *wait) {
+    unsigned long long now;
+    if (++wait->round % DB_GRID_ROUNDS) return 0;
+    now = db_grid_now();
+    if (!wait->until) wait->until = now + grid->limit_ns < now ? ~0ull : now + grid->limit_ns;
+    if (now >= wait->until) atomicAdd(&grid->words[1], 1u);
+    return db_grid_load(&grid->words[1]) != 0;
+}
+
 /* Waits until all blocks are here as often as this one. All threads of a block call it, which has one dimension. Not 0: a block did not
  * come in time, and what it should have written is not there. */
 static __device__ inline int db_grid_meet(struct db_grid *grid) {
@@ -57,19 +78,12 @@ static __device__ inline int db_grid_meet(struct db_grid *grid) {
     int late = grid->is_late;
     __syncthreads();
     if (threadIdx.x == 0 && !late) {
-        unsigned int round = 0;
-        unsigned long long until = 0;
+        struct db_grid_wait wait = {0, 0};
         db_grid_fence();
         atomicAdd(&grid->words[0], 1u);
-        grid->arrivals += gridDim.x;
+        grid->arrivals += db_grid_blocks(grid);
         /* Arrivals wrap around. Those of the next meeting may be counted already. */
-        while (!late && (int)(db_grid_load(&grid->words[0]) - grid->arrivals) < 0) {
-            if (++round % DB_GRID_ROUNDS) continue;
-            unsigned long long now = db_grid_now();
-            if (!until) until = now + grid->limit_ns < now ? ~0ull : now + grid->limit_ns;
-            if (now >= until) atomicAdd(&grid->words[1], 1u);
-            late = db_grid_load(&grid->words[1]) != 0;
-        }
+        while (!late && (int)(db_grid_load(&grid->words[0]) - grid->arrivals) < 0) late = db_grid_is_late(grid, &wait);
         db_grid_fence();
     }
     grid->is_late = __syncthreads_or(late);

@@ -82,12 +82,12 @@ static __device__ inline void run_block(const struct step *step, struct virtual_
 }
 
 /* This block's share of a step: every so many of its blocks; several of them side by side where they have fewer threads. */
-static __device__ inline void run_step(const struct step *step, union conv_tiles *tiles) {
+static __device__ inline void run_step(unsigned int grid_blocks, const struct step *step, union conv_tiles *tiles) {
     const unsigned int *blocks = step->blocks, together = blockDim.x / step->threads;
     const unsigned long long all = (unsigned long long)blocks[0] * blocks[1] * blocks[2];
     struct virtual_block b = {0, 0, 0, threadIdx.x % step->threads, step->threads};
     unsigned long long at;
-    for (at = (unsigned long long)blockIdx.x * together + threadIdx.x / step->threads; at < all; at += (unsigned long long)gridDim.x * together) {
+    for (at = (unsigned long long)blockIdx.x * together + threadIdx.x / step->threads; at < all; at += (unsigned long long)grid_blocks * together) {
         b.x = (unsigned int)(at % blocks[0]);
         b.y = (unsigned int)(at / blocks[0] % blocks[1]);
         b.z = (unsigned int)(at / blocks[0] / blocks[1]);
@@ -100,7 +100,7 @@ static __device__ inline void run_step(const struct step *step, union conv_tiles
     }
 }
 
-/* Runs a model once: all blocks of a cooperative launch call it, of RESIDENT_THREADS threads each, and have met when it returns. `model`:
+/* Runs a model once in the grid's slot: all blocks that meet call it, of RESIDENT_THREADS threads each, and have met when it returns. `model`:
  * a struct steps. What came of the last meeting is in the grid. A resident kernel of another unit calls it by this name, and on the twin,
  * which links no units, by the kernel's address. */
 #ifdef DB_TWIN
@@ -111,16 +111,21 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
 {
     __shared__ union conv_tiles tiles;
     __shared__ struct step now;
+    __shared__ unsigned int slot;
+    const unsigned long long index = (unsigned long long)&slot;
+    const unsigned int at_index = (unsigned int)((const unsigned int *)&now.slot.index - (const unsigned int *)&now);
     const struct steps *steps = (const struct steps *)model;
     const unsigned long long count = steps->count;
     unsigned long long at;
     unsigned int word;
     for (at = 0; at < count; at++) {
         for (word = threadIdx.x; word < sizeof now / 4; word += blockDim.x)
-            ((unsigned int *)&now)[word] = ((const unsigned int *)&steps->first[at])[word];
+            ((unsigned int *)&now)[word] = word - at_index < 2 ? (unsigned int)(index >> 32 * (word - at_index))
+                                                               : ((const unsigned int *)&steps->first[at])[word];
+        if (threadIdx.x == 0) slot = grid->slot;
         /* All threads have the step; behind it all blocks have what it wrote, and no thread needs it any more. */
         __syncthreads();
-        run_step(&now, &tiles);
+        run_step(db_grid_blocks(grid), &now, &tiles);
         if (db_grid_meet(grid)) return;
     }
 }
@@ -128,6 +133,6 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
 /* A model alone, several times. Launch: cooperative, RESIDENT_THREADS threads. `words`: of the grid's barrier. */
 extern "C" __global__ void __launch_bounds__(RESIDENT_THREADS, 2)
     resident(unsigned long long model, unsigned int *words, unsigned long long limit_ns, unsigned long long turns) {
-    struct db_grid grid = {words, limit_ns, 0, 0};
+    struct db_grid grid = {words, limit_ns, 0, 0, 0, 0};
     for (; turns && !grid.is_late; turns--) db_model(model, &grid);
 }

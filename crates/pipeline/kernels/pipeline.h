@@ -242,10 +242,9 @@ DB_GPU_FN struct db_client *db_client_at(const struct db_served *at, db_u32 clie
 DB_GPU_FN db_u32 db_tensor_offset(const db_u64 *table, db_u32 tensor) { return (db_u32)table[2 * tensor]; }
 DB_GPU_FN db_u32 db_tensor_bytes(const db_u64 *table, db_u32 tensor) { return (db_u32)(table[2 * tensor] >> 32); }
 
-/* Adds to one of the turn's counts, and tells the host: a store alone, since a load from there would cross PCIe. No
+/* Adds to one of the counts, and tells the host: a store alone, since a load from there would cross PCIe. No
  * order: the host takes none of these counts as a sign that something else was read or written. */
-#define DB_COUNT(at, turn, count, by) \
-    db_store_relaxed64(&((struct db_counts *)(at)->counts)->count, (turn)->counts.count += (by))
+#define DB_COUNT(at, own, count, by) db_store_relaxed64(&((struct db_counts *)(at)->counts)->count, (own)->count += (by))
 
 /* Ends the chain of turns: the host is told, and may start it again. */
 DB_GPU_FN void db_end_chain(const struct db_served *at) {

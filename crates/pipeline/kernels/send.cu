@@ -73,9 +73,8 @@ DB_GPU_FN int db_post_answer(const struct db_served *at, const struct db_turn *t
     return db_try_post_write(sq, turn->slot, flag, remote, place->flags_rkey, DB_SEND_SIGNALED);
 }
 
-/* Tells the CPU of an answer. It is in memory before. */
-DB_GPU_FN void db_tell(const struct db_served *at, const struct db_turn *turn) {
-    db_u64 number = turn->counts.answered;
+/* Tells the CPU of an answer. It is in memory before. `number`: of answers before. */
+DB_GPU_FN void db_tell(const struct db_served *at, const struct db_turn *turn, db_u64 number) {
     struct db_told *told = (struct db_told *)at->told + number % at->slot_count;
     told->slot = turn->slot;
     told->client = turn->client;
@@ -84,9 +83,8 @@ DB_GPU_FN void db_tell(const struct db_served *at, const struct db_turn *turn) {
 }
 
 /* Tells the host when the steps of this answer were taken, behind its doorbell. */
-DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn) {
+DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn, db_u32 number) {
     struct db_steps *steps = db_steps_at(at, turn->slot);
-    db_u32 number = (db_u32)turn->counts.answered;
     struct db_traced *traced;
     steps->rung = db_clock_ns();
     if (!at->traced) return;
@@ -98,20 +96,21 @@ DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn) 
     db_store_release_sys32((db_u64)&traced->number, number + 1);
 }
 
-/* Sends the answer of a turn: all threads of a block, in whose shared memory `at` and `turn` lie. */
-DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn) {
+/* Sends the answer of a turn, unless its queue has failed meanwhile: all threads of a block, in whose shared memory all of this lies. */
+DB_GPU_FN void db_send_outputs(const struct db_served *at, const struct db_turn *turn, struct db_counts *counts) {
     const db_u32 thread = db_block_thread(), credits = db_credits_of(at, turn->count);
-    const db_u64 answer = db_answer_at(at, turn->slot), answered = turn->counts.answered + 1;
+    const db_u64 answer = db_answer_at(at, turn->slot), answered = counts->answered + 1;
     struct db_client *client = db_client_at(at, turn->client);
     struct db_place place = {};
     struct db_sq sq;
     db_u64 of_client = 0;
-    db_u32 index;
+    db_u32 index, dead = 0;
     int error = 0;
     if (!thread) {
         /* What the doorbell needs, before all that waits: one trip with the look at the slots. */
         sq = client->sq;
         place = client->place;
+        dead = client->dead;
         of_client = client->answered + 1;
     }
     if (at->steps && db_works_in_slots(at) && !thread) {
@@ -126,7 +125,10 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
 #ifndef DB_DEFECT_NO_SEND_SYNC
     db_block_sync();
 #endif
-    if (thread) return;
+#ifdef DB_DEFECT_SENDS_ANYWAY
+    dead = 0;
+#endif
+    if (thread || dead) return;
     db_store64(answer + at->answer_tail, db_slot_flag(turn->sequence));
     /* Before the answer, since the client may send as soon as it has that. Where the CPU polls, it has done so. */
     if (at->arrival == DB_ARRIVAL_SEND && client->rq.wqes) error = db_post_slot(at, client, turn->slot);
@@ -137,7 +139,7 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
     if (at->told) {
         db_store_relaxed32((db_u32 *)db_host_sending(at, turn->slot), 1);
         db_store_relaxed32(&db_words_at(at, turn->slot)->sending, 0);
-        db_tell(at, turn);
+        db_tell(at, turn, answered - 1);
     } else {
         error = db_post_answer(at, turn, &place, &sq);
         if (!error) db_ring(&sq);
@@ -147,13 +149,13 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, struct db_turn *turn)
         db_give_up(at, turn->client, db_kernel_end_of(client->sq.qpn, turn->slot, error, 0));
         return;
     }
-    if (at->steps) db_trace(at, turn);
+    if (at->steps) db_trace(at, turn, (db_u32)answered - 1);
     client->answered = of_client;
-    turn->counts.answered = answered;
+    counts->answered = answered;
     db_store_relaxed64(&((struct db_counts *)at->counts)->answered, answered);
     if (turn->status == DB_SLOT_STATUS_OK) return;
     client->refused++;
-    DB_COUNT(at, turn, refused, 1);
+    DB_COUNT(at, counts, refused, 1);
 }
 
 #ifndef DB_RESIDENT
@@ -162,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) send_outputs(const
     __shared__ struct db_own own;
     db_copy_own(own, served, turn);
     if (own.turn.state != DB_TURN_REQUEST) return;
-    db_send_outputs(&own.served, &own.turn);
+    db_send_outputs(&own.served, &own.turn, &own.turn.counts);
     if (!db_block_thread()) turn->counts = own.turn.counts;
 }
 #endif

@@ -1,21 +1,45 @@
 /*! All turns of a pipeline in one launch that stays on the GPU, with a model that works in the slots: its first step reads the request
- * where the NIC wrote it, and its last one writes the answer where the NIC reads it. So nothing is copied, and blocks meet once more a turn
- * than in the model alone.
+ * where the NIC wrote it, and its last one writes the answer where the NIC reads it. So nothing is copied.
  *
- * A turn: the first block waits for a request (wait.cu), all meet, all run the model, whose last step they meet behind, and the first block
- * sends (send.cu). Two edges beside those of pipeline.h, both by grid.h's barrier:
+ * The last block is the I/O block: it waits for requests (wait.cu) and sends answers (send.cu). All others run the model, and meet
+ * among themselves. While they run turn N, the I/O block sends answer N-1 and looks for request N+1.
  *
- *   the turn              what the first block wrote of it and acquired from the NIC, before the model of every block reads it
- *   the answer            what every block stored of it, before the first block's db_ring() publishes it
+ *   I/O block    finds N+1, offers it     is told that N is done, sends N     finds N+2, offers it
+ *   the others   run N                    take the offer of N+1               run N+1
  *
- * A wait ends as wait.cu says, and the blocks meet behind it also when it found nothing. Then, and behind a bad request, they meet again:
- * the first block may write the next turn once all have read this one. The cancel word ends the kernel after a wait that found nothing, or
- * at each 16th turn; the late end of a meeting ends it too.
+ * Turns are counted from 1. An offer is one word of 64 bits: the turn, and the slot where the model works. A turn is offered as soon as its
+ * request is found, also while the turn before runs. So the others find the next offer behind their last step, and wait for nothing. A turn
+ * is offered once the one before the last is done. Offers of even and of odd turns lie apart. A block that has not read an offer has not done
+ * its turn; so no offer is written over that a block still reads. Four edges beside those of pipeline.h, the first three of scope .gpu:
+ *
+ *   the offer             db_grid_fence() and a store, a load and db_grid_fence(): what the I/O block acquired from the NIC, before the model
+ *                         reads it
+ *   the last step         grid.h's barrier: what every block stored of the answer, before the first block says that the turn is done
+ *   the turn is done      that barrier's last fence and a store, a load and db_acquire_room(): the same, before db_ring() publishes it
+ *   the answer is sent    the slot's `sending`, from the take to the completion: no slot is offered while it is computed or sent
+ *
+ * A wait ends as wait.cu says, and at once when the turn that runs is done: a lone request is sent while no other comes. A bad request is a
+ * turn without a slot. So is a wait that found nothing while nothing ran: it tells the others that the I/O block is there. A client whose
+ * request runs leaves behind its answer: nothing more is looked for until that is sent (`held`).
+ *
+ * The cancel word ends the kernel after a wait that found nothing, or at each 16th turn, behind the answer of the turn that runs. A block
+ * that waits too long for an offer, for the others or for the end of a turn says so to all, and the kernel ends.
  */
 #include "grid.h"
 #include "resident.h"
 
 #define DB_RESIDENT_THREADS 256
+
+/* What an offer has in the place of a slot. */
+#define DB_NO_SLOT 0xffffffffu /* the model does not run in this turn */
+#define DB_LAST 0xfffffffeu    /* there is no turn */
+
+/* What the I/O block and the model tell each other: memory of the GPU's, 0 at the launch, each word on a line of its own. */
+struct db_resident_words {
+    unsigned int grid[32]; /* two are the barrier's */
+    db_u64 offers[2][16];  /* of even and of odd turns */
+    db_u32 done[32];       /* the last turn that is */
+};
 
 /* The model: a function of another unit, or on the twin, which links none, a kernel's entry, which takes pointers to its arguments. */
 #ifdef DB_TWIN
@@ -28,58 +52,158 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
 DB_GPU_FN void db_run_model(db_u64 model, db_u64, struct db_grid *grid) { db_model(model, grid); }
 #endif
 
-/* Waits for the next turn, or ends it at once if the host wants an end: all threads of the first block. */
-DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, struct db_found &found) {
+/* The slot of the turn that is offered: all threads of a block of the model, which share `slot`. DB_LAST also if the I/O block is late. */
+DB_GPU_FN db_u32 db_take_offer(const struct db_resident_words *words, struct db_grid *grid, db_u32 turn, db_u32 &slot) {
+    if (!db_block_thread()) {
+        struct db_grid_wait wait = {0, 0};
+        db_u64 offer;
+        int late = 0;
+        do {
+            offer = db_load_relaxed64(words->offers[turn & 1]);
+            late = (db_u32)(offer >> 32) != turn && db_grid_is_late(grid, &wait);
+        } while ((db_u32)(offer >> 32) != turn && !late);
+        db_grid_fence();
+        slot = late ? DB_LAST : (db_u32)offer;
+    }
+    db_block_sync();
+    return slot;
+}
+
+/* What the model's blocks do: all turns that are offered. */
+DB_GPU_FN void db_run_turns(struct db_resident_words *words, struct db_grid *grid, db_u64 model, db_u64 entry, db_u32 &offered) {
+    db_u32 turn;
+    for (turn = 1;; turn++) {
+        const db_u32 slot = db_take_offer(words, grid, turn, offered);
+        if (slot == DB_LAST) return;
+        grid->slot = slot;
+        /* Behind either all blocks have read the offer. */
+        if (slot == DB_NO_SLOT)
+            (void)db_grid_meet(grid);
+        else
+            db_run_model(model, entry, grid);
+        if (grid->is_late) return;
+        if (blockIdx.x == 0 && !db_block_thread()) db_store_relaxed32(words->done, turn);
+    }
+}
+
+/* Waits until a turn is done: all threads of the I/O block. Not 0: a block is late. `is_known`: the wait for a request has seen that it is
+ * done. */
+DB_GPU_FN int db_wait_done(struct db_beside beside, struct db_grid *grid, struct db_grid_wait *wait, int is_known) {
+    int late = 0;
+    if (!db_block_thread()) {
+        while (!is_known && !late && !db_is_done(db_load_relaxed32(beside.done), beside.turn)) late = db_grid_is_late(grid, wait);
+        db_acquire_room();
+    }
+    return db_block_any(late);
+}
+
+/* Whether a block is late, without a wait: all threads of the I/O block. */
+DB_GPU_FN int db_is_late(const struct db_grid *grid, struct db_grid_wait *wait) {
+    wait->round = DB_GRID_ROUNDS - 1;
+    return db_block_any(!db_block_thread() && db_grid_is_late(grid, wait));
+}
+
+/* Looks for the next turn, or ends all at once if the host wants an end: all threads of the I/O block, which meet behind it. */
+DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, struct db_found &found, struct db_beside beside) {
     int stops = !db_block_thread() && !(turn->counts.turns & 15) && db_load_acquire_sys32(at->cancel);
-    if (!db_block_any(stops))
-        db_wait_inputs(at, turn, found);
-    else if (!db_block_thread())
+    if (!db_block_any(stops)) {
+        db_wait_inputs(at, turn, found, beside);
+    } else if (!db_block_thread()) {
         turn->state = DB_TURN_STOP;
+        found.over = 0;
+    }
+#ifdef DB_DEFECT_NO_STOP
+    /* So that the test can end it. */
+    if (!db_block_thread() && turn->state == DB_TURN_STOP && db_load_acquire_sys32(at->cancel) != 2) turn->state = DB_TURN_NONE;
+#endif
     db_block_sync();
 }
 
-/* Launch: cooperative, any number of blocks of DB_RESIDENT_THREADS threads, or as many as the model's function takes. `model`, `entry`:
- * what db_run_model() runs. `words`, `limit_ns`: of the grid's barrier. `alone`: if it is not 0, the model runs so many times and nothing
+/* What the I/O block does: all threads of its block. */
+DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, struct db_resident_words *words, struct db_grid *grid,
+                        struct db_own &own, struct db_turn &runs, struct db_found &found) {
+    struct db_beside beside = {0, 0, DB_NO_CLIENT, 0, 0};
+    struct db_grid_wait wait = {0, 0}; /* of the turn that runs */
+    const db_u32 thread = db_block_thread();
+    db_u32 last = 0;
+    db_copy_own(own, served, turn);
+    for (;;) {
+        int begins;
+        db_next_turn(&own.served, &own.turn, found, beside);
+        begins = own.turn.state == DB_TURN_REQUEST || (own.turn.state == DB_TURN_NONE && !beside.done);
+        if (begins) {
+            const int is_good = own.turn.state == DB_TURN_REQUEST && own.turn.status == DB_SLOT_STATUS_OK;
+            last++;
+            if (!thread) {
+                db_grid_fence();
+                db_store_relaxed64(words->offers[last & 1], (db_u64)last << 32 | (is_good ? own.turn.slot : DB_NO_SLOT));
+            }
+        }
+        if (beside.done && own.turn.state == DB_TURN_NONE && !found.held && found.over != DB_OVER_DONE) {
+            /* The time of that wait was over. */
+            if (db_is_late(grid, &wait)) break;
+            continue;
+        }
+        if (beside.done) {
+#ifdef DB_DEFECT_NOT_DONE
+            if (runs.state == DB_TURN_REQUEST) db_send_outputs(&own.served, &runs, &own.turn.counts);
+            db_block_sync();
+            runs.state = DB_TURN_NONE;
+#endif
+            if (db_wait_done(beside, grid, &wait, found.over == DB_OVER_DONE)) break;
+            if (runs.state == DB_TURN_REQUEST) db_send_outputs(&own.served, &runs, &own.turn.counts);
+            beside.done = 0;
+            beside.client = DB_NO_CLIENT;
+            db_block_sync();
+        }
+        if (own.turn.state == DB_TURN_STOP) {
+            if (!thread) db_store_relaxed64(words->offers[(last + 1) & 1], (db_u64)(last + 1) << 32 | DB_LAST);
+            break;
+        }
+        if (!begins) continue;
+        if (!thread) {
+            runs = own.turn;
+            if (own.served.steps && runs.state == DB_TURN_REQUEST) {
+                struct db_steps *steps = db_steps_at(&own.served, runs.slot);
+                steps->takes = steps->taken = db_clock_ns();
+            }
+        }
+        db_block_sync();
+        wait.until = 0;
+        beside.done = words->done;
+        beside.turn = last;
+        if (runs.state == DB_TURN_REQUEST) {
+            beside.client = runs.client;
+            beside.is_good = runs.status == DB_SLOT_STATUS_OK;
+            beside.request_id = runs.request_id;
+        }
+    }
+    db_block_sync();
+    db_copy_back(own, turn);
+}
+
+/* Launch: cooperative, two blocks or more, of DB_RESIDENT_THREADS threads, or as many as the model's function takes. `model`, `entry`: what
+ * db_run_model() runs. `limit_ns`: longest wait of a block for another. `alone`: if it is not 0, the model runs so many times and nothing
  * is waited for or sent, for measurements: the turn then has the begin and the end as `begun_ns` and `sent_ns`. */
 extern "C" __global__ void __launch_bounds__(DB_RESIDENT_THREADS)
-    serve(const struct db_served *at, struct db_turn *turn, db_u64 model, db_u64 entry, unsigned int *words, db_u64 limit_ns, db_u64 alone) {
+    serve(const struct db_served *at, struct db_turn *turn, db_u64 model, db_u64 entry, struct db_resident_words *words, db_u64 limit_ns,
+          db_u64 alone) {
     __shared__ struct db_found found;
     __shared__ struct db_own own;
-    struct db_grid grid = {words, limit_ns, 0, 0};
-    db_u64 runs;
+    __shared__ struct db_turn runs;
+    __shared__ db_u32 offered;
+    struct db_grid grid = {words->grid, limit_ns, 0, 0, 1, 0};
     const int is_first = blockIdx.x == 0 && !db_block_thread();
-    if (is_first && alone) turn->begun_ns = db_clock_ns();
-    for (runs = 0; runs < alone && !grid.is_late; runs++) db_run_model(model, entry, &grid);
-    if (is_first && alone) turn->sent_ns = db_clock_ns();
-    if (blockIdx.x == 0 && !alone) db_copy_own(own, at, turn);
-    while (!alone) {
-        db_u32 state, is_good;
-        if (blockIdx.x == 0) {
-            db_next_turn(&own.served, &own.turn, found);
-#ifdef DB_DEFECT_NO_STOP
-            if (is_first && own.turn.state == DB_TURN_STOP) own.turn.status = db_load_acquire_sys32(at->cancel);
-            db_block_sync();
-#endif
-            db_copy_back(own, turn);
-        }
-        if (db_grid_meet(&grid)) break;
-        state = turn->state;
-        is_good = state == DB_TURN_REQUEST && turn->status == DB_SLOT_STATUS_OK;
-#ifdef DB_DEFECT_NO_STOP
-        /* So that the test can end it. */
-        if (state == DB_TURN_STOP && turn->status == 2) break;
-#else
-        if (state == DB_TURN_STOP) break;
-#endif
-        if (is_good)
-            db_run_model(model, entry, &grid);
-        else
-            (void)db_grid_meet(&grid);
-        if (grid.is_late) break;
-        if (state != DB_TURN_REQUEST || blockIdx.x) continue;
-        db_send_outputs(&own.served, &own.turn);
-        db_block_sync();
+    if (blockIdx.x == gridDim.x - 1) {
+        if (!alone) db_serve(at, turn, words, &grid, own, runs, found);
+        return;
     }
-    /* The counts of the last answer. */
-    if (blockIdx.x == 0 && !alone) db_copy_back(own, turn);
+    if (!alone) {
+        db_run_turns(words, &grid, model, entry, offered);
+        return;
+    }
+    grid.slot = turn->model_slot;
+    if (is_first) turn->begun_ns = db_clock_ns();
+    for (; alone && !grid.is_late; alone--) db_run_model(model, entry, &grid);
+    if (is_first) turn->sent_ns = db_clock_ns();
 }

@@ -27,15 +27,33 @@ struct db_found {
     db_u32 sent, strays;
     db_u32 waiting; /* requests of the client that is served, where it may have fewer than slots */
     db_u32 sequence, client, twice; /* the finder's, of the request: `twice` as in db_slot_words */
+    db_u32 busy; /* the client whose request runs meanwhile, or DB_NO_CLIENT */
+    db_u32 held; /* that client is to leave: nothing more is looked for before its answer is sent */
     db_u64 looks; /* when the wait began */
 };
+
+/* What runs meanwhile, where something does (serve.cu). */
+struct db_beside {
+    const db_u32 *done; /* the last turn that is done; null: nothing runs */
+    db_u32 turn;        /* the one that runs */
+    db_u32 client;      /* of its request, or DB_NO_CLIENT */
+    db_u32 is_good;     /* its request is computed */
+    db_u64 request_id;
+};
+
+/* Whether a turn is done. The next one may be too, since it was offered. */
+DB_GPU_FN int db_is_done(db_u32 done, db_u32 turn) { return (int)(done - turn) >= 0; }
+
+/* How a wait ends beside what db_wait_over() says: the turn that ran is done. */
+#define DB_OVER_DONE 1
 
 #define DB_FAULT_HEADER 1u
 #define DB_FAULT_SEQUENCE 2u
 #define DB_FAULT_MODEL 4u
 #define DB_FAULT_TENSORS 8u
 
-/* What lies across PCIe: places that the host has changed, and completions. All threads, which meet behind it. */
+/* What lies across PCIe: places that the host has changed, and completions. All threads, which meet behind it. A client whose request runs
+ * stays. */
 DB_GPU_FN_OUTLINED void db_attend(const struct db_served *at, struct db_found *found) {
     db_u32 index;
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
@@ -43,7 +61,12 @@ DB_GPU_FN_OUTLINED void db_attend(const struct db_served *at, struct db_found *f
         /* With the completions' trip: `wanted` is its low half. */
         const db_u64 wanted = db_load_cqe_tail((db_u64)&place->wanted);
         db_u32 sent = db_poll_sends(at, index);
-        db_attend_place(at, index, (db_u32)wanted);
+#ifndef DB_DEFECT_NOT_HELD
+        if (index == found->busy) {
+            if ((db_u32)wanted != db_client_at(at, index)->acted) found->held = 1;
+        } else
+#endif
+            db_attend_place(at, index, (db_u32)wanted);
         if (sent) atomicAdd(&found->sent, sent);
     }
     db_block_sync();
@@ -87,7 +110,7 @@ DB_GPU_FN void db_count_waiting(const struct db_served *at, const struct db_turn
 }
 
 /* Takes the request of a slot: a thread a word of its prefix, each read once. */
-DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 slot, struct db_found *found) {
+DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 slot, struct db_found *found, struct db_beside beside) {
     const db_u32 sequence = found->sequence, client = found->client;
 #ifdef DB_DEFECT_TWICE
     const db_u32 twice = 0;
@@ -110,8 +133,13 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     if (db_block_thread()) return;
     status = db_status_of_faults(found->faults);
     /* Only where it was counted. */
-    if (status == DB_SLOT_STATUS_OK && found->waiting > at->credits) status = DB_SLOT_STATUS_NO_CREDIT;
+    if (status == DB_SLOT_STATUS_OK && found->waiting && found->waiting + (client == beside.client) > at->credits)
+        status = DB_SLOT_STATUS_NO_CREDIT;
     if (status == DB_SLOT_STATUS_OK && twice == sequence) status = DB_SLOT_STATUS_DUPLICATE_ID;
+#ifndef DB_DEFECT_TWICE
+    if (status == DB_SLOT_STATUS_OK && client == beside.client && beside.is_good && turn->request_id == beside.request_id)
+        status = DB_SLOT_STATUS_DUPLICATE_ID;
+#endif
     if (status == DB_SLOT_STATUS_OK && at->refuses) status = at->refuses;
     db_store_relaxed32(&db_words_at(at, slot)->sequence, sequence);
     db_store_relaxed32(&db_words_at(at, slot)->sending, 1);
@@ -130,6 +158,9 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
         steps->begun = steps->takes = steps->taken = turn->begun_ns;
     }
 }
+
+/* Rounds between two looks for completions while a turn runs. */
+#define DB_BESIDE_ROUNDS 8u
 
 /* How far `at` lies behind `begin` in a ring of `count`. */
 DB_GPU_FN db_u32 db_behind(db_u32 at, db_u32 begin, db_u32 count) { return at >= begin ? at - begin : at + count - begin; }
@@ -223,8 +254,9 @@ DB_GPU_FN_OUTLINED void db_poll(const struct db_served *at, int with_sends, stru
 }
 
 /* One wait, by all threads of a block: `at` and `turn` lie in its shared memory, and so does `found`. A block of one thread walks over all
- * slots, as the paper's release does. A round looks at all slots side by side: one trip for DB_SEEN slots a thread. */
-DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, struct db_found &found) {
+ * slots, as the paper's release does. A round looks at all slots side by side: one trip for DB_SEEN slots a thread. While a turn runs it
+ * seldom looks across PCIe, and ends at once when that turn is done. */
+DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, struct db_found &found, struct db_beside beside) {
     struct db_wait wait = {0, at->cancel, 0}; /* the first thread's */
     const struct db_look look = db_look_of(at);
     const db_u32 count = at->slot_count, arrival = at->arrival, thread = db_block_thread();
@@ -235,12 +267,12 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
 #endif
     struct db_blocked blocked = {};
     struct db_mine mine = {};
-    db_near nearest;
-    db_u32 over = 0;
+    db_near nearest = DB_NOWHERE;
+    db_u32 over = 0, round;
     int attend = 0, sends;
     if (thread == 0) {
         const db_u64 now = db_clock_ns();
-        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, 0, 0, 0, 0, now};
+        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, 0, 0, 0, 0, beside.client, 0, now};
         wait.deadline_ns = db_deadline_ns(now, at->wait_ns);
         none.attend = now - turn->attended_ns >= at->attend_ns;
         if (none.attend) turn->attended_ns = now;
@@ -249,7 +281,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
     }
     /* Across PCIe, and first: a kernel does not end before its stores have arrived. By a thread that seldom finds a request, since the
      * finder's fence waits for the stores of its warp. */
-    if (thread == db_block_threads() - 1) DB_COUNT(at, turn, turns, 1);
+    if (thread == db_block_threads() - 1) DB_COUNT(at, &turn->counts, turns, 1);
     db_block_sync();
 #ifdef DB_DEFECT_PASSED_FOR_LONG
     sends = 0;
@@ -258,7 +290,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
 #endif
     /* Or clients could not come and go while there are requests. */
     if (found.attend) db_attend(at, &found);
-    for (;; sends = 1) {
+    for (round = 1; !found.held; round++, sends = !beside.done || round % DB_BESIDE_ROUNDS == 0) {
         mine.near = blocked.near = DB_NOWHERE;
         blocked.far = 0;
         if (sends || arrival >= DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
@@ -268,6 +300,11 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
 #else
         const db_u64 host = thread ? 0 : db_load_cqe_tail(at->host_flag);
 #endif
+#ifdef DB_DEFECT_LOOKS_ON
+        const db_u32 done = beside.turn - 1;
+#else
+        const db_u32 done = thread || !beside.done ? beside.turn - 1 : db_load_relaxed32(beside.done);
+#endif
         db_round(at, look, count, first, &mine, &blocked);
         if (thread == 0) {
             int now = db_wait_over(&wait);
@@ -275,6 +312,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
                 db_end_chain(at);
                 now = DB_ECANCELED;
             }
+            if (!now && db_is_done(done, beside.turn)) now = DB_OVER_DONE;
             if (now) found.over = (db_u32)now;
             attend |= now || !(wait.turns & 63);
         }
@@ -285,7 +323,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
         nearest = found.nearest;
         /* Here, since the first thread may write it again behind the barrier of db_attend. */
         over = found.over;
-        if (nearest != DB_NOWHERE) break;
+        if (nearest != DB_NOWHERE || over == DB_OVER_DONE) break;
         db_attend(at, &found);
         if (thread == 0) turn->attended_ns = db_clock_ns();
         if (over) break;
@@ -296,7 +334,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
         if (mine.near == nearest) db_tell_found(at, turn, &mine, &found);
         db_block_sync();
         if (db_passes(&blocked, nearest, found.client)) turn->passed = 1;
-        db_take(at, turn, (db_u32)nearest, &found);
+        db_take(at, turn, (db_u32)nearest, &found, beside);
     }
     if (thread) return;
     if (nearest == DB_NOWHERE) {
@@ -304,9 +342,11 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
 #ifndef DB_DEFECT_ALWAYS_IN_SLOT
         turn->model_slot = at->slot_count;
 #endif
+        /* The next wait attends. */
+        if (found.held) turn->attended_ns = 0;
     }
-    if (found.sent) DB_COUNT(at, turn, sent, found.sent);
-    if (found.strays) DB_COUNT(at, turn, strays, found.strays);
+    if (found.sent) DB_COUNT(at, &turn->counts, sent, found.sent);
+    if (found.strays) DB_COUNT(at, &turn->counts, strays, found.strays);
 }
 
 #ifndef DB_RESIDENT
@@ -315,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) wait_inputs(const 
     __shared__ struct db_found found;
     __shared__ struct db_own own;
     db_copy_own(own, served, turn);
-    db_wait_inputs(&own.served, &own.turn, found);
+    db_wait_inputs(&own.served, &own.turn, found, {0, 0, DB_NO_CLIENT, 0, 0});
     db_block_sync();
     db_copy_back(own, turn);
 }

@@ -50,7 +50,8 @@ pub struct SlotTensors {
     pub outputs: Vec<SlotTensor>,
 }
 
-/// A model as a function that all blocks of a cooperative launch call together, `db_model(unsigned long long, struct db_grid *)`.
+/// A model as a function that blocks of a cooperative launch call together, `db_model(unsigned long long, struct db_grid *)`. The grid has
+/// the number of these blocks (`db_grid_blocks`), and in its field `slot` the slot where the model works.
 pub struct ResidentModel {
     units: Vec<Unit>,
     twin_entry: u64,

@@ -1,8 +1,7 @@
 //! A plan as the steps of one kernel that stays on the GPU (`kernels/resident.cu`), and that kernel on the host twin.
 //!
 //! A resident kernel of another crate calls `db_model` with the address of the steps ([`gpu::ResidentModel`]). Requests and answers may
-//! lie in slots: the first step reads and the last one writes the slot whose number lies in memory, so that nothing is copied
-//! ([`SlotTensors`]).
+//! lie in slots: the first step reads and the last one writes the slot that the grid names, so that nothing is copied ([`SlotTensors`]).
 
 use std::time::Duration;
 

@@ -171,7 +171,7 @@ fn the_count_that_gives_a_record_back_is_stored_with_release() {
     let release =
         "db_store_release_sys64((db_u64) & ((struct db_counts *)at->counts)->turns, ++turn->counts.turns)";
     let count = |planted| ptx(&compiler, &BEGIN, planted).matches("st.release.sys.global.u64").count();
-    assert_eq!([None, Some((release, "DB_COUNT(at, turn, turns, 1)"))].map(count), [1, 0]);
+    assert_eq!([None, Some((release, "DB_COUNT(at, &turn->counts, turns, 1)"))].map(count), [1, 0]);
 }
 
 #[test]

@@ -20,6 +20,8 @@ mod launch;
 mod layout;
 #[cfg(test)]
 mod nic_tests;
+#[cfg(test)]
+mod overlap_tests;
 mod resident;
 mod resident_kernel;
 #[cfg(test)]

@@ -16,12 +16,15 @@ const MODEL: Duration = Duration::from_secs(30);
 pub(super) struct Resident {
     kernel: Kernel,
     shape: [u32; 2],
-    /// Of the grid's barrier.
+    /// `struct db_resident_words`.
     grid: Memory,
     // Kernels alone use it; the lock is for its one thread at a time.
     model: Mutex<ResidentModel>,
     limit: Duration,
 }
+
+/// Of `struct db_resident_words`: the grid's barrier, offers, and what is done.
+const WORDS: usize = 4 * 128;
 
 /// What a launch uses. It is given back when the kernel has ended.
 type Held = (Arc<Core>, Arc<Resident>);
@@ -40,11 +43,11 @@ impl Resident {
             );
         }
         let kernel = Kernel::prepare_linked(machine, source, model.units(), name)?;
-        // Room for one block of another kernel: the one that reads the clock.
-        let blocks = kernel.resident_blocks(model.threads())?.saturating_sub(1).max(1);
+        // Room for one block of another kernel: the one that reads the clock. The last block waits and sends.
+        let blocks = kernel.resident_blocks(model.threads())?.saturating_sub(1).max(2);
         let shape = [blocks, model.threads()];
         let limit = core.wait.saturating_add(MODEL);
-        Ok(Resident { kernel, shape, grid: machine.own_memory(8)?, model: Mutex::new(model), limit })
+        Ok(Resident { kernel, shape, grid: machine.own_memory(WORDS)?, model: Mutex::new(model), limit })
     }
 
     /// Launches the kernel. `alone`: it runs the model so many times and ends; 0: it serves.

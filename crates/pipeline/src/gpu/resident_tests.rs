@@ -26,11 +26,11 @@ use super::*;
 use crate::testing::ARRIVALS;
 use crate::trace::Step;
 
-const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// `struct add_one`.
 #[repr(C)]
-struct Arguments([u64; 7]);
+struct Arguments([u64; 8]);
 // SAFETY: numbers without padding.
 unsafe impl Plain for Arguments {}
 
@@ -38,17 +38,24 @@ unsafe impl Plain for Arguments {}
 fn add_one(served: &Served, kernel: &str, threads: u32) -> ResidentModel {
     let is_gpu = served.core.machine.is_gpu();
     let twin_entry = if is_gpu { 0 } else { PLANTED.find(kernel).unwrap().entry() };
-    add_one_at(served, twin_entry, threads)
+    add_one_at(served, twin_entry, threads, None)
 }
 
-fn add_one_at(served: &Served, twin_entry: u64, threads: u32) -> ResidentModel {
+/// `gate`: a word that the model waits for while it is 0.
+pub fn add_one_at(
+    served: &Served,
+    twin_entry: u64,
+    threads: u32,
+    gate: Option<&HostMemory>,
+) -> ResidentModel {
     let machine = &served.core.machine;
     let SlotTensors { inputs, outputs } = served.tensors();
     let ([base, index, stride, request], [.., answer]) = (inputs[0].words(), outputs[0].words());
     let arguments = machine.own_memory(size_of::<Arguments>()).unwrap();
     let between = machine.own_memory(inputs[0].bytes()).unwrap();
     let count = inputs[0].bytes() as u64 / 4;
-    let words = [base, index, stride, request, answer, between.kernel_address(), count];
+    let closed = gate.map_or(0, HostMemory::kernel_address);
+    let words = [base, index, stride, request, answer, between.kernel_address(), count, closed];
     arguments.put(0, &Arguments(words)).unwrap();
     let address = arguments.kernel_address();
     // SAFETY: the function keeps to the slots and to the memory that the value keeps.
@@ -60,7 +67,7 @@ fn add_one_unit() -> Unit {
         .header(::gpu::GRID_HEADER.0, ::gpu::GRID_HEADER.1)
 }
 
-const GOOD: &str = "db_model+none";
+pub const GOOD: &str = "db_model+none";
 
 #[test]
 fn twin_serves_clients_that_come_and_go_in_one_kernel() {
@@ -256,7 +263,7 @@ fn models_and_settings_that_do_not_fit_are_refused() {
     let machine = Machine::twin(Visibility::InOrder);
     let setting = setting(&geometry, 1, 256);
     let mut served = Served::new(&machine, setting).unwrap();
-    let of_gpu = add_one_at(&served, 0, 32);
+    let of_gpu = add_one_at(&served, 0, 32, None);
     let error = served.start_resident(of_gpu).unwrap_err().to_string();
     assert!(error.contains("made for a GPU"), "{error}");
     assert!(served.run_alone(add_one(&served, GOOD, 32), 0).is_err());

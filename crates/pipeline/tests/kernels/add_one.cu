@@ -2,11 +2,12 @@
 #include "grid.h"
 #include "order.h"
 
-/* As `struct slot` of a model's kernels: where request and answer lie in slot `*index`. */
+/* As `struct slot` of a model's kernels: where request and answer lie in the grid's slot. */
 struct add_one {
     db_u64 slots, index, stride, request, answer;
     db_u64 between; /* as many words as numbers */
     db_u64 count;
+    db_u64 gate; /* a word of the host's that the model waits for while it is 0; null: none */
 };
 
 /* The first step reverses the numbers, the second one adds 1 and reverses them back: each reads what another block has stored. */
@@ -17,9 +18,11 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
 #endif
 {
     const struct add_one *at = (const struct add_one *)model;
-    const db_u64 slot = at->slots + *(const db_u32 *)at->index * at->stride;
-    const db_u64 all = (db_u64)gridDim.x * blockDim.x, last = at->count - 1;
+    const db_u64 slot = at->slots + grid->slot * at->stride;
+    const db_u64 all = (db_u64)db_grid_blocks(grid) * blockDim.x, last = at->count - 1;
     db_u64 nth;
+    if (at->gate && blockIdx.x == 0 && threadIdx.x == 0)
+        while (!db_load_acquire_sys32(at->gate)) (void)db_clock_ns();
     for (nth = blockIdx.x * blockDim.x + threadIdx.x; nth <= last; nth += all)
         db_store_relaxed32((db_u32 *)at->between + (last - nth), db_load_relaxed32((const db_u32 *)(slot + at->request) + nth));
     if (db_grid_meet(grid)) return;

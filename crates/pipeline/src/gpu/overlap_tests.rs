@@ -1,0 +1,207 @@
+//! What the kernel that stays does beside a turn that runs, on the host twin: the model waits until the test lets it go on.
+
+use measure::need;
+use rdma_shim::kernel::{HostMemory, Source};
+use rdma_shim::testing::wait_for;
+use slots::layout::{Header, Status};
+
+use super::layout::db_slot_words;
+use super::resident_tests::{GOOD, LIMIT, add_one_at};
+use super::tests::test_pipeline::{ANSWERS, Peer, RECORD, TestPipeline, geometry};
+use super::tests::{PLANTED, has_compiler};
+use super::*;
+
+/// A pipeline with a client of four slots, whose first request runs until the model is let go.
+struct Running {
+    pipeline: TestPipeline,
+    peer: Peer,
+    gate: HostMemory,
+}
+
+impl Running {
+    /// `serve`: with a planted defect.
+    fn new(serve: Option<&'static str>) -> Running {
+        Running::of(serve, |_| ())
+    }
+
+    /// As [`Self::new`]; `prepare` is called before the kernel runs.
+    fn of(serve: Option<&'static str>, prepare: impl FnOnce(&mut Served)) -> Running {
+        let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
+        let peer = pipeline.join(0, 0, 4);
+        prepare(&mut pipeline.served);
+        pipeline.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
+        let gate = pipeline.served.core.machine.host_memory(4096).unwrap();
+        let entry = PLANTED.find(GOOD).unwrap().entry();
+        let model = add_one_at(&pipeline.served, entry, 32, Some(&gate));
+        pipeline.served.start_resident(model).unwrap();
+        let mut running = Running { pipeline, peer, gate };
+        running.pipeline.ask(&mut running.peer, 1, 1.0);
+        wait_for("the first request", || (running.sequence(0) == 1).then_some(()));
+        running
+    }
+
+    /// Of the last request that was taken from a slot.
+    fn sequence(&self, slot: u32) -> u32 {
+        let at = slot as usize * size_of::<db_slot_words>();
+        self.pipeline.served.core.own[2].get::<db_slot_words>(at).unwrap().sequence
+    }
+
+    /// WQEs that the NIC was told of: two an answer.
+    fn posted(&self) -> u32 {
+        u32::from_be((self.peer.word(RECORD) >> 32) as u32)
+    }
+
+    fn wait_posted(&self, count: u32) {
+        wait_for("doorbell", || (self.posted() == count).then_some(()));
+    }
+
+    /// Whether that is so within a while.
+    fn soon(&self, is: impl Fn(&Running) -> bool) -> bool {
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_millis(200) {
+            if is(self) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
+    fn let_go(&self) {
+        self.gate.words()[0].store(1, Ordering::Release);
+    }
+
+    fn end(mut self) {
+        self.let_go();
+        self.pipeline.served.stop(LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn a_request_is_taken_beside_the_one_that_runs_and_answered_behind_it() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let mut running = Running::new(None);
+    running.pipeline.ask(&mut running.peer, 2, 2.0);
+    wait_for("the second request", || (running.sequence(1) == 1).then_some(()));
+    // One ahead, no more.
+    running.pipeline.ask(&mut running.peer, 3, 3.0);
+    assert!(!running.soon(|running| running.sequence(2) == 1));
+    assert_eq!(running.posted(), 0, "the model is not done");
+    running.let_go();
+    running.wait_posted(6);
+    running.peer.execute(0);
+    for (slot, value) in [(0, 2.0), (1, 3.0), (2, 4.0)] {
+        assert_eq!(running.peer.answer(slot).unwrap(), (Status::Ok, Some(value)));
+    }
+    running.end();
+    let mut planted = Running::new(Some("serve+DB_DEFECT_NOT_DONE"));
+    planted.pipeline.ask(&mut planted.peer, 2, 2.0);
+    assert!(
+        planted.soon(|running| running.posted() == 2),
+        "an answer before its end: the defect is not seen"
+    );
+    planted.end();
+}
+
+/// Whether the answer of a request is posted at once while no other comes, and no wait ends by itself.
+fn is_sent_alone(serve: Option<&'static str>) -> bool {
+    let long = Duration::from_secs(600).as_nanos() as u64;
+    let running = Running::of(serve, |served| {
+        served.core.tell(offset_of!(db_served, wait_ns), &long.to_ne_bytes()).unwrap();
+    });
+    running.let_go();
+    let sent = running.soon(|running| running.posted() == 2);
+    running.end();
+    sent
+}
+
+#[test]
+fn a_lone_request_is_sent_as_soon_as_it_is_done() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert!(is_sent_alone(None));
+    assert!(!is_sent_alone(Some("serve+DB_DEFECT_LOOKS_ON")), "the defect is not seen");
+}
+
+#[test]
+fn a_slot_whose_request_runs_is_not_looked_at() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let is_taken = |serve| {
+        let mut running = Running::new(serve);
+        // Its client does not wait for the answer.
+        let prefix = running.peer.client.ask(2, 0, 0, u64::MAX).unwrap().prefix;
+        let early = Header { sequence: 2, slot: 0, ..Header::read(&prefix).unwrap() };
+        running.pipeline.arrive(&mut running.peer, 0, 2, &geometry().request.prefix(&early), 70.0);
+        let taken = running.soon(|running| running.sequence(0) == 2);
+        running.end();
+        taken
+    };
+    assert!(!is_taken(None));
+    assert!(is_taken(Some("serve+DB_DEFECT_NO_SENDING")), "the defect is not seen");
+}
+
+#[test]
+fn a_client_whose_request_runs_leaves_behind_its_answer() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let leaves = |serve| {
+        let running = Running::new(serve);
+        running.pipeline.served.want(0);
+        let gone = running.soon(|running| running.pipeline.served.is_done(0));
+        running.let_go();
+        wait_for("the client to be gone", || running.pipeline.served.is_done(0).then_some(()));
+        let answered = running.pipeline.served.answered(0).unwrap()[0];
+        running.end();
+        (gone, answered)
+    };
+    assert_eq!(leaves(None), (false, 1));
+    assert!(leaves(Some("serve+DB_DEFECT_NOT_HELD")).0, "the defect is not seen");
+}
+
+/// Status of a request that comes while another one of its client runs.
+fn second(serve: Option<&'static str>, id: u64, limit: Option<u16>) -> Status {
+    let limits = |served: &mut Served| limit.into_iter().for_each(|limit| served.limit(limit).unwrap());
+    let mut running = Running::of(serve, limits);
+    let request = running.peer.client.ask(2, 0, 0, u64::MAX).unwrap();
+    let header = Header { request_id: id, ..Header::read(&request.prefix).unwrap() };
+    running.pipeline.arrive(&mut running.peer, 1, 1, &geometry().request.prefix(&header), 2.0);
+    wait_for("the second request", || (running.sequence(1) == 1).then_some(()));
+    running.let_go();
+    running.wait_posted(4);
+    running.peer.execute(0);
+    let mut prefix = [0; slots::layout::PREFIX_BYTES];
+    let at = ANSWERS + geometry().client_stride();
+    running.peer.memory.read(at, &mut prefix).unwrap();
+    running.end();
+    Header::read(&prefix).and_then(|header| Status::of(header.status)).unwrap()
+}
+
+#[test]
+fn the_request_that_runs_is_outstanding_for_the_next_one() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    assert_eq!(second(None, 2, None), Status::Ok);
+    assert_eq!(second(None, 1, None), Status::DuplicateId);
+    assert_eq!(second(Some("serve+DB_DEFECT_TWICE"), 1, None), Status::Ok, "the defect is not seen");
+    assert_eq!(second(None, 2, Some(2)), Status::Ok);
+    assert_eq!(second(None, 2, Some(1)), Status::NoCredit);
+    assert_eq!(second(Some("serve+DB_DEFECT_NO_LIMIT"), 2, Some(1)), Status::Ok, "the defect is not seen");
+}
+
+#[test]
+fn a_queue_that_fails_beside_its_request_is_told_of_no_answer() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let told = |serve| {
+        let mut running = Running::new(serve);
+        running.let_go();
+        running.wait_posted(2);
+        running.gate.words()[0].store(0, Ordering::Release);
+        running.pipeline.ask(&mut running.peer, 2, 2.0);
+        wait_for("the second request", || (running.sequence(1) == 1).then_some(()));
+        // An error CQE of a requester.
+        running.peer.execute(13);
+        wait_for("the failure", || running.pipeline.served.failure(0).unwrap());
+        running.let_go();
+        running.pipeline.served.wait_end(LIMIT).unwrap();
+        running.posted()
+    };
+    assert_eq!(told(None), 2);
+    assert_eq!(told(Some("serve+DB_DEFECT_SENDS_ANYWAY")), 4, "the defect is not seen");
+}
