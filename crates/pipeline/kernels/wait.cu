@@ -172,6 +172,11 @@ struct db_mine {
     db_u32 first, count;
 };
 
+/* The client whose request a thread has considered last. */
+struct db_client_slots {
+    db_u32 owner, first, count, turn, unreliable;
+};
+
 /* Requests whose slots are still being sent: the nearest and the farthest of a thread; of none DB_NOWHERE and 0. */
 struct db_blocked {
     db_near near, far;
@@ -179,16 +184,20 @@ struct db_blocked {
 };
 
 /* Compares a request with those that the thread has found in this round. */
-DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, db_u32 first, struct db_mine *mine,
-                           struct db_blocked *blocked) {
+DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, db_u32 first, struct db_client_slots *of_client,
+                           struct db_mine *mine, struct db_blocked *blocked) {
     /* From the L1 cache: the look has just had them. */
     const struct db_slot_words words = db_load_words(look, slot);
-    const struct db_client *client = db_client_at(at, words.owner);
-    /* Side by side, in one trip. */
-    const db_u32 begin = client->place.first, count = client->place.count, next = client->turn, unreliable = client->place.unreliable;
-    db_near near = db_behind(begin, first, at->slot_count) + db_behind(slot - begin, next, count);
+    db_near near;
+    if (words.owner != of_client->owner) {
+        const struct db_client *client = db_client_at(at, words.owner);
+        /* Side by side, in one trip. */
+        const struct db_client_slots loaded = {words.owner, client->place.first, client->place.count, client->turn, client->place.unreliable};
+        *of_client = loaded;
+    }
+    near = db_behind(of_client->first, first, at->slot_count) + db_behind(slot - of_client->first, of_client->turn, of_client->count);
     near = near << 32 | slot;
-    if (!db_is_whole(at, slot, db_slot_next(words.sequence), unreliable)) return;
+    if (!db_is_whole(at, slot, db_slot_next(words.sequence), of_client->unreliable)) return;
     if (db_is_sending(at, slot, words)) {
         if (near < blocked->near) blocked->near = near;
         if (near >= blocked->far) {
@@ -198,8 +207,8 @@ DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u
     } else if (near < mine->near) {
         mine->near = near;
         mine->words = words;
-        mine->first = begin;
-        mine->count = count;
+        mine->first = of_client->first;
+        mine->count = of_client->count;
     }
 }
 
@@ -207,10 +216,11 @@ DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u
 DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 count, db_u32 first, struct db_mine *mine,
                         struct db_blocked *blocked) {
     const db_u32 threads = db_block_threads();
+    struct db_client_slots of_client = {DB_NO_CLIENT, 0, 0, 0, 0};
     db_u32 from;
     for (from = db_block_thread(); from < count; from += DB_SEEN * threads) {
         db_u32 found = db_look_at(look, from, threads, count);
-        for (; found; found &= found - 1) db_consider(at, look, db_first_of(found, from, threads), first, mine, blocked);
+        for (; found; found &= found - 1) db_consider(at, look, db_first_of(found, from, threads), first, &of_client, mine, blocked);
     }
 }
 
