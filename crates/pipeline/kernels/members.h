@@ -30,9 +30,9 @@ DB_GPU_FN void db_refill(const struct db_served *at, db_u32 index) {
 }
 
 /* The words of a slot that begins anew. Where the CPU posts, so does the host's. */
-DB_GPU_FN void db_set_words(const struct db_served *at, db_u32 slot, db_u32 sequence, db_u32 owner) {
+DB_GPU_FN void db_set_words(const struct db_served *at, db_u32 slot, db_u32 awaited, db_u32 owner) {
     struct db_slot_words *words = db_words_at(at, slot);
-    db_store_relaxed32(&words->sequence, sequence);
+    db_store_relaxed32(db_awaited_at(at, slot), awaited);
     db_store_relaxed32(&words->owner, owner);
     db_store_relaxed32(&words->sending, 0);
     db_store_relaxed32(&words->twice, 0);
@@ -57,7 +57,7 @@ DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
     for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
         /* What a client before has left there is not this one's next request. */
         db_store64(at->flags + slot * at->flag_stride, 0);
-        db_set_words(at, slot, client->place.sequence, index);
+        db_set_words(at, slot, db_slot_next(client->place.sequence), index);
     }
     if (at->arrival == DB_ARRIVAL_COMPLETION) db_refill(at, index);
     if (at->arrival == DB_ARRIVAL_SEND) {
@@ -108,7 +108,7 @@ DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index, db_u32 
 DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     struct db_completion done;
-    db_u32 strays = 0, slot, sequence, left = client->place.count;
+    db_u32 strays = 0, slot, left = client->place.count;
     int taken, more = 1;
     if (!(client->acted & 1)) return 0;
 #ifdef DB_DEFECT_FLOOD
@@ -141,8 +141,7 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
             strays++;
         } else {
             db_u64 *flag = (db_u64 *)(at->flags + slot * at->flag_stride), whole;
-            sequence = db_load_relaxed32(&db_words_at(at, slot)->sequence);
-            whole = db_slot_flag(db_slot_next(sequence));
+            whole = db_slot_flag(db_load_relaxed32(db_awaited_at(at, slot)));
             if (at->steps) db_steps_at(at, slot)->arrived = done.timestamp;
             if (db_load_relaxed64(flag) == whole) strays++;
             db_store_relaxed64(flag, whole);

@@ -129,12 +129,12 @@ struct db_told {
     db_u64 number; /* how many were told with this one; written last */
 };
 
-/* What the kernels keep of a slot: 16 bytes, for one load. */
+/* What the kernels keep of a slot beside the sequence that it awaits: 16 bytes, for one load. */
 struct db_slot_words {
-    db_u32 sequence; /* of the last request */
-    db_u32 owner;    /* the index of the client, or DB_NO_CLIENT */
-    db_u32 sending;  /* not 0 from when a request is taken until the NIC has read its answer, or the CPU is told of it */
-    db_u32 twice;    /* sequence of a request whose number was outstanding when it came */
+    db_u32 owner;   /* the index of the client, or DB_NO_CLIENT */
+    db_u32 sending; /* not 0 from when a request is taken until the NIC has read its answer, or the CPU is told of it */
+    db_u32 twice;   /* sequence of a request whose number was outstanding when it came */
+    db_u32 pad;
 };
 
 /* What all kernels are told. In the GPU's memory, constant while they run. */
@@ -145,6 +145,7 @@ struct db_served {
     db_u64 answer;      /* where a slot's answer begins in it */
     db_u64 flags;       /* of slot 0, 8-byte aligned; with DB_ARRIVAL_COMPLETION and DB_ARRIVAL_SEND the GPU's own; null: the CPU looks */
     db_u64 flag_stride; /* from one flag to the next, in bytes */
+    db_u64 awaited;     /* 32-bit words, one a slot, the GPU's: sequence of the next request; 0: there is no client */
     db_u64 words;       /* struct db_slot_words, one a slot, the GPU's */
     db_u64 sending;     /* where the CPU posts: 32-bit words, one a slot, the host's: not 0 from when it is told of an answer until the NIC has
                            read it */
@@ -231,6 +232,9 @@ DB_GPU_FN db_u64 db_answer_at(const struct db_served *at, db_u32 slot) { return 
 /* The words of a slot. */
 DB_GPU_FN struct db_slot_words *db_words_at(const struct db_served *at, db_u32 slot) { return (struct db_slot_words *)at->words + slot; }
 
+/* The sequence that a slot awaits. */
+DB_GPU_FN db_u32 *db_awaited_at(const struct db_served *at, db_u32 slot) { return (db_u32 *)at->awaited + slot; }
+
 /* Where the host has a slot's word. */
 DB_GPU_FN db_u64 db_host_sending(const struct db_served *at, db_u32 slot) { return at->sending + 4ull * slot; }
 
@@ -260,8 +264,10 @@ DB_GPU_FN_OUTLINED void db_give_up(const struct db_served *at, db_u32 index, str
     db_u32 slot;
     if (client->dead) return;
     client->dead = 1;
-    for (slot = 0; slot < client->place.count; slot++)
-        db_store_relaxed32(&db_words_at(at, client->place.first + slot)->owner, DB_NO_CLIENT);
+    for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
+        db_store_relaxed32(db_awaited_at(at, slot), 0);
+        db_store_relaxed32(&db_words_at(at, slot)->owner, DB_NO_CLIENT);
+    }
     place->end.wr_id = end.wr_id;
     place->end.qpn = end.qpn;
     place->end.status = end.status;
@@ -300,36 +306,39 @@ DB_GPU_FN void db_note_end(db_u64 *when, db_u32 *blocks) {
 /* Slots that a thread looks at side by side. */
 #define DB_SEEN 8u
 
-/* Where a look finds flags and words, in registers: an access of another thread's word has the compiler load again what it knew before. */
+/* Where a look finds flags and sequences, in registers: an access of another thread's word has the compiler load again what it knew before. */
 struct db_look {
-    db_u64 flags, flag_stride, words;
+    db_u64 flags, flag_stride, awaited;
 };
 
 DB_GPU_FN struct db_look db_look_of(const struct db_served *at) {
-    const struct db_look look = {at->flags, at->flag_stride, at->words};
+    const struct db_look look = {at->flags, at->flag_stride, at->awaited};
     return look;
 }
 
-/* A slot's words by one plain load, which may hit the L1 cache: this block has written them, before a barrier, or an earlier kernel of the
- * chain, and either order is causality order (PTX ISA, "Memory Consistency Model", 8.9.5). So no store races with it. */
-DB_GPU_FN struct db_slot_words db_load_words(struct db_look look, db_u32 slot) {
-    const struct db_slot_words *at = (const struct db_slot_words *)look.words + slot;
+/* The sequence that a slot awaits, and its other words: plain loads, which may hit the L1 cache. This block has written them, before a barrier,
+ * or an earlier kernel of the chain. Either order is causality order (PTX ISA, "Memory Consistency Model", 8.9.5), so no store races. */
 #ifdef DB_TWIN
-    const struct db_slot_words words = {db_load_relaxed32(&at->sequence), db_load_relaxed32(&at->owner), db_load_relaxed32(&at->sending),
-                                        db_load_relaxed32(&at->twice)};
-#else
-    const uint4 four = *(const uint4 *)at;
-    const struct db_slot_words words = {four.x, four.y, four.z, four.w};
-#endif
+DB_GPU_FN db_u32 db_load_awaited(db_u64 awaited, db_u32 slot) { return db_load_relaxed32((const db_u32 *)awaited + slot); }
+DB_GPU_FN struct db_slot_words db_load_words(const struct db_slot_words *at) {
+    const struct db_slot_words words = {db_load_relaxed32(&at->owner), db_load_relaxed32(&at->sending), db_load_relaxed32(&at->twice), 0};
     return words;
 }
+#else
+DB_GPU_FN db_u32 db_load_awaited(db_u64 awaited, db_u32 slot) { return ((const db_u32 *)awaited)[slot]; }
+DB_GPU_FN struct db_slot_words db_load_words(const struct db_slot_words *at) {
+    const uint4 four = *(const uint4 *)at;
+    const struct db_slot_words words = {four.x, four.y, four.z, four.w};
+    return words;
+}
+#endif
 
 /* Whether it is the flag of a client's next request. */
-DB_GPU_FN int db_is_next(db_u64 flag, struct db_slot_words words) {
+DB_GPU_FN int db_is_next(db_u64 flag, db_u32 awaited) {
 #ifdef DB_DEFECT_ANY_FLAG
-    return flag && words.owner != DB_NO_CLIENT;
+    return flag && awaited;
 #else
-    return flag == db_slot_flag(db_slot_next(words.sequence)) && words.owner != DB_NO_CLIENT;
+    return flag == db_slot_flag(awaited) && awaited;
 #endif
 }
 
@@ -337,18 +346,17 @@ DB_GPU_FN int db_is_next(db_u64 flag, struct db_slot_words words) {
  * lie side by side, in one trip of the GPU's bus. No order: the finder acquires. */
 DB_GPU_FN db_u32 db_look_at(struct db_look look, db_u32 from, db_u32 step, db_u32 end) {
     db_u64 flag[DB_SEEN];
-    struct db_slot_words words[DB_SEEN];
-    db_u32 nth, found = 0;
+    db_u32 awaited[DB_SEEN], nth, found = 0;
     DB_UNROLL
     for (nth = 0; nth < DB_SEEN; nth++) {
         const db_u32 slot = from + nth * step;
         if (slot >= end) continue;
         flag[nth] = db_load_cqe_tail(look.flags + slot * look.flag_stride);
-        words[nth] = db_load_words(look, slot);
+        awaited[nth] = db_load_awaited(look.awaited, slot);
     }
     DB_UNROLL
     for (nth = 0; nth < DB_SEEN; nth++)
-        if (from + nth * step < end && db_is_next(flag[nth], words[nth])) found |= 1u << nth;
+        if (from + nth * step < end && db_is_next(flag[nth], awaited[nth])) found |= 1u << nth;
     return found;
 }
 
@@ -370,7 +378,7 @@ DB_GPU_FN db_u32 db_whole_of(const struct db_served *at, struct db_look look, db
     if (!unreliable) return found;
     for (; found; found &= found - 1) {
         nth = db_first_of(found, from, step);
-        if (db_is_whole(at, nth, db_slot_next(db_load_words(look, nth).sequence), unreliable)) whole |= found & (0 - found);
+        if (db_is_whole(at, nth, db_load_awaited(look.awaited, nth), unreliable)) whole |= found & (0 - found);
     }
     return whole;
 }

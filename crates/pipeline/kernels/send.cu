@@ -47,7 +47,7 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
         for (nth = 0; nth < DB_SEEN; nth++) {
             const db_u32 slot = from + nth * threads;
             if (waiting >> nth & 1 && id[nth] == request_id)
-                db_store_relaxed32(&db_words_at(at, slot)->twice, db_slot_next(db_load_words(look, slot).sequence));
+                db_store_relaxed32(&db_words_at(at, slot)->twice, db_load_awaited(look.awaited, slot));
         }
     }
 }

@@ -141,7 +141,7 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
         status = DB_SLOT_STATUS_DUPLICATE_ID;
 #endif
     if (status == DB_SLOT_STATUS_OK && at->refuses) status = at->refuses;
-    db_store_relaxed32(&db_words_at(at, slot)->sequence, sequence);
+    db_store_relaxed32(db_awaited_at(at, slot), db_slot_next(sequence));
     db_store_relaxed32(&db_words_at(at, slot)->sending, 1);
 #ifndef DB_DEFECT_SLOT_NOT_SET
     turn->slot = slot;
@@ -169,13 +169,20 @@ DB_GPU_FN db_u32 db_behind(db_u32 at, db_u32 begin, db_u32 count) { return at >=
 struct db_mine {
     db_near near;
     struct db_slot_words words;
-    db_u32 first, count;
+    db_u32 sequence, first, count;
 };
 
 /* The client whose request a thread has considered last. */
 struct db_client_slots {
     db_u32 owner, first, count, turn, unreliable;
 };
+
+/* Its fields side by side, in one trip. */
+DB_GPU_FN struct db_client_slots db_slots_of(const struct db_served *at, db_u32 owner) {
+    const struct db_client *client = db_client_at(at, owner);
+    const struct db_client_slots loaded = {owner, client->place.first, client->place.count, client->turn, client->place.unreliable};
+    return loaded;
+}
 
 /* Requests whose slots are still being sent: the nearest and the farthest of a thread; of none DB_NOWHERE and 0. */
 struct db_blocked {
@@ -186,18 +193,14 @@ struct db_blocked {
 /* Compares a request with those that the thread has found in this round. */
 DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, db_u32 first, struct db_client_slots *of_client,
                            struct db_mine *mine, struct db_blocked *blocked) {
-    /* From the L1 cache: the look has just had them. */
-    const struct db_slot_words words = db_load_words(look, slot);
+    const struct db_slot_words words = db_load_words(db_words_at(at, slot));
+    /* From the L1 cache: the look has just had it. */
+    const db_u32 sequence = db_load_awaited(look.awaited, slot);
     db_near near;
-    if (words.owner != of_client->owner) {
-        const struct db_client *client = db_client_at(at, words.owner);
-        /* Side by side, in one trip. */
-        const struct db_client_slots loaded = {words.owner, client->place.first, client->place.count, client->turn, client->place.unreliable};
-        *of_client = loaded;
-    }
+    if (words.owner != of_client->owner) *of_client = db_slots_of(at, words.owner);
     near = db_behind(of_client->first, first, at->slot_count) + db_behind(slot - of_client->first, of_client->turn, of_client->count);
     near = near << 32 | slot;
-    if (!db_is_whole(at, slot, db_slot_next(words.sequence), of_client->unreliable)) return;
+    if (!db_is_whole(at, slot, sequence, of_client->unreliable)) return;
     if (db_is_sending(at, slot, words)) {
         if (near < blocked->near) blocked->near = near;
         if (near >= blocked->far) {
@@ -207,16 +210,18 @@ DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u
     } else if (near < mine->near) {
         mine->near = near;
         mine->words = words;
+        mine->sequence = sequence;
         mine->first = of_client->first;
         mine->count = of_client->count;
     }
 }
 
-/* One round over all slots. No two requests are as near, since each slot is one client's, and a client's slots follow one another. */
-DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 count, db_u32 first, struct db_mine *mine,
-                        struct db_blocked *blocked) {
+/* One round over all slots; `last`: the client that was served last, and is mostly the next one. No two requests are as near, since each slot is one client's, and a client's slots follow one another. */
+DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 count, db_u32 first, db_u32 last,
+                        struct db_mine *mine, struct db_blocked *blocked) {
     const db_u32 threads = db_block_threads();
-    struct db_client_slots of_client = {DB_NO_CLIENT, 0, 0, 0, 0};
+    /* In the trip of the first look. */
+    struct db_client_slots of_client = db_slots_of(at, last);
     db_u32 from;
     for (from = db_block_thread(); from < count; from += DB_SEEN * threads) {
         db_u32 found = db_look_at(look, from, threads, count);
@@ -238,7 +243,7 @@ DB_GPU_FN void db_tell_found(const struct db_served *at, struct db_turn *turn, c
 #ifdef DB_DEFECT_FROM_SLOT_0
     next = 0;
 #endif
-    found->sequence = db_slot_next(mine->words.sequence);
+    found->sequence = mine->sequence;
     found->client = mine->words.owner;
     found->twice = mine->words.twice;
     db_client_at(at, found->client)->turn = next == mine->count ? 0 : next;
@@ -275,6 +280,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
 #else
     const db_u32 first = turn->next;
 #endif
+    const db_u32 last = turn->client;
     struct db_blocked blocked = {};
     struct db_mine mine = {};
     db_near nearest = DB_NOWHERE;
@@ -315,7 +321,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
 #else
         const db_u32 done = thread || !beside.done ? beside.turn - 1 : db_load_relaxed32(beside.done);
 #endif
-        db_round(at, look, count, first, &mine, &blocked);
+        db_round(at, look, count, first, last, &mine, &blocked);
         if (thread == 0) {
             int now = db_wait_over(&wait);
             if (host == db_slot_flag(0)) {

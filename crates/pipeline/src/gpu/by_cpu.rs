@@ -135,7 +135,7 @@ impl Turns {
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
         let (of_clients, words_of) = (
             own(clients as usize * size_of::<db_client>())?,
-            own(slot_count as usize * size_of::<db_slot_words>())?,
+            own(slot_count as usize * (size_of::<db_slot_words>() + 4))?,
         );
         let places = machine.host_memory(clients as usize * size_of::<db_place>())?;
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
@@ -144,6 +144,7 @@ impl Turns {
             slots: shown.kernel_address(),
             slots_nic: shown.address(),
             flag_stride: FLAG_BYTES as u64,
+            awaited: words_of.kernel_address() + u64::from(slot_count) * size_of::<db_slot_words>() as u64,
             words: words_of.kernel_address(),
             clients: of_clients.kernel_address(),
             places: places.kernel_address(),

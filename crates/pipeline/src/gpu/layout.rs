@@ -117,10 +117,10 @@ pub struct db_traced {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct db_slot_words {
-    pub sequence: u32,
     pub owner: u32,
     pub sending: u32,
     pub twice: u32,
+    pub pad: u32,
 }
 
 #[repr(C)]
@@ -132,6 +132,7 @@ pub struct db_served {
     pub answer: u64,
     pub flags: u64,
     pub flag_stride: u64,
+    pub awaited: u64,
     pub words: u64,
     pub sending: u64,
     pub clients: u64,
@@ -238,11 +239,11 @@ mod tests {
             }
             db_client { place sq rq send_cq receive_cq send_released receive_released acted dead turn answered refused progress_ns }
             db_served {
-                slots slots_nic slot_stride answer flags flag_stride words sending clients places cancel counts
+                slots slots_nic slot_stride answer flags flag_stride awaited words sending clients places cancel counts
                 wait_ns patience_ns attend_ns ends told steps traced host_flag slot_count client_count arrival model_id request_tensors answer_tensors request_tail
                 answer_tail refuses traced_count credits answer_stride request_table answer_table inputs outputs
             }
-            db_slot_words { sequence owner sending twice }
+            db_slot_words { owner sending twice }
             db_told { slot client status number }
             db_steps { arrived looks begun takes taken puts put rung have_taken have_put }
             db_traced { steps slot client status number }

@@ -198,7 +198,7 @@ impl Served {
             _ => own(FLAG_BYTES * slot_count)?,
         };
         let (clients, words_of) =
-            (own(setting.clients as usize * size_of::<db_client>())?, own(24 * slot_count + FLAG_BYTES)?);
+            (own(setting.clients as usize * size_of::<db_client>())?, own(28 * slot_count + FLAG_BYTES)?);
         let places = machine.host_memory(setting.clients as usize * size_of::<db_place>())?;
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
@@ -238,6 +238,7 @@ impl Served {
                 slots_nic: slots.address(),
                 flags: flags_at,
                 flag_stride,
+                awaited: behind_words + (FLAG_BYTES * (slot_count + 1)) as u64,
                 words: words_of.kernel_address(),
                 sending: told.as_ref().map_or(0, |told| told.sending.kernel_address()),
                 clients: clients.kernel_address(),

@@ -5,11 +5,15 @@ use rdma_shim::kernel::{HostMemory, Source};
 use rdma_shim::testing::wait_for;
 use slots::layout::{Header, Status};
 
-use super::layout::db_slot_words;
 use super::resident_tests::{GOOD, LIMIT, add_one_at};
 use super::tests::test_pipeline::{ANSWERS, Peer, RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler};
 use super::*;
+
+#[repr(transparent)]
+struct Awaited(u32);
+// SAFETY: a number.
+unsafe impl Plain for Awaited {}
 
 /// A pipeline with a client of four slots, whose first request runs until the model is let go.
 struct Running {
@@ -42,8 +46,10 @@ impl Running {
 
     /// Of the last request that was taken from a slot.
     fn sequence(&self, slot: u32) -> u32 {
-        let at = slot as usize * size_of::<db_slot_words>();
-        self.pipeline.served.core.own[2].get::<db_slot_words>(at).unwrap().sequence
+        let core = &self.pipeline.served.core;
+        let served: db_served = core.own[0].get(0).unwrap();
+        let at = served.awaited - core.own[2].kernel_address() + 4 * u64::from(slot);
+        core.own[2].get::<Awaited>(at as usize).unwrap().0 - 1
     }
 
     /// WQEs that the NIC was told of: two an answer.
