@@ -2,7 +2,7 @@
 //!
 //! Kernels of `kernels/relaunch.cu` tell turns and end through 16 bytes of pinned memory. With the relaunching kernel as the last one a
 //! turn costs some 5.5 µs beside its kernels' 0.5 µs each, and no CPU time; the flag is seen once a turn. With one that runs beside the
-//! others ([`SelfLaunching::of_capture_beside`]) it costs some 2 µs less.
+//! others ([`SelfLaunching::of_capture_beside`]) it costs less.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
