@@ -1,5 +1,5 @@
 /*! Clients that join and leave while the graph runs, and requests that arrive as receive completions: parts of the wait, one thread a
- * client. Nothing else of the pipeline runs meanwhile, so that a client's structs have one user.
+ * client. Only the block that waits and sends uses a client's structs, and it waits here.
  */
 #ifndef DB_MEMBERS_H
 #define DB_MEMBERS_H

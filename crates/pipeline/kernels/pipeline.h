@@ -53,7 +53,7 @@ struct db_turn {
     db_u64 request_id;
     db_u64 cookie;
     db_u64 sent_ns;
-    db_u64 begun_ns; /* when its request was found, by db_clock_ns() */
+    db_u64 begun_ns; /* when its request was found, by db_clock_ns(), and nothing ran any more */
     db_u64 attended_ns; /* of the last look across PCIe */
     db_u32 next;        /* the slot behind those of the client that was served last: the search begins there */
     db_u32 first, count; /* the slots of its client */

@@ -20,7 +20,7 @@
  *
  * A wait ends as wait.cu says, and at once when the turn that runs is done: a lone request is sent while no other comes. A bad request is a
  * turn without a slot. So is a wait that found nothing while nothing ran: it tells the others that the I/O block is there. A client whose
- * request runs leaves behind its answer: nothing more is looked for until that is sent (`held`).
+ * request runs leaves only after its answer is sent: nothing more is looked for until then (`held`).
  *
  * The cancel word ends the kernel after a wait that found nothing, or at each 16th turn, behind the answer of the turn that runs. A block
  * that waits too long for an offer, for the others or for the end of a turn says so to all, and the kernel ends.
@@ -87,11 +87,12 @@ DB_GPU_FN void db_run_turns(struct db_resident_words *words, struct db_grid *gri
 }
 
 /* Waits until a turn is done: all threads of the I/O block. Not 0: a block is late. `is_known`: the wait for a request has seen that it is
- * done. */
-DB_GPU_FN int db_wait_done(struct db_beside beside, struct db_grid *grid, struct db_grid_wait *wait, int is_known) {
+ * done. `done_ns`: the first thread's, when that is so. */
+DB_GPU_FN int db_wait_done(struct db_beside beside, struct db_grid *grid, struct db_grid_wait *wait, int is_known, db_u64 *done_ns) {
     int late = 0;
     if (!db_block_thread()) {
         while (!is_known && !late && !db_is_done(db_load_relaxed32(beside.done), beside.turn)) late = db_grid_is_late(grid, wait);
+        *done_ns = db_clock_ns();
         db_acquire_room();
     }
     return db_block_any(late);
@@ -128,6 +129,7 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
     db_u32 last = 0;
     db_copy_own(own, served, turn);
     for (;;) {
+        db_u64 done_ns = 0; /* of the turn behind which the next one was found */
         int begins;
         db_next_turn(&own.served, &own.turn, found, beside);
         begins = own.turn.state == DB_TURN_REQUEST || (own.turn.state == DB_TURN_NONE && !beside.done);
@@ -150,7 +152,7 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
             db_block_sync();
             runs.state = DB_TURN_NONE;
 #endif
-            if (db_wait_done(beside, grid, &wait, found.over == DB_OVER_DONE)) break;
+            if (db_wait_done(beside, grid, &wait, found.over == DB_OVER_DONE, &done_ns)) break;
             if (runs.state == DB_TURN_REQUEST) db_send_outputs(&own.served, &runs, &own.turn.counts);
             beside.done = 0;
             beside.client = DB_NO_CLIENT;
@@ -163,9 +165,12 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
         if (!begins) continue;
         if (!thread) {
             runs = own.turn;
+            /* A request that was found beside a turn has waited for the end of that. */
+            if (done_ns) runs.begun_ns = done_ns;
             if (own.served.steps && runs.state == DB_TURN_REQUEST) {
                 struct db_steps *steps = db_steps_at(&own.served, runs.slot);
-                steps->takes = steps->taken = db_clock_ns();
+                if (done_ns) steps->looks = done_ns;
+                steps->begun = steps->takes = steps->taken = runs.begun_ns;
             }
         }
         db_block_sync();

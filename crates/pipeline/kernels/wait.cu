@@ -5,7 +5,8 @@
  * request, by the cancel word, by the host's own slot marked as stop, by a queue that fails, or after `wait_ns`. Across PCIe (cancel
  * word, places, completions) it looks each 64th round, after `attend_ns`, and when nothing but a slot that is being sent has a request.
  * Checked: magic, version, status, sequence, slot, model and table of tensors; that the request's number is not outstanding
- * (send_outputs marks those); that no more of the client's requests wait than its credits allow.
+ * (send_outputs marks those); that no more of the client's requests wait than its credits allow. Beside a turn that runs (serve.cu) its
+ * request counts for both, completions of answers are looked for each DB_BESIDE_ROUNDS-th round, and the end of that turn ends the wait.
  */
 #ifndef DB_WAIT_CU
 #define DB_WAIT_CU
@@ -216,7 +217,8 @@ DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u
     }
 }
 
-/* One round over all slots; `last`: the client that was served last, and is mostly the next one. No two requests are as near, since each slot is one client's, and a client's slots follow one another. */
+/* One round over all slots; `last`: the client that was served last, and is mostly the next one. No two requests are as near, since each
+ * slot is one client's, and a client's slots follow one another. */
 DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 count, db_u32 first, db_u32 last,
                         struct db_mine *mine, struct db_blocked *blocked) {
     const db_u32 threads = db_block_threads();
@@ -253,7 +255,8 @@ DB_GPU_FN void db_tell_found(const struct db_served *at, struct db_turn *turn, c
 }
 
 /* Takes completions: of requests; and of answers, once a round has found nothing, or the turn before has passed a slot that was being
- * sent, so that a slot is free when its next request comes. All threads, which meet behind it, since a slot's words are another thread's to see. */
+ * sent, so that a slot is free when its next request comes. All threads, which meet behind it, since a slot's words are another thread's to
+ * see. */
 DB_GPU_FN_OUTLINED void db_poll(const struct db_served *at, int with_sends, struct db_found *found) {
     db_u32 index;
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
@@ -269,8 +272,8 @@ DB_GPU_FN_OUTLINED void db_poll(const struct db_served *at, int with_sends, stru
 }
 
 /* One wait, by all threads of a block: `at` and `turn` lie in its shared memory, and so does `found`. A block of one thread walks over all
- * slots, as the paper's release does. A round looks at all slots side by side: one trip for DB_SEEN slots a thread. While a turn runs it
- * seldom looks across PCIe, and ends at once when that turn is done. */
+ * slots, as the paper's release does. A round looks at all slots side by side: one trip for DB_SEEN slots a thread. While a turn runs, only
+ * each DB_BESIDE_ROUNDS-th round looks for completions of answers, and the wait ends at once when that turn is done. */
 DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, struct db_found &found, struct db_beside beside) {
     struct db_wait wait = {0, at->cancel, 0}; /* the first thread's */
     const struct db_look look = db_look_of(at);
@@ -333,7 +336,8 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
             attend |= now || !(wait.turns & 63);
         }
         if (mine.near != DB_NOWHERE) atomicMin(&found.nearest, mine.near);
-        /* One barrier a round, after which all threads know the same. */
+        /* One barrier a round, after which all threads know the same. Beside a turn a blocked slot is seldom worth a trip. */
+        if (!sends && beside.done) blocked.near = DB_NOWHERE;
         if (!db_block_any(mine.near != DB_NOWHERE || blocked.near != DB_NOWHERE || attend)) continue;
         attend = 0;
         nearest = found.nearest;

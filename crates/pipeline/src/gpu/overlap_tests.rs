@@ -10,6 +10,9 @@ use super::tests::test_pipeline::{ANSWERS, Peer, RECORD, TestPipeline, geometry}
 use super::tests::{PLANTED, has_compiler};
 use super::*;
 
+/// A test waits so long for what must not come.
+const QUIET: Duration = Duration::from_millis(200);
+
 #[repr(transparent)]
 struct Awaited(u32);
 // SAFETY: a number.
@@ -61,16 +64,24 @@ impl Running {
         wait_for("doorbell", || (self.posted() == count).then_some(()));
     }
 
-    /// Whether that is so within a while.
-    fn soon(&self, is: impl Fn(&Running) -> bool) -> bool {
-        let since = Instant::now();
-        while since.elapsed() < Duration::from_millis(200) {
+    /// Whether that is so within a while; if it is due, the while is long.
+    fn soon(&self, is_due: bool, is: impl Fn(&Running) -> bool) -> bool {
+        let (since, patience) = (Instant::now(), if is_due { LIMIT } else { QUIET });
+        while since.elapsed() < patience {
             if is(self) {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         false
+    }
+
+    /// Of the answer in the client's memory.
+    fn header(&self, slot: u32) -> Header {
+        let mut prefix = [0; slots::layout::PREFIX_BYTES];
+        let at = ANSWERS + slot as usize * geometry().client_stride();
+        self.peer.memory.read(at, &mut prefix).unwrap();
+        Header::read(&prefix).unwrap()
     }
 
     fn let_go(&self) {
@@ -91,7 +102,7 @@ fn a_request_is_taken_beside_the_one_that_runs_and_answered_behind_it() {
     wait_for("the second request", || (running.sequence(1) == 1).then_some(()));
     // One ahead, no more.
     running.pipeline.ask(&mut running.peer, 3, 3.0);
-    assert!(!running.soon(|running| running.sequence(2) == 1));
+    assert!(!running.soon(false, |running| running.sequence(2) == 1));
     assert_eq!(running.posted(), 0, "the model is not done");
     running.let_go();
     running.wait_posted(6);
@@ -99,11 +110,13 @@ fn a_request_is_taken_beside_the_one_that_runs_and_answered_behind_it() {
     for (slot, value) in [(0, 2.0), (1, 3.0), (2, 4.0)] {
         assert_eq!(running.peer.answer(slot).unwrap(), (Status::Ok, Some(value)));
     }
+    let begun = [0, 1].map(|slot| running.header(slot).begun_ns);
+    assert!(begun[1] - begun[0] >= QUIET.as_nanos() as u64, "{begun:?}: it began behind the one that ran");
     running.end();
     let mut planted = Running::new(Some("serve+DB_DEFECT_NOT_DONE"));
     planted.pipeline.ask(&mut planted.peer, 2, 2.0);
     assert!(
-        planted.soon(|running| running.posted() == 2),
+        planted.soon(true, |running| running.posted() == 2),
         "an answer before its end: the defect is not seen"
     );
     planted.end();
@@ -116,7 +129,7 @@ fn is_sent_alone(serve: Option<&'static str>) -> bool {
         served.core.tell(offset_of!(db_served, wait_ns), &long.to_ne_bytes()).unwrap();
     });
     running.let_go();
-    let sent = running.soon(|running| running.posted() == 2);
+    let sent = running.soon(serve.is_none(), |running| running.posted() == 2);
     running.end();
     sent
 }
@@ -137,7 +150,7 @@ fn a_slot_whose_request_runs_is_not_looked_at() {
         let prefix = running.peer.client.ask(2, 0, 0, u64::MAX).unwrap().prefix;
         let early = Header { sequence: 2, slot: 0, ..Header::read(&prefix).unwrap() };
         running.pipeline.arrive(&mut running.peer, 0, 2, &geometry().request.prefix(&early), 70.0);
-        let taken = running.soon(|running| running.sequence(0) == 2);
+        let taken = running.soon(serve.is_some(), |running| running.sequence(0) == 2);
         running.end();
         taken
     };
@@ -146,12 +159,12 @@ fn a_slot_whose_request_runs_is_not_looked_at() {
 }
 
 #[test]
-fn a_client_whose_request_runs_leaves_behind_its_answer() {
+fn a_client_whose_request_runs_leaves_only_after_its_answer() {
     need!(has_compiler(), cc, "a C++ compiler");
     let leaves = |serve| {
         let running = Running::new(serve);
         running.pipeline.served.want(0);
-        let gone = running.soon(|running| running.pipeline.served.is_done(0));
+        let gone = running.soon(serve.is_some(), |running| running.pipeline.served.is_done(0));
         running.let_go();
         wait_for("the client to be gone", || running.pipeline.served.is_done(0).then_some(()));
         let answered = running.pipeline.served.answered(0).unwrap()[0];
@@ -173,11 +186,9 @@ fn second(serve: Option<&'static str>, id: u64, limit: Option<u16>) -> Status {
     running.let_go();
     running.wait_posted(4);
     running.peer.execute(0);
-    let mut prefix = [0; slots::layout::PREFIX_BYTES];
-    let at = ANSWERS + geometry().client_stride();
-    running.peer.memory.read(at, &mut prefix).unwrap();
+    let status = Status::of(running.header(1).status).unwrap();
     running.end();
-    Header::read(&prefix).and_then(|header| Status::of(header.status)).unwrap()
+    status
 }
 
 #[test]
