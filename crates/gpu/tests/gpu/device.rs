@@ -382,7 +382,11 @@ fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
                 since.elapsed().as_micros()
             );
             assert!(graph.turns() > 100, "{}", graph.turns());
-            assert_eq!(graph.turns(), counter.words()[0].load(Ordering::Acquire), "turns, and what they added");
+            assert_eq!(
+                graph.turns(),
+                counter.words()[0].load(Ordering::Acquire),
+                "turns, and what they added"
+            );
         }
     }
     assert_eq!(bench.kept(), 0);
