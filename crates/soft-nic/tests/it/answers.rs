@@ -8,7 +8,7 @@ use roce::packet::{Aeth, Deth, Syndrome};
 use roce::{Content, Fragment, Packet, Position, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::link::{Link, LinkConfig};
-use soft_nic::testing::{Driver, Opening, QpShape, Setup, WorkRequest};
+use soft_nic::testing::{Driver, Opening, QpId, QpShape, Setup, WorkRequest};
 
 use crate::faults::{By, Two, sent};
 use crate::operations::ALL;
@@ -50,6 +50,18 @@ struct Foreigner {
 }
 
 impl Foreigner {
+    /// A process that joins the fabric, a NIC of ours there, and its QP whose peer the process is.
+    fn join(name: &str) -> (Foreigner, Driver<Host>, QpId) {
+        let setup = Setup::new(name);
+        let link = Link::join(LinkConfig { fabric: setup.fabric.clone(), ..LinkConfig::default() });
+        let link = link.expect("a second slot");
+        let qpn = mlx5_device::first_qpn(link.slot()) | 0x40;
+        let mut driver = Driver::new(setup);
+        let qp = driver.create_qp(QpShape::default());
+        driver.bring_up(qp, &driver.attributes(qpn));
+        (Foreigner { link, qpn }, driver, qp)
+    }
+
     /// The next request.
     fn request(&mut self, driver: &mut Driver<Host>) -> Packet {
         for _ in 0..1000 {
@@ -97,14 +109,7 @@ impl Foreigner {
 fn an_answer_of_another_length_fails_its_read_and_places_nothing() {
     for (i, length) in [65, 63, 4096, 0, 64].into_iter().enumerate() {
         let what = format!("{length} bytes");
-        let setup = Setup::new(&format!("too-long-{i}"));
-        let link = Link::join(LinkConfig { fabric: setup.fabric.clone(), ..LinkConfig::default() });
-        let link = link.expect("a second slot");
-        let qpn = mlx5_device::first_qpn(link.slot()) | 0x40;
-        let mut foreigner = Foreigner { link, qpn };
-        let mut driver = Driver::new(setup);
-        let a = driver.create_qp(QpShape::default());
-        driver.bring_up(a, &driver.attributes(qpn));
+        let (mut foreigner, mut driver, a) = Foreigner::join(&format!("too-long-{i}"));
         let into = driver.region(8192, ALL);
         into.block.write(0, &[GUARD; 8192]);
         driver.post(a, &WorkRequest::read(&into, 0, 64, &into, 4096));
@@ -128,14 +133,8 @@ fn an_answer_of_another_length_fails_its_read_and_places_nothing() {
 
 #[test]
 fn what_another_queue_of_the_peer_s_process_says_is_dropped() {
-    let setup = Setup::new("another-queue");
-    let link = Link::join(LinkConfig { fabric: setup.fabric.clone(), ..LinkConfig::default() });
-    let link = link.expect("a second slot");
-    let qpn = mlx5_device::first_qpn(link.slot()) | 0x40;
-    let mut foreigner = Foreigner { link, qpn };
-    let mut driver = Driver::new(setup);
-    let a = driver.create_qp(QpShape::default());
-    driver.bring_up(a, &driver.attributes(qpn));
+    let (mut foreigner, mut driver, a) = Foreigner::join("another-queue");
+    let qpn = foreigner.qpn;
     let into = driver.region(8192, ALL);
     driver.post(a, &WorkRequest::read(&into, 0, 64, &into, 4096));
     let request = foreigner.request(&mut driver);
