@@ -123,7 +123,7 @@ DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, st
 /* What the I/O block does: all threads of its block. */
 DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, struct db_resident_words *words, struct db_grid *grid,
                         struct db_own &own, struct db_turn &runs, struct db_found &found) {
-    struct db_beside beside = {0, 0, DB_NO_CLIENT, 0, 0};
+    struct db_beside beside = {words->done, 0, 0};
     struct db_grid_wait wait = {0, 0}; /* of the turn that runs */
     const db_u32 thread = db_block_thread();
     db_u32 last = 0;
@@ -132,7 +132,7 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
         db_u64 done_ns = 0; /* of the turn behind which the next one was found */
         int begins;
         db_next_turn(&own.served, &own.turn, found, beside);
-        begins = own.turn.state == DB_TURN_REQUEST || (own.turn.state == DB_TURN_NONE && !beside.done);
+        begins = own.turn.state == DB_TURN_REQUEST || (own.turn.state == DB_TURN_NONE && !beside.runs);
         if (begins) {
             const int is_good = own.turn.state == DB_TURN_REQUEST && own.turn.status == DB_SLOT_STATUS_OK;
             last++;
@@ -141,12 +141,12 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
                 db_store_relaxed64(words->offers[last & 1], (db_u64)last << 32 | (is_good ? own.turn.slot : DB_NO_SLOT));
             }
         }
-        if (beside.done && own.turn.state == DB_TURN_NONE && !found.held && found.over != DB_OVER_DONE) {
+        if (beside.runs && own.turn.state == DB_TURN_NONE && !found.held && found.over != DB_OVER_DONE) {
             /* The time of that wait was over. */
             if (db_is_late(grid, &wait)) break;
             continue;
         }
-        if (beside.done) {
+        if (beside.runs) {
 #ifdef DB_DEFECT_NOT_DONE
             if (runs.state == DB_TURN_REQUEST) db_send_outputs(&own.served, &runs, &own.turn.counts);
             db_block_sync();
@@ -154,8 +154,7 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
 #endif
             if (db_wait_done(beside, grid, &wait, found.over == DB_OVER_DONE, &done_ns)) break;
             if (runs.state == DB_TURN_REQUEST) db_send_outputs(&own.served, &runs, &own.turn.counts);
-            beside.done = 0;
-            beside.client = DB_NO_CLIENT;
+            beside.runs = 0;
             db_block_sync();
         }
         if (own.turn.state == DB_TURN_STOP) {
@@ -175,13 +174,8 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
         }
         db_block_sync();
         wait.until = 0;
-        beside.done = words->done;
         beside.turn = last;
-        if (runs.state == DB_TURN_REQUEST) {
-            beside.client = runs.client;
-            beside.is_good = runs.status == DB_SLOT_STATUS_OK;
-            beside.request_id = runs.request_id;
-        }
+        beside.runs = &runs;
     }
     db_block_sync();
     db_copy_back(own, turn);

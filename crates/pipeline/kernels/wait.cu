@@ -28,19 +28,22 @@ struct db_found {
     db_u32 sent, strays;
     db_u32 waiting; /* requests of the client that is served, where it may have fewer than slots */
     db_u32 sequence, client, twice; /* the finder's, of the request: `twice` as in db_slot_words */
-    db_u32 busy; /* the client whose request runs meanwhile, or DB_NO_CLIENT */
+    db_u32 busy; /* db_client_beside() */
     db_u32 held; /* that client is to leave: nothing more is looked for before its answer is sent */
     db_u64 looks; /* when the wait began */
 };
 
 /* What runs meanwhile, where something does (serve.cu). */
 struct db_beside {
-    const db_u32 *done; /* the last turn that is done; null: nothing runs */
-    db_u32 turn;        /* the one that runs */
-    db_u32 client;      /* of its request, or DB_NO_CLIENT */
-    db_u32 is_good;     /* its request is computed */
-    db_u64 request_id;
+    const db_u32 *done;         /* the last turn that is done */
+    db_u32 turn;                /* the one that runs */
+    const struct db_turn *runs; /* null: nothing runs */
 };
+
+/* The client whose request runs, or DB_NO_CLIENT. */
+DB_GPU_FN db_u32 db_client_beside(struct db_beside beside) {
+    return beside.runs && beside.runs->state == DB_TURN_REQUEST ? beside.runs->client : DB_NO_CLIENT;
+}
 
 /* Whether a turn is done. The next one may be too, since it was offered. */
 DB_GPU_FN int db_is_done(db_u32 done, db_u32 turn) { return (int)(done - turn) >= 0; }
@@ -134,11 +137,12 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     if (db_block_thread()) return;
     status = db_status_of_faults(found->faults);
     /* Only where it was counted. */
-    if (status == DB_SLOT_STATUS_OK && found->waiting && found->waiting + (client == beside.client) > at->credits)
+    if (status == DB_SLOT_STATUS_OK && found->waiting && found->waiting + (client == found->busy) > at->credits)
         status = DB_SLOT_STATUS_NO_CREDIT;
     if (status == DB_SLOT_STATUS_OK && twice == sequence) status = DB_SLOT_STATUS_DUPLICATE_ID;
 #ifndef DB_DEFECT_TWICE
-    if (status == DB_SLOT_STATUS_OK && client == beside.client && beside.is_good && turn->request_id == beside.request_id)
+    if (status == DB_SLOT_STATUS_OK && client == found->busy && beside.runs->status == DB_SLOT_STATUS_OK &&
+        turn->request_id == beside.runs->request_id)
         status = DB_SLOT_STATUS_DUPLICATE_ID;
 #endif
     if (status == DB_SLOT_STATUS_OK && at->refuses) status = at->refuses;
@@ -191,9 +195,22 @@ struct db_blocked {
     db_u32 owner; /* of the farthest */
 };
 
+/* Which of a row of slots are being sent still. All loads take one trip, behind which the slots' other words lie in the L1 cache. */
+DB_GPU_FN db_u32 db_sending_of(const struct db_served *at, db_u32 found, db_u32 from, db_u32 step) {
+    struct db_slot_words words[DB_SEEN];
+    db_u32 nth, sending = 0;
+    DB_UNROLL
+    for (nth = 0; nth < DB_SEEN; nth++)
+        if (found >> nth & 1) words[nth] = db_load_words(db_words_at(at, from + nth * step));
+    DB_UNROLL
+    for (nth = 0; nth < DB_SEEN; nth++)
+        if (found >> nth & 1 && db_is_sending(at, from + nth * step, words[nth])) sending |= 1u << nth;
+    return sending;
+}
+
 /* Compares a request with those that the thread has found in this round. */
-DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, db_u32 first, struct db_client_slots *of_client,
-                           struct db_mine *mine, struct db_blocked *blocked) {
+DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, int is_sending, db_u32 first,
+                           struct db_client_slots *of_client, struct db_mine *mine, struct db_blocked *blocked) {
     const struct db_slot_words words = db_load_words(db_words_at(at, slot));
     /* From the L1 cache: the look has just had it. */
     const db_u32 sequence = db_load_awaited(look.awaited, slot);
@@ -202,7 +219,7 @@ DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u
     near = db_behind(of_client->first, first, at->slot_count) + db_behind(slot - of_client->first, of_client->turn, of_client->count);
     near = near << 32 | slot;
     if (!db_is_whole(at, slot, sequence, of_client->unreliable)) return;
-    if (db_is_sending(at, slot, words)) {
+    if (is_sending) {
         if (near < blocked->near) blocked->near = near;
         if (near >= blocked->far) {
             blocked->far = near;
@@ -227,7 +244,9 @@ DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 
     db_u32 from;
     for (from = db_block_thread(); from < count; from += DB_SEEN * threads) {
         db_u32 found = db_look_at(look, from, threads, count);
-        for (; found; found &= found - 1) db_consider(at, look, db_first_of(found, from, threads), first, &of_client, mine, blocked);
+        const db_u32 sending = db_sending_of(at, found, from, threads);
+        for (; found; found &= found - 1)
+            db_consider(at, look, db_first_of(found, from, threads), (sending & found & (0 - found)) != 0, first, &of_client, mine, blocked);
     }
 }
 
@@ -291,7 +310,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
     int attend = 0, sends;
     if (thread == 0) {
         const db_u64 now = db_clock_ns();
-        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, 0, 0, 0, 0, beside.client, 0, now};
+        struct db_found none = {DB_NOWHERE, 0, 0, 0, turn->passed, 0, 0, 0, 0, 0, 0, db_client_beside(beside), 0, now};
         wait.deadline_ns = db_deadline_ns(now, at->wait_ns);
         none.attend = now - turn->attended_ns >= at->attend_ns;
         if (none.attend) turn->attended_ns = now;
@@ -309,7 +328,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
 #endif
     /* Or clients could not come and go while there are requests. */
     if (found.attend) db_attend(at, &found);
-    for (round = 1; !found.held; round++, sends = !beside.done || round % DB_BESIDE_ROUNDS == 0) {
+    for (round = 1; !found.held; round++, sends = !beside.runs || round % DB_BESIDE_ROUNDS == 0) {
         mine.near = blocked.near = DB_NOWHERE;
         blocked.far = 0;
         if (sends || arrival >= DB_ARRIVAL_COMPLETION) db_poll(at, sends, &found);
@@ -322,7 +341,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
 #ifdef DB_DEFECT_LOOKS_ON
         const db_u32 done = beside.turn - 1;
 #else
-        const db_u32 done = thread || !beside.done ? beside.turn - 1 : db_load_relaxed32(beside.done);
+        const db_u32 done = thread || !beside.runs ? beside.turn - 1 : db_load_relaxed32(beside.done);
 #endif
         db_round(at, look, count, first, last, &mine, &blocked);
         if (thread == 0) {
@@ -337,7 +356,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
         }
         if (mine.near != DB_NOWHERE) atomicMin(&found.nearest, mine.near);
         /* One barrier a round, after which all threads know the same. Beside a turn a blocked slot is seldom worth a trip. */
-        if (!sends && beside.done) blocked.near = DB_NOWHERE;
+        if (!sends && beside.runs) blocked.near = DB_NOWHERE;
         if (!db_block_any(mine.near != DB_NOWHERE || blocked.near != DB_NOWHERE || attend)) continue;
         attend = 0;
         nearest = found.nearest;
@@ -349,9 +368,11 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
         if (over) break;
     }
     if (nearest != DB_NOWHERE) {
-        /* The request, before all that this and later kernels read of it. */
-        if (mine.near == nearest) db_acquire_cqe();
-        if (mine.near == nearest) db_tell_found(at, turn, &mine, &found);
+        if (mine.near == nearest) {
+            /* The request, before all that this and later kernels read of it. */
+            db_acquire_cqe();
+            db_tell_found(at, turn, &mine, &found);
+        }
         db_block_sync();
         if (db_passes(&blocked, nearest, found.client)) turn->passed = 1;
         db_take(at, turn, (db_u32)nearest, &found, beside);
@@ -375,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS) wait_inputs(const 
     __shared__ struct db_found found;
     __shared__ struct db_own own;
     db_copy_own(own, served, turn);
-    db_wait_inputs(&own.served, &own.turn, found, {0, 0, DB_NO_CLIENT, 0, 0});
+    db_wait_inputs(&own.served, &own.turn, found, {0, 0, 0});
     db_block_sync();
     db_copy_back(own, turn);
 }

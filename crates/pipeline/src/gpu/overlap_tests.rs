@@ -33,18 +33,24 @@ impl Running {
 
     /// As [`Self::new`]; `prepare` is called before the kernel runs.
     fn of(serve: Option<&'static str>, prepare: impl FnOnce(&mut Served)) -> Running {
+        let mut running = Running::idle(serve, prepare);
+        running.pipeline.ask(&mut running.peer, 1, 1.0);
+        wait_for("the first request", || (running.sequence(0) == 1).then_some(()));
+        running
+    }
+
+    /// As [`Self::of`], without a request.
+    fn idle(serve: Option<&'static str>, prepare: impl FnOnce(&mut Served)) -> Running {
         let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
         let peer = pipeline.join(0, 0, 4);
-        prepare(&mut pipeline.served);
         pipeline.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
         let gate = pipeline.served.core.machine.host_memory(4096).unwrap();
         let entry = PLANTED.find(GOOD).unwrap().entry();
         let model = add_one_at(&pipeline.served, entry, 32, Some(&gate));
-        pipeline.served.start_resident(model).unwrap();
-        let mut running = Running { pipeline, peer, gate };
-        running.pipeline.ask(&mut running.peer, 1, 1.0);
-        wait_for("the first request", || (running.sequence(0) == 1).then_some(()));
-        running
+        pipeline.served.prepare_resident(model).unwrap();
+        prepare(&mut pipeline.served);
+        pipeline.served.start().unwrap();
+        Running { pipeline, peer, gate }
     }
 
     /// Of the last request that was taken from a slot.
@@ -221,4 +227,30 @@ fn a_queue_that_fails_beside_its_request_is_told_of_no_answer() {
     };
     assert_eq!(told(None), 2);
     assert_eq!(told(Some("serve+DB_DEFECT_SENDS_ANYWAY")), 4, "the defect is not seen");
+}
+
+/// A pipeline whose blocks wait so long for one another, and whose I/O block so long for a request.
+fn limited(served: &mut Served, limit: Duration, wait: Duration) {
+    let Runs::Resident { kernel, .. } = &mut served.runs else { panic!("a resident kernel") };
+    Arc::get_mut(kernel).unwrap().limit = limit;
+    let wait = wait.as_nanos() as u64;
+    served.core.tell(offset_of!(db_served, wait_ns), &wait.to_ne_bytes()).unwrap();
+}
+
+#[test]
+fn a_block_that_another_waits_for_too_long_ends_the_kernel() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let ends = |running: &mut Running| running.pipeline.served.wait_end(LIMIT).unwrap_err().to_string();
+    // The I/O block waits for the model: for its end, and between two looks for a request.
+    for wait in [LIMIT, Duration::from_millis(1)] {
+        let mut running = Running::of(None, |served| limited(served, QUIET / 2, wait));
+        std::thread::sleep(QUIET);
+        running.let_go();
+        let error = ends(&mut running);
+        assert!(error.contains("waited longer than 100ms"), "{wait:?}: {error}");
+    }
+    // The model waits for an offer.
+    let mut running = Running::idle(None, |served| limited(served, QUIET / 2, 2 * QUIET));
+    let error = ends(&mut running);
+    assert!(error.contains("waited longer than 100ms"), "{error}");
 }

@@ -20,7 +20,7 @@ pub(super) struct Resident {
     grid: Memory,
     // Kernels alone use it; the lock is for its one thread at a time.
     model: Mutex<ResidentModel>,
-    limit: Duration,
+    pub(super) limit: Duration,
 }
 
 /// Of `struct db_resident_words`: the grid's barrier, offers, and what is done.
@@ -43,9 +43,17 @@ impl Resident {
             );
         }
         let kernel = Kernel::prepare_linked(machine, source, model.units(), name)?;
-        // Room for one block of another kernel: the one that reads the clock. The last block waits and sends.
-        let blocks = kernel.resident_blocks(model.threads())?.saturating_sub(1).max(2);
-        let shape = [blocks, model.threads()];
+        let (most, threads) = (kernel.resident_blocks(model.threads())?, model.threads());
+        // Room for one block of another kernel: the one that reads a GPU's clock.
+        let blocks = most.saturating_sub(u32::from(machine.is_gpu()));
+        // The last one waits and sends.
+        if blocks < 2 {
+            return refuse(format!(
+                "{most} blocks of {threads} threads run side by side here, which are too few for a kernel that stays: give the model fewer \
+                 threads, or take a mode of graphs"
+            ));
+        }
+        let shape = [blocks, threads];
         let limit = core.wait.saturating_add(MODEL);
         Ok(Resident { kernel, shape, grid: machine.own_memory(WORDS)?, model: Mutex::new(model), limit })
     }

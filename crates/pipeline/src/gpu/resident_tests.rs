@@ -21,7 +21,7 @@ use zoo::Architecture;
 use super::cost::{Waiting, setting};
 use super::nic_tests::{serves, traces};
 use super::tests::test_pipeline::{ANSWERS, RECORD, TestPipeline, geometry};
-use super::tests::{PLANTED, has_compiler};
+use super::tests::{PLANTED, has_compiler, ptx};
 use super::*;
 use crate::testing::ARRIVALS;
 use crate::trace::Step;
@@ -238,6 +238,32 @@ fn what_a_kernel_that_runs_reads_is_not_changed() {
     pipeline.served.refuse(Some(Status::Stopping)).unwrap();
 }
 
+/// The edges between the I/O block and the model's (`kernels/serve.cu`): each fence is in the GPU's code.
+#[test]
+fn offers_and_ends_of_turns_are_fenced() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let compiler = ::gpu::Compiler::load(&toolkit).unwrap();
+    for (what, instruction, ours, plain) in [
+        (
+            "before an offer",
+            "fence.acq_rel.gpu",
+            "db_grid_fence();\n                db_store_relaxed64(words->offers",
+            "db_store_relaxed64(words->offers",
+        ),
+        ("behind an offer", "fence.acq_rel.gpu", "db_grid_fence();\n        slot = late", "slot = late"),
+        (
+            "behind the end of a turn",
+            "fence.acquire.gpu",
+            "db_acquire_room();\n    }\n    return db_block_any(late)",
+            "}\n    return db_block_any(late)",
+        ),
+    ] {
+        let count = |planted| ptx(&compiler, &resident::SOURCE, planted).matches(instruction).count();
+        let [all, without] = [None, Some((ours, plain))].map(count);
+        assert!(all > without, "{what}: {instruction}, {all}");
+    }
+}
+
 /// What the barrier says to three blocks of which the third does not come, and whether it has told the host.
 fn late(kernel: &str) -> ([u32; 2], bool) {
     let (mut words, mut late) = ([0_u32; 2], [9_u32; 3]);
@@ -260,12 +286,15 @@ fn blocks_do_not_wait_for_ever_for_one_that_does_not_come() {
 fn models_and_settings_that_do_not_fit_are_refused() {
     need!(has_compiler(), cc, "a C++ compiler");
     let geometry = geometry();
-    let machine = Machine::twin(Visibility::InOrder);
+    let machine = Machine::twin(Visibility::Weak { seed: 1 });
     let setting = setting(&geometry, 1, 256);
     let mut served = Served::new(&machine, setting).unwrap();
     let of_gpu = add_one_at(&served, 0, 32, None);
     let error = served.start_resident(of_gpu).unwrap_err().to_string();
     assert!(error.contains("made for a GPU"), "{error}");
+    let wide = add_one(&served, GOOD, host_twin::MAX_LANES as u32);
+    let error = served.start_resident(wide).unwrap_err().to_string();
+    assert!(error.contains("too few for a kernel that stays"), "{error}");
     assert!(served.run_alone(add_one(&served, GOOD, 32), 0).is_err());
     served.run_alone(add_one(&served, GOOD, 32), 3).unwrap();
 }

@@ -31,8 +31,8 @@ fn release_s2_flags_and_the_stop_word_are_read_afresh_and_acquired() {
         (
             "the fence between a flag and its request",
             "fence.acquire.sys",
-            "if (mine.near == nearest) db_acquire_cqe();",
-            "",
+            "db_acquire_cqe();\n            db_tell_found",
+            "db_tell_found",
         ),
         (
             "the load of the stop word",
