@@ -52,7 +52,7 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
     }
 }
 
-/* Posts the WRITEs of an answer, the last one with a completion. */
+/* Posts the WRITEs of an answer, the last one with a completion. What they send need not be there before the doorbell. */
 DB_GPU_FN int db_post_answer(const struct db_served *at, const struct db_turn *turn, const struct db_place *place, struct db_sq *sq) {
     db_u64 local = at->slots_nic + turn->slot * at->slot_stride + at->answer, remote;
     db_u32 is_whole = turn->status == DB_SLOT_STATUS_OK, nth = turn->slot - place->first;
@@ -106,16 +106,20 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, const struct db_turn 
     db_u64 of_client = 0;
     db_u32 index, dead = 0;
     int error = 0;
+    if (at->steps && db_works_in_slots(at) && !thread) {
+        struct db_steps *steps = db_steps_at(at, turn->slot);
+        steps->puts = steps->put = db_clock_ns();
+    }
     if (!thread) {
-        /* What the doorbell needs, before all that waits: one trip with the look at the slots. */
         sq = client->sq;
         place = client->place;
         dead = client->dead;
         of_client = client->answered + 1;
-    }
-    if (at->steps && db_works_in_slots(at) && !thread) {
-        struct db_steps *steps = db_steps_at(at, turn->slot);
-        steps->puts = steps->put = db_clock_ns();
+#ifdef DB_DEFECT_SENDS_ANYWAY
+        dead = 0;
+#endif
+        /* Before the look at the slots, beside which these stores are on their way. */
+        if (!at->told && !dead) error = db_post_answer(at, turn, &place, &sq);
     }
     for (index = thread; index < DB_PREFIX_WORDS; index += db_block_threads())
         db_store64(answer + 8ull * index, db_answer_word(at, turn, credits, index));
@@ -125,15 +129,12 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, const struct db_turn 
 #ifndef DB_DEFECT_NO_SEND_SYNC
     db_block_sync();
 #endif
-#ifdef DB_DEFECT_SENDS_ANYWAY
-    dead = 0;
-#endif
     if (thread || dead) return;
     db_store64(answer + at->answer_tail, db_slot_flag(turn->sequence));
     /* Before the answer, since the client may send as soon as it has that. Where the CPU polls, it has done so. */
-    if (at->arrival == DB_ARRIVAL_SEND && client->rq.wqes) error = db_post_slot(at, client, turn->slot);
+    if (!error && at->arrival == DB_ARRIVAL_SEND && client->rq.wqes) error = db_post_slot(at, client, turn->slot);
     if (error) {
-        db_give_up(at, turn->client, db_kernel_end_of(client->rq.qpn, turn->slot, error, 0));
+        db_give_up(at, turn->client, db_kernel_end_of(client->sq.qpn, turn->slot, error, 0));
         return;
     }
     if (at->told) {
@@ -141,13 +142,8 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, const struct db_turn 
         db_store_relaxed32(&db_words_at(at, turn->slot)->sending, 0);
         db_tell(at, turn, answered - 1);
     } else {
-        error = db_post_answer(at, turn, &place, &sq);
-        if (!error) db_ring(&sq);
+        db_ring(&sq);
         client->sq = sq;
-    }
-    if (error) {
-        db_give_up(at, turn->client, db_kernel_end_of(client->sq.qpn, turn->slot, error, 0));
-        return;
     }
     if (at->steps) db_trace(at, turn, (db_u32)answered - 1);
     client->answered = of_client;

@@ -195,22 +195,9 @@ struct db_blocked {
     db_u32 owner; /* of the farthest */
 };
 
-/* Which of a row of slots are being sent still. All loads take one trip, behind which the slots' other words lie in the L1 cache. */
-DB_GPU_FN db_u32 db_sending_of(const struct db_served *at, db_u32 found, db_u32 from, db_u32 step) {
-    struct db_slot_words words[DB_SEEN];
-    db_u32 nth, sending = 0;
-    DB_UNROLL
-    for (nth = 0; nth < DB_SEEN; nth++)
-        if (found >> nth & 1) words[nth] = db_load_words(db_words_at(at, from + nth * step));
-    DB_UNROLL
-    for (nth = 0; nth < DB_SEEN; nth++)
-        if (found >> nth & 1 && db_is_sending(at, from + nth * step, words[nth])) sending |= 1u << nth;
-    return sending;
-}
-
 /* Compares a request with those that the thread has found in this round. */
-DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, int is_sending, db_u32 first,
-                           struct db_client_slots *of_client, struct db_mine *mine, struct db_blocked *blocked) {
+DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, db_u32 first, struct db_client_slots *of_client,
+                           struct db_mine *mine, struct db_blocked *blocked) {
     const struct db_slot_words words = db_load_words(db_words_at(at, slot));
     /* From the L1 cache: the look has just had it. */
     const db_u32 sequence = db_load_awaited(look.awaited, slot);
@@ -219,7 +206,7 @@ DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u
     near = db_behind(of_client->first, first, at->slot_count) + db_behind(slot - of_client->first, of_client->turn, of_client->count);
     near = near << 32 | slot;
     if (!db_is_whole(at, slot, sequence, of_client->unreliable)) return;
-    if (is_sending) {
+    if (db_is_sending(at, slot, words)) {
         if (near < blocked->near) blocked->near = near;
         if (near >= blocked->far) {
             blocked->far = near;
@@ -244,9 +231,7 @@ DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 
     db_u32 from;
     for (from = db_block_thread(); from < count; from += DB_SEEN * threads) {
         db_u32 found = db_look_at(look, from, threads, count);
-        const db_u32 sending = db_sending_of(at, found, from, threads);
-        for (; found; found &= found - 1)
-            db_consider(at, look, db_first_of(found, from, threads), (sending & found & (0 - found)) != 0, first, &of_client, mine, blocked);
+        for (; found; found &= found - 1) db_consider(at, look, db_first_of(found, from, threads), first, &of_client, mine, blocked);
     }
 }
 
