@@ -4,7 +4,9 @@
 use crate::graph::{Activation, Op, Shape, Window};
 use crate::plan::{Place, Plan, Precision, Source, Step, Task};
 
-/// Pixels of a block of `conv_tiled_half`, as in `kernels/tensor_cores.h`.
+/// Outputs of a block of `conv_tiled` and of `conv_tiled_half`, and pixels of the former's: TILE of `kernels/operators.h`.
+const TILE: u32 = 64;
+/// Pixels of a block of `conv_tiled_half`: HALF_PIXELS of `kernels/tensor_cores.h`.
 const HALF_PIXELS: u32 = 128;
 
 /// An argument of a kernel. Arrays are the kernel's structs, word by word.
@@ -232,10 +234,10 @@ impl StepOf<'_> {
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
         let (kernel, blocks, threads) = if groups == 1 {
-            let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { 64 };
+            let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { TILE };
             let of_slot = matches!(self.step.reads[0], Source::Input(_));
             let kernel = if of_slot { "conv_load" } else { "conv_tiled" };
-            (kernel, [(rows * columns).div_ceil(pixels), outputs.div_ceil(64), batch], 256)
+            (kernel, [(rows * columns).div_ceil(pixels), outputs.div_ceil(TILE), batch], 256)
         } else {
             ("conv_grouped", [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };
@@ -395,4 +397,32 @@ fn activation_words(activation: Option<Activation>) -> [u32; 3] {
         Some(Activation::HardSwish) => (4, 0.0, 0.0),
     };
     [kind, alpha.to_bits(), beta.to_bits()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::resident::THREADS;
+    use crate::plan::fuse::TERMS;
+
+    #[test]
+    fn blocks_are_as_large_as_the_kernels_say() {
+        let text = concat!(
+            include_str!("../kernels/operators.h"),
+            include_str!("../kernels/tensor_cores.h"),
+            include_str!("../kernels/resident.cu")
+        );
+        for (name, ours) in [
+            ("TILE", TILE),
+            ("HALF_OUTPUTS", TILE),
+            ("HALF_PIXELS", HALF_PIXELS),
+            ("HALF_DEPTH", TERMS as u32),
+            ("RESIDENT_THREADS", THREADS),
+        ] {
+            let begin = format!("#define {name} ");
+            let rest = text.lines().find_map(|line| line.strip_prefix(&begin)).expect(name);
+            let number = rest.split_once(' ').map_or(rest, |(number, _)| number);
+            assert_eq!(number.parse(), Ok(ours), "{name}");
+        }
+    }
 }
