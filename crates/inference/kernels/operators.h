@@ -93,10 +93,14 @@ struct virtual_block {
 
 static __device__ inline unsigned int thread_of(struct virtual_block b) { return b.x * b.threads + b.thread; }
 
+static __device__ inline size_t place_at(const struct extent *of, unsigned int image, unsigned int channel, unsigned int pixel) {
+    return (size_t)image * of->image + (size_t)channel * of->channel + (size_t)pixel * of->pixel;
+}
+
 /* Where element `at` of an image lies, counted channel by channel. */
 static __device__ inline size_t place_of(const struct extent *of, unsigned int image, unsigned int at) {
     unsigned int pixels = of->rows * of->columns;
-    return (size_t)image * of->image + (size_t)(at / pixels) * of->channel + (size_t)(at % pixels) * of->pixel;
+    return place_at(of, image, at / pixels, at % pixels);
 }
 
 /* Which element of an image a thread takes: neighbours take neighbours in memory. */
@@ -115,6 +119,19 @@ static __device__ float activate(struct activation of, float x) {
     }
 }
 
+/* Not inlined: for loops that are unrolled. */
+static __device__ __noinline__ float activate_apart(struct activation of, float x) { return activate(of, x); }
+
+/* An output's sum with bias, residual and activation. UNROLLED: the loops around it are. */
+template <bool UNROLLED, typename T>
+static __device__ inline float finished(float sum, unsigned int image, unsigned int output, unsigned int pixel, const float *bias,
+                                        const T *residual, const struct convolution *shape) {
+    if (bias) sum += bias[output];
+    if (residual) sum += number(residual[place_at(&shape->residual, image, output, pixel)]);
+    if (!UNROLLED || shape->activation.kind == ACTIVATION_CLIP) return activate(shape->activation, sum);
+    return shape->activation.kind ? activate_apart(shape->activation, sum) : sum;
+}
+
 #define TILE 64 /* channels and pixels of a block */
 #define DEPTH 16 /* of the sum, between barriers */
 
@@ -125,14 +142,11 @@ struct single_tiles {
 
 #include "tensor_cores.h"
 
-/* Adds bias and residual to a sum, applies the activation, and keeps the result. */
+/* Keeps what is finished. */
 template <typename T>
 static __device__ inline void finish(struct virtual_block b, float sum, unsigned int output, unsigned int pixel, const float *bias,
                                      const T *residual, T *to, const struct convolution *shape) {
-    unsigned int at = output * shape->to.rows * shape->to.columns + pixel;
-    if (bias) sum += bias[output];
-    if (residual) sum += number(residual[place_of(&shape->residual, b.z, at)]);
-    keep(&to[place_of(&shape->to, b.z, at)], activate(shape->activation, sum));
+    keep(&to[place_at(&shape->to, b.z, output, pixel)], finished<false>(sum, b.z, output, pixel, bias, residual, shape));
 }
 
 static __device__ inline void conv_tiled_of(struct virtual_block b, const float *from, const float *weights, const float *bias,

@@ -131,17 +131,14 @@ static __device__ inline uint4 weights_eight(const struct half_number *weights, 
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-/* Not inlined: the loops around it are unrolled. */
-static __device__ __noinline__ float activate_apart(struct activation of, float x) { return activate(of, x); }
-
-/* Adds bias and residual to sums `FIRST` and the next one of each eight for a pixel, which are of 2 * EIGHTS outputs from `output` on;
- * applies the activation, and keeps the results. */
+/* Finishes sums `FIRST` and the next one of each eight for a pixel, which are of 2 * EIGHTS outputs from `output` on, and keeps the
+ * results. */
 template <unsigned int EIGHTS, unsigned int FIRST>
 static __device__ inline void finish_pixel(const float (*sums)[4], unsigned int output, unsigned int image,
                                            unsigned int pixel, const float *bias, const struct half_number *residual,
                                            struct half_number *to, const struct convolution *shape) {
-    const struct extent out = shape->to, added = shape->residual;
-    struct half_number *at = to + (size_t)image * out.image + (size_t)pixel * out.pixel + (size_t)output * out.channel;
+    const struct extent out = shape->to;
+    struct half_number *at = to + place_at(&out, image, output, pixel);
     unsigned int pairs[EIGHTS];
     UNROLL
     for (unsigned int i = 0; i < EIGHTS; i++) {
@@ -149,14 +146,7 @@ static __device__ inline void finish_pixel(const float (*sums)[4], unsigned int 
         UNROLL
         for (unsigned int j = 0; j < 2; j++) {
             const unsigned int mine = output + 2 * i + j;
-            const bool inside = mine < out.channels;
-            both[j] = sums[i][FIRST + j] + (bias && inside ? bias[mine] : 0.0f);
-            if (residual && inside)
-                both[j] += number(residual[(size_t)image * added.image + (size_t)pixel * added.pixel + (size_t)mine * added.channel]);
-            if (shape->activation.kind == ACTIVATION_CLIP)
-                both[j] = activate(shape->activation, both[j]);
-            else if (shape->activation.kind)
-                both[j] = activate_apart(shape->activation, both[j]);
+            both[j] = mine < out.channels ? finished<true>(sums[i][FIRST + j], image, mine, pixel, bias, residual, shape) : 0.0f;
         }
         pairs[i] = pair_of(both[0], both[1]);
     }

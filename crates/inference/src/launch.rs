@@ -4,7 +4,9 @@
 use crate::graph::{Activation, Op, Shape, Window};
 use crate::plan::{Place, Plan, Precision, Source, Step, Task};
 
-/// Pixels of a block of `conv_tiled_half`, as in `kernels/tensor_cores.h`.
+/// Outputs of a block of `conv_tiled` and of `conv_tiled_half`, and pixels of the former's: TILE of `kernels/operators.h`.
+const TILE: u32 = 64;
+/// Pixels of a block of `conv_tiled_half`: HALF_PIXELS of `kernels/tensor_cores.h`.
 const HALF_PIXELS: u32 = 128;
 
 /// An argument of a kernel. Arrays are the kernel's structs, word by word.
@@ -30,6 +32,13 @@ pub enum Argument {
     Pool([u32; 23]),
     /// `struct elements`.
     Elements([u32; 22]),
+}
+
+/// The names of a kernel in single and in half precision.
+macro_rules! both {
+    ($kernel:literal) => {
+        [$kernel, concat!($kernel, "_half")]
+    };
 }
 
 /// One launch.
@@ -89,20 +98,21 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
             let [batch, channels, ..] = step.from.image().expect("images");
             let blocks = [channels.div_ceil(4) as u32, batch as u32, 1];
             let shape = Argument::Elements(step_of.elements(*activation, 0));
-            step_of.launch("mean", blocks, 128, vec![step_of.read(0), step_of.write()], shape)
+            step_of.launch(both!("mean"), blocks, 128, vec![step_of.read(0), step_of.write()], shape)
         }
         Task::Compute { op: Op::DepthToSpace { block }, .. } => {
             let shape = step_of.elements(None, *block as u32);
-            step_of.each("depth_to_space", vec![step_of.read(0), step_of.write()], shape)
+            step_of.each(both!("depth_to_space"), vec![step_of.read(0), step_of.write()], shape)
         }
         Task::Compute { op, activation, .. } => step_of.elementwise(op, *activation),
         Task::Copy => step_of.elementwise(&Op::Reshape, None),
         Task::Load { number } => {
-            step_of.each("load", vec![Argument::Input(*number), step_of.write()], step_of.elements(None, 0))
+            let arguments = vec![Argument::Input(*number), step_of.write()];
+            step_of.each(both!("load"), arguments, step_of.elements(None, 0))
         }
         Task::Store { number, block } => {
             let shape = step_of.elements(None, *block as u32);
-            step_of.each("store", vec![Argument::Output(*number), step_of.read(0)], shape)
+            step_of.each(both!("store"), vec![Argument::Output(*number), step_of.read(0)], shape)
         }
     };
     check_blocks(launch, step)
@@ -150,7 +160,7 @@ pub fn finishing(plan: &Plan, step: &Step, rest: Rest) -> Result<Launch, LaunchE
     let residual = residual.map_or(Argument::Null, |source| step_of.argument(source));
     let blocks = [(rows * columns * outputs).div_ceil(128), 1, batch];
     let arguments = vec![bias, residual, step_of.write()];
-    let launch = step_of.launch("conv_finish", blocks, 128, arguments, Argument::Conv(words));
+    let launch = step_of.launch(both!("conv_finish"), blocks, 128, arguments, Argument::Conv(words));
     check_blocks(launch, step)
 }
 
@@ -167,8 +177,8 @@ pub fn im2col(plan: &Plan, step: &Step, at: usize) -> Result<Launch, LaunchError
     let of_place = if channels.is_multiple_of(4) { channels / 4 } else { channels };
     let count = rows * columns * words[18] * words[19] * of_place;
     let arguments = vec![step_of.read(0), Argument::Workspace(at)];
-    let launch =
-        step_of.launch("im2col", [count.div_ceil(256), batch, 1], 256, arguments, Argument::Conv(words));
+    let blocks = [count.div_ceil(256), batch, 1];
+    let launch = step_of.launch(both!("im2col"), blocks, 256, arguments, Argument::Conv(words));
     check_blocks(launch, step)
 }
 
@@ -189,7 +199,7 @@ struct StepOf<'a> {
 impl StepOf<'_> {
     fn launch(
         &self,
-        kernel: &'static str,
+        [single, half]: [&'static str; 2],
         blocks: [u32; 3],
         threads: u32,
         mut arguments: Vec<Argument>,
@@ -197,14 +207,14 @@ impl StepOf<'_> {
     ) -> Launch {
         arguments.push(shape);
         let kernel = match self.plan.format.precision {
-            Precision::Single | Precision::Tf32 => kernel,
-            Precision::Half => half(kernel),
+            Precision::Single | Precision::Tf32 => single,
+            Precision::Half => half,
         };
         Launch { kernel, blocks, threads, arguments }
     }
 
     /// An element of an image a thread.
-    fn each(&self, kernel: &'static str, arguments: Vec<Argument>, shape: [u32; 22]) -> Launch {
+    fn each(&self, kernel: [&'static str; 2], arguments: Vec<Argument>, shape: [u32; 22]) -> Launch {
         let (batch, image) = parts(&self.step.to);
         let count: u32 = image.iter().product();
         let blocks = [count.div_ceil(256), batch, 1];
@@ -215,7 +225,7 @@ impl StepOf<'_> {
         let (batch, [outputs, ..]) = parts(&self.step.to);
         let arguments = vec![self.read(0), self.read(1), self.bias(), self.write()];
         let shape = Argument::Elements(self.elements(activation, 0));
-        self.launch("linear", [outputs.div_ceil(4), batch, 1], 128, arguments, shape)
+        self.launch(both!("linear"), [outputs.div_ceil(4), batch, 1], 128, arguments, shape)
     }
 
     fn conv(
@@ -232,12 +242,12 @@ impl StepOf<'_> {
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
         let (kernel, blocks, threads) = if groups == 1 {
-            let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { 64 };
+            let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { TILE };
             let of_slot = matches!(self.step.reads[0], Source::Input(_));
-            let kernel = if of_slot { "conv_load" } else { "conv_tiled" };
-            (kernel, [(rows * columns).div_ceil(pixels), outputs.div_ceil(64), batch], 256)
+            let kernel = if of_slot { both!("conv_load") } else { both!("conv_tiled") };
+            (kernel, [(rows * columns).div_ceil(pixels), outputs.div_ceil(TILE), batch], 256)
         } else {
-            ("conv_grouped", [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
+            (both!("conv_grouped"), [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
     }
@@ -263,7 +273,7 @@ impl StepOf<'_> {
         words[21] = from_rows + (window.pads[0] + window.pads[2]) as u32;
         words[22] = from_columns + (window.pads[1] + window.pads[3]) as u32;
         let blocks = [(channels * rows * columns).div_ceil(256), batch, 1];
-        self.launch("pool", blocks, 256, vec![self.read(0), self.write()], Argument::Pool(words))
+        self.launch(both!("pool"), blocks, 256, vec![self.read(0), self.write()], Argument::Pool(words))
     }
 
     /// A sum, a product, an activation, or a copy.
@@ -288,7 +298,7 @@ impl StepOf<'_> {
         let arguments = vec![self.read(first), self.optional(second), self.write()];
         words[12..18]
             .copy_from_slice(&self.extent(self.step.reads.get(second).copied(), &self.second_shape(second)));
-        self.each("elementwise", arguments, words)
+        self.each(both!("elementwise"), arguments, words)
     }
 
     /// Whether an operand is a number for each channel: its images are as long as there are channels.
@@ -354,24 +364,6 @@ impl StepOf<'_> {
     }
 }
 
-/// The kernel of half precision beside one of single precision.
-fn half(kernel: &str) -> &'static str {
-    match kernel {
-        "conv_tiled" => "conv_tiled_half",
-        "conv_load" => "conv_load_half",
-        "conv_grouped" => "conv_grouped_half",
-        "conv_finish" => "conv_finish_half",
-        "im2col" => "im2col_half",
-        "linear" => "linear_half",
-        "pool" => "pool_half",
-        "mean" => "mean_half",
-        "elementwise" => "elementwise_half",
-        "depth_to_space" => "depth_to_space_half",
-        "load" => "load_half",
-        _ => "store_half",
-    }
-}
-
 /// [`Shape::parts`] as kernels count: a shape has at most 2^31 elements.
 fn parts(shape: &Shape) -> (u32, [u32; 3]) {
     let [batch, channels, rows, columns] = shape.parts().map(|extent| extent as u32);
@@ -395,4 +387,32 @@ fn activation_words(activation: Option<Activation>) -> [u32; 3] {
         Some(Activation::HardSwish) => (4, 0.0, 0.0),
     };
     [kind, alpha.to_bits(), beta.to_bits()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::resident::THREADS;
+    use crate::plan::fuse::TERMS;
+
+    #[test]
+    fn blocks_are_as_large_as_the_kernels_say() {
+        let text = concat!(
+            include_str!("../kernels/operators.h"),
+            include_str!("../kernels/tensor_cores.h"),
+            include_str!("../kernels/resident.cu")
+        );
+        for (name, ours) in [
+            ("TILE", TILE),
+            ("HALF_OUTPUTS", TILE),
+            ("HALF_PIXELS", HALF_PIXELS),
+            ("HALF_DEPTH", TERMS as u32),
+            ("RESIDENT_THREADS", THREADS),
+        ] {
+            let begin = format!("#define {name} ");
+            let rest = text.lines().find_map(|line| line.strip_prefix(&begin)).expect(name);
+            let number = rest.split_once(' ').map_or(rest, |(number, _)| number);
+            assert_eq!(number.parse(), Ok(ours), "{name}");
+        }
+    }
 }

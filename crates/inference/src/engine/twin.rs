@@ -174,6 +174,7 @@ impl Engine for Twin {
 mod tests {
     use prost::Message;
     use zoo::Architecture;
+    use zoo::onnx::{Attribute, Model};
 
     use super::*;
     use crate::graph::{Op, Window};
@@ -231,12 +232,12 @@ mod tests {
         measure::need!(crate::engine::has_twin(), "a C++ compiler");
         let small = Architecture::SuperResolution { factor: 3, height: 8, width: 6 };
         for (precision, tolerance) in [(Precision::Single, 1e-5), (Precision::Half, 2e-3)] {
-            // Windows of 5x5 and 3x3 with pads; one of 3x3 with a stride, of three channels.
+            // Windows of 5x5 and 3x3 with pads, one with strides; one of 3x3 with a stride, of three channels.
             // In half precision the first one of either reads a slot. That of MobileNet is then one of 1x1.
             let of_small = if precision == Precision::Half { 3 } else { 4 };
-            for (architecture, batch, count) in [(small, 2, of_small), (Architecture::MobileNetV3Small, 1, 1)]
-            {
-                let file = architecture.build(batch).encode_to_vec();
+            let mobilenet = Architecture::MobileNetV3Small.build(1);
+            for (model, batch, count) in [(with_strides(small.build(2)), 2, of_small), (mobilenet, 1, 1)] {
+                let file = model.encode_to_vec();
                 let graph = import(&file, batch).expect("the zoo's models are imported");
                 let format = Format { precision, layout: Layout::ChannelsLast };
                 let plan = Plan::in_format(&graph, format).expect("it is planned");
@@ -263,6 +264,17 @@ mod tests {
                 assert_eq!(compared, count, "{}", plan.name);
             }
         }
+    }
+
+    /// The model, whose second convolution now has strides; what comes out is smaller.
+    fn with_strides(mut model: Model) -> Model {
+        let graph = model.graph.as_mut().expect("it has one");
+        let mut convolutions = graph.node.iter_mut().filter(|node| node.op_type == "Conv");
+        let second = convolutions.nth(1).expect("it has four");
+        second.attribute.retain(|attribute| attribute.name != "strides");
+        second.attribute.push(Attribute::ints("strides", &[2, 3]));
+        graph.output[0].r#type = None;
+        model
     }
 
     /// What a convolution writes without bias, residual and activation.

@@ -23,7 +23,7 @@ pub struct Fused {
 }
 
 /// Terms of a sum that a block of `conv_load_half` adds at most: HALF_DEPTH of `kernels/tensor_cores.h`.
-const TERMS: usize = 32;
+pub const TERMS: usize = 32;
 
 /// Whether a kernel computes this operator of an input of the model where that lies in its slot: a convolution in half precision whose
 /// sums have few terms. Libraries compute one of so few channels as if there were eight.

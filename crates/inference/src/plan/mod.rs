@@ -10,7 +10,7 @@ mod check;
 mod error;
 mod fold;
 mod format;
-mod fuse;
+pub(crate) mod fuse;
 mod join;
 mod places;
 mod planner;
