@@ -65,7 +65,9 @@ extern "C" __global__ void doorbell_turn(volatile unsigned *control, const volat
 {
     if (blockIdx.x || threadIdx.x)
         return;
+    // Before the ring is read: the two reads are under way together.
+    unsigned end = *state;
     if (ring)
         stamp(ring, 1);
-    tell(control, *state);
+    tell(control, end);
 }
