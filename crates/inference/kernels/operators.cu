@@ -118,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(256) load_half(struct slot slot, st
     load_of(launched(), &slot, to, &shape);
 }
 
-/* The model's output, to its slot, its channels as blocks where the side is above 1. Launch: as `elementwise`. */
+/* The model's output, to its slot, its channels as blocks where the side is above 1, STORED elements a thread. Launch: 256 threads; blocks:
+ * elements of an image / 256 / STORED, images. */
 extern "C" __global__ void __launch_bounds__(256) store(struct slot slot, const float *from, struct elements shape) {
     store_of(launched(), &slot, from, &shape);
 }

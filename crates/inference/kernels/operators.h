@@ -12,6 +12,15 @@
 #include <cuda_fp16.h>
 #endif
 
+/* Of a loop whose arrays stay in registers. */
+#ifdef DB_TWIN
+#define UNROLL
+#define ROLLED
+#else
+#define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
+#endif
+
 /* What follows an operator: numbers of `activation_words` in src/launch.rs. */
 enum { ACTIVATION_NONE, ACTIVATION_CLIP, ACTIVATION_SIGMOID, ACTIVATION_HARD_SIGMOID, ACTIVATION_HARD_SWISH };
 
@@ -339,13 +348,38 @@ static __device__ inline void load_of(struct virtual_block b, const struct slot 
     if (at < count) keep(&to[place_of(&shape->to, b.y, at)], from[(size_t)b.y * count + at]);
 }
 
+/* Elements that lie side by side in an output and that one thread stores. */
+#define STORED 4
+
 template <typename T>
 static __device__ inline void store_of(struct virtual_block b, const struct slot *slot, const T *from,
                                        const struct elements *shape) {
-    const unsigned int at = thread_of(b);
-    const unsigned int count = shape->to.channels * shape->to.rows * shape->to.columns;
-    float *to = tensor_of(slot);
-    if (at < count) to[(size_t)b.y * count + at] = number(from[place_in_blocks(shape, b.y, at)]);
+    const unsigned int count = shape->to.channels * shape->to.rows * shape->to.columns, columns = shape->to.columns;
+    const unsigned int side = shape->operation, first = STORED * thread_of(b);
+    float *to = tensor_of(slot) + (size_t)b.y * count + first, values[STORED];
+    unsigned int column = first % columns, within = column % side, nth;
+    size_t at;
+    if (first >= count) return;
+    at = place_in_blocks(shape, b.y, first);
+    /* A division for each element would take longer than the memory. */
+    UNROLL for (nth = 0; nth < STORED; nth++) {
+        if (first + nth < count) values[nth] = number(from[at]);
+        if (++column == columns) {
+            column = within = 0;
+            at = place_in_blocks(shape, b.y, first + nth + 1);
+        } else if (++within == side) {
+            within = 0;
+            at = at + shape->from.pixel - (size_t)(side - 1) * shape->from.channel;
+        } else {
+            at += shape->from.channel;
+        }
+    }
+    if (first + STORED <= count && !((size_t)to % sizeof(float4))) {
+        *(float4 *)to = make_float4(values[0], values[1], values[2], values[3]);
+        return;
+    }
+    UNROLL for (nth = 0; nth < STORED; nth++)
+        if (first + nth < count) to[nth] = values[nth];
 }
 
 #endif /* DOORBELL_OPERATORS_H */

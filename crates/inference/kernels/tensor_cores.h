@@ -11,15 +11,6 @@
 #define HALF_DEPTH 32 /* of the sum, between barriers */
 #define HALF_PAIRS (HALF_DEPTH / 2 + 4) /* of a row in shared memory: eight rows begin in different banks */
 
-/* Of a loop whose arrays stay in registers. */
-#ifdef DB_TWIN
-#define UNROLL
-#define ROLLED
-#else
-#define UNROLL _Pragma("unroll")
-#define ROLLED _Pragma("unroll 1")
-#endif
-
 /* A block's pixels and outputs, each with HALF_DEPTH numbers of the sum, as pairs. */
 struct alignas(16) half_tiles {
     unsigned int pixels[HALF_PIXELS][HALF_PAIRS];

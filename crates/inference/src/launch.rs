@@ -8,6 +8,8 @@ use crate::plan::{Place, Plan, Precision, Source, Step, Task};
 const TILE: u32 = 64;
 /// Pixels of a block of `conv_tiled_half`: HALF_PIXELS of `kernels/tensor_cores.h`.
 const HALF_PIXELS: u32 = 128;
+/// Elements that a thread of `store` stores: STORED of `kernels/operators.h`.
+const STORED: u32 = 4;
 
 /// An argument of a kernel. Arrays are the kernel's structs, word by word.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,7 +114,7 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
         }
         Task::Store { number, block } => {
             let shape = step_of.elements(None, *block as u32);
-            step_of.each(both!("store"), vec![Argument::Output(*number), step_of.read(0)], shape)
+            step_of.some(STORED, both!("store"), vec![Argument::Output(*number), step_of.read(0)], shape)
         }
     };
     check_blocks(launch, step)
@@ -215,9 +217,20 @@ impl StepOf<'_> {
 
     /// An element of an image a thread.
     fn each(&self, kernel: [&'static str; 2], arguments: Vec<Argument>, shape: [u32; 22]) -> Launch {
+        self.some(1, kernel, arguments, shape)
+    }
+
+    /// So many elements of an image a thread.
+    fn some(
+        &self,
+        some: u32,
+        kernel: [&'static str; 2],
+        arguments: Vec<Argument>,
+        shape: [u32; 22],
+    ) -> Launch {
         let (batch, image) = parts(&self.step.to);
         let count: u32 = image.iter().product();
-        let blocks = [count.div_ceil(256), batch, 1];
+        let blocks = [count.div_ceil(256 * some), batch, 1];
         self.launch(kernel, blocks, 256, arguments, Argument::Elements(shape))
     }
 
@@ -407,6 +420,7 @@ mod tests {
             ("HALF_OUTPUTS", TILE),
             ("HALF_PIXELS", HALF_PIXELS),
             ("HALF_DEPTH", TERMS as u32),
+            ("STORED", STORED),
             ("RESIDENT_THREADS", THREADS),
         ] {
             let begin = format!("#define {name} ");
