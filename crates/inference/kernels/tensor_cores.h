@@ -137,7 +137,8 @@ static __device__ inline void finish_pixel(const float (*sums)[4], unsigned int 
         UNROLL
         for (unsigned int j = 0; j < 2; j++) {
             const unsigned int mine = output + 2 * i + j;
-            both[j] = mine < out.channels ? finished<true>(sums[i][FIRST + j], image, mine, pixel, bias, residual, shape) : 0.0f;
+            /* An output that does not exist is not kept. Without a branch here the loads lie side by side. */
+            both[j] = finished<true>(sums[i][FIRST + j], image, mine < out.channels ? mine : 0, pixel, bias, residual, shape);
         }
         pairs[i] = pair_of(both[0], both[1]);
     }

@@ -124,8 +124,9 @@ impl SelfLaunching {
         Self::finish(graph, stream, control)
     }
 
-    /// As [`Self::of_capture`], with a relaunching kernel that runs beside what was recorded. It looks at the flag as a turn begins: a
-    /// turn that sets it may have one more behind it.
+    /// As [`Self::of_capture`], of what `first` and then `last` put into the stream, with a relaunching kernel that runs beside the latter.
+    /// It looks at the flag when the former has ended: if the latter sets it, there may be one more turn. For some microseconds it takes room
+    /// of a multiprocessor, which makes a kernel wait that has one block for each.
     ///
     /// # Safety
     /// As [`Self::of_capture`].
@@ -133,7 +134,8 @@ impl SelfLaunching {
         module: &Module,
         turns: u32,
         stamps: Option<&Stamps>,
-        record: impl FnOnce(&Stream) -> Result<()>,
+        first: impl FnOnce(&Stream) -> Result<()>,
+        last: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<SelfLaunching> {
         let (next, turn) = (module.function(NEXT)?, module.function(TURN)?);
         let (context, (stream, control)) = (turn.context().clone(), Self::parts(&turn)?);
@@ -146,6 +148,7 @@ impl SelfLaunching {
         let with_next = |stream: &Stream| {
             // SAFETY: as in `of_capture`.
             stamps.map_or(Ok(()), |stamps| unsafe { stamps.begin(stream) })?;
+            first(stream)?;
             fork.record(stream)?;
             // From now on it records as well: no other thread may ask it whether it is idle.
             beside.records(true);
@@ -153,7 +156,7 @@ impl SelfLaunching {
             // SAFETY: control block and state live as long as the graph.
             unsafe { beside.launch(&next, ONE_THREAD, &launch) }?;
             join.record(&beside)?;
-            record(stream)?;
+            last(stream)?;
             join.hold(stream)?;
             // SAFETY: as above, and so do the stamps.
             unsafe { stream.launch(&turn, ONE_THREAD, &tell) }

@@ -349,16 +349,17 @@ fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");
     let (memory, counter) =
         (DeviceMemory::new(&bench.context, 4096).unwrap(), PinnedMemory::new(&bench.context, 64).unwrap());
-    let record = |stream: &Stream| {
-        memory.fill(7, stream)?;
+    let fill = |stream: &Stream| memory.fill(7, stream);
+    let add = |stream: &Stream| {
         // A scan for idle streams meanwhile leaves this one alone.
         bench.context.at_rest(Duration::ZERO);
         bench.launch(stream, "add", Arguments::new().u64(counter.device_address()).u32(1))
     };
+    let both = |stream: &Stream| fill(stream).and_then(|()| add(stream));
     // SAFETY: memory and module live until the graph has ended.
-    let behind = unsafe { SelfLaunching::of_capture(&bench.module, 0, None, record) }.unwrap();
+    let behind = unsafe { SelfLaunching::of_capture(&bench.module, 0, None, both) }.unwrap();
     // SAFETY: as above.
-    let beside = unsafe { SelfLaunching::of_capture_beside(&bench.module, 0, None, record) }.unwrap();
+    let beside = unsafe { SelfLaunching::of_capture_beside(&bench.module, 0, None, fill, add) }.unwrap();
     for mut graph in [behind, beside] {
         for _ in 0..2 {
             counter.words()[0].store(0, Ordering::Relaxed);
@@ -407,7 +408,7 @@ impl Stamped {
         let (module, some) = (&bench.module, Some(&stamps));
         let graph = if beside {
             // SAFETY: module and stamps live until the graph has ended.
-            unsafe { SelfLaunching::of_capture_beside(module, turns, some, record) }
+            unsafe { SelfLaunching::of_capture_beside(module, turns, some, |_| Ok(()), record) }
         } else {
             // SAFETY: as above.
             unsafe { SelfLaunching::of_capture(module, turns, some, record) }

@@ -1,5 +1,6 @@
 //! One model that runs by itself: its memory, its graph, and that graph as one that launches itself.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -141,10 +142,17 @@ impl Instance {
 
     /// The same kernels as a graph that launches itself, `turns` times, or until it is cancelled for 0.
     pub fn self_launching(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
-        let put = |stream: &Stream| put_all(&self.loaded, &self.memory, stream);
+        let steps = self.loaded.plan.steps.len();
+        // The last two leave room for the kernel that launches the next turn.
+        let last_two = steps.saturating_sub(2);
+        let part = |steps: Range<usize>| {
+            let (loaded, memory) = (&self.loaded, &self.memory);
+            move |stream: &Stream| steps.into_iter().try_for_each(|at| put(loaded, memory, at, stream))
+        };
+        let (first, last) = (part(0..last_two), part(last_two..steps));
         let (module, stamps) = (&self.loaded.code.module, self.stamps.as_ref());
         // SAFETY: as in `new`; the instance keeps its stamps as well.
-        let graph = unsafe { SelfLaunching::of_capture_beside(module, turns, stamps, put) }?;
+        let graph = unsafe { SelfLaunching::of_capture_beside(module, turns, stamps, first, last) }?;
         Ok(SelfLaunchingInstance { graph, instance: self })
     }
 
