@@ -306,14 +306,29 @@ DB_GPU_FN void db_note_end(db_u64 *when, db_u32 *blocks) {
 /* Slots that a thread looks at side by side. */
 #define DB_SEEN 8u
 
-/* Where a look finds flags and sequences, in registers: an access of another thread's word has the compiler load again what it knew before. */
+/* How far apart threads are whose slots lie in the same place of two rows. Else one thread would find, and consider one behind the other, all
+ * requests whose slots lie at distances of a power of two, as the first ones of clients do. Odd, and less than a row in DB_SEEN rows. */
+#define DB_SKEW 37u
+
+/* Where a look finds flags and sequences, in registers: an access of another thread's word has the compiler load again what it knew before;
+ * and which of the threads that look it is. */
 struct db_look {
     db_u64 flags, flag_stride, awaited;
+    db_u32 me, threads, skew;
 };
 
-DB_GPU_FN struct db_look db_look_of(const struct db_served *at) {
-    const struct db_look look = {at->flags, at->flag_stride, at->awaited};
+/* Threads from `first` on look. */
+DB_GPU_FN struct db_look db_look_of(const struct db_served *at, db_u32 first) {
+    const db_u32 threads = db_block_threads() - first;
+    const struct db_look look = {at->flags, at->flag_stride, at->awaited, db_block_thread() - first, threads,
+                                 threads > DB_SEEN * DB_SKEW ? DB_SKEW : 0};
     return look;
+}
+
+/* This thread's slot in row `nth` from `base` on. A row has a slot for each thread. */
+DB_GPU_FN db_u32 db_slot_in_row(struct db_look look, db_u32 base, db_u32 nth) {
+    const db_u32 at = look.me + nth * look.skew;
+    return base + nth * look.threads + (at < look.threads ? at : at - look.threads);
 }
 
 /* The sequence that a slot awaits, and its other words: plain loads, which may hit the L1 cache. This block has written them, before a barrier,
@@ -342,26 +357,28 @@ DB_GPU_FN int db_is_next(db_u64 flag, db_u32 awaited) {
 #endif
 }
 
-/* Which slots have the flag of their next request, a bit each: `from`, and each `step`-th behind it below `end`, DB_SEEN at most. The loads
- * lie side by side, in one trip of the GPU's bus. No order: the finder acquires. */
-DB_GPU_FN db_u32 db_look_at(struct db_look look, db_u32 from, db_u32 step, db_u32 end) {
+/* Which of this thread's slots have the flag of their next request, a bit each: in DB_SEEN rows from `base` on, below `end`. The loads lie side
+ * by side, in one trip of the GPU's bus. No order: the finder acquires. */
+DB_GPU_FN db_u32 db_look_at(struct db_look look, db_u32 base, db_u32 end) {
     db_u64 flag[DB_SEEN];
     db_u32 awaited[DB_SEEN], nth, found = 0;
     DB_UNROLL
     for (nth = 0; nth < DB_SEEN; nth++) {
-        const db_u32 slot = from + nth * step;
+        const db_u32 slot = db_slot_in_row(look, base, nth);
         if (slot >= end) continue;
         flag[nth] = db_load_cqe_tail(look.flags + slot * look.flag_stride);
         awaited[nth] = db_load_awaited(look.awaited, slot);
     }
     DB_UNROLL
     for (nth = 0; nth < DB_SEEN; nth++)
-        if (from + nth * step < end && db_is_next(flag[nth], awaited[nth])) found |= 1u << nth;
+        if (db_slot_in_row(look, base, nth) < end && db_is_next(flag[nth], awaited[nth])) found |= 1u << nth;
     return found;
 }
 
-/* The first slot of such a row, none of which may be empty. */
-DB_GPU_FN db_u32 db_first_of(db_u32 found, db_u32 from, db_u32 step) { return from + ((db_u32)__ffs((int)found) - 1) * step; }
+/* The first slot that was found, of which there is one. */
+DB_GPU_FN db_u32 db_first_of(struct db_look look, db_u32 base, db_u32 found) {
+    return db_slot_in_row(look, base, (db_u32)__ffs((int)found) - 1);
+}
 
 /* Whether a request is whole whose flag has come. */
 DB_GPU_FN int db_is_whole(const struct db_served *at, db_u32 slot, db_u32 sequence, db_u32 unreliable) {
@@ -372,13 +389,13 @@ DB_GPU_FN int db_is_whole(const struct db_served *at, db_u32 slot, db_u32 sequen
     return db_load_cqe_tail(db_slot_at(at, slot) + at->request_tail) == db_slot_flag(sequence);
 }
 
-/* Those of a row of one client's slots whose requests are whole. */
-DB_GPU_FN db_u32 db_whole_of(const struct db_served *at, struct db_look look, db_u32 found, db_u32 from, db_u32 step, db_u32 unreliable) {
-    db_u32 whole = 0, nth;
+/* Those of one client's slots that were found whose requests are whole. */
+DB_GPU_FN db_u32 db_whole_of(const struct db_served *at, struct db_look look, db_u32 base, db_u32 found, db_u32 unreliable) {
+    db_u32 whole = 0, slot;
     if (!unreliable) return found;
     for (; found; found &= found - 1) {
-        nth = db_first_of(found, from, step);
-        if (db_is_whole(at, nth, db_load_awaited(look.awaited, nth), unreliable)) whole |= found & (0 - found);
+        slot = db_first_of(look, base, found);
+        if (db_is_whole(at, slot, db_load_awaited(look.awaited, slot), unreliable)) whole |= found & (0 - found);
     }
     return whole;
 }

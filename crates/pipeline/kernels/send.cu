@@ -25,16 +25,16 @@ DB_GPU_FN db_u64 db_answer_word(const struct db_served *at, const struct db_turn
 }
 
 /* Marks the client's requests that have come with the number of the one that is served: they are refused in their turn. A request that
- * comes between here and the answer's doorbell is not seen. All threads. */
-DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *turn) {
-    const struct db_look look = db_look_of(at);
-    const db_u32 threads = db_block_threads(), end = turn->first + turn->count;
+ * comes between here and the answer's doorbell is not seen. All threads from `first` on. */
+DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *turn, db_u32 first) {
+    const struct db_look look = db_look_of(at, first);
+    const db_u32 end = turn->first + turn->count;
     const db_u64 request_id = turn->request_id;
     const db_u32 unreliable = db_client_at(at, turn->client)->place.unreliable;
-    db_u32 from, nth;
-    for (from = turn->first + db_block_thread(); from < end; from += DB_SEEN * threads) {
+    db_u32 base, nth;
+    for (base = turn->first; base < end; base += DB_SEEN * look.threads) {
         /* Not the one that is served: its sequence is taken. */
-        const db_u32 waiting = db_whole_of(at, look, db_look_at(look, from, threads, end), from, threads, unreliable);
+        const db_u32 waiting = db_whole_of(at, look, base, db_look_at(look, base, end), unreliable);
         db_u64 id[DB_SEEN];
         if (!waiting) continue;
         /* Numbers were written before the flags that were seen. */
@@ -42,10 +42,10 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
         DB_UNROLL
         for (nth = 0; nth < DB_SEEN; nth++)
             if (waiting >> nth & 1)
-                id[nth] = db_load_relaxed64((const db_u64 *)(db_slot_at(at, from + nth * threads) + DB_SLOT_HEADER_REQUEST_ID));
+                id[nth] = db_load_relaxed64((const db_u64 *)(db_slot_at(at, db_slot_in_row(look, base, nth)) + DB_SLOT_HEADER_REQUEST_ID));
         DB_UNROLL
         for (nth = 0; nth < DB_SEEN; nth++) {
-            const db_u32 slot = from + nth * threads;
+            const db_u32 slot = db_slot_in_row(look, base, nth);
             if (waiting >> nth & 1 && id[nth] == request_id)
                 db_store_relaxed32(&db_words_at(at, slot)->twice, db_load_awaited(look.awaited, slot));
         }
@@ -99,6 +99,8 @@ DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn, 
 /* Sends the answer of a turn, unless its queue has failed meanwhile: all threads of a block, in whose shared memory all of this lies. */
 DB_GPU_FN void db_send_outputs(const struct db_served *at, const struct db_turn *turn, struct db_counts *counts) {
     const db_u32 thread = db_block_thread(), credits = db_credits_of(at, turn->count);
+    /* The first thread that looks at slots: a block of one warp has no other. */
+    const db_u32 first = db_block_threads() > DB_WARP ? DB_WARP : 0;
     const db_u64 answer = db_answer_at(at, turn->slot), answered = counts->answered + 1;
     struct db_client *client = db_client_at(at, turn->client);
     struct db_place place = {};
@@ -118,13 +120,13 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, const struct db_turn 
 #ifdef DB_DEFECT_SENDS_ANYWAY
         dead = 0;
 #endif
-        /* Before the look at the slots, beside which these stores are on their way. */
+        /* Beside the look at the slots, which is the other warps'. */
         if (!at->told && !dead) error = db_post_answer(at, turn, &place, &sq);
     }
     for (index = thread; index < DB_PREFIX_WORDS; index += db_block_threads())
         db_store64(answer + 8ull * index, db_answer_word(at, turn, credits, index));
     /* Else the CPU has seen to it. */
-    if (at->flags && turn->status == DB_SLOT_STATUS_OK) db_mark_twice(at, turn);
+    if (at->flags && turn->status == DB_SLOT_STATUS_OK && thread >= first) db_mark_twice(at, turn, first);
     /* The other threads' stores are the first one's to publish once it has met them. */
 #ifndef DB_DEFECT_NO_SEND_SYNC
     db_block_sync();

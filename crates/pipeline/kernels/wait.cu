@@ -102,13 +102,13 @@ DB_GPU_FN db_u32 db_status_of_faults(db_u32 faults) {
 
 /* Counts the requests of a client that have come and are not answered, if it may have fewer than slots. All threads. */
 DB_GPU_FN void db_count_waiting(const struct db_served *at, const struct db_turn *turn, struct db_found *found) {
-    const struct db_look look = db_look_of(at);
-    const db_u32 threads = db_block_threads(), end = turn->first + turn->count;
-    db_u32 from;
+    const struct db_look look = db_look_of(at, 0);
+    const db_u32 end = turn->first + turn->count;
+    db_u32 base;
     if (db_credits_of(at, turn->count) == turn->count) return;
-    for (from = turn->first + db_block_thread(); from < end; from += DB_SEEN * threads) {
+    for (base = turn->first; base < end; base += DB_SEEN * look.threads) {
         const db_u32 unreliable = db_client_at(at, found->client)->place.unreliable;
-        db_u32 waiting = db_whole_of(at, look, db_look_at(look, from, threads, end), from, threads, unreliable);
+        db_u32 waiting = db_whole_of(at, look, base, db_look_at(look, base, end), unreliable);
         if (waiting) atomicAdd(&found->waiting, (db_u32)__popc(waiting));
     }
 }
@@ -118,6 +118,7 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     const db_u32 sequence = found->sequence, client = found->client;
 #ifdef DB_DEFECT_TWICE
     const db_u32 twice = 0;
+    (void)beside;
 #else
     const db_u32 twice = found->twice;
 #endif
@@ -225,13 +226,12 @@ DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u
  * slot is one client's, and a client's slots follow one another. */
 DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 count, db_u32 first, db_u32 last,
                         struct db_mine *mine, struct db_blocked *blocked) {
-    const db_u32 threads = db_block_threads();
     /* In the trip of the first look. */
     struct db_client_slots of_client = db_slots_of(at, last);
-    db_u32 from;
-    for (from = db_block_thread(); from < count; from += DB_SEEN * threads) {
-        db_u32 found = db_look_at(look, from, threads, count);
-        for (; found; found &= found - 1) db_consider(at, look, db_first_of(found, from, threads), first, &of_client, mine, blocked);
+    db_u32 base;
+    for (base = 0; base < count; base += DB_SEEN * look.threads) {
+        db_u32 found = db_look_at(look, base, count);
+        for (; found; found &= found - 1) db_consider(at, look, db_first_of(look, base, found), first, &of_client, mine, blocked);
     }
 }
 
@@ -280,7 +280,7 @@ DB_GPU_FN_OUTLINED void db_poll(const struct db_served *at, int with_sends, stru
  * each DB_BESIDE_ROUNDS-th round looks for completions of answers, and the wait ends at once when that turn is done. */
 DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, struct db_found &found, struct db_beside beside) {
     struct db_wait wait = {0, at->cancel, 0}; /* the first thread's */
-    const struct db_look look = db_look_of(at);
+    const struct db_look look = db_look_of(at, 0);
     const db_u32 count = at->slot_count, arrival = at->arrival, thread = db_block_thread();
 #ifdef DB_DEFECT_SLOTS_IN_TURN
     const db_u32 first = 0;
