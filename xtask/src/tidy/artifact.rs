@@ -10,7 +10,7 @@ use measure::Label;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Violation, markdown};
+use super::markdown;
 use crate::workspace::Tree;
 
 const PAGE: &str = "docs/artifact.md";
@@ -37,16 +37,16 @@ pub fn rows(tree: &Tree) -> Vec<Vec<String>> {
 }
 
 /// Claims without a row, rows without a claim, and rows that name another command or verdict.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut claims = claims(tree);
     let Some(text) = tree.get(PAGE) else {
-        return claims.keys().map(|id| Violation::new(PAGE, format!("{id} has no row"))).collect();
+        return claims.keys().map(|id| format!("{PAGE}: {id} has no row")).collect();
     };
     let mut violations = Vec::new();
     for row in markdown::table(text, "claim").unwrap_or_default() {
         let id = row[0].trim_matches('`');
         let Some(expected) = claims.remove(id) else {
-            violations.push(Violation::new(PAGE, format!("{id} is no claim, or stands here twice")));
+            violations.push(format!("{PAGE}: {id} is no claim, or stands here twice"));
             continue;
         };
         let said = |cell: usize| row.get(cell).map_or("", |cell| cell.trim_matches('`'));
@@ -56,17 +56,17 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
             ("verdict", said(4), expected.verdict),
         ] {
             if said != right {
-                violations.push(Violation::new(PAGE, format!("{id}: the {name} is «{right}», not «{said}»")));
+                violations.push(format!("{PAGE}: {id}: the {name} is «{right}», not «{said}»"));
             }
         }
     }
-    violations.extend(claims.keys().map(|id| Violation::new(PAGE, format!("{id} has no row"))));
+    violations.extend(claims.keys().map(|id| format!("{PAGE}: {id} has no row")));
     violations.extend(versions(tree));
     violations
 }
 
 /// Files that name another version than the workspace's.
-fn versions(tree: &Tree) -> Vec<Violation> {
+fn versions(tree: &Tree) -> Vec<String> {
     let after = |file: &str, start: &str| {
         let lines = tree.get(file).unwrap_or_default().lines();
         let found =
@@ -80,9 +80,7 @@ fn versions(tree: &Tree) -> Vec<Violation> {
     ];
     let wrong = named.into_iter().filter(|(_, version)| *version != own);
     wrong
-        .map(|(file, version)| {
-            Violation::new(file, format!("its version is «{version}», that of Cargo.toml «{own}»"))
-        })
+        .map(|(file, version)| format!("{file}: its version is «{version}», that of Cargo.toml «{own}»"))
         .collect()
 }
 
@@ -188,7 +186,7 @@ mod tests {
             ("CHANGELOG.md", "## [Unreleased]\n\n## [0.1.0] — 2026-11-26\n\n## [0.0.9]\n"),
             (PAGE, page.as_str()),
         ];
-        check(&Tree::of(&files)).iter().map(ToString::to_string).collect()
+        check(&Tree::of(&files))
     }
 
     #[test]
@@ -219,7 +217,7 @@ mod tests {
                 ("CITATION.cff", citation),
                 ("CHANGELOG.md", changes),
             ];
-            versions(&Tree::of(&files)).iter().map(ToString::to_string).collect::<Vec<_>>()
+            versions(&Tree::of(&files))
         };
         assert_eq!(of("version: 0.2.0\n", "## [Unreleased]\n## [0.2.0] — day\n## [0.1.0]\n"), [""; 0]);
         let found = of("version: 0.1.0\n", "## [Unreleased]\n");

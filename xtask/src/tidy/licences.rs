@@ -3,7 +3,6 @@
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::Violation;
 use crate::workspace::{Metadata, Tree};
 
 const LIST: &str = "xtask/licences.toml";
@@ -14,7 +13,7 @@ struct AllowList {
     allow: Vec<String>,
 }
 
-pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
+pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<String>> {
     let list = tree.get(LIST).context("xtask/licences.toml is missing")?;
     let list: AllowList = toml::from_str(list).context(LIST)?;
     let mut violations = packages(metadata, &list.allow);
@@ -22,17 +21,14 @@ pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
     Ok(violations)
 }
 
-fn packages(metadata: &Metadata, allow: &[String]) -> Vec<Violation> {
+fn packages(metadata: &Metadata, allow: &[String]) -> Vec<String> {
     let wrong = metadata.packages.iter().filter(|package| {
         let expression = package.license.as_deref().unwrap_or("");
         !satisfied(expression, &|licence| allow.iter().any(|allowed| allowed == licence))
     });
     let violation = |package: &crate::workspace::Package| {
         let licence = package.license.as_deref().unwrap_or("no licence");
-        Violation::new(
-            format!("{} {}", package.name, package.version),
-            format!("`{licence}` is not allowed by {LIST}"),
-        )
+        format!("{} {}: `{licence}` is not allowed by {LIST}", package.name, package.version)
     };
     wrong.map(violation).collect()
 }
@@ -84,13 +80,13 @@ const NOTICES: [&str; 4] = [
     concat!("spdx-license-identifier: ", "gpl"),
 ];
 
-fn texts(tree: &Tree) -> Vec<Violation> {
+fn texts(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     for (path, text) in tree.files() {
         // Notices wrap; a licence text is found by its words in a row.
         let flat = text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
         if let Some(notice) = NOTICES.iter().find(|notice| flat.contains(**notice)) {
-            violations.push(Violation::new(path, format!("holds \"{notice}\"")));
+            violations.push(format!("{path}: holds \"{notice}\""));
         }
     }
     violations
@@ -135,7 +131,6 @@ mod tests {
         let packages_of =
             vec![package("good", Some("MIT")), package("bad", Some("GPL-3.0")), package("silent", None)];
         let found = packages(&Metadata { packages: packages_of }, &["MIT".into()]);
-        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert!(
             found.len() == 2 && found[0].starts_with("bad 1.2.3") && found[1].starts_with("silent"),
             "{found:?}"

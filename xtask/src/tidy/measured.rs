@@ -7,12 +7,11 @@ use std::process::Command;
 use measure::Provenance;
 use serde::Deserialize;
 
-use super::Violation;
 use crate::measured;
 use crate::workspace::Tree;
 
 /// Every such file, by the experiment whose folder it lies in; and the sources that each spec names.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with("/spec.toml")) {
         let Ok(Sources { sources }) = toml::from_str(text) else { continue };

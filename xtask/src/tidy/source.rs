@@ -151,6 +151,13 @@ pub fn use_paths(code: &str) -> Vec<(usize, String)> {
     paths
 }
 
+/// The words of a table, each with what it would be; a row of it: what they would be, and the words, apart by blanks.
+pub fn words(
+    table: &'static [(&'static str, &'static str)],
+) -> impl Iterator<Item = (&'static str, &'static str)> {
+    table.iter().flat_map(|(what, words)| words.split(' ').map(move |word| (word, *what)))
+}
+
 /// Whether `word` stands in `line` as a word of its own.
 pub fn has_word(line: &str, word: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
