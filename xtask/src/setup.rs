@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use serde::Deserialize;
 
 use crate::carried;
 use crate::onnx_runtime::Search;
@@ -27,7 +28,8 @@ pub struct Options {
 }
 
 /// What a set of packages is for; each holds the ones before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Purpose {
     /// Suites that only compute: what every machine has that builds Rust.
     #[value(skip)]
