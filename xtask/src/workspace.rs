@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use measure::Revision;
+use measure::{Provenance, Revision};
 use serde::Deserialize;
 
 use crate::carried::{self, Manifest};
@@ -89,6 +89,13 @@ pub fn us() -> String {
 /// The source that our programs come from: what is checked out, or what a bundle was made of.
 pub fn revision() -> Revision {
     if carried::folder().is_some() { compiled_in_revision() } else { Revision::of(&root()) }
+}
+
+/// Provenance of what these programs measure here; their own profile counts, and not that of this command.
+pub fn provenance() -> Result<Provenance> {
+    let mut provenance = Provenance::of(revision(), &[]);
+    provenance.versions.insert("profile".into(), profile()?);
+    Ok(provenance)
 }
 
 /// A revision in words: its first digits, or why it is unknown.

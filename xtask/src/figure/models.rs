@@ -77,8 +77,7 @@ fn execute(
     machine: &GpuMachine,
     program: &Path,
 ) -> Result<()> {
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     let mut on_gpu = CUDA;
     let engine = match machine.gpu() {
         Some(_) => {

@@ -258,8 +258,7 @@ fn execute(
     tree: Option<&Path>,
     program: &Path,
 ) -> Result<()> {
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     let mut left_out = Vec::new();
     if machine.gpu().is_some() {
         machine.name_in(&mut provenance);

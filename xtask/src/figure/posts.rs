@@ -177,8 +177,7 @@ fn read(lines: &Path) -> Result<(Provenance, BTreeMap<String, u64>, Vec<Value>)>
     let mut records = records.records.into_iter();
     let first = records.next().filter(|first| first.get("kind").is_some_and(|kind| kind == NAME));
     let first = first.with_context(|| format!("{}: its first line is no provenance", lines.display()))?;
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     for (name, label) in [("nic", &mut provenance.nic), ("link", &mut provenance.link)] {
         let said = first.get(name).cloned().unwrap_or_default();
         *label = serde_json::from_value(said).with_context(|| format!("its label `{name}`"))?;

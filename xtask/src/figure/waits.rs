@@ -100,8 +100,7 @@ fn execute(
     machine: &GpuMachine,
     program: &Path,
 ) -> Result<()> {
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     machine.name_in(&mut provenance);
     provenance.gpu = Label::Hardware;
     let grid = experiment.spec.grid(how.extent);
