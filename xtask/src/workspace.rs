@@ -45,7 +45,16 @@ pub fn build_release(what: &[&str]) -> Result<()> {
     build(&[&["--release"], what].concat())
 }
 
-/// The same in the development profile, which is built from nothing in a fraction of the release's time.
+/// Builds programs for a measurement, `what` in words; a bundle carries them.
+pub fn build_programs(what: &str, packages: &[&str]) -> Result<()> {
+    if carried::folder().is_some() {
+        return Ok(());
+    }
+    say!("building {what} (release), some minutes the first time");
+    build_release(packages)
+}
+
+/// Builds something in the development profile, which is built from nothing in a fraction of the release's time.
 pub fn build(what: &[&str]) -> Result<()> {
     let mut cargo = cargo();
     cargo.arg("build").args(what).arg("--locked");

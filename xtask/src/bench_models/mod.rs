@@ -14,16 +14,15 @@ use experiment::run::{self, Extra};
 use experiment::spec::Extent;
 use experiment::table::number;
 use experiment::{Experiment, resume};
-use measure::{Label, Provenance};
+use measure::Label;
 use serde_json::{Value, json};
 
-use crate::figure::App;
-use crate::figure::judged;
 use crate::figure::models::Profiler;
+use crate::figure::{App, begin, judged, known};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::{nearest, refused};
 use crate::shell::quoted;
-use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
+use crate::{progress, stop, wheels, workspace, zoo};
 
 mod peer;
 mod turns;
@@ -128,22 +127,15 @@ pub fn run(options: &Options) -> Result<()> {
         judged(&experiment, false).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
+    let _locked = begin(&experiment.spec, &how, &known)?;
     let machine = if options.gpu { GpuMachine::ask()? } else { GpuMachine::default() };
-    if options.gpu && machine.gpu().is_none() {
-        return Err(refused(format!("{APP} --gpu: no GPU here: {}", machine.why_none())));
-    }
-    if !options.gpu {
+    if options.gpu {
+        machine.has_gpu(|why| format!("{APP} --gpu: no GPU here: {why}"))?;
+    } else {
         let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
         wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
     }
-    if carried::folder().is_none() {
-        say!("building the profiler (release), some minutes the first time");
-        workspace::build_release(&["-p", "profiler"])?;
-    }
+    workspace::build_programs("the profiler", &["-p", "profiler"])?;
     let profiler = workspace::programs().join("profiler");
     let peers = workspace::root().join("experiments/peers");
     execute(

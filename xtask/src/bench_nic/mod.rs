@@ -166,8 +166,8 @@ fn execute(
 ) -> Result<()> {
     let machine = experiment.spec.grid(Extent::Normal).series.iter().any(|series| needs_gpu(series));
     let machine = machine.then(GpuMachine::ask).transpose()?;
-    if let Some(machine) = machine.as_ref().filter(|machine| machine.gpu().is_none()) {
-        return Err(refused(format!("{}: no GPU here: {}", experiment.spec.name, machine.why_none())));
+    if let Some(machine) = &machine {
+        machine.has_gpu(|why| format!("{}: no GPU here: {why}", experiment.spec.name))?;
     }
     let here = || if options.bin.is_some() { PathBuf::new() } else { root() };
     let out = options.out.clone().unwrap_or_else(|| here().join("results").join(&experiment.spec.name));

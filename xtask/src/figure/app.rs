@@ -1,10 +1,33 @@
 //! What measures the points of an experiment, and the options of `figure` that it takes.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
-use experiment::Experiment;
+use experiment::{Experiment, Spec, resume};
+use measure::Provenance;
 
 use super::options::Options;
 use crate::refused::refused;
+use crate::{measured, workspace};
+
+/// Provenance of a run as far as it is known before anything is built; the rest as in `old`.
+pub fn known(old: &Provenance) -> Provenance {
+    let ours = Provenance::of(workspace::revision(), &[]);
+    Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() }
+}
+
+/// Refuses what the user can mend, before minutes of building, and locks the folder of results.
+pub fn begin(
+    spec: &Spec,
+    how: &resume::Options,
+    known: &dyn Fn(&Provenance) -> Provenance,
+) -> Result<resume::Locked> {
+    resume::check(spec, how, known, &|_| BTreeMap::new())?;
+    if how.record {
+        measured::allowed(&workspace::revision())?;
+    }
+    resume::lock(&how.out)
+}
 
 /// What measures.
 pub struct App {

@@ -42,7 +42,7 @@ mod smoke;
 mod transfer;
 pub mod waits;
 
-pub use app::App;
+pub use app::{App, begin, known};
 pub use judged::judged;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
@@ -166,13 +166,13 @@ fn prepare(spec: &mut Spec, options: &Options, place: &str) -> Result<()> {
 fn check(experiment: &Experiment, options: &Options) -> Result<resume::Options> {
     let (spec, how) = (&experiment.spec, options.how(experiment));
     let transfer = Transfer::of(spec)?;
-    let known = |old: &Provenance| known(old, experiment, options);
+    let known = |old: &Provenance| known_of_transfer(old, experiment, options);
     resume::check(spec, &how, &known, &|key| transfer.asked(spec, key))?;
     Ok(how)
 }
 
 /// Provenance of this run as far as it is known before the programs are built; the rest as in `old`.
-fn known(old: &Provenance, experiment: &Experiment, options: &Options) -> Provenance {
+fn known_of_transfer(old: &Provenance, experiment: &Experiment, options: &Options) -> Provenance {
     let ours = Provenance::of(workspace::revision(), &[]);
     if matches!(options.place, Some(Place::Inventory(_))) {
         // Its hosts tell the rest, later.

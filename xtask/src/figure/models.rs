@@ -19,14 +19,14 @@ use experiment::{Experiment, Spec, resume};
 use measure::{Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value, json};
 
-use super::app::App;
+use super::app::{self, App};
 use super::judged::judged;
 use super::options::Options;
 use super::samples;
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, run_logged};
 use crate::refused::refused;
-use crate::{carried, measured, wheels, workspace, zoo};
+use crate::{carried, wheels, workspace, zoo};
 
 /// What a spec calls points of the profiler, and the program's name.
 pub const APP: &str = "profiler";
@@ -47,27 +47,14 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
         say!("{}", dry_run(&experiment, &how));
         return Ok(());
     }
-    resume::check(&experiment.spec, &how, &known, &|_| BTreeMap::new())?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
+    let _locked = app::begin(&experiment.spec, &how, &app::known)?;
     let machine = GpuMachine::ask()?;
-    if carried::folder().is_none() {
-        if machine.gpu().is_none() {
-            let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
-            wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
-        }
-        say!("building the profiler (release), some minutes the first time");
-        workspace::build_release(&["-p", APP])?;
+    if carried::folder().is_none() && machine.gpu().is_none() {
+        let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
+        wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
     }
+    workspace::build_programs("the profiler", &["-p", APP])?;
     execute(experiment, &how, &machine, &workspace::programs().join(APP))
-}
-
-/// Provenance of this run as far as it is known before anything is built; the rest as in `old`.
-pub(super) fn known(old: &Provenance) -> Provenance {
-    let ours = Provenance::of(workspace::revision(), &[]);
-    Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() }
 }
 
 /// Measures by a profiler, which is a stand-in in tests.
@@ -406,8 +393,7 @@ EOF
         let options = Options { quick: true, resume: true, out: Some(brought.clone()), ..Options::default() };
         let experiment = || Experiment::read(&experiments(), "fig2").unwrap();
         let how = options.how(&experiment());
-        resume::check(&experiment().spec, &how, &known, &|_| BTreeMap::new()).unwrap();
-        let locked = resume::lock(&how.out).unwrap();
+        let locked = app::begin(&experiment().spec, &how, &app::known).unwrap();
         execute(experiment(), &how, &example(), &folder.join(APP)).unwrap();
         assert_eq!(fs::read_to_string(&calls).unwrap().lines().count(), 4, "two of six points were there");
         let keys = |out: &Path| -> Vec<Key> {

@@ -17,7 +17,7 @@ use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
 use crate::shell::quoted;
 use crate::testbed::hosts::until_stdin_ends;
-use crate::{carried, workspace};
+use crate::workspace;
 use experiment::Spec;
 
 /// Port of a receiver on another host.
@@ -39,11 +39,8 @@ impl Programs {
 
     /// Release builds of the generator and of the software NIC; a bundle carries them.
     pub fn build() -> Result<()> {
-        if carried::folder().is_some() {
-            return Ok(());
-        }
-        say!("building the generator and the software NIC (release), some minutes the first time");
-        workspace::build_release(&["-p", "generator", "-p", "softnic"])
+        let packages = ["-p", "generator", "-p", "softnic"];
+        workspace::build_programs("the generator and the software NIC", &packages)
     }
 
     /// Programs that were built elsewhere and carried here.

@@ -18,13 +18,13 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::app::App;
+use super::app::{self, App};
 use super::judged::judged;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
 use crate::process::output;
 use crate::refused::refused;
-use crate::{carried, measured, progress, wheels, workspace};
+use crate::{carried, progress, wheels, workspace};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "data-path";
@@ -177,15 +177,10 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
         judged(&experiment, false).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
-    resume::check(&experiment.spec, &how, &|old| old.clone(), &|_| BTreeMap::new())?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
+    let _locked = app::begin(&experiment.spec, &how, &|old| old.clone())?;
     let machine = GpuMachine::ask()?;
-    if carried::folder().is_none() && machine.gpu().is_some() {
-        say!("building {PROGRAM} (release), some minutes the first time");
-        workspace::build_release(&["-p", "pipeline"])?;
+    if machine.gpu().is_some() {
+        workspace::build_programs(PROGRAM, &["-p", "pipeline"])?;
     }
     execute(experiment, &way, &how, &machine, tree, &workspace::programs().join(PROGRAM))
 }

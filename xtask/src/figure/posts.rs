@@ -16,11 +16,10 @@ use experiment::{Experiment, resume};
 use measure::{BackgroundLoad, Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value};
 
-use super::app::App;
+use super::app::{self, App};
 use super::nic::Programs;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
-use crate::measured;
 use crate::process::{Ended, run_logged};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
@@ -46,11 +45,8 @@ pub fn run(options: &Options, peer_headers: Option<&Path>) -> Result<()> {
     let machine = GpuMachine::ask()?;
     needs_gpu(&machine)?;
     let experiment = Experiment::read(&experiments(), NAME)?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
     let how = how(options);
-    let _locked = resume::lock(&how.out)?;
+    let _locked = app::begin(&experiment.spec, &how, &app::known)?;
     setup::prepare(Purpose::Figure, options.no_install)?;
     Programs::build()?;
     execute(experiment, &how, peer_headers, &machine, &Programs::release())
@@ -66,14 +62,12 @@ fn how(options: &Options) -> resume::Options {
 
 /// Refuses a machine without a GPU, and says what runs there.
 fn needs_gpu(machine: &GpuMachine) -> Result<()> {
-    match machine.gpu() {
-        Some(_) => Ok(()),
-        None => Err(refused(format!(
-            "bench-post --gpu: no GPU here: {}; it has no twin, whose times would say nothing: without a GPU, `bench-post` times the \
-             posts of a processor",
-            machine.why_none()
-        ))),
-    }
+    machine.has_gpu(|why| {
+        format!(
+            "bench-post --gpu: no GPU here: {why}; it has no twin, whose times would say nothing: without a GPU, `bench-post` times the \
+             posts of a processor"
+        )
+    })
 }
 
 fn execute(

@@ -14,16 +14,14 @@ use experiment::{Experiment, resume};
 use measure::{Label, Part, Provenance};
 use serde_json::{Value, json};
 
-use super::app::App;
+use super::app::{self, App};
 use super::judged::judged;
-use super::models;
 use super::options::Options;
 use super::path::PROGRAM;
 use super::samples;
 use crate::gpu_machine::GpuMachine;
 use crate::process::output;
-use crate::refused::refused;
-use crate::{carried, measured, wheels, workspace};
+use crate::{wheels, workspace};
 
 /// What the spec calls the points.
 pub const APP: &str = "pipeline-wait";
@@ -48,30 +46,17 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
         dry_run(&experiment, &how).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
-    resume::check(&experiment.spec, &how, &models::known, &|_| BTreeMap::new())?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
+    let _locked = app::begin(&experiment.spec, &how, &app::known)?;
     let machine = GpuMachine::ask()?;
     needs_gpu(name, &machine)?;
-    if carried::folder().is_none() {
-        say!("building {PROGRAM} (release), some minutes the first time");
-        workspace::build_release(&["-p", "pipeline"])?;
-    }
+    workspace::build_programs(PROGRAM, &["-p", "pipeline"])?;
     execute(&experiment, &how, &machine, &workspace::programs().join(PROGRAM))
 }
 
 fn needs_gpu(name: &str, machine: &GpuMachine) -> Result<()> {
-    match machine.gpu() {
-        Some(_) => Ok(()),
-        None => {
-            let why = machine.why_none();
-            Err(refused(format!(
-                "{name}: it needs a GPU, and there is none: {why}; the twin's times say nothing"
-            )))
-        }
-    }
+    machine.has_gpu(|why| {
+        format!("{name}: it needs a GPU, and there is none: {why}; the twin's times say nothing")
+    })
 }
 
 /// What would be measured and judged (INV-10).

@@ -1,6 +1,5 @@
 //! What figures of a server share: the programs on the software NIC, a server that listens, its clients, and what a point stands on.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,14 +12,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::figure::app;
 use crate::figure::judged::judged;
 use crate::figure::nic::{self, Nic};
 use crate::figure::options::{Machine, Options};
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, JsonProgram, WAIT};
-use crate::refused::refused;
 use crate::setup::{self, Purpose};
-use crate::{carried, measured, wheels, workspace, zoo};
+use crate::{wheels, workspace, zoo};
 
 /// Until the server listens: it compiles kernels and loads a model.
 pub const BEGIN: Duration = Duration::from_secs(180);
@@ -83,32 +82,16 @@ impl ServerFigure {
             return Ok(None);
         }
         let nic_options = nic::options(&spec.nic);
-        let known = |old: &Provenance| {
-            let ours = Provenance::of(workspace::revision(), &[]);
-            Provenance {
-                revision: ours.revision,
-                machine: ours.machine,
-                nic_options: nic_options.clone(),
-                ..old.clone()
-            }
-        };
-        resume::check(spec, &how, &known, &|_| BTreeMap::new())?;
-        if options.record {
-            measured::allowed(&workspace::revision())?;
-        }
-        let _locked = Some(resume::lock(&how.out)?);
+        let known = |old: &Provenance| Provenance { nic_options: nic_options.clone(), ..app::known(old) };
+        let _locked = Some(app::begin(spec, &how, &known)?);
         let here = GpuMachine::ask()?;
-        if machine == Machine::Gpu && here.gpu().is_none() {
-            return Err(refused(format!(
-                "{name}: no GPU here: {}; --machine twin tries the command, and judges nothing",
-                here.why_none()
-            )));
+        if machine == Machine::Gpu {
+            here.has_gpu(|why| {
+                format!("{name}: no GPU here: {why}; --machine twin tries the command, and judges nothing")
+            })?;
         }
         setup::prepare(Purpose::Figure, options.no_install)?;
-        if carried::folder().is_none() {
-            say!("building server, client and the software NIC (release), some minutes the first time");
-            workspace::build_release(&PACKAGES)?;
-        }
+        workspace::build_programs("server, client and the software NIC", &PACKAGES)?;
         let programs = Programs::of(&workspace::programs());
         Ok(Some(ServerFigure { how, machine, here, programs, _locked }))
     }
