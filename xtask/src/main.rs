@@ -28,6 +28,7 @@ mod dist;
 mod docs;
 mod doctor;
 mod figure;
+mod files;
 mod gpu_machine;
 mod headers;
 mod import;

@@ -13,13 +13,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::descendants::{halted, send, stat};
 use crate::refused::refused;
-use crate::stop;
+use crate::{shell, stop};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -94,6 +94,39 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
             .context("reading its output"),
         ended => bail!("{program} {ended}"),
     }
+}
+
+/// The first words of a command line, for errors.
+fn line(command: &Command) -> String {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    shell::line(&words).chars().take(100).collect()
+}
+
+/// What a small program says on stdout, as soon as it ends. Error: it ended badly, with its words on stderr, or else on stdout.
+pub fn said(command: &mut Command) -> Result<String> {
+    let ended = command.stdin(Stdio::null()).output();
+    let ended = ended.with_context(|| format!("starting {}", command.get_program().display()))?;
+    let [said, error] = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    let why = if error.trim().is_empty() { &said } else { &error };
+    ensure!(ended.status.success(), "{}: {}", line(command), why.trim());
+    Ok(said)
+}
+
+/// Runs a program that speaks for itself, to its end. Error: it ended badly.
+pub fn done(command: &mut Command) -> Result<()> {
+    let status = command.status();
+    let status = status.with_context(|| format!("starting {}", command.get_program().display()))?;
+    ensure!(status.success(), "{} failed", line(command));
+    Ok(())
+}
+
+/// The first program of these names in `PATH`, or in one of the folders behind it.
+pub fn on_path(names: &[&str], behind: &[&Path]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(behind.iter().map(|folder| (*folder).to_owned()));
+    let programs = folders.flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    programs.into_iter().find(|program| program.is_file())
 }
 
 /// A child that does not outlive its owner, nor do its own children.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{Ended, run_logged};
+use crate::process::{Ended, run_logged, said};
 use crate::refused::refused;
 use crate::workspace::{root, target_dir};
 
@@ -248,7 +248,7 @@ impl Wheels {
 }
 
 fn has_pip() -> bool {
-    Command::new("python3").args(["-m", "pip", "--version"]).output().is_ok_and(|said| said.status.success())
+    said(Command::new("python3").args(["-m", "pip", "--version"])).is_ok()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::output;
+use crate::process::{on_path, output};
 use crate::refused::refused;
 
 /// Longest run of the browser, which takes some seconds.
@@ -17,10 +17,7 @@ const SIZE: &str = "--window-size=1100,760";
 
 /// Headless Chromium by the name that a package gives it.
 pub fn chromium() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let names = ["chromium-headless-shell", "chromium"];
-    let all = || std::env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name)));
-    all().find(|program| program.is_file())
+    on_path(&["chromium-headless-shell", "chromium"], &[])
 }
 
 /// Writes the top of a page into a PNG file. Error: refused where there is no browser.

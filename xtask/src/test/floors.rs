@@ -8,6 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
+use crate::process::said;
+
 pub const FILE: &str = "xtask/floors.toml";
 
 /// What a bundle goes by, which has no tree.
@@ -116,10 +118,7 @@ fn is_debian(os_release: &str) -> bool {
 
 /// What the file said in each commit that changed it; empty without git or history.
 fn history(root: &Path) -> Vec<Floors> {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).current_dir(root).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
-    };
+    let git = |arguments: &[&str]| said(Command::new("git").args(arguments).current_dir(root)).ok();
     let commits = git(&["log", "--format=%H", "--", FILE]).unwrap_or_default();
     // One that no longer parses is older than the format.
     commits

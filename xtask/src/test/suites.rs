@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use measure::Loopback;
 use serde::Deserialize;
 
+use crate::files;
 use crate::refused::{nearest, refused};
 use crate::setup::Purpose;
 use crate::wheels::{self, Wheels};
@@ -107,16 +108,10 @@ pub struct UnderNic {
 impl UnderNic {
     /// Writes the configuration, and removes what an earlier run counted. Returns the address that is the suite's while it runs.
     pub fn prepare(&self) -> Result<Option<Loopback>> {
-        let folder = self.config.parent().context("a file in a folder")?;
-        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         let (config, own) = self.message_path.config();
-        fs::write(&self.config, config).with_context(|| format!("writing {}", self.config.display()))?;
-        match fs::remove_file(&self.stats) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("removing {}", self.stats.display()))
-            }
-            _ => Ok(own),
-        }
+        files::write(&self.config, &config)?;
+        files::remove(&self.stats)?;
+        Ok(own)
     }
 
     /// What is wrong with the way that the messages took, by the NIC's own counters.

@@ -8,6 +8,7 @@ use experiment::measured::Measured;
 use serde::Deserialize;
 
 use crate::measured;
+use crate::process::said;
 use crate::workspace::Tree;
 
 /// Every such file, by the experiment whose folder it lies in; and the sources that each spec names.
@@ -50,8 +51,7 @@ pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
                 let range = format!("{commit}..HEAD");
                 let mut git = Command::new("git");
                 git.args(["log", "--format=%h", &range, "--"]).args(&sources).current_dir(root);
-                let Some(log) = git.output().ok().filter(|output| output.status.success()) else { continue };
-                let changes = String::from_utf8_lossy(&log.stdout).lines().count();
+                let changes = said(&mut git).map_or(0, |log| log.lines().count());
                 if changes > 0 && !sources.is_empty() {
                     let (at, machine) = (commit.get(..10).unwrap_or_default(), &entry.machine);
                     hints.push(format!(
