@@ -112,12 +112,8 @@ impl Gpu {
             }
         };
         for (at, name) in GAUGES.into_iter().enumerate() {
-            let readings = smi.since(begin.at, at);
-            samples.gauge(name, &readings);
-            if readings.is_empty() {
-                let why = "nvidia-smi said no number during the point";
-                samples.absent.insert(name.to_owned(), why.to_owned());
-            }
+            let why = "nvidia-smi said no number during the point";
+            samples.gauge_or(name, &smi.since(begin.at, at), why);
         }
         let joules = self.watts_since(begin.at).map(|watts| watts * begin.at.elapsed().as_secs_f64());
         match joules {
