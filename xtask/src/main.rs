@@ -20,7 +20,7 @@ mod bench_nic;
 mod bundle;
 mod carried;
 #[cfg(test)]
-mod commands;
+mod commands_tests;
 mod compat;
 mod demo;
 mod descendants;

@@ -116,7 +116,7 @@ mod tests {
     use measure::need;
 
     use super::*;
-    use crate::commands::Programs;
+    use crate::commands_tests::Programs;
     use crate::process::output;
     use crate::workspace::root;
 

@@ -14,7 +14,7 @@ use crate::{carried, gpu_machine, setup, wheels, workspace};
 
 mod conclusion;
 #[cfg(test)]
-mod explained;
+mod explained_tests;
 mod hardware;
 
 #[derive(Args)]
