@@ -53,14 +53,7 @@ pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<
 
 /// As [`run_logged`]; also returns the CPU time of the program and of all below it that it waited for.
 pub fn run_timed(command: &mut Command, log: &Path, limit: Duration) -> Result<(Ended, Duration)> {
-    if let Some(folder) = log.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    }
-    let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
-    let program = command.get_program().to_string_lossy().into_owned();
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    stop::hold();
-    let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
+    let mut child = ChildGuard::logged(command, log)?;
     let since = Instant::now();
     // A program that has ended and was not waited for still has its counts.
     let used = loop {
@@ -80,8 +73,7 @@ pub fn run_timed(command: &mut Command, log: &Path, limit: Duration) -> Result<(
 pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    stop::hold();
-    let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
+    let mut child = ChildGuard::start(command)?;
     let mut stdout = child.0.stdout.take().context("stdout was piped")?;
     let (said, text) = channel();
     // Ends with the program.
@@ -134,6 +126,20 @@ pub fn on_path(names: &[&str], behind: &[&Path]) -> Option<PathBuf> {
 pub struct ChildGuard(pub Child);
 
 impl ChildGuard {
+    /// Starts a program, unless this command is being stopped.
+    pub fn start(command: &mut Command) -> Result<ChildGuard> {
+        stop::hold();
+        let child = command.spawn();
+        Ok(ChildGuard(child.with_context(|| format!("starting {}", command.get_program().display()))?))
+    }
+
+    /// Starts a program with stdout and stderr in `log`.
+    pub fn logged(command: &mut Command, log: &Path) -> Result<ChildGuard> {
+        let file = fs::create_dir_all(log.parent().unwrap_or(log)).and_then(|()| File::create(log));
+        let file = file.with_context(|| format!("writing {}", log.display()))?;
+        ChildGuard::start(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file))
+    }
+
     /// Waits for the end; after `limit` ends it.
     pub fn wait(&mut self, limit: Duration) -> Result<Ended> {
         let since = Instant::now();
@@ -201,10 +207,8 @@ pub struct JsonProgram {
 impl JsonProgram {
     pub fn start(command: &mut Command, log: &Path) -> Result<JsonProgram> {
         let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
-        let program = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
-        stop::hold();
-        let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
+        let mut child = ChildGuard::start(command)?;
         let stdout = child.0.stdout.take().context("stdout was piped")?;
         let (said, lines) = channel();
         // Ends with the program, or with the receiver of its lines.
@@ -256,6 +260,20 @@ impl JsonProgram {
     /// The next object of this `kind`; it must come within `limit`.
     pub fn json(&mut self, kind: &str, limit: Duration) -> Result<Value> {
         self.json_of(&[kind], limit)
+    }
+
+    /// Where the program listens, `what` in words, as it says within `limit`.
+    pub fn address(&mut self, what: &str, limit: Duration) -> Result<String> {
+        let said = self.json("listening", limit).with_context(|| format!("starting {what}"))?;
+        let address = said["address"].as_str();
+        Ok(address.with_context(|| format!("{what} does not say where it listens"))?.to_owned())
+    }
+
+    /// Waits for the end. Error: it is a bad one; `what`: the program in words.
+    pub fn ends_well(&mut self, what: &str, limit: Duration) -> Result<()> {
+        let ended = self.child.wait(limit)?;
+        ensure!(ended == Ended::Well, "{what} {ended}; see {}", self.log.display());
+        Ok(())
     }
 
     /// The next object of one of these `kinds`; it must come within `limit`.

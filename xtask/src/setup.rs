@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use nix::unistd::geteuid;
 use serde::Deserialize;
 
 use crate::carried;
@@ -202,9 +203,7 @@ fn apt(root: &[String], arguments: &[&str]) -> Result<()> {
 
 /// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right.
 fn as_root() -> Option<Vec<String>> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-    if uids.split_whitespace().nth(1) == Some("0") {
+    if geteuid().is_root() {
         return Some(Vec::new());
     }
     quiet("sudo", &["-n", "true"]).then(|| vec!["sudo".into(), "-n".into()])

@@ -1,9 +1,9 @@
 //! One row, run: its processes on a NIC of their own, and what they and the NIC's counters say of it.
 
 use std::cell::OnceCell;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,6 @@ use super::programs::{Program, Row};
 use super::results::Verdict;
 use crate::bench_nic::pair::{free_port, is_listening};
 use crate::process::{ChildGuard, Ended, WAIT, run_logged};
-use crate::stop;
 use crate::workspace::{root, target_dir};
 
 /// How long a server may live on after its client.
@@ -114,7 +113,7 @@ impl Bench {
             let ended = run_logged(&mut on_nic(0, &commands[0]), &at.file(0, "log"), row.deadline())?;
             return Ok((vec![Side { ended: Some(ended), said: at.said(0)? }], vec![at.file(0, "jsonl")]));
         };
-        let mut serving = start(&mut on_nic(0, server), &at.file(0, "log"))?;
+        let mut serving = ChildGuard::logged(&mut on_nic(0, server), &at.file(0, "log"))?;
         wait_until_ready(&mut serving, row.ready.as_deref(), at.port, &at.file(0, "log"))?;
         let asked = run_logged(&mut on_nic(1, client), &at.file(1, "log"), row.deadline())?;
         let served = match row.stop && serving.poll()?.is_none() {
@@ -164,7 +163,8 @@ impl Bench {
                 ]
             }
             End::Client => {
-                let mut serving = start(&mut on_nic(0, &of(server, End::Server)), &at.file(0, "log"))?;
+                let mut serving =
+                    ChildGuard::logged(&mut on_nic(0, &of(server, End::Server)), &at.file(0, "log"))?;
                 wait_until_ready(&mut serving, row.ready.as_deref(), at.port, &at.file(0, "log"))?;
                 let asking = guest.start(&of(client, End::Client), "true", row.deadline())?;
                 let asked = asking.wait(row.deadline() + LEAVING);
@@ -208,13 +208,6 @@ impl Bench {
         softnic.envs(is_logged.then_some(("SOFTNIC_LOG", "1")));
         softnic
     }
-}
-
-fn start(command: &mut Command, log: &Path) -> Result<ChildGuard> {
-    let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    stop::hold();
-    Ok(ChildGuard(command.spawn().context("starting the server")?))
 }
 
 /// Waits for a server to listen on `port`, or to say these words.

@@ -142,11 +142,10 @@ fn execute(programs: &Programs, out: &Path, engine: Engine, answers: u64) -> Res
     command.args(["--listen", "127.0.0.1:0", "--model", MODEL, "--engine", served_by, "--sessions", "1"]);
     command.args(["--json", "-"]);
     let mut server = JsonProgram::start(with_models(&mut command), &logs.join("server.log"))?;
-    let listening = server.json("listening", LIMIT).context("starting the server")?;
-    let address = listening["address"].as_str().context("the server does not say where it listens")?;
+    let address = server.address("the server", LIMIT)?;
     say!("{MODEL}: {INPUTS} inputs, reference by {reference_by}; server at {address}, {answers} requests");
     let mut command = on_nic(&programs.client);
-    command.args(["--connect", address, "--model", MODEL, "--count", &answers.to_string()]);
+    command.args(["--connect", &address, "--model", MODEL, "--count", &answers.to_string()]);
     command.args(["--inputs", &inputs, "--deadline", "60", "--live", "--json", "-"]);
     command.arg("--manifests").arg(zoo::manifests()).arg("--reference").arg(&file);
     let mut client = JsonProgram::start(&mut command, &logs.join("client.log"))?;

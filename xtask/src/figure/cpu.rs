@@ -119,6 +119,12 @@ impl ProcessSnapshot {
         Ok(ProcessSnapshot { ticks, threads })
     }
 
+    /// Ticks of each thread but the NIC's.
+    pub fn own_ticks(&self) -> Vec<u64> {
+        let own = self.threads.values().filter(|thread| !thread.name.starts_with(NIC));
+        own.map(|thread| thread.ticks).collect()
+    }
+
     /// Takes what a later look saw. Threads that it did not see any more keep what they had used.
     pub fn update(&mut self, later: ProcessSnapshot) {
         self.ticks = later.ticks;

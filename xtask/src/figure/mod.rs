@@ -28,6 +28,7 @@ use crate::workspace::{self, experiments};
 
 mod all;
 mod app;
+mod cpu;
 mod judged;
 pub mod models;
 mod nic;

@@ -171,7 +171,7 @@ impl ServerBench<'_> {
     /// Starts a server, and waits until it listens: where.
     pub fn listening(&self, options: &[String], log: &Path) -> Result<(JsonProgram, String)> {
         let mut server = self.server(options, log)?;
-        let address = address(&mut server)?;
+        let address = server.address("the server", BEGIN)?;
         Ok((server, address))
     }
 
@@ -181,12 +181,6 @@ impl ServerBench<'_> {
         command.args(["--connect", address]).args(options).arg("--manifests").arg(zoo::manifests());
         JsonProgram::start(&mut command, log)
     }
-}
-
-/// Waits until a server listens: where.
-pub fn address(server: &mut JsonProgram) -> Result<String> {
-    let listening = server.json("listening", BEGIN).context("starting the server")?;
-    Ok(listening["address"].as_str().context("the server does not say where it listens")?.to_owned())
 }
 
 pub fn signal(process: u32, signal: Signal) -> Result<()> {
@@ -202,9 +196,7 @@ pub fn status(server: &mut JsonProgram) -> Result<Value> {
 /// Has a server end. Error: it does not end well.
 pub fn end(server: &mut JsonProgram) -> Result<()> {
     signal(server.child.0.id(), Signal::SIGTERM)?;
-    let ended = server.child.wait(END)?;
-    ensure!(ended == Ended::Well, "the server {ended}; see {}", server.log.display());
-    Ok(())
+    server.ends_well("the server", END)
 }
 
 /// Waits for the end of a client that has said its last line, `run`. Error: a bad end that no count tells of.

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use super::bench::{
     self, BEGIN, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts,
 };
-use super::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
 use crate::figure::app::App;
+use crate::figure::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
 use crate::figure::options::{Machine, Options};
 use crate::figure::samples;
 use crate::process::JsonProgram;

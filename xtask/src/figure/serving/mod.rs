@@ -18,20 +18,20 @@ use super::app::App;
 use super::models::Profiler;
 use super::options::{Machine, Options};
 use super::samples::{self, Gpu};
-use crate::process::{Ended, JsonProgram};
+use crate::descendants::is_alive;
+use crate::process::JsonProgram;
 use crate::shell;
 
 mod bench;
 pub mod clients;
-mod cpu;
 pub mod threads;
 pub mod time;
 
+use super::cpu::{DRIVER, ProcessSampler, ProcessSnapshot, ProcessUse, timeline};
 pub use bench::Programs;
 use bench::{
     BEGIN, END, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts, signal,
 };
-use cpu::{DRIVER, ProcessSampler, ProcessSnapshot, ProcessUse, timeline};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-cpu";
@@ -191,7 +191,7 @@ impl Served<'_> {
         let mut server = self.bench.server(&options, log)?;
         // The launcher becomes the server: one process, whose number stays.
         let watch = ProcessSampler::start(server.child.0.id(), APART)?;
-        let address = bench::address(&mut server)?;
+        let address = server.address("the server", BEGIN)?;
         Ok((server, watch, address))
     }
 
@@ -247,8 +247,7 @@ impl Served<'_> {
         signal(process, Signal::SIGTERM)?;
         let last = last_look(process, END, served.1.clone());
         let end = last.since(&served.1, watch.seconds() - served.0);
-        let ended = server.child.wait(END)?;
-        ensure!(ended == Ended::Well, "the server {ended}; see {}", server.log.display());
+        server.ends_well("the server", END)?;
         let taken = watch.end();
         let zero = ProcessSnapshot::default();
         Ok(Phases {
@@ -271,8 +270,7 @@ fn last_look(process: u32, limit: Duration, mut last: ProcessSnapshot) -> Proces
         if let Ok(look) = ProcessSnapshot::at(&folder) {
             last.update(look);
         }
-        let state = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
-        if state.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z')) {
+        if !is_alive(process) {
             break;
         }
         std::thread::sleep(Duration::from_millis(2));
