@@ -93,10 +93,11 @@ fn map(tree: &Tree) -> Vec<String> {
     if text.lines().count() > MAP_LINES {
         violations.push(format!("{MAP}: has {} lines, at most {MAP_LINES}", text.lines().count()));
     }
+    let types = types(tree);
     for (line, span) in markdown::code_spans(text) {
         let missing = match kind(span) {
             Named::Path => expand(span).into_iter().find(|path| !tree.holds(path)),
-            Named::Type => (!defines(tree, span)).then(|| span.to_owned()),
+            Named::Type => (!types.contains(span)).then(|| span.to_owned()),
             Named::Other => None,
         };
         violations.extend(missing.map(|missing| format!("{MAP}:{line}: `{missing}` is not there (INV-12)")));
@@ -134,15 +135,13 @@ fn expand(path: &str) -> Vec<String> {
     choices.split(',').flat_map(|choice| expand(&format!("{before}{choice}{after}"))).collect()
 }
 
-fn defines(tree: &Tree, name: &str) -> bool {
-    let is = |line: &str, keyword: &str| {
-        line.split_once(keyword).is_some_and(|(_, rest)| {
-            rest.strip_prefix(name)
-                .is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
-        })
-    };
+/// Names of the types that sources define.
+fn types(tree: &Tree) -> BTreeSet<&str> {
     let kinds = ["struct ", "enum ", "trait ", "type "];
-    tree.rust().any(|(_, text)| text.lines().any(|line| kinds.iter().any(|kind| is(line, kind))))
+    let lines = tree.rust().flat_map(|(_, text)| text.lines());
+    let behind = lines.flat_map(|line| kinds.iter().filter_map(|kind| Some(line.split_once(kind)?.1)));
+    let names = behind.map(|rest| rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next());
+    names.flatten().collect()
 }
 
 #[cfg(test)]
