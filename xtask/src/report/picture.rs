@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::html::in_url;
 use crate::process::{on_path, output};
 use crate::refused::refused;
 
@@ -41,15 +42,9 @@ pub fn take(page: &Path, file: &Path) -> Result<()> {
     std::fs::rename(&beside, &file).with_context(|| format!("writing {}", file.display()))
 }
 
-/// The URL of a file with an absolute path, by RFC 3986: a `#` or `%` of the path is none of the URL.
+/// The URL of a file with an absolute path: a `#` or `%` of the path is none of the URL.
 fn url(path: &Path) -> String {
-    let encoded = |byte: u8| match byte {
-        b'/' | b'.' | b'-' | b'_' | b'~' => char::from(byte).to_string(),
-        byte if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    let path: String = path.as_os_str().as_bytes().iter().map(|byte| encoded(*byte)).collect();
-    format!("file://{path}")
+    format!("file://{}", in_url(path.as_os_str().as_bytes()))
 }
 
 #[cfg(test)]
