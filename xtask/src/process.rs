@@ -51,6 +51,24 @@ pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<
     Ok(run_timed(command, log, limit)?.0)
 }
 
+/// As [`run_logged`], of a program whose status 1 means that its results say what is wrong; also returns its last words. Error: it refused
+/// (status 2) or crashed.
+pub fn run_told(command: &mut Command, log: &Path, limit: Duration, what: &str) -> Result<(Ended, String)> {
+    let ended = run_logged(command, log, limit)?;
+    let last = last_words(log);
+    match ended {
+        Ended::Well | Ended::Status(1) => Ok((ended, last)),
+        Ended::Status(2) => Err(refused(last)),
+        ended => bail!("{what} {ended}: {last} (whole log: {})", log.display()),
+    }
+}
+
+/// The last line of a log.
+pub fn last_words(log: &Path) -> String {
+    let said = fs::read_to_string(log).unwrap_or_default();
+    said.lines().last().unwrap_or("it said nothing").to_owned()
+}
+
 /// As [`run_logged`]; also returns the CPU time of the program and of all below it that it waited for.
 pub fn run_timed(command: &mut Command, log: &Path, limit: Duration) -> Result<(Ended, Duration)> {
     let mut child = ChildGuard::logged(command, log)?;
@@ -246,8 +264,7 @@ impl JsonProgram {
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
                     let ended = self.child.wait(WAIT)?;
-                    let said = fs::read_to_string(&self.log).unwrap_or_default();
-                    let last = said.lines().last().unwrap_or("it said nothing").to_owned();
+                    let last = last_words(&self.log);
                     return match ended {
                         Ended::Status(2) => Err(refused(last)),
                         _ => bail!("it {ended} before it said `{}`: {last}", kinds.join("` or `")),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::files;
-use crate::process::{Ended, done, output, run_logged};
+use crate::process::{Ended, done, last_words, output, run_logged};
 use crate::refused::refused;
 use crate::workspace::target_dir;
 
@@ -52,9 +52,7 @@ pub fn make(root: &Path) -> Result<()> {
     match run_logged(&mut debootstrap, &log, MAKING)? {
         Ended::Well => fs::rename(&beside, root).with_context(|| format!("naming {}", root.display())),
         ended => {
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            let last = said.lines().next_back().unwrap_or("it said nothing");
-            bail!("debootstrap {ended}: {last} (whole log: {})", log.display())
+            bail!("debootstrap {ended}: {} (whole log: {})", last_words(&log), log.display())
         }
     }
 }

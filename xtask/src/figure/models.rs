@@ -24,7 +24,7 @@ use super::judged::judged;
 use super::options::Options;
 use super::samples;
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, run_logged};
+use crate::process::run_told;
 use crate::refused::refused;
 use crate::{carried, wheels, workspace, zoo};
 
@@ -165,15 +165,8 @@ impl Profiler<'_> {
         command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
         let reference: Option<PathBuf> = Some(wheels::ONNX_RUNTIME.used()).filter(|folder| folder.is_dir());
         command.envs(reference.map(|folder| (wheels::ONNX_RUNTIME.variable, folder)));
-        let ended = run_logged(&mut command, &log, self.limit)?;
-        let said = fs::read_to_string(&log).unwrap_or_default();
-        let last = said.lines().last().unwrap_or("it said nothing").to_owned();
-        match ended {
-            // 1: an output is wrong, and the line says how many.
-            Ended::Well | Ended::Status(1) => {}
-            Ended::Status(2) => return Err(refused(last)),
-            ended => bail!("{APP} {ended}: {last} (whole log: {})", log.display()),
-        }
+        // Where an output is wrong, the line says how many.
+        let (ended, last) = run_told(&mut command, &log, self.limit, APP)?;
         let records = json_lines::read::<Value>(&lines)?.records;
         match <[Value; 1]>::try_from(records) {
             Ok([line]) => Ok(line),

@@ -37,7 +37,7 @@ pub const MEASURES: App = App {
 };
 /// The program that records the graph.
 pub const PROGRAM: &str = "pipeline-graph";
-/// Compiling the kernels for a GPU, and recording the graph.
+/// Compiling the kernels for a GPU, and recording the graph or taking all turns.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Series of what is read in the source.
 const SOURCE: &str = "source";
@@ -279,6 +279,15 @@ fn execute(
     Ok(())
 }
 
+/// What [`PROGRAM`], or a stand-in, says of these words.
+pub fn line_of(program: &Path, machine: &GpuMachine, words: &[&str]) -> Result<Value> {
+    let mut command = Command::new(program);
+    command.args(words).envs(machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
+    let name = || [&[PROGRAM], words].concat().join(" ");
+    let said = output(&mut command, LIMIT).with_context(name)?;
+    serde_json::from_str(said.trim()).with_context(|| format!("{} said `{}`", name(), said.trim()))
+}
+
 /// Counts in the source and in the recorded graph.
 struct Counts<'a> {
     name: String,
@@ -298,11 +307,7 @@ impl run::Bench for Counts<'_> {
             point.values.insert("posting_routines".into(), files.len() as f64);
             return Ok(point);
         }
-        let mut command = Command::new(self.program);
-        command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        let said = output(&mut command, LIMIT).with_context(|| PROGRAM.to_owned())?;
-        let line: Value =
-            serde_json::from_str(said.trim()).with_context(|| format!("{PROGRAM} said `{}`", said.trim()))?;
+        let line = line_of(self.program, self.machine, &[])?;
         provenance.gpu = Label::Hardware;
         let label = provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.name, key.clone(), label, provenance);

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::{Experiment, resume};
@@ -20,7 +20,7 @@ use super::app::{self, App};
 use super::nic::Programs;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, run_logged};
+use crate::process::{Ended, run_told};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::workspace::{self, experiments};
@@ -89,16 +89,9 @@ fn execute(
     }
     command.envs(machine.toolkit.iter().map(|toolkit| (crate::wheels::CUDA.variable, toolkit)));
     let others = BackgroundLoad::watch();
-    let ended = run_logged(&mut command, &log, LIMIT)?;
+    // A row says what went wrong with it.
+    let (ended, last) = run_told(&mut command, &log, LIMIT, &format!("generator {NAME}"))?;
     let others = others.as_ref().and_then(BackgroundLoad::cores);
-    let said = fs::read_to_string(&log).unwrap_or_default();
-    let last = said.lines().last().unwrap_or("it said nothing").to_owned();
-    match ended {
-        // 1: a row says what went wrong with it.
-        Ended::Well | Ended::Status(1) => {}
-        Ended::Status(2) => return Err(refused(last)),
-        ended => bail!("generator {NAME} {ended}: {last} (whole log: {})", log.display()),
-    }
     let failed = || format!("generator {NAME} {ended}: {last}");
     let (mut provenance, settings, rows) = read(&lines).with_context(failed)?;
     machine.name_in(&mut provenance);

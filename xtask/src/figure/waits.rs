@@ -4,8 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use experiment::point::{Key, Point};
@@ -17,11 +15,10 @@ use serde_json::{Value, json};
 use super::app::{self, App};
 use super::judged::judged;
 use super::options::Options;
-use super::path::PROGRAM;
+use super::path::{PROGRAM, line_of};
 use super::samples;
 use crate::gpu_machine::GpuMachine;
-use crate::process::output;
-use crate::{wheels, workspace};
+use crate::workspace;
 
 /// What the spec calls the points.
 pub const APP: &str = "pipeline-wait";
@@ -32,8 +29,6 @@ pub const MEASURES: App = App {
     own_nic: Some("it needs no NIC"),
     run,
 };
-/// Compiling the kernels for a GPU, and all turns.
-const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Slots of the pipelines that the program times, and which of them it also times while steps are noted.
 const SLOTS: [&str; 3] = ["2", "64", "4096"];
 const TRACED: usize = 1;
@@ -107,12 +102,7 @@ struct Turns<'a> {
 
 impl run::Bench for Turns<'_> {
     fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
-        let mut command = Command::new(self.program);
-        command.args(["wait", driver(&key.series)]);
-        command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        let said = output(&mut command, LIMIT).with_context(|| format!("{PROGRAM} wait"))?;
-        let line: Value = serde_json::from_str(said.trim())
-            .with_context(|| format!("{PROGRAM} wait said `{}`", said.trim()))?;
+        let line = line_of(self.program, self.machine, &["wait", driver(&key.series)])?;
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(self.name, key.clone(), label, self.provenance.clone());
         point.values = values(&line)?;
