@@ -18,7 +18,7 @@ use measure::Label;
 use serde_json::{Value, json};
 
 use crate::figure::models::Profiler;
-use crate::figure::{App, begin, judged, known};
+use crate::figure::{self, begin, judged, known};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::{nearest, refused};
 use crate::shell::quoted;
@@ -32,13 +32,6 @@ use turns::{ON_THE_CPU, Turns, WAYS, difference_name, period_name};
 
 /// What a spec calls these points.
 pub const APP: &str = "bench-models";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--quick --record --out --no-install",
-    own_nic: None,
-    run: |_, _| Err(refused(format!("{APP}: give the command of that name, not `figure`"))),
-};
 /// Longest that the profiler may take: its first run compiles and chooses.
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -112,6 +105,11 @@ struct Programs {
     peers: PathBuf,
     /// Folder of the models' files.
     store: PathBuf,
+}
+
+/// Refuses `figure bench-models`, which has options of its own.
+pub fn no_figure(_: Experiment, _: &figure::Options) -> Result<()> {
+    Err(refused(format!("{APP}: give the command of that name, not `figure`")))
 }
 
 /// Measures and reports.

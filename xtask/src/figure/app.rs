@@ -33,8 +33,8 @@ pub fn begin(
 pub struct App {
     /// `app` in the spec.
     pub name: &'static str,
-    /// The options of `figure` that it takes, as on a command line.
-    pub takes: &'static str,
+    /// The options of `figure` that it takes, as on command lines.
+    pub takes: &'static [&'static str],
     /// Why no other NIC can be given, if that has a reason of its own.
     pub own_nic: Option<&'static str>,
     pub run: fn(Experiment, &Options) -> Result<()>,
@@ -42,7 +42,7 @@ pub struct App {
 
 impl App {
     fn options(&self) -> impl Iterator<Item = &'static str> {
-        self.takes.split(' ')
+        self.takes.iter().flat_map(|options| options.split(' '))
     }
 
     /// Refuses an option that is given and that it does not take.
@@ -69,8 +69,9 @@ impl App {
                 format!("{why}; leave --nic and --rate-gbps out")
             }
             _ => {
-                let (others, last) = self.takes.rsplit_once(' ').unwrap_or_default();
-                format!("its points are no transfers; it takes {} and {last}", others.replace(' ', ", "))
+                let takes = self.options().collect::<Vec<_>>().join(", ");
+                let (others, last) = takes.rsplit_once(", ").unwrap_or_default();
+                format!("its points are no transfers; it takes {others} and {last}")
             }
         };
         Err(refused(format!("{experiment}: {why}")))
@@ -163,7 +164,7 @@ mod tests {
     fn what_an_app_takes_are_options_of_figure() {
         let names: Vec<&str> = all().given().iter().map(|(name, _)| *name).collect();
         for app in APPS {
-            assert!(app.options().all(|option| names.contains(&option)), "{}: {}", app.name, app.takes);
+            assert!(app.options().all(|option| names.contains(&option)), "{}: {:?}", app.name, app.takes);
         }
     }
 }

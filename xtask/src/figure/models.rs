@@ -19,7 +19,7 @@ use experiment::{Experiment, Spec, resume};
 use measure::{Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value, json};
 
-use super::app::{self, App};
+use super::app;
 use super::judged::judged;
 use super::options::Options;
 use super::samples;
@@ -30,13 +30,6 @@ use crate::{carried, wheels, workspace, zoo};
 
 /// What a spec calls points of the profiler, and the program's name.
 pub const APP: &str = "profiler";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install",
-    own_nic: Some("it needs no NIC"),
-    run,
-};
 /// Longest that one point may take: each ends before a machine that is lent for ten minutes does.
 const LIMIT: Duration = Duration::from_secs(9 * 60);
 

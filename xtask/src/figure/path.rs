@@ -18,7 +18,7 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::app::{self, App};
+use super::app;
 use super::judged::judged;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
@@ -28,13 +28,6 @@ use crate::{carried, progress, wheels, workspace};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "data-path";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--smoke --quick --full --resume --record --dry-run --out --no-install",
-    own_nic: Some("it needs no NIC"),
-    run,
-};
 /// The program that records the graph.
 pub const PROGRAM: &str = "pipeline-graph";
 /// Compiling the kernels for a GPU, and recording the graph or taking all turns.

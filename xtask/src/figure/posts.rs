@@ -16,7 +16,7 @@ use experiment::{Experiment, resume};
 use measure::{BackgroundLoad, Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value};
 
-use super::app::{self, App};
+use super::app;
 use super::nic::Programs;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
@@ -27,13 +27,6 @@ use crate::workspace::{self, experiments};
 
 /// Name of the experiment, and of the generator's command.
 pub const NAME: &str = "bench-post-gpu";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: NAME,
-    takes: "--quick --record --out --no-install",
-    own_nic: None,
-    run: |_, options| run(options, None),
-};
 /// All styles, orders and numbers of producers.
 const LIMIT: Duration = Duration::from_secs(9 * 60);
 

@@ -12,7 +12,7 @@ use experiment::{Experiment, resume};
 use measure::{Label, Part, Provenance};
 use serde_json::{Value, json};
 
-use super::app::{self, App};
+use super::app;
 use super::judged::judged;
 use super::options::Options;
 use super::path::{PROGRAM, line_of};
@@ -22,13 +22,6 @@ use crate::workspace;
 
 /// What the spec calls the points.
 pub const APP: &str = "pipeline-wait";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--quick --full --resume --record --dry-run --out --counters-hook --no-install",
-    own_nic: Some("it needs no NIC"),
-    run,
-};
 /// Slots of the pipelines that the program times, and which of them it also times while steps are noted.
 const SLOTS: [&str; 3] = ["2", "64", "4096"];
 const TRACED: usize = 1;

@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use super::bench::{
     self, BEGIN, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts,
 };
-use crate::figure::app::App;
 use crate::figure::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
 use crate::figure::options::{Machine, Options};
 use crate::figure::samples;
@@ -24,13 +23,6 @@ use crate::shell;
 
 /// What the spec calls its points.
 pub const APP: &str = "serving-clients";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--quick --full --resume --record --dry-run --out --counters-hook --no-install --machine",
-    own_nic: Some("both ends run on this host's software NIC"),
-    run,
-};
 /// How much longer a client serves than is asked for: until the last one has begun.
 const LEAD: f64 = 10.0;
 

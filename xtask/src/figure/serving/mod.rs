@@ -14,7 +14,6 @@ use experiment::{Experiment, Spec, resume, table};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::app::App;
 use super::models::Profiler;
 use super::options::{Machine, Options};
 use super::samples::{self, Gpu};
@@ -35,13 +34,6 @@ use bench::{
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-cpu";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install --machine",
-    own_nic: Some("both ends run on this host's software NIC"),
-    run,
-};
 /// Time between two looks at the server's threads.
 const APART: Duration = Duration::from_millis(500);
 /// The series, in a line's place, that tells what polling takes from another program's kernels.

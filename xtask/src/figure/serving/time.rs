@@ -16,7 +16,6 @@ use measure::json_lines;
 use serde_json::{Value, json};
 
 use super::bench::{self, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, parts};
-use crate::figure::app::App;
 use crate::figure::options::{Machine, Options};
 use crate::figure::samples;
 use crate::process::{JsonProgram, WAIT, output};
@@ -24,13 +23,6 @@ use crate::shell;
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-time";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install --machine",
-    own_nic: Some("both ends run on this host's software NIC"),
-    run,
-};
 /// The steps of a request, as the server calls them.
 const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out", "to_cpu", "send", "other"];
 
