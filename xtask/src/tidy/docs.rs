@@ -95,37 +95,26 @@ fn map(tree: &Tree) -> Vec<String> {
     }
     let types = types(tree);
     for (line, span) in markdown::code_spans(text) {
-        let missing = match kind(span) {
-            Named::Path => expand(span).into_iter().find(|path| !tree.holds(path)),
-            Named::Type => (!types.contains(span)).then(|| span.to_owned()),
-            Named::Other => None,
+        let missing = match () {
+            () if is_path(span) => expand(span).into_iter().find(|path| !tree.holds(path)),
+            () if is_type(span) && !types.contains(span) => Some(span.to_owned()),
+            () => None,
         };
         violations.extend(missing.map(|missing| format!("{MAP}:{line}: `{missing}` is not there (INV-12)")));
     }
     violations
 }
 
-enum Named {
-    Path,
-    Type,
-    Other,
+fn is_path(span: &str) -> bool {
+    let tops = ["crates/", "apps/", "vendor/", "xtask/", "docs/", "experiments/", ".ci/", ".cargo/"];
+    !span.contains([' ', '<']) && tops.iter().any(|top| span.starts_with(top))
 }
 
-fn kind(span: &str) -> Named {
-    let tops = ["crates/", "apps/", "vendor/", "xtask/", "docs/", "experiments/", ".ci/", ".cargo/"];
-    let is_name = span.chars().all(|c| c.is_ascii_alphanumeric());
-    if span.contains(' ') || span.contains('<') {
-        Named::Other
-    } else if tops.iter().any(|top| span.starts_with(top)) {
-        Named::Path
-    } else if is_name
-        && span.starts_with(|c: char| c.is_ascii_uppercase())
+/// Letters and digits that begin with a capital, and are not capitals alone.
+fn is_type(span: &str) -> bool {
+    span.starts_with(|c: char| c.is_ascii_uppercase())
         && span.contains(|c: char| c.is_ascii_lowercase())
-    {
-        Named::Type
-    } else {
-        Named::Other
-    }
+        && span.chars().all(|c| c.is_ascii_alphanumeric())
 }
 
 /// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
