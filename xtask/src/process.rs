@@ -245,12 +245,8 @@ impl JsonProgram {
         self.json("answer", limit)
     }
 
-    /// The next object of this `kind`, if one comes within `limit`. An end before it is an error with the program's words.
-    pub fn try_json(&mut self, kind: &str, limit: Duration) -> Result<Option<Value>> {
-        self.try_json_of(&[kind], limit)
-    }
-
-    fn try_json_of(&mut self, kinds: &[&str], limit: Duration) -> Result<Option<Value>> {
+    /// The next object of one of these `kinds`, if one comes within `limit`. An end before it is an error with the program's words.
+    pub fn try_json(&mut self, kinds: &[&str], limit: Duration) -> Result<Option<Value>> {
         let until = Instant::now() + limit;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -295,7 +291,7 @@ impl JsonProgram {
 
     /// The next object of one of these `kinds`; it must come within `limit`.
     pub fn json_of(&mut self, kinds: &[&str], limit: Duration) -> Result<Value> {
-        let answer = self.try_json_of(kinds, limit)?;
+        let answer = self.try_json(kinds, limit)?;
         answer.with_context(|| {
             let (kinds, seconds) = (kinds.join("` or `"), limit.as_secs());
             format!("it did not say `{kinds}` within {seconds} s; see {}", self.log.display())

@@ -335,7 +335,7 @@ fn watch(sender: &mut JsonProgram, limit: Duration) -> Result<(serde_json::Value
     let since = Instant::now();
     let mut ticks = Vec::new();
     loop {
-        if let Some(answer) = sender.try_json("run", Duration::from_millis(10))? {
+        if let Some(answer) = sender.try_json(&["run"], Duration::from_millis(10))? {
             return Ok((answer, busy(&ticks)));
         }
         // The last look before the end counts: ticks only grow.

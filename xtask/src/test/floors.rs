@@ -64,13 +64,11 @@ impl Floors {
 
     /// What is wrong with a suite that executed this many tests.
     pub fn complaint(&self, suite: &str, executed: usize) -> Option<String> {
-        match self.of(suite) {
-            None => Some(format!("suite `{suite}` has no floor in {FILE}")),
-            Some(floor) if executed < floor => {
-                Some(format!("suite `{suite}` executed {executed} tests, its floor is {floor}"))
-            }
-            Some(_) => None,
-        }
+        let Some(floor) = self.of(suite) else {
+            return Some(format!("suite `{suite}` has no floor in {FILE}"));
+        };
+        let is_below = executed < floor;
+        is_below.then(|| format!("suite `{suite}` executed {executed} tests, its floor is {floor}"))
     }
 
     /// How many tests that need a GPU a suite must execute where there is one.
@@ -80,13 +78,12 @@ impl Floors {
 
     /// What is wrong with a suite that executed this many tests that need a GPU.
     pub fn gpu_complaint(&self, suite: &str, executed: usize) -> Option<String> {
-        match self.gpu(suite) {
-            None => Some(format!("suite `{suite}` has tests named gpu_*, but no `gpu` floor in {FILE}")),
-            Some(floor) if executed < floor => {
-                Some(format!("suite `{suite}` executed {executed} tests on the GPU, its floor is {floor}"))
-            }
-            Some(_) => None,
-        }
+        let Some(floor) = self.gpu(suite) else {
+            return Some(format!("suite `{suite}` has tests named gpu_*, but no `gpu` floor in {FILE}"));
+        };
+        let is_below = executed < floor;
+        is_below
+            .then(|| format!("suite `{suite}` executed {executed} tests on the GPU, its floor is {floor}"))
     }
 
     /// Floors that are lower than in any of `earlier`, without a reason.
