@@ -116,7 +116,7 @@ pub fn parent(process: u32) -> Option<u32> {
 }
 
 /// `/proc/PID/stat` from the state on.
-pub fn stat(process: u32) -> Option<String> {
+fn stat(process: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name, in brackets, may hold spaces and brackets.
     stat.rsplit_once(')').map(|(_, fields)| fields.trim_start().to_owned())

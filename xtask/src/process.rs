@@ -14,10 +14,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use measure::background_load::seconds_of;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::descendants::{halted, send, stat};
+use crate::descendants::{halted, is_alive, send};
 use crate::refused::refused;
 use crate::{shell, stop};
 
@@ -72,19 +73,23 @@ pub fn last_words(log: &Path) -> String {
 /// As [`run_logged`]; also returns the CPU time of the program and of all below it that it waited for.
 pub fn run_timed(command: &mut Command, log: &Path, limit: Duration) -> Result<(Ended, Duration)> {
     let mut child = ChildGuard::logged(command, log)?;
-    let since = Instant::now();
+    let (since, process) = (Instant::now(), child.0.id());
+    wait_for(limit, || Ok((!is_alive(process)).then_some(())))?;
     // A program that has ended and was not waited for still has its counts.
-    let used = loop {
-        let fields = stat(child.0.id()).unwrap_or_default();
-        if !fields.is_empty() && !fields.starts_with('Z') && since.elapsed() < limit {
-            sleep(Duration::from_millis(20));
-            continue;
-        }
-        // utime, stime, cutime and cstime, in hundredths of a second.
-        let ticks = fields.split_whitespace().skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok());
-        break Duration::from_millis(10 * ticks.sum::<u64>());
-    };
+    let used = Duration::from_secs_f64(seconds_of(process).unwrap_or_default());
     Ok((child.wait(limit.saturating_sub(since.elapsed()))?, used))
+}
+
+/// Asks every 20 ms until there is an answer; `None`: there was none within `limit`.
+pub fn wait_for<T>(limit: Duration, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    let since = Instant::now();
+    loop {
+        let answer = ask()?;
+        if answer.is_some() || since.elapsed() >= limit {
+            return Ok(answer);
+        }
+        sleep(Duration::from_millis(20));
+    }
 }
 
 /// What a program says on stdout, if it ends well within `limit`.
@@ -160,17 +165,11 @@ impl ChildGuard {
 
     /// Waits for the end; after `limit` ends it.
     pub fn wait(&mut self, limit: Duration) -> Result<Ended> {
-        let since = Instant::now();
-        loop {
-            if let Some(ended) = self.poll()? {
-                return Ok(ended);
-            }
-            if since.elapsed() >= limit {
-                self.end();
-                return Ok(Ended::TimedOut);
-            }
-            sleep(Duration::from_millis(20));
-        }
+        let ended = wait_for(limit, || self.poll())?;
+        Ok(ended.unwrap_or_else(|| {
+            self.end();
+            Ended::TimedOut
+        }))
     }
 
     /// How it ended, if it has.

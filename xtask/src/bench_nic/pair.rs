@@ -4,8 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use measure::Hosts;
@@ -15,7 +14,7 @@ use super::cores::Cores;
 use super::idle;
 use super::source::{Column, Perftest, Source};
 use crate::figure::Programs;
-use crate::process::{ChildGuard, Ended, JsonProgram, WAIT, output, run_logged};
+use crate::process::{ChildGuard, Ended, JsonProgram, WAIT, output, run_logged, wait_for};
 use crate::workspace::target_dir;
 
 /// Idling before each message of [`Source::First`].
@@ -341,19 +340,18 @@ pub fn free_port() -> Result<u16> {
 
 /// perftest's server takes exactly one connection, so that a trial connection would spoil it: the kernel's table tells.
 fn wait_for_listener(server: &mut ChildGuard, port: u16, log: &Path, limit: Duration) -> Result<()> {
-    let since = Instant::now();
-    loop {
+    let listens = wait_for(limit, || {
         if is_listening(server.0.id(), port) {
-            return Ok(());
+            return Ok(Some(()));
         }
-        if let Some(ended) = server.poll()? {
-            bail!("the server {ended} before it listened ({}), log {}", last_words(log), log.display());
+        match server.poll()? {
+            None => Ok(None),
+            Some(ended) => {
+                bail!("the server {ended} before it listened ({}), log {}", last_words(log), log.display())
+            }
         }
-        if since.elapsed() > limit {
-            bail!("the server does not listen on port {port}; see {}", log.display());
-        }
-        sleep(Duration::from_millis(5));
-    }
+    });
+    listens?.with_context(|| format!("the server does not listen on port {port}; see {}", log.display()))
 }
 
 /// Whether some process of the network namespace that process `pid` is in listens on `port`.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use nix::unistd::geteuid;
 use serde::Deserialize;
 
-use crate::process::{ChildGuard, Ended, JsonProgram, WAIT};
+use crate::process::{ChildGuard, Ended, JsonProgram, WAIT, wait_for};
 
 /// Address of the guest, whose RDMA device is `rxe0` with the RoCE v2 GID of this address at index 1.
 const GUEST: &str = "10.9.0.1";
@@ -158,17 +158,12 @@ impl Job<'_> {
 
     /// Waits until its condition holds. Error: it has ended before.
     pub fn wait_until_ready(&self) -> Result<()> {
-        let since = Instant::now();
-        while !self.file("ready").exists() {
-            if let Some(ended) = self.ended() {
-                bail!("the server in the guest {ended}: {}", self.said().trim());
-            }
-            if since.elapsed() > WAIT {
-                bail!("the server in the guest does not get ready: {}", self.said().trim());
-            }
-            sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        let ready = wait_for(WAIT, || match (self.file("ready").exists(), self.ended()) {
+            (true, _) => Ok(Some(())),
+            (false, None) => Ok(None),
+            (false, Some(ended)) => bail!("the server in the guest {ended}: {}", self.said().trim()),
+        });
+        ready?.with_context(|| format!("the server in the guest does not get ready: {}", self.said().trim()))
     }
 
     fn ended(&self) -> Option<Ended> {
@@ -184,14 +179,8 @@ impl Job<'_> {
 
     /// How it ended, if within `limit`.
     pub fn wait(&self, limit: Duration) -> Ended {
-        let since = Instant::now();
-        loop {
-            match self.ended() {
-                Some(ended) => return ended,
-                None if since.elapsed() > limit => return Ended::TimedOut,
-                None => sleep(Duration::from_millis(20)),
-            }
-        }
+        let ended = wait_for(limit, || Ok(self.ended()));
+        ended.ok().flatten().unwrap_or(Ended::TimedOut)
     }
 }
 
