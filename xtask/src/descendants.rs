@@ -93,13 +93,8 @@ pub fn is_alive(process: u32) -> bool {
 
 /// All processes below `ancestor`.
 pub fn descendants(ancestor: u32) -> Vec<u32> {
-    let entries =
-        fs::read_dir("/proc").map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());
-    let parents: Vec<(u32, u32)> = entries
-        .iter()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|process: u32| Some((process, parent(process)?)))
-        .collect();
+    let parents: Vec<(u32, u32)> =
+        processes().filter_map(|process| Some((process, parent(process)?))).collect();
     let mut found = vec![ancestor];
     let mut at = 0;
     while at < found.len() {
@@ -110,12 +105,18 @@ pub fn descendants(ancestor: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-fn parent(process: u32) -> Option<u32> {
+/// Every process, zombies too.
+pub fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+pub fn parent(process: u32) -> Option<u32> {
     stat(process)?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// `/proc/PID/stat` from the state on.
-pub fn stat(process: u32) -> Option<String> {
+fn stat(process: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name, in brackets, may hold spaces and brackets.
     stat.rsplit_once(')').map(|(_, fields)| fields.trim_start().to_owned())

@@ -9,6 +9,7 @@ use measure::Provenance;
 use serde::Deserialize;
 
 use crate::process::{Ended, WAIT, output, run_logged};
+use crate::refused::refused;
 use crate::workspace::{cargo, target_dir};
 use crate::{carried, wheels};
 
@@ -74,6 +75,14 @@ impl GpuMachine {
     /// Why there is no GPU to use, in a sentence.
     pub fn why_none(&self) -> String {
         self.missing.first().cloned().unwrap_or_else(|| "the driver finds none".into())
+    }
+
+    /// Refuses a machine without a GPU. `words`: the refusal, of why there is none.
+    pub fn has_gpu(&self, words: impl FnOnce(String) -> String) -> Result<()> {
+        match self.gpu() {
+            Some(_) => Ok(()),
+            None => Err(refused(words(self.why_none()))),
+        }
     }
 
     /// Says of a result which GPU and which versions it stands on.

@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::process::said;
 use crate::refused::refused;
 use crate::workspace::{names_in, root};
 
@@ -78,13 +79,9 @@ pub fn run(options: &Options) -> Result<()> {
             }
         };
         command.args(options.check.then_some("--check")).current_dir(root());
-        if !command
-            .status()
-            .with_context(|| format!("starting the generator of {}", generator.makes))?
-            .success()
-        {
-            stale.push(generator.makes);
-        }
+        let status = command.status();
+        let status = status.with_context(|| format!("starting the generator of {}", generator.makes))?;
+        stale.extend((!status.success()).then_some(generator.makes));
     }
     if !stale.is_empty() {
         bail!(
@@ -109,9 +106,7 @@ fn slots_header(check: bool) -> Result<bool> {
 
 /// What the bindings' generator lacks on this machine.
 fn libclang_or_headers() -> Option<&'static str> {
-    let mut pkg_config = Command::new("pkg-config");
-    pkg_config.args(["--exists", "libibverbs"]).stdout(Stdio::null()).stderr(Stdio::null());
-    if !pkg_config.status().is_ok_and(|status| status.success()) {
+    if said(Command::new("pkg-config").args(["--exists", "libibverbs"])).is_err() {
         return Some("pkg-config finds no libibverbs");
     }
     let named = std::env::var_os("LIBCLANG_PATH").is_some();

@@ -20,7 +20,7 @@ mod bench_nic;
 mod bundle;
 mod carried;
 #[cfg(test)]
-mod commands;
+mod commands_tests;
 mod compat;
 mod demo;
 mod descendants;
@@ -28,6 +28,7 @@ mod dist;
 mod docs;
 mod doctor;
 mod figure;
+mod files;
 mod gpu_machine;
 mod headers;
 mod import;

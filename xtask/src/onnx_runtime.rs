@@ -17,16 +17,8 @@ const WHERE: &str = "import importlib.util as u; s = u.find_spec('onnxruntime');
 #[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     pub library: PathBuf,
-    by: FoundIn,
-}
-
-/// Where a search found the library.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FoundIn {
-    Option,
-    Variable,
-    Setup,
-    Python,
+    /// What named it.
+    by: String,
 }
 
 /// The places of a search.
@@ -50,19 +42,20 @@ impl<'a> Search<'a> {
     /// programs.
     pub fn find(&self) -> Result<Found, String> {
         let variable = ONNX_RUNTIME.variable;
+        let found = |library, by: &str| Found { library, by: by.to_owned() };
         if let Some(option) = self.option {
-            let found = within(option).map(|library| Found { library, by: FoundIn::Option });
-            return found.ok_or_else(|| format!("--onnxruntime {}", option.display()));
+            let library = within(option).map(|library| found(library, "named by --onnxruntime"));
+            return library.ok_or_else(|| format!("--onnxruntime {}", option.display()));
         }
         if let Some(named) = &self.variable {
-            let found = within(named).map(|library| Found { library, by: FoundIn::Variable });
-            return found.ok_or_else(|| format!("{variable}={}", named.display()));
+            let library = within(named).map(|library| found(library, &format!("named by {variable}")));
+            return library.ok_or_else(|| format!("{variable}={}", named.display()));
         }
         if let Some(library) = within(&self.setup) {
-            return Ok(Found { library, by: FoundIn::Setup });
+            return Ok(found(library, "fetched by set-up"));
         }
-        let found = self.of_python().map(|library| Found { library, by: FoundIn::Python });
-        found.map_err(|why| format!("{why}, {} has none, {variable} is not set", self.setup.display()))
+        let library = self.of_python().map(|library| found(library, "of Python's package onnxruntime"));
+        library.map_err(|why| format!("{why}, {} has none, {variable} is not set", self.setup.display()))
     }
 
     /// In the site-packages of Python.
@@ -89,13 +82,7 @@ impl<'a> Search<'a> {
         };
         let name = found.library.file_name().unwrap_or_default().to_string_lossy();
         let version = name.split_once(".so.").map_or("of unknown version", |(_, version)| version);
-        let by = match found.by {
-            FoundIn::Option => "named by --onnxruntime".to_owned(),
-            FoundIn::Variable => format!("named by {}", ONNX_RUNTIME.variable),
-            FoundIn::Setup => "fetched by set-up".to_owned(),
-            FoundIn::Python => "of Python's package onnxruntime".to_owned(),
-        };
-        format!("{version}, {by}: {}", found.library.display())
+        format!("{version}, {}: {}", found.by, found.library.display())
     }
 }
 

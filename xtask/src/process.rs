@@ -13,13 +13,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use measure::background_load::seconds_of;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::descendants::{halted, send, stat};
+use crate::descendants::{halted, is_alive, send};
 use crate::refused::refused;
-use crate::stop;
+use crate::{shell, stop};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -51,37 +52,51 @@ pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<
     Ok(run_timed(command, log, limit)?.0)
 }
 
+/// As [`run_logged`], of a program whose status 1 means that its results say what is wrong; also returns its last words. Error: it refused
+/// (status 2) or crashed.
+pub fn run_told(command: &mut Command, log: &Path, limit: Duration, what: &str) -> Result<(Ended, String)> {
+    let ended = run_logged(command, log, limit)?;
+    let last = last_words(log);
+    match ended {
+        Ended::Well | Ended::Status(1) => Ok((ended, last)),
+        Ended::Status(2) => Err(refused(last)),
+        ended => bail!("{what} {ended}: {last} (whole log: {})", log.display()),
+    }
+}
+
+/// The last line of a log.
+pub fn last_words(log: &Path) -> String {
+    let said = fs::read_to_string(log).unwrap_or_default();
+    said.lines().last().unwrap_or("it said nothing").to_owned()
+}
+
 /// As [`run_logged`]; also returns the CPU time of the program and of all below it that it waited for.
 pub fn run_timed(command: &mut Command, log: &Path, limit: Duration) -> Result<(Ended, Duration)> {
-    if let Some(folder) = log.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    }
-    let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
-    let program = command.get_program().to_string_lossy().into_owned();
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    stop::hold();
-    let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
-    let since = Instant::now();
+    let mut child = ChildGuard::logged(command, log)?;
+    let (since, process) = (Instant::now(), child.0.id());
+    wait_for(limit, || Ok((!is_alive(process)).then_some(())))?;
     // A program that has ended and was not waited for still has its counts.
-    let used = loop {
-        let fields = stat(child.0.id()).unwrap_or_default();
-        if !fields.is_empty() && !fields.starts_with('Z') && since.elapsed() < limit {
-            sleep(Duration::from_millis(20));
-            continue;
-        }
-        // utime, stime, cutime and cstime, in hundredths of a second.
-        let ticks = fields.split_whitespace().skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok());
-        break Duration::from_millis(10 * ticks.sum::<u64>());
-    };
+    let used = Duration::from_secs_f64(seconds_of(process).unwrap_or_default());
     Ok((child.wait(limit.saturating_sub(since.elapsed()))?, used))
+}
+
+/// Asks every 20 ms until there is an answer; `None`: there was none within `limit`.
+pub fn wait_for<T>(limit: Duration, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    let since = Instant::now();
+    loop {
+        let answer = ask()?;
+        if answer.is_some() || since.elapsed() >= limit {
+            return Ok(answer);
+        }
+        sleep(Duration::from_millis(20));
+    }
 }
 
 /// What a program says on stdout, if it ends well within `limit`.
 pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    stop::hold();
-    let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
+    let mut child = ChildGuard::start(command)?;
     let mut stdout = child.0.stdout.take().context("stdout was piped")?;
     let (said, text) = channel();
     // Ends with the program.
@@ -96,24 +111,65 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     }
 }
 
+/// The first words of a command line, for errors.
+fn line(command: &Command) -> String {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    shell::line(&words).chars().take(100).collect()
+}
+
+/// What a small program says on stdout, as soon as it ends. Error: it ended badly, with its words on stderr, or else on stdout.
+pub fn said(command: &mut Command) -> Result<String> {
+    let ended = command.stdin(Stdio::null()).output();
+    let ended = ended.with_context(|| format!("starting {}", command.get_program().display()))?;
+    let [said, error] = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    let why = if error.trim().is_empty() { &said } else { &error };
+    ensure!(ended.status.success(), "{}: {}", line(command), why.trim());
+    Ok(said)
+}
+
+/// Runs a program that speaks for itself, to its end. Error: it ended badly.
+pub fn done(command: &mut Command) -> Result<()> {
+    let status = command.status();
+    let status = status.with_context(|| format!("starting {}", command.get_program().display()))?;
+    ensure!(status.success(), "{} failed", line(command));
+    Ok(())
+}
+
+/// The first program of these names in `PATH`, or in one of the folders behind it.
+pub fn on_path(names: &[&str], behind: &[&Path]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(behind.iter().map(|folder| (*folder).to_owned()));
+    let programs = folders.flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    programs.into_iter().find(|program| program.is_file())
+}
+
 /// A child that does not outlive its owner, nor do its own children.
 #[derive(Debug)]
 pub struct ChildGuard(pub Child);
 
 impl ChildGuard {
+    /// Starts a program, unless this command is being stopped.
+    pub fn start(command: &mut Command) -> Result<ChildGuard> {
+        stop::hold();
+        let child = command.spawn();
+        Ok(ChildGuard(child.with_context(|| format!("starting {}", command.get_program().display()))?))
+    }
+
+    /// Starts a program with stdout and stderr in `log`.
+    pub fn logged(command: &mut Command, log: &Path) -> Result<ChildGuard> {
+        let file = fs::create_dir_all(log.parent().unwrap_or(log)).and_then(|()| File::create(log));
+        let file = file.with_context(|| format!("writing {}", log.display()))?;
+        ChildGuard::start(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file))
+    }
+
     /// Waits for the end; after `limit` ends it.
     pub fn wait(&mut self, limit: Duration) -> Result<Ended> {
-        let since = Instant::now();
-        loop {
-            if let Some(ended) = self.poll()? {
-                return Ok(ended);
-            }
-            if since.elapsed() >= limit {
-                self.end();
-                return Ok(Ended::TimedOut);
-            }
-            sleep(Duration::from_millis(20));
-        }
+        let ended = wait_for(limit, || self.poll())?;
+        Ok(ended.unwrap_or_else(|| {
+            self.end();
+            Ended::TimedOut
+        }))
     }
 
     /// How it ended, if it has.
@@ -168,10 +224,8 @@ pub struct JsonProgram {
 impl JsonProgram {
     pub fn start(command: &mut Command, log: &Path) -> Result<JsonProgram> {
         let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
-        let program = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
-        stop::hold();
-        let mut child = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
+        let mut child = ChildGuard::start(command)?;
         let stdout = child.0.stdout.take().context("stdout was piped")?;
         let (said, lines) = channel();
         // Ends with the program, or with the receiver of its lines.
@@ -190,12 +244,8 @@ impl JsonProgram {
         self.json("answer", limit)
     }
 
-    /// The next object of this `kind`, if one comes within `limit`. An end before it is an error with the program's words.
-    pub fn try_json(&mut self, kind: &str, limit: Duration) -> Result<Option<Value>> {
-        self.try_json_of(&[kind], limit)
-    }
-
-    fn try_json_of(&mut self, kinds: &[&str], limit: Duration) -> Result<Option<Value>> {
+    /// The next object of one of these `kinds`, if one comes within `limit`. An end before it is an error with the program's words.
+    pub fn try_json(&mut self, kinds: &[&str], limit: Duration) -> Result<Option<Value>> {
         let until = Instant::now() + limit;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -209,8 +259,7 @@ impl JsonProgram {
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
                     let ended = self.child.wait(WAIT)?;
-                    let said = fs::read_to_string(&self.log).unwrap_or_default();
-                    let last = said.lines().last().unwrap_or("it said nothing").to_owned();
+                    let last = last_words(&self.log);
                     return match ended {
                         Ended::Status(2) => Err(refused(last)),
                         _ => bail!("it {ended} before it said `{}`: {last}", kinds.join("` or `")),
@@ -225,9 +274,23 @@ impl JsonProgram {
         self.json_of(&[kind], limit)
     }
 
+    /// Where the program listens, `what` in words, as it says within `limit`.
+    pub fn address(&mut self, what: &str, limit: Duration) -> Result<String> {
+        let said = self.json("listening", limit).with_context(|| format!("starting {what}"))?;
+        let address = said["address"].as_str();
+        Ok(address.with_context(|| format!("{what} does not say where it listens"))?.to_owned())
+    }
+
+    /// Waits for the end. Error: it is a bad one; `what`: the program in words.
+    pub fn ends_well(&mut self, what: &str, limit: Duration) -> Result<()> {
+        let ended = self.child.wait(limit)?;
+        ensure!(ended == Ended::Well, "{what} {ended}; see {}", self.log.display());
+        Ok(())
+    }
+
     /// The next object of one of these `kinds`; it must come within `limit`.
     pub fn json_of(&mut self, kinds: &[&str], limit: Duration) -> Result<Value> {
-        let answer = self.try_json_of(kinds, limit)?;
+        let answer = self.try_json(kinds, limit)?;
         answer.with_context(|| {
             let (kinds, seconds) = (kinds.join("` or `"), limit.as_secs());
             format!("it did not say `{kinds}` within {seconds} s; see {}", self.log.display())

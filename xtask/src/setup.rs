@@ -5,13 +5,16 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use nix::unistd::geteuid;
+use serde::Deserialize;
 
 use crate::carried;
 use crate::onnx_runtime::Search;
+use crate::process::{done, said};
 use crate::refused::refused;
 use crate::stop;
 use crate::wheels::{self, Wheels};
@@ -27,7 +30,8 @@ pub struct Options {
 }
 
 /// What a set of packages is for; each holds the ones before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Purpose {
     /// Suites that only compute: what every machine has that builds Rust.
     #[value(skip)]
@@ -130,12 +134,7 @@ fn without_ssh_server(install: impl FnOnce() -> Result<()>) -> Result<()> {
         let words =
             [&root[..], &["systemctl", what, "ssh.service", "ssh.socket"].map(str::to_owned)].concat();
         say!("setup: {}", words.join(" "));
-        let output = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-        let output = output.with_context(|| format!("starting {}", words[0]))?;
-        match output.status.success() {
-            true => Ok(()),
-            false => bail!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim()),
-        }
+        said(Command::new(&words[0]).args(&words[1..])).map(drop)
     };
     systemctl("mask")?;
     let installed = install();
@@ -194,26 +193,17 @@ pub fn install(packages: &[&str], no_install: bool) -> Result<()> {
 }
 
 fn apt(root: &[String], arguments: &[&str]) -> Result<()> {
-    let mut words: Vec<&str> = root.iter().map(String::as_str).collect();
-    words.push("apt-get");
-    words.extend(arguments);
-    let mut command = Command::new(words[0]);
-    command.args(&words[1..]).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    let words = [root, &["apt-get".to_owned()]].concat();
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
     let _at_packages = stop::at_packages();
     // What apt says on the way is of interest only when it fails.
-    let output = command.output().with_context(|| format!("starting {}", words[0]))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        bail!("apt-get {} failed:\n{}", arguments[0], said.trim());
-    }
-    Ok(())
+    said(&mut command).map(drop)
 }
 
 /// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right.
 fn as_root() -> Option<Vec<String>> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-    if uids.split_whitespace().nth(1) == Some("0") {
+    if geteuid().is_root() {
         return Some(Vec::new());
     }
     quiet("sudo", &["-n", "true"]).then(|| vec!["sudo".into(), "-n".into()])
@@ -241,15 +231,7 @@ fn rust_tools(purpose: Purpose, no_install: bool) -> Result<()> {
     }
     say!("setup: running {command}");
     let _at_packages = stop::at_packages();
-    let status = Command::new("rustup")
-        .args(["component", "add"])
-        .args(&missing)
-        .status()
-        .context("starting rustup")?;
-    if !status.success() {
-        bail!("`{command}` failed");
-    }
-    Ok(())
+    done(Command::new("rustup").args(["component", "add"]).args(&missing))
 }
 
 /// Names of the packages that `purpose` needs.
@@ -287,9 +269,8 @@ fn installed(package: &str) -> bool {
 
 /// Of a package that is installed.
 pub fn version(package: &str) -> Option<String> {
-    let output =
-        Command::new("dpkg-query").args(["-W", "-f", "${Status}|${Version}", package]).output().ok()?;
-    installed_version(&String::from_utf8_lossy(&output.stdout))
+    let said = said(Command::new("dpkg-query").args(["-W", "-f", "${Status}|${Version}", package]));
+    installed_version(&said.ok()?)
 }
 
 /// Version in `dpkg-query`'s answer, when the package is really there and not just remembered.
@@ -299,13 +280,7 @@ fn installed_version(answer: &str) -> Option<String> {
 }
 
 fn quiet(program: &str, arguments: &[&str]) -> bool {
-    let status = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    status.is_ok_and(|status| status.success())
+    said(Command::new(program).args(arguments)).is_ok()
 }
 
 fn name(purpose: Purpose) -> String {
@@ -337,6 +312,7 @@ fn pretty_name(release: &str) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::path::PathBuf;
+    use std::process::Stdio;
     use std::time::{Duration, Instant};
 
     use nix::sys::signal::{Signal, kill};

@@ -6,8 +6,8 @@
 
 use std::io::{IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -82,23 +82,17 @@ impl Drop for AtPackages {
 
 /// What a stopped run says beside that it was stopped: where it left things, and the command that goes on.
 pub fn goes_on_with(words: String) {
-    if let Ok(mut goes_on) = GOES_ON.lock() {
-        *goes_on = words;
-    }
+    *GOES_ON.lock().unwrap_or_else(PoisonError::into_inner) = words;
 }
 
 /// What a stopped run does once all that it started has ended. It must start nothing through [`crate::process`], which holds.
 pub fn removes(removal: impl FnOnce() -> Result<(), String> + Send + 'static) {
-    if let Ok(mut removes) = REMOVES.lock() {
-        *removes = Some(Box::new(removal));
-    }
+    *REMOVES.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(removal));
 }
 
 /// There is nothing to remove any more, or it is to stay.
 pub fn removes_nothing() {
-    if let Ok(mut removes) = REMOVES.lock() {
-        *removes = None;
-    }
+    *REMOVES.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
 /// Never returns once a signal came: called where a program was found ended, and before one is started, so that nothing
@@ -120,7 +114,7 @@ fn end() -> ! {
     let mut stderr = std::io::stderr();
     // Behind a progress bar a line of its own.
     let start = if stderr.is_terminal() { "\n" } else { "" };
-    let mut goes_on = GOES_ON.lock().map(|words| words.clone()).unwrap_or_default();
+    let mut goes_on = GOES_ON.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if AT_PACKAGES.load(Ordering::SeqCst) {
         let most = INSTALLING.as_secs();
         let _ =
@@ -130,7 +124,7 @@ fn end() -> ! {
         }
     } else {
         end_all(PATIENCE);
-        let removal = REMOVES.lock().ok().and_then(|mut removes| removes.take());
+        let removal = REMOVES.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Err(left)) = removal.map(|removal| removal()) {
             goes_on.push_str(&format!("; {left}"));
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{Ended, run_logged};
+use crate::process::{Ended, run_logged, said};
 use crate::refused::refused;
 use crate::workspace::{root, target_dir};
 
@@ -34,7 +34,7 @@ pub struct Wheels {
     inner: &'static str,
     megabytes: u32,
     /// For which Python the wheels are, if they are not for all.
-    python: &'static [&'static str],
+    python: &'static str,
 }
 
 /// NVIDIA's run-time compiler and linker.
@@ -45,7 +45,7 @@ pub const CUDA: Wheels = Wheels {
     folder: "cuda",
     inner: "",
     megabytes: 133,
-    python: &[],
+    python: "",
 };
 
 /// ONNX Runtime.
@@ -56,16 +56,7 @@ pub const ONNX_RUNTIME: Wheels = Wheels {
     folder: "onnxruntime",
     inner: "onnxruntime/capi",
     megabytes: 24,
-    python: &[
-        "--python-version",
-        "3.11",
-        "--implementation",
-        "cp",
-        "--abi",
-        "cp311",
-        "--platform",
-        "manylinux_2_28_x86_64",
-    ],
+    python: "--python-version 3.11 --implementation cp --abi cp311 --platform manylinux_2_28_x86_64",
 };
 
 /// What `dist` links with.
@@ -76,7 +67,7 @@ pub const LINKER: Wheels = Wheels {
     folder: "zig",
     inner: "",
     megabytes: 98,
-    python: &[],
+    python: "",
 };
 
 /// What checks the playbooks in the long run of the tests.
@@ -87,7 +78,7 @@ pub const ANSIBLE_LINT: Wheels = Wheels {
     folder: "ansible-lint",
     inner: "",
     megabytes: 14,
-    python: &[],
+    python: "",
 };
 
 /// NIXL with the UCX that it brings: Python bindings of a library that moves memory between processes.
@@ -98,7 +89,7 @@ const NIXL: Wheels = Wheels {
     folder: "nixl",
     inner: "",
     megabytes: 69,
-    python: &[],
+    python: "",
 };
 
 /// Mooncake's transfer engine, without CUDA.
@@ -109,7 +100,7 @@ const MOONCAKE: Wheels = Wheels {
     folder: "mooncake",
     inner: "",
     megabytes: 46,
-    python: &[],
+    python: "",
 };
 
 /// What `compat` runs.
@@ -220,7 +211,7 @@ impl Wheels {
         let mut command = Command::new("python3");
         command.args(["-m", "pip", "install", "--no-deps", "--require-hashes", "--only-binary", ":all:"]);
         command.args(["--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]);
-        command.args(self.python).arg("--target").arg(folder).arg("-r").arg(list);
+        command.args(self.python.split_whitespace()).arg("--target").arg(folder).arg("-r").arg(list);
         command
     }
 
@@ -248,7 +239,7 @@ impl Wheels {
 }
 
 fn has_pip() -> bool {
-    Command::new("python3").args(["-m", "pip", "--version"]).output().is_ok_and(|said| said.status.success())
+    said(Command::new("python3").args(["-m", "pip", "--version"])).is_ok()
 }
 
 #[cfg(test)]

@@ -6,11 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
-use measure::Revision;
+use anyhow::{Context, Result};
+use measure::{Provenance, Revision};
 use serde::Deserialize;
 
 use crate::carried::{self, Manifest};
+use crate::files;
+use crate::process::{done, said};
 
 /// The folder of the workspace's `Cargo.toml`, or of the bundle.
 pub fn root() -> PathBuf {
@@ -45,14 +47,20 @@ pub fn build_release(what: &[&str]) -> Result<()> {
     build(&[&["--release"], what].concat())
 }
 
-/// The same in the development profile, which is built from nothing in a fraction of the release's time.
+/// Builds programs for a measurement, `what` in words; a bundle carries them.
+pub fn build_programs(what: &str, packages: &[&str]) -> Result<()> {
+    if carried::folder().is_some() {
+        return Ok(());
+    }
+    say!("building {what} (release), some minutes the first time");
+    build_release(packages)
+}
+
+/// Builds something in the development profile, which is built from nothing in a fraction of the release's time.
 pub fn build(what: &[&str]) -> Result<()> {
     let mut cargo = cargo();
     cargo.arg("build").args(what).arg("--locked");
-    if !cargo.status().context("starting cargo build")?.success() {
-        bail!("cargo build {} failed", what.join(" "));
-    }
-    Ok(())
+    done(&mut cargo)
 }
 
 /// Names of what lies in a folder, sorted; none where it cannot be read.
@@ -89,6 +97,13 @@ pub fn us() -> String {
 /// The source that our programs come from: what is checked out, or what a bundle was made of.
 pub fn revision() -> Revision {
     if carried::folder().is_some() { compiled_in_revision() } else { Revision::of(&root()) }
+}
+
+/// Provenance of what these programs measure here; their own profile counts, and not that of this command.
+pub fn provenance() -> Result<Provenance> {
+    let mut provenance = Provenance::of(revision(), &[]);
+    provenance.versions.insert("profile".into(), profile()?);
+    Ok(provenance)
 }
 
 /// A revision in words: its first digits, or why it is unknown.
@@ -138,18 +153,13 @@ pub const LARGE: u64 = 1 << 20;
 impl Tree {
     /// Reads the tree at `root`: files that git tracks, and new ones that it does not ignore.
     pub fn read(root: &Path) -> Result<Tree> {
-        let git = Command::new("git")
-            .args(["ls-files", "-co", "--exclude-standard", "-z"])
-            .current_dir(root)
-            .output();
-        let paths = match git {
-            Ok(output) if output.status.success() => {
-                let names = String::from_utf8_lossy(&output.stdout).into_owned();
-                names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect()
-            }
-            // A source archive has no repository.
-            _ => walk(root, root)?,
-        };
+        let mut git = Command::new("git");
+        let paths: Vec<String> =
+            match said(git.args(["ls-files", "-co", "--exclude-standard", "-z"]).current_dir(root)) {
+                Ok(names) => names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+                // A source archive has no repository.
+                Err(_) => walk(root)?,
+            };
         let (mut large, mut binary) = (Vec::new(), BTreeSet::new());
         let read = |path: String| {
             let about = std::fs::metadata(root.join(&path)).ok()?;
@@ -203,20 +213,10 @@ impl Tree {
     }
 }
 
-fn walk(root: &Path, folder: &Path) -> Result<Vec<String>> {
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
-        let path = entry?.path();
-        let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
-        if path.is_symlink() || ["target", "results", ".git"].contains(&name.as_str()) {
-            continue;
-        }
-        match path.is_dir() {
-            true => paths.extend(walk(root, &path)?),
-            false => paths.push(name),
-        }
-    }
-    Ok(paths)
+fn walk(root: &Path) -> Result<Vec<String>> {
+    let files = files::below(root, &["target", "results", ".git"])?.into_iter();
+    let files = files.filter(|file| !root.join(file).is_symlink());
+    Ok(files.map(|file| file.to_string_lossy().into_owned()).collect())
 }
 
 /// What `cargo metadata` says, as far as the checks look at it.
@@ -261,16 +261,9 @@ impl Metadata {
     }
 
     fn ask(root: &Path, arguments: &[&str]) -> Result<Metadata> {
-        let output = cargo()
-            .args(["metadata", "--format-version", "1", "--locked"])
-            .args(arguments)
-            .current_dir(root)
-            .output()
-            .context("starting cargo metadata")?;
-        if !output.status.success() {
-            bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        serde_json::from_slice(&output.stdout).context("reading cargo metadata")
+        let mut cargo = cargo();
+        cargo.args(["metadata", "--format-version", "1", "--locked"]).args(arguments).current_dir(root);
+        serde_json::from_str(&said(&mut cargo)?).context("reading cargo metadata")
     }
 }
 
@@ -311,6 +304,6 @@ mod tests {
         std::fs::create_dir_all(folder.join("src")).unwrap();
         std::fs::write(folder.join("src/lib.rs"), "//! x").unwrap();
         std::fs::write(folder.join("target/junk.rs"), "").unwrap();
-        assert_eq!(walk(&folder, &folder).unwrap(), ["src/lib.rs"]);
+        assert_eq!(walk(&folder).unwrap(), ["src/lib.rs"]);
     }
 }

@@ -134,7 +134,7 @@ impl Entry {
     }
 
     /// Where its rows come from: the entry's own first.
-    fn sources(&self) -> impl Iterator<Item = &Provenance> {
+    pub fn sources(&self) -> impl Iterator<Item = &Provenance> {
         std::iter::once(&self.provenance).chain(self.rows.iter().filter_map(|row| row.provenance.as_ref()))
     }
 

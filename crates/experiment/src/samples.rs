@@ -34,6 +34,24 @@ impl Samples {
         self.gauges.extend(spread(readings).map(|spread| (name.to_owned(), spread)));
     }
 
+    /// As [`Samples::gauge`]; `why`: what is absent without a reading.
+    pub fn gauge_or(&mut self, name: &str, readings: &[f64], why: &str) {
+        self.gauge(name, readings);
+        self.absent.extend(readings.is_empty().then(|| (name.to_owned(), why.to_owned())));
+    }
+
+    /// No sample of this name, and why.
+    pub fn without(name: &str, why: impl Into<String>) -> Samples {
+        Samples { absent: [(name.to_owned(), why.into())].into(), ..Samples::default() }
+    }
+
+    /// Takes what was read elsewhere of the same point.
+    pub fn extend(&mut self, other: Samples) {
+        self.gauges.extend(other.gauges);
+        self.counts.extend(other.counts);
+        self.absent.extend(other.absent);
+    }
+
     /// Each gauge, then what is absent: name, and `median (least–most)` or `n/a: why`.
     pub fn gauges_in_words(&self) -> Vec<(String, String)> {
         let gauge = |(name, [median, least, most]): (&String, &[f64; 3])| {

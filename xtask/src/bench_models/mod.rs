@@ -14,16 +14,15 @@ use experiment::run::{self, Extra};
 use experiment::spec::Extent;
 use experiment::table::number;
 use experiment::{Experiment, resume};
-use measure::{Label, Provenance};
+use measure::Label;
 use serde_json::{Value, json};
 
-use crate::figure::App;
-use crate::figure::judged;
 use crate::figure::models::Profiler;
+use crate::figure::{self, begin, judged, known};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::{nearest, refused};
 use crate::shell::quoted;
-use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
+use crate::{progress, stop, wheels, workspace, zoo};
 
 mod peer;
 mod turns;
@@ -33,13 +32,6 @@ use turns::{ON_THE_CPU, Turns, WAYS, difference_name, period_name};
 
 /// What a spec calls these points.
 pub const APP: &str = "bench-models";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--quick --record --out --no-install",
-    own_nic: None,
-    run: |_, _| Err(refused(format!("{APP}: give the command of that name, not `figure`"))),
-};
 /// Longest that the profiler may take: its first run compiles and chooses.
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -115,6 +107,11 @@ struct Programs {
     store: PathBuf,
 }
 
+/// Refuses `figure bench-models`, which has options of its own.
+pub fn no_figure(_: Experiment, _: &figure::Options) -> Result<()> {
+    Err(refused(format!("{APP}: give the command of that name, not `figure`")))
+}
+
 /// Measures and reports.
 pub fn run(options: &Options) -> Result<()> {
     let mut experiment = Experiment::read(&workspace::root().join("experiments"), APP)?;
@@ -128,22 +125,15 @@ pub fn run(options: &Options) -> Result<()> {
         judged(&experiment, false).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
+    let _locked = begin(&experiment.spec, &how, &known)?;
     let machine = if options.gpu { GpuMachine::ask()? } else { GpuMachine::default() };
-    if options.gpu && machine.gpu().is_none() {
-        return Err(refused(format!("{APP} --gpu: no GPU here: {}", machine.why_none())));
-    }
-    if !options.gpu {
+    if options.gpu {
+        machine.has_gpu(|why| format!("{APP} --gpu: no GPU here: {why}"))?;
+    } else {
         let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
         wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
     }
-    if carried::folder().is_none() {
-        say!("building the profiler (release), some minutes the first time");
-        workspace::build_release(&["-p", "profiler"])?;
-    }
+    workspace::build_programs("the profiler", &["-p", "profiler"])?;
     let profiler = workspace::programs().join("profiler");
     let peers = workspace::root().join("experiments/peers");
     execute(
@@ -172,8 +162,7 @@ fn execute(
     let script = programs.peers.join(if options.gpu { "compiled_graph.py" } else { "onnxruntime_cpu.py" });
     let mut peer = Peer::new(options.python.as_deref(), script, &logs);
     let hello = peer.start()?;
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     for (name, version) in hello["versions"].as_object().into_iter().flatten() {
         provenance.versions.insert(name.clone(), version.as_str().unwrap_or_default().to_owned());
     }

@@ -1,7 +1,9 @@
 //! Which cores the two ends of a measurement run on: cores of their own, where there are two or more.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
+
+use crate::process::said;
 
 /// Cores of each end: two where there are four, so that its NIC need not share one with its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,9 +14,7 @@ impl Cores {
     pub fn choose() -> Option<Cores> {
         let status = fs::read_to_string("/proc/self/status").ok()?;
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        let mut taskset = Command::new("taskset");
-        let taskset = taskset.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-        taskset.status().ok().filter(std::process::ExitStatus::success)?;
+        said(Command::new("taskset").arg("--version")).ok()?;
         share(&list(allowed), &|core| {
             let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
             let siblings = fs::read_to_string(path).unwrap_or_default();

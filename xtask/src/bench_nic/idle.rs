@@ -4,9 +4,9 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use crate::process::{JsonProgram, WAIT};
+use crate::process::{JsonProgram, WAIT, wait_for};
 
 /// What opening the device cost is not idling, and a NIC that had work a moment ago looks around more often.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -14,13 +14,12 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// NIC thread's share of a core in percent, and the whole process's resident memory in MiB, watched for `time`.
 pub fn watch(program: &mut JsonProgram, time: Duration) -> Result<(f64, f64)> {
     let process = program.child.0.id();
-    let since = Instant::now();
-    while nic_ns(process).is_none() {
-        if since.elapsed() > WAIT || program.child.poll()?.is_some() {
-            bail!("the program has no NIC thread; see {}", program.log.display());
-        }
-        sleep(Duration::from_millis(20));
-    }
+    wait_for(WAIT, || {
+        let is_over = nic_ns(process).is_some() || program.child.poll()?.is_some();
+        Ok(is_over.then_some(()))
+    })?;
+    nic_ns(process)
+        .with_context(|| format!("the program has no NIC thread; see {}", program.log.display()))?;
     sleep(SETTLE);
     let since = Instant::now();
     let before = nic_ns(process).context("the NIC thread is gone")?;

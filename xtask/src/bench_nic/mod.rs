@@ -17,7 +17,6 @@ use experiment::spec::Extent;
 use experiment::{Experiment, resume};
 use measure::{Hosts, Label, Provenance, Revision};
 
-use crate::figure::App;
 use crate::figure::{self, Nic, Probe, Programs};
 use crate::gpu_machine::GpuMachine;
 use crate::progress;
@@ -38,13 +37,6 @@ use source::Source;
 
 /// What a spec calls points that are each a number of one program.
 pub const APP: &str = "bench-nic";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--quick --resume --record --out --no-install",
-    own_nic: None,
-    run: |experiment, options| run(&experiment.spec.name, &Options::of(options)),
-};
 /// Examples of soft-nic that give numbers: what unused queue pairs cost, and what a WRITE costs in the device alone.
 pub const EXAMPLES: [&str; 2] = ["idle_queues", "device"];
 /// Longest that one program may take; what was meant to take longer adds its own time.
@@ -166,8 +158,8 @@ fn execute(
 ) -> Result<()> {
     let machine = experiment.spec.grid(Extent::Normal).series.iter().any(|series| needs_gpu(series));
     let machine = machine.then(GpuMachine::ask).transpose()?;
-    if let Some(machine) = machine.as_ref().filter(|machine| machine.gpu().is_none()) {
-        return Err(refused(format!("{}: no GPU here: {}", experiment.spec.name, machine.why_none())));
+    if let Some(machine) = &machine {
+        machine.has_gpu(|why| format!("{}: no GPU here: {why}", experiment.spec.name))?;
     }
     let here = || if options.bin.is_some() { PathBuf::new() } else { root() };
     let out = options.out.clone().unwrap_or_else(|| here().join("results").join(&experiment.spec.name));

@@ -3,9 +3,8 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use measure::Hosts;
@@ -15,7 +14,7 @@ use super::cores::Cores;
 use super::idle;
 use super::source::{Column, Perftest, Source};
 use crate::figure::Programs;
-use crate::process::{ChildGuard, Ended, JsonProgram, WAIT, output, run_logged};
+use crate::process::{ChildGuard, Ended, JsonProgram, WAIT, output, run_logged, wait_for};
 use crate::workspace::target_dir;
 
 /// Idling before each message of [`Source::First`].
@@ -215,8 +214,8 @@ impl BenchSetup<'_> {
         asks.args(["--seconds", &self.seconds.to_string()]);
         let mut asking = JsonProgram::start(&mut asks, &self.log(name, "client"))?;
         let answer = asking.json("baseline", self.limit).context("measuring")?;
-        ends_well(&mut asking, "the asking side")?;
-        ends_well(&mut answering, "the answering side")?;
+        asking.ends_well("the asking side", WAIT)?;
+        answering.ends_well("the answering side", WAIT)?;
         Ok(number(&answer, "/half_round_trip/p50_ns", "the asking side")? * 1e-3)
     }
 
@@ -229,8 +228,8 @@ impl BenchSetup<'_> {
         sender.args(["--connect", &address, "--nic", "mlx5_0", "--json", "-"]).args(options);
         let mut sender = JsonProgram::start(&mut sender, &self.log(name, "sender"))?;
         let run = sender.json("run", limit).context("running the sender")?;
-        ends_well(&mut sender, "the sender")?;
-        ends_well(&mut receiver, "the receiver")?;
+        sender.ends_well("the sender", WAIT)?;
+        receiver.ends_well("the receiver", WAIT)?;
         match run["content_ok"].as_bool() {
             Some(true) => Ok(run),
             _ => bail!("messages did not arrive whole; see {}", sender.log.display()),
@@ -263,16 +262,13 @@ impl BenchSetup<'_> {
     fn said(&self, command: &mut Command, kind: &str, name: &str, program: &str) -> Result<Value> {
         let mut session = JsonProgram::start(command, &self.log(name, program))?;
         let answer = session.json(kind, self.limit).with_context(|| format!("running {program}"))?;
-        ends_well(&mut session, program)?;
+        session.ends_well(program, WAIT)?;
         Ok(answer)
     }
 
     /// A server whose output goes to `log`, once it listens on `port`.
     fn serving(&self, command: &mut Command, port: u16, log: &Path) -> Result<ChildGuard> {
-        let program = command.get_program().to_string_lossy().into_owned();
-        let file = fs::File::create(log).with_context(|| format!("writing {}", log.display()))?;
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let mut server = ChildGuard(command.spawn().with_context(|| format!("starting {program}"))?);
+        let mut server = ChildGuard::logged(command, log)?;
         wait_for_listener(&mut server, port, log, WAIT.min(self.limit))?;
         Ok(server)
     }
@@ -280,8 +276,7 @@ impl BenchSetup<'_> {
     /// A program that listens, and where.
     fn listening(&self, command: &mut Command, log: &Path) -> Result<(JsonProgram, String)> {
         let mut program = JsonProgram::start(command, log)?;
-        let said = program.json("listening", WAIT.min(self.limit)).context("starting a listener")?;
-        let address = said["address"].as_str().context("it does not say where it listens")?.to_owned();
+        let address = program.address("a listener", WAIT.min(self.limit))?;
         Ok((program, address))
     }
 
@@ -337,13 +332,6 @@ fn on_host(hosts: &Hosts, end: End, program: impl AsRef<std::ffi::OsStr>) -> Com
     command
 }
 
-fn ends_well(program: &mut JsonProgram, name: &str) -> Result<()> {
-    match program.child.wait(WAIT)? {
-        Ended::Well => Ok(()),
-        ended => bail!("{name} {ended}; see {}", program.log.display()),
-    }
-}
-
 /// A free TCP port.
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?;
@@ -352,19 +340,18 @@ pub fn free_port() -> Result<u16> {
 
 /// perftest's server takes exactly one connection, so that a trial connection would spoil it: the kernel's table tells.
 fn wait_for_listener(server: &mut ChildGuard, port: u16, log: &Path, limit: Duration) -> Result<()> {
-    let since = Instant::now();
-    loop {
+    let listens = wait_for(limit, || {
         if is_listening(server.0.id(), port) {
-            return Ok(());
+            return Ok(Some(()));
         }
-        if let Some(ended) = server.poll()? {
-            bail!("the server {ended} before it listened ({}), log {}", last_words(log), log.display());
+        match server.poll()? {
+            None => Ok(None),
+            Some(ended) => {
+                bail!("the server {ended} before it listened ({}), log {}", last_words(log), log.display())
+            }
         }
-        if since.elapsed() > limit {
-            bail!("the server does not listen on port {port}; see {}", log.display());
-        }
-        sleep(Duration::from_millis(5));
-    }
+    });
+    listens?.with_context(|| format!("the server does not listen on port {port}; see {}", log.display()))
 }
 
 /// Whether some process of the network namespace that process `pid` is in listens on `port`.

@@ -6,25 +6,23 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use measure::Revision;
 
 use crate::bench_nic;
 use crate::carried::{MANIFEST, Manifest, TestProgram};
+use crate::files::{self, copy, strip};
 use crate::packages::PACKAGES;
+use crate::process::done;
 use crate::refused::refused;
 use crate::test::gpu::programs;
 use crate::workspace::{self, revision_text, root, target_dir};
 
-mod files;
 mod perftest;
 
-use files::copy;
-pub(crate) use files::strip;
-
 /// What is carried of the tree, at the same paths: files, and folders with all below them.
-const TEXTS: &[&str] = &[
+const TEXTS: [&str; 7] = [
     "LICENSE",
     "apps/softnic/tests/programs/two_ranks.py",
     "crates/gpu/kernels",
@@ -142,11 +140,7 @@ fn build(dev: bool, revision: &Revision) -> Result<()> {
         cargo.arg("--release").env("DOORBELL_REVISION", revision_text(revision));
     }
     say!("building the programs, some minutes the first time");
-    let status = cargo.status().context("starting cargo build")?;
-    if !status.success() {
-        bail!("cargo build failed");
-    }
-    Ok(())
+    done(&mut cargo)
 }
 
 /// Puts one test program below `tests`.
@@ -160,29 +154,24 @@ fn carry(test: &TestProgram, folder: &Path) -> Result<TestProgram> {
 
 /// Copies what of [`TEXTS`] the tree at `root` has.
 fn texts(root: &Path, folder: &Path) -> Result<()> {
-    for text in TEXTS {
-        copy_below(root, Path::new(text), folder)?;
-    }
-    Ok(())
-}
-
-fn copy_below(root: &Path, path: &Path, folder: &Path) -> Result<()> {
-    let from = root.join(path);
-    if from.is_dir() {
-        let entries = fs::read_dir(&from).with_context(|| format!("reading {}", from.display()))?;
-        for entry in entries {
-            copy_below(root, &path.join(entry?.file_name()), folder)?;
+    for text in TEXTS.map(Path::new) {
+        if !root.join(text).is_dir() {
+            copy(&root.join(text), &folder.join(text))?;
+            continue;
         }
-    } else if from.is_file() && (path.starts_with(KEPT) || !path.ends_with(LEFT_OUT)) {
-        copy(&from, &folder.join(path))?;
+        let all = files::below(&root.join(text), &[])?.into_iter().map(|file| text.join(file));
+        for file in all.filter(|file| file.starts_with(KEPT) || !file.ends_with(LEFT_OUT)) {
+            copy(&root.join(&file), &folder.join(&file))?;
+        }
     }
     Ok(())
 }
 
 /// Bytes of everything in the folder. Error: more than [`MOST_BYTES`], with what is large.
 fn size(folder: &Path) -> Result<u64> {
-    let mut files = Vec::new();
-    sizes(folder, folder, &mut files)?;
+    let sized =
+        |file: PathBuf| Ok((fs::symlink_metadata(folder.join(&file))?.len(), file.display().to_string()));
+    let mut files = files::below(folder, &[])?.into_iter().map(sized).collect::<Result<Vec<_>>>()?;
     let bytes: u64 = files.iter().map(|(bytes, _)| bytes).sum();
     if bytes <= MOST_BYTES {
         return Ok(bytes);
@@ -200,18 +189,6 @@ fn size(folder: &Path) -> Result<u64> {
     )))
 }
 
-fn sizes(top: &Path, folder: &Path, files: &mut Vec<(u64, String)>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
-        let path = entry?.path();
-        let about = fs::symlink_metadata(&path).with_context(|| format!("reading {}", path.display()))?;
-        match about.is_dir() {
-            true => sizes(top, &path, files)?,
-            false => files.push((about.len(), path.strip_prefix(top)?.display().to_string())),
-        }
-    }
-    Ok(())
-}
-
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -220,7 +197,7 @@ fn mib(bytes: u64) -> f64 {
 fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
     let path = folder.join(MANIFEST);
     let text = serde_json::to_string_pretty(manifest).context("writing the manifest")? + "\n";
-    fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+    files::write(&path, &text)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub fn copy_all(tools: &[PathBuf], folder: &Path) -> Result<usize> {
 }
 
 fn copy_into(file: &Path, folder: &Path) -> Result<()> {
-    super::files::copy(file, &folder.join(file.file_name().context("a file without a name")?))
+    crate::files::copy(file, &folder.join(file.file_name().context("a file without a name")?))
 }
 
 /// Paths in what `ldd` says, but those that are not carried.

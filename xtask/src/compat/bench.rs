@@ -1,11 +1,10 @@
 //! One row, run: its processes on a NIC of their own, and what they and the NIC's counters say of it.
 
 use std::cell::OnceCell;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
@@ -14,8 +13,7 @@ use super::kernel::{self, End, Guest};
 use super::programs::{Program, Row};
 use super::results::Verdict;
 use crate::bench_nic::pair::{free_port, is_listening};
-use crate::process::{ChildGuard, Ended, WAIT, run_logged};
-use crate::stop;
+use crate::process::{ChildGuard, Ended, WAIT, run_logged, wait_for};
 use crate::workspace::{root, target_dir};
 
 /// How long a server may live on after its client.
@@ -67,8 +65,29 @@ impl Place {
         self.folder.join(format!("{end}.{kind}"))
     }
 
-    fn said(&self, end: usize) -> Result<String> {
-        Ok(fs::read(self.file(end, "log")).map(|text| String::from_utf8_lossy(&text).into_owned())?)
+    /// What a process left that ended so.
+    fn side(&self, end: usize, ended: Option<Ended>) -> Result<Side> {
+        let said = fs::read(self.file(end, "log"))?;
+        Ok(Side { ended, said: String::from_utf8_lossy(&said).into_owned() })
+    }
+
+    /// Starts a server, and waits for it to listen on the port, or to say the row's words.
+    fn serving(&self, command: &mut Command, row: &Row) -> Result<ChildGuard> {
+        let log = self.file(0, "log");
+        let (mut server, mut said) = (ChildGuard::logged(command, &log)?, String::new());
+        let ready = wait_for(WAIT, || {
+            // Before its words are read: one that has ended has said all.
+            let ended = server.poll()?;
+            said = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
+            let listens = || is_listening(server.0.id(), self.port);
+            match ended {
+                _ if row.ready.as_ref().map_or_else(listens, |words| said.contains(words)) => Ok(Some(())),
+                Some(ended) => bail!("the server {ended}: {}", first_error(&said)),
+                None => Ok(None),
+            }
+        })?;
+        ready.with_context(|| format!("the server does not get ready: {}", first_error(&said)))?;
+        Ok(server)
     }
 }
 
@@ -112,10 +131,9 @@ impl Bench {
         let commands = row.commands();
         let [server, client] = &commands[..] else {
             let ended = run_logged(&mut on_nic(0, &commands[0]), &at.file(0, "log"), row.deadline())?;
-            return Ok((vec![Side { ended: Some(ended), said: at.said(0)? }], vec![at.file(0, "jsonl")]));
+            return Ok((vec![at.side(0, Some(ended))?], vec![at.file(0, "jsonl")]));
         };
-        let mut serving = start(&mut on_nic(0, server), &at.file(0, "log"))?;
-        wait_until_ready(&mut serving, row.ready.as_deref(), at.port, &at.file(0, "log"))?;
+        let mut serving = at.serving(&mut on_nic(0, server), row)?;
         let asked = run_logged(&mut on_nic(1, client), &at.file(1, "log"), row.deadline())?;
         let served = match row.stop && serving.poll()?.is_none() {
             true => {
@@ -124,8 +142,7 @@ impl Bench {
             }
             false => Some(serving.wait(LEAVING)?),
         };
-        let sides =
-            vec![Side { ended: served, said: at.said(0)? }, Side { ended: Some(asked), said: at.said(1)? }];
+        let sides = vec![at.side(0, served)?, at.side(1, Some(asked))?];
         Ok((sides, vec![at.file(0, "jsonl"), at.file(1, "jsonl")]))
     }
 
@@ -158,21 +175,14 @@ impl Bench {
                 let asked =
                     run_logged(&mut on_nic(1, &of(client, End::Client)), &at.file(1, "log"), row.deadline())?;
                 let served = serving.wait(LEAVING);
-                [
-                    Side { ended: Some(served), said: serving.said() },
-                    Side { ended: Some(asked), said: at.said(1)? },
-                ]
+                [Side { ended: Some(served), said: serving.said() }, at.side(1, Some(asked))?]
             }
             End::Client => {
-                let mut serving = start(&mut on_nic(0, &of(server, End::Server)), &at.file(0, "log"))?;
-                wait_until_ready(&mut serving, row.ready.as_deref(), at.port, &at.file(0, "log"))?;
+                let mut serving = at.serving(&mut on_nic(0, &of(server, End::Server)), row)?;
                 let asking = guest.start(&of(client, End::Client), "true", row.deadline())?;
                 let asked = asking.wait(row.deadline() + LEAVING);
                 let served = serving.wait(LEAVING)?;
-                [
-                    Side { ended: Some(served), said: at.said(0)? },
-                    Side { ended: Some(asked), said: asking.said() },
-                ]
+                [at.side(0, Some(served))?, Side { ended: Some(asked), said: asking.said() }]
             }
         };
         let stats = at.file(if kernel == End::Server { 1 } else { 0 }, "jsonl");
@@ -207,30 +217,6 @@ impl Bench {
         let is_logged = row.ready.as_ref().is_some_and(|words| words.starts_with("rdma_cm "));
         softnic.envs(is_logged.then_some(("SOFTNIC_LOG", "1")));
         softnic
-    }
-}
-
-fn start(command: &mut Command, log: &Path) -> Result<ChildGuard> {
-    let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    stop::hold();
-    Ok(ChildGuard(command.spawn().context("starting the server")?))
-}
-
-/// Waits for a server to listen on `port`, or to say these words.
-fn wait_until_ready(server: &mut ChildGuard, words: Option<&str>, port: u16, log: &Path) -> Result<()> {
-    let since = Instant::now();
-    loop {
-        // Before its words are read: one that has ended has said all.
-        let ended = server.poll()?;
-        let said = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
-        let is_ready = words.map_or_else(|| is_listening(server.0.id(), port), |words| said.contains(words));
-        match ended {
-            _ if is_ready => return Ok(()),
-            Some(ended) => bail!("the server {ended}: {}", first_error(&said)),
-            None if since.elapsed() > WAIT => bail!("the server does not get ready: {}", first_error(&said)),
-            None => sleep(Duration::from_millis(10)),
-        }
     }
 }
 

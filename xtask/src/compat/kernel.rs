@@ -6,17 +6,16 @@
 
 use std::cell::Cell;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::unistd::geteuid;
 use serde::Deserialize;
 
-use crate::process::{ChildGuard, Ended, JsonProgram, WAIT};
-use crate::stop;
+use crate::process::{ChildGuard, Ended, JsonProgram, WAIT, wait_for};
 
 /// Address of the guest, whose RDMA device is `rxe0` with the RoCE v2 GID of this address at index 1.
 const GUEST: &str = "10.9.0.1";
@@ -75,19 +74,17 @@ impl Guest {
         let _ = fs::remove_dir_all(&share);
         fs::create_dir_all(&share).with_context(|| format!("making {}", share.display()))?;
         let mut unshare = Command::new("unshare");
-        unshare.arg(if is_root() { "-n" } else { "-rn" }).args(["sh", "-c", &HOLD.replace("HOST", HOST)]);
+        unshare.arg(if geteuid().is_root() { "-n" } else { "-rn" }).args([
+            "sh",
+            "-c",
+            &HOLD.replace("HOST", HOST),
+        ]);
         let mut namespace = JsonProgram::start(&mut unshare, &logs.join("namespace.log"))?;
         namespace.json("ready", WAIT).context("a network namespace with a tap (/dev/net/tun)")?;
         let console = logs.join("console.log");
         let mut qemu = inside(&namespace, "timeout");
-        qemu.args([
-            "--kill-after=1",
-            &LIFE_S.to_string(),
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
-            "qemu-system-x86_64",
-        ]);
+        qemu.args(["--kill-after=1", &LIFE_S.to_string(), "setpriv", "--pdeathsig", "KILL"]);
+        qemu.arg("qemu-system-x86_64");
         qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-m", "512", "-smp", "2"]);
         qemu.args(["-nodefaults", "-nographic", "-no-reboot", "-monitor", "none"]);
         qemu.arg("-serial").arg(format!("file:{}", console.display()));
@@ -95,19 +92,12 @@ impl Guest {
         qemu.args(["-append", "console=ttyS0 quiet panic=-1 net.ifnames=0"]);
         qemu.args(["-netdev", "tap,id=net,ifname=tap0,script=no,downscript=no,vnet_hdr=off"]);
         // Without `romfile` it tries to boot from the network first.
-        qemu.args([
-            "-device",
-            "virtio-net-pci,netdev=net,romfile=,csum=off,gso=off",
-            "-device",
-            "virtio-rng-pci",
-        ]);
+        qemu.args(["-device", "virtio-net-pci,netdev=net,romfile=,csum=off,gso=off"]);
+        qemu.args(["-device", "virtio-rng-pci"]);
         qemu.arg("-virtfs");
         qemu.arg(format!("local,path={},mount_tag=host,security_model=none", share.display()));
-        let log = fs::File::create(logs.join("qemu.log")).context("writing qemu.log")?;
-        qemu.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        stop::hold();
         say!("compat: booting a guest with Debian's kernel under QEMU, without KVM");
-        let qemu = ChildGuard(qemu.spawn().context("starting nsenter")?);
+        let qemu = ChildGuard::logged(&mut qemu, &logs.join("qemu.log"))?;
         let mut guest = Guest { qemu, namespace, share, console, jobs: Cell::new(0) };
         let since = Instant::now();
         while !guest.share.join("link").exists() {
@@ -168,17 +158,12 @@ impl Job<'_> {
 
     /// Waits until its condition holds. Error: it has ended before.
     pub fn wait_until_ready(&self) -> Result<()> {
-        let since = Instant::now();
-        while !self.file("ready").exists() {
-            if let Some(ended) = self.ended() {
-                bail!("the server in the guest {ended}: {}", self.said().trim());
-            }
-            if since.elapsed() > WAIT {
-                bail!("the server in the guest does not get ready: {}", self.said().trim());
-            }
-            sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        let ready = wait_for(WAIT, || match (self.file("ready").exists(), self.ended()) {
+            (true, _) => Ok(Some(())),
+            (false, None) => Ok(None),
+            (false, Some(ended)) => bail!("the server in the guest {ended}: {}", self.said().trim()),
+        });
+        ready?.with_context(|| format!("the server in the guest does not get ready: {}", self.said().trim()))
     }
 
     fn ended(&self) -> Option<Ended> {
@@ -194,14 +179,8 @@ impl Job<'_> {
 
     /// How it ended, if within `limit`.
     pub fn wait(&self, limit: Duration) -> Ended {
-        let since = Instant::now();
-        loop {
-            match self.ended() {
-                Some(ended) => return ended,
-                None if since.elapsed() > limit => return Ended::TimedOut,
-                None => sleep(Duration::from_millis(20)),
-            }
-        }
+        let ended = wait_for(limit, || Ok(self.ended()));
+        ended.ok().flatten().unwrap_or(Ended::TimedOut)
     }
 }
 
@@ -229,15 +208,11 @@ pub fn ready(words: Option<&str>, port: u16) -> String {
 fn inside(namespace: &JsonProgram, program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.args(["-t", &namespace.child.0.id().to_string()]);
-    if !is_root() {
+    if !geteuid().is_root() {
         command.args(["-U", "--preserve-credentials"]);
     }
     command.arg("-n").arg(program);
     command
-}
-
-fn is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::programs::{self, Program, Row};
+use crate::files;
 use crate::refused::refused;
 use crate::workspace::Tree;
 
@@ -111,9 +112,7 @@ impl Recorded {
 
     pub fn write(&self, file: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self).context("results")?;
-        fs::create_dir_all(file.parent().unwrap_or(file))
-            .with_context(|| format!("making {}", file.display()))?;
-        fs::write(file, text + "\n").with_context(|| format!("writing {}", file.display()))
+        files::write(file, &(text + "\n"))
     }
 }
 

@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -16,7 +15,7 @@ use serde_json::Value;
 use crate::figure::serving::Programs;
 use crate::process::{Ended, JsonProgram, WAIT, run_logged};
 use crate::setup::{self, Purpose};
-use crate::{carried, stop, wheels, workspace, zoo};
+use crate::{carried, files, stop, wheels, workspace, zoo};
 
 const MODEL: &str = "squeezenet-1.1";
 /// Different inputs; the first answer to each is compared with the reference.
@@ -126,12 +125,7 @@ fn execute(programs: &Programs, out: &Path, engine: Engine, answers: u64) -> Res
     let [served_by, reference_by] = engine.names();
     let file = out.join("reference.f32");
     // One of an earlier run must not be taken for this one's.
-    match fs::remove_file(&file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("removing {}", file.display()));
-        }
-        _ => {}
-    }
+    files::remove(&file)?;
     let inputs = INPUTS.to_string();
     let mut reference = Command::new(&programs.profiler);
     reference.args(["reference", MODEL, "--engine", reference_by, "--inputs", &inputs, "--out"]).arg(&file);
@@ -148,11 +142,10 @@ fn execute(programs: &Programs, out: &Path, engine: Engine, answers: u64) -> Res
     command.args(["--listen", "127.0.0.1:0", "--model", MODEL, "--engine", served_by, "--sessions", "1"]);
     command.args(["--json", "-"]);
     let mut server = JsonProgram::start(with_models(&mut command), &logs.join("server.log"))?;
-    let listening = server.json("listening", LIMIT).context("starting the server")?;
-    let address = listening["address"].as_str().context("the server does not say where it listens")?;
+    let address = server.address("the server", LIMIT)?;
     say!("{MODEL}: {INPUTS} inputs, reference by {reference_by}; server at {address}, {answers} requests");
     let mut command = on_nic(&programs.client);
-    command.args(["--connect", address, "--model", MODEL, "--count", &answers.to_string()]);
+    command.args(["--connect", &address, "--model", MODEL, "--count", &answers.to_string()]);
     command.args(["--inputs", &inputs, "--deadline", "60", "--live", "--json", "-"]);
     command.arg("--manifests").arg(zoo::manifests()).arg("--reference").arg(&file);
     let mut client = JsonProgram::start(&mut command, &logs.join("client.log"))?;

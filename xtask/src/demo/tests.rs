@@ -1,5 +1,6 @@
 //! The demo by stand-ins, which say what the programs say, and by the programs that cargo has built beside these tests.
 
+use std::fs;
 use std::process::Stdio;
 use std::thread::sleep;
 

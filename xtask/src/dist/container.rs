@@ -12,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::trial::shows_rate;
-use crate::process::output;
+use crate::files;
+use crate::process::{output, said};
 use crate::workspace::root;
 
 const RECIPE: &str = "packaging/container";
@@ -57,38 +58,25 @@ wait $server && echo BOTH ENDED"#;
 /// Builds the image of that root and package, and lets two containers of it write to each other.
 pub(super) fn trial(rootfs: &Path, package: &Path, out: &Path) -> Result<()> {
     let folder = out.join("softnic-container");
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
-    }
-    fs::create_dir_all(&folder)?;
+    files::remove(&folder)?;
     for name in FILES {
-        fs::copy(root().join(RECIPE).join(name), folder.join(name)).with_context(|| name.to_owned())?;
+        files::copy(&root().join(RECIPE).join(name), &folder.join(name))?;
     }
-    fs::copy(package, folder.join("softnic.deb")).context("copying the package")?;
+    files::copy(package, &folder.join("softnic.deb"))?;
     let mut build = Command::new("sh");
     build.current_dir(&folder).args(["-c", &BUILD.replace("IMAGE", IMAGE), "sh"]).arg(rootfs.canonicalize()?);
     let mounted = output(&mut build, LIMIT).context("building the image")?;
     let roots: Vec<&str> = mounted.lines().filter(|line| line.starts_with('/')).collect();
     ensure!(roots.len() == 2, "buildah mounted {mounted:?}");
     let mut run = Command::new("unshare");
-    run.args([
-        "--net",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "sh",
-        "-c",
-        TRIAL,
-        "sh",
-    ]);
+    run.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    run.args(["sh", "-c", TRIAL, "sh"]);
     let said = output(run.args(roots).current_dir(&folder), LIMIT).context("two containers")?;
     said.lines().for_each(|line| say!("  {line}"));
     let problems = missing(&said);
     let server = fs::read_to_string(folder.join("server.txt")).unwrap_or_default();
     ensure!(problems.is_empty(), "containers: {}\n{server}", problems.join("; "));
-    fs::remove_dir_all(&folder).context("removing the image")?;
+    files::remove(&folder)?;
     say!("containers: two without a capability, on one bridge, wrote to each other");
     Ok(())
 }
@@ -107,13 +95,8 @@ pub(super) fn can() -> Result<(), String> {
             "the right to make a bridge (CAP_NET_ADMIN, and the kernel's module)",
         ),
     ] {
-        let said = Command::new(words[0]).args(&words[1..]).output();
-        let why = match said {
-            Ok(said) if said.status.success() => continue,
-            Ok(said) => String::from_utf8_lossy(&said.stderr).trim().to_owned(),
-            Err(error) => error.to_string(),
-        };
-        return Err(format!("{what} lacks: {why}"));
+        let tried = said(Command::new(words[0]).args(&words[1..]));
+        tried.map_err(|error| format!("{what} lacks: {error:#}"))?;
     }
     Ok(())
 }

@@ -8,10 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::LIBRARY;
 use super::target::{GLIBC, pkg_config};
+use crate::files;
+use crate::process::said;
 use crate::workspace::names_in;
 
 const NAME: &str = "softnic";
@@ -39,9 +41,7 @@ pub(super) fn pack(out: &Path, folder: &Path, version: &str) -> Result<Option<Pa
         return Ok(None);
     }
     let stage = out.join("softnic-deb");
-    if stage.exists() {
-        fs::remove_dir_all(&stage).with_context(|| format!("removing {}", stage.display()))?;
-    }
+    files::remove(&stage)?;
     fill(&stage, folder, version).with_context(|| format!("filling {}", stage.display()))?;
     // Whatever the umask is.
     said(Command::new("chmod").args(["-R", "u=rwX,go=rX"]).arg(&stage))?;
@@ -54,7 +54,7 @@ pub(super) fn pack(out: &Path, folder: &Path, version: &str) -> Result<Option<Pa
         .arg(&package)
         .env("SOURCE_DATE_EPOCH", EPOCH.0);
     said(&mut build)?;
-    fs::remove_dir_all(&stage).context("removing the package's files")?;
+    files::remove(&stage)?;
     Ok(Some(package))
 }
 
@@ -97,7 +97,8 @@ fn fill(stage: &Path, folder: &Path, version: &str) -> Result<()> {
     );
     write(&stage.join(DOC).join("changelog"), &change)?;
     said(Command::new("gzip").arg("-9n").arg(stage.join(DOC).join("changelog")))?;
-    let kib = bytes_below(stage)?.div_ceil(1024);
+    let sizes = files::below(stage, &[])?.into_iter().map(|file| Ok(fs::metadata(stage.join(file))?.len()));
+    let kib = sizes.sum::<Result<u64>>()?.div_ceil(1024);
     write(&stage.join("DEBIAN/control"), &control(version, kib))
 }
 
@@ -124,36 +125,13 @@ fn control(version: &str, installed_kib: u64) -> String {
 }
 
 fn put(from: &Path, to: &Path, mode: u32) -> Result<()> {
-    fs::create_dir_all(to.parent().context("a file's folder")?)?;
-    fs::copy(from, to).with_context(|| format!("copying {}", from.display()))?;
+    files::copy(from, to)?;
     Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)
 }
 
 fn write(to: &Path, text: &str) -> Result<()> {
-    fs::create_dir_all(to.parent().context("a file's folder")?)?;
-    fs::write(to, text)?;
+    files::write(to, text)?;
     Ok(fs::set_permissions(to, fs::Permissions::from_mode(0o644))?)
-}
-
-fn bytes_below(folder: &Path) -> Result<u64> {
-    let mut bytes = 0;
-    for name in names_in(folder) {
-        let path = folder.join(name);
-        bytes += if path.is_dir() { bytes_below(&path)? } else { fs::metadata(&path)?.len() };
-    }
-    Ok(bytes)
-}
-
-/// What a program prints, if it ends well.
-fn said(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("starting {name}"))?;
-    let all =
-        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    if !output.status.success() {
-        bail!("{name}: {}", all.trim());
-    }
-    Ok(all)
 }
 
 #[cfg(test)]

@@ -8,14 +8,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use measure::Revision;
 use zoo::Digest;
 
-use crate::bundle::strip;
+use crate::files::{self, strip};
 use crate::man;
 use crate::packages::{self, LIBRARY};
+use crate::process::done;
 use crate::setup::{self, Purpose};
 use crate::test::symbols;
 use crate::wheels;
@@ -69,12 +70,7 @@ pub fn run(options: &Options) -> Result<()> {
     let version = version(&revision);
     let name = name(&version);
     let folder = out.join(&name);
-    match fs::remove_dir_all(&folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("removing {}", folder.display()));
-        }
-        _ => {}
-    }
+    files::remove(&folder)?;
     fill(&folder, &built, &version).with_context(|| format!("filling {}", folder.display()))?;
     let tarball = pack(&out, &name)?;
     let wheel = wheel(&out, &folder, &version)?;
@@ -147,8 +143,7 @@ fn build(revision: &Revision) -> Result<PathBuf> {
     cargo.env("CARGO_ZIGBUILD_ZIG_PATH", linker.join("ziglang/zig"));
     cargo.env("DOORBELL_REVISION", revision_text(revision));
     say!("building the programs for glibc {}.{}, some minutes the first time", GLIBC.0, GLIBC.1);
-    let status = cargo.status().context("starting cargo-zigbuild")?;
-    ensure!(status.success(), "cargo-zigbuild failed");
+    done(&mut cargo)?;
     Ok(folder.join(TARGET).join("release"))
 }
 
@@ -194,7 +189,7 @@ fn fill(folder: &Path, built: &Path, version: &str) -> Result<()> {
     let parts = parts::of(&Metadata::read(&tree)?, &PACKAGES)?;
     parts::licences(&parts, &folder.join("licences"))?;
     fs::write(folder.join("parts.spdx.json"), parts::spdx(&parts, version)?)?;
-    let sums = sums(folder, folder)?;
+    let sums = sums(folder)?;
     Ok(fs::write(folder.join("SHA256SUMS"), sums)?)
 }
 
@@ -225,17 +220,14 @@ fn readme(version: &str) -> String {
 }
 
 /// `sha256sum`'s lines of all files below a folder, in order of their paths.
-fn sums(top: &Path, folder: &Path) -> Result<String> {
+fn sums(folder: &Path) -> Result<String> {
     let mut lines = String::new();
-    for name in workspace::names_in(folder) {
-        let path = folder.join(&name);
-        if path.is_dir() {
-            lines.push_str(&sums(top, &path)?);
-            continue;
-        }
-        let file = fs::File::open(&path).with_context(|| path.display().to_string())?;
-        let sum = Digest::of_reader(file).with_context(|| path.display().to_string())?;
-        lines.push_str(&format!("{sum}  {}\n", path.strip_prefix(top)?.display()));
+    for file in files::below(folder, &[])? {
+        let path = folder.join(&file);
+        let sum =
+            fs::File::open(&path).map_err(anyhow::Error::from).and_then(|file| Ok(Digest::of_reader(file)?));
+        let sum = sum.with_context(|| path.display().to_string())?;
+        lines.push_str(&format!("{sum}  {}\n", file.display()));
     }
     Ok(lines)
 }
@@ -247,10 +239,8 @@ fn pack(out: &Path, name: &str) -> Result<PathBuf> {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "-czf"]);
     tar.arg(&unfinished).arg("-C").arg(out).arg(name);
-    match tar.status().context("starting tar")?.success() {
-        true => fs::rename(&unfinished, &tarball).context("naming the tarball")?,
-        false => bail!("tar failed: {}", unfinished.display()),
-    }
+    done(&mut tar)?;
+    fs::rename(&unfinished, &tarball).context("naming the tarball")?;
     Ok(tarball)
 }
 
@@ -262,7 +252,7 @@ fn wheel(out: &Path, folder: &Path, version: &str) -> Result<PathBuf> {
     python.arg(root().join("packaging/python")).arg(version);
     let unfinished = wheel.with_extension("part");
     python.arg(&unfinished);
-    ensure!(python.status().context("starting python3")?.success(), "packing {} failed", wheel.display());
+    done(&mut python).with_context(|| format!("packing {}", wheel.display()))?;
     fs::rename(&unfinished, &wheel).context("naming the wheel")?;
     Ok(wheel)
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::json;
 
+use crate::process::said;
 use crate::workspace::{self, Metadata};
 
 /// A crate of others.
@@ -28,9 +29,7 @@ pub fn of(metadata: &Metadata, packages: &[&str]) -> Result<Vec<Part>> {
     let mut cargo = workspace::cargo();
     cargo.args(["tree", "--locked", "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
     cargo.args(packages.iter().flat_map(|package| ["-p", package]));
-    let output = cargo.output().context("starting cargo tree")?;
-    ensure!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr).trim());
-    linked(metadata, &String::from_utf8_lossy(&output.stdout))
+    linked(metadata, &said(&mut cargo)?)
 }
 
 /// The crates of a listing, a line `NAME vVERSION …` each; ours have no source.

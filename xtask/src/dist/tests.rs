@@ -83,7 +83,7 @@ fn the_same_files_give_the_same_tarball_and_each_has_its_sum() {
         all.push(fs::read(pack(&out, "a").unwrap()).unwrap());
     }
     assert!(all[0] == all[1] && !all[0].is_empty());
-    let sums = sums(&out.join("a"), &out.join("a")).unwrap();
+    let sums = sums(&out.join("a")).unwrap();
     let paths: Vec<&str> = sums.lines().map(|line| &line[66..]).collect();
     assert_eq!(paths, ["README", "include/x.h"]);
     fs::remove_dir_all(out).unwrap();
@@ -348,7 +348,7 @@ fn the_steps_of_the_ci_action_unpack_a_tarball_and_refuse_a_damaged_one() {
         fs::create_dir_all(folder).unwrap();
     }
     crate::process::script(&folder.join("softnic"), "#!/bin/sh\necho \"stand-in $@\"\n");
-    fs::write(folder.join("SHA256SUMS"), sums(&folder, &folder).unwrap()).unwrap();
+    fs::write(folder.join("SHA256SUMS"), sums(&folder).unwrap()).unwrap();
     let steps = action();
     let stand_in = pack(&out, "doorbell-1").unwrap();
     assert_eq!(set_up_from(&stand_in, &steps[..1], &temp), "stand-in --version\n");

@@ -1,14 +1,14 @@
 //! Tarball and Debian package in a root of another distribution: unpacked and installed, and the NIC used by programs of that root.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{Ended, output, run_logged};
+use crate::files;
+use crate::process::{Ended, done, last_words, output, run_logged};
 use crate::refused::refused;
 use crate::workspace::target_dir;
 
@@ -43,12 +43,7 @@ test ! -e /usr/bin/softnic -a ! -e /usr/lib/softnic -a ! -e /usr/include/doorbel
 pub fn make(root: &Path) -> Result<()> {
     let mut beside = root.as_os_str().to_owned();
     beside.push(".part");
-    match fs::remove_dir_all(&beside) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("removing {}", Path::new(&beside).display()));
-        }
-        _ => {}
-    }
+    files::remove(Path::new(&beside))?;
     let log = target_dir().join("xtask-test/debootstrap.log");
     say!("making {} by debootstrap (log: {})", root.display(), log.display());
     // What it mounts in the root goes with it, however it ends.
@@ -57,9 +52,7 @@ pub fn make(root: &Path) -> Result<()> {
     match run_logged(&mut debootstrap, &log, MAKING)? {
         Ended::Well => fs::rename(&beside, root).with_context(|| format!("naming {}", root.display())),
         ended => {
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            let last = said.lines().next_back().unwrap_or("it said nothing");
-            bail!("debootstrap {ended}: {last} (whole log: {})", log.display())
+            bail!("debootstrap {ended}: {} (whole log: {})", last_words(&log), log.display())
         }
     }
 }
@@ -83,7 +76,7 @@ pub fn run(root: &Path, tarball: &Path, name: &str, package: Option<&Path>) -> R
     let _ = fs::remove_dir_all(place.join(name));
     let mut tar = Command::new("tar");
     tar.arg("-xzf").arg(tarball).arg("-C").arg(&place);
-    ensure!(tar.status().context("starting tar")?.success(), "unpacking into {} failed", place.display());
+    done(&mut tar).with_context(|| format!("unpacking into {}", place.display()))?;
     // Of its own: processes that a test leaves, and /proc and /dev as a booted system has them.
     // The caller's PATH names folders that the root lacks.
     let inside = "mount -t proc proc \"$1/proc\" && mount --rbind /dev \"$1/dev\" && \
@@ -92,7 +85,7 @@ pub fn run(root: &Path, tarball: &Path, name: &str, package: Option<&Path>) -> R
     command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside]);
     let mut steps = format!("cd '/tmp/{name}'\n{STEPS}");
     if let Some(package) = package {
-        fs::copy(package, place.join("softnic.deb")).context("copying the package into the root")?;
+        files::copy(package, &place.join("softnic.deb"))?;
         steps += &format!("\ndeb=/tmp/softnic.deb{PACKAGE_STEPS}");
     }
     command.arg(steps).arg(root);

@@ -7,9 +7,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::process::{done, on_path};
 use crate::refused::refused;
 use crate::workspace::{Tree, root, target_dir};
 
@@ -34,9 +35,7 @@ pub fn run(options: &Options) -> Result<()> {
     let book = target_dir().join("book");
     let mut mdbook = Command::new(mdbook(options.no_install)?);
     mdbook.arg("build").arg(root().join("docs")).arg("--dest-dir").arg(&book);
-    if !mdbook.status().context("starting mdbook")?.success() {
-        bail!("mdbook could not build the book of docs/; what is wrong stands above");
-    }
+    done(&mut mdbook).context("mdbook could not build the book of docs/; what is wrong stands above")?;
     say!("book: {}", book.join("index.html").display());
     Ok(())
 }
@@ -66,9 +65,7 @@ pub fn write_tables() -> Result<()> {
 /// The program: on PATH, or in `target/tools`, where it is installed if it is in neither.
 fn mdbook(no_install: bool) -> Result<PathBuf> {
     let tools = target_dir().join("tools");
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain([tools.join("bin")]);
-    if let Some(found) = folders.map(|folder| folder.join("mdbook")).find(|program| program.is_file()) {
+    if let Some(found) = on_path(&["mdbook"], &[&tools.join("bin")]) {
         return Ok(found);
     }
     let version = format!("={MDBOOK}");
@@ -80,8 +77,6 @@ fn mdbook(no_install: bool) -> Result<PathBuf> {
         return Err(refused(format!("mdbook is not there; this installs it: {cargo:?}")));
     }
     say!("mdbook is not there: building version {MDBOOK} into {}, some minutes, once", tools.display());
-    if !cargo.status().context("starting cargo install")?.success() {
-        bail!("mdbook could not be installed");
-    }
+    done(&mut cargo).context("mdbook could not be installed")?;
     Ok(tools.join("bin/mdbook"))
 }

@@ -1,5 +1,6 @@
 //! Tables of our documents that are made from `experiments/*/measured.json`, between a line `<!-- table: NAME -->` and the next
-//! `<!-- end of table -->`.
+//! `<!-- end of table -->`. Behind the name of an experiment may stand the numbers that a table lists, and what its x is:
+//! `<!-- table: fig1 by instances: runs_per_s input_gbps -->`.
 
 use std::collections::BTreeMap;
 
@@ -39,44 +40,23 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     if name == "claims" {
         return Ok(markdown(&artifact::rows(tree)));
     }
-    let rows_of: fn(&[Entry]) -> Vec<Vec<String>> = match name {
-        "bench-clients" => |entries| listed(entries, None, &["per_s", "least_per_s", "most_per_s", "spread"]),
-        "bench-post-gpu" => posts,
-        "bench-nic" => aims,
-        "bench-models" => models,
-        "fig1" => bandwidths,
-        "bench-wait" => |entries| {
-            let numbers = ["alone_us", "added_2_us", "added_64_us", "added_4096_us", "apart_us", "trace_us"];
-            listed(entries, None, &numbers)
-        },
-        "fig2" => run_times,
-        "fig3" => |entries| {
-            let numbers = ["nodes", "kernels", "host_nodes", "copies", "host_copies", "posting_routines"];
-            listed(entries, None, &numbers)
-        },
-        "fig4" => rates,
-        "fig6" => services,
-        "fig7" => |entries| {
-            let numbers = [
-                "init_cores",
-                "serving_cores",
-                "end_cores",
-                "nic_cores",
-                "answers_per_s",
-                "p50_us",
-                "gpu_watts",
-                "stolen",
-            ];
-            listed(entries, None, &numbers)
-        },
-        "fig7-threads" => by_thread,
-        name => bail!("no table is called {name}"),
+    let (name, numbers) = name.split_once(": ").unwrap_or((name, ""));
+    let (name, x) = name.split_once(" by ").map_or((name, None), |(name, x)| (name, Some(x)));
+    let numbers: Vec<&str> = numbers.split_whitespace().collect();
+    let made: &dyn Fn(&[Entry]) -> Vec<Vec<String>> = match name {
+        _ if !numbers.is_empty() => &|entries| listed(entries, x, &numbers),
+        "bench-post-gpu" => &posts,
+        "bench-nic" => &aims,
+        "fig4" => &rates,
+        "fig6" => &services,
+        "fig7-threads" => &by_thread,
+        name => bail!("no table is called {name}, and no numbers stand behind it"),
     };
     let experiment = name.trim_end_matches("-threads");
     let path = format!("experiments/{experiment}/measured.json");
     let text = tree.get(&path).with_context(|| format!("{path} is missing"))?;
     let measured: Measured = serde_json::from_str(text).with_context(|| path.clone())?;
-    let rows = rows_of(&measured.entries);
+    let rows = made(&measured.entries);
     if rows.len() < 2 {
         bail!("{path}: nothing for table {name} was found in it");
     }
@@ -168,39 +148,6 @@ fn aims(entries: &[Entry]) -> Vec<Vec<String>> {
     table
 }
 
-/// Models beside their peers, each way of the peer in µs, and the revision that each row was measured at.
-fn models(entries: &[Entry]) -> Vec<Vec<String>> {
-    const NUMBERS: [&str; 11] = [
-        "ours_us",
-        "python_us",
-        "eager_nchw_us",
-        "eager_nhwc_us",
-        "compiled_nchw_us",
-        "compiled_nhwc_us",
-        "ratio",
-        "self_ratio",
-        "over_span_us",
-        "arena_ratio",
-        "difference",
-    ];
-    let mut table = listed(entries, None, &NUMBERS);
-    // Parts of an entry may be of several revisions.
-    let revisions =
-        entries.iter().flat_map(|entry| entry.rows.iter().map(|row| &entry.of(row).revision.commit));
-    let cells = revisions.map(|commit| format!("`{}`", commit.get(..10).unwrap_or("unknown")));
-    let cells = ["revision".to_owned()].into_iter().chain(cells);
-    table.iter_mut().zip(cells).for_each(|(line, cell)| line.push(cell));
-    table
-}
-
-fn bandwidths(entries: &[Entry]) -> Vec<Vec<String>> {
-    listed(entries, Some("instances"), &["runs_per_s", "input_gbps", "output_gbps"])
-}
-
-fn run_times(entries: &[Entry]) -> Vec<Vec<String>> {
-    listed(entries, Some("instances"), &["runs", "runs_per_s", "least_ms", "p50_ms", "p99_ms"])
-}
-
 /// Service times of figure 6: a line for each series with the numbers of both passes.
 fn services(entries: &[Entry]) -> Vec<Vec<String>> {
     const NUMBERS: [&str; 7] =
@@ -245,14 +192,20 @@ fn on(entry: &Entry) -> String {
     if gpu.is_empty() { machine(entry) } else { gpu.clone() }
 }
 
-/// A line for each row of an entry: GPU, or machine without one; series, x where it has a name, medians.
+/// A line for each row of an entry: GPU, or machine without one; series, x where it has a name, medians. Parts of an entry may be of several
+/// revisions: `revision` is a row's.
 fn listed(entries: &[Entry], x: Option<&str>, numbers: &[&str]) -> Vec<Vec<String>> {
     let title = ["on", "series"].into_iter().chain(x).chain(numbers.iter().copied());
     let mut table = vec![title.map(str::to_owned).collect()];
     for (entry, measured) in entries.iter().flat_map(|entry| entry.rows.iter().map(move |row| (entry, row))) {
-        let names = [on(entry), format!("`{}`", measured.series)];
-        let names = names.into_iter();
-        let numbers = numbers.iter().map(|name| median(measured, name).unwrap_or_else(|| NONE.to_owned()));
+        let names = [on(entry), format!("`{}`", measured.series)].into_iter();
+        let number = |name: &&str| match *name {
+            "revision" => {
+                format!("`{}`", entry.of(measured).revision.commit.get(..10).unwrap_or("unknown"))
+            }
+            name => median(measured, name).unwrap_or_else(|| NONE.to_owned()),
+        };
+        let numbers = numbers.iter().map(number);
         table.push(names.chain(x.map(|_| measured.x.to_string())).chain(numbers).collect());
     }
     table
@@ -378,11 +331,11 @@ mod tests {
         entry.rows.push(part);
         let measured = serde_json::to_string(&Measured { entries: vec![entry] }).unwrap();
         let tree = Tree::of(&[("experiments/bench-models/measured.json", &measured)]);
-        let text = renewed(&tree, &format!("\n{BEGIN}bench-models -->\n{END}")).unwrap();
+        let numbers = "ours_us python_us compiled_nhwc_us ratio revision";
+        let text = renewed(&tree, &format!("\n{BEGIN}bench-models by x: {numbers} -->\n{END}")).unwrap();
+        assert!(text.contains("| on | series | x | ours_us |"), "{text}");
         for (series, revision) in [("gpu-fp16/a", "0000000000"), ("gpu-fp32/a", "1111111111")] {
-            let line = format!(
-                "| m | `{series}` | 100 | — | — | — | — | 80.0 | 1.25 | — | — | — | — | `{revision}` |"
-            );
+            let line = format!("| m | `{series}` | 0 | 100 | — | 80.0 | 1.25 | `{revision}` |");
             assert!(text.contains(&line), "{text}");
         }
     }

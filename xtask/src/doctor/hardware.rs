@@ -2,29 +2,31 @@
 //! whether it can be tried on this machine. Runs none of them: the owner of a card does.
 //!
 //! The reasons are those of `docs/store-order.md` («What hardware still has to confirm»), `docs/gpu.md` and `docs/gpu-memory.md`.
-//! `docs/hardware.md` holds the list as it is printed without a card, and says what a different line means.
+//! `xtask/hardware.toml` is the list; `docs/hardware.md` holds it as it is printed without a card, and says what a different line means.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
 
 use crate::workspace::names_in;
 
-/// One thing to confirm.
-#[derive(Debug)]
-pub struct Check {
-    /// A word to speak of it by.
-    pub name: &'static str,
-    /// What is not known yet.
-    pub unknown: &'static str,
-    pub needs: &'static [Part],
-    /// A line for a shell.
-    pub run: &'static str,
-    /// A line that it prints, where all is well; … stands for what differs from machine to machine.
-    pub expect: &'static str,
+/// One thing to confirm; the file says what each field is.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Check {
+    name: String,
+    unknown: String,
+    needs: Vec<Part>,
+    run: String,
+    expect: String,
 }
 
 /// What a check needs of a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Part {
     Card,
     Gpu,
     /// Another host, which this machine cannot see.
@@ -32,160 +34,11 @@ pub enum Part {
     Arm,
 }
 
-/// A receiver and a sender of the generator, both on this host: a card sends to itself.
-macro_rules! transfer {
-    ($receiver:literal, $sender:literal) => {
-        concat!(
-            "generator --listen 127.0.0.1:18515",
-            $receiver,
-            " & sleep 1; generator --connect 127.0.0.1:18515 ",
-            $sender,
-            "; wait"
-        )
-    };
-}
-
-/// A million messages, each compared.
-const MILLION: &str = "received 1000000  verified 1000000 of 1000000  torn 0  lost 0";
-/// A hundred thousand, so that indices of 16 bits wrap.
-const WRAPPED: &str = "received 100000  verified 100000 of 100000  torn 0  lost 0";
-/// A hundred thousand into GPU memory, of which the last ones are compared when all is over.
-const AT_THE_END: &str = "received 100000  verified … of …  torn 0  lost 0";
-
-pub const CHECKS: [Check; 18] = [
-    Check {
-        name: "card",
-        unknown: "whether libibverbs opens the card and its port is active",
-        needs: &[Part::Card],
-        run: "generator probe",
-        expect: "port 1  active  …",
-    },
-    Check {
-        name: "strict",
-        unknown: "whether a card takes the shim's WQEs, record and 8-byte doorbell as libmlx5's",
-        needs: &[Part::Card],
-        run: transfer!("", "--poster cpu-shim --verify all --count 1000000"),
-        expect: MILLION,
-    },
-    Check {
-        name: "early",
-        unknown: "order early: whether a card is content when record and register arrive in either order",
-        needs: &[Part::Card],
-        run: transfer!("", "--poster cpu-shim --order early --verify all --count 1000000"),
-        expect: MILLION,
-    },
-    Check {
-        name: "blueflame",
-        unknown: "whether a card takes a WQE that the shim writes through the register",
-        needs: &[Part::Card],
-        run: transfer!("", "--poster cpu-shim --doorbell blueflame --verify all --count 1000000"),
-        expect: MILLION,
-    },
-    Check {
-        name: "shared-ring",
-        unknown: "whether a card takes a ring without the first 8 bytes of a WQE, as a queue of many posters gives it",
-        needs: &[Part::Card],
-        run: transfer!("", "--poster host-twin --kernel shared --op write-imm --verify all --count 100000"),
-        expect: WRAPPED,
-    },
-    Check {
-        name: "scatter-to-cqe",
-        unknown: "whether a short message lies in its buffer and not in the CQE, for a poller that is not libmlx5",
-        needs: &[Part::Card],
-        run: transfer!(" --receiver host-twin", "--op send --payload 8 --verify all --count 100000"),
-        expect: WRAPPED,
-    },
-    Check {
-        name: "receive-index",
-        unknown: "whether every receive completion names the oldest receive by its 16-bit index",
-        needs: &[Part::Card],
-        run: transfer!(" --receiver host-twin", "--op write-imm --payload 8 --verify all --count 100000"),
-        expect: WRAPPED,
-    },
-    Check {
-        name: "doorbell-page",
-        unknown: "whether CUDA registers a card's doorbell page (CU_MEMHOSTREGISTER_IOMEMORY), so that a GPU may ring",
-        needs: &[Part::Card, Part::Gpu],
-        run: "cargo xtask doctor",
-        expect: "GPU 0 mlx5_0 … registered as a card's registers: the GPU rings it",
-    },
-    Check {
-        name: "gpu-strict",
-        unknown: "whether a GPU's fence of system scope holds before a card, and its 8-byte store arrives as one write",
-        needs: &[Part::Card, Part::Gpu],
-        run: transfer!("", "--poster gpu-thread --verify all --count 1000000"),
-        expect: MILLION,
-    },
-    Check {
-        name: "gpu-early",
-        unknown: "order early from a GPU: whether an older record never takes back what a register write said",
-        needs: &[Part::Card, Part::Gpu],
-        run: transfer!("", "--poster gpu-thread --order early --verify all --count 1000000"),
-        expect: MILLION,
-    },
-    Check {
-        name: "gpu-blueflame",
-        unknown: "whether a card takes eight stores of 8 bytes as one WQE, or as a torn doorbell",
-        needs: &[Part::Card, Part::Gpu],
-        run: transfer!("", "--poster gpu-thread --doorbell blueflame --verify all --count 1000000"),
-        expect: MILLION,
-    },
-    Check {
-        name: "gpu-shared",
-        unknown: "whether a card takes the rings of many warps on one queue",
-        needs: &[Part::Card, Part::Gpu],
-        run: transfer!("", "--poster gpu-shared --op write-imm --verify all --count 1000000"),
-        expect: MILLION,
-    },
-    Check {
-        name: "peer-memory",
-        unknown: "whether a card reads and writes GPU memory that is registered by its address (nvidia_peermem)",
-        needs: &[Part::Card, Part::Gpu],
-        run: transfer!(" --payload-memory gpu", "--poster gpu-thread --payload-memory gpu --count 100000"),
-        expect: AT_THE_END,
-    },
-    Check {
-        name: "dma-buf",
-        unknown: "the same for GPU memory that is registered as a dma-buf",
-        needs: &[Part::Card, Part::Gpu],
-        run: transfer!(
-            " --payload-memory gpu-dma-buf",
-            "--poster gpu-thread --payload-memory gpu-dma-buf --count 100000"
-        ),
-        expect: AT_THE_END,
-    },
-    Check {
-        name: "payload-before-cqe",
-        unknown: "whether a payload in GPU memory is there before its CQE in host memory, for a kernel that polls",
-        needs: &[Part::Card, Part::Gpu],
-        run: transfer!(
-            " --receiver gpu --payload-memory gpu",
-            "--op write-imm --payload 4096 --verify all --count 100000"
-        ),
-        expect: WRAPPED,
-    },
-    Check {
-        name: "wire",
-        unknown: "whether a card understands the software NIC's packets, and it the card's (HOST: a host with the card, ib_write_bw -x 3)",
-        needs: &[Part::SecondHost],
-        run: "softnic run --link-layer roce --path wire -- ib_write_bw -x 3 HOST",
-        expect: "65536 …",
-    },
-    Check {
-        name: "link-rate",
-        unknown: "whether posters fill a link (HOST: a second host with a card)",
-        needs: &[Part::Card, Part::Gpu, Part::SecondHost],
-        run: "cargo xtask figure 4 --quick --nic mlx5_0 --peer HOST --out results/my-card",
-        expect: "all-four-saturate … reproduced …",
-    },
-    Check {
-        name: "arm64",
-        unknown: "whether the barriers of order_host.h for arm64 compile and hold (written after rdma-core, not run)",
-        needs: &[Part::Arm],
-        run: "cargo test -p rdma-shim",
-        expect: "test result: ok. …",
-    },
-];
+static CHECKS: LazyLock<Vec<Check>> = LazyLock::new(|| {
+    let mut list: BTreeMap<String, Vec<Check>> =
+        toml::from_str(include_str!("../../hardware.toml")).expect("tests read it");
+    list.remove("check").unwrap_or_default()
+});
 
 /// What this machine has of it.
 #[derive(Debug, Default)]
@@ -242,7 +95,7 @@ pub fn list(found: &Found) -> String {
         "No card has seen this code. Checks of a card alone were run on the software NIC as they stand. Build the programs first:\n\
          cargo build --release -p softnic -p generator; PATH=$PWD/target/release:$PATH\n",
     );
-    for check in &CHECKS {
+    for check in CHECKS.iter() {
         let Check { name, unknown, run, expect, .. } = check;
         let here = found.says(check);
         text += &format!("\n{name}\n  {unknown}\n  run     {run}\n  expect  {expect}\n  here    {here}\n");
@@ -263,7 +116,7 @@ mod tests {
     use measure::need;
 
     use super::*;
-    use crate::commands::Programs;
+    use crate::commands_tests::Programs;
     use crate::process::output;
     use crate::workspace::root;
 
@@ -325,10 +178,10 @@ mod tests {
         {
             let thousand = |text: &str| text.replace("1000000", "1000").replace("100000", "1000");
             let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let run = thousand(check.run).replace("18515", &port.to_string());
+            let run = thousand(&check.run).replace("18515", &port.to_string());
             let mut shell = on_the_software_nic(programs.folder());
             let said = output(shell.args(["sh", "-c", &run]), Duration::from_secs(120)).unwrap();
-            let expected = thousand(check.expect);
+            let expected = thousand(&check.expect);
             assert!(
                 said.lines().any(|line| line.trim() == expected),
                 "{run}\nexpects {expected}, says\n{said}"
@@ -353,8 +206,8 @@ mod tests {
     #[test]
     fn every_command_of_the_list_exists_with_its_options() {
         let programs = need!(Programs::find(), softnic, "release builds of the programs");
-        for check in &CHECKS {
-            let wrong = programs.wrong(check.run);
+        for check in CHECKS.iter() {
+            let wrong = programs.wrong(&check.run);
             assert!(wrong.is_empty(), "{}: {wrong:?}", check.name);
         }
     }
@@ -365,7 +218,7 @@ mod tests {
         let here = Found { is_arm: false, ..Found::default() };
         let list = list(&here);
         assert!(page.contains(list.trim_end()), "docs/hardware.md lacks this, or has it otherwise:\n{list}");
-        for check in &CHECKS {
+        for check in CHECKS.iter() {
             let row = format!("| `{}` |", check.name);
             assert!(page.contains(&row), "docs/hardware.md does not say what another line means: {row}");
         }

@@ -9,12 +9,12 @@ use clap::Args;
 use measure::provenance::library_version;
 
 use crate::onnx_runtime::Search;
-use crate::process::{WAIT, output};
+use crate::process::{WAIT, output, said};
 use crate::{carried, gpu_machine, setup, wheels, workspace};
 
 mod conclusion;
 #[cfg(test)]
-mod explained;
+mod explained_tests;
 mod hardware;
 
 #[derive(Args)]
@@ -100,13 +100,9 @@ fn listed(folder: &str, none: &str) -> String {
 }
 
 fn gpus() -> String {
-    let smi = Command::new("nvidia-smi").args(["--query-gpu=name", "--format=csv,noheader"]).output();
-    match smi {
-        Ok(output) if output.status.success() => {
-            String::from_utf8_lossy(&output.stdout).trim().replace('\n', ", ")
-        }
-        _ => "none: GPU tests skip, GPU claims say what hardware they need".into(),
-    }
+    let names = said(Command::new("nvidia-smi").args(["--query-gpu=name", "--format=csv,noheader"]));
+    let none = "none: GPU tests skip, GPU claims say what hardware they need";
+    names.map_or_else(|_| none.into(), |names| names.trim().replace('\n', ", "))
 }
 
 #[cfg(test)]

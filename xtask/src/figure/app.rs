@@ -1,17 +1,40 @@
 //! What measures the points of an experiment, and the options of `figure` that it takes.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
-use experiment::Experiment;
+use experiment::{Experiment, Spec, resume};
+use measure::Provenance;
 
 use super::options::Options;
 use crate::refused::refused;
+use crate::{measured, workspace};
+
+/// Provenance of a run as far as it is known before anything is built; the rest as in `old`.
+pub fn known(old: &Provenance) -> Provenance {
+    let ours = Provenance::of(workspace::revision(), &[]);
+    Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() }
+}
+
+/// Refuses what the user can mend, before minutes of building, and locks the folder of results.
+pub fn begin(
+    spec: &Spec,
+    how: &resume::Options,
+    known: &dyn Fn(&Provenance) -> Provenance,
+) -> Result<resume::Locked> {
+    resume::check(spec, how, known, &|_| BTreeMap::new())?;
+    if how.record {
+        measured::allowed(&workspace::revision())?;
+    }
+    resume::lock(&how.out)
+}
 
 /// What measures.
 pub struct App {
     /// `app` in the spec.
     pub name: &'static str,
-    /// The options of `figure` that it takes, as on a command line.
-    pub takes: &'static str,
+    /// The options of `figure` that it takes, as on command lines.
+    pub takes: &'static [&'static str],
     /// Why no other NIC can be given, if that has a reason of its own.
     pub own_nic: Option<&'static str>,
     pub run: fn(Experiment, &Options) -> Result<()>,
@@ -19,7 +42,7 @@ pub struct App {
 
 impl App {
     fn options(&self) -> impl Iterator<Item = &'static str> {
-        self.takes.split(' ')
+        self.takes.iter().flat_map(|options| options.split(' '))
     }
 
     /// Refuses an option that is given and that it does not take.
@@ -46,8 +69,9 @@ impl App {
                 format!("{why}; leave --nic and --rate-gbps out")
             }
             _ => {
-                let (others, last) = self.takes.rsplit_once(' ').unwrap_or_default();
-                format!("its points are no transfers; it takes {} and {last}", others.replace(' ', ", "))
+                let takes = self.options().collect::<Vec<_>>().join(", ");
+                let (others, last) = takes.rsplit_once(", ").unwrap_or_default();
+                format!("its points are no transfers; it takes {others} and {last}")
             }
         };
         Err(refused(format!("{experiment}: {why}")))
@@ -140,7 +164,7 @@ mod tests {
     fn what_an_app_takes_are_options_of_figure() {
         let names: Vec<&str> = all().given().iter().map(|(name, _)| *name).collect();
         for app in APPS {
-            assert!(app.options().all(|option| names.contains(&option)), "{}: {}", app.name, app.takes);
+            assert!(app.options().all(|option| names.contains(&option)), "{}: {:?}", app.name, app.takes);
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::workspace::{self, experiments};
 
 mod all;
 mod app;
+mod cpu;
 mod judged;
 pub mod models;
 mod nic;
@@ -42,35 +43,50 @@ mod smoke;
 mod transfer;
 pub mod waits;
 
-pub use app::App;
+use app::App;
+pub use app::{begin, known};
 pub use judged::judged;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
 pub use options::Options;
 use place::{HostSetup, Place};
+use serving::{clients, time};
 use transfer::{Bench, InFlight, Transfer};
 
+/// Options of `figure` that experiments take whose points are measured one by one.
+const POINTS: &str = "--quick --full --resume --record --dry-run --out --no-install";
+const OF_A_SERVER: &str = "--counters-hook --machine";
+const OF_A_BENCH: &str = "--quick --record --out --no-install";
+const NO_NIC: Option<&str> = Some("it needs no NIC");
+const OWN_NIC: Option<&str> = Some("both ends run on this host's software NIC");
 /// Everything that measures.
 const APPS: [App; 10] = [
-    TRANSFERS,
-    models::MEASURES,
-    path::MEASURES,
-    waits::MEASURES,
-    serving::MEASURES,
-    serving::time::MEASURES,
-    serving::clients::MEASURES,
-    bench_nic::MEASURES,
-    bench_models::MEASURES,
-    posts::MEASURES,
+    App {
+        name: transfer::APP,
+        takes: &[POINTS, "--smoke --counters-hook --where --tune --rate-gbps --nic --peer --peer-generator"],
+        own_nic: None,
+        run: transfers,
+    },
+    App { name: models::APP, takes: &[POINTS, "--smoke --counters-hook"], own_nic: NO_NIC, run: models::run },
+    App { name: path::APP, takes: &[POINTS, "--smoke"], own_nic: NO_NIC, run: path::run },
+    App { name: waits::APP, takes: &[POINTS, "--counters-hook"], own_nic: NO_NIC, run: waits::run },
+    App { name: serving::APP, takes: &[POINTS, OF_A_SERVER, "--smoke"], own_nic: OWN_NIC, run: serving::run },
+    App { name: time::APP, takes: &[POINTS, OF_A_SERVER, "--smoke"], own_nic: OWN_NIC, run: time::run },
+    App { name: clients::APP, takes: &[POINTS, OF_A_SERVER], own_nic: OWN_NIC, run: clients::run },
+    App {
+        name: bench_nic::APP,
+        takes: &["--quick --resume --record --out --no-install"],
+        own_nic: None,
+        run: |experiment, options| bench_nic::run(&experiment.spec.name, &bench_nic::Options::of(options)),
+    },
+    App { name: bench_models::APP, takes: &[OF_A_BENCH], own_nic: None, run: bench_models::no_figure },
+    App {
+        name: posts::NAME,
+        takes: &[OF_A_BENCH],
+        own_nic: None,
+        run: |_, options| posts::run(options, None),
+    },
 ];
-/// Figures 4 and 5.
-const TRANSFERS: App = App {
-    name: transfer::APP,
-    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install --where --tune --rate-gbps \
-            --nic --peer --peer-generator",
-    own_nic: None,
-    run: transfers,
-};
 
 /// Runs the experiment `name`, or all figures. Says how a figure is looked at beside the recorded ones.
 pub fn run(name: &str, options: &Options) -> Result<()> {
@@ -166,13 +182,13 @@ fn prepare(spec: &mut Spec, options: &Options, place: &str) -> Result<()> {
 fn check(experiment: &Experiment, options: &Options) -> Result<resume::Options> {
     let (spec, how) = (&experiment.spec, options.how(experiment));
     let transfer = Transfer::of(spec)?;
-    let known = |old: &Provenance| known(old, experiment, options);
+    let known = |old: &Provenance| known_of_transfer(old, experiment, options);
     resume::check(spec, &how, &known, &|key| transfer.asked(spec, key))?;
     Ok(how)
 }
 
 /// Provenance of this run as far as it is known before the programs are built; the rest as in `old`.
-fn known(old: &Provenance, experiment: &Experiment, options: &Options) -> Provenance {
+fn known_of_transfer(old: &Provenance, experiment: &Experiment, options: &Options) -> Provenance {
     let ours = Provenance::of(workspace::revision(), &[]);
     if matches!(options.place, Some(Place::Inventory(_))) {
         // Its hosts tell the rest, later.

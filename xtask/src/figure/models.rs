@@ -19,24 +19,17 @@ use experiment::{Experiment, Spec, resume};
 use measure::{Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value, json};
 
-use super::app::App;
+use super::app;
 use super::judged::judged;
 use super::options::Options;
 use super::samples;
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, run_logged};
+use crate::process::run_told;
 use crate::refused::refused;
-use crate::{carried, measured, wheels, workspace, zoo};
+use crate::{carried, wheels, workspace, zoo};
 
 /// What a spec calls points of the profiler, and the program's name.
 pub const APP: &str = "profiler";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install",
-    own_nic: Some("it needs no NIC"),
-    run,
-};
 /// Longest that one point may take: each ends before a machine that is lent for ten minutes does.
 const LIMIT: Duration = Duration::from_secs(9 * 60);
 
@@ -47,27 +40,14 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
         say!("{}", dry_run(&experiment, &how));
         return Ok(());
     }
-    resume::check(&experiment.spec, &how, &known, &|_| BTreeMap::new())?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
+    let _locked = app::begin(&experiment.spec, &how, &app::known)?;
     let machine = GpuMachine::ask()?;
-    if carried::folder().is_none() {
-        if machine.gpu().is_none() {
-            let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
-            wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
-        }
-        say!("building the profiler (release), some minutes the first time");
-        workspace::build_release(&["-p", APP])?;
+    if carried::folder().is_none() && machine.gpu().is_none() {
+        let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
+        wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
     }
+    workspace::build_programs("the profiler", &["-p", APP])?;
     execute(experiment, &how, &machine, &workspace::programs().join(APP))
-}
-
-/// Provenance of this run as far as it is known before anything is built; the rest as in `old`.
-pub(super) fn known(old: &Provenance) -> Provenance {
-    let ours = Provenance::of(workspace::revision(), &[]);
-    Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() }
 }
 
 /// Measures by a profiler, which is a stand-in in tests.
@@ -77,8 +57,7 @@ fn execute(
     machine: &GpuMachine,
     program: &Path,
 ) -> Result<()> {
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     let mut on_gpu = CUDA;
     let engine = match machine.gpu() {
         Some(_) => {
@@ -179,15 +158,8 @@ impl Profiler<'_> {
         command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
         let reference: Option<PathBuf> = Some(wheels::ONNX_RUNTIME.used()).filter(|folder| folder.is_dir());
         command.envs(reference.map(|folder| (wheels::ONNX_RUNTIME.variable, folder)));
-        let ended = run_logged(&mut command, &log, self.limit)?;
-        let said = fs::read_to_string(&log).unwrap_or_default();
-        let last = said.lines().last().unwrap_or("it said nothing").to_owned();
-        match ended {
-            // 1: an output is wrong, and the line says how many.
-            Ended::Well | Ended::Status(1) => {}
-            Ended::Status(2) => return Err(refused(last)),
-            ended => bail!("{APP} {ended}: {last} (whole log: {})", log.display()),
-        }
+        // Where an output is wrong, the line says how many.
+        let (ended, last) = run_told(&mut command, &log, self.limit, APP)?;
         let records = json_lines::read::<Value>(&lines)?.records;
         match <[Value; 1]>::try_from(records) {
             Ok([line]) => Ok(line),
@@ -407,8 +379,7 @@ EOF
         let options = Options { quick: true, resume: true, out: Some(brought.clone()), ..Options::default() };
         let experiment = || Experiment::read(&experiments(), "fig2").unwrap();
         let how = options.how(&experiment());
-        resume::check(&experiment().spec, &how, &known, &|_| BTreeMap::new()).unwrap();
-        let locked = resume::lock(&how.out).unwrap();
+        let locked = app::begin(&experiment().spec, &how, &app::known).unwrap();
         execute(experiment(), &how, &example(), &folder.join(APP)).unwrap();
         assert_eq!(fs::read_to_string(&calls).unwrap().lines().count(), 4, "two of six points were there");
         let keys = |out: &Path| -> Vec<Key> {

@@ -17,7 +17,7 @@ use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
 use crate::shell::quoted;
 use crate::testbed::hosts::until_stdin_ends;
-use crate::{carried, workspace};
+use crate::workspace;
 use experiment::Spec;
 
 /// Port of a receiver on another host.
@@ -39,11 +39,8 @@ impl Programs {
 
     /// Release builds of the generator and of the software NIC; a bundle carries them.
     pub fn build() -> Result<()> {
-        if carried::folder().is_some() {
-            return Ok(());
-        }
-        say!("building the generator and the software NIC (release), some minutes the first time");
-        workspace::build_release(&["-p", "generator", "-p", "softnic"])
+        let packages = ["-p", "generator", "-p", "softnic"];
+        workspace::build_programs("the generator and the software NIC", &packages)
     }
 
     /// Programs that were built elsewhere and carried here.
@@ -155,21 +152,20 @@ impl Nic {
         nodes.others()
     }
 
+    /// A program on the NIC of this host; its options follow.
+    pub fn command(&self, softnic: &Path, program: &Path) -> Command {
+        let Nic::Software { config, fabric } = self else { return Command::new(program) };
+        let mut command = Command::new(softnic);
+        command.args(["run", "--config"]).arg(config).args(["--fabric", fabric, "--"]).arg(program);
+        command
+    }
+
     /// The generator on this NIC; options follow.
     pub fn generator(&self, programs: &Programs) -> Result<Command> {
-        Ok(match self {
-            Nic::Card { .. } => Command::new(&programs.generator),
-            Nic::Nodes(nodes) => nodes.sender()?,
-            Nic::Software { config, fabric } => {
-                let mut command = Command::new(&programs.softnic);
-                command
-                    .args(["run", "--config"])
-                    .arg(config)
-                    .args(["--fabric", fabric, "--"])
-                    .arg(&programs.generator);
-                command
-            }
-        })
+        match self {
+            Nic::Nodes(nodes) => nodes.sender(),
+            _ => Ok(self.command(&programs.softnic, &programs.generator)),
+        }
     }
 }
 
@@ -362,12 +358,10 @@ impl Probe {
     /// Provenance of every point of a run.
     /// `options`: `nic.toml` of the software NIC; a card's are what its driver says.
     pub fn provenance(&self, nic: &Nic, options: &toml::Table, revision: Revision) -> Result<Provenance> {
-        let mut provenance = Provenance::of(revision, &[]);
+        let mut provenance = Provenance { revision, ..workspace::provenance()? };
         let label = if nic.is_card() { Label::Hardware } else { Label::Emulated };
         (provenance.nic, provenance.link) = (label, label);
         provenance.device = nic.device().to_owned();
-        // Our own profile is of no interest: the generator and the NIC are release builds.
-        provenance.versions.insert("profile".into(), workspace::profile()?);
         let libraries = self.versions(nic.device()).into_iter().filter(|(name, _)| name != "firmware");
         provenance.versions.extend(libraries);
         if let [sender, _] = &self.hosts[..] {

@@ -18,26 +18,19 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::app::App;
+use super::app;
 use super::judged::judged;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
 use crate::process::output;
 use crate::refused::refused;
-use crate::{carried, measured, progress, wheels, workspace};
+use crate::{carried, progress, wheels, workspace};
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "data-path";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--smoke --quick --full --resume --record --dry-run --out --no-install",
-    own_nic: Some("it needs no NIC"),
-    run,
-};
 /// The program that records the graph.
 pub const PROGRAM: &str = "pipeline-graph";
-/// Compiling the kernels for a GPU, and recording the graph.
+/// Compiling the kernels for a GPU, and recording the graph or taking all turns.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Series of what is read in the source.
 const SOURCE: &str = "source";
@@ -177,15 +170,10 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
         judged(&experiment, false).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
-    resume::check(&experiment.spec, &how, &|old| old.clone(), &|_| BTreeMap::new())?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
+    let _locked = app::begin(&experiment.spec, &how, &|old| old.clone())?;
     let machine = GpuMachine::ask()?;
-    if carried::folder().is_none() && machine.gpu().is_some() {
-        say!("building {PROGRAM} (release), some minutes the first time");
-        workspace::build_release(&["-p", "pipeline"])?;
+    if machine.gpu().is_some() {
+        workspace::build_programs(PROGRAM, &["-p", "pipeline"])?;
     }
     execute(experiment, &way, &how, &machine, tree, &workspace::programs().join(PROGRAM))
 }
@@ -258,8 +246,7 @@ fn execute(
     tree: Option<&Path>,
     program: &Path,
 ) -> Result<()> {
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     let mut left_out = Vec::new();
     if machine.gpu().is_some() {
         machine.name_in(&mut provenance);
@@ -285,6 +272,15 @@ fn execute(
     Ok(())
 }
 
+/// What [`PROGRAM`], or a stand-in, says of these words.
+pub fn line_of(program: &Path, machine: &GpuMachine, words: &[&str]) -> Result<Value> {
+    let mut command = Command::new(program);
+    command.args(words).envs(machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
+    let name = || [&[PROGRAM], words].concat().join(" ");
+    let said = output(&mut command, LIMIT).with_context(name)?;
+    serde_json::from_str(said.trim()).with_context(|| format!("{} said `{}`", name(), said.trim()))
+}
+
 /// Counts in the source and in the recorded graph.
 struct Counts<'a> {
     name: String,
@@ -304,11 +300,7 @@ impl run::Bench for Counts<'_> {
             point.values.insert("posting_routines".into(), files.len() as f64);
             return Ok(point);
         }
-        let mut command = Command::new(self.program);
-        command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        let said = output(&mut command, LIMIT).with_context(|| PROGRAM.to_owned())?;
-        let line: Value =
-            serde_json::from_str(said.trim()).with_context(|| format!("{PROGRAM} said `{}`", said.trim()))?;
+        let line = line_of(self.program, self.machine, &[])?;
         provenance.gpu = Label::Hardware;
         let label = provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.name, key.clone(), label, provenance);

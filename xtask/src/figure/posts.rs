@@ -9,32 +9,24 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::{Experiment, resume};
 use measure::{BackgroundLoad, Label, Part, Provenance, json_lines};
 use serde_json::{Map, Value};
 
-use super::app::App;
+use super::app;
 use super::nic::Programs;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
-use crate::measured;
-use crate::process::{Ended, run_logged};
+use crate::process::{Ended, run_told};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::workspace::{self, experiments};
 
 /// Name of the experiment, and of the generator's command.
 pub const NAME: &str = "bench-post-gpu";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: NAME,
-    takes: "--quick --record --out --no-install",
-    own_nic: None,
-    run: |_, options| run(options, None),
-};
 /// All styles, orders and numbers of producers.
 const LIMIT: Duration = Duration::from_secs(9 * 60);
 
@@ -46,11 +38,8 @@ pub fn run(options: &Options, peer_headers: Option<&Path>) -> Result<()> {
     let machine = GpuMachine::ask()?;
     needs_gpu(&machine)?;
     let experiment = Experiment::read(&experiments(), NAME)?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
     let how = how(options);
-    let _locked = resume::lock(&how.out)?;
+    let _locked = app::begin(&experiment.spec, &how, &app::known)?;
     setup::prepare(Purpose::Figure, options.no_install)?;
     Programs::build()?;
     execute(experiment, &how, peer_headers, &machine, &Programs::release())
@@ -66,14 +55,12 @@ fn how(options: &Options) -> resume::Options {
 
 /// Refuses a machine without a GPU, and says what runs there.
 fn needs_gpu(machine: &GpuMachine) -> Result<()> {
-    match machine.gpu() {
-        Some(_) => Ok(()),
-        None => Err(refused(format!(
-            "bench-post --gpu: no GPU here: {}; it has no twin, whose times would say nothing: without a GPU, `bench-post` times the \
-             posts of a processor",
-            machine.why_none()
-        ))),
-    }
+    machine.has_gpu(|why| {
+        format!(
+            "bench-post --gpu: no GPU here: {why}; it has no twin, whose times would say nothing: without a GPU, `bench-post` times the \
+             posts of a processor"
+        )
+    })
 }
 
 fn execute(
@@ -95,16 +82,9 @@ fn execute(
     }
     command.envs(machine.toolkit.iter().map(|toolkit| (crate::wheels::CUDA.variable, toolkit)));
     let others = BackgroundLoad::watch();
-    let ended = run_logged(&mut command, &log, LIMIT)?;
+    // A row says what went wrong with it.
+    let (ended, last) = run_told(&mut command, &log, LIMIT, &format!("generator {NAME}"))?;
     let others = others.as_ref().and_then(BackgroundLoad::cores);
-    let said = fs::read_to_string(&log).unwrap_or_default();
-    let last = said.lines().last().unwrap_or("it said nothing").to_owned();
-    match ended {
-        // 1: a row says what went wrong with it.
-        Ended::Well | Ended::Status(1) => {}
-        Ended::Status(2) => return Err(refused(last)),
-        ended => bail!("generator {NAME} {ended}: {last} (whole log: {})", log.display()),
-    }
     let failed = || format!("generator {NAME} {ended}: {last}");
     let (mut provenance, settings, rows) = read(&lines).with_context(failed)?;
     machine.name_in(&mut provenance);
@@ -177,8 +157,7 @@ fn read(lines: &Path) -> Result<(Provenance, BTreeMap<String, u64>, Vec<Value>)>
     let mut records = records.records.into_iter();
     let first = records.next().filter(|first| first.get("kind").is_some_and(|kind| kind == NAME));
     let first = first.with_context(|| format!("{}: its first line is no provenance", lines.display()))?;
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     for (name, label) in [("nic", &mut provenance.nic), ("link", &mut provenance.link)] {
         let said = first.get(name).cloned().unwrap_or_default();
         *label = serde_json::from_value(said).with_context(|| format!("its label `{name}`"))?;

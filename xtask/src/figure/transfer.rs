@@ -12,6 +12,7 @@ use experiment::{Spec, run};
 use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 
+use super::cpu::ProcessSnapshot;
 use super::nic::{Nic, Programs, Receiver};
 use super::samples::OnNodes;
 use crate::descendants::descendants;
@@ -268,12 +269,9 @@ impl Bench<'_> {
                 let mut command = self.nic.generator(self.programs)?;
                 command.args(["--listen", "127.0.0.1:0", "--nic", self.nic.device(), "--json", "-"]);
                 let mut session = JsonProgram::start(&mut command, &self.logs.join("receiver.log"))?;
-                let listening = session.json("listening", WAIT).context("starting the receiver")?;
+                let address = session.address("the receiver", WAIT)?;
                 receiver = Some(session);
-                listening["address"]
-                    .as_str()
-                    .context("the receiver does not say where it listens")?
-                    .to_owned()
+                address
             }
         };
         let mut command = self.nic.generator(self.programs)?;
@@ -337,7 +335,7 @@ fn watch(sender: &mut JsonProgram, limit: Duration) -> Result<(serde_json::Value
     let since = Instant::now();
     let mut ticks = Vec::new();
     loop {
-        if let Some(answer) = sender.try_json("run", Duration::from_millis(10))? {
+        if let Some(answer) = sender.try_json(&["run"], Duration::from_millis(10))? {
             return Ok((answer, busy(&ticks)));
         }
         // The last look before the end counts: ticks only grow.
@@ -354,23 +352,10 @@ fn watch(sender: &mut JsonProgram, limit: Duration) -> Result<(serde_json::Value
 /// CPU ticks of each thread of the generator at or below `process`, the NIC's threads left out.
 fn thread_ticks(process: u32) -> Vec<u64> {
     let name = |process: &u32| fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-    let mut candidates = descendants(process);
-    candidates.push(process);
-    let Some(generator) = candidates.iter().find(|process| name(process).trim() == "generator") else {
-        return Vec::new();
-    };
-    let tasks = fs::read_dir(format!("/proc/{generator}/task"))
-        .map(|tasks| tasks.flatten().collect())
-        .unwrap_or_else(|_| Vec::new());
-    let ticks = |task: &fs::DirEntry| {
-        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
-        let (name, rest) = stat.rsplit_once(')')?;
-        // utime and stime are the 14th and 15th field, the state after the name is the 3rd.
-        let fields: Vec<u64> =
-            rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
-        (!name.contains("(softnic")).then(|| fields.iter().sum())
-    };
-    tasks.iter().filter_map(ticks).collect()
+    let candidates = descendants(process).into_iter().chain([process]);
+    let generator = candidates.into_iter().find(|process| name(process).trim() == "generator");
+    let looked = generator.map(|generator| ProcessSnapshot::at(Path::new(&format!("/proc/{generator}"))));
+    looked.and_then(Result::ok).map_or_else(Vec::new, |look| look.own_ticks())
 }
 
 /// Threads that used at least a tenth of what the busiest one used. `None`: no thread was seen at work.

@@ -4,8 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use experiment::point::{Key, Point};
@@ -14,28 +12,16 @@ use experiment::{Experiment, resume};
 use measure::{Label, Part, Provenance};
 use serde_json::{Value, json};
 
-use super::app::App;
+use super::app;
 use super::judged::judged;
-use super::models;
 use super::options::Options;
-use super::path::PROGRAM;
+use super::path::{PROGRAM, line_of};
 use super::samples;
 use crate::gpu_machine::GpuMachine;
-use crate::process::output;
-use crate::refused::refused;
-use crate::{carried, measured, wheels, workspace};
+use crate::workspace;
 
 /// What the spec calls the points.
 pub const APP: &str = "pipeline-wait";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--quick --full --resume --record --dry-run --out --counters-hook --no-install",
-    own_nic: Some("it needs no NIC"),
-    run,
-};
-/// Compiling the kernels for a GPU, and all turns.
-const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Slots of the pipelines that the program times, and which of them it also times while steps are noted.
 const SLOTS: [&str; 3] = ["2", "64", "4096"];
 const TRACED: usize = 1;
@@ -48,30 +34,17 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
         dry_run(&experiment, &how).iter().for_each(|line| say!("{line}"));
         return Ok(());
     }
-    resume::check(&experiment.spec, &how, &models::known, &|_| BTreeMap::new())?;
-    if options.record {
-        measured::allowed(&workspace::revision())?;
-    }
-    let _locked = resume::lock(&how.out)?;
+    let _locked = app::begin(&experiment.spec, &how, &app::known)?;
     let machine = GpuMachine::ask()?;
     needs_gpu(name, &machine)?;
-    if carried::folder().is_none() {
-        say!("building {PROGRAM} (release), some minutes the first time");
-        workspace::build_release(&["-p", "pipeline"])?;
-    }
+    workspace::build_programs(PROGRAM, &["-p", "pipeline"])?;
     execute(&experiment, &how, &machine, &workspace::programs().join(PROGRAM))
 }
 
 fn needs_gpu(name: &str, machine: &GpuMachine) -> Result<()> {
-    match machine.gpu() {
-        Some(_) => Ok(()),
-        None => {
-            let why = machine.why_none();
-            Err(refused(format!(
-                "{name}: it needs a GPU, and there is none: {why}; the twin's times say nothing"
-            )))
-        }
-    }
+    machine.has_gpu(|why| {
+        format!("{name}: it needs a GPU, and there is none: {why}; the twin's times say nothing")
+    })
 }
 
 /// What would be measured and judged (INV-10).
@@ -100,8 +73,7 @@ fn execute(
     machine: &GpuMachine,
     program: &Path,
 ) -> Result<()> {
-    let mut provenance = Provenance::of(workspace::revision(), &[]);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = workspace::provenance()?;
     machine.name_in(&mut provenance);
     provenance.gpu = Label::Hardware;
     let grid = experiment.spec.grid(how.extent);
@@ -123,12 +95,7 @@ struct Turns<'a> {
 
 impl run::Bench for Turns<'_> {
     fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
-        let mut command = Command::new(self.program);
-        command.args(["wait", driver(&key.series)]);
-        command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        let said = output(&mut command, LIMIT).with_context(|| format!("{PROGRAM} wait"))?;
-        let line: Value = serde_json::from_str(said.trim())
-            .with_context(|| format!("{PROGRAM} wait said `{}`", said.trim()))?;
+        let line = line_of(self.program, self.machine, &["wait", driver(&key.series)])?;
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(self.name, key.clone(), label, self.provenance.clone());
         point.values = values(&line)?;

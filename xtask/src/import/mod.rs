@@ -12,6 +12,7 @@ use clap::Args;
 use measure::Provenance;
 
 use crate::measured;
+use crate::process::said;
 use crate::refused::refused;
 use crate::workspace::root;
 
@@ -96,8 +97,7 @@ fn short(revision: &measure::Revision) -> &str {
 }
 
 fn git(tree: &Path, arguments: &[&str]) -> bool {
-    let output = Command::new("git").arg("-C").arg(tree).args(arguments).output();
-    output.is_ok_and(|output| output.status.success())
+    said(Command::new("git").arg("-C").arg(tree).args(arguments)).is_ok()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use experiment::verdict::{Judged, Verdict};
 use experiment::{Experiment, Paper, Picture, modelled, pictures};
 
 use crate::figure::path;
+use crate::process::said;
 
 /// One figure of the paper.
 pub struct Figure {
@@ -207,6 +208,5 @@ fn day(root: &Path, commit: &str) -> Option<String> {
     let is_hash = commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
     let mut git = Command::new("git");
     git.arg("-C").arg(root).args(["show", "-s", "--format=%cs", commit]);
-    let output = is_hash.then(|| git.output().ok()).flatten().filter(|output| output.status.success())?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    Some(said(is_hash.then_some(&mut git)?).ok()?.trim().to_owned())
 }

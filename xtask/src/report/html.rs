@@ -1,5 +1,7 @@
 //! Text as HTML: everything that comes from a file or from a result goes through [`text`] or [`attribute`].
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
 /// As text of an element.
 pub fn text(words: &str) -> String {
     words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
@@ -19,18 +21,17 @@ pub fn prose(words: &str) -> String {
     words.split('`').enumerate().map(part).collect()
 }
 
+/// What of a URL's signs stays as it is, being often in our paths and files.
+const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b',');
+
+/// As a part of a URL, by RFC 3986.
+pub fn in_url(bytes: &[u8]) -> String {
+    percent_encode(bytes, KEPT).to_string()
+}
+
 /// A link's target that holds a file of its own.
 pub fn data_link(media: &str, content: &str) -> String {
-    let mut out = format!("data:{media};charset=utf-8,");
-    for byte in content.bytes() {
-        match byte {
-            b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b',' | b'.' | b'-' | b'_' | b':' | b'/' | b'=' => {
-                out.push(char::from(byte));
-            }
-            other => out += &format!("%{other:02X}"),
-        }
-    }
-    out
+    format!("data:{media};charset=utf-8,{}", in_url(content.as_bytes()))
 }
 
 /// A table whose columns the script sorts; it scrolls in a box of its own. `cells` are HTML already.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::output;
+use super::html::in_url;
+use crate::process::{on_path, output};
 use crate::refused::refused;
 
 /// Longest run of the browser, which takes some seconds.
@@ -17,10 +18,7 @@ const SIZE: &str = "--window-size=1100,760";
 
 /// Headless Chromium by the name that a package gives it.
 pub fn chromium() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let names = ["chromium-headless-shell", "chromium"];
-    let all = || std::env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name)));
-    all().find(|program| program.is_file())
+    on_path(&["chromium-headless-shell", "chromium"], &[])
 }
 
 /// Writes the top of a page into a PNG file. Error: refused where there is no browser.
@@ -44,15 +42,9 @@ pub fn take(page: &Path, file: &Path) -> Result<()> {
     std::fs::rename(&beside, &file).with_context(|| format!("writing {}", file.display()))
 }
 
-/// The URL of a file with an absolute path, by RFC 3986: a `#` or `%` of the path is none of the URL.
+/// The URL of a file with an absolute path: a `#` or `%` of the path is none of the URL.
 fn url(path: &Path) -> String {
-    let encoded = |byte: u8| match byte {
-        b'/' | b'.' | b'-' | b'_' | b'~' => char::from(byte).to_string(),
-        byte if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    let path: String = path.as_os_str().as_bytes().iter().map(|byte| encoded(*byte)).collect();
-    format!("file://{path}")
+    format!("file://{}", in_url(path.as_os_str().as_bytes()))
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 //! An empty file under the library's name, found before the system's, is a library that cannot be loaded: the cheap
 //! form of a machine that has none, where `cargo xtask test --bare` runs everything.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+
+use crate::files;
 
 /// Libraries that are to be missing.
 const MISSING: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
@@ -18,11 +19,7 @@ pub const PACKAGES: [&str; 4] = ["verbs", "rdma-shim", "generator", "echo"];
 /// Makes the folder with the unusable libraries.
 pub fn folder(target: &Path) -> Result<PathBuf> {
     let folder = target.join("xtask-test/no-rdma-core");
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    for name in MISSING {
-        let path = folder.join(name);
-        fs::write(&path, "").with_context(|| format!("writing {}", path.display()))?;
-    }
+    MISSING.iter().try_for_each(|name| files::write(&folder.join(name), ""))?;
     Ok(folder)
 }
 
@@ -40,6 +37,8 @@ pub fn complaint(log: &str, folder: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -8,6 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
+use crate::process::said;
+
 pub const FILE: &str = "xtask/floors.toml";
 
 /// What a bundle goes by, which has no tree.
@@ -62,13 +64,11 @@ impl Floors {
 
     /// What is wrong with a suite that executed this many tests.
     pub fn complaint(&self, suite: &str, executed: usize) -> Option<String> {
-        match self.of(suite) {
-            None => Some(format!("suite `{suite}` has no floor in {FILE}")),
-            Some(floor) if executed < floor => {
-                Some(format!("suite `{suite}` executed {executed} tests, its floor is {floor}"))
-            }
-            Some(_) => None,
-        }
+        let Some(floor) = self.of(suite) else {
+            return Some(format!("suite `{suite}` has no floor in {FILE}"));
+        };
+        let is_below = executed < floor;
+        is_below.then(|| format!("suite `{suite}` executed {executed} tests, its floor is {floor}"))
     }
 
     /// How many tests that need a GPU a suite must execute where there is one.
@@ -78,13 +78,12 @@ impl Floors {
 
     /// What is wrong with a suite that executed this many tests that need a GPU.
     pub fn gpu_complaint(&self, suite: &str, executed: usize) -> Option<String> {
-        match self.gpu(suite) {
-            None => Some(format!("suite `{suite}` has tests named gpu_*, but no `gpu` floor in {FILE}")),
-            Some(floor) if executed < floor => {
-                Some(format!("suite `{suite}` executed {executed} tests on the GPU, its floor is {floor}"))
-            }
-            Some(_) => None,
-        }
+        let Some(floor) = self.gpu(suite) else {
+            return Some(format!("suite `{suite}` has tests named gpu_*, but no `gpu` floor in {FILE}"));
+        };
+        let is_below = executed < floor;
+        is_below
+            .then(|| format!("suite `{suite}` executed {executed} tests on the GPU, its floor is {floor}"))
     }
 
     /// Floors that are lower than in any of `earlier`, without a reason.
@@ -116,10 +115,7 @@ fn is_debian(os_release: &str) -> bool {
 
 /// What the file said in each commit that changed it; empty without git or history.
 fn history(root: &Path) -> Vec<Floors> {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).current_dir(root).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
-    };
+    let git = |arguments: &[&str]| said(Command::new("git").args(arguments).current_dir(root)).ok();
     let commits = git(&["log", "--format=%H", "--", FILE]).unwrap_or_default();
     // One that no longer parses is older than the format.
     commits

@@ -10,8 +10,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
+use crate::process::{on_path, said};
 use crate::setup::{self, Purpose};
 
 /// What `README.md` asks for before the first command.
@@ -39,7 +40,7 @@ pub fn folder(target: &Path, needed: Purpose) -> Result<Option<PathBuf>> {
     // The folders themselves may be links: `/bin` is `/usr/bin`.
     let owned = owned.lines().filter(|line| line.starts_with('/'));
     let owned: BTreeSet<PathBuf> = owned.filter_map(|path| place(Path::new(path))).collect();
-    let rust = OF_RUST.iter().filter_map(|name| Some((OsString::from(name), on_path(name)?)));
+    let rust = OF_RUST.iter().filter_map(|name| Some((OsString::from(name), on_path(&[name], &[])?)));
     let mut programs: BTreeMap<OsString, PathBuf> = rust.collect();
     for folder in FOLDERS.iter().map(Path::new).filter(|folder| folder.is_dir()) {
         programs.extend(of_packages(folder, &owned)?);
@@ -54,11 +55,7 @@ pub fn folder(target: &Path, needed: Purpose) -> Result<Option<PathBuf>> {
 }
 
 fn ask(arguments: &[&str]) -> Result<String> {
-    let output = Command::new("dpkg-query").args(arguments).output().context("starting dpkg-query")?;
-    if !output.status.success() {
-        bail!("dpkg-query {}: {}", arguments[0], String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    said(Command::new("dpkg-query").args(arguments))
 }
 
 #[derive(Debug)]
@@ -128,11 +125,6 @@ fn of_packages(folder: &Path, owned: &BTreeSet<PathBuf>) -> Result<Vec<(OsString
 /// A path whose folder has no links in it; its last part may be one.
 fn place(path: &Path) -> Option<PathBuf> {
     Some(fs::canonicalize(path.parent()?).ok()?.join(path.file_name()?))
-}
-
-fn on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
 #[cfg(test)]

@@ -3,144 +3,43 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use measure::Loopback;
+use serde::Deserialize;
 
+use crate::files;
 use crate::refused::{nearest, refused};
 use crate::setup::Purpose;
 use crate::wheels::{self, Wheels};
 
 /// How a package's tests are run when the ordinary way is not enough.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct RunOptions {
+    /// The set of packages that they need, where it is less than all of `xtask/packages.txt`: headers, programs of others, and what reads our
+    /// captures and pages. Programs that another set brings are not in their `PATH`.
+    needs: Option<Purpose>,
     /// Arguments of its test programs.
-    arguments: &'static [&'static str],
-    /// The test programs need a NIC: each is started by `softnic run`, once for each of these.
-    nics: &'static [Nic],
+    arguments: Vec<String>,
+    /// The test programs need a NIC: each is started by `softnic run`, once for each of these. A NIC is a link layer, and `-wire` behind it
+    /// where messages go in packets.
+    nics: Vec<String>,
     /// Tests that do not depend on every NIC: a part of their paths, and on how many of the NICs they run.
-    few: &'static [(&'static str, usize)],
+    few: BTreeMap<String, usize>,
     /// The tests compile and link device code: they get a toolkit, and may not skip for want of one.
     toolkit: bool,
     /// The tests compare with ONNX Runtime, and may not skip for want of it.
     reference: bool,
 }
 
-const PLAIN: RunOptions =
-    RunOptions { arguments: &[], nics: &[], few: &[], toolkit: false, reference: false };
+/// By package.
+static WAYS: LazyLock<BTreeMap<String, RunOptions>> =
+    LazyLock::new(|| toml::from_str(include_str!("../../suites.toml")).expect("tests read it"));
 
-/// Packages whose test programs are not just started.
-const WAYS: &[(&str, RunOptions)] = &[
-    // What mutants of real packets reached, and what a CRC lets through, are tables.
-    ("roce", RunOptions { arguments: &["--show-output"], ..PLAIN }),
-    // What came out for each architecture, and how long it took.
-    ("gpu", RunOptions { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
-    // The hostile driver's table is printed, though the test passes. Its mover is assembled.
-    ("soft-nic", RunOptions { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
-    // How far each model is from the reference.
-    ("inference", RunOptions { arguments: &["--show-output"], toolkit: true, reference: true, ..PLAIN }),
-    (
-        "pipeline",
-        RunOptions { nics: NICS.first_chunk::<1>().expect("there are three"), toolkit: true, ..PLAIN },
-    ),
-    ("profiler", RunOptions { reference: true, ..PLAIN }),
-    // How many multiply-adds a second the twin does.
-    ("host-twin", RunOptions { arguments: &["--show-output"], ..PLAIN }),
-    ("generator", RunOptions { nics: &NICS, few: GENERATOR, toolkit: true, ..PLAIN }),
-    // One message at a time: the NIC is another's business. What the round trips took is printed.
-    (
-        "echo",
-        RunOptions {
-            nics: NICS.first_chunk::<2>().expect("there are four"),
-            few: &[("kernel::", 1)],
-            arguments: &["--show-output", "--test-threads=2"],
-            toolkit: true,
-            ..PLAIN
-        },
-    ),
-    (
-        "inference-server",
-        RunOptions {
-            nics: &[("roce", MessagePath::Shared)],
-            arguments: &["--test-threads=2"],
-            reference: true,
-            ..PLAIN
-        },
-    ),
-    (
-        "client",
-        RunOptions {
-            nics: &[("roce", MessagePath::Shared)],
-            arguments: &["--test-threads=2"],
-            reference: true,
-            ..PLAIN
-        },
-    ),
-    // Short messages only: the third NIC would not differ from the second.
-    (
-        "rdma-shim",
-        RunOptions { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..PLAIN },
-    ),
-    ("verbs", RunOptions { nics: &NICS, ..PLAIN }),
-    // Two programs on two cores each: these take turns, or their timing tests measure one another.
-    ("softnic", RunOptions { arguments: &["--test-threads=2"], ..PLAIN }),
-    // One test of figure 2 runs the profiler on the processor.
-    ("xtask", RunOptions { reference: true, ..PLAIN }),
-];
-
-/// Packages of this workspace whose tests need less than all of `xtask/packages.txt`: headers, programs of others, and what reads our captures
-/// and pages. Programs that another set brings are not in their `PATH`.
-const NEEDS: [(Purpose, &[&str]); 2] = [
-    (
-        Purpose::Computing,
-        &[
-            "big-endian",
-            "experiment",
-            "host-twin-build",
-            "measure",
-            "mlx5-device",
-            "mlx5-layout",
-            "order-explorer",
-            "rdma-core-internals",
-            "roce",
-            "serving",
-            "slots",
-            "softnic-test-attribute",
-            "zoo",
-        ],
-    ),
-    // A C++ compiler, and the system's libraries on the software NIC.
-    (
-        Purpose::Figure,
-        &[
-            "cli",
-            "client",
-            "echo",
-            "generator",
-            "gpu",
-            "host-twin",
-            "inference",
-            "inference-server",
-            "pipeline",
-            "profiler",
-            "softnic-test",
-            "verbs",
-        ],
-    ),
-];
-
-/// Tests of the generator that need no NIC, or know one link layer from the other, or send short messages alone.
-const GENERATOR: &[(&str, usize)] = &[
-    ("bad_input::", 2),
-    ("belongs::", 1),
-    ("bench_post_gpu::", 1),
-    ("kernel::", 1),
-    ("options::", 1),
-    ("payload::", 1),
-    ("plan::", 1),
-    ("report::", 1),
-    ("wrappers::", 2),
-];
+/// That of any other package.
+static PLAIN: LazyLock<RunOptions> = LazyLock::new(RunOptions::default);
 
 /// How the NIC carries messages from one queue to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,14 +51,6 @@ pub enum MessagePath {
 }
 
 impl MessagePath {
-    /// What a suite's name ends with.
-    fn suffix(self) -> &'static str {
-        match self {
-            MessagePath::Shared => "",
-            MessagePath::Wire => "-wire",
-        }
-    }
-
     /// Configuration of the NIC, as `softnic run --config` reads it, and the address in it that is this suite's.
     fn config(self) -> (String, Option<Loopback>) {
         match self {
@@ -172,12 +63,6 @@ impl MessagePath {
     }
 }
 
-/// A NIC that one suite runs on: link layer, and the way that messages take.
-type Nic = (&'static str, MessagePath);
-
-const NICS: [Nic; 3] =
-    [("ib", MessagePath::Shared), ("roce", MessagePath::Shared), ("roce", MessagePath::Wire)];
-
 /// One suite: test programs that print libtest's results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suite {
@@ -185,7 +70,7 @@ pub struct Suite {
     pub name: String,
     pub package: String,
     /// Arguments of each test program.
-    pub arguments: &'static [&'static str],
+    pub arguments: &'static [String],
     /// Parts of the paths of tests that run on another NIC only.
     pub left_out: Vec<&'static str>,
     /// Environment on top of ours.
@@ -197,7 +82,10 @@ pub struct Suite {
 impl Suite {
     /// What its test programs are told.
     pub fn words(&self) -> impl Iterator<Item = &'static str> {
-        self.arguments.iter().copied().chain(self.left_out.iter().flat_map(|part| ["--skip", part]))
+        self.arguments
+            .iter()
+            .map(String::as_str)
+            .chain(self.left_out.iter().flat_map(|part| ["--skip", part]))
     }
 
     /// Whether a test is one of its own.
@@ -220,16 +108,10 @@ pub struct UnderNic {
 impl UnderNic {
     /// Writes the configuration, and removes what an earlier run counted. Returns the address that is the suite's while it runs.
     pub fn prepare(&self) -> Result<Option<Loopback>> {
-        let folder = self.config.parent().context("a file in a folder")?;
-        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         let (config, own) = self.message_path.config();
-        fs::write(&self.config, config).with_context(|| format!("writing {}", self.config.display()))?;
-        match fs::remove_file(&self.stats) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("removing {}", self.stats.display()))
-            }
-            _ => Ok(own),
-        }
+        files::write(&self.config, &config)?;
+        files::remove(&self.stats)?;
+        Ok(own)
     }
 
     /// What is wrong with the way that the messages took, by the NIC's own counters.
@@ -266,22 +148,21 @@ fn astray(message_path: MessagePath, lines: &str) -> Option<String> {
 /// All suites by their names.
 /// `softnic`: the launcher, for those that need a NIC; `folder`: where their configurations and counters lie.
 pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
-    let ways: BTreeMap<&str, RunOptions> = WAYS.iter().copied().collect();
     let mut suites: Vec<Suite> = Vec::new();
     for package in packages {
-        let way = ways.get(package).copied().unwrap_or_default();
+        let way = WAYS.get(*package).unwrap_or(&PLAIN);
         let plain = Suite {
             name: (*package).to_owned(),
             package: (*package).to_owned(),
-            arguments: way.arguments,
+            arguments: &way.arguments,
             left_out: Vec::new(),
             environment: environment(way),
             nic: None,
         };
         for (place, nic) in way.nics.iter().enumerate() {
-            let elsewhere = way.few.iter().filter(|(_, nics)| place >= *nics);
-            let left_out = elsewhere.map(|(part, _)| *part).collect();
-            suites.push(on(Suite { left_out, ..plain.clone() }, *nic, softnic, folder));
+            let elsewhere = way.few.iter().filter(|(_, nics)| place >= **nics);
+            let left_out = elsewhere.map(|(part, _)| part.as_str()).collect();
+            suites.push(on(Suite { left_out, ..plain.clone() }, nic, softnic, folder));
         }
         if way.nics.is_empty() {
             suites.push(plain);
@@ -305,8 +186,10 @@ pub fn keep(suites: &mut Vec<Suite>, wanted: &[String], kind: &str) -> Result<()
 }
 
 /// The suite on a NIC, on a fabric of its own, so that no other program of this user is seen.
-fn on(plain: Suite, (layer, message_path): Nic, softnic: &Path, folder: &Path) -> Suite {
-    let name = format!("{}-{layer}{}", plain.name, message_path.suffix());
+fn on(plain: Suite, nic: &str, softnic: &Path, folder: &Path) -> Suite {
+    let (layer, message_path) =
+        nic.strip_suffix("-wire").map_or((nic, MessagePath::Shared), |layer| (layer, MessagePath::Wire));
+    let name = format!("{}-{nic}", plain.name);
     let (config, stats) = (folder.join(format!("{name}.toml")), folder.join(format!("{name}.stats.jsonl")));
     let file = |path: &Path| path.display().to_string();
     let fabric = format!("test-{name}-{}", std::process::id());
@@ -335,7 +218,7 @@ fn on(plain: Suite, (layer, message_path): Nic, softnic: &Path, folder: &Path) -
 
 /// Where a package's compiler and linker, and its reference, are. A GPU is not required: its tests are counted as skipped where there
 /// is none.
-fn environment(way: RunOptions) -> Vec<(String, String)> {
+fn environment(way: &RunOptions) -> Vec<(String, String)> {
     let wanted =
         [(way.toolkit, &wheels::CUDA, "toolkit"), (way.reference, &wheels::ONNX_RUNTIME, "reference")];
     let wanted: Vec<_> = wanted.into_iter().filter(|(wanted, ..)| *wanted).collect();
@@ -348,7 +231,7 @@ fn environment(way: RunOptions) -> Vec<(String, String)> {
 
 /// The set of packages that the tests of a package need, where it is another one than [`Purpose::Test`].
 pub fn purpose(package: &str) -> Option<Purpose> {
-    NEEDS.iter().find(|(_, packages)| packages.contains(&package)).map(|(purpose, _)| *purpose)
+    WAYS.get(package)?.needs
 }
 
 /// What set-up brings for these suites: the largest of their sets of packages, and the wheels that they are told of.
@@ -423,9 +306,9 @@ mod tests {
     }
 
     #[test]
-    fn packages_that_need_less_are_of_this_workspace() {
+    fn packages_with_a_way_of_their_own_are_of_this_workspace() {
         let metadata = crate::workspace::Metadata::ours(&crate::workspace::root()).unwrap();
-        for name in NEEDS.iter().flat_map(|(_, packages)| *packages) {
+        for name in WAYS.keys() {
             assert!(metadata.packages.iter().any(|package| package.name == *name), "{name}");
         }
     }
@@ -433,13 +316,16 @@ mod tests {
     #[test]
     fn packages_that_compute_need_no_compiler_of_kernels() {
         let metadata = crate::workspace::Metadata::ours(&crate::workspace::root()).unwrap();
-        for package in NEEDS[0].1 {
-            let (mut seen, mut next) = (std::collections::BTreeSet::new(), vec![*package]);
+        let is_computing = |(_, way): &(_, &RunOptions)| way.needs == Some(Purpose::Computing);
+        let packages: Vec<&str> = WAYS.iter().filter(is_computing).map(|(name, _)| name.as_str()).collect();
+        assert!(packages.len() > 10, "{packages:?}");
+        for package in packages {
+            let (mut seen, mut next) = (std::collections::BTreeSet::new(), vec![package]);
             while let Some(name) = next.pop() {
                 let of = metadata.packages.iter().filter(|package| package.name == name && seen.insert(name));
                 next.extend(of.flat_map(|package| &package.dependencies).map(|dependency| &*dependency.name));
             }
-            let compiles = *package != "host-twin-build" && seen.contains("host-twin-build");
+            let compiles = package != "host-twin-build" && seen.contains("host-twin-build");
             assert!(!compiles, "{package}");
         }
     }

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::packages::LIBRARY;
+use crate::process::said;
 
 /// Libraries that are found at run time, never by the loader.
 const FOUND_AT_RUN_TIME: [&str; 7] =
@@ -76,15 +77,7 @@ fn readelf(binary: &Path) -> Result<String> {
 }
 
 fn tool(program: &str, arguments: &[&str], binary: &Path) -> Result<String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .arg(binary)
-        .output()
-        .with_context(|| format!("starting {program}"))?;
-    if !output.status.success() {
-        bail!("{program} {}: {}", binary.display(), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    said(Command::new(program).args(arguments).arg(binary))
 }
 
 /// The libc that this very process uses.

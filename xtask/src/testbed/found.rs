@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 
 use super::bed::Testbed;
 use super::tool::tool;
+use crate::descendants::{is_alive, parent, processes};
 
 /// Longest that processes may take to end after each signal.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -52,7 +53,7 @@ impl Found {
         let holds = format!("\0testbed\0hold\0--dir\0{dir}\0");
         // `proc_pid_mountinfo(5)`: the mount point stands between spaces.
         let mounts = nodes.each_ref().map(|node| format!(" {}/private ", node.folder.display()));
-        for process in processes() {
+        for process in processes().filter(|process| is_alive(*process)) {
             let of = |name: &str| PathBuf::from(format!("/proc/{process}/{name}"));
             let network = identity(&of("ns/net"));
             let line = fs::read(of("cmdline")).unwrap_or_default();
@@ -65,14 +66,12 @@ impl Found {
             }
         }
         for node in &mut found.nodes {
-            let children = node.processes.iter().filter(|process| {
-                let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-                let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
-                parent
-                    .and_then(|parent| parent.parse().ok())
-                    .is_some_and(|parent| stat.contains("(sshd)") && found.supervisors.contains(&parent))
-            });
-            node.sshd = children.copied().next();
+            let is_sshd = |process: &&u32| {
+                let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+                let is_started = parent(**process).is_some_and(|parent| found.supervisors.contains(&parent));
+                name.trim() == "sshd" && is_started
+            };
+            node.sshd = node.processes.iter().find(is_sshd).copied();
         }
         found
     }
@@ -181,13 +180,6 @@ fn sees_one(mountinfo: &str, mounts: &[String]) -> bool {
 /// What tells one namespace from another.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
-}
-
-/// Every process that is not a zombie.
-fn processes() -> impl Iterator<Item = u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    all.filter(|process| crate::descendants::is_alive(*process))
 }
 
 #[cfg(test)]

@@ -1,17 +1,15 @@
 //! Runs a playbook of `ansible/` on the hosts of an inventory: a testbed's nodes, or those of a file.
 
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::bed::Testbed;
-use crate::process::{ChildGuard, Ended, run_logged};
+use crate::process::{ChildGuard, Ended, run_logged, wait_for};
 use crate::workspace;
 
 /// Longest that a playbook may take: a host may install packages, and get programs over a slow link.
@@ -83,17 +81,10 @@ pub fn restore(inventory: &Inventory, log: &Path) -> Result<(), String> {
 }
 
 /// Runs `command` with its output in `log`. `None`: it was killed after `limit`.
-fn run_bounded(command: &mut Command, log: &Path, limit: Duration) -> io::Result<Option<ExitStatus>> {
+fn run_bounded(command: &mut Command, log: &Path, limit: Duration) -> Result<Option<ExitStatus>> {
     let file = File::create(log)?;
     let mut child = ChildGuard(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?);
-    let since = Instant::now();
-    while since.elapsed() < limit {
-        if let Some(status) = child.0.try_wait()? {
-            return Ok(Some(status));
-        }
-        sleep(Duration::from_millis(20));
-    }
-    Ok(None)
+    wait_for(limit, || Ok(child.0.try_wait()?))
 }
 
 /// Hosts and reasons in a playbook's log, or else how it `ended`.

@@ -1,10 +1,12 @@
 //! Small programs that make and remove a testbed, each with a time limit.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+
+use crate::process::on_path;
 
 /// Longest that a small program such as `ip` may take, in seconds.
 const TOOL_S: u32 = 10;
@@ -32,11 +34,8 @@ pub fn tool(words: &[&str]) -> Result<String> {
 
 /// The program of this name; the absolute path by which sshd has to be started.
 pub fn program(name: &str) -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    let found = folders.map(|folder| folder.join(name)).find(|program| program.is_file());
     // A node does not see every folder of the machine's PATH.
-    found
+    on_path(&[name], &["/usr/sbin", "/sbin"].map(Path::new))
         .and_then(|program| fs::canonicalize(program).ok())
         .with_context(|| format!("there is no {name} on this machine"))
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use super::{Violation, markdown, source};
+use super::{markdown, source};
 use crate::workspace::{Metadata, Tree};
 
 const MAP: &str = "ARCHITECTURE.md";
@@ -15,7 +15,7 @@ struct Row {
 }
 
 /// Packages against the arrow table, modules against the module table.
-pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
+pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<String>> {
     let map = tree.get(MAP).context("ARCHITECTURE.md is missing")?;
     let rows = arrow_table(map)?;
     let mut violations = package_arrows(&rows, metadata);
@@ -42,17 +42,16 @@ fn arrow_table(map: &str) -> Result<Vec<Row>> {
     rows.into_iter().map(row).collect()
 }
 
-fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<Violation> {
+fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<String> {
     let row = |name: &str| rows.iter().find(|row| row.name == name);
     let ours = || metadata.packages.iter().filter(|package| package.source.is_none());
     let mut violations = Vec::new();
     for gone in rows.iter().filter(|row| ours().all(|package| package.name != row.name)) {
-        violations
-            .push(Violation::new(MAP, format!("the arrow table lists `{}`, which is no package", gone.name)));
+        violations.push(format!("{MAP}: the arrow table lists `{}`, which is no package", gone.name));
     }
     for package in ours() {
         let Some(user) = row(&package.name) else {
-            violations.push(Violation::new(MAP, format!("the arrow table lacks `{}`", package.name)));
+            violations.push(format!("{MAP}: the arrow table lacks `{}`", package.name));
             continue;
         };
         for used in package.dependencies.iter().filter(|dependency| dependency.path.is_some()) {
@@ -61,17 +60,15 @@ fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<Violation> {
             // Tests may look deeper: `measure` (for `need!`) and any lower crate's `testing` feature.
             if used.kind.as_deref() == Some("dev") {
                 if used.name != "measure" && !lower && used.name != package.name {
-                    violations.push(Violation::new(
-                        place,
-                        "a dev-dependency must be `measure` or lie on a lower floor (INV-1)",
-                    ));
+                    let rule = "a dev-dependency must be `measure` or lie on a lower floor (INV-1)";
+                    violations.push(format!("{place}: {rule}"));
                 }
                 continue;
             }
             if !user.may_use.contains(&used.name) {
-                violations.push(Violation::new(place, "the arrow table does not allow this (INV-1)"));
+                violations.push(format!("{place}: the arrow table does not allow this (INV-1)"));
             } else if !lower {
-                violations.push(Violation::new(place, "arrows go to a lower floor only (INV-1)"));
+                violations.push(format!("{place}: arrows go to a lower floor only (INV-1)"));
             }
         }
     }
@@ -84,7 +81,7 @@ const SIBLINGS: &str = "crate::*";
 /// What the row of a whole crate begins with, before its modules from the ground up: each must not name those after it.
 const ROOMS: &str = "from the ground up: ";
 
-fn room_arrows(tree: &Tree, source: &str, rooms: &str) -> Vec<Violation> {
+fn room_arrows(tree: &Tree, source: &str, rooms: &str) -> Vec<String> {
     let rooms: Vec<&str> = rooms.split(',').map(|room| room.trim().trim_matches('`')).collect();
     let mut violations = Vec::new();
     for (place, room) in rooms.iter().enumerate() {
@@ -97,13 +94,12 @@ fn room_arrows(tree: &Tree, source: &str, rooms: &str) -> Vec<Violation> {
 
 /// `module`: a folder or file; `never`: the module paths it must not name, in backticks or bare, comma-separated, or
 /// `crate::*` for all but its own.
-fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<Violation> {
+fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<String> {
     let never: Vec<&str> =
         never.split(',').map(|path| path.trim().trim_matches('`')).filter(|path| !path.is_empty()).collect();
     let mut violations = Vec::new();
     if !tree.holds(module) {
-        violations
-            .push(Violation::new(MAP, format!("the module table lists `{module}`, which is not there")));
+        violations.push(format!("{MAP}: the module table lists `{module}`, which is not there"));
     }
     let inside =
         |path: &str| path == module || path.starts_with(&format!("{}/", module.trim_end_matches('/')));
@@ -113,9 +109,11 @@ fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<Violation> {
         let inner = path.strip_prefix(module).map_or(0, |inner| inner.split('/').count() - 1);
         let depth = if path.ends_with("/mod.rs") { inner - 1 } else { inner };
         for (index, line) in code.lines().enumerate() {
+            let mut say = |what: &str| {
+                violations.push(format!("{path}:{}: {module} must not name {what} (INV-1)", index + 1));
+            };
             if never.contains(&SIBLINGS) && leaves(line, module, depth) {
-                let rule = format!("{module} must not name what lies beside it (INV-1)");
-                violations.push(Violation::at(path, index + 1, rule));
+                say("what lies beside it");
             }
             let imports = |never: &str| {
                 let below = |path: &str| {
@@ -123,13 +121,7 @@ fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<Violation> {
                 };
                 used.iter().any(|(at, path)| *at == index && below(path))
             };
-            for never in never.iter().filter(|never| names(line, never) || imports(never)) {
-                violations.push(Violation::at(
-                    path,
-                    index + 1,
-                    format!("{module} must not name {never} (INV-1)"),
-                ));
-            }
+            never.iter().filter(|never| names(line, never) || imports(never)).for_each(|never| say(never));
         }
     }
     violations
@@ -186,7 +178,7 @@ mod tests {
         packages.retain(|package| package.name != changed.name);
         packages.push(changed);
         let rows = arrow_table(TABLE).unwrap();
-        package_arrows(&rows, &Metadata { packages }).iter().map(ToString::to_string).collect()
+        package_arrows(&rows, &Metadata { packages })
     }
 
     #[test]
@@ -226,10 +218,7 @@ mod tests {
             ("crates/nic/src/dma/move.rs", "use crate::{\n    dma::Fault,\n    device::{self, Qp},\n};\n"),
             ("crates/nic/src/device/qp.rs", "use crate::dma::Memory;\n"),
         ]);
-        let found: Vec<String> = module_arrows(&tree, "crates/nic/src/dma", "`crate::device`, `crate::abi`")
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let found = module_arrows(&tree, "crates/nic/src/dma", "`crate::device`, `crate::abi`");
         assert_eq!(found.len(), 3, "{found:?}");
         assert!(
             found[2].starts_with("crates/nic/src/dma/move.rs:3:")
@@ -247,7 +236,6 @@ mod tests {
             ("crates/nic/src/abi/mr.rs", "use crate::os::Page;\nuse crate::config::Config;\n"),
         ]);
         let found = room_arrows(&tree, "crates/nic/src", "`config.rs`, `os`, `abi`, `gone`");
-        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found.len(), 3, "{found:?}");
         for (at, found) in
             ["nic/src/config.rs:1:", "nic/src/os/page.rs:2:", "nic/src/gone"].iter().zip(&found)
@@ -268,7 +256,6 @@ mod tests {
             ("crates/roce/src/wired.rs", "use crate::Now;\n"),
         ]);
         let found = module_arrows(&tree, "crates/roce/src/wire", "`crate::*`");
-        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found.len(), 4, "{found:?}");
         for (at, found) in ["bth.rs:2:", "bth.rs:3:", "mod.rs:2:", "mod.rs:3:"].iter().zip(&found) {
             assert!(found.starts_with(&format!("crates/roce/src/wire/{at}")), "{found}");

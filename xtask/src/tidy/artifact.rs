@@ -3,14 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use experiment::Spec;
+use experiment::measured::{Entry, Measured};
+use experiment::paper::Rule;
 use experiment::spec::Extent;
 use experiment::verdict::Verdict;
-use measure::Label;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use experiment::{Paper, Spec};
 
-use super::{Violation, markdown};
+use super::markdown;
 use crate::workspace::Tree;
 
 const PAGE: &str = "docs/artifact.md";
@@ -37,16 +36,16 @@ pub fn rows(tree: &Tree) -> Vec<Vec<String>> {
 }
 
 /// Claims without a row, rows without a claim, and rows that name another command or verdict.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut claims = claims(tree);
     let Some(text) = tree.get(PAGE) else {
-        return claims.keys().map(|id| Violation::new(PAGE, format!("{id} has no row"))).collect();
+        return claims.keys().map(|id| format!("{PAGE}: {id} has no row")).collect();
     };
     let mut violations = Vec::new();
     for row in markdown::table(text, "claim").unwrap_or_default() {
         let id = row[0].trim_matches('`');
         let Some(expected) = claims.remove(id) else {
-            violations.push(Violation::new(PAGE, format!("{id} is no claim, or stands here twice")));
+            violations.push(format!("{PAGE}: {id} is no claim, or stands here twice"));
             continue;
         };
         let said = |cell: usize| row.get(cell).map_or("", |cell| cell.trim_matches('`'));
@@ -56,17 +55,17 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
             ("verdict", said(4), expected.verdict),
         ] {
             if said != right {
-                violations.push(Violation::new(PAGE, format!("{id}: the {name} is «{right}», not «{said}»")));
+                violations.push(format!("{PAGE}: {id}: the {name} is «{right}», not «{said}»"));
             }
         }
     }
-    violations.extend(claims.keys().map(|id| Violation::new(PAGE, format!("{id} has no row"))));
+    violations.extend(claims.keys().map(|id| format!("{PAGE}: {id} has no row")));
     violations.extend(versions(tree));
     violations
 }
 
 /// Files that name another version than the workspace's.
-fn versions(tree: &Tree) -> Vec<Violation> {
+fn versions(tree: &Tree) -> Vec<String> {
     let after = |file: &str, start: &str| {
         let lines = tree.get(file).unwrap_or_default().lines();
         let found =
@@ -80,9 +79,7 @@ fn versions(tree: &Tree) -> Vec<Violation> {
     ];
     let wrong = named.into_iter().filter(|(_, version)| *version != own);
     wrong
-        .map(|(file, version)| {
-            Violation::new(file, format!("its version is «{version}», that of Cargo.toml «{own}»"))
-        })
+        .map(|(file, version)| format!("{file}: its version is «{version}», that of Cargo.toml «{own}»"))
         .collect()
 }
 
@@ -91,46 +88,40 @@ fn claims(tree: &Tree) -> BTreeMap<String, Expected> {
     let mut all = BTreeMap::new();
     for (path, text) in tree.files() {
         let figure = path.strip_prefix("experiments/fig").and_then(|rest| rest.strip_suffix("/paper.toml"));
-        let Some(figure) = figure else { continue };
-        let paper: toml::Table = toml::from_str(text).unwrap_or_default();
-        let measured = tree.get(&format!("experiments/fig{figure}/measured.json"));
-        let measured = measured.and_then(|text| serde_json::from_str::<Value>(text).ok()).unwrap_or_default();
-        let spec = tree.get(&format!("experiments/fig{figure}/spec.toml"));
-        let spec = spec.and_then(|text| Spec::parse(&format!("fig{figure}"), text).ok());
-        let listed = paper.get("claim").and_then(toml::Value::as_array).into_iter().flatten();
-        for (at, claim) in listed.enumerate() {
-            let word =
-                |key: &str| claim.get(key).and_then(toml::Value::as_str).unwrap_or_default().to_owned();
-            let (extent, time, verdict) = match word("rule").as_str() {
-                "background" => (Extent::Normal, "none".to_owned(), "background".to_owned()),
-                _ => recorded(&measured, spec.as_ref(), &word("id")),
+        let Some((figure, paper)) =
+            figure.and_then(|figure| Some((figure, toml::from_str::<Paper>(text).ok()?)))
+        else {
+            continue;
+        };
+        let beside = |name: &str| tree.get(&format!("experiments/fig{figure}/{name}"));
+        let measured = beside("measured.json").and_then(|text| serde_json::from_str(text).ok());
+        let measured: Measured = measured.unwrap_or_default();
+        let spec = beside("spec.toml").and_then(|text| Spec::parse(&format!("fig{figure}"), text).ok());
+        for (at, claim) in paper.claim.into_iter().enumerate() {
+            let (extent, time, verdict) = match claim.rule {
+                Rule::Background {} => (Extent::Normal, "none".to_owned(), "background".to_owned()),
+                _ => recorded(&measured, spec.as_ref(), &claim.id),
             };
             let option = match extent {
                 Extent::Normal => String::new(),
                 extent => format!(" --{}", extent.name()),
             };
             let (place, command) = ((figure.to_owned(), at), format!("cargo xtask figure {figure}{option}"));
-            all.insert(word("id"), Expected { place, text: word("text"), command, time, verdict });
+            all.insert(claim.id, Expected { place, text: claim.text, command, time, verdict });
         }
     }
     all
 }
 
 /// The extent of the entry whose verdict counts, how long its points were measured, and that verdict.
-fn recorded(measured: &Value, spec: Option<&Spec>, id: &str) -> (Extent, String, String) {
-    let entries = measured["entries"].as_array().into_iter().flatten();
-    let judged = entries.flat_map(|entry| {
-        let of_claim = entry["verdicts"].as_array().into_iter().flatten().filter(move |one| one["id"] == id);
-        of_claim.filter_map(move |one| {
-            Some((read::<Verdict>(&one["verdict"])?, read::<Label>(&one["label"])?, entry))
-        })
-    });
-    let counts = judged.max_by_key(|(verdict, label, _)| Verdict::rank(verdict, *label));
-    let Some((verdict, _, entry)) = counts else {
+fn recorded(measured: &Measured, spec: Option<&Spec>, id: &str) -> (Extent, String, String) {
+    let judged = measured.entries.iter().flat_map(|entry| entry.verdicts.iter().map(move |one| (one, entry)));
+    let of_claim = judged.filter(|(one, _)| one.id == id);
+    let Some((one, entry)) = of_claim.max_by_key(|(one, _)| one.verdict.rank(one.label)) else {
         return (Extent::Normal, "none".to_owned(), "not recorded".to_owned());
     };
     // The parts are another page's to name.
-    let said = match verdict {
+    let said = match &one.verdict {
         Verdict::NeedsHardware(_) => "needs hardware".to_owned(),
         verdict => verdict.to_string(),
     };
@@ -138,19 +129,15 @@ fn recorded(measured: &Value, spec: Option<&Spec>, id: &str) -> (Extent, String,
 }
 
 /// How much of its grid a recorded run measured.
-fn extent(entry: &Value) -> Extent {
-    entry["extent"].as_str().and_then(Extent::named).unwrap_or(Extent::Normal)
+fn extent(entry: &Entry) -> Extent {
+    Extent::named(&entry.extent).unwrap_or(Extent::Normal)
 }
 
 /// What the points of a recorded run asked for, by its rows and the spec's grid.
-fn time(entry: &Value, spec: &Spec) -> String {
+fn time(entry: &Entry, spec: &Spec) -> String {
     let grid = spec.grid(extent(entry));
-    let (mut points, mut seconds) = (0, 0.0);
-    for row in entry["rows"].as_array().into_iter().flatten() {
-        let repetitions = row["repetitions"].as_u64().unwrap_or_default();
-        points += repetitions;
-        seconds += repetitions as f64 * grid.seconds_of(row["series"].as_str().unwrap_or_default());
-    }
+    let points: usize = entry.rows.iter().map(|row| row.repetitions).sum();
+    let seconds = entry.rows.iter().map(|row| row.repetitions as f64 * grid.seconds_of(&row.series)).sum();
     match seconds {
         0.0 => "seconds".to_owned(),
         seconds if seconds < 100.0 => format!("{seconds:.0} s, {points} points"),
@@ -158,37 +145,72 @@ fn time(entry: &Value, spec: &Spec) -> String {
     }
 }
 
-fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
-    serde_json::from_value(value.clone()).ok()
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
-    const PAPER: &str =
-        "[[claim]]\nid = \"a\"\nrule = \"flat\"\n[[claim]]\nid = \"b\"\nrule = \"background\"\n";
+    const PAPER: &str = r#"
+        series = []
+        [paper]
+        doi = "d"
+        figure = 9
+        x = "x"
+        y = "y"
+        columns = ["a", "b", "c", "d"]
+        source = "s"
+        extraction = "e"
+        tolerance = "t"
+        left_out = "l"
+        [[claim]]
+        id = "a"
+        text = "t"
+        source = "s"
+        series = ["s"]
+        rule = "flat"
+        field = "v"
+        at_most = 1.0
+        [[claim]]
+        id = "b"
+        text = "t"
+        source = "s"
+        rule = "background"
+    "#;
     const SPEC: &str = "title = \"t\"\napp = \"bench-nic\"\nvalues = [\"v\"]\nrange = \"v\"\nquick = { repeat = 1, seconds = 1.0 }\n\
         full = { repeat = 1, seconds = 2.0 }\ngrid = { series = [\"s\", \"t\"], repeat = 1, seconds = 20.0 }\n";
-    const MEASURED: &str = r#"{"entries": [{"extent": "normal", "rows": [{"series": "s", "repetitions": 5}, {"series": "t", "repetitions": 4}], "verdicts": [
-        {"id": "a", "label": "emulated", "verdict": "reproduced"}, {"id": "a", "label": "emulated", "verdict": "in-part"},
-        {"id": "a", "label": "modelled", "verdict": "not-reproduced"},
-        {"id": "a", "label": "hardware", "verdict": {"needs-hardware": ["nic"]}}]}]}"#;
     const A: &str = "| `a` | x | `cargo xtask figure 9` | 3 min, 9 points | in part |\n";
     const B: &str = "| `b` | x | `cargo xtask figure 9` | none | background |\n";
+
+    fn measured() -> String {
+        let row = |series: &str, repetitions: u32| json!({ "series": series, "x": 0, "repetitions": repetitions, "content_ok": true, "values": {} });
+        let verdict = |label: &str, verdict: Value| json!({ "id": "a", "text": "t", "source": "s", "evidence": [], "label": label, "verdict": verdict });
+        let verdicts = [
+            verdict("emulated", "reproduced".into()),
+            verdict("emulated", "in-part".into()),
+            verdict("modelled", "not-reproduced".into()),
+            verdict("hardware", json!({ "needs-hardware": ["nic"] })),
+        ];
+        let provenance = experiment::point::example("s", 0).provenance;
+        let entry = json!({
+            "machine": "m", "label": "emulated", "extent": "normal", "provenance": provenance,
+            "rows": [row("s", 5), row("t", 4)], "verdicts": verdicts,
+        });
+        json!({ "entries": [entry] }).to_string()
+    }
 
     fn found(rows: &str) -> Vec<String> {
         let page = format!("| claim | says | command | time | verdict |\n|---|---|---|---|---|\n{rows}");
         let files = [
             ("experiments/fig9/paper.toml", PAPER),
-            ("experiments/fig9/measured.json", MEASURED),
+            ("experiments/fig9/measured.json", &measured()),
             ("experiments/fig9/spec.toml", SPEC),
             ("Cargo.toml", "version = \"0.1.0\"\n"),
             ("CITATION.cff", "version: 0.1.0\n"),
             ("CHANGELOG.md", "## [Unreleased]\n\n## [0.1.0] — 2026-11-26\n\n## [0.0.9]\n"),
             (PAGE, page.as_str()),
         ];
-        check(&Tree::of(&files)).iter().map(ToString::to_string).collect()
+        check(&Tree::of(&files))
     }
 
     #[test]
@@ -219,7 +241,7 @@ mod tests {
                 ("CITATION.cff", citation),
                 ("CHANGELOG.md", changes),
             ];
-            versions(&Tree::of(&files)).iter().map(ToString::to_string).collect::<Vec<_>>()
+            versions(&Tree::of(&files))
         };
         assert_eq!(of("version: 0.2.0\n", "## [Unreleased]\n## [0.2.0] — day\n## [0.1.0]\n"), [""; 0]);
         let found = of("version: 0.1.0\n", "## [Unreleased]\n");

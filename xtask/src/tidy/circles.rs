@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Violation, source};
+use super::source;
 use crate::workspace::Tree;
 
 /// Re-exports of re-exports that are followed.
@@ -36,7 +36,7 @@ struct Modules<'a> {
 }
 
 /// Circles of files, each with the names that make it.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut crates: BTreeMap<&str, Modules<'_>> = BTreeMap::new();
     for (path, text) in tree.rust() {
         let Some((folder, inner)) = path.split_once("/src/") else { continue };
@@ -48,15 +48,13 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut violations = Vec::new();
     for modules in crates.values() {
         let arrows = modules.arrows();
-        for circle in circles(&arrows) {
-            violations.push(Violation::new(circle[0], in_words(&circle, &arrows)));
-        }
+        violations.extend(circles(&arrows).iter().map(|circle| in_words(circle, &arrows)));
     }
     violations
 }
 
 fn in_words(circle: &[&str], arrows: &Arrows<'_>) -> String {
-    let mut said = format!("a circle of {} files (INV-1)", circle.len());
+    let mut said = format!("{}: a circle of {} files (INV-1)", circle[0], circle.len());
     for from in circle {
         for (to, names) in arrows[from].iter().filter(|(to, _)| circle.contains(to)) {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -239,7 +237,7 @@ mod tests {
     use super::*;
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        check(&Tree::of(files)).iter().map(ToString::to_string).collect()
+        check(&Tree::of(files))
     }
 
     #[test]

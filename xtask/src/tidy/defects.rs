@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Violation, markdown};
+use super::markdown;
 use crate::workspace::Tree;
 
 const NOTE: &str = "docs/notes/release-defects.md";
@@ -28,14 +28,14 @@ impl Row<'_> {
 
 /// Numbers that are missing, twice or unknown; tests and files that are named and do not exist; tests of a defect that
 /// its row does not name; defects of code that no test is named after.
-pub fn check(tree: &Tree) -> Vec<Violation> {
-    let Some(text) = tree.get(NOTE) else { return vec![Violation::new(NOTE, "is missing")] };
+pub fn check(tree: &Tree) -> Vec<String> {
+    let Some(text) = tree.get(NOTE) else { return vec![format!("{NOTE}: is missing")] };
     let mut violations = Vec::new();
     let mut found: BTreeMap<&str, Row<'_>> = BTreeMap::new();
     for (id, row) in rows(text) {
         let line = row.line;
         if found.insert(id, row).is_some() {
-            violations.push(Violation::at(NOTE, line, format!("{id} stands here twice")));
+            violations.push(format!("{NOTE}:{line}: {id} stands here twice"));
         }
     }
     let all: Vec<String> = FAMILIES
@@ -43,18 +43,18 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         .flat_map(|(letter, count)| (1..=*count).map(move |number| format!("{letter}{number}")))
         .collect();
     for id in all.iter().filter(|id| !found.contains_key(id.as_str())) {
-        violations.push(Violation::new(NOTE, format!("{id} is missing")));
+        violations.push(format!("{NOTE}: {id} is missing"));
     }
     for (id, row) in &found {
-        let say = |text: String| Violation::at(NOTE, row.line, format!("{id} {text}"));
+        let say = |text: String| format!("{NOTE}:{}: {id} {text}", row.line);
         if !all.iter().any(|known| known == id) {
             violations.push(say("is no defect of the release".into()));
         }
         if row.cells.len() != 3 || row.cells.iter().any(|cell| cell.is_empty()) {
             violations.push(say("has not three cells: the defect, what stands here, what covers it".into()));
         }
-        let spans = markdown::code_spans(row.cover());
-        let mut named = spans.iter().filter_map(|(_, span)| defect(span.split_once("::")?.1));
+        let mut named =
+            markdown::code_spans(row.cover()).filter_map(|(_, span)| defect(span.split_once("::")?.1));
         if !NOT_CODE.contains(id) && !row.cover().contains(NOT_YET) && !named.any(|named| named == *id) {
             let name = format!("release_{}_…", id.to_lowercase());
             violations.push(say(format!("is a defect of code, and its row names no test {name}")));
@@ -95,7 +95,7 @@ fn rows(text: &str) -> Vec<(&str, Row<'_>)> {
 
 /// What is wrong with the names of a cell that says what covers a defect.
 fn gone(tree: &Tree, id: &str, cover: &str) -> Vec<String> {
-    let spans: Vec<&str> = markdown::code_spans(cover).into_iter().map(|(_, span)| span).collect();
+    let spans: Vec<&str> = markdown::code_spans(cover).map(|(_, span)| span).collect();
     let mut wrong = Vec::new();
     if !spans.iter().any(|span| span.contains('/')) && !cover.contains(NOT_YET) {
         wrong.push(format!("names no test and no measurement, and does not say `{NOT_YET}`"));
@@ -118,15 +118,16 @@ fn gone(tree: &Tree, id: &str, cover: &str) -> Vec<String> {
 }
 
 /// Tests of a defect that its row does not name.
-fn unnamed(tree: &Tree, rows: &BTreeMap<&str, Row<'_>>) -> Vec<Violation> {
+fn unnamed(tree: &Tree, rows: &BTreeMap<&str, Row<'_>>) -> Vec<String> {
     let mut violations = Vec::new();
     for (path, text) in tree.rust().filter(|(path, _)| !path.ends_with(file!())) {
         for (test, line) in tests(text) {
             let Some(id) = defect(test) else { continue };
             let span = format!("`{path}::{test}`");
             if !rows.get(id.as_str()).is_some_and(|row| row.cover().contains(&span)) {
-                let text = format!("{test} is not in the row {id} of {NOTE}; name it there as {span}");
-                violations.push(Violation::at(path, line, text));
+                violations.push(format!(
+                    "{path}:{line}: {test} is not in the row {id} of {NOTE}; name it there as {span}"
+                ));
             }
         }
     }
@@ -185,7 +186,7 @@ mod tests {
 
     fn found(note: &str) -> Vec<String> {
         let tree = Tree::of(&[(NOTE, note), ("a/b.rs", TEST), ("experiments/fig4/measured.json", "{}")]);
-        check(&tree).iter().map(Violation::to_string).collect()
+        check(&tree)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Violation, markdown};
+use super::markdown;
 use crate::workspace::Tree;
 
 const MAP: &str = "ARCHITECTURE.md";
@@ -10,7 +10,7 @@ const GLOSSARY: &str = "docs/glossary.md";
 /// Longest that the map may get: a map, not an atlas.
 const MAP_LINES: usize = 250;
 
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut violations = first_lines(tree);
     violations.extend(abbreviations(tree));
     violations.extend(map(tree));
@@ -30,17 +30,17 @@ fn opening(path: &str) -> Option<&'static [&'static str]> {
     })
 }
 
-fn first_lines(tree: &Tree) -> Vec<Violation> {
+fn first_lines(tree: &Tree) -> Vec<String> {
     let says = |path: &str, text: &str| {
         opening(path).is_none_or(|openings| openings.iter().any(|opening| text.starts_with(opening)))
     };
     let silent = tree.files().filter(|(path, text)| !says(path, text));
     silent
-        .map(|(path, _)| Violation::at(path, 1, "the first line does not say what the file is (INV-12)"))
+        .map(|(path, _)| format!("{path}:1: the first line does not say what the file is (INV-12)"))
         .collect()
 }
 
-fn abbreviations(tree: &Tree) -> Vec<Violation> {
+fn abbreviations(tree: &Tree) -> Vec<String> {
     let known: BTreeSet<&str> = tree.get(GLOSSARY).map(glossary).unwrap_or_default();
     let mut violations = Vec::new();
     for (path, text) in tree.files() {
@@ -50,25 +50,15 @@ fn abbreviations(tree: &Tree) -> Vec<Violation> {
             continue;
         }
         let text = if is_rust { text } else { &markdown::without_comments(text) };
-        let mut fenced = false;
-        for (index, line) in text.lines().enumerate() {
-            let prose = match is_rust {
-                true => line.trim_start().strip_prefix("//!").unwrap_or(""),
-                false => line,
-            };
-            if prose.trim_start().starts_with("```") {
-                fenced = !fenced;
-            }
-            if fenced {
-                continue;
-            }
-            for word in capitals(prose).into_iter().filter(|word| !known.contains(word)) {
-                violations.push(Violation::at(
-                    path,
-                    index + 1,
-                    format!("`{word}` is not in {GLOSSARY} (INV-12)"),
-                ));
-            }
+        let prose = text.lines().map(|line| match is_rust {
+            true => line.trim_start().strip_prefix("//!").unwrap_or(""),
+            false => line,
+        });
+        for (number, line) in markdown::unfenced(prose) {
+            let unknown = capitals(line).into_iter().filter(|word| !known.contains(word));
+            violations.extend(
+                unknown.map(|word| format!("{path}:{number}: `{word}` is not in {GLOSSARY} (INV-12)")),
+            );
         }
     }
     violations
@@ -97,47 +87,34 @@ fn capitals(line: &str) -> Vec<&str> {
     words.filter(is_abbreviation).collect()
 }
 
-fn map(tree: &Tree) -> Vec<Violation> {
-    let Some(text) = tree.get(MAP) else { return vec![Violation::new(MAP, "is missing")] };
+fn map(tree: &Tree) -> Vec<String> {
+    let Some(text) = tree.get(MAP) else { return vec![format!("{MAP}: is missing")] };
     let mut violations = Vec::new();
     if text.lines().count() > MAP_LINES {
-        violations
-            .push(Violation::new(MAP, format!("has {} lines, at most {MAP_LINES}", text.lines().count())));
+        violations.push(format!("{MAP}: has {} lines, at most {MAP_LINES}", text.lines().count()));
     }
+    let types = types(tree);
     for (line, span) in markdown::code_spans(text) {
-        let missing = match kind(span) {
-            Named::Path => expand(span).into_iter().find(|path| !tree.holds(path)),
-            Named::Type => (!defines(tree, span)).then(|| span.to_owned()),
-            Named::Other => None,
+        let missing = match () {
+            () if is_path(span) => expand(span).into_iter().find(|path| !tree.holds(path)),
+            () if is_type(span) && !types.contains(span) => Some(span.to_owned()),
+            () => None,
         };
-        if let Some(missing) = missing {
-            violations.push(Violation::at(MAP, line, format!("`{missing}` is not there (INV-12)")));
-        }
+        violations.extend(missing.map(|missing| format!("{MAP}:{line}: `{missing}` is not there (INV-12)")));
     }
     violations
 }
 
-enum Named {
-    Path,
-    Type,
-    Other,
+fn is_path(span: &str) -> bool {
+    let tops = ["crates/", "apps/", "vendor/", "xtask/", "docs/", "experiments/", ".ci/", ".cargo/"];
+    !span.contains([' ', '<']) && tops.iter().any(|top| span.starts_with(top))
 }
 
-fn kind(span: &str) -> Named {
-    let tops = ["crates/", "apps/", "vendor/", "xtask/", "docs/", "experiments/", ".ci/", ".cargo/"];
-    let is_name = span.chars().all(|c| c.is_ascii_alphanumeric());
-    if span.contains(' ') || span.contains('<') {
-        Named::Other
-    } else if tops.iter().any(|top| span.starts_with(top)) {
-        Named::Path
-    } else if is_name
-        && span.starts_with(|c: char| c.is_ascii_uppercase())
+/// Letters and digits that begin with a capital, and are not capitals alone.
+fn is_type(span: &str) -> bool {
+    span.starts_with(|c: char| c.is_ascii_uppercase())
         && span.contains(|c: char| c.is_ascii_lowercase())
-    {
-        Named::Type
-    } else {
-        Named::Other
-    }
+        && span.chars().all(|c| c.is_ascii_alphanumeric())
 }
 
 /// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
@@ -147,15 +124,13 @@ fn expand(path: &str) -> Vec<String> {
     choices.split(',').flat_map(|choice| expand(&format!("{before}{choice}{after}"))).collect()
 }
 
-fn defines(tree: &Tree, name: &str) -> bool {
-    let is = |line: &str, keyword: &str| {
-        line.split_once(keyword).is_some_and(|(_, rest)| {
-            rest.strip_prefix(name)
-                .is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
-        })
-    };
+/// Names of the types that sources define.
+fn types(tree: &Tree) -> BTreeSet<&str> {
     let kinds = ["struct ", "enum ", "trait ", "type "];
-    tree.rust().any(|(_, text)| text.lines().any(|line| kinds.iter().any(|kind| is(line, kind))))
+    let lines = tree.rust().flat_map(|(_, text)| text.lines());
+    let behind = lines.flat_map(|line| kinds.iter().filter_map(|kind| Some(line.split_once(kind)?.1)));
+    let names = behind.map(|rest| rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next());
+    names.flatten().collect()
 }
 
 #[cfg(test)]
@@ -165,7 +140,7 @@ mod tests {
     const GOOD: (&str, &str) = ("ARCHITECTURE.md", "# Map\n");
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        check(&Tree::of(files)).iter().map(ToString::to_string).collect()
+        check(&Tree::of(files))
     }
 
     #[test]

@@ -2,26 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use super::{Violation, markdown};
+use super::markdown;
 use crate::workspace::Tree;
 
 const MAP: &str = "ARCHITECTURE.md";
 
 /// Numbers against citations, both ways, and the named checks against the tree.
-pub fn check(tree: &Tree, tidy_checks: &[&str]) -> Vec<Violation> {
+pub fn check(tree: &Tree, tidy_checks: &[&str]) -> Vec<String> {
     let Some(rows) = tree.get(MAP).and_then(|map| markdown::table(map, "n")) else {
-        return vec![Violation::new(MAP, "no table with the header `n`: the invariants")];
+        return vec![format!("{MAP}: no table with the header `n`: the invariants")];
     };
     let listed: BTreeMap<&str, &str> =
         rows.iter().map(|row| (row[0].as_str(), row.get(2).map_or("", String::as_str))).collect();
     let cited = citations(tree);
     let mut violations = Vec::new();
     for (number, place) in cited.iter().filter(|(number, _)| !listed.contains_key(number.as_str())) {
-        violations.push(Violation::new(place, format!("cites INV-{number}, which {MAP} does not list")));
+        violations.push(format!("{place}: cites INV-{number}, which {MAP} does not list"));
     }
     for (number, checked_by) in listed {
         if !cited.contains_key(number) {
-            violations.push(Violation::new(MAP, format!("INV-{number} is cited nowhere in code")));
+            violations.push(format!("{MAP}: INV-{number} is cited nowhere in code"));
         }
         violations.extend(missing_check(tree, tidy_checks, number, checked_by));
     }
@@ -45,12 +45,11 @@ fn citations(tree: &Tree) -> BTreeMap<String, String> {
 }
 
 /// What is wrong with the third cell: it must name a command, and what the command names must be there.
-fn missing_check(tree: &Tree, tidy_checks: &[&str], number: &str, checked_by: &str) -> Option<Violation> {
-    let spans = markdown::code_spans(checked_by);
-    let mut commands =
-        spans.iter().map(|(_, span)| *span).filter(|span| span.starts_with("cargo ")).peekable();
+fn missing_check(tree: &Tree, tidy_checks: &[&str], number: &str, checked_by: &str) -> Option<String> {
+    let spans = markdown::code_spans(checked_by).map(|(_, span)| span);
+    let mut commands = spans.filter(|span| span.starts_with("cargo ")).peekable();
     if commands.peek().is_none() {
-        return Some(Violation::new(MAP, format!("INV-{number} names no command that checks it")));
+        return Some(format!("{MAP}: INV-{number} names no command that checks it"));
     }
     let gone = |command: &str| {
         let words: Vec<&str> = command.split_whitespace().collect();
@@ -60,9 +59,8 @@ fn missing_check(tree: &Tree, tidy_checks: &[&str], number: &str, checked_by: &s
             _ => false,
         }
     };
-    commands.find(|command| gone(command)).map(|command| {
-        Violation::new(MAP, format!("INV-{number} is checked by `{command}`, which selects nothing"))
-    })
+    let gone = commands.find(|command| gone(command))?;
+    Some(format!("{MAP}: INV-{number} is checked by `{gone}`, which selects nothing"))
 }
 
 fn has_test(tree: &Tree, package: &str, filter: &str) -> bool {
@@ -84,7 +82,7 @@ mod tests {
         let map = format!("| n | invariant | checked by |\n|---|---|---|\n{row}\n");
         let code = code.replace("INV", "INV-");
         let tree = Tree::of(&[("ARCHITECTURE.md", &map), ("crates/roce/src/a.rs", &code)]);
-        check(&tree, &["arrows"]).iter().map(ToString::to_string).collect()
+        check(&tree, &["arrows"])
     }
 
     #[test]

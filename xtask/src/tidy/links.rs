@@ -2,38 +2,32 @@
 
 use std::collections::BTreeMap;
 
-use super::{Violation, markdown};
+use super::markdown;
 use crate::docs::{picture, tables};
 use crate::workspace::{Tree, root};
 
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let documents: Vec<(&str, &str)> = tree.files().filter(|(path, _)| path.ends_with(".md")).collect();
     let mut violations = Vec::new();
     for (path, text) in &documents {
         for (line, target) in markdown::links(text) {
-            violations.extend(
-                wrong(tree, path, target)
-                    .map(|why| Violation::at(path, line, format!("{target}: {why} (INV-12)"))),
-            );
+            let wrong = wrong(tree, path, target);
+            violations.extend(wrong.map(|why| format!("{path}:{line}: {target}: {why} (INV-12)")));
         }
         match tables::renewed(tree, text) {
             Ok(renewed) if renewed == *text => {}
-            Ok(_) => violations.push(Violation::new(
-                *path,
-                "a table is not as measured.json has it: cargo xtask docs --tables",
-            )),
-            Err(error) => violations.push(Violation::new(*path, format!("{error:#}"))),
+            Ok(_) => violations
+                .push(format!("{path}: a table is not as measured.json has it: cargo xtask docs --tables")),
+            Err(error) => violations.push(format!("{path}: {error:#}")),
         }
     }
     let summary = tree.get(SUMMARY).unwrap_or_default();
-    let listed: Vec<String> =
-        markdown::links(summary).into_iter().map(|(_, target)| format!("docs/{target}")).collect();
+    let listed: Vec<String> = markdown::links(summary).map(|(_, target)| format!("docs/{target}")).collect();
     let pages = documents.iter().filter(|(path, _)| path.starts_with("docs/") && *path != SUMMARY);
     let missing = pages.filter(|(path, _)| !listed.iter().any(|page| page == path));
-    violations
-        .extend(missing.map(|(path, _)| Violation::new(*path, format!("is not in {SUMMARY} (INV-12)"))));
+    violations.extend(missing.map(|(path, _)| format!("{path}: is not in {SUMMARY} (INV-12)")));
     violations.extend(named(tree));
     violations
         .extend(tree.get(picture::PATH).and_then(|committed| redrawn(committed, picture::figure4(&root()))));
@@ -41,18 +35,18 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
 }
 
 /// The picture, if it is not what measured.json gives.
-fn redrawn(committed: &str, drawn: anyhow::Result<String>) -> Option<Violation> {
+fn redrawn(committed: &str, drawn: anyhow::Result<String>) -> Option<String> {
     match drawn {
         Ok(drawn) if drawn == committed => None,
         Ok(_) => {
-            Some(Violation::new(picture::PATH, "is not as measured.json has it: cargo xtask docs --tables"))
+            Some(format!("{}: is not as measured.json has it: cargo xtask docs --tables", picture::PATH))
         }
-        Err(error) => Some(Violation::new(picture::PATH, format!("{error:#}"))),
+        Err(error) => Some(format!("{}: {error:#}", picture::PATH)),
     }
 }
 
 /// Documents that sources name.
-fn named(tree: &Tree) -> Vec<Violation> {
+fn named(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     // The checks' own tests name documents that are not there.
     for (path, text) in tree.files().filter(|(path, _)| !path.starts_with("xtask/src/tidy/")) {
@@ -62,9 +56,7 @@ fn named(tree: &Tree) -> Vec<Violation> {
                 let names =
                     line.split(|c| !is_name(c)).filter(|name| name.contains('/') && name.ends_with(".rs"));
                 let gone = names.filter(|name| !tree.holds(name));
-                violations.extend(
-                    gone.map(|name| Violation::at(path, number, format!("{name} is not there (INV-12)"))),
-                );
+                violations.extend(gone.map(|name| format!("{path}:{number}: {name} is not there (INV-12)")));
             }
         }
         for (at, _) in text.match_indices("docs/") {
@@ -74,7 +66,7 @@ fn named(tree: &Tree) -> Vec<Violation> {
             let name = format!("{name}.md");
             if tree.get(&name).is_none() {
                 let line = text[..at].matches('\n').count() + 1;
-                violations.push(Violation::at(path, line, format!("{name} is not there (INV-12)")));
+                violations.push(format!("{path}:{line}: {name} is not there (INV-12)"));
             }
         }
     }
@@ -121,10 +113,7 @@ fn resolve(document: &str, link: &str) -> Option<String> {
 /// Anchors of a document as mdBook and GitHub make them, with how often each heading came.
 fn anchors(text: &str) -> BTreeMap<String, usize> {
     let mut anchors = BTreeMap::new();
-    let mut fenced = false;
-    for line in text.lines() {
-        fenced ^= line.trim_start().starts_with("```");
-        let Some(heading) = line.strip_prefix('#').filter(|_| !fenced) else { continue };
+    for heading in markdown::unfenced(text.lines()).filter_map(|(_, line)| line.strip_prefix('#')) {
         let heading = heading.trim_start_matches('#').trim().to_lowercase();
         let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
         let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
@@ -158,7 +147,7 @@ mod tests {
             ("[a](docs#x)", Some("README.md:1: docs#x: a folder has no headings (INV-12)")),
         ] {
             let tree = Tree::of(&[("README.md", text), ("docs/page.md", page), (SUMMARY, "[p](page.md)")]);
-            let found: Vec<String> = check(&tree).iter().map(ToString::to_string).collect();
+            let found = check(&tree);
             let found: Vec<&str> =
                 found.iter().map(String::as_str).filter(|said| !said.contains(".md is not there")).collect();
             assert_eq!(found, wrong.into_iter().collect::<Vec<_>>(), "{text}");
@@ -204,7 +193,7 @@ mod tests {
             ),
         ] {
             let files = [&files[..], &[("LICENSE", "x")]].concat();
-            let found: Vec<String> = check(&Tree::of(&files)).iter().map(ToString::to_string).collect();
+            let found = check(&Tree::of(&files));
             assert_eq!(found.len(), usize::from(wrong.is_some()), "{files:?}: {found:?}");
             assert!(wrong.is_none_or(|wrong| found[0].contains(wrong)), "{found:?}");
         }

@@ -24,32 +24,30 @@ pub fn without_comments(text: &str) -> String {
     prose
 }
 
-/// Code spans as (line number, text), fenced blocks left out.
-pub fn code_spans(text: &str) -> Vec<(usize, &str)> {
+/// Lines with their numbers, fenced blocks left out.
+pub fn unfenced<'a>(lines: impl Iterator<Item = &'a str>) -> impl Iterator<Item = (usize, &'a str)> {
     let mut fenced = false;
-    let mut spans = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        if line.trim_start().starts_with("```") {
-            fenced = !fenced;
-        } else if !fenced {
-            spans.extend(line.split('`').skip(1).step_by(2).map(|span| (index + 1, span)));
-        }
-    }
-    spans
+    (1..).zip(lines).filter(move |(_, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        fenced ^= is_fence;
+        !fenced && !is_fence
+    })
+}
+
+/// Code spans as (line number, text), fenced blocks left out.
+pub fn code_spans(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let of_line =
+        |(number, line): (usize, _)| str::split(line, '`').skip(1).step_by(2).map(move |span| (number, span));
+    unfenced(text.lines()).flat_map(of_line)
 }
 
 /// Targets of links and pictures as (line number, target), fenced blocks and code spans left out.
-pub fn links(text: &str) -> Vec<(usize, &str)> {
-    let mut fenced = false;
-    let mut links = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        fenced ^= line.trim_start().starts_with("```");
-        for part in line.split('`').step_by(2).filter(|_| !fenced) {
-            let targets = part.match_indices("](").filter_map(|(at, _)| part[at + 2..].split_once(')'));
-            links.extend(targets.map(|(target, _)| (index + 1, target)));
-        }
-    }
-    links
+pub fn links(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let of_line = |(number, line): (usize, _)| {
+        let parts = str::split(line, '`').step_by(2).flat_map(|part| part.split("](").skip(1));
+        parts.filter_map(move |behind| Some((number, behind.split_once(')')?.0)))
+    };
+    unfenced(text.lines()).flat_map(of_line)
 }
 
 #[cfg(test)]
@@ -71,6 +69,7 @@ mod tests {
 
     #[test]
     fn code_spans_skip_fences() {
-        assert_eq!(code_spans("a `b` c `d`\n```\n`x`\n```\n`e`"), [(1, "b"), (1, "d"), (5, "e")]);
+        let spans: Vec<_> = code_spans("a `b` c `d`\n```\n`x`\n```\n`e`").collect();
+        assert_eq!(spans, [(1, "b"), (1, "d"), (5, "e")]);
     }
 }

@@ -4,20 +4,20 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use measure::Provenance;
+use experiment::measured::Measured;
 use serde::Deserialize;
 
-use super::Violation;
 use crate::measured;
+use crate::process::said;
 use crate::workspace::Tree;
 
 /// Every such file, by the experiment whose folder it lies in; and the sources that each spec names.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with("/spec.toml")) {
         let Ok(Sources { sources }) = toml::from_str(text) else { continue };
         let gone = sources.iter().filter(|source| !tree.holds(source));
-        violations.extend(gone.map(|gone| Violation::new(path, format!("its source {gone} is not there"))));
+        violations.extend(gone.map(|gone| format!("{path}: its source {gone} is not there")));
     }
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with("measured.json")) {
         let problems = match path.split('/').collect::<Vec<_>>()[..] {
@@ -28,7 +28,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
             }
             _ => vec!["belongs to no experiment".to_owned()],
         };
-        violations.extend(problems.into_iter().map(|problem| Violation::new(path, problem)));
+        violations.extend(problems.into_iter().map(|problem| format!("{path}: {problem}")));
     }
     violations
 }
@@ -45,17 +45,19 @@ pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
             tree.get(&format!("experiments/{name}/spec.toml")).and_then(|text| toml::from_str(text).ok());
         let Some(Sources { sources }) = spec else { continue };
         let measured: Measured = serde_json::from_str(text).unwrap_or_default();
-        for (machine, commit) in measured.entries.into_iter().flat_map(Origin::revisions) {
-            let range = format!("{commit}..HEAD");
-            let mut git = Command::new("git");
-            git.args(["log", "--format=%h", &range, "--"]).args(&sources).current_dir(root);
-            let Some(log) = git.output().ok().filter(|output| output.status.success()) else { continue };
-            let changes = String::from_utf8_lossy(&log.stdout).lines().count();
-            if changes > 0 && !sources.is_empty() {
-                let at = commit.get(..10).unwrap_or_default();
-                hints.push(format!(
-                    "{path}: {machine}: its sources changed {changes} times since {at}; measure it again"
-                ));
+        for entry in &measured.entries {
+            let commits: BTreeSet<&str> = entry.sources().map(|from| from.revision.commit.as_str()).collect();
+            for commit in commits {
+                let range = format!("{commit}..HEAD");
+                let mut git = Command::new("git");
+                git.args(["log", "--format=%h", &range, "--"]).args(&sources).current_dir(root);
+                let changes = said(&mut git).map_or(0, |log| log.lines().count());
+                if changes > 0 && !sources.is_empty() {
+                    let (at, machine) = (commit.get(..10).unwrap_or_default(), &entry.machine);
+                    hints.push(format!(
+                        "{path}: {machine}: its sources changed {changes} times since {at}; measure it again"
+                    ));
+                }
             }
         }
     }
@@ -67,34 +69,6 @@ pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
 struct Sources {
     #[serde(default)]
     sources: Vec<String>,
-}
-
-/// What of `measured.json` tells where it comes from.
-#[derive(Default, Deserialize)]
-struct Measured {
-    entries: Vec<Origin>,
-}
-
-#[derive(Deserialize)]
-struct Origin {
-    machine: String,
-    provenance: Provenance,
-    #[serde(default)]
-    rows: Vec<RowOrigin>,
-}
-
-#[derive(Deserialize)]
-struct RowOrigin {
-    provenance: Option<Provenance>,
-}
-
-impl Origin {
-    /// Machine and revision of the entry, and of each part of it that is of another one.
-    fn revisions(self) -> impl Iterator<Item = (String, String)> {
-        let parts = self.rows.into_iter().filter_map(|row| row.provenance);
-        let all: BTreeSet<String> = parts.chain([self.provenance]).map(|from| from.revision.commit).collect();
-        all.into_iter().map(move |commit| (self.machine.clone(), commit))
-    }
 }
 
 #[cfg(test)]
@@ -127,9 +101,11 @@ mod tests {
             provenance
         };
         let said_of = |commit: &str, part: Option<&str>, sources: &str| {
-            let rows = part.map(|part| serde_json::json!({"series": "a", "provenance": of(part)}));
-            let entry =
-                serde_json::json!({"machine": "m", "provenance": of(commit), "rows": rows.as_slice()});
+            let mut rows = experiment::table::rows(&[experiment::point::example("a", 1)]);
+            rows[0].provenance = part.map(of);
+            let entry = serde_json::json!({
+                "machine": "m", "label": "emulated", "extent": "normal", "provenance": of(commit), "rows": rows, "verdicts": [],
+            });
             let entry = serde_json::json!({"entries": [entry]});
             let (measured, spec) = (entry.to_string(), format!("sources = {sources}"));
             let files = [

@@ -22,9 +22,6 @@ mod purity;
 mod sizes;
 mod source;
 mod unsafe_code;
-mod violation;
-
-use violation::Violation;
 
 #[derive(Args)]
 pub struct Options {
@@ -109,7 +106,8 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
+/// What is wrong: lines `PLACE: what`, where the place is a file, often with its number.
+fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<String>> {
     Ok(match check {
         Check::Arrows => [arrows::check(tree, metadata)?, circles::check(tree)].concat(),
         Check::Purity => purity::check(tree),

@@ -2,7 +2,7 @@
 //!
 //! What is measured there is the posting code (`post_ns`, figure 5). Errors end a loop, so that they may allocate.
 
-use super::{Violation, source};
+use super::source;
 use crate::workspace::Tree;
 
 /// Files and the functions in them that a posting loop consists of. A function that is gone is a violation too.
@@ -35,12 +35,11 @@ const FORBIDDEN: [(&str, &str); 5] = [
 ];
 
 /// Looks at the functions of each loop, and at all of the header.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     for (path, functions) in LOOPS {
         let Some(text) = tree.get(path) else {
-            violations
-                .push(Violation::new(path, "holds posting loops, and is not there; tidy posting lists it"));
+            violations.push(format!("{path}: holds posting loops, and is not there; tidy posting lists it"));
             continue;
         };
         let code = source::code(source::without_tests(path, text));
@@ -48,7 +47,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         for function in functions {
             let bodies = bodies(&lines, function);
             if bodies.is_empty() {
-                violations.push(Violation::at(path, 1, format!("no `fn {function}`; tidy posting lists it")));
+                violations.push(format!("{path}:1: no `fn {function}`; tidy posting lists it"));
             }
             for (number, line) in bodies.into_iter().flatten() {
                 violations.extend(named(path, number, line));
@@ -57,10 +56,8 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     }
     for path in HEADERS {
         let Some(text) = tree.get(path) else {
-            violations.push(Violation::new(
-                path,
-                "is part of posting loops, and is not there; tidy posting lists it",
-            ));
+            violations
+                .push(format!("{path}: is part of posting loops, and is not there; tidy posting lists it"));
             continue;
         };
         let code = source::code(text);
@@ -69,15 +66,9 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     violations
 }
 
-fn named<'a>(path: &'a str, number: usize, line: &'a str) -> impl Iterator<Item = Violation> + 'a {
-    let is_named = |word: &str| match word.strip_suffix('!') {
-        Some(name) => source::has_word(line, name) && line.contains(word),
-        None => source::has_word(line, word),
-    };
-    let words = FORBIDDEN.iter().flat_map(|(what, words)| words.split(' ').map(move |word| (word, what)));
-    words.filter(move |(word, _)| is_named(word)).map(move |(word, what)| {
-        Violation::at(path, number, format!("`{word}` is {what}; a posting loop only posts"))
-    })
+fn named<'a>(path: &'a str, number: usize, line: &'a str) -> impl Iterator<Item = String> + 'a {
+    let named = source::words(&FORBIDDEN).filter(move |(word, _)| source::has_word(line, word));
+    named.map(move |(word, what)| format!("{path}:{number}: `{word}` is {what}; a posting loop only posts"))
 }
 
 /// The lines of every function of that name, with their numbers; rustfmt closes a function where it began its line.
@@ -124,7 +115,7 @@ mod tests {
             ("crates/rdma-shim/include/order_host.h", ""),
             ("crates/rdma-shim/include/order_cuda.h", ""),
         ]);
-        check(&tree).iter().map(Violation::to_string).collect()
+        check(&tree)
     }
 
     #[test]
@@ -160,7 +151,7 @@ mod tests {
     #[test]
     fn a_loop_that_moved_away_is_missed() {
         let tree = Tree::of(&[("apps/generator/src/poster.rs", "fn post() {}\nfn poll() {}\n")]);
-        let found: Vec<String> = check(&tree).iter().map(Violation::to_string).collect();
+        let found: Vec<String> = check(&tree);
         assert_eq!(found.len(), 2 + HEADERS.len(), "{found:?}");
         assert!(found[0].contains("no `fn number`"), "{found:?}");
     }

@@ -1,6 +1,6 @@
 //! The pure crates stay pure (INV-2): no I/O, clock, thread, global or `unsafe` in them.
 
-use super::{Violation, source};
+use super::source;
 use crate::workspace::Tree;
 
 /// Crates that only compute. One that is not there yet is nothing to check.
@@ -20,13 +20,13 @@ const IMPURE: [(&str, &str); 9] = [
 ];
 
 /// Looks at all of a pure crate but its tests.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     for name in PURE {
         let folder = format!("crates/{name}/src/");
         for (path, text) in tree.rust().filter(|(path, _)| path.starts_with(&folder)) {
             if path == format!("{folder}lib.rs") && !text.contains("#![forbid(unsafe_code)]") {
-                violations.push(Violation::at(path, 1, "a pure crate says #![forbid(unsafe_code)] (INV-2)"));
+                violations.push(format!("{path}:1: a pure crate says #![forbid(unsafe_code)] (INV-2)"));
             }
             let code = source::code(source::without_tests(path, text)).replace("'static", "       ");
             // Many may read what it holds, and none writes it.
@@ -35,15 +35,10 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
             for (index, line) in code.lines().enumerate() {
                 let in_group =
                     |word: &str| grouped.iter().any(|(at, path)| *at == index && begins(path, word));
-                let words =
-                    IMPURE.iter().flat_map(|(what, words)| words.split(' ').map(move |word| (word, what)));
-                for (word, what) in words.filter(|(word, _)| source::has_word(line, word) || in_group(word)) {
-                    violations.push(Violation::at(
-                        path,
-                        index + 1,
-                        format!("`{word}` is {what}; `{name}` only computes (INV-2)"),
-                    ));
-                }
+                let is_named = |(word, _): &(&str, &str)| source::has_word(line, word) || in_group(word);
+                violations.extend(source::words(&IMPURE).filter(is_named).map(|(word, what)| {
+                    format!("{path}:{}: `{word}` is {what}; `{name}` only computes (INV-2)", index + 1)
+                }));
             }
         }
     }

@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use super::{Violation, prose, source};
+use super::{prose, source};
 use crate::workspace::{LARGE, Tree};
 
 /// Longest file that is not suspected of hiding a second unit.
 const LONG: usize = 600;
 
 /// Files that git would carry for ever.
-pub fn large(tree: &Tree) -> Vec<Violation> {
+pub fn large(tree: &Tree) -> Vec<String> {
     let tell = |(path, bytes): &(String, u64)| {
-        Violation::new(path, format!("{bytes} bytes; git keeps no file above {LARGE}: take it out"))
+        format!("{path}: {bytes} bytes; git keeps no file above {LARGE}: take it out")
     };
     tree.large().iter().map(tell).collect()
 }
@@ -111,7 +111,7 @@ mod tests {
         }
         let violations = large(&Tree::read(&folder).unwrap());
         std::fs::remove_dir_all(&folder).unwrap();
-        let said: Vec<String> = violations.iter().map(ToString::to_string).collect();
+        let said = violations;
         assert_eq!(said, ["core: 1048577 bytes; git keeps no file above 1048576: take it out"]);
     }
 

@@ -1,90 +1,23 @@
 //! Rust text prepared for textual checks: comments and literals blanked, test modules told apart.
 
-/// `text` with the same length and lines, where comments and the insides of string and character literals are spaces.
+use ra_ap_rustc_lexer::{FrontmatterAllowed, LiteralKind, TokenKind, tokenize};
+
+/// `text` with the same length and lines, where comments and literals other than numbers are spaces. C reads so as well.
 pub fn code(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let end = match literal_or_comment(bytes, at) {
-            Some(end) => end,
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-                continue;
+    let mut code = String::with_capacity(text.len());
+    for token in tokenize(text, FrontmatterAllowed::No) {
+        let part = &text[code.len()..code.len() + token.len as usize];
+        match token.kind {
+            TokenKind::Literal { kind: LiteralKind::Int { .. } | LiteralKind::Float { .. }, .. } => {
+                code += part
             }
-        };
-        out.extend(bytes[at..end].iter().map(|byte| if *byte == b'\n' { b'\n' } else { b' ' }));
-        at = end;
-    }
-    // Blanking replaced whole runs between ASCII delimiters, so this is UTF-8 still.
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-/// End of the comment or literal that starts at `at`, if one does.
-fn literal_or_comment(bytes: &[u8], at: usize) -> Option<usize> {
-    let rest = &bytes[at..];
-    let until = |needle: &[u8], from: usize| {
-        rest[from..]
-            .windows(needle.len())
-            .position(|window| window == needle)
-            .map_or(bytes.len(), |found| at + from + found)
-    };
-    if rest.starts_with(b"//") {
-        return Some(until(b"\n", 2));
-    }
-    if rest.starts_with(b"/*") {
-        return Some(block_comment_end(bytes, at));
-    }
-    let part_of_a_name = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
-    if rest[0] == b'r' && !part_of_a_name {
-        let hashes = rest[1..].iter().take_while(|byte| **byte == b'#').count();
-        if rest.get(1 + hashes) == Some(&b'"') {
-            let close = [&b"\""[..], &b"#".repeat(hashes)].concat();
-            return Some((until(&close, 2 + hashes) + close.len()).min(bytes.len()));
-        }
-    }
-    match rest[0] {
-        b'"' => Some(quoted_end(bytes, at, b'"')),
-        // A character, not a lifetime: the quote closes after one character or an escape.
-        b'\'' if rest.get(1) == Some(&b'\\') => Some(quoted_end(bytes, at, b'\'')),
-        b'\'' => {
-            let character = std::str::from_utf8(&rest[1..rest.len().min(5)])
-                .or_else(|error| std::str::from_utf8(&rest[1..1 + error.valid_up_to()]));
-            let width = character.ok()?.chars().next()?.len_utf8();
-            (rest.get(1 + width) == Some(&b'\'')).then_some(at + 2 + width)
-        }
-        _ => None,
-    }
-}
-
-fn block_comment_end(bytes: &[u8], at: usize) -> usize {
-    let (mut depth, mut here) = (0_u32, at);
-    while here < bytes.len() {
-        if bytes[here..].starts_with(b"/*") {
-            (depth, here) = (depth + 1, here + 2);
-        } else if bytes[here..].starts_with(b"*/") {
-            (depth, here) = (depth - 1, here + 2);
-            if depth == 0 {
-                return here;
+            TokenKind::LineComment { .. } | TokenKind::BlockComment { .. } | TokenKind::Literal { .. } => {
+                code.extend(part.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
             }
-        } else {
-            here += 1;
+            _ => code += part,
         }
     }
-    bytes.len()
-}
-
-fn quoted_end(bytes: &[u8], at: usize, quote: u8) -> usize {
-    let mut here = at + 1;
-    while here < bytes.len() {
-        match bytes[here] {
-            b'\\' => here += 2,
-            byte if byte == quote => return here + 1,
-            _ => here += 1,
-        }
-    }
-    bytes.len()
+    code
 }
 
 /// Whether the whole file is for tests: integration tests, `tests.rs` and `*_tests.rs` modules, and the public mocks under `testing`.
@@ -149,6 +82,13 @@ pub fn use_paths(code: &str) -> Vec<(usize, String)> {
         push(&mut path, &prefixes, at + end);
     }
     paths
+}
+
+/// The words of a table, each with what it would be; a row of it: what they would be, and the words, apart by blanks.
+pub fn words(
+    table: &'static [(&'static str, &'static str)],
+) -> impl Iterator<Item = (&'static str, &'static str)> {
+    table.iter().flat_map(|(what, words)| words.split(' ').map(move |word| (word, *what)))
 }
 
 /// Whether `word` stands in `line` as a word of its own.

@@ -1,6 +1,6 @@
 //! `unsafe` lives on named floors (INV-3); clippy's `undocumented_unsafe_blocks` sees to the SAFETY comments there.
 
-use super::{Violation, source};
+use super::source;
 use crate::workspace::Tree;
 
 /// Folders and files where the word may stand, beside the kernels of apps. The last ones are the interposer, and the one file of the
@@ -26,13 +26,13 @@ fn launches_kernels(path: &str) -> bool {
 }
 
 /// Every `unsafe` off the floors, tests included.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     let allowed = |path: &str| launches_kernels(path) || FLOORS.iter().any(|floor| path.starts_with(floor));
     for (path, text) in tree.rust().filter(|(path, _)| !allowed(path)) {
         let code = source::code(text);
         for (index, _) in code.lines().enumerate().filter(|(_, line)| source::has_word(line, "unsafe")) {
-            violations.push(Violation::at(path, index + 1, "`unsafe` off its floors (INV-3)"));
+            violations.push(format!("{path}:{}: `unsafe` off its floors (INV-3)", index + 1));
         }
     }
     violations

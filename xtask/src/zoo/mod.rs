@@ -229,24 +229,15 @@ fn verify(which: &ModelSelection) -> Result<()> {
                 say!("{} seeded: not built: {}; {us} zoo build {0}", model.name, path.display());
                 missing += 1;
             }
-            seeded => {
-                let seeded = seeded.map_err(|error| error.to_string());
-                let verified =
-                    seeded.and_then(|bytes| model.verify(&bytes).map_err(|error| error.to_string()));
-                wrong += tell_verified(&model, "seeded", verified);
-            }
+            seeded => wrong += tell_verified(&model, "seeded", seeded, Manifest::verify),
         }
         let Some(weights) = &model.weights else { continue };
-        let trained = match store.read(&model.trained_file(), weights.sha256) {
+        match store.read(&model.trained_file(), weights.sha256) {
             Err(StoreError::Missing { .. }) => {
                 say!("{} trained: not here ({})", model.name, weights.tried);
-                continue;
             }
-            trained => trained.map_err(|error| error.to_string()),
-        };
-        let verified =
-            trained.and_then(|bytes| model.verify_trained(&bytes).map_err(|error| error.to_string()));
-        wrong += tell_verified(&model, "trained", verified);
+            trained => wrong += tell_verified(&model, "trained", trained, Manifest::verify_trained),
+        }
     }
     match (wrong, missing) {
         (0, 0) => Ok(()),
@@ -256,8 +247,14 @@ fn verify(which: &ModelSelection) -> Result<()> {
 }
 
 /// Says what was found, and counts a file that is wrong.
-fn tell_verified(model: &Manifest, what: &str, verified: Result<Verified, String>) -> usize {
-    match verified {
+fn tell_verified(
+    model: &Manifest,
+    what: &str,
+    read: Result<Vec<u8>, StoreError>,
+    verify: fn(&Manifest, &[u8]) -> Result<Verified, ManifestError>,
+) -> usize {
+    let read = read.map_err(|error| error.to_string());
+    match read.and_then(|bytes| verify(model, &bytes).map_err(|error| error.to_string())) {
         Ok(verified) => {
             let outputs: u64 = model.output.iter().map(|output| output.bytes).sum();
             let words = in_words(model, &verified);

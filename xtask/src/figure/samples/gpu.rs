@@ -13,7 +13,7 @@ use measure::background_load::seconds_of;
 
 use crate::gpu_machine::GpuMachine;
 use crate::process::ChildGuard;
-use crate::{stop, testbed};
+use crate::testbed;
 
 /// What is asked for, and the names of the gauges.
 const QUERY: &str = "--query-gpu=clocks.sm,clocks.mem,power.draw";
@@ -69,10 +69,9 @@ impl Gpu {
     pub fn by(mut smi: Command, bus: &str) -> Gpu {
         smi.args([QUERY, "--format=csv,noheader,nounits", "--loop-ms=1000", "--id", bus]);
         smi.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        stop::hold();
-        let mut child = match smi.spawn() {
-            Ok(child) => ChildGuard(child),
-            Err(error) => return Gpu::Absent(format!("nvidia-smi: {error}")),
+        let mut child = match ChildGuard::start(&mut smi) {
+            Ok(child) => child,
+            Err(error) => return Gpu::Absent(format!("nvidia-smi: {}", error.root_cause())),
         };
         let lines = Lines::default();
         if let Some(stdout) = child.0.stdout.take() {
@@ -112,12 +111,8 @@ impl Gpu {
             }
         };
         for (at, name) in GAUGES.into_iter().enumerate() {
-            let readings = smi.since(begin.at, at);
-            samples.gauge(name, &readings);
-            if readings.is_empty() {
-                let why = "nvidia-smi said no number during the point";
-                samples.absent.insert(name.to_owned(), why.to_owned());
-            }
+            let why = "nvidia-smi said no number during the point";
+            samples.gauge_or(name, &smi.since(begin.at, at), why);
         }
         let joules = self.watts_since(begin.at).map(|watts| watts * begin.at.elapsed().as_secs_f64());
         match joules {

@@ -165,10 +165,7 @@ impl MachineSampler {
             ("cpu_mhz", &readings.mhz, "no cpufreq below /sys/devices/system/cpu"),
             ("cpu_watts", &readings.watts, &*self.files.why_no_energy),
         ] {
-            samples.gauge(name, readings);
-            if readings.is_empty() {
-                samples.absent.insert(name.to_owned(), why.to_owned());
-            }
+            samples.gauge_or(name, readings, why);
         }
         samples.counts.extend(readings.joules.map(|joules| ("cpu_joules".to_owned(), joules)));
         samples.counts.extend(readings.own_ms.map(|ms| ("sampling_cpu_ms".to_owned(), ms)));

@@ -129,29 +129,16 @@ impl Bench for Sampled<'_> {
         samples.gauge("programs_cores", &[cores]);
         if !self.bench.is_here() {
             // They would be of a machine that only waits.
-            samples = Samples::default();
-            samples.absent.insert("machine".into(), ELSEWHERE.into());
+            samples = Samples::without("machine", ELSEWHERE);
         }
-        let (counts, absent) = self.nic.grown(&nic);
-        samples.counts.extend(counts);
-        samples.absent.extend(absent);
+        samples.extend(self.nic.grown(&nic));
         // Programs on other hosts are no children of this process.
-        let own = point.samples.take().unwrap_or_default();
-        samples.gauges.extend(own.gauges);
-        samples.counts.extend(own.counts);
-        samples.absent.extend(own.absent);
-        let after = self.hook.as_ref().map(Hook::read);
-        match hook.zip(after) {
-            None => {}
-            Some((Ok(before), Ok(after))) => {
-                let (counts, absent) = nic::differences("hook", &before, &after);
-                samples.counts.extend(counts);
-                samples.absent.extend(absent);
-            }
-            Some((Err(error), _) | (_, Err(error))) => {
-                samples.absent.insert("hook".into(), format!("{error:#}"));
-            }
-        }
+        samples.extend(point.samples.take().unwrap_or_default());
+        samples.extend(match hook.zip(self.hook.as_ref().map(Hook::read)) {
+            None => Samples::default(),
+            Some((Ok(before), Ok(after))) => nic::differences("hook", &before, &after),
+            Some((Err(error), _) | (_, Err(error))) => Samples::without("hook", format!("{error:#}")),
+        });
         point.samples = Some(samples);
         Ok(point)
     }

@@ -3,7 +3,7 @@
 //! Source: `Documentation/ABI/stable/sysfs-class-infiniband` (`counters`, `hw_counters`), `ethtool(8)`. A process on the software NIC leaves
 //! its counters as it ends, by the names of `softnic ctl counters`; both ends of a point count together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use experiment::Samples;
 use serde::Deserialize;
 
 use crate::process::output;
@@ -70,24 +71,25 @@ impl Counters {
         }
     }
 
-    /// By how much the counters grew since then; and what is not known, with the reason.
-    pub fn grown(&self, before: &CountersBefore) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
-        let absent = |why: String| (BTreeMap::new(), [("nic".to_owned(), why)].into());
+    /// By how much the counters grew since then.
+    pub fn grown(&self, before: &CountersBefore) -> Samples {
         match (self, before) {
             (Counters::Software(file), CountersBefore::Bytes(from)) => match of_software(file, *from) {
-                Ok(counts) if counts.is_empty() => absent("no process left its NIC's counters".into()),
-                Ok(counts) => (counts, BTreeMap::new()),
-                Err(error) => absent(format!("{error:#}")),
+                Ok(counts) if counts.is_empty() => {
+                    Samples::without("nic", "no process left its NIC's counters")
+                }
+                Ok(counts) => Samples { counts, ..Samples::default() },
+                Err(error) => Samples::without("nic", format!("{error:#}")),
             },
             (Counters::Card { device, interfaces }, CountersBefore::Counts(before)) => {
                 let (after, why) = of_card(device, interfaces);
-                let (counts, mut absent) = differences("nic", before, &after);
-                absent.extend(why);
-                (counts, absent)
+                let mut samples = differences("nic", before, &after);
+                samples.absent.extend(why);
+                samples
             }
-            (Counters::OfBench, _) => Default::default(),
-            (Counters::Absent(why), _) => absent(why.clone()),
-            _ => absent("counters of another NIC".into()),
+            (Counters::OfBench, _) => Samples::default(),
+            (Counters::Absent(why), _) => Samples::without("nic", why),
+            _ => Samples::without("nic", "counters of another NIC"),
         }
     }
 }
@@ -97,24 +99,21 @@ pub fn differences(
     beginning: &str,
     before: &BTreeMap<String, f64>,
     after: &BTreeMap<String, f64>,
-) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
-    let (mut counts, mut absent) = (BTreeMap::new(), BTreeMap::new());
-    let mut names: Vec<&String> = before.keys().chain(after.keys()).collect();
-    names.sort_unstable();
-    names.dedup();
-    for name in names {
+) -> Samples {
+    let mut samples = Samples::default();
+    for name in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
         let full = format!("{beginning}.{name}");
-        match (before.get(name), after.get(name)) {
-            (Some(before), Some(after)) if after > before => drop(counts.insert(full, after - before)),
-            (Some(before), Some(after)) if after < before => {
-                absent.insert(full, format!("it went back from {before} to {after}"));
+        let why = match (before.get(name), after.get(name)) {
+            (Some(before), Some(after)) => {
+                samples.counts.extend((after > before).then(|| (full.clone(), after - before)));
+                (after < before).then(|| format!("it went back from {before} to {after}"))
             }
-            (Some(_), Some(_)) => {}
-            (Some(_), None) => drop(absent.insert(full, "it was there before the point only".into())),
-            (None, _) => drop(absent.insert(full, "it was there after the point only".into())),
-        }
+            (Some(_), None) => Some("it was there before the point only".to_owned()),
+            (None, _) => Some("it was there after the point only".to_owned()),
+        };
+        samples.absent.extend(why.map(|why| (full, why)));
     }
-    (counts, absent)
+    samples
 }
 
 /// The sums of what processes left from this byte on; counters that are 0 are left out.
@@ -196,10 +195,12 @@ mod tests {
         };
         fs::write(folder.join("stats"), line(1000, 1)).unwrap();
         let before = counters.before();
-        let said = |counters: &Counters, before: &CountersBefore| counters.grown(before).1["nic"].clone();
+        let said =
+            |counters: &Counters, before: &CountersBefore| counters.grown(before).absent["nic"].clone();
         assert_eq!(said(&counters, &before), "no process left its NIC's counters");
         fs::write(folder.join("stats"), line(1000, 1) + &line(10, 0) + &line(5, 0)).unwrap();
-        assert_eq!(counters.grown(&before), ([("nic.messages_sent".into(), 15.0)].into(), BTreeMap::new()));
+        let grown = Samples { counts: [("nic.messages_sent".into(), 15.0)].into(), ..Samples::default() };
+        assert_eq!(counters.grown(&before), grown);
         fs::write(folder.join("stats"), line(1000, 1) + "half a li").unwrap();
         assert!(said(&counters, &before).starts_with("a line of "), "{}", said(&counters, &before));
         fs::remove_file(folder.join("stats")).unwrap();
@@ -224,11 +225,11 @@ mod tests {
         let before = counters.before();
         fs::write(port.join("counters/port_xmit_data"), "164\n").unwrap();
         fs::write(port.join("hw_counters/out_of_sequence"), "3\n").unwrap();
-        let (counts, absent) = counters.grown(&before);
+        let Samples { counts, absent, .. } = counters.grown(&before);
         assert_eq!(counts, [("nic.port_xmit_data".into(), 64.0)].into());
         assert_eq!(absent, [("nic.hw.out_of_sequence".into(), "it went back from 7 to 3".into())].into());
         let none = Counters::of_card(&root, "mlx5_0");
-        assert_eq!(none.grown(&none.before()).1["nic"], "no /sys/class/infiniband/mlx5_0/ports/1");
+        assert_eq!(none.grown(&none.before()).absent["nic"], "no /sys/class/infiniband/mlx5_0/ports/1");
         fs::remove_dir_all(root).unwrap();
     }
 
@@ -242,7 +243,7 @@ mod tests {
     #[test]
     fn a_counter_that_is_only_on_one_side_of_a_point_says_so() {
         let [one, other] = ["a", "b"].map(|name| BTreeMap::from([(name.to_owned(), 1.0)]));
-        let (counts, absent) = differences("hook", &one, &other);
+        let Samples { counts, absent, .. } = differences("hook", &one, &other);
         assert!(counts.is_empty(), "{counts:?}");
         assert_eq!(absent["hook.a"], "it was there before the point only");
         assert_eq!(absent["hook.b"], "it was there after the point only");

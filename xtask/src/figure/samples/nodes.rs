@@ -92,11 +92,11 @@ impl OnNodes<'_> {
         }
         match (&begin.counters, self.counters()) {
             (Ok((before, _)), Ok((after, absent))) => {
-                (samples.counts, samples.absent) = differences("nic", before, &after);
+                samples.extend(differences("nic", before, &after));
                 samples.absent.extend(absent.into_iter().map(|(name, why)| (format!("nic.{name}"), why)));
             }
-            (Err(why), _) => drop(samples.absent.insert("nic".into(), why.clone())),
-            (_, Err(why)) => drop(samples.absent.insert("nic".into(), why)),
+            (Err(why), _) => samples.extend(Samples::without("nic", why)),
+            (_, Err(why)) => samples.extend(Samples::without("nic", why)),
         }
         samples
     }

@@ -3,38 +3,26 @@
 //! A series is `gpu-COUNT-MODEL`. A point is a server and so many clients, each a process; what counts is the time in which all of them
 //! are served (`experiments/bench-clients/README.md`).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::{Experiment, Spec, resume};
-use measure::{Part, Provenance};
 use serde_json::{Value, json};
 
-use super::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
-use super::{
-    BEGIN, Machine, Programs, SILENCE, begin, drawn_and_judged, ended, listening, missing, on_nic, option,
-    parts,
+use super::bench::{
+    self, BEGIN, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts,
 };
-use crate::figure::app::App;
-use crate::figure::nic::Nic;
-use crate::figure::options::Options;
+use crate::figure::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
+use crate::figure::options::{Machine, Options};
 use crate::figure::samples;
-use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, JsonProgram, WAIT};
-use crate::{workspace, zoo};
+use crate::process::JsonProgram;
+use crate::shell;
 
 /// What the spec calls its points.
 pub const APP: &str = "serving-clients";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--quick --full --resume --record --dry-run --out --counters-hook --no-install --machine",
-    own_nic: Some("both ends run on this host's software NIC"),
-    run,
-};
 /// How much longer a client serves than is asked for: until the last one has begun.
 const LEAD: f64 = 10.0;
 
@@ -55,58 +43,41 @@ impl<'a> Line<'a> {
 
 /// Measures and reports.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    let Some(begun) = begin(&experiment, options, dry_run)? else { return Ok(()) };
-    execute(&experiment, &begun.how, begun.machine, &begun.here, &Programs::of(&workspace::programs()))
+    let Some(figure) = ServerFigure::begin(&experiment, options, dry_run)? else { return Ok(()) };
+    execute(&experiment, &figure)
 }
 
 /// What a server is told.
 fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<String>> {
-    let slots = option(spec, "slots")?.to_string();
-    let words =
-        ["--mode", "gpu-graph", "--machine", machine.name(), "--model", line.model, "--slots", &slots];
-    let rest = ["--slots-per-client", &slots, "--listen", "127.0.0.1:0", "--json", "-"];
-    Ok(words.into_iter().chain(rest).map(str::to_owned).collect())
+    let (slots, machine, model) = (option(spec, "slots")?, machine.name(), line.model);
+    Ok(shell::words(&format!(
+        "--mode gpu-graph --machine {machine} --model {model} --slots {slots} --slots-per-client {slots} \
+         --listen 127.0.0.1:0 --json -"
+    )))
 }
 
 /// What a client is told, but for the server's address. Error: the slots are not the clients' in equal parts.
 fn client_options(spec: &Spec, line: &Line<'_>, seconds: f64) -> Result<Vec<String>> {
     let slots = u64::try_from(option(spec, "slots")?)?;
     ensure!(slots.is_multiple_of(line.count), "{}: {slots} slots for {} clients", spec.name, line.count);
-    let [own, inputs] = [(slots / line.count).to_string(), option(spec, "inputs")?.to_string()];
-    let seconds = (seconds + LEAD).to_string();
-    let words = ["--model", line.model, "--slots", &own, "--inputs", &inputs, "--seconds", &seconds];
-    Ok(words.into_iter().chain(["--deadline", "60", "--live", "--json", "-"]).map(str::to_owned).collect())
+    let (own, inputs, model) = (slots / line.count, option(spec, "inputs")?, line.model);
+    let seconds = seconds + LEAD;
+    Ok(shell::words(&format!(
+        "--model {model} --slots {own} --inputs {inputs} --seconds {seconds} --deadline 60 --live --json -"
+    )))
 }
 
-fn execute(
-    experiment: &Experiment,
-    how: &resume::Options,
-    machine: Machine,
-    here: &GpuMachine,
-    programs: &Programs,
-) -> Result<()> {
-    let spec = &experiment.spec;
-    std::fs::create_dir_all(how.out.join("logs")).with_context(|| format!("--out {}", how.out.display()))?;
-    let provenance = super::provenance(spec, machine, here)?;
+fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
+    let (spec, how) = (&experiment.spec, &figure.how);
+    let bench = figure.bench(spec)?;
     let grid = spec.grid(how.extent);
-    let nic = Nic::software(spec, &how.out)?;
-    let mut bench =
-        ClientsBench { spec, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
-    let earlier = samples::measure(experiment, how, &provenance, &grid, &mut bench)?;
+    let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut Clients(&bench))?;
     let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
     run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
 }
 
 /// Points of a server and its clients.
-struct ClientsBench<'a> {
-    spec: &'a Spec,
-    out: &'a Path,
-    machine: Machine,
-    here: &'a GpuMachine,
-    programs: &'a Programs,
-    nic: &'a Nic,
-    provenance: &'a Provenance,
-}
+struct Clients<'a>(&'a ServerBench<'a>);
 
 /// Answers of a client, as it says each second: when that was heard, and how many in all.
 type Heard = Vec<(f64, u64)>;
@@ -118,24 +89,18 @@ struct HeardClient {
     used: ProcessUse,
 }
 
-impl run::Bench for ClientsBench<'_> {
+impl run::Bench for Clients<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
-        let line = Line::of(&key.series)?;
-        let label = self.provenance.label(&[Part::Gpu]);
-        let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
-        point.seconds = seconds;
-        let log = self.out.join(format!("logs/{}-{}-server.log", key.series, key.repetition));
-        let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.server);
-        command.args(server_options(self.spec, &line, self.machine)?);
-        let (mut server, address) = listening(&mut command, &log)?;
+        let (bench, line) = (self.0, Line::of(&key.series)?);
+        let mut point = bench.point(key, seconds);
+        let log = |end: &str| bench.log(&format!("{}-{}-{end}", key.series, key.repetition));
+        let options = server_options(bench.spec, &line, bench.figure.machine)?;
+        let (mut server, address) = bench.listening(&options, &log("server"))?;
         let watch = ProcessSampler::start(server.child.0.id(), Duration::from_secs(1))?;
         let mut clients = Vec::new();
         for nth in 0..line.count {
-            let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.client);
-            command.args(["--connect", &address]).args(client_options(self.spec, &line, seconds)?);
-            command.arg("--manifests").arg(zoo::manifests());
-            let log = self.out.join(format!("logs/{}-{}-client-{nth}.log", key.series, key.repetition));
-            clients.push(JsonProgram::start(&mut command, &log)?);
+            let options = client_options(bench.spec, &line, seconds)?;
+            clients.push(bench.client(&address, &options, &log(&format!("client-{nth}")))?);
         }
         let (since, late) = (Instant::now(), watch.seconds());
         let heard = std::thread::scope(|scope| {
@@ -145,7 +110,7 @@ impl run::Bench for ClientsBench<'_> {
             joined.collect::<Result<Vec<HeardClient>>>()
         })?;
         let looks: Vec<_> = watch.end().into_iter().map(|(at, look)| (at - late, look)).collect();
-        ended(&mut server, &log)?;
+        bench::end(&mut server)?;
         fill(&mut point, &heard, &looks, seconds);
         Ok(point)
     }
@@ -159,9 +124,7 @@ fn hear(client: &mut JsonProgram, since: Instant, seconds: f64) -> Result<HeardC
     loop {
         let said = client.json_of(&["live", "run"], SILENCE).context("a client")?;
         if said["kind"] == "run" {
-            let ended = client.child.wait(WAIT)?;
-            let is_told = ended == Ended::Well || missing(&said).is_some();
-            ensure!(is_told, "a client {ended}; see {}", client.log.display());
+            bench::ended(client, &said, since)?;
             let time = heard.last().zip(heard.first()).map_or(0.0, |(last, first)| last.0 - first.0);
             let used = looks.map(|[first, last]: [ProcessSnapshot; 2]| last.since(&first, time));
             return Ok(HeardClient { heard, run: said, used: used.unwrap_or_default() });
@@ -279,11 +242,11 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
 #[cfg(test)]
 mod tests {
     use experiment::spec::Extent;
-    use measure::Label;
+    use measure::{Label, Provenance};
 
     use super::super::tests::{Stage, how};
     use super::*;
-    use crate::gpu_machine::example;
+    use crate::workspace;
 
     fn bench_clients() -> Experiment {
         Experiment::read(&workspace::root().join("experiments"), "bench-clients").unwrap()
@@ -356,7 +319,7 @@ mod tests {
         (grid.repeat, grid.seconds) = (1, 0.5);
         experiment.spec.set_grid(grid);
         let how = how(stage.0.join("out"), Extent::Normal);
-        execute(&experiment, &how, Machine::Gpu, &example(), &Programs::of(&stage.0)).unwrap();
+        execute(&experiment, &ServerFigure::of_tests(&stage.0, how, Machine::Gpu)).unwrap();
         let asked = std::fs::read_to_string(stage.0.join("client-options")).unwrap();
         assert!(asked.lines().count() == 64 && asked.contains("--slots 1 "), "{asked}");
         let [point] = <[Point; 1]>::try_from(stage.points()).unwrap();

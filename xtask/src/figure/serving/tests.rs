@@ -1,9 +1,11 @@
 //! Figure 7 by stand-ins: a server that works as long as it is told to, and a client that says what a client says.
 
 use std::fs;
+use std::process::Command;
+
+use measure::Label;
 
 use super::*;
-use crate::gpu_machine::example;
 use crate::process::script;
 use crate::workspace::root;
 
@@ -75,8 +77,7 @@ impl Stage {
     fn run(&self, machine: Machine) -> Result<Value> {
         let mut experiment = fig7();
         experiment.spec.keep(|series| !series.contains("block"));
-        let how = how(self.0.join("out"), Extent::Quick);
-        let here = if machine == Machine::Gpu { example() } else { GpuMachine::default() };
+        let figure = ServerFigure::of_tests(&self.0, how(self.0.join("out"), Extent::Quick), machine);
         // Which says a line each second.
         let smi = self.0.join("nvidia-smi");
         script(&smi, "#!/bin/sh\nwhile :; do echo '1980, 2619, 70'; sleep 0.05; done\n");
@@ -84,8 +85,8 @@ impl Stage {
             Machine::Gpu => Gpu::by(Command::new(smi), "0000:17:00.0"),
             Machine::Twin => Gpu::of_run(false),
         };
-        execute(&experiment, &how, machine, &here, &Programs::of(&self.0), gpu)?;
-        Ok(serde_json::from_str(&fs::read_to_string(how.out.join("summary.json"))?)?)
+        execute(&experiment, &figure, gpu)?;
+        Ok(serde_json::from_str(&fs::read_to_string(figure.how.out.join("summary.json"))?)?)
     }
 
     pub fn points(&self) -> Vec<Point> {
@@ -173,9 +174,9 @@ fn a_run_goes_on_whose_series_have_times_of_their_own() {
     (grid.repeat, grid.seconds) = (1, 0.5);
     experiment.spec.set_grid(grid);
     let how = how(stage.0.join("out"), Extent::Normal);
+    let figure = ServerFigure::of_tests(&stage.0, how, Machine::Gpu);
     for _ in 0..2 {
-        execute(&experiment, &how, Machine::Gpu, &example(), &Programs::of(&stage.0), Gpu::of_run(false))
-            .unwrap();
+        execute(&experiment, &figure, Gpu::of_run(false)).unwrap();
     }
     let seconds: Vec<f64> = stage.points().iter().map(|point| point.seconds).collect();
     assert_eq!(seconds, [0.5, 5.0]);

@@ -3,7 +3,7 @@
 use experiment::point::Point;
 use experiment::table::{Row, number};
 
-use super::cpu::{DRIVER, NIC, ProcessUse};
+use crate::figure::cpu::{DRIVER, NIC, ProcessUse};
 
 /// Begin of the numbers' names.
 const THREAD: &str = "thread ";

@@ -4,7 +4,6 @@
 //! (`--trace`) and one client after the other, each with a load of its own; in the first repetition also a server that notes nothing, whose
 //! rate tells what the noting takes (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -13,28 +12,17 @@ use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
 use experiment::{Experiment, Spec, resume};
-use measure::{Part, Provenance, json_lines};
-use nix::sys::signal::Signal;
+use measure::json_lines;
 use serde_json::{Value, json};
 
-use super::{Machine, Programs, SILENCE, begin, ended, listening, on_nic, parts, provenance, signal};
-use crate::figure::app::App;
-use crate::figure::nic::Nic;
-use crate::figure::options::Options;
+use super::bench::{self, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, parts};
+use crate::figure::options::{Machine, Options};
 use crate::figure::samples;
-use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, JsonProgram, WAIT, output};
-use crate::{workspace, zoo};
+use crate::process::{JsonProgram, WAIT, output};
+use crate::shell;
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-time";
-/// As `figure` runs it.
-pub const MEASURES: App = App {
-    name: APP,
-    takes: "--smoke --quick --full --resume --record --dry-run --out --counters-hook --no-install --machine",
-    own_nic: Some("both ends run on this host's software NIC"),
-    run,
-};
 /// The steps of a request, as the server calls them.
 const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out", "to_cpu", "send", "other"];
 
@@ -107,22 +95,21 @@ impl<'a> Line<'a> {
     }
 
     /// What the server is told of what drives the GPU.
-    fn options(&self) -> Result<Vec<String>> {
-        let words: &[&str] = match self.driver {
-            "fair" | "faithful" => &["--mode", "cpu-cpu-shim", "--engine", "gpu", "--baseline", self.driver],
-            "graph" => &["--mode", "gpu-graph"],
-            "while" => &["--mode", "gpu-while"],
-            "persistent" => &["--mode", "gpu-persistent"],
+    fn options(&self) -> Result<String> {
+        Ok(match self.driver {
+            driver @ ("fair" | "faithful") => format!("--mode cpu-cpu-shim --engine gpu --baseline {driver}"),
+            "graph" => "--mode gpu-graph".into(),
+            "while" => "--mode gpu-while".into(),
+            "persistent" => "--mode gpu-persistent".into(),
             other => bail!("no driver `{other}`: faithful, fair, graph, while or persistent"),
-        };
-        Ok(words.iter().map(|word| (*word).to_owned()).collect())
+        })
     }
 }
 
 /// Measures and reports.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    let Some(begun) = begin(&experiment, options, dry_run)? else { return Ok(()) };
-    execute(&experiment, &begun.how, begun.machine, &begun.here, &Programs::of(&workspace::programs()))
+    let Some(figure) = ServerFigure::begin(&experiment, options, dry_run)? else { return Ok(()) };
+    execute(&experiment, &figure)
 }
 
 /// The grid of an extent: `--quick` has the first model, without variants.
@@ -155,72 +142,48 @@ fn share(spec: &Spec, series: &str, name: &str) -> Result<f64> {
 /// What a server is told.
 fn server_options(spec: &Spec, series: &str, machine: Machine, is_traced: bool) -> Result<Vec<String>> {
     let line = Line::of(series)?;
-    let slots = whole(spec, series, "slots")?.to_string();
-    let [memory, warmup] =
-        [whole(spec, series, "memory")?.to_string(), whole(spec, series, "warmup")?.to_string()];
-    let words = ["--machine", machine.name(), "--model", line.model, "--arrival", line.arrival()];
-    let rest = ["--warmup", &warmup, "--slots", &slots, "--slots-per-client", &slots, "--memory", &memory];
-    let ends = ["--listen", "127.0.0.1:0", "--json", "-"];
-    let mut all = line.options()?;
-    if machine == Machine::Gpu && !line.is_baseline() {
-        let place = option(spec, series, "place")?.as_str().context("fig6: place is no word")?;
-        all.extend(["--place".to_owned(), place.to_owned()]);
-    }
-    all.extend(words.iter().chain(&rest).chain(&ends).map(|word| (*word).to_owned()));
-    all.extend(is_traced.then(|| "--trace".to_owned()));
-    if !line.is_baseline() {
-        all.extend(["--status", "-"].map(str::to_owned));
-    }
-    Ok(all)
+    let [slots, memory, warmup] = ["slots", "memory", "warmup"].map(|name| whole(spec, series, name));
+    let (slots, memory, warmup) = (slots?, memory?, warmup?);
+    let place = match machine == Machine::Gpu && !line.is_baseline() {
+        true => {
+            let place = option(spec, series, "place")?.as_str().context("fig6: place is no word")?;
+            format!("--place {place}")
+        }
+        false => String::new(),
+    };
+    let trace = if is_traced { "--trace" } else { "" };
+    let status = if line.is_baseline() { "" } else { "--status -" };
+    Ok(shell::words(&format!(
+        "{} {place} --machine {} --model {} --arrival {} --warmup {warmup} --slots {slots} --slots-per-client {slots} \
+         --memory {memory} --listen 127.0.0.1:0 --json - {trace} {status}",
+        line.options()?,
+        machine.name(),
+        line.model,
+        line.arrival()
+    )))
 }
 
 /// What a client is told, but for the server's address. `per_s`: rate of an open loop.
 fn client_options(spec: &Spec, series: &str, load: Load, [seconds, per_s]: [f64; 2]) -> Result<Vec<String>> {
-    let slots = match load {
-        Load::One => 1,
-        Load::Full => whole(spec, series, "window")?,
-        Load::Half | Load::Most => whole(spec, series, "slots")?,
+    let (slots, rate) = match load {
+        Load::One => (1, String::new()),
+        Load::Full => (whole(spec, series, "window")?, String::new()),
+        Load::Half | Load::Most => (whole(spec, series, "slots")?, format!("--rate {per_s:.3}")),
     };
-    let slots = slots.to_string();
-    let [inputs, seconds, rate] =
-        [whole(spec, series, "inputs")?.to_string(), seconds.to_string(), format!("{per_s:.3}")];
-    let line = Line::of(series)?;
-    let words = [
-        "--model",
+    let (line, inputs) = (Line::of(series)?, whole(spec, series, "inputs")?);
+    Ok(shell::words(&format!(
+        "--model {} --arrival {} --slots {slots} --inputs {inputs} --seconds {seconds} {rate} --deadline 60 --json -",
         line.model,
-        "--arrival",
-        line.arrival(),
-        "--slots",
-        &slots,
-        "--inputs",
-        &inputs,
-        "--seconds",
-        &seconds,
-    ];
-    let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-    if matches!(load, Load::Half | Load::Most) {
-        all.extend(["--rate".to_owned(), rate]);
-    }
-    all.extend(["--deadline", "60", "--json", "-"].map(str::to_owned));
-    Ok(all)
+        line.arrival()
+    )))
 }
 
-fn execute(
-    experiment: &Experiment,
-    how: &resume::Options,
-    machine: Machine,
-    here: &GpuMachine,
-    programs: &Programs,
-) -> Result<()> {
-    let spec = &experiment.spec;
-    std::fs::create_dir_all(how.out.join("logs")).with_context(|| format!("--out {}", how.out.display()))?;
-    let provenance = provenance(spec, machine, here)?;
+fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
+    let (spec, how) = (&experiment.spec, &figure.how);
+    let bench = figure.bench(spec)?;
     let (grid, left_out) = grid(spec, how.extent);
-    let nic = Nic::software(spec, &how.out)?;
-    let series = &grid.series;
-    let mut bench =
-        Timed { spec, series, out: &how.out, machine, here, programs, nic: &nic, provenance: &provenance };
-    let earlier = samples::measure(experiment, how, &provenance, &grid, &mut bench)?;
+    let mut points = Timed { bench: &bench, series: &grid.series };
+    let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut points)?;
     let timers = json!([{
         "name": "service",
         "start": "the timestamp of the request's receive completion, by the NIC's clock",
@@ -231,22 +194,14 @@ fn execute(
 
 /// Points of a server and its clients each.
 struct Timed<'a> {
-    spec: &'a Spec,
+    bench: &'a ServerBench<'a>,
     /// Those of the grid.
     series: &'a [String],
-    out: &'a Path,
-    machine: Machine,
-    here: &'a GpuMachine,
-    programs: &'a Programs,
-    nic: &'a Nic,
-    provenance: &'a Provenance,
 }
 
 impl run::Bench for Timed<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
-        let label = self.provenance.label(&[Part::Gpu]);
-        let mut point = Point::new(&self.spec.name, key.clone(), label, self.provenance.clone());
-        point.seconds = seconds;
+        let mut point = self.bench.point(key, seconds);
         if Line::of(&key.series)?.variant == Some(FLAG) {
             self.by_the_nic(key, seconds, &mut point)?;
             return Ok(point);
@@ -258,28 +213,26 @@ impl run::Bench for Timed<'_> {
                 return Ok(point);
             }
         };
-        let (mut server, address, log) = self.server(key, true)?;
+        let (mut server, address) = self.server(key, true)?;
         if key.x == 0 && !Line::of(&key.series)?.is_baseline() {
-            signal(server.child.0.id(), Signal::SIGUSR1)?;
-            let status = server.json("status", WAIT).context("the server, asked for its counters")?;
-            fill_graph(&mut point, &status);
+            fill_graph(&mut point, &bench::status(&mut server)?);
         }
         for load in Load::of_pass(key.x) {
             let share = match load {
                 Load::Full | Load::One => 0.0,
-                load => share(self.spec, &key.series, load.name())?,
+                load => share(self.bench.spec, &key.series, load.name())?,
             };
             let run = self.client(key, load, &address, [seconds, share * of_all])?;
             let traced = server.json_of(&["traced"], SILENCE).context("the server")?;
             fill(&mut point, load, &run, &traced)?;
         }
-        ended(&mut server, &log)?;
+        bench::end(&mut server)?;
         if key.repetition == 0 && key.x == 0 && Line::of(&key.series)?.variant.is_none() {
-            let (mut server, address, log) = self.server(key, false)?;
+            let (mut server, address) = self.server(key, false)?;
             let run = self.client(key, Load::Full, &address, [seconds, 0.0])?;
-            ended(&mut server, &log)?;
+            bench::end(&mut server)?;
             let untraced = run["answers_per_second"].as_f64().unwrap_or_default();
-            ensure!(untraced > 0.0, "no answer without --trace; see {}", log.display());
+            ensure!(untraced > 0.0, "no answer without --trace; see {}", server.log.display());
             let traced = point.values.get("full_per_s").copied().unwrap_or_default();
             point.values.insert("trace_cost".into(), 1.0 - traced / untraced);
         }
@@ -353,7 +306,7 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
     let worst = point.values.entry("clock_error_us".into()).or_default();
     *worst = worst.max(error_us);
     let [lost, disordered, count] = [counted("lost")?, counted("disordered")?, counted("count")?];
-    let missing = super::missing(run)
+    let missing = missing(run)
         .or_else(|| (lost > 0).then(|| format!("{lost} answers were not traced")))
         .or_else(|| (count == 0).then(|| "no answer was traced".to_owned()))
         .or_else(|| {
@@ -386,7 +339,7 @@ fn fill_by_the_nic(point: &mut Point, run: &Value, before: Turnarounds, after: T
     if count > 0 {
         point.values.insert("one_flag_us".into(), ns as f64 / count as f64 / 1e3);
     }
-    point.missing = super::missing(run).or_else(|| {
+    point.missing = missing(run).or_else(|| {
         // Others than answers would be in the sum.
         let is_bad = count == 0 || count.abs_diff(answered) * DISORDERED > answered;
         is_bad.then(|| format!("one: the NIC timed {count} sends, and {answered} requests were answered"))
@@ -397,18 +350,18 @@ fn fill_by_the_nic(point: &mut Point, run: &Value, before: Turnarounds, after: T
 impl Timed<'_> {
     /// Serves one request at a time whose arrival nothing but the NIC has a time of.
     fn by_the_nic(&self, key: &Key, seconds: f64, point: &mut Point) -> Result<()> {
-        let (mut server, address, log) = self.server(key, false)?;
+        let (mut server, address) = self.server(key, false)?;
         let process = server.child.0.id();
         let before = self.turnarounds(process)?;
         let run = self.client(key, Load::One, &address, [seconds, 0.0])?;
         let after = self.turnarounds(process)?;
-        ended(&mut server, &log)?;
+        bench::end(&mut server)?;
         fill_by_the_nic(point, &run, before, after);
         Ok(())
     }
 
     fn turnarounds(&self, process: u32) -> Result<Turnarounds> {
-        let mut ask = Command::new(&self.programs.softnic);
+        let mut ask = Command::new(&self.bench.figure.programs.softnic);
         ask.args(["ctl", "counters", &process.to_string(), "--json"]);
         let said = output(&mut ask, WAIT).context("asking the server's NIC for its counters")?;
         let line: Value = serde_json::from_str(said.trim()).context("the counters of the server's NIC")?;
@@ -420,39 +373,26 @@ impl Timed<'_> {
 
     /// [`rate_of_all`], of the points that are finished.
     fn rate_of_all(&self, key: &Key) -> Result<f64> {
-        let points = json_lines::read::<Point>(&self.out.join("results.jsonl"))?.records;
+        let points = json_lines::read::<Point>(&self.bench.figure.how.out.join("results.jsonl"))?.records;
         rate_of_all(self.series, &points, key)
     }
 
-    /// Starts a server, and waits until it listens: with where, and its log.
-    fn server(&self, key: &Key, is_traced: bool) -> Result<(JsonProgram, String, PathBuf)> {
+    /// Starts a server, and waits until it listens: with where.
+    fn server(&self, key: &Key, is_traced: bool) -> Result<(JsonProgram, String)> {
         let what = if is_traced { "server" } else { "untraced" };
-        let log = self.out.join(format!("logs/{}-{}-{what}-{}.log", key.series, key.repetition, key.x));
-        let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.server);
-        command.args(server_options(self.spec, &key.series, self.machine, is_traced)?);
-        let (server, address) = listening(&mut command, &log)?;
-        Ok((server, address, log))
+        let log = self.bench.log(&format!("{}-{}-{what}-{}", key.series, key.repetition, key.x));
+        let machine = self.bench.figure.machine;
+        self.bench.listening(&server_options(self.bench.spec, &key.series, machine, is_traced)?, &log)
     }
 
     /// Runs a client to its end: its last line.
     fn client(&self, key: &Key, load: Load, address: &str, times: [f64; 2]) -> Result<Value> {
-        let log = self.out.join(format!("logs/{}-{}-{}.log", key.series, key.repetition, load.name()));
-        let mut command = on_nic(self.nic, self.programs, self.here, &self.programs.client);
-        command.args(["--connect", address]);
-        command.args(client_options(self.spec, &key.series, load, times)?);
-        command.arg("--manifests").arg(zoo::manifests());
-        let mut client = JsonProgram::start(&mut command, &log)?;
+        let log = self.bench.log(&format!("{}-{}-{}", key.series, key.repetition, load.name()));
+        let options = client_options(self.bench.spec, &key.series, load, times)?;
+        let mut client = self.bench.client(address, &options, &log)?;
         let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
         let run = client.json("run", limit).with_context(|| format!("the client; see {}", log.display()))?;
-        let ended = client.child.wait(WAIT)?;
-        // What it counts says more than its exit code.
-        let is_told = super::missing(&run).is_some();
-        ensure!(
-            ended == Ended::Well || is_told,
-            "the client {ended} after {:.1} s; see {}",
-            since.elapsed().as_secs_f64(),
-            log.display()
-        );
+        bench::ended(&mut client, &run, since)?;
         Ok(run)
     }
 }
@@ -499,7 +439,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
         }
     }
     let plots = spec.stacks.iter().map(|plot| (&plot.name, &plot.title, &plot.series));
-    lines.extend(super::drawn_and_judged(experiment, plots, (&grid.series, &left_out), machine));
+    lines.extend(drawn_and_judged(experiment, plots, (&grid.series, &left_out), machine));
     Ok(lines.join("\n"))
 }
 

@@ -6,8 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 use std::{env, fs};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
+use crate::files;
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, run_logged};
 use crate::workspace;
@@ -42,7 +43,9 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<ExampleOutco
     let scratch = out.join("scratch");
     let _ = fs::remove_dir_all(&scratch);
     for folder in [NAME, HEADERS] {
-        copy_files(&root.join(folder), &scratch.join(folder))?;
+        for file in files::below(&root.join(folder), &[])? {
+            files::copy(&root.join(folder).join(&file), &scratch.join(folder).join(&file))?;
+        }
     }
     let folder = scratch.join(NAME);
     let Some((line, program)) = line(&folder)? else {
@@ -98,14 +101,8 @@ fn nvcc(toolkit: Option<&Path>) -> Option<PathBuf> {
 
 /// The line that builds it, and the name of what it makes.
 fn line(folder: &Path) -> Result<Option<(String, String)>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)
-        .with_context(|| format!("reading {}", folder.display()))?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    files.sort_unstable();
-    for file in files {
-        let text = fs::read_to_string(&file).unwrap_or_default();
+    for file in files::below(folder, &[])? {
+        let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
         let bare = |line: &str| line.trim_start_matches(['/', '*', ' ', '$']).trim_end().to_owned();
         let built = |line: &String| {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -119,17 +116,6 @@ fn line(folder: &Path) -> Result<Option<(String, String)>> {
         }
     }
     Ok(None)
-}
-
-fn copy_files(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to).with_context(|| format!("making {}", to.display()))?;
-    for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
-        let path = entry?.path();
-        if let Some(name) = path.file_name().filter(|_| path.is_file()) {
-            fs::copy(&path, to.join(name)).with_context(|| format!("copying {}", path.display()))?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! Which suites passed, with which programs on which GPU, a line each as soon as it is known: what `--resume` leaves out.
 
 use std::fs;
-use std::hash::Hasher;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use measure::{JsonLines, json_lines};
 use serde::{Deserialize, Serialize};
+use zoo::Digest;
 
 use super::super::outcome::Outcome;
 use crate::carried::TestProgram;
 use crate::packages::LIBRARY;
-use crate::workspace;
+use crate::{files, workspace};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -39,27 +39,13 @@ pub fn mark(programs: &[&TestProgram], on_nic: bool, gpu: &str) -> Result<Mark> 
     let folder = workspace::programs();
     let nic = ["softnic", LIBRARY].map(|name| folder.join(name));
     let nic = nic.iter().filter(|_| on_nic).map(std::path::PathBuf::as_path);
-    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-    for path in programs.iter().map(|program| program.path.as_path()).chain(nic) {
-        hash.write(&fs::read(path).with_context(|| format!("reading {}", path.display()))?);
-    }
-    let commit = workspace::revision().commit;
-    Ok(Mark { commit, programs: format!("{:016x}", hash.finish()), gpu: gpu.to_owned() })
-}
-
-/// FNV-1a, 64 bits: tells builds apart, and is no protection against forgery.
-struct Fnv(u64);
-
-impl Hasher for Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
+    let digest = |path: &Path| {
+        let file = fs::File::open(path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(Digest::of_reader(file)?.to_string())
+    };
+    let all = programs.iter().map(|program| program.path.as_path()).chain(nic);
+    let digests = all.map(digest).collect::<Result<Vec<String>>>()?;
+    Ok(Mark { commit: workspace::revision().commit, programs: digests.join(" "), gpu: gpu.to_owned() })
 }
 
 pub struct Passed {
@@ -70,8 +56,8 @@ pub struct Passed {
 impl Passed {
     /// Opens the list at `path`; without `resume` it begins anew.
     pub fn open(path: &Path, resume: bool) -> Result<Passed> {
-        if !resume && path.exists() {
-            fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+        if !resume {
+            files::remove(path)?;
         }
         let before = json_lines::read::<Suite>(path)?.records;
         Ok(Passed { before, file: JsonLines::append_to(path)? })

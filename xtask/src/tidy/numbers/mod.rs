@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use super::Violation;
 use crate::workspace::Tree;
 
 mod formula;
@@ -46,7 +45,7 @@ pub struct Counts {
 }
 
 /// Figures without a source, sources that are not there, and figures that do not equal theirs.
-pub fn check(tree: &Tree) -> Vec<Violation> {
+pub fn check(tree: &Tree) -> Vec<String> {
     pages(tree).flat_map(|(path, text)| of_page(tree, path, &Page::read(text))).collect()
 }
 
@@ -72,9 +71,9 @@ fn pages(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
     tree.files().filter(move |(path, _)| is_page(path))
 }
 
-fn of_page(tree: &Tree, path: &str, page: &Page<'_>) -> Vec<Violation> {
+fn of_page(tree: &Tree, path: &str, page: &Page<'_>) -> Vec<String> {
     let mut violations = Vec::new();
-    let mut say = |line: usize, text: String| violations.push(Violation::at(path, line, text));
+    let mut say = |line: usize, text: String| violations.push(format!("{path}:{line}: {text}"));
     let mut names = BTreeMap::new();
     for (line, name, source) in &page.names {
         match value(tree, &names, source) {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use measure::Label;
+use measure::{Label, Provenance};
 
 use super::*;
+use crate::workspace;
 
 fn spec() -> Spec {
     Spec::read(&workspace::root().join("experiments/fig6")).unwrap()

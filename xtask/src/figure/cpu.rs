@@ -6,8 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -119,6 +118,12 @@ impl ProcessSnapshot {
         Ok(ProcessSnapshot { ticks, threads })
     }
 
+    /// Ticks of each thread but the NIC's.
+    pub fn own_ticks(&self) -> Vec<u64> {
+        let own = self.threads.values().filter(|thread| !thread.name.starts_with(NIC));
+        own.map(|thread| thread.ticks).collect()
+    }
+
     /// Takes what a later look saw. Threads that it did not see any more keep what they had used.
     pub fn update(&mut self, later: ProcessSnapshot) {
         self.ticks = later.ticks;
@@ -161,30 +166,28 @@ type Taken = (f64, ProcessSnapshot);
 pub struct ProcessSampler {
     began: Instant,
     folder: PathBuf,
-    taken: Arc<Mutex<Vec<Taken>>>,
-    over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread ends when this does.
+    over: Sender<()>,
+    thread: JoinHandle<Vec<Taken>>,
 }
 
 impl ProcessSampler {
     /// Begins; looks are so far apart. Error: no thread.
     pub fn start(process: u32, apart: Duration) -> Result<ProcessSampler> {
         let folder = PathBuf::from(format!("/proc/{process}"));
-        let (taken, over, began) =
-            (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)), Instant::now());
-        let looks = {
-            let (folder, taken, over) = (folder.clone(), taken.clone(), over.clone());
-            move || {
-                while !over.load(Ordering::Relaxed) {
-                    if let (Ok(look), Ok(mut taken)) = (ProcessSnapshot::at(&folder), taken.lock()) {
-                        taken.push((began.elapsed().as_secs_f64(), look));
-                    }
-                    std::thread::sleep(apart);
+        let (began, (over, is_over), seen) = (Instant::now(), channel(), folder.clone());
+        let looks = move || {
+            let mut taken = Vec::new();
+            loop {
+                let look = ProcessSnapshot::at(&seen).ok();
+                taken.extend(look.map(|look| (began.elapsed().as_secs_f64(), look)));
+                if is_over.recv_timeout(apart) != Err(RecvTimeoutError::Timeout) {
+                    return taken;
                 }
             }
         };
         let thread = std::thread::Builder::new().name("cpu-watch".into()).spawn(looks)?;
-        Ok(ProcessSampler { began, folder, taken, over, thread: Some(thread) })
+        Ok(ProcessSampler { began, folder, over, thread })
     }
 
     /// Seconds since it began.
@@ -198,18 +201,9 @@ impl ProcessSampler {
     }
 
     /// Ends: all looks in their order.
-    pub fn end(mut self) -> Vec<Taken> {
-        self.over.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        self.taken.lock().map(|mut taken| std::mem::take(&mut *taken)).unwrap_or_default()
-    }
-}
-
-impl Drop for ProcessSampler {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+    pub fn end(self) -> Vec<Taken> {
+        drop(self.over);
+        self.thread.join().unwrap_or_default()
     }
 }
 
