@@ -274,27 +274,7 @@ layouts! {
 pub struct Reader<'b>(pub &'b [u8]);
 
 impl Reader<'_> {
-    /// One byte. Missing trailing bytes read as zero, as a kernel treats a shorter, older struct.
-    pub fn u8(&self, at: usize) -> u8 {
-        self.array::<1>(at)[0]
-    }
-
-    /// Native-endian 16 bits.
-    pub fn u16(&self, at: usize) -> u16 {
-        u16::from_ne_bytes(self.array(at))
-    }
-
-    /// Native-endian 32 bits.
-    pub fn u32(&self, at: usize) -> u32 {
-        u32::from_ne_bytes(self.array(at))
-    }
-
-    /// Native-endian 64 bits.
-    pub fn u64(&self, at: usize) -> u64 {
-        u64::from_ne_bytes(self.array(at))
-    }
-
-    /// Raw bytes.
+    /// Raw bytes. Missing trailing ones read as zero, as a kernel treats a shorter, older struct.
     pub fn array<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut out = [0; N];
         for (place, byte) in out.iter_mut().zip(self.0.iter().skip(at)) {
@@ -321,35 +301,38 @@ impl<const N: usize> Writer<N> {
         self
     }
 
-    /// One byte.
-    #[must_use]
-    pub fn u8(self, at: usize, value: u8) -> Self {
-        self.bytes(at, &[value])
-    }
-
-    /// Native-endian 16 bits.
-    #[must_use]
-    pub fn u16(self, at: usize, value: u16) -> Self {
-        self.bytes(at, &value.to_ne_bytes())
-    }
-
-    /// Native-endian 32 bits.
-    #[must_use]
-    pub fn u32(self, at: usize, value: u32) -> Self {
-        self.bytes(at, &value.to_ne_bytes())
-    }
-
-    /// Native-endian 64 bits.
-    #[must_use]
-    pub fn u64(self, at: usize, value: u64) -> Self {
-        self.bytes(at, &value.to_ne_bytes())
-    }
-
     /// The finished struct.
     pub fn finish(self) -> [u8; N] {
         self.0
     }
 }
+
+/// Native-endian numbers of a struct.
+macro_rules! numbers {
+    ($($number:ident),*) => {
+        impl Reader<'_> {
+            $(pub fn $number(&self, at: usize) -> $number {
+                $number::from_ne_bytes(self.array(at))
+            })*
+        }
+
+        impl<const N: usize> Writer<N> {
+            $(#[must_use]
+            pub fn $number(self, at: usize, value: $number) -> Self {
+                self.bytes(at, &value.to_ne_bytes())
+            })*
+        }
+    };
+}
+numbers!(u8, u16, u32, u64);
+
+/// A struct with these 32-bit fields; all others are zeros.
+macro_rules! words {
+    ($layout:ident, $($field:ident = $value:expr),+ $(,)?) => {
+        $crate::abi::layout::Writer::<{ $layout::SIZE }>::new()$(.u32($layout::$field, $value))+.finish()
+    };
+}
+pub(crate) use words;
 
 #[cfg(test)]
 mod tests {

@@ -13,9 +13,11 @@ use mlx5_device::memory::Memory;
 use mlx5_device::model::DeviceConfig;
 use mlx5_device::{Answer, Commands};
 
+use super::attributes::Command;
 use super::backing::Backing;
 use super::clock::Clock;
 use super::events::Events;
+use super::layout::Reader;
 use super::refusals::Refusals;
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
@@ -195,8 +197,13 @@ impl<D: Commands> Server<D> {
         })
     }
 
-    /// Takes back what a command made, when its answer could not be written.
-    pub fn or_undo<T>(&self, written: Answer<()>, undo: impl FnOnce(&mut D) -> Answer<T>) -> Answer<()> {
+    /// Writes the answer of a command that made something, which is taken back when that fails.
+    pub(super) fn or_undo<T>(
+        &self,
+        write: impl FnOnce() -> Answer<()>,
+        undo: impl FnOnce(&mut D) -> Answer<T>,
+    ) -> Answer<()> {
+        let written = write();
         if written.is_err() {
             undo(&mut *self.nic()?)?;
         }
@@ -248,5 +255,34 @@ impl<D: Commands> Server<D> {
         }
         self.events.close_context(context);
         drop(file);
+    }
+}
+
+/// One command of a program: the open file that it came by, and what it says.
+pub(super) struct Call<'c, D> {
+    pub server: &'c Server<D>,
+    pub file: &'c mut OpenFile,
+    pub command: &'c Command<'c>,
+    /// Core input of an older command, at least as long as its table says; empty for a method of its own.
+    pub core_in: Reader<'c>,
+}
+
+impl<'c, D: Commands> Call<'c, D> {
+    pub fn context(&self) -> Answer<ContextId> {
+        self.file.context()
+    }
+
+    pub fn nic(&self) -> Answer<Locked<'c, D>> {
+        self.server.nic()
+    }
+
+    /// The device that was opened.
+    pub fn device(&self) -> Answer<&'c DeviceConfig> {
+        self.server.device(self.file)
+    }
+
+    /// The object that a command to destroy one names, in either form.
+    pub fn named(&self) -> Answer<u32> {
+        if self.core_in.0.is_empty() { self.command.expect_handle(0) } else { Ok(self.core_in.u32(0)) }
     }
 }
