@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use soft_nic::abi::server::OpenFile;
 use soft_nic::abi::uar::{self, Mapping};
-use soft_nic::os::{log, log_enabled};
+use soft_nic::os::{ForgetInChild, log, log_enabled};
 use soft_nic::runtime::{Process, Report};
 
 use super::raw::{self, fail, syscall};
@@ -37,7 +37,7 @@ struct File {
 static NIC: AtomicPtr<Nic> = AtomicPtr::new(null_mut());
 /// The process that is making a NIC now; a value left by a forking parent is taken over.
 static MAKING: AtomicI32 = AtomicI32::new(0);
-static AT_FORK: Once = Once::new();
+static AT_FORK: ForgetInChild = ForgetInChild::new(forked);
 static POLLED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The NIC of this process, if it has one.
@@ -96,10 +96,7 @@ fn make(pid: i32) -> Result<&'static Nic, c_int> {
     })?;
     let nic = Box::leak(Box::new(Nic { pid, process, files: Mutex::default(), next: AtomicU32::new(0) }));
     NIC.store(nic, Ordering::Release);
-    AT_FORK.call_once(|| {
-        // SAFETY: the handler is a function of this library, which is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-    });
+    AT_FORK.install();
     Ok(nic)
 }
 
