@@ -1,9 +1,10 @@
 //! Hooks of directory streams. A stream over a directory of the tree is a [`Listing`] in disguise.
 
 use std::ffi::{c_char, c_int, c_long};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use soft_nic::os::locked;
 use soft_nic::sysfs::tree::{Node, Tree};
 
 use super::paths::{Place, locate};
@@ -26,12 +27,8 @@ static LISTINGS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// How many there are: a program without one pays one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn listings() -> MutexGuard<'static, Vec<usize>> {
-    LISTINGS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn is_ours(stream: *mut libc::DIR) -> bool {
-    COUNT.load(Ordering::Relaxed) > 0 && listings().contains(&(stream as usize))
+    COUNT.load(Ordering::Relaxed) > 0 && locked(&LISTINGS).contains(&(stream as usize))
 }
 
 /// The listing behind a stream.
@@ -54,7 +51,7 @@ fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
         entry.d_off = position as i64 + 1;
     }
     let stream = Box::into_raw(Box::new(Listing { index, fd, entries, next: 0 }));
-    listings().push(stream as usize);
+    locked(&LISTINGS).push(stream as usize);
     COUNT.fetch_add(1, Ordering::Relaxed);
     stream.cast()
 }
@@ -97,7 +94,7 @@ hooks!(fdopendir => (fd: c_int) -> *mut libc::DIR, next or std::ptr::null_mut();
 
 hooks!(closedir => (stream: *mut libc::DIR) -> c_int, next or -1; {
     if is_ours(stream) {
-        listings().retain(|held| *held != stream as usize);
+        locked(&LISTINGS).retain(|held| *held != stream as usize);
         COUNT.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: it was a box of ours, and is no longer in the list.
         let listing = unsafe { Box::from_raw(stream.cast::<Listing>()) };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use mlx5_device::command::{ContextId, refusal};
 use mlx5_device::memory::Memory;
@@ -21,7 +21,7 @@ use super::layout::Reader;
 use super::refusals::Refusals;
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
-use crate::os::{DevicePages, UarPage};
+use crate::os::{DevicePages, UarPage, locked};
 use crate::sysfs::Machine;
 
 /// One open of a device file.
@@ -105,7 +105,7 @@ impl<D> Shared<D> {
 
     /// Takes the NIC out for good, whatever state a panic left it in.
     fn take(&self) -> Option<D> {
-        self.nic.lock().unwrap_or_else(PoisonError::into_inner).take()
+        locked(&self.nic).take()
     }
 }
 

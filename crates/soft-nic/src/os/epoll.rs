@@ -5,9 +5,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use super::per_process::locked;
 use super::system::{check, moved_high};
 
 #[derive(Debug)]
@@ -46,7 +47,7 @@ impl OneShotEpoll {
             self.failing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
-        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sockets = locked(&self.sockets);
         match self.control(libc::EPOLL_CTL_ADD, socket, 0) {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
             other => other?,
@@ -59,7 +60,7 @@ impl OneShotEpoll {
 
     /// Has the next packet of each socket, or one that waits there already, end a wait once.
     pub fn arm(&self) {
-        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let sockets = locked(&self.sockets);
         for socket in sockets.iter() {
             // A socket that was closed reports nothing any more.
             let _ = self.control(libc::EPOLL_CTL_MOD, *socket, libc::EPOLLIN as u32);

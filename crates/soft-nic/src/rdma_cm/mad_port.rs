@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use roce::wire::mad::MAD_BYTES;
@@ -20,6 +20,7 @@ use crate::link::mads::{
     word,
 };
 use crate::link::udp::ROCE_PORT;
+use crate::os::locked;
 use crate::os::unix_datagram::BoundSocket;
 
 /// MADs that one look takes.
@@ -81,7 +82,7 @@ pub struct MadWaiter {
 impl MadWaiter {
     /// Waits until a MAD comes, [`MadWaiter::ring`] is called, a process that is watched ends, or the time is over.
     pub fn wait(&self, max: Duration) {
-        let watched: Vec<_> = watched(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
+        let watched: Vec<_> = locked(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
         self.socket.wait(&watched, max);
     }
 
@@ -90,10 +91,6 @@ impl MadWaiter {
         // A full socket ends the wait too.
         let _ = self.socket.post(&self.name, &[], &[]);
     }
-}
-
-fn watched(watched: &Watched) -> MutexGuard<'_, Vec<Watch>> {
-    watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A process's port for MADs within a fabric and beyond.
@@ -136,7 +133,7 @@ impl FabricMads {
 
     /// Watched processes that have ended: slot and generation.
     fn ended(&self) -> Vec<(u8, u32)> {
-        let watched = watched(&self.watched);
+        let watched = locked(&self.watched);
         let ended = watched.iter().filter(|watch| watch.process.has_ended());
         ended.map(|watch| (watch.slot, watch.generation)).collect()
     }
@@ -144,7 +141,7 @@ impl FabricMads {
     /// Ends the watch of these processes and keeps what [`MadPort::departed`] says of them.
     fn depart(&mut self, ended: &[(u8, u32)]) {
         for &(slot, generation) in ended {
-            watched(&self.watched).retain(|watch| (watch.slot, watch.generation) != (slot, generation));
+            locked(&self.watched).retain(|watch| (watch.slot, watch.generation) != (slot, generation));
             let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
             let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
             self.asked.retain(|asked| !is_its(&asked));
@@ -185,7 +182,7 @@ impl FabricMads {
         if slot == self.router.fabric.slot() {
             return;
         }
-        let mut watched = watched(&self.watched);
+        let mut watched = locked(&self.watched);
         // One that has left the fabric, and goes on without, has told its peers; the end of one that has ended is still to be reported.
         watched.retain(|known| {
             known.slot != slot || known.generation == owner.generation || known.process.has_ended()

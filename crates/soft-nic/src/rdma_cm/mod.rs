@@ -35,7 +35,7 @@ use crate::abi::reasons::Reasons;
 use crate::link::mads::MadRouter;
 use crate::os::pipe::pipe_inode;
 use crate::os::signals::spawn;
-use crate::os::{log, log_enabled, system};
+use crate::os::{locked, log, log_enabled, system};
 pub use call::Call;
 use call::CallContext;
 pub use ids::CmTimeouts;
@@ -103,7 +103,7 @@ impl Manager {
     }
 
     fn run(&self) -> std::io::Result<Arc<Running>> {
-        let mut place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut place = locked(&self.running);
         if let Some(running) = &*place {
             return Ok(running.clone());
         }
@@ -123,7 +123,7 @@ impl Manager {
     }
 
     fn running(&self) -> Answer<Arc<Running>> {
-        let place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let place = locked(&self.running);
         place.clone().ok_or_else(|| refusal!(EIO, "the connection manager was not opened"))
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use mlx5_device::carrier::Unsent;
 use mlx5_device::memory::Fault;
@@ -14,6 +14,7 @@ use super::entry::{Digest, History, Place, Question, Tag};
 use super::events::{Event, Objects, Observer, Transfer};
 use super::format::{Reader, RecordingError};
 use super::message::{self, Facts};
+use crate::os::locked;
 
 /// Longest account of a step, bytes.
 const MAX_ACCOUNT: usize = 2048;
@@ -333,7 +334,7 @@ impl Replay {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// Something that the device does without an answer.
