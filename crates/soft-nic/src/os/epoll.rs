@@ -4,12 +4,12 @@
 //! is reported as well, so nothing falls between the last look and the sleep. At work nothing is armed, and packets cost no wake-up.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use super::per_process::locked;
-use super::system::{check, moved_high};
+use super::system::{check, moved_high, new_descriptor};
 
 #[derive(Debug)]
 pub struct OneShotEpoll {
@@ -25,12 +25,8 @@ impl OneShotEpoll {
     ///
     /// Errors: the kernel's (descriptor limit).
     pub fn new() -> io::Result<OneShotEpoll> {
-        // SAFETY: plain system call.
-        let raw = check(unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: the kernel just gave us this descriptor.
-        let epoll = moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
         Ok(OneShotEpoll {
-            epoll,
+            epoll: moved_high(new_descriptor!(SYS_epoll_create1, libc::EPOLL_CLOEXEC)?),
             sockets: Mutex::new(Vec::new()),
             #[cfg(test)]
             failing: Default::default(),
