@@ -99,7 +99,7 @@ pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
         })?;
         if !call.is_get_event() {
             process.manage(|manager| errno(manager.run_call(number, &call, &file_of)))?;
-            return Ok(call.written());
+            return Ok(call.written);
         }
         errno(call.check_get_event())?;
         // As in a kernel, an open file lives as long as a call is in it: another thread may close its last descriptor meanwhile.
@@ -115,7 +115,7 @@ pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
                 _ => return Err(raw::errno()),
             }
             if process.manage(|manager| errno(manager.get_event(number, &call)))? {
-                return Ok(call.written());
+                return Ok(call.written);
             }
         }
     });

@@ -28,7 +28,7 @@ const EVENT_ESTABLISHED: u32 = 4;
 /// Runs the command.
 pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     let (fields, file, now) = (call.fields(), context.file, context.now);
-    match call.number() {
+    match call.command {
         0 => create_id(call, ids, context),
         1 => destroy_id(call, ids, context),
         2 => {
@@ -79,7 +79,7 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
             }
         }
         16 | 22 => {
-            let at = if call.number() == 16 { ucm_join_ip_mcast::ID } else { ucm_join_mcast::ID };
+            let at = if call.command == 16 { ucm_join_ip_mcast::ID } else { ucm_join_mcast::ID };
             ids.id_with_device(file, fields.u32(at))?;
             Err(refusal!(ENOSYS, "no multicast on these devices"))
         }

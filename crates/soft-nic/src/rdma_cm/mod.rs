@@ -180,11 +180,11 @@ impl Manager {
             running.bell.ring();
         }
         if let Err(error) = &answer {
-            self.reasons.note_refused(&format!("rdma_cm {}", call.name()), error);
+            self.reasons.note_refused(&format!("rdma_cm {}", call.name), error);
         }
         if log_enabled() {
             let outcome = answer.as_ref().map_or_else(ToString::to_string, |answer| format!("{answer:?}"));
-            log(&format!("rdma_cm {} -> {outcome}", call.name()));
+            log(&format!("rdma_cm {} -> {outcome}", call.name));
         }
         answer
     }
