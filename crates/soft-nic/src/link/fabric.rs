@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub use directory::other_version;
 use directory::{find, found_new, full_name, link_target, turn_name};
 #[cfg(test)]
-pub(super) use layout::LAYOUT;
+pub(super) use layout::at::ALL as LAYOUT;
 pub use layout::{PORTS, SLOTS};
 use layout::{SERVICES, at, slot_at, slot_index};
 use process::Origin;
@@ -114,7 +114,7 @@ impl Fabric {
         }
         let kernel = |what| move |error| FabricError::Kernel { what, name: name.to_owned(), error };
         let full_name = full_name(name).map_err(kernel("reading the namespaces"))?;
-        let _turn = JoinLock::take(name, &turn_name(&full_name))?;
+        let _turn = lock_to_join(name, &turn_name(&full_name))?;
         let found = find(&full_name).map_err(|(pid, theirs)| {
             let name = name.to_owned();
             FabricError::Version { name, pid, theirs }
@@ -382,23 +382,16 @@ fn slot_owner(directory: &SharedMemory, slot: u8) -> Option<SlotOwner> {
 
 /// The lock to join: an abstract socket that only one process can have. The user's number is in its name, so that no
 /// other user has it by accident. A fork child does not keep it.
-struct JoinLock {
-    _socket: LockSocket,
-}
-
-impl JoinLock {
-    fn take(name: &str, full_name: &str) -> Result<JoinLock, FabricError> {
-        let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
-        let begun = Instant::now();
-        loop {
-            match LockSocket::bind(full_name) {
-                Ok(Some(socket)) => return Ok(JoinLock { _socket: socket }),
-                Err(error) => return Err(kernel(error)),
-                Ok(None) if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
-                Ok(None) => {
-                    let (name, socket) = (name.to_owned(), full_name.to_owned());
-                    return Err(FabricError::Busy { name, socket, seconds: JOIN_PATIENCE.as_secs() });
-                }
+fn lock_to_join(name: &str, full_name: &str) -> Result<LockSocket, FabricError> {
+    let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
+    let begun = Instant::now();
+    loop {
+        match LockSocket::bind(full_name).map_err(kernel)? {
+            Some(socket) => return Ok(socket),
+            None if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
+            None => {
+                let (name, socket) = (name.to_owned(), full_name.to_owned());
+                return Err(FabricError::Busy { name, socket, seconds: JOIN_PATIENCE.as_secs() });
             }
         }
     }
@@ -443,8 +436,8 @@ mod tests {
     #[test]
     fn a_fork_child_does_not_keep_its_parents_turn() {
         let name = format!("softnic-turn-test-{}", std::process::id());
-        let turn = JoinLock::take("test", &name).unwrap();
-        let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn._socket.as_raw_fd())).is_ok();
+        let turn = lock_to_join("test", &name).unwrap();
+        let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn.as_raw_fd())).is_ok();
         assert!(listed());
         assert!(true_in_fork_child(|| !listed()));
         assert!(LockSocket::bind(&name).unwrap().is_none(), "the parent still has it");

@@ -89,7 +89,7 @@ pub struct MadRouter {
     /// would never be received.
     unbound: Arc<OnceLock<UnboundSocket>>,
     /// `None` without a wire.
-    for_wire: Option<Arc<ForWire>>,
+    pub(crate) for_wire: Option<Arc<ForWire>>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) local: Arc<Tally>,
     /// No socket can be made, as where a program has all descriptors in use.
@@ -123,11 +123,6 @@ impl MadRouter {
         self.local.counters()
     }
 
-    /// One that the wire does not take.
-    pub(crate) fn count_unsent(&self) {
-        self.tally.count(MadOutcome::Unsent);
-    }
-
     /// So many that the wire has no room for now: see [`ForWire::put_back`].
     pub(crate) fn put_back(&self, mads: VecDeque<AddressedMad>) {
         let lost = self.for_wire.as_ref().map_or(0, |for_wire| for_wire.put_back(mads));
@@ -136,10 +131,6 @@ impl MadRouter {
 
     pub fn slot(&self) -> u8 {
         self.fabric.slot()
-    }
-
-    pub(crate) fn for_wire(&self) -> Option<&Arc<ForWire>> {
-        self.for_wire.as_ref()
     }
 
     /// The one bound socket of this process, however many threads ask for it at once. Nothing is waited for under the lock.

@@ -21,6 +21,16 @@ use roce::{Content, Fragment, NakCode, Packet, Position, Psn, ServiceType};
 
 /// Version of what processes of a fabric share: directory, channels, records. A process of another one is refused when it joins.
 pub const VERSION: u32 = 11;
+/// Declares places in memory that processes of a fabric share; a change of one is a new version.
+macro_rules! places {
+    ($($name:ident = $at:expr;)*) => {
+        $(pub const $name: usize = $at;)*
+        #[cfg(test)]
+        pub const ALL: &[usize] = &[$($name),*];
+    };
+}
+pub(in crate::link) use places;
+
 /// Words of a request's header.
 pub const REQUEST_WORDS: usize = 7;
 /// Words of an answer's header.

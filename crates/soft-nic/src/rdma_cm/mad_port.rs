@@ -204,9 +204,15 @@ impl FabricMads {
     }
 }
 
+fn service_word(service: u64, address: Option<Gid>) -> Option<ServiceWord> {
+    ServiceWord::new(service, address.map(|gid| gid.0))
+}
+
 impl MadPort for FabricMads {
     fn send(&mut self, addressed: AddressedMad) {
-        if let Some(for_wire) = self.router.for_wire().filter(|_| !self.addresses.contains(&addressed.to)) {
+        if let Some(for_wire) =
+            self.router.for_wire.as_ref().filter(|_| !self.addresses.contains(&addressed.to))
+        {
             if !for_wire.push(addressed) {
                 self.router.tally.count(MadOutcome::Full);
             }
@@ -275,19 +281,15 @@ impl MadPort for FabricMads {
     }
 
     fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError> {
-        ServiceWord::new(service, address.map(|gid| gid.0))
-            .map_or(Ok(()), |word| self.router.fabric.announce(word))
+        service_word(service, address).map_or(Ok(()), |word| self.router.fabric.announce(word))
     }
 
     fn withdraw(&mut self, service: u64, address: Option<Gid>) {
-        if let Some(word) = ServiceWord::new(service, address.map(|gid| gid.0)) {
-            self.router.fabric.withdraw(word);
-        }
+        service_word(service, address).into_iter().for_each(|word| self.router.fabric.withdraw(word));
     }
 
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
-        let word = ServiceWord::new(service, address.map(|gid| gid.0));
-        word.is_some_and(|word| self.router.fabric.clashing_slot(word).is_some())
+        service_word(service, address).is_some_and(|word| self.router.fabric.clashing_slot(word).is_some())
     }
 
     fn departed(&mut self) -> Vec<EndedProcess> {
@@ -295,7 +297,7 @@ impl MadPort for FabricMads {
     }
 
     fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {
-        self.router.for_wire()?;
+        self.router.for_wire.as_ref()?;
         // The kernel's routing, asked without sending anything: what a UDP socket would leave from (udp(7)).
         let to = ip_of(to)?;
         let any: IpAddr =

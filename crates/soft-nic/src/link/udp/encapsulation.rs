@@ -128,7 +128,7 @@ impl Wire {
     /// What the ports did, all together.
     pub fn port_counters(&self) -> WireCounters {
         let mut sum = WireCounters::default();
-        self.ports.iter().for_each(|port| sum += port.counters());
+        self.ports.iter().for_each(|port| sum += &port.counters);
         sum
     }
 
