@@ -45,7 +45,6 @@ fn replace(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// A descriptor was duplicated.
 fn duplicated(old: c_int, new: c_int) {
     if new < 0 || old == new || table::get(old) == Entry::Foreign {
         return;

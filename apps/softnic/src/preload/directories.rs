@@ -14,7 +14,6 @@ use super::virtual_tree::virtual_tree;
 
 /// What a `DIR *` of ours points to.
 struct Listing {
-    /// Index of the directory.
     index: usize,
     /// Its descriptor, once asked for.
     fd: Option<c_int>,

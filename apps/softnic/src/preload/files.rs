@@ -113,7 +113,6 @@ hooks!(fopen, fopen64 => (path: *const c_char, mode: *const c_char) -> *mut libc
     fopen_node(path, mode).unwrap_or_else(|| unsafe { next(path, mode) })
 });
 
-/// A `struct stat` for a node.
 fn stat_of(attributes: &Attributes) -> libc::stat {
     // SAFETY: plain old data, for which zeros are a value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };

@@ -73,7 +73,6 @@ pub fn retain(number: u32) {
     }
 }
 
-/// Which open file a descriptor is.
 fn file_of(fd: c_int) -> Option<u32> {
     match table::verified(fd) {
         Entry::Manager(number) => Some(number),

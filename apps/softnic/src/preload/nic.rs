@@ -27,7 +27,6 @@ pub struct Nic {
     next: AtomicU32,
 }
 
-/// An open device file.
 struct File {
     open: Mutex<OpenFile>,
     /// Descriptors that name it.
@@ -190,7 +189,6 @@ pub fn retain(number: u32) {
     }
 }
 
-/// The verbs ioctl.
 pub fn ioctl(number: u32, address: u64) -> c_int {
     let done = guarded(|| {
         let nic = get().ok_or(libc::EIO)?;

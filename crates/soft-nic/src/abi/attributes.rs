@@ -41,9 +41,7 @@ pub enum Kind {
         /// Least room.
         min: u16,
     },
-    /// Handle of an object.
     Handle,
-    /// Place for the handle of a new object.
     NewHandle,
     Fd,
     /// Place for a new file descriptor.
@@ -64,7 +62,6 @@ pub struct Spec {
 pub struct Method {
     pub object: u16,
     pub method: u16,
-    /// Name for the log.
     pub name: &'static str,
     pub attributes: &'static [Spec],
 }
@@ -104,7 +101,6 @@ pub fn refuse(errno: i32, reason: impl Into<String>) -> CommandError {
     CommandError { errno, reason: reason.into() }
 }
 
-/// One attribute of a call.
 #[derive(Debug)]
 struct Attribute {
     spec: &'static Spec,
@@ -120,7 +116,6 @@ struct Attribute {
 /// A decoded call.
 pub struct Command<'m> {
     memory: &'m dyn Memory,
-    /// The method called.
     pub method: &'static Method,
     attributes: Vec<Attribute>,
 }

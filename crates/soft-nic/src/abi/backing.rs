@@ -14,7 +14,6 @@ use crate::dma::{DmaBuf, DmaBufError, GpuError, GpuRegion, HostPages};
 pub enum Backing {
     /// A buffer, mapped for it.
     DmaBuf(DmaBuf),
-    /// Memory of a GPU.
     Gpu(GpuRegion),
     /// The program's own pages.
     Host(HostPages),

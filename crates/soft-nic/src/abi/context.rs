@@ -220,13 +220,11 @@ fn device_attributes(device: &DeviceConfig, ports: u8) -> Writer<{ ex_query_devi
         .u8(at::PHYS_PORT_CNT, ports)
 }
 
-/// Plain QUERY_DEVICE.
 pub fn query_device<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let attributes = device_attributes(call.device()?, call.server.ports_each).finish();
     call.command.write(CORE_OUT, &attributes[..query_device_resp::SIZE])
 }
 
-/// Extended QUERY_DEVICE.
 pub fn ex_query_device<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.context()?;
     let (device, command) = (call.device()?, call.command);

@@ -14,7 +14,6 @@ use super::server::Call;
 use super::write::CORE_OUT;
 
 specs! {
-    /// Attributes of CQ.CREATE.
     CREATE {
         must HANDLE = 0, Kind::NewHandle;
         must CQE = 1, bytes(4);

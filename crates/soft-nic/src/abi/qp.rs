@@ -18,7 +18,6 @@ use super::server::Call;
 use super::write::CORE_OUT;
 
 specs! {
-    /// Attributes of QP.CREATE.
     CREATE {
         must HANDLE = 0, Kind::NewHandle;
         may XRCD = 1, Kind::Handle;
@@ -160,7 +159,6 @@ pub fn modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.nic()?.modify_qp(call.context()?, input.u32(at::QP_HANDLE), &request)
 }
 
-/// EX_MODIFY_QP.
 pub fn ex_modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     modify(call)?;
     let (core, driver) = (ex_modify_qp_resp::SIZE as u32, mlx5_modify_qp_resp::SIZE as u32);

@@ -11,7 +11,6 @@ use roce::Now;
 
 use crate::os::{locked, log, system};
 
-/// Reasons that are kept.
 pub const KEPT: usize = 100;
 /// Longest reason: all of them fit into an answer.
 const MAX_BYTES: usize = 500;
@@ -65,7 +64,6 @@ impl Reasons {
         self.note_now(About::Connection, "connection", why);
     }
 
-    /// A command was refused.
     pub fn note_refused(&self, command: &str, error: &CommandError) {
         let help = match error.errno {
             libc::EBUSY => "; destroy its users first",

@@ -24,13 +24,11 @@ use crate::dma::dma_buf::{Recognise, is_dma_buf};
 use crate::os::{DevicePages, UarPage, locked};
 use crate::sysfs::Machine;
 
-/// One open of a device file.
 #[derive(Debug, Default)]
 pub struct OpenFile {
     pub device: u8,
     /// The device's context, once GET_CONTEXT made it.
     pub context: Option<ContextId>,
-    /// UAR pages by handle.
     pub uars: BTreeMap<u32, Arc<UarPage>>,
     /// Completion channels of CQs, by the CQ's handle.
     pub cq_channels: BTreeMap<u32, u32>,
@@ -109,7 +107,6 @@ impl<D> Shared<D> {
     }
 }
 
-/// The NIC, locked.
 #[derive(Debug)]
 pub struct Locked<'s, D>(MutexGuard<'s, Option<D>>);
 
@@ -153,14 +150,11 @@ pub struct Server<D> {
     pub nic: Shared<D>,
     /// Event pipes; the NIC's sink is a clone.
     pub events: Events,
-    /// Clock pages.
     pub clock: Clock,
     /// What device descriptors are duplicates of.
     pub pages: Arc<DevicePages>,
     pub(super) machine: Machine,
-    /// Every port of every device.
     pub ports: Vec<DeviceConfig>,
-    /// Ports of each device.
     pub(super) ports_each: u8,
     pub(super) memory: Box<dyn Memory + Sync>,
     /// Tells dma-bufs; tests take other descriptors for one.
@@ -210,7 +204,6 @@ impl<D: Commands> Server<D> {
         written
     }
 
-    /// The NIC, locked for a command.
     pub(super) fn nic(&self) -> Answer<Locked<'_, D>> {
         self.nic.command()
     }

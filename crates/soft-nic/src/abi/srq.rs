@@ -17,7 +17,6 @@ use super::server::Call;
 use super::write::CORE_OUT;
 
 specs! {
-    /// Attributes of SRQ.CREATE.
     CREATE {
         must HANDLE = 0, Kind::NewHandle;
         may PD = 1, Kind::Handle;

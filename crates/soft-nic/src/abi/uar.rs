@@ -18,7 +18,6 @@ use crate::os::UarPage;
 use crate::os::system::PAGE;
 
 specs! {
-    /// Attributes of UAR.ALLOC.
     ALLOC {
         must HANDLE = 0x1000, Kind::NewHandle;
         must TYPE = 0x1001, Kind::In { min: 0, max: 8 };
@@ -70,7 +69,6 @@ pub(super) fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 /// What lies in the file of pages at an offset that a program maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
-    /// A UAR page.
     Uar,
     /// A clock page; never writable.
     Clock,

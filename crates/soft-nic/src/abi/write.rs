@@ -108,7 +108,6 @@ fn unknown(number: u32) -> CommandError {
     refuse(libc::EOPNOTSUPP, name)
 }
 
-/// Runs the wrapped command.
 pub fn invoke<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let number = call.command.number32(WRITE_CMD).unwrap_or(0);
     let (name, least_in, least_out) = sizes(number).ok_or_else(|| unknown(number))?;

@@ -66,7 +66,6 @@ fn device_index(name: &str) -> Result<u8, String> {
         .ok_or_else(|| format!("{:?} is no device; mlx5_0 to mlx5_7 can be", shown(name)))
 }
 
-/// The value of a word `key=value`.
 fn value_of<T: std::str::FromStr>(word: &str, key: &str) -> Result<T, String> {
     let value = word.strip_prefix(key).and_then(|rest| rest.strip_prefix('='));
     value

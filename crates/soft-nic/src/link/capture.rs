@@ -197,7 +197,6 @@ impl CaptureReader {
         waiting.full || Arc::strong_count(&self.0) == 1
     }
 
-    /// Appends the statistics so far as a block.
     pub fn append_statistics(&self, blocks: &mut Vec<u8>) {
         let waiting = locked(&self.0);
         let seen = waiting.captured + waiting.dropped;

@@ -48,9 +48,7 @@ const MAGIC: u64 = u64::from_be_bytes(*b"softchan");
 /// The two rings of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// Requests.
     Request,
-    /// Replies.
     Reply,
 }
 
@@ -391,7 +389,6 @@ impl Consumer {
         Ok(Consumer { control, lanes, order: [0; 2], ends })
     }
 
-    /// Both ends.
     pub fn ends(&self) -> Ends {
         self.ends
     }
@@ -445,7 +442,6 @@ impl Consumer {
         Ok(Some(Record { position: state.tail, len, words }))
     }
 
-    /// Where a lane ends now.
     fn end(&self, lane: Lane) -> Result<u64, RecordError> {
         let head = self.control.word(at::HEADS[lane as usize]).load(Ordering::Acquire);
         let state = &self.lanes[lane as usize];
@@ -459,7 +455,6 @@ impl Consumer {
         self.lanes[lane as usize].tail
     }
 
-    /// The ring of a lane.
     pub fn ring(&self, lane: Lane) -> &RingMemory {
         &self.lanes[lane as usize].ring
     }

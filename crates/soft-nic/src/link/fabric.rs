@@ -38,7 +38,6 @@ use crate::os::{LockSocket, SharedMemory, fork_generation, system};
 /// How long joining waits for another process that is joining.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Values of a bell.
 mod bell {
     pub const AWAKE: u32 = 0;
     pub const ASLEEP: u32 = 1;
@@ -70,7 +69,6 @@ pub enum FabricError {
     Kernel { what: &'static str, name: String, error: io::Error },
 }
 
-/// The process that owns a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotOwner {
     pub pid: u32,
@@ -215,7 +213,6 @@ impl Fabric {
         }
     }
 
-    /// The port of the process in `slot` at an address.
     pub fn port_of(&self, slot: u8, address: IpAddr) -> Option<u16> {
         let wanted = folded(address);
         let words = (0..PORTS).map(|i| self.port_word(slot, i).load(Ordering::Acquire));
@@ -283,7 +280,6 @@ impl Fabric {
         }
     }
 
-    /// Whether a `softnic ctl` calls.
     pub fn has_call(&self) -> bool {
         self.directory.word(slot_at(self.slot) + at::CALL).load(Ordering::Relaxed) != 0
     }
@@ -296,7 +292,6 @@ impl Fabric {
         roused
     }
 
-    /// Sleeps until a bell or the timeout.
     pub fn sleep(&self, timeout: Duration) {
         system::futex_wait(self.bell(self.slot), bell::ASLEEP, timeout);
     }

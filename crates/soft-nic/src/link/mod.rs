@@ -242,7 +242,6 @@ impl Link {
         Waker { fabric: Arc::clone(&self.fabric) }
     }
 
-    /// The router of this process's MADs.
     pub fn mad_router(&self) -> MadRouter {
         self.mads.clone()
     }
@@ -275,7 +274,6 @@ impl Link {
         self.fabric.leave();
     }
 
-    /// Takes the call of a `softnic ctl`, if there is one.
     pub fn take_call(&self) -> Option<u64> {
         if self.fabric.is_ours() { self.fabric.take_call() } else { None }
     }

@@ -143,7 +143,6 @@ impl Link {
         Err(NoPeer::Gone(slot))
     }
 
-    /// Attaches to channels that peers have published.
     pub(super) fn attach_published(&mut self) {
         for (i, mut bits) in self.fabric.take_published().into_iter().enumerate() {
             while bits != 0 {

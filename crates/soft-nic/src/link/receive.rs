@@ -122,7 +122,6 @@ impl Link {
         Ok(())
     }
 
-    /// One lane.
     fn poll_lane(
         &mut self,
         index: usize,

@@ -31,11 +31,9 @@ macro_rules! places {
 }
 pub(in crate::link) use places;
 
-/// Words of a request's header.
 pub const REQUEST_WORDS: usize = 7;
 /// Words of an answer's header.
 pub const REPLY_WORDS: usize = 4;
-/// Words of a path address.
 pub const PATH_WORDS: usize = 6;
 /// Largest payload of one record. Sender and receiver copy at the same time, a record each; with shorter
 /// records they wake each other more often, and a copy is over before helpers take part.
@@ -191,7 +189,6 @@ pub fn is_to_second_port(word0: u64) -> bool {
     word0 >> 48 & u64::from(flag::SECOND_PORT) != 0
 }
 
-/// Words of a path address.
 pub fn encode_path(path: &PathAddress) -> [u64; PATH_WORDS] {
     let half = |gid: &[u8; 16], i: usize| {
         let mut bytes = [0; 8];

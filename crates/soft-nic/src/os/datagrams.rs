@@ -151,7 +151,6 @@ impl SendBatch {
         waiting
     }
 
-    /// Forgets the first runs.
     fn forget(&mut self, runs: usize) {
         let end = self.runs.get(runs).map_or(self.bytes.len(), |run| run.start);
         self.bytes.drain(..end);

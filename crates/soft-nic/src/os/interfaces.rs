@@ -8,7 +8,6 @@ use std::os::fd::AsRawFd;
 use super::address::from_bytes;
 use super::system::{check, new_descriptor};
 
-/// One address of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     /// `eth0`.

@@ -40,7 +40,6 @@ impl Pipe {
         matches!(self.write.write(event), Ok(n) if n == event.len())
     }
 
-    /// Takes up to `count` unread bytes back.
     pub fn take_back(&mut self, count: usize) {
         let mut byte = [0];
         for _ in 0..count {
@@ -81,7 +80,6 @@ pub fn open_pipes() -> Option<BTreeMap<u64, usize>> {
     Some(found)
 }
 
-/// Inode of the pipe that a descriptor reads.
 pub fn pipe_inode(fd: RawFd) -> Option<u64> {
     let metadata = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
     (metadata.mode() & libc::S_IFMT == libc::S_IFIFO).then(|| metadata.ino())

@@ -33,7 +33,6 @@ macro_rules! new_descriptor {
 }
 pub(crate) use new_descriptor;
 
-/// Monotonic time in ns.
 pub fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
@@ -197,7 +196,6 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &time) };
 }
 
-/// Wakes every thread that sleeps on `word`.
 pub fn futex_wake(word: &AtomicU32) {
     // SAFETY: the word lives through the call; the kernel reads nothing from it.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };

@@ -13,7 +13,6 @@ const AF_IB: u16 = 27;
 /// Bytes of a `struct sockaddr_storage`.
 pub const STORAGE_BYTES: usize = 128;
 
-/// An address with its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Address {
     #[default]

@@ -25,7 +25,6 @@ const MAX_OPTION_LEN: u32 = 4 << 20;
 /// `IB_EVENT_COMM_EST`.
 const EVENT_ESTABLISHED: u32 = 4;
 
-/// Runs the command.
 pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     let (fields, file, now) = (call.fields(), context.file, context.now);
     match call.command {

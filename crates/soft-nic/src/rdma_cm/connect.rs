@@ -42,7 +42,6 @@ pub struct ConnParam<'c> {
 }
 
 impl<'c> ConnParam<'c> {
-    /// Reads a `struct rdma_ucm_conn_param`.
     pub fn read(bytes: &'c [u8]) -> ConnParam<'c> {
         let fields = Reader(bytes);
         let len = usize::from(fields.u8(conn::PRIVATE_DATA_LEN));

@@ -67,7 +67,6 @@ pub enum Stage {
     Connected,
     /// Is over.
     Disconnected,
-    /// Listens.
     Listening,
 }
 
@@ -170,7 +169,6 @@ impl Ids {
         Ok(found)
     }
 
-    /// The id, when it has a device.
     pub fn id_with_device(&mut self, file: u32, number: u32) -> Answer<(&mut Id, usize)> {
         let found = self.id(file, number)?;
         let device = found.device.ok_or_else(|| refusal!(EINVAL, "id {number} has no device yet"))?;
@@ -377,7 +375,6 @@ impl Ids {
         Ok(())
     }
 
-    /// The id that listens to a service at an IP address.
     pub fn listener(&self, service: u64, address: Gid) -> Option<u32> {
         let find = |wanted: Option<Gid>| {
             self.ids.iter().find(|(_, id)| {
@@ -430,7 +427,6 @@ impl Ids {
     }
 }
 
-/// Service id of an id's own port.
 pub fn service_id(id: &Id) -> u64 {
     u64::from(id.space) << 16 | u64::from(id.source.port())
 }

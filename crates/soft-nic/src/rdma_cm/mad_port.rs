@@ -26,7 +26,6 @@ use crate::os::unix_datagram::BoundSocket;
 /// MADs that one look takes.
 const BUDGET: usize = 256;
 
-/// A process of the fabric that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedProcess {
     pub slot: u8,
@@ -68,7 +67,6 @@ struct Watch {
     process: Process,
 }
 
-/// Processes that are watched.
 type Watched = Arc<Mutex<Vec<Watch>>>;
 
 /// Waits for MADs, without the port's lock.
@@ -149,7 +147,6 @@ impl FabricMads {
         }
     }
 
-    /// Sends to this slot's owner.
     fn post(&mut self, slot: u8, owner: &SlotOwner, addressed: AddressedMad) {
         self.watch(slot, owner);
         let to_all = address(&addressed.mad) == Some(Address::All);

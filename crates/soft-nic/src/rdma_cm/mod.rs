@@ -43,7 +43,6 @@ use ids::Ids;
 use mad_port::{FabricMads, MadWaiter};
 use queue::Queue;
 
-/// Name of the connection manager's thread.
 pub const THREAD_NAME: &str = "softnic-cm";
 /// Longest wait of that thread when nothing is due.
 const IDLE: Duration = Duration::from_secs(60);

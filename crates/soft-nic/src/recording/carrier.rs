@@ -16,7 +16,6 @@ use super::replayer::Replay;
 use super::source::{Source, ask, record};
 use crate::link::Link;
 
-/// A message that arrived.
 pub enum Arrived<'a> {
     Recorded(&'a mut dyn Inbound, &'a Recorder),
     /// With the bytes of its payload.

@@ -179,7 +179,6 @@ impl Recorder {
         }
     }
 
-    /// An answer as guessed.
     #[inline(always)]
     pub fn guessed(&self) {
         let guessed = self.guessed.load(Relaxed) + 1;
@@ -280,7 +279,6 @@ impl Recorder {
         }
     }
 
-    /// A command, and its answer.
     pub fn command<A: Serialize>(
         &self,
         number: u64,
@@ -313,7 +311,6 @@ impl Recorder {
         }
     }
 
-    /// A read of memory.
     #[inline]
     pub fn read(&self, addr: u64, bytes: &[u8], read: Result<(), Fault>) {
         fn words<const N: usize>(bytes: &[u8], read: Result<(), Fault>) -> Result<[u64; N], Fault> {

@@ -19,7 +19,6 @@ use crate::os::locked;
 /// Longest account of a step, bytes.
 const MAX_ACCOUNT: usize = 2048;
 
-/// What was replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Rounds and commands.
@@ -171,7 +170,6 @@ impl State {
         entry.body
     }
 
-    /// The values of an entry.
     fn values(&mut self, tag: Tag, place: Place) -> Vec<u64> {
         let Body::Values(mut values) = self.consume() else { self.unreadable(tag) };
         self.history.apply(place, &mut values);
@@ -380,7 +378,6 @@ impl Replay {
         state.seldom(tag, |state| drop(state.consume())).is_some()
     }
 
-    /// Bytes, where there are some.
     #[cold]
     pub fn bytes(&self, tag: Tag, asked: &impl Question) -> Option<Vec<u8>> {
         let mut state = self.state();
@@ -388,7 +385,6 @@ impl Replay {
         state.seldom(tag, |state| state.bytes(tag))
     }
 
-    /// A text, where there is one.
     #[cold]
     pub fn text(&self, tag: Tag, asked: &impl Question) -> Option<String> {
         self.bytes(tag, asked).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())

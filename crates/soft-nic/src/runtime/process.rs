@@ -36,7 +36,6 @@ pub enum StartError {
 }
 
 pub struct Process {
-    /// The command server.
     pub server: Arc<Server<Nic>>,
     waker: Waker,
     shared: Arc<Shared>,

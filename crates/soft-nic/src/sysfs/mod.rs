@@ -42,7 +42,6 @@ pub struct Machine {
     pub interface_index: u32,
 }
 
-/// The whole tree for this configuration.
 pub fn build(config: &Config, machine: &Machine) -> Tree {
     let mut tree = Tree::default();
     for prefix in [

@@ -9,7 +9,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The process that receives what is sent to a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
-    /// Inode of the socket.
     pub inode: u64,
     pub user: u32,
 }
