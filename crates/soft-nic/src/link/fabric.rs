@@ -403,14 +403,10 @@ fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<
     directory.half(base + at::PID).store(0, Ordering::SeqCst);
     let ours = generation(slot).wrapping_add(1);
     directory.half(base + at::GENERATION).store(ours, Ordering::Release);
-    for offset in [at::BELL, at::PUBLISHED, at::PUBLISHED + 8, at::CALL] {
+    let lists =
+        [(at::CHANNELS, SLOTS), (at::SERVICES, SERVICES), (at::PUBLISHED, 2), (at::BELL, 1), (at::CALL, 1)];
+    for offset in lists.into_iter().flat_map(|(first, count)| (0..count).map(move |i| first + 8 * i)) {
         directory.word(base + offset).store(0, Ordering::Release);
-    }
-    for to in 0..SLOTS {
-        directory.word(base + at::CHANNELS + 8 * to).store(0, Ordering::Release);
-    }
-    for index in 0..SERVICES {
-        directory.word(base + at::SERVICES + 8 * index).store(0, Ordering::Release);
     }
     let pid = std::process::id();
     let Origin { start, stack } = *origin;

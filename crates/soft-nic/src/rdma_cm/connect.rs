@@ -35,6 +35,20 @@ pub const PKEY: u16 = 0xffff;
 /// `RDMA_UDP_QKEY`.
 pub const UDP_QKEY: u32 = 0x0123_4567;
 
+/// What the event of a request and that of the reply to one have beside private data.
+macro_rules! conn_param {
+    ($message:ident) => {
+        Writer::new()
+            .u32(conn::QP_NUM, $message.qpn)
+            // What they hold, we may have outstanding, and the other way round.
+            .u8(conn::RESPONDER_RESOURCES, $message.initiator_depth)
+            .u8(conn::INITIATOR_DEPTH, $message.responder_resources)
+            .u8(conn::FLOW_CONTROL, u8::from($message.flow_control))
+            .u8(conn::RNR_RETRY_COUNT, $message.rnr_retry)
+            .u8(conn::SRQ, u8::from($message.srq))
+    };
+}
+
 /// Parameters of a connection, as the program gives them.
 pub struct ConnParam<'c> {
     fields: Reader<'c>,
@@ -265,17 +279,7 @@ impl Ids {
         }
         let device = id.device.and_then(|device| self.devices.get(device));
         let param = match &told {
-            Event::Replied { rep, private, .. } => {
-                let param = Writer::new()
-                    .u32(conn::QP_NUM, rep.qpn)
-                    // What they hold, we may have outstanding, and the other way round.
-                    .u8(conn::RESPONDER_RESOURCES, rep.initiator_depth)
-                    .u8(conn::INITIATOR_DEPTH, rep.responder_resources)
-                    .u8(conn::FLOW_CONTROL, u8::from(rep.flow_control))
-                    .u8(conn::RNR_RETRY_COUNT, rep.rnr_retry)
-                    .u8(conn::SRQ, u8::from(rep.srq));
-                with_private(param, CONN_PRIVATE, private)
-            }
+            Event::Replied { rep, private, .. } => with_private(conn_param!(rep), CONN_PRIVATE, private),
             Event::Rejected { private, .. } => with_private(Writer::new(), CONN_PRIVATE, private),
             Event::SidrReplied { rep, private, .. } => {
                 id.qkey = rep.qkey;
@@ -351,7 +355,7 @@ impl Ids {
         self.of_connection.insert(connection, number);
         let own = &private[IpCm::BYTES..];
         let param = match req {
-            Some(req) => with_private(request_param(req), CONN_PRIVATE, own),
+            Some(req) => with_private(conn_param!(req).u8(conn::RETRY_COUNT, req.retry), CONN_PRIVATE, own),
             None => with_private(Writer::new(), UD_PRIVATE, own),
         };
         let bytes =
@@ -369,48 +373,32 @@ impl Ids {
 
 /// Why a connection does not come about, if it does not.
 fn why_not(told: &Event) -> Option<String> {
-    Some(match told {
+    let why = match told {
         Event::Rejected { rej, private, .. } => match rej.reason {
             reason::INVALID_SERVICE_ID => {
-                "rejected: nobody listens there; rdma_listen first, and compare ports".to_owned()
+                "rejected: nobody listens there; rdma_listen first, and compare ports"
             }
             reason::CONSUMER => {
-                format!("rejected by its program, with {} bytes of private data; ask it why", private.len())
+                let bytes = private.len();
+                return Some(format!(
+                    "rejected by its program, with {bytes} bytes of private data; ask it why"
+                ));
             }
-            reason::TIMEOUT => "rejected: the other end waited too long; accept or answer sooner".to_owned(),
-            reason::STALE_CONNECTION => {
-                "rejected: it knows an older connection of this QP; make a new one".to_owned()
-            }
-            reason::INVALID_GID => {
-                "rejected: GID or P_Key is not of its port; resolve the address anew".to_owned()
-            }
-            other => format!("rejected with reason {other} (IBTA vol. 1 §12.6.7.2)"),
+            reason::TIMEOUT => "rejected: the other end waited too long; accept or answer sooner",
+            reason::STALE_CONNECTION => "rejected: it knows an older connection of this QP; make a new one",
+            reason::INVALID_GID => "rejected: GID or P_Key is not of its port; resolve the address anew",
+            other => return Some(format!("rejected with reason {other} (IBTA vol. 1 §12.6.7.2)")),
         },
         Event::Unreachable { .. } => {
             "no answer to any request (cm_timeout, cm_retries); is its NIC running, and UDP port 4791 open?"
-                .to_owned()
         }
         Event::SidrReplied { rep, .. } if rep.status != 0 => {
-            format!(
-                "refused with SIDR status {}; 1: nobody listens there, 2: its program refused",
-                rep.status
-            )
+            let of = "1: nobody listens there, 2: its program refused";
+            return Some(format!("refused with SIDR status {}; {of}", rep.status));
         }
         _ => return None,
-    })
-}
-
-/// What a request's event has beside private data.
-fn request_param(req: &Req) -> Param {
-    Writer::new()
-        .u32(conn::QP_NUM, req.qpn)
-        // What they hold, we may have outstanding, and the other way round.
-        .u8(conn::RESPONDER_RESOURCES, req.initiator_depth)
-        .u8(conn::INITIATOR_DEPTH, req.responder_resources)
-        .u8(conn::FLOW_CONTROL, u8::from(req.flow_control))
-        .u8(conn::RETRY_COUNT, req.retry)
-        .u8(conn::RNR_RETRY_COUNT, req.rnr_retry)
-        .u8(conn::SRQ, u8::from(req.srq))
+    };
+    Some(why.to_owned())
 }
 
 /// Where private data and their length are, in either kind of parameters.

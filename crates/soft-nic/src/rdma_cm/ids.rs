@@ -205,12 +205,8 @@ impl Ids {
 
     /// BIND: an address of one's own.
     pub fn bind(&mut self, number: u32, address: Address) -> Answer<()> {
-        let device = match address.gid() {
-            Some(gid) => Some(
-                self.device_of(gid).ok_or_else(|| refusal!(ENODEV, "no port has the address {address:?}"))?,
-            ),
-            None => None,
-        };
+        let none = || refusal!(ENODEV, "no port has the address {address:?}");
+        let device = address.gid().map(|gid| self.device_of(gid).ok_or_else(none)).transpose()?;
         let id = self.ids.get(&number).ok_or_else(|| refusal!(ENOENT, "no such id"))?;
         refuse_if!(id.stage != Stage::Idle, EINVAL, "BIND of an id that is {:?}", id.stage);
         let address = self.claim_port(number, address)?;
