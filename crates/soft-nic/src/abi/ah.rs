@@ -1,10 +1,10 @@
 //! Address handles. libmlx5 asks for them on Ethernet only, to learn the destination's MAC address.
 
-use mlx5_device::command::{AddressVector, refuse_if};
+use mlx5_device::command::refuse_if;
 use mlx5_device::{Answer, Commands};
 
 use super::attributes::UHW_OUT;
-use super::layout::{Writer, create_ah, create_ah_resp, mlx5_create_ah_resp, words};
+use super::layout::{Writer, create_ah, create_ah_resp, mlx5_create_ah_resp, read_address, words};
 use super::server::Call;
 use super::write::CORE_OUT;
 use crate::config::LinkLayer;
@@ -13,19 +13,9 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use create_ah as at;
     let (context, input) = (call.context()?, call.core_in);
     let device = call.device()?;
-    let global = input.u8(at::IS_GLOBAL) != 0;
-    let lacks_gid = device.link_layer == LinkLayer::Roce && !global;
+    let lacks_gid = device.link_layer == LinkLayer::Roce && input.u8(at::IS_GLOBAL) == 0;
     refuse_if!(lacks_gid, EINVAL, "CREATE_AH: an address on Ethernet needs a GID");
-    let address = AddressVector {
-        dlid: input.u16(at::DLID),
-        dgid: global.then(|| input.array(at::DGID)),
-        sgid_index: input.u8(at::SGID_INDEX),
-        sl: input.u8(at::SL),
-        flow_label: input.u32(at::FLOW_LABEL),
-        hop_limit: input.u8(at::HOP_LIMIT),
-        traffic_class: input.u8(at::TRAFFIC_CLASS),
-        port: input.u8(at::PORT_NUM),
-    };
+    let address = read_address!(create_ah, input);
     let made = call.nic()?.create_ah(context, input.u32(at::PD_HANDLE), &address)?;
     let driver = Writer::<{ mlx5_create_ah_resp::SIZE }>::new()
         .u32(mlx5_create_ah_resp::RESPONSE_LENGTH, mlx5_create_ah_resp::SIZE as u32)

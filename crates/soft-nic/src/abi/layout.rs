@@ -315,6 +315,23 @@ macro_rules! words {
 }
 pub(crate) use words;
 
+/// The address vector in a struct that has its fields.
+macro_rules! read_address {
+    ($layout:ident, $from:expr) => {
+        mlx5_device::command::AddressVector {
+            dlid: $from.u16($layout::DLID),
+            dgid: ($from.u8($layout::IS_GLOBAL) != 0).then(|| $from.array($layout::DGID)),
+            sgid_index: $from.u8($layout::SGID_INDEX),
+            sl: $from.u8($layout::SL),
+            flow_label: $from.u32($layout::FLOW_LABEL),
+            hop_limit: $from.u8($layout::HOP_LIMIT),
+            traffic_class: $from.u8($layout::TRAFFIC_CLASS),
+            port: $from.u8($layout::PORT_NUM),
+        }
+    };
+}
+pub(crate) use read_address;
+
 #[cfg(test)]
 mod tests {
     use super::*;

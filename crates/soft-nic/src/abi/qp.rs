@@ -12,7 +12,7 @@ use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
     Reader, Writer, create_qp, create_qp_resp, destroy_qp_resp, ex_modify_qp_resp, mlx5_modify_qp_resp,
-    modify_qp, qp_cap, qp_dest, query_qp, query_qp_resp, words,
+    modify_qp, qp_cap, qp_dest, query_qp, query_qp_resp, read_address, words,
 };
 use super::server::Call;
 use super::write::CORE_OUT;
@@ -145,7 +145,7 @@ pub fn modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         sq_psn: input.u32(at::SQ_PSN),
         dest_qpn: input.u32(at::DEST_QP_NUM),
         access: input.u32(at::QP_ACCESS_FLAGS),
-        address: read_destination(Reader(&input.array::<{ qp_dest::SIZE }>(at::DEST))),
+        address: read_address!(qp_dest, Reader(&input.array::<{ qp_dest::SIZE }>(at::DEST))),
         pkey_index: input.u16(at::PKEY_INDEX),
         port: input.u8(at::PORT_NUM),
         timeout: input.u8(at::TIMEOUT),
@@ -164,19 +164,6 @@ pub fn ex_modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (core, driver) = (ex_modify_qp_resp::SIZE as u32, mlx5_modify_qp_resp::SIZE as u32);
     call.command.write(CORE_OUT, &words!(ex_modify_qp_resp, RESPONSE_LENGTH = core))?;
     call.command.write(UHW_OUT, &words!(mlx5_modify_qp_resp, RESPONSE_LENGTH = driver))
-}
-
-fn read_destination(from: Reader<'_>) -> AddressVector {
-    AddressVector {
-        dlid: from.u16(qp_dest::DLID),
-        dgid: (from.u8(qp_dest::IS_GLOBAL) != 0).then(|| from.array(qp_dest::DGID)),
-        sgid_index: from.u8(qp_dest::SGID_INDEX),
-        sl: from.u8(qp_dest::SL),
-        flow_label: from.u32(qp_dest::FLOW_LABEL),
-        hop_limit: from.u8(qp_dest::HOP_LIMIT),
-        traffic_class: from.u8(qp_dest::TRAFFIC_CLASS),
-        port: from.u8(qp_dest::PORT_NUM),
-    }
 }
 
 fn write_destination(address: &AddressVector) -> [u8; qp_dest::SIZE] {

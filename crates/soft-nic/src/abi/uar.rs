@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use mlx5_device::UarKind;
-use mlx5_device::command::{refusal, refuse_if};
+use mlx5_device::command::refuse_if;
 use mlx5_device::memory::Registers;
 use mlx5_device::{Answer, Commands};
 
@@ -83,7 +83,6 @@ pub fn mapping(file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping> {
         return Ok(Mapping::Clock);
     }
     let found = file.uars.values().any(|uar| uar.offset() == offset);
-    found
-        .then_some(Mapping::Uar)
-        .ok_or_else(|| refusal!(EINVAL, "mmap at {offset:#x}: there is no page of this open file"))
+    refuse_if!(!found, EINVAL, "mmap at {offset:#x}: there is no page of this open file");
+    Ok(Mapping::Uar)
 }
