@@ -8,10 +8,11 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use soft_nic::os::locked;
 use soft_nic::recording::{Event, Psn, Relation, ReplayError, Transfer, observe, start_ns};
 
 /// Messages of a queue pair that are remembered at most.
@@ -250,14 +251,14 @@ fn draw(file: &Path, start: u64, out: impl Write + Send + 'static) -> Result<(u6
     let end = observe(
         file,
         Box::new(move |at, qpn, event| {
-            let mut drawing = drawing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut drawing = locked(&drawing);
             let (trace, written) = &mut *drawing;
             if written.is_ok() {
                 *written = trace.add(at.saturating_sub(start), qpn, &event);
             }
         }),
     );
-    let mut drawn = drawn.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut drawn = locked(&drawn);
     let (trace, written) = &mut *drawn;
     std::mem::replace(written, Ok(()))?;
     trace.finish_round()?;

@@ -8,31 +8,22 @@
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use mlx5_device::Nic;
 use mlx5_device::carrier::{
     Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
-use mlx5_device::command::{AddressVector, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr};
-use mlx5_device::commands::*;
+use mlx5_device::command::ModifyQp;
 use mlx5_device::config::NicConfig;
 use mlx5_device::memory::{Fault, Order, Segment};
-use mlx5_device::{Nic, UarKind};
-use mlx5_layout::doorbell::{consumer_word, counter_word};
-use mlx5_layout::send_wqe::BLOCK_BYTES;
-use roce::qp_state::AttrMask as A;
-use roce::{Fragment, Now, Packet, ServiceType};
+use roce::{Fragment, Now, Packet};
 use soft_nic::dma::Host;
-use soft_nic::testing::{Block, Region, RegisterPage, Sinks, WorkRequest};
+use soft_nic::testing::{CqShape, DriverOf, QpId, QpShape, Region, Sinks, WorkRequest};
 
-/// Of the send queue.
+/// Of the send queue of [`QpShape::default`].
 const BLOCKS: usize = 64;
-const CQES: usize = 256;
-const CQE_BYTES: usize = 64;
 const REGION: usize = 1 << 20;
-/// The first BlueFlame register of a page.
-const REGISTER: usize = 0x800;
 /// A round takes this long on the virtual clock: far shorter than a time-out.
 const ROUND_NS: u64 = 3_000;
 /// A burst without its completion after so many rounds has failed.
@@ -223,18 +214,9 @@ impl Inbound for Arrived<'_> {
 
 /// A device and its program: one queue pair, laid into memory as libmlx5 does.
 struct Side {
-    nic: Nic<Host, End>,
-    context: ContextId,
+    driver: DriverOf<Nic<Host, End>>,
     region: Region,
-    qp: Handle,
-    qpn: u32,
-    page: RegisterPage,
-    ring: Block,
-    record: Block,
-    cq: Block,
-    cq_record: Block,
-    posted: u16,
-    completed: u32,
+    qp: QpId,
 }
 
 /// One round of a device, under a name that the profiler can find.
@@ -248,111 +230,25 @@ impl Side {
         let host = Host::new().expect("the fault handler can be installed");
         let end = End { slot, from_peer, to_peer, host };
         let sinks = Sinks::default();
-        let (events, log) = (Box::new(sinks.clone()), Box::new(sinks));
+        let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
         let nic = Nic::new(&NicConfig::default(), host, end, events, log, Now(0));
-        let mut nic = nic.expect("a NIC of the default settings");
-        let context = nic.open_context(0).expect("device 0 opens");
-        let pd = nic.alloc_pd(context).expect("a PD").handle;
-        let block = Block::new(REGION);
-        let start = block.address();
-        let request = RegMr { start, length: REGION as u64, iova: start, pd, access: 0xf };
-        let keys = nic.reg_mr(context, &request).expect("a region");
-        let region = Region { block, address: start, lkey: keys.lkey, rkey: keys.rkey, handle: keys.handle };
-        let (cq, cq_record) = (Block::new(CQES * CQE_BYTES), Block::new(64));
-        (1..=CQES).for_each(|entry| cq.write(entry * CQE_BYTES - 1, &[0xf0]));
-        let request = CreateCq {
-            cqe: CQES as u32 - 1,
-            cqe_size: CQE_BYTES as u32,
-            buffer: cq.address(),
-            record: cq_record.address(),
-            user_handle: 0,
-            channel: None,
-            ignore_overrun: false,
-        };
-        let cq_handle = nic.create_cq(context, &request).expect("a CQ").handle;
-        let page = RegisterPage::default();
-        let uar = nic.alloc_uar(context, UarKind::BlueFlame, Box::new(page.clone())).expect("a UAR page");
-        let (ring, record) = (Block::new(BLOCKS * BLOCK_BYTES), Block::new(64));
-        let request = CreateQp {
-            service: ServiceType::Rc,
-            pd,
-            send_cq: cq_handle,
-            recv_cq: cq_handle,
-            srq: None,
-            cap: QpCap::default(),
-            user_handle: 0,
-            signal_all: false,
-            buffer: ring.address(),
-            record: record.address(),
-            sq_wqe_count: BLOCKS as u32,
-            rq_wqe_count: 0,
-            rq_wqe_shift: 0,
-            mlx5_flags: 1 << 10,
-            user_index: 0,
-            uar_page: Some(uar.page_id),
-        };
-        let created = nic.create_qp(context, &request).expect("a QP");
-        let (qp, qpn) = (created.handle, created.qpn);
-        let (posted, completed) = (0, 0);
-        Side { nic, context, region, qp, qpn, page, ring, record, cq, cq_record, posted, completed }
+        let mut driver = DriverOf::of(nic.expect("a NIC of the default settings"), sinks, 1_000_000);
+        let region = driver.region(REGION, 0xf);
+        let cq = Some(driver.create_cq(CqShape::default()));
+        let shape = QpShape { rq_entries: 0, rq_shift: 0, send_cq: cq, recv_cq: cq, ..QpShape::default() };
+        let qp = driver.create_qp(shape);
+        Side { driver, region, qp }
     }
 
     fn connect(&mut self, peer: u32) {
-        let dlid = self.nic.ports()[0].lid;
-        let attributes = ModifyQp {
-            path_mtu: 5,
-            dest_qpn: peer,
-            access: 0xf,
-            address: AddressVector { dlid, port: 1, ..AddressVector::default() },
-            port: 1,
-            timeout: 14,
-            retry_count: 7,
-            rnr_retry: 7,
-            min_rnr_timer: 12,
-            max_rd_atomic: 16,
-            max_dest_rd_atomic: 16,
-            ..ModifyQp::default()
-        };
-        let init = [A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS];
-        let rtr = [A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER];
-        let rts = [A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC];
-        for (state, set) in [(1, &init[..]), (2, &rtr), (3, &rts)] {
-            let mask = set.iter().fold(A::STATE.0, |mask, attribute| mask | attribute.0);
-            let request = ModifyQp { state, mask, ..attributes };
-            self.nic.modify_qp(self.context, self.qp, &request).expect("the QP moves");
-        }
+        let attributes = ModifyQp { path_mtu: 5, ..self.driver.attributes(peer) };
+        self.driver.bring_up(self.qp, &attributes);
     }
 
-    /// Lays so many WQEs and stores the record. Returns what is to be written to the register.
-    fn lay(&mut self, request: &WorkRequest, count: usize) -> [u8; 8] {
-        let mut doorbell = [0; 8];
-        for _ in 0..count {
-            let wqe = request.wqe(self.qpn, self.posted).expect("a WQE");
-            self.ring.write(usize::from(self.posted) % BLOCKS * BLOCK_BYTES, &wqe);
-            self.posted = self.posted.wrapping_add(1);
-            doorbell.copy_from_slice(&wqe[..8]);
-        }
-        self.record.word(4).store(word(counter_word(self.posted.into())), Ordering::Release);
-        doorbell
+    /// Takes the completions that are there, and counts them.
+    fn take_completions(&mut self) -> usize {
+        std::iter::from_fn(|| self.driver.poll_send(self.qp)).count()
     }
-
-    /// Whether the CQE of the last of `count` WQEs is there; all are taken then.
-    fn take_completions(&mut self, count: usize) -> bool {
-        let last = self.completed + count as u32 - 1;
-        let at = (last as usize % CQES + 1) * CQE_BYTES - 4;
-        let [.., op_own] = self.cq.word(at).load(Ordering::Acquire).to_ne_bytes();
-        let owner = mlx5_layout::cqe::owner_bit(last, CQES as u32);
-        if op_own != u8::from(owner) {
-            return false;
-        }
-        self.completed += count as u32;
-        self.cq_record.word(0).store(word(consumer_word(self.completed)), Ordering::Release);
-        true
-    }
-}
-
-fn word(bytes: [u8; 4]) -> u32 {
-    u32::from_ne_bytes(bytes)
 }
 
 /// Times of one burst, ns.
@@ -367,20 +263,23 @@ fn measure(sides: &mut [Side; 2], bytes: usize, count: usize, bursts: usize) -> 
     let [requester, responder] = sides;
     let write = WorkRequest::write(&requester.region, 0, bytes as u32, &responder.region, 0);
     let mut times = Vec::with_capacity(bursts);
-    let mut now = 1_000_000;
+    let mut now = requester.driver.now;
     for _ in 0..WARM + bursts {
-        let doorbell = requester.lay(&write, count);
-        let (mut burst, since) = (Burst::default(), now);
-        requester.page.store(REGISTER, doorbell);
-        while !requester.take_completions(count) {
+        for _ in 0..count {
+            requester.driver.lay(requester.qp, &write);
+        }
+        requester.driver.ring_doorbell(requester.qp);
+        let (mut burst, mut completed, since) = (Burst::default(), 0, now);
+        while completed < count {
             assert!(now - since < MOST_ROUNDS * ROUND_NS, "a burst has no completion");
             now += ROUND_NS;
             let begun = Instant::now();
-            round(&mut requester.nic, Now(now));
+            round(&mut requester.driver.nic, Now(now));
             let between = Instant::now();
-            round(&mut responder.nic, Now(now));
+            round(&mut responder.driver.nic, Now(now));
             burst.requester_ns += (between - begun).as_nanos() as u64;
             burst.responder_ns += between.elapsed().as_nanos() as u64;
+            completed += requester.take_completions();
         }
         times.push(burst);
     }
@@ -407,7 +306,7 @@ fn main() {
     let lanes: [Rc<RefCell<Lane>>; 2] = Default::default();
     let side = |slot: usize| Side::new(slot as u8, lanes[slot].clone(), lanes[1 - slot].clone());
     let mut sides = [side(0), side(1)];
-    let qpns = [sides[0].qpn, sides[1].qpn];
+    let qpns = sides.each_ref().map(|side| side.driver.qp(side.qp).qpn);
     sides[0].connect(qpns[1]);
     sides[1].connect(qpns[0]);
     let content = sides[0].region.fill(0, bytes, 7);

@@ -8,10 +8,9 @@ use std::time::Instant;
 use mlx5_device::UarKind;
 use mlx5_device::command::{CreateQp, Handle, ModifyQp, QpCap};
 use mlx5_device::commands::*;
-use roce::qp_state::AttrMask;
 use roce::{Now, ServiceType};
 use soft_nic::dma::Host;
-use soft_nic::testing::{Block, CqShape, Driver, RegisterPage, Setup};
+use soft_nic::testing::{Block, CqShape, Driver, RegisterPage, Setup, transitions};
 
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX` (`mlx5-abi.h`).
 const USES_PAGE_INDEX: u32 = 1 << 10;
@@ -21,24 +20,6 @@ const MAX_QUEUES: usize = 16_000;
 
 /// Of each of the two rings.
 const RING_BYTES: usize = 4096;
-
-/// What moves a reliable connection from state to state (IBTA vol. 1, modify QP).
-const INIT: &[AttrMask] = &[AttrMask::PKEY_INDEX, AttrMask::PORT, AttrMask::ACCESS_FLAGS];
-const RTR: &[AttrMask] = &[
-    AttrMask::AV,
-    AttrMask::PATH_MTU,
-    AttrMask::DEST_QPN,
-    AttrMask::RQ_PSN,
-    AttrMask::MAX_DEST_RD_ATOMIC,
-    AttrMask::MIN_RNR_TIMER,
-];
-const RTS: &[AttrMask] = &[
-    AttrMask::SQ_PSN,
-    AttrMask::TIMEOUT,
-    AttrMask::RETRY_CNT,
-    AttrMask::RNR_RETRY,
-    AttrMask::MAX_QP_RD_ATOMIC,
-];
 
 /// The background walk has been round once.
 const ROUND_NS: u64 = 500_000;
@@ -96,8 +77,7 @@ impl Stage {
         };
         let created = driver.nic.create_qp(driver.context, &request).expect("a QP");
         let attributes = driver.attributes(created.qpn);
-        for (state, mask) in [(1, INIT), (2, RTR), (3, RTS)] {
-            let mask = mask.iter().fold(AttrMask::STATE.0, |mask, attribute| mask | attribute.0);
+        for (state, mask) in transitions(ServiceType::Rc) {
             let change = ModifyQp { state, mask, ..attributes };
             driver.nic.modify_qp(driver.context, created.handle, &change).expect("the QP moves");
         }

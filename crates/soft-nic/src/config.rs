@@ -36,7 +36,6 @@ pub enum CopyThreads {
 /// A key of `nic.toml`.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
-    /// Its name.
     pub name: &'static str,
     /// What a value may be, as the error says it.
     pub allowed: &'static str,

@@ -23,7 +23,6 @@ pub struct List {
     json: bool,
 }
 
-/// One device of a process.
 #[derive(Debug, PartialEq)]
 struct Device {
     name: String,

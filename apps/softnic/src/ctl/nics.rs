@@ -32,7 +32,6 @@ impl RunningNics {
         &self.views[target.view]
     }
 
-    /// The NIC of this process.
     pub fn of_process(pid: u32) -> Result<(RunningNics, Target)> {
         let mut nics = Self::find(None)?;
         match nics.targets.iter().position(|target| target.member.pid == pid) {

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use soft_nic::abi::attributes::RDMA_VERBS_IOCTL;
 
-use super::raw::{self, fail, hooks, int, next_function, syscall};
+use super::raw::{self, fail, hooks, int, syscall};
 use super::table::{self, Entry};
 use super::{manager, nic};
 
@@ -23,7 +23,7 @@ fn forget_as(fd: c_int, was: Entry) {
     if was == Entry::Foreign || !table::is_ours() {
         return;
     }
-    table::take(fd);
+    table::set(fd, Entry::Foreign);
     match was {
         Entry::Command(number) => nic::release(number),
         Entry::Manager(number) => manager::release(number),
@@ -45,7 +45,6 @@ fn replace(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// A descriptor was duplicated.
 fn duplicated(old: c_int, new: c_int) {
     if new < 0 || old == new || table::get(old) == Entry::Foreign {
         return;
@@ -60,72 +59,56 @@ fn duplicated(old: c_int, new: c_int) {
     }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn close(fd: c_int) -> c_int {
+hooks!(close => (fd: c_int) -> c_int {
     forget(fd);
     raw::close(fd)
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+hooks!(close_range => (first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // CLOSE_RANGE_CLOEXEC only marks.
     if flags & 4 == 0 {
         table::range(first, last).for_each(forget);
     }
     // SAFETY: plain numbers.
     int(unsafe { syscall!(SYS_close_range, first, last, flags) })
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn closefrom(first: c_int) {
+hooks!(closefrom => (first: c_int) -> (), next or Default::default(); {
     let first = first.max(0) as c_uint;
     table::range(first, c_uint::MAX).for_each(forget);
-    let next = next_function!(c"closefrom", fn(c_int));
     // SAFETY: the program's own argument.
     unsafe { next(first as c_int) }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn dup(old: c_int) -> c_int {
+hooks!(dup => (old: c_int) -> c_int {
     // SAFETY: plain numbers.
     let new = int(unsafe { syscall!(SYS_dup, old) });
     duplicated(old, new);
     new
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+hooks!(dup2 => (old: c_int, new: c_int) -> c_int {
     // SAFETY: plain numbers.
     replace(old, new, || int(unsafe { syscall!(SYS_dup2, old, new) }))
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+hooks!(dup3 => (old: c_int, new: c_int, flags: c_int) -> c_int {
     // SAFETY: plain numbers.
     replace(old, new, || int(unsafe { syscall!(SYS_dup3, old, new, flags) }))
-}
+});
 
-/// `fcntl` in both spellings. The third argument is a number or a pointer; either is one register.
-macro_rules! fcntl_hooks {
-    ($($name:ident = $c_name:literal),*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
-            // Not a raw system call: libc translates F_GETOWN and the lock commands.
-            let next = next_function!($c_name, fn(c_int, c_int, *mut c_void) -> c_int, -1);
-            // SAFETY: the program's own arguments.
-            let result = unsafe { next(fd, command, argument) };
-            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-                duplicated(fd, result);
-            }
-            result
-        }
-    )*};
-}
+// The third argument is a number or a pointer; either is one register. Not a raw system call: libc translates F_GETOWN and the
+// lock commands.
+hooks!(fcntl, fcntl64 => (fd: c_int, command: c_int, argument: *mut c_void) -> c_int, next or -1; {
+    // SAFETY: the program's own arguments.
+    let result = unsafe { next(fd, command, argument) };
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        duplicated(fd, result);
+    }
+    result
+});
 
-fcntl_hooks!(fcntl = c"fcntl", fcntl64 = c"fcntl64");
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+hooks!(ioctl => (fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if table::get(fd) != Entry::Foreign && request == RDMA_VERBS_IOCTL {
         match table::verified(fd) {
             Entry::Command(number) => return nic::ioctl(number, argument as u64),
@@ -135,7 +118,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
     }
     // SAFETY: the program's own arguments.
     int(unsafe { syscall!(SYS_ioctl, fd, request, argument) })
-}
+});
 
 unsafe extern "C-unwind" {
     /// glibc's own name for its `write`, which is not ours: a point where a thread may be cancelled, and found by the loader, so
@@ -172,12 +155,11 @@ hooks!(mmap, mmap64 => (
     unsafe { syscall!(SYS_mmap, address, length, protection, flags, fd, offset) as *mut c_void }
 });
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+hooks!(socket => (domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // Discovery by netlink would show the machine's own devices, or none and then never look at sysfs.
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
         return fail(libc::EPROTONOSUPPORT);
     }
     // SAFETY: plain numbers.
     int(unsafe { syscall!(SYS_socket, domain, kind, protocol) })
-}
+});

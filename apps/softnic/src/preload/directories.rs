@@ -1,19 +1,19 @@
 //! Hooks of directory streams. A stream over a directory of the tree is a [`Listing`] in disguise.
 
 use std::ffi::{c_char, c_int, c_long};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use soft_nic::os::locked;
 use soft_nic::sysfs::tree::{Node, Tree};
 
 use super::paths::{Place, locate};
-use super::raw::{fail, next_function};
+use super::raw::{fail, fail_null, hooks};
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
 /// What a `DIR *` of ours points to.
 struct Listing {
-    /// Index of the directory.
     index: usize,
     /// Its descriptor, once asked for.
     fd: Option<c_int>,
@@ -26,12 +26,8 @@ static LISTINGS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// How many there are: a program without one pays one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn listings() -> MutexGuard<'static, Vec<usize>> {
-    LISTINGS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn is_ours(stream: *mut libc::DIR) -> bool {
-    COUNT.load(Ordering::Relaxed) > 0 && listings().contains(&(stream as usize))
+    COUNT.load(Ordering::Relaxed) > 0 && locked(&LISTINGS).contains(&(stream as usize))
 }
 
 /// The listing behind a stream.
@@ -44,10 +40,7 @@ unsafe fn listing<'a>(stream: *mut libc::DIR) -> &'a mut Listing {
 }
 
 fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
-    let Some(index) = virtual_tree().directory_index(path) else {
-        fail(libc::ENOENT);
-        return std::ptr::null_mut();
-    };
+    let Some(index) = virtual_tree().directory_index(path) else { return fail_null(libc::ENOENT) };
     let own = entry(".", &Node::Directory, path);
     let above = entry("..", &Node::Directory, path.rsplit_once('/').map_or("/", |(above, _)| above));
     let names =
@@ -57,7 +50,7 @@ fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
         entry.d_off = position as i64 + 1;
     }
     let stream = Box::into_raw(Box::new(Listing { index, fd, entries, next: 0 }));
-    listings().push(stream as usize);
+    locked(&LISTINGS).push(stream as usize);
     COUNT.fetch_add(1, Ordering::Relaxed);
     stream.cast()
 }
@@ -79,41 +72,28 @@ fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
     entry
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
-    let next = next_function!(c"opendir", fn(*const c_char) -> *mut libc::DIR, std::ptr::null_mut());
+hooks!(opendir => (path: *const c_char) -> *mut libc::DIR, next or std::ptr::null_mut(); {
     match locate(libc::AT_FDCWD, path, true) {
         // SAFETY: the program's own argument, or a path of ours.
         Place::Kernel(path) => unsafe { next(path.as_ptr()) },
-        Place::Error(errno) => {
-            fail(errno);
-            std::ptr::null_mut()
-        }
+        Place::Error(errno) => fail_null(errno),
         Place::Node(path, Node::Directory) => open_listing(&path, None),
-        Place::Node(..) => {
-            fail(libc::ENOTDIR);
-            std::ptr::null_mut()
-        }
+        Place::Node(..) => fail_null(libc::ENOTDIR),
     }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fdopendir(fd: c_int) -> *mut libc::DIR {
+hooks!(fdopendir => (fd: c_int) -> *mut libc::DIR, next or std::ptr::null_mut(); {
     if let Entry::Directory(index) = table::verified(fd) {
-        return match virtual_tree().directory(index as usize) {
-            Some(path) => open_listing(path, Some(fd)),
-            None => std::ptr::null_mut(),
-        };
+        let path = virtual_tree().directory(index as usize);
+        return path.map_or(std::ptr::null_mut(), |path| open_listing(path, Some(fd)));
     }
-    let next = next_function!(c"fdopendir", fn(c_int) -> *mut libc::DIR, std::ptr::null_mut());
     // SAFETY: the program's own argument.
     unsafe { next(fd) }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn closedir(stream: *mut libc::DIR) -> c_int {
+hooks!(closedir => (stream: *mut libc::DIR) -> c_int, next or -1; {
     if is_ours(stream) {
-        listings().retain(|held| *held != stream as usize);
+        locked(&LISTINGS).retain(|held| *held != stream as usize);
         COUNT.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: it was a box of ours, and is no longer in the list.
         let listing = unsafe { Box::from_raw(stream.cast::<Listing>()) };
@@ -123,67 +103,47 @@ unsafe extern "C" fn closedir(stream: *mut libc::DIR) -> c_int {
         }
         return 0;
     }
-    let next = next_function!(c"closedir", fn(*mut libc::DIR) -> c_int, -1);
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
-}
+});
 
-/// `readdir` in both spellings.
-macro_rules! readdir_hooks {
-    ($($name:ident = $c_name:literal),*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(stream: *mut libc::DIR) -> *mut libc::dirent {
-            if !is_ours(stream) {
-                let next = next_function!($c_name, fn(*mut libc::DIR) -> *mut libc::dirent, std::ptr::null_mut());
-                // SAFETY: the program's own argument.
-                return unsafe { next(stream) };
-            }
-            // SAFETY: ours, as just seen.
-            let listing = unsafe { listing(stream) };
-            let position = listing.next;
-            listing.next += 1;
-            listing.entries.get_mut(position).map_or(std::ptr::null_mut(), std::ptr::from_mut)
-        }
-    )*};
-}
+hooks!(readdir, readdir64 => (stream: *mut libc::DIR) -> *mut libc::dirent, next or std::ptr::null_mut(); {
+    if !is_ours(stream) {
+        // SAFETY: the program's own argument.
+        return unsafe { next(stream) };
+    }
+    // SAFETY: ours, as just seen.
+    let listing = unsafe { listing(stream) };
+    let position = listing.next;
+    listing.next += 1;
+    listing.entries.get_mut(position).map_or(std::ptr::null_mut(), std::ptr::from_mut)
+});
 
-readdir_hooks!(readdir = c"readdir", readdir64 = c"readdir64");
+// The re-entrant form.
+hooks!(readdir_r, readdir64_r => (
+    stream: *mut libc::DIR, room: *mut libc::dirent, result: *mut *mut libc::dirent,
+) -> c_int, next or libc::ENOSYS; {
+    if !is_ours(stream) {
+        // SAFETY: the program's own arguments.
+        return unsafe { next(stream, room, result) };
+    }
+    // SAFETY: ours, as just seen.
+    let listing = unsafe { listing(stream) };
+    let found = listing.entries.get(listing.next).copied();
+    listing.next += 1;
+    let given = if let Some(found) = found {
+        // SAFETY: the program gave room for an entry.
+        unsafe { room.write(found) };
+        room
+    } else {
+        std::ptr::null_mut()
+    };
+    // SAFETY: the program gave room for the pointer.
+    unsafe { result.write(given) };
+    0
+});
 
-/// The re-entrant form, in both spellings.
-macro_rules! readdir_r_hooks {
-    ($($name:ident = $c_name:literal),*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(
-            stream: *mut libc::DIR, room: *mut libc::dirent, result: *mut *mut libc::dirent,
-        ) -> c_int {
-            if !is_ours(stream) {
-                let next =
-                    next_function!($c_name, fn(*mut libc::DIR, *mut libc::dirent, *mut *mut libc::dirent) -> c_int, libc::ENOSYS);
-                // SAFETY: the program's own arguments.
-                return unsafe { next(stream, room, result) };
-            }
-            // SAFETY: ours, as just seen.
-            let listing = unsafe { listing(stream) };
-            let found = listing.entries.get(listing.next).copied();
-            listing.next += 1;
-            let given = if let Some(found) = found {
-                // SAFETY: the program gave room for an entry.
-                unsafe { room.write(found) };
-                room
-            } else {
-                std::ptr::null_mut()
-            };
-            // SAFETY: the program gave room for the pointer.
-            unsafe { result.write(given) };
-            0
-        }
-    )*};
-}
-
-readdir_r_hooks!(readdir_r = c"readdir_r", readdir64_r = c"readdir64_r");
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn dirfd(stream: *mut libc::DIR) -> c_int {
+hooks!(dirfd => (stream: *mut libc::DIR) -> c_int, next or -1; {
     if is_ours(stream) {
         // SAFETY: ours, as just seen.
         let listing = unsafe { listing(stream) };
@@ -196,45 +156,38 @@ unsafe extern "C" fn dirfd(stream: *mut libc::DIR) -> c_int {
         }
         return listing.fd.unwrap_or(-1);
     }
-    let next = next_function!(c"dirfd", fn(*mut libc::DIR) -> c_int, -1);
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn rewinddir(stream: *mut libc::DIR) {
+hooks!(rewinddir => (stream: *mut libc::DIR) -> (), next or Default::default(); {
     if is_ours(stream) {
         // SAFETY: ours, as just seen.
         unsafe { listing(stream) }.next = 0;
         return;
     }
-    let next = next_function!(c"rewinddir", fn(*mut libc::DIR));
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn seekdir(stream: *mut libc::DIR, position: c_long) {
+hooks!(seekdir => (stream: *mut libc::DIR, position: c_long) -> (), next or Default::default(); {
     if is_ours(stream) {
         // SAFETY: ours, as just seen.
         unsafe { listing(stream) }.next = usize::try_from(position).unwrap_or(0);
         return;
     }
-    let next = next_function!(c"seekdir", fn(*mut libc::DIR, c_long));
     // SAFETY: the program's own arguments.
     unsafe { next(stream, position) }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn telldir(stream: *mut libc::DIR) -> c_long {
+hooks!(telldir => (stream: *mut libc::DIR) -> c_long, next or -1; {
     if is_ours(stream) {
         // SAFETY: ours, as just seen.
         return unsafe { listing(stream) }.next as c_long;
     }
-    let next = next_function!(c"telldir", fn(*mut libc::DIR) -> c_long, -1);
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
-}
+});
 
 type Filter = Option<unsafe extern "C" fn(*const libc::dirent) -> c_int>;
 type Compare = Option<unsafe extern "C" fn(*mut *const libc::dirent, *mut *const libc::dirent) -> c_int>;
@@ -287,25 +240,15 @@ unsafe fn scan(path: &str, list: *mut *mut *mut libc::dirent, filter: Filter, co
     kept.len() as c_int
 }
 
-/// `scandir` in both spellings.
-macro_rules! scandir_hooks {
-    ($($name:ident = $c_name:literal),*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(
-            path: *const c_char, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare,
-        ) -> c_int {
-            let next =
-                next_function!($c_name, fn(*const c_char, *mut *mut *mut libc::dirent, Filter, Compare) -> c_int, -1);
-            match locate(libc::AT_FDCWD, path, true) {
-                // SAFETY: the program's own arguments, or a path of ours.
-                Place::Kernel(path) => unsafe { next(path.as_ptr(), list, filter, compare) },
-                Place::Error(errno) => fail(errno),
-                // SAFETY: the program's own arguments.
-                Place::Node(path, Node::Directory) => unsafe { scan(&path, list, filter, compare) },
-                Place::Node(..) => fail(libc::ENOTDIR),
-            }
-        }
-    )*};
-}
-
-scandir_hooks!(scandir = c"scandir", scandir64 = c"scandir64");
+hooks!(scandir, scandir64 => (
+    path: *const c_char, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare,
+) -> c_int, next or -1; {
+    match locate(libc::AT_FDCWD, path, true) {
+        // SAFETY: the program's own arguments, or a path of ours.
+        Place::Kernel(path) => unsafe { next(path.as_ptr(), list, filter, compare) },
+        Place::Error(errno) => fail(errno),
+        // SAFETY: the program's own arguments.
+        Place::Node(path, Node::Directory) => unsafe { scan(&path, list, filter, compare) },
+        Place::Node(..) => fail(libc::ENOTDIR),
+    }
+});

@@ -5,14 +5,27 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use soft_nic::sysfs;
 use soft_nic::sysfs::tree::{Attributes, Node, Tree};
 
-use super::paths::{KernelPath, Place, locate};
-use super::raw::{self, fail, hooks, next_function, syscall};
+use super::paths::{Place, locate};
+use super::raw::{self, fail, fail_null, hooks, next_function, syscall};
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 use super::{manager, nic, raw::int};
 
+/// Hooks that are a call of one function of ours each.
+macro_rules! calls {
+    ($($($name:ident),+ => $arguments:tt -> $result:ty: $call:expr;)*) => {$(
+        hooks!($($name),+ => $arguments -> $result {
+            // SAFETY: the program's own arguments.
+            unsafe { $call }
+        });
+    )*};
+}
+
 /// `open` in all its spellings.
-fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+///
+/// # Safety
+/// The path is null or a C string.
+unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     match locate(directory, path, flags & libc::O_NOFOLLOW == 0) {
         Place::Kernel(path) => raw::openat(path.directory, path.as_ptr(), flags, mode),
         Place::Error(errno) => fail(errno),
@@ -61,30 +74,20 @@ fn open_content(content: &[u8], close_on_exec: bool) -> c_int {
     fd
 }
 
-hooks!(open, open64 => (path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    open_at(libc::AT_FDCWD, path, flags, mode)
-});
-
-hooks!(__open_2, __open64_2 => (path: *const c_char, flags: c_int) -> c_int {
-    open_at(libc::AT_FDCWD, path, flags, 0)
-});
-
-hooks!(openat, openat64 => (at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    open_at(at, path, flags, mode)
-});
-
-hooks!(__openat_2, __openat64_2 => (at: c_int, path: *const c_char, flags: c_int) -> c_int {
-    open_at(at, path, flags, 0)
-});
+calls! {
+    open, open64 => (path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int:
+        open_at(libc::AT_FDCWD, path, flags, mode);
+    __open_2, __open64_2 => (path: *const c_char, flags: c_int) -> c_int: open_at(libc::AT_FDCWD, path, flags, 0);
+    openat, openat64 => (at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int:
+        open_at(at, path, flags, mode);
+    __openat_2, __openat64_2 => (at: c_int, path: *const c_char, flags: c_int) -> c_int: open_at(at, path, flags, 0);
+}
 
 /// `fopen` of a node; `None` when the path is not ours.
 fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FILE> {
     let (path, node) = match locate(libc::AT_FDCWD, path, true) {
         Place::Kernel(_) => return None,
-        Place::Error(errno) => {
-            fail(errno);
-            return Some(std::ptr::null_mut());
-        }
+        Place::Error(errno) => return Some(fail_null(errno)),
         Place::Node(path, node) => (path, node),
     };
     // SAFETY: the program passes a C string as mode.
@@ -95,8 +98,7 @@ fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FIL
     };
     let close_on_exec = if text.contains(&b'e') { libc::O_CLOEXEC } else { 0 };
     if *node == Node::Directory {
-        fail(libc::EISDIR);
-        return Some(std::ptr::null_mut());
+        return Some(fail_null(libc::EISDIR));
     }
     let fd = open_node(&path, node, flags | close_on_exec);
     if fd < 0 {
@@ -106,25 +108,11 @@ fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FIL
     Some(unsafe { libc::fdopen(fd, mode) })
 }
 
-/// `fopen` in both spellings.
-macro_rules! fopen_hooks {
-    ($($name:ident = $c_name:literal),*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-            if let Some(file) = fopen_node(path, mode) {
-                return file;
-            }
-            let next =
-                next_function!($c_name, fn(*const c_char, *const c_char) -> *mut libc::FILE, std::ptr::null_mut());
-            // SAFETY: the program's own arguments.
-            unsafe { next(path, mode) }
-        }
-    )*};
-}
+hooks!(fopen, fopen64 => (path: *const c_char, mode: *const c_char) -> *mut libc::FILE, next or std::ptr::null_mut(); {
+    // SAFETY: the program's own arguments.
+    fopen_node(path, mode).unwrap_or_else(|| unsafe { next(path, mode) })
+});
 
-fopen_hooks!(fopen = c"fopen", fopen64 = c"fopen64");
-
-/// A `struct stat` for a node.
 fn stat_of(attributes: &Attributes) -> libc::stat {
     // SAFETY: plain old data, for which zeros are a value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -214,55 +202,24 @@ unsafe fn stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
 // `struct stat` and `struct stat64` are one on x86-64, and so are all these names. Those that begin with underscores are
 // called by binaries built against a C library before 2.33, with a version in front.
 
-hooks!(stat, stat64 => (path: *const c_char, out: *mut libc::stat) -> c_int {
-    // SAFETY: the program's own arguments.
-    unsafe { stat_at(libc::AT_FDCWD, path, out, 0) }
-});
+calls! {
+    stat, stat64 => (path: *const c_char, out: *mut libc::stat) -> c_int: stat_at(libc::AT_FDCWD, path, out, 0);
+    lstat, lstat64 => (path: *const c_char, out: *mut libc::stat) -> c_int:
+        stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW);
+    fstat, fstat64 => (fd: c_int, out: *mut libc::stat) -> c_int: stat_fd(fd, out);
+    fstatat, fstatat64 => (at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int:
+        stat_at(at, path, out, flags);
+    __xstat, __xstat64 => (_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int:
+        stat_at(libc::AT_FDCWD, path, out, 0);
+    __lxstat, __lxstat64 => (_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int:
+        stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW);
+    __fxstat, __fxstat64 => (_version: c_int, fd: c_int, out: *mut libc::stat) -> c_int: stat_fd(fd, out);
+    __fxstatat, __fxstatat64 => (_version: c_int, at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int:
+        stat_at(at, path, out, flags);
+}
 
-hooks!(lstat, lstat64 => (path: *const c_char, out: *mut libc::stat) -> c_int {
-    // SAFETY: the program's own arguments.
-    unsafe { stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
-});
-
-hooks!(fstat, fstat64 => (fd: c_int, out: *mut libc::stat) -> c_int {
-    // SAFETY: the program's own arguments.
-    unsafe { stat_fd(fd, out) }
-});
-
-hooks!(fstatat, fstatat64 => (at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int {
-    // SAFETY: the program's own arguments.
-    unsafe { stat_at(at, path, out, flags) }
-});
-
-hooks!(__xstat, __xstat64 => (_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int {
-    // SAFETY: the program's own arguments.
-    unsafe { stat_at(libc::AT_FDCWD, path, out, 0) }
-});
-
-hooks!(__lxstat, __lxstat64 => (_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int {
-    // SAFETY: the program's own arguments.
-    unsafe { stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
-});
-
-hooks!(__fxstat, __fxstat64 => (_version: c_int, fd: c_int, out: *mut libc::stat) -> c_int {
-    // SAFETY: the program's own arguments.
-    unsafe { stat_fd(fd, out) }
-});
-
-hooks!(__fxstatat, __fxstatat64 => (
-    _version: c_int, at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int,
-) -> c_int {
-    // SAFETY: the program's own arguments.
-    unsafe { stat_at(at, path, out, flags) }
-});
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn statx(
-    at: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mask: libc::c_uint,
-    out: *mut libc::statx,
+hooks!(statx => (
+    at: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, out: *mut libc::statx,
 ) -> c_int {
     match attributes_at(at, path, flags) {
         Ok(found) if !out.is_null() => {
@@ -291,7 +248,7 @@ unsafe extern "C" fn statx(
         Err(Place::Error(errno)) => fail(errno),
         Err(Place::Node(..)) => fail(libc::EIO),
     }
-}
+});
 
 /// Whether the access is allowed; the tree is read-only, devices are open to all.
 fn access_node(node: &Node, mode: c_int) -> c_int {
@@ -303,58 +260,45 @@ fn access_node(node: &Node, mode: c_int) -> c_int {
     if mode & refused != 0 { fail(libc::EACCES) } else { 0 }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
+hooks!(access => (path: *const c_char, mode: c_int) -> c_int {
     match locate(libc::AT_FDCWD, path, true) {
         // SAFETY: the kernel checks the path.
         Place::Kernel(path) => int(unsafe { syscall!(SYS_access, path.as_ptr(), mode) }),
         Place::Error(errno) => fail(errno),
         Place::Node(_, node) => access_node(node, mode),
     }
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
-    let place = locate(at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
-    let next = next_function!(c"faccessat", fn(c_int, *const c_char, c_int, c_int) -> c_int, -1);
-    match place {
+hooks!(faccessat => (at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, next or -1; {
+    match locate(at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) {
         // SAFETY: the program's own arguments, or a path of ours; libc knows how to ask with flags on old kernels.
         Place::Kernel(path) => unsafe { next(path.directory, path.as_ptr(), mode, flags) },
         Place::Error(errno) => fail(errno),
         Place::Node(_, node) => access_node(node, mode),
     }
-}
+});
 
-/// `access` with effective ids, under both its names.
-macro_rules! effective_access_hooks {
-    ($($name:ident = $c_name:literal),*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(path: *const c_char, mode: c_int) -> c_int {
-            let next = next_function!($c_name, fn(*const c_char, c_int) -> c_int, -1);
-            match locate(libc::AT_FDCWD, path, true) {
-                // SAFETY: the program's own arguments, or a path of ours.
-                Place::Kernel(path) => unsafe { next(path.as_ptr(), mode) },
-                Place::Error(errno) => fail(errno),
-                Place::Node(_, node) => access_node(node, mode),
-            }
-        }
-    )*};
-}
-
-effective_access_hooks!(euidaccess = c"euidaccess", eaccess = c"eaccess");
+// `access` with effective ids, under both its names.
+hooks!(euidaccess, eaccess => (path: *const c_char, mode: c_int) -> c_int, next or -1; {
+    match locate(libc::AT_FDCWD, path, true) {
+        // SAFETY: the program's own arguments, or a path of ours.
+        Place::Kernel(path) => unsafe { next(path.as_ptr(), mode) },
+        Place::Error(errno) => fail(errno),
+        Place::Node(_, node) => access_node(node, mode),
+    }
+});
 
 /// Extended attributes: the tree has none, as sysfs on most machines.
 macro_rules! xattr_hooks {
     ($($name:ident, $number:ident, ($($argument:ident: $type:ty),*);)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(path: *const c_char $(, $argument: $type)*) -> isize {
+        hooks!($name => (path: *const c_char $(, $argument: $type)*) -> isize {
             match locate(libc::AT_FDCWD, path, false) {
                 // SAFETY: the program's own arguments, or a path of ours.
                 Place::Kernel(path) => unsafe { syscall!($number, path.as_ptr() $(, $argument)*) as isize },
                 Place::Error(errno) => fail(errno) as isize,
                 Place::Node(..) => fail(libc::ENOTSUP) as isize,
             }
-        }
+        });
     )*};
 }
 
@@ -383,25 +327,17 @@ unsafe fn readlink_at(directory: c_int, path: *const c_char, out: *mut c_char, r
     }
 }
 
-hooks!(readlink => (path: *const c_char, out: *mut c_char, room: usize) -> isize {
-    // SAFETY: the program's own arguments.
-    unsafe { readlink_at(libc::AT_FDCWD, path, out, room) }
-});
-
-hooks!(readlinkat => (at: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize {
-    // SAFETY: the program's own arguments.
-    unsafe { readlink_at(at, path, out, room) }
-});
-
-hooks!(__readlink_chk => (path: *const c_char, out: *mut c_char, room: usize, size: usize) -> isize {
-    // SAFETY: the program's own arguments; never more than the buffer that the compiler saw.
-    unsafe { readlink_at(libc::AT_FDCWD, path, out, room.min(size)) }
-});
-
-hooks!(__readlinkat_chk => (at: c_int, path: *const c_char, out: *mut c_char, room: usize, size: usize) -> isize {
-    // SAFETY: the program's own arguments; never more than the buffer that the compiler saw.
-    unsafe { readlink_at(at, path, out, room.min(size)) }
-});
+calls! {
+    readlink => (path: *const c_char, out: *mut c_char, room: usize) -> isize:
+        readlink_at(libc::AT_FDCWD, path, out, room);
+    readlinkat => (at: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize:
+        readlink_at(at, path, out, room);
+    // Never more than the buffer that the compiler saw.
+    __readlink_chk => (path: *const c_char, out: *mut c_char, room: usize, size: usize) -> isize:
+        readlink_at(libc::AT_FDCWD, path, out, room.min(size));
+    __readlinkat_chk => (at: c_int, path: *const c_char, out: *mut c_char, room: usize, size: usize) -> isize:
+        readlink_at(at, path, out, room.min(size));
+}
 
 /// `realpath` of a node: into the program's PATH_MAX bytes, or memory that it will free.
 fn give_path(path: String, out: *mut c_char) -> *mut c_char {
@@ -416,38 +352,25 @@ fn give_path(path: String, out: *mut c_char) -> *mut c_char {
     out
 }
 
-/// The place of a path, as `realpath` needs it: either answered here, or a path to ask the C library about.
-fn resolve(path: *const c_char, out: *mut c_char) -> Result<*mut c_char, KernelPath> {
-    match locate(libc::AT_FDCWD, path, true) {
-        Place::Kernel(path) => Err(path),
-        Place::Error(errno) => {
-            fail(errno);
-            Ok(std::ptr::null_mut())
-        }
-        Place::Node(path, _) => Ok(give_path(path, out)),
-    }
-}
-
 /// `realpath` in all its spellings: the arguments behind the path, and where the answer goes.
 macro_rules! realpath_hooks {
-    ($($name:ident = $c_name:literal, ($($argument:ident: $type:ty),*), $out:expr;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(path: *const c_char $(, $argument: $type)*) -> *mut c_char {
-            match resolve(path, $out) {
-                Ok(answer) => answer,
-                Err(path) => {
-                    let next =
-                        next_function!($c_name, fn(*const c_char $(, $type)*) -> *mut c_char, std::ptr::null_mut());
+    ($($name:ident, ($($argument:ident: $type:ty),*), $out:expr;)*) => {$(
+        hooks!($name => (path: *const c_char $(, $argument: $type)*) -> *mut c_char {
+            match locate(libc::AT_FDCWD, path, true) {
+                Place::Kernel(path) => {
+                    let next = next_function!($name, fn(*const c_char $(, $type)*) -> *mut c_char, std::ptr::null_mut());
                     // SAFETY: the program's own arguments, or a path of ours.
                     unsafe { next(path.as_ptr() $(, $argument)*) }
                 }
+                Place::Error(errno) => fail_null(errno),
+                Place::Node(path, _) => give_path(path, $out),
             }
-        }
+        });
     )*};
 }
 
 realpath_hooks! {
-    realpath = c"realpath", (out: *mut c_char), out;
-    __realpath_chk = c"__realpath_chk", (out: *mut c_char, size: usize), out;
-    canonicalize_file_name = c"canonicalize_file_name", (), std::ptr::null_mut();
+    realpath, (out: *mut c_char), out;
+    __realpath_chk, (out: *mut c_char, size: usize), out;
+    canonicalize_file_name, (), std::ptr::null_mut();
 }

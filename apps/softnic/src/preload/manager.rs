@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use mlx5_device::commands::Answer;
-use soft_nic::os::{log, log_enabled};
+use soft_nic::os::{locked, log, log_enabled};
 
 use super::nic::{self, guarded};
 use super::raw::{self, fail, syscall};
@@ -16,10 +16,6 @@ pub const PATH: &str = "/dev/infiniband/rdma_cm";
 
 /// How many descriptors name each open file.
 static DESCRIPTORS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
-
-fn descriptors() -> MutexGuard<'static, BTreeMap<u32, u32>> {
-    DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn errno<T>(answer: Answer<T>) -> Result<T, c_int> {
     answer.map_err(|refused| {
@@ -40,7 +36,7 @@ pub fn open(flags: c_int) -> c_int {
         let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
         // SAFETY: as above.
         unsafe { syscall!(SYS_fcntl, fd, libc::F_SETFD, close_on_exec) };
-        descriptors().insert(number, 1);
+        locked(&DESCRIPTORS).insert(number, 1);
         if table::set(fd, Entry::Manager(number)) {
             return Ok(fd);
         }
@@ -54,7 +50,7 @@ pub fn open(flags: c_int) -> c_int {
 /// A descriptor of this file was closed.
 pub fn release(number: u32) {
     let Some(nic) = nic::get() else { return };
-    let last = match descriptors().get_mut(&number) {
+    let last = match locked(&DESCRIPTORS).get_mut(&number) {
         Some(count) => {
             *count = count.saturating_sub(1);
             *count == 0
@@ -62,7 +58,7 @@ pub fn release(number: u32) {
         None => false,
     };
     if last {
-        descriptors().remove(&number);
+        locked(&DESCRIPTORS).remove(&number);
         let _ = guarded(|| {
             nic.process.manage(|manager| manager.close(number));
             Ok(())
@@ -72,12 +68,11 @@ pub fn release(number: u32) {
 
 /// A descriptor of this file was duplicated.
 pub fn retain(number: u32) {
-    if let Some(count) = descriptors().get_mut(&number) {
+    if let Some(count) = locked(&DESCRIPTORS).get_mut(&number) {
         *count += 1;
     }
 }
 
-/// Which open file a descriptor is.
 fn file_of(fd: c_int) -> Option<u32> {
     match table::verified(fd) {
         Entry::Manager(number) => Some(number),
@@ -103,7 +98,7 @@ pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
         })?;
         if !call.is_get_event() {
             process.manage(|manager| errno(manager.run_call(number, &call, &file_of)))?;
-            return Ok(call.written());
+            return Ok(call.written);
         }
         errno(call.check_get_event())?;
         // As in a kernel, an open file lives as long as a call is in it: another thread may close its last descriptor meanwhile.
@@ -119,7 +114,7 @@ pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
                 _ => return Err(raw::errno()),
             }
             if process.manage(|manager| errno(manager.get_event(number, &call)))? {
-                return Ok(call.written());
+                return Ok(call.written);
             }
         }
     });

@@ -5,11 +5,11 @@ use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once};
 
 use soft_nic::abi::server::OpenFile;
 use soft_nic::abi::uar::{self, Mapping};
-use soft_nic::os::{log, log_enabled};
+use soft_nic::os::{ForgetInChild, locked, log, log_enabled};
 use soft_nic::runtime::{Process, Report};
 
 use super::raw::{self, fail, syscall};
@@ -27,7 +27,6 @@ pub struct Nic {
     next: AtomicU32,
 }
 
-/// An open device file.
 struct File {
     open: Mutex<OpenFile>,
     /// Descriptors that name it.
@@ -37,7 +36,7 @@ struct File {
 static NIC: AtomicPtr<Nic> = AtomicPtr::new(null_mut());
 /// The process that is making a NIC now; a value left by a forking parent is taken over.
 static MAKING: AtomicI32 = AtomicI32::new(0);
-static AT_FORK: Once = Once::new();
+static AT_FORK: ForgetInChild = ForgetInChild::new(forked);
 static POLLED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The NIC of this process, if it has one.
@@ -96,10 +95,7 @@ fn make(pid: i32) -> Result<&'static Nic, c_int> {
     })?;
     let nic = Box::leak(Box::new(Nic { pid, process, files: Mutex::default(), next: AtomicU32::new(0) }));
     NIC.store(nic, Ordering::Release);
-    AT_FORK.call_once(|| {
-        // SAFETY: the handler is a function of this library, which is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-    });
+    AT_FORK.install();
     Ok(nic)
 }
 
@@ -117,18 +113,8 @@ pub fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
 }
 
 impl Nic {
-    fn files(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<File>>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn file(&self, number: u32) -> Result<Arc<File>, c_int> {
-        self.files().get(&number).cloned().ok_or(libc::EIO)
-    }
-}
-
-impl File {
-    fn open(&self) -> MutexGuard<'_, OpenFile> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.files).get(&number).cloned().ok_or(libc::EIO)
     }
 }
 
@@ -157,11 +143,11 @@ pub fn open(index: u8, flags: c_int) -> c_int {
         }
         let number = nic.next.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
         let file = File { open: Mutex::new(OpenFile::new(index)), descriptors: AtomicU32::new(1) };
-        nic.files().insert(number, Arc::new(file));
+        locked(&nic.files).insert(number, Arc::new(file));
         if table::set(fd, Entry::Command(number)) {
             Ok(fd)
         } else {
-            nic.files().remove(&number);
+            locked(&nic.files).remove(&number);
             raw::close(fd);
             Err(libc::EMFILE)
         }
@@ -172,7 +158,7 @@ pub fn open(index: u8, flags: c_int) -> c_int {
 /// Which device this file is of, if it is open in this process.
 pub fn device_of(number: u32) -> Option<u8> {
     let file = get()?.file(number).ok()?;
-    let device = file.open().device;
+    let device = locked(&file.open).device;
     Some(device)
 }
 
@@ -185,9 +171,9 @@ pub fn release(number: u32) {
         if file.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             return Ok(());
         }
-        nic.files().remove(&number);
-        let device = file.open().device;
-        let open = std::mem::replace(&mut *file.open(), OpenFile::new(device));
+        locked(&nic.files).remove(&number);
+        let device = locked(&file.open).device;
+        let open = std::mem::replace(&mut *locked(&file.open), OpenFile::new(device));
         nic.process.command(|server| server.close(open));
         Ok(())
     });
@@ -203,12 +189,11 @@ pub fn retain(number: u32) {
     }
 }
 
-/// The verbs ioctl.
 pub fn ioctl(number: u32, address: u64) -> c_int {
     let done = guarded(|| {
         let nic = get().ok_or(libc::EIO)?;
         let file = nic.file(number)?;
-        let mut open = file.open();
+        let mut open = locked(&file.open);
         nic.process
             .command(|server| soft_nic::abi::ioctl(server, &mut open, address))
             .map_err(|error| error.errno)
@@ -231,7 +216,7 @@ pub fn mmap(
     let mapped = guarded(|| {
         let nic = get().ok_or(libc::EIO)?;
         let file = nic.file(number)?;
-        let open = file.open();
+        let open = locked(&file.open);
         let found = uar::mapping(&open, offset as u64, length);
         let mapping = found.map_err(|error| {
             if log_enabled() {

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::nic;
-use super::raw::NextFunction;
+use super::raw::{NextFunction, fail_null, hooks};
 use super::virtual_tree::virtual_tree;
 
 /// Offset of `ops.poll_cq` in `struct ibv_context` (`infiniband/verbs.h`, rdma-core 39 to 64): after the device pointer,
@@ -24,7 +24,7 @@ static POLL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The real function. RTLD_NEXT does not see a libibverbs that was loaded by `dlopen(RTLD_LOCAL)`, as under Python.
 fn open_device() -> Option<OpenDevice> {
-    static NEXT: NextFunction = NextFunction::new(c"ibv_open_device");
+    static NEXT: NextFunction = NextFunction::new("ibv_open_device\0");
     let mut found = NEXT.get();
     if found.is_null() {
         // SAFETY: asks for a library that is loaded already, without loading it.
@@ -40,12 +40,8 @@ fn open_device() -> Option<OpenDevice> {
     (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, OpenDevice>(found) })
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn ibv_open_device(device: *mut c_void) -> *mut c_void {
-    let Some(next) = open_device() else {
-        super::raw::fail(libc::ENOSYS);
-        return std::ptr::null_mut();
-    };
+hooks!(ibv_open_device => (device: *mut c_void) -> *mut c_void {
+    let Some(next) = open_device() else { return fail_null(libc::ENOSYS) };
     // SAFETY: the program's own argument.
     let context = unsafe { next(device) };
     if !context.is_null() && virtual_tree().config.pump {
@@ -60,7 +56,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut c_void) -> *mut c_void {
         }
     }
     context
-}
+});
 
 /// What a pumped context calls for `ibv_poll_cq`.
 unsafe extern "C" fn poll_cq(cq: *mut c_void, entries: c_int, completions: *mut c_void) -> c_int {

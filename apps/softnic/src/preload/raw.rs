@@ -97,6 +97,12 @@ pub fn pid() -> i32 {
     unsafe { syscall!(SYS_getpid) as i32 }
 }
 
+/// Sets `errno` and returns the null pointer that some functions fail with.
+pub fn fail_null<T>(errno: c_int) -> *mut T {
+    fail(errno);
+    std::ptr::null_mut()
+}
+
 /// Functions of which a library keeps an older one for old programs, and the version that programs are linked with today: before 2.36
 /// without a version glibc gives the older one behind RTLD_NEXT (its bug 14932).
 const VERSIONS: [(&CStr, &CStr); 2] = [(c"realpath", c"GLIBC_2.3"), (c"ibv_open_device", c"IBVERBS_1.1")];
@@ -108,8 +114,9 @@ pub struct NextFunction {
 }
 
 impl NextFunction {
-    /// Names the function.
-    pub const fn new(name: &'static CStr) -> Self {
+    /// Names the function, by a text that ends with a zero.
+    pub const fn new(name: &'static str) -> Self {
+        let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else { panic!("no zero at its end") };
         Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
@@ -138,9 +145,9 @@ impl NextFunction {
 
 /// Declares the type of a libc function behind this library's, and gives it, or fails the hook with `ENOSYS`.
 macro_rules! next_function {
-    ($name:literal, fn($($argument:ty),*)) => { next_function!($name, fn($($argument),*) -> (), ()) };
-    ($name:literal, fn($($argument:ty),*) -> $result:ty, $failed:expr) => {{
-        static NEXT: $crate::preload::raw::NextFunction = $crate::preload::raw::NextFunction::new($name);
+    ($name:ident, fn($($argument:ty),*) -> $result:ty, $failed:expr) => {{
+        static NEXT: $crate::preload::raw::NextFunction =
+            $crate::preload::raw::NextFunction::new(concat!(stringify!($name), "\0"));
         let found = NEXT.get();
         if found.is_null() {
             $crate::preload::raw::fail(libc::ENOSYS);
@@ -152,13 +159,23 @@ macro_rules! next_function {
 }
 pub(crate) use next_function;
 
-/// Exports one hook under each of the names that the C library has for it.
+/// Exports one hook under each of the names that the C library has for it. `next or FAILED` names the C library's own function for the
+/// body; where there is none the hook returns `FAILED`.
 macro_rules! hooks {
     ($($name:ident),+ => $arguments:tt -> $result:ty $body:block) => {$(
         #[allow(non_snake_case)]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name $arguments -> $result $body
     )+};
+    ($($name:ident),+ => $arguments:tt -> $result:ty, $next:ident or $failed:expr; $body:block) => {
+        $($crate::preload::raw::hooks!(@next $name $arguments -> $result, $next or $failed; $body);)+
+    };
+    (@next $name:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty, $next:ident or $failed:expr; $body:block) => {
+        $crate::preload::raw::hooks!($name => ($($argument: $type),*) -> $result {
+            let $next = $crate::preload::raw::next_function!($name, fn($($type),*) -> $result, $failed);
+            $body
+        });
+    };
 }
 pub(crate) use hooks;
 

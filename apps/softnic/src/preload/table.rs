@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-use soft_nic::os::{DevicePages, log};
+use soft_nic::os::{DevicePages, ForgetInChild, log};
 
 use super::raw;
 
@@ -27,7 +27,7 @@ static HIGHEST: AtomicU32 = AtomicU32::new(0);
 /// The process whose descriptors the table is about, 0 before the first entry. A vfork child shares the table and must not
 /// store in it.
 static OWNER: AtomicI32 = AtomicI32::new(0);
-static AT_FORK: Once = Once::new();
+static AT_FORK: ForgetInChild = ForgetInChild::new(forked);
 
 /// In a fork child, which has a table of its own.
 extern "C" fn forked() {
@@ -39,10 +39,7 @@ pub fn is_ours() -> bool {
     let pid = raw::pid();
     match OWNER.load(Ordering::Acquire) {
         0 => {
-            AT_FORK.call_once(|| {
-                // SAFETY: the handler is a function of this library, which is never unloaded.
-                unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-            });
+            AT_FORK.install();
             OWNER
                 .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire)
                 .map_or_else(|owner| owner == pid, |_| true)
@@ -136,17 +133,6 @@ pub fn set(fd: c_int, entry: Entry) -> bool {
     true
 }
 
-/// Takes the entry out and returns it.
-pub fn take(fd: c_int) -> Entry {
-    match usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd)) {
-        // Most descriptors are foreign: a load, no locked swap.
-        Some(entry) if entry.load(Ordering::Relaxed) != 0 && is_ours() => {
-            Entry::of(entry.swap(0, Ordering::Relaxed))
-        }
-        _ => Entry::Foreign,
-    }
-}
-
 /// Descriptors from `first` to `last` that may be ours.
 pub fn range(first: u32, last: u32) -> impl Iterator<Item = c_int> {
     let end = HIGHEST.load(Ordering::Relaxed).min(last.saturating_add(1));
@@ -210,7 +196,7 @@ mod tests {
     fn a_vfork_child_stores_nothing_in_its_parents_table() {
         extern "C" fn child(fd: *mut std::ffi::c_void) -> c_int {
             set(fd as c_int, Entry::Inherited);
-            take(fd as c_int);
+            set(fd as c_int, Entry::Foreign);
             0
         }
         let fd = open_directory(6, true);

@@ -11,9 +11,7 @@ use soft_nic::sysfs::{self, Machine};
 pub struct VirtualTree {
     /// The configuration that the launcher left.
     pub config: Config,
-    /// What the machine has.
     pub machine: Machine,
-    /// The tree.
     pub tree: Tree,
     /// Paths of its directories, in order: a directory's descriptor carries the index.
     directories: Vec<String>,
@@ -40,12 +38,10 @@ pub fn virtual_tree() -> &'static VirtualTree {
 }
 
 impl VirtualTree {
-    /// Number of a directory.
     pub fn directory_index(&self, path: &str) -> Option<usize> {
         self.directories.binary_search_by(|known| known.as_str().cmp(path)).ok()
     }
 
-    /// Path of a directory.
     pub fn directory(&self, index: usize) -> Option<&str> {
         self.directories.get(index).map(String::as_str)
     }

@@ -1,41 +1,29 @@
 //! Address handles. libmlx5 asks for them on Ethernet only, to learn the destination's MAC address.
 
-use mlx5_device::command::{AddressVector, refuse_if};
+use mlx5_device::command::refuse_if;
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{CORE_OUT, Command, UHW_OUT, Write};
-use super::layout::{Writer, create_ah, create_ah_resp, mlx5_create_ah_resp};
-use super::server::{OpenFile, Server};
+use super::attributes::UHW_OUT;
+use super::layout::{Writer, create_ah, create_ah_resp, mlx5_create_ah_resp, read_address, words};
+use super::server::Call;
+use super::write::CORE_OUT;
 use crate::config::LinkLayer;
 
-pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use create_ah as at;
-    let context = file.context()?;
-    let device = server.device(file)?;
-    let input = write.core_in;
-    let global = input.u8(at::IS_GLOBAL) != 0;
-    let lacks_gid = device.link_layer == LinkLayer::Roce && !global;
+    let (context, input) = (call.context()?, call.core_in);
+    let device = call.device()?;
+    let lacks_gid = device.link_layer == LinkLayer::Roce && input.u8(at::IS_GLOBAL) == 0;
     refuse_if!(lacks_gid, EINVAL, "CREATE_AH: an address on Ethernet needs a GID");
-    let address = AddressVector {
-        dlid: input.u16(at::DLID),
-        dgid: global.then(|| input.array(at::DGID)),
-        sgid_index: input.u8(at::SGID_INDEX),
-        sl: input.u8(at::SL),
-        flow_label: input.u32(at::FLOW_LABEL),
-        hop_limit: input.u8(at::HOP_LIMIT),
-        traffic_class: input.u8(at::TRAFFIC_CLASS),
-        port: input.u8(at::PORT_NUM),
-    };
-    let made = server.nic()?.create_ah(context, input.u32(at::PD_HANDLE), &address)?;
-    let core = Writer::<{ create_ah_resp::SIZE }>::new().u32(create_ah_resp::AH_HANDLE, made.handle).finish();
+    let address = read_address!(create_ah, input);
+    let made = call.nic()?.create_ah(context, input.u32(at::PD_HANDLE), &address)?;
     let driver = Writer::<{ mlx5_create_ah_resp::SIZE }>::new()
         .u32(mlx5_create_ah_resp::RESPONSE_LENGTH, mlx5_create_ah_resp::SIZE as u32)
         .bytes(mlx5_create_ah_resp::DMAC, &made.dmac)
         .finish();
-    let written = write.command.write(CORE_OUT, &core).and_then(|()| write.command.write(UHW_OUT, &driver));
-    server.or_undo(written, |nic| nic.destroy_ah(context, made.handle))
-}
-
-pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    server.nic()?.destroy_ah(file.context()?, command.expect_handle(0)?)
+    let write = || {
+        call.command.write(CORE_OUT, &words!(create_ah_resp, AH_HANDLE = made.handle))?;
+        call.command.write(UHW_OUT, &driver)
+    };
+    call.server.or_undo(write, |nic| nic.destroy_ah(context, made.handle))
 }

@@ -23,10 +23,9 @@ const VALID_OUTPUT: u16 = 2;
 pub const UHW_IN: u16 = 0x1000;
 pub const UHW_OUT: u16 = 0x1001;
 
-/// Attributes of INVOKE_WRITE.
-pub const CORE_IN: u16 = 0;
-pub const CORE_OUT: u16 = 1;
-pub const WRITE_CMD: u16 = 2;
+/// What both may be.
+pub const UHW: Kind = Kind::In { min: 0, max: 4096 };
+pub const ANY_OUT: Kind = out(0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -42,9 +41,7 @@ pub enum Kind {
         /// Least room.
         min: u16,
     },
-    /// Handle of an object.
     Handle,
-    /// Place for the handle of a new object.
     NewHandle,
     Fd,
     /// Place for a new file descriptor.
@@ -65,21 +62,8 @@ pub struct Spec {
 pub struct Method {
     pub object: u16,
     pub method: u16,
-    /// Name for the log.
     pub name: &'static str,
     pub attributes: &'static [Spec],
-}
-
-/// A method without attributes, by the numbers of its object and itself.
-pub const fn method(object: u16, method: u16, name: &'static str) -> Method {
-    Method { object, method, name, attributes: &[] }
-}
-
-impl Method {
-    /// The method with the attributes that it knows.
-    pub const fn takes(self, attributes: &'static [Spec]) -> Self {
-        Self { attributes, ..self }
-    }
 }
 
 /// A mandatory attribute.
@@ -97,12 +81,26 @@ pub const fn bytes(length: u16) -> Kind {
     Kind::In { min: length, max: length }
 }
 
+/// Room for as many bytes at least.
+pub const fn out(min: usize) -> Kind {
+    Kind::Out { min: min as u16 }
+}
+
+/// Declares a list of attributes, and a constant for the number of each but those that stand behind the braces.
+macro_rules! specs {
+    ($(#[$doc:meta])* $list:ident { $($need:ident $name:ident = $id:literal, $kind:expr;)* } $($more:expr),*) => {
+        $(pub const $name: u16 = $id;)*
+        $(#[$doc])*
+        pub const $list: &[$crate::abi::attributes::Spec] = &[$($need($name, $kind),)* $($more),*];
+    };
+}
+pub(super) use specs;
+
 /// A refusal in a kernel's words: errno and the sentence for the log.
 pub fn refuse(errno: i32, reason: impl Into<String>) -> CommandError {
     CommandError { errno, reason: reason.into() }
 }
 
-/// One attribute of a call.
 #[derive(Debug)]
 struct Attribute {
     spec: &'static Spec,
@@ -118,7 +116,6 @@ struct Attribute {
 /// A decoded call.
 pub struct Command<'m> {
     memory: &'m dyn Memory,
-    /// The method called.
     pub method: &'static Method,
     attributes: Vec<Attribute>,
 }
@@ -280,17 +277,14 @@ impl<'m> Command<'m> {
     }
 }
 
+/// What the kernel refused the NIC: descriptors, memory.
+pub fn kernel(error: &std::io::Error) -> CommandError {
+    refuse(error.raw_os_error().unwrap_or(libc::ENOMEM), error.to_string())
+}
+
 /// A bad address, as a kernel says it.
 pub fn fault(fault: mlx5_device::memory::Fault) -> CommandError {
     refuse(libc::EFAULT, fault.to_string())
-}
-
-/// An older command, in an ioctl's INVOKE_WRITE, with its core input.
-pub struct Write<'c> {
-    /// The whole call.
-    pub command: &'c Command<'c>,
-    /// `CORE_IN`, at least as long as the table says.
-    pub core_in: Reader<'c>,
 }
 
 impl std::fmt::Display for Command<'_> {

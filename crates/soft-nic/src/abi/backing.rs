@@ -1,7 +1,7 @@
 //! What lies beneath a memory region: the host's memory, a mapped dma-buf, or a GPU's memory. And where queues may lie.
 
 use mlx5_device::Answer;
-use mlx5_device::command::CommandError;
+use mlx5_device::command::{CommandError, refuse_if};
 
 use super::attributes::refuse;
 use super::refusals::Refusals;
@@ -14,7 +14,6 @@ use crate::dma::{DmaBuf, DmaBufError, GpuError, GpuRegion, HostPages};
 pub enum Backing {
     /// A buffer, mapped for it.
     DmaBuf(DmaBuf),
-    /// Memory of a GPU.
     Gpu(GpuRegion),
     /// The program's own pages.
     Host(HostPages),
@@ -43,38 +42,29 @@ pub fn of_dma_buf(
     (offset, length, iova): (u64, u64, u64),
     write: bool,
 ) -> Answer<(u64, Backing)> {
-    let (errno, size) = match DmaBuf::map(fd, offset, length, write, recognise) {
+    let refused = match DmaBuf::map(fd, offset, length, write, recognise) {
         Ok(buffer) => return Ok((buffer.address(), Backing::DmaBuf(buffer))),
-        Err(DmaBufError::NotMappable { errno, size }) => (errno, size),
-        Err(error) => return Err(refuse_buffer(&error)),
+        Err(error) => error,
     };
-    let Some(start) = iova.checked_sub(offset) else {
-        return Err(refuse_buffer(&DmaBufError::NotMappable { errno, size }));
-    };
-    match GpuRegion::find(start, size) {
-        Ok(Some(region)) => Ok((iova, Backing::Gpu(region))),
-        Ok(None) => Err(refuse_buffer(&DmaBufError::NotMappable { errno, size })),
-        Err(error) => Err(refuse_memory(refusals, "MR.REG_DMABUF_MR", &error)),
+    if let DmaBufError::NotMappable { size, .. } = refused
+        && let Some(start) = iova.checked_sub(offset)
+        && let Some(region) = GpuRegion::find(start, size)
+            .map_err(|error| refuse_memory(refusals, "MR.REG_DMABUF_MR", &error))?
+    {
+        return Ok((iova, Backing::Gpu(region)));
     }
+    Err(refuse(refused.errno(), format!("MR.REG_DMABUF_MR: {refused}")))
 }
 
 /// An error where a queue's ring or record lies in a GPU's memory.
 pub fn check_queue(what: &str, places: &[u64]) -> Answer<()> {
-    match places.iter().any(|addr| is_gpu_address(*addr)) {
-        false => Ok(()),
-        true => {
-            let reason = format!("{what} with ring or record in a GPU's memory (queues there need DEVX)");
-            Err(refuse(libc::EOPNOTSUPP, reason))
-        }
-    }
+    let on_gpu = places.iter().any(|addr| is_gpu_address(*addr));
+    refuse_if!(on_gpu, EOPNOTSUPP, "{what} with ring or record in a GPU's memory (queues there need DEVX)");
+    Ok(())
 }
 
 fn refuse_memory(refusals: &Refusals, command: &str, error: &GpuError) -> CommandError {
     let sentence = format!("{command}: {error}");
     refusals.note(&format!("{command} of a GPU's memory"), &sentence);
     refuse(error.errno(), sentence)
-}
-
-fn refuse_buffer(error: &DmaBufError) -> CommandError {
-    refuse(error.errno(), format!("MR.REG_DMABUF_MR: {error}"))
 }

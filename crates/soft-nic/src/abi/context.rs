@@ -7,13 +7,14 @@ use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::model::{DeviceConfig, VENDOR_OUI};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write, refuse};
+use super::attributes::{UHW_IN, UHW_OUT, kernel};
 use super::clock::CORE_CLOCK_KHZ;
 use super::layout::{
     Writer, alloc_ucontext_req, alloc_ucontext_resp, ex_query_device_resp, gid_entry, mlx5_query_device_resp,
-    query_device_resp, query_port_resp,
+    query_device_resp, query_port_resp, words,
 };
-use super::server::{OpenFile, Server};
+use super::server::{Call, Server};
+use super::write::CORE_OUT;
 use crate::config::LinkLayer;
 use crate::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities, port_state};
 
@@ -27,12 +28,9 @@ const LIB_CAP_DYN_UAR: u64 = 1 << 1;
 const FLAG_DEVX: u32 = 1;
 
 /// GET_CONTEXT: the device's context for this open.
-pub fn get_context<D: Commands>(
-    server: &Server<D>,
-    file: &mut OpenFile,
-    command: &Command<'_>,
-) -> Answer<()> {
-    refuse_if!(file.context.is_some(), EINVAL, "this open has a context already");
+pub fn get_context<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let (server, command) = (call.server, call.command);
+    refuse_if!(call.file.context.is_some(), EINVAL, "this open has a context already");
     let request = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in GET_CONTEXT"))?;
     // First, since libmlx5 tries each refused request again in its older, shorter forms.
     let flags = request.u32(alloc_ucontext_req::FLAGS);
@@ -51,9 +49,8 @@ pub fn get_context<D: Commands>(
     refuse_if!(version == 0, EOPNOTSUPP, "CQE version 0: CQEs here carry user indexes (version 1)");
     let comp_mask = request.u32(alloc_ucontext_req::COMP_MASK);
     refuse_if!(comp_mask != 0, EOPNOTSUPP, "unknown comp_mask in GET_CONTEXT");
-    let capabilities = server.device(file)?.model.capabilities();
-    let context = server.nic()?.open_context(usize::from(file.device))?;
-    file.context = Some(context);
+    let capabilities = call.device()?.model.capabilities();
+    let context = call.nic()?.open_context(usize::from(call.file.device))?;
     use alloc_ucontext_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
         .u32(at::QP_TAB_SIZE, 1 << 18)
@@ -82,22 +79,24 @@ pub fn get_context<D: Commands>(
         .u32(at::NUM_UARS_PER_PAGE, 1)
         .u32(at::NUM_DYN_BFREGS, 512)
         .finish();
-    let written = command
-        .write(0, &(server.machine.processors as u32).to_ne_bytes())
-        .and_then(|()| command.write(1, &CORE_SUPPORT.to_ne_bytes()))
-        .and_then(|()| command.write(UHW_OUT, &response));
-    if written.is_err() {
-        file.context = None;
-        server.nic()?.close_context(context);
-    }
-    written
+    let write = || {
+        command.write(0, &(server.machine.processors as u32).to_ne_bytes())?;
+        command.write(1, &CORE_SUPPORT.to_ne_bytes())?;
+        command.write(UHW_OUT, &response)
+    };
+    server.or_undo(write, |nic| {
+        nic.close_context(context);
+        Ok(())
+    })?;
+    call.file.context = Some(context);
+    Ok(())
 }
 
-pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    file.context()?;
-    let (place, device) = server.port(file, command.number(0).unwrap_or(0))?;
+pub fn query_port<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    call.context()?;
+    let (place, device) = call.server.port(call.file, call.command.number(0).unwrap_or(0))?;
     let ethernet = device.link_layer == LinkLayer::Roce;
-    let down = server.nic()?.port_is_down(usize::from(place));
+    let down = call.nic()?.port_is_down(usize::from(place));
     let (state, physical) = port_state(device.link_layer, down);
     use query_port_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
@@ -120,7 +119,7 @@ pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command:
         // IB_UVERBS_QPF_GRH_REQUIRED
         .u8(at::FLAGS, u8::from(ethernet))
         .finish();
-    command.write(1, &response)
+    call.command.write(1, &response)
 }
 
 fn gid<D: Commands>(
@@ -140,31 +139,25 @@ fn gid<D: Commands>(
 }
 
 /// QUERY_GID_ENTRY: `ENODATA` for an empty entry, `EINVAL` past the table.
-pub fn query_gid_entry<D: Commands>(
-    server: &Server<D>,
-    file: &mut OpenFile,
-    command: &Command<'_>,
-) -> Answer<()> {
-    file.context()?;
-    let (_, device) = server.port(file, command.number(0).unwrap_or(0))?;
+pub fn query_gid_entry<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    call.context()?;
+    let command = call.command;
+    let (_, device) = call.server.port(call.file, command.number(0).unwrap_or(0))?;
     let index = command.number32(1).unwrap_or(0);
     refuse_if!(command.number32(2).unwrap_or(0) != 0, EINVAL, "unknown flags in QUERY_GID_ENTRY");
     let length = gid_table_length(device.link_layer);
     refuse_if!(index >= length, EINVAL, "GID index {index} of a table of {length}");
-    match gid(server, device, index as usize) {
+    match gid(call.server, device, index as usize) {
         Some(entry) => command.write(3, &entry),
         None => Err(refusal!(ENODATA, "GID {index} is empty")),
     }
 }
 
 /// QUERY_GID_TABLE: the entries in use, in elements of the size that the library asks for.
-pub fn query_gid_table<D: Commands>(
-    server: &Server<D>,
-    file: &mut OpenFile,
-    command: &Command<'_>,
-) -> Answer<()> {
-    file.context()?;
-    let ports: Vec<&DeviceConfig> = server.ports.iter().filter(|port| port.index == file.device).collect();
+pub fn query_gid_table<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    call.context()?;
+    let (server, command, opened) = (call.server, call.command, call.file.device);
+    let ports: Vec<&DeviceConfig> = server.ports.iter().filter(|port| port.index == opened).collect();
     let entries = ports.iter().map(|port| port.gids.len()).sum::<usize>();
     let size = command.number(0).unwrap_or(0);
     let known = command.number32(1).unwrap_or(0) == 0 && (1..=4096).contains(&size);
@@ -186,15 +179,9 @@ pub fn query_gid_table<D: Commands>(
 }
 
 /// ASYNC_EVENT.ALLOC: a file that asynchronous events are read from.
-pub fn alloc_async_event<D: Commands>(
-    server: &Server<D>,
-    file: &mut OpenFile,
-    command: &Command<'_>,
-) -> Answer<()> {
-    let context = file.context()?;
-    let made = server.events.create_asynchronous(context);
-    let fd = made.map_err(|error| refuse(error.raw_os_error().unwrap_or(libc::ENOMEM), error.to_string()))?;
-    command.give(0, fd as u64)
+pub fn alloc_async_event<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let made = call.server.events.create_asynchronous(call.context()?);
+    call.command.give(0, made.map_err(|error| kernel(&error))? as u64)
 }
 
 /// The 176 bytes that plain and extended QUERY_DEVICE share.
@@ -233,35 +220,26 @@ fn device_attributes(device: &DeviceConfig, ports: u8) -> Writer<{ ex_query_devi
         .u8(at::PHYS_PORT_CNT, ports)
 }
 
-/// Plain QUERY_DEVICE.
-pub fn query_device<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    let attributes = device_attributes(server.device(file)?, server.ports_each).finish();
-    write.command.write(CORE_OUT, &attributes[..query_device_resp::SIZE])
+pub fn query_device<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let attributes = device_attributes(call.device()?, call.server.ports_each).finish();
+    call.command.write(CORE_OUT, &attributes[..query_device_resp::SIZE])
 }
 
-/// Extended QUERY_DEVICE.
-pub fn ex_query_device<D: Commands>(
-    server: &Server<D>,
-    file: &mut OpenFile,
-    write: &Write<'_>,
-) -> Answer<()> {
-    file.context()?;
-    let device = server.device(file)?;
-    let unknown = write.core_in.u32(0) != 0 || write.core_in.u32(4) != 0;
+pub fn ex_query_device<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    call.context()?;
+    let (device, command) = (call.device()?, call.command);
+    let unknown = call.core_in.u64(0) != 0;
     refuse_if!(unknown, EINVAL, "comp_mask or reserved word of QUERY_DEVICE is not zero");
     use ex_query_device_resp as at;
     let flags = u64::from(device.model.capabilities().device_cap_flags);
-    let room = write.command.room(CORE_OUT).min(at::SIZE);
-    let attributes = device_attributes(device, server.ports_each)
+    let room = command.room(CORE_OUT).min(at::SIZE);
+    let attributes = device_attributes(device, call.server.ports_each)
         .u32(at::RESPONSE_LENGTH, room as u32)
         .u64(at::TIMESTAMP_MASK, u64::MAX)
         .u64(at::HCA_CORE_CLOCK, CORE_CLOCK_KHZ)
         .u64(at::DEVICE_CAP_FLAGS_EX, flags)
         .finish();
-    write.command.write(CORE_OUT, &attributes)?;
-    let room = write.command.room(UHW_OUT).min(mlx5_query_device_resp::SIZE);
-    let driver = Writer::<{ mlx5_query_device_resp::SIZE }>::new()
-        .u32(mlx5_query_device_resp::RESPONSE_LENGTH, room as u32)
-        .finish();
-    write.command.write(UHW_OUT, &driver)
+    command.write(CORE_OUT, &attributes)?;
+    let room = command.room(UHW_OUT).min(mlx5_query_device_resp::SIZE);
+    command.write(UHW_OUT, &words!(mlx5_query_device_resp, RESPONSE_LENGTH = room as u32))
 }

@@ -5,22 +5,27 @@
 use mlx5_device::command::{CreateCq, ResizeCq, refusal, refuse_if};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write};
+use super::attributes::{ANY_OUT, Kind, UHW_IN, UHW_OUT, bytes, may, must, out, specs};
 use super::backing::check_queue;
 use super::layout::{
-    Writer, create_cq, create_cq_resp, destroy_cq_resp, mlx5_resize_cq, resize_cq, resize_cq_resp,
+    create_cq, create_cq_resp, destroy_cq_resp, mlx5_resize_cq, resize_cq, resize_cq_resp, words,
 };
-use super::server::{OpenFile, Server};
+use super::server::Call;
+use super::write::CORE_OUT;
 
-/// Attribute numbers of CQ.CREATE.
-pub const HANDLE: u16 = 0;
-pub const CQE: u16 = 1;
-pub const USER_HANDLE: u16 = 2;
-pub const COMP_CHANNEL: u16 = 3;
-pub const COMP_VECTOR: u16 = 4;
-pub const FLAGS: u16 = 5;
-pub const RESP_CQE: u16 = 6;
-pub const EVENT_FD: u16 = 7;
+specs! {
+    CREATE {
+        must HANDLE = 0, Kind::NewHandle;
+        must CQE = 1, bytes(4);
+        must USER_HANDLE = 2, bytes(8);
+        may COMP_CHANNEL = 3, Kind::Fd;
+        must COMP_VECTOR = 4, bytes(4);
+        may FLAGS = 5, bytes(4);
+        must RESP_CQE = 6, out(4);
+        may EVENT_FD = 7, Kind::Fd;
+    }
+    must(UHW_IN, Kind::In { min: create_cq::SIZE as u16 - 8, max: create_cq::SIZE as u16 }), may(UHW_OUT, ANY_OUT)
+}
 
 /// `IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION`: every CQE has a timestamp anyway.
 const CQ_FLAG_TIMESTAMP: u32 = 1;
@@ -29,8 +34,8 @@ const CQ_FLAG_IGNORE_OVERRUN: u32 = 1 << 1;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`: the page is not needed, arming goes by the record.
 const MLX5_FLAG_UAR_PAGE: u16 = 1 << 1;
 
-pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    let context = file.context()?;
+pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let (context, server, command) = (call.context()?, call.server, call.command);
     let driver = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in CQ.CREATE"))?;
     let flags = command.number32(FLAGS).unwrap_or(0);
     let mlx5_flags = driver.u16(create_cq::FLAGS);
@@ -48,7 +53,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         found.ok_or_else(|| refusal!(EBADF, "descriptor {fd} is no completion channel"))
     });
     let channel = channel.transpose()?;
-    check_event_fd(server, file, command, EVENT_FD)?;
+    check_event_fd(call, EVENT_FD)?;
     let request = CreateCq {
         cqe: command.number32(CQE).unwrap_or(0),
         cqe_size: driver.u32(create_cq::CQE_SIZE),
@@ -60,62 +65,55 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     };
     check_queue("CQ", &[request.buffer, request.record])?;
     let made = server.nic()?.create_cq(context, &request)?;
-    let answer = Writer::<{ create_cq_resp::SIZE }>::new().u32(create_cq_resp::CQN, made.cqn).finish();
-    let written = command
-        .write(RESP_CQE, &request.cqe.to_ne_bytes())
-        .and_then(|()| command.write(UHW_OUT, &answer))
-        .and_then(|()| command.give(HANDLE, u64::from(made.handle)));
-    server.or_undo(written, |nic| nic.destroy_cq(context, made.handle))?;
+    let write = || {
+        command.write(RESP_CQE, &request.cqe.to_ne_bytes())?;
+        command.write(UHW_OUT, &words!(create_cq_resp, CQN = made.cqn))?;
+        command.give(HANDLE, u64::from(made.handle))
+    };
+    server.or_undo(write, |nic| nic.destroy_cq(context, made.handle))?;
     if let Some(channel) = channel {
-        file.cq_channels.insert(made.handle, channel);
+        call.file.cq_channels.insert(made.handle, channel);
         server.events.count_user(channel, true);
     }
     Ok(())
 }
 
 /// An optional asynchronous event file must be one of this context.
-pub fn check_event_fd<D: Commands>(
-    server: &Server<D>,
-    file: &OpenFile,
-    command: &Command<'_>,
-    attribute: u16,
-) -> Answer<()> {
-    match command.fd(attribute) {
-        Some(fd) if !server.events.is_asynchronous(file.context()?, fd) => {
+pub fn check_event_fd<D: Commands>(call: &Call<'_, D>, attribute: u16) -> Answer<()> {
+    match call.command.fd(attribute) {
+        Some(fd) if !call.server.events.is_asynchronous(call.context()?, fd) => {
             Err(refusal!(EBADF, "descriptor {fd} is no asynchronous event file of this context"))
         }
         _ => Ok(()),
     }
 }
 
-pub fn resize<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+pub fn resize<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use mlx5_resize_cq as at;
-    let driver = write.command.input(UHW_IN).filter(|input| input.0.len() >= at::SIZE);
+    let driver = call.command.input(UHW_IN).filter(|input| input.0.len() >= at::SIZE);
     let driver = driver.ok_or_else(|| refusal!(EINVAL, "no mlx5 part in RESIZE_CQ"))?;
     let reserved = driver.u16(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0;
     refuse_if!(reserved, EINVAL, "reserved words of RESIZE_CQ are not zero");
     let request = ResizeCq {
-        cqe: write.core_in.u32(resize_cq::CQE),
+        cqe: call.core_in.u32(resize_cq::CQE),
         cqe_size: driver.u16(at::CQE_SIZE).into(),
         buffer: driver.u64(at::BUF_ADDR),
     };
     check_queue("CQ", &[request.buffer])?;
-    let handle = write.core_in.u32(resize_cq::CQ_HANDLE);
-    let cqe = server.nic()?.resize_cq(file.context()?, handle, &request)?;
-    let answer = Writer::<{ resize_cq_resp::SIZE }>::new().u32(resize_cq_resp::CQE, cqe).finish();
-    write.command.write(CORE_OUT, &answer)
+    let handle = call.core_in.u32(resize_cq::CQ_HANDLE);
+    let cqe = call.nic()?.resize_cq(call.context()?, handle, &request)?;
+    call.command.write(CORE_OUT, &words!(resize_cq_resp, CQE = cqe))
 }
 
 /// CQ.DESTROY: says how many events the program has read, which libibverbs waits to see acknowledged.
-pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    let handle = command.expect_handle(0)?;
-    let reported = server.nic()?.destroy_cq(file.context()?, handle)?;
-    if let Some(channel) = file.cq_channels.remove(&handle) {
-        server.events.count_user(channel, false);
+pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let handle = call.named()?;
+    let reported = call.nic()?.destroy_cq(call.context()?, handle)?;
+    if let Some(channel) = call.file.cq_channels.remove(&handle) {
+        call.server.events.count_user(channel, false);
     }
-    let answer = Writer::<{ destroy_cq_resp::SIZE }>::new()
-        .u32(destroy_cq_resp::COMP_EVENTS_REPORTED, reported.completion_events)
-        .u32(destroy_cq_resp::ASYNC_EVENTS_REPORTED, reported.async_events)
-        .finish();
-    command.write(1, &answer)
+    let (completion, asynchronous) = (reported.completion_events, reported.async_events);
+    let answer =
+        words!(destroy_cq_resp, COMP_EVENTS_REPORTED = completion, ASYNC_EVENTS_REPORTED = asynchronous);
+    call.command.write(1, &answer)
 }

@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use mlx5_device::Reason;
 use mlx5_device::command::{ContextId, EventSink};
 
 use super::reasons::Reasons;
+use crate::os::locked;
 use crate::os::pipe::{Pipe, open_pipes, pipe_inode};
 
 /// A completion event: the CQ's user handle.
@@ -47,16 +48,11 @@ struct Channel {
 }
 
 impl Events {
-    fn pipes(&self) -> MutexGuard<'_, Pipes> {
-        // A panic elsewhere leaves these maps whole: every change is one insert or remove.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes a completion channel; returns the program's descriptor.
     pub fn create_channel(&self, context: ContextId) -> io::Result<RawFd> {
         self.sweep();
         let (pipe, fd) = Pipe::new()?;
-        let mut pipes = self.pipes();
+        let mut pipes = locked(&self.0);
         let id = pipes.next_channel;
         pipes.next_channel += 1;
         pipes.channels.insert(id, Channel { owner: context, pipe, users: 0 });
@@ -65,7 +61,7 @@ impl Events {
 
     /// Counts a CQ that reports to this channel, or stops counting it.
     pub fn count_user(&self, channel: u32, joins: bool) {
-        if let Some(channel) = self.pipes().channels.get_mut(&channel) {
+        if let Some(channel) = locked(&self.0).channels.get_mut(&channel) {
             channel.users =
                 if joins { channel.users.saturating_add(1) } else { channel.users.saturating_sub(1) };
         }
@@ -75,7 +71,7 @@ impl Events {
     /// the kernel is asked; only when twice as many are unused as the last search left, since that walks all descriptors.
     fn sweep(&self) {
         let mut gone: Vec<(u32, u64)> = {
-            let pipes = self.pipes();
+            let pipes = locked(&self.0);
             let unused = pipes.channels.iter().filter(|(_, channel)| channel.users == 0);
             let unused: Vec<_> = unused.map(|(id, channel)| (*id, channel.pipe.inode)).collect();
             if unused.len() < UNUSED.max(2 * pipes.left) {
@@ -89,7 +85,7 @@ impl Events {
             let Some(open) = open_pipes() else { return };
             gone.retain(|(_, inode)| open.get(inode).is_none_or(|count| *count <= NIC_ENDS));
         }
-        let mut pipes = self.pipes();
+        let mut pipes = locked(&self.0);
         let closed: Vec<Channel> = gone
             .iter()
             .filter_map(|(id, _)| match pipes.channels.get(id) {
@@ -105,7 +101,7 @@ impl Events {
 
     /// Tells every context that its device is gone.
     pub fn fatal(&self) {
-        let contexts: Vec<ContextId> = self.pipes().asynchronous.keys().copied().collect();
+        let contexts: Vec<ContextId> = locked(&self.0).asynchronous.keys().copied().collect();
         for context in contexts {
             // As a kernel whose device is taken away: of no object.
             self.clone().asynchronous(context, 0, DEVICE_FATAL);
@@ -115,7 +111,7 @@ impl Events {
     /// The channel that this descriptor (or a duplicate) reads, in this context.
     pub fn channel(&self, context: ContextId, fd: RawFd) -> Option<u32> {
         let inode = pipe_inode(fd)?;
-        let pipes = self.pipes();
+        let pipes = locked(&self.0);
         let mut found = pipes.channels.iter();
         found.find(|(_, channel)| channel.owner == context && channel.pipe.inode == inode).map(|(id, _)| *id)
     }
@@ -123,20 +119,20 @@ impl Events {
     /// Makes an asynchronous event file; returns the program's descriptor.
     pub fn create_asynchronous(&self, context: ContextId) -> io::Result<RawFd> {
         let (pipe, fd) = Pipe::new()?;
-        self.pipes().asynchronous.entry(context).or_default().push(pipe);
+        locked(&self.0).asynchronous.entry(context).or_default().push(pipe);
         Ok(fd)
     }
 
     /// Whether this descriptor reads asynchronous events of the context.
     pub fn is_asynchronous(&self, context: ContextId, fd: RawFd) -> bool {
         let Some(inode) = pipe_inode(fd) else { return false };
-        let pipes = self.pipes();
+        let pipes = locked(&self.0);
         pipes.asynchronous.get(&context).is_some_and(|files| files.iter().any(|pipe| pipe.inode == inode))
     }
 
     /// Forgets a context's pipes; a reader of one sees its end.
     pub fn close_context(&self, context: ContextId) {
-        let mut pipes = self.pipes();
+        let mut pipes = locked(&self.0);
         let asynchronous = pipes.asynchronous.remove(&context);
         let mut channels = Vec::new();
         let ids: Vec<u32> = pipes
@@ -160,7 +156,7 @@ impl EventSink for Events {
     }
 
     fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
-        let mut pipes = self.pipes();
+        let mut pipes = locked(&self.0);
         let Some(channel) = pipes.channels.get_mut(&channel) else { return false };
         channel.pipe.put(&cq_user_handle.to_ne_bytes())
     }
@@ -169,19 +165,19 @@ impl EventSink for Events {
         let mut event = [0; ASYNCHRONOUS_BYTES];
         event[..8].copy_from_slice(&element.to_ne_bytes());
         event[8..12].copy_from_slice(&event_type.to_ne_bytes());
-        let mut pipes = self.pipes();
+        let mut pipes = locked(&self.0);
         let latest = pipes.asynchronous.get_mut(&context).and_then(|files| files.last_mut());
         latest.is_some_and(|pipe| pipe.put(&event))
     }
 
     fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32 {
-        let mut pipes = self.pipes();
+        let mut pipes = locked(&self.0);
         let Some(channel) = pipes.channels.get_mut(&channel) else { return 0 };
         channel.pipe.withdraw::<COMPLETION_BYTES>(|event| *event == cq_user_handle.to_ne_bytes())
     }
 
     fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32 {
-        let mut pipes = self.pipes();
+        let mut pipes = locked(&self.0);
         let Some(files) = pipes.asynchronous.get_mut(&context) else { return 0 };
         let mut withdraw = |pipe: &mut Pipe| {
             pipe.withdraw::<ASYNCHRONOUS_BYTES>(|event| event[..8] == element.to_ne_bytes())
@@ -268,7 +264,7 @@ mod tests {
         for _ in 0..500 {
             drop(own(events.create_channel(ContextId(0)).unwrap()));
         }
-        let left = events.pipes().channels.len();
+        let left = locked(&events.0).channels.len();
         assert!(left < 40, "{left} channels are left of two");
         assert!(events.clone().completion(used_id, 1), "a CQ reports here");
         assert!(events.channel(ContextId(0), open.as_raw_fd()).is_some(), "the program has it open");

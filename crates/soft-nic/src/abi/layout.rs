@@ -66,7 +66,6 @@ layouts! {
         RESPONSE_LENGTH = "response_length" at 180, TIMESTAMP_MASK = "timestamp_mask" at 208, HCA_CORE_CLOCK = "hca_core_clock" at 216,
         DEVICE_CAP_FLAGS_EX = "device_cap_flags_ex" at 224,
     }
-    /// `mlx5_ib` part of the extended QUERY_DEVICE's answer.
     mlx5_query_device_resp = "struct mlx5_ib_query_device_resp", 104 {
         RESPONSE_LENGTH = "response_length" at 4, FLAGS = "flags" at 60,
     }
@@ -79,13 +78,11 @@ layouts! {
         ACTIVE_SPEED = "legacy_resp.active_speed" at 35, PHYS_STATE = "legacy_resp.phys_state" at 36,
         LINK_LAYER = "legacy_resp.link_layer" at 37, FLAGS = "legacy_resp.flags" at 38,
     }
-    /// One GID.
     gid_entry = "struct ib_uverbs_gid_entry", 32 {
         GID = "gid" at 0, GID_INDEX = "gid_index" at 16, PORT_NUM = "port_num" at 20, GID_TYPE = "gid_type" at 24,
         NETDEV_IFINDEX = "netdev_ifindex" at 28,
     }
     alloc_pd_resp = "struct ib_uverbs_alloc_pd_resp", 4 { PD_HANDLE = "pd_handle" at 0 }
-    /// `mlx5_ib` part of ALLOC_PD's answer.
     mlx5_alloc_pd_resp = "struct mlx5_ib_alloc_pd_resp", 4 { PDN = "pdn" at 0 }
     reg_mr = "struct ib_uverbs_reg_mr", 40 {
         START = "start" at 8, LENGTH = "length" at 16, HCA_VA = "hca_va" at 24, PD_HANDLE = "pd_handle" at 32, ACCESS_FLAGS = "access_flags" at 36,
@@ -98,49 +95,38 @@ layouts! {
     rereg_mr_resp = "struct ib_uverbs_rereg_mr_resp", 8 { LKEY = "lkey" at 0, RKEY = "rkey" at 4 }
     alloc_mw = "struct ib_uverbs_alloc_mw", 16 { PD_HANDLE = "pd_handle" at 8, MW_TYPE = "mw_type" at 12 }
     alloc_mw_resp = "struct ib_uverbs_alloc_mw_resp", 8 { MW_HANDLE = "mw_handle" at 0, RKEY = "rkey" at 4 }
-    /// `mlx5_ib` part of ALLOC_MW.
     mlx5_alloc_mw = "struct mlx5_ib_alloc_mw", 8 {
         COMP_MASK = "comp_mask" at 0, NUM_KLMS = "num_klms" at 4, RESERVED1 = "reserved1" at 5, RESERVED2 = "reserved2" at 6,
     }
     resize_cq = "struct ib_uverbs_resize_cq", 16 { CQ_HANDLE = "cq_handle" at 8, CQE = "cqe" at 12 }
     resize_cq_resp = "struct ib_uverbs_resize_cq_resp", 8 { CQE = "cqe" at 0 }
-    /// `mlx5_ib` part of RESIZE_CQ.
     mlx5_resize_cq = "struct mlx5_ib_resize_cq", 16 {
         BUF_ADDR = "buf_addr" at 0, CQE_SIZE = "cqe_size" at 8, RESERVED0 = "reserved0" at 10, RESERVED1 = "reserved1" at 12,
     }
     create_comp_channel_resp = "struct ib_uverbs_create_comp_channel_resp", 4 { FD = "fd" at 0 }
-    /// `mlx5_ib` part of CQ create.
     create_cq = "struct mlx5_ib_create_cq", 32 {
         BUF_ADDR = "buf_addr" at 0, DB_ADDR = "db_addr" at 8, CQE_SIZE = "cqe_size" at 16, CQE_COMP_EN = "cqe_comp_en" at 20,
         FLAGS = "flags" at 22, UAR_PAGE_INDEX = "uar_page_index" at 24,
     }
-    /// `mlx5_ib` part of CQ create's answer.
     create_cq_resp = "struct mlx5_ib_create_cq_resp", 8 { CQN = "cqn" at 0 }
-    /// Answer to CQ destroy.
     destroy_cq_resp = "struct ib_uverbs_destroy_cq_resp", 8 {
         COMP_EVENTS_REPORTED = "comp_events_reported" at 0, ASYNC_EVENTS_REPORTED = "async_events_reported" at 4,
     }
-    /// QP capacities.
     qp_cap = "struct ib_uverbs_qp_cap", 20 {
         MAX_SEND_WR = "max_send_wr" at 0, MAX_RECV_WR = "max_recv_wr" at 4, MAX_SEND_SGE = "max_send_sge" at 8,
         MAX_RECV_SGE = "max_recv_sge" at 12, MAX_INLINE_DATA = "max_inline_data" at 16,
     }
-    /// `mlx5_ib` part of QP create.
     create_qp = "struct mlx5_ib_create_qp", 56 {
         BUF_ADDR = "buf_addr" at 0, DB_ADDR = "db_addr" at 8, SQ_WQE_COUNT = "sq_wqe_count" at 16, RQ_WQE_COUNT = "rq_wqe_count" at 20,
         RQ_WQE_SHIFT = "rq_wqe_shift" at 24, FLAGS = "flags" at 28, UIDX = "uidx" at 32, BFREG_INDEX = "bfreg_index" at 36,
         SQ_BUF_ADDR = "sq_buf_addr" at 40,
     }
-    /// `mlx5_ib` part of QP create's answer.
     create_qp_resp = "struct mlx5_ib_create_qp_resp", 40 { BFREG_INDEX = "bfreg_index" at 0 }
-    /// Answer to QP destroy.
     destroy_qp_resp = "struct ib_uverbs_destroy_qp_resp", 4 { EVENTS_REPORTED = "events_reported" at 0 }
-    /// `mlx5_ib` part of SRQ create.
     mlx5_create_srq = "struct mlx5_ib_create_srq", 32 {
         BUF_ADDR = "buf_addr" at 0, DB_ADDR = "db_addr" at 8, FLAGS = "flags" at 16, RESERVED0 = "reserved0" at 20, UIDX = "uidx" at 24,
         RESERVED1 = "reserved1" at 28,
     }
-    /// `mlx5_ib` part of SRQ create's answer.
     mlx5_create_srq_resp = "struct mlx5_ib_create_srq_resp", 8 { SRQN = "srqn" at 0 }
     create_srq = "struct ib_uverbs_create_srq", 32 {
         USER_HANDLE = "user_handle" at 8, PD_HANDLE = "pd_handle" at 16, MAX_WR = "max_wr" at 20, MAX_SGE = "max_sge" at 24,
@@ -155,7 +141,6 @@ layouts! {
     query_srq = "struct ib_uverbs_query_srq", 16 { SRQ_HANDLE = "srq_handle" at 8 }
     query_srq_resp = "struct ib_uverbs_query_srq_resp", 16 { MAX_WR = "max_wr" at 0, MAX_SGE = "max_sge" at 4, SRQ_LIMIT = "srq_limit" at 8 }
     destroy_srq = "struct ib_uverbs_destroy_srq", 16 { SRQ_HANDLE = "srq_handle" at 8 }
-    /// Answer to SRQ destroy.
     destroy_srq_resp = "struct ib_uverbs_destroy_srq_resp", 4 { EVENTS_REPORTED = "events_reported" at 0 }
     /// Path of a QP, in modify and query.
     qp_dest = "struct ib_uverbs_qp_dest", 32 {
@@ -170,9 +155,7 @@ layouts! {
         MAX_RD_ATOMIC = "max_rd_atomic" at 101, MAX_DEST_RD_ATOMIC = "max_dest_rd_atomic" at 102, MIN_RNR_TIMER = "min_rnr_timer" at 103,
         PORT_NUM = "port_num" at 104, TIMEOUT = "timeout" at 105, RETRY_CNT = "retry_cnt" at 106, RNR_RETRY = "rnr_retry" at 107,
     }
-    /// Answer to the extended MODIFY_QP.
     ex_modify_qp_resp = "struct ib_uverbs_ex_modify_qp_resp", 8 { RESPONSE_LENGTH = "response_length" at 4 }
-    /// `mlx5_ib` part of the extended MODIFY_QP's answer.
     mlx5_modify_qp_resp = "struct mlx5_ib_modify_qp_resp", 16 { RESPONSE_LENGTH = "response_length" at 0 }
     query_qp = "struct ib_uverbs_query_qp", 16 { QP_HANDLE = "qp_handle" at 8, ATTR_MASK = "attr_mask" at 12 }
     query_qp_resp = "struct ib_uverbs_query_qp_resp", 128 {
@@ -190,7 +173,6 @@ layouts! {
         DLID = "attr.dlid" at 48, SL = "attr.sl" at 50, IS_GLOBAL = "attr.is_global" at 53, PORT_NUM = "attr.port_num" at 54,
     }
     create_ah_resp = "struct ib_uverbs_create_ah_resp", 4 { AH_HANDLE = "ah_handle" at 0 }
-    /// `mlx5_ib` part of CREATE_AH's answer.
     mlx5_create_ah_resp = "struct mlx5_ib_create_ah_resp", 16 { RESPONSE_LENGTH = "response_length" at 0, DMAC = "dmac" at 4 }
     /// Header of every write to `/dev/infiniband/rdma_cm`; the command follows.
     ucm_hdr = "struct rdma_ucm_cmd_hdr", 8 { CMD = "cmd" at 0, IN = "in" at 4, OUT = "out" at 6 }
@@ -274,27 +256,7 @@ layouts! {
 pub struct Reader<'b>(pub &'b [u8]);
 
 impl Reader<'_> {
-    /// One byte. Missing trailing bytes read as zero, as a kernel treats a shorter, older struct.
-    pub fn u8(&self, at: usize) -> u8 {
-        self.array::<1>(at)[0]
-    }
-
-    /// Native-endian 16 bits.
-    pub fn u16(&self, at: usize) -> u16 {
-        u16::from_ne_bytes(self.array(at))
-    }
-
-    /// Native-endian 32 bits.
-    pub fn u32(&self, at: usize) -> u32 {
-        u32::from_ne_bytes(self.array(at))
-    }
-
-    /// Native-endian 64 bits.
-    pub fn u64(&self, at: usize) -> u64 {
-        u64::from_ne_bytes(self.array(at))
-    }
-
-    /// Raw bytes.
+    /// Raw bytes. Missing trailing ones read as zero, as a kernel treats a shorter, older struct.
     pub fn array<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut out = [0; N];
         for (place, byte) in out.iter_mut().zip(self.0.iter().skip(at)) {
@@ -321,35 +283,54 @@ impl<const N: usize> Writer<N> {
         self
     }
 
-    /// One byte.
-    #[must_use]
-    pub fn u8(self, at: usize, value: u8) -> Self {
-        self.bytes(at, &[value])
-    }
-
-    /// Native-endian 16 bits.
-    #[must_use]
-    pub fn u16(self, at: usize, value: u16) -> Self {
-        self.bytes(at, &value.to_ne_bytes())
-    }
-
-    /// Native-endian 32 bits.
-    #[must_use]
-    pub fn u32(self, at: usize, value: u32) -> Self {
-        self.bytes(at, &value.to_ne_bytes())
-    }
-
-    /// Native-endian 64 bits.
-    #[must_use]
-    pub fn u64(self, at: usize, value: u64) -> Self {
-        self.bytes(at, &value.to_ne_bytes())
-    }
-
-    /// The finished struct.
     pub fn finish(self) -> [u8; N] {
         self.0
     }
 }
+
+/// Native-endian numbers of a struct.
+macro_rules! numbers {
+    ($($number:ident),*) => {
+        impl Reader<'_> {
+            $(pub fn $number(&self, at: usize) -> $number {
+                $number::from_ne_bytes(self.array(at))
+            })*
+        }
+
+        impl<const N: usize> Writer<N> {
+            $(#[must_use]
+            pub fn $number(self, at: usize, value: $number) -> Self {
+                self.bytes(at, &value.to_ne_bytes())
+            })*
+        }
+    };
+}
+numbers!(u8, u16, u32, u64);
+
+/// A struct with these 32-bit fields; all others are zeros.
+macro_rules! words {
+    ($layout:ident, $($field:ident = $value:expr),+ $(,)?) => {
+        $crate::abi::layout::Writer::<{ $layout::SIZE }>::new()$(.u32($layout::$field, $value))+.finish()
+    };
+}
+pub(crate) use words;
+
+/// The address vector in a struct that has its fields.
+macro_rules! read_address {
+    ($layout:ident, $from:expr) => {
+        mlx5_device::command::AddressVector {
+            dlid: $from.u16($layout::DLID),
+            dgid: ($from.u8($layout::IS_GLOBAL) != 0).then(|| $from.array($layout::DGID)),
+            sgid_index: $from.u8($layout::SGID_INDEX),
+            sl: $from.u8($layout::SL),
+            flow_label: $from.u32($layout::FLOW_LABEL),
+            hop_limit: $from.u8($layout::HOP_LIMIT),
+            traffic_class: $from.u8($layout::TRAFFIC_CLASS),
+            port: $from.u8($layout::PORT_NUM),
+        }
+    };
+}
+pub(crate) use read_address;
 
 #[cfg(test)]
 mod tests {

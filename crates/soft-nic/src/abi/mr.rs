@@ -5,13 +5,14 @@ use mlx5_device::mr::check_access;
 use mlx5_device::rereg_change as change;
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write};
+use super::attributes::{Kind, UHW_IN, UHW_OUT};
 use super::backing;
 use super::layout::{
-    Writer, alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp,
-    rereg_mr, rereg_mr_resp,
+    alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp, rereg_mr,
+    rereg_mr_resp, words,
 };
-use super::server::{OpenFile, Server};
+use super::server::Call;
+use super::write::CORE_OUT;
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;
@@ -21,43 +22,42 @@ const PAGE: u64 = 4096;
 
 /// Attributes of REG_DMABUF_MR (`uverbs_attrs_reg_dmabuf_mr_cmd_attr_ids`).
 pub mod dma_buf {
-    /// Place for the region's handle.
-    pub const HANDLE: u16 = 0;
-    pub const PD: u16 = 1;
-    /// First byte in the buffer, u64.
-    pub const OFFSET: u16 = 2;
-    /// Bytes, u64.
-    pub const LENGTH: u16 = 3;
-    /// Address by which work requests name the first byte, u64.
-    pub const IOVA: u16 = 4;
-    /// Descriptor of the buffer, as a number of 32 bits.
-    pub const FD: u16 = 5;
-    /// `IBV_ACCESS_*` bits, u32.
-    pub const ACCESS_FLAGS: u16 = 6;
-    /// Local key, u32.
-    pub const RESP_LKEY: u16 = 7;
-    /// Remote key, u32.
-    pub const RESP_RKEY: u16 = 8;
+    use super::super::attributes::{bytes, must, out, specs};
+    use super::Kind;
+
+    specs! {
+        REGISTER {
+            must HANDLE = 0, Kind::NewHandle;
+            must PD = 1, Kind::Handle;
+            must OFFSET = 2, bytes(8);
+            must LENGTH = 3, bytes(8);
+            must IOVA = 4, bytes(8);
+            must FD = 5, bytes(4);
+            must ACCESS_FLAGS = 6, bytes(4);
+            must RESP_LKEY = 7, out(4);
+            must RESP_RKEY = 8, out(4);
+        }
+    }
 }
 
-pub fn alloc_pd<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    let context = file.context()?;
-    let made = server.nic()?.alloc_pd(context)?;
-    let core = Writer::<{ alloc_pd_resp::SIZE }>::new().u32(alloc_pd_resp::PD_HANDLE, made.handle).finish();
-    let driver =
-        Writer::<{ mlx5_alloc_pd_resp::SIZE }>::new().u32(mlx5_alloc_pd_resp::PDN, made.pdn).finish();
-    let written = write.command.write(CORE_OUT, &core).and_then(|()| write.command.write(UHW_OUT, &driver));
-    server.or_undo(written, |nic| nic.dealloc_pd(context, made.handle))
+pub fn alloc_pd<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let (context, command) = (call.context()?, call.command);
+    let made = call.nic()?.alloc_pd(context)?;
+    let write = || {
+        command.write(CORE_OUT, &words!(alloc_pd_resp, PD_HANDLE = made.handle))?;
+        command.write(UHW_OUT, &words!(mlx5_alloc_pd_resp, PDN = made.pdn))
+    };
+    call.server.or_undo(write, |nic| nic.dealloc_pd(context, made.handle))
 }
 
-pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    let context = file.context()?;
+pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let (context, server, input) = (call.context()?, call.server, call.core_in);
     let request = RegMr {
-        start: write.core_in.u64(reg_mr::START),
-        length: write.core_in.u64(reg_mr::LENGTH),
-        iova: write.core_in.u64(reg_mr::HCA_VA),
-        pd: write.core_in.u32(reg_mr::PD_HANDLE),
-        access: write.core_in.u32(reg_mr::ACCESS_FLAGS),
+        start: input.u64(reg_mr::START),
+        length: input.u64(reg_mr::LENGTH),
+        iova: input.u64(reg_mr::HCA_VA),
+        pd: input.u32(reg_mr::PD_HANDLE),
+        access: input.u32(reg_mr::ACCESS_FLAGS),
     };
     let backing = backing::of_addresses(&server.refusals, request.start, request.length)?;
     // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
@@ -65,22 +65,18 @@ pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'
     let _ =
         server.memory.probe(request.start, request.length.max(1), request.access & ACCESS_LOCAL_WRITE != 0);
     let keys = server.nic()?.reg_mr(context, &request)?;
-    let answer = Writer::<{ reg_mr_resp::SIZE }>::new()
-        .u32(reg_mr_resp::MR_HANDLE, keys.handle)
-        .u32(reg_mr_resp::LKEY, keys.lkey)
-        .u32(reg_mr_resp::RKEY, keys.rkey)
-        .finish();
-    let written = write.command.write(CORE_OUT, &answer);
-    server.or_undo(written, |nic| nic.dereg_mr(context, keys.handle))?;
+    let answer = words!(reg_mr_resp, MR_HANDLE = keys.handle, LKEY = keys.lkey, RKEY = keys.rkey);
+    let write = || call.command.write(CORE_OUT, &answer);
+    server.or_undo(write, |nic| nic.dereg_mr(context, keys.handle))?;
     if let Some(backing) = backing {
-        file.backing.insert(keys.handle, backing);
+        call.file.backing.insert(keys.handle, backing);
     }
     Ok(())
 }
 
-pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use rereg_mr as at;
-    let input = write.core_in;
+    let (server, input) = (call.server, call.core_in);
     let request = ReregMr {
         mr: input.u32(at::MR_HANDLE),
         flags: input.u32(at::FLAGS),
@@ -93,29 +89,21 @@ pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
     let moves = request.flags & change::TRANSLATION != 0;
     let backing =
         if moves { backing::of_addresses(&server.refusals, request.start, request.length)? } else { None };
-    let keys = server.nic()?.rereg_mr(file.context()?, &request)?;
+    let keys = server.nic()?.rereg_mr(call.context()?, &request)?;
     if moves {
         // Other memory from now on; what it was in until now has no user any more.
         match backing {
-            Some(backing) => _ = file.backing.insert(request.mr, backing),
-            None => _ = file.backing.remove(&request.mr),
+            Some(backing) => _ = call.file.backing.insert(request.mr, backing),
+            None => _ = call.file.backing.remove(&request.mr),
         }
     }
-    let answer = Writer::<{ rereg_mr_resp::SIZE }>::new()
-        .u32(rereg_mr_resp::LKEY, keys.lkey)
-        .u32(rereg_mr_resp::RKEY, keys.rkey)
-        .finish();
-    write.command.write(CORE_OUT, &answer)
+    call.command.write(CORE_OUT, &words!(rereg_mr_resp, LKEY = keys.lkey, RKEY = keys.rkey))
 }
 
 /// MR.REG_DMABUF_MR. Checks in the order of `UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR)` in `uverbs_std_types_mr.c`, then of
 /// `ib_umem_dmabuf_get`.
-pub fn reg_dma_buf<D: Commands>(
-    server: &Server<D>,
-    file: &mut OpenFile,
-    command: &Command<'_>,
-) -> Answer<()> {
-    let context = file.context()?;
+pub fn reg_dma_buf<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let (context, server, command) = (call.context()?, call.server, call.command);
     let pd = command.expect_handle(dma_buf::PD)?;
     let number = |id| command.number(id).unwrap_or(0);
     let (offset, length, iova) = (number(dma_buf::OFFSET), number(dma_buf::LENGTH), number(dma_buf::IOVA));
@@ -131,27 +119,27 @@ pub fn reg_dma_buf<D: Commands>(
     let (start, buffer) = backing::of_dma_buf(&server.refusals, server.is_dma_buf, fd, piece, write)?;
     let request = RegMr { start, length, iova, pd, access };
     let keys = server.nic()?.reg_mr(context, &request)?;
-    let written = command
-        .give(dma_buf::HANDLE, keys.handle.into())
-        .and_then(|()| command.write(dma_buf::RESP_LKEY, &keys.lkey.to_ne_bytes()))
-        .and_then(|()| command.write(dma_buf::RESP_RKEY, &keys.rkey.to_ne_bytes()));
-    match written {
-        Ok(()) => _ = file.backing.insert(keys.handle, buffer),
-        Err(_) => server.nic()?.dereg_mr(context, keys.handle)?,
-    }
-    written
+    let give = || {
+        command.give(dma_buf::HANDLE, keys.handle.into())?;
+        command.write(dma_buf::RESP_LKEY, &keys.lkey.to_ne_bytes())?;
+        command.write(dma_buf::RESP_RKEY, &keys.rkey.to_ne_bytes())
+    };
+    server.or_undo(give, |nic| nic.dereg_mr(context, keys.handle))?;
+    call.file.backing.insert(keys.handle, buffer);
+    Ok(())
 }
 
 /// MR.DESTROY and DEREG_MR. What lies beneath is let go when the device uses it no more: a dma-buf is unmapped.
-pub fn dereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, handle: u32) -> Answer<()> {
-    server.nic()?.dereg_mr(file.context()?, handle)?;
-    file.backing.remove(&handle);
+pub fn dereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let handle = call.named()?;
+    call.nic()?.dereg_mr(call.context()?, handle)?;
+    call.file.backing.remove(&handle);
     Ok(())
 }
 
 /// ALLOC_MW. Its mlx5 part, which libmlx5 does not send, may ask for a number of pieces of memory: one is what there is.
-pub fn alloc_window<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    if let Some(driver) = write.command.input(UHW_IN) {
+pub fn alloc_window<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    if let Some(driver) = call.command.input(UHW_IN) {
         let reserved = driver.u8(mlx5_alloc_mw::RESERVED1) != 0 || driver.u16(mlx5_alloc_mw::RESERVED2) != 0;
         refuse_if!(
             driver.u32(mlx5_alloc_mw::COMP_MASK) != 0 || reserved || driver.u8(mlx5_alloc_mw::NUM_KLMS) > 1,
@@ -159,23 +147,10 @@ pub fn alloc_window<D: Commands>(server: &Server<D>, file: &mut OpenFile, write:
             "ALLOC_MW: only windows of one piece"
         );
     }
-    let context = file.context()?;
-    let request =
-        AllocMw { pd: write.core_in.u32(alloc_mw::PD_HANDLE), kind: write.core_in.u8(alloc_mw::MW_TYPE) };
-    let made = server.nic()?.alloc_mw(context, &request)?;
-    let answer = Writer::<{ alloc_mw_resp::SIZE }>::new()
-        .u32(alloc_mw_resp::MW_HANDLE, made.handle)
-        .u32(alloc_mw_resp::RKEY, made.rkey)
-        .finish();
-    let written = write.command.write(CORE_OUT, &answer);
-    server.or_undo(written, |nic| nic.dealloc_mw(context, made.handle))
-}
-
-/// MW.DESTROY.
-pub fn destroy_window<D: Commands>(
-    server: &Server<D>,
-    file: &mut OpenFile,
-    command: &Command<'_>,
-) -> Answer<()> {
-    server.nic()?.dealloc_mw(file.context()?, command.expect_handle(0)?)
+    let (context, input) = (call.context()?, call.core_in);
+    let request = AllocMw { pd: input.u32(alloc_mw::PD_HANDLE), kind: input.u8(alloc_mw::MW_TYPE) };
+    let made = call.nic()?.alloc_mw(context, &request)?;
+    let answer = words!(alloc_mw_resp, MW_HANDLE = made.handle, RKEY = made.rkey);
+    let write = || call.command.write(CORE_OUT, &answer);
+    call.server.or_undo(write, |nic| nic.dealloc_mw(context, made.handle))
 }

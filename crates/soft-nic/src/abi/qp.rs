@@ -7,31 +7,36 @@ use mlx5_device::command::{AddressVector, CreateQp, ModifyQp, QpCap, refusal, re
 use mlx5_device::{Answer, Commands};
 use roce::ServiceType;
 
-use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write};
+use super::attributes::{ANY_OUT, Kind, UHW_IN, UHW_OUT, bytes, may, must, out, specs};
 use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
     Reader, Writer, create_qp, create_qp_resp, destroy_qp_resp, ex_modify_qp_resp, mlx5_modify_qp_resp,
-    modify_qp, qp_cap, qp_dest, query_qp, query_qp_resp,
+    modify_qp, qp_cap, qp_dest, query_qp, query_qp_resp, read_address, words,
 };
-use super::server::{OpenFile, Server};
+use super::server::Call;
+use super::write::CORE_OUT;
 
-/// Attribute numbers of QP.CREATE.
-pub const HANDLE: u16 = 0;
-pub const XRCD: u16 = 1;
-pub const PD: u16 = 2;
-pub const SRQ: u16 = 3;
-pub const SEND_CQ: u16 = 4;
-pub const RECV_CQ: u16 = 5;
-pub const IND_TABLE: u16 = 6;
-pub const USER_HANDLE: u16 = 7;
-pub const CAP: u16 = 8;
-pub const TYPE: u16 = 9;
-pub const FLAGS: u16 = 10;
-pub const SOURCE_QPN: u16 = 11;
-pub const EVENT_FD: u16 = 12;
-pub const RESP_CAP: u16 = 13;
-pub const RESP_QP_NUM: u16 = 14;
+specs! {
+    CREATE {
+        must HANDLE = 0, Kind::NewHandle;
+        may XRCD = 1, Kind::Handle;
+        may PD = 2, Kind::Handle;
+        may SRQ = 3, Kind::Handle;
+        may SEND_CQ = 4, Kind::Handle;
+        may RECV_CQ = 5, Kind::Handle;
+        may IND_TABLE = 6, Kind::Handle;
+        must USER_HANDLE = 7, bytes(8);
+        must CAP = 8, bytes(qp_cap::SIZE as u16);
+        must TYPE = 9, Kind::In { min: 0, max: 8 };
+        may FLAGS = 10, bytes(4);
+        may SOURCE_QPN = 11, bytes(4);
+        may EVENT_FD = 12, Kind::Fd;
+        must RESP_CAP = 13, out(qp_cap::SIZE);
+        must RESP_QP_NUM = 14, out(4);
+    }
+    must(UHW_IN, Kind::In { min: create_qp::SQ_BUF_ADDR as u16, max: create_qp::SIZE as u16 }), may(UHW_OUT, ANY_OUT)
+}
 
 /// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: there is no multicast, so nothing comes back.
 const FLAG_BLOCK_MULTICAST_LOOPBACK: u32 = 1 << 1;
@@ -45,8 +50,8 @@ const MLX5_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 8 | MLX5_FLAG_UAR_PAGE;
 /// `IB_QP_*` bits of the plain MODIFY_QP end at `IB_QP_DEST_QPN`.
 const LAST_PLAIN_ATTRIBUTE: u32 = 1 << 20;
 
-pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    let context = file.context()?;
+pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let (context, command) = (call.context()?, call.command);
     let driver = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in QP.CREATE"))?;
     let service = match command.number(TYPE).unwrap_or(0) {
         2 => ServiceType::Rc,
@@ -74,7 +79,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         EOPNOTSUPP,
         "QP.CREATE: flags {flags:#x}, mlx5 flags {mlx5_flags:#x}"
     );
-    check_event_fd(server, file, command, EVENT_FD)?;
+    check_event_fd(call, EVENT_FD)?;
     let cap = command.input(CAP).unwrap_or(Reader(&[]));
     let request = CreateQp {
         service,
@@ -101,38 +106,33 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         uar_page: (mlx5_flags & MLX5_FLAG_UAR_PAGE != 0).then(|| driver.u32(create_qp::BFREG_INDEX)),
     };
     check_queue("QP", &[request.buffer, request.record])?;
-    let made = server.nic()?.create_qp(context, &request)?;
-    let cap = Writer::<{ qp_cap::SIZE }>::new()
-        .u32(qp_cap::MAX_SEND_WR, made.cap.max_send_wr)
-        .u32(qp_cap::MAX_RECV_WR, made.cap.max_recv_wr)
-        .u32(qp_cap::MAX_SEND_SGE, made.cap.max_send_sge)
-        .u32(qp_cap::MAX_RECV_SGE, made.cap.max_recv_sge)
-        .u32(qp_cap::MAX_INLINE_DATA, made.cap.max_inline_data)
-        .finish();
-    let written = command
-        .write(RESP_CAP, &cap)
-        .and_then(|()| command.write(RESP_QP_NUM, &made.qpn.to_ne_bytes()))
-        .and_then(|()| command.write(UHW_OUT, &[0; create_qp_resp::SIZE]))
-        .and_then(|()| command.give(HANDLE, u64::from(made.handle)));
-    server.or_undo(written, |nic| nic.destroy_qp(context, made.handle))
+    let made = call.nic()?.create_qp(context, &request)?;
+    let cap = words!(
+        qp_cap,
+        MAX_SEND_WR = made.cap.max_send_wr,
+        MAX_RECV_WR = made.cap.max_recv_wr,
+        MAX_SEND_SGE = made.cap.max_send_sge,
+        MAX_RECV_SGE = made.cap.max_recv_sge,
+        MAX_INLINE_DATA = made.cap.max_inline_data,
+    );
+    let write = || {
+        command.write(RESP_CAP, &cap)?;
+        command.write(RESP_QP_NUM, &made.qpn.to_ne_bytes())?;
+        command.write(UHW_OUT, &[0; create_qp_resp::SIZE])?;
+        command.give(HANDLE, u64::from(made.handle))
+    };
+    call.server.or_undo(write, |nic| nic.destroy_qp(context, made.handle))
 }
 
-pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    let events = server.nic()?.destroy_qp(file.context()?, command.expect_handle(0)?)?;
-    let answer =
-        Writer::<{ destroy_qp_resp::SIZE }>::new().u32(destroy_qp_resp::EVENTS_REPORTED, events).finish();
-    command.write(1, &answer)
+pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let events = call.nic()?.destroy_qp(call.context()?, call.named()?)?;
+    call.command.write(1, &words!(destroy_qp_resp, EVENTS_REPORTED = events))
 }
 
-/// MODIFY_QP; `extended` is the form with an answer.
-pub fn modify<D: Commands>(
-    server: &Server<D>,
-    file: &mut OpenFile,
-    write: &Write<'_>,
-    extended: bool,
-) -> Answer<()> {
+/// MODIFY_QP, without an answer.
+pub fn modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use modify_qp as at;
-    let input = write.core_in;
+    let input = call.core_in;
     let mask = input.u32(at::ATTR_MASK);
     refuse_if!(mask >= LAST_PLAIN_ATTRIBUTE << 1, EOPNOTSUPP, "MODIFY_QP: attributes {mask:#x}");
     let request = ModifyQp {
@@ -145,7 +145,7 @@ pub fn modify<D: Commands>(
         sq_psn: input.u32(at::SQ_PSN),
         dest_qpn: input.u32(at::DEST_QP_NUM),
         access: input.u32(at::QP_ACCESS_FLAGS),
-        address: read_destination(Reader(&input.array::<{ qp_dest::SIZE }>(at::DEST))),
+        address: read_address!(qp_dest, Reader(&input.array::<{ qp_dest::SIZE }>(at::DEST))),
         pkey_index: input.u16(at::PKEY_INDEX),
         port: input.u8(at::PORT_NUM),
         timeout: input.u8(at::TIMEOUT),
@@ -156,31 +156,14 @@ pub fn modify<D: Commands>(
         max_dest_rd_atomic: input.u8(at::MAX_DEST_RD_ATOMIC),
         sq_draining: false,
     };
-    server.nic()?.modify_qp(file.context()?, input.u32(at::QP_HANDLE), &request)?;
-    if !extended {
-        return Ok(());
-    }
-    let core = Writer::<{ ex_modify_qp_resp::SIZE }>::new()
-        .u32(ex_modify_qp_resp::RESPONSE_LENGTH, ex_modify_qp_resp::SIZE as u32)
-        .finish();
-    let driver = Writer::<{ mlx5_modify_qp_resp::SIZE }>::new()
-        .u32(mlx5_modify_qp_resp::RESPONSE_LENGTH, mlx5_modify_qp_resp::SIZE as u32)
-        .finish();
-    write.command.write(CORE_OUT, &core)?;
-    write.command.write(UHW_OUT, &driver)
+    call.nic()?.modify_qp(call.context()?, input.u32(at::QP_HANDLE), &request)
 }
 
-fn read_destination(from: Reader<'_>) -> AddressVector {
-    AddressVector {
-        dlid: from.u16(qp_dest::DLID),
-        dgid: (from.u8(qp_dest::IS_GLOBAL) != 0).then(|| from.array(qp_dest::DGID)),
-        sgid_index: from.u8(qp_dest::SGID_INDEX),
-        sl: from.u8(qp_dest::SL),
-        flow_label: from.u32(qp_dest::FLOW_LABEL),
-        hop_limit: from.u8(qp_dest::HOP_LIMIT),
-        traffic_class: from.u8(qp_dest::TRAFFIC_CLASS),
-        port: from.u8(qp_dest::PORT_NUM),
-    }
+pub fn ex_modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    modify(call)?;
+    let (core, driver) = (ex_modify_qp_resp::SIZE as u32, mlx5_modify_qp_resp::SIZE as u32);
+    call.command.write(CORE_OUT, &words!(ex_modify_qp_resp, RESPONSE_LENGTH = core))?;
+    call.command.write(UHW_OUT, &words!(mlx5_modify_qp_resp, RESPONSE_LENGTH = driver))
 }
 
 fn write_destination(address: &AddressVector) -> [u8; qp_dest::SIZE] {
@@ -198,9 +181,8 @@ fn write_destination(address: &AddressVector) -> [u8; qp_dest::SIZE] {
 }
 
 /// QUERY_QP. The kernel gives every attribute, whatever the mask asks for.
-pub fn query<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    let handle = write.core_in.u32(query_qp::QP_HANDLE);
-    let found = server.nic()?.query_qp(file.context()?, handle)?;
+pub fn query<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let found = call.nic()?.query_qp(call.context()?, call.core_in.u32(query_qp::QP_HANDLE))?;
     let (attributes, cap) = (&found.attributes, &found.cap);
     use query_qp_resp as at;
     let answer = Writer::<{ at::SIZE }>::new()
@@ -229,5 +211,5 @@ pub fn query<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
         .u8(at::RNR_RETRY, attributes.rnr_retry)
         .u8(at::SQ_SIG_ALL, u8::from(found.signal_all))
         .finish();
-    write.command.write(CORE_OUT, &answer)
+    call.command.write(CORE_OUT, &answer)
 }

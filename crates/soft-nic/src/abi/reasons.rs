@@ -1,7 +1,7 @@
 //! The last reasons why something failed, for `softnic ctl explain`; the first of each kind but a refused command is a line on stderr.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use mlx5_device::command::CommandError;
@@ -9,9 +9,8 @@ use mlx5_device::reason::FLUSHED;
 use mlx5_device::{About, Reason};
 use roce::Now;
 
-use crate::os::{log, system};
+use crate::os::{locked, log, system};
 
-/// Reasons that are kept.
 pub const KEPT: usize = 100;
 /// Longest reason: all of them fit into an answer.
 const MAX_BYTES: usize = 500;
@@ -31,15 +30,11 @@ struct Kept {
 }
 
 impl Reasons {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps a reason, in one line of bounded length.
     pub fn note(&self, mut reason: Reason) {
         reason.why = reason.why.replace(|c: char| c.is_control(), " ");
         reason.why.truncate(reason.why.floor_char_boundary(MAX_BYTES));
-        let mut kept = self.kept();
+        let mut kept = locked(&self.0);
         // As from a program that asks the same in a loop.
         if let Some((last, more)) = kept.last.back_mut()
             && (last.about, &last.why) == (reason.about, &reason.why)
@@ -69,7 +64,6 @@ impl Reasons {
         self.note_now(About::Connection, "connection", why);
     }
 
-    /// A command was refused.
     pub fn note_refused(&self, command: &str, error: &CommandError) {
         let help = match error.errno {
             libc::EBUSY => "; destroy its users first",
@@ -98,7 +92,7 @@ impl Reasons {
             let at = reason.at.0.saturating_add(began).to_string();
             (at, format!("{} {qpn} {wqe} {peer} {more} {reason}", reason.kind))
         };
-        self.kept().last.iter().map(line).collect()
+        locked(&self.0).last.iter().map(line).collect()
     }
 }
 

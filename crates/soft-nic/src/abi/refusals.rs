@@ -1,9 +1,9 @@
 //! Commands that were refused because this NIC lacks what they ask for, counted by name.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use crate::os::log;
+use crate::os::{locked, log};
 
 /// Names that get a line; a program that tries numbers must not fill its log.
 const SAID: usize = 64;
@@ -24,7 +24,7 @@ pub struct Refusals(Mutex<BTreeMap<String, u64>>);
 impl Refusals {
     /// Counts a refusal under its name: how often stands in the process's line of counters. The first is a line on stderr.
     pub fn note(&self, name: &str, line: &str) {
-        let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = locked(&self.0);
         let count = refused.entry(name.to_owned()).or_insert(0);
         *count += 1;
         let first = *count == 1 && refused.len() <= SAID;
@@ -36,7 +36,7 @@ impl Refusals {
 
     /// Names and counts, for the stats file.
     pub fn counts(&self) -> Vec<(String, u64)> {
-        let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let refused = locked(&self.0);
         refused.iter().map(|(name, count)| (name.clone(), *count)).collect()
     }
 }

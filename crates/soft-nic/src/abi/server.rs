@@ -6,29 +6,29 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use mlx5_device::command::{ContextId, refusal};
 use mlx5_device::memory::Memory;
 use mlx5_device::model::DeviceConfig;
 use mlx5_device::{Answer, Commands};
 
+use super::attributes::Command;
 use super::backing::Backing;
 use super::clock::Clock;
 use super::events::Events;
+use super::layout::Reader;
 use super::refusals::Refusals;
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
-use crate::os::{DevicePages, UarPage};
+use crate::os::{DevicePages, UarPage, locked};
 use crate::sysfs::Machine;
 
-/// One open of a device file.
 #[derive(Debug, Default)]
 pub struct OpenFile {
     pub device: u8,
     /// The device's context, once GET_CONTEXT made it.
     pub context: Option<ContextId>,
-    /// UAR pages by handle.
     pub uars: BTreeMap<u32, Arc<UarPage>>,
     /// Completion channels of CQs, by the CQ's handle.
     pub cq_channels: BTreeMap<u32, u32>,
@@ -103,11 +103,10 @@ impl<D> Shared<D> {
 
     /// Takes the NIC out for good, whatever state a panic left it in.
     fn take(&self) -> Option<D> {
-        self.nic.lock().unwrap_or_else(PoisonError::into_inner).take()
+        locked(&self.nic).take()
     }
 }
 
-/// The NIC, locked.
 #[derive(Debug)]
 pub struct Locked<'s, D>(MutexGuard<'s, Option<D>>);
 
@@ -151,14 +150,11 @@ pub struct Server<D> {
     pub nic: Shared<D>,
     /// Event pipes; the NIC's sink is a clone.
     pub events: Events,
-    /// Clock pages.
     pub clock: Clock,
     /// What device descriptors are duplicates of.
     pub pages: Arc<DevicePages>,
     pub(super) machine: Machine,
-    /// Every port of every device.
     pub ports: Vec<DeviceConfig>,
-    /// Ports of each device.
     pub(super) ports_each: u8,
     pub(super) memory: Box<dyn Memory + Sync>,
     /// Tells dma-bufs; tests take other descriptors for one.
@@ -195,15 +191,19 @@ impl<D: Commands> Server<D> {
         })
     }
 
-    /// Takes back what a command made, when its answer could not be written.
-    pub fn or_undo<T>(&self, written: Answer<()>, undo: impl FnOnce(&mut D) -> Answer<T>) -> Answer<()> {
+    /// Writes the answer of a command that made something, which is taken back when that fails.
+    pub(super) fn or_undo<T>(
+        &self,
+        write: impl FnOnce() -> Answer<()>,
+        undo: impl FnOnce(&mut D) -> Answer<T>,
+    ) -> Answer<()> {
+        let written = write();
         if written.is_err() {
             undo(&mut *self.nic()?)?;
         }
         written
     }
 
-    /// The NIC, locked for a command.
     pub(super) fn nic(&self) -> Answer<Locked<'_, D>> {
         self.nic.command()
     }
@@ -248,5 +248,34 @@ impl<D: Commands> Server<D> {
         }
         self.events.close_context(context);
         drop(file);
+    }
+}
+
+/// One command of a program: the open file that it came by, and what it says.
+pub(super) struct Call<'c, D> {
+    pub server: &'c Server<D>,
+    pub file: &'c mut OpenFile,
+    pub command: &'c Command<'c>,
+    /// Core input of an older command, at least as long as its table says; empty for a method of its own.
+    pub core_in: Reader<'c>,
+}
+
+impl<'c, D: Commands> Call<'c, D> {
+    pub fn context(&self) -> Answer<ContextId> {
+        self.file.context()
+    }
+
+    pub fn nic(&self) -> Answer<Locked<'c, D>> {
+        self.server.nic()
+    }
+
+    /// The device that was opened.
+    pub fn device(&self) -> Answer<&'c DeviceConfig> {
+        self.server.device(self.file)
+    }
+
+    /// The object that a command to destroy one names, in either form.
+    pub fn named(&self) -> Answer<u32> {
+        if self.core_in.0.is_empty() { self.command.expect_handle(0) } else { Ok(self.core_in.u32(0)) }
     }
 }

@@ -6,38 +6,45 @@
 use mlx5_device::command::{CreateSrq, CreatedSrq, ModifySrq, refusal, refuse_if};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{CORE_OUT, Command, UHW_IN, UHW_OUT, Write};
+use super::attributes::{ANY_OUT, Command, Kind, UHW_IN, UHW_OUT, bytes, may, must, out, specs};
 use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
-    Reader, Writer, create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, mlx5_create_srq,
-    mlx5_create_srq_resp, modify_srq, query_srq, query_srq_resp,
+    create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, mlx5_create_srq, mlx5_create_srq_resp,
+    modify_srq, query_srq, query_srq_resp, words,
 };
-use super::server::{OpenFile, Server};
+use super::server::Call;
+use super::write::CORE_OUT;
 
-/// Attribute numbers of SRQ.CREATE.
-pub const HANDLE: u16 = 0;
-pub const PD: u16 = 1;
-pub const XRCD: u16 = 2;
-pub const CQ: u16 = 3;
-pub const USER_HANDLE: u16 = 4;
-pub const MAX_WR: u16 = 5;
-pub const MAX_SGE: u16 = 6;
-pub const LIMIT: u16 = 7;
-pub const MAX_NUM_TAGS: u16 = 8;
-pub const TYPE: u16 = 9;
-pub const EVENT_FD: u16 = 10;
-pub const RESP_MAX_WR: u16 = 11;
-pub const RESP_MAX_SGE: u16 = 12;
-pub const RESP_SRQ_NUM: u16 = 13;
+specs! {
+    CREATE {
+        must HANDLE = 0, Kind::NewHandle;
+        may PD = 1, Kind::Handle;
+        may XRCD = 2, Kind::Handle;
+        may CQ = 3, Kind::Handle;
+        must USER_HANDLE = 4, bytes(8);
+        must MAX_WR = 5, bytes(4);
+        must MAX_SGE = 6, bytes(4);
+        must LIMIT = 7, bytes(4);
+        may MAX_NUM_TAGS = 8, bytes(4);
+        must TYPE = 9, Kind::In { min: 0, max: 8 };
+        may EVENT_FD = 10, Kind::Fd;
+        must RESP_MAX_WR = 11, out(4);
+        must RESP_MAX_SGE = 12, out(4);
+        may RESP_SRQ_NUM = 13, out(4);
+    }
+    must(UHW_IN, Kind::In { min: mlx5_create_srq::RESERVED0 as u16, max: mlx5_create_srq::SIZE as u16 }),
+    may(UHW_OUT, ANY_OUT)
+}
 
-pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let command = call.command;
     // IB_UVERBS_SRQT_BASIC; 1 is XRC, 2 tag matching.
     match command.number(TYPE).unwrap_or(0) {
         0 => {}
         kind => return Err(refusal!(EOPNOTSUPP, "SRQ type {kind}")),
     }
-    check_event_fd(server, file, command, EVENT_FD)?;
+    check_event_fd(call, EVENT_FD)?;
     let request = CreateSrq {
         pd: command.expect_handle(PD)?,
         max_wr: command.number32(MAX_WR).unwrap_or(0),
@@ -45,34 +52,30 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         user_handle: command.number(USER_HANDLE).unwrap_or(0),
         ..driver_part(command)?
     };
-    make(server, file, &request, |made| {
+    make(call, &request, |made| {
         command.write(RESP_MAX_WR, &made.max_wr.to_ne_bytes())?;
         command.write(RESP_MAX_SGE, &made.max_sge.to_ne_bytes())?;
         command.write(RESP_SRQ_NUM, &made.srqn.to_ne_bytes())?;
-        command.write(UHW_OUT, &driver_answer(made))?;
+        command.write(UHW_OUT, &words!(mlx5_create_srq_resp, SRQN = made.srqn))?;
         command.give(HANDLE, u64::from(made.handle))
     })
 }
 
-pub fn create_plain<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+pub fn create_plain<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use create_srq as at;
-    let input = write.core_in;
+    let (input, command) = (call.core_in, call.command);
     let request = CreateSrq {
         pd: input.u32(at::PD_HANDLE),
         max_wr: input.u32(at::MAX_WR),
         max_sge: input.u32(at::MAX_SGE),
         user_handle: input.u64(at::USER_HANDLE),
-        ..driver_part(write.command)?
+        ..driver_part(command)?
     };
-    make(server, file, &request, |made| {
-        let answer = Writer::<{ create_srq_resp::SIZE }>::new()
-            .u32(create_srq_resp::SRQ_HANDLE, made.handle)
-            .u32(create_srq_resp::MAX_WR, made.max_wr)
-            .u32(create_srq_resp::MAX_SGE, made.max_sge)
-            .u32(create_srq_resp::SRQN, made.srqn)
-            .finish();
-        write.command.write(CORE_OUT, &answer)?;
-        write.command.write(UHW_OUT, &driver_answer(made))
+    make(call, &request, |CreatedSrq { handle, max_wr, max_sge, srqn }| {
+        let answer =
+            words!(create_srq_resp, SRQ_HANDLE = *handle, MAX_WR = *max_wr, MAX_SGE = *max_sge, SRQN = *srqn);
+        command.write(CORE_OUT, &answer)?;
+        command.write(UHW_OUT, &words!(mlx5_create_srq_resp, SRQN = *srqn))
     })
 }
 
@@ -87,52 +90,38 @@ fn driver_part(command: &Command<'_>) -> Answer<CreateSrq> {
     Ok(CreateSrq { pd: 0, max_wr: 0, max_sge: 0, user_handle: 0, buffer, record })
 }
 
-fn driver_answer(made: &CreatedSrq) -> [u8; mlx5_create_srq_resp::SIZE] {
-    Writer::new().u32(mlx5_create_srq_resp::SRQN, made.srqn).finish()
-}
-
 /// Makes the queue, and takes it back when the answer cannot be written.
 fn make<D: Commands>(
-    server: &Server<D>,
-    file: &OpenFile,
+    call: &Call<'_, D>,
     request: &CreateSrq,
     answer: impl FnOnce(&CreatedSrq) -> Answer<()>,
 ) -> Answer<()> {
-    let context = file.context()?;
+    let context = call.context()?;
     check_queue("SRQ", &[request.buffer, request.record])?;
-    let made = server.nic()?.create_srq(context, request)?;
-    let written = answer(&made);
-    server.or_undo(written, |nic| nic.destroy_srq(context, made.handle))
+    let made = call.nic()?.create_srq(context, request)?;
+    call.server.or_undo(|| answer(&made), |nic| nic.destroy_srq(context, made.handle))
 }
 
-pub fn modify<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    let input = write.core_in;
+pub fn modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let input = call.core_in;
     let request =
         ModifySrq { mask: input.u32(modify_srq::ATTR_MASK), limit: input.u32(modify_srq::SRQ_LIMIT) };
-    server.nic()?.modify_srq(file.context()?, input.u32(modify_srq::SRQ_HANDLE), &request)
+    call.nic()?.modify_srq(call.context()?, input.u32(modify_srq::SRQ_HANDLE), &request)
 }
 
-pub fn query<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    let found = server.nic()?.query_srq(file.context()?, write.core_in.u32(query_srq::SRQ_HANDLE))?;
-    let answer = Writer::<{ query_srq_resp::SIZE }>::new()
-        .u32(query_srq_resp::MAX_WR, found.max_wr)
-        .u32(query_srq_resp::MAX_SGE, found.max_sge)
-        .u32(query_srq_resp::SRQ_LIMIT, found.limit)
-        .finish();
-    write.command.write(CORE_OUT, &answer)
+pub fn query<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let found = call.nic()?.query_srq(call.context()?, call.core_in.u32(query_srq::SRQ_HANDLE))?;
+    let answer =
+        words!(query_srq_resp, MAX_WR = found.max_wr, MAX_SGE = found.max_sge, SRQ_LIMIT = found.limit);
+    call.command.write(CORE_OUT, &answer)
 }
 
-pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    let events = server.nic()?.destroy_srq(file.context()?, command.expect_handle(0)?)?;
-    command.write(1, &reported(events))
+pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let events = call.nic()?.destroy_srq(call.context()?, call.named()?)?;
+    call.command.write(1, &words!(destroy_srq_resp, EVENTS_REPORTED = events))
 }
 
-pub fn destroy_plain<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    let handle = Reader(write.core_in.0).u32(destroy_srq::SRQ_HANDLE);
-    let events = server.nic()?.destroy_srq(file.context()?, handle)?;
-    write.command.write(CORE_OUT, &reported(events))
-}
-
-fn reported(events: u32) -> [u8; destroy_srq_resp::SIZE] {
-    Writer::new().u32(destroy_srq_resp::EVENTS_REPORTED, events).finish()
+pub fn destroy_plain<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let events = call.nic()?.destroy_srq(call.context()?, call.core_in.u32(destroy_srq::SRQ_HANDLE))?;
+    call.command.write(CORE_OUT, &words!(destroy_srq_resp, EVENTS_REPORTED = events))
 }

@@ -7,22 +7,25 @@
 use std::sync::Arc;
 
 use mlx5_device::UarKind;
-use mlx5_device::command::{refusal, refuse_if};
+use mlx5_device::command::refuse_if;
 use mlx5_device::memory::Registers;
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{Command, refuse};
+use super::attributes::{Kind, kernel, must, out, specs};
 use super::clock::{MMAP_CLOCK_INFO, MMAP_CORE_CLOCK, offset_of};
-use super::server::{OpenFile, Server};
+use super::server::{Call, OpenFile};
 use crate::os::UarPage;
 use crate::os::system::PAGE;
 
-/// Attribute numbers.
-pub const HANDLE: u16 = 0x1000;
-pub const TYPE: u16 = 0x1001;
-pub const MMAP_OFFSET: u16 = 0x1002;
-pub const MMAP_LENGTH: u16 = 0x1003;
-pub const PAGE_ID: u16 = 0x1004;
+specs! {
+    ALLOC {
+        must HANDLE = 0x1000, Kind::NewHandle;
+        must TYPE = 0x1001, Kind::In { min: 0, max: 8 };
+        must MMAP_OFFSET = 0x1002, out(8);
+        must MMAP_LENGTH = 0x1003, out(4);
+        must PAGE_ID = 0x1004, out(4);
+    }
+}
 
 /// The NIC's hold on a page that the open file holds too, for `mmap`.
 struct SharedPage(Arc<UarPage>);
@@ -38,41 +41,34 @@ impl Registers for SharedPage {
 }
 
 /// UAR.ALLOC: type 0 is a BlueFlame page, 1 a page for doorbells only.
-pub fn alloc<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    let context = file.context()?;
+pub(super) fn alloc<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let (context, command) = (call.context()?, call.command);
     let kind = command.number(TYPE).unwrap_or(0);
     refuse_if!(kind > 1, EOPNOTSUPP, "UAR.ALLOC: type {kind}");
-    let memory = UarPage::new(&server.pages).map(Arc::new);
-    let memory =
-        memory.map_err(|error| refuse(error.raw_os_error().unwrap_or(libc::ENOMEM), error.to_string()))?;
+    let memory = UarPage::new(&call.server.pages).map(Arc::new).map_err(|error| kernel(&error))?;
     let kind = if kind == 0 { UarKind::BlueFlame } else { UarKind::NonCached };
-    let made = server.nic()?.alloc_uar(context, kind, Box::new(SharedPage(memory.clone())))?;
-    let (handle, page) = (made.handle, made.page_id);
-    let offset = memory.offset();
-    file.uars.insert(handle, memory);
-    let written = command
-        .write(MMAP_OFFSET, &offset.to_ne_bytes())
-        .and_then(|()| command.write(MMAP_LENGTH, &(PAGE as u32).to_ne_bytes()))
-        .and_then(|()| command.write(PAGE_ID, &page.to_ne_bytes()))
-        .and_then(|()| command.give(HANDLE, u64::from(handle)));
-    if written.is_err() {
-        file.uars.remove(&handle);
-        server.nic()?.free_uar(context, handle)?;
-    }
-    written
+    let made = call.nic()?.alloc_uar(context, kind, Box::new(SharedPage(memory.clone())))?;
+    let write = || {
+        command.write(MMAP_OFFSET, &memory.offset().to_ne_bytes())?;
+        command.write(MMAP_LENGTH, &(PAGE as u32).to_ne_bytes())?;
+        command.write(PAGE_ID, &made.page_id.to_ne_bytes())?;
+        command.give(HANDLE, u64::from(made.handle))
+    };
+    call.server.or_undo(write, |nic| nic.free_uar(context, made.handle))?;
+    call.file.uars.insert(made.handle, memory);
+    Ok(())
 }
 
-pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    let handle = command.expect_handle(HANDLE)?;
-    server.nic()?.free_uar(file.context()?, handle)?;
-    file.uars.remove(&handle);
+pub(super) fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let handle = call.command.expect_handle(HANDLE)?;
+    call.nic()?.free_uar(call.context()?, handle)?;
+    call.file.uars.remove(&handle);
     Ok(())
 }
 
 /// What lies in the file of pages at an offset that a program maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
-    /// A UAR page.
     Uar,
     /// A clock page; never writable.
     Clock,
@@ -87,7 +83,6 @@ pub fn mapping(file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping> {
         return Ok(Mapping::Clock);
     }
     let found = file.uars.values().any(|uar| uar.offset() == offset);
-    found
-        .then_some(Mapping::Uar)
-        .ok_or_else(|| refusal!(EINVAL, "mmap at {offset:#x}: there is no page of this open file"))
+    refuse_if!(!found, EINVAL, "mmap at {offset:#x}: there is no page of this open file");
+    Ok(Mapping::Uar)
 }

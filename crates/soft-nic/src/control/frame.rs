@@ -40,7 +40,6 @@ pub(super) enum FrameError {
     Text,
 }
 
-/// A message with this text.
 pub fn encode(text: &str) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_le_bytes());
@@ -49,7 +48,6 @@ pub fn encode(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The length that a header announces.
 fn length_of(header: &[u8; HEADER_BYTES], max: usize) -> Result<usize, FrameError> {
     let [m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, v2, v3, l0, l1, l2, l3] = *header;
     let version = u32::from_le_bytes([v0, v1, v2, v3]);
@@ -71,7 +69,6 @@ pub(super) fn receive(stream: &Stream, max: usize, until: Instant) -> Result<Str
     String::from_utf8(bytes).map_err(|_| FrameError::Text)
 }
 
-/// An answer as text.
 pub(super) fn text_of(answer: &Answer) -> String {
     match answer {
         Ok(lines) => {
@@ -81,7 +78,6 @@ pub(super) fn text_of(answer: &Answer) -> String {
     }
 }
 
-/// An answer from its text; `None`: it is none.
 pub(super) fn parse_answer(text: &str) -> Option<Answer> {
     let mut lines = text.lines();
     let first = lines.next()?;

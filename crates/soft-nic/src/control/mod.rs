@@ -23,7 +23,6 @@ pub use server::ControlServer;
 
 use crate::os::system;
 
-/// Name of the thread that answers a client.
 pub const THREAD_NAME: &str = "softnic-ctl";
 /// Name of the socket at which a client accepts the NIC's connection.
 pub fn socket_name(number: u64) -> String {

@@ -42,11 +42,9 @@ impl Request {
             ["status"] => Ok(Request::Status),
             ["counters"] => Ok(Request::Counters),
             ["explain"] => Ok(Request::Explain),
-            ["link", device, state @ ("up" | "down")] => {
-                Ok(Request::Link { device: device_index(device)?, port: 1, up: state == "up" })
-            }
-            ["link", device, state @ ("up" | "down"), port] => {
-                let (device, port) = (device_index(device)?, value_of(port, "port")?);
+            ["link", device, state @ ("up" | "down"), ref port @ ..] if port.len() <= 1 => {
+                let device = device_index(device)?;
+                let port = port.first().map_or(Ok(1), |port| value_of(port, "port"))?;
                 Ok(Request::Link { device, port, up: state == "up" })
             }
             ["set", ref values @ ..] if !values.is_empty() => settings(values).map(Request::Set),
@@ -66,7 +64,6 @@ fn device_index(name: &str) -> Result<u8, String> {
         .ok_or_else(|| format!("{:?} is no device; mlx5_0 to mlx5_7 can be", shown(name)))
 }
 
-/// The value of a word `key=value`.
 fn value_of<T: std::str::FromStr>(word: &str, key: &str) -> Result<T, String> {
     let value = word.strip_prefix(key).and_then(|rest| rest.strip_prefix('='));
     value
@@ -101,29 +98,23 @@ fn settings(words: &[&str]) -> Result<Settings, String> {
 }
 
 fn injection(words: &[&str]) -> Result<Injection, String> {
-    match *words {
-        ["drop", qp] => Ok(Injection { qpn: value_of(qp, "qp")?, kind: Drop(None) }),
-        ["drop", qp, psn] => {
-            let psn: u32 = value_of(psn, "psn")?;
-            if psn >> 24 != 0 {
-                return Err(format!("PSN {psn}; it has 24 bits"));
-            }
-            Ok(Injection { qpn: value_of(qp, "qp")?, kind: Drop(Some(psn)) })
+    let (qp, kind) = match *words {
+        ["drop", qp] => (qp, Drop(None)),
+        ["drop", qp, psn] => match value_of(psn, "psn")? {
+            psn @ 0..=0xff_ffff => (qp, Drop(Some(psn))),
+            psn => return Err(format!("PSN {psn}; it has 24 bits")),
+        },
+        ["error-cqe", qp, name] => (qp, ErrorCqe(syndrome(&value_of::<String>(name, "syndrome")?)?)),
+        ["corrupt-crc", qp] => (qp, CorruptCrc),
+        ["delay-read", qp, us] => match value_of(us, "us")? {
+            us @ 0..=60_000_000 => (qp, DelayRead(us)),
+            us => return Err(format!("a delay of {us} µs; 60000000 is the longest")),
+        },
+        _ => {
+            return Err("nothing known to inject; drop, error-cqe, corrupt-crc and delay-read are".to_owned());
         }
-        ["error-cqe", qp, name] => {
-            let name: String = value_of(name, "syndrome")?;
-            Ok(Injection { qpn: value_of(qp, "qp")?, kind: ErrorCqe(syndrome(&name)?) })
-        }
-        ["corrupt-crc", qp] => Ok(Injection { qpn: value_of(qp, "qp")?, kind: CorruptCrc }),
-        ["delay-read", qp, us] => {
-            let us: u32 = value_of(us, "us")?;
-            if us > 60_000_000 {
-                return Err(format!("a delay of {us} µs; 60000000 is the longest"));
-            }
-            Ok(Injection { qpn: value_of(qp, "qp")?, kind: DelayRead(us) })
-        }
-        _ => Err("nothing known to inject; drop, error-cqe, corrupt-crc and delay-read are".to_owned()),
-    }
+    };
+    Ok(Injection { qpn: value_of(qp, "qp")?, kind })
 }
 
 /// A syndrome by the name of its counter, without `error_`.

@@ -101,7 +101,6 @@ impl ControlServer {
         Ok((stream, captured))
     }
 
-    /// Executes a request.
     fn answer(&self, request: &Request) -> Answer {
         if *request == Request::Explain {
             // Also of a NIC that has stopped.

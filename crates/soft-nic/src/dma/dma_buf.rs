@@ -7,13 +7,13 @@
 //! not to be mapped: `gpu` finds those.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
 use mlx5_device::memory::Fault;
 
 use crate::os::shared_memory::{BOTH, LOADS, SharedMemory};
-use crate::os::system::{PAGE, check, moved_high};
+use crate::os::system::{PAGE, check, moved_high, new_descriptor};
 use crate::os::{ForgetInChild, PerProcess, fork_generation, locked};
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
@@ -128,10 +128,8 @@ impl DmaBuf {
 }
 
 fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call; a number that is not open is refused.
-    let raw = check(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) })?;
-    // SAFETY: the kernel just gave us this descriptor.
-    Ok(moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+    // A number that is not open is refused.
+    new_descriptor!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0).map(moved_high)
 }
 
 fn size_of(fd: &OwnedFd) -> Option<u64> {

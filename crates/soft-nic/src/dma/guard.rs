@@ -23,24 +23,59 @@ use super::sanitizer;
 // stored by itself, as `Host::write` wants it.
 global_asm!(
     r#"
+    .macro softnic_label name
+    .globl  \name
+    .hidden \name
+\name:
+    .endm
+
+    .macro softnic_routine name
+    .type   \name,@function
+    softnic_label \name
+    .endm
+
+    # One piece of the copy where the destination's address, or what is left, has this bit.
+    .macro softnic_piece bytes, part
+    mov     \part, [rsi]
+    mov     [rdi], \part
+    add     rsi, \bytes
+    add     rdi, \bytes
+    .endm
+
+    .macro softnic_head bytes, part
+    test    dil, \bytes
+    jz      1f
+    cmp     rdx, \bytes
+    jb      8f
+    softnic_piece \bytes, \part
+    sub     rdx, \bytes
+1:
+    .endm
+
+    .macro softnic_tail bytes, part
+    test    dl, \bytes
+    jz      1f
+    softnic_piece \bytes, \part
+1:
+    .endm
+
+    .macro softnic_done
+    xor     eax, eax
+    ret
+    .endm
+
     .pushsection .text.softnic_guard,"ax",@progbits
     .balign 64
-    .globl  softnic_guard_start
-    .hidden softnic_guard_start
-softnic_guard_start:
+    softnic_label softnic_guard_start
 
-    .globl  softnic_guard_copy
-    .hidden softnic_guard_copy
-    .type   softnic_guard_copy,@function
-softnic_guard_copy:
+    softnic_routine softnic_guard_copy
     cmp     rdx, 8
     jne     14f
     test    dil, 7
     jnz     15f
     mov     rax, [rsi]
     mov     [rdi], rax
-    xor     eax, eax
-    ret
+    softnic_done
 14: cmp     rdx, 64
     jne     15f
     test    dil, 15
@@ -55,45 +90,12 @@ softnic_guard_copy:
     movaps  [rdi + 32], xmm2
     mov     [rdi + 48], rax
     mov     [rdi + 56], rcx
-    xor     eax, eax
-    ret
-15: test    dil, 1
-    jz      1f
-    cmp     rdx, 1
-    jb      8f
-    mov     al, [rsi]
-    mov     [rdi], al
-    add     rsi, 1
-    add     rdi, 1
-    sub     rdx, 1
-1:  test    dil, 2
-    jz      2f
-    cmp     rdx, 2
-    jb      8f
-    mov     ax, [rsi]
-    mov     [rdi], ax
-    add     rsi, 2
-    add     rdi, 2
-    sub     rdx, 2
-2:  test    dil, 4
-    jz      3f
-    cmp     rdx, 4
-    jb      8f
-    mov     eax, [rsi]
-    mov     [rdi], eax
-    add     rsi, 4
-    add     rdi, 4
-    sub     rdx, 4
-3:  test    dil, 8
-    jz      4f
-    cmp     rdx, 8
-    jb      8f
-    mov     rax, [rsi]
-    mov     [rdi], rax
-    add     rsi, 8
-    add     rdi, 8
-    sub     rdx, 8
-4:  sub     rdx, 64
+    softnic_done
+15: softnic_head 1, al
+    softnic_head 2, ax
+    softnic_head 4, eax
+    softnic_head 8, rax
+    sub     rdx, 64
     jb      6f
     .balign 16
 5:  movups  xmm0, [rsi]
@@ -117,116 +119,59 @@ softnic_guard_copy:
     add     rdi, 16
     sub     rdx, 16
     jmp     7b
-8:  test    dl, 8
-    jz      9f
-    mov     rax, [rsi]
-    mov     [rdi], rax
-    add     rsi, 8
-    add     rdi, 8
-9:  test    dl, 4
-    jz      10f
-    mov     eax, [rsi]
-    mov     [rdi], eax
-    add     rsi, 4
-    add     rdi, 4
-10: test    dl, 2
-    jz      12f
-    mov     ax, [rsi]
-    mov     [rdi], ax
-    add     rsi, 2
-    add     rdi, 2
-12: test    dl, 1
+8:  softnic_tail 8, rax
+    softnic_tail 4, eax
+    softnic_tail 2, ax
+    test    dl, 1
     jz      13f
     mov     al, [rsi]
     mov     [rdi], al
-13: xor     eax, eax
-    ret
+13: softnic_done
 
-    .globl  softnic_guard_copy_relaxed
-    .hidden softnic_guard_copy_relaxed
-    .type   softnic_guard_copy_relaxed,@function
-softnic_guard_copy_relaxed:
+    softnic_routine softnic_guard_copy_relaxed
     mov     rcx, rdx
     rep     movsb
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_load32
-    .hidden softnic_guard_load32
-    .type   softnic_guard_load32,@function
-softnic_guard_load32:
+    softnic_routine softnic_guard_load32
     mov     edx, [rdi]
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_store8
-    .hidden softnic_guard_store8
-    .type   softnic_guard_store8,@function
-softnic_guard_store8:
+    softnic_routine softnic_guard_store8
     mov     [rdi], sil
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_store16
-    .hidden softnic_guard_store16
-    .type   softnic_guard_store16,@function
-softnic_guard_store16:
+    softnic_routine softnic_guard_store16
     mov     [rdi], si
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_store32
-    .hidden softnic_guard_store32
-    .type   softnic_guard_store32,@function
-softnic_guard_store32:
+    softnic_routine softnic_guard_store32
     mov     [rdi], esi
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_store64
-    .hidden softnic_guard_store64
-    .type   softnic_guard_store64,@function
-softnic_guard_store64:
+    softnic_routine softnic_guard_store64
     mov     [rdi], rsi
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_compare_swap32
-    .hidden softnic_guard_compare_swap32
-    .type   softnic_guard_compare_swap32,@function
-softnic_guard_compare_swap32:
+    softnic_routine softnic_guard_compare_swap32
     mov     eax, esi
     lock cmpxchg [rdi], edx
     mov     edx, eax
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_compare_swap64
-    .hidden softnic_guard_compare_swap64
-    .type   softnic_guard_compare_swap64,@function
-softnic_guard_compare_swap64:
+    softnic_routine softnic_guard_compare_swap64
     mov     rax, rsi
     lock cmpxchg [rdi], rdx
     mov     rdx, rax
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_fetch_add64
-    .hidden softnic_guard_fetch_add64
-    .type   softnic_guard_fetch_add64,@function
-softnic_guard_fetch_add64:
+    softnic_routine softnic_guard_fetch_add64
     lock xadd [rdi], rsi
     mov     rdx, rsi
-    xor     eax, eax
-    ret
+    softnic_done
 
-    .globl  softnic_guard_end
-    .hidden softnic_guard_end
-softnic_guard_end:
-
-    .globl  softnic_guard_landing
-    .hidden softnic_guard_landing
-softnic_guard_landing:
+    softnic_label softnic_guard_end
+    softnic_label softnic_guard_landing
     mov     eax, 1
     ret
     .popsection

@@ -13,6 +13,7 @@ use super::copiers::{Copiers, Cut, SHARED_FROM};
 use super::cpu::{CpuMemory, ends_with_its_last_word, last_word};
 use super::dma_buf;
 use super::gpu::{self, Atomic};
+use crate::os::locked;
 use crate::os::system::PAGE;
 
 /// Bytes at the end of a message that are copied in order, behind the others: those that the kernel copied, or helpers had a part in.
@@ -101,7 +102,7 @@ impl Host {
         let failed = Mutex::new(None::<(u32, Fault)>);
         let copy = |slice: u32| {
             let Err(fault) = self.copy_slice(to, from, skip, cut.range(slice)) else { return true };
-            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut failed = locked(&failed);
             if failed.is_none_or(|(before, _)| slice < before) {
                 *failed = Some((slice, fault));
             }

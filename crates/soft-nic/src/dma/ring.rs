@@ -48,7 +48,6 @@ impl RingMemory {
         position as usize & (self.capacity - 1)
     }
 
-    /// Address of `len` bytes at `position`.
     fn at(&self, position: u64, len: usize) -> u64 {
         assert!(len <= self.capacity, "{len} bytes in a ring of {}", self.capacity);
         self.memory.address() + self.offset(position) as u64

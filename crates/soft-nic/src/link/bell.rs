@@ -93,19 +93,8 @@ impl Link {
         gone
     }
 
-    /// Sleeps until a peer rings, [`Waker::wake`] is called, or `max` is over. Returns at once when something has
-    /// arrived meanwhile.
-    ///
-    /// [`Waker::wake`]: super::Waker::wake
-    pub fn sleep(&mut self, max: Duration) {
-        if let Some(sleep) = self.prepare_sleep() {
-            sleep.wait(max);
-            self.end_sleep();
-        }
-    }
-
-    /// First half of [`Link::sleep`], for a link behind a lock that other threads need meanwhile: asks peers to ring. `None`:
-    /// something has arrived, there is nothing to sleep for. Else wait, without the lock, and then [`Link::end_sleep`].
+    /// First half of a sleep: asks peers to ring. `None`: something has arrived, there is nothing to sleep for. Else wait, without the
+    /// link's lock, which other threads need meanwhile, and then [`Link::end_sleep`].
     pub fn prepare_sleep(&mut self) -> Option<Sleep> {
         if !self.fabric.is_ours() {
             return None;

@@ -11,12 +11,14 @@
 pub mod pcapng;
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use pcapng::{CapturedFrame, PACKET_BLOCK_BYTES};
 use roce::Now;
 use roce::wire::gid_of;
 use roce::wire::{Gid, IpHeader, Udp};
+
+use crate::os::locked;
 
 /// Bytes that wait to be taken, at most: some thousand packets, a tenth of a second of 300 Mbit/s.
 pub const MAX_WAITING_BYTES: usize = 4 << 20;
@@ -104,10 +106,6 @@ struct CaptureBuffer {
     full: bool,
 }
 
-fn lock(waiting: &Mutex<CaptureBuffer>) -> MutexGuard<'_, CaptureBuffer> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The NIC's side.
 #[derive(Debug)]
 pub struct Capture {
@@ -170,7 +168,7 @@ impl Capture {
         self.frame.clear();
         let is_whole = packet.append_frame(&mut self.frame);
         let time_ns = self.epoch_ns.saturating_add(now.0);
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = locked(&self.waiting);
         let room = MAX_WAITING_BYTES.saturating_sub(waiting.blocks.len());
         waiting.time_ns = time_ns;
         if !is_whole || self.frame.len() + PACKET_BLOCK_BYTES > room {
@@ -193,15 +191,14 @@ impl CaptureReader {
     pub fn take(&mut self, blocks: &mut Vec<u8>) -> bool {
         blocks.clear();
         blocks.reserve(MAX_WAITING_BYTES);
-        let mut waiting = lock(&self.0);
+        let mut waiting = locked(&self.0);
         std::mem::swap(&mut waiting.blocks, blocks);
         // No thread puts anything in while the lock is held, and none is left that could afterwards.
         waiting.full || Arc::strong_count(&self.0) == 1
     }
 
-    /// Appends the statistics so far as a block.
     pub fn append_statistics(&self, blocks: &mut Vec<u8>) {
-        let waiting = lock(&self.0);
+        let waiting = locked(&self.0);
         let seen = waiting.captured + waiting.dropped;
         pcapng::statistics(blocks, waiting.time_ns, seen, waiting.dropped);
     }

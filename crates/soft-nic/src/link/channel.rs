@@ -23,33 +23,24 @@ use crate::os::{SharedMemory, system};
 use roce::Now;
 
 mod at {
-    pub const MAGIC: usize = 0;
-    pub const VERSION: usize = 8;
-    pub const SLOTS: usize = 16;
-    pub const GENERATIONS: usize = 24;
-    pub const CAPACITIES: usize = 32;
-    pub const HEADS: [usize; 2] = [128, 136];
-    pub const NOTIFY: usize = 144;
-    pub const TAILS: [usize; 2] = [256, 264];
-    pub const STATE: usize = 272;
-    pub const RINGS: usize = 4096;
+    crate::link::record::places! {
+        MAGIC = 0;
+        VERSION = 8;
+        SLOTS = 16;
+        GENERATIONS = 24;
+        CAPACITIES = 32;
+        REQUEST_HEAD = 128;
+        REPLY_HEAD = 136;
+        NOTIFY = 144;
+        REQUEST_TAIL = 256;
+        STATE = 272;
+        RINGS = 4096;
+    }
+    pub const HEADS: [usize; 2] = [REQUEST_HEAD, REPLY_HEAD];
+    pub const TAILS: [usize; 2] = [REQUEST_TAIL, REQUEST_TAIL + 8];
 }
-
-/// What a change of is a new version.
 #[cfg(test)]
-pub(super) const LAYOUT: [usize; 11] = [
-    at::MAGIC,
-    at::VERSION,
-    at::SLOTS,
-    at::GENERATIONS,
-    at::CAPACITIES,
-    at::HEADS[0],
-    at::HEADS[1],
-    at::NOTIFY,
-    at::TAILS[0],
-    at::STATE,
-    at::RINGS,
-];
+pub(super) use at::ALL as LAYOUT;
 
 /// "softchan", so that a foreign memfd of the right size is not taken for a channel.
 const MAGIC: u64 = u64::from_be_bytes(*b"softchan");
@@ -57,9 +48,7 @@ const MAGIC: u64 = u64::from_be_bytes(*b"softchan");
 /// The two rings of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// Requests.
     Request,
-    /// Replies.
     Reply,
 }
 
@@ -400,7 +389,6 @@ impl Consumer {
         Ok(Consumer { control, lanes, order: [0; 2], ends })
     }
 
-    /// Both ends.
     pub fn ends(&self) -> Ends {
         self.ends
     }
@@ -454,7 +442,6 @@ impl Consumer {
         Ok(Some(Record { position: state.tail, len, words }))
     }
 
-    /// Where a lane ends now.
     fn end(&self, lane: Lane) -> Result<u64, RecordError> {
         let head = self.control.word(at::HEADS[lane as usize]).load(Ordering::Acquire);
         let state = &self.lanes[lane as usize];
@@ -468,7 +455,6 @@ impl Consumer {
         self.lanes[lane as usize].tail
     }
 
-    /// The ring of a lane.
     pub fn ring(&self, lane: Lane) -> &RingMemory {
         &self.lanes[lane as usize].ring
     }

@@ -39,7 +39,6 @@ impl<T> DelayLine<T> {
         self.waiting.front_mut().filter(|(due, _)| *due <= now).map(|(_, what)| what)
     }
 
-    /// Takes the first.
     pub fn take(&mut self) -> Option<T> {
         self.waiting.pop_front().map(|(_, what)| what)
     }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub use directory::other_version;
 use directory::{find, found_new, full_name, link_target, turn_name};
 #[cfg(test)]
-pub(super) use layout::LAYOUT;
+pub(super) use layout::at::ALL as LAYOUT;
 pub use layout::{PORTS, SLOTS};
 use layout::{SERVICES, at, slot_at, slot_index};
 use process::Origin;
@@ -38,7 +38,6 @@ use crate::os::{LockSocket, SharedMemory, fork_generation, system};
 /// How long joining waits for another process that is joining.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Values of a bell.
 mod bell {
     pub const AWAKE: u32 = 0;
     pub const ASLEEP: u32 = 1;
@@ -70,7 +69,6 @@ pub enum FabricError {
     Kernel { what: &'static str, name: String, error: io::Error },
 }
 
-/// The process that owns a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotOwner {
     pub pid: u32,
@@ -114,7 +112,7 @@ impl Fabric {
         }
         let kernel = |what| move |error| FabricError::Kernel { what, name: name.to_owned(), error };
         let full_name = full_name(name).map_err(kernel("reading the namespaces"))?;
-        let _turn = JoinLock::take(name, &turn_name(&full_name))?;
+        let _turn = lock_to_join(name, &turn_name(&full_name))?;
         let found = find(&full_name).map_err(|(pid, theirs)| {
             let name = name.to_owned();
             FabricError::Version { name, pid, theirs }
@@ -215,7 +213,6 @@ impl Fabric {
         }
     }
 
-    /// The port of the process in `slot` at an address.
     pub fn port_of(&self, slot: u8, address: IpAddr) -> Option<u16> {
         let wanted = folded(address);
         let words = (0..PORTS).map(|i| self.port_word(slot, i).load(Ordering::Acquire));
@@ -283,7 +280,6 @@ impl Fabric {
         }
     }
 
-    /// Whether a `softnic ctl` calls.
     pub fn has_call(&self) -> bool {
         self.directory.word(slot_at(self.slot) + at::CALL).load(Ordering::Relaxed) != 0
     }
@@ -296,7 +292,6 @@ impl Fabric {
         roused
     }
 
-    /// Sleeps until a bell or the timeout.
     pub fn sleep(&self, timeout: Duration) {
         system::futex_wait(self.bell(self.slot), bell::ASLEEP, timeout);
     }
@@ -382,23 +377,16 @@ fn slot_owner(directory: &SharedMemory, slot: u8) -> Option<SlotOwner> {
 
 /// The lock to join: an abstract socket that only one process can have. The user's number is in its name, so that no
 /// other user has it by accident. A fork child does not keep it.
-struct JoinLock {
-    _socket: LockSocket,
-}
-
-impl JoinLock {
-    fn take(name: &str, full_name: &str) -> Result<JoinLock, FabricError> {
-        let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
-        let begun = Instant::now();
-        loop {
-            match LockSocket::bind(full_name) {
-                Ok(Some(socket)) => return Ok(JoinLock { _socket: socket }),
-                Err(error) => return Err(kernel(error)),
-                Ok(None) if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
-                Ok(None) => {
-                    let (name, socket) = (name.to_owned(), full_name.to_owned());
-                    return Err(FabricError::Busy { name, socket, seconds: JOIN_PATIENCE.as_secs() });
-                }
+fn lock_to_join(name: &str, full_name: &str) -> Result<LockSocket, FabricError> {
+    let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
+    let begun = Instant::now();
+    loop {
+        match LockSocket::bind(full_name).map_err(kernel)? {
+            Some(socket) => return Ok(socket),
+            None if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
+            None => {
+                let (name, socket) = (name.to_owned(), full_name.to_owned());
+                return Err(FabricError::Busy { name, socket, seconds: JOIN_PATIENCE.as_secs() });
             }
         }
     }
@@ -415,14 +403,10 @@ fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<
     directory.half(base + at::PID).store(0, Ordering::SeqCst);
     let ours = generation(slot).wrapping_add(1);
     directory.half(base + at::GENERATION).store(ours, Ordering::Release);
-    for offset in [at::BELL, at::PUBLISHED, at::PUBLISHED + 8, at::CALL] {
+    let lists =
+        [(at::CHANNELS, SLOTS), (at::SERVICES, SERVICES), (at::PUBLISHED, 2), (at::BELL, 1), (at::CALL, 1)];
+    for offset in lists.into_iter().flat_map(|(first, count)| (0..count).map(move |i| first + 8 * i)) {
         directory.word(base + offset).store(0, Ordering::Release);
-    }
-    for to in 0..SLOTS {
-        directory.word(base + at::CHANNELS + 8 * to).store(0, Ordering::Release);
-    }
-    for index in 0..SERVICES {
-        directory.word(base + at::SERVICES + 8 * index).store(0, Ordering::Release);
     }
     let pid = std::process::id();
     let Origin { start, stack } = *origin;
@@ -443,8 +427,8 @@ mod tests {
     #[test]
     fn a_fork_child_does_not_keep_its_parents_turn() {
         let name = format!("softnic-turn-test-{}", std::process::id());
-        let turn = JoinLock::take("test", &name).unwrap();
-        let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn._socket.as_raw_fd())).is_ok();
+        let turn = lock_to_join("test", &name).unwrap();
+        let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn.as_raw_fd())).is_ok();
         assert!(listed());
         assert!(true_in_fork_child(|| !listed()));
         assert!(LockSocket::bind(&name).unwrap().is_none(), "the parent still has it");

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use roce::packet::{Deth, Trailer};
 use roce::wire::cm::attribute;
@@ -19,8 +19,8 @@ use roce::wire::{Gid, gid_of};
 use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
 use super::fabric::{Fabric, ServiceWord, SlotOwner};
-use crate::os::system;
 use crate::os::unix_datagram::{BoundSocket, UnboundSocket};
+use crate::os::{locked, system};
 
 pub use tally::MadCounters;
 pub(crate) use tally::{MadOutcome, Tally};
@@ -48,13 +48,9 @@ pub(crate) struct ForWire {
 }
 
 impl ForWire {
-    fn mads(&self) -> MutexGuard<'_, VecDeque<AddressedMad>> {
-        self.mads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// False: too many wait already, it is lost.
     pub(crate) fn push(&self, addressed: AddressedMad) -> bool {
-        let mut mads = self.mads();
+        let mut mads = locked(&self.mads);
         let room = mads.len() < MAX_WAITING;
         if room {
             mads.push_back(addressed);
@@ -65,7 +61,7 @@ impl ForWire {
 
     /// Puts back what was taken and found no room, in front of what came since. Returns how many were too many, the last ones.
     pub(crate) fn put_back(&self, mut taken: VecDeque<AddressedMad>) -> usize {
-        let mut mads = self.mads();
+        let mut mads = locked(&self.mads);
         taken.append(&mut mads);
         let lost = taken.len().saturating_sub(MAX_WAITING);
         taken.truncate(MAX_WAITING);
@@ -79,7 +75,7 @@ impl ForWire {
             return VecDeque::new();
         }
         self.some.store(false, Ordering::Release);
-        std::mem::take(&mut *self.mads())
+        std::mem::take(&mut *locked(&self.mads))
     }
 }
 
@@ -93,7 +89,7 @@ pub struct MadRouter {
     /// would never be received.
     unbound: Arc<OnceLock<UnboundSocket>>,
     /// `None` without a wire.
-    for_wire: Option<Arc<ForWire>>,
+    pub(crate) for_wire: Option<Arc<ForWire>>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) local: Arc<Tally>,
     /// No socket can be made, as where a program has all descriptors in use.
@@ -127,11 +123,6 @@ impl MadRouter {
         self.local.counters()
     }
 
-    /// One that the wire does not take.
-    pub(crate) fn count_unsent(&self) {
-        self.tally.count(MadOutcome::Unsent);
-    }
-
     /// So many that the wire has no room for now: see [`ForWire::put_back`].
     pub(crate) fn put_back(&self, mads: VecDeque<AddressedMad>) {
         let lost = self.for_wire.as_ref().map_or(0, |for_wire| for_wire.put_back(mads));
@@ -142,13 +133,9 @@ impl MadRouter {
         self.fabric.slot()
     }
 
-    pub(crate) fn for_wire(&self) -> Option<&Arc<ForWire>> {
-        self.for_wire.as_ref()
-    }
-
     /// The one bound socket of this process, however many threads ask for it at once. Nothing is waited for under the lock.
     pub(crate) fn bound_socket(&self) -> io::Result<Arc<BoundSocket>> {
-        let mut place = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = locked(&self.socket);
         if place.is_none() {
             *place = Some(Arc::new(BoundSocket::open(&self.name()?, self.fabric.key())?));
         }

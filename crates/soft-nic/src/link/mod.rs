@@ -2,7 +2,7 @@
 //! to others ([`udp`]).
 //!
 //! [`Link::join`] takes a slot on the fabric; channels to peers are made when first needed. Packets go out by [`Link::send_record`],
-//! come in by [`Link::poll`], and become visible to the peer at the latest with [`Link::ring_bells`], which the NIC's loop calls once
+//! come in by [`Carrier::poll_rings`], and become visible to the peer at the latest with [`Link::ring_bells`], which the NIC's loop calls once
 //! a round. The sender copies a payload into the ring, the
 //! receiver out of it: no NIC reaches into another process, where it would wait for a page that never comes. Nothing here knows
 //! keys, queues or completions, and nothing trusts what a peer wrote (INV-13).
@@ -24,6 +24,8 @@ mod receive;
 pub(crate) mod record;
 mod report;
 mod send;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 #[cfg(test)]
 mod tests;
 pub mod udp;
@@ -42,6 +44,7 @@ use capture::{Capture, CaptureReader};
 use fabric::Fabric;
 pub use fabric::{FabricError, FabricMember, FabricView, SLOTS, ServiceError, other_version};
 pub use inbound::Inbound;
+use mads::{MadOutcome, MadRouter};
 use peer::{Incoming, Outgoing, Peer};
 use port_watch::PortWatch;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
@@ -142,7 +145,7 @@ pub struct Link {
     examined: u8,
     /// Slots asked to ring when they consume, while we sleep.
     waiting: Vec<u8>,
-    mads: mads::MadRouter,
+    mads: MadRouter,
     /// PSN of the last datagram from QP1.
     mad_psn: u32,
     wire: Option<Wire>,
@@ -184,7 +187,7 @@ impl Link {
                 Some(Arc::new(epoll))
             }
         };
-        let mads = mads::MadRouter::new(Arc::clone(&fabric), wire.is_some());
+        let mads = MadRouter::new(Arc::clone(&fabric), wire.is_some());
         Ok(Link {
             fabric,
             mads,
@@ -234,23 +237,22 @@ impl Link {
         self.fabric.slot()
     }
 
-    /// What wakes this link's [`Link::sleep`] from another thread.
+    /// What ends this link's sleep from another thread.
     pub fn waker(&self) -> Waker {
         Waker { fabric: Arc::clone(&self.fabric) }
     }
 
-    /// The router of this process's MADs.
-    pub fn mad_router(&self) -> mads::MadRouter {
+    pub fn mad_router(&self) -> MadRouter {
         self.mads.clone()
     }
 
     /// Sends the connection manager's datagrams that are for other hosts.
     fn send_mads(&mut self) {
-        let Some(for_wire) = self.mads.for_wire() else { return };
+        let Some(for_wire) = &self.mads.for_wire else { return };
         let mut mads = for_wire.take();
         while let Some(addressed) = mads.pop_front() {
             let (Some(from), Some(to)) = (ip_of(addressed.from), ip_of(addressed.to)) else {
-                self.mads.count_unsent();
+                self.mads.tally.count(MadOutcome::Unsent);
                 continue;
             };
             if !self.has_wire_room(from) {
@@ -262,7 +264,7 @@ impl Link {
             let payload = Payload::Inline(&*addressed.mad);
             // One that cannot leave is lost; its connection manager sends it again.
             if self.send_packet(from, to, &packet, Icrc::Right, payload).is_err() {
-                self.mads.count_unsent();
+                self.mads.tally.count(MadOutcome::Unsent);
             }
         }
     }
@@ -272,7 +274,6 @@ impl Link {
         self.fabric.leave();
     }
 
-    /// Takes the call of a `softnic ctl`, if there is one.
     pub fn take_call(&self) -> Option<u64> {
         if self.fabric.is_ours() { self.fabric.take_call() } else { None }
     }

@@ -39,11 +39,6 @@ impl Link {
         }
     }
 
-    /// Whether a request can be sent to a slot now. Makes the channel when there is none.
-    pub fn room(&mut self, slot: u8) -> Room {
-        self.lane_room(slot, Lane::Request)
-    }
-
     /// The common case of [`Link::lane_room`]: a channel that the receiver has attached to, with room.
     #[inline]
     pub(super) fn has_room(&mut self, slot: u8, lane: Lane) -> bool {
@@ -53,6 +48,7 @@ impl Link {
             })
     }
 
+    /// Whether a message can be sent to a slot now. Makes the channel when there is none.
     pub(super) fn lane_room(&mut self, slot: u8, lane: Lane) -> Room {
         if self.has_room(slot, lane) {
             return Room::Yes;
@@ -147,7 +143,6 @@ impl Link {
         Err(NoPeer::Gone(slot))
     }
 
-    /// Attaches to channels that peers have published.
     pub(super) fn attach_published(&mut self) {
         for (i, mut bits) in self.fabric.take_published().into_iter().enumerate() {
             while bits != 0 {

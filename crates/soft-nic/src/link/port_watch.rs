@@ -40,10 +40,4 @@ impl PortWatch {
         self.pause_ns = pause_ns;
         self.due_ns = now_ns.saturating_add(pause_ns);
     }
-
-    /// Whether a look goes on.
-    #[cfg(test)]
-    pub(super) fn is_looking(&self) -> bool {
-        self.look.is_some()
-    }
 }

@@ -9,19 +9,13 @@ use super::peer::Incoming;
 use super::record::{self, RecordError};
 use super::udp::Arrived;
 use super::{Link, LinkEvent, path_of_wire};
-use crate::os::system;
 
 /// The room of a record from this length on is given back at once.
 const LONG_RECORD: usize = 16 * 1024;
 
 impl Link {
-    /// Hands up to `budget` arrived messages to `handler`, fewer when their payloads are long; returns how many it
-    /// consumed. Replies before requests, but for requests that the last round had no time for.
-    pub fn poll(&mut self, budget: usize, mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
-        self.poll_records(budget, &mut handler) + self.poll_packets(Now(system::monotonic_ns()), handler)
-    }
-
-    /// [`Link::poll`] for what comes through shared memory.
+    /// Hands up to `budget` messages that came through shared memory to `handler`, fewer when their payloads are long; returns how
+    /// many it consumed. Replies before requests, but for requests that the last round had no time for.
     pub(super) fn poll_records(
         &mut self,
         budget: usize,
@@ -73,7 +67,7 @@ impl Link {
         consumed
     }
 
-    /// [`Link::poll`] for the packets of the wire; returns how many datagrams were looked at. The kernel is asked for those of an
+    /// Hands the packets of the wire to `handler`; returns how many datagrams were looked at. The kernel is asked for those of an
     /// address that nothing came for lately only every few microseconds.
     pub(super) fn poll_packets(
         &mut self,
@@ -128,7 +122,6 @@ impl Link {
         Ok(())
     }
 
-    /// One lane.
     fn poll_lane(
         &mut self,
         index: usize,

@@ -21,11 +21,19 @@ use roce::{Content, Fragment, NakCode, Packet, Position, Psn, ServiceType};
 
 /// Version of what processes of a fabric share: directory, channels, records. A process of another one is refused when it joins.
 pub const VERSION: u32 = 11;
-/// Words of a request's header.
+/// Declares places in memory that processes of a fabric share; a change of one is a new version.
+macro_rules! places {
+    ($($name:ident = $at:expr;)*) => {
+        $(pub const $name: usize = $at;)*
+        #[cfg(test)]
+        pub const ALL: &[usize] = &[$($name),*];
+    };
+}
+pub(in crate::link) use places;
+
 pub const REQUEST_WORDS: usize = 7;
 /// Words of an answer's header.
 pub const REPLY_WORDS: usize = 4;
-/// Words of a path address.
 pub const PATH_WORDS: usize = 6;
 /// Largest payload of one record. Sender and receiver copy at the same time, a record each; with shorter
 /// records they wake each other more often, and a copy is over before helpers take part.
@@ -181,7 +189,6 @@ pub fn is_to_second_port(word0: u64) -> bool {
     word0 >> 48 & u64::from(flag::SECOND_PORT) != 0
 }
 
-/// Words of a path address.
 pub fn encode_path(path: &PathAddress) -> [u64; PATH_WORDS] {
     let half = |gid: &[u8; 16], i: usize| {
         let mut bytes = [0; 8];

@@ -9,9 +9,10 @@
 //! By raw system calls: the interposer hooks some of these names.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 
+use super::address::{ADDRESS_BYTES, from_bytes, to_bytes};
 use super::forks::NoForkSocket;
 use super::system;
 
@@ -150,7 +151,6 @@ impl SendBatch {
         waiting
     }
 
-    /// Forgets the first runs.
     fn forget(&mut self, runs: usize) {
         let end = self.runs.get(runs).map_or(self.bytes.len(), |run| run.start);
         self.bytes.drain(..end);
@@ -210,15 +210,15 @@ impl Datagrams {
                 system::set_option(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
             }
         }
-        let (name, len) = raw_address(&local);
+        let (name, len) = Address::of(&local);
         // SAFETY: `name` holds `len` bytes of an address.
         system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &name, len) })?;
-        let mut name = Address::default();
+        let mut name = Address::new();
         let mut len = size_of::<Address>() as libc::socklen_t;
         let number = libc::SYS_getsockname;
         // SAFETY: both live through the call, `len` says how large `name` is.
         system::check(unsafe { libc::syscall(number, socket.as_raw_fd(), &mut name, &mut len) })?;
-        let local = address(&name).ok_or_else(|| io::Error::other("a socket without an IP address"))?;
+        let local = from_bytes(&name.0).ok_or_else(|| io::Error::other("a socket without an IP address"))?;
         // What was cut out of one piece of memory comes in one piece, between namespaces of one host at least: one system call's
         // work instead of sixteen packets'. A kernel that cannot (before 5.0) hands over each by itself.
         let _ = system::set_option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
@@ -287,7 +287,7 @@ impl Datagrams {
     }
 
     fn send_run(&self, run: &Run, bytes: &[u8]) -> io::Result<()> {
-        let (mut name, len) = raw_address(&run.to);
+        let (mut name, len) = Address::of(&run.to);
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let mut control = SegmentCmsg::segments(run.segment as u16);
         // SAFETY: plain old data.
@@ -357,7 +357,7 @@ impl Datagrams {
         {
             let cut = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
             let bytes = &place[..if cut { 0 } else { (message.msg_len as usize).min(MAX_MESSAGE) }];
-            let Some(from) = address(name) else { continue };
+            let Some(from) = from_bytes(&name.0) else { continue };
             // One datagram, unless the kernel says how long each of several is.
             let one = control.segment(message.msg_hdr.msg_controllen).unwrap_or(bytes.len().max(1));
             if bytes.is_empty() {
@@ -417,54 +417,17 @@ impl GroCmsg {
 /// Room for an IPv4 or IPv6 socket address, as the kernel writes it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-struct Address([u8; size_of::<libc::sockaddr_in6>()], [u8; 4]);
+struct Address([u8; ADDRESS_BYTES], [u8; 4]);
 
 impl Address {
     const fn new() -> Address {
-        Address([0; size_of::<libc::sockaddr_in6>()], [0; 4])
+        Address([0; ADDRESS_BYTES], [0; 4])
     }
-}
 
-impl Default for Address {
-    fn default() -> Self {
-        Address::new()
-    }
-}
-
-/// `struct sockaddr_in` (family, port, address) or `sockaddr_in6` (family, port, flow, address, scope).
-fn raw_address(of: &SocketAddr) -> (Address, libc::socklen_t) {
-    let mut name = Address::default();
-    let bytes = &mut name.0;
-    bytes[2..4].copy_from_slice(&of.port().to_be_bytes());
-    match of {
-        SocketAddr::V4(of) => {
-            bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-            bytes[4..8].copy_from_slice(&of.ip().octets());
-            (name, size_of::<libc::sockaddr_in>() as libc::socklen_t)
-        }
-        SocketAddr::V6(of) => {
-            bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
-            bytes[8..24].copy_from_slice(&of.ip().octets());
-            bytes[24..28].copy_from_slice(&of.scope_id().to_ne_bytes());
-            (name, size_of::<libc::sockaddr_in6>() as libc::socklen_t)
-        }
-    }
-}
-
-fn address(name: &Address) -> Option<SocketAddr> {
-    let bytes = &name.0;
-    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
-    match i32::from(u16::from_ne_bytes([bytes[0], bytes[1]])) {
-        libc::AF_INET => {
-            let ip: [u8; 4] = bytes[4..8].try_into().ok()?;
-            Some(SocketAddrV4::new(Ipv4Addr::from(ip), port).into())
-        }
-        libc::AF_INET6 => {
-            let ip: [u8; 16] = bytes[8..24].try_into().ok()?;
-            let scope = u32::from_ne_bytes(bytes[24..28].try_into().ok()?);
-            Some(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope).into())
-        }
-        _ => None,
+    /// With the length that the kernel is told.
+    fn of(address: &SocketAddr) -> (Address, libc::socklen_t) {
+        let (bytes, len) = to_bytes(address);
+        (Address(bytes, [0; 4]), len as libc::socklen_t)
     }
 }
 

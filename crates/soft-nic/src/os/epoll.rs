@@ -4,11 +4,12 @@
 //! is reported as well, so nothing falls between the last look and the sleep. At work nothing is armed, and packets cost no wake-up.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 use std::time::Duration;
 
-use super::system::{check, moved_high};
+use super::per_process::locked;
+use super::system::{check, moved_high, new_descriptor};
 
 #[derive(Debug)]
 pub struct OneShotEpoll {
@@ -24,12 +25,8 @@ impl OneShotEpoll {
     ///
     /// Errors: the kernel's (descriptor limit).
     pub fn new() -> io::Result<OneShotEpoll> {
-        // SAFETY: plain system call.
-        let raw = check(unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: the kernel just gave us this descriptor.
-        let epoll = moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
         Ok(OneShotEpoll {
-            epoll,
+            epoll: moved_high(new_descriptor!(SYS_epoll_create1, libc::EPOLL_CLOEXEC)?),
             sockets: Mutex::new(Vec::new()),
             #[cfg(test)]
             failing: Default::default(),
@@ -46,7 +43,7 @@ impl OneShotEpoll {
             self.failing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
-        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sockets = locked(&self.sockets);
         match self.control(libc::EPOLL_CTL_ADD, socket, 0) {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
             other => other?,
@@ -59,7 +56,7 @@ impl OneShotEpoll {
 
     /// Has the next packet of each socket, or one that waits there already, end a wait once.
     pub fn arm(&self) {
-        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let sockets = locked(&self.sockets);
         for socket in sockets.iter() {
             // A socket that was closed reports nothing any more.
             let _ = self.control(libc::EPOLL_CTL_MOD, *socket, libc::EPOLLIN as u32);

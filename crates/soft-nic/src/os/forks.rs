@@ -4,10 +4,10 @@
 //! would keep that address for as long as the child lives.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use super::system::{check, moved_high};
+use super::system::{check, moved_high, new_descriptor};
 use super::unix_stream::abstract_address;
 
 /// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
@@ -85,10 +85,7 @@ impl NoForkSocket {
         let Some(entry) = OWN.iter().position(|place| place.load(Ordering::Relaxed) == FREE) else {
             return Err(io::ErrorKind::ResourceBusy.into());
         };
-        // SAFETY: plain system call.
-        let raw = check(unsafe { libc::syscall(libc::SYS_socket, domain, kind, 0) })? as RawFd;
-        // SAFETY: the kernel just gave us this descriptor.
-        let socket = moved_high(unsafe { OwnedFd::from_raw_fd(raw) });
+        let socket = moved_high(new_descriptor!(SYS_socket, domain, kind, 0)?);
         OWN[entry].store(socket.as_raw_fd(), Ordering::Relaxed);
         Ok(NoForkSocket { socket: Some(socket), entry, generation: fork_generation() })
     }

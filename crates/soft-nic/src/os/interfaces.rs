@@ -2,12 +2,12 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 
-use super::system::check;
+use super::address::from_bytes;
+use super::system::{check, new_descriptor};
 
-/// One address of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     /// `eth0`.
@@ -55,28 +55,20 @@ unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
         return None;
     }
     // SAFETY: not null, so an address of at least this length.
-    match i32::from(unsafe { (*address).sa_family }) {
-        libc::AF_INET => {
-            // SAFETY: an AF_INET address is a `sockaddr_in`; getifaddrs aligns it.
-            let ip = unsafe { (*address.cast::<libc::sockaddr_in>()).sin_addr.s_addr };
-            Some(Ipv4Addr::from(ip.to_ne_bytes()).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: an AF_INET6 address is a `sockaddr_in6`.
-            let ip = unsafe { (*address.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr };
-            Some(Ipv6Addr::from(ip).into())
-        }
-        _ => None,
-    }
+    let len = match i32::from(unsafe { (*address).sa_family }) {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => return None,
+    };
+    // SAFETY: an address of this family has this length.
+    let bytes = unsafe { std::slice::from_raw_parts(address.cast(), len) };
+    from_bytes(bytes).map(|address| address.ip())
 }
 
 /// `SIOCGIFMTU`, by raw system calls: the interposer hooks `ioctl`.
 fn mtu(name: &str) -> Option<u32> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-    // SAFETY: plain system call.
-    let raw = check(unsafe { libc::syscall(libc::SYS_socket, libc::AF_INET, kind, 0) }).ok()?;
-    // SAFETY: the kernel just gave us this descriptor.
-    let socket = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
+    let socket = new_descriptor!(SYS_socket, libc::AF_INET, kind, 0).ok()?;
     // SAFETY: plain old data.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.len() >= request.ifr_name.len() {

@@ -1,5 +1,6 @@
 //! The operating system, as safe functions: sockets and datagrams, threads and forks, interfaces, pages that processes share.
 
+pub mod address;
 pub mod datagrams;
 mod device_pages;
 mod epoll;

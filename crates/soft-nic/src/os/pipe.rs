@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 /// One pipe, seen from the NIC.
@@ -21,15 +21,7 @@ pub struct Pipe {
 impl Pipe {
     /// Makes a pipe; the program's end comes back as a bare number, since the program will close it.
     pub fn new() -> io::Result<(Self, RawFd)> {
-        let mut ends = [0; 2];
-        // SAFETY: `ends` has room for the two descriptors.
-        if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel just gave this descriptor to us alone.
-        let program = unsafe { OwnedFd::from_raw_fd(ends[0]) };
-        // SAFETY: as above.
-        let write = unsafe { OwnedFd::from_raw_fd(ends[1]) };
+        let (program, write) = io::pipe()?;
         // A new open file on the same pipe: its O_NONBLOCK is ours alone.
         let reopen = |fd: RawFd, write: bool| {
             std::fs::OpenOptions::new()
@@ -48,7 +40,6 @@ impl Pipe {
         matches!(self.write.write(event), Ok(n) if n == event.len())
     }
 
-    /// Takes up to `count` unread bytes back.
     pub fn take_back(&mut self, count: usize) {
         let mut byte = [0];
         for _ in 0..count {
@@ -89,7 +80,6 @@ pub fn open_pipes() -> Option<BTreeMap<u64, usize>> {
     Some(found)
 }
 
-/// Inode of the pipe that a descriptor reads.
 pub fn pipe_inode(fd: RawFd) -> Option<u64> {
     let metadata = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
     (metadata.mode() & libc::S_IFMT == libc::S_IFIFO).then(|| metadata.ino())

@@ -5,10 +5,12 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
+
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
@@ -20,7 +22,17 @@ pub fn check(result: i64) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Monotonic time in ns.
+/// Makes a system call that gives a new descriptor.
+macro_rules! new_descriptor {
+    ($number:ident $(, $argument:expr)*) => {{
+        // SAFETY: what the arguments point to, if anything, lives through the call, which only reads it.
+        let raw = $crate::os::system::check(unsafe { libc::syscall(libc::$number $(, $argument)*) });
+        // SAFETY: the kernel just gave us this descriptor.
+        raw.map(|raw| unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(raw as i32) })
+    }};
+}
+pub(crate) use new_descriptor;
+
 pub fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
@@ -53,19 +65,13 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     let name = CString::new(name)?;
     // NOEXEC_SEAL (Linux 6.3) keeps vm.memfd_noexec=2 content; older kernels say EINVAL.
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    let mut raw = -1;
-    for flags in [flags | libc::MFD_NOEXEC_SEAL, flags] {
-        // SAFETY: `name` is a C string that lives through the call.
-        raw = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) };
-        if raw >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
-            break;
-        }
-    }
-    let raw = check(raw)? as RawFd;
-    // SAFETY: the kernel just gave us this descriptor.
-    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    let make = |flags: u32| new_descriptor!(SYS_memfd_create, name.as_ptr(), flags);
+    let fd = match make(flags | libc::MFD_NOEXEC_SEAL) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => make(flags)?,
+        made => made?,
+    };
     // Above the limit of file sizes the kernel ends the process (SIGXFSZ).
-    if let Some(limit) = limit(libc::RLIMIT_FSIZE).filter(|limit| *limit < len as u64) {
+    if let Some(limit) = limit(Resource::RLIMIT_FSIZE).filter(|limit| *limit < len as u64) {
         return Err(io::Error::other(format!(
             "{len} bytes of shared memory are above this process's limit of file sizes, {limit} (ulimit -f): raise it"
         )));
@@ -80,24 +86,22 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
 
 /// Errors: a file of this length is above the limit of file sizes; the kernel would end the process that writes it (SIGXFSZ).
 pub fn check_file_size(len: u64) -> io::Result<()> {
-    match limit(libc::RLIMIT_FSIZE).filter(|limit| *limit < len) {
+    match limit(Resource::RLIMIT_FSIZE).filter(|limit| *limit < len) {
         None => Ok(()),
         Some(limit) => Err(io::Error::other(format!("the limit of file sizes is {limit} bytes (ulimit -f)"))),
     }
 }
 
 /// A limit of this process (`getrlimit(2)`), if it has that one.
-fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` lives through the call.
-    check(unsafe { libc::syscall(libc::SYS_getrlimit, resource, &raw mut limit) }).ok()?;
-    Some(limit.rlim_cur).filter(|limit| *limit != libc::RLIM_INFINITY)
+fn limit(resource: Resource) -> Option<u64> {
+    let (limit, _) = getrlimit(resource).ok()?;
+    Some(limit).filter(|limit| *limit != RLIM_INFINITY)
 }
 
 /// What the kernel said, with the limit of the address space where that may be why: it refuses memory, and threads.
 pub fn refusal(errno: i32) -> String {
     let error = io::Error::from_raw_os_error(errno);
-    let limit = limit(libc::RLIMIT_AS).filter(|_| [libc::ENOMEM, libc::EAGAIN].contains(&errno));
+    let limit = limit(Resource::RLIMIT_AS).filter(|_| [libc::ENOMEM, libc::EAGAIN].contains(&errno));
     limit.map_or_else(
         || error.to_string(),
         |limit| format!("{error}; this process's memory is limited to {limit} bytes (ulimit -v): raise it"),
@@ -106,14 +110,8 @@ pub fn refusal(errno: i32) -> String {
 
 /// Moves a descriptor out of the low numbers; leaves it where it is when the limit does not allow.
 pub fn moved_high(fd: OwnedFd) -> OwnedFd {
-    // SAFETY: plain system call on our descriptor.
-    let high =
-        unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
-    if high < 0 {
-        return fd;
-    }
-    // SAFETY: the kernel just gave us this descriptor.
-    unsafe { OwnedFd::from_raw_fd(high as RawFd) }
+    let high = new_descriptor!(SYS_fcntl, fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR);
+    high.unwrap_or(fd)
 }
 
 /// Size of a memfd that can neither shrink nor grow, or `None` when it is anything else.
@@ -162,11 +160,7 @@ pub fn open_memfd(path: &str) -> io::Result<OwnedFd> {
 
 /// Not through the interposer's hooks.
 pub(super) fn open(path: &CStr, flags: i32) -> io::Result<OwnedFd> {
-    let flags = flags | libc::O_CLOEXEC;
-    // SAFETY: `path` is a C string that lives through the call.
-    let raw = check(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) })?;
-    // SAFETY: the kernel just gave us this descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw as RawFd) })
+    new_descriptor!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC)
 }
 
 /// Number of the file system that a file lies in. Asks no server of a remote or a user's file system (`AT_STATX_DONT_SYNC`).
@@ -202,7 +196,6 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &time) };
 }
 
-/// Wakes every thread that sleeps on `word`.
 pub fn futex_wake(word: &AtomicU32) {
     // SAFETY: the word lives through the call; the kernel reads nothing from it.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
@@ -219,10 +212,7 @@ pub fn nap(time: Duration) {
 ///
 /// Errors: `ESRCH` when there is none, `EMFILE`…
 pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call.
-    let raw = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    // SAFETY: the kernel just gave us this descriptor.
-    Ok(moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+    new_descriptor!(SYS_pidfd_open, pid, 0).map(moved_high)
 }
 
 /// Whether a read would not wait; of a pidfd: its process has ended. About 0.2 µs.

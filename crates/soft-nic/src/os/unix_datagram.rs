@@ -16,7 +16,6 @@ use super::unix_stream::abstract_address;
 /// Longest datagram behind its key: a MAD with both addresses, and room to spare.
 pub const MAX_UNIX_DATAGRAM: usize = 512;
 
-/// Bytes of a key.
 const KEY: usize = 8;
 
 /// Datagrams that one call received.

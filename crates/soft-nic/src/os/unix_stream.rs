@@ -3,10 +3,10 @@
 //! By raw system calls, as in [`system`](super::system): one side is a thread within the user's program.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use super::system::{self, check};
+use super::system::{self, check, new_descriptor};
 
 /// The process at the other end, as the kernel noted when the connection was made (`SO_PEERCRED`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,17 +22,10 @@ pub struct Stream(OwnedFd);
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
-fn timed_out() -> io::Error {
-    io::ErrorKind::TimedOut.into()
-}
-
 /// A fresh socket with its descriptor out of the way of programs that count on small ones.
 fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-    // SAFETY: plain system call.
-    let raw = check(unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0) })?;
-    // SAFETY: the kernel just gave us this descriptor.
-    Ok(system::moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+    new_descriptor!(SYS_socket, libc::AF_UNIX, kind, 0).map(system::moved_high)
 }
 
 /// The address of an abstract name, and its length.
@@ -96,12 +89,7 @@ impl Listener {
             return Ok(None);
         }
         let null = std::ptr::null_mut::<libc::sockaddr>();
-        // SAFETY: no address is asked for.
-        let raw = check(unsafe {
-            libc::syscall(libc::SYS_accept4, self.0.as_raw_fd(), null, null, libc::SOCK_CLOEXEC)
-        })?;
-        // SAFETY: the kernel just gave us this descriptor.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
+        let fd = new_descriptor!(SYS_accept4, self.0.as_raw_fd(), null, null, libc::SOCK_CLOEXEC)?;
         let peer = peer(&fd)?;
         Ok(Some((Stream(fd), peer)))
     }
@@ -125,25 +113,36 @@ impl Stream {
         Ok((Stream(fd), peer))
     }
 
+    /// What the system call moves once the socket is ready for it.
+    fn when_ready(
+        &self,
+        events: i16,
+        until: Instant,
+        mut call: impl FnMut(RawFd) -> i64,
+    ) -> io::Result<usize> {
+        loop {
+            if !wait(&self.0, events, until)? {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match check(call(self.0.as_raw_fd())) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                moved => return Ok(moved? as usize),
+            }
+        }
+    }
+
     /// Sends all of `bytes`, without a signal when the reader has closed its end.
     ///
     /// Errors: the kernel's, or `TimedOut`.
     pub fn send(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         while !bytes.is_empty() {
-            if !wait(&self.0, libc::POLLOUT, until)? {
-                return Err(timed_out());
-            }
-            let (fd, null) = (self.0.as_raw_fd(), std::ptr::null::<libc::sockaddr>());
-            // SAFETY: reads no more than the slice has; no address is given.
-            let sent = check(unsafe {
-                libc::syscall(libc::SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, null, 0)
-            });
-            match sent {
-                Ok(count) => bytes = bytes.get(count as usize..).unwrap_or_default(),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
+            let null = std::ptr::null::<libc::sockaddr>();
+            let sent = self.when_ready(libc::POLLOUT, until, |fd| {
+                // SAFETY: reads no more than the slice has; no address is given.
+                unsafe { libc::syscall(libc::SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, null, 0) }
+            })?;
+            bytes = bytes.get(sent..).unwrap_or_default();
         }
         Ok(())
     }
@@ -152,22 +151,11 @@ impl Stream {
     ///
     /// Errors: the kernel's, or `TimedOut`.
     pub fn receive_some(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
-        loop {
-            if !wait(&self.0, libc::POLLIN, until)? {
-                return Err(timed_out());
-            }
-            let (fd, null) = (self.0.as_raw_fd(), std::ptr::null_mut::<libc::sockaddr>());
+        let (to, len, null) = (bytes.as_mut_ptr(), bytes.len(), std::ptr::null_mut::<libc::sockaddr>());
+        self.when_ready(libc::POLLIN, until, |fd| {
             // SAFETY: writes no more than the slice has; no address is asked for.
-            let got = check(unsafe {
-                let (to, len) = (bytes.as_mut_ptr(), bytes.len());
-                libc::syscall(libc::SYS_recvfrom, fd, to, len, libc::MSG_DONTWAIT, null, null)
-            });
-            match got {
-                Ok(count) => return Ok(count as usize),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
+            unsafe { libc::syscall(libc::SYS_recvfrom, fd, to, len, libc::MSG_DONTWAIT, null, null) }
+        })
     }
 
     /// Fills `bytes`.

@@ -1,76 +1,61 @@
 //! Socket addresses as programs pass them, and IP addresses as GIDs, which they are on RoCE.
 //!
-//! `struct sockaddr_in` and `sockaddr_in6` of ip(7) and ipv6(7), `struct sockaddr_ib` of `rdma/ib.h`.
+//! `struct sockaddr_ib` of `rdma/ib.h`; those of IP are in [`crate::os::address`].
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
-use roce::wire::Gid;
+use roce::wire::{Gid, gid_of};
+
+use crate::os::address::{ADDRESS_BYTES, from_bytes, to_bytes};
 
 const AF_IB: u16 = 27;
 /// Bytes of a `struct sockaddr_storage`.
 pub const STORAGE_BYTES: usize = 128;
 
-/// An address with its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Address {
     #[default]
     None,
-    /// IPv4.
-    V4 { ip: [u8; 4], port: u16 },
-    /// IPv6.
-    V6 {
-        ip: [u8; 16],
-        port: u16,
-        /// Interface, for link-local ones.
-        scope: u32,
-    },
+    Ip(SocketAddr),
     /// InfiniBand's own: kept, never resolved. librdmacm binds one to learn whether a kernel knows the newer commands.
     Ib([u8; 48]),
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Address::V4 { ip, port } => write!(f, "{}:{port}", Ipv4Addr::from(ip)),
-            Address::V6 { ip, port, .. } => write!(f, "[{}]:{port}", Ipv6Addr::from(ip)),
+        match self {
+            // Without its scope.
+            Address::Ip(SocketAddr::V6(v6)) => write!(f, "[{}]:{}", v6.ip(), v6.port()),
+            Address::Ip(v4) => v4.fmt(f),
             Address::None | Address::Ib(_) => f.write_str("no IP address"),
         }
     }
 }
 
 impl Address {
+    /// Every IPv4 address, and no port.
+    pub const ANY_V4: Address = Address::Ip(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0)));
+
     /// Reads what is at the beginning of `bytes`; `None` for a family that is not known here, or too few bytes.
     pub fn read(bytes: &[u8]) -> Option<Address> {
-        let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
-        let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
-        Some(match i32::from(family) {
-            libc::AF_INET => Address::V4 { ip: bytes.get(4..8)?.try_into().ok()?, port },
-            libc::AF_INET6 => Address::V6 {
-                ip: bytes.get(8..24)?.try_into().ok()?,
-                port,
-                scope: u32::from_ne_bytes(bytes.get(24..28)?.try_into().ok()?),
-            },
-            _ if family == AF_IB => Address::Ib(bytes.get(..48)?.try_into().ok()?),
-            _ => return None,
-        })
+        if bytes.starts_with(&AF_IB.to_ne_bytes()) {
+            return bytes.first_chunk().copied().map(Address::Ib);
+        }
+        from_bytes(bytes).map(Address::Ip)
     }
 
     /// From a GID: IPv4 when it is a mapped one.
     pub fn of_gid(gid: Gid, port: u16) -> Address {
-        match gid.ipv4() {
-            Some(ip) => Address::V4 { ip, port },
-            None => Address::V6 { ip: gid.0, port, scope: 0 },
-        }
+        Address::Ip(gid.ipv4().map_or_else(|| (gid.0, port).into(), |ip| (ip, port).into()))
     }
 
     /// Bytes of the C struct; 0 when there is none.
     pub fn size(&self) -> usize {
         match self {
             Address::None => 0,
-            Address::V4 { .. } => 16,
-            Address::V6 { .. } => 28,
-            Address::Ib(_) => 48,
+            Address::Ip(address) => to_bytes(address).1,
+            Address::Ib(bytes) => bytes.len(),
         }
     }
 
@@ -79,17 +64,7 @@ impl Address {
         let mut out = [0; STORAGE_BYTES];
         match self {
             Address::None => {}
-            Address::V4 { ip, port } => {
-                out[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-                out[2..4].copy_from_slice(&port.to_be_bytes());
-                out[4..8].copy_from_slice(ip);
-            }
-            Address::V6 { ip, port, scope } => {
-                out[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
-                out[2..4].copy_from_slice(&port.to_be_bytes());
-                out[8..24].copy_from_slice(ip);
-                out[24..28].copy_from_slice(&scope.to_ne_bytes());
-            }
+            Address::Ip(address) => out[..ADDRESS_BYTES].copy_from_slice(&to_bytes(address).0),
             Address::Ib(bytes) => out[..48].copy_from_slice(bytes),
         }
         out
@@ -110,27 +85,26 @@ impl Address {
     pub const IB_BYTES: u16 = 48;
 
     pub fn port(&self) -> u16 {
-        match self {
-            Address::V4 { port, .. } | Address::V6 { port, .. } => *port,
-            Address::None | Address::Ib(_) => 0,
-        }
+        if let Address::Ip(address) = self { address.port() } else { 0 }
     }
 
     /// The same with another port.
-    pub fn with_port(self, port: u16) -> Address {
-        match self {
-            Address::V4 { ip, .. } => Address::V4 { ip, port },
-            Address::V6 { ip, scope, .. } => Address::V6 { ip, port, scope },
-            other => other,
+    pub fn with_port(mut self, port: u16) -> Address {
+        if let Address::Ip(address) = &mut self {
+            address.set_port(port);
         }
+        self
+    }
+
+    pub fn is_v4(&self) -> bool {
+        matches!(self, Address::Ip(SocketAddr::V4(_)))
     }
 
     /// Whether it stands for every address.
     pub fn is_any(&self) -> bool {
         match self {
             Address::None => true,
-            Address::V4 { ip, .. } => *ip == [0; 4],
-            Address::V6 { ip, .. } => *ip == [0; 16],
+            Address::Ip(address) => address.ip().is_unspecified(),
             Address::Ib(bytes) => bytes[8..24] == [0; 16],
         }
     }
@@ -138,8 +112,7 @@ impl Address {
     /// The GID that it is on RoCE, if it is one address. InfiniBand's is another one: `Ids::gid_at`.
     pub fn gid(&self) -> Option<Gid> {
         match self {
-            Address::V4 { ip, .. } if !self.is_any() => Some(Gid::from_ipv4(*ip)),
-            Address::V6 { ip, .. } if !self.is_any() => Some(Gid(*ip)),
+            Address::Ip(address) if !self.is_any() => Some(gid_of(address.ip())),
             _ => None,
         }
     }
@@ -154,7 +127,7 @@ mod tests {
         let mut v4 = [0; 16];
         v4[..8].copy_from_slice(&[2, 0, 0x1c, 0x06, 10, 9, 0, 1]);
         let read = Address::read(&v4).unwrap();
-        assert_eq!(read, Address::V4 { ip: [10, 9, 0, 1], port: 7174 });
+        assert_eq!(read, Address::Ip("10.9.0.1:7174".parse().unwrap()));
         assert_eq!((read.size(), &read.write()[..16]), (16, &v4[..]));
         let mut v6 = [0; 28];
         v6[..2].copy_from_slice(&[10, 0]);
@@ -179,10 +152,10 @@ mod tests {
 
     #[test]
     fn an_address_is_a_gid_and_the_wildcard_is_none() {
-        let one = Address::V4 { ip: [10, 9, 0, 1], port: 0 };
+        let one = Address::Ip("10.9.0.1:0".parse().unwrap());
         assert_eq!(one.gid(), Some(Gid::from_ipv4([10, 9, 0, 1])));
         assert_eq!(Address::of_gid(one.gid().unwrap(), 7), one.with_port(7));
-        assert_eq!(Address::V4 { ip: [0; 4], port: 7 }.gid(), None);
+        assert_eq!(Address::ANY_V4.with_port(7).gid(), None);
         assert!(Address::None.is_any());
     }
 }

@@ -27,13 +27,14 @@ const GET_EVENT: u32 = 12;
 /// A command of a program.
 #[derive(Debug)]
 pub struct Call {
-    command: u32,
-    name: &'static str,
+    /// Its number, as in `rdma/rdma_user_cm.h`.
+    pub(super) command: u32,
+    pub(super) name: &'static str,
     /// Room for the answer.
-    room: usize,
+    pub(super) room: usize,
     bytes: Vec<u8>,
     /// What `write` returns.
-    len: usize,
+    pub written: usize,
 }
 
 /// What a command needs beside its own bytes.
@@ -64,27 +65,12 @@ impl Call {
         refuse_if!(name.is_empty(), ENOSYS, "command {command}");
         bytes.drain(..ucm_hdr::SIZE);
         bytes.truncate(given);
-        Ok(Call { command, name, room, bytes, len })
+        Ok(Call { command, name, room, bytes, written: len })
     }
 
     /// Whether it waits for an event: read the event's byte first.
     pub fn is_get_event(&self) -> bool {
         self.command == GET_EVENT
-    }
-
-    /// What the system call returns.
-    pub fn written(&self) -> usize {
-        self.len
-    }
-
-    /// Its name, for the log.
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Number of the command, as in `rdma/rdma_user_cm.h`.
-    pub(super) fn number(&self) -> u32 {
-        self.command
     }
 
     /// The command behind its header.
@@ -99,11 +85,6 @@ impl Call {
             return Err(refusal!(ENOSPC, "{name}: room for {room} bytes, {least} are needed"));
         }
         Ok(())
-    }
-
-    /// Room for the answer.
-    pub(super) fn room(&self) -> usize {
-        self.room
     }
 
     /// Writes as much of the answer as there is room for.

@@ -25,10 +25,9 @@ const MAX_OPTION_LEN: u32 = 4 << 20;
 /// `IB_EVENT_COMM_EST`.
 const EVENT_ESTABLISHED: u32 = 4;
 
-/// Runs the command.
 pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     let (fields, file, now) = (call.fields(), context.file, context.now);
-    match call.number() {
+    match call.command {
         0 => create_id(call, ids, context),
         1 => destroy_id(call, ids, context),
         2 => {
@@ -79,7 +78,7 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
             }
         }
         16 | 22 => {
-            let at = if call.number() == 16 { ucm_join_ip_mcast::ID } else { ucm_join_mcast::ID };
+            let at = if call.command == 16 { ucm_join_ip_mcast::ID } else { ucm_join_mcast::ID };
             ids.id_with_device(file, fields.u32(at))?;
             Err(refusal!(ENOSYS, "no multicast on these devices"))
         }

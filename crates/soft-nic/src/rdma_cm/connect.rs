@@ -33,7 +33,21 @@ const HOP_LIMIT: u8 = 64;
 /// The one P_Key.
 pub const PKEY: u16 = 0xffff;
 /// `RDMA_UDP_QKEY`.
-const UDP_QKEY: u32 = 0x0123_4567;
+pub const UDP_QKEY: u32 = 0x0123_4567;
+
+/// What the event of a request and that of the reply to one have beside private data.
+macro_rules! conn_param {
+    ($message:ident) => {
+        Writer::new()
+            .u32(conn::QP_NUM, $message.qpn)
+            // What they hold, we may have outstanding, and the other way round.
+            .u8(conn::RESPONDER_RESOURCES, $message.initiator_depth)
+            .u8(conn::INITIATOR_DEPTH, $message.responder_resources)
+            .u8(conn::FLOW_CONTROL, u8::from($message.flow_control))
+            .u8(conn::RNR_RETRY_COUNT, $message.rnr_retry)
+            .u8(conn::SRQ, u8::from($message.srq))
+    };
+}
 
 /// Parameters of a connection, as the program gives them.
 pub struct ConnParam<'c> {
@@ -42,7 +56,6 @@ pub struct ConnParam<'c> {
 }
 
 impl<'c> ConnParam<'c> {
-    /// Reads a `struct rdma_ucm_conn_param`.
     pub fn read(bytes: &'c [u8]) -> ConnParam<'c> {
         let fields = Reader(bytes);
         let len = usize::from(fields.u8(conn::PRIVATE_DATA_LEN));
@@ -100,10 +113,9 @@ pub fn path(devices: &[DeviceConfig], id: &Id, device: &DeviceConfig) -> Path {
 
 /// The header of a request's private data.
 fn ip_header(id: &Id) -> [u8; IpCm::BYTES] {
-    let ip_version = if matches!(id.destination, Address::V4 { .. }) { 4 } else { 6 };
     IpCm {
         version: 0,
-        ip_version,
+        ip_version: if id.destination.is_v4() { 4 } else { 6 },
         source_port: id.source.port(),
         source: id.source.gid().unwrap_or_default(),
         destination: id.destination.gid().unwrap_or_default(),
@@ -267,43 +279,19 @@ impl Ids {
         }
         let device = id.device.and_then(|device| self.devices.get(device));
         let param = match &told {
-            Event::Replied { rep, private, .. } => with_private(
-                Writer::<{ ud::SIZE }>::new()
-                    .u32(conn::QP_NUM, rep.qpn)
-                    // What they hold, we may have outstanding, and the other way round.
-                    .u8(conn::RESPONDER_RESOURCES, rep.initiator_depth)
-                    .u8(conn::INITIATOR_DEPTH, rep.responder_resources)
-                    .u8(conn::FLOW_CONTROL, u8::from(rep.flow_control))
-                    .u8(conn::RNR_RETRY_COUNT, rep.rnr_retry)
-                    .u8(conn::SRQ, u8::from(rep.srq)),
-                conn::PRIVATE_DATA,
-                conn::PRIVATE_DATA_LEN,
-                private,
-            ),
-            Event::Rejected { private, .. } => {
-                with_private(Writer::new(), conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN, private)
-            }
+            Event::Replied { rep, private, .. } => with_private(conn_param!(rep), CONN_PRIVATE, private),
+            Event::Rejected { private, .. } => with_private(Writer::new(), CONN_PRIVATE, private),
             Event::SidrReplied { rep, private, .. } => {
                 id.qkey = rep.qkey;
                 let vector = device.map(|device| address_vector(device, &path(&self.devices, id, device)));
-                with_private(
-                    Writer::<{ ud::SIZE }>::new()
-                        .u32(ud::QP_NUM, rep.qpn)
-                        .u32(ud::QKEY, rep.qkey)
-                        .bytes(ud::AH_ATTR, &vector.unwrap_or([0; ah::SIZE])),
-                    ud::PRIVATE_DATA,
-                    ud::PRIVATE_DATA_LEN,
-                    private,
-                )
+                let param = Writer::new().u32(ud::QP_NUM, rep.qpn).u32(ud::QKEY, rep.qkey);
+                let param = param.bytes(ud::AH_ATTR, &vector.unwrap_or([0; ah::SIZE]));
+                with_private(param, UD_PRIVATE, private)
             }
             _ => Writer::new(),
         };
         let bytes = event(number, kind, status).bytes(ucm_event_resp::PARAM, &param.finish()).finish();
         self.queue(number, Queued { owner: number, brings: None, bytes });
-    }
-
-    fn note(&self, why: String) {
-        self.reasons.note_connection(why);
     }
 
     /// A connection request: a new id, which the program learns of through the listener's.
@@ -318,14 +306,17 @@ impl Ids {
         let from = Ipv6Addr::from(route.remote.0);
         // The connection manager forgets the request when no program takes it; a refusal says so.
         let refuse = |ids: &mut Self, why: &str| {
-            ids.note(format!("a request of {from} for port {} is refused: {why}", service as u16));
+            ids.reasons.note_connection(format!(
+                "a request of {from} for port {} is refused: {why}",
+                service as u16
+            ));
             ids.cm.release_connection(Now(0), connection);
         };
         let alien = (pkey ^ PKEY) & 0x7fff != 0;
         if req.is_some_and(|req| alien || req.primary.remote_gid != route.local) {
             // `cm_init_av_by_path`: the port that is meant is named.
             let why = "its P_Key is not 0xffff, or it means another GID; resolve the address anew";
-            self.note(format!("a request of {from} is refused: {why}"));
+            self.reasons.note_connection(format!("a request of {from} is refused: {why}"));
             let _ = self.cm.reject(Now(0), connection, reason::INVALID_GID, &route.local.0, &[]);
             return;
         }
@@ -364,8 +355,8 @@ impl Ids {
         self.of_connection.insert(connection, number);
         let own = &private[IpCm::BYTES..];
         let param = match req {
-            Some(req) => with_private(request_param(req), conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN, own),
-            None => with_private(Writer::new(), ud::PRIVATE_DATA, ud::PRIVATE_DATA_LEN, own),
+            Some(req) => with_private(conn_param!(req).u8(conn::RETRY_COUNT, req.retry), CONN_PRIVATE, own),
+            None => with_private(Writer::new(), UD_PRIVATE, own),
         };
         let bytes =
             event(number, event::CONNECT_REQUEST, 0).bytes(ucm_event_resp::PARAM, &param.finish()).finish();
@@ -382,56 +373,41 @@ impl Ids {
 
 /// Why a connection does not come about, if it does not.
 fn why_not(told: &Event) -> Option<String> {
-    Some(match told {
+    let why = match told {
         Event::Rejected { rej, private, .. } => match rej.reason {
             reason::INVALID_SERVICE_ID => {
-                "rejected: nobody listens there; rdma_listen first, and compare ports".to_owned()
+                "rejected: nobody listens there; rdma_listen first, and compare ports"
             }
             reason::CONSUMER => {
-                format!("rejected by its program, with {} bytes of private data; ask it why", private.len())
+                let bytes = private.len();
+                return Some(format!(
+                    "rejected by its program, with {bytes} bytes of private data; ask it why"
+                ));
             }
-            reason::TIMEOUT => "rejected: the other end waited too long; accept or answer sooner".to_owned(),
-            reason::STALE_CONNECTION => {
-                "rejected: it knows an older connection of this QP; make a new one".to_owned()
-            }
-            reason::INVALID_GID => {
-                "rejected: GID or P_Key is not of its port; resolve the address anew".to_owned()
-            }
-            other => format!("rejected with reason {other} (IBTA vol. 1 §12.6.7.2)"),
+            reason::TIMEOUT => "rejected: the other end waited too long; accept or answer sooner",
+            reason::STALE_CONNECTION => "rejected: it knows an older connection of this QP; make a new one",
+            reason::INVALID_GID => "rejected: GID or P_Key is not of its port; resolve the address anew",
+            other => return Some(format!("rejected with reason {other} (IBTA vol. 1 §12.6.7.2)")),
         },
         Event::Unreachable { .. } => {
             "no answer to any request (cm_timeout, cm_retries); is its NIC running, and UDP port 4791 open?"
-                .to_owned()
         }
         Event::SidrReplied { rep, .. } if rep.status != 0 => {
-            format!(
-                "refused with SIDR status {}; 1: nobody listens there, 2: its program refused",
-                rep.status
-            )
+            let of = "1: nobody listens there, 2: its program refused";
+            return Some(format!("refused with SIDR status {}; {of}", rep.status));
         }
         _ => return None,
-    })
+    };
+    Some(why.to_owned())
 }
 
-/// What a request's event has beside private data.
-fn request_param(req: &Req) -> Writer<{ ud::SIZE }> {
-    Writer::new()
-        .u32(conn::QP_NUM, req.qpn)
-        // What they hold, we may have outstanding, and the other way round.
-        .u8(conn::RESPONDER_RESOURCES, req.initiator_depth)
-        .u8(conn::INITIATOR_DEPTH, req.responder_resources)
-        .u8(conn::FLOW_CONTROL, u8::from(req.flow_control))
-        .u8(conn::RETRY_COUNT, req.retry)
-        .u8(conn::RNR_RETRY_COUNT, req.rnr_retry)
-        .u8(conn::SRQ, u8::from(req.srq))
-}
+/// Where private data and their length are, in either kind of parameters.
+const CONN_PRIVATE: [usize; 2] = [conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN];
+const UD_PRIVATE: [usize; 2] = [ud::PRIVATE_DATA, ud::PRIVATE_DATA_LEN];
 
-fn with_private(
-    param: Writer<{ ud::SIZE }>,
-    at: usize,
-    len_at: usize,
-    private: &[u8],
-) -> Writer<{ ud::SIZE }> {
+type Param = Writer<{ ud::SIZE }>;
+
+fn with_private(param: Param, [at, len_at]: [usize; 2], private: &[u8]) -> Param {
     // The longest of any message, 224 bytes, has room in 256.
     param.bytes(at, private).u8(len_at, private.len() as u8)
 }

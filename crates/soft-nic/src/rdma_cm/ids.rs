@@ -3,6 +3,7 @@
 //! States and checks follow Linux's `drivers/infiniband/core/cma.c`: which call goes with which state, and its errno.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use mlx5_device::Answer;
 use mlx5_device::command::{refusal, refuse_if};
@@ -51,9 +52,10 @@ pub mod qp_type {
 }
 
 /// Where an id stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Stage {
     /// Made.
+    #[default]
     Idle,
     /// Has an address of its own.
     Bound,
@@ -65,12 +67,11 @@ pub enum Stage {
     Connected,
     /// Is over.
     Disconnected,
-    /// Listens.
     Listening,
 }
 
 /// One `struct rdma_cm_id` of a program.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Id {
     pub file: u32,
     /// What the program calls it in events; 0 until it is told.
@@ -168,7 +169,6 @@ impl Ids {
         Ok(found)
     }
 
-    /// The id, when it has a device.
     pub fn id_with_device(&mut self, file: u32, number: u32) -> Answer<(&mut Id, usize)> {
         let found = self.id(file, number)?;
         let device = found.device.ok_or_else(|| refusal!(EINVAL, "id {number} has no device yet"))?;
@@ -180,24 +180,7 @@ impl Ids {
         let number = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         let starting_psn = self.draw() as u32 & 0xff_ffff;
-        let id = Id {
-            file,
-            uid,
-            space,
-            qp_type,
-            stage: Stage::Idle,
-            source: Address::None,
-            destination: Address::None,
-            device: None,
-            connection: None,
-            events_reported: 0,
-            starting_psn,
-            qkey: 0,
-            reuse: false,
-            traffic_class: 0,
-            ack_timeout: None,
-        };
-        self.ids.insert(number, id);
+        self.ids.insert(number, Id { file, uid, space, qp_type, starting_psn, ..Id::default() });
         number
     }
 
@@ -222,12 +205,8 @@ impl Ids {
 
     /// BIND: an address of one's own.
     pub fn bind(&mut self, number: u32, address: Address) -> Answer<()> {
-        let device = match address.gid() {
-            Some(gid) => Some(
-                self.device_of(gid).ok_or_else(|| refusal!(ENODEV, "no port has the address {address:?}"))?,
-            ),
-            None => None,
-        };
+        let none = || refusal!(ENODEV, "no port has the address {address:?}");
+        let device = address.gid().map(|gid| self.device_of(gid).ok_or_else(none)).transpose()?;
         let id = self.ids.get(&number).ok_or_else(|| refusal!(ENOENT, "no such id"))?;
         refuse_if!(id.stage != Stage::Idle, EINVAL, "BIND of an id that is {:?}", id.stage);
         let address = self.claim_port(number, address)?;
@@ -283,9 +262,9 @@ impl Ids {
         let stage = self.ids.get(&number).map(|id| id.stage);
         if stage == Some(Stage::Idle) {
             let any = match destination {
-                Address::V6 { .. } => Address::V6 { ip: [0; 16], port: 0, scope: 0 },
+                Address::Ip(SocketAddr::V6(_)) => Address::Ip((Ipv6Addr::UNSPECIFIED, 0).into()),
                 Address::Ib(bytes) => Address::Ib(bytes),
-                _ => Address::V4 { ip: [0; 4], port: 0 },
+                _ => Address::ANY_V4,
             };
             self.bind(number, if source == Address::None { any } else { source })?;
         } else if stage != Some(Stage::Bound) {
@@ -330,9 +309,8 @@ impl Ids {
             return Err(libc::EAFNOSUPPORT);
         }
         let ip_gid = |device: &DeviceConfig| {
-            let wanted_v4 = matches!(destination, Address::V4 { .. });
             // A link-local address is good for one link only, and the program does not say which.
-            let fits = |ip: &Gid| ip.ipv4().is_some() == wanted_v4 && ip_of(*ip).is_some();
+            let fits = |ip: &Gid| ip.ipv4().is_some() == destination.is_v4() && ip_of(*ip).is_some();
             device.ips.iter().copied().map(Gid).find(fits)
         };
         // No address is this machine, as everywhere.
@@ -371,7 +349,7 @@ impl Ids {
 
     pub fn listen(&mut self, number: u32, backlog: u32) -> Answer<()> {
         if self.ids.get(&number).is_some_and(|id| id.stage == Stage::Idle) {
-            self.bind(number, Address::V4 { ip: [0; 4], port: 0 })?;
+            self.bind(number, Address::ANY_V4)?;
         }
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
         refuse_if!(id.stage != Stage::Bound, EINVAL, "LISTEN of an id that is {:?}", id.stage);
@@ -393,7 +371,6 @@ impl Ids {
         Ok(())
     }
 
-    /// The id that listens to a service at an IP address.
     pub fn listener(&self, service: u64, address: Gid) -> Option<u32> {
         let find = |wanted: Option<Gid>| {
             self.ids.iter().find(|(_, id)| {
@@ -446,7 +423,6 @@ impl Ids {
     }
 }
 
-/// Service id of an id's own port.
 pub fn service_id(id: &Id) -> u64 {
     u64::from(id.space) << 16 | u64::from(id.source.port())
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use roce::wire::mad::MAD_BYTES;
@@ -20,12 +20,12 @@ use crate::link::mads::{
     word,
 };
 use crate::link::udp::ROCE_PORT;
+use crate::os::locked;
 use crate::os::unix_datagram::BoundSocket;
 
 /// MADs that one look takes.
 const BUDGET: usize = 256;
 
-/// A process of the fabric that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedProcess {
     pub slot: u8,
@@ -67,7 +67,6 @@ struct Watch {
     process: Process,
 }
 
-/// Processes that are watched.
 type Watched = Arc<Mutex<Vec<Watch>>>;
 
 /// Waits for MADs, without the port's lock.
@@ -81,7 +80,7 @@ pub struct MadWaiter {
 impl MadWaiter {
     /// Waits until a MAD comes, [`MadWaiter::ring`] is called, a process that is watched ends, or the time is over.
     pub fn wait(&self, max: Duration) {
-        let watched: Vec<_> = watched(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
+        let watched: Vec<_> = locked(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
         self.socket.wait(&watched, max);
     }
 
@@ -90,10 +89,6 @@ impl MadWaiter {
         // A full socket ends the wait too.
         let _ = self.socket.post(&self.name, &[], &[]);
     }
-}
-
-fn watched(watched: &Watched) -> MutexGuard<'_, Vec<Watch>> {
-    watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A process's port for MADs within a fabric and beyond.
@@ -136,7 +131,7 @@ impl FabricMads {
 
     /// Watched processes that have ended: slot and generation.
     fn ended(&self) -> Vec<(u8, u32)> {
-        let watched = watched(&self.watched);
+        let watched = locked(&self.watched);
         let ended = watched.iter().filter(|watch| watch.process.has_ended());
         ended.map(|watch| (watch.slot, watch.generation)).collect()
     }
@@ -144,7 +139,7 @@ impl FabricMads {
     /// Ends the watch of these processes and keeps what [`MadPort::departed`] says of them.
     fn depart(&mut self, ended: &[(u8, u32)]) {
         for &(slot, generation) in ended {
-            watched(&self.watched).retain(|watch| (watch.slot, watch.generation) != (slot, generation));
+            locked(&self.watched).retain(|watch| (watch.slot, watch.generation) != (slot, generation));
             let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
             let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
             self.asked.retain(|asked| !is_its(&asked));
@@ -152,7 +147,6 @@ impl FabricMads {
         }
     }
 
-    /// Sends to this slot's owner.
     fn post(&mut self, slot: u8, owner: &SlotOwner, addressed: AddressedMad) {
         self.watch(slot, owner);
         let to_all = address(&addressed.mad) == Some(Address::All);
@@ -185,7 +179,7 @@ impl FabricMads {
         if slot == self.router.fabric.slot() {
             return;
         }
-        let mut watched = watched(&self.watched);
+        let mut watched = locked(&self.watched);
         // One that has left the fabric, and goes on without, has told its peers; the end of one that has ended is still to be reported.
         watched.retain(|known| {
             known.slot != slot || known.generation == owner.generation || known.process.has_ended()
@@ -207,9 +201,15 @@ impl FabricMads {
     }
 }
 
+fn service_word(service: u64, address: Option<Gid>) -> Option<ServiceWord> {
+    ServiceWord::new(service, address.map(|gid| gid.0))
+}
+
 impl MadPort for FabricMads {
     fn send(&mut self, addressed: AddressedMad) {
-        if let Some(for_wire) = self.router.for_wire().filter(|_| !self.addresses.contains(&addressed.to)) {
+        if let Some(for_wire) =
+            self.router.for_wire.as_ref().filter(|_| !self.addresses.contains(&addressed.to))
+        {
             if !for_wire.push(addressed) {
                 self.router.tally.count(MadOutcome::Full);
             }
@@ -278,19 +278,15 @@ impl MadPort for FabricMads {
     }
 
     fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError> {
-        ServiceWord::new(service, address.map(|gid| gid.0))
-            .map_or(Ok(()), |word| self.router.fabric.announce(word))
+        service_word(service, address).map_or(Ok(()), |word| self.router.fabric.announce(word))
     }
 
     fn withdraw(&mut self, service: u64, address: Option<Gid>) {
-        if let Some(word) = ServiceWord::new(service, address.map(|gid| gid.0)) {
-            self.router.fabric.withdraw(word);
-        }
+        service_word(service, address).into_iter().for_each(|word| self.router.fabric.withdraw(word));
     }
 
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
-        let word = ServiceWord::new(service, address.map(|gid| gid.0));
-        word.is_some_and(|word| self.router.fabric.clashing_slot(word).is_some())
+        service_word(service, address).is_some_and(|word| self.router.fabric.clashing_slot(word).is_some())
     }
 
     fn departed(&mut self) -> Vec<EndedProcess> {
@@ -298,7 +294,7 @@ impl MadPort for FabricMads {
     }
 
     fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {
-        self.router.for_wire()?;
+        self.router.for_wire.as_ref()?;
         // The kernel's routing, asked without sending anything: what a UDP socket would leave from (udp(7)).
         let to = ip_of(to)?;
         let any: IpAddr =

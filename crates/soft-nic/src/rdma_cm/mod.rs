@@ -35,7 +35,7 @@ use crate::abi::reasons::Reasons;
 use crate::link::mads::MadRouter;
 use crate::os::pipe::pipe_inode;
 use crate::os::signals::spawn;
-use crate::os::{log, log_enabled, system};
+use crate::os::{locked, log, log_enabled, system};
 pub use call::Call;
 use call::CallContext;
 pub use ids::CmTimeouts;
@@ -43,7 +43,6 @@ use ids::Ids;
 use mad_port::{FabricMads, MadWaiter};
 use queue::Queue;
 
-/// Name of the connection manager's thread.
 pub const THREAD_NAME: &str = "softnic-cm";
 /// Longest wait of that thread when nothing is due.
 const IDLE: Duration = Duration::from_secs(60);
@@ -103,7 +102,7 @@ impl Manager {
     }
 
     fn run(&self) -> std::io::Result<Arc<Running>> {
-        let mut place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut place = locked(&self.running);
         if let Some(running) = &*place {
             return Ok(running.clone());
         }
@@ -123,7 +122,7 @@ impl Manager {
     }
 
     fn running(&self) -> Answer<Arc<Running>> {
-        let place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let place = locked(&self.running);
         place.clone().ok_or_else(|| refusal!(EIO, "the connection manager was not opened"))
     }
 
@@ -180,11 +179,11 @@ impl Manager {
             running.bell.ring();
         }
         if let Err(error) = &answer {
-            self.reasons.note_refused(&format!("rdma_cm {}", call.name()), error);
+            self.reasons.note_refused(&format!("rdma_cm {}", call.name), error);
         }
         if log_enabled() {
             let outcome = answer.as_ref().map_or_else(ToString::to_string, |answer| format!("{answer:?}"));
-            log(&format!("rdma_cm {} -> {outcome}", call.name()));
+            log(&format!("rdma_cm {} -> {outcome}", call.name));
         }
         answer
     }

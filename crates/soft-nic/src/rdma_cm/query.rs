@@ -6,43 +6,22 @@ use mlx5_device::Answer;
 use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::model::DeviceConfig;
 use roce::cm::{ConnectionId, State};
+use roce::qp_state::AttrMask;
 use roce::wire::cm::Path;
 
 use super::address::Address;
 use super::call::{Call, CallContext};
-use super::connect::{PKEY, address_vector, life_time, path};
+use super::connect::{PKEY, UDP_QKEY, address_vector, life_time, path};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
 use crate::abi::layout::{
     Writer, path_rec_data, ucm_init_qp_attr, ucm_query, ucm_query_addr_resp, ucm_query_path_resp,
     ucm_query_route_resp, user_path_rec, uverbs_qp_attr,
 };
 
-/// `RDMA_UDP_QKEY`.
-const UDP_QKEY: u32 = 0x0123_4567;
 /// `IB_PATH_GMP`, `_PRIMARY`, `_BIDIRECTIONAL`.
 const PATH_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 /// Selector «exactly».
 const EXACTLY: u8 = 2;
-
-/// Bits of an attribute mask, `enum ib_qp_attr_mask`.
-mod mask {
-    pub const STATE: u32 = 1;
-    pub const ACCESS_FLAGS: u32 = 1 << 3;
-    pub const PKEY_INDEX: u32 = 1 << 4;
-    pub const PORT: u32 = 1 << 5;
-    pub const QKEY: u32 = 1 << 6;
-    pub const AV: u32 = 1 << 7;
-    pub const PATH_MTU: u32 = 1 << 8;
-    pub const TIMEOUT: u32 = 1 << 9;
-    pub const RETRY_CNT: u32 = 1 << 10;
-    pub const RNR_RETRY: u32 = 1 << 11;
-    pub const RQ_PSN: u32 = 1 << 12;
-    pub const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
-    pub const MIN_RNR_TIMER: u32 = 1 << 15;
-    pub const SQ_PSN: u32 = 1 << 16;
-    pub const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
-    pub const DEST_QPN: u32 = 1 << 20;
-}
 
 fn device<'i>(ids: &'i Ids, id: &Id) -> Option<&'i DeviceConfig> {
     id.device.and_then(|device| ids.devices.get(device))
@@ -111,7 +90,7 @@ pub fn query(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()
         }
         1 => {
             call.need_room(ucm_query_path_resp::SIZE)?;
-            call.respond(context.memory, response, &paths(ids, id, call.room()))
+            call.respond(context.memory, response, &paths(ids, id, call.room))
         }
         other => Err(refusal!(ENOSYS, "QUERY for {other}")),
     }
@@ -205,23 +184,28 @@ pub fn init_qp_attr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> An
 
 type Attributes = Writer<{ uverbs_qp_attr::SIZE }>;
 
+fn mask(set: &[AttrMask]) -> u32 {
+    set.iter().fold(AttrMask::STATE.0, |mask, attribute| mask | attribute.0)
+}
+
 /// Before there is a connection, and for datagrams: what INIT takes.
 fn unconnected(id: &Id, port: u8) -> Answer<Attributes> {
+    use AttrMask as A;
     use uverbs_qp_attr as at;
-    let common = mask::STATE | mask::PKEY_INDEX | mask::PORT;
     let attributes = Writer::new().u8(at::PORT_NUM, port);
     if id.qp_type != qp_type::UD {
-        return Ok(attributes.u32(at::MASK, common | mask::ACCESS_FLAGS));
+        return Ok(attributes.u32(at::MASK, mask(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])));
     }
     let qkey = match (id.qkey, id.space) {
         (0, space::UDP | space::IPOIB) => UDP_QKEY,
         (qkey, _) => qkey,
     };
-    Ok(attributes.u32(at::MASK, common | mask::QKEY).u32(at::QKEY, qkey))
+    Ok(attributes.u32(at::MASK, mask(&[A::PKEY_INDEX, A::PORT, A::QKEY])).u32(at::QKEY, qkey))
 }
 
 /// As far as the connection is.
 fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer<Attributes> {
+    use AttrMask as A;
     use uverbs_qp_attr as at;
     let stands = ids.cm.state(connection);
     let known = ids.cm.attributes(connection);
@@ -247,14 +231,14 @@ fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer
             /// REMOTE_WRITE, and with responder resources REMOTE_READ and REMOTE_ATOMIC.
             const ACCESS: [u32; 2] = [1 << 1, 1 << 1 | 1 << 2 | 1 << 3];
             Ok(Writer::new()
-                .u32(at::MASK, mask::STATE | mask::ACCESS_FLAGS | mask::PKEY_INDEX | mask::PORT)
+                .u32(at::MASK, mask(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::PORT]))
                 .u32(at::ACCESS_FLAGS, ACCESS[usize::from(known.responder_resources > 0)])
                 .u8(at::PORT_NUM, device.port))
         }
         // RTR
         2 if goes_on => {
-            let common = mask::STATE | mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN;
-            let more = if reliable { mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER } else { 0 };
+            let common = mask(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]);
+            let more = if reliable { mask(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]) } else { 0 };
             Ok(Writer::new()
                 .u32(at::MASK, common | more)
                 .bytes(at::AH_ATTR, &address_vector(device, &known.path))
@@ -267,9 +251,9 @@ fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer
         }
         // RTS
         3 if goes_on => {
-            let more = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
+            let more = mask(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
             Ok(Writer::new()
-                .u32(at::MASK, mask::STATE | mask::SQ_PSN | if reliable { more } else { 0 })
+                .u32(at::MASK, mask(&[A::SQ_PSN]) | if reliable { more } else { 0 })
                 .u32(at::SQ_PSN, known.sq_psn)
                 .u8(at::TIMEOUT, known.ack_timeout)
                 .u8(at::RETRY_CNT, known.retry)

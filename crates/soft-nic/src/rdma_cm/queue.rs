@@ -47,10 +47,8 @@ pub struct Queued {
 
 /// An event without parameters.
 pub fn event(id: u32, kind: u32, status: i32) -> Writer<{ ucm_event_resp::SIZE }> {
-    Writer::new()
-        .u32(ucm_event_resp::ID, id)
-        .u32(ucm_event_resp::EVENT, kind)
-        .u32(ucm_event_resp::STATUS, status as u32)
+    use ucm_event_resp as at;
+    Writer::new().u32(at::ID, id).u32(at::EVENT, kind).u32(at::STATUS, status as u32)
 }
 
 #[derive(Debug)]

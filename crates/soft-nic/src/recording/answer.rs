@@ -87,7 +87,6 @@ impl<const N: usize, A: Answer<N>> Answer<N> for Result<A, Unsent> {
     }
 }
 
-/// The values of a failure.
 pub fn of_failure(unsent: Unsent) -> [u64; 2] {
     match unsent {
         Unsent::Full => [0, 0],
@@ -97,7 +96,6 @@ pub fn of_failure(unsent: Unsent) -> [u64; 2] {
     }
 }
 
-/// The failure with these values.
 pub fn failure_of(values: &[u64]) -> Option<Unsent> {
     Some(match *values {
         [0, _] => Unsent::Full,

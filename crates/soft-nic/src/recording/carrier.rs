@@ -16,40 +16,30 @@ use super::replayer::Replay;
 use super::source::{Source, ask, record};
 use crate::link::Link;
 
-/// A message that arrived.
 pub enum Arrived<'a> {
     Recorded(&'a mut dyn Inbound, &'a Recorder),
     /// With the bytes of its payload.
     Replayed(Facts, u32, &'a Replay),
 }
 
+/// What is known of a message beside its bytes, and what says it in a replay.
+macro_rules! known {
+    ($($name:ident() -> $answer:ty, $facts:pat, $bytes:pat => $replayed:expr;)*) => { $(
+        fn $name(&self) -> $answer {
+            match self {
+                Arrived::Recorded(inbound, _) => inbound.$name(),
+                Arrived::Replayed($facts, $bytes, _) => $replayed,
+            }
+        }
+    )* };
+}
+
 impl Inbound for Arrived<'_> {
-    fn path(&self) -> Option<PathAddress> {
-        match self {
-            Arrived::Recorded(inbound, _) => inbound.path(),
-            Arrived::Replayed(facts, ..) => facts.path,
-        }
-    }
-
-    fn to_port(&self) -> Option<u8> {
-        match self {
-            Arrived::Recorded(inbound, _) => inbound.to_port(),
-            Arrived::Replayed(facts, ..) => facts.to_port,
-        }
-    }
-
-    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
-        match self {
-            Arrived::Recorded(inbound, _) => inbound.addresses(),
-            Arrived::Replayed(facts, ..) => facts.addresses,
-        }
-    }
-
-    fn payload_len(&self) -> u32 {
-        match self {
-            Arrived::Recorded(inbound, _) => inbound.payload_len(),
-            Arrived::Replayed(_, bytes, _) => *bytes,
-        }
+    known! {
+        path() -> Option<PathAddress>, facts, _ => facts.path;
+        to_port() -> Option<u8>, facts, _ => facts.to_port;
+        addresses() -> Option<(IpAddr, IpAddr)>, facts, _ => facts.addresses;
+        payload_len() -> u32, _, bytes => *bytes;
     }
 
     fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {

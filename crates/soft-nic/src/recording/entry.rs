@@ -14,7 +14,6 @@ use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Most values of an entry.
 pub const MOST_VALUES: usize = 16;
 
 /// Most bytes of an entry of bytes: their number has three bytes.
@@ -26,7 +25,6 @@ const KINDS: usize = 64;
 /// Addresses whose last loads are remembered.
 const LOADS: usize = 64;
 
-/// Values that are remembered.
 const PLACES: usize = MOST_VALUES * KINDS + LOADS;
 
 /// How an entry goes on after its kind.

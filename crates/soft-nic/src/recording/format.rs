@@ -25,10 +25,8 @@ fn shown(version: u64) -> String {
 /// First half of a block's first word; the number of words is the second.
 const BLOCK: u64 = 0x6b63_6f6c;
 
-/// Most words of a block.
 pub const BLOCK_WORDS: usize = 32 * 1024;
 
-/// Longest settings, bytes.
 const MAX_SETTINGS: u64 = 64 * 1024;
 
 /// Why a file is not replayed, or not to its end.
@@ -57,7 +55,6 @@ pub fn checksum(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(1, |sum: u64, word| sum.rotate_left(5).wrapping_add(word))
 }
 
-/// The header's bytes.
 pub fn header(settings: &str, start_ns: u64) -> Vec<u8> {
     let words = [VERSION, settings.len() as u64, start_ns];
     let sum = header_sum(&words, settings.as_bytes());

@@ -141,41 +141,32 @@ impl<M: Memory> Nic<M> {
         }
     }
 
-    // What only looks is not recorded.
-
-    pub fn ports(&self) -> &[DeviceConfig] {
-        of_device!(&self.0, device => device.ports())
-    }
-
-    pub fn port_counters(&self, place: usize) -> PortCounters {
-        of_device!(&self.0, device => device.port_counters(place))
-    }
-
-    pub fn capabilities(&self) -> &Capabilities {
-        of_device!(&self.0, device => device.capabilities())
-    }
-
-    pub fn counters(&self) -> &Counters {
-        of_device!(&self.0, device => device.counters())
-    }
-
-    pub fn open_qps(&self, place: usize) -> usize {
-        of_device!(&self.0, device => device.open_qps(place))
-    }
-
-    pub fn changes(&self) -> &[String] {
-        of_device!(&self.0, device => device.changes())
-    }
-
-    pub fn is_waiting(&self) -> bool {
-        of_device!(&self.0, device => device.is_waiting())
-    }
-
     /// As [`mlx5_device::Nic::lower_limits`]; a replay does not know of it.
     #[cfg(any(test, feature = "testing"))]
     pub fn lower_limits(&mut self, lower: impl FnOnce(&mut Capabilities)) {
         of_device!(&mut self.0, device => device.lower_limits(lower))
     }
+}
+
+/// What only looks, and is not recorded.
+macro_rules! looks {
+    ($($name:ident($($arg:ident: $type:ty)?) -> $answer:ty;)*) => {
+        impl<M: Memory> Nic<M> {
+            $(pub fn $name(&self, $($arg: $type)?) -> $answer {
+                of_device!(&self.0, device => device.$name($($arg)?))
+            })*
+        }
+    };
+}
+
+looks! {
+    ports() -> &[DeviceConfig];
+    port_counters(place: usize) -> PortCounters;
+    capabilities() -> &Capabilities;
+    counters() -> &Counters;
+    open_qps(place: usize) -> usize;
+    changes() -> &[String];
+    is_waiting() -> bool;
 }
 
 /// Commands by number: arguments that are copied, then the one by reference.

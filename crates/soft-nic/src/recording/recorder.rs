@@ -8,8 +8,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mlx5_device::carrier::Inbound;
@@ -21,7 +21,7 @@ use super::answer::{Answer, of_failure};
 use super::entry::{Digest, History, MOST_BYTES, Place, Question, Tag, zigzag};
 use super::format::{self, BLOCK_WORDS};
 use super::message;
-use crate::os::{log, system};
+use crate::os::{locked, log, system};
 
 /// What is in the buffer reaches the file after so long, ns: a program may be killed.
 const FLUSH_NS: u64 = 200_000_000;
@@ -179,7 +179,6 @@ impl Recorder {
         }
     }
 
-    /// An answer as guessed.
     #[inline(always)]
     pub fn guessed(&self) {
         let guessed = self.guessed.load(Relaxed) + 1;
@@ -217,7 +216,7 @@ impl Recorder {
             self.stop();
             let (name, len) = (tag.name(), bytes.len());
             let why = format!("{name} has {len} bytes, at most {MOST_BYTES} can be recorded");
-            return self.end_early(&self.output(), &why);
+            return self.end_early(&locked(&self.output), &why);
         }
         self.push(self.head(tag) | (bytes.len() as u64) << 16, 5);
         for piece in bytes.chunks(8) {
@@ -280,7 +279,6 @@ impl Recorder {
         }
     }
 
-    /// A command, and its answer.
     pub fn command<A: Serialize>(
         &self,
         number: u64,
@@ -313,7 +311,6 @@ impl Recorder {
         }
     }
 
-    /// A read of memory.
     #[inline]
     pub fn read(&self, addr: u64, bytes: &[u8], read: Result<(), Fault>) {
         fn words<const N: usize>(bytes: &[u8], read: Result<(), Fault>) -> Result<[u64; N], Fault> {
@@ -362,15 +359,11 @@ impl Recorder {
         if used == 0 || !self.on.load(Relaxed) {
             return;
         }
-        let mut output = self.output();
+        let mut output = locked(&self.output);
         format::block(self.words[..used].iter().map(|word| word.load(Relaxed)), &mut output.bytes);
         if let Err(error) = output.append() {
             self.end_early(&output, &format!("{error}, give a file with room to grow"));
         }
-    }
-
-    fn output(&self) -> MutexGuard<'_, Output> {
-        self.output.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the recording with a line, once; the program goes on.

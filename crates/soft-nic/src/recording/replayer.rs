@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use mlx5_device::carrier::Unsent;
 use mlx5_device::memory::Fault;
@@ -14,11 +14,11 @@ use super::entry::{Digest, History, Place, Question, Tag};
 use super::events::{Event, Objects, Observer, Transfer};
 use super::format::{Reader, RecordingError};
 use super::message::{self, Facts};
+use crate::os::locked;
 
 /// Longest account of a step, bytes.
 const MAX_ACCOUNT: usize = 2048;
 
-/// What was replayed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Rounds and commands.
@@ -170,7 +170,6 @@ impl State {
         entry.body
     }
 
-    /// The values of an entry.
     fn values(&mut self, tag: Tag, place: Place) -> Vec<u64> {
         let Body::Values(mut values) = self.consume() else { self.unreadable(tag) };
         self.history.apply(place, &mut values);
@@ -333,7 +332,7 @@ impl Replay {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// Something that the device does without an answer.
@@ -379,7 +378,6 @@ impl Replay {
         state.seldom(tag, |state| drop(state.consume())).is_some()
     }
 
-    /// Bytes, where there are some.
     #[cold]
     pub fn bytes(&self, tag: Tag, asked: &impl Question) -> Option<Vec<u8>> {
         let mut state = self.state();
@@ -387,7 +385,6 @@ impl Replay {
         state.seldom(tag, |state| state.bytes(tag))
     }
 
-    /// A text, where there is one.
     #[cold]
     pub fn text(&self, tag: Tag, asked: &impl Question) -> Option<String> {
         self.bytes(tag, asked).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())

@@ -4,7 +4,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use crate::control::ControlServer;
 use crate::dma::{Copiers, Host};
 use crate::link::{Link, LinkConfig, Waker};
 use crate::os::signals::{NIC_THREAD, faults_recoverable, spawn, unblock_faults};
-use crate::os::{OwnThreads, log, system};
+use crate::os::{OwnThreads, locked, log, system};
 use crate::rdma_cm::{CmTimeouts, Manager};
 use crate::sysfs::Machine;
 
@@ -36,7 +36,6 @@ pub enum StartError {
 }
 
 pub struct Process {
-    /// The command server.
     pub server: Arc<Server<Nic>>,
     waker: Waker,
     shared: Arc<Shared>,
@@ -161,7 +160,7 @@ impl Process {
         self.shared.control.manager.end();
         self.shared.stop.store(true, Ordering::Release);
         let deadline = Instant::now() + PATIENCE;
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = locked(&self.thread).take();
         while let Some(thread) = &thread
             && !thread.is_finished()
             && Instant::now() < deadline

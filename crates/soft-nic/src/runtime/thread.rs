@@ -74,7 +74,6 @@ impl Shared {
         }
     }
 
-    /// Whether the threads are to go on.
     fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Acquire) && self.leaving.load(Ordering::Acquire) == leaving::NOT
     }

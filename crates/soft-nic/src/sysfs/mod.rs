@@ -42,7 +42,6 @@ pub struct Machine {
     pub interface_index: u32,
 }
 
-/// The whole tree for this configuration.
 pub fn build(config: &Config, machine: &Machine) -> Tree {
     let mut tree = Tree::default();
     for prefix in [
@@ -91,11 +90,6 @@ fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) 
     let pci = function(index);
     let (name, uverbs) = (format!("mlx5_{index}"), format!("uverbs{index}"));
     pci_function(tree, &pci, &slot, device, machine);
-    tree.insert(
-        format!("/sys/bus/pci/devices/{slot}"),
-        Node::Link(format!("../../../devices/pci5074:00/{slot}")),
-    );
-
     let verbs = format!("{pci}/infiniband_verbs/{uverbs}");
     let (major, minor) = COMMAND_DEVICE;
     tree.value(format!("{verbs}/ibdev"), &name);
@@ -104,12 +98,6 @@ fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) 
     tree.value(
         format!("{verbs}/uevent"),
         format!("MAJOR={major}\nMINOR={minor}\nDEVNAME=infiniband/{uverbs}\nDEVMODE=0666"),
-    );
-    tree.insert(format!("{verbs}/device"), Node::Link(format!("../../../{slot}")));
-    tree.insert(format!("{verbs}/subsystem"), Node::Link("../../../../../class/infiniband_verbs".to_owned()));
-    tree.insert(
-        format!("/sys/class/infiniband_verbs/{uverbs}"),
-        Node::Link(format!("../../devices/pci5074:00/{slot}/infiniband_verbs/{uverbs}")),
     );
 
     let ib = format!("{pci}/infiniband/{name}");
@@ -126,12 +114,19 @@ fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) 
     ] {
         tree.value(format!("{ib}/{file}"), value);
     }
-    tree.insert(format!("{ib}/device"), Node::Link(format!("../../../{slot}")));
-    tree.insert(format!("{ib}/subsystem"), Node::Link("../../../../../class/infiniband".to_owned()));
-    tree.insert(
-        format!("/sys/class/infiniband/{name}"),
-        Node::Link(format!("../../devices/pci5074:00/{slot}/infiniband/{name}")),
-    );
+
+    let home = format!("../../devices/pci5074:00/{slot}");
+    for (link, target) in [
+        (format!("/sys/bus/pci/devices/{slot}"), format!("../{home}")),
+        (format!("/sys/class/infiniband/{name}"), format!("{home}/infiniband/{name}")),
+        (format!("/sys/class/infiniband_verbs/{uverbs}"), format!("{home}/infiniband_verbs/{uverbs}")),
+        (format!("{ib}/device"), format!("../../../{slot}")),
+        (format!("{ib}/subsystem"), "../../../../../class/infiniband".to_owned()),
+        (format!("{verbs}/device"), format!("../../../{slot}")),
+        (format!("{verbs}/subsystem"), "../../../../../class/infiniband_verbs".to_owned()),
+    ] {
+        tree.insert(link, Node::Link(target));
+    }
     tree.insert(format!("/dev/infiniband/{uverbs}"), Node::Device(index));
 }
 

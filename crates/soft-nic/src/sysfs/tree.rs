@@ -19,7 +19,6 @@ pub enum Node {
     File(Vec<u8>),
     /// Read-only file about the port at this place among all ports, which may go down: made anew for each look.
     Port(u8, PortFile),
-    /// Symbolic link.
     Link(String),
     /// `/dev/infiniband/uverbsN` of this device index.
     Device(u8),
@@ -38,11 +37,9 @@ pub enum PortFile {
 /// What `stat` says of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
-    /// `st_mode`.
     pub mode: u32,
     /// `st_ino`, never 0.
     pub inode: u64,
-    /// `st_size`.
     pub size: u64,
     /// `st_rdev` as major and minor.
     pub device: (u32, u32),
@@ -106,7 +103,6 @@ impl Tree {
         self.nodes.keys().map(String::as_str)
     }
 
-    /// The node of an already resolved path.
     pub fn node(&self, path: &str) -> Option<&Node> {
         self.nodes.get(path)
     }

@@ -5,11 +5,13 @@
 
 use std::sync::atomic::Ordering;
 
+use mlx5_device::carrier::Carrier;
 use mlx5_device::command::{
     AddressVector, CommandError, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr,
 };
 use mlx5_device::commands::*;
 use mlx5_device::memory::Memory;
+use mlx5_device::model::DeviceConfig;
 use mlx5_device::{Counters, UarKind};
 use mlx5_layout::doorbell::{Arm, Doorbell, counter_word};
 use mlx5_layout::send_wqe::{BLOCK_BYTES, DataPointer};
@@ -61,10 +63,54 @@ pub struct DriverQp {
     last_wqe: [u8; 8],
 }
 
+/// INIT, RTR and RTS, each with the attributes that a QP of this service is given for it.
+pub fn transitions(service: ServiceType) -> [(u8, u32); 3] {
+    use AttrMask as A;
+    let any = |set: &[A]| set.iter().fold(0, |mask, a| mask | a.0);
+    let (rc, connected) = (service == ServiceType::Rc, service != ServiceType::Ud);
+    let mut init = any(&[A::STATE, A::PKEY_INDEX, A::PORT]);
+    init |= if connected { A::ACCESS_FLAGS.0 } else { A::QKEY.0 };
+    let mut rtr = A::STATE.0;
+    rtr |= if connected { any(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]) } else { 0 };
+    rtr |= if rc { any(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]) } else { 0 };
+    let mut rts = any(&[A::STATE, A::SQ_PSN]);
+    rts |= if rc { any(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]) } else { 0 };
+    [(1, init), (2, rtr), (3, rts)]
+}
+
+/// What a driver drives.
+pub trait Driven: Commands {
+    fn ports(&self) -> &[DeviceConfig];
+    fn poll(&mut self, now: Now) -> usize;
+}
+
+impl<M: Memory> Driven for Nic<M> {
+    fn ports(&self) -> &[DeviceConfig] {
+        Nic::ports(self)
+    }
+
+    fn poll(&mut self, now: Now) -> usize {
+        Nic::poll(self, now)
+    }
+}
+
+impl<M: Memory, C: Carrier> Driven for mlx5_device::Nic<M, C> {
+    fn ports(&self) -> &[DeviceConfig] {
+        mlx5_device::Nic::ports(self)
+    }
+
+    fn poll(&mut self, now: Now) -> usize {
+        mlx5_device::Nic::poll(self, now)
+    }
+}
+
+/// The driver of a NIC on a link.
+pub type Driver<M> = DriverOf<Nic<M>>;
+
 /// The driver. Failures of commands that a test does not expect to fail are panics with the reason.
-pub struct Driver<M: Memory> {
+pub struct DriverOf<N> {
     /// The NIC under test.
-    pub nic: Nic<M>,
+    pub nic: N,
     /// Context that everything is made in.
     pub context: ContextId,
     pub pd: Handle,
@@ -84,7 +130,7 @@ const ROUND_NS: u64 = 1_000;
 const BACKGROUND_NS: u64 = 500_000;
 
 impl<M: Memory> Driver<M> {
-    /// Opens device 0.
+    /// Makes a NIC with its link, and opens device 0.
     pub fn new(setup: Setup<M>) -> Driver<M> {
         let sinks = Sinks::default();
         let addresses = setup.config.wire_addresses();
@@ -95,20 +141,22 @@ impl<M: Memory> Driver<M> {
         let now = 1_000_000;
         let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
         let nic = Nic::new(&setup.config, setup.memory, link, events, log, Now(now));
-        let mut nic = nic.expect("a NIC of these settings");
+        DriverOf::of(nic.expect("a NIC of these settings"), sinks, now)
+    }
+
+    /// The NIC's counters.
+    pub fn counters(&self) -> &Counters {
+        self.nic.counters()
+    }
+}
+
+impl<N: Driven> DriverOf<N> {
+    /// Opens device 0 of a NIC that was made at this time, ns.
+    pub fn of(mut nic: N, sinks: Sinks, now: u64) -> DriverOf<N> {
         let context = nic.open_context(0).expect("device 0 opens");
         let pd = nic.alloc_pd(context).expect("a PD").handle;
-        Driver {
-            nic,
-            context,
-            pd,
-            sinks,
-            now,
-            pages: Vec::new(),
-            cqs: Vec::new(),
-            qps: Vec::new(),
-            srqs: Vec::new(),
-        }
+        let (pages, cqs, qps, srqs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        DriverOf { nic, context, pd, sinks, now, pages, cqs, qps, srqs }
     }
 
     // Objects.
@@ -300,18 +348,7 @@ impl<M: Memory> Driver<M> {
 
     /// Moves a QP from RESET as far as INIT (1), RTR (2) or RTS (3).
     pub fn bring_up_to(&mut self, qp: QpId, attributes: &ModifyQp, last: u8) {
-        use AttrMask as A;
-        let service = self.qps[qp.0].shape.service;
-        let any = |set: &[A]| set.iter().fold(0, |mask, a| mask | a.0);
-        let (rc, connected) = (service == ServiceType::Rc, service != ServiceType::Ud);
-        let mut init = any(&[A::STATE, A::PKEY_INDEX, A::PORT]);
-        init |= if connected { A::ACCESS_FLAGS.0 } else { A::QKEY.0 };
-        let mut rtr = A::STATE.0;
-        rtr |= if connected { any(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]) } else { 0 };
-        rtr |= if rc { any(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]) } else { 0 };
-        let mut rts = any(&[A::STATE, A::SQ_PSN]);
-        rts |= if rc { any(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]) } else { 0 };
-        for (state, mask) in [(1, init), (2, rtr), (3, rts)].into_iter().take(last.into()) {
+        for (state, mask) in transitions(self.qps[qp.0].shape.service).into_iter().take(last.into()) {
             self.modify(qp, &ModifyQp { state, mask, ..*attributes }).expect("the QP moves");
         }
     }
@@ -489,10 +526,5 @@ impl<M: Memory> Driver<M> {
         let arm = Arm { sequence: cq.arms & 3, what, consumer_index: cq.consumer };
         cq.arms = cq.arms.wrapping_add(1);
         cq.record.word(4).store(u32::from_ne_bytes(arm.word()), Ordering::Release);
-    }
-
-    /// The NIC's counters.
-    pub fn counters(&self) -> &Counters {
-        self.nic.counters()
     }
 }

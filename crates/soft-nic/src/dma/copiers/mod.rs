@@ -27,7 +27,6 @@ use crate::config::MAX_COPY_THREADS;
 use crate::os::signals::{NIC_THREAD, spawn};
 use crate::os::{ForgetInChild, system};
 
-/// Most slices of one copy.
 pub const MOST_SLICES: u32 = (1 << 20) - 1;
 
 /// Shortest payload that helpers have a part in. One of 32 KiB is copied by one thread as fast, if a cache of its core holds it.
@@ -64,7 +63,6 @@ static FAILED: AtomicBool = AtomicBool::new(false);
 static JOB: AtomicPtr<Job<'static>> = AtomicPtr::new(std::ptr::null_mut());
 /// Set while a thread shares a copy.
 static PERMIT_TAKEN: AtomicBool = AtomicBool::new(false);
-/// Helpers that were started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 /// The kernel gave no thread: not asked again.
 static REFUSED: AtomicBool = AtomicBool::new(false);

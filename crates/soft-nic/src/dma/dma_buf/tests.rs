@@ -1,7 +1,7 @@
 //! Memfds stand for dma-bufs here: this floor asks of a buffer only that it can be mapped and has a size.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 
 use mlx5_device::memory::Memory;

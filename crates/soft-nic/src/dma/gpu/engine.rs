@@ -102,7 +102,6 @@ impl Shared {
         Allocation::id_at(self.mail.address().as_ptr() as u64) == self.mail_id
     }
 
-    /// [`Self::is_there`] as an error.
     fn check(&self) -> Result<(), gpu::Error> {
         if self.is_there() { Ok(()) } else { Err(refused("the program has reset the GPU")) }
     }
@@ -121,7 +120,6 @@ impl Shared {
 /// What a thread has of each GPU that this process has regions in, by CUDA's number.
 pub type Cards<T> = BTreeMap<u32, T>;
 
-/// What a thread has of one GPU.
 pub fn on_card<T>(cards: &mut Cards<T>, ordinal: u32) -> Result<&mut T, gpu::Error> {
     cards.get_mut(&ordinal).ok_or_else(|| refused(&format!("GPU {ordinal} is gone")))
 }

@@ -40,7 +40,6 @@ pub enum GpuAccess {
     None,
     /// None, and they were not registered with a GPU yet.
     Unasked,
-    /// The copy engine.
     Engine,
     /// The mover too.
     Kernels,

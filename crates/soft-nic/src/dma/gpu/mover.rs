@@ -222,7 +222,6 @@ impl Mover {
         Ok(self.states.state())
     }
 
-    /// The present instance.
     pub fn instance(&self) -> u32 {
         self.instance
     }

@@ -75,7 +75,6 @@ impl<R> Ticket<R> {
         if self.is_done() { locked(&self.0.answer).take() } else { None }
     }
 
-    /// Waits for it, at most `limit`.
     pub fn wait(&self, limit: Duration) -> Option<R> {
         let since = Instant::now();
         while !self.is_done() {

@@ -112,7 +112,7 @@ fn a_reader_that_is_late_loses_packets_and_is_told_how_many() {
     let (mut capture, mut captured) = Capture::begin("wire", Now(0), 0, 0);
     let bytes = [5; 4000];
     let mut sent = 0;
-    while lock(&capture.waiting).dropped < 3 {
+    while locked(&capture.waiting).dropped < 3 {
         capture.sent(Now(sent), &packet(&bytes));
         sent += 1;
         assert!(sent < 2000, "a bounded buffer");
@@ -121,7 +121,7 @@ fn a_reader_that_is_late_loses_packets_and_is_told_how_many() {
     captured.take(&mut taken);
     assert!(taken.len() <= MAX_WAITING_BYTES && taken.len() > MAX_WAITING_BYTES - 5000);
     assert_eq!(blocks(&taken).len() as u64, 2 + sent - 3);
-    let room = lock(&capture.waiting).blocks.capacity();
+    let room = locked(&capture.waiting).blocks.capacity();
     assert!(room >= MAX_WAITING_BYTES, "nothing grows in the NIC's thread");
     capture.sent(Now(sent), &packet(&SEND));
     capture.sent(Now(sent), &packet(&SEND));
@@ -155,5 +155,5 @@ fn a_capture_ends_after_its_packets_with_its_reader_and_with_its_nic() {
     drop(captured);
     assert!(capture.is_over());
     capture.sent(Now(0), &packet(&SEND));
-    assert_eq!(lock(&capture.waiting).captured, 0, "nobody reads it");
+    assert_eq!(locked(&capture.waiting).captured, 0, "nobody reads it");
 }

@@ -25,50 +25,29 @@ pub const SERVICES: usize = 64;
 
 pub const MAGIC: u64 = u64::from_be_bytes(*b"softfabr");
 
-pub(super) mod at {
-    pub const MAGIC: usize = 0;
-    pub const VERSION: usize = 8;
-    pub const KEY: usize = 16;
-    pub const SLOTS: usize = 4096;
-    pub const SLOT_BYTES: usize = 2048;
-    pub const BELL: usize = 0;
-    pub const PUBLISHED: usize = 8;
-    pub const CALL: usize = 24;
-    pub const PID: usize = 64;
-    pub const GENERATION: usize = 68;
-    pub const START: usize = 72;
-    pub const STACK: usize = 80;
-    pub const COOKIE: usize = 88;
-    pub const DESCRIPTOR: usize = 96;
-    pub const CHANNELS: usize = 128;
-    pub const PORTS: usize = 1152;
-    pub const SERVICES: usize = PORTS + 8 * super::PORTS;
+pub mod at {
+    crate::link::record::places! {
+        MAGIC = 0;
+        VERSION = 8;
+        KEY = 16;
+        SLOTS = 4096;
+        SLOT_BYTES = 2048;
+        BELL = 0;
+        PUBLISHED = 8;
+        CALL = 24;
+        PID = 64;
+        GENERATION = 68;
+        START = 72;
+        STACK = 80;
+        COOKIE = 88;
+        DESCRIPTOR = 96;
+        CHANNELS = 128;
+        PORTS = 1152;
+        SERVICES = PORTS + 8 * super::PORTS;
+        LEN = SLOTS + super::SLOTS * SLOT_BYTES;
+    }
     const _: () = assert!(SERVICES + 8 * super::SERVICES <= SLOT_BYTES && SERVICES == 1408);
-    pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
 }
-
-/// What a change of is a new version.
-#[cfg(test)]
-pub const LAYOUT: [usize; 18] = [
-    at::MAGIC,
-    at::VERSION,
-    at::KEY,
-    at::SLOTS,
-    at::SLOT_BYTES,
-    at::BELL,
-    at::PUBLISHED,
-    at::CALL,
-    at::PID,
-    at::GENERATION,
-    at::START,
-    at::STACK,
-    at::COOKIE,
-    at::DESCRIPTOR,
-    at::CHANNELS,
-    at::PORTS,
-    at::SERVICES,
-    at::LEN,
-];
 
 /// Place of a slot among the words of one, whatever a peer wrote.
 pub fn slot_index(slot: u8) -> usize {

@@ -5,7 +5,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::os::system;
 
-/// A process that is watched.
 #[derive(Debug)]
 pub struct Process {
     pidfd: OwnedFd,

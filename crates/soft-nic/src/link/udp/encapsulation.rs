@@ -44,15 +44,8 @@ impl From<io::Error> for Unwritten {
     }
 }
 
-/// Why a packet was dropped before its destination was looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Dropped {
-    Icrc,
-    Malformed,
-    Pkey,
-    Reserved,
-    Cnp,
-}
+/// The counter of the reason why a packet was dropped before its destination was looked at.
+type Dropped = fn(&mut WireCounters) -> &mut u64;
 
 /// The ports of this process's addresses.
 #[derive(Debug)]
@@ -128,7 +121,7 @@ impl Wire {
     /// What the ports did, all together.
     pub fn port_counters(&self) -> WireCounters {
         let mut sum = WireCounters::default();
-        self.ports.iter().for_each(|port| sum += port.counters());
+        self.ports.iter().for_each(|port| sum += &port.counters);
         sum
     }
 
@@ -279,11 +272,7 @@ impl Wire {
                             counters.received_bytes += bytes.len() as u64;
                             deliver(arrived);
                         }
-                        Err(Dropped::Icrc) => counters.icrc_errors += 1,
-                        Err(Dropped::Malformed) => counters.malformed += 1,
-                        Err(Dropped::Pkey) => counters.pkey_violations += 1,
-                        Err(Dropped::Reserved) => counters.reserved += 1,
-                        Err(Dropped::Cnp) => counters.cnps += 1,
+                        Err(dropped) => *dropped(counters) += 1,
                     }
                 },
             );
@@ -319,23 +308,25 @@ fn udp_bytes(len: usize) -> u16 {
 /// Takes the headers off; checks all that does not depend on a queue. Also returns the identification of its IPv4 header.
 fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<(Arrived<'_>, u16), Dropped> {
     let udp = Udp { source_port: from.port(), bytes: udp_bytes(bytes.len()), checksum: 0 };
-    let ip = IpHeader::between(gid_of(from.ip()), gid_of(at), udp.bytes).ok_or(Dropped::Malformed)?;
-    let check = || {
+    let malformed: Dropped = |counters| &mut counters.malformed;
+    let ip = IpHeader::between(gid_of(from.ip()), gid_of(at), udp.bytes).ok_or(malformed)?;
+    let check = || -> Result<u16, Dropped> {
         match &ip {
             IpHeader::V4(header) => icrc::check_any_identification(header, &udp, bytes),
             v6 => icrc::check(v6, &udp, bytes).map(|()| 0),
         }
-        .map_err(|_| Dropped::Icrc)
+        .map_err(|_| -> Dropped { |counters| &mut counters.icrc_errors })
     };
     if bytes.len() == CNP_BYTES && bytes[0] == CNP_OPCODE {
-        return Err(check().err().unwrap_or(Dropped::Cnp));
+        return Err(check().err().unwrap_or(|counters| &mut counters.cnps));
     }
-    let decoded = wire::Packet::decode(bytes).map_err(|_| Dropped::Malformed)?;
+    let decoded = wire::Packet::decode(bytes).map_err(|_| malformed)?;
     let identification = check()?;
     if !pkeys_match(decoded.bth.pkey, DEFAULT_PKEY) {
-        return Err(Dropped::Pkey);
+        return Err(|counters| &mut counters.pkey_violations);
     }
-    let packet = Packet::from_wire(&decoded).ok_or(Dropped::Reserved)?;
+    let reserved: Dropped = |counters| &mut counters.reserved;
+    let packet = Packet::from_wire(&decoded).ok_or(reserved)?;
     Ok((Arrived { from: from.ip(), at, packet, payload: decoded.payload }, identification))
 }
 

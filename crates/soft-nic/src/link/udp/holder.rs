@@ -9,7 +9,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The process that receives what is sent to a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
-    /// Inode of the socket.
     pub inode: u64,
     pub user: u32,
 }
@@ -41,24 +40,14 @@ impl Holder {
 
 /// Looks the port up in the texts of both tables. A socket of every IPv6 address may take IPv4's packets too.
 fn find(udp: &str, udp6: &str, address: IpAddr, port: u16) -> Option<Holder> {
-    let mapped = match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
-    };
     let v4 = udp.lines().filter_map(|line| entry(line, v4_of));
     let v6 = udp6.lines().filter_map(|line| entry(line, v6_of));
     let of_both = v4.filter(|_| address.is_ipv4()).chain(v6);
-    let matching = of_both.filter(|(ip, at, _)| *at == port && (ip.is_unspecified() || same(*ip, mapped)));
+    let is_its = |ip: IpAddr| ip.is_unspecified() || ip.to_canonical() == address.to_canonical();
+    let matching = of_both.filter(|(ip, at, _)| *at == port && is_its(*ip));
     // Of two the one that names the address gets the packets.
     let (_, _, holder) = matching.min_by_key(|(ip, ..)| ip.is_unspecified())?;
     Some(holder)
-}
-
-fn same(ip: IpAddr, mapped: Ipv6Addr) -> bool {
-    match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped() == mapped,
-        IpAddr::V6(v6) => v6 == mapped,
-    }
 }
 
 /// Local address, port and socket of a line; `None` for the heading.

@@ -83,7 +83,7 @@ pub struct SharedPort {
     under_way_bytes: usize,
     /// Of the owned port, and of our own.
     poll_timers: [PollTimer; 2],
-    counters: WireCounters,
+    pub counters: WireCounters,
     /// With which errnos the kernel has refused to send, and how many of them were reported.
     errnos: Vec<i32>,
     reported: usize,
@@ -134,10 +134,6 @@ impl SharedPort {
             }
         }
         Ok(self.is_owner())
-    }
-
-    pub fn counters(&self) -> &WireCounters {
-        &self.counters
     }
 
     /// The port of our own, where packets leave from and an owner hands them on to: the others must be told.

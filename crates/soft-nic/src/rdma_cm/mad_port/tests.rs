@@ -76,8 +76,8 @@ fn what_comes_over_the_wire_is_handed_on_or_refused_and_what_is_for_others_waits
     assert_eq!(routers[0].counters(), counted);
     let away = AddressedMad { to: Gid([7; 16]), ..ask(0x106_1c06) };
     b.send(away.clone());
-    assert_eq!(routers[1].for_wire().unwrap().take(), std::slice::from_ref(&away));
-    assert!(routers[1].for_wire().unwrap().take().is_empty());
+    assert_eq!(routers[1].for_wire.as_ref().unwrap().take(), std::slice::from_ref(&away));
+    assert!(routers[1].for_wire.as_ref().unwrap().take().is_empty());
     // More than wait for the wire, and more than the socket of a process that does not read holds: counted too.
     (0..MAX_WAITING + 3).for_each(|_| b.send(away.clone()));
     assert_eq!(routers[1].counters(), MadCounters { full: 3, ..MadCounters::default() });
@@ -156,7 +156,7 @@ fn a_new_owner_of_a_dead_process_s_slot_is_watched_and_its_requests_stand() {
     let (slot, generation) = (routers[1].slot(), routers[1].fabric.generation());
     // The slot's owner before was asked too, and is killed.
     let mut before = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    watched(&a.watched).push(Watch { slot, generation: generation - 1, process: Process::of(before.id()) });
+    locked(&a.watched).push(Watch { slot, generation: generation - 1, process: Process::of(before.id()) });
     a.asked.push_back((slot, generation - 1, 4));
     before.kill().unwrap();
     before.wait().unwrap();
@@ -167,13 +167,13 @@ fn a_new_owner_of_a_dead_process_s_slot_is_watched_and_its_requests_stand() {
     assert_eq!(a.receive(), []);
     assert_eq!(a.departed(), [EndedProcess { slot, asked: vec![4] }]);
     assert_eq!(a.departed(), []);
-    let still: Vec<_> = watched(&a.watched).iter().map(|watch| (watch.slot, watch.generation)).collect();
+    let still: Vec<_> = locked(&a.watched).iter().map(|watch| (watch.slot, watch.generation)).collect();
     assert_eq!(still, [(slot, generation)]);
     assert_eq!(a.asked, [(slot, generation, 5)], "once, however often it is sent");
     // What goes to ourselves needs no watch.
     a.announce(0x106_1c07, None).unwrap();
     a.send(addressed(Message::Req(Req { service: 0x106_1c07, local_id: 6, ..Req::default() })));
-    assert_eq!((a.receive().len(), a.asked.len(), watched(&a.watched).len()), (1, 1, 1));
+    assert_eq!((a.receive().len(), a.asked.len(), locked(&a.watched).len()), (1, 1, 1));
 }
 
 /// The end of a process is told after all that it sent, also where one look does not take all of that.
@@ -183,7 +183,7 @@ fn an_ended_process_departs_after_its_last_mad() {
     let router = MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false);
     let (mut a, _) = FabricMads::open(router.clone(), vec![]).unwrap();
     let mut sender = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    watched(&a.watched).push(Watch { slot: 99, generation: 7, process: Process::of(sender.id()) });
+    locked(&a.watched).push(Watch { slot: 99, generation: 7, process: Process::of(sender.id()) });
     let (unbound, to) = (UnboundSocket::open(router.fabric.key()).unwrap(), router.name().unwrap());
     let last = addressed(Message::Rtu(Ids { local: 1, remote: 2 }));
     let sent = (0..9).take_while(|_| unbound.post(&to, &head(&last), &*last.mad).is_ok()).count();
@@ -199,7 +199,7 @@ fn an_ended_process_departs_after_its_last_mad() {
     // A look that took as many as it may has to be followed by one that finds nothing.
     a.receive();
     assert_eq!(a.departed(), [EndedProcess { slot: 99, asked: vec![] }]);
-    assert!(watched(&a.watched).is_empty());
+    assert!(locked(&a.watched).is_empty());
 }
 
 #[test]

@@ -211,8 +211,8 @@ fn groups_are_refused_as_by_a_device_without_multicast() {
 #[test]
 fn what_is_elsewhere_is_reached_from_where_packets_leave() {
     let v6 = |text: &str| Gid(text.parse::<std::net::Ipv6Addr>().unwrap().octets());
-    let away_v4 = Address::V4 { ip: [192, 0, 2, 9], port: 7174 };
-    let away_v6 = Address::V6 { ip: v6("2001:db8::9").0, port: 7174, scope: 0 };
+    let away_v4 = Address::Ip("192.0.2.9:7174".parse().unwrap());
+    let away_v6 = Address::Ip("[2001:db8::9]:7174".parse().unwrap());
     let first_v4 = Gid::from_ipv4(IP[0]);
     for (name, route, bound, to, expected) in [
         ("from the route's address", Some(first_v4), Address::None, away_v4, Ok((0, first_v4))),

@@ -217,7 +217,7 @@ impl Program {
             false => super::commands::run(&call, &mut self.ids, &context),
         };
         self.ids.turn(self.now);
-        done.map(|()| call.written())
+        done.map(|()| call.written)
     }
 
     /// A command without an answer; its errno, 0 for none.

@@ -76,7 +76,7 @@ fn packets_reach_the_process_that_their_qpn_names_whoever_owns_the_port() {
     send(&mut c, address, &packet_to(GSI_QPN, 99));
     let got = marks(&mut [&mut a, &mut b, &mut c], 6);
     assert_eq!(got, [vec![0, 4, 99], vec![1, 3], vec![2]]);
-    let counters = a.counters();
+    let counters = a.counters;
     assert_eq!((counters.handed_on, counters.undeliverable), (3, 0));
 }
 
@@ -114,10 +114,10 @@ fn when_the_owner_ends_another_takes_the_port_and_traffic_goes_on() {
     }
     assert_eq!(marks(&mut [&mut b, &mut c], 2), [vec![8], vec![9]]);
     let begun = Instant::now();
-    while c.counters().undeliverable == 0 && begun.elapsed() < PATIENCE {
+    while c.counters.undeliverable == 0 && begun.elapsed() < PATIENCE {
         c.poll((0, false), |_| None, |_, _| ()).unwrap();
     }
-    assert_eq!((c.counters().undeliverable, c.counters().ports_owned), (1, 1), "nobody sits in slot 1");
+    assert_eq!((c.counters.undeliverable, c.counters.ports_owned), (1, 1), "nobody sits in slot 1");
 }
 
 #[test]
@@ -155,10 +155,10 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
     }
     assert_eq!(marks(&mut [&mut owner, &mut other], 1), [vec![], vec![1]]);
     let begun = Instant::now();
-    while owner.counters().malformed < 3 && begun.elapsed() < PATIENCE {
+    while owner.counters.malformed < 3 && begun.elapsed() < PATIENCE {
         owner.poll((0, false), |_| None, |_, _| unreachable!()).unwrap();
     }
-    assert_eq!((owner.counters().malformed, other.counters().refused), (3, 5));
+    assert_eq!((owner.counters.malformed, other.counters.refused), (3, 5));
 }
 
 #[test]
@@ -174,13 +174,13 @@ fn an_owner_that_is_not_of_the_fabric_hands_nothing_on() {
         let datagram = [&origin_head(origin, key)[..], &packet(2, mark)].concat();
         stranger.send_to(&datagram, (address, ours.own_port())).unwrap();
         let begun = Instant::now();
-        while ours.counters().refused as usize + delivered.len() <= count && begun.elapsed() < PATIENCE {
+        while ours.counters.refused as usize + delivered.len() <= count && begun.elapsed() < PATIENCE {
             let take = |from, packet: &[u8]| delivered.push((from, packet[BTH_BYTES]));
             ours.poll((0, false), |_| None, take).unwrap();
         }
     }
     // The third is a process of the fabric's, for all that can be known.
-    assert_eq!((ours.counters().refused, delivered), (2, vec![(origin, 3)]));
+    assert_eq!((ours.counters.refused, delivered), (2, vec![(origin, 3)]));
 }
 
 #[test]
@@ -218,5 +218,5 @@ fn each_reason_for_which_the_kernel_does_not_send_is_told_once() {
         reported.extend(port.take_refusal().map(|errno| (round, errno)));
     }
     assert_eq!(reported, [(0, libc::ENETUNREACH), (1, libc::EPERM)]);
-    assert_eq!(port.counters().unsent, 40);
+    assert_eq!(port.counters.unsent, 40);
 }
