@@ -13,9 +13,9 @@ pub(super) const MTU: u32 = 1024;
 const ALL_ACCESS: Access = Access(0xf);
 
 /// Memory and receives of no size: keys below 100 are good, up to 1 MiB.
-struct Device {
-    receives: Vec<u64>,
-    taken: u64,
+pub(super) struct Device {
+    pub(super) receives: Vec<u64>,
+    pub(super) taken: u64,
 }
 
 impl Resources for Device {
