@@ -35,8 +35,7 @@ pub(super) struct QpResources<'a, M> {
 impl<M: Memory> Resources for QpResources<'_, M> {
     #[inline(always)]
     fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
-        let address = self.mkeys.grant(rkey, self.pd, self.qpn, va, len, need)?;
-        Ok(Region { key: rkey, va, len, address })
+        self.mkeys.grant(rkey, self.pd, self.qpn, va, len, need)
     }
 
     fn take_receive(&mut self) -> Option<Receive> {
@@ -144,10 +143,7 @@ impl<M: Memory> Core<M> {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
                 inbound
-                    .copy_into(
-                        &[to],
-                        self.payload_scatter.order_of_write(|| self.mkeys.is_relaxed(region.key)),
-                    )
+                    .copy_into(&[to], self.payload_scatter.order_of_write(region.relaxed))
                     .map_err(|_| Outcome::LocalFault)
                     .map(|()| {
                         if let Some((receive, completion)) = completion {

@@ -107,11 +107,6 @@ impl MemoryRegion {
     pub(super) fn out_of_bounds(&self, va: u64, len: u64) -> RegionError {
         RegionError::OutOfBounds { key: self.key, va, len, start: self.iova, length: self.length }
     }
-
-    /// Whether bytes of one WRITE may become visible in any order.
-    pub fn relaxed(&self) -> bool {
-        self.access & access::RELAXED_ORDERING != 0
-    }
 }
 
 /// Checks `IBV_ACCESS_*` bits of a registration, in the order of the kernel's `ib_check_mr_access`.

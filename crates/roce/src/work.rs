@@ -19,6 +19,8 @@ pub struct Region {
     pub len: u64,
     /// Where that is in the device's host.
     pub address: u64,
+    /// For the device: bytes of one message may become visible there in any order.
+    pub relaxed: bool,
 }
 
 /// Why a key does not give the access asked for, and what would help. The peer gets «remote access error» for each.
