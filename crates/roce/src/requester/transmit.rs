@@ -56,14 +56,8 @@ impl PacketTransmit {
 
 impl Requester {
     /// The next packet to send: of the oldest message that is not sent wholly, from the first PSN on that is neither
-    /// acknowledged nor sent in this pass.
-    pub fn poll_packet(&mut self, now: Now) -> Option<PacketTransmit> {
-        let transmit = self.next_packet(self.config.path_mtu_bytes)?;
-        self.sent_packet(now, &transmit, transmit.fragment.length);
-        Some(transmit)
-    }
-
-    /// The same without sending it: [`Requester::sent_packet`] does. As many packets of the message in one as `most` bytes hold.
+    /// acknowledged nor sent in this pass. [`Requester::sent_packet`] sends it. As many packets of the message in one as `most` bytes
+    /// hold.
     #[inline(always)]
     pub fn next_packet(&mut self, most: u32) -> Option<PacketTransmit> {
         let Message { opcode, psn, length, psn_count, .. } = *self.next_to_send()?;
