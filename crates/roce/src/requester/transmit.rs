@@ -77,12 +77,9 @@ impl Requester {
             }
             fills_window = in_flight + 1 >= full || self.progress.unasked + 1 >= window.ack_every.max(1);
         }
-        let retransmission = psn != self.sent_end_psn;
         // What was sent before and what never was are two.
-        let most = match self.sent_end_psn.distance_from(psn) {
-            0 => most,
-            again => most.min(again.saturating_mul(self.config.path_mtu_bytes)),
-        };
+        let again = self.sent_end_psn.distance_from(psn);
+        let most = if again == 0 { most } else { most.min(again.saturating_mul(self.config.path_mtu_bytes)) };
         let offset = index * self.config.path_mtu_bytes;
         let rest = length - offset;
         let is_rest = alone || rest <= most;
@@ -97,7 +94,7 @@ impl Requester {
             // The responder owes nothing to packets that do not ask: so the last of a message does, one every few before it,
             // and the one that fills the window.
             ack_requested: reliable && (is_rest || fills_window),
-            retransmission,
+            retransmission: again != 0,
             begins: !self.progress.is_cut,
         })
     }
