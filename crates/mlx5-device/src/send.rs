@@ -218,29 +218,26 @@ impl<M: Memory> Core<M> {
     pub(super) fn drain_completions(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         loop {
-            while qp.sq.outstanding.front().is_some_and(|request| request.kind == Kind::Nop)
-                && qp.state.finishes_sends()
+            let completion = qp.sq.requester.as_mut().and_then(|r| r.poll_completion());
+            let finishes = qp.state.finishes_sends();
+            // NOPs in front of a message; those that nothing follows are not flushed here.
+            while let Some(front) = qp.sq.outstanding.front()
+                && front.kind == Kind::Nop
+                && (finishes || completion.is_some())
             {
-                let Some(request) = qp.sq.outstanding.pop_front() else { break };
-                self.complete_send(qp, &request);
-                self.wqe_fetch.pool.give(request);
+                let Some(nop) = qp.sq.outstanding.pop_front() else { break };
+                match finishes {
+                    true => self.complete_send(qp, &nop),
+                    false => self.fail_send_wqe(qp, nop.wqe, Status::Flushed, None),
+                }
+                self.wqe_fetch.pool.give(nop);
                 work += 1;
             }
-            let Some(completion) = qp.sq.requester.as_mut().and_then(|r| r.poll_completion()) else {
-                return work;
-            };
+            let Some(completion) = completion else { return work };
             work += 1;
-            // NOPs in front of a message that was flushed.
-            while let Some(request) = qp.sq.outstanding.pop_front() {
-                let nop = request.kind == Kind::Nop;
-                if nop {
-                    self.fail_send_wqe(qp, request.wqe, Status::Flushed, None);
-                } else {
-                    debug_assert_eq!(request.ticket, completion.ticket);
-                    self.finish(qp, request, completion);
-                    break;
-                }
-                self.wqe_fetch.pool.give(request);
+            if let Some(request) = qp.sq.outstanding.pop_front() {
+                debug_assert_eq!(request.ticket, completion.ticket);
+                self.finish(qp, request, completion);
             }
         }
     }
