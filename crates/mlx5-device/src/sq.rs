@@ -100,8 +100,8 @@ pub(super) struct SendRequest {
     pub length: u32,
     /// The message, as one packet.
     pub packet: Packet,
+    /// Where a datagram goes; connected queues have one way and path for all.
     pub way: Way,
-    /// Where a datagram goes; connected queues have one path for all.
     pub path: PathAddress,
     pub payload: GatherList,
     /// Why it failed, where a check found that out; empty otherwise.
