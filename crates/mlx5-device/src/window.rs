@@ -110,6 +110,7 @@ pub(super) struct UmrRequest {
 
 impl UmrRequest {
     /// Reads the WQE. `qpn`: the queue that it is on.
+    #[cold]
     pub(super) fn of(
         wqe: &SendWqe<&[u8]>,
         service: ServiceType,

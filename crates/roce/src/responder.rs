@@ -303,6 +303,7 @@ impl Responder {
         (service != self.config.service).then_some(DropReason::WrongService)
     }
 
+    #[inline]
     fn last_psn(&self, request: &Request) -> Psn {
         let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);
         request.psn.plus(count).minus(1)

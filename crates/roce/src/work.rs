@@ -65,6 +65,7 @@ pub trait Resources {
 /// Bytes to move or an atomic to run, decided by [`crate::Responder::handle_packet`]. Answer with
 /// [`crate::Responder::executed`] before the next packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Work {
     /// Scatter the request's payload into a receive.
     Receive {
