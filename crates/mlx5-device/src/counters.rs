@@ -2,7 +2,7 @@
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, DropReason, Packet, counters};
+use roce::{Content, DropReason, Packet, Verdict, counters};
 
 use super::doorbell::Violation;
 
@@ -185,13 +185,15 @@ impl Counters {
         self.bytes_received += u64::from(length);
     }
 
-    /// The transport dropped a request.
-    pub(super) fn drop(&mut self, reason: DropReason) {
-        match reason {
-            DropReason::WrongService => self.dropped_peer += 1,
-            DropReason::WrongQkey => self.dropped_qkey += 1,
-            _ => self.dropped_transport += 1,
-        }
+    /// The transport answered or dropped a request by itself, so many of them `again`.
+    pub(super) fn answered(&mut self, verdict: &Verdict, again: u64) {
+        self.duplicates += again;
+        *match verdict {
+            Verdict::Dropped(DropReason::WrongService) => &mut self.dropped_peer,
+            Verdict::Dropped(DropReason::WrongQkey) => &mut self.dropped_qkey,
+            Verdict::Dropped(_) => &mut self.dropped_transport,
+            _ => &mut self.packets_taken,
+        } += 1;
     }
 
     /// A packet that may answer a request leaves. True: it is an RNR NAK.

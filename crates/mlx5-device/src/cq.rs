@@ -191,7 +191,8 @@ impl Cqs {
                 let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
                 host.counters.error(syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
             }
-            if cq.channel.is_some() && cq.announce(&host.memory, &fields) {
+            if cq.channel.is_some() && cq.announce(&host.memory, fields.solicited || fields.opcode.is_error())
+            {
                 cq.give_event(host);
             }
             return;
@@ -264,6 +265,7 @@ impl Cq {
 
     /// Writes one CQE, with `payload` inside where that is given (see [`CqeFields::emit_slot`]). The owner bit is set here.
     /// `Ok(false)`: full.
+    #[inline(always)]
     fn write<M: Memory>(
         &mut self,
         memory: &M,
@@ -280,7 +282,7 @@ impl Cq {
         let size = self.cqe_size as usize;
         let slot = self.buffer + u64::from(self.producer & (self.entries - 1)) * size as u64;
         // The owner bit is in the last word, which such a write stores last, with release.
-        if payload.is_none() || !write_slot(memory, slot, size, fields, payload)? {
+        if payload.is_none() || !write_slot(memory, slot, size, *fields, payload)? {
             let mut cqe = [0; CQE_BYTES];
             fields.emit_into(&mut cqe);
             memory.write(slot + (size - CQE_BYTES) as u64, &cqe, false)?;
@@ -325,8 +327,7 @@ impl Cq {
     }
 
     /// Whether the CQ was armed for the CQE just written; it is disarmed then.
-    fn announce<M: Memory>(&mut self, memory: &M, fields: &CqeFields) -> bool {
-        let solicited = fields.solicited || fields.opcode.is_error();
+    fn announce<M: Memory>(&mut self, memory: &M, solicited: bool) -> bool {
         if solicited {
             self.solicited_end = self.producer;
         }
@@ -375,7 +376,7 @@ fn write_slot<M: Memory>(
     memory: &M,
     slot: u64,
     size: usize,
-    fields: &CqeFields,
+    fields: CqeFields,
     payload: Option<&[u8]>,
 ) -> Result<bool, Fault> {
     let mut whole = [0; LARGE_SLOT_BYTES];

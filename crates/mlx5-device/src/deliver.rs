@@ -35,8 +35,7 @@ pub(super) struct QpResources<'a, M> {
 impl<M: Memory> Resources for QpResources<'_, M> {
     #[inline(always)]
     fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
-        let address = self.mkeys.grant(rkey, self.pd, self.qpn, va, len, need)?;
-        Ok(Region { key: rkey, va, len, address })
+        self.mkeys.grant(rkey, self.pd, self.qpn, va, len, need)
     }
 
     fn take_receive(&mut self) -> Option<Receive> {
@@ -64,7 +63,8 @@ impl<M: Memory> Core<M> {
             self.host.counters.dropped_peer += 1;
             return;
         }
-        let owed = qp.responses.owes_only_an_acknowledgement();
+        // Only on the wire does an acknowledgement wait, and need the time since when.
+        let owed = qp.path.way.route().is_none() || qp.responses.owes_only_an_acknowledgement();
         let Some(responder) = &mut qp.responses.responder else { return };
         let ResponderCounters { duplicates, messages, .. } = *responder.counters();
         let mut resources = QpResources {
@@ -75,39 +75,35 @@ impl<M: Memory> Core<M> {
             srq: qp.rq.srq.and_then(|place| self.srqs.get_mut(place)),
             rq: &mut qp.rq,
         };
-        let verdict = responder.handle_packet(packet, &mut resources);
-        let (ends, length) = (packet.content.position().ends(), packet.payload.length);
-        self.host.counters.packets_taken += u64::from(!matches!(verdict, Verdict::Dropped(_)));
-        let is_new = responder.counters().messages > messages;
-        let is_again = responder.counters().duplicates > duplicates;
         // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
-        let outcome = match &verdict {
-            Verdict::Dropped(reason) => {
-                self.host.counters.drop(*reason);
-                None
+        match &responder.handle_packet(packet, &mut resources) {
+            Verdict::Execute(work) => {
+                self.host.counters.packets_taken += 1;
+                let (ends, length) = (packet.content.position().ends(), packet.payload.length);
+                let outcome = self.execute(qp, work, ends, length, inbound);
+                if let Some(responder) = &mut qp.responses.responder {
+                    responder.executed(outcome);
+                }
             }
-            Verdict::Answered => {
+            verdict => {
+                let counters = responder.counters();
+                let (again, is_new) = (counters.duplicates - duplicates, counters.messages > messages);
+                self.host.counters.answered(verdict, again);
                 // The engine answers a READ by itself, and counts the first time that it does.
-                if let Content::ReadRequest(reth) = packet.content
-                    && (is_new || is_again)
+                if let (Verdict::Answered, Content::ReadRequest(reth)) = (verdict, packet.content)
+                    && (is_new || again > 0)
                 {
                     qp.responses.hold_back(inbound.answer_from(qp.qpn));
                     if is_new {
                         self.host.counters.execute(true, reth.dma_bytes);
                     }
                 }
-                None
             }
-            Verdict::Execute(work) => Some(self.execute(qp, work, ends, length, inbound)),
-        };
-        if let (Some(outcome), Some(responder)) = (outcome, &mut qp.responses.responder) {
-            responder.executed(outcome);
         }
         if let Some(srq) = qp.rq.srq {
             self.srqs.give_events(&mut self.host, srq);
         }
         let Some(responder) = &qp.responses.responder else { return };
-        self.host.counters.duplicates += responder.counters().duplicates - duplicates;
         if responder.has_reply() {
             self.schedule.list_replying(&mut qp.sched);
         }
@@ -144,10 +140,7 @@ impl<M: Memory> Core<M> {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
                 inbound
-                    .copy_into(
-                        &[to],
-                        self.payload_scatter.order_of_write(|| self.mkeys.is_relaxed(region.key)),
-                    )
+                    .copy_into(&[to], self.payload_scatter.order_of_write(region.relaxed))
                     .map_err(|_| Outcome::LocalFault)
                     .map(|()| {
                         if let Some((receive, completion)) = completion {

@@ -88,7 +88,7 @@ impl Checks<'_> {
         out.wqe.signalled = control.is_signalled();
         out.wqe.fence = control.fm_ce_se & 0xe0 != 0;
         if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
-            return Err(misplaced(control, qp));
+            return Err(misplaced(&wqe, qp));
         }
         if control.send_opcode() == Some(SendOpcode::Umr) {
             out.kind = Kind::Umr(UmrRequest::of(&wqe, qp.service, qp.qpn)?);
@@ -108,7 +108,6 @@ impl Checks<'_> {
         out.kind = Kind::Message;
         let (dst_qpn, qkey) = self.address(qp, &body, out);
         let length = self.gather(qp, opcode, &body, out)?;
-        let imm = if has_immediate(opcode) { control.immediate } else { [0; 4] };
         let (va, rkey) = body.remote.map_or((0, 0), |remote| (remote.va, remote.rkey));
         let operands = body.atomic.map_or([0; 2], |atomic| [atomic.swap_add, atomic.compare]);
         (out.opcode, out.length) = (opcode, length);
@@ -119,7 +118,12 @@ impl Checks<'_> {
             ack_requested: false,
             solicited: control.is_solicited(),
             deth: Deth { qkey, src_qpn: qp.qpn },
-            content: Content::request(opcode, imm, Reth { va, rkey, dma_bytes: length }, operands),
+            content: Content::request(
+                opcode,
+                control.immediate,
+                Reth { va, rkey, dma_bytes: length },
+                operands,
+            ),
             payload: Fragment { offset: 0, length: if opcode.carries_payload() { length } else { 0 } },
         };
         Ok(())
@@ -127,10 +131,8 @@ impl Checks<'_> {
 
     /// Where the message goes. Returns the number of the queue there, and the Q_Key for it.
     fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) -> (u32, u32) {
-        let Some(vector) = body.datagram() else {
-            out.way = qp.path.way;
-            return (qp.attributes.dest_qpn, 0);
-        };
+        let vector = if qp.service == ServiceType::Ud { body.datagram() } else { None };
+        let Some(vector) = vector else { return (qp.attributes.dest_qpn, 0) };
         let (port, roce) = (qp.path.port, self.ports.configs[qp.path.port].link_layer == LinkLayer::Roce);
         let named = AddressVector {
             dlid: vector.lid_or_udp_port,
@@ -202,11 +204,11 @@ impl Checks<'_> {
     }
 }
 
-// These take values: what `format!` borrows lies in memory on the good path too.
+// These take values, or read anew: what `format!` borrows lies in memory on the good path too.
 
 #[cold]
-fn misplaced(control: Control, qp: &Qp) -> Box<CheckFailure> {
-    let Control { wqe_index, qpn, opmod, .. } = control;
+fn misplaced(wqe: &SendWqe<&[u8]>, qp: &Qp) -> Box<CheckFailure> {
+    let Control { wqe_index, qpn, opmod, .. } = wqe.control();
     CheckFailure::malformed(format_args!(
         "its control segment is for WQE {wqe_index} of QP {qpn:#x}, opcode modifier {opmod}; it is WQE {} of QP {:#x}, modifier 0",
         qp.sq.fetched, qp.qpn
@@ -241,9 +243,4 @@ pub(super) fn message_opcode(opcode: SendOpcode) -> Option<Opcode> {
         SendOpcode::AtomicFetchAdd => Opcode::FetchAdd,
         _ => return None,
     })
-}
-
-/// Whether the control segment's last four bytes travel: immediate data, or a key.
-fn has_immediate(opcode: Opcode) -> bool {
-    matches!(opcode, Opcode::SendImm | Opcode::SendInvalidate | Opcode::WriteImm)
 }

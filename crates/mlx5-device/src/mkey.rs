@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use roce::{Access, Fragment, Region, RegionError};
 
 use super::command::{Answer, CommandError, Handle};
-use super::mr::MemoryRegion;
+use super::mr::{MemoryRegion, access};
 use super::window::{Bound, UmrRequest, Window, WindowKind};
 
 /// First index of a key. Keys 0 and `MLX5_INVALID_LKEY`, and a few around them, belong to no region.
@@ -146,12 +146,14 @@ impl Mkeys {
         va: u64,
         len: u64,
         need: Access,
-    ) -> Result<u64, RegionError> {
-        if let Some(region) = self.find(rkey) {
-            return region.translate(pd, va, len, need);
-        }
-        let window = self.window(rkey).filter(|window| window.key == rkey);
-        window.ok_or(RegionError::UnknownKey { key: rkey })?.translate(pd, qpn, va, len, need)
+    ) -> Result<Region, RegionError> {
+        let (address, rights) = if let Some(region) = self.find(rkey) {
+            (region.translate(pd, va, len, need)?, region.access)
+        } else {
+            let window = self.window(rkey).filter(|window| window.key == rkey);
+            window.ok_or(RegionError::UnknownKey { key: rkey })?.translate(pd, qpn, va, len, need)?
+        };
+        Ok(Region { key: rkey, va, len, address, relaxed: rights & access::RELAXED_ORDERING != 0 })
     }
 
     /// Whether a piece of what a request was granted is still: a card looks at the key with every packet.
@@ -165,13 +167,7 @@ impl Mkeys {
     ) -> bool {
         let va = region.va.wrapping_add(piece.offset.into());
         let now = self.grant(region.key, pd, qpn, va, piece.length.into(), need);
-        now == Ok(region.address.wrapping_add(piece.offset.into()))
-    }
-
-    /// Whether bytes of one WRITE through the key may become visible in any order.
-    pub(super) fn is_relaxed(&self, rkey: u32) -> bool {
-        let behind = || self.find(self.window(rkey)?.bound?.region);
-        self.find(rkey).or_else(behind).is_some_and(|region| region.relaxed())
+        now.is_ok_and(|now| now.address == region.address.wrapping_add(piece.offset.into()))
     }
 
     /// Whether a SEND to queue `qpn` may close the key: a type-2 window that the queue has bound. No region may be closed so:
@@ -270,7 +266,6 @@ impl Mkeys {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mr::access;
 
     fn region(start: u64, length: u64, iova: u64, access: u32) -> MemoryRegion {
         MemoryRegion { key: 0, pd: 7, start, length, iova, access }

@@ -90,6 +90,7 @@ impl MemoryRegion {
     }
 
     /// The application's address of `va`, when `len` bytes from there may be used so.
+    #[inline(always)]
     pub fn translate(&self, pd: u32, va: u64, len: u64, need: Access) -> Result<u64, RegionError> {
         if self.pd != pd {
             return Err(RegionError::ProtectionDomain { key: self.key });
@@ -104,13 +105,9 @@ impl MemoryRegion {
         Ok(self.start.wrapping_add(offset))
     }
 
+    #[cold]
     pub(super) fn out_of_bounds(&self, va: u64, len: u64) -> RegionError {
         RegionError::OutOfBounds { key: self.key, va, len, start: self.iova, length: self.length }
-    }
-
-    /// Whether bytes of one WRITE may become visible in any order.
-    pub fn relaxed(&self) -> bool {
-        self.access & access::RELAXED_ORDERING != 0
     }
 }
 

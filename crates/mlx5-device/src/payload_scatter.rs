@@ -26,8 +26,8 @@ impl PayloadScatter {
     }
 
     /// Order of a WRITE's bytes; `relaxed`: any is allowed there.
-    pub(super) fn order_of_write(&self, relaxed: impl FnOnce() -> bool) -> Order {
-        if self.relaxed || relaxed() { Order::Relaxed } else { Order::Increasing }
+    pub(super) fn order_of_write(&self, relaxed: bool) -> Order {
+        if self.relaxed || relaxed { Order::Relaxed } else { Order::Increasing }
     }
 
     /// Where `length` bytes from `offset` of the receive in use go.

@@ -107,27 +107,30 @@ impl Ports {
         carried: u32,
         again: bool,
     ) {
-        self.charge(counters, port, wire::record_bytes(self.configs[port].link_layer, packet, carried, mtu));
+        let wire = wire::record_bytes(self.configs[port].link_layer, packet, carried, mtu);
         let ends = packet.content.position().ends() && carried == packet.payload.length;
-        self.count(counters, port, packet, ends, carried, again);
+        self.count(counters, port, packet, (wire, carried), ends, again);
     }
 
-    /// Messages end with their last packet.
+    /// Messages end with their last packet; `wire`: bytes that the `carried` ones take there.
     #[inline(always)]
     fn count(
         &mut self,
         counters: &mut Counters,
         port: usize,
         packet: &Packet,
+        (wire, carried): (u64, u32),
         ends: bool,
-        carried: u32,
         again: bool,
     ) {
+        let own = &mut self.counters[port];
+        counters.wire_bytes_sent += wire;
+        own.wire_bytes_sent += wire;
         if again {
             counters.retransmissions += 1;
         } else if packet.content.is_request() {
             counters.messages_sent += u64::from(ends);
-            self.counters[port].messages_sent += u64::from(ends);
+            own.messages_sent += u64::from(ends);
             counters.bytes_sent += u64::from(carried);
         }
     }
@@ -147,15 +150,8 @@ impl Ports {
             counters.lost_unreachable += 1;
             return;
         };
-        self.charge(counters, port, wire::packet_framing(to) + *bytes as u64);
-        self.count(counters, port, packet, packet.content.position().ends(), packet.payload.length, again);
-    }
-
-    /// Bytes of wire that something sent takes.
-    #[inline(always)]
-    pub(super) fn charge(&mut self, counters: &mut Counters, port: usize, wire: u64) {
-        counters.wire_bytes_sent += wire;
-        self.counters[port].wire_bytes_sent += wire;
+        let (wire, ends) = (wire::packet_framing(to) + *bytes as u64, packet.content.position().ends());
+        self.count(counters, port, packet, (wire, packet.payload.length), ends, again);
     }
 
     /// Something arrived while its port was down.

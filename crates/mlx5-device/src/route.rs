@@ -11,6 +11,7 @@ pub(super) struct Route {
 
 /// Where a message goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Way {
     /// No process that can be reached has the address.
     Nowhere,

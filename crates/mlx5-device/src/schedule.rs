@@ -135,6 +135,7 @@ impl Walk {
 
 impl Schedule {
     /// Something moved at this queue: look at it in every poll.
+    #[inline]
     pub(super) fn heat(&mut self, sched: &mut SchedState, now: Now) {
         sched.active = now;
         if !std::mem::replace(&mut sched.hot, true) {
@@ -143,6 +144,7 @@ impl Schedule {
     }
 
     /// A queue has replies to send.
+    #[inline]
     pub(super) fn list_replying(&mut self, sched: &mut SchedState) {
         if !std::mem::replace(&mut sched.replying, true) {
             self.replying.list.push(sched.place);

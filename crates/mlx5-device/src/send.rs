@@ -99,8 +99,8 @@ impl<M: Memory> Core<M> {
 
     /// Sends what the transport lets go. Returns how much.
     pub(super) fn transmit(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
-        let route = qp.path.way.route();
-        let most = if route.is_some() { qp.mtu_bytes() } else { u32::MAX };
+        let (route, mtu) = (qp.path.way.route(), qp.mtu_bytes());
+        let most = if route.is_some() { mtu } else { u32::MAX };
         let mut work = 0;
         while self.schedule.hot.bytes_left > 0 && (route.is_none() || work < PACKETS_AT_ONCE) {
             qp.sq.progress.refused = false;
@@ -117,7 +117,7 @@ impl<M: Memory> Core<M> {
             }
             let length = transmit.fragment.length;
             let carried = match qp.sq.find(transmit.ticket) {
-                Some(place) => match self.send(link, qp, place, &transmit) {
+                Some(place) => match self.send(link, qp, place, mtu, &transmit) {
                     Ok(carried) => carried,
                     Err(Unsent::Full) => {
                         // A full ring is no work: the NIC may sleep until its peer has taken something.
@@ -155,9 +155,10 @@ impl<M: Memory> Core<M> {
         link: &mut impl Carrier,
         qp: &mut Qp,
         place: usize,
+        mtu: u32,
         transmit: &PacketTransmit,
     ) -> Result<u32, Unsent> {
-        let (port, mtu, datagram) = (qp.path.port, qp.mtu_bytes(), qp.service == ServiceType::Ud);
+        let (port, datagram) = (qp.path.port, qp.service == ServiceType::Ud);
         let request = &mut *qp.sq.outstanding[place];
         if request.payload.revoked {
             return Err(Unsent::Fault(Fault { addr: 0 }));
@@ -173,7 +174,8 @@ impl<M: Memory> Core<M> {
             &part
         };
         let counters = &mut self.host.counters;
-        let sent = match request.way {
+        let way = if datagram { request.way } else { qp.path.way };
+        let sent = match way {
             Way::Wire(route) => {
                 let taken = link.send_packet(route.from, route.to, packet, Icrc::Right, request.payload());
                 if let Err(error @ (Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_))) = taken {
@@ -207,7 +209,7 @@ impl<M: Memory> Core<M> {
             Err(error) => return Err(error),
         };
         self.ports.count_record(counters, port, mtu, packet, carried, retransmission);
-        if request.way == Way::Nowhere && datagram {
+        if way == Way::Nowhere && datagram {
             self.unreachable.log_no_route(&mut self.host, &self.ports, qp.qpn, port, &request.path);
         }
         // Of a READ the request has left, which has none of its bytes.
@@ -218,29 +220,26 @@ impl<M: Memory> Core<M> {
     pub(super) fn drain_completions(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         loop {
-            while qp.sq.outstanding.front().is_some_and(|request| request.kind == Kind::Nop)
-                && qp.state.finishes_sends()
+            let completion = qp.sq.requester.as_mut().and_then(|r| r.poll_completion());
+            let finishes = qp.state.finishes_sends();
+            // NOPs in front of a message; those that nothing follows are not flushed here.
+            while let Some(front) = qp.sq.outstanding.front()
+                && front.kind == Kind::Nop
+                && (finishes || completion.is_some())
             {
-                let Some(request) = qp.sq.outstanding.pop_front() else { break };
-                self.complete_send(qp, &request);
-                self.wqe_fetch.pool.give(request);
+                let Some(nop) = qp.sq.outstanding.pop_front() else { break };
+                match finishes {
+                    true => self.complete_send(qp, &nop),
+                    false => self.fail_send_wqe(qp, nop.wqe, Status::Flushed, None),
+                }
+                self.wqe_fetch.pool.give(nop);
                 work += 1;
             }
-            let Some(completion) = qp.sq.requester.as_mut().and_then(|r| r.poll_completion()) else {
-                return work;
-            };
+            let Some(completion) = completion else { return work };
             work += 1;
-            // NOPs in front of a message that was flushed.
-            while let Some(request) = qp.sq.outstanding.pop_front() {
-                let nop = request.kind == Kind::Nop;
-                if nop {
-                    self.fail_send_wqe(qp, request.wqe, Status::Flushed, None);
-                } else {
-                    debug_assert_eq!(request.ticket, completion.ticket);
-                    self.finish(qp, request, completion);
-                    break;
-                }
-                self.wqe_fetch.pool.give(request);
+            if let Some(request) = qp.sq.outstanding.pop_front() {
+                debug_assert_eq!(request.ticket, completion.ticket);
+                self.finish(qp, request, completion);
             }
         }
     }

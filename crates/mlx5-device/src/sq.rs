@@ -53,6 +53,7 @@ pub(super) struct TransmitProgress {
 
 /// What becomes of a WQE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Kind {
     Message,
     /// NOP, or a UMR that is done: completes in the order of posting.
@@ -100,8 +101,8 @@ pub(super) struct SendRequest {
     pub length: u32,
     /// The message, as one packet.
     pub packet: Packet,
+    /// Where a datagram goes; connected queues have one way and path for all.
     pub way: Way,
-    /// Where a datagram goes; connected queues have one path for all.
     pub path: PathAddress,
     pub payload: GatherList,
     /// Why it failed, where a check found that out; empty otherwise.
@@ -143,6 +144,7 @@ impl SendRequest {
 impl GatherList {
     /// Keeps inline bytes. They stay where they are until the request is reused, since a WQE cannot have more than there is
     /// room for.
+    #[inline(never)]
     pub(super) fn keep(&mut self, bytes: &[u8]) -> Segment {
         let start = self.inline.len();
         self.inline.reserve(MAX_WQE_BYTES.saturating_sub(start));
@@ -179,6 +181,7 @@ impl Pool {
         self.0.pop().unwrap_or_else(|| Box::new(SendRequest::empty()))
     }
 
+    #[inline(always)]
     pub(super) fn give(&mut self, mut request: Box<SendRequest>) {
         if self.0.len() < POOL_LIMIT {
             request.payload.inline.clear();
@@ -281,7 +284,7 @@ impl SendQueue {
     }
 
     /// Place of the message with this ticket among the outstanding WQEs.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, ticket: Ticket) -> Option<usize> {
         let queue = &self.outstanding;
         let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;

@@ -52,7 +52,7 @@ pub(super) struct Bound {
     pub length: u64,
     /// First byte, as address of the application.
     pub address: u64,
-    /// `IBV_ACCESS_REMOTE_*` bits.
+    /// `IBV_ACCESS_REMOTE_*` bits, and of its region `IBV_ACCESS_RELAXED_ORDERING`.
     pub access: u32,
 }
 
@@ -68,7 +68,8 @@ impl WindowKind {
 }
 
 impl Window {
-    /// The application's address of `va`, when a peer may use `len` bytes from there so, through queue `qpn` of domain `pd`.
+    /// The application's address of `va`, and the rights, when a peer may use `len` bytes from there so, through queue `qpn` of domain
+    /// `pd`.
     pub(super) fn translate(
         &self,
         pd: u32,
@@ -76,7 +77,7 @@ impl Window {
         va: u64,
         len: u64,
         need: Access,
-    ) -> Result<u64, RegionError> {
+    ) -> Result<(u64, u32), RegionError> {
         let key = self.key;
         let bound = self.bound.ok_or(RegionError::UnknownKey { key })?;
         if bound.qpn.map_or(self.pd != pd, |owner| owner != qpn) {
@@ -91,7 +92,7 @@ impl Window {
         if bound.access & need.0 != need.0 || misplaced {
             return Err(RegionError::AccessDenied { key, need: need.0 });
         }
-        Ok(address)
+        Ok((address, bound.access))
     }
 }
 
@@ -109,6 +110,7 @@ pub(super) struct UmrRequest {
 
 impl UmrRequest {
     /// Reads the WQE. `qpn`: the queue that it is on.
+    #[cold]
     pub(super) fn of(
         wqe: &SendWqe<&[u8]>,
         service: ServiceType,
@@ -150,7 +152,8 @@ impl UmrRequest {
         }
         let address = region.translate(pd, klm.address, length, Access(needed))?;
         let qpn = (self.kind == WindowKind::Two).then_some(qpn);
-        Ok(Bound { region: region.key, qpn, start, length, address, access: rights })
+        let access = rights | region.access & access::RELAXED_ORDERING;
+        Ok(Bound { region: region.key, qpn, start, length, address, access })
     }
 }
 

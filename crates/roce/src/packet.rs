@@ -120,15 +120,13 @@ impl Content {
     #[inline(always)]
     pub fn request(opcode: Opcode, imm: [u8; 4], reth: Reth, [swap_add, compare]: [u64; 2]) -> Content {
         let position = Position::Only;
-        let trailer = match opcode {
-            Opcode::SendImm | Opcode::WriteImm => Trailer::Immediate(imm),
-            Opcode::SendInvalidate => Trailer::Invalidate(imm),
-            _ => Trailer::None,
-        };
         let atomic = AtomicEth { va: reth.va, rkey: reth.rkey, swap_add, compare };
         match opcode {
-            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => Content::Send { position, trailer },
-            Opcode::Write | Opcode::WriteImm => Content::Write { position, reth, trailer },
+            Opcode::Write => Content::Write { position, reth, trailer: Trailer::None },
+            Opcode::WriteImm => Content::Write { position, reth, trailer: Trailer::Immediate(imm) },
+            Opcode::Send => Content::Send { position, trailer: Trailer::None },
+            Opcode::SendImm => Content::Send { position, trailer: Trailer::Immediate(imm) },
+            Opcode::SendInvalidate => Content::Send { position, trailer: Trailer::Invalidate(imm) },
             Opcode::Read => Content::ReadRequest(reth),
             Opcode::CompareSwap => Content::CompareSwap(atomic),
             Opcode::FetchAdd => Content::FetchAdd(atomic),

@@ -52,8 +52,8 @@ struct Message {
     failure: Option<Status>,
 }
 
-/// See the module. Call order: `post`, then `poll_packet` until `None`; after `handle_*`, `poll_completion` until
-/// `None`, and `poll_packet` again.
+/// See the module. Call order: `post`, then `next_packet` until `None`; after `handle_*`, `poll_completion` until
+/// `None`, and `next_packet` again.
 #[derive(Debug)]
 pub struct Requester {
     config: RequesterConfig,
@@ -172,7 +172,7 @@ impl Requester {
         self.messages.capacity()
     }
 
-    /// Whether `poll_packet` has nothing to give until a reply or a time-out comes.
+    /// Whether `next_packet` has nothing to give until a reply or a time-out comes.
     pub fn is_waiting(&self) -> bool {
         self.next_to_send().is_none()
     }

@@ -60,7 +60,7 @@ struct Response {
     replayed: bool,
 }
 
-/// See the module. Call order: `handle_packet`; if it says so, do the work and call `executed`; then `poll_packet` and
+/// See the module. Call order: `handle_packet`; if it says so, do the work and call `executed`; then `next_packet` and
 /// `poll_event` until `None`, for every packet or once after many.
 #[derive(Debug)]
 pub struct Responder {
@@ -151,7 +151,7 @@ impl Responder {
         &self.config
     }
 
-    /// Whether `poll_packet` would give something.
+    /// Whether `next_packet` would give something.
     pub fn has_reply(&self) -> bool {
         self.ack_due || self.nak.is_some() || !self.responses.is_empty()
     }
@@ -303,6 +303,7 @@ impl Responder {
         (service != self.config.service).then_some(DropReason::WrongService)
     }
 
+    #[inline]
     fn last_psn(&self, request: &Request) -> Psn {
         let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);
         request.psn.plus(count).minus(1)

@@ -19,6 +19,8 @@ pub struct Region {
     pub len: u64,
     /// Where that is in the device's host.
     pub address: u64,
+    /// For the device: bytes of one message may become visible there in any order.
+    pub relaxed: bool,
 }
 
 /// Why a key does not give the access asked for, and what would help. The peer gets «remote access error» for each.
@@ -63,6 +65,7 @@ pub trait Resources {
 /// Bytes to move or an atomic to run, decided by [`crate::Responder::handle_packet`]. Answer with
 /// [`crate::Responder::executed`] before the next packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Work {
     /// Scatter the request's payload into a receive.
     Receive {

@@ -35,35 +35,44 @@ impl Requester {
         let Some(oldest) = self.message(self.done).map(|message| message.psn) else {
             return Acknowledged::All;
         };
-        while self.done < self.sent_end {
-            let Some(message) = self.message(self.done) else { break };
+        let (mut acknowledged, mut whole, mut packets) = (Acknowledged::All, 0, 0);
+        let sent = (self.done - self.front) as usize..(self.sent_end - self.front) as usize;
+        for message in self.messages.range(sent) {
             let start = message.psn.distance_from(oldest);
-            if message.opcode.wants_response() && start + self.progress.acked < end {
-                return Acknowledged::UpToResponse;
-            }
-            if start + message.psn_count > end {
-                let packets = end.saturating_sub(start);
-                if packets > self.progress.acked {
-                    self.advance_to(packets);
-                }
+            let acked = if whole == 0 { self.progress.acked } else { 0 };
+            if message.opcode.wants_response() && start + acked < end {
+                acknowledged = Acknowledged::UpToResponse;
                 break;
             }
-            self.step_done(false);
+            if start + message.psn_count > end {
+                packets = end.saturating_sub(start);
+                break;
+            }
+            whole += 1;
         }
-        Acknowledged::All
+        if whole > 0 {
+            self.step_done(whole);
+        }
+        if packets > self.progress.acked {
+            self.advance_to(packets);
+        }
+        acknowledged
     }
 
-    /// The message at `done` is done.
-    fn step_done(&mut self, response: bool) {
-        if response {
-            self.responses_posted -= 1;
-            // Not counted when it answers an earlier transmission, and the resend has not come this far.
-            if self.done < self.next_send {
-                self.responses_outstanding -= 1;
-                self.response_psns -= self.message(self.done).map_or(0, |message| message.psn_count);
-            }
+    /// The response to the message at `done` came.
+    fn respond_done(&mut self) {
+        self.responses_posted -= 1;
+        // Not counted when it answers an earlier transmission, and the resend has not come this far.
+        if self.done < self.next_send {
+            self.responses_outstanding -= 1;
+            self.response_psns -= self.message(self.done).map_or(0, |message| message.psn_count);
         }
-        self.done += 1;
+        self.step_done(1);
+    }
+
+    /// So many messages from the one at `done` on are done.
+    fn step_done(&mut self, messages: u64) {
+        self.done += messages;
         self.progress.acked = 0;
         if self.next_send < self.done {
             self.next_send = self.done;
@@ -176,7 +185,7 @@ impl Requester {
             return self.fail_oldest(Status::BadResponse);
         }
         message.atomic_old = old;
-        self.step_done(true);
+        self.respond_done();
         ReplyVerdict::Response(Ticket(ticket))
     }
 
@@ -214,7 +223,7 @@ impl Requester {
             return self.fail_oldest(Status::BadResponse);
         }
         if position.ends() {
-            self.step_done(true);
+            self.respond_done();
         } else {
             self.advance_to(end);
         }

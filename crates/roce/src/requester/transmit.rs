@@ -56,14 +56,8 @@ impl PacketTransmit {
 
 impl Requester {
     /// The next packet to send: of the oldest message that is not sent wholly, from the first PSN on that is neither
-    /// acknowledged nor sent in this pass.
-    pub fn poll_packet(&mut self, now: Now) -> Option<PacketTransmit> {
-        let transmit = self.next_packet(self.config.path_mtu_bytes)?;
-        self.sent_packet(now, &transmit, transmit.fragment.length);
-        Some(transmit)
-    }
-
-    /// The same without sending it: [`Requester::sent_packet`] does. As many packets of the message in one as `most` bytes hold.
+    /// acknowledged nor sent in this pass. [`Requester::sent_packet`] sends it. As many packets of the message in one as `most` bytes
+    /// hold.
     #[inline(always)]
     pub fn next_packet(&mut self, most: u32) -> Option<PacketTransmit> {
         let Message { opcode, psn, length, psn_count, .. } = *self.next_to_send()?;
@@ -83,12 +77,9 @@ impl Requester {
             }
             fills_window = in_flight + 1 >= full || self.progress.unasked + 1 >= window.ack_every.max(1);
         }
-        let retransmission = psn != self.sent_end_psn;
         // What was sent before and what never was are two.
-        let most = match self.sent_end_psn.distance_from(psn) {
-            0 => most,
-            again => most.min(again.saturating_mul(self.config.path_mtu_bytes)),
-        };
+        let again = self.sent_end_psn.distance_from(psn);
+        let most = if again == 0 { most } else { most.min(again.saturating_mul(self.config.path_mtu_bytes)) };
         let offset = index * self.config.path_mtu_bytes;
         let rest = length - offset;
         let is_rest = alone || rest <= most;
@@ -103,7 +94,7 @@ impl Requester {
             // The responder owes nothing to packets that do not ask: so the last of a message does, one every few before it,
             // and the one that fills the window.
             ack_requested: reliable && (is_rest || fills_window),
-            retransmission,
+            retransmission: again != 0,
             begins: !self.progress.is_cut,
         })
     }

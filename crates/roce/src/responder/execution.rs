@@ -119,6 +119,7 @@ impl Responder {
 
     /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion tells when the fault is
     /// in its buffers, an event does when it is in registered memory.
+    #[cold]
     pub(super) fn local_fault(&mut self) {
         let (event, status) = match self.at_work.opcode.is_send() {
             true => (None, Status::LocalProtection),
@@ -128,6 +129,7 @@ impl Responder {
     }
 
     /// The region went away between two packets. A card checks the key with every packet (IBTA §9.7.4).
+    #[cold]
     pub(super) fn revoked(&mut self) {
         self.assembly = None;
         if self.config.service == ServiceType::Rc {
@@ -139,6 +141,7 @@ impl Responder {
     }
 
     /// A fatal NAK, where the service has NAKs, and the end of this responder.
+    #[cold]
     pub(super) fn refuse(
         &mut self,
         code: NakCode,
@@ -168,6 +171,7 @@ impl Responder {
         self.ack_due = false;
     }
 
+    #[cold]
     pub(super) fn drop(&mut self, reason: DropReason) -> Verdict {
         self.counters.dropped[reason as usize] += 1;
         Verdict::Dropped(reason)

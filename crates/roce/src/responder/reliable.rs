@@ -30,6 +30,7 @@ impl Responder {
         }
     }
 
+    #[cold]
     fn refuse_reliably(&mut self, refusal: Refusal) -> Verdict {
         let (code, event, status) = match refusal {
             Refusal::NoReceive => return self.not_ready(),
@@ -41,6 +42,7 @@ impl Responder {
     }
 
     /// Something before this request is missing: says so once, then keeps silent until it comes.
+    #[cold]
     pub(super) fn gap(&mut self) -> Verdict {
         if self.state != State::InOrder {
             return self.drop(DropReason::AfterNak);
@@ -61,6 +63,7 @@ impl Responder {
 
     /// A request seen before (C9-105): WRITEs and SENDs are acknowledged again, READs executed again, atomics answered from the
     /// list. A READ whose response is still going out starts over where it is asked for again.
+    #[cold]
     fn duplicate(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
         let path_mtu_bytes = self.config.path_mtu_bytes;
         let end = packet.psn.plus(packet.psn_count(path_mtu_bytes));

@@ -11,13 +11,7 @@ use crate::{
 
 impl Responder {
     /// The next packet to send: of READ and atomic responses in order, then a NAK, then an acknowledgement.
-    pub fn poll_packet(&mut self) -> Option<Outgoing> {
-        let outgoing = self.next_packet(self.config.path_mtu_bytes)?;
-        self.sent_packet(outgoing.packet.payload.length);
-        Some(outgoing)
-    }
-
-    /// The same without sending it: [`Responder::sent_packet`] does. Of a READ response as many packets in one as `most` bytes hold.
+    /// [`Responder::sent_packet`] sends it. Of a READ response as many packets in one as `most` bytes hold.
     pub fn next_packet(&self, most: u32) -> Option<Outgoing> {
         let aeth = |syndrome, msn| Aeth { syndrome, msn };
         if let Some((response, stream)) = self.next_read() {

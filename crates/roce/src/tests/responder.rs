@@ -13,9 +13,9 @@ pub(super) const MTU: u32 = 1024;
 const ALL_ACCESS: Access = Access(0xf);
 
 /// Memory and receives of no size: keys below 100 are good, up to 1 MiB.
-struct Device {
-    receives: Vec<u64>,
-    taken: u64,
+pub(super) struct Device {
+    pub(super) receives: Vec<u64>,
+    pub(super) taken: u64,
 }
 
 impl Resources for Device {
@@ -26,7 +26,7 @@ impl Resources for Device {
         if va.checked_add(len).is_none_or(|end| end > 1 << 20) {
             return Err(RegionError::OutOfBounds { key, va, len, start: 0, length: 1 << 20 });
         }
-        Ok(Region { key, va, len, address: va })
+        Ok(Region { key, va, len, address: va, relaxed: false })
     }
 
     fn take_receive(&mut self) -> Option<Receive> {

@@ -1,37 +1,14 @@
 //! What a responder answers to which packets, as dialogues. The PSN expected first is 7, the path MTU 1024.
 
+use super::responder::Device;
 use crate::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer};
 use crate::wire::Position::{self, First, Last, Middle, Only};
 use crate::{
     Access, AsyncEvent, Content, DropReason, Fragment, NakCode, Outcome, Outgoing, Packet, PayloadSource,
-    Psn, Receive, Region, RegionError, Resources, Responder, ResponderConfig, ResponderEvent, ServiceType,
-    Verdict, Work,
+    Psn, Responder, ResponderConfig, ResponderEvent, ServiceType, Verdict, Work,
 };
 
 const MTU: u32 = 1024;
-
-/// Keys below 100 are good, up to 1 MiB.
-pub(super) struct Device {
-    pub(super) receives: Vec<u64>,
-    taken: u64,
-}
-
-impl Resources for Device {
-    fn region(&self, key: u32, va: u64, len: u64, _need: Access) -> Result<Region, RegionError> {
-        let good = key < 100 && va.checked_add(len).is_some_and(|end| end <= 1 << 20);
-        if good { Ok(Region { key, va, len, address: va }) } else { Err(RegionError::UnknownKey { key }) }
-    }
-
-    fn take_receive(&mut self) -> Option<Receive> {
-        let capacity = self.receives.pop()?;
-        self.taken += 1;
-        Some(Receive { capacity, id: self.taken })
-    }
-
-    fn may_invalidate(&self, rkey: u32) -> bool {
-        rkey < 100
-    }
-}
 
 pub(super) struct Fixture {
     pub(super) responder: Responder,

@@ -41,6 +41,12 @@ impl CpuMemory {
         if ends_with_its_last_word(to, len) {
             return self.copy_bytes(to, from, len as usize, true);
         }
+        self.copy_then_word(to, from, len)
+    }
+
+    /// Copies all but the last word, and stores that by a release store.
+    #[inline(never)]
+    fn copy_then_word(self, to: u64, from: u64, len: u64) -> Result<(), Fault> {
         let word = last_word(to, len);
         self.copy_bytes(to, from, len as usize - word, true)?;
         let mut value = [0; 8];

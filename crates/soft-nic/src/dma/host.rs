@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use mlx5_device::memory::{Fault, Memory, Order, Segment, Segments};
 
 use super::copiers::{Copiers, Cut, SHARED_FROM};
-use super::cpu::{CpuMemory, ends_with_its_last_word, last_word};
+use super::cpu::CpuMemory;
 use super::dma_buf;
 use super::gpu::{self, Atomic};
 use crate::os::locked;
@@ -73,6 +73,7 @@ impl Host {
     }
 
     /// What lies behind the first `done` bytes.
+    #[inline(never)]
     fn copy_behind(
         &self,
         done: u64,
@@ -214,23 +215,8 @@ impl Memory for Host {
         if bytes.is_empty() {
             return Ok(());
         }
-        if let Some(done) = gpu::copy(self.cpu, addr, bytes.as_ptr() as u64, bytes.len() as u64, !relaxed) {
-            return done;
-        }
-        if relaxed {
-            return self.copy_bytes(addr, bytes.as_ptr() as u64, bytes.len(), false);
-        }
-        if ends_with_its_last_word(addr, bytes.len() as u64) {
-            return self.copy_bytes(addr, bytes.as_ptr() as u64, bytes.len(), true);
-        }
-        let word = last_word(addr, bytes.len() as u64);
-        let (head, tail) = bytes.split_at(bytes.len() - word);
-        self.copy_bytes(addr, head.as_ptr() as u64, head.len(), true)?;
-        let value = match tail.first_chunk() {
-            Some(whole) => u64::from_le_bytes(*whole),
-            None => tail.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)),
-        };
-        self.store(addr + head.len() as u64, value, word)
+        let order = if relaxed { Order::Relaxed } else { Order::Increasing };
+        self.copy_piece(addr, bytes.as_ptr() as u64, bytes.len() as u64, order, true)
     }
 
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {

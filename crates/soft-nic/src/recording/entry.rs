@@ -126,7 +126,8 @@ impl Tag {
     }
 }
 
-/// The last value of each place of each kind, and its step: WQEs, PSNs and positions go on by the same step again and again.
+/// The next value of each place of each kind as it is guessed, and its step from the last one: WQEs, PSNs and positions go on by the
+/// same step again and again.
 pub struct History([(AtomicU64, AtomicU64); PLACES]);
 
 /// Where the values of an answer are remembered, and whether their steps are.
@@ -165,36 +166,39 @@ impl History {
         const { assert!(N <= MOST_VALUES) };
         let places: &[_; N] =
             self.0[place.first..].first_chunk().expect("each kind has room for the most values");
-        let mut differences = [0; N];
-        let mut any = 0;
-        for (at, (last, step)) in places.iter().enumerate() {
-            let step = if place.steps { step.load(Relaxed) } else { 0 };
-            differences[at] = values[at].wrapping_sub(last.load(Relaxed).wrapping_add(step));
-            any |= differences[at];
-        }
-        if place.steps || any != 0 {
-            places.iter().zip(values).for_each(|((last, _), value)| last.store(*value, Relaxed));
-        }
-        if place.steps && any != 0 {
-            for ((_, step), difference) in places.iter().zip(&differences) {
-                step.store(step.load(Relaxed).wrapping_add(*difference), Relaxed);
+        let differs =
+            |any, ((guess, _), value): (&(AtomicU64, AtomicU64), &u64)| any | guess.load(Relaxed) ^ value;
+        if places.iter().zip(values).fold(0, differs) == 0 {
+            if place.steps {
+                for (guess, step) in places {
+                    guess.store(guess.load(Relaxed).wrapping_add(step.load(Relaxed)), Relaxed);
+                }
             }
+            return None;
         }
-        (any != 0).then_some(differences)
+        let mut differences = *values;
+        for (difference, at) in differences.iter_mut().zip(places) {
+            *difference = difference.wrapping_sub(at.0.load(Relaxed));
+            learn(place, at, *difference);
+        }
+        Some(differences)
     }
 
     /// Makes of differences from the guesses the values.
     pub fn apply(&self, place: Place, differences: &mut [u64]) {
-        for (value, (last, step)) in differences.iter_mut().zip(&self.0[place.first..]) {
+        for (value, at) in differences.iter_mut().zip(&self.0[place.first..]) {
             let difference = *value;
-            let (before, by) = (last.load(Relaxed), step.load(Relaxed));
-            *value = before.wrapping_add(by).wrapping_add(difference);
-            last.store(*value, Relaxed);
-            if place.steps {
-                step.store(by.wrapping_add(difference), Relaxed);
-            }
+            *value = at.0.load(Relaxed).wrapping_add(difference);
+            learn(place, at, difference);
         }
     }
+}
+
+/// A value was so far from its guess. The next is as far from it as it was from the one before, or the same.
+fn learn(place: Place, (guess, step): &(AtomicU64, AtomicU64), difference: u64) {
+    let by = if place.steps { step.load(Relaxed).wrapping_add(difference) } else { 0 };
+    guess.store(guess.load(Relaxed).wrapping_add(difference).wrapping_add(by), Relaxed);
+    step.store(by, Relaxed);
 }
 
 /// Something that the device asks or does, as the digest has it.
