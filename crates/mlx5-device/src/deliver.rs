@@ -133,15 +133,14 @@ impl<M: Memory> Core<M> {
                 let counter = receive.id as u16;
                 self.scatter(qp, *scatter_offset, *length, completion.as_ref(), counter, inbound)
             }
-            Work::Write { region, offset, .. } if *offset > 0 && !self.is_writable_still(qp, region) => {
-                Err(Outcome::Revoked)
-            }
             Work::Write { region, offset, length, completion } => {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
-                inbound
-                    .copy_into(&[to], self.payload_scatter.order_of_write(region.relaxed))
-                    .map_err(|_| Outcome::LocalFault)
+                let now = if *offset == 0 { Some(region.relaxed) } else { self.is_relaxed_still(qp, region) };
+                let order = now.map(|relaxed| self.payload_scatter.order_of_write(relaxed));
+                order
+                    .ok_or(Outcome::Revoked)
+                    .and_then(|order| inbound.copy_into(&[to], order).map_err(|_| Outcome::LocalFault))
                     .map(|()| {
                         if let Some((receive, completion)) = completion {
                             self.complete_receive(qp, receive.id as u16, completion, None, None);
@@ -172,10 +171,11 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Whether all that a message's first packet was granted is there still.
-    fn is_writable_still(&self, qp: &Qp, region: &Region) -> bool {
-        let (need, whole) = (Access(access::REMOTE_WRITE), Fragment { offset: 0, length: region.len as u32 });
-        self.mkeys.still_grants(qp.pd, qp.qpn, region, whole, need)
+    /// Whether the bytes of a message's later packet may be copied in any order; `None`: what its first packet was granted is gone.
+    fn is_relaxed_still(&self, qp: &Qp, region: &Region) -> Option<bool> {
+        let whole = Fragment { offset: 0, length: region.len as u32 };
+        let now = self.mkeys.grants_still(qp.pd, qp.qpn, region, whole, Access(access::REMOTE_WRITE));
+        now.map(|now| now.relaxed)
     }
 
     /// Payload of a SEND into the receive in use, or into its CQE.

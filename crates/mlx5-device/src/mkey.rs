@@ -156,18 +156,18 @@ impl Mkeys {
         Ok(Region { key: rkey, va, len, address, relaxed: rights & access::RELAXED_ORDERING != 0 })
     }
 
-    /// Whether a piece of what a request was granted is still: a card looks at the key with every packet.
-    pub(super) fn still_grants(
+    /// What a piece of what a request was granted is granted now; `None`: no longer what it was. A card looks at the key with every packet.
+    pub(super) fn grants_still(
         &self,
         pd: u32,
         qpn: u32,
         region: &Region,
         piece: Fragment,
         need: Access,
-    ) -> bool {
+    ) -> Option<Region> {
         let va = region.va.wrapping_add(piece.offset.into());
-        let now = self.grant(region.key, pd, qpn, va, piece.length.into(), need);
-        now.is_ok_and(|now| now.address == region.address.wrapping_add(piece.offset.into()))
+        let now = self.grant(region.key, pd, qpn, va, piece.length.into(), need).ok()?;
+        (now.address == region.address.wrapping_add(piece.offset.into())).then_some(now)
     }
 
     /// Whether a SEND to queue `qpn` may close the key: a type-2 window that the queue has bound. No region may be closed so:

@@ -6,14 +6,13 @@
 //! populated in advance. So the ranges of all mappings are known here ([`probe`]). Left out: buffers in a GPU's memory, which are
 //! not to be mapped: `gpu` finds those.
 
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
 use mlx5_device::memory::Fault;
 
 use crate::os::shared_memory::{BOTH, LOADS, SharedMemory};
-use crate::os::system::{PAGE, check, moved_high, new_descriptor};
+use crate::os::system::{PAGE, check, duplicate};
 use crate::os::{ForgetInChild, PerProcess, fork_generation, locked};
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
@@ -125,11 +124,6 @@ impl DmaBuf {
     pub fn address(&self) -> u64 {
         self.memory.address() + self.skip as u64
     }
-}
-
-fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
-    // A number that is not open is refused.
-    new_descriptor!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0).map(moved_high)
 }
 
 fn size_of(fd: &OwnedFd) -> Option<u64> {

@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -31,7 +31,8 @@ macro_rules! new_descriptor {
         raw.map(|raw| unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(raw as i32) })
     }};
 }
-pub(crate) use new_descriptor;
+// Here alone, where unsafe may be: a caller of the macro does not write the word.
+pub(in crate::os) use new_descriptor;
 
 pub fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
@@ -112,6 +113,11 @@ pub fn refusal(errno: i32) -> String {
 pub fn moved_high(fd: OwnedFd) -> OwnedFd {
     let high = new_descriptor!(SYS_fcntl, fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR);
     high.unwrap_or(fd)
+}
+
+/// Another descriptor of what this number names. Error also: it is not open.
+pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    new_descriptor!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0).map(moved_high)
 }
 
 /// Size of a memfd that can neither shrink nor grow, or `None` when it is anything else.

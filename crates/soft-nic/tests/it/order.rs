@@ -5,13 +5,21 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use mlx5_device::command::ReregMr;
+use mlx5_device::commands::*;
+use mlx5_device::rereg_change;
 use mlx5_layout::SendOpcode;
-use soft_nic::testing::{Block, Driver, QpShape, Setup, WorkRequest};
+use mlx5_layout::umr::right;
+use roce::ServiceType;
+use soft_nic::testing::{Block, Driver, Opening, QpShape, Setup, WorkRequest};
 
 use crate::operations::ALL;
+use crate::withdrawn::{LONG, Scene, run};
 
 /// `IBV_ACCESS_RELAXED_ORDERING`.
 const RELAXED: u32 = 1 << 20;
+/// `IBV_ACCESS_MW_BIND`.
+const BIND: u32 = 1 << 4;
 
 /// A short one, a long one, and one of several records and packets.
 const LENGTHS: [u32; 3] = [100, 40_000, 200_000];
@@ -51,6 +59,47 @@ fn bytes_of_a_write_are_ordered_unless_the_option_or_the_region_lifts_it() {
     ] {
         assert_eq!(relaxed_bytes(option, access), wanted, "{name}: WRITE, SEND, READ");
     }
+}
+
+#[test]
+fn a_window_orders_bytes_as_its_region_does() {
+    for (access, wanted) in [(0, 0), (RELAXED, 40_000)] {
+        let mut driver = Driver::new(Setup::new(&format!("order-window-{access}")));
+        let (a, b) = driver.pair(QpShape::default());
+        let (from, to) = (driver.region(1 << 16, ALL), driver.region(1 << 16, ALL | BIND | access));
+        let window = driver.window(1);
+        let opening = Opening { region: &to, offset: 0, len: 1 << 16, rights: right::REMOTE_WRITE };
+        driver.post(b, &driver.bind(b, &window, 7, &opening)).settle();
+        let write = WorkRequest::write(&from, 0, 40_000, &to, 0).through(window.key(7));
+        driver.post(a, &write).settle();
+        for qp in [b, a] {
+            let done = driver.poll_send(qp).expect("a completion");
+            assert!(!done.opcode().expect("a known opcode").is_error(), "{access:#x}");
+        }
+        assert_eq!(driver.nic.link().counters().relaxed_bytes, wanted, "{access:#x}");
+    }
+}
+
+#[test]
+fn the_rest_of_a_write_is_ordered_as_its_region_says_by_then() {
+    let mut scene = Scene::new("order-rest", ServiceType::Rc, |_| ());
+    let (a, _) = scene.pair;
+    let (from, to) = (scene.near.region(LONG as usize, ALL), scene.far.region(LONG as usize, ALL | RELAXED));
+    scene.near.post(a, &WorkRequest::write(&from, 0, LONG, &to, 0));
+    run(&mut scene.near);
+    // As much as a ring holds has arrived.
+    run(&mut scene.far);
+    let relaxed = |scene: &mut Scene| scene.far.nic.link().counters().relaxed_bytes;
+    let before = relaxed(&mut scene);
+    assert!((1..u64::from(LONG)).contains(&before), "{before} bytes have arrived");
+    let (start, pd) = (to.block.address(), scene.far.pd);
+    let (mr, flags, length) = (to.handle, rereg_change::ACCESS, LONG.into());
+    let ordered = ReregMr { mr, flags, start, length, iova: start, pd, access: ALL };
+    scene.far.nic.rereg_mr(scene.far.context, &ordered).expect("other rights");
+    scene.settle();
+    let done = scene.near.poll_send(a).expect("a completion");
+    assert!(!done.opcode().expect("a known opcode").is_error());
+    assert_eq!(relaxed(&mut scene), before, "bytes that came after it are ordered");
 }
 
 /// One series of WRITEs to slots in turn; none is overwritten before the reader has checked it.
