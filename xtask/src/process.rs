@@ -118,13 +118,12 @@ fn line(command: &Command) -> String {
     shell::line(&words).chars().take(100).collect()
 }
 
-/// What a small program says on stdout, as soon as it ends. Error: it ended badly, with its words on stderr, or else on stdout.
+/// What a small program says on stdout, as soon as it ends. Error: it ended badly, with its words on stderr and stdout.
 pub fn said(command: &mut Command) -> Result<String> {
     let ended = command.stdin(Stdio::null()).output();
     let ended = ended.with_context(|| format!("starting {}", command.get_program().display()))?;
     let [said, error] = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    let why = if error.trim().is_empty() { &said } else { &error };
-    ensure!(ended.status.success(), "{}: {}", line(command), why.trim());
+    ensure!(ended.status.success(), "{}: {}", line(command), format!("{error}\n{said}").trim());
     Ok(said)
 }
 

@@ -152,7 +152,7 @@ fn carry(test: &TestProgram, folder: &Path) -> Result<TestProgram> {
     Ok(TestProgram { path, ..test.clone() })
 }
 
-/// Copies what of [`TEXTS`] the tree at `root` has.
+/// Copies [`TEXTS`] of the tree at `root`. Error also: one is not there.
 fn texts(root: &Path, folder: &Path) -> Result<()> {
     for text in TEXTS.map(Path::new) {
         if !root.join(text).is_dir() {

@@ -4,7 +4,6 @@
 //! The reasons are those of `docs/store-order.md` («What hardware still has to confirm»), `docs/gpu.md` and `docs/gpu-memory.md`.
 //! `xtask/hardware.toml` is the list; `docs/hardware.md` holds it as it is printed without a card, and says what a different line means.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -34,10 +33,15 @@ enum Part {
     Arm,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    check: Vec<Check>,
+}
+
 static CHECKS: LazyLock<Vec<Check>> = LazyLock::new(|| {
-    let mut list: BTreeMap<String, Vec<Check>> =
-        toml::from_str(include_str!("../../hardware.toml")).expect("tests read it");
-    list.remove("check").unwrap_or_default()
+    let list: List = toml::from_str(include_str!("../../hardware.toml")).expect("tests read it");
+    list.check
 });
 
 /// What this machine has of it.

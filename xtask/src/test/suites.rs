@@ -308,8 +308,9 @@ mod tests {
     #[test]
     fn packages_with_a_way_of_their_own_are_of_this_workspace() {
         let metadata = crate::workspace::Metadata::ours(&crate::workspace::root()).unwrap();
-        for name in WAYS.keys() {
+        for (name, way) in WAYS.iter() {
             assert!(metadata.packages.iter().any(|package| package.name == *name), "{name}");
+            assert!(way.nics.iter().all(|nic| ["ib", "roce", "roce-wire"].contains(&&**nic)), "{name}");
         }
     }
 
