@@ -68,7 +68,8 @@ fn an_answer_of_cpu_gpu_stays_until_the_nic_has_read_it() {
     let machine = Machine::twin(Visibility::InOrder);
     let read = |waits| read_late(&context, &mut served(&machine), Mode::CpuGpu, waits);
     assert!(read(true));
-    assert!(!read(false), "the defect is not seen");
+    // The NIC may have read the first answer before the second one was written: on a busy machine once in forty tries.
+    assert!((0..5).any(|_| !read(false)), "the defect is not seen");
 }
 
 #[test]

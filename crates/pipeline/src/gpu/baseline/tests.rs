@@ -162,7 +162,8 @@ fn an_answer_of_a_baseline_stays_until_the_nic_has_read_it() {
     for baseline in Baseline::ALL {
         let read = |waits| read_late(&context, &mut served(&machine, baseline), Mode::CpuCpuIbverbs, waits);
         assert!(read(true), "{baseline:?}");
-        assert!(!read(false), "{baseline:?}: the defect is not seen");
+        // The NIC may have read the first answer before the second one was written: on a busy machine once in forty tries.
+        assert!((0..5).any(|_| !read(false)), "{baseline:?}: the defect is not seen");
     }
 }
 
