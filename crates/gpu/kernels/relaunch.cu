@@ -49,7 +49,8 @@ extern "C" __global__ void doorbell_relaunch(volatile unsigned *control, unsigne
 }
 
 // Runs beside a graph's last kernels, so that its reads and its launch take no time of their own. Beside the first ones it took 2 to 3 us
-// of a convolution, one of whose blocks waited for its multiprocessor (H200). If what runs beside it sets [0], there may be one more turn. state: 4 bytes of device memory for `doorbell_turn`: why this turn is the last one, or 0.
+// of a convolution, one of whose blocks waited for its multiprocessor (H200). If what runs beside it sets [0], there may be one more turn.
+// state: 4 bytes of device memory for `doorbell_turn`: why this turn is the last one, or 0.
 extern "C" __global__ void doorbell_next(volatile unsigned *control, unsigned limit, volatile unsigned *state)
 {
     if (blockIdx.x || threadIdx.x)

@@ -357,21 +357,21 @@ DB_GPU_FN int db_is_next(db_u64 flag, db_u32 awaited) {
 #endif
 }
 
-/* Which of this thread's slots have the flag of their next request, a bit each: in DB_SEEN rows from `base` on, below `end`. The loads lie side
- * by side, in one trip of the GPU's bus. No order: the finder acquires. */
-DB_GPU_FN db_u32 db_look_at(struct db_look look, db_u32 base, db_u32 end) {
-    db_u64 flag[DB_SEEN];
-    db_u32 awaited[DB_SEEN], nth, found = 0;
+DB_GPU_FN db_u64 db_flag_of(struct db_look look, db_u32 slot) { return db_load_cqe_tail(look.flags + slot * look.flag_stride); }
+
+/* Looks at DB_SEEN rows from `base` on, below `end`: this thread's slots that have a flag, a bit each, and the flags. The loads lie side by side,
+ * in one trip of the GPU's bus. Whether it is the flag of the next request is seen only where there is one: a request that is taken clears its
+ * own. No order: the finder acquires. */
+DB_GPU_FN db_u32 db_look_at(struct db_look look, db_u32 base, db_u32 end, db_u64 *flag) {
+    db_u32 nth, found = 0;
     DB_UNROLL
     for (nth = 0; nth < DB_SEEN; nth++) {
         const db_u32 slot = db_slot_in_row(look, base, nth);
-        if (slot >= end) continue;
-        flag[nth] = db_load_cqe_tail(look.flags + slot * look.flag_stride);
-        awaited[nth] = db_load_awaited(look.awaited, slot);
+        flag[nth] = slot < end ? db_flag_of(look, slot) : 0;
     }
     DB_UNROLL
     for (nth = 0; nth < DB_SEEN; nth++)
-        if (db_slot_in_row(look, base, nth) < end && db_is_next(flag[nth], awaited[nth])) found |= 1u << nth;
+        if (flag[nth]) found |= 1u << nth;
     return found;
 }
 
@@ -389,14 +389,15 @@ DB_GPU_FN int db_is_whole(const struct db_served *at, db_u32 slot, db_u32 sequen
     return db_load_cqe_tail(db_slot_at(at, slot) + at->request_tail) == db_slot_flag(sequence);
 }
 
-/* Those of one client's slots that were found whose requests are whole. */
-DB_GPU_FN db_u32 db_whole_of(const struct db_served *at, struct db_look look, db_u32 base, db_u32 found, db_u32 unreliable) {
-    db_u32 whole = 0, slot;
-    if (!unreliable) return found;
-    for (; found; found &= found - 1) {
-        slot = db_first_of(look, base, found);
-        if (db_is_whole(at, slot, db_load_awaited(look.awaited, slot), unreliable)) whole |= found & (0 - found);
-    }
+/* Of one client's slots that were found, those whose next requests have come, and are whole. */
+DB_GPU_FN db_u32 db_whole_of(const struct db_served *at, struct db_look look, db_u32 base, db_u32 found, const db_u64 *flag,
+                             db_u32 unreliable) {
+    db_u32 awaited[DB_SEEN], nth, whole = 0;
+    DB_UNROLL
+    for (nth = 0; nth < DB_SEEN; nth++) awaited[nth] = found >> nth & 1 ? db_load_awaited(look.awaited, db_slot_in_row(look, base, nth)) : 0;
+    DB_UNROLL
+    for (nth = 0; nth < DB_SEEN; nth++)
+        if (db_is_next(flag[nth], awaited[nth]) && db_is_whole(at, db_slot_in_row(look, base, nth), awaited[nth], unreliable)) whole |= 1u << nth;
     return whole;
 }
 

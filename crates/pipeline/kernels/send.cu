@@ -33,9 +33,8 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
     const db_u32 unreliable = db_client_at(at, turn->client)->place.unreliable;
     db_u32 base, nth;
     for (base = turn->first; base < end; base += DB_SEEN * look.threads) {
-        /* Not the one that is served: its sequence is taken. */
-        const db_u32 waiting = db_whole_of(at, look, base, db_look_at(look, base, end), unreliable);
-        db_u64 id[DB_SEEN];
+        db_u64 flag[DB_SEEN], id[DB_SEEN];
+        db_u32 waiting = db_look_at(look, base, end, flag);
         if (!waiting) continue;
         /* Numbers were written before the flags that were seen. */
         db_acquire_cqe();
@@ -43,6 +42,8 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
         for (nth = 0; nth < DB_SEEN; nth++)
             if (waiting >> nth & 1)
                 id[nth] = db_load_relaxed64((const db_u64 *)(db_slot_at(at, db_slot_in_row(look, base, nth)) + DB_SLOT_HEADER_REQUEST_ID));
+        /* Not the one that is served: its sequence is taken. */
+        waiting = db_whole_of(at, look, base, waiting, flag, unreliable);
         DB_UNROLL
         for (nth = 0; nth < DB_SEEN; nth++) {
             const db_u32 slot = db_slot_in_row(look, base, nth);

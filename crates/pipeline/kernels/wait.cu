@@ -108,7 +108,9 @@ DB_GPU_FN void db_count_waiting(const struct db_served *at, const struct db_turn
     if (db_credits_of(at, turn->count) == turn->count) return;
     for (base = turn->first; base < end; base += DB_SEEN * look.threads) {
         const db_u32 unreliable = db_client_at(at, found->client)->place.unreliable;
-        db_u32 waiting = db_whole_of(at, look, base, db_look_at(look, base, end), unreliable);
+        db_u64 flag[DB_SEEN];
+        const db_u32 seen = db_look_at(look, base, end, flag);
+        const db_u32 waiting = seen ? db_whole_of(at, look, base, seen, flag, unreliable) : 0;
         if (waiting) atomicAdd(&found->waiting, (db_u32)__popc(waiting));
     }
 }
@@ -147,6 +149,8 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
         status = DB_SLOT_STATUS_DUPLICATE_ID;
 #endif
     if (status == DB_SLOT_STATUS_OK && at->refuses) status = at->refuses;
+    /* The client writes there again once it has the answer, which is sent behind this. */
+    db_store_relaxed64((db_u64 *)(at->flags + slot * at->flag_stride), 0);
     db_store_relaxed32(db_awaited_at(at, slot), db_slot_next(sequence));
     db_store_relaxed32(&db_words_at(at, slot)->sending, 1);
 #ifndef DB_DEFECT_SLOT_NOT_SET
@@ -200,9 +204,11 @@ struct db_blocked {
 DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u32 slot, db_u32 first, struct db_client_slots *of_client,
                            struct db_mine *mine, struct db_blocked *blocked) {
     const struct db_slot_words words = db_load_words(db_words_at(at, slot));
-    /* From the L1 cache: the look has just had it. */
     const db_u32 sequence = db_load_awaited(look.awaited, slot);
+    /* Once more, in the trip of those two. */
+    const db_u64 flag = db_flag_of(look, slot);
     db_near near;
+    if (!db_is_next(flag, sequence)) return;
     if (words.owner != of_client->owner) *of_client = db_slots_of(at, words.owner);
     near = db_behind(of_client->first, first, at->slot_count) + db_behind(slot - of_client->first, of_client->turn, of_client->count);
     near = near << 32 | slot;
@@ -230,7 +236,8 @@ DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 
     struct db_client_slots of_client = db_slots_of(at, last);
     db_u32 base;
     for (base = 0; base < count; base += DB_SEEN * look.threads) {
-        db_u32 found = db_look_at(look, base, count);
+        db_u64 flag[DB_SEEN];
+        db_u32 found = db_look_at(look, base, count, flag);
         for (; found; found &= found - 1) db_consider(at, look, db_first_of(look, base, found), first, &of_client, mine, blocked);
     }
 }

@@ -11,7 +11,7 @@ use super::instance::{self, Instance, SelfLaunchingInstance};
 use super::limits::LIMIT;
 use crate::engine::EngineError;
 
-/// Runs that are enqueued side by side: a GPU that waits between runs has another clock than one that works.
+/// Runs that are enqueued together, one behind the other, before one synchronisation.
 const ENQUEUED: usize = 100;
 
 impl Instance {
