@@ -259,7 +259,8 @@ impl Served {
             },
         )?;
         turn.put(0, &db_turn { model_slot: count, ..db_turn::default() })?;
-        // A thread looks at eight slots side by side (`DB_SEEN`). More threads make a barrier slower.
+        // A thread looks at nine slots side by side (`DB_SEEN`), and one warp of a block that sends at none: so eight. More threads make a
+        // barrier slower.
         let useful = count.div_ceil(8).max(setting.clients).max(64).next_multiple_of(32);
         let (threads, copying) = (setting.threads.min(useful), setting.copying);
         let is_told = told.is_some();
