@@ -12,41 +12,37 @@ use roce::{
 
 use super::command::event_type;
 use super::core::Core;
-use super::mkey::Mkeys;
 use super::mr::access;
 use super::qp::Qp;
 use super::rq::ReceiveQueue;
-use super::srq::Srq;
 use super::wire;
 use crate::carrier::{Inbound, PathAddress};
 use crate::memory::{Memory, Order, Segment};
 
 /// What a QP's responder may use.
-pub(super) struct QpResources<'a, M> {
-    pub memory: &'a M,
-    pub mkeys: &'a Mkeys,
-    pub pd: u32,
-    pub qpn: u32,
-    pub rq: &'a mut ReceiveQueue,
-    /// Where its receives come from instead.
-    pub srq: Option<&'a mut Srq>,
+struct QpResources<'a, M> {
+    core: &'a mut Core<M>,
+    pd: u32,
+    qpn: u32,
+    rq: &'a mut ReceiveQueue,
 }
 
 impl<M: Memory> Resources for QpResources<'_, M> {
     #[inline(always)]
     fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
-        self.mkeys.grant(rkey, self.pd, self.qpn, va, len, need)
+        self.core.mkeys.grant(rkey, self.pd, self.qpn, va, len, need)
     }
 
     fn take_receive(&mut self) -> Option<Receive> {
-        match &mut self.srq {
-            None => self.rq.take(self.memory),
-            Some(srq) => srq.take(self.memory, &mut self.rq.pointers),
+        let Core { host, srqs, .. } = &mut *self.core;
+        match self.rq.srq.and_then(|place| srqs.get_mut(place)) {
+            None => self.rq.take(&host.memory),
+            Some(srq) => srq.take(&host.memory, &mut self.rq.pointers),
         }
     }
 
     fn may_invalidate(&self, rkey: u32) -> bool {
-        self.mkeys.may_invalidate(rkey, self.qpn)
+        self.core.mkeys.may_invalidate(rkey, self.qpn)
     }
 }
 
@@ -67,14 +63,7 @@ impl<M: Memory> Core<M> {
         let owed = qp.path.way.route().is_none() || qp.responses.owes_only_an_acknowledgement();
         let Some(responder) = &mut qp.responses.responder else { return };
         let ResponderCounters { duplicates, messages, .. } = *responder.counters();
-        let mut resources = QpResources {
-            memory: &self.host.memory,
-            mkeys: &self.mkeys,
-            pd: qp.pd,
-            qpn: qp.qpn,
-            srq: qp.rq.srq.and_then(|place| self.srqs.get_mut(place)),
-            rq: &mut qp.rq,
-        };
+        let mut resources = QpResources { core: self, pd: qp.pd, qpn: qp.qpn, rq: &mut qp.rq };
         // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
         match &responder.handle_packet(packet, &mut resources) {
             Verdict::Execute(work) => {
@@ -136,8 +125,8 @@ impl<M: Memory> Core<M> {
             Work::Write { region, offset, length, completion } => {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
-                let now = if *offset == 0 { Some(region.relaxed) } else { self.is_relaxed_still(qp, region) };
-                let order = now.map(|relaxed| self.payload_scatter.order_of_write(relaxed));
+                let now = if *offset == 0 { Some(region.rights) } else { self.rights_still(qp, region) };
+                let order = now.map(|rights| self.payload_scatter.order_of_write(rights));
                 order
                     .ok_or(Outcome::Revoked)
                     .and_then(|order| inbound.copy_into(&[to], order).map_err(|_| Outcome::LocalFault))
@@ -171,11 +160,11 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Whether the bytes of a message's later packet may be copied in any order; `None`: what its first packet was granted is gone.
-    fn is_relaxed_still(&self, qp: &Qp, region: &Region) -> Option<bool> {
+    /// Rights of the key for a message's later packet; `None`: what its first packet was granted is gone.
+    fn rights_still(&self, qp: &Qp, region: &Region) -> Option<Access> {
         let whole = Fragment { offset: 0, length: region.len as u32 };
         let now = self.mkeys.grants_still(qp.pd, qp.qpn, region, whole, Access(access::REMOTE_WRITE));
-        now.map(|now| now.relaxed)
+        now.map(|now| now.rights)
     }
 
     /// Payload of a SEND into the receive in use, or into its CQE.

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use roce::{Access, Fragment, Region, RegionError};
 
 use super::command::{Answer, CommandError, Handle};
-use super::mr::{MemoryRegion, access};
+use super::mr::MemoryRegion;
 use super::window::{Bound, UmrRequest, Window, WindowKind};
 
 /// First index of a key. Keys 0 and `MLX5_INVALID_LKEY`, and a few around them, belong to no region.
@@ -153,7 +153,7 @@ impl Mkeys {
             let window = self.window(rkey).filter(|window| window.key == rkey);
             window.ok_or(RegionError::UnknownKey { key: rkey })?.translate(pd, qpn, va, len, need)?
         };
-        Ok(Region { key: rkey, va, len, address, relaxed: rights & access::RELAXED_ORDERING != 0 })
+        Ok(Region { key: rkey, va, len, address, rights: Access(rights) })
     }
 
     /// What a piece of what a request was granted is granted now; `None`: no longer what it was. A card looks at the key with every packet.
@@ -266,6 +266,7 @@ impl Mkeys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mr::access;
 
     fn region(start: u64, length: u64, iova: u64, access: u32) -> MemoryRegion {
         MemoryRegion { key: 0, pd: 7, start, length, iova, access }

@@ -1,6 +1,6 @@
 //! Scatters payload that arrives: the receive or READ that it is for names the memory.
 
-use roce::RegionError;
+use roce::{Access, RegionError};
 
 use super::mkey::Mkeys;
 use super::rq::ReceiveQueue;
@@ -25,9 +25,13 @@ impl PayloadScatter {
         PayloadScatter { segments: Vec::new(), relaxed }
     }
 
-    /// Order of a WRITE's bytes; `relaxed`: any is allowed there.
-    pub(super) fn order_of_write(&self, relaxed: bool) -> Order {
-        if self.relaxed || relaxed { Order::Relaxed } else { Order::Increasing }
+    /// Order of a WRITE's bytes to memory whose key has these rights.
+    pub(super) fn order_of_write(&self, rights: Access) -> Order {
+        if self.relaxed || rights.contains(Access::RELAXED_ORDERING) {
+            Order::Relaxed
+        } else {
+            Order::Increasing
+        }
     }
 
     /// Where `length` bytes from `offset` of the receive in use go.

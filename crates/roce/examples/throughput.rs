@@ -25,7 +25,7 @@ struct UnlimitedHost;
 
 impl Resources for UnlimitedHost {
     fn region(&self, key: u32, va: u64, len: u64, _: Access) -> Result<Region, RegionError> {
-        Ok(Region { key, va, len, address: va, relaxed: false })
+        Ok(Region { key, va, len, address: va, rights: Access(0) })
     }
 
     fn take_receive(&mut self) -> Option<Receive> {

@@ -18,7 +18,6 @@
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]
 
-mod admission;
 pub mod cm;
 mod counters;
 pub mod message;

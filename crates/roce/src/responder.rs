@@ -19,13 +19,12 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use self::streams::Outbound;
-use crate::admission::{Assembly, Grant, check_shape};
-use crate::message::psn_count;
+use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::packet::{Packet, Syndrome};
 use crate::replay::ReplayList;
 use crate::{
-    Access, DropReason, Failure, GRH_BYTES, Opcode, Outcome, Psn, Receive, Refusal, Region, Request,
-    Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
+    Access, DropReason, Failure, GRH_BYTES, Outcome, Psn, Receive, Refusal, Region, Request, Resources,
+    ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
 };
 
 /// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
@@ -58,6 +57,17 @@ struct Response {
     /// What an atomic found; none: the bytes of a READ, see [`Outbound`].
     old: Option<u64>,
     replayed: bool,
+}
+
+/// A message of which packets are missing.
+#[derive(Debug, Clone, Copy)]
+struct Assembly {
+    /// Its first packet.
+    first: Request,
+    /// What it was granted; nothing for SENDs.
+    region: Region,
+    /// Bytes that came.
+    next_offset: u32,
 }
 
 /// See the module. Call order: `handle_packet`; if it says so, do the work and call `executed`; then `next_packet` and
@@ -239,38 +249,34 @@ impl Responder {
 
     // Checks on a message's first packet, in the order of IBTA §9.7.4: operation, resources, length, key, receive.
 
+    /// The region that the request at work is granted, none of a SEND; the receive that it takes is held.
     #[inline(always)]
-    fn admit(&mut self, resources: &mut impl Resources) -> Result<Grant, Refusal> {
+    fn admit(&mut self, resources: &mut impl Resources) -> Result<Region, Refusal> {
         check_shape(&self.config, &self.at_work)?;
         let opcode = self.at_work.opcode;
         let most = self.config.max_dest_rd_atomic;
-        if opcode.wants_response() && self.fresh_waiting() >= usize::from(most) {
+        if opcode.wants_response() && self.waiting(false) >= usize::from(most) {
             return Err(Refusal::ReadsWait(most));
         }
         let region =
             if opcode.is_send() { Region::default() } else { self.region(&self.at_work, resources)? };
-        if opcode.takes_receive() && self.held.is_none() {
-            self.held = resources.take_receive();
+        if opcode.takes_receive() {
+            self.hold_receive(resources)?;
         }
-        match opcode {
-            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => self.fit(),
-            Opcode::WriteImm if self.held.is_none() => Err(Refusal::NoReceive),
-            Opcode::Write | Opcode::WriteImm => Ok(Grant::Write(region)),
-            Opcode::Read => Ok(Grant::Read(region)),
-            Opcode::CompareSwap | Opcode::FetchAdd => Ok(Grant::Atomic(region)),
-        }
+        Ok(region)
     }
 
-    /// The receive of a SEND, when its bytes fit there.
-    fn fit(&self) -> Result<Grant, Refusal> {
-        let receive = self.held.ok_or(Refusal::NoReceive)?;
-        let needed = u64::from(self.at_work.length) + u64::from(self.grh_bytes());
-        let capacity = receive.capacity;
-        if needed > capacity {
-            Err(Refusal::TooLong { needed, capacity })
-        } else {
-            Ok(Grant::Receive(receive))
+    /// Takes the receive that a message consumes, unless it is held. A SEND's bytes must fit there.
+    fn hold_receive(&mut self, resources: &mut impl Resources) -> Result<(), Refusal> {
+        if self.held.is_none() {
+            self.held = resources.take_receive();
         }
+        let capacity = self.held.ok_or(Refusal::NoReceive)?.capacity;
+        let needed = u64::from(self.at_work.length) + u64::from(self.grh_bytes());
+        if self.at_work.opcode.is_send() && needed > capacity {
+            return Err(Refusal::TooLong { needed, capacity });
+        }
+        Ok(())
     }
 
     /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).
@@ -313,11 +319,22 @@ impl Responder {
         if self.config.service == ServiceType::Ud { GRH_BYTES } else { 0 }
     }
 
-    fn fresh_waiting(&self) -> usize {
-        self.responses.iter().filter(|response| !response.replayed).count()
+    /// Responses that wait to be sent: those `replayed`, or the others.
+    fn waiting(&self, replayed: bool) -> usize {
+        self.responses.iter().filter(|response| response.replayed == replayed).count()
     }
+}
 
-    fn replayed_waiting(&self) -> usize {
-        self.responses.iter().filter(|response| response.replayed).count()
+/// Whether the request can be meant at all, apart from keys and receives.
+#[inline(always)]
+fn check_shape(config: &ResponderConfig, request: &Request) -> Result<(), Refusal> {
+    let Request { opcode, length, .. } = *request;
+    let (granted, need) = (config.access, opcode.remote_access());
+    let atomic_well = !opcode.is_atomic() || request.remote_va.is_multiple_of(8);
+    match () {
+        () if !opcode.allowed_on(config.service) || length > MAX_MESSAGE_BYTES => Err(Refusal::Shape),
+        () if !granted.contains(need) => Err(Refusal::Operation { granted: granted.0, need: need.0 }),
+        () if !atomic_well => Err(Refusal::Unaligned),
+        () => Ok(()),
     }
 }

@@ -19,8 +19,9 @@ pub struct Region {
     pub len: u64,
     /// Where that is in the device's host.
     pub address: u64,
-    /// For the device: bytes of one message may become visible there in any order.
-    pub relaxed: bool,
+    /// Rights that the key has, for the device. Not a `bool` of one right: a region that is copied with padding in it waits for its
+    /// parts to be stored.
+    pub rights: Access,
 }
 
 /// Why a key does not give the access asked for, and what would help. The peer gets «remote access error» for each.

@@ -2,8 +2,7 @@
 //!
 //! Follows IBTA vol. 1 §9.7.5 (generating responses) and §9.9.3 (responder's errors).
 
-use super::{Established, Pending, Responder, Response, State};
-use crate::admission::{Assembly, Grant};
+use super::{Assembly, Established, Pending, Responder, Response, State};
 use crate::message::psn_count;
 use crate::packet::Syndrome;
 use crate::{
@@ -16,10 +15,11 @@ impl Responder {
     pub(super) fn execute(
         &mut self,
         packet: &Packet,
-        grant: Grant,
+        region: Region,
         resources: &mut impl Resources,
     ) -> Verdict {
-        let Request { fragment, opcode, imm, .. } = self.at_work;
+        // By halves, as they were stored.
+        let Request { fragment: Fragment { offset, length }, opcode, imm, .. } = self.at_work;
         let last = packet.content.position().ends();
         let key = u32::from_be_bytes(imm);
         if last && opcode == Opcode::SendInvalidate && !resources.may_invalidate(key) {
@@ -30,35 +30,39 @@ impl Responder {
             self.established = Established::ToReport;
         }
         self.pending = if last { Pending::Message } else { Pending::Part };
-        Verdict::Execute(match grant {
-            Grant::Receive(receive) => {
-                self.assembly_for(last, Region::default());
-                let scatter_offset = fragment.offset + self.grh_bytes();
-                let completion = last.then(|| self.receive_completion());
-                Work::Receive { receive, scatter_offset, length: fragment.length, completion }
-            }
-            Grant::Write(region) => {
-                self.assembly_for(last, region);
-                let completes = last && opcode == Opcode::WriteImm;
-                let completion = self.held.filter(|_| completes);
-                let completion = completion.map(|receive| (receive, self.receive_completion()));
-                Work::Write { region, offset: fragment.offset, length: fragment.length, completion }
-            }
-            Grant::Read(region) => {
-                let read = self.at_work;
-                self.stream_read(&read, region);
-                self.executed(Outcome::Done);
-                return Verdict::Answered;
-            }
-            Grant::Atomic(region) => Work::Atomic { region, operation: atomic(&packet.content) },
-        })
+        if offset == 0 && !last {
+            // What later packets must continue.
+            self.assembly = Some(Assembly { first: self.at_work, region, next_offset: 0 });
+        }
+        if !matches!(opcode, Opcode::Write | Opcode::WriteImm) {
+            return self.execute_other(packet, &Region { ..region });
+        }
+        let receive = self.held.filter(|_| last && opcode == Opcode::WriteImm);
+        let completion = receive.map(|receive| (receive, self.receive_completion()));
+        Verdict::Execute(Work::Write { region, offset, length, completion })
     }
 
-    /// Remembers what later packets must continue.
-    #[inline(always)]
-    fn assembly_for(&mut self, last: bool, region: Region) {
-        if self.at_work.fragment.offset == 0 && !last {
-            self.assembly = Some(Assembly { first: self.at_work, region, next_offset: 0 });
+    /// Work of a request that is no WRITE. Apart: put together in one place, the kinds of work are stored by halves of words, and what
+    /// loads a word waits for both.
+    #[inline(never)]
+    fn execute_other(&mut self, packet: &Packet, region: &Region) -> Verdict {
+        let Request { fragment: Fragment { offset, length }, opcode, .. } = self.at_work;
+        match (opcode, self.held) {
+            (Opcode::Read, _) => {
+                let read = self.at_work;
+                self.stream_read(&read, *region);
+                self.executed(Outcome::Done);
+                Verdict::Answered
+            }
+            (Opcode::CompareSwap | Opcode::FetchAdd, _) => {
+                Verdict::Execute(Work::Atomic { region: *region, operation: atomic(&packet.content) })
+            }
+            (_, receive) => {
+                let receive = receive.expect("a SEND is admitted with its receive");
+                let scatter_offset = offset + self.grh_bytes();
+                let completion = (self.pending == Pending::Message).then(|| self.receive_completion());
+                Verdict::Execute(Work::Receive { receive, scatter_offset, length, completion })
+            }
         }
     }
 
@@ -89,15 +93,14 @@ impl Responder {
 
     #[inline(always)]
     pub(super) fn message_done(&mut self, old: u64) {
-        let Request { opcode, .. } = self.at_work;
-        let last_psn = self.last_psn(&self.at_work);
+        let Request { opcode, psn, length, .. } = self.at_work;
         self.assembly = None;
         if opcode.takes_receive() {
             self.held = None;
         }
         self.counters.messages += 1;
         self.msn = (self.msn + 1) & 0xff_ffff;
-        self.expected_psn = last_psn.plus(1);
+        self.expected_psn = psn.plus(psn_count(opcode, length, self.config.path_mtu_bytes));
         if self.config.service != ServiceType::Rc {
             return;
         }
@@ -108,7 +111,7 @@ impl Responder {
         self.replays.remember(&self.at_work, old);
         // The response acknowledges all before it.
         self.ack_due = false;
-        self.respond(last_psn, opcode.is_atomic().then_some(old), false);
+        self.respond(self.expected_psn.minus(1), opcode.is_atomic().then_some(old), false);
     }
 
     pub(super) fn respond(&mut self, psn: Psn, old: Option<u64>, replayed: bool) {

@@ -21,10 +21,10 @@ impl Responder {
             return self.refuse_reliably(Refusal::Shape);
         }
         match self.admit_part(packet, resources) {
-            Ok(grant) => {
+            Ok(region) => {
                 self.state = State::InOrder;
                 self.nak = None;
-                self.execute(packet, grant, resources)
+                self.execute(packet, region, resources)
             }
             Err(refusal) => self.refuse_reliably(refusal),
         }
@@ -90,7 +90,7 @@ impl Responder {
         if self.responses.iter().any(|response| response.psn == psn) {
             return Verdict::Answered;
         }
-        let resources_left = self.replayed_waiting() < usize::from(self.config.max_dest_rd_atomic);
+        let resources_left = self.waiting(true) < usize::from(self.config.max_dest_rd_atomic);
         match self.replays.find(&request, path_mtu_bytes).filter(|_| resources_left) {
             Some(Replay::Atomic { old }) => {
                 self.respond(psn, Some(old), true);

@@ -4,11 +4,10 @@
 //! [`Request::length`] counts the bytes so far; immediate and key to invalidate come last, and with them a WRITE's receive; a packet of
 //! the wrong kind, size or place is on RC an invalid request.
 
-use super::Responder;
-use crate::admission::{Assembly, Grant};
+use super::{Assembly, Responder};
 use crate::message::MAX_MESSAGE_BYTES;
 use crate::packet::{Content, Packet, Position, Reth, Trailer, may_carry};
-use crate::{Fragment, Opcode, Refusal, Request, Resources};
+use crate::{Fragment, Opcode, Refusal, Region, Request, Resources};
 
 impl Responder {
     /// Takes the packet up as the request at work, if it stands where it may and is as long as it must be.
@@ -55,19 +54,16 @@ impl Responder {
         &mut self,
         packet: &Packet,
         resources: &mut impl Resources,
-    ) -> Result<Grant, Refusal> {
+    ) -> Result<Region, Refusal> {
         let Some(Assembly { region, .. }) = self.assembly else { return self.admit(resources) };
         let Request { opcode, length, .. } = self.at_work;
         if !opcode.allowed_on(self.config.service) || length > MAX_MESSAGE_BYTES {
             return Err(Refusal::Shape);
         }
-        if opcode.is_send() {
-            return self.fit();
+        if opcode.is_send() || opcode == Opcode::WriteImm && packet.content.position().ends() {
+            self.hold_receive(resources)?;
         }
-        if opcode == Opcode::WriteImm && packet.content.position().ends() && self.held.is_none() {
-            self.held = Some(resources.take_receive().ok_or(Refusal::NoReceive)?);
-        }
-        Ok(Grant::Write(region))
+        Ok(region)
     }
 }
 

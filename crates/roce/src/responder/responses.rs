@@ -135,16 +135,8 @@ impl Responder {
     }
 
     fn outgoing(&self, psn: Psn, content: Content, payload: Fragment, source: PayloadSource) -> Outgoing {
-        let packet = Packet {
-            service: self.config.service,
-            dst_qpn: self.config.peer_qpn.unwrap_or_default(),
-            psn,
-            ack_requested: false,
-            solicited: false,
-            deth: Default::default(),
-            content,
-            payload,
-        };
+        let (service, dst_qpn) = (self.config.service, self.config.peer_qpn.unwrap_or_default());
+        let packet = Packet { service, dst_qpn, psn, content, payload, ..Packet::default() };
         Outgoing { packet, source, retransmission: false }
     }
 }

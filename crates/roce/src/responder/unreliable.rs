@@ -26,7 +26,7 @@ impl Responder {
             return self.drop(DropReason::InvalidRequest);
         }
         match self.admit_part(packet, resources) {
-            Ok(grant) => self.execute(packet, grant, resources),
+            Ok(region) => self.execute(packet, region, resources),
             Err(refusal) => {
                 self.assembly = None;
                 self.expected_psn = end;
@@ -46,7 +46,7 @@ impl Responder {
             return self.drop(DropReason::InvalidRequest);
         }
         match self.admit(resources) {
-            Ok(grant) => self.execute(packet, grant, resources),
+            Ok(region) => self.execute(packet, region, resources),
             Err(refusal) => self.refuse_silently(refusal),
         }
     }

@@ -52,7 +52,7 @@ impl Resources for Host {
         if end > length {
             return Err(outside);
         }
-        Ok(Region { key: rkey, va, len, address, relaxed: false })
+        Ok(Region { key: rkey, va, len, address, rights: Access(0) })
     }
 
     fn take_receive(&mut self) -> Option<Receive> {

@@ -26,7 +26,7 @@ impl RandomResources {
 impl Resources for RandomResources {
     fn region(&self, key: u32, va: u64, len: u64, _: Access) -> Result<Region, RegionError> {
         if key & 1 == 0 {
-            Ok(Region { key, va, len, address: va, relaxed: false })
+            Ok(Region { key, va, len, address: va, rights: Access(0) })
         } else {
             Err(RegionError::UnknownKey { key })
         }

@@ -26,7 +26,7 @@ impl Resources for Device {
         if va.checked_add(len).is_none_or(|end| end > 1 << 20) {
             return Err(RegionError::OutOfBounds { key, va, len, start: 0, length: 1 << 20 });
         }
-        Ok(Region { key, va, len, address: va, relaxed: false })
+        Ok(Region { key, va, len, address: va, rights: Access(0) })
     }
 
     fn take_receive(&mut self) -> Option<Receive> {

@@ -170,7 +170,7 @@ impl Resources for Host {
         let range = self.keys.get(&key).ok_or(RegionError::UnknownKey { key })?;
         let inside = va >= range.start && va.checked_add(len).is_some_and(|end| end <= range.end);
         if inside {
-            Ok(Region { key, va, len, address: va, relaxed: false })
+            Ok(Region { key, va, len, address: va, rights: Access(0) })
         } else {
             let length = range.end - range.start;
             Err(RegionError::OutOfBounds { key, va, len, start: range.start, length })

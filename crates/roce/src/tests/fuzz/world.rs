@@ -169,7 +169,7 @@ impl Resources for Process {
         if address < first as u64 || end > (first + bytes) as u64 {
             return Err(outside);
         }
-        Ok(Region { key, va, len, address, relaxed: false })
+        Ok(Region { key, va, len, address, rights: Access(0) })
     }
 
     fn take_receive(&mut self) -> Option<Receive> {
