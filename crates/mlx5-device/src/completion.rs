@@ -47,6 +47,7 @@ fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> Cqe
 
 impl<M: Memory> Core<M> {
     /// A send WQE ended well: a CQE if it asked for one.
+    #[inline(always)]
     pub(super) fn complete_send(&mut self, qp: &Qp, request: &SendRequest) {
         self.host.counters.complete(request.wqe.opcode);
         if !request.wqe.signalled {

@@ -58,7 +58,7 @@ impl Violation {
 }
 
 /// The doorbell side of one send queue.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct SendDoorbell {
     /// Page named at creation (table index).
     pub page: u32,
@@ -78,17 +78,7 @@ pub(super) struct SendDoorbell {
 
 impl SendDoorbell {
     pub(super) fn new(page: u32, unchecked: bool) -> SendDoorbell {
-        SendDoorbell {
-            page,
-            register: None,
-            unchecked,
-            noted: false,
-            covered: 0,
-            refused: None,
-            disagreement: None,
-            reported: false,
-            stuck_at: None,
-        }
+        SendDoorbell { page, unchecked, ..SendDoorbell::default() }
     }
 
     /// Notes the record at which a violation was reported.

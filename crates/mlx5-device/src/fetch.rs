@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use mlx5_layout::send_wqe::{Addressing, Body, Control, DataSegment, MAX_WQE_BYTES, UNIT_BYTES, blocks};
+use mlx5_layout::send_wqe::{Addressing, Body, Control, DataSegment, MAX_WQE_BYTES};
 use mlx5_layout::{SendOpcode, SendWqe};
 use roce::packet::{Deth, Reth};
 use roce::{Access, Content, Fragment, Opcode, Packet, Psn, ServiceType, Status};
@@ -60,9 +60,9 @@ impl WqeFetch {
         bytes[..Control::BYTES].fill(0);
         let read = qp.sq.copy_out(&host.memory, available, bytes);
         // A WQE whose length is unknown ends the queue; it takes one block.
-        let taken = read.as_ref().map_or(1, |len| blocks((len / UNIT_BYTES) as u8).max(1));
+        let taken = read.as_ref().map_or(1, |blocks| (*blocks).max(1));
         out.wqe.opcode = bytes[3];
-        if let Err(wrong) = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out)) {
+        if let Err(wrong) = read.and_then(|_| checks.parse(qp, bytes, &mut out)) {
             (out.kind, out.why) = (Kind::Failed(wrong.status), wrong.why);
             qp.sq.stopped = true;
         }
@@ -81,8 +81,13 @@ impl WqeFetch {
 }
 
 impl Checks<'_> {
-    /// Fills `out` from a WQE, or says what is wrong with it.
-    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut SendRequest) -> Result<(), Box<CheckFailure>> {
+    /// Fills `out` from a WQE, or says what is wrong with it. Of `bytes` those count that its length covers.
+    fn parse(
+        &self,
+        qp: &Qp,
+        bytes: &[u8; MAX_WQE_BYTES],
+        out: &mut SendRequest,
+    ) -> Result<(), Box<CheckFailure>> {
         let wqe = SendWqe::new(bytes).map_err(CheckFailure::malformed)?;
         let control = wqe.control();
         out.wqe.signalled = control.is_signalled();
@@ -207,7 +212,7 @@ impl Checks<'_> {
 // These take values, or read anew: what `format!` borrows lies in memory on the good path too.
 
 #[cold]
-fn misplaced(wqe: &SendWqe<&[u8]>, qp: &Qp) -> Box<CheckFailure> {
+fn misplaced(wqe: &SendWqe<impl AsRef<[u8]>>, qp: &Qp) -> Box<CheckFailure> {
     let Control { wqe_index, qpn, opmod, .. } = wqe.control();
     CheckFailure::malformed(format_args!(
         "its control segment is for WQE {wqe_index} of QP {qpn:#x}, opcode modifier {opmod}; it is WQE {} of QP {:#x}, modifier 0",

@@ -5,6 +5,7 @@ use roce::{Content, Fragment, Packet, Placement, ReplyVerdict, Requester, Servic
 
 use super::core::Core;
 use super::qp::Qp;
+use super::sq::SendQueue;
 use crate::carrier::Inbound;
 use crate::memory::Memory;
 
@@ -26,10 +27,9 @@ impl<M: Memory> Core<M> {
         counters.rnr_naks_received += u64::from(is_rnr && verdict == ReplyVerdict::Resend);
         qp.sq.progress.answer_holds = 0;
         if let ReplyVerdict::Place(Placement { ticket, fragment: Fragment { offset, length } }) = verdict
-            && let Some(place) = qp.sq.find(ticket)
+            && let Some(request) = SendQueue::find(&mut qp.sq.outstanding, ticket)
         {
             counters.bytes_read += u64::from(length);
-            let request = &mut *qp.sq.outstanding[place];
             if self.payload_scatter.place(request, qp.sq.scatter, offset, inbound).is_err() {
                 qp.sq.fail(ticket, Status::LocalProtection);
             }

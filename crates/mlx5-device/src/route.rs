@@ -10,10 +10,11 @@ pub(super) struct Route {
 }
 
 /// Where a message goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub(super) enum Way {
     /// No process that can be reached has the address.
+    #[default]
     Nowhere,
     /// A process of this fabric, by its slot, and the port of its device that has the address.
     Shared(u8, u8),

@@ -12,7 +12,7 @@ use super::mkey::Mkeys;
 use super::qp::Qp;
 use super::reason::{About, STALLED};
 use super::route::Way;
-use super::sq::{Kind, SendRequest};
+use super::sq::{Kind, SendQueue, SendRequest};
 use crate::carrier::{Carrier, Icrc, Sender, Unsent};
 use crate::memory::{Fault, Memory};
 
@@ -116,24 +116,21 @@ impl<M: Memory> Core<M> {
                 break;
             }
             let length = transmit.fragment.length;
-            let carried = match qp.sq.find(transmit.ticket) {
-                Some(place) => match self.send(link, qp, place, mtu, &transmit) {
-                    Ok(carried) => carried,
-                    Err(Unsent::Full) => {
-                        // A full ring is no work: the NIC may sleep until its peer has taken something.
-                        qp.sq.progress.refused = true;
-                        break;
-                    }
-                    Err(Unsent::Failed(syndrome)) => {
-                        qp.sq.fail_on_demand(place, syndrome);
-                        return work + 1;
-                    }
-                    Err(Unsent::Fault(_) | Unsent::Unreachable) => {
-                        qp.sq.fail(transmit.ticket, Status::LocalProtection);
-                        return work + 1;
-                    }
-                },
-                None => length,
+            let carried = match self.send(link, qp, mtu, &transmit) {
+                Ok(carried) => carried,
+                Err(Unsent::Full) => {
+                    // A full ring is no work: the NIC may sleep until its peer has taken something.
+                    qp.sq.progress.refused = true;
+                    break;
+                }
+                Err(Unsent::Failed(syndrome)) => {
+                    qp.sq.fail_on_demand(transmit.ticket, syndrome);
+                    return work + 1;
+                }
+                Err(Unsent::Fault(_) | Unsent::Unreachable) => {
+                    qp.sq.fail(transmit.ticket, Status::LocalProtection);
+                    return work + 1;
+                }
             };
             work += 1;
             if let Some(requester) = &mut qp.sq.requester {
@@ -154,17 +151,18 @@ impl<M: Memory> Core<M> {
         &mut self,
         link: &mut impl Carrier,
         qp: &mut Qp,
-        place: usize,
         mtu: u32,
         transmit: &PacketTransmit,
     ) -> Result<u32, Unsent> {
         let (port, datagram) = (qp.path.port, qp.service == ServiceType::Ud);
-        let request = &mut *qp.sq.outstanding[place];
+        let PacketTransmit { position, fragment: Fragment { offset, length }, retransmission, .. } =
+            *transmit;
+        let Some(request) = SendQueue::find(&mut qp.sq.outstanding, transmit.ticket) else {
+            return Ok(length);
+        };
         if request.payload.revoked {
             return Err(Unsent::Fault(Fault { addr: 0 }));
         }
-        let PacketTransmit { position, fragment: Fragment { offset, length }, retransmission, .. } =
-            *transmit;
         (request.packet.psn, request.packet.ack_requested) = (transmit.psn, transmit.ack_requested);
         let part;
         let packet = if position == Position::Only && offset == 0 {
@@ -221,18 +219,11 @@ impl<M: Memory> Core<M> {
         let mut work = 0;
         loop {
             let completion = qp.sq.requester.as_mut().and_then(|r| r.poll_completion());
-            let finishes = qp.state.finishes_sends();
             // NOPs in front of a message; those that nothing follows are not flushed here.
-            while let Some(front) = qp.sq.outstanding.front()
-                && front.kind == Kind::Nop
-                && (finishes || completion.is_some())
+            while qp.sq.outstanding.front().is_some_and(|front| front.kind == Kind::Nop)
+                && (completion.is_some() || qp.state.finishes_sends())
             {
-                let Some(nop) = qp.sq.outstanding.pop_front() else { break };
-                match finishes {
-                    true => self.complete_send(qp, &nop),
-                    false => self.fail_send_wqe(qp, nop.wqe, Status::Flushed, None),
-                }
-                self.wqe_fetch.pool.give(nop);
+                self.finish_nop(qp);
                 work += 1;
             }
             let Some(completion) = completion else { return work };
@@ -242,6 +233,16 @@ impl<M: Memory> Core<M> {
                 self.finish(qp, request, completion);
             }
         }
+    }
+
+    #[cold]
+    fn finish_nop(&mut self, qp: &mut Qp) {
+        let Some(nop) = qp.sq.outstanding.pop_front() else { return };
+        match qp.state.finishes_sends() {
+            true => self.complete_send(qp, &nop),
+            false => self.fail_send_wqe(qp, nop.wqe, Status::Flushed, None),
+        }
+        self.wqe_fetch.pool.give(nop);
     }
 
     fn finish(&mut self, qp: &mut Qp, mut request: Box<SendRequest>, completion: Completion) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use mlx5_layout::CqeSyndrome;
-use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES, UNIT_BYTES};
+use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES};
 use roce::{Now, Opcode, Packet, PostedMessage, Requester, Status, Ticket};
 
 use super::doorbell::SendDoorbell;
@@ -30,7 +30,7 @@ pub(super) struct SendQueue {
     pub held: Option<Box<SendRequest>>,
     pub requester: Option<Requester>,
     /// Posted and not completed, oldest first.
-    pub outstanding: VecDeque<Box<SendRequest>>,
+    pub outstanding: Outstanding,
     pub progress: TransmitProgress,
     /// A WQE failed its checks: nothing behind it is read until the queue is reset.
     pub stopped: bool,
@@ -39,6 +39,9 @@ pub(super) struct SendQueue {
     /// When a message of the peer was executed last; `None`: a send WQE was read since, or none has come.
     pub asked: Option<Now>,
 }
+
+/// WQEs that were posted and have not completed, oldest first.
+pub(super) type Outstanding = VecDeque<Box<SendRequest>>;
 
 /// Progress of the carrier with a queue's messages.
 #[derive(Debug, Default)]
@@ -52,11 +55,12 @@ pub(super) struct TransmitProgress {
 }
 
 /// What becomes of a WQE.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub(super) enum Kind {
     Message,
     /// NOP, or a UMR that is done: completes in the order of posting.
+    #[default]
     Nop,
     /// Binds or closes a memory window, when all before it was handed over.
     Umr(UmrRequest),
@@ -91,7 +95,7 @@ pub(super) struct GatherList {
 }
 
 /// One WQE that was read: a message with its local memory, ready to be sent as often as needed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SendRequest {
     pub ticket: Ticket,
     pub kind: Kind,
@@ -110,23 +114,13 @@ pub(super) struct SendRequest {
 }
 
 impl SendRequest {
-    fn empty() -> SendRequest {
-        SendRequest {
-            ticket: Ticket(0),
-            kind: Kind::Nop,
-            wqe: WqeHead::default(),
-            opcode: Opcode::Send,
-            length: 0,
-            packet: Packet::default(),
-            way: Way::Nowhere,
-            path: PathAddress::default(),
-            payload: GatherList::default(),
-            why: String::new(),
-        }
-    }
-
     pub(super) fn is_message(&self) -> bool {
         matches!(self.kind, Kind::Message | Kind::Injected(_))
+    }
+
+    /// Whether it is the message that the transport knows by this ticket.
+    fn is_message_of(&self, ticket: Ticket) -> bool {
+        self.kind != Kind::Nop && self.ticket == ticket
     }
 
     pub(super) fn payload(&self) -> Payload<'_> {
@@ -178,7 +172,7 @@ const POOL_LIMIT: usize = 1024;
 
 impl Pool {
     pub(super) fn take(&mut self) -> Box<SendRequest> {
-        self.0.pop().unwrap_or_else(|| Box::new(SendRequest::empty()))
+        self.0.pop().unwrap_or_default()
     }
 
     #[inline(always)]
@@ -261,13 +255,13 @@ impl SendQueue {
         None
     }
 
-    /// The message at this place among the outstanding ones fails on demand.
+    /// The message fails on demand.
     #[cold]
-    pub(super) fn fail_on_demand(&mut self, place: usize, syndrome: CqeSyndrome) {
-        let request = &mut self.outstanding[place];
-        request.kind = Kind::Injected(syndrome);
-        request.why = "`softnic ctl inject error-cqe` asked for it".to_owned();
-        let ticket = request.ticket;
+    pub(super) fn fail_on_demand(&mut self, ticket: Ticket, syndrome: CqeSyndrome) {
+        if let Some(request) = SendQueue::find(&mut self.outstanding, ticket) {
+            request.kind = Kind::Injected(syndrome);
+            request.why = "`softnic ctl inject error-cqe` asked for it".to_owned();
+        }
         self.fail(ticket, Status::LocalQpOperation);
     }
 
@@ -283,32 +277,35 @@ impl SendQueue {
         to.wrapping_sub(self.fetched)
     }
 
-    /// Place of the message with this ticket among the outstanding WQEs.
+    /// The message with this ticket among the `outstanding` WQEs of a queue.
     #[inline(always)]
-    pub(super) fn find(&self, ticket: Ticket) -> Option<usize> {
-        let queue = &self.outstanding;
-        let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
+    pub(super) fn find(outstanding: &mut Outstanding, ticket: Ticket) -> Option<&mut SendRequest> {
         // Tickets are consecutive: without NOPs in between the distance from the front is the place.
-        let guess = ticket.0.checked_sub(queue.front()?.ticket.0)? as usize;
-        if queue.get(guess).is_some_and(|request| is_it(request)) {
-            return Some(guess);
+        let mut place = ticket.0.checked_sub(outstanding.front()?.ticket.0)? as usize;
+        if !outstanding.get(place).is_some_and(|request| request.is_message_of(ticket)) {
+            place = SendQueue::search(outstanding, ticket);
         }
-        // NOPs carry the ticket of the message behind them.
-        let mut place = queue.partition_point(|request| request.ticket < ticket);
-        while queue.get(place).is_some_and(|request| request.kind == Kind::Nop) {
-            place += 1;
-        }
-        queue.get(place).filter(|request| is_it(request)).map(|_| place)
+        outstanding
+            .get_mut(place)
+            .map(|request| &mut **request)
+            .filter(|request| request.is_message_of(ticket))
     }
 
-    /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns the bytes
-    /// it has; at most `available` blocks are read.
+    /// Where the message is, if NOPs are among the WQEs: they carry the ticket of the message behind them.
+    #[cold]
+    fn search(outstanding: &Outstanding, ticket: Ticket) -> usize {
+        let first = outstanding.partition_point(|request| request.ticket < ticket);
+        first + outstanding.range(first..).take_while(|request| request.kind == Kind::Nop).count()
+    }
+
+    /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns how many it
+    /// has; at most `available` are read.
     pub(super) fn copy_out<M: Memory>(
         &self,
         memory: &M,
         available: u16,
         out: &mut [u8; MAX_WQE_BYTES],
-    ) -> Result<usize, Box<CheckFailure>> {
+    ) -> Result<u16, Box<CheckFailure>> {
         let fault = |fault| CheckFailure::malformed(format_args!("{fault}; keep the send queue mapped"));
         memory.read(self.ring.entry(self.fetched), &mut out[..BLOCK_BYTES]).map_err(fault)?;
         let control = Control::parse(&out[..Control::BYTES]).map_err(CheckFailure::malformed)?;
@@ -318,10 +315,9 @@ impl SendQueue {
                 "not whole: its control segment says {count} blocks, {available} were rung for; write the whole WQE first"
             )));
         }
-        let bytes = usize::from(control.units()) * UNIT_BYTES;
         let rest = usize::from(count).saturating_sub(1);
         if rest == 0 {
-            return Ok(bytes);
+            return Ok(count);
         }
         // The rest in at most two pieces: up to the end of the ring, and from its start.
         let next = self.fetched.wrapping_add(1);
@@ -332,6 +328,6 @@ impl SendQueue {
         if second > 0 {
             memory.read(self.ring.address, &mut out[to..to + BLOCK_BYTES * second]).map_err(fault)?;
         }
-        Ok(bytes)
+        Ok(count)
     }
 }

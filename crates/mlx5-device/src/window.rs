@@ -112,7 +112,7 @@ impl UmrRequest {
     /// Reads the WQE. `qpn`: the queue that it is on.
     #[cold]
     pub(super) fn of(
-        wqe: &SendWqe<&[u8]>,
+        wqe: &SendWqe<impl AsRef<[u8]>>,
         service: ServiceType,
         qpn: u32,
     ) -> Result<UmrRequest, Box<CheckFailure>> {

@@ -5,7 +5,7 @@
 use crate::{Fragment, Opcode, Psn, ServiceType, Status};
 
 /// Names one posted message of a requester; consecutive from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Ticket(pub u64);
 
 /// How a requester behaves; the QP attributes of the same names.

@@ -67,6 +67,8 @@ pub struct Requester {
     /// The first message that failed while it was sent: nothing behind it goes out.
     failed: u64,
     next_psn: Psn,
+    /// PSN of the message at `done`; the next one's, if there is none.
+    oldest_psn: Psn,
     /// PSN after the last one ever sent.
     sent_end_psn: Psn,
     /// How far into the messages at `done` and `next_send` that is.
@@ -99,6 +101,7 @@ impl Requester {
             sent_end: 0,
             failed: u64::MAX,
             next_psn: config.first_psn,
+            oldest_psn: config.first_psn,
             sent_end_psn: config.first_psn,
             progress: Progress::default(),
             responses_posted: 0,
@@ -213,7 +216,8 @@ impl Requester {
     pub fn resume(&mut self) {
         if self.messages.is_empty() {
             (self.state, self.failed) = (State::Active, u64::MAX);
-            (self.done, self.next_send, self.sent_end) = (self.front, self.front, self.front);
+            (self.next_send, self.sent_end) = (self.front, self.front);
+            self.set_done(self.front);
             self.sent_end_psn = self.next_psn;
             (self.progress.acked, self.progress.sent, self.progress.is_cut) = (0, 0, false);
             (self.responses_posted, self.responses_outstanding, self.response_psns) = (0, 0, 0);
@@ -303,7 +307,7 @@ impl Requester {
         if status != Status::Success {
             self.state = State::Flushing;
             self.timer = Timer::Stopped;
-            self.done = self.front;
+            self.set_done(self.front);
             self.next_send = self.next_send.max(self.done);
         }
         let found = message.opcode.is_atomic() && status == Status::Success;
@@ -324,6 +328,12 @@ impl Requester {
 
     fn end(&self) -> u64 {
         self.front + self.messages.len() as u64
+    }
+
+    /// All before this ticket is done.
+    pub(super) fn set_done(&mut self, done: u64) {
+        self.done = done;
+        self.oldest_psn = self.message(done).map_or(self.next_psn, |message| message.psn);
     }
 
     fn message(&self, ticket: u64) -> Option<&Message> {
@@ -380,13 +390,19 @@ impl Requester {
         let message = self.message(self.next_send)?;
         let in_window = self.next_send - self.done < u64::from(self.config.window_messages);
         // With more than half of the space outstanding, a responder could not tell old from new.
-        let oldest = self.message(self.done).map_or(message.psn, |oldest| oldest.psn);
-        let in_space = message.psn.distance_from(oldest) + message.psn_count <= HALF_SPACE;
-        let in_depth = !message.opcode.wants_response()
-            || self.responses_outstanding < u32::from(self.config.max_rd_atomic);
-        let fenced = message.fence && self.responses_outstanding > 0;
-        let sendable = message.failure.is_none() && in_window && in_space && in_depth && !fenced;
-        sendable.then_some(message)
+        let in_space = message.psn.distance_from(self.oldest_psn) + message.psn_count <= HALF_SPACE;
+        (message.failure.is_none() && in_window && in_space && !self.is_held(message)).then_some(message)
+    }
+
+    /// Whether the message waits until READs and atomics are answered: for its fence, or because it is one too many.
+    #[inline(always)]
+    fn is_held(&self, message: &Message) -> bool {
+        let is_response = message.opcode.wants_response();
+        if !message.fence && !is_response {
+            return false;
+        }
+        let depth = u32::from(self.config.max_rd_atomic);
+        message.fence && self.responses_outstanding > 0 || is_response && self.responses_outstanding >= depth
     }
 
     // The timer.

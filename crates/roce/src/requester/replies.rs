@@ -3,7 +3,7 @@
 //! Follows IBTA vol. 1 §9.7.6 (receiving responses). An acknowledgement covers all before it, but a READ or an atomic only its own
 //! response completes: whatever skips that says that the response is lost.
 
-use super::{Message, Requester, State};
+use super::{Requester, State};
 use crate::message::psn_count;
 use crate::packet::Position;
 use crate::retry::{Timer, rnr_timer_ns};
@@ -24,21 +24,17 @@ impl Requester {
         if self.state != State::Active || self.done >= self.sent_end {
             return None;
         }
-        let oldest = self.message(self.done)?.psn;
-        let offset = psn.distance_from(oldest);
-        (offset < self.sent_end_psn.distance_from(oldest)).then_some(offset)
+        let offset = psn.distance_from(self.oldest_psn);
+        (offset < self.sent_end_psn.distance_from(self.oldest_psn)).then_some(offset)
     }
 
     /// Marks done what lies wholly before `end`, counted in PSNs from the oldest outstanding; stops at a READ or an
     /// atomic that starts before it, which only its own response can complete.
     fn acknowledge_before(&mut self, end: u32) -> Acknowledged {
-        let Some(oldest) = self.message(self.done).map(|message| message.psn) else {
-            return Acknowledged::All;
-        };
         let (mut acknowledged, mut whole, mut packets) = (Acknowledged::All, 0, 0);
         let sent = (self.done - self.front) as usize..(self.sent_end - self.front) as usize;
         for message in self.messages.range(sent) {
-            let start = message.psn.distance_from(oldest);
+            let start = message.psn.distance_from(self.oldest_psn);
             let acked = if whole == 0 { self.progress.acked } else { 0 };
             if message.opcode.wants_response() && start + acked < end {
                 acknowledged = Acknowledged::UpToResponse;
@@ -72,7 +68,7 @@ impl Requester {
 
     /// So many messages from the one at `done` on are done.
     fn step_done(&mut self, messages: u64) {
-        self.done += messages;
+        self.set_done(self.done + messages);
         self.progress.acked = 0;
         if self.next_send < self.done {
             self.next_send = self.done;
@@ -88,14 +84,6 @@ impl Requester {
             self.progress.sent = self.progress.sent.max(packets);
         }
         self.progressed();
-    }
-
-    /// All of a message was sent.
-    pub(super) fn count_sent(&mut self, message: &Message) {
-        if message.opcode.wants_response() {
-            self.responses_outstanding += 1;
-            self.response_psns += message.psn_count;
-        }
     }
 
     /// Something was acknowledged, which refills the counters and ends a recovery.

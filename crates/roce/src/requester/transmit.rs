@@ -117,10 +117,9 @@ impl Requester {
         if ends {
             self.next_send += 1;
             self.progress.sent = 0;
-            if opcode.wants_response()
-                && let Some(message) = self.message(ticket.0).copied()
-            {
-                self.count_sent(&message);
+            if opcode.wants_response() {
+                self.responses_outstanding += 1;
+                self.response_psns += self.message(ticket.0).map_or(0, |message| message.psn_count);
             }
         } else {
             self.progress.sent += packets;
@@ -129,7 +128,7 @@ impl Requester {
         self.counters.transmitted += 1;
         self.counters.retransmitted += u64::from(transmit.retransmission);
         if self.config.service != ServiceType::Rc {
-            self.done = self.next_send;
+            self.set_done(self.next_send);
         } else if self.timer == crate::retry::Timer::Stopped {
             self.start_ack_timer(now);
         }
@@ -173,7 +172,7 @@ impl Requester {
 
     /// The first PSN that is not acknowledged.
     fn oldest_psn(&self) -> Option<Psn> {
-        Some(self.message(self.done)?.psn.plus(self.progress.acked))
+        self.message(self.done).map(|_| self.oldest_psn.plus(self.progress.acked))
     }
 }
 
