@@ -49,33 +49,152 @@ pub fn put24(bytes: &mut [u8], at: usize, value: u32) {
     put(bytes, at, [a, b, c]);
 }
 
-/// Declares a structure of big-endian numbers with the offset of each, and how it is read and written. In front: the user's check of
-/// a length, as `check(what, bytes, need)?`, and its error.
+/// A value that takes whole bytes of a structure.
+pub trait Field: Sized {
+    /// Reads it at `at`, same contract as [`array`].
+    fn read(bytes: &[u8], at: usize) -> Self;
+    /// Stores it at `at`, same contract as [`array`].
+    fn write(&self, bytes: &mut [u8], at: usize);
+}
+
+impl<const N: usize> Field for [u8; N] {
+    #[inline]
+    fn read(bytes: &[u8], at: usize) -> Self {
+        array(bytes, at)
+    }
+
+    #[inline]
+    fn write(&self, bytes: &mut [u8], at: usize) {
+        put(bytes, at, *self);
+    }
+}
+
+/// A value that takes some bits of a structure.
+pub trait BitField {
+    /// The value of these bits, which are the lowest ones.
+    fn of_bits(bits: u32) -> Self;
+    /// Its bits; some beyond its place in the structure may be set.
+    fn to_bits(&self) -> u32;
+}
+
+impl BitField for bool {
+    fn of_bits(bits: u32) -> bool {
+        bits != 0
+    }
+
+    fn to_bits(&self) -> u32 {
+        (*self).into()
+    }
+}
+
+macro_rules! numbers {
+    ($($number:ty: $($bits:ident)?;)*) => { $(
+        impl Field for $number {
+            #[inline]
+            fn read(bytes: &[u8], at: usize) -> Self {
+                Self::from_be_bytes(array(bytes, at))
+            }
+
+            #[inline]
+            fn write(&self, bytes: &mut [u8], at: usize) {
+                put(bytes, at, self.to_be_bytes());
+            }
+        }
+
+        $(impl $bits for $number {
+            fn of_bits(bits: u32) -> Self {
+                bits as $number
+            }
+
+            fn to_bits(&self) -> u32 {
+                (*self).into()
+            }
+        })?
+    )* };
+}
+
+numbers! { u8: BitField; u16: BitField; u32: BitField; u64: ; }
+
+/// So many bits of the number at `at`, from bit `shift` on, where 0 is the lowest; the number has as many bytes as those bits need.
+#[inline]
+pub fn bits(bytes: &[u8], at: usize, shift: u32, width: u32) -> u32 {
+    let place = at..at + (shift + width).div_ceil(8) as usize;
+    let number = bytes[place].iter().fold(0, |number, byte| number << 8 | u32::from(*byte));
+    number >> shift & (u32::MAX >> (32 - width))
+}
+
+/// Stores the low bits of `value` where [`bits`] reads them; they must be zero.
+#[inline]
+pub fn put_bits(bytes: &mut [u8], at: usize, shift: u32, width: u32, value: u32) {
+    let len = (shift + width).div_ceil(8) as usize;
+    let number = (value & (u32::MAX >> (32 - width))) << shift;
+    for (byte, part) in bytes[at..at + len].iter_mut().zip(&number.to_be_bytes()[4 - len..]) {
+        *byte |= part;
+    }
+}
+
+/// Declares a structure of so many bytes with the place of each field, and how it is read and written: a value of whole bytes with its
+/// offset, `at`; some bits as `at[shift, width]`, see [`bits`].
 #[macro_export]
-macro_rules! structure {
-    ($check:path, $error:path; $(#[$doc:meta])* $name:ident($what:literal, $bytes:literal) {
-        $($(#[$field_doc:meta])* $field:ident: $number:ty = $at:literal,)*
+macro_rules! fields {
+    (@read $bytes:ident, $start:ident, $type:ty, $at:literal) => {
+        <$type as $crate::Field>::read($bytes, $start + $at)
+    };
+    (@read $bytes:ident, $start:ident, $type:ty, $at:literal, $shift:literal, $width:literal) => {
+        <$type as $crate::BitField>::of_bits($crate::bits($bytes, $start + $at, $shift, $width))
+    };
+    (@write $bytes:ident, $start:ident, $value:expr, $at:literal) => {
+        $crate::Field::write(&$value, $bytes, $start + $at)
+    };
+    (@write $bytes:ident, $start:ident, $value:expr, $at:literal, $shift:literal, $width:literal) => {
+        $crate::put_bits($bytes, $start + $at, $shift, $width, $crate::BitField::to_bits(&$value))
+    };
+    ($(#[$doc:meta])* $name:ident($size:literal) {
+        $($(#[$field_doc:meta])* $field:ident: $type:ty = $at:literal $([$shift:literal, $width:literal])?,)*
     }) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-        pub struct $name { $($(#[$field_doc])* pub $field: $number,)* }
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
+
+        impl $crate::Field for $name {
+            #[inline]
+            fn read(bytes: &[u8], start: usize) -> Self {
+                Self { $($field: $crate::fields!(@read bytes, start, $type, $at $(, $shift, $width)?),)* }
+            }
+
+            #[inline]
+            fn write(&self, bytes: &mut [u8], start: usize) {
+                $($crate::fields!(@write bytes, start, self.$field, $at $(, $shift, $width)?);)*
+            }
+        }
 
         impl $name {
-            pub const BYTES: usize = $bytes;
+            pub const BYTES: usize = $size;
 
+            /// The bytes; reserved ones are 0, and of a value wider than its place there are the low bits.
+            #[inline]
+            pub fn emit(&self) -> [u8; Self::BYTES] {
+                let mut out = [0; Self::BYTES];
+                $crate::Field::write(self, &mut out, 0);
+                out
+            }
+        }
+    };
+}
+
+/// [`fields!`] with a way to read them from bytes that may be too few. In front: the user's check of a length, as
+/// `check(what, bytes, need)?`, and its error.
+#[macro_export]
+macro_rules! structure {
+    ($check:path, $error:path; $(#[$doc:meta])* $name:ident($what:literal, $size:literal) { $($fields:tt)* }) => {
+        $crate::fields! { $(#[$doc])* #[derive(Default)] $name($size) { $($fields)* } }
+
+        impl $name {
             /// Reads so many bytes; reserved ones are not looked at.
             #[inline]
             pub fn parse(bytes: &[u8]) -> Result<Self, $error> {
                 $check($what, bytes, Self::BYTES)?;
-                Ok(Self { $($field: <$number>::from_be_bytes($crate::array(bytes, $at)),)* })
-            }
-
-            /// The bytes; reserved ones are 0.
-            #[inline]
-            pub fn emit(&self) -> [u8; Self::BYTES] {
-                let mut out = [0; Self::BYTES];
-                $($crate::put(&mut out, $at, self.$field.to_be_bytes());)*
-                out
+                Ok($crate::Field::read(bytes, 0))
             }
         }
     };
@@ -95,6 +214,30 @@ mod tests {
             va: u64 = 0,
             key: u32 = 8,
         }
+    }
+
+    fields! {
+        /// Bits below, above and across the ends of bytes, and a structure in a structure.
+        Packed(24) {
+            low: u8 = 0[0, 3],
+            high: bool = 0[7, 1],
+            across: u16 = 1[4, 9],
+            qpn: u32 = 3[0, 24],
+            name: [u8; 2] = 6,
+            remote: Remote = 8,
+        }
+    }
+
+    #[test]
+    fn bits_have_their_places_and_what_is_too_wide_stays_out_of_the_neighbours() {
+        let remote = Remote { va: 1, key: 2 };
+        let packed = Packed { low: 5, high: true, across: 0x123, qpn: 0xa1_b2c3, name: *b"ab", remote };
+        let bytes = packed.emit();
+        assert_eq!(bytes[..8], [0x85, 0x12, 0x30, 0xa1, 0xb2, 0xc3, b'a', b'b']);
+        assert_eq!(bytes[8..], [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]);
+        assert_eq!(Packed::read(&bytes, 0), packed);
+        let wide = Packed { low: 0xff, high: false, across: 0xffff, qpn: u32::MAX, ..packed };
+        assert_eq!(wide.emit()[..6], [0x07, 0x1f, 0xf0, 0xff, 0xff, 0xff]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Big-endian fields of a byte slice whose length has been checked.
 
-pub(crate) use big_endian::{array, be16, be32, be64, put};
+pub(crate) use big_endian::{Field, array, be16, be32, be64, fields, put};
 
 use crate::LayoutError;
 

@@ -4,7 +4,7 @@
 //! `mlx5_parse_cqe`, `get_sw_cqe`, `mlx5_copy_to_recv_wqe` of `cq.c` and `qp.c`. Left out: compressed CQEs, striding
 //! receive queues, tag matching, checksum and VLAN fields.
 
-use crate::bytes::{array, be16, be32, be64, put};
+use crate::bytes::{Field, array, be16, be32, be64, fields, put};
 use crate::{CqeOpcode, CqeSyndrome, LayoutError};
 
 pub const CQE_BYTES: usize = 64;
@@ -25,10 +25,7 @@ mod at {
     pub const IMM_INVAL: usize = 36;
     pub const BYTE_CNT: usize = 44;
     pub const TIMESTAMP: usize = 48;
-    pub const HW_SYNDROME: usize = 52;
-    pub const HW_SYNDROME_TYPE: usize = 53;
-    pub const VENDOR_SYNDROME: usize = 54;
-    pub const SYNDROME: usize = 55;
+    pub const ERROR: usize = 52;
     pub const SOP_QPN: usize = 56;
     pub const WQE_COUNTER: usize = 60;
     pub const SIGNATURE: usize = 62;
@@ -202,13 +199,7 @@ impl<B: AsRef<[u8]>> Cqe<B> {
 
     /// Error of an error CQE.
     pub fn error(&self) -> CqeError {
-        let cqe = self.cqe();
-        CqeError {
-            syndrome: cqe[at::SYNDROME],
-            vendor: cqe[at::VENDOR_SYNDROME],
-            hardware: cqe[at::HW_SYNDROME],
-            hardware_type: cqe[at::HW_SYNDROME_TYPE],
-        }
+        CqeError::read(self.cqe(), at::ERROR)
     }
 
     /// Payload that lies in the slot instead of the WQE's buffers. `None`: it is in the buffers. Error: the CQE says
@@ -226,16 +217,18 @@ impl<B: AsRef<[u8]>> Cqe<B> {
     }
 }
 
-/// Bytes 52..56 of an error CQE.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CqeError {
-    pub syndrome: u8,
-    /// Vendor syndrome.
-    pub vendor: u8,
-    /// Hardware syndrome.
-    pub hardware: u8,
-    /// Kind of the hardware syndrome.
-    pub hardware_type: u8,
+fields! {
+    /// Bytes 52..56 of an error CQE.
+    #[derive(Default)]
+    CqeError(4) {
+        /// Hardware syndrome.
+        hardware: u8 = 0,
+        /// Kind of the hardware syndrome.
+        hardware_type: u8 = 1,
+        /// Vendor syndrome.
+        vendor: u8 = 2,
+        syndrome: u8 = 3,
+    }
 }
 
 impl CqeError {
@@ -244,8 +237,9 @@ impl CqeError {
     }
 }
 
-/// What a device writes into a CQE. Fields that do not go with the opcode are to be left at their default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a device writes into a CQE. Fields that do not go with the opcode are to be left at their default, which is a requester CQE of
+/// the first lap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CqeFields {
     pub opcode: CqeOpcode,
     /// Solicited bit.
@@ -280,30 +274,6 @@ pub struct CqeFields {
     pub error: CqeError,
 }
 
-impl Default for CqeFields {
-    /// A requester CQE of the first lap, all else 0.
-    fn default() -> Self {
-        Self {
-            opcode: CqeOpcode::Requester,
-            solicited: false,
-            owner: false,
-            user_index: 0,
-            qpn: 0,
-            wqe_counter: 0,
-            send_opcode: 0,
-            byte_count: 0,
-            immediate: [0; 4],
-            source_qpn: 0,
-            source_lid: 0,
-            service_level: 0,
-            grh: false,
-            path_bits: 0,
-            timestamp: 0,
-            error: CqeError { syndrome: 0, vendor: 0, hardware: 0, hardware_type: 0 },
-        }
-    }
-}
-
 impl CqeFields {
     /// The 64 bytes of a CQE whose payload is in the WQE's buffers. Write all but the last 8 bytes first, then these, which
     /// hold byte [`OP_OWN`], by one release store.
@@ -325,10 +295,7 @@ impl CqeFields {
         put(out, at::IMM_INVAL, self.immediate);
         put(out, at::BYTE_CNT, self.byte_count.to_be_bytes());
         if self.opcode.is_error() {
-            out[at::HW_SYNDROME] = self.error.hardware;
-            out[at::HW_SYNDROME_TYPE] = self.error.hardware_type;
-            out[at::VENDOR_SYNDROME] = self.error.vendor;
-            out[at::SYNDROME] = self.error.syndrome;
+            self.error.write(out, at::ERROR);
         } else {
             put(out, at::TIMESTAMP, self.timestamp.to_be_bytes());
         }

@@ -4,7 +4,7 @@
 //! follow `post_send_db` (`qp.c`), `mlx5_arm_cq` (`cq.c`), `MLX5_BF_OFFSET` (`mlx5.h`) and `MLX5_CQ_DOORBELL`
 //! (`mlx5dv.h`). Left out: the record-less doorbell at 0x600 of newer cards.
 
-use crate::bytes::put;
+use crate::bytes::{Field, fields, put};
 use crate::send_wqe::{MAX_DS, blocks};
 
 /// Offset of the CQ arm register in a UAR page.
@@ -43,51 +43,35 @@ pub const fn consumer_of(word: [u8; 4]) -> u32 {
     u32::from_be_bytes(word) & CONSUMER_MASK
 }
 
-/// What is written to a send doorbell register: the first 8 bytes of a control segment, real or made up.
-///
-/// Two conventions are in use, and both work on cards. libmlx5 stores the last WQE's own first words: index of that
-/// WQE, its `ds`. NVSHMEM, DeepEP, UCX and gpunetio store the *next* index and leave opcode and `ds` 0.
-/// [`Doorbell::next_index`] reads both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Doorbell {
-    pub opmod: u8,
-    /// Index of the last WQE's first block, or with `ds` 0 the next free block.
-    pub index: u16,
-    /// Opcode byte.
-    pub opcode: u8,
-    /// QP number, 24 bits.
-    pub qpn: u32,
-    /// Length of the last WQE in 16-byte units, or 0.
-    pub ds: u8,
+fields! {
+    /// What is written to a send doorbell register: the first 8 bytes of a control segment, real or made up.
+    ///
+    /// Two conventions are in use, and both work on cards. libmlx5 stores the last WQE's own first words: index of that
+    /// WQE, its `ds`. NVSHMEM, DeepEP, UCX and gpunetio store the *next* index and leave opcode and `ds` 0.
+    /// [`Doorbell::next_index`] reads both.
+    #[derive(Default)]
+    Doorbell(8) {
+        opmod: u8 = 0,
+        /// Index of the last WQE's first block, or with `ds` 0 the next free block.
+        index: u16 = 1,
+        /// Opcode byte.
+        opcode: u8 = 3,
+        /// QP number, 24 bits.
+        qpn: u32 = 4[0, 24],
+        /// Length of the last WQE in 16-byte units, or 0.
+        ds: u8 = 7,
+    }
 }
 
 impl Doorbell {
-    pub const BYTES: usize = 8;
-
     /// The convention of gpunetio and NVSHMEM: only the next index and the QPN.
     pub const fn of_next_index(next_index: u16, qpn: u32) -> Self {
         Self { opmod: 0, index: next_index, opcode: 0, qpn, ds: 0 }
     }
 
-    /// The 8 bytes in memory order.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        let first = u32::from(self.opmod) << 24 | u32::from(self.index) << 8 | u32::from(self.opcode);
-        put(&mut out, 0, first.to_be_bytes());
-        put(&mut out, 4, (self.qpn << 8 | u32::from(self.ds)).to_be_bytes());
-        out
-    }
-
     /// Reads what was stored, in either convention.
     pub fn parse(stored: [u8; Self::BYTES]) -> Self {
-        let both = u64::from_be_bytes(stored);
-        Self {
-            opmod: (both >> 56) as u8,
-            index: (both >> 40) as u16,
-            opcode: (both >> 32) as u8,
-            qpn: (both >> 8) as u32 & 0xff_ffff,
-            ds: both as u8,
-        }
+        Self::read(&stored, 0)
     }
 
     /// Producer index that the doorbell announces: the block behind the last WQE.

@@ -88,8 +88,10 @@ impl SendOpcode {
 
 codes! {
     /// Opcode of a CQE (bits 7:4 of its last byte).
+    #[derive(Default)]
     CqeOpcode {
         /// A send WQE ended well.
+        #[default]
         Requester = 0,
         /// An RDMA WRITE with immediate arrived.
         ResponderWriteImm = 1,

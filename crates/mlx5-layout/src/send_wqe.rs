@@ -5,7 +5,7 @@
 //! that is already in one piece. UMR is in [`crate::umr`]. Left out: segments of raw-packet, DC and XRC queues, 4-byte masked
 //! atomics.
 
-use crate::bytes::{array, be16, be32, check, put, segment};
+use crate::bytes::{Field, be32, check, put, segment};
 use crate::umr::Umr;
 use crate::{LayoutError, SendOpcode};
 
@@ -21,23 +21,10 @@ pub const MAX_WQE_BYTES: usize = 1024;
 pub const INLINE_HEADER_BYTES: usize = 4;
 /// Bit of the header that tells inline data from a data pointer (`MLX5_INLINE_SEG`).
 pub const INLINE_FLAG: u32 = 0x8000_0000;
-/// Marks a 48-byte address vector (`MLX5_EXTENDED_UD_AV`), in the word of the destination QPN.
-pub const EXTENDED_AV: u32 = 0x8000_0000;
-
-const QPN_MASK: u32 = 0xff_ffff;
 
 /// Blocks that a WQE of `ds` 16-byte units takes.
 pub const fn blocks(ds: u8) -> u16 {
     (ds as u16).div_ceil((BLOCK_BYTES / UNIT_BYTES) as u16)
-}
-
-mod at {
-    pub const OPMOD_IDX_OPCODE: usize = 0;
-    pub const QPN_DS: usize = 4;
-    pub const SIGNATURE: usize = 8;
-    pub const STREAM: usize = 9;
-    pub const FM_CE_SE: usize = 11;
-    pub const IMMEDIATE: usize = 12;
 }
 
 /// When the device writes a CQE for the WQE (CE, bits 3:2 of `fm_ce_se`; `doca_gpunetio_verbs_def.h` has all four).
@@ -73,67 +60,30 @@ pub enum FenceMode {
 /// Bit 1 of `fm_ce_se`: the receiver's completion is solicited.
 pub const SOLICITED: u8 = 0x02;
 
-/// Control segment: the first 16 bytes of each send WQE.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Control {
-    pub opmod: u8,
-    /// Producer index of the WQE's first block, 16 bits whatever the ring's size.
-    pub wqe_index: u16,
-    /// Opcode byte, see [`SendOpcode`].
-    pub opcode: u8,
-    /// QP number, 24 bits.
-    pub qpn: u32,
-    /// Length of the WQE in 16-byte units, this segment included; 6 bits are used.
-    pub ds: u8,
-    /// XOR signature, 0 unless the queue was created with signatures.
-    pub signature: u8,
-    /// Stream of a DC initiator.
-    pub stream: u16,
-    /// Fence mode, completion mode, solicited.
-    pub fm_ce_se: u8,
-    /// Immediate as the application gave it (network order), or the rkey to invalidate in big-endian order.
-    pub immediate: [u8; 4],
+segment! {
+    /// Control segment: the first 16 bytes of each send WQE.
+    Control("a control segment", 16) {
+        opmod: u8 = 0,
+        /// Producer index of the WQE's first block, 16 bits whatever the ring's size.
+        wqe_index: u16 = 1,
+        /// Opcode byte, see [`SendOpcode`].
+        opcode: u8 = 3,
+        /// QP number, 24 bits.
+        qpn: u32 = 4[0, 24],
+        /// Length of the WQE in 16-byte units, this segment included; 6 bits are used.
+        ds: u8 = 7,
+        /// XOR signature, 0 unless the queue was created with signatures.
+        signature: u8 = 8,
+        /// Stream of a DC initiator.
+        stream: u16 = 9,
+        /// Fence mode, completion mode, solicited.
+        fm_ce_se: u8 = 11,
+        /// Immediate as the application gave it (network order), or the rkey to invalidate in big-endian order.
+        immediate: [u8; 4] = 12,
+    }
 }
 
 impl Control {
-    pub const BYTES: usize = 16;
-
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
-        check("a control segment", bytes, Self::BYTES)?;
-        Ok(Self::read(bytes))
-    }
-
-    /// [`Control::parse`] of bytes that are long enough.
-    #[inline(always)]
-    fn read(bytes: &[u8]) -> Self {
-        let (first, second) = (be32(bytes, at::OPMOD_IDX_OPCODE), be32(bytes, at::QPN_DS));
-        Self {
-            opmod: (first >> 24) as u8,
-            wqe_index: (first >> 8) as u16,
-            opcode: first as u8,
-            qpn: second >> 8,
-            ds: second as u8,
-            signature: bytes[at::SIGNATURE],
-            stream: be16(bytes, at::STREAM),
-            fm_ce_se: bytes[at::FM_CE_SE],
-            immediate: array(bytes, at::IMMEDIATE),
-        }
-    }
-
-    /// The 16 bytes; `qpn` is cut to 24 bits.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        let first = u32::from(self.opmod) << 24 | u32::from(self.wqe_index) << 8 | u32::from(self.opcode);
-        put(&mut out, at::OPMOD_IDX_OPCODE, first.to_be_bytes());
-        put(&mut out, at::QPN_DS, (self.qpn << 8 | u32::from(self.ds)).to_be_bytes());
-        out[at::SIGNATURE] = self.signature;
-        put(&mut out, at::STREAM, self.stream.to_be_bytes());
-        out[at::FM_CE_SE] = self.fm_ce_se;
-        put(&mut out, at::IMMEDIATE, self.immediate);
-        out
-    }
-
     #[inline]
     pub fn send_opcode(&self) -> Option<SendOpcode> {
         SendOpcode::from_u8(self.opcode)
@@ -217,74 +167,33 @@ segment! {
     }
 }
 
-/// Address vector of a UD send, 48 bytes (`struct mlx5_wqe_av`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AddressVector {
-    /// Q_Key.
-    pub qkey: u32,
-    /// Destination QPN, 24 bits.
-    pub destination_qpn: u32,
-    /// Whether [`EXTENDED_AV`] is set; libmlx5 always sets it.
-    pub extended: bool,
-    /// Static rate in bits 7:4. Bits 3:0 hold the service level (InfiniBand), or bits 3:1 hold it (Ethernet).
-    pub rate_service_level: u8,
-    /// Source path bits (InfiniBand).
-    pub path_bits: u8,
-    /// Destination LID (InfiniBand), or UDP source port (RoCE v2).
-    pub lid_or_udp_port: u16,
-    /// Destination MAC (Ethernet).
-    pub mac: [u8; 6],
-    pub traffic_class: u8,
-    pub hop_limit: u8,
-    /// Whether a GRH is present. InfiniBand only: RoCE always has one, and leaves the bit clear.
-    pub grh: bool,
-    /// Index of the source GID, 8 bits.
-    pub source_gid_index: u8,
-    /// Flow label, 20 bits.
-    pub flow_label: u32,
-    /// Destination GID.
-    pub gid: [u8; 16],
-}
-
-impl AddressVector {
-    pub const BYTES: usize = 48;
-
-    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
-        check("an address vector", bytes, Self::BYTES)?;
-        let (destination, grh_gid_flow) = (be32(bytes, 8), be32(bytes, 28));
-        Ok(Self {
-            qkey: be32(bytes, 0),
-            destination_qpn: destination & QPN_MASK,
-            extended: destination & EXTENDED_AV != 0,
-            rate_service_level: bytes[12],
-            path_bits: bytes[13],
-            lid_or_udp_port: be16(bytes, 14),
-            mac: array(bytes, 20),
-            traffic_class: bytes[26],
-            hop_limit: bytes[27],
-            grh: grh_gid_flow & 1 << 30 != 0,
-            source_gid_index: (grh_gid_flow >> 20) as u8,
-            flow_label: grh_gid_flow & 0xf_ffff,
-            gid: array(bytes, 32),
-        })
-    }
-
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        let destination = self.destination_qpn & QPN_MASK | if self.extended { EXTENDED_AV } else { 0 };
-        let grh_gid_flow =
-            u32::from(self.grh) << 30 | u32::from(self.source_gid_index) << 20 | self.flow_label & 0xf_ffff;
-        put(&mut out, 0, self.qkey.to_be_bytes());
-        put(&mut out, 8, destination.to_be_bytes());
-        out[12] = self.rate_service_level;
-        out[13] = self.path_bits;
-        put(&mut out, 14, self.lid_or_udp_port.to_be_bytes());
-        put(&mut out, 20, self.mac);
-        out[26] = self.traffic_class;
-        out[27] = self.hop_limit;
-        put(&mut out, 28, grh_gid_flow.to_be_bytes());
-        put(&mut out, 32, self.gid);
-        out
+segment! {
+    /// Address vector of a UD send, 48 bytes (`struct mlx5_wqe_av`).
+    AddressVector("an address vector", 48) {
+        /// Q_Key.
+        qkey: u32 = 0,
+        /// Destination QPN, 24 bits.
+        destination_qpn: u32 = 9[0, 24],
+        /// Whether the vector has 48 bytes (`MLX5_EXTENDED_UD_AV`); libmlx5 always sets it.
+        extended: bool = 8[7, 1],
+        /// Static rate in bits 7:4. Bits 3:0 hold the service level (InfiniBand), or bits 3:1 hold it (Ethernet).
+        rate_service_level: u8 = 12,
+        /// Source path bits (InfiniBand).
+        path_bits: u8 = 13,
+        /// Destination LID (InfiniBand), or UDP source port (RoCE v2).
+        lid_or_udp_port: u16 = 14,
+        /// Destination MAC (Ethernet).
+        mac: [u8; 6] = 20,
+        traffic_class: u8 = 26,
+        hop_limit: u8 = 27,
+        /// Whether a GRH is present. InfiniBand only: RoCE always has one, and leaves the bit clear.
+        grh: bool = 28[6, 1],
+        /// Index of the source GID, 8 bits.
+        source_gid_index: u8 = 28[20, 8],
+        /// Flow label, 20 bits.
+        flow_label: u32 = 29[0, 20],
+        /// Destination GID.
+        gid: [u8; 16] = 32,
     }
 }
 
@@ -316,7 +225,7 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
     /// Its fields, read anew each time: kept, they would be stored byte by byte and wait for it when they are loaded.
     #[inline(always)]
     pub fn control(&self) -> Control {
-        Control::read(self.0.as_ref())
+        Control::read(self.0.as_ref(), 0)
     }
 
     /// All bytes that the length field covers.

@@ -6,7 +6,7 @@
 //! behind a pointer, strides, signatures, `mlx5dv` keys.
 
 use crate::LayoutError;
-use crate::bytes::{be32, be64, check, put, segment};
+use crate::bytes::segment;
 
 /// Bits of [`UmrControl::flags`] (`MLX5_WQE_UMR_CTRL_FLAG_*`).
 pub mod flag {
@@ -50,9 +50,6 @@ pub mod right {
     pub const ATOMIC: u8 = 1 << 6;
 }
 
-/// Bit 6 of the key context's first byte: free (`MLX5_WQE_MKEY_CONTEXT_FREE`).
-const FREE: u8 = 1 << 6;
-
 /// The queue of a key that belongs to all queues of its protection domain.
 pub const ANY_QPN: u32 = 0xff_ffff;
 
@@ -70,51 +67,21 @@ segment! {
     }
 }
 
-/// What the key becomes; the control segment's mask says which of it is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct KeyContext {
-    /// It names no memory.
-    pub free: bool,
-    /// Bits of [`right`].
-    pub access: u8,
-    /// The queue that it belongs to, 24 bits, or [`ANY_QPN`].
-    pub qpn: u32,
-    /// Last byte of the key.
-    pub tag: u8,
-    pub flags_pd: u32,
-    /// First address, as peers name it.
-    pub start: u64,
-    pub len: u64,
-}
-
-impl KeyContext {
-    pub const BYTES: usize = 64;
-
-    /// Reads 64 bytes; what windows do not use is not looked at.
-    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
-        check("a key context", bytes, Self::BYTES)?;
-        let qpn_tag = be32(bytes, 4);
-        Ok(Self {
-            free: bytes[0] & FREE != 0,
-            access: bytes[2],
-            qpn: qpn_tag >> 8,
-            tag: qpn_tag as u8,
-            flags_pd: be32(bytes, 12),
-            start: be64(bytes, 16),
-            len: be64(bytes, 24),
-        })
-    }
-
-    /// The 64 bytes; `qpn` is cut to 24 bits.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        out[0] = if self.free { FREE } else { 0 };
-        out[2] = self.access;
-        put(&mut out, 4, (self.qpn << 8 | u32::from(self.tag)).to_be_bytes());
-        put(&mut out, 12, self.flags_pd.to_be_bytes());
-        put(&mut out, 16, self.start.to_be_bytes());
-        put(&mut out, 24, self.len.to_be_bytes());
-        out
+segment! {
+    /// What the key becomes; the control segment's mask says which of it is meant.
+    KeyContext("a key context", 64) {
+        /// It names no memory (`MLX5_WQE_MKEY_CONTEXT_FREE`).
+        free: bool = 0[6, 1],
+        /// Bits of [`right`].
+        access: u8 = 2,
+        /// The queue that it belongs to, 24 bits, or [`ANY_QPN`].
+        qpn: u32 = 4[0, 24],
+        /// Last byte of the key.
+        tag: u8 = 7,
+        flags_pd: u32 = 12,
+        /// First address, as peers name it.
+        start: u64 = 16,
+        len: u64 = 24,
     }
 }
 

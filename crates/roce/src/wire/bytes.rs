@@ -1,6 +1,6 @@
 //! Big-endian fields of a byte slice whose length has been checked.
 
-pub(super) use big_endian::{array, be16, be24, be32, be64, put, put24};
+pub(super) use big_endian::{Field, array, be16, be24, be32, be64, put, put24};
 
 use super::WireError;
 
@@ -14,4 +14,5 @@ pub(super) fn check(what: &'static str, bytes: &[u8], need: usize) -> Result<(),
 macro_rules! header {
     ($($table:tt)*) => { big_endian::structure! { $crate::wire::bytes::check, $crate::wire::WireError; $($table)* } };
 }
+pub(super) use big_endian::fields;
 pub(super) use header;

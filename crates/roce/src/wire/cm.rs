@@ -4,7 +4,7 @@
 //! Left out: LAP and APR (alternate paths) and the service's other messages that librdmacm never sends. Reserved fields are
 //! written as zeroes and not looked at.
 
-use super::bytes::{array, be16, be24, be32, be64, check, put, put24};
+use super::bytes::{Field, array, be16, be24, be32, be64, check, fields, put, put24};
 use super::mad::{BODY_BYTES, MAD_BYTES, MadHeader};
 use super::{Gid, WireError};
 
@@ -45,74 +45,80 @@ pub mod reason {
     pub const CONSUMER: u16 = 28;
 }
 
-/// The two communication ids of a message once both are known: the sender's, and the receiver's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ids {
-    /// The sender's.
-    pub local: u32,
-    /// The receiver's, 0 where it is not known.
-    pub remote: u32,
+fields! {
+    /// The two communication ids of a message once both are known: the sender's, and the receiver's.
+    #[derive(Default)]
+    Ids(8) {
+        /// The sender's.
+        local: u32 = 0,
+        /// The receiver's, 0 where it is not known.
+        remote: u32 = 4,
+    }
 }
 
-/// Answer to a REQ: the other end's QP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Rep {
-    pub ids: Ids,
-    /// Q_Key, of datagram services.
-    pub qkey: u32,
-    /// QPN, 24 bits.
-    pub qpn: u32,
-    /// First PSN that the *asking* side sends with, 24 bits: each end names the one it will receive.
-    pub starting_psn: u32,
-    /// READs and atomics that it can hold.
-    pub responder_resources: u8,
-    /// READs and atomics that it will have outstanding.
-    pub initiator_depth: u8,
-    /// How long it takes to acknowledge, 5 bits: 4.096 us times 2 to this.
-    pub target_ack_delay: u8,
-    /// Whether the alternate path was taken over, 2 bits.
-    pub failover_accepted: u8,
-    /// Whether it counts credits.
-    pub flow_control: bool,
-    /// RNR retry count, 3 bits.
-    pub rnr_retry: u8,
-    /// Whether a shared receive queue takes its messages.
-    pub srq: bool,
-    /// GUID of its HCA.
-    pub ca_guid: u64,
+fields! {
+    /// Answer to a REQ: the other end's QP.
+    #[derive(Default)]
+    Rep(36) {
+        ids: Ids = 0,
+        /// Q_Key, of datagram services.
+        qkey: u32 = 8,
+        /// QPN, 24 bits.
+        qpn: u32 = 12[0, 24],
+        /// First PSN that the *asking* side sends with, 24 bits: each end names the one it will receive.
+        starting_psn: u32 = 20[0, 24],
+        /// READs and atomics that it can hold.
+        responder_resources: u8 = 24,
+        /// READs and atomics that it will have outstanding.
+        initiator_depth: u8 = 25,
+        /// How long it takes to acknowledge, 5 bits: 4.096 us times 2 to this.
+        target_ack_delay: u8 = 26[3, 5],
+        /// Whether the alternate path was taken over, 2 bits.
+        failover_accepted: u8 = 26[1, 2],
+        /// Whether it counts credits.
+        flow_control: bool = 26[0, 1],
+        /// RNR retry count, 3 bits.
+        rnr_retry: u8 = 27[5, 3],
+        /// Whether a shared receive queue takes its messages.
+        srq: bool = 27[4, 1],
+        /// GUID of its HCA.
+        ca_guid: u64 = 28,
+    }
 }
 
-/// Refusal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rej {
-    pub ids: Ids,
-    /// What was refused, 2 bits: 0 REQ, 1 REP, 2 no message (a time-out).
-    pub message: u8,
-    /// [`reason`].
-    pub reason: u16,
-    /// Bytes of [`Rej::info`] that count, 7 bits.
-    pub info_bytes: u8,
-    /// Additional information, as the reason says.
-    pub info: [u8; 72],
+fields! {
+    /// Refusal.
+    Rej(84) {
+        ids: Ids = 0,
+        /// What was refused, 2 bits: 0 REQ, 1 REP, 2 no message (a time-out).
+        message: u8 = 8[6, 2],
+        /// [`reason`].
+        reason: u16 = 10,
+        /// Bytes of [`Rej::info`] that count, 7 bits.
+        info_bytes: u8 = 9[1, 7],
+        /// Additional information, as the reason says.
+        info: [u8; 72] = 12,
+    }
 }
 
-/// Answer to a SIDR_REQ: the QP of a datagram service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SidrRep {
-    /// Request that it answers.
-    pub request: u32,
-    /// 0: valid; 1: no such service; 2: refused; 3: no QP.
-    pub status: u8,
-    /// Bytes of [`SidrRep::info`] that count.
-    pub info_bytes: u8,
-    /// QPN, 24 bits.
-    pub qpn: u32,
-    /// Service id.
-    pub service: u64,
-    /// Q_Key.
-    pub qkey: u32,
-    /// Additional information, as the status says.
-    pub info: [u8; 72],
+fields! {
+    /// Answer to a SIDR_REQ: the QP of a datagram service.
+    SidrRep(96) {
+        /// Request that it answers.
+        request: u32 = 0,
+        /// 0: valid; 1: no such service; 2: refused; 3: no QP.
+        status: u8 = 4,
+        /// Bytes of [`SidrRep::info`] that count.
+        info_bytes: u8 = 5,
+        /// QPN, 24 bits.
+        qpn: u32 = 8[0, 24],
+        /// Service id.
+        service: u64 = 12,
+        /// Q_Key.
+        qkey: u32 = 20,
+        /// Additional information, as the status says.
+        info: [u8; 72] = 24,
+    }
 }
 
 /// A message without its private data.
@@ -172,108 +178,55 @@ impl Message {
     /// Where in the body its private data begins; it goes on to the body's end.
     pub const fn private_at(&self) -> usize {
         match self {
-            Self::Req(_) => req::PRIVATE_AT,
+            Self::Req(_) => Req::BYTES,
             Self::Mra { .. } => 10,
-            Self::Rej(_) => 84,
-            Self::Rep(_) => 36,
-            Self::Rtu(_) | Self::Drep(_) => 8,
+            Self::Rej(_) => Rej::BYTES,
+            Self::Rep(_) => Rep::BYTES,
+            Self::Rtu(_) | Self::Drep(_) => Ids::BYTES,
             Self::Dreq { .. } => 12,
             Self::SidrReq { .. } => 16,
-            Self::SidrRep(_) => 96,
+            Self::SidrRep(_) => SidrRep::BYTES,
         }
     }
 
     fn parse(attribute: u16, body: &[u8; BODY_BYTES]) -> Result<Self, WireError> {
-        let ids = Ids { local: be32(body, 0), remote: be32(body, 4) };
+        let ids = Ids::read(body, 0);
         Ok(match attribute {
-            attribute::REQ => Self::Req(Req::parse(body)),
+            attribute::REQ => Self::Req(Req::read(body, 0)),
             attribute::MRA => Self::Mra { ids, message: body[8] >> 6, timeout: body[9] >> 3 },
-            attribute::REJ => Self::Rej(Rej {
-                ids,
-                message: body[8] >> 6,
-                info_bytes: body[9] >> 1,
-                reason: be16(body, 10),
-                info: array(body, 12),
-            }),
-            attribute::REP => Self::Rep(Rep {
-                ids,
-                qkey: be32(body, 8),
-                qpn: be24(body, 12),
-                starting_psn: be24(body, 20),
-                responder_resources: body[24],
-                initiator_depth: body[25],
-                target_ack_delay: body[26] >> 3,
-                failover_accepted: body[26] >> 1 & 3,
-                flow_control: body[26] & 1 != 0,
-                rnr_retry: body[27] >> 5,
-                srq: body[27] & 0x10 != 0,
-                ca_guid: be64(body, 28),
-            }),
+            attribute::REJ => Self::Rej(Rej::read(body, 0)),
+            attribute::REP => Self::Rep(Rep::read(body, 0)),
             attribute::RTU => Self::Rtu(ids),
             attribute::DREQ => Self::Dreq { ids, qpn: be24(body, 8) },
             attribute::DREP => Self::Drep(ids),
             attribute::SIDR_REQ => {
                 Self::SidrReq { request: be32(body, 0), pkey: be16(body, 4), service: be64(body, 8) }
             }
-            attribute::SIDR_REP => Self::SidrRep(SidrRep {
-                request: be32(body, 0),
-                status: body[4],
-                info_bytes: body[5],
-                qpn: be24(body, 8),
-                service: be64(body, 12),
-                qkey: be32(body, 20),
-                info: array(body, 24),
-            }),
+            attribute::SIDR_REP => Self::SidrRep(SidrRep::read(body, 0)),
             attribute => return Err(WireError::UnknownAttribute { attribute }),
         })
     }
 
     fn emit(&self, body: &mut [u8; BODY_BYTES]) {
-        let put_ids = |body: &mut [u8], ids: &Ids| {
-            put(body, 0, ids.local.to_be_bytes());
-            put(body, 4, ids.remote.to_be_bytes());
-        };
         match self {
-            Self::Req(req) => req.emit(body),
+            Self::Req(req) => req.write(body, 0),
             Self::Mra { ids, message, timeout } => {
-                put_ids(body, ids);
+                ids.write(body, 0);
                 put(body, 8, [message << 6, timeout << 3]);
             }
-            Self::Rej(rej) => {
-                put_ids(body, &rej.ids);
-                put(body, 8, [rej.message << 6, rej.info_bytes << 1]);
-                put(body, 10, rej.reason.to_be_bytes());
-                put(body, 12, rej.info);
-            }
-            Self::Rep(rep) => {
-                put_ids(body, &rep.ids);
-                put(body, 8, rep.qkey.to_be_bytes());
-                put24(body, 12, rep.qpn);
-                put24(body, 20, rep.starting_psn);
-                put(body, 24, [rep.responder_resources, rep.initiator_depth]);
-                body[26] =
-                    rep.target_ack_delay << 3 | (rep.failover_accepted & 3) << 1 | u8::from(rep.flow_control);
-                body[27] = rep.rnr_retry << 5 | u8::from(rep.srq) << 4;
-                put(body, 28, rep.ca_guid.to_be_bytes());
-            }
-            Self::Rtu(ids) | Self::Drep(ids) => put_ids(body, ids),
+            Self::Rej(rej) => rej.write(body, 0),
+            Self::Rep(rep) => rep.write(body, 0),
+            Self::Rtu(ids) | Self::Drep(ids) => ids.write(body, 0),
             Self::Dreq { ids, qpn } => {
-                put_ids(body, ids);
+                ids.write(body, 0);
                 put24(body, 8, *qpn);
             }
             Self::SidrReq { request, pkey, service } => {
-                put(body, 0, request.to_be_bytes());
-                put(body, 4, pkey.to_be_bytes());
-                put(body, 8, service.to_be_bytes());
+                request.write(body, 0);
+                pkey.write(body, 4);
+                service.write(body, 8);
             }
-            Self::SidrRep(rep) => {
-                put(body, 0, rep.request.to_be_bytes());
-                put(body, 4, [rep.status, rep.info_bytes]);
-                put24(body, 8, rep.qpn);
-                put(body, 12, rep.service.to_be_bytes());
-                put(body, 20, rep.qkey.to_be_bytes());
-                put(body, 24, rep.info);
-            }
+            Self::SidrRep(rep) => rep.write(body, 0),
         }
     }
 }

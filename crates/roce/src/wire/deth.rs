@@ -2,42 +2,24 @@
 //!
 //! IBTA vol. 1 §9.3.1.
 
-use super::WireError;
-use super::bytes::{be24, be32, check, put, put24};
+use super::bytes::header;
 
-/// A datagram extended transport header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Deth {
-    /// Q_Key that the receiver compares with its own.
-    pub qkey: u32,
-    /// The reserved byte, as it came.
-    pub reserved: u8,
-    /// Sender's QPN, 24 bits.
-    pub src_qpn: u32,
-}
-
-impl Deth {
-    pub const BYTES: usize = 8;
-
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
-        check("a DETH", bytes, Self::BYTES)?;
-        Ok(Self { qkey: be32(bytes, 0), reserved: bytes[4], src_qpn: be24(bytes, 5) })
-    }
-
-    #[inline]
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        put(&mut out, 0, self.qkey.to_be_bytes());
-        out[4] = self.reserved;
-        put24(&mut out, 5, self.src_qpn);
-        out
+header! {
+    /// A datagram extended transport header.
+    Deth("a DETH", 8) {
+        /// Q_Key that the receiver compares with its own.
+        qkey: u32 = 0,
+        /// The reserved byte, as it came.
+        reserved: u8 = 4,
+        /// Sender's QPN, 24 bits.
+        src_qpn: u32 = 5[0, 24],
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::WireError;
 
     /// `rxe-cm.pcap`, packet 1: a MAD to QP1, sent by QP1 with the Q_Key of QP1.
     const FROM_QP1: [u8; 8] = [0x80, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x01];

@@ -6,7 +6,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::WireError;
-use super::bytes::{array, be16, be32, check, put};
+use super::bytes::{Field, array, be16, be32, check, put};
 use super::ipv4::UDP;
 
 mod at {
@@ -36,6 +36,16 @@ impl Gid {
     /// The IPv4 address that packets to this GID go to; `None`: they go to the GID itself, over IPv6.
     pub fn ipv4(&self) -> Option<[u8; 4]> {
         self.0.starts_with(&Self::MAPPED).then(|| array(&self.0, 12))
+    }
+}
+
+impl Field for Gid {
+    fn read(bytes: &[u8], at: usize) -> Self {
+        Self(array(bytes, at))
+    }
+
+    fn write(&self, bytes: &mut [u8], at: usize) {
+        put(bytes, at, self.0);
     }
 }
 

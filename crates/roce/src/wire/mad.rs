@@ -3,7 +3,7 @@
 //! IBTA vol. 1 §13.4.2-3 (base header). Left out: RMPP and the vendors' headers, which the connection manager has not.
 
 use super::WireError;
-use super::bytes::{be16, be32, be64, check, put};
+use super::bytes::{Field, check, fields};
 
 pub const MAD_BYTES: usize = 256;
 /// Bytes of a MAD behind the header.
@@ -13,53 +13,32 @@ pub const QP1: u32 = 1;
 /// Q_Key of QP1 (IBTA vol. 1 §3.5.3, as `IB_QP1_QKEY` in public sources).
 pub const QP1_QKEY: u32 = 0x8001_0000;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MadHeader {
-    /// Version of this header: 1.
-    pub base_version: u8,
-    /// Management class: the agent that the datagram is for.
-    pub class: u8,
-    pub class_version: u8,
-    /// Method; its upper bit says that it is a response.
-    pub method: u8,
-    pub status: u16,
-    pub class_specific: u16,
-    /// Transaction: ties an answer to its question.
-    pub transaction: u64,
-    /// Attribute: what the body is.
-    pub attribute: u16,
-    /// Attribute modifier.
-    pub modifier: u32,
+fields! {
+    #[derive(Default)]
+    MadHeader(24) {
+        /// Version of this header: 1.
+        base_version: u8 = 0,
+        /// Management class: the agent that the datagram is for.
+        class: u8 = 1,
+        class_version: u8 = 2,
+        /// Method; its upper bit says that it is a response.
+        method: u8 = 3,
+        status: u16 = 4,
+        class_specific: u16 = 6,
+        /// Transaction: ties an answer to its question.
+        transaction: u64 = 8,
+        /// Attribute: what the body is.
+        attribute: u16 = 16,
+        /// Attribute modifier.
+        modifier: u32 = 20,
+    }
 }
 
 impl MadHeader {
-    pub const BYTES: usize = 24;
-
     /// Reads the header of a whole MAD. Error: fewer than [`MAD_BYTES`].
     pub fn parse(mad: &[u8]) -> Result<Self, WireError> {
         check("a MAD", mad, MAD_BYTES)?;
-        Ok(Self {
-            base_version: mad[0],
-            class: mad[1],
-            class_version: mad[2],
-            method: mad[3],
-            status: be16(mad, 4),
-            class_specific: be16(mad, 6),
-            transaction: be64(mad, 8),
-            attribute: be16(mad, 16),
-            modifier: be32(mad, 20),
-        })
-    }
-
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        put(&mut out, 0, [self.base_version, self.class, self.class_version, self.method]);
-        put(&mut out, 4, self.status.to_be_bytes());
-        put(&mut out, 6, self.class_specific.to_be_bytes());
-        put(&mut out, 8, self.transaction.to_be_bytes());
-        put(&mut out, 16, self.attribute.to_be_bytes());
-        put(&mut out, 20, self.modifier.to_be_bytes());
-        out
+        Ok(Self::read(mad, 0))
     }
 }
 

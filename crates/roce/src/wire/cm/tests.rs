@@ -122,7 +122,7 @@ fn every_field_has_room_of_its_own() {
     let (bytes_full, bytes_none) = (round(full), round(none));
     // Reserved: 4 bytes behind the id, 4 behind the GUID, two EE contexts; 6 bits and twice 3 in each path.
     let bits: u32 = bytes_full.iter().zip(&bytes_none).map(|(full, none)| (full ^ none).count_ones()).sum();
-    assert_eq!(bits as usize, (req::PRIVATE_AT - 4 - 4 - 3 - 3) * 8 - 2 * (6 + 3 + 3));
+    assert_eq!(bits as usize, (Req::BYTES - 4 - 4 - 3 - 3) * 8 - 2 * (6 + 3 + 3));
     for mixed in [
         Req { transport: 3, ..none },
         Req { flow_control: true, ..none },
