@@ -58,7 +58,7 @@ pub struct Aeth {
 pub enum Syndrome {
     /// Everything up to the PSN is acknowledged.
     Ack,
-    /// No receive; the 5-bit code of [`crate::retry::RNR_TIMER_NS`] says when to come again.
+    /// No receive; the 5-bit code of [`crate::retry::rnr_timer_ns`] says when to come again.
     RnrNak { timer: u8 },
     /// Refused.
     Nak(NakCode),
