@@ -12,7 +12,6 @@ use roce::{
 
 use super::command::event_type;
 use super::core::Core;
-use super::mr::access;
 use super::qp::Qp;
 use super::rq::ReceiveQueue;
 use super::wire;
@@ -163,7 +162,7 @@ impl<M: Memory> Core<M> {
     /// Rights of the key for a message's later packet; `None`: what its first packet was granted is gone.
     fn rights_still(&self, qp: &Qp, region: &Region) -> Option<Access> {
         let whole = Fragment { offset: 0, length: region.len as u32 };
-        let now = self.mkeys.grants_still(qp.pd, qp.qpn, region, whole, Access(access::REMOTE_WRITE));
+        let now = self.mkeys.grants_still(qp.pd, qp.qpn, region, whole, Access::REMOTE_WRITE);
         now.map(|now| now.rights)
     }
 

@@ -266,7 +266,6 @@ impl Mkeys {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mr::access;
 
     fn region(start: u64, length: u64, iova: u64, access: u32) -> MemoryRegion {
         MemoryRegion { key: 0, pd: 7, start, length, iova, access }
@@ -280,8 +279,8 @@ mod tests {
     fn access_is_judged_by_domain_bounds_and_rights() {
         let mut mkeys = Mkeys::default();
         let key =
-            insert(&mut mkeys, region(0x1000, 0x100, 0x9000, access::LOCAL_WRITE | access::REMOTE_READ));
-        let read = Access(access::REMOTE_READ);
+            insert(&mut mkeys, region(0x1000, 0x100, 0x9000, Access::LOCAL_WRITE.0 | Access::REMOTE_READ.0));
+        let read = Access::REMOTE_READ;
         for (name, k, pd, va, len, need, wanted) in [
             ("whole", key, 7, 0x9000, 0x100, read, Some(0x1000)),
             ("inner", key, 7, 0x9010, 1, read, Some(0x1010)),
@@ -291,7 +290,7 @@ mod tests {
             ("by its address instead of iova", key, 7, 0x1000, 1, read, None),
             ("length wraps", key, 7, 0x9010, u64::MAX, read, None),
             ("other domain", key, 8, 0x9000, 1, read, None),
-            ("no right", key, 7, 0x9000, 1, Access(access::REMOTE_WRITE), None),
+            ("no right", key, 7, 0x9000, 1, Access::REMOTE_WRITE, None),
             ("other generation", key + 1, 7, 0x9000, 1, read, None),
             ("invalid lkey", mlx5_layout::recv_wqe::INVALID_LKEY, 7, 0x9000, 1, read, None),
         ] {

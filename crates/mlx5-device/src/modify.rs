@@ -9,7 +9,7 @@ use super::ah;
 use super::command::{Answer, CommandError, Handle, ModifyQp, refusal, refuse_if};
 use super::core::Core;
 use super::model::Capabilities;
-use super::mr::access;
+use super::mr::REMOTE;
 use super::ports::Ports;
 use super::qp::Qp;
 use super::qps::Qps;
@@ -120,7 +120,7 @@ impl<M: Memory> Core<M> {
         }
         if let Some(responder) = &mut qp.responses.responder {
             if changed(AttrMask::ACCESS_FLAGS) {
-                responder.set_access(Access(attributes.access & access::REMOTE));
+                responder.set_access(Access(attributes.access & REMOTE.0));
             }
             if changed(AttrMask::MIN_RNR_TIMER) {
                 responder.set_min_rnr_timer(attributes.min_rnr_timer);
@@ -228,7 +228,7 @@ fn responder_config(qp: &Qp) -> ResponderConfig {
         peer_qpn: (!datagram).then_some(attributes.dest_qpn),
         expected_psn: Psn::new(attributes.rq_psn),
         path_mtu_bytes: qp.mtu_bytes(),
-        access: Access(attributes.access & access::REMOTE),
+        access: Access(attributes.access & REMOTE.0),
         max_dest_rd_atomic: attributes.max_dest_rd_atomic,
         min_rnr_timer: attributes.min_rnr_timer,
         qkey: attributes.qkey,

@@ -7,36 +7,25 @@ use roce::{Access, RegionError};
 use super::command::{Answer, CommandError, RegMr, ReregMr, refuse_if};
 use crate::memory::Memory;
 
-/// `IBV_ACCESS_*` bits (`ib_user_ioctl_verbs.h`).
-pub mod access {
-    /// The NIC may write for local requests.
-    pub const LOCAL_WRITE: u32 = 1;
-    /// RDMA WRITE from a peer.
-    pub const REMOTE_WRITE: u32 = 1 << 1;
-    /// RDMA READ from a peer.
-    pub const REMOTE_READ: u32 = 1 << 2;
-    /// Atomics from a peer.
-    pub const REMOTE_ATOMIC: u32 = 1 << 3;
-    /// Memory windows may be bound.
-    pub const MW_BIND: u32 = 1 << 4;
-    /// Addresses count from 0; libibverbs passes it through, `iova` already says it.
-    pub const ZERO_BASED: u32 = 1 << 5;
-    /// On-demand paging: not done here.
-    pub const ON_DEMAND: u32 = 1 << 6;
-    /// Huge pages underneath: a hint.
-    pub const HUGETLB: u32 = 1 << 7;
+/// `IBV_ACCESS_*` bits (`ib_user_ioctl_verbs.h`) that go together.
+mod access {
+    use roce::Access;
+
     /// Bits that a driver may ignore (`IB_UVERBS_ACCESS_OPTIONAL_RANGE`).
     pub const OPTIONAL: u32 = 0x3ff0_0000;
-    /// Optional: bytes of one WRITE may become visible in any order.
-    pub const RELAXED_ORDERING: u32 = 1 << 20;
     /// They need capabilities that this NIC does not report: on-demand paging, and the two kinds of flush.
-    pub const UNSUPPORTED: u32 = ON_DEMAND | 1 << 8 | 1 << 9;
-    /// What this NIC knows.
-    pub const KNOWN: u32 =
-        LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | MW_BIND | ZERO_BASED | HUGETLB | OPTIONAL;
-    /// What a peer may be allowed to do.
-    pub const REMOTE: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
+    pub const UNSUPPORTED: u32 = Access::ON_DEMAND.0 | 1 << 8 | 1 << 9;
+    /// What this NIC knows. Of huge pages it takes the hint; where addresses count from 0, `iova` already says it.
+    pub const KNOWN: u32 = Access::LOCAL_WRITE.0
+        | super::REMOTE.0
+        | Access::MW_BIND.0
+        | Access::ZERO_BASED.0
+        | Access::HUGETLB.0
+        | OPTIONAL;
 }
+
+/// What a peer may be allowed to do.
+pub(super) const REMOTE: Access = Access::REMOTE_WRITE.with(Access::REMOTE_READ).with(Access::REMOTE_ATOMIC);
 
 const PAGE: u64 = 4096;
 
@@ -113,8 +102,8 @@ impl MemoryRegion {
 
 /// Checks `IBV_ACCESS_*` bits of a registration, in the order of the kernel's `ib_check_mr_access`.
 pub fn check_access(flags: u32) -> Answer<()> {
-    let writes = flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
-    let unwritable = writes && flags & access::LOCAL_WRITE == 0;
+    let writes = flags & (Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0) != 0;
+    let unwritable = writes && flags & Access::LOCAL_WRITE.0 == 0;
     refuse_if!(unwritable, EINVAL, "access {flags:#x}: remote write or atomic needs local write");
     let unknown = flags & !(access::KNOWN | access::UNSUPPORTED) != 0;
     refuse_if!(unknown, EINVAL, "access flags {:#x} do not exist", flags & !access::KNOWN);
@@ -135,7 +124,7 @@ fn check<M: Memory>(memory: &M, request: &RegMr) -> Answer<()> {
     let empty = length == 0 && start % PAGE == 0;
     refuse_if!(empty, EINVAL, "empty region at page boundary {start:#x}");
     memory
-        .probe(start, length.max(1), flags & access::LOCAL_WRITE != 0)
+        .probe(start, length.max(1), flags & Access::LOCAL_WRITE.0 != 0)
         .map_err(CommandError::fault(format_args!("region {start:#x}+{length:#x}")))
 }
 

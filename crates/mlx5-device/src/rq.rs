@@ -129,9 +129,11 @@ impl ReceiveQueue {
 
 #[cfg(test)]
 mod tests {
+    use roce::Access;
+
     use super::*;
     use crate::mkey::Mkey;
-    use crate::mr::{MemoryRegion, access};
+    use crate::mr::MemoryRegion;
 
     #[test]
     fn bytes_that_a_receive_has_no_room_for_are_refused() {
@@ -142,7 +144,7 @@ mod tests {
             start: 0x1000,
             length: 64,
             iova: 0x1000,
-            access: access::LOCAL_WRITE,
+            access: Access::LOCAL_WRITE.0,
         };
         let lkey = mkeys.insert(|key| Mkey::Region(MemoryRegion { key, ..region }));
         let pointer = |va, byte_count| DataPointer { byte_count, lkey, va };

@@ -17,7 +17,7 @@ use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, change, flag, right};
 use roce::{Access, RegionError, ServiceType};
 
 use super::command::{Answer, refusal};
-use super::mr::{MemoryRegion, access};
+use super::mr::MemoryRegion;
 use super::reason::CheckFailure;
 
 /// The two kinds of window, with their numbers in `ALLOC_MW`.
@@ -145,14 +145,14 @@ impl UmrRequest {
     ) -> Result<Bound, RegionError> {
         let KeyContext { start, len: length, .. } = *context;
         let rights = remote_rights(context);
-        let writes = rights & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
-        let needed = access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 };
+        let writes = rights & (Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0) != 0;
+        let needed = Access::MW_BIND.0 | if writes { Access::LOCAL_WRITE.0 } else { 0 };
         if start.checked_add(length).is_none() || length == 0 || length > klm.byte_count.into() {
             return Err(region.out_of_bounds(klm.address, length));
         }
         let address = region.translate(pd, klm.address, length, Access(needed))?;
         let qpn = (self.kind == WindowKind::Two).then_some(qpn);
-        let access = rights | region.access & access::RELAXED_ORDERING;
+        let access = rights | region.access & Access::RELAXED_ORDERING.0;
         Ok(Bound { region: region.key, qpn, start, length, address, access })
     }
 }
@@ -160,9 +160,9 @@ impl UmrRequest {
 /// `IBV_ACCESS_*` bits of a key context's rights, for peers.
 fn remote_rights(context: &KeyContext) -> u32 {
     [
-        (right::REMOTE_WRITE, access::REMOTE_WRITE),
-        (right::REMOTE_READ, access::REMOTE_READ),
-        (right::ATOMIC, access::REMOTE_ATOMIC),
+        (right::REMOTE_WRITE, Access::REMOTE_WRITE.0),
+        (right::REMOTE_READ, Access::REMOTE_READ.0),
+        (right::ATOMIC, Access::REMOTE_ATOMIC.0),
     ]
     .into_iter()
     .filter(|(bit, _)| context.access & bit != 0)
