@@ -43,7 +43,7 @@ impl<M: Memory> Core<M> {
             return false;
         }
         qp.responses.converses = self.host.now.0.saturating_sub(qp.responses.ack_due.0) < ACK_WAIT_NS;
-        qp.responses.converses && qp.sq.outstanding.is_empty()
+        qp.responses.converses && qp.sq.is_idle()
     }
 
     /// The queue may send nothing any more: the acknowledgement that waits for its answer leaves alone. The program has

@@ -285,7 +285,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
             core.poll_page(&mut self.qps, page);
         }
         let Some(mut qp) = self.qps.remove(place) else { return Ok(0) };
-        qp.empty(&mut core.wqe_fetch.pool);
+        qp.empty();
         core.mkeys.release_windows(qp.qpn);
         core.schedule.forget_qp(place);
         self.impairment.forget_qp(qp.qpn);

@@ -58,7 +58,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         qp.sq.progress.refused = false;
-        while let Some(request) = qp.sq.outstanding.pop_front().or_else(|| qp.sq.held.take()) {
+        while let Some(request) = qp.sq.nops.pop_front().map(|(_, nop)| nop).or_else(|| qp.sq.held.take()) {
             self.fail_send_wqe(qp, request.wqe, Status::Flushed, None);
             self.wqe_fetch.pool.give(request);
             work += 1;

@@ -73,7 +73,7 @@ impl<M: Memory> Core<M> {
         let changed = |attribute: AttrMask| AttrMask(mask).contains(attribute);
         match (from, to) {
             (_, QpState::Reset) => {
-                qp.empty(&mut self.wqe_fetch.pool);
+                qp.empty();
                 qp.attributes = ModifyQp::default();
             }
             (_, QpState::Err) => {

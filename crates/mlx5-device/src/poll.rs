@@ -105,7 +105,7 @@ impl<M: Memory> Core<M> {
     fn run_qp(&mut self, link: &mut impl Carrier, qps: &mut Qps, place: u32) -> Option<StepResult> {
         let qp = qps.get_mut(place)?;
         let done = self.step(link, qp);
-        let waits = qp.sq.progress.refused || !qp.sq.outstanding.is_empty() && !link.has_request_room();
+        let waits = qp.sq.progress.refused || !qp.sq.is_idle() && !link.has_request_room();
         let result = StepResult { done, waits, stays_hot: qp.stays_hot(self.host.now) };
         qps.revoke_closed(&mut self.mkeys);
         Some(result)
@@ -142,18 +142,18 @@ impl<M: Memory> Core<M> {
     fn step(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         let mut work = 0;
         if qp.state.finishes_sends() {
-            if !qp.sq.outstanding.is_empty() {
+            if !qp.sq.is_idle() {
                 self.run_timers(link, qp);
             }
             if qp.state.starts_sends() {
                 work += self.post(qp);
             }
-            if !qp.sq.outstanding.is_empty() && !owes_acknowledgement(qp) {
+            if !qp.sq.is_idle() && !owes_acknowledgement(qp) {
                 work += self.transmit(link, qp);
             }
         }
         // The transport knows of nothing that is not outstanding here: the common look at a quiet queue ends soon.
-        if !qp.sq.outstanding.is_empty() {
+        if !qp.sq.is_idle() {
             work += self.drain_completions(qp);
         }
         if qp.state.flushes_sends() {
@@ -162,7 +162,7 @@ impl<M: Memory> Core<M> {
         if qp.state.flushes_receives() {
             work += self.flush_receives(qp);
         }
-        if qp.sq.drain_event && qp.state == QpState::Sqd && qp.sq.outstanding.is_empty() {
+        if qp.sq.drain_event && qp.state == QpState::Sqd && qp.sq.is_idle() {
             qp.sq.drain_event = false;
             qp.event_target.raise(&mut self.host, event_type::SQ_DRAINED);
         }

@@ -15,7 +15,7 @@ use super::ring::Ring;
 use super::route::Way;
 use super::rq::ReceiveQueue;
 use super::schedule::SchedState;
-use super::sq::{Pool, SendQueue};
+use super::sq::SendQueue;
 use crate::carrier::{Inbound, PathAddress, Sender};
 use crate::memory::Memory;
 
@@ -193,12 +193,12 @@ impl Qp {
     }
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.
-    pub(super) fn empty(&mut self, pool: &mut Pool) {
+    pub(super) fn empty(&mut self) {
         self.responses.drop_all();
         self.responses.responder = None;
         // What holds answers back is of this life: a delayed READ, and when the peer was answered last.
         (self.responses.not_before, self.responses.ack_due) = (Now(0), Now(0));
-        self.sq.empty(pool);
+        self.sq.empty();
         (self.rq.taken, self.rq.posted) = (0, 0);
         self.rq.pointers.clear();
         self.path.way = Way::Nowhere;
@@ -225,7 +225,7 @@ impl Qp {
 
     /// Whether the queue has to be looked at in every poll.
     pub(super) fn stays_hot(&self, now: Now) -> bool {
-        !self.sq.outstanding.is_empty()
+        !self.sq.is_idle()
             || self.sq.held.is_some()
             || self.sq.doorbell.is_watched()
             || self.sq.drain_event

@@ -5,7 +5,7 @@ use roce::{Content, Fragment, Packet, Placement, ReplyVerdict, Requester, Servic
 
 use super::core::Core;
 use super::qp::Qp;
-use super::sq::SendQueue;
+use super::sq::SendRequest;
 use crate::carrier::Inbound;
 use crate::memory::Memory;
 
@@ -27,7 +27,7 @@ impl<M: Memory> Core<M> {
         counters.rnr_naks_received += u64::from(is_rnr && verdict == ReplyVerdict::Resend);
         qp.sq.progress.answer_holds = 0;
         if let ReplyVerdict::Place(Placement { ticket, fragment: Fragment { offset, length } }) = verdict
-            && let Some(request) = SendQueue::find(&mut qp.sq.outstanding, ticket)
+            && let Some(request) = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(ticket))
         {
             counters.bytes_read += u64::from(length);
             if self.payload_scatter.place(request, qp.sq.scatter, offset, inbound).is_err() {
@@ -42,7 +42,7 @@ impl<M: Memory> Core<M> {
 }
 
 /// The requester of a queue that takes replies in its state.
-fn awaiting(qp: &mut Qp) -> Option<&mut Requester> {
+fn awaiting(qp: &mut Qp) -> Option<&mut Requester<Box<SendRequest>>> {
     let awaits = qp.state.finishes_sends() && qp.service == ServiceType::Rc;
     qp.sq.requester.as_mut().filter(|_| awaits)
 }

@@ -3,7 +3,7 @@
 //! In each step of a queue: time-outs, then new WQEs within a budget, then what the transport lets go, then completions in the
 //! order of posting.
 
-use roce::{Completion, Fragment, Opcode, PacketTransmit, Position, ServiceType, Status};
+use roce::{Completion, Fragment, Opcode, PacketTransmit, Position, ServiceType, Status, Ticket};
 
 use super::command::event_type;
 use super::core::Core;
@@ -12,7 +12,7 @@ use super::mkey::Mkeys;
 use super::qp::Qp;
 use super::reason::{About, STALLED};
 use super::route::Way;
-use super::sq::{Kind, SendQueue, SendRequest};
+use super::sq::{Kind, SendRequest};
 use crate::carrier::{Carrier, Icrc, Sender, Unsent};
 use crate::memory::{Fault, Memory};
 
@@ -47,7 +47,7 @@ impl<M: Memory> Core<M> {
         if posted.available > 0 && qp.sq.doorbell.unchecked && self.uars.strict {
             self.host.counters.doorbells_unchecked += 1;
         }
-        while work < FETCH_BUDGET && qp.sq.outstanding.len() < MAX_OUTSTANDING {
+        while work < FETCH_BUDGET && qp.sq.outstanding() < MAX_OUTSTANDING {
             let mut request = match qp.sq.held.take() {
                 Some(request) => request,
                 None if qp.sq.stopped || qp.sq.fetched == end => break,
@@ -90,7 +90,8 @@ impl<M: Memory> Core<M> {
             if requester.is_failed() && !self.host.counters.loses_on_demand() {
                 let why = self.unreachable.explain_silence(&self.ports, link, qp);
                 // All before it are done.
-                if let Some(request) = qp.sq.outstanding.iter_mut().find(|request| request.is_message()) {
+                let mut requests = qp.sq.requester.iter_mut().flat_map(|r| r.work_requests_mut());
+                if let Some(request) = requests.find(|request| request.is_message()) {
                     request.why = why;
                 }
             }
@@ -157,7 +158,8 @@ impl<M: Memory> Core<M> {
         let (port, datagram) = (qp.path.port, qp.service == ServiceType::Ud);
         let PacketTransmit { position, fragment: Fragment { offset, length }, retransmission, .. } =
             *transmit;
-        let Some(request) = SendQueue::find(&mut qp.sq.outstanding, transmit.ticket) else {
+        let requester = qp.sq.requester.as_mut();
+        let Some(request) = requester.and_then(|r| r.work_request_mut(transmit.ticket)) else {
             return Ok(length);
         };
         if request.payload.revoked {
@@ -218,31 +220,33 @@ impl<M: Memory> Core<M> {
     pub(super) fn drain_completions(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         loop {
-            let completion = qp.sq.requester.as_mut().and_then(|r| r.poll_completion());
-            // NOPs in front of a message; those that nothing follows are not flushed here.
-            while qp.sq.outstanding.front().is_some_and(|front| front.kind == Kind::Nop)
-                && (completion.is_some() || qp.state.finishes_sends())
-            {
-                self.finish_nop(qp);
-                work += 1;
+            let completed = qp.sq.requester.as_mut().and_then(|r| r.poll_completed());
+            if !qp.sq.nops.is_empty() {
+                work += self.finish_nops(qp, completed.as_ref().map(|(completion, _)| completion.ticket));
             }
-            let Some(completion) = completion else { return work };
+            let Some((completion, request)) = completed else { return work };
             work += 1;
-            if let Some(request) = qp.sq.outstanding.pop_front() {
-                debug_assert_eq!(request.ticket, completion.ticket);
-                self.finish(qp, request, completion);
-            }
+            self.finish(qp, request, completion);
         }
     }
 
+    /// Ends the NOPs in front of the message that has just completed, or, if none has, of the first that has not: but those that
+    /// nothing follows are not flushed here. Returns how many.
     #[cold]
-    fn finish_nop(&mut self, qp: &mut Qp) {
-        let Some(nop) = qp.sq.outstanding.pop_front() else { return };
-        match qp.state.finishes_sends() {
-            true => self.complete_send(qp, &nop),
-            false => self.fail_send_wqe(qp, nop.wqe, Status::Flushed, None),
+    fn finish_nops(&mut self, qp: &mut Qp, completed: Option<Ticket>) -> usize {
+        let finishes = qp.state.finishes_sends();
+        let oldest = qp.sq.requester.as_ref().filter(|_| finishes).map(|r| r.oldest_ticket());
+        let (end, mut work) = (completed.or(oldest), 0);
+        while qp.sq.nops.front().is_some_and(|(ticket, _)| Some(*ticket) <= end) {
+            let Some((_, nop)) = qp.sq.nops.pop_front() else { break };
+            match finishes {
+                true => self.complete_send(qp, &nop),
+                false => self.fail_send_wqe(qp, nop.wqe, Status::Flushed, None),
+            }
+            self.wqe_fetch.pool.give(nop);
+            work += 1;
         }
-        self.wqe_fetch.pool.give(nop);
+        work
     }
 
     fn finish(&mut self, qp: &mut Qp, mut request: Box<SendRequest>, completion: Completion) {

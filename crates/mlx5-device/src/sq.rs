@@ -28,9 +28,10 @@ pub(super) struct SendQueue {
     pub fetched: u16,
     /// Read but not yet posted to the transport, because a fence or a depth holds it.
     pub held: Option<Box<SendRequest>>,
-    pub requester: Option<Requester>,
-    /// Posted and not completed, oldest first.
-    pub outstanding: Outstanding,
+    /// With the messages that were posted and have not completed.
+    pub requester: Option<Requester<Box<SendRequest>>>,
+    /// NOPs that have not completed, each with the ticket of the message behind it.
+    pub nops: VecDeque<(Ticket, Box<SendRequest>)>,
     pub progress: TransmitProgress,
     /// A WQE failed its checks: nothing behind it is read until the queue is reset.
     pub stopped: bool,
@@ -39,9 +40,6 @@ pub(super) struct SendQueue {
     /// When a message of the peer was executed last; `None`: a send WQE was read since, or none has come.
     pub asked: Option<Now>,
 }
-
-/// WQEs that were posted and have not completed, oldest first.
-pub(super) type Outstanding = VecDeque<Box<SendRequest>>;
 
 /// Progress of the carrier with a queue's messages.
 #[derive(Debug, Default)]
@@ -97,7 +95,6 @@ pub(super) struct GatherList {
 /// One WQE that was read: a message with its local memory, ready to be sent as often as needed.
 #[derive(Debug, Default)]
 pub(super) struct SendRequest {
-    pub ticket: Ticket,
     pub kind: Kind,
     pub wqe: WqeHead,
     pub opcode: Opcode,
@@ -116,11 +113,6 @@ pub(super) struct SendRequest {
 impl SendRequest {
     pub(super) fn is_message(&self) -> bool {
         matches!(self.kind, Kind::Message | Kind::Injected(_))
-    }
-
-    /// Whether it is the message that the transport knows by this ticket.
-    fn is_message_of(&self, ticket: Ticket) -> bool {
-        self.kind != Kind::Nop && self.ticket == ticket
     }
 
     pub(super) fn payload(&self) -> Payload<'_> {
@@ -191,7 +183,8 @@ impl Pool {
 impl SendQueue {
     /// The memory of this key must not be touched any more.
     pub(super) fn revoke(&mut self, key: u32) {
-        for request in self.outstanding.iter_mut().chain(&mut self.held) {
+        let posted = self.requester.iter_mut().flat_map(|requester| requester.work_requests_mut());
+        for request in posted.chain(&mut self.held) {
             request.payload.revoked |= request.payload.keys.contains(&key);
         }
     }
@@ -205,7 +198,7 @@ impl SendQueue {
             fetched: 0,
             held: None,
             requester: None,
-            outstanding: VecDeque::new(),
+            nops: VecDeque::new(),
             progress: TransmitProgress::default(),
             stopped: false,
             drain_event: false,
@@ -226,12 +219,20 @@ impl SendQueue {
         Posted { record, available, agree: available == ahead, range: false }
     }
 
+    /// WQEs that were handed over and have not completed.
+    pub(super) fn outstanding(&self) -> usize {
+        self.requester.as_ref().map_or(0, Requester::outstanding) + self.nops.len()
+    }
+
+    /// Whether everything that was handed over has completed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.outstanding() == 0
+    }
+
     /// Drops everything posted, without completions.
-    pub(super) fn empty(&mut self, pool: &mut Pool) {
-        for request in self.outstanding.drain(..).chain(self.held.take()) {
-            pool.give(request);
-        }
-        self.requester = None;
+    pub(super) fn empty(&mut self) {
+        (self.requester, self.held) = (None, None);
+        self.nops.clear();
         self.fetched = 0;
         self.progress = TransmitProgress::default();
         (self.stopped, self.drain_event, self.asked) = (false, false, None);
@@ -239,26 +240,24 @@ impl SendQueue {
     }
 
     /// Hands a WQE to the transport; gives it back when a fence or a depth holds it.
-    pub(super) fn hand_over(&mut self, mut request: Box<SendRequest>) -> Option<Box<SendRequest>> {
+    pub(super) fn hand_over(&mut self, request: Box<SendRequest>) -> Option<Box<SendRequest>> {
         let requester = self.requester.as_mut()?;
-        let (opcode, fence) = (request.opcode, request.wqe.fence);
-        request.ticket = match request.kind {
-            Kind::Nop => requester.next_ticket(),
+        let message =
+            PostedMessage { opcode: request.opcode, length: request.length, fence: request.wqe.fence };
+        match request.kind {
+            Kind::Nop => self.nops.push_back((requester.next_ticket(), request)),
             Kind::Umr(_) => return Some(request),
-            Kind::Failed(status) => requester.post_failed(Opcode::Send, status),
-            Kind::Message if !requester.can_post(opcode, fence) => return Some(request),
-            Kind::Message | Kind::Injected(_) => {
-                requester.post(PostedMessage { opcode, length: request.length, fence })
-            }
-        };
-        self.outstanding.push_back(request);
+            Kind::Failed(status) => drop(requester.post_failed_with(Opcode::Send, status, request)),
+            Kind::Message if !requester.can_post(message.opcode, message.fence) => return Some(request),
+            Kind::Message | Kind::Injected(_) => drop(requester.post_with(message, request)),
+        }
         None
     }
 
     /// The message fails on demand.
     #[cold]
     pub(super) fn fail_on_demand(&mut self, ticket: Ticket, syndrome: CqeSyndrome) {
-        if let Some(request) = SendQueue::find(&mut self.outstanding, ticket) {
+        if let Some(request) = self.message_mut(ticket) {
             request.kind = Kind::Injected(syndrome);
             request.why = "`softnic ctl inject error-cqe` asked for it".to_owned();
         }
@@ -277,25 +276,10 @@ impl SendQueue {
         to.wrapping_sub(self.fetched)
     }
 
-    /// The message with this ticket among the `outstanding` WQEs of a queue.
+    /// The message with this ticket.
     #[inline(always)]
-    pub(super) fn find(outstanding: &mut Outstanding, ticket: Ticket) -> Option<&mut SendRequest> {
-        // Tickets are consecutive: without NOPs in between the distance from the front is the place.
-        let mut place = ticket.0.checked_sub(outstanding.front()?.ticket.0)? as usize;
-        if !outstanding.get(place).is_some_and(|request| request.is_message_of(ticket)) {
-            place = SendQueue::search(outstanding, ticket);
-        }
-        outstanding
-            .get_mut(place)
-            .map(|request| &mut **request)
-            .filter(|request| request.is_message_of(ticket))
-    }
-
-    /// Where the message is, if NOPs are among the WQEs: they carry the ticket of the message behind them.
-    #[cold]
-    fn search(outstanding: &Outstanding, ticket: Ticket) -> usize {
-        let first = outstanding.partition_point(|request| request.ticket < ticket);
-        first + outstanding.range(first..).take_while(|request| request.kind == Kind::Nop).count()
+    pub(super) fn message_mut(&mut self, ticket: Ticket) -> Option<&mut SendRequest> {
+        self.requester.as_mut()?.work_request_mut(ticket).map(|request| &mut **request)
     }
 
     /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns how many it

@@ -40,8 +40,8 @@ enum State {
     Flushing,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Message {
+#[derive(Debug)]
+struct Message<W> {
     opcode: Opcode,
     fence: bool,
     psn: Psn,
@@ -50,15 +50,16 @@ struct Message {
     atomic_old: u64,
     /// Set when it must not be sent: it fails when all before it are done.
     failure: Option<Status>,
+    work_request: W,
 }
 
-/// See the module. Call order: `post`, then `next_packet` until `None`; after `handle_*`, `poll_completion` until
+/// See the module. With each message it keeps what its caller has of the work request, `W`. Call order: `post`, then `next_packet` until `None`; after `handle_*`, `poll_completion` until
 /// `None`, and `next_packet` again.
 #[derive(Debug)]
-pub struct Requester {
+pub struct Requester<W = ()> {
     config: RequesterConfig,
     state: State,
-    messages: VecDeque<Message>,
+    messages: VecDeque<Message<W>>,
     /// Ticket of the queue's front.
     front: u64,
     done: u64,
@@ -87,9 +88,9 @@ pub struct Requester {
     counters: RequesterCounters,
 }
 
-impl Requester {
+impl<W> Requester<W> {
     /// A requester with nothing posted, whose packets go through shared memory: none is lost, and one may have the bytes of several.
-    pub fn new(config: RequesterConfig) -> Requester {
+    pub fn new(config: RequesterConfig) -> Requester<W> {
         let config = RequesterConfig { path_mtu_bytes: config.path_mtu_bytes.max(1), ..config };
         Requester {
             config,
@@ -116,7 +117,7 @@ impl Requester {
     }
 
     /// A requester on a wire, with so many packets in flight.
-    pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
+    pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester<W> {
         let mut requester = Requester::new(config);
         (requester.progress.window, requester.progress.lost_at) = (Some(window), config.first_psn);
         requester
@@ -138,6 +139,21 @@ impl Requester {
     /// Ticket that the next `post` gives.
     pub fn next_ticket(&self) -> Ticket {
         Ticket(self.end())
+    }
+
+    /// Ticket of the oldest message whose completion was not polled yet; the next one's, if there is none.
+    pub fn oldest_ticket(&self) -> Ticket {
+        Ticket(self.front)
+    }
+
+    /// What was posted with a message, until its completion is polled.
+    pub fn work_request_mut(&mut self, ticket: Ticket) -> Option<&mut W> {
+        self.message_mut(ticket.0).map(|message| &mut message.work_request)
+    }
+
+    /// What was posted with each message whose completion was not polled yet, oldest first.
+    pub fn work_requests_mut(&mut self) -> impl Iterator<Item = &mut W> {
+        self.messages.iter_mut().map(|message| &mut message.work_request)
     }
 
     /// PSN that the next posted message gets (`sq_psn` of a query).
@@ -183,15 +199,15 @@ impl Requester {
     // Commands.
 
     /// Queues a message. Ask `can_post` first: what exceeds `window_messages` is kept, and waits. A message that the service cannot carry is not sent, and completes in its turn with the error.
-    pub fn post(&mut self, message: PostedMessage) -> Ticket {
+    pub fn post_with(&mut self, message: PostedMessage, work_request: W) -> Ticket {
         let failure = self.refusal(&message);
-        self.push(message, failure)
+        self.push(message, failure, work_request)
     }
 
     /// Queues a message that failed before it could be sent (a gather address, a malformed work request): it completes
     /// with `status` when all before it are done, and ends the sending.
-    pub fn post_failed(&mut self, opcode: Opcode, status: Status) -> Ticket {
-        self.push(PostedMessage { opcode, length: 0, fence: false }, Some(status))
+    pub fn post_failed_with(&mut self, opcode: Opcode, status: Status, work_request: W) -> Ticket {
+        self.push(PostedMessage { opcode, length: 0, fence: false }, Some(status), work_request)
     }
 
     /// A message posted earlier failed locally: its payload cannot be read any more, or its response not be placed. It
@@ -292,8 +308,8 @@ impl Requester {
 
     // Outputs.
 
-    /// The next message that ended, in the order of posting. After one that failed, all others are flushed.
-    pub fn poll_completion(&mut self) -> Option<Completion> {
+    /// The next message that ended, with its work request, in the order of posting. After one that failed, all others are flushed.
+    pub fn poll_completed(&mut self) -> Option<(Completion, W)> {
         let ended = match self.state {
             _ if self.front < self.done => None,
             State::Active => Some(self.messages.front()?.failure?),
@@ -311,12 +327,8 @@ impl Requester {
             self.next_send = self.next_send.max(self.done);
         }
         let found = message.opcode.is_atomic() && status == Status::Success;
-        Some(Completion {
-            ticket,
-            opcode: message.opcode,
-            status,
-            atomic_old: found.then_some(message.atomic_old),
-        })
+        let atomic_old = found.then_some(message.atomic_old);
+        Some((Completion { ticket, opcode: message.opcode, status, atomic_old }, message.work_request))
     }
 
     /// When to call `handle_timeout`, if nothing else happens first.
@@ -336,16 +348,16 @@ impl Requester {
         self.oldest_psn = self.message(done).map_or(self.next_psn, |message| message.psn);
     }
 
-    fn message(&self, ticket: u64) -> Option<&Message> {
+    fn message(&self, ticket: u64) -> Option<&Message<W>> {
         self.messages.get(usize::try_from(ticket.checked_sub(self.front)?).ok()?)
     }
 
-    fn message_mut(&mut self, ticket: u64) -> Option<&mut Message> {
+    fn message_mut(&mut self, ticket: u64) -> Option<&mut Message<W>> {
         self.messages.get_mut(usize::try_from(ticket.checked_sub(self.front)?).ok()?)
     }
 
     #[inline(always)]
-    fn push(&mut self, message: PostedMessage, failure: Option<Status>) -> Ticket {
+    fn push(&mut self, message: PostedMessage, failure: Option<Status>, work_request: W) -> Ticket {
         let PostedMessage { opcode, length, fence } = message;
         let ticket = Ticket(self.end());
         let psn_count = psn_count(opcode, length.min(MAX_MESSAGE_BYTES), self.config.path_mtu_bytes);
@@ -357,6 +369,7 @@ impl Requester {
             length,
             atomic_old: 0,
             failure,
+            work_request,
         });
         if failure.is_none() {
             self.next_psn = self.next_psn.plus(psn_count);
@@ -382,7 +395,7 @@ impl Requester {
 
     /// The message that may go now.
     #[inline(always)]
-    fn next_to_send(&self) -> Option<&Message> {
+    fn next_to_send(&self) -> Option<&Message<W>> {
         let stopped = self.state != State::Active || self.next_send > self.failed;
         if stopped || matches!(self.timer, Timer::Rnr { .. }) {
             return None;
@@ -396,7 +409,7 @@ impl Requester {
 
     /// Whether the message waits until READs and atomics are answered: for its fence, or because it is one too many.
     #[inline(always)]
-    fn is_held(&self, message: &Message) -> bool {
+    fn is_held(&self, message: &Message<W>) -> bool {
         let is_response = message.opcode.wants_response();
         if !message.fence && !is_response {
             return false;
@@ -425,5 +438,23 @@ impl Requester {
         } else {
             self.start_ack_timer(now);
         }
+    }
+}
+
+/// Without anything of the caller's.
+impl Requester {
+    /// As [`Requester::post_with`].
+    pub fn post(&mut self, message: PostedMessage) -> Ticket {
+        self.post_with(message, ())
+    }
+
+    /// As [`Requester::post_failed_with`].
+    pub fn post_failed(&mut self, opcode: Opcode, status: Status) -> Ticket {
+        self.post_failed_with(opcode, status, ())
+    }
+
+    /// As [`Requester::poll_completed`].
+    pub fn poll_completion(&mut self) -> Option<Completion> {
+        self.poll_completed().map(|(completion, ())| completion)
     }
 }

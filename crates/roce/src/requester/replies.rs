@@ -3,7 +3,7 @@
 //! Follows IBTA vol. 1 §9.7.6 (receiving responses). An acknowledgement covers all before it, but a READ or an atomic only its own
 //! response completes: whatever skips that says that the response is lost.
 
-use super::{Requester, State};
+use super::{Message, Requester, State};
 use crate::message::psn_count;
 use crate::packet::Position;
 use crate::retry::{Timer, rnr_timer_ns};
@@ -18,7 +18,7 @@ enum Acknowledged {
     UpToResponse,
 }
 
-impl Requester {
+impl<W> Requester<W> {
     /// How many PSNs after the oldest outstanding one this is; `None` when it is not outstanding (a ghost, §9.7.6).
     pub(super) fn outstanding_offset(&self, psn: Psn) -> Option<u32> {
         if self.state != State::Active || self.done >= self.sent_end {
@@ -188,13 +188,13 @@ impl Requester {
     ) -> ReplyVerdict {
         let acknowledged = self.acknowledge_before(offset);
         let ticket = self.done;
-        let Some(message) = self.message(ticket).copied() else {
+        let Some(&Message { opcode, psn: first, length, .. }) = self.message(ticket) else {
             return ReplyVerdict::Ignored;
         };
         if acknowledged == Acknowledged::UpToResponse {
             return self.implied_nak();
         }
-        let (index, mtu) = (psn.distance_from(message.psn), self.config.path_mtu_bytes);
+        let (index, mtu) = (psn.distance_from(first), self.config.path_mtu_bytes);
         let end = index.saturating_add(psn_count(Opcode::Read, bytes, mtu));
         if end <= self.progress.acked {
             return ReplyVerdict::Ignored;
@@ -202,12 +202,12 @@ impl Requester {
         // A READ that went out again from the middle is answered by a first packet there, and the rest of the earlier answer
         // may still arrive: which packet starts a response says nothing, which one ends it does.
         let start = index * mtu;
-        let rest = message.length.saturating_sub(start);
+        let rest = length.saturating_sub(start);
         let full = bytes == mtu || self.progress.window.is_none() && bytes > 0 && bytes.is_multiple_of(mtu);
         let due = if position.ends() { bytes == rest } else { full && bytes < rest };
         // On a wire a packet is one, whatever its position.
         let due = due && (self.progress.window.is_none() || bytes <= mtu);
-        if message.opcode != Opcode::Read || !due {
+        if opcode != Opcode::Read || !due {
             return self.fail_oldest(Status::BadResponse);
         }
         if position.ends() {

@@ -54,13 +54,13 @@ impl PacketTransmit {
     }
 }
 
-impl Requester {
+impl<W> Requester<W> {
     /// The next packet to send: of the oldest message that is not sent wholly, from the first PSN on that is neither
     /// acknowledged nor sent in this pass. [`Requester::sent_packet`] sends it. As many packets of the message in one as `most` bytes
     /// hold.
     #[inline(always)]
     pub fn next_packet(&mut self, most: u32) -> Option<PacketTransmit> {
-        let Message { opcode, psn, length, psn_count, .. } = *self.next_to_send()?;
+        let &Message { opcode, psn, length, psn_count, .. } = self.next_to_send()?;
         let reliable = self.config.service == ServiceType::Rc;
         let index = self.progress.sent;
         let psn = psn.plus(index);
