@@ -18,8 +18,9 @@ impl Responder {
         region: Region,
         resources: &mut impl Resources,
     ) -> Verdict {
-        // By halves, as they were stored.
-        let Request { fragment: Fragment { offset, length }, opcode, imm, .. } = self.at_work;
+        // The length from the packet: both halves of the fragment would be loaded as one word, and wait until both are stored.
+        let length = packet.payload.length;
+        let Request { fragment: Fragment { offset, .. }, opcode, imm, .. } = self.at_work;
         let last = packet.content.position().ends();
         let key = u32::from_be_bytes(imm);
         if last && opcode == Opcode::SendInvalidate && !resources.may_invalidate(key) {
@@ -46,7 +47,7 @@ impl Responder {
     /// loads a word waits for both.
     #[inline(never)]
     fn execute_other(&mut self, packet: &Packet, region: &Region) -> Verdict {
-        let Request { fragment: Fragment { offset, length }, opcode, .. } = self.at_work;
+        let Request { fragment: Fragment { offset, .. }, opcode, .. } = self.at_work;
         match (opcode, self.held) {
             (Opcode::Read, _) => {
                 let read = self.at_work;
@@ -60,6 +61,7 @@ impl Responder {
             (_, receive) => {
                 let receive = receive.expect("a SEND is admitted with its receive");
                 let scatter_offset = offset + self.grh_bytes();
+                let length = packet.payload.length;
                 let completion = (self.pending == Pending::Message).then(|| self.receive_completion());
                 Verdict::Execute(Work::Receive { receive, scatter_offset, length, completion })
             }
