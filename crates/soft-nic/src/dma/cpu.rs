@@ -2,29 +2,14 @@
 //!
 //! A GPU's memory that the program mapped into a region of the host's is a [`Fault`] like any page that no CPU can reach.
 
-use std::io;
-
 use mlx5_device::memory::Fault;
 
-use super::guard::Guard;
+pub use super::guard::CpuMemory;
 
 /// Relaxed copies are in order below this length.
 const STRING_BYTES: usize = 512;
 
-/// The process's memory, as its CPUs reach it. Cheap to copy.
-#[derive(Debug, Clone, Copy)]
-pub struct CpuMemory {
-    pub(super) guard: Guard,
-}
-
 impl CpuMemory {
-    /// Installs the fault handler if this is the first.
-    ///
-    /// Errors: what `sigaction` said.
-    pub fn new() -> io::Result<CpuMemory> {
-        Ok(CpuMemory { guard: Guard::install()? })
-    }
-
     /// Copies a piece of a message; where it is `ordered` and the `last`, the last word goes by a release store.
     #[inline(always)]
     pub(super) fn copy_piece(
@@ -35,11 +20,8 @@ impl CpuMemory {
         ordered: bool,
         last: bool,
     ) -> Result<(), Fault> {
-        if !(ordered && last) {
+        if !(ordered && last) || ends_with_its_last_word(to, len) {
             return self.copy_bytes(to, from, len as usize, ordered);
-        }
-        if ends_with_its_last_word(to, len) {
-            return self.copy_bytes(to, from, len as usize, true);
         }
         self.copy_then_word(to, from, len)
     }
@@ -50,8 +32,7 @@ impl CpuMemory {
         let word = last_word(to, len);
         self.copy_bytes(to, from, len as usize - word, true)?;
         let mut value = [0; 8];
-        // SAFETY: `value` is ours to overwrite; a bad address is recovered.
-        unsafe { self.guard.copy(value.as_mut_ptr() as u64, from + len - word as u64, word, true) }?;
+        self.copy_bytes(value.as_mut_ptr() as u64, from + len - word as u64, word, true)?;
         self.store(to + len - word as u64, u64::from_le_bytes(value), word)
     }
 
@@ -67,14 +48,14 @@ impl CpuMemory {
         let ordered = ordered || len < STRING_BYTES;
         // SAFETY: both sides are application memory, or a ring or bounce word that this module owns, as the device
         // checked against its regions; that is what a NIC is for.
-        unsafe { self.guard.copy(to, from, len, ordered) }
+        unsafe { self.copy(to, from, len, ordered) }
     }
 
     /// One release store of the low `size` bytes.
     #[inline(always)]
     pub(super) fn store(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
         // SAFETY: application memory that the device may write, as above.
-        unsafe { self.guard.store(addr, value, size) }
+        unsafe { self.store_word(addr, value, size) }
     }
 }
 

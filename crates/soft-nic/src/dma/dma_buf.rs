@@ -13,7 +13,7 @@ use mlx5_device::memory::Fault;
 
 use crate::os::shared_memory::{BOTH, LOADS, SharedMemory};
 use crate::os::system::{PAGE, check, duplicate};
-use crate::os::{ForgetInChild, PerProcess, fork_generation, locked};
+use crate::os::{PerProcess, fork_generation, locked};
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
 const DMA_BUF_MAGIC: i64 = 0x444d_4142;
@@ -71,10 +71,9 @@ pub fn is_dma_buf(fd: &OwnedFd) -> bool {
 /// A piece of a dma-buf, mapped. Holds the buffer until it is dropped, whatever becomes of the descriptor.
 #[derive(Debug)]
 pub struct DmaBuf {
-    // Dropped before it is unmapped: another thread's memory may lie there right afterwards.
-    _range: KnownRange,
     memory: SharedMemory,
     skip: usize,
+    generation: u32,
 }
 
 impl DmaBuf {
@@ -115,9 +114,13 @@ impl DmaBuf {
             Some(libc::ENOMEM) => DmaBufError::Exhausted,
             errno => DmaBufError::NotMappable { errno: errno.unwrap_or(0), size },
         })?;
-        let range = KnownRange::new(memory.address(), mapped as u64, writable);
-        let range = range.ok_or(DmaBufError::Exhausted)?;
-        Ok(DmaBuf { _range: range, memory, skip: (offset - first) as usize })
+        let mut ranges = locked(RANGES.get());
+        if ranges.len() >= MAX_DMA_BUFS {
+            return Err(DmaBufError::Exhausted);
+        }
+        let start = memory.address();
+        ranges.push((start, start + mapped as u64, writable));
+        Ok(DmaBuf { memory, skip: (offset - first) as usize, generation: fork_generation() })
     }
 
     /// Address of the piece's first byte in this process.
@@ -136,38 +139,16 @@ fn size_of(fd: &OwnedFd) -> Option<u64> {
 type Range = (u64, u64, bool);
 
 /// The mappings of this process.
-static RANGES: PerProcess<Mutex<Vec<Range>>> = PerProcess::new(&FORGETS);
-static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
+static RANGES: PerProcess<Mutex<Vec<Range>>> = PerProcess::empty();
 
-/// A mapping in the list; taken out on drop.
-#[derive(Debug)]
-struct KnownRange {
-    start: u64,
-    generation: u32,
-}
-
-impl KnownRange {
-    fn new(start: u64, len: u64, writable: bool) -> Option<KnownRange> {
-        let mut ranges = locked(RANGES.get());
-        (ranges.len() < MAX_DMA_BUFS).then(|| {
-            ranges.push((start, start + len, writable));
-            KnownRange { start, generation: fork_generation() }
-        })
-    }
-}
-
-impl Drop for KnownRange {
+impl Drop for DmaBuf {
+    /// Before it is unmapped: another thread's memory may lie there right afterwards.
     fn drop(&mut self) {
         // A fork child's list has none of its parent's mappings, and perhaps another one at this address.
         if self.generation == fork_generation() {
-            locked(RANGES.get()).retain(|(start, ..)| *start != self.start);
+            locked(RANGES.get()).retain(|(start, ..)| *start != self.memory.address());
         }
     }
-}
-
-/// In a fork child: the mappings were its parent's.
-extern "C" fn forget_all() {
-    RANGES.forget();
 }
 
 /// What is known of a range that lies in one mapping: whether it may be used so. `None`: it lies in none.

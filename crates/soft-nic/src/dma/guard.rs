@@ -10,7 +10,9 @@ use core::arch::global_asm;
 use std::sync::OnceLock;
 
 use mlx5_device::memory::Fault;
+use nix::errno::Errno;
 
+use super::atomic::Atomic;
 use super::sanitizer;
 
 // Two registers come back: rax = 1 on a fault, rdx = the value, or the faulting address.
@@ -137,20 +139,19 @@ global_asm!(
     mov     edx, [rdi]
     softnic_done
 
-    softnic_routine softnic_guard_store8
+    softnic_routine softnic_guard_store
+    cmp     edx, 4
+    ja      3f
+    je      2f
+    cmp     edx, 2
+    je      1f
     mov     [rdi], sil
     softnic_done
-
-    softnic_routine softnic_guard_store16
-    mov     [rdi], si
+1:  mov     [rdi], si
     softnic_done
-
-    softnic_routine softnic_guard_store32
-    mov     [rdi], esi
+2:  mov     [rdi], esi
     softnic_done
-
-    softnic_routine softnic_guard_store64
-    mov     [rdi], rsi
+3:  mov     [rdi], rsi
     softnic_done
 
     softnic_routine softnic_guard_compare_swap32
@@ -205,30 +206,27 @@ unsafe extern "C" {
     fn softnic_guard_copy(to: u64, from: u64, len: u64) -> Outcome;
     fn softnic_guard_copy_relaxed(to: u64, from: u64, len: u64) -> Outcome;
     fn softnic_guard_load32(addr: u64) -> Outcome;
-    fn softnic_guard_store8(addr: u64, value: u64) -> Outcome;
-    fn softnic_guard_store16(addr: u64, value: u64) -> Outcome;
-    fn softnic_guard_store32(addr: u64, value: u64) -> Outcome;
-    fn softnic_guard_store64(addr: u64, value: u64) -> Outcome;
+    fn softnic_guard_store(addr: u64, value: u64, size: usize) -> Outcome;
     fn softnic_guard_compare_swap32(addr: u64, compare: u64, swap: u64) -> Outcome;
     fn softnic_guard_compare_swap64(addr: u64, compare: u64, swap: u64) -> Outcome;
     fn softnic_guard_fetch_add64(addr: u64, add: u64) -> Outcome;
 }
 
-/// Proof that the handler is installed; what touches application memory asks for it.
+/// The process's memory, as its CPUs reach it; proof that the handler is installed. Cheap to copy.
 #[derive(Debug, Clone, Copy)]
-pub struct Guard(());
+pub struct CpuMemory(());
 
-impl Guard {
+impl CpuMemory {
     /// Installs the handler for SIGSEGV and SIGBUS, once per process.
     ///
     /// Errors: what `sigaction` said.
-    pub fn install() -> std::io::Result<Guard> {
-        static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
+    pub fn new() -> std::io::Result<CpuMemory> {
+        static INSTALLED: OnceLock<Result<(), Errno>> = OnceLock::new();
         let installed = INSTALLED.get_or_init(|| {
             sanitizer::find();
             install_for(libc::SIGSEGV, &PREVIOUS_SEGV).and_then(|()| install_for(libc::SIGBUS, &PREVIOUS_BUS))
         });
-        installed.map(|()| Guard(())).map_err(std::io::Error::from_raw_os_error)
+        installed.map(|()| CpuMemory(())).map_err(std::io::Error::from)
     }
 
     /// Copies forward; `ordered`: stores in increasing addresses, else by string instruction.
@@ -257,51 +255,32 @@ impl Guard {
     /// One release store (every x86 store is one) of the low `size` bytes: 1, 2, 4 or 8.
     ///
     /// # Safety
-    /// As [`Guard::copy`].
-    pub(super) unsafe fn store(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
+    /// As [`CpuMemory::copy`].
+    pub(super) unsafe fn store_word(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
         sanitizer::stores(addr, size);
-        let outcome = match size {
-            // SAFETY: the caller vouches for the destination; faults are recovered.
-            1 => unsafe { softnic_guard_store8(addr, value) },
+        // SAFETY: the caller vouches for the destination; faults are recovered.
+        unsafe { softnic_guard_store(addr, value, size) }.check(addr).map(|_| ())
+    }
+
+    /// A locked operation; returns the old value.
+    ///
+    /// # Safety
+    /// As [`CpuMemory::copy`].
+    pub(super) unsafe fn atomic(self, addr: u64, operation: Atomic) -> Result<u64, Fault> {
+        sanitizer::stores(addr, operation.bytes() as usize);
+        let outcome = match operation {
+            // SAFETY: the caller vouches for the address; faults are recovered.
+            Atomic::CompareSwap32 { compare, swap } => unsafe {
+                softnic_guard_compare_swap32(addr, compare.into(), swap.into())
+            },
             // SAFETY: as above.
-            2 => unsafe { softnic_guard_store16(addr, value) },
+            Atomic::CompareSwap { compare, swap } => unsafe {
+                softnic_guard_compare_swap64(addr, compare, swap)
+            },
             // SAFETY: as above.
-            4 => unsafe { softnic_guard_store32(addr, value) },
-            // SAFETY: as above.
-            _ => unsafe { softnic_guard_store64(addr, value) },
+            Atomic::FetchAdd { add } => unsafe { softnic_guard_fetch_add64(addr, add) },
         };
-        outcome.check(addr).map(|_| ())
-    }
-
-    /// Locked compare-and-swap; returns the old value.
-    ///
-    /// # Safety
-    /// As [`Guard::copy`].
-    pub(super) unsafe fn compare_swap32(self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
-        sanitizer::stores(addr, 4);
-        // SAFETY: the caller vouches for the address; faults are recovered.
-        let outcome = unsafe { softnic_guard_compare_swap32(addr, compare.into(), swap.into()) };
-        outcome.check(addr).map(|value| value as u32)
-    }
-
-    /// Locked compare-and-swap; returns the old value.
-    ///
-    /// # Safety
-    /// As [`Guard::copy`].
-    pub(super) unsafe fn compare_swap64(self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        sanitizer::stores(addr, 8);
-        // SAFETY: the caller vouches for the address; faults are recovered.
-        unsafe { softnic_guard_compare_swap64(addr, compare, swap) }.check(addr)
-    }
-
-    /// Locked wrapping add; returns the old value.
-    ///
-    /// # Safety
-    /// As [`Guard::copy`].
-    pub(super) unsafe fn fetch_add64(self, addr: u64, add: u64) -> Result<u64, Fault> {
-        sanitizer::stores(addr, 8);
-        // SAFETY: the caller vouches for the address; faults are recovered.
-        unsafe { softnic_guard_fetch_add64(addr, add) }.check(addr)
+        outcome.check(addr)
     }
 }
 
@@ -310,13 +289,13 @@ static PREVIOUS_SEGV: OnceLock<libc::sigaction> = OnceLock::new();
 /// The handler of SIGBUS before ours.
 static PREVIOUS_BUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Result<(), i32> {
+fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Result<(), Errno> {
     // SAFETY: `sigaction` is plain old data, for which all zeroes is a value.
     let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
     // Ask first, install second: our handler must never run before it knows the handler that it passes signals on to.
     // SAFETY: a null new action only asks; `old` lives through the call.
     if unsafe { libc::sigaction(signal, std::ptr::null(), &mut old) } != 0 {
-        return Err(last_errno());
+        return Err(Errno::last());
     }
     let _ = previous.set(old);
     // SAFETY: as above.
@@ -326,13 +305,9 @@ fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Res
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: `ours` is complete (empty mask) and `on_fault` only does async-signal-safe work.
     if unsafe { libc::sigaction(signal, &ours, std::ptr::null_mut()) } != 0 {
-        return Err(last_errno());
+        return Err(Errno::last());
     }
     Ok(())
-}
-
-fn last_errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)
 }
 
 /// The handler: recover a guarded access, or pass the signal on.

@@ -9,10 +9,11 @@ use std::sync::{Mutex, PoisonError};
 
 use mlx5_device::memory::{Fault, Memory, Order, Segment, Segments};
 
+use super::atomic::Atomic;
 use super::copiers::{Copiers, Cut, SHARED_FROM};
 use super::cpu::CpuMemory;
 use super::dma_buf;
-use super::gpu::{self, Atomic};
+use super::gpu;
 use crate::os::locked;
 use crate::os::system::PAGE;
 
@@ -45,30 +46,19 @@ impl Host {
         self.copiers.helpers() > 0 && len >= SHARED_FROM
     }
 
-    /// Copies between two places of this process, forward, the last word by a release store unless relaxed.
+    /// Copies between two places of this process, forward, the last word by a release store unless relaxed. Where helpers take part
+    /// only the last 1 KiB is in order, and behind the rest.
     pub fn copy(&self, to: &[Segment], from: &[Segment], len: u64, order: Order) -> Result<(), Fault> {
-        // One piece on either side, as almost always, needs no walk.
-        if let ([target], [source]) = (to, from)
+        let mut done = 0;
+        if self.is_helped(len) {
+            let shared = len - if order == Order::Increasing { IN_ORDER } else { 0 };
+            done = if self.share(to, from, 0, shared)? { shared } else { 0 };
+        } else if let ([target], [source]) = (to, from)
             && (1..=target.len.min(source.len)).contains(&len)
         {
+            // One piece on either side, as almost always, needs no walk.
             return self.copy_piece(target.addr, source.addr, len, order, true);
         }
-        self.copy_behind(0, to, from, len, order)
-    }
-
-    /// [`Host::copy`] with the helpers, where there are some: then only the last 1 KiB is in order, and behind the rest.
-    pub(super) fn copy_helped(
-        &self,
-        to: &[Segment],
-        from: &[Segment],
-        len: u64,
-        order: Order,
-    ) -> Result<(), Fault> {
-        if !self.is_helped(len) {
-            return self.copy(to, from, len, order);
-        }
-        let kept = if order == Order::Increasing { IN_ORDER } else { 0 };
-        let done = if self.share(to, from, 0, len - kept)? { len - kept } else { 0 };
         self.copy_behind(done, to, from, len, order)
     }
 
@@ -82,11 +72,10 @@ impl Host {
         len: u64,
         order: Order,
     ) -> Result<(), Fault> {
-        let (mut to, mut from) = (Segments::new(to), Segments::new(from));
-        to.advance(done);
-        from.advance(done);
         // Only the last piece of all ends with the release store; in between the order of addresses is enough.
-        in_pieces(to, from, len - done, |to, from, piece, last| self.copy_piece(to, from, piece, order, last))
+        in_pieces((to, done), (from, done), len - done, |to, from, piece, last| {
+            self.copy_piece(to, from, piece, order, last)
+        })
     }
 
     /// Copies `len` bytes together with the helpers, in any order, if these are for processors to copy: says so. `skip`: bytes
@@ -102,7 +91,12 @@ impl Host {
         // The first by address: the slices before it have all been claimed, and end.
         let failed = Mutex::new(None::<(u32, Fault)>);
         let copy = |slice: u32| {
-            let Err(fault) = self.copy_slice(to, from, skip, cut.range(slice)) else { return true };
+            let Range { start, end } = cut.range(slice);
+            // What turns out to be a GPU's is a fault: a helper waits for no GPU.
+            let copied = in_pieces((to, start), (from, skip + start), end - start, |to, from, piece, _| {
+                self.cpu.copy_bytes(to, from, piece as usize, false)
+            });
+            let Err(fault) = copied else { return true };
             let mut failed = locked(&failed);
             if failed.is_none_or(|(before, _)| slice < before) {
                 *failed = Some((slice, fault));
@@ -118,22 +112,6 @@ impl Host {
         }
     }
 
-    fn copy_slice(
-        &self,
-        to: &[Segment],
-        from: &[Segment],
-        skip: u64,
-        range: Range<u64>,
-    ) -> Result<(), Fault> {
-        let (mut to, mut from) = (Segments::new(to), Segments::new(from));
-        to.advance(range.start);
-        from.advance(skip + range.start);
-        // What turns out to be a GPU's is a fault: a helper waits for no GPU.
-        in_pieces(to, from, range.end - range.start, |to, from, piece, _| {
-            self.cpu.copy_bytes(to, from, piece as usize, false)
-        })
-    }
-
     #[inline(always)]
     pub(super) fn copy_piece(
         &self,
@@ -144,36 +122,40 @@ impl Host {
         last: bool,
     ) -> Result<(), Fault> {
         let ordered = order == Order::Increasing;
-        if let Some(done) = gpu::copy(self.cpu, to, from, len, ordered && last) {
-            return done;
-        }
-        self.cpu.copy_piece(to, from, len, ordered, last)
+        gpu::copy(self.cpu, to, from, len, ordered && last)
+            .unwrap_or_else(|| self.cpu.copy_piece(to, from, len, ordered, last))
     }
 
     pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
-        if let Some(done) = gpu::copy(self.cpu, to, from, len as u64, false) {
-            return done;
-        }
-        self.cpu.copy_bytes(to, from, len, ordered)
+        gpu::copy(self.cpu, to, from, len as u64, false)
+            .unwrap_or_else(|| self.cpu.copy_bytes(to, from, len, ordered))
     }
 
-    pub(super) fn store(&self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
-        if let Some(done) = gpu::copy(self.cpu, addr, &raw const value as u64, size as u64, true) {
-            return done;
+    #[inline]
+    fn atomic(&self, addr: u64, operation: Atomic) -> Result<u64, Fault> {
+        aligned(addr, operation.bytes())?;
+        if let Some(old) = gpu::atomic(self.cpu, addr, operation) {
+            return old;
         }
-        self.cpu.store(addr, value, size)
+        // SAFETY: application memory that the device may write.
+        unsafe { self.cpu.atomic(addr, operation) }
     }
 }
 
 /// Calls `copy` for each piece of the next `left` bytes that is in one on both sides, in order: its two addresses, its length, and
-/// whether it is the last.
+/// whether it is the last. Of each side so many bytes are left out before.
 #[inline]
-fn in_pieces(
-    mut to: Segments<'_>,
-    mut from: Segments<'_>,
+pub(super) fn in_pieces(
+    to: (&[Segment], u64),
+    from: (&[Segment], u64),
     mut left: u64,
     mut copy: impl FnMut(u64, u64, u64, bool) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
+    let [mut to, mut from] = [to, from].map(|(segments, skip)| {
+        let mut walk = Segments::new(segments);
+        walk.advance(skip);
+        walk
+    });
     while left > 0 {
         let (Some(target), Some(source)) = (to.peek(left), from.peek(left)) else {
             // Fewer bytes on one side than the message has: the device checks lengths before it copies.
@@ -194,21 +176,19 @@ fn aligned(addr: u64, size: u64) -> Result<(), Fault> {
 
 impl Memory for Host {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-        if let Some(done) = gpu::copy(self.cpu, out.as_mut_ptr() as u64, addr, out.len() as u64, false) {
-            return done;
-        }
-        self.cpu.copy_bytes(out.as_mut_ptr() as u64, addr, out.len(), true)
+        self.copy_bytes(out.as_mut_ptr() as u64, addr, out.len(), true)
     }
 
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
         aligned(addr, 4)?;
         // Queues and their records, which alone are read by words, never lie in a GPU's memory.
-        self.cpu.guard.load32(addr)
+        self.cpu.load32(addr)
     }
 
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
         aligned(addr, 4)?;
-        self.store(addr, value.into(), 4)
+        gpu::copy(self.cpu, addr, &raw const value as u64, 4, true)
+            .unwrap_or_else(|| self.cpu.store(addr, value.into(), 4))
     }
 
     fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
@@ -220,30 +200,15 @@ impl Memory for Host {
     }
 
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
-        aligned(addr, 4)?;
-        if let Some(old) = gpu::atomic(self.cpu, addr, Atomic::CompareSwap32 { compare, swap }) {
-            return old.map(|old| old as u32);
-        }
-        // SAFETY: application memory that the device may write.
-        unsafe { self.cpu.guard.compare_swap32(addr, compare, swap) }
+        self.atomic(addr, Atomic::CompareSwap32 { compare, swap }).map(|old| old as u32)
     }
 
     fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        aligned(addr, 8)?;
-        if let Some(old) = gpu::atomic(self.cpu, addr, Atomic::CompareSwap { compare, swap }) {
-            return old;
-        }
-        // SAFETY: application memory that the device may write.
-        unsafe { self.cpu.guard.compare_swap64(addr, compare, swap) }
+        self.atomic(addr, Atomic::CompareSwap { compare, swap })
     }
 
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
-        aligned(addr, 8)?;
-        if let Some(old) = gpu::atomic(self.cpu, addr, Atomic::FetchAdd { add }) {
-            return old;
-        }
-        // SAFETY: application memory that the device may write.
-        unsafe { self.cpu.guard.fetch_add64(addr, add) }
+        self.atomic(addr, Atomic::FetchAdd { add })
     }
 
     #[inline]

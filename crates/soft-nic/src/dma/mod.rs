@@ -7,6 +7,7 @@
 //! any, first store all but the last 1 KiB, in any order. In a GPU's memory only the last word is stored last. With
 //! `Relaxed` any order is allowed.
 
+mod atomic;
 pub mod copiers;
 mod cpu;
 pub mod dma_buf;
@@ -23,6 +24,5 @@ mod tests;
 pub use copiers::{Copiers, SHARED_FROM};
 pub use dma_buf::{DmaBuf, DmaBufError};
 pub use gpu::{GpuError, GpuRegion, HostPages};
-pub use guard::Guard;
 pub use host::Host;
 pub use ring::RingMemory;

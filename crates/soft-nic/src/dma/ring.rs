@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5_device::memory::{Fault, Order, Segment, Segments};
+use mlx5_device::memory::{Fault, Order, Segment};
 
-use super::host::{Host, prefetch};
+use super::host::{Host, in_pieces, prefetch};
 use super::{HostPages, gpu};
 use crate::os::SharedMemory;
 use crate::os::system::PAGE;
@@ -53,11 +53,6 @@ impl RingMemory {
         self.memory.address() + self.offset(position) as u64
     }
 
-    /// The word at a position that is a multiple of 8, for what two processes agree on in place.
-    pub fn word(&self, position: u64) -> &AtomicU64 {
-        self.memory.word(self.offset(position))
-    }
-
     /// Loads `N` words at a position that is a multiple of 8, each once.
     pub fn load<const N: usize>(&self, position: u64) -> [u64; N] {
         let words: &[AtomicU64; N] = self.memory.words(self.offset(position));
@@ -85,8 +80,7 @@ impl RingMemory {
 
     /// Copies bytes of the ring into a buffer of ours, each loaded once.
     pub fn take(&self, host: &Host, position: u64, out: &mut [u8]) -> Result<(), Fault> {
-        use mlx5_device::memory::Memory;
-        host.read(self.at(position, out.len()), out)
+        host.copy_bytes(out.as_mut_ptr() as u64, self.at(position, out.len()), out.len(), true)
     }
 
     #[inline(always)]
@@ -113,7 +107,7 @@ impl RingMemory {
         skip: u64,
         len: usize,
     ) -> Result<(), Fault> {
-        let mut to = self.at(position, len);
+        let to = self.at(position, len);
         self.show_to_gpu(from);
         // In any order: no reader looks at a record before it is published. A string instruction is the faster for long pieces.
         let target = [Segment { addr: to, len: len as u64 }];
@@ -126,19 +120,9 @@ impl RingMemory {
         {
             return host.copy_bytes(to, only.addr, len, len < STRING_BYTES);
         }
-        let mut from = Segments::new(from);
-        from.advance(skip);
-        let mut left = len as u64;
-        while left > 0 {
-            let Some(piece) = from.peek(left) else {
-                return Err(Fault { addr: 0 });
-            };
-            host.copy_bytes(to, piece.addr, piece.len as usize, piece.len < STRING_BYTES as u64)?;
-            from.advance(piece.len);
-            to += piece.len;
-            left -= piece.len;
-        }
-        Ok(())
+        in_pieces((&target, 0), (from, skip), len as u64, |to, from, piece, _| {
+            host.copy_bytes(to, from, piece as usize, piece < STRING_BYTES as u64)
+        })
     }
 
     /// Scatters `len` bytes of the ring into the application's memory; see [`Order::Increasing`] for what helpers do to it.
@@ -152,7 +136,7 @@ impl RingMemory {
     ) -> Result<(), Fault> {
         self.show_to_gpu(to);
         let from = [Segment { addr: self.at(position, len), len: len as u64 }];
-        host.copy_helped(to, &from, len as u64, order)
+        host.copy(to, &from, len as u64, order)
     }
 }
 

@@ -397,7 +397,7 @@ fn entry_of_faulting_children() {
         // SAFETY: the child makes plain system calls and ends.
         let sender = unsafe { libc::fork() };
         if sender == 0 {
-            system::nap(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
             // SAFETY: a plain system call.
             unsafe { libc::syscall(libc::SYS_tgkill, me, thread, segv) };
             // SAFETY: ends the child, which owns nothing that must be dropped.

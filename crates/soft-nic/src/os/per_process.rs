@@ -4,6 +4,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use super::forks::fork_generation;
+
 /// What fork children forget of their parent, once that is there.
 pub struct ForgetInChild(extern "C" fn(), Once);
 
@@ -20,38 +22,38 @@ impl ForgetInChild {
     }
 }
 
-/// A singleton of one process, made when it is first asked for, and never freed.
-pub struct PerProcess<T>(AtomicPtr<T>, &'static ForgetInChild);
+/// A singleton of one process, made when it is first asked for, and never freed: in a fork child the parent's stays where it is, and
+/// is not used again.
+pub struct PerProcess<T>(AtomicPtr<Made<T>>);
+
+struct Made<T> {
+    /// Process that it is of.
+    generation: u32,
+    value: T,
+}
 
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
-    /// `forgets` calls [`PerProcess::forget`] of it.
-    pub const fn new(forgets: &'static ForgetInChild) -> PerProcess<T> {
-        PerProcess(AtomicPtr::new(null_mut()), forgets)
+    pub const fn empty() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(null_mut()))
     }
 
     /// This process's.
     pub fn get(&self) -> &'static T {
-        let mut at = self.0.load(Ordering::Acquire);
-        if at.is_null() {
-            // The handler that forgets it in a child must be there before it is.
-            self.1.install();
-            let new = Box::into_raw(Box::<T>::default());
-            match self.0.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => at = new,
-                Err(other) => {
-                    at = other;
-                    // SAFETY: made just now, and no other thread has seen it.
-                    drop(unsafe { Box::from_raw(new) });
-                }
+        let generation = fork_generation();
+        loop {
+            let at = self.0.load(Ordering::Acquire);
+            // SAFETY: null, or made by a box and never freed.
+            if let Some(made) = unsafe { at.as_ref() }
+                && made.generation == generation
+            {
+                return &made.value;
+            }
+            let new = Box::into_raw(Box::new(Made { generation, value: T::default() }));
+            if self.0.compare_exchange(at, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // SAFETY: made just now, and no other thread has seen it.
+                drop(unsafe { Box::from_raw(new) });
             }
         }
-        // SAFETY: made by a box, and never freed.
-        unsafe { &*at }
-    }
-
-    /// In a fork child: the parent's stays where it is, and is not used again.
-    pub fn forget(&self) {
-        self.0.store(null_mut(), Ordering::Release);
     }
 }
 

@@ -19,13 +19,12 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::config::MAX_COPY_THREADS;
 use crate::os::signals::{NIC_THREAD, spawn};
-use crate::os::{ForgetInChild, system};
+use crate::os::{PerProcess, log, system};
 
 pub const MOST_SLICES: u32 = (1 << 20) - 1;
 
@@ -52,86 +51,78 @@ const LOOKS: u32 = 2_000;
 const OFFERS: u32 = 200;
 
 /// A cache line of its own for what all threads poll.
+#[derive(Default)]
 #[repr(align(64))]
 struct Line(AtomicU64);
 
-/// The word of the copy that is shared now.
-static WORD: Line = Line(AtomicU64::new(0));
-/// A helper's slice failed, in that copy.
-static FAILED: AtomicBool = AtomicBool::new(false);
-/// Its [`Job`]; valid for a thread that has claimed a slice, until it says that it is done.
-static JOB: AtomicPtr<Job<'static>> = AtomicPtr::new(std::ptr::null_mut());
-/// Set while a thread shares a copy.
-static PERMIT_TAKEN: AtomicBool = AtomicBool::new(false);
-static STARTED: AtomicU32 = AtomicU32::new(0);
-/// The kernel gave no thread: not asked again.
-static REFUSED: AtomicBool = AtomicBool::new(false);
-/// Counts what sleepers are to look at; they sleep on it.
-static BELL: AtomicU32 = AtomicU32::new(0);
-/// Helpers that sleep, or are about to.
-static ASLEEP: AtomicU32 = AtomicU32::new(0);
-/// Slices that helpers have copied.
-static HELPED: AtomicU64 = AtomicU64::new(0);
+/// The helpers of this process, and the copy that is shared now.
+#[derive(Default)]
+struct Helpers {
+    word: Line,
+    /// A helper's slice failed, in that copy.
+    failed: AtomicBool,
+    /// Its [`Job`]; valid for a thread that has claimed a slice, until it says that it is done.
+    job: AtomicPtr<Job<'static>>,
+    /// Set while a thread shares a copy.
+    permit_taken: AtomicBool,
+    started: AtomicU32,
+    /// The kernel gave no thread: not asked again.
+    refused: AtomicBool,
+    /// Counts what sleepers are to look at; they sleep on it.
+    bell: AtomicU32,
+    /// Helpers that sleep, or are about to.
+    asleep: AtomicU32,
+    /// Slices that helpers have copied.
+    helped: AtomicU64,
+}
+
+static HELPERS: PerProcess<Helpers> = PerProcess::empty();
 
 /// What is shared: a copy of the slice with a number; false when it failed.
 struct Job<'a> {
     copy: &'a (dyn Fn(u32) -> bool + Sync),
 }
 
-/// The word, taken apart.
+/// A helper in the word's count of those that copy now.
+const HELPER: u64 = 1 << 40;
+
+/// A value of the word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct State {
-    next: u32,
-    slices: u32,
-    under_way: u8,
-    most_helpers: u8,
-}
+struct State(u64);
 
 impl State {
-    fn of(word: u64) -> State {
-        let number = |at: u32| (word >> at) as u32 & MOST_SLICES;
-        State {
-            next: number(0),
-            slices: number(20),
-            under_way: (word >> 40) as u8,
-            most_helpers: (word >> 48) as u8,
-        }
+    fn next(self) -> u32 {
+        self.0 as u32 & MOST_SLICES
     }
 
-    fn word(self) -> u64 {
-        u64::from(self.next)
-            | u64::from(self.slices) << 20
-            | u64::from(self.under_way) << 40
-            | u64::from(self.most_helpers) << 48
+    fn slices(self) -> u32 {
+        (self.0 >> 20) as u32 & MOST_SLICES
+    }
+
+    fn under_way(self) -> u8 {
+        (self.0 / HELPER) as u8
     }
 
     /// The next slice is taken.
     fn claimed(self) -> Option<State> {
-        (self.next < self.slices).then_some(State { next: self.next + 1, ..self })
+        (self.next() < self.slices()).then_some(State(self.0 + 1))
     }
 
     /// A helper takes it.
     fn joined(self) -> Option<State> {
-        let joined = State { under_way: self.under_way + 1, ..self.claimed()? };
-        (joined.under_way <= self.most_helpers).then_some(joined)
+        let joined = State(self.claimed()?.0 + HELPER);
+        (joined.under_way() <= (self.0 >> 48) as u8).then_some(joined)
     }
 
     /// A helper is done with its slice, and with the copy.
     fn left(self) -> State {
-        State { under_way: self.under_way - 1, ..self }
+        State(self.0 - HELPER)
     }
 
     /// Nothing more is to be claimed.
     fn closed(self) -> State {
-        State { next: self.slices, ..self }
+        State(self.0 - u64::from(self.next()) + u64::from(self.slices()))
     }
-}
-
-/// Moves the word on; the state before, or `None` when `to` does not want to.
-fn change(to: impl Fn(State) -> Option<State>) -> Option<State> {
-    let moved =
-        WORD.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| to(State::of(word)).map(State::word));
-    moved.ok().map(State::of)
 }
 
 /// How many helpers a copy may have.
@@ -155,17 +146,18 @@ impl Copiers {
     /// handed out in increasing order. `copy` says false when it failed, and no further one begins then. Nothing runs any more
     /// when this returns, or unwinds. Whether every slice was copied.
     pub fn share(&self, slices: u32, copy: &(dyn Fn(u32) -> bool + Sync)) -> bool {
-        let permit =
-            (self.helpers > 0 && slices > 1 && slices <= MOST_SLICES).then(SharePermit::take).flatten();
-        let Some(permit) = permit else { return (0..slices).all(copy) };
-        start(self.helpers);
         let job = Job { copy };
-        let shared = permit.open(&job, slices, self.helpers);
+        let is_shared = self.helpers > 0 && slices > 1 && slices <= MOST_SLICES;
+        // Made behind the job, and so dropped before it.
+        let Some(permit) = is_shared.then(SharePermit::take).flatten() else { return (0..slices).all(copy) };
+        permit.0.start(self.helpers);
+        permit.open(&job, slices, self.helpers);
         let mut whole = true;
-        while whole && let Some(before) = change(State::claimed) {
-            whole = copy(before.next);
+        while whole && let Some(before) = permit.0.change(State::claimed) {
+            whole = copy(before.next());
         }
-        shared.join() && whole
+        permit.close();
+        whole && !permit.0.failed.load(Ordering::Relaxed)
     }
 }
 
@@ -201,165 +193,140 @@ impl Cut {
     }
 }
 
-/// Permit to share a copy with the helpers, one in a process; released on drop.
-struct SharePermit(());
+/// Permit to share a copy with the helpers, one in a process. Closed and released on drop, so that no helper is left behind when
+/// the caller unwinds.
+struct SharePermit(&'static Helpers);
 
 impl SharePermit {
     fn take() -> Option<SharePermit> {
-        // The child's handler must be there before a helper is.
-        FORGETS.install();
-        (!PERMIT_TAKEN.swap(true, Ordering::Acquire)).then_some(SharePermit(()))
+        let helpers = HELPERS.get();
+        (!helpers.permit_taken.swap(true, Ordering::Acquire)).then_some(SharePermit(helpers))
     }
 
-    fn open<'a>(self, job: &'a Job<'a>, slices: u32, most_helpers: u8) -> Shared<'a> {
-        FAILED.store(false, Ordering::Relaxed);
-        JOB.store((&raw const *job).cast_mut().cast(), Ordering::Relaxed);
-        let state = State { next: 0, slices, under_way: 0, most_helpers };
+    /// Offers the slices of `job`, which must stay until [`SharePermit::close`] has returned.
+    fn open(&self, job: &Job<'_>, slices: u32, most_helpers: u8) {
+        self.0.failed.store(false, Ordering::Relaxed);
+        self.0.job.store((&raw const *job).cast_mut().cast(), Ordering::Relaxed);
+        let word = u64::from(slices) << 20 | u64::from(most_helpers) << 48;
         // Sequentially consistent, as what a helper does before it sleeps: it sees the word, or we see that it sleeps.
-        WORD.0.store(state.word(), Ordering::SeqCst);
-        wake_one();
-        Shared { _permit: self, _job: std::marker::PhantomData }
+        self.0.word.0.store(word, Ordering::SeqCst);
+        self.0.wake_one();
+    }
+
+    /// Ends the claims and waits for the slices that are under way: then no helper uses the job.
+    fn close(&self) {
+        self.0.change(|state| Some(state.closed()));
+        let mut looks = 0u32;
+        while self.0.state(Ordering::Acquire).under_way() > 0 {
+            looks = looks.saturating_add(1);
+            match looks {
+                ..=LOOKS => std::hint::spin_loop(),
+                _ if looks <= LOOKS + OFFERS => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(20)),
+            }
+        }
     }
 }
 
 impl Drop for SharePermit {
     fn drop(&mut self) {
-        PERMIT_TAKEN.store(false, Ordering::Release);
-    }
-}
-
-/// A copy that is shared: joined on drop, so that no helper is left behind when the caller unwinds.
-struct Shared<'a> {
-    _permit: SharePermit,
-    _job: std::marker::PhantomData<&'a ()>,
-}
-
-impl Shared<'_> {
-    /// Whether no helper's slice failed. Nothing is under way any more.
-    fn join(self) -> bool {
         self.close();
-        !FAILED.load(Ordering::Relaxed)
+        self.0.permit_taken.store(false, Ordering::Release);
+    }
+}
+
+impl Helpers {
+    fn state(&self, order: Ordering) -> State {
+        State(self.word.0.load(order))
     }
 
-    /// Ends the claims and waits for the slices that are under way.
-    fn close(&self) {
-        change(|state| Some(state.closed()));
-        let mut looks = 0u32;
-        while State::of(WORD.0.load(Ordering::Acquire)).under_way > 0 {
-            looks = looks.saturating_add(1);
-            match looks {
-                ..=LOOKS => std::hint::spin_loop(),
-                _ if looks <= LOOKS + OFFERS => std::thread::yield_now(),
-                _ => system::nap(Duration::from_micros(20)),
-            }
+    /// Moves the word on; the state before, or `None` when `to` does not want to.
+    fn change(&self, to: impl Fn(State) -> Option<State>) -> Option<State> {
+        let to = |word| to(State(word)).map(|state| state.0);
+        self.word.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, to).ok().map(State)
+    }
+
+    fn wake_one(&self) {
+        if self.asleep.load(Ordering::SeqCst) > 0 {
+            self.bell.fetch_add(1, Ordering::SeqCst);
+            system::futex_wake(&self.bell);
         }
     }
-}
 
-impl Drop for Shared<'_> {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-fn wake_one() {
-    if ASLEEP.load(Ordering::SeqCst) > 0 {
-        BELL.fetch_add(1, Ordering::SeqCst);
-        system::futex_wake(&BELL);
-    }
-}
-
-/// Starts helpers that are not there yet. Only with the turn.
-fn start(helpers: u8) {
-    while STARTED.load(Ordering::Relaxed) < helpers.into() && !REFUSED.load(Ordering::Relaxed) {
-        match spawn(NIC_THREAD, help) {
-            Ok(_) => _ = STARTED.fetch_add(1, Ordering::Relaxed),
-            Err(error) => {
-                REFUSED.store(true, Ordering::Relaxed);
-                let line = format!(
-                    "softnic: no thread to help with large copies: {error}; the NIC goes on without\n"
-                );
-                // A program that closed its stderr must not fail for this.
-                let _ = std::io::stderr().write_all(line.as_bytes());
-            }
-        }
-    }
-}
-
-/// A helper's life.
-fn help() {
-    system::tune_thread();
-    let mut since = Instant::now();
-    loop {
-        if work() {
-            since = Instant::now();
-            continue;
-        }
-        if since.elapsed() < SPIN {
-            for _ in 0..64 {
-                if State::of(WORD.0.load(Ordering::Relaxed)).joined().is_some() {
-                    break;
+    /// Starts helpers that are not there yet. Only with the permit.
+    fn start(&'static self, helpers: u8) {
+        while self.started.load(Ordering::Relaxed) < helpers.into() && !self.refused.load(Ordering::Relaxed) {
+            match spawn(NIC_THREAD, || self.help()) {
+                Ok(_) => _ = self.started.fetch_add(1, Ordering::Relaxed),
+                Err(error) => {
+                    self.refused.store(true, Ordering::Relaxed);
+                    log(&format!("no thread to help with large copies: {error}; the NIC goes on without"));
                 }
-                std::hint::spin_loop();
             }
-            continue;
         }
-        let heard = BELL.load(Ordering::SeqCst);
-        ASLEEP.fetch_add(1, Ordering::SeqCst);
-        if State::of(WORD.0.load(Ordering::SeqCst)).joined().is_none() {
-            system::futex_wait(&BELL, heard, NAP);
-        }
-        ASLEEP.fetch_sub(1, Ordering::SeqCst);
-        if State::of(WORD.0.load(Ordering::Relaxed)).joined().is_some() {
-            // One wakes the next, so that the sharing thread pays for one.
-            wake_one();
-        }
-        since = Instant::now();
     }
-}
 
-/// Copies slices until there is none; whether there was one.
-fn work() -> bool {
-    let Some(mut before) = change(State::joined) else { return false };
-    loop {
-        let job = JOB.load(Ordering::Relaxed);
-        // SAFETY: this thread has claimed a slice and not said that it is done, so the thread that shares the job waits, and the job
-        // lives; the claim acquired what was stored before the word.
-        let job = unsafe { &*job };
-        let whole = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (job.copy)(before.next)));
-        if !whole.unwrap_or(false) {
-            FAILED.store(true, Ordering::Relaxed);
-            change(|state| Some(state.closed().left()));
-            return true;
+    /// A helper's life.
+    fn help(&self) {
+        system::tune_thread();
+        let mut since = Instant::now();
+        loop {
+            if self.work() {
+                since = Instant::now();
+                continue;
+            }
+            if since.elapsed() < SPIN {
+                for _ in 0..64 {
+                    if self.state(Ordering::Relaxed).joined().is_some() {
+                        break;
+                    }
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
+            let heard = self.bell.load(Ordering::SeqCst);
+            self.asleep.fetch_add(1, Ordering::SeqCst);
+            if self.state(Ordering::SeqCst).joined().is_none() {
+                system::futex_wait(&self.bell, heard, NAP);
+            }
+            self.asleep.fetch_sub(1, Ordering::SeqCst);
+            if self.state(Ordering::Relaxed).joined().is_some() {
+                // One wakes the next, so that the sharing thread pays for one.
+                self.wake_one();
+            }
+            since = Instant::now();
         }
-        HELPED.fetch_add(1, Ordering::Relaxed);
-        // The next one, or the end, in one step: in between no other thread would know of this one.
-        match change(|state| Some(state.claimed().unwrap_or(state.left()))) {
-            Some(state) if state.claimed().is_some() => before = state,
-            _ => return true,
+    }
+
+    /// Copies slices until there is none; whether there was one.
+    fn work(&self) -> bool {
+        let Some(mut before) = self.change(State::joined) else { return false };
+        loop {
+            let job = self.job.load(Ordering::Relaxed);
+            // SAFETY: this thread has claimed a slice and not said that it is done, so the thread that shares the job waits, and the
+            // job lives; the claim acquired what was stored before the word.
+            let job = unsafe { &*job };
+            let whole = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (job.copy)(before.next())));
+            if !whole.unwrap_or(false) {
+                self.failed.store(true, Ordering::Relaxed);
+                self.change(|state| Some(state.closed().left()));
+                return true;
+            }
+            self.helped.fetch_add(1, Ordering::Relaxed);
+            // The next one, or the end, in one step: in between no other thread would know of this one.
+            match self.change(|state| Some(state.claimed().unwrap_or(state.left()))) {
+                Some(state) if state.claimed().is_some() => before = state,
+                _ => return true,
+            }
         }
     }
-}
-
-static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
-
-/// In a fork child, which has none of these threads: whatever they and their copy were at then is over.
-extern "C" fn forget_all() {
-    WORD.0.store(0, Ordering::Relaxed);
-    JOB.store(std::ptr::null_mut(), Ordering::Relaxed);
-    for count in [&STARTED, &BELL, &ASLEEP] {
-        count.store(0, Ordering::Relaxed);
-    }
-    for flag in [&PERMIT_TAKEN, &REFUSED, &FAILED] {
-        flag.store(false, Ordering::Relaxed);
-    }
-    HELPED.store(0, Ordering::Relaxed);
 }
 
 /// Counters with their names, for the `--stats` line.
 pub fn counters() -> [(&'static str, u64); 2] {
+    let helpers = HELPERS.get();
     [
-        ("copy_helpers", STARTED.load(Ordering::Relaxed).into()),
-        ("copy_slices_helped", HELPED.load(Ordering::Relaxed)),
+        ("copy_helpers", helpers.started.load(Ordering::Relaxed).into()),
+        ("copy_slices_helped", helpers.helped.load(Ordering::Relaxed)),
     ]
 }

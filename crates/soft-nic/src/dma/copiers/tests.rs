@@ -19,11 +19,11 @@ fn segment(bytes: &[u8]) -> Segment {
 
 /// Calls `share` until a helper took part, since a fast sharing thread does all by itself. At most 30 s.
 fn until_helped(mut share: impl FnMut()) {
-    let before = HELPED.load(Ordering::Relaxed);
+    let before = HELPERS.get().helped.load(Ordering::Relaxed);
     let end = Instant::now() + Duration::from_secs(30);
     loop {
         share();
-        if HELPED.load(Ordering::Relaxed) > before {
+        if HELPERS.get().helped.load(Ordering::Relaxed) > before {
             return;
         }
         assert!(Instant::now() < end, "no helper took a slice in 30 s");
@@ -274,7 +274,7 @@ fn bytes_of_any_cut_and_length_arrive_whole_and_in_place() {
                 // A border at either end that must stay.
                 let target = vec![0xee_u8; len + 64];
                 let (to, from) = (cut(&target[32..32 + len], ours), cut(&source[..len], theirs));
-                host.copy_helped(&to, &from, len as u64, order).unwrap();
+                host.copy(&to, &from, len as u64, order).unwrap();
                 let what = format!("{helpers} helpers, {len} bytes, {ours} and {theirs} pieces");
                 assert!(target[32..32 + len] == source[..len], "{what}");
                 assert!(target[..32].iter().chain(&target[32 + len..]).all(|byte| *byte == 0xee), "{what}");
@@ -283,7 +283,7 @@ fn bytes_of_any_cut_and_length_arrive_whole_and_in_place() {
     }
     let target = vec![0u8; source.len()];
     let (to, from) = ([segment(&target)], [segment(&source)]);
-    until_helped(|| helped_by(2).copy_helped(&to, &from, to[0].len, Order::Increasing).unwrap());
+    until_helped(|| helped_by(2).copy(&to, &from, to[0].len, Order::Increasing).unwrap());
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_side_that_is_too_short_is_a_fault_and_not_a_copy_of_what_lies_behind() {
     let (long, short) = (vec![7u8; 300_000], vec![9u8; 200_000]);
     let host = helped_by(2);
     for (to, from) in [(&long, &short), (&short, &long)] {
-        let copied = host.copy_helped(&[segment(to)], &[segment(from)], long.len() as u64, Order::Increasing);
+        let copied = host.copy(&[segment(to)], &[segment(from)], long.len() as u64, Order::Increasing);
         assert!(copied.is_err(), "{} bytes from {}", to.len(), from.len());
     }
 }
@@ -311,7 +311,7 @@ fn a_fault_on_either_side_in_any_slice_is_the_first_by_address() {
             let good = if good == 0 { 0 } else { hole.len() as u64 };
             let broken = [Segment { addr: start, len: LEN }];
             for (to, from) in [(&[segment(&whole)], &broken), (&broken, &[segment(&whole)])] {
-                let fault = host.copy_helped(to, from, LEN, Order::Increasing).unwrap_err();
+                let fault = host.copy(to, from, LEN, Order::Increasing).unwrap_err();
                 assert_eq!(fault.addr, start + good, "{helpers} helpers, {good} bytes before the hole");
             }
         }
@@ -323,7 +323,7 @@ fn a_fault_on_either_side_in_any_slice_is_the_first_by_address() {
     let len = broken[0].len + broken[1].len;
     let host = helped_by(3);
     for _ in 0..50 {
-        let fault = host.copy_helped(&[segment(&whole)], &broken, len, Order::Increasing).unwrap_err();
+        let fault = host.copy(&[segment(&whole)], &broken, len, Order::Increasing).unwrap_err();
         assert_eq!(fault.addr, first.address() + first.len() as u64);
     }
 }
@@ -338,7 +338,7 @@ fn a_shared_copy_shows_its_last_word_when_all_is_there() {
         let host = helped_by(helpers);
         memory.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let (torn, stop, checked) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
-        let before = HELPED.load(Ordering::Relaxed);
+        let before = HELPERS.get().helped.load(Ordering::Relaxed);
         let end = Instant::now() + Duration::from_secs(30);
         std::thread::scope(|scope| {
             let _stop = Stop(&stop);
@@ -357,13 +357,13 @@ fn a_shared_copy_shows_its_last_word_when_all_is_there() {
                 }
             });
             for i in 1.. {
-                if i > 60 && HELPED.load(Ordering::Relaxed) > before {
+                if i > 60 && HELPERS.get().helped.load(Ordering::Relaxed) > before {
                     break;
                 }
                 assert!(Instant::now() < end, "no helper took a slice in 30 s");
                 let source = vec![i; WORDS];
                 let from = [Segment { addr: source.as_ptr() as u64, len: 8 * WORDS as u64 }];
-                host.copy_helped(&to, &from, 8 * WORDS as u64, Order::Increasing).unwrap();
+                host.copy(&to, &from, 8 * WORDS as u64, Order::Increasing).unwrap();
                 while checked.load(Ordering::Acquire) < i {
                     std::thread::yield_now();
                 }

@@ -10,14 +10,15 @@ use mlx5_device::memory::Fault;
 use super::counts;
 use super::engine::{Copy, HALF, LIMIT, Shared, Way, on_card};
 use super::host_pages::{self, GpuAccess};
-use super::mover::{Atomic, Command, Mover, Outcome};
-use super::ranges::{self, Place};
+use super::mover::{Command, Mover, Outcome};
+use super::ranges::Place;
 use super::state::{Event, State};
 use super::threads::Threads;
 use super::timed_out::{self, By};
 use super::worker::Ticket;
+use crate::dma::atomic::Atomic;
 use crate::dma::cpu::{CpuMemory, last_word};
-use crate::os::{ForgetInChild, PerProcess, locked};
+use crate::os::{PerProcess, locked, log};
 
 /// Longest message that the mover takes by way of the NIC's pages.
 const SHORT: u64 = 32 << 10;
@@ -41,22 +42,14 @@ pub static LAGGED: AtomicBool = AtomicBool::new(false);
 pub struct NicGpu {
     card: u32,
     threads: &'static Threads,
-    shared: Shared,
+    pub shared: Shared,
     mover: Mover,
     /// What was said on stderr, so that each thing is said once.
     said: Vec<&'static str>,
 }
 
-static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
-
-/// In a fork child: a GPU's memory is its parent's.
-extern "C" fn forget_all() {
-    ranges::forget_all();
-    CARDS.forget();
-}
-
 /// By CUDA's number. One lock: the NIC copies one thing at a time.
-static CARDS: PerProcess<Mutex<BTreeMap<u32, NicGpu>>> = PerProcess::new(&FORGETS);
+static CARDS: PerProcess<Mutex<BTreeMap<u32, NicGpu>>> = PerProcess::empty();
 
 pub fn cards() -> MutexGuard<'static, BTreeMap<u32, NicGpu>> {
     locked(CARDS.get())
@@ -76,15 +69,10 @@ impl NicGpu {
         NicGpu { card, threads, shared, mover, said: Vec::new() }
     }
 
-    /// Whether this is the GPU that was opened so.
-    pub fn is_of(&self, shared: &Shared) -> bool {
-        self.shared.is_same(shared)
-    }
-
     fn say_once(&mut self, what: &'static str, detail: &str) {
         if !self.said.contains(&what) {
             self.said.push(what);
-            eprintln!("softnic: GPU {}: {what}{detail}", self.card);
+            log(&format!("GPU {}: {what}{detail}", self.card));
         }
     }
 
@@ -222,7 +210,7 @@ impl NicGpu {
         }
         // Not with the list's lock held: a mover may have to be launched, and the program's threads register regions.
         match host_pages::gpu_access(self.card, addr, len, false) {
-            GpuAccess::Unasked if !place.kernels || self.mover_may_use(&[place], 0).unwrap_or(false) => {
+            GpuAccess::Unasked if !place.kind.kernels || self.mover_may_use(&[place], 0).unwrap_or(false) => {
                 host_pages::gpu_access(self.card, addr, len, true)
             }
             GpuAccess::Unasked => GpuAccess::None,
@@ -277,11 +265,11 @@ impl NicGpu {
 
     /// Whether a mover runs that may go there, with help for what is long. Error: the memory has been freed.
     fn mover_may_use(&mut self, places: &[Place], len: u64) -> Result<bool, Fault> {
-        if !places.iter().all(|place| place.kernels) {
+        if !places.iter().all(|place| place.kind.kernels) {
             return Ok(false);
         }
         if len > ALONE {
-            self.mover.expect_long();
+            self.mover.expects_long = true;
         }
         let (launches, card) = (&self.threads.launches, self.card);
         let since = Instant::now();
@@ -306,7 +294,7 @@ impl NicGpu {
         if state != State::Runs || len > ALONE && !self.mover.is_helped() {
             return Ok(false);
         }
-        let instance = self.mover.instance();
+        let instance = self.mover.instance;
         // Asked while it runs: until it ends the driver frees nothing, so that it cannot come upon a page that is gone,
         // which would cost the program its context.
         match places.iter().find(|place| !place.is_alive_for(instance)) {

@@ -40,7 +40,7 @@ impl GpuContexts {
             };
         }
         let (context, engine, kernels) = engine::open(gpu)?;
-        let shared = engine.shared().clone();
+        let shared = engine.shared.clone();
         // Before whatever is copied: jobs are done in their order.
         copies.post(move |cards, _| _ = cards.insert(ordinal, engine));
         launches.post(move |cards, _| _ = cards.insert(ordinal, kernels));

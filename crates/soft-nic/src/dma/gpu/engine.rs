@@ -132,7 +132,8 @@ fn refused(why: &str) -> gpu::Error {
 pub struct CopyEngine {
     copies: Stream,
     tails: Stream,
-    shared: Shared,
+    /// What the NIC's side gets of it.
+    pub shared: Shared,
     /// The last copy did not end well.
     failed: bool,
 }
@@ -166,11 +167,6 @@ pub fn open(gpu: Gpu) -> Result<(Context, CopyEngine, Kernels), gpu::Error> {
 }
 
 impl CopyEngine {
-    /// What the NIC's side gets of it.
-    pub fn shared(&self) -> &Shared {
-        &self.shared
-    }
-
     /// An error when the GPU's context is lost, or was reset by the program.
     pub fn state(&self) -> Result<(), gpu::Error> {
         self.shared.check()?;

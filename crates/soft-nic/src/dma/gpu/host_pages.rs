@@ -12,8 +12,8 @@
 //! deregisters the pages waits a moment at most. Pages that are on their way out are not used, nor what is mapped in their place meanwhile.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use gpu::{Allocation, Registered};
@@ -21,8 +21,8 @@ use gpu::{Allocation, Registered};
 use super::threads::threads;
 use super::timed_out;
 use super::worker::Ticket;
-use crate::os::system::{PAGE, nap};
-use crate::os::{ForgetInChild, PerProcess, fork_generation, locked};
+use crate::os::system::PAGE;
+use crate::os::{PerProcess, fork_generation, locked, log};
 
 /// Shorter ones are not noted: what they take is staged.
 pub const LEAST: u64 = 64 << 10;
@@ -66,37 +66,28 @@ struct Entry {
     pieces: BTreeMap<u64, State>,
 }
 
-/// Pages that are being unregistered: whole ones, from `start` to `end`.
+/// Pages that are being unregistered: whole ones, from `start` to `end`. The job that does it holds this.
 #[derive(Debug)]
 struct Unregistering {
-    number: u64,
     start: u64,
     end: u64,
     /// A deregistration has waited for it in vain.
-    late: bool,
+    late: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Registrations {
     /// By first byte and length.
     entries: BTreeMap<(u64, u64), Entry>,
-    unregistering: Vec<Unregistering>,
-    last_number: u64,
+    unregistering: Vec<Weak<Unregistering>>,
+    /// Runs of pages that GPUs see because of this.
+    usable: usize,
 }
 
-static REGISTRATIONS: PerProcess<Mutex<Registrations>> = PerProcess::new(&FORGETS);
-static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+static REGISTRATIONS: PerProcess<Mutex<Registrations>> = PerProcess::empty();
 
 fn registrations() -> MutexGuard<'static, Registrations> {
     locked(REGISTRATIONS.get())
-}
-
-static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
-
-/// In a fork child: what its parent noted stays where it is, and is not looked at again.
-extern "C" fn forget_all() {
-    REGISTRATIONS.forget();
-    REGISTERED.store(0, Ordering::Relaxed);
 }
 
 /// A run of pages that stays as long as this lives.
@@ -121,13 +112,13 @@ impl HostPages {
     /// Lets them go, and `kept`, which has them mapped, when no GPU sees them any more, and no timed-out copy is in flight there.
     /// Returns at once.
     pub fn end_with(self, kept: impl Send + 'static) {
-        self.leave(Box::new(kept), true);
+        self.leave(kept, true);
         // There is nothing left to drop.
         std::mem::forget(self);
     }
 
-    /// The number under which they are given back, if they have to be.
-    fn leave(&self, kept: Box<dyn Send>, sure: bool) -> Option<u64> {
+    /// What stays until they are given back, if they have to be.
+    fn leave(&self, kept: impl Send + 'static, sure: bool) -> Option<Weak<Unregistering>> {
         if self.generation != fork_generation() {
             return None;
         }
@@ -144,7 +135,7 @@ impl HostPages {
                 State::Plain | State::Theirs(_) | State::Refused => {}
                 State::Asked(ticket) => asked.push(ticket),
                 State::Ours(registered, usable) => {
-                    REGISTERED.fetch_sub(usize::from(usable), Ordering::Relaxed);
+                    registrations.usable -= usize::from(usable);
                     ours.push(registered);
                 }
             }
@@ -157,10 +148,11 @@ impl HostPages {
             std::mem::forget((asked, ours, kept));
             return None;
         };
-        registrations.last_number += 1;
-        let number = registrations.last_number;
         let (start, end) = pages_of(key);
-        registrations.unregistering.push(Unregistering { number, start, end, late: false });
+        let unregistering = Arc::new(Unregistering { start, end, late: AtomicBool::new(false) });
+        let noted = Arc::downgrade(&unregistering);
+        registrations.unregistering.retain(|other| other.strong_count() > 0);
+        registrations.unregistering.push(noted.clone());
         // The thread that registers does one thing after the other: what it was asked for it has done then.
         threads.contexts.post(move |_, _| {
             let answers = asked.into_iter().filter_map(|ticket| ticket.take()?.ok());
@@ -173,16 +165,12 @@ impl HostPages {
                     // A context that is lost has nothing registered.
                     let _ = registered.end();
                 }
-                left(number, kept);
+                drop(kept);
+                drop(unregistering);
             });
         });
-        Some(number)
+        Some(noted)
     }
-}
-
-fn left(number: u64, kept: Box<dyn Send>) {
-    drop(kept);
-    registrations().unregistering.retain(|unregistering| unregistering.number != number);
 }
 
 impl Drop for HostPages {
@@ -191,32 +179,21 @@ impl Drop for HostPages {
             // The engine writes there by itself.
             timed_out::await_end(self.start, self.len, false);
         }
-        let Some(number) = self.leave(Box::new(()), false) else { return };
+        let Some(noted) = self.leave((), false) else { return };
         // Behind one that is late this one is late too.
-        let limit = if registrations().unregistering.iter().any(|unregistering| unregistering.late) {
-            Duration::ZERO
-        } else {
-            GRACE
-        };
+        let is_late = |other: Arc<Unregistering>| other.late.load(Ordering::Relaxed);
+        let behind = registrations().unregistering.iter().filter_map(Weak::upgrade).any(is_late);
+        let limit = if behind { Duration::ZERO } else { GRACE };
         let since = Instant::now();
-        loop {
-            let mut registrations = registrations();
-            let Some(unregistering) =
-                registrations.unregistering.iter_mut().find(|unregistering| unregistering.number == number)
-            else {
-                return;
-            };
-            if since.elapsed() >= limit {
-                unregistering.late = true;
-                break;
-            }
-            drop(registrations);
-            nap(Duration::from_micros(50));
+        while noted.strong_count() > 0 && since.elapsed() < limit {
+            std::thread::sleep(Duration::from_micros(50));
         }
+        let Some(unregistering) = noted.upgrade() else { return };
+        unregistering.late.store(true, Ordering::Relaxed);
         if limit == GRACE {
-            eprintln!(
-                "softnic: pages of a region that is deregistered stay registered with CUDA until the kernels that run now \
-                 have ended: what is mapped in their place before that is no memory for cudaMemcpy"
+            log(
+                "pages of a region that is deregistered stay registered with CUDA until the kernels that run now \
+                 have ended: what is mapped in their place before that is no memory for cudaMemcpy",
             );
         }
     }
@@ -226,7 +203,7 @@ impl Drop for HostPages {
 /// program's context takes calls, since a registration that waits for that context's lock holds one that copies wait for, in any context.
 pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
     let mut registrations = registrations();
-    let Registrations { entries, unregistering, .. } = &mut *registrations;
+    let Registrations { entries, unregistering, usable, .. } = &mut *registrations;
     let end = addr.saturating_add(len);
     let mut plain = None;
     // Regions may lie in each other; the one that begins last is looked at first.
@@ -239,7 +216,7 @@ pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
             continue;
         }
         let state = entry.pieces.entry(piece.0).or_insert(State::Plain);
-        state.look();
+        *usable += usize::from(state.look());
         match state {
             State::Ours(_, true) => return GpuAccess::Kernels,
             State::Theirs(number) if Allocation::id_at(addr) == Some(*number) => return GpuAccess::Engine,
@@ -249,7 +226,8 @@ pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
             State::Plain | State::Ours(_, false) | State::Refused => {}
         }
         let (first, last) = pages_of(piece);
-        if unregistering.iter().any(|unregistering| unregistering.start < last && first < unregistering.end) {
+        let overlaps = |other: Arc<Unregistering>| other.start < last && first < other.end;
+        if unregistering.iter().filter_map(Weak::upgrade).any(overlaps) {
             return GpuAccess::None;
         }
         if matches!(state, State::Plain) && plain.is_none() {
@@ -273,17 +251,12 @@ pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
 }
 
 impl State {
-    /// Takes the driver's answer, when it has come.
-    fn look(&mut self) {
-        let State::Asked(ticket) = self else { return };
-        *self = match ticket.take() {
-            None => return,
-            Some(Ok((registered, usable))) => {
-                REGISTERED.fetch_add(usize::from(usable), Ordering::Relaxed);
-                State::Ours(registered, usable)
-            }
-            Some(Err(_)) => State::Refused,
-        };
+    /// Takes the driver's answer, when it has come. True: from now on the NIC may use the pages.
+    fn look(&mut self) -> bool {
+        let State::Asked(ticket) = self else { return false };
+        let Some(answer) = ticket.take() else { return false };
+        *self = answer.map_or(State::Refused, |(registered, usable)| State::Ours(registered, usable));
+        matches!(self, State::Ours(_, true))
     }
 }
 
@@ -308,7 +281,7 @@ fn pages_of((start, len): (u64, u64)) -> (u64, u64) {
 
 /// Runs of pages that GPUs see because of this.
 pub fn registered() -> usize {
-    REGISTERED.load(Ordering::Relaxed)
+    registrations().usable
 }
 
 #[cfg(test)]
@@ -339,7 +312,7 @@ mod tests {
             let own = HostPages::note(0x9000_0000, LEAST);
             let users = |key| registrations().entries.get(&key).map(|entry| entry.users);
             // The inherited one takes nothing along.
-            ours.leave(Box::new(()), false);
+            ours.leave((), false);
             own.is_some() && users((0x9000_0000, LEAST)) == Some(1)
         }));
         drop(held);
@@ -351,14 +324,11 @@ mod tests {
         let pages = HostPages::note(start + 100, LEAST).unwrap();
         let state = || format!("{:?}", registrations().entries[&(start + 100, LEAST)].pieces[&(start + 100)]);
         // They share the last page of those that go.
-        registrations().unregistering.push(Unregistering {
-            number: u64::MAX,
-            start: start - PAGE as u64,
-            end: start + 1,
-            late: false,
-        });
+        let (before, late) = (start - PAGE as u64, AtomicBool::new(false));
+        let unregistering = Arc::new(Unregistering { start: before, end: start + 1, late });
+        registrations().unregistering.push(Arc::downgrade(&unregistering));
         assert_eq!((gpu_access(9, start + 200, 4096, true), state()), (GpuAccess::None, "Plain".to_owned()));
-        left(u64::MAX, Box::new(()));
+        drop(unregistering);
         assert_eq!(
             (gpu_access(9, start + 200, 4096, false), state()),
             (GpuAccess::Unasked, "Plain".to_owned())

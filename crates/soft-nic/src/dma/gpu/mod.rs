@@ -29,18 +29,14 @@ use gpu::Allocation;
 use mlx5_device::memory::Fault;
 
 use self::card::{LAGGED, cards};
+use super::atomic::Atomic;
 use super::cpu::CpuMemory;
 
 pub use counts::counters;
 pub use host_pages::HostPages;
-pub use mover::Atomic;
 pub use ranges::{exist, touched_by};
 pub use region::{GpuError, GpuRegion};
-
-/// Whether a timed-out copy may still read or write there: such memory is used for nothing else, and stays where it is.
-pub fn may_still_change(start: u64, len: u64) -> bool {
-    timed_out::touches(start, len)
-}
+pub use timed_out::touches as may_still_change;
 
 /// Whether a queue may lie there: not in a GPU's memory.
 pub fn is_gpu_address(addr: u64) -> bool {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use gpu::PinnedMemory;
 
+use super::super::atomic::Atomic;
 use super::state::{Event, Seen, State, StateMachine};
 use super::worker::Ticket;
 
@@ -70,30 +71,6 @@ pub enum Command {
     },
 }
 
-/// What is done atomically; only the NIC does RDMA atomics, so that it is atomic among them whether mover or copy engine does it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Atomic {
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
-    CompareSwap32 { compare: u32, swap: u32 },
-}
-
-impl Atomic {
-    /// How many it changes.
-    pub fn bytes(self) -> u64 {
-        if matches!(self, Atomic::CompareSwap32 { .. }) { 4 } else { 8 }
-    }
-
-    /// What is stored where `old` stands; `None`: that stays.
-    pub fn of(self, old: u64) -> Option<u64> {
-        match self {
-            Atomic::CompareSwap { compare, swap } => (old == compare).then_some(swap),
-            Atomic::FetchAdd { add } => Some(old.wrapping_add(add)),
-            Atomic::CompareSwap32 { compare, swap } => (old == u64::from(compare)).then_some(swap.into()),
-        }
-    }
-}
-
 impl Command {
     /// First bytes written and read, and how many of each.
     pub fn ends(self) -> ([u64; 2], u64) {
@@ -143,12 +120,12 @@ pub struct Mover {
     done: u32,
     /// As the mover's count of pieces that were helped with stood then.
     helped: u32,
-    instance: u32,
+    pub instance: u32,
     pub states: StateMachine,
     /// Of the present instance.
     blocks: u32,
-    /// There was a long copy since the last launch.
-    long: bool,
+    /// A long copy is to come, now and again: the next launch is one of several blocks.
+    pub expects_long: bool,
     /// The present instance's launch, until the driver has answered.
     launch: Option<Ticket<Result<(), gpu::Error>>>,
     start: Duration,
@@ -165,7 +142,7 @@ impl Mover {
             instance: 0,
             states: StateMachine::new(patient),
             blocks: 0,
-            long: false,
+            expects_long: false,
             launch: None,
             start: if patient { ANSWER } else { START },
         }
@@ -199,7 +176,7 @@ impl Mover {
         let mut now = since;
         if self.look(now) == State::Ended {
             self.instance = self.instance.wrapping_add(1).max(1);
-            self.blocks = if std::mem::take(&mut self.long) { BLOCKS } else { 1 };
+            self.blocks = if std::mem::take(&mut self.expects_long) { BLOCKS } else { 1 };
             self.launch = Some(launch(self.done, self.instance, self.blocks));
             self.states.on(Event::Launch, now);
         }
@@ -220,15 +197,6 @@ impl Mover {
         }
         // Begun and ended in between: an instance that is taken from its core for so long need not hurry.
         Ok(self.states.state())
-    }
-
-    pub fn instance(&self) -> u32 {
-        self.instance
-    }
-
-    /// A long copy is to come, now and again: the next launch is one of several blocks.
-    pub fn expect_long(&mut self) {
-        self.long = true;
     }
 
     /// Whether the present instance was launched with blocks that help.

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use gpu::Allocation;
 use mlx5_device::memory::Segment;
 
+use crate::os::ForgetInChild;
+
 /// Allocations with regions, and regions in mapped pieces, that one process may have at a time; a message to or from the host is compared with all of them.
 pub const MAX_ALLOCATIONS: usize = 512;
 
@@ -94,16 +96,14 @@ pub struct Place {
     pub end: u64,
     /// GPU, as CUDA counts them.
     pub card: u32,
-    /// Kernels of the primary context may use it.
-    pub kernels: bool,
-    mapped: bool,
+    pub kind: Kind,
 }
 
 impl Place {
     /// Whether what was asked for is there still, and nothing else in its place.
     pub fn is_alive(&self) -> bool {
         let id = TABLE[self.entry].id.load(Ordering::Relaxed);
-        if !self.mapped {
+        if !self.kind.mapped {
             return Allocation::id_at(self.start) == Some(id);
         }
         let end = self.addr.saturating_add(self.len);
@@ -113,7 +113,7 @@ impl Place {
     /// The same, of an allocation asked once for each instance of the mover: while one runs the driver frees nothing. What is mapped
     /// it unmaps at any time.
     pub fn is_alive_for(&self, instance: u32) -> bool {
-        if self.mapped {
+        if self.kind.mapped {
             return self.is_alive();
         }
         let seen_by = &TABLE[self.entry].seen_by;
@@ -139,8 +139,8 @@ pub fn find(addr: u64, len: u64) -> Option<Place> {
             return None;
         }
         let card = of.card.load(Ordering::Relaxed);
-        let (kernels, mapped) = (card & KERNELS != 0, card & MAPPED != 0);
-        Some(Place { entry, addr, len, start, end, card: card & !(KERNELS | MAPPED), kernels, mapped })
+        let kind = Kind { mapped: card & MAPPED != 0, kernels: card & KERNELS != 0 };
+        Some(Place { entry, addr, len, start, end, card: card & !(KERNELS | MAPPED), kind })
     });
     holding.max_by_key(|place| (len <= place.end - addr, TABLE[place.entry].id.load(Ordering::Relaxed)))
 }
@@ -160,6 +160,7 @@ pub struct Known {
 impl Known {
     /// `None`: the table is full.
     pub fn new(start: u64, end: u64, id: u64, card: u32, kind: Kind) -> Option<Known> {
+        FORGETS.install();
         for (entry, of) in TABLE.iter().enumerate() {
             let same = || {
                 let range = (of.start.load(Ordering::Relaxed), of.end.load(Ordering::Relaxed));
@@ -202,8 +203,10 @@ impl Drop for Known {
     }
 }
 
+static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
+
 /// In a fork child: a GPU's memory is its parent's.
-pub fn forget_all() {
+extern "C" fn forget_all() {
     USED.store(0, Ordering::Relaxed);
     for of in &TABLE {
         of.users.store(FREE, Ordering::Relaxed);
@@ -229,7 +232,7 @@ mod tests {
             assert_eq!(find(addr, 1).is_some(), inside, "{addr:#x}");
         }
         let place = find(start + 5, 1).unwrap();
-        assert_eq!((place.card, place.kernels), (1, true));
+        assert_eq!((place.card, place.kind.kernels), (1, true));
         assert!(!place.is_alive() && !place.is_alive_for(3), "no driver knows it");
         drop(first);
         assert!(touched_by(&[Segment { addr: 1, len: 9 }, Segment { addr: start, len: 1 }]));
@@ -249,7 +252,7 @@ mod tests {
             let found = find(at + addr, len).unwrap();
             let entry = &known.iter().find(|known| known.entry == found.entry).unwrap();
             assert_eq!(entry.id, id, "{len} at {addr}");
-            assert!(!found.kernels);
+            assert!(!found.kind.kernels);
         }
         drop(known);
         assert!(find(at, 1).is_none());

@@ -11,7 +11,7 @@ use super::ranges::{self, Kind, Known};
 use super::threads::threads;
 use super::timed_out;
 use super::worker::JobState;
-use crate::os::fork_generation;
+use crate::os::{fork_generation, log};
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
 const OPEN: Duration = Duration::from_secs(20);
@@ -99,10 +99,10 @@ impl GpuRegion {
         let kind = Kind { mapped: is_mapped, kernels };
         let card = gpu.ordinal();
         let mut cards = cards();
-        let present = cards.get(&card).is_some_and(|nic_gpu| nic_gpu.is_of(&shared));
+        let present = cards.get(&card).is_some_and(|nic_gpu| nic_gpu.shared.is_same(&shared));
         if !present {
             if let Some(reason) = &shared.no_mover {
-                eprintln!("softnic: GPU {card}: the copy engine moves all messages: {reason}");
+                log(&format!("GPU {card}: the copy engine moves all messages: {reason}"));
             }
             cards.insert(card, NicGpu::new(card, threads, shared));
         }

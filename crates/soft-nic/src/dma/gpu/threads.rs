@@ -4,13 +4,13 @@
 //! unregisters pages, for which it waits until the program's kernels have ended.
 
 use std::io;
+use std::sync::OnceLock;
 
 use super::contexts::GpuContexts;
 use super::engine::{Cards, CopyEngine, Kernels};
 use super::worker::Worker;
-use crate::os::{ForgetInChild, PerProcess};
+use crate::os::PerProcess;
 
-#[derive(Default)]
 pub struct Threads {
     pub copies: Worker<Cards<CopyEngine>>,
     pub launches: Worker<Cards<Kernels>>,
@@ -19,21 +19,16 @@ pub struct Threads {
     pub unregistrations: Worker<()>,
 }
 
-static THREADS: PerProcess<Threads> = PerProcess::new(&FORGETS);
-
-static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
-
-/// In a fork child: it has none of its parent's threads.
-extern "C" fn forget_all() {
-    THREADS.forget();
-}
+static THREADS: PerProcess<OnceLock<Threads>> = PerProcess::empty();
 
 /// All four; the first call starts them. Error: the kernel gave no thread.
 pub fn threads() -> io::Result<&'static Threads> {
     let threads = THREADS.get();
-    threads.copies.start()?;
-    threads.launches.start()?;
-    threads.contexts.start()?;
-    threads.unregistrations.start()?;
-    Ok(threads)
+    if let Some(threads) = threads.get() {
+        return Ok(threads);
+    }
+    let (copies, launches) = (Worker::start()?, Worker::start()?);
+    let (contexts, unregistrations) = (Worker::start()?, Worker::start()?);
+    // Where another thread was first, these end.
+    Ok(threads.get_or_init(|| Threads { copies, launches, contexts, unregistrations }))
 }

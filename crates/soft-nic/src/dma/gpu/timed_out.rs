@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use super::engine::{LIMIT, on_card};
 use super::threads::threads;
 use super::worker::Ticket;
-use crate::os::system::nap;
-use crate::os::{ForgetInChild, PerProcess, locked};
+use crate::os::{PerProcess, locked};
 
 /// How long an answer is waited for that the driver gives at once when nothing keeps it.
 const ANSWER: Duration = Duration::from_millis(250);
@@ -81,8 +80,8 @@ impl TimedOutCopy {
     }
 }
 
-static ALL: PerProcess<Mutex<Vec<TimedOutCopy>>> = PerProcess::new(&FORGETS);
-/// How many there are: without any, no lock is taken.
+static ALL: PerProcess<Mutex<Vec<TimedOutCopy>>> = PerProcess::empty();
+/// How many there are: without any, no lock is taken. A fork child may begin with its parent's number, until its first look.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn with<R>(what: impl FnOnce(&mut Vec<TimedOutCopy>) -> R) -> R {
@@ -101,32 +100,44 @@ pub fn note(card: u32, by: By, ends: [u64; 2], len: u64, job: Option<Ticket<Resu
     with(|all| all.push(TimedOutCopy { card, by, ends, len, since: Instant::now(), job, asked: None }));
 }
 
+/// Looks at those that `concern` picks, forgets those that have ended, and shows the others.
+fn look_at(concern: impl Fn(&TimedOutCopy) -> bool, mut shown: impl FnMut(&TimedOutCopy, CopyState)) {
+    if !exist() {
+        return;
+    }
+    let stays = |one: &mut TimedOutCopy| {
+        if !concern(one) {
+            return true;
+        }
+        let state = one.look();
+        let has_ended = matches!(state, CopyState::Ended);
+        if !has_ended {
+            shown(one, state);
+        }
+        !has_ended
+    };
+    with(|all| all.retain_mut(stays));
+}
+
 /// Whether the engine of a GPU is kept by one. Waits for no more than an answer that comes at once.
 pub fn keeps_engine(card: u32) -> bool {
-    while exist() {
-        let mut asked = false;
-        let kept = with(|all| {
-            let mut kept = false;
-            all.retain_mut(|one| {
-                if one.card != card || one.by != By::Engine {
-                    return true;
-                }
-                let state = one.look();
+    loop {
+        let (mut kept, mut asked) = (false, false);
+        look_at(
+            |one| one.card == card && one.by == By::Engine,
+            |_, state| {
+                kept = true;
                 asked |= matches!(state, CopyState::Asked);
-                kept |= !matches!(state, CopyState::Ended);
-                !matches!(state, CopyState::Ended)
-            });
-            kept
-        });
+            },
+        );
         if !asked {
             return kept;
         }
-        nap(Duration::from_micros(20));
+        std::thread::sleep(Duration::from_micros(20));
     }
-    false
 }
 
-/// Whether one may still read or write there.
+/// Whether one may still read or write there: such memory is used for nothing else, and stays where it is.
 pub fn touches(start: u64, len: u64) -> bool {
     exist() && with(|all| all.iter().any(|one| one.touches(start, len)))
 }
@@ -136,35 +147,16 @@ pub fn touches(start: u64, len: u64) -> bool {
 pub fn await_end(start: u64, len: u64, sure: bool) {
     let mut rest = Duration::from_millis(1);
     loop {
-        let waits = exist()
-            && with(|all| {
-                let mut waits = false;
-                all.retain_mut(|one| {
-                    if !one.touches(start, len) {
-                        return true;
-                    }
-                    let ended = matches!(one.look(), CopyState::Ended);
-                    waits |= !ended && (sure || one.since.elapsed() < 2 * LIMIT);
-                    !ended
-                });
-                waits
-            });
+        let mut waits = false;
+        look_at(|one| one.touches(start, len), |one, _| waits |= sure || one.since.elapsed() < 2 * LIMIT);
         if !waits {
             return;
         }
-        nap(rest);
+        std::thread::sleep(rest);
         if sure {
             rest = (2 * rest).min(Duration::from_millis(50));
         }
     }
-}
-
-static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
-
-/// In a fork child: they are its parent's.
-extern "C" fn forget_all() {
-    ALL.forget();
-    COUNT.store(0, Ordering::Release);
 }
 
 #[cfg(test)]

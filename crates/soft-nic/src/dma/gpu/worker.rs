@@ -9,16 +9,16 @@ use std::sync::mpsc::{Receiver, SendError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::os::locked;
 use crate::os::signals::{NIC_THREAD, spawn};
-use crate::os::{locked, system};
 
 /// How long the thread looks for the next job before it sleeps, and how long a waiter for one spins.
 const SPIN: Duration = Duration::from_micros(40);
 
 type Job<H> = Box<dyn FnOnce(&mut H) + Send>;
 
-/// A thread's queue of jobs; the thread keeps an `H` for them.
-pub struct Worker<H>(Mutex<Option<Sender<Job<H>>>>);
+/// A thread's queue of jobs; the thread keeps an `H` for them, and ends with this.
+pub struct Worker<H>(Sender<Job<H>>);
 
 /// State of a job: posted, begun, done; or cancelled, and then done. A job that must not run after its poster's deadline begins
 /// explicitly, before each call of the driver: so a copy that timed out behind a blocked call does not write into memory that has
@@ -82,7 +82,7 @@ impl<R> Ticket<R> {
                 waited if waited >= limit => return None,
                 waited if waited < SPIN => std::hint::spin_loop(),
                 waited if waited < 20 * SPIN => std::thread::yield_now(),
-                _ => system::nap(Duration::from_micros(20)),
+                _ => std::thread::sleep(Duration::from_micros(20)),
             }
         }
         self.take()
@@ -94,25 +94,15 @@ impl<R> Ticket<R> {
     }
 }
 
-impl<H> Default for Worker<H> {
-    fn default() -> Worker<H> {
-        Worker(Mutex::new(None))
-    }
-}
-
 impl<H: Default + 'static> Worker<H> {
-    /// Starts the thread, once.
-    pub fn start(&self) -> std::io::Result<()> {
-        let mut started = locked(&self.0);
-        if started.is_none() {
-            let (jobs, queue) = channel();
-            spawn(NIC_THREAD, move || serve(&queue))?;
-            *started = Some(jobs);
-        }
-        Ok(())
+    /// Starts the thread. Error: the kernel gave none.
+    pub fn start() -> std::io::Result<Worker<H>> {
+        let (jobs, queue) = channel();
+        spawn(NIC_THREAD, move || serve(&queue))?;
+        Ok(Worker(jobs))
     }
 
-    /// Has the thread do something, once it has been started.
+    /// Has the thread do something.
     pub fn post<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut H, &JobState) -> R + Send + 'static,
@@ -124,12 +114,10 @@ impl<H: Default + 'static> Worker<H> {
             *locked(&slot.answer) = Some(answer);
             slot.state.0.store(JobState::DONE, Ordering::Release);
         });
-        let left = match locked(&self.0).as_ref() {
-            Some(jobs) => jobs.send(job).err().map(|SendError(job)| job),
-            None => Some(job),
-        };
-        // Without a thread it is never done, and its poster's deadline passes. What it holds stays: a copy may still use it.
-        std::mem::forget(left);
+        if let Err(SendError(job)) = self.0.send(job) {
+            // Without a thread it is never done, and its poster's deadline passes. What it holds stays: a copy may still use it.
+            std::mem::forget(job);
+        }
         ticket
     }
 }
