@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use super::system::{check, moved_high, new_descriptor};
-use super::unix_stream::abstract_address;
+use super::system::{moved_high, new_descriptor};
+use super::unix_stream::by_name;
 
 /// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
 /// another number and keeps away from its parent's rings.
@@ -114,31 +114,24 @@ impl Drop for NoForkSocket {
 
 /// A socket bound to an abstract name: only one process can have it, and the kernel frees it when that process ends.
 #[derive(Debug)]
-pub struct LockSocket(NoForkSocket);
+pub struct LockSocket {
+    _socket: NoForkSocket,
+}
 
 impl LockSocket {
     /// Binds the name; `None` when it is taken, or too many threads of this process try at once.
     ///
     /// Errors: the kernel's, or a name that is too long.
     pub fn bind(name: &str) -> io::Result<Option<LockSocket>> {
-        let (address, len) = abstract_address(name)?;
         let socket = match NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(None),
             made => made?,
         };
-        // SAFETY: the address lives through the call and has at least `len` bytes.
-        let bound = check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &address, len) });
-        match bound {
-            Ok(_) => Ok(Some(LockSocket(socket))),
+        match by_name(libc::SYS_bind, &socket, name) {
+            Ok(()) => Ok(Some(LockSocket { _socket: socket })),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
             Err(error) => Err(error),
         }
-    }
-}
-
-impl AsRawFd for LockSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
     }
 }
 
@@ -146,6 +139,12 @@ impl AsRawFd for LockSocket {
 mod tests {
     use super::*;
     use crate::os::testing::true_in_fork_child;
+
+    impl AsRawFd for LockSocket {
+        fn as_raw_fd(&self) -> RawFd {
+            self._socket.as_raw_fd()
+        }
+    }
 
     fn is_open(raw: RawFd) -> bool {
         // SAFETY: asks for a flag of a descriptor that this process may not have.

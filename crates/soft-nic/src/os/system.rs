@@ -10,7 +10,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage};
+use nix::unistd::Pid;
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
@@ -35,28 +37,26 @@ macro_rules! new_descriptor {
 pub(in crate::os) use new_descriptor;
 
 pub fn monotonic_ns() -> u64 {
-    clock_ns(libc::CLOCK_MONOTONIC)
+    clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)
 }
 
 /// CPU time of the calling thread in ns. A system call, about 0.2 µs.
 pub fn thread_cpu_ns() -> u64 {
-    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
 }
 
 /// How often the calling thread was taken off its core while it could have gone on (involuntary context switches).
 pub fn thread_preemptions() -> u64 {
-    // SAFETY: plain old data.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` lives through the call.
-    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
-    usage.ru_nivcsw as u64
+    getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.involuntary_context_switches() as u64)
 }
 
-fn clock_ns(clock: libc::clockid_t) -> u64 {
+/// Time of a clock, ns; `None`: there is none, as of a thread that has ended.
+#[inline]
+pub(super) fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` lives through the call; both clocks always exist.
-    unsafe { libc::clock_gettime(clock, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    // SAFETY: `time` lives through the call.
+    let result = unsafe { libc::clock_gettime(clock, &mut time) };
+    (result == 0).then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 /// Makes a memfd of `len` bytes whose size can never change again, so that a mapping of it cannot fault.
@@ -191,13 +191,10 @@ pub fn secret() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-fn timespec(time: Duration) -> libc::timespec {
-    libc::timespec { tv_sec: time.as_secs() as libc::time_t, tv_nsec: time.subsec_nanos().into() }
-}
-
 /// Sleeps until `word` is no longer `expected`, a wake-up, or the time is over. The word may be shared with others.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    let time = timespec(timeout);
+    let (sec, nsec) = (timeout.as_secs() as libc::time_t, timeout.subsec_nanos().into());
+    let time = libc::timespec { tv_sec: sec, tv_nsec: nsec };
     // SAFETY: the word and the time live through the call; every outcome (woken, changed, timed out) means "look again".
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &time) };
 }
@@ -209,9 +206,7 @@ pub fn futex_wake(word: &AtomicU32) {
 
 /// Sleeps for about `time`, as precisely as [`tune_thread`] made the timers.
 pub fn nap(time: Duration) {
-    let time = timespec(time);
-    // SAFETY: `time` lives through the call; a null remainder is allowed.
-    unsafe { libc::syscall(libc::SYS_nanosleep, &time, std::ptr::null_mut::<libc::timespec>()) };
+    std::thread::sleep(time);
 }
 
 /// A handle on another process that stays with that process, even when its number is used again.
@@ -229,20 +224,6 @@ pub fn is_readable(fd: &impl AsRawFd) -> bool {
     ready == 1 && poll.revents & libc::POLLIN != 0
 }
 
-/// The kernel's `struct sched_attr`, first version (48 bytes).
-#[repr(C)]
-#[derive(Default)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
 /// Tunes the calling thread for short sleeps: timers to the nanosecond instead of 50 µs late, and a scheduling slice of
 /// 0.1 ms.
 ///
@@ -252,15 +233,16 @@ struct SchedAttr {
 pub fn tune_thread() {
     // SAFETY: sets an attribute of the thread, touches no memory.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
-    let size = size_of::<SchedAttr>() as u32;
-    let mut attr = SchedAttr::default();
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: plain old data.
+    let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
     // SAFETY: `attr` has the size passed.
     let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &mut attr, size, 0) };
-    if got != 0 || attr.policy != libc::SCHED_OTHER as u32 {
+    if got != 0 || attr.sched_policy != libc::SCHED_OTHER as u32 {
         return;
     }
     attr.size = size;
-    attr.runtime = 100_000;
+    attr.sched_runtime = 100_000;
     // SAFETY: `attr` is complete and lives through the call.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &attr, 0) };
 }
@@ -277,35 +259,23 @@ pub(super) fn set_option<T: Copy>(
     check(unsafe { libc::syscall(number, socket.as_raw_fd(), level, name, &value, len) }).map(|_| ())
 }
 
+/// In place of a number of a thread.
+const THIS_THREAD: Pid = Pid::from_raw(0);
+
 /// Cores that the calling thread may run on; 1 when the kernel does not say.
 pub fn allowed_cores() -> usize {
-    // SAFETY: counts bits of a set of ours.
-    affinity().map_or(1, |cores| unsafe { libc::CPU_COUNT(&cores) } as usize)
+    let count = |cores: CpuSet| (0..CpuSet::count()).filter(|core| cores.is_set(*core) == Ok(true)).count();
+    sched_getaffinity(THIS_THREAD).map_or(1, count)
 }
 
 /// Moves the calling thread to another of the cores that it may run on, where there is one; it may come back later. What
 /// another thread sets in between is lost, and the set of before stays.
 pub fn leave_core() {
-    // SAFETY: plain call.
-    let here = unsafe { libc::sched_getcpu() };
-    let (Some(all), Ok(here)) = (affinity(), usize::try_from(here)) else { return };
+    let (Ok(all), Ok(here)) = (sched_getaffinity(THIS_THREAD), sched_getcpu()) else { return };
     let mut others = all;
-    if here >= libc::CPU_SETSIZE as usize {
-        return;
+    if others.unset(here).is_ok() {
+        // An empty set is refused, and nothing changes.
+        let _ = sched_setaffinity(THIS_THREAD, &others);
+        let _ = sched_setaffinity(THIS_THREAD, &all);
     }
-    // SAFETY: `here` is within the set.
-    unsafe { libc::CPU_CLR(here, &mut others) };
-    // An empty set is refused, and nothing changes.
-    for cores in [others, all] {
-        // SAFETY: `cores` has the size passed.
-        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &cores) };
-    }
-}
-
-fn affinity() -> Option<libc::cpu_set_t> {
-    // SAFETY: plain old data; filled by the call below.
-    let mut cores: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `cores` has the size passed.
-    let got = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut cores) };
-    (got == 0).then_some(cores)
 }

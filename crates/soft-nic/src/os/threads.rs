@@ -4,13 +4,12 @@
 //! `/proc/self/task/N/stat`, proc(5)) and its CPU clock stands still. The clock is the thread's own (`clock_gettime` with
 //! the clock that `pthread_getcpuclockid` makes), exact also while the thread runs, and there without schedstats.
 
-use std::ffi::CStr;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::fs::{File, read_dir};
+use std::io::Read;
 
 use mlx5_device::threads::{ThreadTime, Threads};
 
-use super::system::open;
+use super::system::clock_ns;
 
 /// Threads that one look covers; a program with more is judged by these.
 const MAX_THREADS: usize = 1024;
@@ -30,9 +29,7 @@ impl OwnThreads {
 
     fn thread(&self, tid: u32) -> Option<ThreadTime> {
         let mut text = [0; 512];
-        let path = format!("/proc/self/task/{tid}/stat\0");
-        let file = open(CStr::from_bytes_with_nul(path.as_bytes()).ok()?, 0).ok()?;
-        let len = read(&file, &mut text).ok()?;
+        let len = File::open(format!("/proc/self/task/{tid}/stat")).ok()?.read(&mut text).ok()?;
         let (name, state) = parse(std::str::from_utf8(text.get(..len)?).ok()?)?;
         (name != self.without).then_some(())?;
         Some(ThreadTime { tid, runnable: state == 'R', cpu_ns: cpu_ns(tid)? })
@@ -41,8 +38,9 @@ impl OwnThreads {
 
 impl Threads for OwnThreads {
     fn look(&mut self) -> Vec<ThreadTime> {
-        let tids = task_ids().unwrap_or_default();
-        tids.into_iter().take(MAX_THREADS).filter_map(|tid| self.thread(tid)).collect()
+        let tasks = read_dir("/proc/self/task").into_iter().flatten().flatten();
+        let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+        tids.take(MAX_THREADS).filter_map(|tid| self.thread(tid)).collect()
     }
 }
 
@@ -53,48 +51,10 @@ fn parse(line: &str) -> Option<(&str, char)> {
     Some((name, rest.chars().next()?))
 }
 
-/// Numbers of the threads of this process. Not by `opendir`, which the interposer hooks.
-fn task_ids() -> io::Result<Vec<u32>> {
-    let folder = open(c"/proc/self/task", libc::O_DIRECTORY)?;
-    let mut tids = Vec::new();
-    let mut entries = [0; 4096];
-    loop {
-        let (to, len) = (entries.as_mut_ptr(), entries.len());
-        // SAFETY: the buffer lives through the call, which writes at most `len` bytes to it.
-        let got = unsafe { libc::syscall(libc::SYS_getdents64, folder.as_raw_fd(), to, len) };
-        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-        let before = tids.len();
-        tids.extend(names(&entries[..got.min(len)]).filter_map(|name| name.parse::<u32>().ok()));
-        if got == 0 || (tids.len() == before && before > 0) || tids.len() >= MAX_THREADS {
-            return Ok(tids);
-        }
-    }
-}
-
-/// Names in what getdents64(2) wrote: entries of `reclen` (at 16) bytes, the name at 19 up to a zero.
-fn names(mut entries: &[u8]) -> impl Iterator<Item = &str> {
-    std::iter::from_fn(move || {
-        let len = usize::from(u16::from_ne_bytes(entries.get(16..18)?.try_into().ok()?));
-        let name = CStr::from_bytes_until_nul(entries.get(19..len)?).ok()?;
-        entries = &entries[len..];
-        Some(name.to_str().unwrap_or(""))
-    })
-}
-
 /// CPU time of a thread of this process, ns; none when it has ended.
 fn cpu_ns(tid: u32) -> Option<u64> {
     // `make_thread_cpuclock` of the kernel: the inverted number, and 4 | 2 for «one thread, by the scheduler».
-    let clock = (!(tid as i32) << 3) | 6;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` lives through the call.
-    let result = unsafe { libc::clock_gettime(clock, &mut time) };
-    (result == 0).then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
-}
-
-fn read(file: &OwnedFd, to: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the buffer lives through the call, which writes at most its length to it.
-    let got = unsafe { libc::syscall(libc::SYS_read, file.as_raw_fd(), to.as_mut_ptr(), to.len()) };
-    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+    clock_ns((!(tid as i32) << 3) | 6)
 }
 
 #[cfg(test)]

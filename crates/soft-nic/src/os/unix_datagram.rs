@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::forks::NoForkSocket;
 use super::system;
-use super::unix_stream::abstract_address;
+use super::unix_stream::{abstract_address, by_name};
 
 /// Longest datagram behind its key: a MAD with both addresses, and room to spare.
 pub const MAX_UNIX_DATAGRAM: usize = 512;
@@ -48,19 +48,13 @@ impl UnboundSocket {
     /// Errors: what the kernel says; `ConnectionRefused`: no socket has that name; `WouldBlock`: it is full (a kernel holds ten,
     /// `net.unix.max_dgram_qlen`).
     pub fn post(&self, to: &str, head: &[u8], bytes: &[u8]) -> io::Result<()> {
-        let (mut address, len) = abstract_address(to)?;
-        let part =
-            |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut parts = [part(&self.key), part(head), part(bytes)];
-        // SAFETY: plain old data.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_name = (&raw mut address).cast();
-        message.msg_namelen = len as libc::socklen_t;
-        message.msg_iov = parts.as_mut_ptr();
-        message.msg_iovlen = parts.len();
-        let (number, flags) = (libc::SYS_sendmsg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        // SAFETY: all that the message points to lives through the call, with the lengths given; the kernel reads only.
-        system::check(unsafe { libc::syscall(number, self.socket.as_raw_fd(), &message, flags) }).map(|_| ())
+        let (address, len) = abstract_address(to)?;
+        let whole = [&self.key, head, bytes].concat();
+        let (fd, at, flags) =
+            (self.socket.as_raw_fd(), whole.as_ptr(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        // SAFETY: bytes and address live through the call, with the lengths given; the kernel reads only.
+        system::check(unsafe { libc::syscall(libc::SYS_sendto, fd, at, whole.len(), flags, &address, len) })
+            .map(|_| ())
     }
 }
 
@@ -77,14 +71,12 @@ impl BoundSocket {
     ///
     /// Errors: what the kernel says; `AddrInUse`: a socket has that name.
     pub fn open(name: &str, key: u64) -> io::Result<BoundSocket> {
-        let (address, len) = abstract_address(name)?;
         let unbound = UnboundSocket::open(key)?;
         let socket = &unbound.socket;
         let mut program = accepting(key);
         let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         system::set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter)?;
-        // SAFETY: the address lives through the call and has at least `len` bytes.
-        system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &address, len) })?;
+        by_name(libc::SYS_bind, socket, name)?;
         Ok(BoundSocket { unbound })
     }
 
@@ -263,7 +255,7 @@ mod tests {
         let begun = Instant::now();
         while let Err(error) = BoundSocket::open(&name("forked"), KEY_OF_TESTS) {
             assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
-            system::nap(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

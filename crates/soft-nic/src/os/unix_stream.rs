@@ -2,8 +2,10 @@
 //!
 //! By raw system calls, as in [`system`](super::system): one side is a thread within the user's program.
 
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ffi::c_long;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::system::{self, check, new_descriptor};
@@ -16,11 +18,11 @@ pub struct Peer {
 }
 
 #[derive(Debug)]
-pub struct Stream(OwnedFd);
+pub struct Stream(UnixStream);
 
 /// A socket that waits for connections; its name ends with it.
 #[derive(Debug)]
-pub struct Listener(OwnedFd);
+pub struct Listener(UnixListener);
 
 /// A fresh socket with its descriptor out of the way of programs that count on small ones.
 fn socket() -> io::Result<OwnedFd> {
@@ -43,55 +45,51 @@ pub(super) fn abstract_address(name: &str) -> io::Result<(libc::sockaddr_un, usi
     Ok((address, std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()))
 }
 
-/// Waits until the socket is ready; false when the deadline came first.
-fn wait(fd: &OwnedFd, events: i16, until: Instant) -> io::Result<bool> {
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-        let milliseconds = left.as_millis().min(60_000) as libc::c_int + 1;
-        // SAFETY: one valid entry that lives through the call.
-        match check(unsafe { libc::syscall(libc::SYS_poll, &mut entry, 1, milliseconds) }) {
-            Ok(0) if Instant::now() >= until => return Ok(false),
-            Ok(0) => {}
-            Ok(_) => return Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
+/// Binds or connects a socket (`SYS_bind`, `SYS_connect`) by an abstract name.
+pub(super) fn by_name(number: c_long, socket: &impl AsRawFd, name: &str) -> io::Result<()> {
+    let (address, len) = abstract_address(name)?;
+    // SAFETY: the address lives through the call and has at least `len` bytes.
+    check(unsafe { libc::syscall(number, socket.as_raw_fd(), &address, len) }).map(|_| ())
 }
 
-fn peer(fd: &OwnedFd) -> io::Result<Peer> {
-    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `credentials` has the length passed, and both live through the call.
-    check(unsafe {
-        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, &mut credentials, &mut len)
-    })?;
-    Ok(Peer { pid: credentials.pid as u32, user: credentials.uid })
+/// Makes a call that is told how long it may wait, again where a signal ended it.
+fn before<T>(until: Instant, mut call: impl FnMut(Duration) -> io::Result<T>) -> io::Result<T> {
+    loop {
+        // A limit of zero would be none.
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
+        match call(left) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            done => return done,
+        }
+    }
 }
 
 impl Listener {
     /// Takes the name. Errors: the kernel's; `AddrInUse` when another process has it.
     pub fn bind(name: &str) -> io::Result<Listener> {
-        let (address, len) = abstract_address(name)?;
         let fd = socket()?;
-        // SAFETY: the address lives through the call and has at least `len` bytes.
-        check(unsafe { libc::syscall(libc::SYS_bind, fd.as_raw_fd(), &address, len) })?;
+        by_name(libc::SYS_bind, &fd, name)?;
         // SAFETY: plain system call on our descriptor.
         check(unsafe { libc::syscall(libc::SYS_listen, fd.as_raw_fd(), 8) })?;
-        Ok(Listener(fd))
+        Ok(Listener(fd.into()))
     }
 
     /// The next connection; none when none came within `patience`.
     pub fn accept(&self, patience: Duration) -> io::Result<Option<(Stream, Peer)>> {
-        if !wait(&self.0, libc::POLLIN, Instant::now() + patience)? {
-            return Ok(None);
+        let accepted = before(Instant::now() + patience, |left| {
+            let (sec, usec) = (left.as_secs() as libc::time_t, left.subsec_micros().into());
+            let limit = libc::timeval { tv_sec: sec, tv_usec: usec };
+            system::set_option(&self.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, limit)?;
+            self.0.accept()
+        });
+        match accepted {
+            Ok((stream, _)) => Stream::to_peer(stream).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
+            Err(error) => Err(error),
         }
-        let null = std::ptr::null_mut::<libc::sockaddr>();
-        let fd = new_descriptor!(SYS_accept4, self.0.as_raw_fd(), null, null, libc::SOCK_CLOEXEC)?;
-        let peer = peer(&fd)?;
-        Ok(Some((Stream(fd), peer)))
     }
 }
 
@@ -100,49 +98,36 @@ impl Stream {
     ///
     /// Errors: the kernel's; `WouldBlock` when the other side takes no connection within `patience`.
     pub fn connect(name: &str, patience: Duration) -> io::Result<(Stream, Peer)> {
-        let (address, len) = abstract_address(name)?;
-        let fd = socket()?;
-        let time = libc::timeval {
-            tv_sec: patience.as_secs() as libc::time_t,
-            tv_usec: libc::suseconds_t::from(patience.subsec_micros()),
-        };
-        system::set_option(&fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, time)?;
-        // SAFETY: the address lives through the call and has at least `len` bytes.
-        check(unsafe { libc::syscall(libc::SYS_connect, fd.as_raw_fd(), &address, len) })?;
-        let peer = peer(&fd)?;
-        Ok((Stream(fd), peer))
+        let stream = UnixStream::from(socket()?);
+        stream.set_write_timeout(Some(patience))?;
+        by_name(libc::SYS_connect, &stream, name)?;
+        Stream::to_peer(stream)
     }
 
-    /// What the system call moves once the socket is ready for it.
-    fn when_ready(
-        &self,
-        events: i16,
-        until: Instant,
-        mut call: impl FnMut(RawFd) -> i64,
-    ) -> io::Result<usize> {
-        loop {
-            if !wait(&self.0, events, until)? {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            match check(call(self.0.as_raw_fd())) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                moved => return Ok(moved? as usize),
-            }
-        }
+    fn to_peer(stream: UnixStream) -> io::Result<(Stream, Peer)> {
+        let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: `credentials` has the length passed, and both live through the call.
+        check(unsafe {
+            let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+            libc::syscall(libc::SYS_getsockopt, stream.as_raw_fd(), level, name, &mut credentials, &mut len)
+        })?;
+        Ok((Stream(stream), Peer { pid: credentials.pid as u32, user: credentials.uid }))
     }
 
     /// Sends all of `bytes`, without a signal when the reader has closed its end.
     ///
     /// Errors: the kernel's, or `TimedOut`.
     pub fn send(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         while !bytes.is_empty() {
-            let null = std::ptr::null::<libc::sockaddr>();
-            let sent = self.when_ready(libc::POLLOUT, until, |fd| {
+            let (fd, null) = (self.0.as_raw_fd(), std::ptr::null::<libc::sockaddr>());
+            let sent = before(until, |left| {
+                self.0.set_write_timeout(Some(left))?;
+                let (at, len, flags) = (bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL);
                 // SAFETY: reads no more than the slice has; no address is given.
-                unsafe { libc::syscall(libc::SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, null, 0) }
+                check(unsafe { libc::syscall(libc::SYS_sendto, fd, at, len, flags, null, 0) })
             })?;
-            bytes = bytes.get(sent..).unwrap_or_default();
+            bytes = bytes.get(sent as usize..).unwrap_or_default();
         }
         Ok(())
     }
@@ -151,10 +136,9 @@ impl Stream {
     ///
     /// Errors: the kernel's, or `TimedOut`.
     pub fn receive_some(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
-        let (to, len, null) = (bytes.as_mut_ptr(), bytes.len(), std::ptr::null_mut::<libc::sockaddr>());
-        self.when_ready(libc::POLLIN, until, |fd| {
-            // SAFETY: writes no more than the slice has; no address is asked for.
-            unsafe { libc::syscall(libc::SYS_recvfrom, fd, to, len, libc::MSG_DONTWAIT, null, null) }
+        before(until, |left| {
+            self.0.set_read_timeout(Some(left))?;
+            (&self.0).read(bytes)
         })
     }
 
