@@ -24,10 +24,8 @@ use std::time::Duration;
 
 use crate::os::system;
 
-/// Where the policy gets the time from.
+/// What the policy asks of its thread.
 pub trait IdleClock {
-    /// Monotonic time in ns.
-    fn now_ns(&self) -> u64;
     /// CPU time that this thread has used, in ns.
     fn cpu_ns(&self) -> u64;
     /// How often this thread was taken off its core while it could have gone on.
@@ -40,10 +38,6 @@ pub trait IdleClock {
 pub struct SystemClock;
 
 impl IdleClock for SystemClock {
-    fn now_ns(&self) -> u64 {
-        system::monotonic_ns()
-    }
-
     fn cpu_ns(&self) -> u64 {
         system::thread_cpu_ns()
     }
@@ -145,9 +139,9 @@ pub struct IdlePolicy<C> {
 }
 
 impl<C: IdleClock> IdlePolicy<C> {
-    /// A policy that starts spinning.
-    pub fn new(clock: C, times: IdleTimes) -> Self {
-        let (now, cpu) = (clock.now_ns(), clock.cpu_ns());
+    /// A policy that starts spinning at this time, ns of the monotonic clock.
+    pub fn new(clock: C, times: IdleTimes, now: u64) -> Self {
+        let cpu = clock.cpu_ns();
         IdlePolicy {
             times,
             worked_ns: now,
@@ -174,12 +168,6 @@ impl<C: IdleClock> IdlePolicy<C> {
         self.asked_ns = now;
         self.asked_cpu_ns = None;
         self.preemptions = self.clock.preemptions();
-    }
-
-    /// Whether other threads want the core.
-    #[cfg(test)]
-    pub fn is_crowded(&self) -> bool {
-        self.looked_ns < self.crowded_until_ns
     }
 
     /// Call after every look. `now`: when the look began, ns of the clock; it read that anyway, and a second reading costs
@@ -224,8 +212,8 @@ impl<C: IdleClock> IdlePolicy<C> {
         Pause::Offer
     }
 
-    /// For how long the core was taken since this was asked last, or since the last sleep; `None`: never. Work does not count.
-    fn absence(&mut self, now: u64) -> Option<u64> {
+    /// For how long the core was taken since this was asked last, or since the last sleep. Work does not count.
+    fn absence(&mut self, now: u64) -> u64 {
         let (preemptions, cpu) = (self.clock.preemptions(), self.clock.cpu_ns());
         let taken = preemptions != self.preemptions;
         let elapsed = now.saturating_sub(self.asked_ns);
@@ -234,7 +222,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         self.asked_ns = now;
         self.asked_cpu_ns = Some(cpu);
         if !taken {
-            return None;
+            return 0;
         }
         let again = now.saturating_sub(self.taken_ns) < self.times.taken_ns;
         self.taken = if again { self.taken.saturating_add(1) } else { 1 };
@@ -243,7 +231,7 @@ impl<C: IdleClock> IdlePolicy<C> {
             self.shared_until_ns = now + self.times.belief_ns;
         }
         // Right after a sleep it is not known what was work.
-        Some(worked.map_or(0, |worked| elapsed.saturating_sub(worked)))
+        worked.map_or(0, |worked| elapsed.saturating_sub(worked))
     }
 
     fn crowded(&mut self, worked: bool, quiet_ns: u64) -> Pause {
@@ -270,7 +258,7 @@ impl<C: IdleClock> IdlePolicy<C> {
 
     /// A gap between two looks was an absence when the kernel counted a preemption, and work otherwise. True: leave this core.
     fn notice_absence(&mut self, now: u64) -> bool {
-        let absent_ns = self.absence(now).unwrap_or(0);
+        let absent_ns = self.absence(now);
         if now < self.crowded_until_ns || absent_ns < self.times.long_ns {
             return false;
         }
@@ -292,6 +280,13 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
+
+    impl<C> IdlePolicy<C> {
+        /// Whether other threads want the core.
+        fn is_crowded(&self) -> bool {
+            self.looked_ns < self.crowded_until_ns
+        }
+    }
 
     /// A thread's clocks, moved by the test.
     #[derive(Debug, Clone, Default)]
@@ -319,10 +314,6 @@ mod tests {
     }
 
     impl IdleClock for Thread {
-        fn now_ns(&self) -> u64 {
-            self.now.get()
-        }
-
         fn cpu_ns(&self) -> u64 {
             self.cpu.get()
         }
@@ -340,7 +331,7 @@ mod tests {
         let thread = Thread::default();
         thread.pinned.set(true);
         thread.run(1_000_000_000);
-        let policy = IdlePolicy::new(thread.clone(), IdleTimes::default());
+        let policy = IdlePolicy::new(thread.clone(), IdleTimes::default(), thread.now.get());
         (thread, policy)
     }
 

@@ -135,7 +135,7 @@ impl Shared {
     /// The NIC's thread, which gives `publish` the report when it is asked to leave.
     pub fn run(&self, publish: impl FnOnce(&Report)) {
         system::tune_thread();
-        let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default());
+        let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default(), system::monotonic_ns());
         let mut pumped = 0;
         while self.goes_on() {
             let round = catch_unwind(AssertUnwindSafe(|| self.look(&mut policy, &mut pumped)));
@@ -185,29 +185,23 @@ impl Shared {
             policy.begin(system::monotonic_ns());
             return true;
         }
-        match policy.after_look(now, worked) {
-            Pause::Spin => {
-                drop(nic);
-                std::hint::spin_loop();
+        let pause = policy.after_look(now, worked);
+        let Pause::Sleep(max) = pause else {
+            drop(nic);
+            match pause {
+                Pause::Offer => std::thread::yield_now(),
+                Pause::Leave => system::leave_core(),
+                _ => std::hint::spin_loop(),
             }
-            Pause::Offer => {
-                drop(nic);
-                std::thread::yield_now();
-            }
-            Pause::Leave => {
-                drop(nic);
-                system::leave_core();
-            }
-            Pause::Sleep(max) => {
-                let max = if nic.is_waiting() { max.min(WAITING) } else { max };
-                // Commands and the pump have the NIC while the thread sleeps.
-                if let Some(sleep) = nic.link().prepare_sleep() {
-                    drop(nic);
-                    sleep.wait(max);
-                    let Some(mut nic) = server.nic.poll() else { return false };
-                    nic.link().end_sleep();
-                }
-            }
+            return true;
+        };
+        let max = if nic.is_waiting() { max.min(WAITING) } else { max };
+        // Commands and the pump have the NIC while the thread sleeps.
+        if let Some(sleep) = nic.link().prepare_sleep() {
+            drop(nic);
+            sleep.wait(max);
+            let Some(mut nic) = server.nic.poll() else { return false };
+            nic.link().end_sleep();
         }
         true
     }

@@ -45,7 +45,7 @@ fn nic(words: &Words, config: LinkConfig) {
     system::tune_thread();
     let mut link = Link::join(config).unwrap();
     words.my_slot.store(u64::from(link.slot()) + 1, Ordering::Release);
-    let mut idle = IdlePolicy::new(SystemClock, IdleTimes::default());
+    let mut idle = IdlePolicy::new(SystemClock, IdleTimes::default(), system::monotonic_ns());
     let (mut sent, mut received) = (0u64, 0u32);
     while !words.stop.load(Ordering::Relaxed) {
         let mut last = None;
@@ -197,7 +197,7 @@ fn second_of_rest(times: IdleTimes) -> (u64, u64) {
     let mut link = Link::join(config(&fabric_name())).unwrap();
     let resting = std::thread::spawn(move || {
         system::tune_thread();
-        let mut idle = IdlePolicy::new(SystemClock, times);
+        let mut idle = IdlePolicy::new(SystemClock, times, system::monotonic_ns());
         let mut idle_for = |link: &mut Link, time: Duration| {
             let begun = Instant::now();
             while begun.elapsed() < time {
