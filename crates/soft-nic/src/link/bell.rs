@@ -18,26 +18,22 @@ use crate::os::OneShotEpoll;
 
 impl Link {
     pub(super) fn publish_and_ring(&mut self) {
-        if self.to_publish.is_empty() && self.to_notify.is_empty() || !self.fabric.is_ours() {
+        // What is delayed is shown by `pass_time`, and stays noted until then.
+        let shown = if self.delays { &[] } else { &*self.to_publish };
+        if shown.is_empty() && self.to_notify.is_empty() || !self.fabric.is_ours() {
             return;
         }
-        for slot in &self.to_publish {
+        for slot in shown {
             if let Some(outgoing) = &mut self.outgoing[usize::from(*slot) % SLOTS] {
                 outgoing.producer.publish();
                 outgoing.dirty = false;
             }
         }
-        // Between our head and their bell: either they see the head before they sleep, or we see that they sleep.
-        fence(Ordering::SeqCst);
-        let own = self.slot();
-        for slots in [&mut self.to_publish, &mut self.to_notify] {
-            for slot in slots.iter() {
-                if *slot != own && self.fabric.ring(*slot) {
-                    self.counters.bells += 1;
-                }
-            }
-            slots.clear();
+        self.counters.bells += ring_all(&self.fabric, shown.iter().chain(&self.to_notify));
+        if !self.delays {
+            self.to_publish.clear();
         }
+        self.to_notify.clear();
     }
 
     /// The delay of what leaves now, ns.
@@ -48,9 +44,9 @@ impl Link {
     pub(super) fn hold(&mut self, holds: bool) {
         self.delays = holds;
         if let Some(wire) = &mut self.wire {
-            wire.hold(holds);
+            wire.holds = holds;
         }
-        self.outgoing.iter_mut().flatten().for_each(|outgoing| outgoing.producer.hold(holds));
+        self.outgoing.iter_mut().flatten().for_each(|outgoing| outgoing.producer.holds = holds);
     }
 
     /// Whether a reply lies in a channel that its receiver has not attached to, and may attach to as long as we are here.
@@ -80,13 +76,7 @@ impl Link {
             outgoing.dirty
         });
         gone += shown.len();
-        // As in `ring_bells`.
-        fence(Ordering::SeqCst);
-        for slot in shown {
-            if slot != self.slot() && self.fabric.ring(slot) {
-                self.counters.bells += 1;
-            }
-        }
+        self.counters.bells += ring_all(&self.fabric, shown.iter());
         if self.delay_ns == 0 && !self.has_delayed() {
             self.hold(false);
         }
@@ -140,6 +130,13 @@ impl Link {
             }
         }
     }
+}
+
+/// Rings at these slots, but our own, after what was written for them; how many slept.
+fn ring_all<'s>(fabric: &Fabric, slots: impl Iterator<Item = &'s u8>) -> u64 {
+    // Between our head and their bell: either they see the head before they sleep, or we see that they sleep.
+    fence(Ordering::SeqCst);
+    slots.filter(|slot| **slot != fabric.slot() && fabric.ring(**slot)).count() as u64
 }
 
 /// A sleep about to begin: what it waits on does not need the link.

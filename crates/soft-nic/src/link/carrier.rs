@@ -9,10 +9,11 @@ use mlx5_device::memory::Fault;
 use roce::{Fragment, Now, Packet};
 
 use super::channel::{ChannelState, Lane};
+use super::inbound::Body;
 use super::record;
 use super::send::{NO_SUCH_PAYLOAD, fill, room_for};
-use super::udp::Wire;
-use super::{Inbound, Link, LinkEvent, MAX_INLINE, Room, SLOTS};
+use super::udp::{Arrived, Wire};
+use super::{Inbound, Link, LinkEvent, MAX_INLINE, Room, SLOTS, path_of_wire};
 
 impl Carrier for Link {
     type Inbound<'a> = Inbound<'a>;
@@ -44,16 +45,41 @@ impl Carrier for Link {
         self.pass_time(now) + self.poll_records(budget, |inbound| handler(inbound.packet, inbound))
     }
 
+    /// Returns how many datagrams were looked at. The kernel is asked for those of an address that nothing came for lately only every
+    /// few microseconds.
     fn poll_wire(
         &mut self,
         now: Now,
         mut handler: impl FnMut(&Packet, &mut Inbound<'_>) -> Disposition,
     ) -> usize {
-        self.poll_packets(now, |inbound| handler(inbound.packet, inbound))
+        let Self { wire, fabric, host, counters, mads, .. } = self;
+        let Some(wire) = wire.as_mut().filter(|_| fabric.is_ours()) else { return 0 };
+        wire.poll(
+            now,
+            |slot, address| fabric.port_of(slot, address),
+            |Arrived { from, at, packet, payload }| {
+                if packet.dst_qpn == roce::wire::mad::QP1 {
+                    mads.take_packet(from, at, &packet, &payload);
+                    return true;
+                }
+                let datagram = packet.service == roce::ServiceType::Ud;
+                let mut inbound = Inbound {
+                    packet: &packet,
+                    addresses: Some((from, at)),
+                    path: datagram.then(|| path_of_wire(from, at)),
+                    to_port: None,
+                    body: Body::Here(&payload),
+                    host,
+                    counters: &mut *counters,
+                    given_up: false,
+                };
+                handler(&packet, &mut inbound) != Disposition::ConsumedLate
+            },
+        )
     }
 
     fn replies_wait(&self, slot: u8) -> bool {
-        let mut of_peer = self.incoming.iter().filter(|incoming| incoming.consumer.ends().from == slot);
+        let mut of_peer = self.incoming.iter().filter(|incoming| incoming.consumer.ends.from == slot);
         of_peer.any(|incoming| incoming.consumer.pending_in(Lane::Reply))
     }
 
@@ -96,7 +122,7 @@ impl Carrier for Link {
         }
         let mut words = record::encode(packet, carried);
         if path.to_port > 1 {
-            words[0] = record::to_second_port(words[0]);
+            words[0] |= record::SECOND_PORT;
         }
         match words.first_chunk::<{ record::REPLY_WORDS }>() {
             Some(answer) if lane == Lane::Reply => ring.store(at, *answer),
@@ -109,7 +135,9 @@ impl Carrier for Link {
         let position = Position { channel: outgoing.serial, offset };
         let sent = &mut self.counters;
         *if lane == Lane::Request { &mut sent.requests_sent } else { &mut sent.replies_sent } += 1;
-        outgoing.note(slot, &mut self.to_publish);
+        if !std::mem::replace(&mut outgoing.dirty, true) {
+            self.to_publish.push(slot);
+        }
         Ok(Sent { position, carried })
     }
 
@@ -174,12 +202,7 @@ impl Carrier for Link {
                 self.happened(LinkEvent::Unsent { address, errno });
             }
         }
-        // What is delayed is shown by `pass_time`, and stays noted until then.
-        let delayed = if self.delays { std::mem::take(&mut self.to_publish) } else { Vec::new() };
         self.publish_and_ring();
-        if !delayed.is_empty() {
-            self.to_publish = delayed;
-        }
     }
 
     fn fabric_in_words(&self) -> String {

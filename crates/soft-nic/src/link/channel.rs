@@ -13,9 +13,10 @@
 //! a cache line that moves between cores for every message would cost more than the message.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
+use super::Unattached;
 use super::delay::DelayLine;
 use super::record::{self, RecordError};
 use crate::dma::RingMemory;
@@ -67,16 +68,6 @@ pub enum ChannelState {
     Closed = 2,
 }
 
-impl ChannelState {
-    fn from_word(word: u32) -> ChannelState {
-        match word {
-            0 => ChannelState::Published,
-            1 => ChannelState::Attached,
-            _ => ChannelState::Closed,
-        }
-    }
-}
-
 /// Sender and receiver of a channel, as the memfd's first page says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
@@ -100,27 +91,20 @@ impl Ends {
     }
 }
 
-/// Why a published channel was not attached.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// A system call failed.
-    #[error("attaching to a channel: {0}")]
-    Kernel(#[from] io::Error),
-    /// Not a channel of this version between these two.
-    #[error("what was published is not a channel of version {}: {what}", record::VERSION)]
-    Foreign {
-        /// What is wrong with it.
-        what: &'static str,
-    },
-}
-
 /// Sender's state of one ring.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ProducerLane {
+    ring: RingMemory,
     head: u64,
     published: u64,
     /// The consumer's tail when last looked at.
     tail: u64,
+}
+
+impl ProducerLane {
+    fn known_free(&self) -> usize {
+        self.ring.capacity().saturating_sub(self.head.wrapping_sub(self.tail) as usize)
+    }
 }
 
 /// The sender's end.
@@ -128,10 +112,9 @@ struct ProducerLane {
 pub struct Producer {
     fd: OwnedFd,
     control: SharedMemory,
-    rings: [RingMemory; 2],
     lanes: [ProducerLane; 2],
     /// What is committed waits for [`Producer::pass`].
-    holds: bool,
+    pub holds: bool,
     /// The producer writes no more records: the receiver broke the rules, or a copy into a ring failed.
     closed: bool,
     /// Heads that are not shown yet, each lane's.
@@ -155,17 +138,12 @@ impl Producer {
         ] {
             control.word(offset).store(value, Ordering::Release);
         }
-        let ring = |i: usize| RingMemory::map(&fd, at::RINGS + i * capacity, capacity);
-        let rings = [ring(0)?, ring(1)?];
-        Ok(Producer {
-            fd,
-            control,
-            rings,
-            lanes: Default::default(),
-            holds: false,
-            closed: false,
-            under_way: DelayLine::default(),
-        })
+        let lane = |i: usize| -> io::Result<ProducerLane> {
+            let ring = RingMemory::map(&fd, at::RINGS + i * capacity, capacity)?;
+            Ok(ProducerLane { ring, head: 0, published: 0, tail: 0 })
+        };
+        let (lanes, under_way) = ([lane(0)?, lane(1)?], DelayLine::default());
+        Ok(Producer { fd, control, lanes, holds: false, closed: false, under_way })
     }
 
     /// Nothing more is laid into the rings; what was sent goes on.
@@ -173,12 +151,7 @@ impl Producer {
         self.closed = true;
     }
 
-    /// Number of the descriptor that the receiver opens through `/proc`.
-    pub fn descriptor(&self) -> u32 {
-        self.fd.as_raw_fd() as u32
-    }
-
-    /// The descriptor itself (for the process's own channel).
+    /// What the receiver opens through `/proc`.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
@@ -188,7 +161,11 @@ impl Producer {
         if self.closed {
             return ChannelState::Closed;
         }
-        ChannelState::from_word(self.control.half(at::STATE).load(Ordering::Acquire))
+        match self.control.half(at::STATE).load(Ordering::Acquire) {
+            0 => ChannelState::Published,
+            1 => ChannelState::Attached,
+            _ => ChannelState::Closed,
+        }
     }
 
     /// Whether `bytes` more fit; looks at the consumer's tail only when they do not fit by the last one known.
@@ -198,7 +175,7 @@ impl Producer {
 
     /// Free bytes, looked up again when fewer than `wanted` are known.
     pub fn free(&mut self, lane: Lane, wanted: usize) -> usize {
-        let known = self.known_free(lane);
+        let known = self.lanes[lane as usize].known_free();
         if known >= wanted { known } else { self.refresh(lane) }
     }
 
@@ -211,18 +188,13 @@ impl Producer {
             return 0;
         }
         state.tail = tail;
-        self.known_free(lane)
-    }
-
-    fn known_free(&self, lane: Lane) -> usize {
-        let state = &self.lanes[lane as usize];
-        let ring = &self.rings[lane as usize];
-        ring.capacity().saturating_sub(state.head.wrapping_sub(state.tail) as usize)
+        state.known_free()
     }
 
     /// The ring and the position of the next record, for writing it in place.
     pub fn next(&self, lane: Lane) -> (&RingMemory, u64) {
-        (&self.rings[lane as usize], self.lanes[lane as usize].head)
+        let state = &self.lanes[lane as usize];
+        (&state.ring, state.head)
     }
 
     /// Ends the record written at [`Producer::next`]; returns the position after it.
@@ -256,11 +228,6 @@ impl Producer {
                 self.control.word(at::HEADS[lane as usize]).store(head, Ordering::Release);
             }
         }
-    }
-
-    /// Whether what is committed from now on waits for [`Producer::pass`].
-    pub fn hold(&mut self, holds: bool) {
-        self.holds = holds;
     }
 
     /// Shows what is due by `now`; what was committed since goes on at `due`. True: something was shown.
@@ -338,7 +305,7 @@ pub struct Record {
 /// A channel of a process to itself, both ends: a message to another queue of the process takes the same way as to a peer.
 ///
 /// Errors: the kernel's.
-pub fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer, Consumer), AttachError> {
+pub fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer, Consumer), Unattached> {
     let ends = Ends { from: slot, to: slot, from_generation: generation, to_generation: generation };
     let producer = Producer::create(ends, capacity)?;
     let consumer = Consumer::attach(producer.fd(), ends)?;
@@ -353,18 +320,17 @@ pub struct Consumer {
     lanes: [ConsumerLane; 2],
     /// Requests up to the first of these positions were sent after all replies up to the second.
     order: [u64; 2],
-    ends: Ends,
+    pub ends: Ends,
 }
 
 impl Consumer {
     /// Attaches to what a peer published, after checking that it is what it should be.
     ///
     /// Errors: the kernel's, or `Foreign` with what was wrong.
-    pub fn attach(fd: &OwnedFd, ends: Ends) -> Result<Consumer, AttachError> {
-        let foreign = |what| AttachError::Foreign { what };
-        let len = system::sealed_len(fd).ok_or(foreign("not a sealed memfd of this user"))?;
+    pub fn attach(fd: &OwnedFd, ends: Ends) -> Result<Consumer, Unattached> {
+        let len = system::sealed_len(fd).ok_or(Unattached::Foreign("not a sealed memfd of this user"))?;
         if len < at::RINGS {
-            return Err(foreign("too short"));
+            return Err(Unattached::Foreign("too short"));
         }
         let control = SharedMemory::map(fd, at::RINGS)?;
         let word = |offset| control.word(offset).load(Ordering::Acquire);
@@ -378,7 +344,7 @@ impl Consumer {
             (capacity.checked_mul(2).and_then(|c| c.checked_add(at::RINGS)) == Some(len), "length"),
         ] {
             if !holds {
-                return Err(foreign(what));
+                return Err(Unattached::Foreign(what));
             }
         }
         let lane = |i: usize| -> io::Result<ConsumerLane> {
@@ -387,10 +353,6 @@ impl Consumer {
         };
         let lanes = [lane(0)?, lane(1)?];
         Ok(Consumer { control, lanes, order: [0; 2], ends })
-    }
-
-    pub fn ends(&self) -> Ends {
-        self.ends
     }
 
     /// Tells the sender how this channel is used.

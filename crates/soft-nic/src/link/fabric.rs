@@ -16,7 +16,7 @@ mod view;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -224,8 +224,8 @@ impl Fabric {
     }
 
     /// Publishes our channel to `slot`: descriptor and the generation it is meant for.
-    pub fn publish_channel(&self, slot: u8, to_generation: u32, descriptor: u32) {
-        let value = (u64::from(descriptor) + 1) | u64::from(to_generation) << 32;
+    pub fn publish_channel(&self, slot: u8, to_generation: u32, descriptor: RawFd) {
+        let value = (descriptor as u64 + 1) | u64::from(to_generation) << 32;
         self.channel_word(self.slot, slot).store(value, Ordering::Release);
         let bit = 1 << (slot_index(self.slot) % 64);
         self.published_word(slot, slot_index(self.slot) / 64).fetch_or(bit, Ordering::SeqCst);
@@ -247,13 +247,10 @@ impl Fabric {
         self.wake(slot);
     }
 
-    /// Takes the slots that published a channel for us since the last call, as two words of bits.
-    pub fn take_published(&self) -> [u64; 2] {
-        std::array::from_fn(|i| {
-            let word = self.published_word(self.slot, i);
-            // Look before the swap: almost always zero, and then the line stays shared.
-            if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::AcqRel) }
-        })
+    /// Takes the slots that published a channel for us since the last call, a bit each.
+    pub fn take_published(&self) -> u128 {
+        let [low, high] = [0, 1].map(|i| self.published_word(self.slot, i).swap(0, Ordering::AcqRel));
+        u128::from(low) | u128::from(high) << 64
     }
 
     /// The descriptor of the channel that `slot` published for us, in its process.
@@ -304,7 +301,7 @@ impl Fabric {
     /// Ends our own sleep, also one that is only about to begin.
     pub fn rouse(&self) {
         let bell = self.bell(self.slot);
-        if bell.swap(bell::ROUSED, Ordering::SeqCst) == bell::ASLEEP {
+        if self.is_ours() && bell.swap(bell::ROUSED, Ordering::SeqCst) == bell::ASLEEP {
             system::futex_wake(bell);
         }
     }
@@ -383,7 +380,7 @@ fn lock_to_join(name: &str, full_name: &str) -> Result<LockSocket, FabricError> 
     loop {
         match LockSocket::bind(full_name).map_err(kernel)? {
             Some(socket) => return Ok(socket),
-            None if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
+            None if begun.elapsed() < JOIN_PATIENCE => std::thread::sleep(Duration::from_millis(1)),
             None => {
                 let (name, socket) = (name.to_owned(), full_name.to_owned());
                 return Err(FabricError::Busy { name, socket, seconds: JOIN_PATIENCE.as_secs() });

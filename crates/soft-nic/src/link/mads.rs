@@ -59,23 +59,21 @@ impl ForWire {
         room
     }
 
-    /// Puts back what was taken and found no room, in front of what came since. Returns how many were too many, the last ones.
-    pub(crate) fn put_back(&self, mut taken: VecDeque<AddressedMad>) -> usize {
+    /// One that found no room: it is the next one again.
+    pub(crate) fn push_front(&self, addressed: AddressedMad) {
         let mut mads = locked(&self.mads);
-        taken.append(&mut mads);
-        let lost = taken.len().saturating_sub(MAX_WAITING);
-        taken.truncate(MAX_WAITING);
-        *mads = taken;
+        mads.push_front(addressed);
         self.some.store(true, Ordering::Release);
-        lost
     }
 
-    pub(crate) fn take(&self) -> VecDeque<AddressedMad> {
+    pub(crate) fn pop(&self) -> Option<AddressedMad> {
         if !self.some.load(Ordering::Relaxed) {
-            return VecDeque::new();
+            return None;
         }
-        self.some.store(false, Ordering::Release);
-        std::mem::take(&mut *locked(&self.mads))
+        let mut mads = locked(&self.mads);
+        let next = mads.pop_front();
+        self.some.store(!mads.is_empty(), Ordering::Release);
+        next
     }
 }
 
@@ -123,12 +121,6 @@ impl MadRouter {
         self.local.counters()
     }
 
-    /// So many that the wire has no room for now: see [`ForWire::put_back`].
-    pub(crate) fn put_back(&self, mads: VecDeque<AddressedMad>) {
-        let lost = self.for_wire.as_ref().map_or(0, |for_wire| for_wire.put_back(mads));
-        self.tally.add(MadOutcome::Full, lost as u64);
-    }
-
     pub fn slot(&self) -> u8 {
         self.fabric.slot()
     }
@@ -148,11 +140,11 @@ impl MadRouter {
         if let Some(errno) = self.poor {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        if self.unbound.get().is_none() {
-            let made = UnboundSocket::open(self.fabric.key())?;
-            return Ok(self.unbound.get_or_init(|| made));
+        if let Some(made) = self.unbound.get() {
+            return Ok(made);
         }
-        self.unbound.get().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        let made = UnboundSocket::open(self.fabric.key())?;
+        Ok(self.unbound.get_or_init(|| made))
     }
 
     pub(crate) fn name(&self) -> io::Result<String> {

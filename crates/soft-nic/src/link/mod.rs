@@ -100,21 +100,6 @@ pub enum Room {
     NoPeer(NoPeer),
 }
 
-/// Wakes a sleeping NIC from another thread of its process.
-#[derive(Debug, Clone)]
-pub struct Waker {
-    fabric: Arc<Fabric>,
-}
-
-impl Waker {
-    /// Makes a sleep that is going on, or about to begin, end at once.
-    pub fn wake(&self) {
-        if self.fabric.is_ours() {
-            self.fabric.rouse();
-        }
-    }
-}
-
 /// A process's slot on the fabric with its channels. One thread at a time uses it.
 #[derive(Debug)]
 pub struct Link {
@@ -176,7 +161,7 @@ impl Link {
         let fabric = Arc::new(Fabric::join(&config.fabric)?);
         let wire = match config.addresses.as_slice() {
             [] => None,
-            some => Some(Wire::open((fabric.slot(), fabric.key()), some).map_err(LinkError::wire)?),
+            some => Some(Wire::open((fabric.slot(), fabric.key()), some)?),
         };
         let epoll = match &wire {
             None => None,
@@ -221,10 +206,7 @@ impl Link {
 
     /// What went over the wire, and what the ports did; `None` without one.
     pub fn wire_counters(&self) -> Option<WireCounters> {
-        let wire = self.wire.as_ref()?;
-        let mut counters = wire.counters();
-        counters += &wire.port_counters();
-        Some(counters)
+        self.wire.as_ref().map(Wire::counters)
     }
 
     /// The epoll over the wire's sockets: a thread waits there while this link sleeps, and then wakes it.
@@ -237,9 +219,9 @@ impl Link {
         self.fabric.slot()
     }
 
-    /// What ends this link's sleep from another thread.
-    pub fn waker(&self) -> Waker {
-        Waker { fabric: Arc::clone(&self.fabric) }
+    /// What ends this link's sleep from another thread ([`Fabric::rouse`]).
+    pub fn waker(&self) -> Arc<Fabric> {
+        Arc::clone(&self.fabric)
     }
 
     pub fn mad_router(&self) -> MadRouter {
@@ -248,16 +230,16 @@ impl Link {
 
     /// Sends the connection manager's datagrams that are for other hosts.
     fn send_mads(&mut self) {
-        let Some(for_wire) = &self.mads.for_wire else { return };
-        let mut mads = for_wire.take();
-        while let Some(addressed) = mads.pop_front() {
+        while let Some(addressed) = self.mads.for_wire.as_ref().and_then(|for_wire| for_wire.pop()) {
             let (Some(from), Some(to)) = (ip_of(addressed.from), ip_of(addressed.to)) else {
                 self.mads.tally.count(MadOutcome::Unsent);
                 continue;
             };
             if !self.has_wire_room(from) {
-                mads.push_front(addressed);
-                return self.mads.put_back(mads);
+                if let Some(for_wire) = &self.mads.for_wire {
+                    for_wire.push_front(addressed);
+                }
+                return;
             }
             self.mad_psn = self.mad_psn.wrapping_add(1) & 0xff_ffff;
             let packet = mads::packet(self.mad_psn);
@@ -287,14 +269,17 @@ impl Link {
             let no = "its messages travel through shared memory, where there are no packets to capture";
             return Err(no.to_owned());
         };
+        if wire.capture.as_ref().is_some_and(|other| !other.is_over()) {
+            return Err("its packets are captured by another already".to_owned());
+        }
         let (capture, captured) = Capture::begin("wire", now, epoch_ns, packets);
-        wire.begin_capture(capture).map_err(|_| "its packets are captured by another already".to_owned())?;
+        wire.capture = Some(capture);
         Ok(captured)
     }
 
     /// Ends a capture that goes on; to be waited for, when the process ends.
     pub fn end_capture(&mut self) -> Option<capture::Ending> {
-        self.wire.as_mut()?.end_capture().map(Capture::end)
+        self.wire.as_mut()?.capture.take().map(Capture::end)
     }
 
     pub fn counters(&self) -> LinkCounters {

@@ -33,14 +33,3 @@ pub(super) struct Outgoing {
     /// Where each lane ended when it first had too little room for a long piece that waits.
     pub(super) waits_since: [Option<u64>; 2],
 }
-
-impl Outgoing {
-    /// Notes that there is something to publish.
-    #[inline]
-    pub(super) fn note(&mut self, slot: u8, to_publish: &mut Vec<u8>) {
-        if !self.dirty {
-            self.dirty = true;
-            to_publish.push(slot);
-        }
-    }
-}

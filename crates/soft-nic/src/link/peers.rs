@@ -1,8 +1,9 @@
 //! Channels to and from peers: made when first needed, watched, given up when their process ends.
 
 use std::io;
+use std::os::fd::AsRawFd;
 
-use super::channel::{self, AttachError, ChannelState, Consumer, Ends, Lane, Producer};
+use super::channel::{self, ChannelState, Consumer, Ends, Lane, Producer};
 use super::fabric::{Process, SLOTS, SlotOwner, is_shortage};
 use super::peer::{Incoming, Outgoing, Peer};
 use super::{Link, LinkEvent, NoPeer, ROOM, Room, Unattached};
@@ -41,7 +42,7 @@ impl Link {
 
     /// The common case of [`Link::lane_room`]: a channel that the receiver has attached to, with room.
     #[inline]
-    pub(super) fn has_room(&mut self, slot: u8, lane: Lane) -> bool {
+    fn has_room(&mut self, slot: u8, lane: Lane) -> bool {
         self.fabric.is_ours()
             && self.outgoing[usize::from(slot) % SLOTS].as_mut().is_some_and(|outgoing| {
                 outgoing.producer.state() == ChannelState::Attached && outgoing.producer.has_room(lane, ROOM)
@@ -49,10 +50,12 @@ impl Link {
     }
 
     /// Whether a message can be sent to a slot now. Makes the channel when there is none.
+    #[inline]
     pub(super) fn lane_room(&mut self, slot: u8, lane: Lane) -> Room {
-        if self.has_room(slot, lane) {
-            return Room::Yes;
-        }
+        if self.has_room(slot, lane) { Room::Yes } else { self.closer_room(slot, lane) }
+    }
+
+    fn closer_room(&mut self, slot: u8, lane: Lane) -> Room {
         if !self.fabric.is_ours() {
             return Room::NoPeer(NoPeer::Forked);
         }
@@ -61,7 +64,7 @@ impl Link {
             return match outgoing.producer.state() {
                 ChannelState::Closed => Room::NoPeer(NoPeer::Closed(slot)),
                 ChannelState::Published if self.fabric.was_refused(slot) => {
-                    Room::NoPeer(NoPeer::Refused(slot))
+                    Room::NoPeer(NoPeer::Closed(slot))
                 }
                 // A reply may be laid there before the receiver has attached: its queue may go before that, and could not say it again.
                 ChannelState::Published if lane == Lane::Reply && outgoing.producer.has_room(lane, ROOM) => {
@@ -87,7 +90,10 @@ impl Link {
     fn open_channel(&mut self, slot: u8) -> Result<(), NoPeer> {
         let index = usize::from(slot) % SLOTS;
         let (from, from_generation) = (self.slot(), self.fabric.generation());
-        let failed = |error: AttachError| NoPeer::Kernel { slot, errno: errno(&error) };
+        let failed = |error: Unattached| {
+            let errno = if let Unattached::Kernel(errno) = error { errno } else { 0 };
+            NoPeer::Kernel { slot, errno }
+        };
         let producer = if slot == from {
             let (producer, consumer) =
                 channel::loopback(from, from_generation, self.config.ring_bytes).map_err(failed)?;
@@ -97,11 +103,11 @@ impl Link {
             let to_generation = self.meet(slot)?.generation;
             let ends = Ends { from, to: slot, from_generation, to_generation };
             let producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
-            self.fabric.publish_channel(slot, to_generation, producer.descriptor());
+            self.fabric.publish_channel(slot, to_generation, producer.fd().as_raw_fd());
             producer
         };
         let mut producer = producer;
-        producer.hold(self.delays);
+        producer.holds = self.delays;
         self.serial = self.serial.wrapping_add(1);
         self.outgoing[index] =
             Some(Outgoing { producer, serial: self.serial, dirty: false, waits_since: [None; 2] });
@@ -144,15 +150,14 @@ impl Link {
     }
 
     pub(super) fn attach_published(&mut self) {
-        for (i, mut bits) in self.fabric.take_published().into_iter().enumerate() {
-            while bits != 0 {
-                let slot = (64 * i) as u8 + bits.trailing_zeros() as u8;
-                bits &= bits - 1;
-                if let Err(why) = self.attach(slot) {
-                    self.fabric.refuse_channel(slot);
-                    self.counters.attach_failures += 1;
-                    self.happened(LinkEvent::AttachFailed { slot, why });
-                }
+        let mut published = self.fabric.take_published();
+        while published != 0 {
+            let slot = published.trailing_zeros() as u8;
+            published &= published - 1;
+            if let Err(why) = self.attach(slot) {
+                self.fabric.refuse_channel(slot);
+                self.counters.attach_failures += 1;
+                self.happened(LinkEvent::AttachFailed { slot, why });
             }
         }
     }
@@ -170,19 +175,18 @@ impl Link {
         let SlotOwner { pid, generation: from_generation, .. } = self.meet(slot)?;
         // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
         if self.incoming.iter().any(|i| {
-            let ends = i.consumer.ends();
+            let ends = i.consumer.ends;
             ends.from == slot && ends.from_generation == from_generation
         }) {
             return Err(Unattached::Foreign("there is one already"));
         }
-        let opened = system::open_memfd(&format!("/proc/{pid}/fd/{descriptor}"));
-        let fd = opened.map_err(|error| unattached(&error.into()))?;
+        let fd = system::open_memfd(&format!("/proc/{pid}/fd/{descriptor}"))?;
         let ends =
             Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
-        let consumer = Consumer::attach(&fd, ends).map_err(|error| unattached(&error))?;
+        let consumer = Consumer::attach(&fd, ends)?;
         consumer.set_state(ChannelState::Attached);
         // What an earlier owner published has had all the time in between to be taken.
-        self.incoming.retain(|i| i.consumer.ends().from != slot);
+        self.incoming.retain(|i| i.consumer.ends.from != slot);
         self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
         // The sender may sleep until it can send.
         self.fabric.wake(slot);
@@ -228,7 +232,7 @@ impl Link {
         self.open.retain(|open| *open != slot);
         for incoming in &mut self.incoming {
             // What it sent before it ended still counts; the channel goes when it is empty.
-            incoming.ended |= incoming.consumer.ends().from == slot;
+            incoming.ended |= incoming.consumer.ends.from == slot;
         }
         self.counters.peers_lost += 1;
         // A process that leaves frees its slot first. One whose slot was given away meanwhile may have left or ended.
@@ -238,23 +242,7 @@ impl Link {
     }
 }
 
-fn unattached(error: &AttachError) -> Unattached {
-    match error {
-        AttachError::Kernel(error) => {
-            error.raw_os_error().map_or(Unattached::Foreign("not a memfd"), Unattached::Kernel)
-        }
-        AttachError::Foreign { what } => Unattached::Foreign(what),
-    }
-}
-
 /// Whether a process could not be watched because it is not there any more.
 fn means_ended(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
-}
-
-fn errno(error: &AttachError) -> i32 {
-    match error {
-        AttachError::Kernel(error) => error.raw_os_error().unwrap_or(0),
-        AttachError::Foreign { .. } => 0,
-    }
 }

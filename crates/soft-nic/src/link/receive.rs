@@ -1,14 +1,12 @@
 //! Messages that arrived: records taken from the rings, checked, and handed on.
 
 use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition};
-use roce::Now;
 
 use super::channel::{ChannelState, Lane};
 use super::inbound::{Body, Inbound};
 use super::peer::Incoming;
 use super::record::{self, RecordError};
-use super::udp::Arrived;
-use super::{Link, LinkEvent, path_of_wire};
+use super::{Link, LinkEvent};
 
 /// The room of a record from this length on is given back at once.
 const LONG_RECORD: usize = 16 * 1024;
@@ -45,7 +43,7 @@ impl Link {
             let before = consumed;
             let result = self.poll_channel(index, budget, &mut consumed, &mut handler);
             let incoming = &mut self.incoming[index];
-            let slot = incoming.consumer.ends().from;
+            let slot = incoming.consumer.ends.from;
             if incoming.consumer.publish() && incoming.consumer.notify_wanted() {
                 self.to_notify.push(slot);
             }
@@ -54,7 +52,6 @@ impl Link {
                 incoming.closed = true;
                 self.counters.bad_records += 1;
                 self.happened(LinkEvent::BadRecord { slot, error });
-                finished = true;
             }
             let incoming = &self.incoming[index];
             finished |= incoming.closed || (incoming.ended && consumed == before);
@@ -65,38 +62,6 @@ impl Link {
         }
         self.counters.received += consumed as u64;
         consumed
-    }
-
-    /// Hands the packets of the wire to `handler`; returns how many datagrams were looked at. The kernel is asked for those of an
-    /// address that nothing came for lately only every few microseconds.
-    pub(super) fn poll_packets(
-        &mut self,
-        now: Now,
-        mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition,
-    ) -> usize {
-        let Self { wire, fabric, host, counters, mads, .. } = self;
-        let Some(wire) = wire.as_mut().filter(|_| fabric.is_ours()) else { return 0 };
-        wire.poll(
-            now,
-            |slot, address| fabric.port_of(slot, address),
-            |Arrived { from, at, packet, payload }| {
-                if packet.dst_qpn == roce::wire::mad::QP1 {
-                    mads.take_packet(from, at, &packet, payload);
-                    return true;
-                }
-                let datagram = packet.service == roce::ServiceType::Ud;
-                handler(&mut Inbound {
-                    packet: &packet,
-                    addresses: Some((from, at)),
-                    path: datagram.then(|| path_of_wire(from, at)),
-                    to_port: None,
-                    body: Body::Here(payload),
-                    host,
-                    counters: &mut *counters,
-                    given_up: false,
-                }) != Disposition::ConsumedLate
-            },
-        )
     }
 
     fn poll_channel(
@@ -131,7 +96,7 @@ impl Link {
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
         let Incoming { consumer, closed, .. } = &mut self.incoming[index];
-        let from = consumer.ends().from;
+        let from = consumer.ends.from;
         while *consumed < budget && self.copies_left > 0 && !*closed {
             let Some(record) = consumer.next(lane)? else { break };
             let ring = consumer.ring(lane);
@@ -147,7 +112,7 @@ impl Link {
                 packet,
                 addresses: None,
                 path: has_path.then(|| record::decode_path(ring.load(path_at))),
-                to_port: Some(if record::is_to_second_port(record.words[0]) { 2 } else { 1 }),
+                to_port: Some(if record.words[0] & record::SECOND_PORT != 0 { 2 } else { 1 }),
                 body: Body::Ring(ring, payload_at),
                 host: &self.host,
                 counters: &mut self.counters,

@@ -20,7 +20,7 @@ use roce::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer, position_of};
 use roce::{Content, Fragment, NakCode, Packet, Position, Psn, ServiceType};
 
 /// Version of what processes of a fabric share: directory, channels, records. A process of another one is refused when it joins.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// Declares places in memory that processes of a fabric share; a change of one is a new version.
 macro_rules! places {
     ($($name:ident = $at:expr;)*) => {
@@ -179,28 +179,17 @@ pub fn encode(packet: &Packet, carried: u32) -> [u64; REQUEST_WORDS] {
     ]
 }
 
-/// First word of a packet whose destination address is that of the second port of the receiver's device.
-pub fn to_second_port(word0: u64) -> u64 {
-    word0 | u64::from(flag::SECOND_PORT) << 48
-}
-
-/// Whether that is so; of a first word, checked.
-pub fn is_to_second_port(word0: u64) -> bool {
-    word0 >> 48 & u64::from(flag::SECOND_PORT) != 0
-}
+/// Set in the first word where the destination address is that of the second port of the receiver's device.
+pub const SECOND_PORT: u64 = (flag::SECOND_PORT as u64) << 48;
 
 pub fn encode_path(path: &PathAddress) -> [u64; PATH_WORDS] {
-    let half = |gid: &[u8; 16], i: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&gid[8 * i..8 * i + 8]);
-        u64::from_ne_bytes(bytes)
-    };
+    let [sgid, dgid] = [path.sgid, path.dgid].map(u128::from_ne_bytes);
     let small = [path.sl, path.traffic_class, path.hop_limit, u8::from(path.grh)];
     [
-        half(&path.sgid, 0),
-        half(&path.sgid, 1),
-        half(&path.dgid, 0),
-        half(&path.dgid, 1),
+        sgid as u64,
+        (sgid >> 64) as u64,
+        dgid as u64,
+        (dgid >> 64) as u64,
         u64::from(path.slid) | u64::from(path.dlid) << 16 | u64::from(path.flow_label) << 32,
         u64::from(u32::from_ne_bytes(small)),
     ]
@@ -208,12 +197,7 @@ pub fn encode_path(path: &PathAddress) -> [u64; PATH_WORDS] {
 
 /// Path address from its words. Any words are one.
 pub fn decode_path(words: [u64; PATH_WORDS]) -> PathAddress {
-    let gid = |high: u64, low: u64| {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&high.to_ne_bytes());
-        bytes[8..].copy_from_slice(&low.to_ne_bytes());
-        bytes
-    };
+    let gid = |low: u64, high: u64| (u128::from(low) | u128::from(high) << 64).to_ne_bytes();
     let [sl, traffic_class, hop_limit, grh] = (words[5] as u32).to_ne_bytes();
     PathAddress {
         sgid: gid(words[0], words[1]),
@@ -251,14 +235,14 @@ pub fn decode(words: &[u64; REQUEST_WORDS], len: usize, is_request: bool) -> Res
     let of_first = if position.starts() { reth } else { Reth::default() };
     let atomic = AtomicEth { va: words[3], rkey, swap_add: words[5], compare: words[6] };
     let aeth = |syndrome| Aeth { syndrome, msn: half };
+    let trailer = match code {
+        code::SEND_IMM | code::WRITE_IMM => Trailer::Immediate(half.to_ne_bytes()),
+        code::SEND_INVALIDATE => Trailer::Invalidate(half.to_ne_bytes()),
+        _ => Trailer::None,
+    };
     let content = match code {
-        code::SEND => Content::Send { position, trailer: Trailer::None },
-        code::SEND_IMM => Content::Send { position, trailer: Trailer::Immediate(half.to_ne_bytes()) },
-        code::SEND_INVALIDATE => Content::Send { position, trailer: Trailer::Invalidate(half.to_ne_bytes()) },
-        code::WRITE => Content::Write { position, reth: of_first, trailer: Trailer::None },
-        code::WRITE_IMM => {
-            Content::Write { position, reth: of_first, trailer: Trailer::Immediate(half.to_ne_bytes()) }
-        }
+        code::SEND..=code::SEND_INVALIDATE => Content::Send { position, trailer },
+        code::WRITE..=code::WRITE_IMM => Content::Write { position, reth: of_first, trailer },
         code::READ => Content::ReadRequest(reth),
         code::COMPARE_SWAP => Content::CompareSwap(atomic),
         code::FETCH_ADD => Content::FetchAdd(atomic),
@@ -276,7 +260,6 @@ pub fn decode(words: &[u64; REQUEST_WORDS], len: usize, is_request: bool) -> Res
         _ => return Err(unknown(words)),
     };
     let carries = matches!(code, code::SEND..=code::WRITE_IMM | code::READ_RESPONSE);
-    let trails = matches!(code, code::SEND_IMM | code::SEND_INVALIDATE | code::WRITE_IMM);
     let (qpns, padding) = (dst_qpn | src_qpn, usize::from(kind >> 4));
     let mut packet = Packet {
         service,
@@ -295,7 +278,7 @@ pub fn decode(words: &[u64; REQUEST_WORDS], len: usize, is_request: bool) -> Res
         || content.is_request() != is_request
         || !is_request && service != ServiceType::Rc
         || content.position() != position
-        || trails && !position.ends()
+        || trailer != Trailer::None && !position.ends()
         || !fits
     {
         return Err(unknown(words));

@@ -28,12 +28,6 @@ pub enum LinkError {
     RingBytes { ring_bytes: usize },
 }
 
-impl LinkError {
-    pub(super) fn wire((address, error): (IpAddr, std::io::Error)) -> LinkError {
-        LinkError::Wire { address, error }
-    }
-}
-
 /// Why a slot cannot be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoPeer {
@@ -41,14 +35,9 @@ pub enum NoPeer {
     Empty(u8),
     #[error("the process in slot {0} of the fabric has ended, or cannot be watched")]
     Gone(u8),
-    #[error(
-        "the process in slot {0} of the fabric could not attach to our channel (another version, or no permission)"
-    )]
-    Refused(u8),
-    /// The peer gave the channel up, or wrote nonsense into it; or a copy of a GPU's may still write or read there.
-    #[error(
-        "the channel to slot {0} of the fabric is closed after a bad record, or a GPU's copy that did not end in time"
-    )]
+    /// The peer could not attach to the channel, gave it up, or wrote nonsense into it; or a copy of a GPU's may still write or read
+    /// there.
+    #[error("the channel to slot {0} of the fabric is refused or closed")]
     Closed(u8),
     #[error("no channel to slot {slot} of the fabric: errno {errno}")]
     Kernel {
@@ -106,6 +95,12 @@ pub enum Unattached {
     Foreign(&'static str),
     #[error(transparent)]
     NoPeer(#[from] NoPeer),
+}
+
+impl From<std::io::Error> for Unattached {
+    fn from(error: std::io::Error) -> Unattached {
+        error.raw_os_error().map_or(Unattached::Foreign("not a memfd"), Unattached::Kernel)
+    }
 }
 
 fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {

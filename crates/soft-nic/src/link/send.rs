@@ -27,9 +27,6 @@ impl Link {
 
     #[inline]
     pub(super) fn need_room(&mut self, slot: u8, lane: Lane) -> Result<(), Unsent> {
-        if self.has_room(slot, lane) {
-            return Ok(());
-        }
         match self.lane_room(slot, lane) {
             Room::Yes => Ok(()),
             Room::Full => Err(Unsent::Full),

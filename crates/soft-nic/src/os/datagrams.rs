@@ -41,11 +41,6 @@ const MAX_MESSAGE: usize = 65_536;
 /// What the kernel may hold for us while we are elsewhere; asked for, not insisted on.
 const BUFFER_BYTES: i32 = 4 << 20;
 
-/// `UDP_SEGMENT`, `UDP_GRO` and `UDP_NO_CHECK6_RX` of `linux/udp.h`.
-const UDP_SEGMENT: libc::c_int = 103;
-const UDP_GRO: libc::c_int = 104;
-const UDP_NO_CHECK6_RX: libc::c_int = 102;
-
 /// Datagrams to one address, cut by the kernel from one piece of memory.
 #[derive(Debug, Clone, Copy)]
 struct Run {
@@ -69,24 +64,16 @@ pub struct SendBatch {
 }
 
 impl SendBatch {
-    /// Adds a datagram of `len` bytes, written by `fill`, which is told the identification that its IPv4 header will have.
-    /// Errors: `len` is 0 or above [`MAX_DATAGRAM`].
-    pub fn push(&mut self, to: SocketAddr, len: usize, fill: impl FnOnce(&mut [u8], u16)) -> io::Result<()> {
-        self.try_push(to, len, |bytes, identification| {
-            fill(bytes, identification);
-            Ok(())
-        })
-    }
-
-    /// As [`SendBatch::push`], with a `fill` that may fail: its error comes back, and nothing is added then.
-    pub fn try_push<E: From<io::Error>>(
+    /// Adds a datagram of `len` bytes, written by `fill`, which is told the identification that its IPv4 header will have. `fill` may
+    /// fail: its error comes back, and nothing is added then. False: nothing is added, since `len` is 0 or above [`MAX_DATAGRAM`].
+    pub fn push<E>(
         &mut self,
         to: SocketAddr,
         len: usize,
         fill: impl FnOnce(&mut [u8], u16) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> Result<bool, E> {
         if len == 0 || len > MAX_DATAGRAM {
-            return Err(io::Error::other(format!("a datagram of {len} bytes; 1 to {MAX_DATAGRAM}")).into());
+            return Ok(false);
         }
         let single = self.single;
         let fits = |run: &&Run| {
@@ -107,17 +94,7 @@ impl SendBatch {
             }
             None => self.runs.push(Run { to, start, bytes: len, segment: len, count: 1, closed: false }),
         }
-        Ok(())
-    }
-
-    pub fn len(&self) -> usize {
-        self.runs.iter().map(|run| run.count).sum()
-    }
-
-    /// All of them, one behind the other.
-    #[cfg(test)]
-    pub fn waiting(&self) -> &[u8] {
-        &self.bytes
+        Ok(true)
     }
 
     pub fn bytes(&self) -> usize {
@@ -146,7 +123,7 @@ impl SendBatch {
 
     /// Gives up what waits; returns how many those were.
     pub fn discard(&mut self) -> usize {
-        let waiting = self.len();
+        let waiting = self.runs.iter().map(|run| run.count).sum();
         self.forget(self.runs.len());
         waiting
     }
@@ -200,7 +177,7 @@ impl Datagrams {
             system::set_option(&socket, level, libc::IPV6_V6ONLY, 1)?;
             // RoCEv2 senders leave the UDP check sum 0; IPv6 sockets drop that unless told otherwise. Ours is the kernel's: one
             // that is right does no harm, and without one the kernel cuts no segments.
-            system::set_option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+            system::set_option(&socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
         }
         for (by_right, name) in
             [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
@@ -210,18 +187,17 @@ impl Datagrams {
                 system::set_option(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
             }
         }
-        let (name, len) = Address::of(&local);
+        let (mut name, len) = to_bytes(&local);
         // SAFETY: `name` holds `len` bytes of an address.
         system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &name, len) })?;
-        let mut name = Address::new();
-        let mut len = size_of::<Address>() as libc::socklen_t;
+        let mut len = ADDRESS_BYTES as libc::socklen_t;
         let number = libc::SYS_getsockname;
         // SAFETY: both live through the call, `len` says how large `name` is.
         system::check(unsafe { libc::syscall(number, socket.as_raw_fd(), &mut name, &mut len) })?;
-        let local = from_bytes(&name.0).ok_or_else(|| io::Error::other("a socket without an IP address"))?;
+        let local = from_bytes(&name).ok_or_else(|| io::Error::other("a socket without an IP address"))?;
         // What was cut out of one piece of memory comes in one piece, between namespaces of one host at least: one system call's
         // work instead of sixteen packets'. A kernel that cannot (before 5.0) hands over each by itself.
-        let _ = system::set_option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
+        let _ = system::set_option(&socket, libc::IPPROTO_UDP, libc::UDP_GRO, 1);
         Ok(Datagrams {
             socket,
             local,
@@ -244,21 +220,13 @@ impl Datagrams {
 
     /// Sends what waits. What a full socket buffer has no room for keeps waiting; an address that cannot be reached loses
     /// datagrams, as a wire does. Where the kernel cannot cut runs into segments, those of this call are lost, and the batch
-    /// makes none from then on.
-    pub fn send(&self, batch: &mut SendBatch) -> Posted {
-        self.send_runs(batch, |_, _| ())
-    }
-
-    /// As [`Datagrams::send`]; `shown` sees each datagram that the kernel takes, with the identification of its IPv4 header.
-    pub fn send_shown(&self, batch: &mut SendBatch, mut shown: impl FnMut(SocketAddr, u16, &[u8])) -> Posted {
-        self.send_runs(batch, |run, bytes| {
-            for (datagram, identification) in bytes.chunks(run.segment).zip(0..) {
-                shown(run.to, identification, datagram);
-            }
-        })
-    }
-
-    fn send_runs(&self, batch: &mut SendBatch, mut taken: impl FnMut(&Run, &[u8])) -> Posted {
+    /// makes none from then on. `shown`, if there is one, sees each datagram that the kernel takes, with the identification of its
+    /// IPv4 header.
+    pub fn send(
+        &self,
+        batch: &mut SendBatch,
+        mut shown: Option<impl FnMut(SocketAddr, u16, &[u8])>,
+    ) -> Posted {
         #[cfg(test)]
         if self.stalled {
             return Posted::default();
@@ -270,7 +238,10 @@ impl Datagrams {
             match self.send_run(run, bytes) {
                 Ok(()) => {
                     posted.taken += run.count;
-                    taken(run, bytes);
+                    if let Some(shown) = &mut shown {
+                        let datagrams = bytes.chunks(run.segment).zip(0..);
+                        datagrams.for_each(|(bytes, identification)| shown(run.to, identification, bytes));
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
@@ -287,18 +258,18 @@ impl Datagrams {
     }
 
     fn send_run(&self, run: &Run, bytes: &[u8]) -> io::Result<()> {
-        let (mut name, len) = Address::of(&run.to);
+        let (mut name, len) = to_bytes(&run.to);
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut control = SegmentCmsg::segments(run.segment as u16);
+        let mut control = Cmsg::new(libc::UDP_SEGMENT, run.segment as u16);
         // SAFETY: plain old data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_name = (&raw mut name).cast();
-        message.msg_namelen = len;
+        message.msg_namelen = len as libc::socklen_t;
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
         if run.count > 1 {
             message.msg_control = (&raw mut control).cast();
-            message.msg_controllen = size_of::<SegmentCmsg>();
+            message.msg_controllen = size_of_val(&control);
         }
         // SAFETY: all that the message points to lives through the call, with the lengths given; the kernel reads only.
         let sent = unsafe { libc::syscall(libc::SYS_sendmsg, self.socket.as_raw_fd(), &message, 0) };
@@ -312,23 +283,21 @@ impl Datagrams {
     }
 
     fn take_in<const ROOM: usize>(&mut self, mut each: impl FnMut(SocketAddr, &[u8])) -> io::Result<usize> {
-        let mut names = [const { Address::new() }; ROOM];
+        let mut names = [[0_u8; ADDRESS_BYTES]; ROOM];
         // SAFETY: plain old data.
         let mut parts: [libc::iovec; ROOM] = unsafe { std::mem::zeroed() };
         // SAFETY: plain old data.
         let mut messages: [libc::mmsghdr; ROOM] = unsafe { std::mem::zeroed() };
-        let mut controls = [const { GroCmsg::new() }; ROOM];
-        let places = self.inbox.chunks_exact_mut(MAX_MESSAGE);
-        for ((((message, part), name), place), control) in
-            messages.iter_mut().zip(&mut parts).zip(&mut names).zip(places).zip(&mut controls)
-        {
-            message.msg_hdr.msg_control = (&raw mut *control).cast();
-            message.msg_hdr.msg_controllen = size_of::<GroCmsg>();
-            *part = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: place.len() };
-            message.msg_hdr.msg_name = (&raw mut *name).cast();
-            message.msg_hdr.msg_namelen = size_of::<Address>() as libc::socklen_t;
-            message.msg_hdr.msg_iov = part;
-            message.msg_hdr.msg_iovlen = 1;
+        let mut controls = [Cmsg::new(0, 0 as libc::c_int); ROOM];
+        for (at, place) in self.inbox.chunks_exact_mut(MAX_MESSAGE).take(ROOM).enumerate() {
+            parts[at] = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: place.len() };
+            let message = &mut messages[at].msg_hdr;
+            message.msg_control = (&raw mut controls[at]).cast();
+            message.msg_controllen = size_of::<Cmsg<libc::c_int>>();
+            message.msg_name = (&raw mut names[at]).cast();
+            message.msg_namelen = ADDRESS_BYTES as libc::socklen_t;
+            message.msg_iov = &mut parts[at];
+            message.msg_iovlen = 1;
         }
         let (number, none) = (libc::SYS_recvmmsg, std::ptr::null_mut::<libc::timespec>());
         let (list, count) = (messages.as_mut_ptr(), ROOM);
@@ -349,17 +318,13 @@ impl Datagrams {
             self.many = IN_VAIN;
         }
         let mut count = 0;
-        for ((message, control), (name, place)) in messages
-            .iter()
-            .zip(&controls)
-            .zip(names.iter().zip(self.inbox.chunks_exact(MAX_MESSAGE)))
-            .take(got)
-        {
-            let cut = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-            let bytes = &place[..if cut { 0 } else { (message.msg_len as usize).min(MAX_MESSAGE) }];
-            let Some(from) = from_bytes(&name.0) else { continue };
+        for (at, place) in self.inbox.chunks_exact(MAX_MESSAGE).take(got).enumerate() {
+            let libc::mmsghdr { msg_hdr: message, msg_len: len } = &messages[at];
+            let cut = message.msg_flags & libc::MSG_TRUNC != 0;
+            let bytes = &place[..if cut { 0 } else { (*len as usize).min(MAX_MESSAGE) }];
+            let Some(from) = from_bytes(&names[at]) else { continue };
             // One datagram, unless the kernel says how long each of several is.
-            let one = control.segment(message.msg_hdr.msg_controllen).unwrap_or(bytes.len().max(1));
+            let one = controls[at].segment(message.msg_controllen).unwrap_or(bytes.len().max(1));
             if bytes.is_empty() {
                 each(from, bytes);
                 count += 1;
@@ -373,61 +338,30 @@ impl Datagrams {
     }
 }
 
-/// Control message of two bytes (`UDP_SEGMENT`), laid out as `CMSG_SPACE` asks: header, then data on the next 8-byte boundary.
-#[repr(C, align(8))]
-struct SegmentCmsg {
-    len: usize,
-    level: libc::c_int,
-    kind: libc::c_int,
-    value: u16,
-    pad: [u8; 6],
-}
-
-impl SegmentCmsg {
-    fn segments(bytes: u16) -> SegmentCmsg {
-        let len = size_of::<usize>() + 2 * size_of::<libc::c_int>() + size_of::<u16>();
-        SegmentCmsg { len, level: libc::IPPROTO_UDP, kind: UDP_SEGMENT, value: bytes, pad: [0; 6] }
-    }
-}
-
-/// Control message that the kernel fills in on receive (`UDP_GRO`): an `int`, the length of the datagrams when they are several.
+/// A control message with one number, laid out as `CMSG_SPACE` asks: a header, then the number; whole words.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-struct GroCmsg {
-    len: usize,
-    level: libc::c_int,
-    kind: libc::c_int,
-    value: libc::c_int,
-    pad: [u8; 4],
+struct Cmsg<T> {
+    head: libc::cmsghdr,
+    value: T,
 }
 
-impl GroCmsg {
-    const fn new() -> GroCmsg {
-        GroCmsg { len: 0, level: 0, kind: 0, value: 0, pad: [0; 4] }
-    }
+impl<T> Cmsg<T> {
+    const BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<T>();
 
+    const fn new(kind: libc::c_int, value: T) -> Cmsg<T> {
+        let (cmsg_len, cmsg_level) = (Self::BYTES, libc::IPPROTO_UDP);
+        Cmsg { head: libc::cmsghdr { cmsg_len, cmsg_level, cmsg_type: kind }, value }
+    }
+}
+
+impl Cmsg<libc::c_int> {
+    /// Length of each of several datagrams that the kernel left in one piece (`UDP_GRO`); `said`: bytes that it filled in.
     fn segment(&self, said: usize) -> Option<usize> {
-        let whole = size_of::<usize>() + 3 * size_of::<libc::c_int>();
-        let is_it =
-            said >= whole && self.len == whole && (self.level, self.kind) == (libc::IPPROTO_UDP, UDP_GRO);
+        let libc::cmsghdr { cmsg_len, cmsg_level, cmsg_type, .. } = self.head;
+        let of_gro = (Self::BYTES, libc::IPPROTO_UDP, libc::UDP_GRO);
+        let is_it = said >= Self::BYTES && (cmsg_len, cmsg_level, cmsg_type) == of_gro;
         usize::try_from(self.value).ok().filter(|value| is_it && *value > 0)
-    }
-}
-
-/// Room for an IPv4 or IPv6 socket address, as the kernel writes it.
-#[repr(C, align(8))]
-#[derive(Clone, Copy)]
-struct Address([u8; ADDRESS_BYTES], [u8; 4]);
-
-impl Address {
-    const fn new() -> Address {
-        Address([0; ADDRESS_BYTES], [0; 4])
-    }
-
-    /// With the length that the kernel is told.
-    fn of(address: &SocketAddr) -> (Address, libc::socklen_t) {
-        let (bytes, len) = to_bytes(address);
-        (Address(bytes, [0; 4]), len as libc::socklen_t)
     }
 }
 
@@ -440,6 +374,28 @@ mod tests {
         let at: SocketAddr = at.parse().unwrap();
         (Datagrams::open(at).unwrap(), Datagrams::open(at).unwrap())
     }
+
+    impl SendBatch {
+        fn len(&self) -> usize {
+            self.runs.iter().map(|run| run.count).sum()
+        }
+
+        /// All that waits, one datagram behind the other.
+        pub fn waiting(&self) -> &[u8] {
+            &self.bytes
+        }
+
+        /// Adds a datagram by a `fill` that cannot fail; false: it was refused for its length.
+        fn add(&mut self, to: SocketAddr, len: usize, fill: impl FnOnce(&mut [u8], u16)) -> bool {
+            let Ok(added) = self.push(to, len, |bytes, identification| {
+                fill(bytes, identification);
+                Ok::<(), std::convert::Infallible>(())
+            });
+            added
+        }
+    }
+
+    const UNSHOWN: Option<fn(SocketAddr, u16, &[u8])> = None;
 
     /// What arrives until there are `count`, or nothing more comes.
     fn take(socket: &mut Datagrams, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {
@@ -457,10 +413,10 @@ mod tests {
         // Equal ones, a short one that ends their run, a longer one, and one more than a run may have.
         let sizes = [[1000; 5].as_slice(), &[300, 1000, 4096, 1], &[64; SEGMENTS + 1]].concat();
         for (number, len) in sizes.iter().enumerate() {
-            batch.push(theirs.local(), *len, |bytes, _| bytes.fill(number as u8)).unwrap();
+            assert!(batch.add(theirs.local(), *len, |bytes, _| bytes.fill(number as u8)));
         }
         assert_eq!(batch.len(), sizes.len());
-        assert_eq!(ours.send(&mut batch), Posted { taken: sizes.len(), ..Posted::default() });
+        assert_eq!(ours.send(&mut batch, UNSHOWN), Posted { taken: sizes.len(), ..Posted::default() });
         assert!(batch.is_empty());
         let got = take(&mut theirs, sizes.len());
         let wanted: Vec<_> =
@@ -488,19 +444,19 @@ mod tests {
         for (to, len) in
             [(one, 500), (one, 500), (one, 200), (one, 500), (other, 500), (other, 501), (other, 501)]
         {
-            batch.push(to, len, |_, identification| said.push(identification)).unwrap();
+            assert!(batch.add(to, len, |_, identification| said.push(identification)));
         }
         assert_eq!(said, [0, 1, 2, 0, 0, 0, 1]);
         said.clear();
         let mut batch = SendBatch::default();
         for _ in 0..SEGMENTS + 2 {
-            batch.push(one, 64, |_, identification| said.push(identification)).unwrap();
+            assert!(batch.add(one, 64, |_, identification| said.push(identification)));
         }
         assert_eq!(said[SEGMENTS - 2..], [62, 63, 0, 1]);
         let mut batch = SendBatch::default();
         said.clear();
         for _ in 0..17 {
-            batch.push(one, 4200, |_, identification| said.push(identification)).unwrap();
+            assert!(batch.add(one, 4200, |_, identification| said.push(identification)));
         }
         assert_eq!(said[14..], [14, 0, 1], "65,507 bytes hold fifteen");
     }
@@ -510,7 +466,7 @@ mod tests {
         let (ours, mut theirs) = pair("127.0.0.1:0");
         let mut batch = SendBatch::default();
         for len in [0, MAX_DATAGRAM + 1, usize::MAX] {
-            assert!(batch.push(theirs.local(), len, |_, _| unreachable!()).is_err());
+            assert!(!batch.add(theirs.local(), len, |_, _| unreachable!()));
         }
         let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         plain.send_to(&[7; MAX_DATAGRAM + 1], theirs.local()).unwrap();
@@ -526,12 +482,12 @@ mod tests {
         let mut batch = SendBatch::default();
         for number in 0..4u8 {
             // Every second one is longer: a run each.
-            batch.push(theirs.local(), 10 + usize::from(number), |bytes, _| bytes.fill(number)).unwrap();
+            assert!(batch.add(theirs.local(), 10 + usize::from(number), |bytes, _| bytes.fill(number)));
         }
         assert_eq!(batch.runs.len(), 4);
         batch.forget(2);
         assert_eq!((batch.len(), batch.bytes.len()), (2, 12 + 13));
-        assert_eq!(ours.send(&mut batch).taken, 2);
+        assert_eq!(ours.send(&mut batch, UNSHOWN).taken, 2);
         let got = take(&mut theirs, 2);
         assert_eq!([&got[0].1, &got[1].1], [&vec![2; 12], &vec![3; 13]]);
     }
@@ -545,13 +501,13 @@ mod tests {
         let mut ours = ours;
         for _ in 0..3 {
             let mut batch = SendBatch::default();
-            batch.push(gone, 10, |_, _| ()).unwrap();
-            ours.send(&mut batch);
+            assert!(batch.add(gone, 10, |_, _| ()));
+            ours.send(&mut batch, UNSHOWN);
             assert_eq!(ours.receive(|_, _| ()).unwrap(), 0);
         }
         let mut batch = SendBatch::default();
-        batch.push("255.255.255.255:4791".parse().unwrap(), 10, |_, _| ()).unwrap();
-        let posted = ours.send(&mut batch);
+        assert!(batch.add("255.255.255.255:4791".parse().unwrap(), 10, |_, _| ()));
+        let posted = ours.send(&mut batch, UNSHOWN);
         assert_eq!((posted.taken, posted.lost), (0, 1), "{posted:?}");
     }
 }

@@ -204,11 +204,6 @@ pub fn futex_wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
 }
 
-/// Sleeps for about `time`, as precisely as [`tune_thread`] made the timers.
-pub fn nap(time: Duration) {
-    std::thread::sleep(time);
-}
-
 /// A handle on another process that stays with that process, even when its number is used again.
 ///
 /// Errors: `ESRCH` when there is none, `EMFILE`…

@@ -18,7 +18,8 @@ use crate::abi::server::Server;
 use crate::config::Config;
 use crate::control::ControlServer;
 use crate::dma::{Copiers, Host};
-use crate::link::{Link, LinkConfig, Waker};
+use crate::link::fabric::Fabric;
+use crate::link::{Link, LinkConfig};
 use crate::os::signals::{NIC_THREAD, faults_recoverable, spawn, unblock_faults};
 use crate::os::{OwnThreads, locked, log, system};
 use crate::rdma_cm::{CmTimeouts, Manager};
@@ -37,7 +38,7 @@ pub enum StartError {
 
 pub struct Process {
     pub server: Arc<Server<Nic>>,
-    waker: Waker,
+    waker: Arc<Fabric>,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -87,7 +88,7 @@ impl Process {
         let announced = self.server.nic.announce();
         let answer = run(&self.server);
         drop(announced);
-        self.waker.wake();
+        self.waker.rouse();
         answer
     }
 
@@ -117,7 +118,7 @@ impl Process {
         });
         if !whole {
             // The NIC's thread finds the NIC stopped, and logs it.
-            self.waker.wake();
+            self.waker.rouse();
         }
         begun.map_or(0, |begun| system::monotonic_ns().saturating_sub(begun))
     }
@@ -134,7 +135,7 @@ impl Process {
         {
             return;
         }
-        self.waker.wake();
+        self.waker.rouse();
         let begun = system::monotonic_ns();
         loop {
             let stands = word.load(Ordering::Acquire);
@@ -165,7 +166,7 @@ impl Process {
             && !thread.is_finished()
             && Instant::now() < deadline
         {
-            self.waker.wake();
+            self.waker.rouse();
             std::thread::sleep(Duration::from_micros(50));
         }
         Some(self.shared.report(self.shared.thread_ns.load(Ordering::Acquire), deadline, || ()))

@@ -14,7 +14,7 @@ use super::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
 use crate::Nic;
 use crate::abi::server::{Locked, Server};
 use crate::control::ControlServer;
-use crate::link::Waker;
+use crate::link::fabric::Fabric;
 use crate::os::{OneShotEpoll, log, system};
 
 /// Longest rest while some queue waits for time to pass: the granularity of time-outs and shaping.
@@ -95,7 +95,7 @@ impl Shared {
                 && Instant::now() < deadline
             {
                 drop(held.take());
-                system::nap(WAITING);
+                std::thread::sleep(WAITING);
                 held = lock_by(server, deadline);
                 held.as_mut().map(|nic| nic.poll_last(Now(system::monotonic_ns())));
             }
@@ -121,10 +121,10 @@ impl Shared {
     }
 
     /// The thread that waits for packets while the NIC's thread sleeps, and wakes it.
-    pub fn hear(&self, epoll: &OneShotEpoll, waker: &Waker) {
+    pub fn hear(&self, epoll: &OneShotEpoll, waker: &Fabric) {
         while self.goes_on() {
             match epoll.wait(PACKET_WAIT) {
-                Ok(true) => waker.wake(),
+                Ok(true) => waker.rouse(),
                 Ok(false) => {}
                 // The program has closed what is not its own. The NIC still looks around every few milliseconds.
                 Err(_) => return,
@@ -181,7 +181,7 @@ impl Shared {
             // The program runs the NIC itself: rest without the lock, and look after what it does not poll.
             *pumped = pumps;
             drop(nic);
-            system::nap(PUMPED);
+            std::thread::sleep(PUMPED);
             policy.begin(system::monotonic_ns());
             return true;
         }
@@ -233,7 +233,7 @@ fn linger<'s>(server: &'s Server<Nic>, held: &mut Option<Locked<'s, Nic>>, linge
     {
         if nic.poll_last(Now(system::monotonic_ns())) == 0 {
             *held = None;
-            system::nap(WAITING);
+            std::thread::sleep(WAITING);
             *held = lock_by(server, until);
         }
     }

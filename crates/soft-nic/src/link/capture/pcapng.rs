@@ -56,7 +56,6 @@ pub fn begin(out: &mut Vec<u8>, application: &str, interface: &str) {
         out.extend([1, 0, 0, 0]);
         out.extend(u64::MAX.to_le_bytes());
         option(out, option::SHB_USERAPPL, application.as_bytes());
-        option(out, option::END, &[]);
     });
     block(out, kind::INTERFACE_DESCRIPTION, |out| {
         out.extend(ETHERNET.to_le_bytes());
@@ -64,7 +63,6 @@ pub fn begin(out: &mut Vec<u8>, application: &str, interface: &str) {
         out.extend([0; 6]);
         option(out, option::IF_NAME, interface.as_bytes());
         option(out, option::IF_TSRESOL, &[NANOSECONDS]);
-        option(out, option::END, &[]);
     });
 }
 
@@ -81,7 +79,6 @@ pub fn packet(out: &mut Vec<u8>, frame: &CapturedFrame<'_>) {
         if frame.dropped_before > 0 {
             option(out, option::EPB_DROPCOUNT, &frame.dropped_before.to_le_bytes());
         }
-        option(out, option::END, &[]);
     });
 }
 
@@ -91,7 +88,6 @@ pub fn statistics(out: &mut Vec<u8>, time_ns: u64, seen: u64, dropped: u64) {
         of_first_interface(out, time_ns);
         option(out, option::ISB_IFRECV, &seen.to_le_bytes());
         option(out, option::ISB_IFDROP, &dropped.to_le_bytes());
-        option(out, option::END, &[]);
     });
 }
 
@@ -101,12 +97,13 @@ fn of_first_interface(out: &mut Vec<u8>, time_ns: u64) {
     out.extend((time_ns as u32).to_le_bytes());
 }
 
-/// A block with its length before and behind.
+/// A block with its length before and behind; its body ends with options.
 fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend(kind.to_le_bytes());
     out.extend([0; 4]);
     body(out);
+    option(out, option::END, &[]);
     let length = ((out.len() - start + 4) as u32).to_le_bytes();
     out[start + 4..start + 8].copy_from_slice(&length);
     out.extend(length);

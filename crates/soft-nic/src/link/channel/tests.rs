@@ -124,7 +124,7 @@ fn what_is_not_a_channel_of_these_two_is_not_attached() {
         ("an earlier life of the sender", Ends { from_generation: 2, ..ends }),
         ("an earlier life of the receiver", Ends { to_generation: 3, ..ends }),
     ] {
-        assert!(matches!(Consumer::attach(producer.fd(), other), Err(AttachError::Foreign { .. })), "{name}");
+        assert!(matches!(Consumer::attach(producer.fd(), other), Err(Unattached::Foreign(_))), "{name}");
     }
     for (name, offset, value) in [
         ("magic", at::MAGIC, 0),
@@ -136,15 +136,12 @@ fn what_is_not_a_channel_of_these_two_is_not_attached() {
         let word = producer.control.word(offset);
         let good = word.swap(value, Ordering::Relaxed);
         let attached = Consumer::attach(producer.fd(), ends);
-        assert!(matches!(attached, Err(AttachError::Foreign { .. })), "{name}");
+        assert!(matches!(attached, Err(Unattached::Foreign(_))), "{name}");
         word.store(good, Ordering::Relaxed);
     }
     let short = system::memfd("softnic-test", 4096).unwrap();
-    assert!(
-        matches!(Consumer::attach(&short, ends), Err(AttachError::Foreign { .. })),
-        "one page of nothing"
-    );
+    assert!(matches!(Consumer::attach(&short, ends), Err(Unattached::Foreign(_))), "one page of nothing");
     // A file that can shrink would make the receiver's loads fault.
     let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
-    assert!(matches!(Consumer::attach(&file, ends), Err(AttachError::Foreign { .. })), "not sealed");
+    assert!(matches!(Consumer::attach(&file, ends), Err(Unattached::Foreign(_))), "not sealed");
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use super::super::record;
@@ -53,25 +53,23 @@ fn version_and_place(target: &Path) -> Option<(&str, &str)> {
 pub(super) fn find(full_name: &str) -> Result<Option<(OwnedFd, SharedMemory)>, (u32, String)> {
     let ours = link_target(full_name);
     let Some((version, place)) = version_and_place(Path::new(&ours)) else { return Ok(None) };
-    let mut found = Ok(None);
-    each_descriptor(|path, target| {
-        let Some((theirs, there)) = version_and_place(target) else { return true };
+    for (pid, path, target) in descriptors() {
+        let Some((theirs, there)) = version_and_place(&target) else { continue };
         if there != place {
-            return true;
+            continue;
         }
         // What cannot be opened is gone meanwhile, or of another user under the same name.
-        let Ok(fd) = system::open_memfd(&path.to_string_lossy()) else { return true };
+        let Ok(fd) = system::open_memfd(&path.to_string_lossy()) else { continue };
         if system::sealed_len(&fd).is_none() {
-            return true;
+            continue;
         }
-        found = match understood(&fd) {
+        return match understood(&fd) {
             Some(directory) if theirs == version => Ok(Some((fd, directory))),
-            _ if theirs == version => Err((pid_of(path), format!("{theirs} with another layout"))),
-            _ => Err((pid_of(path), theirs.to_owned())),
+            _ if theirs == version => Err((pid, format!("{theirs} with another layout"))),
+            _ => Err((pid, theirs.to_owned())),
         };
-        false
-    });
-    found
+    }
+    Ok(None)
 }
 
 /// The version of a fabric's layout that the NIC of a process has, where it is not ours.
@@ -82,29 +80,14 @@ pub fn other_version(pid: u32) -> Option<u32> {
     targets.filter_map(|target| version(&target)).find(|version| *version != record::VERSION)
 }
 
-/// The process in a path below `/proc`; 0: none.
-fn pid_of(path: &Path) -> u32 {
-    path.components().nth(2).and_then(|pid| pid.as_os_str().to_str()?.parse().ok()).unwrap_or(0)
-}
-
-/// Shows every descriptor that this user may see, and what it leads to, until `go_on` says false.
-pub(super) fn each_descriptor(mut go_on: impl FnMut(&Path, &Path) -> bool) {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return };
-    for process in processes.flatten() {
-        let is_number = process.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit());
-        // Processes of others, and those that end while we look, refuse here.
-        let Some(descriptors) =
-            is_number.then(|| std::fs::read_dir(process.path().join("fd")).ok()).flatten()
-        else {
-            continue;
-        };
-        for descriptor in descriptors.flatten() {
-            let path = descriptor.path();
-            if std::fs::read_link(&path).is_ok_and(|target| !go_on(&path, &target)) {
-                return;
-            }
-        }
-    }
+/// Every descriptor that this user may see: its process, its path below `/proc`, and what it leads to.
+pub(super) fn descriptors() -> impl Iterator<Item = (u32, PathBuf, PathBuf)> {
+    let entries = |path: String| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let pids = entries("/proc".into()).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // Processes of others, and those that end while we look, show none.
+    let all =
+        pids.flat_map(move |pid| entries(format!("/proc/{pid}/fd")).map(move |entry| (pid, entry.path())));
+    all.filter_map(|(pid, path)| std::fs::read_link(&path).ok().map(|target| (pid, path, target)))
 }
 
 pub(super) fn open_directory(path: &Path) -> Option<(OwnedFd, SharedMemory)> {

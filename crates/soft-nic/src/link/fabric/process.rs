@@ -17,7 +17,8 @@ impl Process {
     pub(super) fn open(pid: u32, start: u64) -> io::Result<Process> {
         let pidfd = system::pidfd_open(pid)?;
         // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
-        let alive = Origin::of(pid)?.start == start && !system::is_readable(&pidfd);
+        let origin = Origin::of(pid);
+        let alive = !system::is_readable(&pidfd) && origin?.start == start;
         if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     }
 
@@ -27,18 +28,7 @@ impl Process {
 
     /// Whether the one that sat down is still there. Without a descriptor or memory to ask with, it counts as there.
     pub(super) fn lives(pid: u32, start: u64) -> bool {
-        let pidfd = match system::pidfd_open(pid) {
-            Ok(pidfd) => pidfd,
-            Err(error) => return is_shortage(&error),
-        };
-        let is_the_same = Origin::of(pid).map_or_else(|error| is_shortage(&error), |now| now.start == start);
-        is_the_same && !system::is_readable(&pidfd)
-    }
-
-    /// A child of a test.
-    #[cfg(test)]
-    pub fn of(pid: u32) -> Process {
-        Process { pidfd: system::pidfd_open(pid).unwrap() }
+        Process::open(pid, start).map_or_else(|error| is_shortage(&error), |_| true)
     }
 }
 
@@ -78,6 +68,13 @@ pub(in super::super) fn is_shortage(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::os::testing::true_in_fork_child;
+
+    impl Process {
+        /// A child of a test.
+        pub fn of(pid: u32) -> Process {
+            Process { pidfd: system::pidfd_open(pid).unwrap() }
+        }
+    }
 
     #[test]
     fn a_process_without_descriptors_takes_no_other_for_ended() {

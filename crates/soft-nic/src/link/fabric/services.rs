@@ -1,9 +1,10 @@
 //! Which services the connection managers of a fabric listen to: words of each slot, written by its own process alone.
 //!
-//! A word is 0, or: bit 63 set, bits 25 to 56 the address (IPv4, or the four words of an IPv6 address folded into one; 0 for
-//! every address), bits 0 to 24 the service id. Service ids of IP are below 2^25 (`wire::cm::ip_service`); others are not
+//! A word is 0, or: bit 63 set, bits 25 to 56 the address (IPv4, or what an IPv6 address is folded into; 0 for every
+//! address), bits 0 to 24 the service id. Service ids of IP are below 2^25 (`wire::cm::ip_service`); others are not
 //! announced.
 
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use super::layout::{SERVICES, SLOTS, at, slot_at};
@@ -39,12 +40,7 @@ impl ServiceWord {
 
 /// A GID as 32 bits: the address of a mapped IPv4 address, never 0.
 fn folded(gid: [u8; 16]) -> u32 {
-    let [.., a, b, c, d] = gid;
-    let word = |at: usize| u32::from_be_bytes([gid[at], gid[at + 1], gid[at + 2], gid[at + 3]]);
-    let mapped = gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-    let folded =
-        if mapped { u32::from_be_bytes([a, b, c, d]) } else { word(0) ^ word(4) ^ word(8) ^ word(12) };
-    folded.max(1)
+    (super::folded(IpAddr::from(gid).to_canonical()) as u32).max(1)
 }
 
 /// Why a service was not announced.
@@ -83,21 +79,21 @@ impl Fabric {
 
     /// The slot that listens to a service at an address: one that named the address goes first.
     pub fn serving_slot(&self, service: ServiceWord) -> Option<u8> {
-        let find = |matches: &dyn Fn(ServiceWord) -> bool| {
-            // Asking the kernel whether a process runs costs five system calls, and any host of the network may make us ask.
-            (0..SLOTS as u8).find(|slot| {
-                (0..SERVICES).filter_map(|index| self.service(*slot, index)).any(matches)
-                    && self.is_alive(*slot)
-            })
-        };
-        find(&|word| word == service).or_else(|| find(&|word| word.serves(service)))
+        let named = self.find_service(|_, word| word == service);
+        named.or_else(|| self.find_service(|_, word| word.serves(service)))
     }
 
     /// Another process whose service is in the way of this one.
     pub fn clashing_slot(&self, service: ServiceWord) -> Option<u8> {
-        (0..SLOTS as u8).filter(|slot| *slot != self.slot()).find(|slot| {
-            (0..SERVICES).filter_map(|index| self.service(*slot, index)).any(|word| word.clashes(service))
-                && self.is_alive(*slot)
+        self.find_service(|slot, word| slot != self.slot() && word.clashes(service))
+    }
+
+    /// The first running process with such a word.
+    fn find_service(&self, is_it: impl Fn(u8, ServiceWord) -> bool) -> Option<u8> {
+        (0..SLOTS as u8).find(|slot| {
+            let mut words = (0..SERVICES).filter_map(|index| self.service(*slot, index));
+            // Asking the kernel whether a process runs costs five system calls, and any host of the network may make us ask.
+            words.any(|word| is_it(*slot, word)) && self.is_alive(*slot)
         })
     }
 

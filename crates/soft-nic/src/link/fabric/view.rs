@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use super::directory::{each_descriptor, name_prefix, open_directory};
+use super::directory::{descriptors, name_prefix, open_directory};
 use super::layout::{SLOTS, at, slot_at};
 use super::{Process, SlotOwner, link_target, ring, slot_owner};
 use crate::os::SharedMemory;
@@ -39,16 +39,15 @@ impl FabricView {
     pub fn all() -> io::Result<Vec<FabricView>> {
         let prefix = name_prefix()?;
         let mut found: Vec<FabricView> = Vec::new();
-        each_descriptor(|path, target| {
-            if let Some(name) = fabric_name(target, &prefix)
+        for (_, path, target) in descriptors() {
+            if let Some(name) = fabric_name(&target, &prefix)
                 && !found.iter().any(|view| view.name == name)
-                && let Some((fd, directory)) = open_directory(path)
+                && let Some((fd, directory)) = open_directory(&path)
             {
                 let (full_name, name) = (format!("{prefix}{name}"), name.to_owned());
                 found.push(FabricView { name, full_name, directory, _fd: fd });
             }
-            true
-        });
+        }
         found.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(found)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mlx5_device::carrier::Disposition;
+use mlx5_device::carrier::{Carrier, Disposition};
 use roce::Now;
 
 use super::channel::Lane;
@@ -12,7 +12,8 @@ use crate::os::system;
 impl Link {
     /// Hands what has arrived, through shared memory or over the wire, to `handler`.
     pub fn poll(&mut self, budget: usize, mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
-        self.poll_records(budget, &mut handler) + self.poll_packets(Now(system::monotonic_ns()), handler)
+        let now = Now(system::monotonic_ns());
+        self.poll_records(budget, &mut handler) + self.poll_wire(now, |_, inbound| handler(inbound))
     }
 
     /// Whether a request can be sent to a slot now.
@@ -20,7 +21,7 @@ impl Link {
         self.lane_room(slot, Lane::Request)
     }
 
-    /// Sleeps until a peer rings, [`super::Waker::wake`] is called, or `max` is over; not at all when something has arrived.
+    /// Sleeps until a peer rings, [`super::fabric::Fabric::rouse`] is called, or `max` is over; not at all when something has arrived.
     pub fn sleep(&mut self, max: Duration) {
         if let Some(sleep) = self.prepare_sleep() {
             sleep.wait(max);

@@ -104,7 +104,7 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
     let mut b = Link::join(config(&fabric)).unwrap();
     let (slot, generation) = (b.slot(), b.fabric.generation());
     let [no_channel, other] = [(); 2].map(|()| system::memfd("softnic-test", 8192).unwrap());
-    let raw = no_channel.as_raw_fd() as u32;
+    let raw = no_channel.as_raw_fd();
     let path = format!("/proc/self/fd/{raw}");
     let leased = system::open_memfd(&path).unwrap();
     lease(&leased).expect("shared memory knows leases");
@@ -112,13 +112,13 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
     let (kernel, foreign) = (Unattached::Kernel, Unattached::Foreign);
     for (i, (name, to_generation, descriptor, why)) in [
         ("a memfd that is under a lease", generation, raw, kernel(libc::EWOULDBLOCK)),
-        ("a memfd that is no channel", generation, other.as_raw_fd() as u32, foreign("magic")),
+        ("a memfd that is no channel", generation, other.as_raw_fd(), foreign("magic")),
         ("standard input", generation, 0, foreign("not a memfd")),
         ("a descriptor that is not open", generation, 999_999, kernel(libc::ENOENT)),
         (
             "a channel to an earlier process",
             generation - 1,
-            other.as_raw_fd() as u32,
+            other.as_raw_fd(),
             foreign("it is for an earlier process"),
         ),
     ]
@@ -193,7 +193,7 @@ fn a_peer_that_publishes_again_and_again_keeps_one_channel() {
     let mut b = Link::join(config(&fabric)).unwrap();
     meet(&mut a, &mut b);
     let (slot, generation) = (b.slot(), b.fabric.generation());
-    let descriptor = a.outgoing[usize::from(slot)].as_ref().unwrap().producer.descriptor();
+    let descriptor = a.outgoing[usize::from(slot)].as_ref().unwrap().producer.fd().as_raw_fd();
     for round in 1..=5 {
         a.fabric.publish_channel(slot, generation, descriptor);
         assert_eq!(b.poll(1, |_| Disposition::Consumed), 0);

@@ -179,7 +179,7 @@ fn a_fork_child_gets_nothing_of_its_parents_link_and_may_join_itself() {
         let refused = link.send_record(&write, MTU, &path, Payload::Inline(&[1; 8]));
         link.ring_bells();
         link.sleep(Duration::from_secs(5));
-        link.waker().wake();
+        link.waker().rouse();
         let idle = link.poll(10, |_| Disposition::Consumed) == 0;
         let deaf = link.room(slot) == Room::NoPeer(NoPeer::Forked) && !link.is_alive(own).unwrap();
         let fresh = Link::join(config(&fabric)).unwrap();

@@ -489,7 +489,7 @@ fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));
-            waker.wake();
+            waker.rouse();
         });
         b.sleep(long);
     });
@@ -507,7 +507,7 @@ fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
         a.sleep(long);
     });
     // A wake just before the sleep ends it too.
-    waker.wake();
+    waker.rouse();
     b.sleep(long);
     assert!(begun.elapsed() < long, "four sleeps took {:?}", begun.elapsed());
     assert_eq!(a.counters().bells + b.counters().bells, 2);

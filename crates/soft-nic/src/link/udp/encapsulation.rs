@@ -5,7 +5,6 @@
 //! them. Over IPv4 a socket does not say the identification either, see [`icrc::check_any_identification`].
 
 use std::collections::VecDeque;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
@@ -16,10 +15,11 @@ use roce::wire::{self, IpHeader, Udp, gid_of};
 use roce::{Now, Packet};
 
 use super::counters::WireCounters;
-use super::{Arrived, Kept, SharedPort};
+use super::{Arrived, SharedPort};
 use crate::dma::Host;
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
+use crate::link::report::LinkError;
 use crate::os::system;
 
 /// Packets that may wait until [`Wire::poll`] takes them, so many as the socket's buffer holds short ones.
@@ -35,15 +35,6 @@ const CNP_BYTES: usize = 12 + 16 + ICRC_BYTES;
 /// The default partition, full member: the only one that ports of this NIC are in.
 const DEFAULT_PKEY: u16 = 0xffff;
 
-/// What a batch says of a packet that was not written into it.
-struct Unwritten(Unsent);
-
-impl From<io::Error> for Unwritten {
-    fn from(_: io::Error) -> Unwritten {
-        Unwritten(Unsent::Unreachable)
-    }
-}
-
 /// The counter of the reason why a packet was dropped before its destination was looked at.
 type Dropped = fn(&mut WireCounters) -> &mut u64;
 
@@ -53,41 +44,29 @@ pub struct Wire {
     ports: Vec<SharedPort>,
     counters: WireCounters,
     /// Packets that are taken in the next round.
-    kept: VecDeque<Kept>,
-    /// The running capture, if any.
-    capture: Option<Capture>,
-    /// What is written waits for its time.
-    holds: bool,
+    kept: VecDeque<Arrived<'static>>,
+    /// The running capture, if any: it is shown every packet that leaves, and that comes for this process, whole or not.
+    pub capture: Option<Capture>,
+    /// What is written waits for its time, for [`Wire::pass`], and more of it may.
+    pub holds: bool,
 }
 
 impl Wire {
     /// Opens a port at each of the addresses. `member`: our slot, and the fabric's key.
     ///
-    /// Errors: the address, and what the kernel says of it.
-    pub fn open(member: (u8, u64), addresses: &[IpAddr]) -> Result<Wire, (IpAddr, io::Error)> {
-        let open = |address: &IpAddr| SharedPort::open(member, *address).map_err(|error| (*address, error));
-        let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
+    /// Errors: [`LinkError::Wire`].
+    pub fn open(member: (u8, u64), addresses: &[IpAddr]) -> Result<Wire, LinkError> {
+        let open = |address: IpAddr| {
+            SharedPort::open(member, address).map_err(|error| LinkError::Wire { address, error })
+        };
+        let ports = addresses.iter().copied().map(open).collect::<Result<_, _>>()?;
         let counters = WireCounters::default();
         Ok(Wire { ports, counters, kept: VecDeque::new(), capture: None, holds: false })
     }
 
-    /// Every packet from now on is shown to `capture` too: what leaves, and what comes for this process, whole or not. Error:
-    /// another one is under way; it is given back.
-    pub fn begin_capture(&mut self, capture: Capture) -> Result<(), Capture> {
-        if self.capture.as_ref().is_some_and(|other| !other.is_over()) {
-            return Err(capture);
-        }
-        self.capture = Some(capture);
-        Ok(())
-    }
-
-    pub fn end_capture(&mut self) -> Option<Capture> {
-        self.capture.take()
-    }
-
     /// Each address with the port that an owner hands packets on to.
     pub fn own_ports(&self) -> impl Iterator<Item = (IpAddr, u16)> {
-        self.ports.iter().map(|port| (port.address(), port.own_port()))
+        self.ports.iter().map(|port| (port.address, port.own_port()))
     }
 
     /// Every socket, to be waited for.
@@ -110,17 +89,12 @@ impl Wire {
 
     /// Addresses whose port another process has.
     pub fn foreign_ports(&self) -> impl Iterator<Item = IpAddr> {
-        self.ports.iter().filter(|port| !port.is_owner()).map(SharedPort::address)
+        self.ports.iter().filter(|port| !port.is_owner()).map(|port| port.address)
     }
 
-    /// Packets of all ports so far.
+    /// Packets of all ports so far, and what the ports did.
     pub fn counters(&self) -> WireCounters {
-        self.counters
-    }
-
-    /// What the ports did, all together.
-    pub fn port_counters(&self) -> WireCounters {
-        let mut sum = WireCounters::default();
+        let mut sum = self.counters;
         self.ports.iter().for_each(|port| sum += &port.counters);
         sum
     }
@@ -129,7 +103,7 @@ impl Wire {
     pub fn has_room(&self, from: IpAddr) -> bool {
         self.ports
             .iter()
-            .find(|port| port.address() == from)
+            .find(|port| port.address == from)
             .is_none_or(|p| p.waiting_bytes() < self.most_waiting_bytes())
     }
 
@@ -151,7 +125,7 @@ impl Wire {
         host: &Host,
     ) -> Result<usize, Unsent> {
         let most = self.most_waiting_bytes();
-        let port = self.ports.iter_mut().find(|port| port.address() == from).ok_or(Unsent::Unreachable)?;
+        let port = self.ports.iter_mut().find(|port| port.address == from).ok_or(Unsent::Unreachable)?;
         if port.waiting_bytes() >= most {
             return Err(Unsent::Full);
         }
@@ -176,9 +150,9 @@ impl Wire {
             place.copy_from_slice(&icrc::stored(right ^ spoilt));
             Ok(())
         };
-        let written =
-            port.push(to, len, |bytes, identification| write(bytes, identification).map_err(Unwritten));
-        written.map_err(|Unwritten(unsent)| unsent)?;
+        if !port.push(to, len, write)? {
+            return Err(Unsent::Unreachable);
+        }
         self.counters.packets_sent += 1;
         Ok(len)
     }
@@ -189,12 +163,6 @@ impl Wire {
         self.ports.iter().any(|port| port.waiting_bytes() >= least)
     }
 
-    /// Behaves as if the kernel had no room for anything, or has some again.
-    #[cfg(test)]
-    pub fn stall(&mut self, stalled: bool) {
-        self.ports.iter_mut().for_each(|port| port.stall(stalled));
-    }
-
     /// Gives the kernel what was written; what it takes is captured now, when it leaves. Where there is a delay,
     /// [`Wire::pass`] does so.
     pub fn flush(&mut self) {
@@ -203,21 +171,16 @@ impl Wire {
         }
         let capture = &mut self.capture;
         for port in &mut self.ports {
-            let shown = shown(capture, port.address(), port.own_port());
+            let shown = shown(capture, port.address, port.own_port());
             port.flush(shown);
         }
-    }
-
-    /// Whether packets wait for [`Wire::pass`] from now on, and more of them may.
-    pub fn hold(&mut self, holds: bool) {
-        self.holds = holds;
     }
 
     /// Sends what is due by `now`; what was written since goes on at `due`. Returns how many packets went.
     pub fn pass(&mut self, now: Now, due: Now) -> usize {
         let capture = &mut self.capture;
         let pass = |port: &mut SharedPort| {
-            let shown = shown(capture, port.address(), port.own_port());
+            let shown = shown(capture, port.address, port.own_port());
             port.pass(now, due, shown)
         };
         self.ports.iter_mut().map(pass).sum()
@@ -229,7 +192,7 @@ impl Wire {
 
     /// Why the kernel would not send, for each reason at each address once: an address and an errno.
     pub fn take_refusal(&mut self) -> Option<(IpAddr, i32)> {
-        self.ports.iter_mut().find_map(|port| Some((port.address(), port.take_refusal()?)))
+        self.ports.iter_mut().find_map(|port| Some((port.address, port.take_refusal()?)))
     }
 
     /// Hands what has come for this process to `deliver` until that returns false, and keeps the rest for the next call. What has come
@@ -245,15 +208,15 @@ impl Wire {
         let (mut looked, mut goes_on, mut untaken) = (0, true, 0);
         while goes_on && let Some(packet) = kept.pop_front() {
             looked += 1;
-            goes_on = deliver(packet.arrived());
+            goes_on = deliver(packet);
         }
         let mut deliver = |arrived: Arrived<'_>| match goes_on {
             true => goes_on = deliver(arrived),
-            false if kept.len() < MOST_KEPT => kept.push_back(arrived.into()),
+            false if kept.len() < MOST_KEPT => kept.push_back(arrived.kept()),
             false => untaken += 1,
         };
         for port in &mut self.ports {
-            let at = port.address();
+            let at = port.address;
             let got = port.poll(
                 (now.0, looked > 0),
                 |slot| ports(slot, at),
@@ -291,10 +254,10 @@ fn shown(
     capture: &mut Option<Capture>,
     source: IpAddr,
     source_port: u16,
-) -> Option<impl FnMut(IpAddr, u16, &[u8])> {
+) -> Option<impl FnMut(SocketAddr, u16, &[u8])> {
     capture.as_mut().map(|capture| {
-        move |destination: IpAddr, identification: u16, bytes: &[u8]| {
-            let packet = WirePacket { source, source_port, destination, identification, bytes };
+        move |to: SocketAddr, identification: u16, bytes: &[u8]| {
+            let packet = WirePacket { source, source_port, destination: to.ip(), identification, bytes };
             capture.sent(Now(system::monotonic_ns()), &packet);
         }
     })
@@ -327,7 +290,7 @@ fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<(Arrived<'_>, u16)
     }
     let reserved: Dropped = |counters| &mut counters.reserved;
     let packet = Packet::from_wire(&decoded).ok_or(reserved)?;
-    Ok((Arrived { from: from.ip(), at, packet, payload: decoded.payload }, identification))
+    Ok((Arrived { from: from.ip(), at, packet, payload: decoded.payload.into() }, identification))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// The process that receives what is sent to a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +40,8 @@ impl Holder {
 
 /// Looks the port up in the texts of both tables. A socket of every IPv6 address may take IPv4's packets too.
 fn find(udp: &str, udp6: &str, address: IpAddr, port: u16) -> Option<Holder> {
-    let v4 = udp.lines().filter_map(|line| entry(line, v4_of));
-    let v6 = udp6.lines().filter_map(|line| entry(line, v6_of));
-    let of_both = v4.filter(|_| address.is_ipv4()).chain(v6);
+    let of_family = |(ip, ..): &(IpAddr, u16, Holder)| address.is_ipv4() || ip.is_ipv6();
+    let of_both = udp.lines().chain(udp6.lines()).filter_map(entry).filter(of_family);
     let is_its = |ip: IpAddr| ip.is_unspecified() || ip.to_canonical() == address.to_canonical();
     let matching = of_both.filter(|(ip, at, _)| *at == port && is_its(*ip));
     // Of two the one that names the address gets the packets.
@@ -51,31 +50,24 @@ fn find(udp: &str, udp6: &str, address: IpAddr, port: u16) -> Option<Holder> {
 }
 
 /// Local address, port and socket of a line; `None` for the heading.
-fn entry(line: &str, address: impl FnOnce(&str) -> Option<IpAddr>) -> Option<(IpAddr, u16, Holder)> {
+fn entry(line: &str) -> Option<(IpAddr, u16, Holder)> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (ip, port) = fields.get(1)?.split_once(':')?;
     let holder = Holder { user: fields.get(7)?.parse().ok()?, inode: fields.get(9)?.parse().ok()? };
-    Some((address(ip)?, u16::from_str_radix(port, 16).ok()?, holder))
+    Some((ip_of(ip)?, u16::from_str_radix(port, 16).ok()?, holder))
 }
 
-/// A word as the kernel prints what it holds in network order: with the bytes of this machine's order.
-fn word(text: &str) -> Option<[u8; 4]> {
-    (text.len() == 8).then(|| u32::from_str_radix(text, 16).ok().map(u32::to_ne_bytes)).flatten()
-}
-
-fn v4_of(text: &str) -> Option<IpAddr> {
-    word(text).map(|octets| IpAddr::V4(Ipv4Addr::from(octets)))
-}
-
-fn v6_of(text: &str) -> Option<IpAddr> {
-    let mut octets = [0; 16];
-    if text.len() != 32 {
-        return None;
+/// One word, or four: what the kernel holds in network order, printed with the bytes of this machine's order.
+fn ip_of(text: &str) -> Option<IpAddr> {
+    let word = |at: usize| u32::from_str_radix(text.get(8 * at..8 * at + 8)?, 16).ok().map(u32::to_ne_bytes);
+    match text.len() {
+        8 => Some(IpAddr::from(word(0)?)),
+        32 => {
+            let octets = [word(0)?, word(1)?, word(2)?, word(3)?];
+            Some(IpAddr::from(<[u8; 16]>::try_from(octets.as_flattened()).ok()?))
+        }
+        _ => None,
     }
-    for (at, place) in octets.chunks_mut(4).enumerate() {
-        place.copy_from_slice(&word(text.get(8 * at..8 * at + 8)?)?);
-    }
-    Some(IpAddr::V6(Ipv6Addr::from(octets)))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod encapsulation;
 mod holder;
 mod port;
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use roce::Packet;
@@ -18,34 +19,20 @@ pub use holder::Holder;
 pub use port::{ROCE_PORT, SharedPort};
 
 /// A packet that came.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Arrived<'a> {
     /// Address of the sender.
     pub from: IpAddr,
     /// Address of ours that it was sent to.
     pub at: IpAddr,
     pub packet: Packet,
-    /// What it carries.
-    pub payload: &'a [u8],
+    /// What it carries: a copy where the packet is taken later.
+    pub payload: Cow<'a, [u8]>,
 }
 
-/// A packet that came, with its bytes: it is taken later.
-#[derive(Debug)]
-struct Kept {
-    from: IpAddr,
-    at: IpAddr,
-    packet: Packet,
-    payload: Vec<u8>,
-}
-
-impl Kept {
-    fn arrived(&self) -> Arrived<'_> {
-        Arrived { from: self.from, at: self.at, packet: self.packet, payload: &self.payload }
-    }
-}
-
-impl From<Arrived<'_>> for Kept {
-    fn from(Arrived { from, at, packet, payload }: Arrived<'_>) -> Kept {
-        Kept { from, at, packet, payload: payload.to_vec() }
+impl Arrived<'_> {
+    fn kept(self) -> Arrived<'static> {
+        let Arrived { from, at, packet, payload } = self;
+        Arrived { from, at, packet, payload: payload.into_owned().into() }
     }
 }

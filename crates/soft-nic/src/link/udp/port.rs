@@ -8,6 +8,7 @@
 //! that asks next owns the port; what was under way then is lost, as packets are. An owner that is stopped stops its address. QP1, which
 //! connection managers talk to, is the owner's. Nothing that arrives is trusted.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -17,6 +18,7 @@ use roce::wire::udp::DYNAMIC_PORTS;
 
 use super::counters::WireCounters;
 use crate::link::delay::DelayLine;
+use crate::os::address::{ADDRESS_BYTES, from_bytes, to_bytes};
 use crate::os::datagrams::{Datagrams, Posted, SendBatch};
 
 /// The UDP port of RoCEv2 (IANA; IBTA Annex A17).
@@ -28,8 +30,8 @@ const BTH_BYTES: usize = 12;
 /// Queue pair of the connection managers.
 const GSI_QPN: u32 = 1;
 
-/// Bytes in front of a packet that is handed on: family, nothing, port, address, the fabric's key.
-const HEAD_BYTES: usize = 28;
+/// Bytes in front of a packet that is handed on: the address and port that it came from, the fabric's key.
+const HEAD_BYTES: usize = ADDRESS_BYTES + 8;
 
 /// A socket with data less long ago is polled in every round, ns …
 const WARM_NS: u64 = 1_000_000;
@@ -69,7 +71,7 @@ impl PollTimer {
 /// This process's share in the port of one address.
 #[derive(Debug)]
 pub struct SharedPort {
-    address: IpAddr,
+    pub address: IpAddr,
     slot: u8,
     key: u64,
     owned: Option<Datagrams>,
@@ -141,33 +143,35 @@ impl SharedPort {
         self.own.local().port()
     }
 
-    /// Adds a packet of `len` bytes, from its BTH on, for the NICs of `to`; `fill` writes it, and is told the identification
-    /// of its IPv4 header. It leaves with the next [`SharedPort::flush`].
-    ///
-    /// Errors: a length that no packet has, and those of `fill`; nothing is added then.
-    pub fn push<E: From<io::Error>>(
+    /// Adds a packet of `len` bytes, from its BTH on, for the NICs of `to`, as [`SendBatch::push`] does. It leaves with the next
+    /// [`SharedPort::flush`].
+    pub fn push<E>(
         &mut self,
         to: IpAddr,
         len: usize,
         fill: impl FnOnce(&mut [u8], u16) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.batch.try_push(SocketAddr::new(to, ROCE_PORT), len, fill)
+    ) -> Result<bool, E> {
+        self.batch.push(SocketAddr::new(to, ROCE_PORT), len, fill)
     }
 
-    /// Sends what was added. What the kernel has no room for now stays. `shown` sees each packet that the kernel takes: where it
-    /// goes, the identification of its IPv4 header, its bytes.
-    pub fn flush(&mut self, shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> Posted {
+    /// Sends what was added. What the kernel has no room for now stays. `shown`: see [`Datagrams::send`].
+    pub fn flush(&mut self, shown: Option<impl FnMut(SocketAddr, u16, &[u8])>) -> Posted {
         if self.batch.is_empty() {
             return Posted::default();
         }
-        let posted = send(&self.own, &mut self.batch, shown);
+        let posted = self.own.send(&mut self.batch, shown);
         self.count(posted);
         posted
     }
 
     /// As [`SharedPort::flush`] where there is a delay: what was added goes on at `due`, and what is due by `now` is sent.
     /// Returns how many datagrams the kernel took or lost.
-    pub fn pass(&mut self, now: Now, due: Now, mut shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> usize {
+    pub fn pass(
+        &mut self,
+        now: Now,
+        due: Now,
+        mut shown: Option<impl FnMut(SocketAddr, u16, &[u8])>,
+    ) -> usize {
         if !self.batch.is_empty() {
             self.under_way_bytes += self.batch.memory_bytes();
             self.under_way.put(due, self.batch.take());
@@ -175,7 +179,7 @@ impl SharedPort {
         let mut gone = 0;
         while let Some(batch) = self.under_way.due(now) {
             let before = batch.memory_bytes();
-            let posted = send(&self.own, batch, shown.as_mut());
+            let posted = self.own.send(batch, shown.as_mut());
             self.batch.learn(batch);
             let is_sent = batch.is_empty();
             let left = if is_sent { 0 } else { batch.memory_bytes() };
@@ -211,25 +215,9 @@ impl SharedPort {
         Some(errno)
     }
 
-    pub fn address(&self) -> IpAddr {
-        self.address
-    }
-
     /// Its sockets: ours, and the address's when we own it.
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         [Some(&self.own), self.owned.as_ref()].into_iter().flatten().map(Datagrams::descriptor)
-    }
-
-    /// Behaves as if the kernel had no room for what is sent.
-    #[cfg(test)]
-    pub fn stall(&mut self, stalled: bool) {
-        self.own.stalled = stalled;
-    }
-
-    /// The bytes that wait to be sent, one packet behind the other.
-    #[cfg(test)]
-    pub fn waiting_packet(&self) -> &[u8] {
-        self.batch.waiting()
     }
 
     /// Bytes that wait to be sent, and those under way with what describes them.
@@ -267,14 +255,15 @@ impl SharedPort {
                     let (head, rest) = bytes.split_at_mut(HEAD_BYTES);
                     head.copy_from_slice(&origin_head(from, *key));
                     rest.copy_from_slice(packet);
+                    Ok::<(), Infallible>(())
                 };
                 let to_port = ports(to).map(|port| SocketAddr::new(*address, port));
-                if to_port.is_none_or(|at| handing.push(at, len, whole).is_err()) {
+                if to_port.is_none_or(|at| handing.push(at, len, whole) != Ok(true)) {
                     counters.undeliverable += 1;
                 }
             });
             of_owned.got(*looked.as_ref().unwrap_or(&0));
-            let posted = socket.send(handing);
+            let posted = socket.send(handing, None::<fn(SocketAddr, u16, &[u8])>);
             counters.handed_on += posted.taken as u64;
             // One that has no room now never gets any: a wire loses it too.
             counters.undeliverable += (posted.lost + handing.discard()) as u64;
@@ -299,15 +288,6 @@ impl SharedPort {
     }
 }
 
-fn send(from: &Datagrams, batch: &mut SendBatch, shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> Posted {
-    match shown {
-        None => from.send(batch),
-        Some(mut shown) => {
-            from.send_shown(batch, |to, identification, bytes| shown(to.ip(), identification, bytes))
-        }
-    }
-}
-
 /// Destination QPN of a packet's BTH.
 fn destination(packet: &[u8]) -> Option<u32> {
     let bth = packet.get(..BTH_BYTES)?;
@@ -316,32 +296,15 @@ fn destination(packet: &[u8]) -> Option<u32> {
 
 fn origin_head(from: SocketAddr, key: u64) -> [u8; HEAD_BYTES] {
     let mut head = [0; HEAD_BYTES];
-    head[20..].copy_from_slice(&key.to_ne_bytes());
-    head[2..4].copy_from_slice(&from.port().to_be_bytes());
-    match from.ip() {
-        IpAddr::V4(ip) => {
-            head[0] = 4;
-            head[4..8].copy_from_slice(&ip.octets());
-        }
-        IpAddr::V6(ip) => {
-            head[0] = 6;
-            head[4..20].copy_from_slice(&ip.octets());
-        }
-    }
+    let (address, place) = head.split_at_mut(ADDRESS_BYTES);
+    address.copy_from_slice(&to_bytes(&from).0);
+    place.copy_from_slice(&key.to_ne_bytes());
     head
 }
 
 /// `None`: the head does not have the key, or is none.
 fn origin(head: &[u8], key: u64) -> Option<SocketAddr> {
-    if head.get(20..HEAD_BYTES)? != key.to_ne_bytes() {
-        return None;
-    }
-    let ip = match head.first()? {
-        4 => IpAddr::from(<[u8; 4]>::try_from(head.get(4..8)?).ok()?),
-        6 => IpAddr::from(<[u8; 16]>::try_from(head.get(4..20)?).ok()?),
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, u16::from_be_bytes([*head.get(2)?, *head.get(3)?])))
+    head.strip_suffix(&key.to_ne_bytes()).and_then(from_bytes)
 }
 
 /// A socket with a port of the dynamic range (RFC 6335), which a RoCEv2 source port is to be of; whichever the kernel has

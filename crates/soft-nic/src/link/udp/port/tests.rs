@@ -26,13 +26,25 @@ fn place(test: u8) -> IpAddr {
     IpAddr::from([127, 64 + test + 8 * (process[1] & 7), process[2], process[3]])
 }
 
+impl SharedPort {
+    /// Behaves as if the kernel had no room for what is sent.
+    pub fn stall(&mut self, stalled: bool) {
+        self.own.stalled = stalled;
+    }
+
+    /// The bytes that wait to be sent, one packet behind the other.
+    pub fn waiting_packet(&self) -> &[u8] {
+        self.batch.waiting()
+    }
+}
+
 fn send(from: &mut SharedPort, to: IpAddr, packet: &[u8]) {
-    from.push(to, packet.len(), |bytes, _| {
+    let written = from.push(to, packet.len(), |bytes, _| {
         bytes.copy_from_slice(packet);
-        io::Result::Ok(())
-    })
-    .unwrap();
-    assert_eq!(from.flush(None::<fn(IpAddr, u16, &[u8])>).taken, 1);
+        Ok::<(), Infallible>(())
+    });
+    assert_eq!(written, Ok(true));
+    assert_eq!(from.flush(None::<fn(SocketAddr, u16, &[u8])>).taken, 1);
 }
 
 /// The ports of all, as the fabric's directory would tell.
@@ -151,7 +163,11 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
     wire.send_to(&good, (address, other.own_port())).unwrap();
     let to = SocketAddr::new(address, other.own_port());
     for datagram in [&good[..HEAD_BYTES - 1], &good[..HEAD_BYTES + 3], &wrong_family, &not_theirs, &good] {
-        owner.handing.push(to, datagram.len(), |bytes, _| bytes.copy_from_slice(datagram)).unwrap();
+        let fill = |bytes: &mut [u8], _| {
+            bytes.copy_from_slice(datagram);
+            Ok::<(), Infallible>(())
+        };
+        assert_eq!(owner.handing.push(to, datagram.len(), fill), Ok(true));
     }
     assert_eq!(marks(&mut [&mut owner, &mut other], 1), [vec![], vec![1]]);
     let begun = Instant::now();
