@@ -20,8 +20,11 @@ impl CpuMemory {
         ordered: bool,
         last: bool,
     ) -> Result<(), Fault> {
-        if !(ordered && last) || ends_with_its_last_word(to, len) {
+        if !(ordered && last) {
             return self.copy_bytes(to, from, len as usize, ordered);
+        }
+        if ends_with_its_last_word(to, len) {
+            return self.copy_bytes(to, from, len as usize, true);
         }
         self.copy_then_word(to, from, len)
     }

@@ -43,35 +43,29 @@ impl Host {
     /// Whether helpers take part in a copy of so many bytes.
     #[inline]
     pub fn is_helped(&self, len: u64) -> bool {
-        self.copiers.helpers() > 0 && len >= SHARED_FROM
+        len >= SHARED_FROM && self.copiers.helpers() > 0
     }
 
     /// Copies between two places of this process, forward, the last word by a release store unless relaxed. Where helpers take part
     /// only the last 1 KiB is in order, and behind the rest.
     pub fn copy(&self, to: &[Segment], from: &[Segment], len: u64, order: Order) -> Result<(), Fault> {
+        // One piece on either side, as almost always, needs no walk.
+        if let ([target], [source]) = (to, from)
+            && (1..=target.len.min(source.len)).contains(&len)
+            && !self.is_helped(len)
+        {
+            return self.copy_piece(target.addr, source.addr, len, order, true);
+        }
+        self.copy_pieces(to, from, len, order)
+    }
+
+    #[inline(never)]
+    fn copy_pieces(&self, to: &[Segment], from: &[Segment], len: u64, order: Order) -> Result<(), Fault> {
         let mut done = 0;
         if self.is_helped(len) {
             let shared = len - if order == Order::Increasing { IN_ORDER } else { 0 };
             done = if self.share(to, from, 0, shared)? { shared } else { 0 };
-        } else if let ([target], [source]) = (to, from)
-            && (1..=target.len.min(source.len)).contains(&len)
-        {
-            // One piece on either side, as almost always, needs no walk.
-            return self.copy_piece(target.addr, source.addr, len, order, true);
         }
-        self.copy_behind(done, to, from, len, order)
-    }
-
-    /// What lies behind the first `done` bytes.
-    #[inline(never)]
-    fn copy_behind(
-        &self,
-        done: u64,
-        to: &[Segment],
-        from: &[Segment],
-        len: u64,
-        order: Order,
-    ) -> Result<(), Fault> {
         // Only the last piece of all ends with the release store; in between the order of addresses is enough.
         in_pieces((to, done), (from, done), len - done, |to, from, piece, last| {
             self.copy_piece(to, from, piece, order, last)
