@@ -116,13 +116,17 @@ impl Host {
         last: bool,
     ) -> Result<(), Fault> {
         let ordered = order == Order::Increasing;
-        gpu::copy(self.cpu, to, from, len, ordered && last)
-            .unwrap_or_else(|| self.cpu.copy_piece(to, from, len, ordered, last))
+        if let Some(done) = gpu::copy(self.cpu, to, from, len, ordered && last) {
+            return done;
+        }
+        self.cpu.copy_piece(to, from, len, ordered, last)
     }
 
     pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
-        gpu::copy(self.cpu, to, from, len as u64, false)
-            .unwrap_or_else(|| self.cpu.copy_bytes(to, from, len, ordered))
+        if let Some(done) = gpu::copy(self.cpu, to, from, len as u64, false) {
+            return done;
+        }
+        self.cpu.copy_bytes(to, from, len, ordered)
     }
 
     #[inline]
