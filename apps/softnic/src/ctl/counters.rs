@@ -73,7 +73,7 @@ pub fn run(options: &Show) -> Result<()> {
         // A blank line tells this look from the one before.
         let mut separator = if looked && !options.json { "\n" } else { "" };
         for target in &targets {
-            match nics.ask(target, &Request::Counters) {
+            match nics.ask::<Vec<(String, u64)>>(target, &Request::Counters) {
                 Ok(counters) => {
                     let text = text(options, &nics, target, &counters);
                     if !show(&format!("{separator}{text}"))? {
@@ -98,13 +98,12 @@ fn has_ended(error: &anyhow::Error) -> bool {
 }
 
 /// One look at one NIC. For reading, what is 0 is left out.
-fn text(options: &Show, nics: &RunningNics, target: &Target, counters: &[(String, String)]) -> String {
+fn text(options: &Show, nics: &RunningNics, target: &Target, counters: &[(String, u64)]) -> String {
     let (fabric, member) = (&nics.view(target).name, &target.member);
     let program = program_of(member.pid);
-    let value = |text: &String| text.parse::<u64>().unwrap_or(0);
     if options.json {
         let values: Map<String, Value> =
-            counters.iter().map(|(name, text)| (name.clone(), value(text).into())).collect();
+            counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
         let line = json!({"fabric": fabric, "slot": member.slot, "pid": member.pid, "comm": program, "counters": values});
         return format!("{line}\n");
     }
@@ -112,7 +111,7 @@ fn text(options: &Show, nics: &RunningNics, target: &Target, counters: &[(String
         "{program} (pid {}, fabric {fabric}, slot {}); counters that are 0 are left out\n",
         member.pid, member.slot
     );
-    for (name, count) in counters.iter().filter(|(_, count)| value(count) > 0) {
+    for (name, count) in counters.iter().filter(|(_, count)| *count > 0) {
         text += &format!("  {name:<28} {count:>20}\n");
     }
     text

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde_json::json;
+use soft_nic::abi::reasons::Failure;
 use soft_nic::control::Request;
 
 use super::nics::{RunningNics, Target, program_of, show};
@@ -24,25 +25,10 @@ pub struct Explain {
     json: bool,
 }
 
-/// One line of a NIC.
-#[derive(Debug, PartialEq)]
-struct Row {
-    /// Since 1970.
-    ns: u64,
-    kind: String,
-    qpn: Option<u32>,
-    wqe: Option<u32>,
-    /// QPN of the peer that knows more.
-    peer: Option<u32>,
-    /// Of the same, after it.
-    more: u64,
-    text: String,
-}
-
 pub fn run(options: &Explain) -> Result<()> {
     let (nics, target) = RunningNics::of_process(options.pid)?;
     let (mut text, mut peers) = (String::new(), Peers::new());
-    for row in rows(&nics, &target)? {
+    for row in nics.ask::<Vec<Failure>>(&target, &Request::Explain)? {
         let told = row.peer.map(|peer| {
             let slot = mlx5_device::slot_of(peer);
             let known = peers.entry(slot).or_insert_with(|| ask_peer(&nics, &target, slot));
@@ -56,66 +42,48 @@ pub fn run(options: &Explain) -> Result<()> {
     show(&text).map(drop)
 }
 
-fn rows(nics: &RunningNics, target: &Target) -> Result<Vec<Row>> {
-    let lines = nics.ask(target, &Request::Explain)?;
-    let nonsense = || format!("process {}: its answer makes no sense", target.member.pid);
-    lines.iter().map(row).collect::<Option<_>>().with_context(nonsense)
-}
-
-fn row((ns, line): &(String, String)) -> Option<Row> {
-    let words: Vec<&str> = line.splitn(6, ' ').collect();
-    let [kind, qpn, wqe, peer, more, text] = words[..] else { return None };
-    let number = |word: &str| if word == "-" { Some(None) } else { word.parse().ok().map(Some) };
-    Some(Row {
-        ns: ns.parse().ok()?,
-        kind: kind.to_owned(),
-        qpn: number(qpn)?,
-        wqe: number(wqe)?,
-        peer: number(peer)?,
-        more: more.parse().ok()?,
-        // What a terminal would take for a command came from another process.
-        text: text.replace(|c: char| c.is_control(), " "),
-    })
-}
-
 /// What the process at this slot has to say, asked once; the error is a sentence.
-type Peers = BTreeMap<u8, Result<(u32, Vec<Row>), String>>;
+type Peers = BTreeMap<u8, Result<(u32, Vec<Failure>), String>>;
 
-fn ask_peer(nics: &RunningNics, target: &Target, slot: u8) -> Result<(u32, Vec<Row>), String> {
+fn ask_peer(nics: &RunningNics, target: &Target, slot: u8) -> Result<(u32, Vec<Failure>), String> {
     let mut all = nics.targets.iter().chain([target]);
     let found = all.find(|other| other.view == target.view && other.member.slot == slot);
     let other = found.ok_or_else(|| format!("the process in slot {slot} has ended"))?;
-    let rows = rows(nics, other).map_err(|error| format!("{error:#}"))?;
+    let rows = nics.ask(other, &Request::Explain).map_err(|error| format!("{error:#}"))?;
     Ok((other.member.pid, rows))
 }
 
 /// What the peer's process has on the failure, or why nothing.
-fn peers_reason(known: &Result<(u32, Vec<Row>), String>, row: &Row, peer: u32) -> String {
+fn peers_reason(known: &Result<(u32, Vec<Failure>), String>, row: &Failure, peer: u32) -> String {
     let (pid, rows) = match known {
         Ok(known) => known,
         Err(why) => return format!("of QP {peer:#x} nothing is known: {why}"),
     };
     // Both clocks are this machine's, read one after the other.
-    let is_it = |its: &&Row| {
+    let is_it = |its: &&Failure| {
         its.qpn == Some(peer) && its.kind != "flush" && its.ns <= row.ns.saturating_add(1_000_000)
     };
     match rows.iter().rfind(is_it) {
-        Some(its) => format!("process {pid}: {}", its.text),
+        Some(its) => format!("process {pid}: {}", shown(its)),
         None => format!("process {pid} has no reason of QP {peer:#x} among its last hundred"),
     }
 }
 
-fn in_words(row: &Row, told: Option<String>) -> String {
+/// Its line. What a terminal would take for a command came from another process.
+fn shown(row: &Failure) -> String {
+    row.text.replace(|c: char| c.is_control(), " ")
+}
+
+fn in_words(row: &Failure, told: Option<String>) -> String {
     let (us, s) = (row.ns / 1000 % 1_000_000, row.ns / 1_000_000_000);
     let more = if row.more > 0 { format!(" (and {} more)", row.more) } else { String::new() };
     let told = told.map_or(String::new(), |told| format!("{:17}{told}\n", ""));
-    format!("{:02}:{:02}:{:02}.{us:06}  {}{more}\n{told}", s / 3600 % 24, s / 60 % 60, s % 60, row.text)
+    format!("{:02}:{:02}:{:02}.{us:06}  {}{more}\n{told}", s / 3600 % 24, s / 60 % 60, s % 60, shown(row))
 }
 
-fn as_json(row: &Row, told: Option<String>) -> String {
-    let Row { ns, kind, qpn, wqe, more, text, .. } = row;
-    let line =
-        json!({"unix_ns": ns, "kind": kind, "qp": qpn, "wqe": wqe, "more": more, "why": text, "peer": told});
+fn as_json(row: &Failure, told: Option<String>) -> String {
+    let Failure { ns, kind, qpn, wqe, more, .. } = row;
+    let line = json!({"unix_ns": ns, "kind": kind, "qp": qpn, "wqe": wqe, "more": more, "why": shown(row), "peer": told});
     format!("{line}\n")
 }
 
@@ -123,33 +91,16 @@ fn as_json(row: &Row, told: Option<String>) -> String {
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Option<Row> {
-        row(&("45296000007000".to_owned(), line.to_owned()))
-    }
-
     #[test]
     fn a_line_is_shown_with_time_repetitions_and_what_the_peer_knows() {
-        let row = parsed("remote_access 64 7 65 2 QP 0x40, WQE 7: a \u{1b}[2J key").unwrap();
-        assert_eq!((row.qpn, row.wqe, row.peer, row.more), (Some(64), Some(7), Some(65), 2));
+        let (kind, text) = ("remote_access".to_owned(), "QP 0x40, WQE 7: a \u{1b}[2J key".to_owned());
+        let (ns, qpn, wqe, peer) = (45_296_000_007_000, Some(64), Some(7), Some(65));
+        let row = Failure { ns, kind, qpn, wqe, peer, more: 2, text };
         let words = in_words(&row, Some("process 9: QP 0x41: why".to_owned()));
         let first = "12:34:56.000007  QP 0x40, WQE 7: a  [2J key (and 2 more)";
         assert_eq!(words, format!("{first}\n                 process 9: QP 0x41: why\n"));
-        let wanted = json!({"unix_ns": 45296000007000u64, "kind": "remote_access", "qp": 64, "wqe": 7, "more": 2,
+        let wanted = json!({"unix_ns": ns, "kind": "remote_access", "qp": 64, "wqe": 7, "more": 2,
             "why": "QP 0x40, WQE 7: a  [2J key", "peer": null});
         assert_eq!(serde_json::from_str::<serde_json::Value>(&as_json(&row, None)).unwrap(), wanted);
-    }
-
-    #[test]
-    fn nonsense_of_another_process_is_no_row() {
-        for line in [
-            "",
-            "command",
-            "command - - - 0",
-            "command x - - 0 why",
-            "command - - - - why",
-            "c 1 2 4294967296 0 w",
-        ] {
-            assert_eq!(parsed(line), None, "{line:?}");
-        }
     }
 }

@@ -3,6 +3,9 @@
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use mlx5_device::Span;
+use mlx5_device::counters::{syndrome_named, syndrome_names};
+use mlx5_device::faults::{Injection, InjectionKind, Settings};
+use soft_nic::config::MAX_DEVICES;
 use soft_nic::control::Request;
 
 use super::nics::RunningNics;
@@ -46,10 +49,10 @@ pub struct Set {
     delay: Option<Span>,
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = limit)]
-    rate_gbps: Option<String>,
+    rate_gbps: Option<Limit>,
     /// Send no more than so many requests and answers to READs in a second, 0.1 to 1000000000, or `none`.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = limit)]
-    messages_per_second: Option<String>,
+    messages_per_second: Option<Limit>,
 }
 
 /// One fault, at the next message that it fits.
@@ -79,8 +82,8 @@ enum Fault {
         #[arg(long, value_parser = number)]
         qp: u32,
         /// As the counters `error_…` name it: remote_access, retry_exceeded…
-        #[arg(long, value_name = "NAME")]
-        syndrome: String,
+        #[arg(long, value_name = "NAME", value_parser = error_cqe)]
+        syndrome: InjectionKind,
     },
     /// Send the next packet of a QP with a wrong ICRC; only where it is connected over the wire.
     CorruptCrc {
@@ -100,11 +103,22 @@ enum Fault {
 }
 
 /// A rate, or that there is none.
-fn limit(text: &str) -> Result<String, &'static str> {
-    match text == "none" || text.parse::<f64>().is_ok() {
-        true => Ok(text.to_owned()),
-        false => Err("a number or `none` is needed"),
+#[derive(Debug, Clone, Copy)]
+struct Limit(Option<f64>);
+
+fn limit(text: &str) -> Result<Limit, &'static str> {
+    match text.parse() {
+        _ if text == "none" => Ok(Limit(None)),
+        Ok(rate) => Ok(Limit(Some(rate))),
+        Err(_) => Err("a number or `none` is needed"),
     }
+}
+
+/// The fault with a syndrome by the name of its counter, without `error_`.
+fn error_cqe(name: &str) -> Result<InjectionKind, String> {
+    let all = || syndrome_names().collect::<Vec<_>>().join(", ");
+    let named = syndrome_named(name).map(InjectionKind::ErrorCqe);
+    named.ok_or_else(|| format!("{name:?} is no syndrome; there are {}", all()))
 }
 
 /// A number as people write QPNs and PSNs.
@@ -116,44 +130,40 @@ fn number(text: &str) -> Result<u32, String> {
     parsed.map_err(|_| "a number, decimal or 0x…, is needed".to_owned())
 }
 
-pub fn link(link: &Link) -> Result<()> {
-    let state = if matches!(link.state, State::Up) { "up" } else { "down" };
-    let port = if link.port == 1 { String::new() } else { format!(" port={}", link.port) };
-    ask(link.pid, &format!("link {} {state}{port}", link.device))
+pub fn link(Link { pid, state, device, port }: &Link) -> Result<()> {
+    let index = device.strip_prefix("mlx5_").and_then(|index| index.parse().ok());
+    let Some(index) = index.filter(|index| *index < MAX_DEVICES) else {
+        bail!("{device:?} is no device; mlx5_0 to mlx5_7 can be");
+    };
+    ask(*pid, &Request::Link { device: index, port: *port, up: matches!(state, State::Up) })
 }
 
 pub fn set(set: &Set) -> Result<()> {
-    let mut line = "set".to_owned();
-    let value =
-        |name: &str, value: Option<String>| value.map(|value| format!(" {name}={value}")).unwrap_or_default();
-    line += &value("loss", set.loss.map(|loss| loss.to_string()));
-    line += &value("seed", set.seed.map(|seed| seed.to_string()));
-    line += &value("delay", set.delay.map(|delay| delay.to_string()));
-    line += &value("rate-gbps", set.rate_gbps.clone());
-    line += &value("messages-per-second", set.messages_per_second.clone());
-    if line == "set" {
+    let Set { loss, seed, delay, .. } = *set;
+    let [rate_gbps, messages_per_second] =
+        [set.rate_gbps, set.messages_per_second].map(|limit| limit.map(|limit| limit.0));
+    let settings = Settings { loss, seed, delay, rate_gbps, messages_per_second };
+    if settings == Settings::default() {
         bail!("nothing to set; give --loss, --seed, --delay, --rate-gbps or --messages-per-second");
     }
-    ask(set.pid, &line)
+    ask(set.pid, &Request::Set(settings))
 }
 
 pub fn inject(inject: &Inject) -> Result<()> {
-    let line = match &inject.fault {
-        Fault::Drop { qp, psn: None } => format!("inject drop qp={qp}"),
-        Fault::Drop { qp, psn: Some(psn) } => format!("inject drop qp={qp} psn={psn}"),
-        Fault::ErrorCqe { qp, syndrome } => format!("inject error-cqe qp={qp} syndrome={syndrome}"),
-        Fault::CorruptCrc { qp } => format!("inject corrupt-crc qp={qp}"),
-        Fault::DelayRead { qp, us } => format!("inject delay-read qp={qp} us={us}"),
+    let (qpn, kind) = match inject.fault {
+        Fault::Drop { qp, psn } => (qp, InjectionKind::Drop(psn)),
+        Fault::ErrorCqe { qp, syndrome } => (qp, syndrome),
+        Fault::CorruptCrc { qp } => (qp, InjectionKind::CorruptCrc),
+        Fault::DelayRead { qp, us } => (qp, InjectionKind::DelayRead(us)),
     };
-    ask(inject.pid, &line)
+    ask(inject.pid, &Request::Inject(Injection { qpn, kind }))
 }
 
 /// Asks for something that has no answer but «done».
-fn ask(pid: u32, line: &str) -> Result<()> {
-    let request = Request::parse(line).map_err(anyhow::Error::msg)?;
+fn ask(pid: u32, request: &Request) -> Result<()> {
+    request.check().map_err(anyhow::Error::msg)?;
     let (nics, target) = RunningNics::of_process(pid)?;
-    nics.ask(&target, &request)?;
-    Ok(())
+    nics.ask(&target, request)
 }
 
 #[cfg(test)]
@@ -165,6 +175,56 @@ mod tests {
         assert_eq!((number("64"), number("0x40")), (Ok(64), Ok(64)));
         for text in ["", "0x", "-1", "4294967296", "x"] {
             assert!(number(text).is_err(), "{text}");
+        }
+    }
+
+    /// What `softnic ctl` says of these words, before it looks for the process.
+    fn refused(words: &[&str]) -> String {
+        #[derive(Debug, clap::Parser)]
+        enum Asked {
+            Link(Link),
+            Set(Set),
+            Inject(Inject),
+        }
+        let words = ["ctl"].iter().chain(words);
+        let error = match <Asked as clap::Parser>::try_parse_from(words) {
+            Err(error) => error.to_string().split("\n\n").next().unwrap_or_default().to_owned(),
+            Ok(Asked::Link(asked)) => link(&asked).unwrap_err().to_string(),
+            Ok(Asked::Set(asked)) => set(&asked).unwrap_err().to_string(),
+            Ok(Asked::Inject(asked)) => inject(&asked).unwrap_err().to_string(),
+        };
+        assert!(error.len() < 400 && !error.contains("there is no process"), "{error}");
+        error
+    }
+
+    #[test]
+    fn what_no_nic_can_be_asked_is_refused_in_one_short_line() {
+        for (words, said) in [
+            (
+                &["link", "0", "down", "--device", "mlx5_8"][..],
+                "\"mlx5_8\" is no device; mlx5_0 to mlx5_7 can be",
+            ),
+            (&["link", "0", "down", "--device", "eth0"], "\"eth0\" is no device"),
+            (&["link", "0", "sideways"], "'sideways'"),
+            (&["link", "0", "up", "--port", "256"], "256"),
+            (&["set", "0"], "nothing to set"),
+            (&["set", "0", "--loss", "much"], "'much'"),
+            (&["set", "0", "--loss", "none"], "'none'"),
+            (&["set", "0", "--luck", "1"], "--luck"),
+            (&["set", "0", "--delay", "1"], "is no time"),
+            (&["set", "0", "--delay", "soon"], "is no time"),
+            (&["set", "0", "--messages-per-second", "few"], "a number or `none` is needed"),
+            (&["inject", "0", "drop"], "--qp"),
+            (&["inject", "0", "drop", "--qp", "-1"], "-1"),
+            (&["inject", "0", "drop", "--qp", "1", "--psn", "16777216"], "PSN 16777216; it has 24 bits"),
+            (
+                &["inject", "0", "error-cqe", "--qp", "1", "--syndrome", "bad_mood"],
+                "\"bad_mood\" is no syndrome; there are",
+            ),
+            (&["inject", "0", "delay-read", "--qp", "1", "--us", "60000001"], "60000000 is the longest"),
+        ] {
+            let error = refused(words);
+            assert!(error.contains(said), "{words:?}: {error}");
         }
     }
 }

@@ -2,9 +2,8 @@
 
 use anyhow::Result;
 use clap::Args;
-use mlx5_device::Span;
 use serde_json::{Value, json};
-use soft_nic::control::Request;
+use soft_nic::control::{PortStatus, Request};
 
 use super::nics::{RunningNics, program_of, show};
 
@@ -23,16 +22,6 @@ pub struct List {
     json: bool,
 }
 
-#[derive(Debug, PartialEq)]
-struct Device {
-    name: String,
-    /// State of its port.
-    port: String,
-    qps: u64,
-    /// One-way delay of what leaves.
-    delay: Span,
-}
-
 pub fn run(list: &List) -> Result<()> {
     let nics = RunningNics::find(list.fabric.as_deref())?;
     let mut text = if list.json {
@@ -45,9 +34,8 @@ pub fn run(list: &List) -> Result<()> {
     };
     for target in &nics.targets {
         let (fabric, member) = (&nics.view(target).name, &target.member);
-        let answer = nics.ask(target, &Request::Status);
+        let devices = nics.ask::<Vec<PortStatus>>(target, &Request::Status);
         let program = program_of(member.pid);
-        let devices = answer.map(|lines| lines.iter().map(device).collect::<Vec<_>>());
         if list.json {
             let mut line =
                 json!({"fabric": fabric, "slot": member.slot, "pid": member.pid, "program": program});
@@ -67,21 +55,18 @@ pub fn run(list: &List) -> Result<()> {
     show(&text).map(drop)
 }
 
-fn device((name, state): &(String, String)) -> Device {
-    let mut words = state.split_ascii_whitespace();
-    let (name, port) = (name.clone(), words.next().unwrap_or_default().to_owned());
-    let qps = words.next().and_then(|qps| qps.parse().ok()).unwrap_or(0);
-    let delay = words.next().and_then(|word| word.strip_prefix("delay=")?.parse().ok()).unwrap_or_default();
-    Device { name, port, qps, delay }
+fn state(port: &PortStatus) -> &'static str {
+    if port.is_up { "active" } else { "down" }
 }
 
-fn as_json(device: &Device) -> Value {
-    json!({"name": device.name, "port": device.port, "qps": device.qps, "delay_ns": device.delay.0})
+fn as_json(port: &PortStatus) -> Value {
+    json!({"name": port.name, "port": state(port), "qps": port.qps, "delay_ns": port.delay.0})
 }
 
-fn in_words(Device { name, port, qps, delay }: &Device) -> String {
-    let delay = if delay.0 > 0 { format!(", delay {delay}") } else { String::new() };
-    format!("{name} ({port}, {qps}{delay})")
+fn in_words(port: &PortStatus) -> String {
+    let PortStatus { name, qps, delay, .. } = port;
+    let delay = if delay.is_zero() { String::new() } else { format!(", delay {delay}") };
+    format!("{name} ({}, {qps}{delay})", state(port))
 }
 
 #[cfg(test)]
@@ -90,14 +75,14 @@ mod tests {
 
     #[test]
     fn a_device_is_shown_with_its_port_and_queues() {
-        for (state, words, delay_ns) in [
-            ("down 12", "mlx5_1 (down, 12)", 0),
-            ("down 12 delay=2ms", "mlx5_1 (down, 12, delay 2ms)", 2_000_000),
-        ] {
-            let device = device(&("mlx5_1".to_owned(), state.to_owned()));
-            assert_eq!(in_words(&device), words);
+        for (delay, words, delay_ns) in
+            [("0", "mlx5_1 (down, 12)", 0), ("2ms", "mlx5_1 (down, 12, delay 2ms)", 2_000_000)]
+        {
+            let delay = delay.parse().unwrap();
+            let port = PortStatus { name: "mlx5_1".to_owned(), is_up: false, qps: 12, delay };
+            assert_eq!(in_words(&port), words);
             let wanted = json!({"name": "mlx5_1", "port": "down", "qps": 12, "delay_ns": delay_ns});
-            assert_eq!(as_json(&device), wanted);
+            assert_eq!(as_json(&port), wanted);
         }
     }
 }

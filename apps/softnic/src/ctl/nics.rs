@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
 use soft_nic::control::{self, Request};
 use soft_nic::link::{self, FabricMember, FabricView};
 
@@ -43,7 +44,7 @@ impl RunningNics {
         }
     }
 
-    pub fn ask(&self, target: &Target, request: &Request) -> Result<Vec<(String, String)>> {
+    pub fn ask<T: DeserializeOwned>(&self, target: &Target, request: &Request) -> Result<T> {
         Ok(control::call(self.view(target), &target.member, request)?)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use soft_nic::control::{THREAD_NAME, encode, socket_name};
+use soft_nic::control::{Request, THREAD_NAME, encode, socket_name};
 use soft_nic::link::FabricView;
 
 use crate::c_program::verbs_program;
@@ -296,7 +296,7 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
     let view = views.iter().find(|view| view.name == fabric.name()).expect("the fabric");
     let member = view.members()[0];
     for (number, garbage) in
-        [&b"\0\0\0\0"[..], b"GET / HTTP/1.1\r\n\r\n", &encode("counters")[..20]].iter().enumerate()
+        [&b"\0\0\0\0"[..], b"GET / HTTP/1.1\r\n\r\n", &encode(&Request::Counters)[..20]].iter().enumerate()
     {
         let call = u64::from(std::process::id()) << 32 | 0xffff_0000 | number as u64;
         let listener = listen(&socket_name(call));

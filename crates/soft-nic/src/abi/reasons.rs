@@ -8,6 +8,7 @@ use mlx5_device::command::CommandError;
 use mlx5_device::reason::FLUSHED;
 use mlx5_device::{About, Reason};
 use roce::Now;
+use serde::{Deserialize, Serialize};
 
 use crate::os::{locked, log, system};
 
@@ -17,6 +18,22 @@ const MAX_BYTES: usize = 500;
 
 /// Kind of refused commands. None is a line on stderr: a program also asks to find out what there is, as which GIDs.
 const COMMAND: &str = "command";
+
+/// A reason as `softnic ctl` takes it.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Since 1970.
+    pub ns: u64,
+    pub kind: String,
+    pub qpn: Option<u32>,
+    pub wqe: Option<u16>,
+    /// QPN of the peer that knows more.
+    pub peer: Option<u32>,
+    /// How many of the same followed.
+    pub more: u32,
+    /// One line.
+    pub text: String,
+}
 
 /// The reasons of a process; clones share them.
 #[derive(Debug, Clone, Default)]
@@ -77,22 +94,20 @@ impl Reasons {
         self.note_now(About::Command, COMMAND, format!("{command}: {error}{help}"));
     }
 
-    /// The reasons as `softnic ctl` takes them: ns since 1970; kind, QPN, WQE, peer's QPN, how many of the same followed, and
-    /// the line. `-` stands for nothing.
-    pub fn lines(&self) -> Vec<(String, String)> {
+    /// The reasons as `softnic ctl` takes them, the oldest first.
+    pub fn failures(&self) -> Vec<Failure> {
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let began = (since_1970.as_nanos() as u64).saturating_sub(system::monotonic_ns());
-        let or_none = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
-        let line = |(reason, more): &(Reason, u32)| {
+        let failure = |(reason, more): &(Reason, u32)| {
             let (qpn, wqe) = match reason.about {
                 About::Qp(qpn, wqe) => (Some(qpn), wqe),
                 _ => (None, None),
             };
-            let [qpn, wqe, peer] = [qpn, wqe.map(u32::from), reason.peer].map(or_none);
-            let at = reason.at.0.saturating_add(began).to_string();
-            (at, format!("{} {qpn} {wqe} {peer} {more} {reason}", reason.kind))
+            let (ns, kind, text) =
+                (reason.at.0.saturating_add(began), reason.kind.to_owned(), reason.to_string());
+            Failure { ns, kind, qpn, wqe, peer: reason.peer, more: *more, text }
         };
-        locked(&self.0).last.iter().map(line).collect()
+        locked(&self.0).last.iter().map(failure).collect()
     }
 }
 
@@ -109,13 +124,14 @@ mod tests {
                 reasons.note_connection(format!("{number}\n{}", "µ".repeat(600)));
             }
         }
-        let lines = reasons.lines();
-        assert_eq!(lines.len(), KEPT);
-        for ((_, line), number) in lines.iter().zip(50..) {
-            let words = format!("connection - - - {} connection: {number} µµ", number % 2);
-            assert!(line.starts_with(&words) && line.len() < 560, "{line}");
+        let failures = reasons.failures();
+        assert_eq!(failures.len(), KEPT);
+        for (failure, number) in failures.iter().zip(50..) {
+            let words = format!("connection: {number} µµ");
+            assert_eq!((&*failure.kind, failure.qpn, failure.more), ("connection", None, number % 2));
+            assert!(failure.text.starts_with(&words) && failure.text.len() < 560, "{failure:?}");
         }
-        let bytes: usize = lines.iter().map(|(at, line)| at.len() + line.len() + 2).sum();
-        assert!(bytes + 3 <= MAX_ANSWER_BYTES, "{bytes} bytes");
+        let bytes = postcard::to_allocvec(&failures).unwrap().len();
+        assert!(bytes + 10 <= MAX_ANSWER_BYTES, "{bytes} bytes");
     }
 }

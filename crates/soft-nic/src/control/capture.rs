@@ -53,7 +53,7 @@ pub struct Blocks {
 
 /// Asks the NIC in `member` for its packets, `packets` of them or, for 0, all while the result lives.
 pub fn call_for_packets(view: &FabricView, member: &FabricMember, packets: u64) -> Result<Blocks, CallError> {
-    let (_, stream) = exchange(view, member, &Request::Capture { packets })?;
+    let ((), stream) = exchange(view, member, &Request::Capture { packets })?;
     Ok(Blocks { stream, pid: member.pid, bytes: Vec::new(), used: 0 })
 }
 

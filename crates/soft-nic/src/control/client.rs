@@ -4,7 +4,9 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::frame::{self, Answer, FrameError, MAX_ANSWER_BYTES, encode, parse_answer};
+use serde::de::DeserializeOwned;
+
+use super::frame::{self, Answer, FrameError, MAX_ANSWER_BYTES, encode, value_of};
 use super::{Request, socket_name};
 use crate::link::{FabricMember, FabricView};
 use crate::os::system;
@@ -37,21 +39,21 @@ fn fresh_call() -> u64 {
     u64::from(std::process::id()) << 32 | u64::from(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Sends a request to the NIC in `member` and returns its answer: names and values, in the NIC's order.
-pub fn call(
+/// Sends a request to the NIC in `member` and returns the value that it answers with.
+pub fn call<T: DeserializeOwned>(
     view: &FabricView,
     member: &FabricMember,
     request: &Request,
-) -> Result<Vec<(String, String)>, CallError> {
+) -> Result<T, CallError> {
     exchange(view, member, request).map(|(answer, _)| answer)
 }
 
 /// Sends a request; returns the answer and the connection, on which a capture follows.
-pub(super) fn exchange(
+pub(super) fn exchange<T: DeserializeOwned>(
     view: &FabricView,
     member: &FabricMember,
     request: &Request,
-) -> Result<(Vec<(String, String)>, Stream), CallError> {
+) -> Result<(T, Stream), CallError> {
     let pid = member.pid;
     let number = fresh_call();
     let kernel = |error| CallError::Kernel { pid, error };
@@ -64,7 +66,7 @@ pub(super) fn exchange(
         if let Some((stream, peer)) = came.map_err(kernel)? {
             // Any process may connect to an abstract name.
             if (peer.pid, peer.user) == (pid, system::user()) {
-                let asked = stream.send(&encode(&request.to_string()), until).map_err(FrameError::Kernel);
+                let asked = stream.send(&encode(request), until).map_err(FrameError::Kernel);
                 let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));
                 return understand(pid, answered, timed_out).map(|answer| (answer, stream));
             }
@@ -78,19 +80,17 @@ pub(super) fn exchange(
     }
 }
 
-fn understand(
+fn understand<T: DeserializeOwned>(
     pid: u32,
-    answered: Result<String, FrameError>,
+    answered: Result<Answer, FrameError>,
     timed_out: impl Fn() -> CallError,
-) -> Result<Vec<(String, String)>, CallError> {
-    let text = answered.map_err(|error| match error {
+) -> Result<T, CallError> {
+    let malformed = |error: FrameError| CallError::Malformed { pid, reason: error.to_string() };
+    let answer = answered.map_err(|error| match error {
         FrameError::Kernel(error) if error.kind() == io::ErrorKind::TimedOut => timed_out(),
         FrameError::Kernel(_) => CallError::Ended(pid),
-        error => CallError::Malformed { pid, reason: error.to_string() },
+        error => malformed(error),
     })?;
-    let answer: Option<Answer> = parse_answer(&text);
-    match answer {
-        Some(answer) => answer.map_err(|reason| CallError::Refused { pid, reason }),
-        None => Err(CallError::Malformed { pid, reason: "its answer makes no sense".to_owned() }),
-    }
+    let value = answer.map_err(|reason| CallError::Refused { pid, reason })?;
+    value_of(&value).map_err(malformed)
 }

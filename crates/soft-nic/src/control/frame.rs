@@ -1,27 +1,30 @@
-//! One message of a conversation: magic, version, length, and so many bytes of UTF-8 text.
+//! One message of a conversation: magic, version, length, and so many bytes of a value.
 //!
 //! ```text
 //! 0   "softnctl"
 //! 8   version      4 bytes, little-endian
-//! 12  length       4 bytes, little-endian: bytes of text that follow
+//! 12  length       4 bytes, little-endian: bytes of the value that follows
 //! ```
-//! A request is one line of words. An answer begins with a line `ok` or `error REASON`; lines `name value` follow an `ok`.
+//! A request is a [`Request`](super::Request), its answer an [`Answer`], both as postcard encodes them.
 
 use std::io;
 use std::time::Instant;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use crate::os::unix_stream::Stream;
 
 /// Of the conversation, both ways.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 pub const MAX_REQUEST_BYTES: usize = 1024;
 pub const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
 const MAGIC: [u8; 8] = *b"softnctl";
 const HEADER_BYTES: usize = 16;
 
-/// What a NIC answers: names and values, or why not.
-pub type Answer = Result<Vec<(String, String)>, String>;
+/// What a NIC answers: the encoded value that its request asks for, or why not.
+pub type Answer = Result<Vec<u8>, String>;
 
 /// Why a message was not read.
 #[derive(Debug, thiserror::Error)]
@@ -36,56 +39,50 @@ pub(super) enum FrameError {
     Version(u32),
     #[error("a message of {length} bytes, {max} are allowed")]
     Length { length: usize, max: usize },
-    #[error("a message that is not UTF-8 text")]
-    Text,
+    #[error("a message that makes no sense")]
+    Nonsense,
 }
 
-pub fn encode(text: &str) -> Vec<u8> {
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend(VERSION.to_le_bytes());
-    bytes.extend((text.len() as u32).to_le_bytes());
-    bytes.extend(text.as_bytes());
-    bytes
+pub(super) fn bytes_of(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(value).expect("memory for an answer")
+}
+
+/// The value of these bytes, all of which it takes.
+pub(super) fn value_of<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FrameError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(FrameError::Nonsense),
+    }
+}
+
+pub fn encode(value: &impl Serialize) -> Vec<u8> {
+    let value = bytes_of(value);
+    let numbers = [VERSION, value.len() as u32].into_iter().flat_map(u32::to_le_bytes);
+    MAGIC.into_iter().chain(numbers).chain(value).collect()
 }
 
 fn length_of(header: &[u8; HEADER_BYTES], max: usize) -> Result<usize, FrameError> {
-    let [m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, v2, v3, l0, l1, l2, l3] = *header;
-    let version = u32::from_le_bytes([v0, v1, v2, v3]);
-    let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+    let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
+    let (version, length) = (number(8), number(12) as usize);
     match () {
-        () if [m0, m1, m2, m3, m4, m5, m6, m7] != MAGIC => Err(FrameError::Magic),
+        () if !header.starts_with(&MAGIC) => Err(FrameError::Magic),
         () if version != VERSION => Err(FrameError::Version(version)),
         () if length > max => Err(FrameError::Length { length, max }),
         () => Ok(length),
     }
 }
 
-/// Reads one message of at most `max` bytes of text.
-pub(super) fn receive(stream: &Stream, max: usize, until: Instant) -> Result<String, FrameError> {
+/// Reads one message with a value of at most `max` bytes.
+pub(super) fn receive<T: DeserializeOwned>(
+    stream: &Stream,
+    max: usize,
+    until: Instant,
+) -> Result<T, FrameError> {
     let mut header = [0; HEADER_BYTES];
     stream.receive(&mut header, until)?;
     let mut bytes = vec![0; length_of(&header, max)?];
     stream.receive(&mut bytes, until)?;
-    String::from_utf8(bytes).map_err(|_| FrameError::Text)
-}
-
-pub(super) fn text_of(answer: &Answer) -> String {
-    match answer {
-        Ok(lines) => {
-            lines.iter().fold("ok\n".to_owned(), |text, (name, value)| format!("{text}{name} {value}\n"))
-        }
-        Err(reason) => format!("error {reason}\n"),
-    }
-}
-
-pub(super) fn parse_answer(text: &str) -> Option<Answer> {
-    let mut lines = text.lines();
-    let first = lines.next()?;
-    if let Some(reason) = first.strip_prefix("error ") {
-        return Some(Err(reason.to_owned()));
-    }
-    let pair = |line: &str| line.split_once(' ').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    (first == "ok").then(|| lines.map(pair).collect::<Option<Vec<_>>>())?.map(Ok)
+    value_of(&bytes)
 }
 
 #[cfg(test)]
@@ -93,9 +90,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_its_magic_version_length_and_text() {
-        let bytes = encode("hi");
-        assert_eq!(bytes, b"softnctl\x01\0\0\0\x02\0\0\0hi");
+    fn a_message_is_its_magic_version_length_and_value() {
+        let bytes = encode(&"h");
+        assert_eq!(bytes, b"softnctl\x02\0\0\0\x02\0\0\0\x01h");
         let header: [u8; 16] = bytes[..16].try_into().unwrap();
         assert_eq!(length_of(&header, 2).unwrap(), 2);
         for (at, byte, max, words) in [
@@ -113,12 +110,14 @@ mod tests {
 
     #[test]
     fn answers_come_back_and_nonsense_does_not() {
-        let value = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        for answer in [Ok(vec![]), Ok(vec![value("a", "1"), value("b", "x y")]), Err("no QP 7".to_owned())] {
-            assert_eq!(parse_answer(&text_of(&answer)), Some(answer));
+        let value = |name: &str, value: u64| (name.to_owned(), value);
+        for answer in [Ok(vec![]), Ok(vec![value("a", 1), value("b", 2)]), Err("no QP 7".to_owned())] {
+            let told: Answer = answer.clone().map(|values| bytes_of(&values));
+            let back: Answer = value_of(&bytes_of(&told)).unwrap();
+            assert_eq!(back.map(|values| value_of::<Vec<(String, u64)>>(&values).unwrap()), answer);
         }
-        for text in ["", "yes\n", "ok\nlonely\n"] {
-            assert_eq!(parse_answer(text), None, "{text:?}");
+        for bytes in [&b""[..], b"\x02", b"\0\x01", b"\x01\x01\xff", b"\0\0more"] {
+            assert!(value_of::<Answer>(bytes).is_err(), "{bytes:?}");
         }
     }
 }

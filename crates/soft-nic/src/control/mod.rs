@@ -18,7 +18,7 @@ mod tests;
 pub use capture::{Blocks, call_for_packets};
 pub use client::{CallError, call};
 pub use frame::{Answer, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, VERSION, encode};
-pub use request::Request;
+pub use request::{PortStatus, Request};
 pub use server::ControlServer;
 
 use crate::os::system;

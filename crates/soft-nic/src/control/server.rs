@@ -8,8 +8,8 @@ use mlx5_device::Commands;
 use mlx5_device::Span;
 use roce::Now;
 
-use super::frame::{self, Answer, MAX_REQUEST_BYTES, encode};
-use super::{Request, THREAD_NAME, capture, socket_name};
+use super::frame::{self, FrameError, MAX_REQUEST_BYTES, bytes_of, encode};
+use super::{PortStatus, Request, THREAD_NAME, capture, socket_name};
 use crate::Nic;
 use crate::abi::server::Server;
 use crate::dma::{copiers, gpu};
@@ -83,44 +83,46 @@ impl ControlServer {
         if peer.user != system::user() {
             return Err(format!("process {} of user {} is refused", peer.pid, peer.user));
         }
-        let request = match frame::receive(&stream, MAX_REQUEST_BYTES, until) {
-            Ok(text) => Request::parse(&text),
-            Err(frame::FrameError::Kernel(error)) => return Err(format!("the caller went away: {error}")),
+        let request = match frame::receive::<Request>(&stream, MAX_REQUEST_BYTES, until) {
+            Ok(request) => request.check().map(|()| request),
+            Err(FrameError::Kernel(error)) => return Err(format!("the caller went away: {error}")),
             Err(error) => Err(error.to_string()),
         };
-        let mut captured = None;
-        let answer = request.and_then(|request| match request {
-            Request::Capture { packets } => {
-                captured = Some(self.begin_capture(packets)?);
-                Ok(Vec::new())
-            }
-            request => self.answer(&request),
-        });
-        let text = frame::text_of(&answer);
-        stream.send(&encode(&text), until).map_err(|error| format!("the answer was not taken: {error}"))?;
+        let (answer, captured) = match request.and_then(|request| self.answer(&request)) {
+            Ok((value, captured)) => (Ok(value), captured),
+            Err(why) => (Err(why), None),
+        };
+        stream.send(&encode(&answer), until).map_err(|error| format!("the answer was not taken: {error}"))?;
         Ok((stream, captured))
     }
 
-    fn answer(&self, request: &Request) -> Answer {
+    /// The encoded value of an answer, and the capture that begins with it, if any. The error is a sentence.
+    fn answer(&self, request: &Request) -> Result<(Vec<u8>, Option<CaptureReader>), String> {
         if *request == Request::Explain {
             // Also of a NIC that has stopped.
-            return Ok(self.server.events.1.lines());
+            return Ok((bytes_of(&self.server.events.1.failures()), None));
         }
         let _announced = self.server.nic.announce();
         let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
-        let done = |()| Vec::new();
+        let mut captured = None;
         match request {
-            Request::Link { device, port, up } => nic.set_link(usize::from(*device), *port, *up).map(done),
-            Request::Set(settings) => nic.set(settings).map(done),
-            Request::Inject(injection) => nic.inject(*injection).map(done),
-            Request::Explain | Request::Capture { .. } => Err("answered elsewhere".to_owned()),
-            Request::Status => Ok(status(&mut nic)),
+            Request::Link { device, port, up } => nic.set_link(usize::from(*device), *port, *up)?,
+            Request::Set(settings) => nic.set(settings)?,
+            Request::Inject(injection) => nic.inject(*injection)?,
+            Request::Explain => return Err("answered elsewhere".to_owned()),
+            Request::Status => return Ok((bytes_of(&status(&mut nic)), None)),
             Request::Counters => {
-                let counters = self.counters(&mut nic);
-                let whole = counters.into_iter().map(|(name, value)| (name.to_owned(), value.to_string()));
-                Ok(whole.chain(by_port(&nic)).collect())
+                let whole = self.counters(&mut nic);
+                let whole = whole.into_iter().map(|(name, value)| (name.to_owned(), value));
+                return Ok((bytes_of(&whole.chain(by_port(&nic)).collect::<Vec<_>>()), None));
+            }
+            Request::Capture { packets } => {
+                let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                let now = Now(system::monotonic_ns());
+                captured = Some(nic.link().begin_capture(now, since_1970.as_nanos() as u64, *packets)?);
             }
         }
+        Ok((bytes_of(&()), captured))
     }
 
     /// Every counter of the device and of the link, by the names of the stats line.
@@ -138,15 +140,6 @@ impl ControlServer {
             .chain(self.manager.counters())
             .collect()
     }
-
-    /// Begins to capture the packets of the wire. The error is a sentence.
-    fn begin_capture(&self, packets: u64) -> Result<CaptureReader, String> {
-        let _announced = self.server.nic.announce();
-        let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
-        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let now = Now(system::monotonic_ns());
-        nic.link().begin_capture(now, since_1970.as_nanos() as u64, packets)
-    }
 }
 
 /// Name of the port at a place: `mlx5_0`, and `mlx5_0/2` where devices have more than one.
@@ -159,26 +152,23 @@ fn port_name(nic: &Nic, place: usize) -> String {
     }
 }
 
-/// A line for each port: `mlx5_0 active 3`, its state and its QPs; where what leaves is delayed, ` delay=2ms` behind it.
-fn status(nic: &mut Nic) -> Vec<(String, String)> {
-    let delay = match nic.link().delay_ns() {
-        0 => String::new(),
-        ns => format!(" delay={}", Span(ns)),
-    };
+fn status(nic: &mut Nic) -> Vec<PortStatus> {
+    let delay = Span(nic.link().delay_ns());
     let nic = &*nic;
-    let state = |place| if nic.port_is_down(place) { "down" } else { "active" };
-    let line =
-        |place: usize| (port_name(nic, place), format!("{} {}{delay}", state(place), nic.open_qps(place)));
-    (0..nic.ports().len()).map(line).collect()
+    let port = |place: usize| PortStatus {
+        name: port_name(nic, place),
+        is_up: !nic.port_is_down(place),
+        qps: nic.open_qps(place) as u64,
+        delay,
+    };
+    (0..nic.ports().len()).map(port).collect()
 }
 
 /// What each port carried, where there are several: `mlx5_0/2.messages_sent`. Of an only one the NIC's own counters say it.
-fn by_port(nic: &Nic) -> Vec<(String, String)> {
+fn by_port(nic: &Nic) -> Vec<(String, u64)> {
     let of_port = |place: usize| {
         let name = port_name(nic, place);
-        nic.port_counters(place)
-            .fields()
-            .map(move |(what, value)| (format!("{name}.{what}"), value.to_string()))
+        nic.port_counters(place).fields().map(move |(what, value)| (format!("{name}.{what}"), value))
     };
     let ports = nic.ports().len();
     if ports > 1 { (0..ports).flat_map(of_port).collect() } else { Vec::new() }

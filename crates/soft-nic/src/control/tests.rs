@@ -4,6 +4,10 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use mlx5_device::Span;
+use mlx5_device::faults::{Injection, InjectionKind};
+use serde::de::DeserializeOwned;
+
 use super::*;
 use crate::config::Config;
 use crate::link::{FabricMember, FabricView};
@@ -35,8 +39,13 @@ impl Running {
         Running { process, view, member }
     }
 
-    fn ask(&self, line: &str) -> Result<Vec<(String, String)>, CallError> {
-        call(&self.view, &self.member, &Request::parse(line).unwrap())
+    fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T, CallError> {
+        call(&self.view, &self.member, request)
+    }
+
+    /// How many ports its NIC says that it has.
+    fn ports(&self) -> usize {
+        self.ask::<Vec<PortStatus>>(&Request::Status).unwrap().len()
     }
 
     /// Calls as a caller that says `bytes`, and returns what it is told before the NIC goes away.
@@ -90,10 +99,10 @@ fn threads_that_talk() -> usize {
 #[test]
 fn a_nic_says_what_it_has_and_counts_by_the_names_of_the_stats_line() {
     let nic = Running::start(2);
-    let lines = nic.ask("status").unwrap();
-    let line = |name: &str, state: &str| (name.to_owned(), state.to_owned());
-    assert_eq!(lines, [line("mlx5_0", "active 0"), line("mlx5_1", "active 0")]);
-    let asked = nic.ask("counters").unwrap();
+    let ports: Vec<PortStatus> = nic.ask(&Request::Status).unwrap();
+    let port = |name: &str| PortStatus { name: name.to_owned(), is_up: true, qps: 0, delay: Span(0) };
+    assert_eq!(ports, [port("mlx5_0"), port("mlx5_1")]);
+    let asked: Vec<(String, u64)> = nic.ask(&Request::Counters).unwrap();
     let report = nic.process.end().unwrap();
     let names = |name: &str| name.to_owned();
     // Those of each port stand behind, with the port's name in front.
@@ -108,24 +117,26 @@ fn a_nic_says_what_it_has_and_counts_by_the_names_of_the_stats_line() {
 #[test]
 fn bad_callers_are_told_so_or_left_alone_and_the_nic_goes_on() {
     let nic = Running::start(1);
-    let mut header = encode("status");
+    let mut header = encode(&Request::Status);
     header[8] = 77;
+    let late = Request::Inject(Injection { qpn: 64, kind: InjectionKind::DelayRead(60_000_001) });
     for (number, bytes, words) in [
-        (1, &b"GET / HTTP/1.1\r\n\r\n"[..], "error what came is no message of softnic ctl"),
-        (2, &header, "error version 77"),
-        (3, b"softnctl\x01\0\0\0\xff\xff\xff\xff", "error a message of 4294967295 bytes, 1024 are allowed"),
-        (4, b"softnctl\x01\0\0\0\x01\0\0\0\xff", "error a message that is not UTF-8"),
-        (5, &encode("reboot"), "error \"reboot\" is nothing that this NIC can be asked"),
-        (6, &encode(""), "error \"\" is nothing"),
+        (1, &b"GET / HTTP/1.1\r\n\r\n"[..], "what came is no message of softnic ctl"),
+        (2, &header, "version 77"),
+        (3, b"softnctl\x02\0\0\0\xff\xff\xff\xff", "a message of 4294967295 bytes, 1024 are allowed"),
+        (4, b"softnctl\x02\0\0\0\x01\0\0\0\xff", "a message that makes no sense"),
+        (5, &encode(&"reboot"), "a message that makes no sense"),
+        (6, &encode(&()), "a message that makes no sense"),
+        (7, &encode(&late), "a delay of 60000001 µs; 60000000 is the longest"),
     ] {
         let heard = nic.say(unique(number), bytes);
         assert!(heard.starts_with("softnctl") && heard.contains(words), "{bytes:?}: {heard}");
     }
     // Half a header, then silence: left alone after a second.
-    assert_eq!(nic.say(unique(7), b"softn"), "");
+    assert_eq!(nic.say(unique(11), b"softn"), "");
     // Nobody is where the call says.
     nic.view.call(&nic.member, unique(8));
-    assert_eq!(nic.ask("status").unwrap().len(), 1, "still answers");
+    assert_eq!(nic.ports(), 1, "still answers");
     assert!(!nic.process.server.nic.is_wanted());
 }
 
@@ -138,8 +149,8 @@ fn a_caller_of_another_user_gets_no_answer() {
     let listener = std::thread::spawn(bind).join().unwrap();
     let listener = measure::need!(listener, "the right to become another user");
     let nic = Running::start(1);
-    assert_eq!(nic.say_at(&listener, unique(9), &encode("status")), "", "not a byte");
-    assert_eq!(nic.ask("status").unwrap().len(), 1, "its own user is answered");
+    assert_eq!(nic.say_at(&listener, unique(9), &encode(&Request::Status)), "", "not a byte");
+    assert_eq!(nic.ports(), 1, "its own user is answered");
 }
 
 #[test]
@@ -147,7 +158,7 @@ fn random_bytes_harm_nothing() {
     let nic = Running::start(1);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..60 {
-        let mut message = encode("counters");
+        let mut message = encode(&Request::Counters);
         for _ in 0..1 + round % 4 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let at = (state >> 33) as usize % message.len();
@@ -161,7 +172,7 @@ fn random_bytes_harm_nothing() {
         let heard = nic.say(unique(1 << 8 | round), &message);
         assert!(heard.starts_with("softnctl"), "{message:?}: {heard}");
     }
-    assert!(nic.ask("counters").is_ok());
+    assert_eq!(nic.ports(), 1);
 }
 
 #[test]

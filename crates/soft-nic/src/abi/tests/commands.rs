@@ -50,17 +50,18 @@ fn a_refused_command_has_a_reason_and_what_every_open_tries_has_none() {
     let mut bench = Bench::closed(&Config::default());
     assert_eq!(Call::write(1).run(&mut bench), Err(libc::ENOSPC));
     get_context().run(&mut bench).unwrap();
-    assert_eq!(bench.server.events.1.lines(), []);
+    assert_eq!(bench.server.events.1.failures(), []);
     bench.device().refusal = Some(libc::EBUSY);
     assert_eq!(
         Call::write(3).input(0, &[0; 8]).output(1, 4).output(0x1001, 4).run(&mut bench),
         Err(libc::EBUSY)
     );
     assert_eq!(Call::new(9, 1).run(&mut bench), Err(libc::EOPNOTSUPP));
-    let lines: Vec<String> = bench.server.events.1.lines().into_iter().map(|(_, line)| line).collect();
-    let refused = "command - - - 0 command refused: ALLOC_PD: as told (errno 16); destroy its users first";
-    assert_eq!(lines[0], refused);
-    assert!(lines[1].starts_with("command - - - 0 command refused: a call: FLOW method 0x1"), "{lines:?}");
+    let failures = bench.server.events.1.failures();
+    let first = &failures[0];
+    assert_eq!((&*first.kind, first.qpn, first.wqe, first.peer, first.more), ("command", None, None, None, 0));
+    assert_eq!(first.text, "command refused: ALLOC_PD: as told (errno 16); destroy its users first");
+    assert!(failures[1].text.starts_with("command refused: a call: FLOW method 0x1"), "{failures:?}");
 }
 
 #[test]

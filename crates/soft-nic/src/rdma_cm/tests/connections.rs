@@ -27,8 +27,8 @@ fn routed(client: &mut Program, port_space: u16) -> u32 {
 
 /// The last reason of this end has these words.
 pub fn explained(program: &Program, words: &[&str]) {
-    let lines = program.ids.reasons.lines();
-    let (_, last) = lines.last().expect("a reason");
+    let failures = program.ids.reasons.failures();
+    let last = &failures.last().expect("a reason").text;
     assert!(words.iter().all(|word| last.contains(word)), "{words:?} not all in {last}");
 }
 
