@@ -147,6 +147,7 @@ impl<M: Memory> Core<M> {
         let payload =
             segment.as_ref().map_or(Payload::Nothing, |segment| Payload::Segments(from_ref(segment)));
         let (counters, port, mtu) = (&mut self.host.counters, qp.path.port, qp.mtu_bytes());
+        let packet = &Packet { deth: Deth { src_qpn: qp.qpn, qkey: 0 }, ..*packet };
         if let Some(Route { from, to }) = qp.path.way.route() {
             let taken = link.send_packet(from, to, packet, Icrc::Right, payload);
             if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
@@ -155,10 +156,9 @@ impl<M: Memory> Core<M> {
             self.ports.count_packet(counters, port, to, &taken, packet, false);
             return Ok(packet.payload.length);
         }
-        let packet = Packet { deth: Deth { src_qpn: qp.qpn, qkey: 0 }, ..*packet };
-        let sent = link.send_record(&packet, mtu, &qp.path.address, payload)?;
+        let sent = link.send_record(packet, mtu, &qp.path.address, payload)?;
         if region.is_some() {
-            self.ports.count_record(counters, port, mtu, &packet, sent.carried, false);
+            self.ports.count_record(counters, port, mtu, packet, sent.carried, false);
         }
         Ok(sent.carried)
     }

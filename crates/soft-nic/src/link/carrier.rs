@@ -65,6 +65,7 @@ impl Carrier for Link {
                 let datagram = packet.service == roce::ServiceType::Ud;
                 let mut inbound = Inbound {
                     packet: &packet,
+                    words: &[0; record::REQUEST_WORDS],
                     addresses: Some((from, at)),
                     path: datagram.then(|| path_of_wire(from, at)),
                     to_port: None,

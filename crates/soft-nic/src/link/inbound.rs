@@ -7,6 +7,7 @@ use mlx5_device::memory::{Fault, Order, Segment};
 use roce::Packet;
 
 use super::LinkCounters;
+use super::record::REQUEST_WORDS;
 use crate::dma::{Host, RingMemory};
 
 /// Where the payload of a message is.
@@ -22,6 +23,8 @@ pub(super) enum Body<'a> {
 #[derive(Debug)]
 pub struct Inbound<'a> {
     pub packet: &'a Packet,
+    /// The header of its record as it came; of a packet of the wire zeros.
+    pub words: &'a [u64; REQUEST_WORDS],
     /// Of a packet of the wire: where it came from, and our address that it came to.
     pub addresses: Option<(IpAddr, IpAddr)>,
     /// Where a datagram came from; `None` for connected services.

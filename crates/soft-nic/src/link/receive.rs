@@ -110,6 +110,7 @@ impl Link {
             let has_path = record::carries_path(packet);
             let mut inbound = Inbound {
                 packet,
+                words: &record.words,
                 addresses: None,
                 path: has_path.then(|| record::decode_path(ring.load(path_at))),
                 to_port: Some(if record.words[0] & record::SECOND_PORT != 0 { 2 } else { 1 }),

@@ -46,17 +46,6 @@ plain! {
         };
 }
 
-impl<const N: usize> Answer<N> for [u64; N] {
-    #[inline]
-    fn values(&self) -> Result<[u64; N], Unsent> {
-        Ok(*self)
-    }
-
-    fn of(values: [u64; N]) -> Option<Self> {
-        Some(values)
-    }
-}
-
 impl<const N: usize, A: Answer<N>> Answer<N> for Result<A, Fault> {
     #[inline]
     fn values(&self) -> Result<[u64; N], Unsent> {

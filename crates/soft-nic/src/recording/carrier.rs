@@ -1,6 +1,7 @@
 //! The link of a device that is recorded or replayed: [`Source`] as a carrier.
 
 use std::net::IpAddr;
+use std::sync::Mutex;
 
 use mlx5_device::carrier::{
     Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
@@ -8,18 +9,20 @@ use mlx5_device::carrier::{
 use mlx5_device::memory::{Fault, Order, Segment};
 use roce::{Fragment, Now, Packet, ServiceType};
 
-use super::entry::{Place, Question, Tag};
+use super::entry::{Place, Tag};
 use super::events::{Event, Objects};
 use super::message::Facts;
 use super::recorder::Recorder;
 use super::replayer::Replay;
-use super::source::{Source, ask, record};
+use super::source::{Source, ask, ask_bytes};
 use crate::link::Link;
+use crate::link::record::REQUEST_WORDS;
+use crate::os::locked;
 
 pub enum Arrived<'a> {
     Recorded(&'a mut dyn Inbound, &'a Recorder),
     /// With the bytes of its payload.
-    Replayed(Facts, u32, &'a Replay),
+    Replayed(Facts, u32, &'a Mutex<Replay>),
 }
 
 /// What is known of a message beside its bytes, and what says it in a replay.
@@ -46,10 +49,12 @@ impl Inbound for Arrived<'_> {
         match self {
             Arrived::Recorded(inbound, recorder) => {
                 let copied = inbound.copy_into(to, order);
-                record(recorder, Tag::CopyInto, &(to, order), copied)
+                recorder.note(Tag::CopyInto, &(to, order));
+                recorder.answer(Tag::CopyInto, Place::of(Tag::CopyInto), &copied);
+                copied
             }
             Arrived::Replayed(.., replay) => {
-                replay.ask(Tag::CopyInto, Place::of(Tag::CopyInto), &(to, order), |_, _| None)
+                locked(replay).ask(Tag::CopyInto, Place::of(Tag::CopyInto), &(to, order), |_, _| None)
             }
         }
     }
@@ -62,7 +67,7 @@ impl Inbound for Arrived<'_> {
                 recorder.copy(Tag::CopyToBuffer, out, copied);
                 copied
             }
-            Arrived::Replayed(.., replay) => replay.copy(Tag::CopyToBuffer, &out.len(), out),
+            Arrived::Replayed(.., replay) => locked(replay).copy(Tag::CopyToBuffer, &out.len(), out),
         }
     }
 }
@@ -72,34 +77,48 @@ pub(super) fn recorded(
     recorder: &Recorder,
     tag: Tag,
     handler: &mut impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
-    poll: impl FnOnce(&mut dyn FnMut(&Packet, &mut dyn Inbound) -> Disposition) -> usize,
+    poll: impl FnOnce(&mut dyn FnMut(&Packet, &[u64; REQUEST_WORDS], &mut dyn Inbound) -> Disposition) -> usize,
 ) -> usize {
     let mut messages = 0;
-    let done = poll(&mut |packet, inbound| {
+    let done = poll(&mut |packet, words, inbound| {
         messages += 1;
-        recorder.packet(packet, inbound);
+        recorder.packet(packet, words, inbound);
         let disposition = handler(packet, &mut Arrived::Recorded(inbound, recorder));
         recorder.note(Tag::Disposition, &disposition);
         disposition
     });
-    record(recorder, tag, &(), done.wrapping_sub(messages));
+    recorder.note(tag, &());
+    recorder.answer(tag, Place::of(tag), &done.wrapping_sub(messages));
     done
 }
 
 /// Hands on the messages that had come, and says what this counted for.
 pub(super) fn replayed(
-    replay: &Replay,
+    replay: &Mutex<Replay>,
     tag: Tag,
     handler: &mut impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
 ) -> usize {
     let mut messages = 0_usize;
-    while let Some((packet, facts)) = replay.next_packet() {
+    while let Some((packet, facts)) = { locked(replay).next_packet() } {
         messages += 1;
         let bytes = packet.payload.length;
         let disposition = handler(&packet, &mut Arrived::Replayed(facts, bytes, replay));
-        replay.note(Tag::Disposition, &disposition);
+        locked(replay).note(Tag::Disposition, &disposition);
     }
-    messages.wrapping_add(replay.ask(tag, Place::of(tag), &(), |_, _| None))
+    messages.wrapping_add(locked(replay).ask(tag, Place::of(tag), &(), |_, _| None))
+}
+
+/// Has the link do something that has no answer.
+macro_rules! does {
+    ($source:expr, $tag:expr, $asked:expr, $link:ident => $does:expr) => {
+        match $source {
+            Source::Recorded($link, recorder) => {
+                $does;
+                recorder.note($tag, &$asked);
+            }
+            Source::Replayed(replay) => locked(replay).note($tag, &$asked),
+        }
+    };
 }
 
 impl Carrier for Source<Link> {
@@ -114,13 +133,7 @@ impl Carrier for Source<Link> {
     }
 
     fn set_delay(&mut self, delay_ns: u64) {
-        match self {
-            Source::Recorded(link, recorder) => {
-                link.set_delay(delay_ns);
-                recorder.note(Tag::Delay, &delay_ns);
-            }
-            Source::Replayed(replay) => replay.note(Tag::Delay, &delay_ns),
-        }
+        does!(self, Tag::Delay, delay_ns, link => link.set_delay(delay_ns))
     }
 
     fn poll_rings(
@@ -131,7 +144,7 @@ impl Carrier for Source<Link> {
     ) -> usize {
         match self {
             Source::Recorded(link, recorder) => recorded(recorder, Tag::Rings, &mut handler, |take| {
-                link.poll_rings(now, budget, |packet, inbound| take(packet, inbound))
+                link.poll_rings(now, budget, |packet, inbound| take(packet, inbound.words, inbound))
             }),
             Source::Replayed(replay) => replayed(replay, Tag::Rings, &mut handler),
         }
@@ -144,7 +157,7 @@ impl Carrier for Source<Link> {
     ) -> usize {
         match self {
             Source::Recorded(link, recorder) => recorded(recorder, Tag::Wire, &mut handler, |take| {
-                link.poll_wire(now, |packet, inbound| take(packet, inbound))
+                link.poll_wire(now, |packet, inbound| take(packet, inbound.words, inbound))
             }),
             Source::Replayed(replay) => replayed(replay, Tag::Wire, &mut handler),
         }
@@ -155,18 +168,7 @@ impl Carrier for Source<Link> {
     }
 
     fn poll_event(&mut self) -> Option<String> {
-        match self {
-            Source::Recorded(link, recorder) => {
-                let event = link.poll_event();
-                recorder.note(Tag::LinkEvent, &());
-                match &event {
-                    None => recorder.guessed(),
-                    Some(event) => recorder.bytes(Tag::LinkEvent, event.as_bytes()),
-                }
-                event
-            }
-            Source::Replayed(replay) => replay.text(Tag::LinkEvent, &()),
-        }
+        ask_bytes!(self, Tag::LinkEvent, (), link => link.poll_event().map(String::into_bytes)).map(text)
     }
 
     fn send_record(
@@ -206,7 +208,7 @@ impl Carrier for Source<Link> {
         // An overtaken packet's bytes are zeros in a replay; their length is the packet's.
         let known = if let Payload::Inline(_) = payload { Payload::Nothing } else { payload };
         let asked = (packet, from, to, icrc, known);
-        let event = |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
+        let event = |_: &Objects, sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
         ask!(self, Tag::SendPacket, asked, link => link.send_packet(from, to, packet, icrc, payload), event)
     }
 
@@ -223,7 +225,7 @@ impl Carrier for Source<Link> {
         let asked = (packet, from, to, Icrc::Right, Payload::Nothing);
         // It has no way to its peer.
         let lost = Err::<usize, _>(Unsent::Unreachable);
-        let event = |objects: &Objects, sent: &Result<usize, Unsent>| objects.packet(packet, sent.err());
+        let event = |_: &Objects, sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
         let _ = ask!(self, Tag::SendPacket, asked, _link => lost, event);
     }
 
@@ -240,32 +242,20 @@ impl Carrier for Source<Link> {
     }
 
     fn ring_bells(&mut self) {
-        match self {
-            Source::Recorded(link, recorder) => {
-                link.ring_bells();
-                recorder.note(Tag::Bells, &());
-            }
-            Source::Replayed(replay) => replay.note(Tag::Bells, &()),
-        }
+        does!(self, Tag::Bells, (), link => link.ring_bells())
     }
 
     fn fabric_in_words(&self) -> String {
-        words(self, &(), Carrier::fabric_in_words)
+        let words = ask_bytes!(self, Tag::Words, (), link => Some(link.fabric_in_words().into_bytes()));
+        words.map(text).unwrap_or_default()
     }
 
     fn peer_in_words(&self, slot: u8) -> String {
-        words(self, &slot, |link| link.peer_in_words(slot))
+        let words = ask_bytes!(self, Tag::Words, slot, link => Some(link.peer_in_words(slot).into_bytes()));
+        words.map(text).unwrap_or_default()
     }
 }
 
-fn words(source: &Source<Link>, asked: &impl Question, answer: impl FnOnce(&Link) -> String) -> String {
-    match source {
-        Source::Recorded(link, recorder) => {
-            let words = answer(link);
-            recorder.note(Tag::Words, asked);
-            recorder.bytes(Tag::Words, words.as_bytes());
-            words
-        }
-        Source::Replayed(replay) => replay.text(Tag::Words, asked).unwrap_or_default(),
-    }
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -1,6 +1,6 @@
 //! The entries of a file, one after the other.
 
-use super::entry::{Form, MOST_VALUES, Tag, unzigzag};
+use super::entry::{Form, MOST_BYTES, MOST_VALUES, Tag};
 use super::format::{Reader, RecordingError};
 
 #[derive(Debug, Clone)]
@@ -17,97 +17,74 @@ pub enum Body {
     Values(Vec<u64>),
     Bytes(Vec<u8>),
     Time {
-        passed_ns: u16,
+        passed_ns: u32,
         digest: u16,
     },
 }
 
 pub struct Decoder {
     pub reader: Reader,
-    bytes: Vec<u8>,
-    at: usize,
+    block: std::vec::IntoIter<u64>,
 }
 
 impl Decoder {
     pub fn new(reader: Reader) -> Decoder {
-        Decoder { reader, bytes: Vec::new(), at: 0 }
+        Decoder { reader, block: Vec::new().into_iter() }
     }
 
-    /// Whether there is more; reads a further block where that is needed.
-    fn has(&mut self, count: usize) -> Result<bool, RecordingError> {
-        while self.bytes.len() - self.at < count {
-            let Some(block) = self.reader.block()? else { return Ok(false) };
-            // Blocks are whole words, as what is dropped is.
-            self.bytes.drain(..self.at / 8 * 8);
-            self.at %= 8;
-            self.bytes.extend(block.into_iter().flat_map(u64::to_le_bytes));
+    /// The next word; reads a further block where that is needed.
+    fn next(&mut self) -> Result<Option<u64>, RecordingError> {
+        loop {
+            match self.block.next() {
+                None => match self.reader.block()? {
+                    None => return Ok(None),
+                    Some(block) => self.block = block.into_iter(),
+                },
+                word => return Ok(word),
+            }
         }
-        Ok(true)
     }
 
-    fn bytes(&mut self, count: usize) -> Result<&[u8], RecordingError> {
-        if !self.has(count)? {
-            return Err(self.reader.cut_off("the end mark is missing"));
-        }
-        self.at += count;
-        Ok(&self.bytes[self.at - count..self.at])
+    fn word(&mut self) -> Result<u64, RecordingError> {
+        self.next()?.ok_or_else(|| self.reader.cut_off("the end mark is missing"))
     }
 
-    /// A number of at most eight bytes.
-    fn number(&mut self, bytes: usize) -> Result<u64, RecordingError> {
-        Ok(self.bytes(bytes)?.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)))
-    }
-
-    /// Whether only padding follows.
+    /// Whether nothing follows.
     pub fn is_at_end(&mut self) -> Result<bool, RecordingError> {
-        self.skip_padding();
-        Ok(!self.has(1)?)
-    }
-
-    fn skip_padding(&mut self) {
-        if self.bytes.get(self.at) == Some(&0) {
-            self.at = self.bytes.len().min(self.at.next_multiple_of(8));
-        }
+        Ok(self.next()?.is_none())
     }
 
     pub fn next_entry(&mut self) -> Result<Entry, RecordingError> {
-        let tag = loop {
-            match self.number(1)? {
-                0 => self.at = self.at.next_multiple_of(8),
-                number => break number as u8,
-            }
-        };
-        let unknown = || self.reader.damaged(format!("an entry of unknown kind {tag}"));
-        let tag = Tag::of(tag).ok_or_else(unknown)?;
-        let guessed = self.number(1)? as u32;
+        let head = self.word()?;
+        let [kind, guessed, count, ..] = head.to_le_bytes();
+        let unknown = || self.reader.damaged(format!("an entry of unknown kind {kind}"));
+        let tag = Tag::of(kind).ok_or_else(unknown)?;
         let body = match tag.form() {
-            Form::Time => Body::Time { passed_ns: self.number(2)? as u16, digest: self.number(2)? as u16 },
-            Form::Bytes => {
-                let len = self.number(3)? as usize;
-                Body::Bytes(self.bytes(len)?.to_vec())
-            }
-            Form::Values => self.values()?,
+            Form::Time => Body::Time { passed_ns: (head >> 32) as u32, digest: (head >> 16) as u16 },
+            Form::Bytes => self.bytes((head >> 32) as usize)?,
+            Form::Values => self.values(count.into(), (head >> 24) as u16)?,
         };
-        Ok(Entry { tag, guessed, body })
+        Ok(Entry { tag, guessed: guessed.into(), body })
     }
 
-    fn values(&mut self) -> Result<Body, RecordingError> {
-        let count = self.number(1)? as usize;
+    fn bytes(&mut self, len: usize) -> Result<Body, RecordingError> {
+        if len > MOST_BYTES {
+            return Err(self.reader.damaged(format!("an entry of {len} bytes, at most {MOST_BYTES} can be")));
+        }
+        let mut bytes = Vec::new();
+        while bytes.len() < len {
+            bytes.extend(self.word()?.to_le_bytes());
+        }
+        bytes.truncate(len);
+        Ok(Body::Bytes(bytes))
+    }
+
+    fn values(&mut self, count: usize, missed: u16) -> Result<Body, RecordingError> {
         if count > MOST_VALUES {
             let what = format!("an entry of {count} values, at most {MOST_VALUES} can be");
             return Err(self.reader.damaged(what));
         }
-        let missed = self.number(count.div_ceil(8))?;
-        let mut differences = vec![0; count];
-        for (at, difference) in differences.iter_mut().enumerate() {
-            if missed >> at & 1 != 0 {
-                let bytes = self.number(1)? as usize;
-                if !(1..=8).contains(&bytes) {
-                    return Err(self.reader.damaged(format!("a value of {bytes} bytes")));
-                }
-                *difference = unzigzag(self.number(bytes)?);
-            }
-        }
-        Ok(Body::Values(differences))
+        let difference = |at| if missed >> at & 1 == 0 { Ok(0) } else { self.word() };
+        Ok(Body::Values((0..count).map(difference).collect::<Result<_, _>>()?))
     }
 }

@@ -1,14 +1,14 @@
 //! Entries of a recording: their kinds, how an answer is guessed from the ones before it, and the digest of what is asked.
 //!
-//! | bytes | an entry of values | of bytes | of a time |
-//! |---|---|---|---|
-//! | 1 | kind, [`Tag`] | the same | the same |
-//! | 1 | answers since the entry before it that were as guessed | the same | the same |
-//! | | 1: number of values N, at most [`MOST_VALUES`] | 3: their number, at most [`MOST_BYTES`] | 2: ns since the last time |
-//! | | N bits in whole bytes: which values were not as guessed | the bytes | 2: of the digest |
-//! | | for each of those, 1: length, then the zigzag difference | | |
+//! An entry is whole words of 64 bits. The first has, from its low bits on:
 //!
-//! A kind of 0 is padding up to the next word.
+//! | bits | an entry of values | of bytes | of a time |
+//! |---|---|---|---|
+//! | 8 | kind, [`Tag`] | the same | the same |
+//! | 8 | answers since the entry before it that were as guessed | the same | the same |
+//! | 48 | 8: number of values, at most [`MOST_VALUES`]; 16: which were not as guessed | 16: 0; 32: their number, at most [`MOST_BYTES`] | 16: of the digest; 32: ns since the last time |
+//!
+//! Then come, for each value that was not as guessed, the difference from the guess; and the bytes, with zeros behind them.
 
 use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
@@ -16,8 +16,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub const MOST_VALUES: usize = 16;
 
-/// Most bytes of an entry of bytes: their number has three bytes.
+/// Most bytes of an entry of bytes.
 pub const MOST_BYTES: usize = (1 << 24) - 1;
+
+/// Words of the longest WQE that is read at once.
+pub const WQE_WORDS: usize = 8;
 
 /// Kinds of entries, at most.
 const KINDS: usize = 64;
@@ -160,28 +163,25 @@ impl Default for History {
 }
 
 impl History {
-    /// How far each value is from its guess; `None`: all are as guessed.
+    /// Whether all values are as guessed; where not, they become their differences from the guesses.
     #[inline(always)]
-    pub fn compare<const N: usize>(&self, place: Place, values: &[u64; N]) -> Option<[u64; N]> {
-        const { assert!(N <= MOST_VALUES) };
-        let places: &[_; N] =
-            self.0[place.first..].first_chunk().expect("each kind has room for the most values");
+    pub fn is_as_guessed(&self, place: Place, values: &mut [u64]) -> bool {
+        let places = &self.0[place.first..][..values.len()];
         let differs =
             |any, ((guess, _), value): (&(AtomicU64, AtomicU64), &u64)| any | guess.load(Relaxed) ^ value;
-        if places.iter().zip(values).fold(0, differs) == 0 {
+        if places.iter().zip(&*values).fold(0, differs) == 0 {
             if place.steps {
                 for (guess, step) in places {
                     guess.store(guess.load(Relaxed).wrapping_add(step.load(Relaxed)), Relaxed);
                 }
             }
-            return None;
+            return true;
         }
-        let mut differences = *values;
-        for (difference, at) in differences.iter_mut().zip(places) {
-            *difference = difference.wrapping_sub(at.0.load(Relaxed));
-            learn(place, at, *difference);
+        for (value, at) in values.iter_mut().zip(places) {
+            *value = value.wrapping_sub(at.0.load(Relaxed));
+            learn(place, at, *value);
         }
-        Some(differences)
+        false
     }
 
     /// Makes of differences from the guesses the values.
@@ -254,14 +254,4 @@ impl Hasher for Digest {
     fn finish(&self) -> u64 {
         self.0
     }
-}
-
-/// Small for what lies near 0 on either side.
-#[inline]
-pub fn zigzag(difference: u64) -> u64 {
-    difference << 1 ^ ((difference as i64) >> 63) as u64
-}
-
-pub fn unzigzag(word: u64) -> u64 {
-    word >> 1 ^ (word & 1).wrapping_neg()
 }

@@ -66,7 +66,6 @@ pub struct Objects {
 struct Queue {
     qpn: u32,
     sends: Range<u64>,
-    peer: u32,
 }
 
 impl Event {
@@ -86,7 +85,21 @@ impl Event {
             transfer.last &= sent.carried == transfer.bytes;
             transfer.bytes = sent.carried;
         }
-        Some((packet.deth.src_qpn, left(transfer, sent.err())?))
+        Event::left(packet, transfer, sent.err())
+    }
+
+    pub fn of_packet(packet: &Packet, sent: &Result<usize, Unsent>) -> Option<(u32, Event)> {
+        Event::left(packet, of_packet(packet), sent.err())
+    }
+
+    /// What became of a transfer: nothing where it had no room, and what has no way to its peer is lost.
+    fn left(packet: &Packet, transfer: Transfer, unsent: Option<Unsent>) -> Option<(u32, Event)> {
+        let lost = match unsent {
+            None => false,
+            Some(Unsent::Unreachable) => true,
+            Some(Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_)) => return None,
+        };
+        Some((packet.deth.src_qpn, Event::Sent(Transfer { lost, ..transfer })))
     }
 
     /// The CQE that was written, if it was one.
@@ -123,17 +136,14 @@ impl Objects {
                 };
                 let start = wanted.buffer.wrapping_add(receives);
                 let sends = start..start.wrapping_add(u64::from(wanted.sq_wqe_count) * BLOCK_BYTES as u64);
-                self.qps.insert((context, created.handle), Queue { qpn: created.qpn, sends, peer: 0 });
+                self.qps.insert((context, created.handle), Queue { qpn: created.qpn, sends });
             }
             number::MODIFY_QP => {
                 let (context, qp, wanted): (ContextId, Handle, ModifyQp) = taken(command)?;
                 taken::<Answer<()>>(answer)?.ok()?;
-                let queue = self.qps.get_mut(&(context, qp))?;
-                queue.peer = if wanted.dest_qpn == 0 { queue.peer } else { wanted.dest_qpn };
                 if AttrMask(wanted.mask).contains(AttrMask::STATE) && wanted.state == QpState::Reset.number()
                 {
-                    queue.peer = 0;
-                    return Some(vec![queue.qpn]);
+                    return Some(vec![self.qps.get(&(context, qp))?.qpn]);
                 }
             }
             number::DESTROY_QP => {
@@ -143,19 +153,12 @@ impl Objects {
             }
             number::CLOSE => {
                 let closed: ContextId = taken(command)?;
-                let gone = self.qps.iter().filter(|((context, _), _)| *context == closed);
-                let gone = gone.map(|(_, queue)| queue.qpn).collect();
-                self.qps.retain(|(context, _), _| *context != closed);
-                return Some(gone);
+                let gone = self.qps.extract_if(.., |(context, _), _| *context == closed);
+                return Some(gone.map(|(_, queue)| queue.qpn).collect());
             }
             _ => {}
         }
         Some(Vec::new())
-    }
-
-    /// The queue pair whose peer has this number.
-    fn to(&self, peer: u32) -> Option<u32> {
-        self.qps.values().find(|queue| queue.peer == peer).map(|queue| queue.qpn)
     }
 
     /// The WQE that was read, if it was one.
@@ -171,26 +174,12 @@ impl Objects {
         let opcode = opcode.map_or("unknown".to_owned(), |opcode| format!("{opcode:?}"));
         first.then_some((queue.qpn, Event::Wqe { index: control.wqe_index, opcode, sends }))
     }
-
-    pub fn packet(&self, packet: &Packet, unsent: Option<Unsent>) -> Option<(u32, Event)> {
-        let own = self.to(packet.dst_qpn).unwrap_or(packet.deth.src_qpn);
-        Some((own, left(of_packet(packet), unsent)?))
-    }
 }
 
 /// Whether a WQE of this kind leads to a request to the peer.
 fn sends(opcode: SendOpcode) -> bool {
     use SendOpcode::{Send, SendImm, SendInvalidate};
     matches!(opcode, Send | SendImm | SendInvalidate) || opcode.has_remote_address()
-}
-
-/// What became of a transfer: nothing where it had no room, and what has no way to its peer is lost.
-fn left(transfer: Transfer, unsent: Option<Unsent>) -> Option<Event> {
-    match unsent {
-        None => Some(Event::Sent(transfer)),
-        Some(Unsent::Unreachable) => Some(Event::Sent(Transfer { lost: true, ..transfer })),
-        Some(Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_)) => None,
-    }
 }
 
 fn of_packet(packet: &Packet) -> Transfer {

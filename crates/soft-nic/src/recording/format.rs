@@ -8,7 +8,7 @@
 //! All numbers are little-endian words of 64 bits. A length is compared with its bound before anything is read by it.
 
 use std::fs::File;
-use std::io::{BufReader, ErrorKind, Read};
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use crate::link::record;
@@ -16,7 +16,7 @@ use crate::link::record;
 const MAGIC: [u8; 8] = *b"\x89softnic";
 
 /// Version of the format, and of what the entries in it mean; messages of shared memory are as in its records.
-pub const VERSION: u64 = 4 << 32 | record::VERSION as u64;
+pub const VERSION: u64 = 5 << 32 | record::VERSION as u64;
 
 fn shown(version: u64) -> String {
     format!("{}.{}", version >> 32, version as u32)
@@ -98,19 +98,19 @@ impl Reader {
             Err(error) => return Err(RecordingError::Unreadable { file, error }),
         };
         let mut reader = Reader { input, file, at: 0, settings: String::new(), start_ns: 0 };
-        let mut magic = [0; MAGIC.len()];
-        if reader.fill(&mut magic)? < magic.len() || magic != MAGIC {
+        if reader.next(MAGIC.len())? != MAGIC {
             return Err(RecordingError::Foreign { file: reader.file });
         }
-        let [version, len, start_ns, sum] = reader.words("its header is not whole")?;
+        let header = reader.words::<4>("its header is not whole")?;
+        let [version, len, start_ns, sum] = header;
         if version != VERSION {
             return Err(RecordingError::Version { file: reader.file, found: version });
         }
         if len > MAX_SETTINGS {
             return Err(reader.damaged(format!("settings of {len} bytes, at most {MAX_SETTINGS} can be")));
         }
-        let mut settings = vec![0; len as usize];
-        if reader.fill(&mut settings)? < settings.len() {
+        let settings = reader.next(len as usize)?;
+        if settings.len() < len as usize {
             return Err(reader.cut_off("its settings are not whole"));
         }
         if header_sum(&[version, len, start_ns], &settings) != sum {
@@ -123,23 +123,21 @@ impl Reader {
 
     /// The words of the next block; `None` at the end of the file.
     pub fn block(&mut self) -> Result<Option<Vec<u64>>, RecordingError> {
-        let mut first = [0; 8];
-        match self.fill(&mut first)? {
-            0 => return Ok(None),
-            8 => {}
-            _ => return Err(self.cut_off("a block's first word is not whole")),
+        let first = self.next(8)?;
+        if first.is_empty() {
+            return Ok(None);
         }
-        let first = u64::from_le_bytes(first);
+        let [first] = self.words_of(&first, "a block's first word is not whole")?;
         let (mark, count) = (first & 0xffff_ffff, first >> 32);
         if mark != BLOCK || !(1..=BLOCK_WORDS as u64).contains(&count) {
             return Err(self.damaged(format!("{first:#x} is no block's beginning")));
         }
         let [sum] = self.words("a block's checksum is not whole")?;
-        let mut bytes = vec![0; 8 * count as usize];
-        if self.fill(&mut bytes)? < bytes.len() {
+        let bytes = self.next(8 * count as usize)?;
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|eight| u64::from_le_bytes(*eight)).collect();
+        if words.len() < count as usize {
             return Err(self.cut_off("a block is not whole"));
         }
-        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|eight| u64::from_le_bytes(*eight)).collect();
         if checksum(words.iter().copied()) != sum {
             return Err(self.damaged(format!("the checksum of a block of {count} words does not fit")));
         }
@@ -147,30 +145,27 @@ impl Reader {
     }
 
     fn words<const N: usize>(&mut self, short: &'static str) -> Result<[u64; N], RecordingError> {
-        let mut words = [0; N];
-        for word in &mut words {
-            let mut bytes = [0; 8];
-            if self.fill(&mut bytes)? < bytes.len() {
-                return Err(self.cut_off(short));
-            }
-            *word = u64::from_le_bytes(bytes);
-        }
-        Ok(words)
+        let bytes = self.next(8 * N)?;
+        self.words_of(&bytes, short)
     }
 
-    /// Reads as many bytes as there are; fewer than asked for at the end of the file alone.
-    fn fill(&mut self, out: &mut [u8]) -> Result<usize, RecordingError> {
-        let mut filled = 0;
-        while filled < out.len() {
-            match self.input.read(&mut out[filled..]) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(RecordingError::Unreadable { file: self.file.clone(), error }),
-            }
+    fn words_of<const N: usize>(
+        &self,
+        bytes: &[u8],
+        short: &'static str,
+    ) -> Result<[u64; N], RecordingError> {
+        let words = bytes.as_chunks().0.first_chunk();
+        words.map(|words| words.map(u64::from_le_bytes)).ok_or_else(|| self.cut_off(short))
+    }
+
+    /// The next bytes; fewer than asked for at the end of the file alone.
+    fn next(&mut self, count: usize) -> Result<Vec<u8>, RecordingError> {
+        let mut bytes = Vec::new();
+        match self.input.by_ref().take(count as u64).read_to_end(&mut bytes) {
+            Ok(read) => self.at += read as u64,
+            Err(error) => return Err(RecordingError::Unreadable { file: self.file.clone(), error }),
         }
-        self.at += filled as u64;
-        Ok(filled)
+        Ok(bytes)
     }
 
     pub fn damaged(&self, what: String) -> RecordingError {

@@ -11,10 +11,9 @@ use roce::{Fragment, Packet, ServiceType};
 
 use super::entry::Tag;
 use crate::link::path_of_wire;
-use crate::link::record::{self, PATH_WORDS, REQUEST_WORDS};
+use crate::link::record::{self, PATH_WORDS, REPLY_WORDS, REQUEST_WORDS};
 
-pub const RECORD_VALUES: usize = REQUEST_WORDS + 1;
-pub const DATAGRAM_VALUES: usize = RECORD_VALUES + PATH_WORDS;
+pub const DATAGRAM_VALUES: usize = REQUEST_WORDS + PATH_WORDS;
 
 /// Words of the longest headers.
 const HEADER_WORDS: usize = MAX_HEADER_BYTES.div_ceil(8);
@@ -30,29 +29,22 @@ pub struct Facts {
     pub addresses: Option<(IpAddr, IpAddr)>,
 }
 
-/// Eight bytes of memory, big-endian: most of it is.
+/// Memory as words, big-endian: most of it is.
 #[inline]
-pub fn word_at(bytes: &[u8], at: usize) -> u64 {
-    bytes[8 * at..].first_chunk().map_or(0, |eight| u64::from_be_bytes(*eight))
+pub fn read_words(bytes: &[u8], words: &mut [u64]) {
+    words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, eight)| *word = u64::from_be_bytes(*eight));
 }
 
-fn of_port(port: Option<u8>) -> u64 {
-    port.map_or(0, |port| u64::from(port) + 1)
-}
-
-fn port_of(value: u64) -> Option<Option<u8>> {
-    if value == 0 { Some(None) } else { u8::try_from(value - 1).ok().map(Some) }
-}
-
+/// The header of a record as it came. What lies behind an answer's is its payload.
 #[inline]
-pub fn of_record(packet: &Packet, port: Option<u8>) -> [u64; RECORD_VALUES] {
-    let words = record::encode(packet, packet.payload.length);
-    std::array::from_fn(|at| words.get(at).copied().unwrap_or(of_port(port)))
+pub fn of_record(words: &[u64; REQUEST_WORDS], is_request: bool) -> [u64; REQUEST_WORDS] {
+    let own = if is_request { REQUEST_WORDS } else { REPLY_WORDS };
+    std::array::from_fn(|at| if at < own { words[at] } else { 0 })
 }
 
-pub fn of_datagram(packet: &Packet, port: Option<u8>, path: &PathAddress) -> [u64; DATAGRAM_VALUES] {
-    let (words, path) = (of_record(packet, port), record::encode_path(path));
-    std::array::from_fn(|at| *words.get(at).unwrap_or_else(|| &path[at - RECORD_VALUES]))
+pub fn of_datagram(words: &[u64; REQUEST_WORDS], path: &PathAddress) -> [u64; DATAGRAM_VALUES] {
+    let path = record::encode_path(path);
+    std::array::from_fn(|at| *words.get(at).unwrap_or_else(|| &path[at - REQUEST_WORDS]))
 }
 
 pub fn of_packet(packet: &Packet, from: IpAddr, at: IpAddr) -> [u64; PACKET_VALUES] {
@@ -73,7 +65,10 @@ pub fn of_packet(packet: &Packet, from: IpAddr, at: IpAddr) -> [u64; PACKET_VALU
         at_high,
         at as u64,
     ];
-    std::array::from_fn(|at| head.get(at).copied().unwrap_or_else(|| word_at(&headers, at - head.len())))
+    let mut values = [0; PACKET_VALUES];
+    values[..head.len()].copy_from_slice(&head);
+    read_words(&headers, &mut values[head.len()..]);
+    values
 }
 
 /// The packet of an entry's values; `None` for what is none.
@@ -81,15 +76,15 @@ pub fn decode(tag: Tag, values: &[u64]) -> Option<(Packet, Facts)> {
     if tag == Tag::Packet {
         return packet_of(values);
     }
-    let (words, rest) = values.split_first_chunk::<REQUEST_WORDS>()?;
-    let (port, path) = rest.split_first()?;
+    let (words, path) = values.split_first_chunk::<REQUEST_WORDS>()?;
     let len = words[0] as u32 as usize;
     let decoded =
         [true, false].into_iter().find_map(|is_request| record::decode(words, len, is_request).ok());
     let packet = decoded.filter(|_| matches!(tag, Tag::Record | Tag::Datagram))?;
     let path =
         if record::carries_path(&packet) { Some(record::decode_path(*path.first_chunk()?)) } else { None };
-    Some((packet, Facts { path, to_port: port_of(*port)?, addresses: None }))
+    let to_port = Some(if words[0] & record::SECOND_PORT != 0 { 2 } else { 1 });
+    Some((packet, Facts { path, to_port, addresses: None }))
 }
 
 fn packet_of(values: &[u64]) -> Option<(Packet, Facts)> {
@@ -143,24 +138,41 @@ mod tests {
                 payload: Fragment { offset: 0, length: if carries { 100 } else { 0 } },
                 ..Packet::default()
             };
-            assert_eq!(decode(Tag::Record, &of_record(&packet, Some(2))), Some((packet, facts)));
+            let words = |packet: &Packet| {
+                let mut words = record::encode(packet, packet.payload.length);
+                words[0] |= record::SECOND_PORT;
+                words
+            };
+            let recorded = of_record(&words(&packet), content.is_request());
+            assert_eq!(decode(Tag::Record, &recorded), Some((packet, facts)));
             // Datagrams are not answered, and have a Q_Key where atomics have their operand.
             if !content.is_request() || matches!(content, Content::CompareSwap(_) | Content::FetchAdd(_)) {
                 continue;
             }
             let datagram = Packet { service: ServiceType::Ud, ..packet };
-            let decoded = decode(Tag::Datagram, &of_datagram(&datagram, Some(2), &path));
+            let decoded = decode(Tag::Datagram, &of_datagram(&words(&datagram), &path));
             assert_eq!(decoded, Some((datagram, Facts { path: Some(path), ..facts })));
         }
     }
 
     #[test]
     fn values_that_are_no_packet_are_none() {
-        let values = of_record(&Packet::default(), Some(1));
+        let values = record::encode(&Packet::default(), 0);
         for len in 0..values.len() {
             assert_eq!(decode(Tag::Record, &values[..len]), None, "{len} values");
         }
         assert_eq!(decode(Tag::Packet, &[u64::MAX; PACKET_VALUES]), None);
-        assert_eq!(decode(Tag::Record, &[u64::MAX; RECORD_VALUES]), None);
+        assert_eq!(decode(Tag::Record, &[u64::MAX; REQUEST_WORDS]), None);
+    }
+
+    #[test]
+    fn what_lies_behind_an_answer_is_not_kept() {
+        let content = Content::ReadResponse { position: Position::Middle, aeth: None };
+        let answer = Packet { content, payload: Fragment { offset: 0, length: 100 }, ..Packet::default() };
+        let mut words = record::encode(&answer, 100);
+        words[REPLY_WORDS..].fill(0x5ec4e7);
+        let recorded = of_record(&words, false);
+        assert_eq!(recorded[REPLY_WORDS..], [0; REQUEST_WORDS - REPLY_WORDS]);
+        assert_eq!(decode(Tag::Record, &recorded).unwrap().0, answer);
     }
 }

@@ -1,7 +1,7 @@
 //! The calls into the device, recorded where that was asked for, and their replay.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use mlx5_device::command::*;
 use mlx5_device::config::NicConfigError;
@@ -234,7 +234,7 @@ macro_rules! commands {
         }
 
         /// Gives the device a command of a recording. The bytes of its answer; `None` when there is no such command.
-        pub fn replay_command(device: &mut Device<Host>, replay: &Arc<Replay>, bytes: &[u8]) -> Option<Vec<u8>> {
+        pub fn replay_command(device: &mut Device<Host>, replay: &Arc<Mutex<Replay>>, bytes: &[u8]) -> Option<Vec<u8>> {
             let (number, bytes) = postcard::take_from_bytes::<u64>(bytes).ok()?;
             match number {
                 $($number => {

@@ -18,9 +18,10 @@ use roce::{Now, Packet};
 use serde::Serialize;
 
 use super::answer::{Answer, of_failure};
-use super::entry::{Digest, History, MOST_BYTES, Place, Question, Tag, zigzag};
+use super::entry::{Digest, History, MOST_BYTES, Place, Question, Tag, WQE_WORDS};
 use super::format::{self, BLOCK_WORDS};
 use super::message;
+use crate::link::record::REQUEST_WORDS;
 use crate::os::{locked, log, system};
 
 /// What is in the buffer reaches the file after so long, ns: a program may be killed.
@@ -38,11 +39,8 @@ const MAX_GUESSED: u32 = 0xff;
 /// The recording of one process.
 pub struct Recorder {
     words: Box<[AtomicU64]>,
-    /// Whole words that are in the buffer.
+    /// Words that are in the buffer.
     used: AtomicUsize,
-    /// The word behind them, and how many bytes of it there are.
-    partial: AtomicU64,
-    partial_bytes: AtomicU32,
     /// Answers as guessed since the last entry.
     guessed: AtomicU32,
     digest: AtomicU64,
@@ -132,8 +130,6 @@ impl Recorder {
         Ok(Recorder {
             words: (0..BLOCK_WORDS).map(|_| AtomicU64::new(0)).collect(),
             used: AtomicUsize::new(0),
-            partial: AtomicU64::new(0),
-            partial_bytes: AtomicU32::new(0),
             guessed: AtomicU32::new(0),
             digest: AtomicU64::new(Digest::default().0),
             now: AtomicU64::new(now.0),
@@ -147,8 +143,8 @@ impl Recorder {
     /// Nothing follows.
     pub fn end(&self) {
         let digest = self.digest.load(Relaxed);
-        self.put(Tag::End, [digest]);
-        self.flush();
+        self.put(Tag::End, &[digest]);
+        self.write_out();
         self.on.store(false, Relaxed);
     }
 
@@ -163,20 +159,28 @@ impl Recorder {
     /// The answer to it: an entry, unless it is as guessed.
     #[inline(always)]
     pub fn answer<const N: usize>(&self, tag: Tag, place: Place, answer: &impl Answer<N>) {
-        match answer.values().map(|values| self.history.compare(place, &values)) {
-            Ok(None) => self.guessed(),
-            Ok(Some(differences)) => self.put(tag, differences),
-            Err(unsent) => self.put(Tag::Failed, of_failure(unsent)),
+        match answer.values() {
+            Ok(mut values) => self.values(tag, place, &mut values),
+            Err(unsent) => self.put(Tag::Failed, &of_failure(unsent)),
+        }
+    }
+
+    #[inline(always)]
+    fn values(&self, tag: Tag, place: Place, values: &mut [u64]) {
+        if self.history.is_as_guessed(place, values) {
+            self.guessed();
+        } else {
+            self.put(tag, values);
         }
     }
 
     /// What comes seldom or unasked: an entry in any case.
     #[inline(always)]
-    pub fn entry<const N: usize>(&self, tag: Tag, values: [u64; N]) {
-        match self.history.compare(Place::of(tag), &values) {
-            None => self.push(self.head(tag) | (N as u64) << 16, 3 + N.div_ceil(8) as u32),
-            Some(differences) => self.put(tag, differences),
+    pub fn entry<const N: usize>(&self, tag: Tag, mut values: [u64; N]) {
+        if self.history.is_as_guessed(Place::of(tag), &mut values) {
+            values = [0; N];
         }
+        self.put(tag, &values);
     }
 
     #[inline(always)]
@@ -184,30 +188,22 @@ impl Recorder {
         let guessed = self.guessed.load(Relaxed) + 1;
         self.guessed.store(guessed, Relaxed);
         if guessed == MAX_GUESSED {
-            self.put(Tag::Guessed, []);
+            self.put(Tag::Guessed, &[]);
         }
     }
 
+    /// An entry of values, by their differences from the guesses.
     #[inline(never)]
-    fn put<const N: usize>(&self, tag: Tag, differences: [u64; N]) {
-        let mut missed = 0_u32;
+    fn put(&self, tag: Tag, differences: &[u64]) {
+        let mut missed = 0_u64;
         for (at, difference) in differences.iter().enumerate() {
-            missed |= u32::from(*difference != 0) << at;
+            missed |= u64::from(*difference != 0) << at;
         }
-        let mask = u64::from(missed) << 24;
-        self.push(self.head(tag) | (N as u64) << 16 | mask, 3 + N.div_ceil(8) as u32);
-        let mut rest = missed;
-        while rest != 0 {
-            let word = zigzag(differences[rest.trailing_zeros() as usize]);
-            rest &= rest - 1;
-            let bytes = 8 - (word | 1).leading_zeros() / 8;
-            if bytes < 8 {
-                self.push(word << 8 | u64::from(bytes), 1 + bytes);
-            } else {
-                self.push(8, 1);
-                self.push(word, 8);
-            }
-        }
+        self.push(self.head(tag) | (differences.len() as u64) << 16 | missed << 24);
+        differences
+            .iter()
+            .filter(|difference| **difference != 0)
+            .for_each(|difference| self.push(*difference));
     }
 
     /// An entry of bytes. Where it cannot have so many, the recording ends.
@@ -218,16 +214,10 @@ impl Recorder {
             let why = format!("{name} has {len} bytes, at most {MOST_BYTES} can be recorded");
             return self.end_early(&locked(&self.output), &why);
         }
-        self.push(self.head(tag) | (bytes.len() as u64) << 16, 5);
+        self.push(self.head(tag) | (bytes.len() as u64) << 32);
         for piece in bytes.chunks(8) {
-            let word = piece.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-            self.push(word, piece.len() as u32);
+            self.push(piece.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)));
         }
-    }
-
-    /// An entry of a value's bytes.
-    pub fn encode(&self, tag: Tag, value: &impl Serialize) {
-        self.bytes(tag, &encoded(value));
     }
 
     /// Kind, and the answers as guessed before it.
@@ -238,23 +228,10 @@ impl Recorder {
         tag as u64 | u64::from(guessed) << 8
     }
 
-    /// The low bytes of a word, the others of which are 0.
     #[inline]
-    fn push(&self, word: u64, bytes: u32) {
-        let held = self.partial_bytes.load(Relaxed);
-        let partial = self.partial.load(Relaxed) | word << (8 * held);
-        let whole = held + bytes >= 8;
-        if !whole {
-            self.partial.store(partial, Relaxed);
-            self.partial_bytes.store(held + bytes, Relaxed);
-            return;
-        }
-        // Nothing is left of a word that fits.
-        let left = word.checked_shr(8 * (8 - held)).unwrap_or(0);
-        self.partial.store(left, Relaxed);
-        self.partial_bytes.store(held + bytes - 8, Relaxed);
+    fn push(&self, word: u64) {
         let used = self.used.load(Relaxed);
-        self.words[used].store(partial, Relaxed);
+        self.words[used].store(word, Relaxed);
         self.used.store(used + 1, Relaxed);
         if used + 1 == self.words.len() {
             self.write_out();
@@ -266,16 +243,16 @@ impl Recorder {
     pub fn time(&self, tag: Tag, now: Now) {
         let last = self.now.load(Relaxed);
         let passed = now.0.wrapping_sub(last);
-        if passed > u16::MAX.into() {
+        if passed > u32::MAX.into() {
             self.entry(Tag::Clock, [now.0]);
         }
         self.now.store(now.0, Relaxed);
-        let passed = u16::try_from(passed).unwrap_or(0);
+        let passed = u32::try_from(passed).unwrap_or(0);
         let short = Digest(self.digest.load(Relaxed)).short();
-        self.push(self.head(tag) | u64::from(passed) << 16 | u64::from(short) << 32, 6);
+        self.push(self.head(tag) | u64::from(short) << 16 | u64::from(passed) << 32);
         if now.0.saturating_sub(self.flushed.load(Relaxed)) >= FLUSH_NS {
             self.flushed.store(now.0, Relaxed);
-            self.flush();
+            self.write_out();
         }
     }
 
@@ -286,7 +263,7 @@ impl Recorder {
         run: impl FnOnce() -> A,
     ) -> A {
         self.time(Tag::Command, Now(self.now.load(Relaxed)));
-        self.encode(Tag::Arguments, &(number, arguments));
+        self.bytes(Tag::Arguments, &encoded(&(number, arguments)));
         let answer = self.guarded(run);
         self.note(Tag::Command, &&*encoded(&answer));
         answer
@@ -301,30 +278,28 @@ impl Recorder {
         result
     }
 
-    /// A packet that arrived, before the device has it.
-    pub fn packet(&self, packet: &Packet, inbound: &dyn Inbound) {
-        let port = inbound.to_port();
+    /// A packet that arrived, before the device has it; of one of shared memory the header of its record.
+    pub fn packet(&self, packet: &Packet, words: &[u64; REQUEST_WORDS], inbound: &dyn Inbound) {
         match (inbound.addresses(), inbound.path()) {
             (Some((from, at)), _) => self.entry(Tag::Packet, message::of_packet(packet, from, at)),
-            (None, None) => self.entry(Tag::Record, message::of_record(packet, port)),
-            (None, Some(path)) => self.entry(Tag::Datagram, message::of_datagram(packet, port, &path)),
+            (None, None) => {
+                self.entry(Tag::Record, message::of_record(words, packet.content.is_request()));
+            }
+            (None, Some(path)) => self.entry(Tag::Datagram, message::of_datagram(words, &path)),
         }
     }
 
     #[inline]
     pub fn read(&self, addr: u64, bytes: &[u8], read: Result<(), Fault>) {
-        fn words<const N: usize>(bytes: &[u8], read: Result<(), Fault>) -> Result<[u64; N], Fault> {
-            read.map(|()| std::array::from_fn(|at| message::word_at(bytes, at)))
-        }
         let tag = Tag::of_read(bytes.len());
         self.note(tag, &(addr, bytes.len()));
-        let place = Place::of(tag);
-        match bytes.len() {
-            64 => self.answer(tag, place, &words::<8>(bytes, read)),
-            32 => self.answer(tag, place, &words::<4>(bytes, read)),
-            16 => self.answer(tag, place, &words::<2>(bytes, read)),
-            _ => self.copy(tag, bytes, read),
+        if tag == Tag::ReadLong || read.is_err() {
+            return self.copy(tag, bytes, read);
         }
+        let mut words = [0; WQE_WORDS];
+        let words = &mut words[..bytes.len() / 8];
+        message::read_words(bytes, words);
+        self.values(tag, Place::of(tag), words);
     }
 
     /// Bytes that the memory, or a message, gave.
@@ -338,21 +313,12 @@ impl Recorder {
     /// Brings all to the file, also the answers behind the last entry: a replay comes to where the device stopped.
     fn stop(&self) {
         if self.guessed.load(Relaxed) > 0 {
-            self.put(Tag::Guessed, []);
-        }
-        self.flush();
-    }
-
-    /// Brings all entries to the file.
-    fn flush(&self) {
-        let held = self.partial_bytes.load(Relaxed);
-        if held > 0 {
-            self.push(0, 8 - held);
+            self.put(Tag::Guessed, &[]);
         }
         self.write_out();
     }
 
-    /// Brings the whole words to the file. The recording ends when that cannot be; the program goes on.
+    /// Brings all entries to the file. The recording ends when that cannot be; the program goes on.
     #[cold]
     fn write_out(&self) {
         let used = self.used.swap(0, Relaxed);
@@ -375,7 +341,7 @@ impl Recorder {
     }
 }
 
-fn encoded(value: &impl Serialize) -> Vec<u8> {
+pub fn encoded(value: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(value).expect("memory for a few numbers and a sentence")
 }
 

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use mlx5_device::LogSink;
 use mlx5_device::command::EventSink;
@@ -14,6 +14,7 @@ use super::nic::{Device, replay_command};
 use super::replayer::{Replay, ReplayError, Replayed, Step};
 use super::source::Source;
 use crate::config::Config;
+use crate::os::locked;
 
 /// A replayed device logs nothing.
 struct Silent;
@@ -52,9 +53,9 @@ fn run(file: &Path, told_step: Option<u64>, observer: Option<Observer>) -> Resul
     let reader = Reader::open(file).map_err(refused)?;
     let config = Config::parse(&reader.settings, "its settings");
     let config = config.map_err(|error| refused(reader.damaged(error.to_string())))?;
-    let replay = Arc::new(Replay::new(reader, told_step, observer));
+    let replay = Arc::new(Mutex::new(Replay::new(reader, told_step, observer)));
     let ran = catch_unwind(AssertUnwindSafe(|| run_steps(&replay, &config)));
-    let (step, replayed) = replay.standing();
+    let (step, replayed) = locked(&replay).standing();
     match ran {
         Ok(()) => Ok(replayed),
         Err(stopped) => Err(match stopped.downcast::<ReplayError>() {
@@ -65,20 +66,23 @@ fn run(file: &Path, told_step: Option<u64>, observer: Option<Observer>) -> Resul
 }
 
 /// Runs it to its end, or until the replay unwinds.
-fn run_steps(replay: &Arc<Replay>, config: &Config) {
+fn run_steps(replay: &Arc<Mutex<Replay>>, config: &Config) {
     let (memory, link) = (Source::Replayed(replay.clone()), Source::Replayed(replay.clone()));
+    let now = locked(replay).now();
     let events = Box::new(Source::<Box<dyn EventSink>>::Replayed(replay.clone()));
-    let device = Device::new(&config.nic(), memory, link, events, Box::new(Silent), replay.now());
-    let mut device = device.unwrap_or_else(|error| replay.refuse(error.to_string()));
+    let device = Device::new(&config.nic(), memory, link, events, Box::new(Silent), now);
+    let mut device = device.unwrap_or_else(|error| locked(replay).damaged(error.to_string()));
     device.excuse(Box::new(Source::<Box<dyn Threads>>::Replayed(replay.clone())));
     let clock = replay.clone();
-    device.stamp_by(move || clock.stamp());
+    device.stamp_by(move || locked(&clock).stamp());
     loop {
-        match replay.step() {
+        let step = locked(replay).step();
+        match step {
             Step::Round(now) => drop(device.poll(now)),
             Step::LastRound(now) => drop(device.poll_last(now)),
             Step::Command(arguments) => {
-                replay.answered(&arguments, replay_command(&mut device, replay, &arguments));
+                let answer = replay_command(&mut device, replay, &arguments);
+                locked(replay).answered(&arguments, answer);
             }
             Step::End => return,
         }

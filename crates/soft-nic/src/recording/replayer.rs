@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, MutexGuard};
 
 use mlx5_device::carrier::Unsent;
 use mlx5_device::memory::Fault;
@@ -14,7 +13,6 @@ use super::entry::{Digest, History, Place, Question, Tag};
 use super::events::{Event, Objects, Observer, Transfer};
 use super::format::{Reader, RecordingError};
 use super::message::{self, Facts};
-use crate::os::locked;
 
 /// Longest account of a step, bytes.
 const MAX_ACCOUNT: usize = 2048;
@@ -49,15 +47,7 @@ pub enum ReplayError {
 }
 
 /// A recording as the device's host. What it answers is cold: its code must not weigh on a device that is recorded.
-pub struct Replay(Mutex<State>);
-
-impl fmt::Debug for Replay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Replay")
-    }
-}
-
-struct State {
+pub struct Replay {
     decoder: Decoder,
     /// The next entry, or why there is none.
     next: Result<Entry, Option<RecordingError>>,
@@ -84,7 +74,37 @@ pub enum Step {
     End,
 }
 
-impl State {
+impl Replay {
+    /// `told_step`: the step of which a difference has an account.
+    pub fn new(reader: Reader, told_step: Option<u64>, observer: Option<Observer>) -> Replay {
+        let now = reader.start_ns;
+        let mut replay = Replay {
+            decoder: Decoder::new(reader),
+            next: Err(None),
+            guessed: 0,
+            history: History::default(),
+            digest: Digest::default(),
+            now,
+            objects: Objects::default(),
+            replayed: Replayed::default(),
+            step: "the start".to_owned(),
+            account: String::new(),
+            told_step,
+            observer,
+        };
+        replay.read_next();
+        replay
+    }
+
+    pub fn now(&self) -> Now {
+        Now(self.now)
+    }
+
+    /// The step that is run, and what was replayed so far.
+    pub fn standing(&self) -> (String, Replayed) {
+        (self.step.clone(), self.replayed.clone())
+    }
+
     fn read_next(&mut self) {
         self.next = self.decoder.next_entry().map_err(Some);
     }
@@ -98,7 +118,8 @@ impl State {
         self.stop(ReplayError::Recording { error, replayed: self.replayed.clone() })
     }
 
-    fn damaged(&self, what: String) -> ! {
+    /// Ends the replay: the recording cannot be used.
+    pub fn damaged(&self, what: String) -> ! {
         self.refuse(self.decoder.reader.damaged(what))
     }
 
@@ -112,7 +133,8 @@ impl State {
     }
 
     /// Something that the device asks or does.
-    fn note(&mut self, tag: Tag, asked: &impl Question) {
+    #[cold]
+    pub fn note(&mut self, tag: Tag, asked: &impl Question) {
         self.digest.note(tag, asked);
         self.replayed.hash = self.digest.0;
         if self.told_step == Some(self.replayed.steps) && self.account.len() < MAX_ACCOUNT {
@@ -181,7 +203,7 @@ impl State {
         failure_of(&values).unwrap_or_else(|| self.unreadable(Tag::Failed))
     }
 
-    fn bytes(&mut self, tag: Tag) -> Vec<u8> {
+    fn take_bytes(&mut self, tag: Tag) -> Vec<u8> {
         match self.consume() {
             Body::Bytes(bytes) => bytes,
             _ => self.unreadable(tag),
@@ -194,41 +216,57 @@ impl State {
         self.differs(expected.to_owned(), self.came(tag))
     }
 
-    fn answer<const N: usize, A: Answer<N>>(&mut self, tag: Tag, place: Place) -> A {
-        let answer = match self.peek() {
-            None => {
-                let mut values = [0; N];
-                self.guessed += 1;
-                self.history.apply(place, &mut values);
-                A::of(values)
-            }
-            Some(Tag::Failed) => A::failed(self.failure()),
-            Some(next) if next == tag => self.values(tag, place).try_into().ok().and_then(A::of),
-            next => self.unexpected(next, tag),
-        };
-        answer.unwrap_or_else(|| self.unreadable(tag))
-    }
-
-    /// The entry of a question that has one seldom.
-    fn seldom<T>(&mut self, tag: Tag, take: impl FnOnce(&mut State) -> T) -> Option<T> {
+    /// The values of an answer, or the failure that it was.
+    fn answer_values(&mut self, tag: Tag, place: Place, values: &mut [u64]) -> Result<(), Unsent> {
         match self.peek() {
             None => {
                 self.guessed += 1;
-                None
+                values.fill(0);
+                self.history.apply(place, values);
             }
-            Some(next) if next == tag => Some(take(self)),
+            Some(Tag::Failed) => return Err(self.failure()),
+            Some(next) if next == tag => {
+                let recorded = self.values(tag, place);
+                if recorded.len() != values.len() {
+                    self.unreadable(tag);
+                }
+                values.copy_from_slice(&recorded);
+            }
             next => self.unexpected(next, tag),
+        }
+        Ok(())
+    }
+
+    fn fault(&mut self, tag: Tag, failure: Unsent) -> Fault {
+        let Unsent::Fault(fault) = failure else { self.unreadable(tag) };
+        fault
+    }
+
+    /// Whether a question that seldom has an answer has one: the next entry.
+    fn has_answer(&mut self, tag: Tag, asked: &impl Question) -> bool {
+        self.note(tag, asked);
+        match self.peek() {
+            None => {
+                self.guessed += 1;
+                false
+            }
+            Some(next) if next == tag => true,
+            next => self.unexpected(next, tag),
+        }
+    }
+
+    /// Compares what the device did with what was recorded: so many digits of the digest.
+    fn compare(&self, recorded: u64, own: u64, digits: usize) {
+        if recorded != own {
+            let expected = format!("what was recorded (digest {recorded:0digits$x})");
+            self.differs(expected, format!("{} (digest {own:0digits$x})", self.account));
         }
     }
 
     /// Takes a time; compares what the device did before it.
     fn time(&mut self, tag: Tag) -> Now {
         let Body::Time { passed_ns, digest } = self.consume() else { self.unreadable(tag) };
-        if digest != self.digest.short() {
-            let expected = format!("what was recorded (digest {digest:04x})");
-            let came = format!("{} (digest {:04x})", self.account, self.digest.short());
-            self.differs(expected, came);
-        }
+        self.compare(digest.into(), self.digest.short().into(), 4);
         self.now = self.now.saturating_add(passed_ns.into());
         Now(self.now)
     }
@@ -245,7 +283,7 @@ impl State {
         self.peek()
     }
 
-    fn step(&mut self) -> Step {
+    pub fn step(&mut self) -> Step {
         let Some(tag) = self.clock() else { self.unexpected(None, Tag::End) };
         let step = match tag {
             Tag::Round => Step::Round(self.time(tag)),
@@ -255,15 +293,12 @@ impl State {
                 if self.peek() != Some(Tag::Arguments) {
                     self.unreadable(tag);
                 }
-                Step::Command(self.bytes(Tag::Arguments))
+                Step::Command(self.take_bytes(Tag::Arguments))
             }
             Tag::End => {
                 let values = self.values(tag, Place::of(tag));
                 let [digest] = values[..] else { self.unreadable(tag) };
-                if digest != self.digest.0 {
-                    let came = format!("{} (digest {:016x})", self.account, self.digest.0);
-                    self.differs(format!("what was recorded (digest {digest:016x})"), came);
-                }
+                self.compare(digest, self.digest.0, 16);
                 if let Err(Some(_)) = self.next {
                     self.peek();
                 }
@@ -288,124 +323,61 @@ impl State {
             observer(self.now, qpn, event);
         }
     }
-}
-
-impl Replay {
-    /// `told_step`: the step of which a difference has an account.
-    pub fn new(reader: Reader, told_step: Option<u64>, observer: Option<Observer>) -> Replay {
-        let now = reader.start_ns;
-        let mut state = State {
-            decoder: Decoder::new(reader),
-            next: Err(None),
-            guessed: 0,
-            history: History::default(),
-            digest: Digest::default(),
-            now,
-            objects: Objects::default(),
-            replayed: Replayed::default(),
-            step: "the start".to_owned(),
-            account: String::new(),
-            told_step,
-            observer,
-        };
-        state.read_next();
-        Replay(Mutex::new(state))
-    }
-
-    pub fn now(&self) -> Now {
-        Now(self.state().now)
-    }
-
-    pub fn step(&self) -> Step {
-        self.state().step()
-    }
-
-    /// The step that is run, and what was replayed so far.
-    pub fn standing(&self) -> (String, Replayed) {
-        let state = self.state();
-        (state.step.clone(), state.replayed.clone())
-    }
-
-    /// Ends the replay: the recording cannot be used.
-    pub fn refuse(&self, what: String) -> ! {
-        self.state().damaged(what)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        locked(&self.0)
-    }
-
-    /// Something that the device does without an answer.
-    #[cold]
-    pub fn note(&self, tag: Tag, done: &impl Question) {
-        self.state().note(tag, done);
-    }
 
     /// The answer to a question. `event` says what it means for a queue pair.
     #[cold]
     pub fn ask<const N: usize, A: Answer<N>>(
-        &self,
+        &mut self,
         tag: Tag,
         place: Place,
         asked: &impl Question,
         event: impl FnOnce(&Objects, &A) -> Option<(u32, Event)>,
     ) -> A {
-        let mut state = self.state();
-        state.note(tag, asked);
-        let answer = state.answer(tag, place);
-        let event = event(&state.objects, &answer);
-        state.happened(event);
+        self.note(tag, asked);
+        let mut values = [0; N];
+        let answer = match self.answer_values(tag, place, &mut values) {
+            Ok(()) => A::of(values),
+            Err(failure) => A::failed(failure),
+        };
+        let answer = answer.unwrap_or_else(|| self.unreadable(tag));
+        let event = event(&self.objects, &answer);
+        self.happened(event);
         answer
     }
 
-    /// A register that was written.
+    /// The values of an answer that comes seldom.
     #[cold]
-    pub fn take_register(&self, offset: usize) -> Option<[u8; 8]> {
-        let tag = Tag::TakeRegister;
-        let mut state = self.state();
-        state.note(tag, &offset);
-        let values = state.seldom(tag, |state| state.values(tag, Place::of(tag)))?;
-        let [register] = values[..] else { state.unreadable(tag) };
-        state.happened(Some(Event::doorbell(register.to_be_bytes())));
-        Some(register.to_be_bytes())
-    }
-
-    /// Whether the answer is the one that comes seldom.
-    #[cold]
-    pub fn is(&self, tag: Tag) -> bool {
-        let mut state = self.state();
-        state.note(tag, &());
-        state.seldom(tag, |state| drop(state.consume())).is_some()
+    pub fn seldom<const N: usize>(&mut self, tag: Tag, asked: &impl Question) -> Option<[u64; N]> {
+        self.has_answer(tag, asked).then(|| {
+            let values = self.values(tag, Place::of(tag));
+            let values: [u64; N] = values.try_into().unwrap_or_else(|_| self.unreadable(tag));
+            if let (Tag::TakeRegister, [register, ..]) = (tag, &values[..]) {
+                self.happened(Some(Event::doorbell(register.to_be_bytes())));
+            }
+            values
+        })
     }
 
     #[cold]
-    pub fn bytes(&self, tag: Tag, asked: &impl Question) -> Option<Vec<u8>> {
-        let mut state = self.state();
-        state.note(tag, asked);
-        state.seldom(tag, |state| state.bytes(tag))
-    }
-
-    #[cold]
-    pub fn text(&self, tag: Tag, asked: &impl Question) -> Option<String> {
-        self.bytes(tag, asked).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    pub fn bytes(&mut self, tag: Tag, asked: &impl Question) -> Option<Vec<u8>> {
+        self.has_answer(tag, asked).then(|| self.take_bytes(tag))
     }
 
     /// Bytes that the memory, or a message, gave.
     #[cold]
-    pub fn copy(&self, tag: Tag, asked: &impl Question, out: &mut [u8]) -> Result<(), Fault> {
-        let mut state = self.state();
-        state.note(tag, asked);
-        let bytes = match state.peek() {
-            Some(Tag::Failed) => match state.failure() {
-                Unsent::Fault(fault) => return Err(fault),
-                _ => state.unreadable(tag),
-            },
-            Some(next) if next == tag => state.bytes(tag),
-            next => state.unexpected(next, tag),
+    pub fn copy(&mut self, tag: Tag, asked: &impl Question, out: &mut [u8]) -> Result<(), Fault> {
+        self.note(tag, asked);
+        let bytes = match self.peek() {
+            Some(Tag::Failed) => {
+                let failure = self.failure();
+                return Err(self.fault(tag, failure));
+            }
+            Some(next) if next == tag => self.take_bytes(tag),
+            next => self.unexpected(next, tag),
         };
         if bytes.len() != out.len() {
-            let came = format!("{} with {} bytes", state.came(tag), out.len());
-            state.differs(format!("{} with {} bytes", tag.name(), bytes.len()), came);
+            let came = format!("{} with {} bytes", self.came(tag), out.len());
+            self.differs(format!("{} with {} bytes", tag.name(), bytes.len()), came);
         }
         out.copy_from_slice(&bytes);
         Ok(())
@@ -413,58 +385,50 @@ impl Replay {
 
     /// A read of memory, a WQE's among others.
     #[cold]
-    pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&mut self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
         let asked = (addr, out.len());
         let tag = Tag::of_read(out.len());
-        let read = match out.len() {
-            64 => self.read_words::<8>(&asked, out),
-            32 => self.read_words::<4>(&asked, out),
-            16 => self.read_words::<2>(&asked, out),
-            _ => self.copy(tag, &asked, out),
-        };
-        read?;
-        let mut state = self.state();
-        let event = state.objects.wqe(addr, out);
-        state.happened(event);
-        Ok(())
-    }
-
-    fn read_words<const N: usize>(&self, asked: &impl Question, out: &mut [u8]) -> Result<(), Fault> {
-        let words: Result<[u64; N], Fault> = self.ask(Tag::Read, Place::of(Tag::Read), asked, |_, _| None);
-        words?.iter().zip(out.as_chunks_mut().0).for_each(|(word, place)| *place = word.to_be_bytes());
+        if tag == Tag::ReadLong {
+            self.copy(tag, &asked, out)?;
+        } else {
+            self.note(tag, &asked);
+            let mut words = vec![0; out.len() / 8];
+            if let Err(failure) = self.answer_values(tag, Place::of(tag), &mut words) {
+                return Err(self.fault(tag, failure));
+            }
+            out.as_chunks_mut().0.iter_mut().zip(words).for_each(|(eight, word)| *eight = word.to_be_bytes());
+        }
+        self.happened(self.objects.wqe(addr, out));
         Ok(())
     }
 
     /// The next packet that had come when the device looked.
     #[cold]
-    pub fn next_packet(&self) -> Option<(Packet, Facts)> {
-        let mut state = self.state();
-        let tag = state.peek()?;
+    pub fn next_packet(&mut self) -> Option<(Packet, Facts)> {
+        let tag = self.peek()?;
         if !matches!(tag, Tag::Record | Tag::Datagram | Tag::Packet) {
             return None;
         }
-        let values = state.values(tag, Place::of(tag));
-        let (packet, facts) = message::decode(tag, &values).unwrap_or_else(|| state.unreadable(tag));
-        state.happened(Some(Event::arrival(&packet)));
+        let values = self.values(tag, Place::of(tag));
+        let (packet, facts) = message::decode(tag, &values).unwrap_or_else(|| self.unreadable(tag));
+        self.happened(Some(Event::arrival(&packet)));
         Some((packet, facts))
     }
 
     /// The time of the device's clock.
-    pub fn stamp(&self) -> Now {
-        let mut state = self.state();
-        match state.clock() {
-            Some(Tag::Stamp) => state.time(Tag::Stamp),
-            next => state.unexpected(next, Tag::Stamp),
+    pub fn stamp(&mut self) -> Now {
+        match self.clock() {
+            Some(Tag::Stamp) => self.time(Tag::Stamp),
+            next => self.unexpected(next, Tag::Stamp),
         }
     }
 
     /// Takes the answer to a command; `None`: there is no such command.
-    pub fn answered(&self, arguments: &[u8], answer: Option<Vec<u8>>) {
-        let mut state = self.state();
-        let Some(answer) = answer else { state.unreadable(Tag::Command) };
-        state.note(Tag::Command, &&*answer);
-        for qpn in state.objects.answered(arguments, &answer).unwrap_or_default() {
-            state.happened(Some((qpn, Event::Reset)));
+    pub fn answered(&mut self, arguments: &[u8], answer: Option<Vec<u8>>) {
+        let Some(answer) = answer else { self.unreadable(Tag::Command) };
+        self.note(Tag::Command, &&*answer);
+        for qpn in self.objects.answered(arguments, &answer).unwrap_or_default() {
+            self.happened(Some((qpn, Event::Reset)));
         }
     }
 }

@@ -1,17 +1,17 @@
 //! What the device asks of its host: recorded, or answered from a recording. A device without a recording asks the host itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use mlx5_device::Reason;
 use mlx5_device::command::{ContextId, EventSink};
 use mlx5_device::memory::{Fault, Memory, Registers};
 use mlx5_device::threads::{ThreadTime, Threads};
 
-use super::answer::Answer;
 use super::entry::{Place, Question, Tag};
 use super::events::{Event, Objects};
-use super::recorder::Recorder;
+use super::recorder::{Recorder, encoded};
 use super::replayer::Replay;
+use crate::os::locked;
 
 /// Most threads that one look at them keeps.
 const MAX_THREADS: usize = 1024;
@@ -19,7 +19,7 @@ const MAX_THREADS: usize = 1024;
 /// A part of the host.
 pub enum Source<T> {
     Recorded(T, Arc<Recorder>),
-    Replayed(Arc<Replay>),
+    Replayed(Arc<Mutex<Replay>>),
 }
 
 impl<T> Source<T> {
@@ -38,46 +38,64 @@ macro_rules! ask {
         ask!($source, $tag, $asked, $part => $answer, |_, _| None)
     };
     ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr, $event:expr) => {
+        ask!($source, $tag; at $crate::recording::entry::Place::of($tag), $asked, $part => $answer, $event)
+    };
+    ($source:expr, $tag:expr; at $place:expr, $asked:expr, $part:ident => $answer:expr, $event:expr) => {
         match $source {
             $crate::recording::source::Source::Recorded($part, recorder) => {
                 let answer = $answer;
-                $crate::recording::source::record(recorder, $tag, &$asked, answer)
+                recorder.note($tag, &$asked);
+                recorder.answer($tag, $place, &answer);
+                answer
             }
             $crate::recording::source::Source::Replayed(replay) => {
-                replay.ask($tag, $crate::recording::entry::Place::of($tag), &$asked, $event)
+                $crate::os::locked(replay).ask($tag, $place, &$asked, $event)
             }
         }
     };
 }
 pub(super) use ask;
 
+/// The same where there is seldom an answer: its bytes, if any.
+macro_rules! ask_bytes {
+    ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr) => {
+        match $source {
+            $crate::recording::source::Source::Recorded($part, recorder) => {
+                let answer: Option<Vec<u8>> = $answer;
+                recorder.note($tag, &$asked);
+                match &answer {
+                    None => recorder.guessed(),
+                    Some(bytes) => recorder.bytes($tag, bytes),
+                }
+                answer
+            }
+            $crate::recording::source::Source::Replayed(replay) => {
+                $crate::os::locked(replay).bytes($tag, &$asked)
+            }
+        }
+    };
+}
+pub(super) use ask_bytes;
+
+/// A question that seldom has an answer.
 #[inline(always)]
-pub fn record<const N: usize, A: Answer<N>>(
-    recorder: &Recorder,
+fn seldom<T, const N: usize>(
+    source: &Source<T>,
     tag: Tag,
     asked: &impl Question,
-    answer: A,
-) -> A {
-    recorder.note(tag, asked);
-    recorder.answer(tag, Place::of(tag), &answer);
-    answer
-}
-
-/// A question that is seldom answered with yes.
-#[inline(always)]
-fn seldom<T>(source: &Source<T>, tag: Tag, answer: impl FnOnce(&T) -> bool) -> bool {
+    answer: impl FnOnce(&T) -> Option<[u64; N]>,
+) -> Option<[u64; N]> {
     match source {
         Source::Recorded(part, recorder) => {
             let answer = answer(part);
-            recorder.note(tag, &());
-            if answer {
-                recorder.entry(tag, [])
-            } else {
-                recorder.guessed()
+            recorder.note(tag, asked);
+            match answer {
+                None => recorder.guessed(),
+                Some(values) => recorder.entry(tag, values),
             }
             answer
         }
-        Source::Replayed(replay) => replay.is(tag),
+        Source::Replayed(replay) => locked(replay).seldom(tag, asked),
     }
 }
 
@@ -89,25 +107,15 @@ impl<M: Memory> Memory for Source<M> {
                 recorder.read(addr, out, read);
                 read
             }
-            Source::Replayed(replay) => replay.read(addr, out),
+            Source::Replayed(replay) => locked(replay).read(addr, out),
         }
     }
 
+    /// Counters of a doorbell record are big-endian.
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
-        let place = Place::of_load(addr);
-        match self {
-            Source::Recorded(memory, recorder) => {
-                // Counters of a doorbell record are big-endian.
-                let loaded = memory.load32(addr);
-                recorder.note(Tag::Load, &addr);
-                recorder.answer(Tag::Load, place, &loaded.map(u32::swap_bytes));
-                loaded
-            }
-            Source::Replayed(replay) => {
-                let loaded: Result<u32, Fault> = replay.ask(Tag::Load, place, &addr, |_, _| None);
-                loaded.map(u32::swap_bytes)
-            }
-        }
+        let loaded = ask!(self, Tag::Load; at Place::of_load(addr), addr,
+            memory => memory.load32(addr).map(u32::swap_bytes), |_, _| None);
+        loaded.map(u32::swap_bytes)
     }
 
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
@@ -145,7 +153,7 @@ impl<M: Memory> Memory for Source<M> {
 
     #[inline]
     fn has_lagged(&self) -> bool {
-        seldom(self, Tag::Lagged, |memory| memory.has_lagged())
+        seldom(self, Tag::Lagged, &(), |memory| memory.has_lagged().then_some([])).is_some()
     }
 
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
@@ -155,22 +163,14 @@ impl<M: Memory> Memory for Source<M> {
 
 impl Registers for Source<Box<dyn Registers>> {
     fn take(&self, offset: usize) -> Option<[u8; 8]> {
-        match self {
-            Source::Recorded(registers, recorder) => {
-                let taken = registers.take(offset);
-                recorder.note(Tag::TakeRegister, &offset);
-                match taken {
-                    None => recorder.guessed(),
-                    Some(register) => recorder.entry(Tag::TakeRegister, [u64::from_be_bytes(register)]),
-                }
-                taken
-            }
-            Source::Replayed(replay) => replay.take_register(offset),
-        }
+        let taken = seldom(self, Tag::TakeRegister, &offset, |registers| {
+            Some([u64::from_be_bytes(registers.take(offset)?)])
+        });
+        taken.map(|[register]| register.to_be_bytes())
     }
 
     fn any(&self, offsets: &[usize]) -> bool {
-        seldom(self, Tag::AnyRegister, |registers| registers.any(offsets))
+        seldom(self, Tag::AnyRegister, &(), |registers| registers.any(offsets).then_some([])).is_some()
     }
 }
 
@@ -204,19 +204,15 @@ impl EventSink for Source<Box<dyn EventSink>> {
 
 impl Threads for Source<Box<dyn Threads>> {
     fn look(&mut self) -> Vec<ThreadTime> {
-        match self {
-            Source::Recorded(threads, recorder) => {
-                let mut times = threads.look();
-                times.truncate(MAX_THREADS);
-                recorder.note(Tag::Threads, &());
-                recorder.encode(Tag::Threads, &times);
-                times
-            }
-            Source::Replayed(replay) => {
-                let times = replay.bytes(Tag::Threads, &());
-                let times = times.and_then(|bytes| postcard::from_bytes(&bytes).ok());
-                times.unwrap_or_else(|| replay.refuse("times of threads cannot be read".to_owned()))
-            }
-        }
+        let bytes = ask_bytes!(self, Tag::Threads, (), threads => {
+            let mut times = threads.look();
+            times.truncate(MAX_THREADS);
+            Some(encoded(&times))
+        });
+        let times = bytes.and_then(|bytes| postcard::from_bytes(&bytes).ok());
+        times.unwrap_or_else(|| match self {
+            Source::Recorded(..) => Vec::new(),
+            Source::Replayed(replay) => locked(replay).damaged("times of threads cannot be read".to_owned()),
+        })
     }
 }

@@ -155,19 +155,13 @@ fn edit(file: &Path, edited: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 fn entries(bytes: &[u8]) -> Vec<(Tag, std::ops::Range<usize>)> {
     let (mut at, mut found) = (0, Vec::new());
     while at < bytes.len() {
-        let Some(tag) = Tag::of(bytes[at]) else {
-            at = (at + 1).next_multiple_of(8);
-            continue;
-        };
+        let head = u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
+        let tag = Tag::of(head as u8).unwrap();
         let begin = at;
-        at += match tag.form() {
-            Form::Time => 6,
-            Form::Bytes => 5 + usize::from(bytes[at + 2]) + (usize::from(bytes[at + 3]) << 8),
-            Form::Values => {
-                let mask = usize::from(bytes[at + 2]).div_ceil(8);
-                let missed: u32 = bytes[at + 3..][..mask].iter().map(|byte| byte.count_ones()).sum();
-                (0..missed).fold(3 + mask, |len, _| len + 1 + usize::from(bytes[at + len]))
-            }
+        at += 8 + match tag.form() {
+            Form::Time => 0,
+            Form::Bytes => (head >> 32).next_multiple_of(8) as usize,
+            Form::Values => 8 * (head >> 24 & 0xffff).count_ones() as usize,
         };
         found.push((tag, begin..at));
     }
@@ -205,7 +199,7 @@ fn another_result_is_named_with_its_step_and_what_the_device_did() {
         let all = entries(bytes);
         let (at, _) = all.iter().enumerate().rfind(|(_, (tag, _))| *tag == Tag::Record).unwrap();
         let before = all[..at].iter().rfind(|(tag, _)| *tag == Tag::Round).unwrap();
-        bytes[before.1.start + 4] ^= 1;
+        bytes[before.1.start + 2] ^= 1;
     });
     assert!(
         text.contains("differs in step ")
@@ -307,9 +301,8 @@ fn a_payload_that_cannot_be_read_is_a_fault_in_the_replay_too() {
         edit(&file, &edited, |bytes| {
             let all = entries(bytes).into_iter().filter(|(tag, _)| *tag == Tag::Failed);
             let [(_, failed)] = &all.collect::<Vec<_>>()[..] else { panic!("one fault of {tag:?}") };
-            let guessed = [Tag::Guessed as u8, bytes[failed.start + 1] + 1, 0];
+            let guessed = [Tag::Guessed as u8, bytes[failed.start + 1] + 1, 0, 0, 0, 0, 0, 0];
             bytes.splice(failed.clone(), guessed);
-            bytes.resize(bytes.len().next_multiple_of(8), 0);
         });
         let replayed = replay(&edited);
         assert!(matches!(replayed, Err(ReplayError::Differs { .. })), "{tag:?}: {replayed:?}");
@@ -367,7 +360,7 @@ fn a_file_that_is_cut_off_damaged_or_foreign_is_refused_in_one_line() {
     let mut newer = whole;
     let of_records = crate::link::VERSION;
     newer[8] = of_records as u8 + 1;
-    let words = format!("a recording of version 4.{}, and this softnic reads 4.{of_records}", of_records + 1);
+    let words = format!("a recording of version 5.{}, and this softnic reads 5.{of_records}", of_records + 1);
     assert!(refused(&newer, "newer").contains(&words));
 }
 
@@ -529,7 +522,7 @@ fn commands_are_encoded_as_in_this_version_of_the_format() {
     let bytes =
         postcard::to_allocvec(&(shape, cq, mr, modify, settings, Injection { qpn: 7, kind })).unwrap();
     let sum = format::checksum(bytes.iter().map(|byte| u64::from(*byte)));
-    assert_eq!((format::VERSION >> 32, bytes.len(), sum), (4, 77, 11_380_349_224_754_604_792));
+    assert_eq!((format::VERSION >> 32, bytes.len(), sum), (5, 77, 11_380_349_224_754_604_792));
     let back: (QpCap, CreateCq, RegMr, ModifyQp, Settings, Injection) = postcard::from_bytes(&bytes).unwrap();
     assert_eq!((back.0, back.4, back.5), (shape, settings, Injection { qpn: 7, kind }));
 }

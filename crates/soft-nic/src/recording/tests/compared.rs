@@ -3,8 +3,8 @@
 use std::fs;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use mlx5_device::carrier::{Carrier, Disposition, Icrc, Inbound, PathAddress, Payload};
 use mlx5_device::memory::{Fault, Memory, Order, Segment};
@@ -13,7 +13,8 @@ use roce::{Fragment, Now, Packet};
 use super::Folder;
 use crate::config::Config;
 use crate::dma::Host;
-use crate::link::{Link, LinkConfig};
+use crate::link::{Link, LinkConfig, record};
+use crate::os::locked;
 use crate::recording::carrier;
 use crate::recording::entry::Tag;
 use crate::recording::format::Reader;
@@ -25,7 +26,7 @@ use crate::recording::source::Source;
 fn difference(
     folder: &Folder,
     of_recorded: impl FnOnce(&Arc<Recorder>),
-    of_replayed: impl FnOnce(&Arc<Replay>),
+    of_replayed: impl FnOnce(&Arc<Mutex<Replay>>),
 ) -> Option<String> {
     let file = folder.0.join("difference");
     fs::write(&file, []).unwrap();
@@ -34,11 +35,12 @@ fn difference(
     of_recorded(&recorder);
     recorder.time(Tag::Round, Now(3));
     recorder.end();
-    let replay = Arc::new(Replay::new(Reader::open(&file).unwrap(), Some(1), None));
-    assert!(matches!(replay.step(), Step::Round(Now(2))));
+    let replay = Replay::new(Reader::open(&file).unwrap(), Some(1), None);
+    let replay = Arc::new(Mutex::new(replay));
+    assert!(matches!(locked(&replay).step(), Step::Round(Now(2))));
     let next = catch_unwind(AssertUnwindSafe(|| {
         of_replayed(&replay);
-        replay.step()
+        locked(&replay).step()
     }));
     next.err().map(|error| error.downcast::<ReplayError>().unwrap().to_string())
 }
@@ -123,7 +125,7 @@ fn what_the_device_does_without_an_answer_is_compared_too() {
             &folder,
             |recorder| {
                 carrier::recorded(recorder, Tag::Rings, &mut |_, _| Disposition::Consumed, |take| {
-                    take(&packet, &mut NoPayload);
+                    take(&packet, &record::encode(&packet, 0), &mut NoPayload);
                     1
                 });
             },
