@@ -1,6 +1,6 @@
 //! Address handles. libmlx5 asks for them on Ethernet only, to learn the destination's MAC address.
 
-use mlx5_device::command::refuse_if;
+use mlx5_device::command::{AddressVector, refuse_if};
 use mlx5_device::{Answer, Commands};
 
 use super::attributes::UHW_OUT;
@@ -13,16 +13,16 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use create_ah as at;
     let (context, input) = (call.context()?, call.core_in);
     let device = call.device()?;
-    let lacks_gid = device.link_layer == LinkLayer::Roce && input.u8(at::IS_GLOBAL) == 0;
+    let lacks_gid = device.link_layer == LinkLayer::Roce && input.u8(at::is_global) == 0;
     refuse_if!(lacks_gid, EINVAL, "CREATE_AH: an address on Ethernet needs a GID");
     let address = read_address!(create_ah, input);
-    let made = call.nic()?.create_ah(context, input.u32(at::PD_HANDLE), &address)?;
+    let made = call.nic()?.create_ah(context, input.u32(at::pd_handle), &address)?;
     let driver = Writer::<{ mlx5_create_ah_resp::SIZE }>::new()
-        .u32(mlx5_create_ah_resp::RESPONSE_LENGTH, mlx5_create_ah_resp::SIZE as u32)
-        .bytes(mlx5_create_ah_resp::DMAC, &made.dmac)
+        .u32(mlx5_create_ah_resp::response_length, mlx5_create_ah_resp::SIZE as u32)
+        .bytes(mlx5_create_ah_resp::dmac, &made.dmac)
         .finish();
     let write = || {
-        call.command.write(CORE_OUT, &words!(create_ah_resp, AH_HANDLE = made.handle))?;
+        call.command.write(CORE_OUT, &words!(create_ah_resp, ah_handle = made.handle))?;
         call.command.write(UHW_OUT, &driver)
     };
     call.server.or_undo(write, |nic| nic.destroy_ah(context, made.handle))

@@ -130,15 +130,15 @@ impl<'m> Command<'m> {
         let mut header = [0; ioctl_hdr::SIZE];
         memory.read(address, &mut header).map_err(fault)?;
         let header = Reader(&header);
-        let count = usize::from(header.u16(ioctl_hdr::NUM_ATTRS));
-        let length = usize::from(header.u16(ioctl_hdr::LENGTH));
-        let (object, method) = (header.u16(ioctl_hdr::OBJECT), header.u16(ioctl_hdr::METHOD));
+        let count = usize::from(header.u16(ioctl_hdr::num_attrs));
+        let length = usize::from(header.u16(ioctl_hdr::length));
+        let (object, method) = (header.u16(ioctl_hdr::object), header.u16(ioctl_hdr::method));
         let fits = length == ioctl_hdr::SIZE + count * attr::SIZE && length <= MAX_LENGTH;
         refuse_if!(!fits, EINVAL, "a header of {length} bytes for {count} attributes");
-        let reserved = header.u64(ioctl_hdr::RESERVED1) != 0 || header.u32(ioctl_hdr::RESERVED2) != 0;
+        let reserved = header.u64(ioctl_hdr::reserved1) != 0 || header.u32(ioctl_hdr::reserved2) != 0;
         refuse_if!(reserved, EPROTONOSUPPORT, "reserved words of the header are not zero");
         let method = find(object, method)?;
-        let driver = header.u32(ioctl_hdr::DRIVER);
+        let driver = header.u32(ioctl_hdr::driver);
         refuse_if!(driver != DRIVER_MLX5, EINVAL, "driver id {driver}, this is an mlx5 device (1)");
         let mut raw = vec![0; count * attr::SIZE];
         let first = address.wrapping_add(ioctl_hdr::SIZE as u64);
@@ -155,8 +155,8 @@ impl<'m> Command<'m> {
 
     /// Checks one attribute against its spec and keeps it; unknown optional ones are passed over, as a kernel does.
     fn take(&mut self, raw: Reader<'_>, address: u64) -> Result<(), CommandError> {
-        let (id, len, flags) = (raw.u16(attr::ID), raw.u16(attr::LEN), raw.u16(attr::FLAGS));
-        let data = raw.u64(attr::DATA);
+        let (id, len, flags) = (raw.u16(attr::id), raw.u16(attr::len), raw.u16(attr::flags));
+        let data = raw.u64(attr::data);
         let name = self.method.name;
         let Some(spec) = self.method.attributes.iter().find(|spec| spec.id == id) else {
             return if flags & MANDATORY == 0 {
@@ -169,7 +169,7 @@ impl<'m> Command<'m> {
         if self.get(id).is_some() {
             return bad("given twice".to_owned());
         }
-        if raw.u16(attr::RESERVED) != 0 {
+        if raw.u16(attr::reserved) != 0 {
             return bad("reserved bits set".to_owned());
         }
         let mut input = Vec::new();
@@ -260,20 +260,15 @@ impl<'m> Command<'m> {
         whole.resize(room, 0);
         self.memory.write(attribute.data, &whole, true).map_err(fault)?;
         let flags = (attribute.flags | VALID_OUTPUT).to_ne_bytes();
-        let place = attribute.address.wrapping_add(attr::FLAGS as u64);
+        let place = attribute.address.wrapping_add(attr::flags as u64);
         self.memory.write(place, &flags, true).map_err(fault)
     }
 
     /// Gives a new handle or file descriptor back, in the attribute itself.
     pub fn give(&self, id: u16, value: u64) -> Result<(), CommandError> {
         let Some(attribute) = self.get(id) else { return Ok(()) };
-        let place = attribute.address.wrapping_add(attr::DATA as u64);
+        let place = attribute.address.wrapping_add(attr::data as u64);
         self.memory.write(place, &value.to_ne_bytes(), true).map_err(fault)
-    }
-
-    /// The memory that the call's addresses are in.
-    pub fn memory(&self) -> &'m dyn Memory {
-        self.memory
     }
 }
 

@@ -43,12 +43,12 @@ impl Clock {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
         let now = system::monotonic_ns();
         let put = |offset, value| clock.info.word(offset).store(value, Ordering::Relaxed);
-        put(clock_info::NSEC, wall);
-        put(clock_info::CYCLES, now);
+        put(clock_info::nsec, wall);
+        put(clock_info::cycles, now);
         // One tick is one nanosecond: multiplier 1 (low half), shift 0 (high half).
-        put(clock_info::MULT, 1);
-        put(clock_info::MASK, u64::MAX >> 1);
-        put(clock_info::OVERFLOW_PERIOD, 1 << 40);
+        put(clock_info::mult, 1);
+        put(clock_info::mask, u64::MAX >> 1);
+        put(clock_info::overflow_period, 1 << 40);
         clock.tick(now);
         Ok(clock)
     }
@@ -71,8 +71,8 @@ mod tests {
         assert_eq!(core, [1, 2, 3, 4, 5, 6, 7, 8]);
         let word = |offset| clock.info.word(offset).load(Ordering::Relaxed);
         // (mult, shift) = (1, 0); sign 0 = stable.
-        assert_eq!((word(clock_info::MULT), word(clock_info::SIGN)), (1, 0));
-        assert!(word(clock_info::NSEC) > 1_600_000_000_000_000_000);
-        assert!(system::monotonic_ns() - word(clock_info::CYCLES) < 1_000_000_000);
+        assert_eq!((word(clock_info::mult), word(clock_info::sign)), (1, 0));
+        assert!(word(clock_info::nsec) > 1_600_000_000_000_000_000);
+        assert!(system::monotonic_ns() - word(clock_info::cycles) < 1_000_000_000);
     }
 }

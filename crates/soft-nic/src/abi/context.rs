@@ -11,7 +11,7 @@ use super::attributes::{UHW_IN, UHW_OUT, kernel};
 use super::clock::CORE_CLOCK_KHZ;
 use super::layout::{
     Writer, alloc_ucontext_req, alloc_ucontext_resp, ex_query_device_resp, gid_entry, mlx5_query_device_resp,
-    query_device_resp, query_port_resp, words,
+    put, query_device_resp, query_port_resp, words,
 };
 use super::server::{Call, Server};
 use super::write::CORE_OUT;
@@ -33,51 +33,51 @@ pub fn get_context<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     refuse_if!(call.file.context.is_some(), EINVAL, "this open has a context already");
     let request = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in GET_CONTEXT"))?;
     // First, since libmlx5 tries each refused request again in its older, shorter forms.
-    let flags = request.u32(alloc_ucontext_req::FLAGS);
+    let flags = request.u32(alloc_ucontext_req::flags);
     if flags != 0 {
         // What `mlx5_ib_devx_create` says of a card without contexts for users (`log_max_uctx` 0).
         let what = if flags == FLAG_DEVX { "DEVX" } else { "flags" };
         return Err(refusal!(EINVAL, "GET_CONTEXT with {what} ({flags:#x}): this device has none"));
     }
-    let lib_caps = request.u64(alloc_ucontext_req::LIB_CAPS);
+    let lib_caps = request.u64(alloc_ucontext_req::lib_caps);
     refuse_if!(
         lib_caps & LIB_CAP_DYN_UAR == 0,
         EOPNOTSUPP,
         "library capabilities {lib_caps:#x}: only dynamic UARs are supported (rdma-core 39 has them)"
     );
-    let version = request.u8(alloc_ucontext_req::MAX_CQE_VERSION);
+    let version = request.u8(alloc_ucontext_req::max_cqe_version);
     refuse_if!(version == 0, EOPNOTSUPP, "CQE version 0: CQEs here carry user indexes (version 1)");
-    let comp_mask = request.u32(alloc_ucontext_req::COMP_MASK);
+    let comp_mask = request.u32(alloc_ucontext_req::comp_mask);
     refuse_if!(comp_mask != 0, EOPNOTSUPP, "unknown comp_mask in GET_CONTEXT");
     let capabilities = call.device()?.model.capabilities();
     let context = call.nic()?.open_context(usize::from(call.file.device))?;
     use alloc_ucontext_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
-        .u32(at::QP_TAB_SIZE, 1 << 18)
-        .u32(at::BF_REG_SIZE, 512)
+        .u32(at::qp_tab_size, 1 << 18)
+        .u32(at::bf_reg_size, 512)
         // 0 static registers: the library allocates UAR pages as it needs them.
-        .u32(at::TOT_BFREGS, 0)
-        .u32(at::CACHE_LINE_SIZE, 64)
-        .u16(at::MAX_SQ_DESC_SZ, 1024)
-        .u16(at::MAX_RQ_DESC_SZ, capabilities.max_recv_descriptor_bytes as u16)
-        .u32(at::MAX_SEND_WQEBB, capabilities.max_qp_wr)
-        .u32(at::MAX_RECV_WR, capabilities.max_qp_wr)
-        .u32(at::MAX_SRQ_RECV_WR, capabilities.max_srq_wr + 1)
-        .u16(at::NUM_PORTS, server.ports_each.into())
+        .u32(at::tot_bfregs, 0)
+        .u32(at::cache_line_size, 64)
+        .u16(at::max_sq_desc_sz, 1024)
+        .u16(at::max_rq_desc_sz, capabilities.max_recv_descriptor_bytes as u16)
+        .u32(at::max_send_wqebb, capabilities.max_qp_wr)
+        .u32(at::max_recv_wr, capabilities.max_qp_wr)
+        .u32(at::max_srq_recv_wr, capabilities.max_srq_wr + 1)
+        .u16(at::num_ports, server.ports_each.into())
         // Bit 0: `hca_core_clock_offset` is valid.
-        .u32(at::COMP_MASK, 1)
-        .u32(at::RESPONSE_LENGTH, at::SIZE as u32)
+        .u32(at::comp_mask, 1)
+        .u32(at::response_length, at::SIZE as u32)
         // Version 1: CQEs carry the user index, not the QPN.
-        .u8(at::CQE_VERSION, 1)
+        .u8(at::cqe_version, 1)
         // QUERY_DEVICE and CREATE_AH have an mlx5 part.
-        .u8(at::CMDS_SUPP_UHW, 3)
+        .u8(at::cmds_supp_uhw, 3)
         // 1 = no inline header required of Ethernet sends.
-        .u8(at::ETH_MIN_INLINE, 1)
-        .u8(at::CLOCK_INFO_VERSIONS, 1)
-        .u64(at::HCA_CORE_CLOCK_OFFSET, 0)
-        .u32(at::LOG_UAR_SIZE, 12)
-        .u32(at::NUM_UARS_PER_PAGE, 1)
-        .u32(at::NUM_DYN_BFREGS, 512)
+        .u8(at::eth_min_inline, 1)
+        .u8(at::clock_info_versions, 1)
+        .u64(at::hca_core_clock_offset, 0)
+        .u32(at::log_uar_size, 12)
+        .u32(at::num_uars_per_page, 1)
+        .u32(at::num_dyn_bfregs, 512)
         .finish();
     let write = || {
         command.write(0, &(server.machine.processors as u32).to_ne_bytes())?;
@@ -100,24 +100,24 @@ pub fn query_port<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (state, physical) = port_state(device.link_layer, down);
     use query_port_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
-        .u32(at::PORT_CAP_FLAGS, port_capabilities(device.link_layer))
-        .u32(at::MAX_MSG_SZ, device.model.capabilities().max_message_bytes)
-        .u32(at::GID_TBL_LEN, gid_table_length(device.link_layer))
-        .u16(at::PKEY_TBL_LEN, PKEY_TABLE_LENGTH)
-        .u16(at::LID, device.lid)
-        .u16(at::SM_LID, u16::from(!ethernet))
-        .u8(at::STATE, state)
-        .u8(at::MAX_MTU, 5)
-        .u8(at::ACTIVE_MTU, device.mtu)
-        .u8(at::MAX_VL_NUM, 2)
-        .u8(at::SUBNET_TIMEOUT, 18)
+        .u32(at::port_cap_flags, port_capabilities(device.link_layer))
+        .u32(at::max_msg_sz, device.model.capabilities().max_message_bytes)
+        .u32(at::gid_tbl_len, gid_table_length(device.link_layer))
+        .u16(at::pkey_tbl_len, PKEY_TABLE_LENGTH)
+        .u16(at::lid, device.lid)
+        .u16(at::sm_lid, u16::from(!ethernet))
+        .u8(at::state, state)
+        .u8(at::max_mtu, 5)
+        .u8(at::active_mtu, device.mtu)
+        .u8(at::max_vl_num, 2)
+        .u8(at::subnet_timeout, 18)
         // 4x
-        .u8(at::ACTIVE_WIDTH, 2)
-        .u8(at::ACTIVE_SPEED, device.model.active_speed())
-        .u8(at::PHYS_STATE, physical)
-        .u8(at::LINK_LAYER, if ethernet { 2 } else { 1 })
+        .u8(at::active_width, 2)
+        .u8(at::active_speed, device.model.active_speed())
+        .u8(at::phys_state, physical)
+        .u8(at::link_layer, if ethernet { 2 } else { 1 })
         // IB_UVERBS_QPF_GRH_REQUIRED
-        .u8(at::FLAGS, u8::from(ethernet))
+        .u8(at::flags, u8::from(ethernet))
         .finish();
     call.command.write(1, &response)
 }
@@ -130,11 +130,11 @@ fn gid<D: Commands>(
     let entry = device.gids.get(index)?;
     let interface = if device.link_layer == LinkLayer::Roce { server.machine.interface_index } else { 0 };
     let built = Writer::<{ gid_entry::SIZE }>::new()
-        .bytes(gid_entry::GID, &entry.gid)
-        .u32(gid_entry::GID_INDEX, index as u32)
-        .u32(gid_entry::PORT_NUM, device.port.into())
-        .u32(gid_entry::GID_TYPE, entry.kind as u32)
-        .u32(gid_entry::NETDEV_IFINDEX, interface);
+        .bytes(gid_entry::gid, &entry.gid)
+        .u32(gid_entry::gid_index, index as u32)
+        .u32(gid_entry::port_num, device.port.into())
+        .u32(gid_entry::gid_type, entry.kind as u32)
+        .u32(gid_entry::netdev_ifindex, interface);
     Some(built.finish())
 }
 
@@ -188,36 +188,23 @@ pub fn alloc_async_event<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 fn device_attributes(device: &DeviceConfig, ports: u8) -> Writer<{ ex_query_device_resp::SIZE }> {
     let capabilities = device.model.capabilities();
     use query_device_resp as at;
-    Writer::new()
-        .u64(at::FW_VER, device.model.firmware_number())
-        .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
-        .bytes(at::SYS_IMAGE_GUID, &device.guid.to_be_bytes())
-        .u64(at::MAX_MR_SIZE, capabilities.max_mr_size)
-        .u64(at::PAGE_SIZE_CAP, capabilities.page_size_cap)
-        .u32(at::VENDOR_ID, VENDOR_OUI)
-        .u32(at::VENDOR_PART_ID, u32::from(device.model.pci_device()))
-        .u32(at::MAX_QP, capabilities.max_qp)
-        .u32(at::MAX_QP_WR, capabilities.max_qp_wr)
-        .u32(at::DEVICE_CAP_FLAGS, capabilities.device_cap_flags)
-        .u32(at::MAX_SGE, capabilities.max_sge)
-        .u32(at::MAX_SGE_RD, capabilities.max_sge_rd)
-        .u32(at::MAX_CQ, capabilities.max_cq)
-        .u32(at::MAX_CQE, capabilities.max_cqe)
-        .u32(at::MAX_MR, capabilities.max_mr)
-        .u32(at::MAX_PD, capabilities.max_pd)
-        .u32(at::MAX_QP_RD_ATOM, capabilities.max_qp_rd_atom)
-        .u32(at::MAX_RES_RD_ATOM, capabilities.max_res_rd_atom)
-        .u32(at::MAX_QP_INIT_RD_ATOM, capabilities.max_qp_init_rd_atom)
+    let attributes = Writer::new()
+        .u64(at::fw_ver, device.model.firmware_number())
+        .bytes(at::node_guid, &device.guid.to_be_bytes())
+        .bytes(at::sys_image_guid, &device.guid.to_be_bytes())
+        .u32(at::vendor_id, VENDOR_OUI)
+        .u32(at::vendor_part_id, u32::from(device.model.pci_device()))
         // IB_ATOMIC_HCA: atomic with respect to other requests of this NIC.
-        .u32(at::ATOMIC_CAP, 1)
-        .u32(at::MAX_MW, capabilities.max_mw)
-        .u32(at::MAX_AH, capabilities.max_ah)
-        .u32(at::MAX_SRQ, capabilities.max_srq)
-        .u32(at::MAX_SRQ_WR, capabilities.max_srq_wr)
-        .u32(at::MAX_SRQ_SGE, capabilities.max_srq_sge)
-        .u16(at::MAX_PKEYS, capabilities.max_pkeys)
-        .u8(at::LOCAL_CA_ACK_DELAY, capabilities.local_ca_ack_delay)
-        .u8(at::PHYS_PORT_CNT, ports)
+        .u32(at::atomic_cap, 1)
+        .u8(at::phys_port_cnt, ports);
+    put!(
+        attributes, at, capabilities;
+        u64: max_mr_size, page_size_cap;
+        u32: max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom,
+            max_res_rd_atom, max_qp_init_rd_atom, max_mw, max_ah, max_srq, max_srq_wr, max_srq_sge;
+        u16: max_pkeys;
+        u8: local_ca_ack_delay
+    )
 }
 
 pub fn query_device<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
@@ -234,12 +221,12 @@ pub fn ex_query_device<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let flags = u64::from(device.model.capabilities().device_cap_flags);
     let room = command.room(CORE_OUT).min(at::SIZE);
     let attributes = device_attributes(device, call.server.ports_each)
-        .u32(at::RESPONSE_LENGTH, room as u32)
-        .u64(at::TIMESTAMP_MASK, u64::MAX)
-        .u64(at::HCA_CORE_CLOCK, CORE_CLOCK_KHZ)
-        .u64(at::DEVICE_CAP_FLAGS_EX, flags)
+        .u32(at::response_length, room as u32)
+        .u64(at::timestamp_mask, u64::MAX)
+        .u64(at::hca_core_clock, CORE_CLOCK_KHZ)
+        .u64(at::device_cap_flags_ex, flags)
         .finish();
     command.write(CORE_OUT, &attributes)?;
     let room = command.room(UHW_OUT).min(mlx5_query_device_resp::SIZE);
-    command.write(UHW_OUT, &words!(mlx5_query_device_resp, RESPONSE_LENGTH = room as u32))
+    command.write(UHW_OUT, &words!(mlx5_query_device_resp, response_length = room as u32))
 }

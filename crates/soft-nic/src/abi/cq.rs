@@ -38,12 +38,12 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, server, command) = (call.context()?, call.server, call.command);
     let driver = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in CQ.CREATE"))?;
     let flags = command.number32(FLAGS).unwrap_or(0);
-    let mlx5_flags = driver.u16(create_cq::FLAGS);
+    let mlx5_flags = driver.u16(create_cq::flags);
     let unknown = flags & !(CQ_FLAG_TIMESTAMP | CQ_FLAG_IGNORE_OVERRUN);
     refuse_if!(unknown != 0, EOPNOTSUPP, "CQ.CREATE: flags {flags:#x}");
     // Not offered by the capabilities: compressed CQEs, padded 128-byte CQEs, real-time timestamps.
-    if mlx5_flags & !MLX5_FLAG_UAR_PAGE != 0 || driver.u8(create_cq::CQE_COMP_EN) != 0 {
-        let compressed = driver.u8(create_cq::CQE_COMP_EN);
+    if mlx5_flags & !MLX5_FLAG_UAR_PAGE != 0 || driver.u8(create_cq::cqe_comp_en) != 0 {
+        let compressed = driver.u8(create_cq::cqe_comp_en);
         return Err(refusal!(EOPNOTSUPP, "CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}"));
     }
     let (vector, vectors) = (command.number32(COMP_VECTOR).unwrap_or(0), server.machine.processors);
@@ -56,9 +56,9 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     check_event_fd(call, EVENT_FD)?;
     let request = CreateCq {
         cqe: command.number32(CQE).unwrap_or(0),
-        cqe_size: driver.u32(create_cq::CQE_SIZE),
-        buffer: driver.u64(create_cq::BUF_ADDR),
-        record: driver.u64(create_cq::DB_ADDR),
+        cqe_size: driver.u32(create_cq::cqe_size),
+        buffer: driver.u64(create_cq::buf_addr),
+        record: driver.u64(create_cq::db_addr),
         user_handle: command.number(USER_HANDLE).unwrap_or(0),
         channel,
         ignore_overrun: flags & CQ_FLAG_IGNORE_OVERRUN != 0,
@@ -67,7 +67,7 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let made = server.nic()?.create_cq(context, &request)?;
     let write = || {
         command.write(RESP_CQE, &request.cqe.to_ne_bytes())?;
-        command.write(UHW_OUT, &words!(create_cq_resp, CQN = made.cqn))?;
+        command.write(UHW_OUT, &words!(create_cq_resp, cqn = made.cqn))?;
         command.give(HANDLE, u64::from(made.handle))
     };
     server.or_undo(write, |nic| nic.destroy_cq(context, made.handle))?;
@@ -92,17 +92,17 @@ pub fn resize<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use mlx5_resize_cq as at;
     let driver = call.command.input(UHW_IN).filter(|input| input.0.len() >= at::SIZE);
     let driver = driver.ok_or_else(|| refusal!(EINVAL, "no mlx5 part in RESIZE_CQ"))?;
-    let reserved = driver.u16(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0;
+    let reserved = driver.u16(at::reserved0) != 0 || driver.u32(at::reserved1) != 0;
     refuse_if!(reserved, EINVAL, "reserved words of RESIZE_CQ are not zero");
     let request = ResizeCq {
-        cqe: call.core_in.u32(resize_cq::CQE),
-        cqe_size: driver.u16(at::CQE_SIZE).into(),
-        buffer: driver.u64(at::BUF_ADDR),
+        cqe: call.core_in.u32(resize_cq::cqe),
+        cqe_size: driver.u16(at::cqe_size).into(),
+        buffer: driver.u64(at::buf_addr),
     };
     check_queue("CQ", &[request.buffer])?;
-    let handle = call.core_in.u32(resize_cq::CQ_HANDLE);
+    let handle = call.core_in.u32(resize_cq::cq_handle);
     let cqe = call.nic()?.resize_cq(call.context()?, handle, &request)?;
-    call.command.write(CORE_OUT, &words!(resize_cq_resp, CQE = cqe))
+    call.command.write(CORE_OUT, &words!(resize_cq_resp, cqe = cqe))
 }
 
 /// CQ.DESTROY: says how many events the program has read, which libibverbs waits to see acknowledged.
@@ -114,6 +114,6 @@ pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     }
     let (completion, asynchronous) = (reported.completion_events, reported.async_events);
     let answer =
-        words!(destroy_cq_resp, COMP_EVENTS_REPORTED = completion, ASYNC_EVENTS_REPORTED = asynchronous);
+        words!(destroy_cq_resp, comp_events_reported = completion, async_events_reported = asynchronous);
     call.command.write(1, &answer)
 }

@@ -44,8 +44,8 @@ pub fn alloc_pd<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, command) = (call.context()?, call.command);
     let made = call.nic()?.alloc_pd(context)?;
     let write = || {
-        command.write(CORE_OUT, &words!(alloc_pd_resp, PD_HANDLE = made.handle))?;
-        command.write(UHW_OUT, &words!(mlx5_alloc_pd_resp, PDN = made.pdn))
+        command.write(CORE_OUT, &words!(alloc_pd_resp, pd_handle = made.handle))?;
+        command.write(UHW_OUT, &words!(mlx5_alloc_pd_resp, pdn = made.pdn))
     };
     call.server.or_undo(write, |nic| nic.dealloc_pd(context, made.handle))
 }
@@ -53,11 +53,11 @@ pub fn alloc_pd<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, server, input) = (call.context()?, call.server, call.core_in);
     let request = RegMr {
-        start: input.u64(reg_mr::START),
-        length: input.u64(reg_mr::LENGTH),
-        iova: input.u64(reg_mr::HCA_VA),
-        pd: input.u32(reg_mr::PD_HANDLE),
-        access: input.u32(reg_mr::ACCESS_FLAGS),
+        start: input.u64(reg_mr::start),
+        length: input.u64(reg_mr::length),
+        iova: input.u64(reg_mr::hca_va),
+        pd: input.u32(reg_mr::pd_handle),
+        access: input.u32(reg_mr::access_flags),
     };
     let backing = backing::of_addresses(&server.refusals, request.start, request.length)?;
     // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
@@ -65,7 +65,7 @@ pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let _ =
         server.memory.probe(request.start, request.length.max(1), request.access & ACCESS_LOCAL_WRITE != 0);
     let keys = server.nic()?.reg_mr(context, &request)?;
-    let answer = words!(reg_mr_resp, MR_HANDLE = keys.handle, LKEY = keys.lkey, RKEY = keys.rkey);
+    let answer = words!(reg_mr_resp, mr_handle = keys.handle, lkey = keys.lkey, rkey = keys.rkey);
     let write = || call.command.write(CORE_OUT, &answer);
     server.or_undo(write, |nic| nic.dereg_mr(context, keys.handle))?;
     if let Some(backing) = backing {
@@ -78,13 +78,13 @@ pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use rereg_mr as at;
     let (server, input) = (call.server, call.core_in);
     let request = ReregMr {
-        mr: input.u32(at::MR_HANDLE),
-        flags: input.u32(at::FLAGS),
-        start: input.u64(at::START),
-        length: input.u64(at::LENGTH),
-        iova: input.u64(at::HCA_VA),
-        pd: input.u32(at::PD_HANDLE),
-        access: input.u32(at::ACCESS_FLAGS),
+        mr: input.u32(at::mr_handle),
+        flags: input.u32(at::flags),
+        start: input.u64(at::start),
+        length: input.u64(at::length),
+        iova: input.u64(at::hca_va),
+        pd: input.u32(at::pd_handle),
+        access: input.u32(at::access_flags),
     };
     let moves = request.flags & change::TRANSLATION != 0;
     let backing =
@@ -97,7 +97,7 @@ pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
             None => _ = call.file.backing.remove(&request.mr),
         }
     }
-    call.command.write(CORE_OUT, &words!(rereg_mr_resp, LKEY = keys.lkey, RKEY = keys.rkey))
+    call.command.write(CORE_OUT, &words!(rereg_mr_resp, lkey = keys.lkey, rkey = keys.rkey))
 }
 
 /// MR.REG_DMABUF_MR. Checks in the order of `UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR)` in `uverbs_std_types_mr.c`, then of
@@ -140,17 +140,17 @@ pub fn dereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 /// ALLOC_MW. Its mlx5 part, which libmlx5 does not send, may ask for a number of pieces of memory: one is what there is.
 pub fn alloc_window<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     if let Some(driver) = call.command.input(UHW_IN) {
-        let reserved = driver.u8(mlx5_alloc_mw::RESERVED1) != 0 || driver.u16(mlx5_alloc_mw::RESERVED2) != 0;
+        let reserved = driver.u8(mlx5_alloc_mw::reserved1) != 0 || driver.u16(mlx5_alloc_mw::reserved2) != 0;
         refuse_if!(
-            driver.u32(mlx5_alloc_mw::COMP_MASK) != 0 || reserved || driver.u8(mlx5_alloc_mw::NUM_KLMS) > 1,
+            driver.u32(mlx5_alloc_mw::comp_mask) != 0 || reserved || driver.u8(mlx5_alloc_mw::num_klms) > 1,
             EOPNOTSUPP,
             "ALLOC_MW: only windows of one piece"
         );
     }
     let (context, input) = (call.context()?, call.core_in);
-    let request = AllocMw { pd: input.u32(alloc_mw::PD_HANDLE), kind: input.u8(alloc_mw::MW_TYPE) };
+    let request = AllocMw { pd: input.u32(alloc_mw::pd_handle), kind: input.u8(alloc_mw::mw_type) };
     let made = call.nic()?.alloc_mw(context, &request)?;
-    let answer = words!(alloc_mw_resp, MW_HANDLE = made.handle, RKEY = made.rkey);
+    let answer = words!(alloc_mw_resp, mw_handle = made.handle, rkey = made.rkey);
     let write = || call.command.write(CORE_OUT, &answer);
     call.server.or_undo(write, |nic| nic.dealloc_mw(context, made.handle))
 }

@@ -12,7 +12,7 @@ use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
     Reader, Writer, create_qp, create_qp_resp, destroy_qp_resp, ex_modify_qp_resp, mlx5_modify_qp_resp,
-    modify_qp, qp_cap, qp_dest, query_qp, query_qp_resp, read_address, words,
+    modify_qp, put, qp_cap, qp_dest, query_qp, query_qp_resp, read_address, take, words,
 };
 use super::server::Call;
 use super::write::CORE_OUT;
@@ -35,7 +35,7 @@ specs! {
         must RESP_CAP = 13, out(qp_cap::SIZE);
         must RESP_QP_NUM = 14, out(4);
     }
-    must(UHW_IN, Kind::In { min: create_qp::SQ_BUF_ADDR as u16, max: create_qp::SIZE as u16 }), may(UHW_OUT, ANY_OUT)
+    must(UHW_IN, Kind::In { min: create_qp::sq_buf_addr as u16, max: create_qp::SIZE as u16 }), may(UHW_OUT, ANY_OUT)
 }
 
 /// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: there is no multicast, so nothing comes back.
@@ -71,7 +71,7 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         refuse_if!(command.has(attribute), EOPNOTSUPP, "QP with {what}");
     }
     let flags = command.number32(FLAGS).unwrap_or(0);
-    let mlx5_flags = driver.u32(create_qp::FLAGS);
+    let mlx5_flags = driver.u32(create_qp::flags);
     refuse_if!(
         flags & !(FLAG_SIGNAL_ALL | FLAG_BLOCK_MULTICAST_LOOPBACK) != 0
             || mlx5_flags & !MLX5_FLAGS != 0
@@ -87,34 +87,25 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         send_cq: command.expect_handle(SEND_CQ)?,
         recv_cq: command.expect_handle(RECV_CQ)?,
         srq: command.handle(SRQ),
-        cap: QpCap {
-            max_send_wr: cap.u32(qp_cap::MAX_SEND_WR),
-            max_recv_wr: cap.u32(qp_cap::MAX_RECV_WR),
-            max_send_sge: cap.u32(qp_cap::MAX_SEND_SGE),
-            max_recv_sge: cap.u32(qp_cap::MAX_RECV_SGE),
-            max_inline_data: cap.u32(qp_cap::MAX_INLINE_DATA),
-        },
+        cap: take!(QpCap, qp_cap, cap; u32: max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data => {}),
         user_handle: command.number(USER_HANDLE).unwrap_or(0),
         signal_all: flags & FLAG_SIGNAL_ALL != 0,
-        buffer: driver.u64(create_qp::BUF_ADDR),
-        record: driver.u64(create_qp::DB_ADDR),
-        sq_wqe_count: driver.u32(create_qp::SQ_WQE_COUNT),
-        rq_wqe_count: driver.u32(create_qp::RQ_WQE_COUNT),
-        rq_wqe_shift: driver.u32(create_qp::RQ_WQE_SHIFT),
+        buffer: driver.u64(create_qp::buf_addr),
+        record: driver.u64(create_qp::db_addr),
+        sq_wqe_count: driver.u32(create_qp::sq_wqe_count),
+        rq_wqe_count: driver.u32(create_qp::rq_wqe_count),
+        rq_wqe_shift: driver.u32(create_qp::rq_wqe_shift),
         mlx5_flags,
-        user_index: driver.u32(create_qp::UIDX),
-        uar_page: (mlx5_flags & MLX5_FLAG_UAR_PAGE != 0).then(|| driver.u32(create_qp::BFREG_INDEX)),
+        user_index: driver.u32(create_qp::uidx),
+        uar_page: (mlx5_flags & MLX5_FLAG_UAR_PAGE != 0).then(|| driver.u32(create_qp::bfreg_index)),
     };
     check_queue("QP", &[request.buffer, request.record])?;
     let made = call.nic()?.create_qp(context, &request)?;
-    let cap = words!(
-        qp_cap,
-        MAX_SEND_WR = made.cap.max_send_wr,
-        MAX_RECV_WR = made.cap.max_recv_wr,
-        MAX_SEND_SGE = made.cap.max_send_sge,
-        MAX_RECV_SGE = made.cap.max_recv_sge,
-        MAX_INLINE_DATA = made.cap.max_inline_data,
+    let cap = put!(
+        Writer::<{ qp_cap::SIZE }>::new(), qp_cap, made.cap;
+        u32: max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data
     );
+    let cap = cap.finish();
     let write = || {
         command.write(RESP_CAP, &cap)?;
         command.write(RESP_QP_NUM, &made.qpn.to_ne_bytes())?;
@@ -126,90 +117,79 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 
 pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let events = call.nic()?.destroy_qp(call.context()?, call.named()?)?;
-    call.command.write(1, &words!(destroy_qp_resp, EVENTS_REPORTED = events))
+    call.command.write(1, &words!(destroy_qp_resp, events_reported = events))
 }
 
 /// MODIFY_QP, without an answer.
 pub fn modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use modify_qp as at;
     let input = call.core_in;
-    let mask = input.u32(at::ATTR_MASK);
+    let mask = input.u32(at::attr_mask);
     refuse_if!(mask >= LAST_PLAIN_ATTRIBUTE << 1, EOPNOTSUPP, "MODIFY_QP: attributes {mask:#x}");
-    let request = ModifyQp {
-        mask,
-        state: input.u8(at::QP_STATE),
-        current_state: input.u8(at::CUR_QP_STATE),
-        path_mtu: input.u8(at::PATH_MTU),
-        qkey: input.u32(at::QKEY),
-        rq_psn: input.u32(at::RQ_PSN),
-        sq_psn: input.u32(at::SQ_PSN),
-        dest_qpn: input.u32(at::DEST_QP_NUM),
-        access: input.u32(at::QP_ACCESS_FLAGS),
-        address: read_address!(qp_dest, Reader(&input.array::<{ qp_dest::SIZE }>(at::DEST))),
-        pkey_index: input.u16(at::PKEY_INDEX),
-        port: input.u8(at::PORT_NUM),
-        timeout: input.u8(at::TIMEOUT),
-        retry_count: input.u8(at::RETRY_CNT),
-        rnr_retry: input.u8(at::RNR_RETRY),
-        min_rnr_timer: input.u8(at::MIN_RNR_TIMER),
-        max_rd_atomic: input.u8(at::MAX_RD_ATOMIC),
-        max_dest_rd_atomic: input.u8(at::MAX_DEST_RD_ATOMIC),
+    let request = take!(
+        ModifyQp, at, input;
+        u32: qkey, rq_psn, sq_psn;
+        u16: pkey_index;
+        u8: path_mtu, timeout, rnr_retry, min_rnr_timer, max_rd_atomic, max_dest_rd_atomic => {
+        mask: mask,
+        state: input.u8(at::qp_state),
+        current_state: input.u8(at::cur_qp_state),
+        dest_qpn: input.u32(at::dest_qp_num),
+        access: input.u32(at::qp_access_flags),
+        address: read_address!(qp_dest, Reader(&input.array::<{ qp_dest::SIZE }>(at::dest))),
+        port: input.u8(at::port_num),
+        retry_count: input.u8(at::retry_cnt),
         sq_draining: false,
-    };
-    call.nic()?.modify_qp(call.context()?, input.u32(at::QP_HANDLE), &request)
+        }
+    );
+    call.nic()?.modify_qp(call.context()?, input.u32(at::qp_handle), &request)
 }
 
 pub fn ex_modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     modify(call)?;
     let (core, driver) = (ex_modify_qp_resp::SIZE as u32, mlx5_modify_qp_resp::SIZE as u32);
-    call.command.write(CORE_OUT, &words!(ex_modify_qp_resp, RESPONSE_LENGTH = core))?;
-    call.command.write(UHW_OUT, &words!(mlx5_modify_qp_resp, RESPONSE_LENGTH = driver))
+    call.command.write(CORE_OUT, &words!(ex_modify_qp_resp, response_length = core))?;
+    call.command.write(UHW_OUT, &words!(mlx5_modify_qp_resp, response_length = driver))
 }
 
 fn write_destination(address: &AddressVector) -> [u8; qp_dest::SIZE] {
-    Writer::<{ qp_dest::SIZE }>::new()
-        .bytes(qp_dest::DGID, &address.dgid.unwrap_or_default())
-        .u32(qp_dest::FLOW_LABEL, address.flow_label)
-        .u16(qp_dest::DLID, address.dlid)
-        .u8(qp_dest::SGID_INDEX, address.sgid_index)
-        .u8(qp_dest::HOP_LIMIT, address.hop_limit)
-        .u8(qp_dest::TRAFFIC_CLASS, address.traffic_class)
-        .u8(qp_dest::SL, address.sl)
-        .u8(qp_dest::IS_GLOBAL, u8::from(address.dgid.is_some()))
-        .u8(qp_dest::PORT_NUM, address.port)
-        .finish()
+    let destination = Writer::<{ qp_dest::SIZE }>::new()
+        .bytes(qp_dest::dgid, &address.dgid.unwrap_or_default())
+        .u8(qp_dest::is_global, u8::from(address.dgid.is_some()))
+        .u8(qp_dest::port_num, address.port);
+    put!(
+        destination, qp_dest, address;
+        u32: flow_label;
+        u16: dlid;
+        u8: sgid_index, hop_limit, traffic_class, sl
+    )
+    .finish()
 }
 
 /// QUERY_QP. The kernel gives every attribute, whatever the mask asks for.
 pub fn query<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let found = call.nic()?.query_qp(call.context()?, call.core_in.u32(query_qp::QP_HANDLE))?;
+    let found = call.nic()?.query_qp(call.context()?, call.core_in.u32(query_qp::qp_handle))?;
     let (attributes, cap) = (&found.attributes, &found.cap);
     use query_qp_resp as at;
     let answer = Writer::<{ at::SIZE }>::new()
-        .bytes(at::DEST, &write_destination(&attributes.address))
-        .u32(at::MAX_SEND_WR, cap.max_send_wr)
-        .u32(at::MAX_RECV_WR, cap.max_recv_wr)
-        .u32(at::MAX_SEND_SGE, cap.max_send_sge)
-        .u32(at::MAX_RECV_SGE, cap.max_recv_sge)
-        .u32(at::MAX_INLINE_DATA, cap.max_inline_data)
-        .u32(at::QKEY, attributes.qkey)
-        .u32(at::RQ_PSN, attributes.rq_psn)
-        .u32(at::SQ_PSN, attributes.sq_psn)
-        .u32(at::DEST_QP_NUM, attributes.dest_qpn)
-        .u32(at::QP_ACCESS_FLAGS, attributes.access)
-        .u16(at::PKEY_INDEX, attributes.pkey_index)
-        .u8(at::QP_STATE, attributes.state)
-        .u8(at::CUR_QP_STATE, attributes.state)
-        .u8(at::PATH_MTU, attributes.path_mtu)
-        .u8(at::SQ_DRAINING, u8::from(attributes.sq_draining))
-        .u8(at::MAX_RD_ATOMIC, attributes.max_rd_atomic)
-        .u8(at::MAX_DEST_RD_ATOMIC, attributes.max_dest_rd_atomic)
-        .u8(at::MIN_RNR_TIMER, attributes.min_rnr_timer)
-        .u8(at::PORT_NUM, attributes.port)
-        .u8(at::TIMEOUT, attributes.timeout)
-        .u8(at::RETRY_CNT, attributes.retry_count)
-        .u8(at::RNR_RETRY, attributes.rnr_retry)
-        .u8(at::SQ_SIG_ALL, u8::from(found.signal_all))
-        .finish();
-    call.command.write(CORE_OUT, &answer)
+        .bytes(at::dest, &write_destination(&attributes.address))
+        .u32(at::dest_qp_num, attributes.dest_qpn)
+        .u32(at::qp_access_flags, attributes.access)
+        .u8(at::qp_state, attributes.state)
+        .u8(at::cur_qp_state, attributes.state)
+        .u8(at::sq_draining, u8::from(attributes.sq_draining))
+        .u8(at::port_num, attributes.port)
+        .u8(at::retry_cnt, attributes.retry_count)
+        .u8(at::sq_sig_all, u8::from(found.signal_all));
+    let answer = put!(
+        answer, at, cap;
+        u32: max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data
+    );
+    let answer = put!(
+        answer, at, attributes;
+        u32: qkey, rq_psn, sq_psn;
+        u16: pkey_index;
+        u8: path_mtu, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, timeout, rnr_retry
+    );
+    call.command.write(CORE_OUT, &answer.finish())
 }

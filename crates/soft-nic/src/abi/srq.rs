@@ -11,7 +11,7 @@ use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
     create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, mlx5_create_srq, mlx5_create_srq_resp,
-    modify_srq, query_srq, query_srq_resp, words,
+    modify_srq, query_srq, query_srq_resp, take, words,
 };
 use super::server::Call;
 use super::write::CORE_OUT;
@@ -33,7 +33,7 @@ specs! {
         must RESP_MAX_SGE = 12, out(4);
         may RESP_SRQ_NUM = 13, out(4);
     }
-    must(UHW_IN, Kind::In { min: mlx5_create_srq::RESERVED0 as u16, max: mlx5_create_srq::SIZE as u16 }),
+    must(UHW_IN, Kind::In { min: mlx5_create_srq::reserved0 as u16, max: mlx5_create_srq::SIZE as u16 }),
     may(UHW_OUT, ANY_OUT)
 }
 
@@ -56,7 +56,7 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         command.write(RESP_MAX_WR, &made.max_wr.to_ne_bytes())?;
         command.write(RESP_MAX_SGE, &made.max_sge.to_ne_bytes())?;
         command.write(RESP_SRQ_NUM, &made.srqn.to_ne_bytes())?;
-        command.write(UHW_OUT, &words!(mlx5_create_srq_resp, SRQN = made.srqn))?;
+        command.write(UHW_OUT, &words!(mlx5_create_srq_resp, srqn = made.srqn))?;
         command.give(HANDLE, u64::from(made.handle))
     })
 }
@@ -64,29 +64,28 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 pub fn create_plain<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use create_srq as at;
     let (input, command) = (call.core_in, call.command);
-    let request = CreateSrq {
-        pd: input.u32(at::PD_HANDLE),
-        max_wr: input.u32(at::MAX_WR),
-        max_sge: input.u32(at::MAX_SGE),
-        user_handle: input.u64(at::USER_HANDLE),
-        ..driver_part(command)?
-    };
+    let CreateSrq { buffer, record, .. } = driver_part(command)?;
+    let request = take!(
+        CreateSrq, at, input;
+        u32: max_wr, max_sge;
+        u64: user_handle => { pd: input.u32(at::pd_handle), buffer: buffer, record: record }
+    );
     make(call, &request, |CreatedSrq { handle, max_wr, max_sge, srqn }| {
         let answer =
-            words!(create_srq_resp, SRQ_HANDLE = *handle, MAX_WR = *max_wr, MAX_SGE = *max_sge, SRQN = *srqn);
+            words!(create_srq_resp, srq_handle = *handle, max_wr = *max_wr, max_sge = *max_sge, srqn = *srqn);
         command.write(CORE_OUT, &answer)?;
-        command.write(UHW_OUT, &words!(mlx5_create_srq_resp, SRQN = *srqn))
+        command.write(UHW_OUT, &words!(mlx5_create_srq_resp, srqn = *srqn))
     })
 }
 
 /// What both forms have in their mlx5 part.
 fn driver_part(command: &Command<'_>) -> Answer<CreateSrq> {
     use mlx5_create_srq as at;
-    let driver = command.input(UHW_IN).filter(|input| input.0.len() >= at::RESERVED0);
+    let driver = command.input(UHW_IN).filter(|input| input.0.len() >= at::reserved0);
     let driver = driver.ok_or_else(|| refusal!(EINVAL, "no mlx5 part in the creation of an SRQ"))?;
-    let reserved = driver.u32(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0;
+    let reserved = driver.u32(at::reserved0) != 0 || driver.u32(at::reserved1) != 0;
     refuse_if!(reserved, EINVAL, "reserved words in the creation of an SRQ are not zero");
-    let (buffer, record) = (driver.u64(at::BUF_ADDR), driver.u64(at::DB_ADDR));
+    let (buffer, record) = (driver.u64(at::buf_addr), driver.u64(at::db_addr));
     Ok(CreateSrq { pd: 0, max_wr: 0, max_sge: 0, user_handle: 0, buffer, record })
 }
 
@@ -105,23 +104,23 @@ fn make<D: Commands>(
 pub fn modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let input = call.core_in;
     let request =
-        ModifySrq { mask: input.u32(modify_srq::ATTR_MASK), limit: input.u32(modify_srq::SRQ_LIMIT) };
-    call.nic()?.modify_srq(call.context()?, input.u32(modify_srq::SRQ_HANDLE), &request)
+        ModifySrq { mask: input.u32(modify_srq::attr_mask), limit: input.u32(modify_srq::srq_limit) };
+    call.nic()?.modify_srq(call.context()?, input.u32(modify_srq::srq_handle), &request)
 }
 
 pub fn query<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let found = call.nic()?.query_srq(call.context()?, call.core_in.u32(query_srq::SRQ_HANDLE))?;
+    let found = call.nic()?.query_srq(call.context()?, call.core_in.u32(query_srq::srq_handle))?;
     let answer =
-        words!(query_srq_resp, MAX_WR = found.max_wr, MAX_SGE = found.max_sge, SRQ_LIMIT = found.limit);
+        words!(query_srq_resp, max_wr = found.max_wr, max_sge = found.max_sge, srq_limit = found.limit);
     call.command.write(CORE_OUT, &answer)
 }
 
 pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let events = call.nic()?.destroy_srq(call.context()?, call.named()?)?;
-    call.command.write(1, &words!(destroy_srq_resp, EVENTS_REPORTED = events))
+    call.command.write(1, &words!(destroy_srq_resp, events_reported = events))
 }
 
 pub fn destroy_plain<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let events = call.nic()?.destroy_srq(call.context()?, call.core_in.u32(destroy_srq::SRQ_HANDLE))?;
-    call.command.write(CORE_OUT, &words!(destroy_srq_resp, EVENTS_REPORTED = events))
+    let events = call.nic()?.destroy_srq(call.context()?, call.core_in.u32(destroy_srq::srq_handle))?;
+    call.command.write(CORE_OUT, &words!(destroy_srq_resp, events_reported = events))
 }

@@ -73,7 +73,7 @@ macro_rules! commands {
 
 commands! {
     0x1 "QUERY_DEVICE", 8, query_device_resp::SIZE, call => context::query_device(call);
-    0x8000_0001 "EX_QUERY_DEVICE", 8, ex_query_device_resp::RESPONSE_LENGTH + 4, call => context::ex_query_device(call);
+    0x8000_0001 "EX_QUERY_DEVICE", 8, ex_query_device_resp::response_length + 4, call => context::ex_query_device(call);
     0x3 "ALLOC_PD", 8, alloc_pd_resp::SIZE, call => mr::alloc_pd(call);
     0x4 "DEALLOC_PD", 4, 0, call => call.nic()?.dealloc_pd(call.context()?, call.named()?);
     0x5 "CREATE_AH", create_ah::SIZE, create_ah_resp::SIZE, call => ah::create(call);

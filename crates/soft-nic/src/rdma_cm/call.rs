@@ -56,8 +56,8 @@ impl Call {
         let mut bytes = vec![0; len.min(ucm_hdr::SIZE + MAX_COMMAND)];
         memory.read(address, &mut bytes).map_err(fault)?;
         let header = Reader(&bytes);
-        let command = header.u32(ucm_hdr::CMD);
-        let (given, room) = (usize::from(header.u16(ucm_hdr::IN)), usize::from(header.u16(ucm_hdr::OUT)));
+        let command = header.u32(ucm_hdr::cmd);
+        let (given, room) = (usize::from(header.u16(ucm_hdr::len_in)), usize::from(header.u16(ucm_hdr::out)));
         let Some(name) = NAMES.get(command as usize) else {
             return Err(refusal!(EINVAL, "command {command}"));
         };
@@ -110,7 +110,7 @@ impl Call {
     /// What is wrong with a GET_EVENT before it waits.
     pub fn check_get_event(&self) -> Answer<()> {
         // A library before ECE has no room for what was added then.
-        self.need_room(ucm_event_resp::RESERVED)
+        self.need_room(ucm_event_resp::reserved)
     }
 
     /// An address in the room of a `struct sockaddr_in6`.

@@ -31,34 +31,34 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
         0 => create_id(call, ids, context),
         1 => destroy_id(call, ids, context),
         2 => {
-            let id = fields.u32(ucm_bind_ip::ID);
-            let address = call.sockaddr_in6(ucm_bind_ip::ADDR)?;
+            let id = fields.u32(ucm_bind_ip::id);
+            let address = call.sockaddr_in6(ucm_bind_ip::addr)?;
             ids.id(file, id)?;
             ids.bind(id, address)
         }
         3 => {
-            let id = fields.u32(ucm_resolve_ip::ID);
-            let source = match fields.u16(ucm_resolve_ip::SRC) {
+            let id = fields.u32(ucm_resolve_ip::id);
+            let source = match fields.u16(ucm_resolve_ip::src) {
                 0 => Address::None,
-                _ => call.sockaddr_in6(ucm_resolve_ip::SRC)?,
+                _ => call.sockaddr_in6(ucm_resolve_ip::src)?,
             };
-            let destination = call.sockaddr_in6(ucm_resolve_ip::DST)?;
+            let destination = call.sockaddr_in6(ucm_resolve_ip::dst)?;
             ids.id(file, id)?;
             ids.resolve_addr(id, source, destination)
         }
         4 => resolve_route(call, ids, context),
         5 => query::route(call, ids, context),
         6 => {
-            let id = fields.u32(ucm_connect::ID);
+            let id = fields.u32(ucm_connect::id);
             let param = ConnParam::read(fields.0);
             refuse_if!(!param.is_valid(), EINVAL, "CONNECT without parameters");
             ids.id_with_device(file, id)?;
             ids.connect(now, id, &param)
         }
         7 => {
-            let id = fields.u32(ucm_listen::ID);
+            let id = fields.u32(ucm_listen::id);
             ids.id(file, id)?;
-            ids.listen(id, fields.u32(ucm_listen::BACKLOG))
+            ids.listen(id, fields.u32(ucm_listen::backlog))
         }
         8 => accept(call, ids, context),
         9 => reject(call, ids, context),
@@ -70,15 +70,15 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
         11 => query::init_qp_attr(call, ids, context),
         14 => set_option(call, ids, context),
         15 => {
-            let id = fields.u32(ucm_notify::ID);
+            let id = fields.u32(ucm_notify::id);
             ids.id_with_device(file, id)?;
-            match fields.u32(ucm_notify::EVENT) {
+            match fields.u32(ucm_notify::event) {
                 EVENT_ESTABLISHED => ids.establish(id),
                 _ => Ok(()),
             }
         }
         16 | 22 => {
-            let at = if call.command == 16 { ucm_join_ip_mcast::ID } else { ucm_join_mcast::ID };
+            let at = if call.command == 16 { ucm_join_ip_mcast::id } else { ucm_join_mcast::id };
             ids.id_with_device(file, fields.u32(at))?;
             Err(refusal!(ENOSYS, "no multicast on these devices"))
         }
@@ -94,12 +94,12 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
 fn accept(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_accept as at;
     let fields = call.fields();
-    let number = fields.u32(at::ID);
+    let number = fields.u32(at::id);
     ids.id_with_device(context.file, number)?;
-    let param = ConnParam::read(fields.0.get(at::CONN_PARAM..).unwrap_or_default());
+    let param = ConnParam::read(fields.0.get(at::conn_param..).unwrap_or_default());
     ids.accept(context.now, number, &param)?;
     if param.is_valid() {
-        ids.id(context.file, number)?.uid = fields.u64(at::UID);
+        ids.id(context.file, number)?.uid = fields.u64(at::uid);
     }
     Ok(())
 }
@@ -107,9 +107,9 @@ fn accept(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
 fn bind(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_bind as at;
     let fields = call.fields();
-    let number = fields.u32(at::ID);
-    let address = call.sized(at::ADDR, fields.u16(at::ADDR_SIZE))?;
-    refuse_if!(fields.u16(at::RESERVED) != 0, EINVAL, "BIND: the reserved word is not zero");
+    let number = fields.u32(at::id);
+    let address = call.sized(at::addr, fields.u16(at::addr_size))?;
+    refuse_if!(fields.u16(at::reserved) != 0, EINVAL, "BIND: the reserved word is not zero");
     ids.id(context.file, number)?;
     ids.bind(number, address)
 }
@@ -117,13 +117,13 @@ fn bind(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
 fn resolve_addr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_resolve_addr as at;
     let fields = call.fields();
-    let number = fields.u32(at::ID);
-    let source = match fields.u16(at::SRC_SIZE) {
+    let number = fields.u32(at::id);
+    let source = match fields.u16(at::src_size) {
         0 => Address::None,
-        size => call.sized(at::SRC, size)?,
+        size => call.sized(at::src, size)?,
     };
-    let destination = call.sized(at::DST, fields.u16(at::DST_SIZE))?;
-    refuse_if!(fields.u32(at::RESERVED) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
+    let destination = call.sized(at::dst, fields.u16(at::dst_size))?;
+    refuse_if!(fields.u32(at::reserved) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
     ids.id(context.file, number)?;
     ids.resolve_addr(number, source, destination)
 }
@@ -132,15 +132,15 @@ fn create_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()
     use ucm_create_id as at;
     call.need_room(4)?;
     let fields = call.fields();
-    let port_space = fields.u16(at::PS);
+    let port_space = fields.u16(at::ps);
     let kind = match port_space {
         space::TCP => qp_type::RC,
         space::UDP | space::IPOIB => qp_type::UD,
-        space::IB => fields.u8(at::QP_TYPE),
+        space::IB => fields.u8(at::qp_type),
         other => return Err(refusal!(EINVAL, "port space {other:#x}")),
     };
-    let number = ids.create(context.file, fields.u64(at::UID), port_space, kind);
-    let answered = call.respond(context.memory, fields.u64(at::RESPONSE), &number.to_ne_bytes());
+    let number = ids.create(context.file, fields.u64(at::uid), port_space, kind);
+    let answered = call.respond(context.memory, fields.u64(at::response), &number.to_ne_bytes());
     if answered.is_err() {
         ids.destroy(context.now, number);
     }
@@ -151,19 +151,19 @@ fn destroy_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<(
     use ucm_destroy_id as at;
     call.need_room(4)?;
     let fields = call.fields();
-    let number = fields.u32(at::ID);
+    let number = fields.u32(at::id);
     ids.id(context.file, number)?;
     let reported = ids.destroy(context.now, number);
-    call.respond(context.memory, fields.u64(at::RESPONSE), &reported.to_ne_bytes())
+    call.respond(context.memory, fields.u64(at::response), &reported.to_ne_bytes())
 }
 
 fn resolve_route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_resolve_route as at;
     let fields = call.fields();
-    let number = fields.u32(at::ID);
+    let number = fields.u32(at::id);
     let (id, _) = ids.id_with_device(context.file, number)?;
     refuse_if!(
-        fields.u32(at::TIMEOUT_MS) == 0 || id.stage != Stage::AddrResolved,
+        fields.u32(at::timeout_ms) == 0 || id.stage != Stage::AddrResolved,
         EINVAL,
         "RESOLVE_ROUTE of an id that is {:?}",
         id.stage
@@ -179,14 +179,14 @@ fn reject(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     /// `IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED`.
     const VENDOR_OPTION: u16 = 35;
     let fields = call.fields();
-    let why = match u16::from(fields.u8(at::REASON)) {
+    let why = match u16::from(fields.u8(at::reason)) {
         0 | CONSUMER => CONSUMER,
         VENDOR_OPTION => VENDOR_OPTION,
         other => return Err(refusal!(EINVAL, "REJECT for reason {other}")),
     };
-    let len = usize::from(fields.u8(at::PRIVATE_DATA_LEN));
-    let private = fields.0.get(at::PRIVATE_DATA..at::PRIVATE_DATA + len).unwrap_or_default().to_vec();
-    let number = fields.u32(at::ID);
+    let len = usize::from(fields.u8(at::private_data_len));
+    let private = fields.0.get(at::private_data..at::private_data + len).unwrap_or_default().to_vec();
+    let number = fields.u32(at::id);
     ids.id_with_device(context.file, number)?;
     ids.reject(context.now, number, why, &private)
 }
@@ -194,15 +194,15 @@ fn reject(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
 fn set_option(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_set_option as at;
     let fields = call.fields();
-    let (number, len) = (fields.u32(at::ID), fields.u32(at::OPTLEN));
+    let (number, len) = (fields.u32(at::id), fields.u32(at::optlen));
     let id = ids.id(context.file, number)?;
     refuse_if!(len > MAX_OPTION_LEN, EINVAL, "an option of {len} bytes");
     let mut value = [0; MAX_OPTION];
     let known = (len as usize).min(MAX_OPTION);
-    context.memory.read(fields.u64(at::OPTVAL), &mut value[..known]).map_err(fault)?;
+    context.memory.read(fields.u64(at::optval), &mut value[..known]).map_err(fault)?;
     let number32 = i32::from_ne_bytes([value[0], value[1], value[2], value[3]]);
     let wrong = || Err(refusal!(EINVAL, "SET_OPTION: length or state"));
-    match (fields.u32(at::LEVEL), fields.u32(at::OPTNAME)) {
+    match (fields.u32(at::level), fields.u32(at::optname)) {
         (0, 0) if len == 1 => id.traffic_class = value[0],
         (0, 1) if len == 4 && (number32 != 0 || id.stage == Stage::Idle) => id.reuse = number32 != 0,
         // Wildcards are of all families here: there is nothing to keep apart.
@@ -218,8 +218,8 @@ fn migrate_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<(
     use ucm_migrate_id as at;
     call.need_room(4)?;
     let fields = call.fields();
-    let number = fields.u32(at::ID);
-    let from = (context.file_of)(fields.u32(at::FD) as i32)
+    let number = fields.u32(at::id);
+    let from = (context.file_of)(fields.u32(at::fd) as i32)
         .filter(|from| ids.files.contains_key(from))
         .ok_or_else(|| refusal!(EINVAL, "MIGRATE_ID from a descriptor that is no connection manager"))?;
     let id = ids.id(from, number)?;
@@ -234,5 +234,5 @@ fn migrate_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<(
             queue.push(queued);
         }
     }
-    call.respond(context.memory, fields.u64(at::RESPONSE), &reported.to_ne_bytes())
+    call.respond(context.memory, fields.u64(at::response), &reported.to_ne_bytes())
 }

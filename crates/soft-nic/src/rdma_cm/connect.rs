@@ -39,13 +39,13 @@ pub const UDP_QKEY: u32 = 0x0123_4567;
 macro_rules! conn_param {
     ($message:ident) => {
         Writer::new()
-            .u32(conn::QP_NUM, $message.qpn)
+            .u32(conn::qp_num, $message.qpn)
             // What they hold, we may have outstanding, and the other way round.
-            .u8(conn::RESPONDER_RESOURCES, $message.initiator_depth)
-            .u8(conn::INITIATOR_DEPTH, $message.responder_resources)
-            .u8(conn::FLOW_CONTROL, u8::from($message.flow_control))
-            .u8(conn::RNR_RETRY_COUNT, $message.rnr_retry)
-            .u8(conn::SRQ, u8::from($message.srq))
+            .u8(conn::responder_resources, $message.initiator_depth)
+            .u8(conn::initiator_depth, $message.responder_resources)
+            .u8(conn::flow_control, u8::from($message.flow_control))
+            .u8(conn::rnr_retry_count, $message.rnr_retry)
+            .u8(conn::srq, u8::from($message.srq))
     };
 }
 
@@ -58,14 +58,14 @@ pub struct ConnParam<'c> {
 impl<'c> ConnParam<'c> {
     pub fn read(bytes: &'c [u8]) -> ConnParam<'c> {
         let fields = Reader(bytes);
-        let len = usize::from(fields.u8(conn::PRIVATE_DATA_LEN));
+        let len = usize::from(fields.u8(conn::private_data_len));
         // At most 255 of 256 bytes of room; a struct that ends before has none.
-        let private = bytes.get(conn::PRIVATE_DATA..conn::PRIVATE_DATA + len).unwrap_or_default();
+        let private = bytes.get(conn::private_data..conn::private_data + len).unwrap_or_default();
         ConnParam { fields, private }
     }
 
     pub fn is_valid(&self) -> bool {
-        self.fields.u8(conn::VALID) != 0
+        self.fields.u8(conn::valid) != 0
     }
 }
 
@@ -148,20 +148,20 @@ impl Ids {
             let req = Req {
                 service,
                 ca_guid: device.guid,
-                qpn: param.fields.u32(conn::QP_NUM) & 0xff_ffff,
-                responder_resources: param.fields.u8(conn::RESPONDER_RESOURCES),
-                initiator_depth: param.fields.u8(conn::INITIATOR_DEPTH),
+                qpn: param.fields.u32(conn::qp_num) & 0xff_ffff,
+                responder_resources: param.fields.u8(conn::responder_resources),
+                initiator_depth: param.fields.u8(conn::initiator_depth),
                 remote_response_timeout: self.timeouts.response_timeout,
                 transport: u8::from(id.qp_type == qp_type::UC),
-                flow_control: param.fields.u8(conn::FLOW_CONTROL) != 0,
+                flow_control: param.fields.u8(conn::flow_control) != 0,
                 starting_psn: id.starting_psn,
                 local_response_timeout: self.timeouts.response_timeout,
-                retry: param.fields.u8(conn::RETRY_COUNT).min(7),
+                retry: param.fields.u8(conn::retry_count).min(7),
                 pkey: PKEY,
                 path_mtu: device.mtu,
-                rnr_retry: param.fields.u8(conn::RNR_RETRY_COUNT).min(7),
+                rnr_retry: param.fields.u8(conn::rnr_retry_count).min(7),
                 max_cm_retries: self.timeouts.max_retries,
-                srq: param.fields.u8(conn::SRQ) != 0,
+                srq: param.fields.u8(conn::srq) != 0,
                 primary: path,
                 ..Req::default()
             };
@@ -185,11 +185,11 @@ impl Ids {
         let device = id.device.and_then(|device| self.devices.get(device));
         let (guid, delay) =
             device.map_or((0, 0), |device| (device.guid, device.model.capabilities().local_ca_ack_delay));
-        let qpn = param.fields.u32(conn::QP_NUM) & 0xff_ffff;
+        let qpn = param.fields.u32(conn::qp_num) & 0xff_ffff;
         let done = if !param.is_valid() {
             self.cm.ready(connection, &[])
         } else if id.qp_type == qp_type::UD {
-            let qkey = match (param.fields.u32(conn::QKEY), id.qkey) {
+            let qkey = match (param.fields.u32(conn::qkey), id.qkey) {
                 (0, 0) => UDP_QKEY,
                 (0, qkey) | (qkey, _) => qkey,
             };
@@ -199,12 +199,12 @@ impl Ids {
             let rep = Rep {
                 qpn,
                 starting_psn: id.starting_psn,
-                responder_resources: param.fields.u8(conn::RESPONDER_RESOURCES),
-                initiator_depth: param.fields.u8(conn::INITIATOR_DEPTH),
+                responder_resources: param.fields.u8(conn::responder_resources),
+                initiator_depth: param.fields.u8(conn::initiator_depth),
                 target_ack_delay: delay,
-                flow_control: param.fields.u8(conn::FLOW_CONTROL) != 0,
-                rnr_retry: param.fields.u8(conn::RNR_RETRY_COUNT).min(7),
-                srq: param.fields.u8(conn::SRQ) != 0,
+                flow_control: param.fields.u8(conn::flow_control) != 0,
+                rnr_retry: param.fields.u8(conn::rnr_retry_count).min(7),
+                srq: param.fields.u8(conn::srq) != 0,
                 ca_guid: guid,
                 ..Rep::default()
             };
@@ -284,13 +284,13 @@ impl Ids {
             Event::SidrReplied { rep, private, .. } => {
                 id.qkey = rep.qkey;
                 let vector = device.map(|device| address_vector(device, &path(&self.devices, id, device)));
-                let param = Writer::new().u32(ud::QP_NUM, rep.qpn).u32(ud::QKEY, rep.qkey);
-                let param = param.bytes(ud::AH_ATTR, &vector.unwrap_or([0; ah::SIZE]));
+                let param = Writer::new().u32(ud::qp_num, rep.qpn).u32(ud::qkey, rep.qkey);
+                let param = param.bytes(ud::ah_attr, &vector.unwrap_or([0; ah::SIZE]));
                 with_private(param, UD_PRIVATE, private)
             }
             _ => Writer::new(),
         };
-        let bytes = event(number, kind, status).bytes(ucm_event_resp::PARAM, &param.finish()).finish();
+        let bytes = event(number, kind, status).bytes(ucm_event_resp::param, &param.finish()).finish();
         self.queue(number, Queued { owner: number, brings: None, bytes });
     }
 
@@ -355,11 +355,11 @@ impl Ids {
         self.of_connection.insert(connection, number);
         let own = &private[IpCm::BYTES..];
         let param = match req {
-            Some(req) => with_private(conn_param!(req).u8(conn::RETRY_COUNT, req.retry), CONN_PRIVATE, own),
+            Some(req) => with_private(conn_param!(req).u8(conn::retry_count, req.retry), CONN_PRIVATE, own),
             None => with_private(Writer::new(), UD_PRIVATE, own),
         };
         let bytes =
-            event(number, event::CONNECT_REQUEST, 0).bytes(ucm_event_resp::PARAM, &param.finish()).finish();
+            event(number, event::CONNECT_REQUEST, 0).bytes(ucm_event_resp::param, &param.finish()).finish();
         if !self.queue(listening, Queued { owner: listening, brings: Some(number), bytes }) {
             self.destroy(Now(0), number);
             return;
@@ -402,8 +402,8 @@ fn why_not(told: &Event) -> Option<String> {
 }
 
 /// Where private data and their length are, in either kind of parameters.
-const CONN_PRIVATE: [usize; 2] = [conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN];
-const UD_PRIVATE: [usize; 2] = [ud::PRIVATE_DATA, ud::PRIVATE_DATA_LEN];
+const CONN_PRIVATE: [usize; 2] = [conn::private_data, conn::private_data_len];
+const UD_PRIVATE: [usize; 2] = [ud::private_data, ud::private_data_len];
 
 type Param = Writer<{ ud::SIZE }>;
 
@@ -414,18 +414,18 @@ fn with_private(param: Param, [at, len_at]: [usize; 2], private: &[u8]) -> Param
 
 /// A path as a `struct ib_uverbs_ah_attr`: within a subnet without a GRH.
 pub fn address_vector(device: &DeviceConfig, path: &Path) -> [u8; ah::SIZE] {
-    let local = Writer::<{ ah::SIZE }>::new().u8(ah::SL, path.service_level).u8(ah::PORT_NUM, device.port);
+    let local = Writer::<{ ah::SIZE }>::new().u8(ah::sl, path.service_level).u8(ah::port_num, device.port);
     if device.link_layer == LinkLayer::Ib {
-        return local.u16(ah::DLID, path.remote_lid).finish();
+        return local.u16(ah::dlid, path.remote_lid).finish();
     }
     let index = gid_index(device, path.local_gid).unwrap_or(0);
     let Gid(dgid) = path.remote_gid;
     local
-        .bytes(ah::DGID, &dgid)
-        .u32(ah::FLOW_LABEL, path.flow_label)
-        .u8(ah::SGID_INDEX, index as u8)
-        .u8(ah::HOP_LIMIT, path.hop_limit)
-        .u8(ah::TRAFFIC_CLASS, path.traffic_class)
-        .u8(ah::IS_GLOBAL, 1)
+        .bytes(ah::dgid, &dgid)
+        .u32(ah::flow_label, path.flow_label)
+        .u8(ah::sgid_index, index as u8)
+        .u8(ah::hop_limit, path.hop_limit)
+        .u8(ah::traffic_class, path.traffic_class)
+        .u8(ah::is_global, 1)
         .finish()
 }

@@ -389,7 +389,7 @@ impl Ids {
     /// Puts an event into the file of an id. Events of an id that the program has no name for are dropped, as a kernel does.
     pub fn queue(&mut self, number: u32, mut queued: Queued) -> bool {
         let Some(id) = self.ids.get(&number).filter(|id| id.uid != 0) else { return false };
-        queued.bytes[ucm_event_resp::UID..][..8].copy_from_slice(&id.uid.to_ne_bytes());
+        queued.bytes[ucm_event_resp::uid..][..8].copy_from_slice(&id.uid.to_ne_bytes());
         self.files.get_mut(&id.file).is_some_and(|queue| queue.push(queued))
     }
 

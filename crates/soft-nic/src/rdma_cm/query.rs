@@ -39,53 +39,53 @@ fn lids(path: &Path) -> [u16; 2] {
 
 pub fn route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_query_route_resp as at;
-    call.need_room(at::IBDEV_INDEX)?;
-    let (number, response) = (call.fields().u32(ucm_query::ID), call.fields().u64(ucm_query::RESPONSE));
+    call.need_room(at::ibdev_index)?;
+    let (number, response) = (call.fields().u32(ucm_query::id), call.fields().u64(ucm_query::response));
     ids.id(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
     let mut answer = Writer::<{ at::SIZE }>::new()
-        .bytes(at::SRC, &id.source.write()[..28])
-        .bytes(at::DST, &id.destination.write()[..28]);
+        .bytes(at::src, &id.source.write()[..28])
+        .bytes(at::dst, &id.destination.write()[..28]);
     if let Some(device) = device(ids, id) {
         let path = path(&ids.devices, id, device);
         let mut record = Writer::<{ user_path_rec::SIZE }>::new()
-            .bytes(user_path_rec::DGID, &path.remote_gid.0)
-            .bytes(user_path_rec::SGID, &path.local_gid.0)
-            .bytes(user_path_rec::PKEY, &PKEY.to_be_bytes());
+            .bytes(user_path_rec::dgid, &path.remote_gid.0)
+            .bytes(user_path_rec::sgid, &path.local_gid.0)
+            .bytes(user_path_rec::pkey, &PKEY.to_be_bytes());
         if has_route(id) {
             let [dlid, slid] = lids(&path);
             record = record
-                .bytes(user_path_rec::DLID, &dlid.to_be_bytes())
-                .bytes(user_path_rec::SLID, &slid.to_be_bytes())
-                .bytes(user_path_rec::FLOW_LABEL, &path.flow_label.to_be_bytes())
-                .u32(user_path_rec::REVERSIBLE, 1)
-                .u32(user_path_rec::MTU, device.mtu.into())
-                .u8(user_path_rec::HOP_LIMIT, path.hop_limit)
-                .u8(user_path_rec::TRAFFIC_CLASS, path.traffic_class)
-                .u8(user_path_rec::NUMB_PATH, 1)
-                .u8(user_path_rec::MTU_SELECTOR, EXACTLY)
-                .u8(user_path_rec::RATE_SELECTOR, EXACTLY)
-                .u8(user_path_rec::RATE, path.rate)
-                .u8(user_path_rec::LIFE_TIME_SELECTOR, EXACTLY)
-                .u8(user_path_rec::LIFE_TIME, life_time(id));
+                .bytes(user_path_rec::dlid, &dlid.to_be_bytes())
+                .bytes(user_path_rec::slid, &slid.to_be_bytes())
+                .bytes(user_path_rec::flow_label, &path.flow_label.to_be_bytes())
+                .u32(user_path_rec::reversible, 1)
+                .u32(user_path_rec::mtu, device.mtu.into())
+                .u8(user_path_rec::hop_limit, path.hop_limit)
+                .u8(user_path_rec::traffic_class, path.traffic_class)
+                .u8(user_path_rec::numb_path, 1)
+                .u8(user_path_rec::mtu_selector, EXACTLY)
+                .u8(user_path_rec::rate_selector, EXACTLY)
+                .u8(user_path_rec::rate, path.rate)
+                .u8(user_path_rec::life_time_selector, EXACTLY)
+                .u8(user_path_rec::life_time, life_time(id));
         }
         answer = answer
-            .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
-            .bytes(at::IB_ROUTE, &record.finish())
-            .u32(at::NUM_PATHS, u32::from(has_route(id)))
-            .u8(at::PORT_NUM, device.port)
-            .u32(at::IBDEV_INDEX, device.index.into());
+            .bytes(at::node_guid, &device.guid.to_be_bytes())
+            .bytes(at::ib_route, &record.finish())
+            .u32(at::num_paths, u32::from(has_route(id)))
+            .u8(at::port_num, device.port)
+            .u32(at::ibdev_index, device.index.into());
     }
     call.respond(context.memory, response, &answer.finish())
 }
 
 pub fn query(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
-    let (number, response) = (call.fields().u32(ucm_query::ID), call.fields().u64(ucm_query::RESPONSE));
+    let (number, response) = (call.fields().u32(ucm_query::id), call.fields().u64(ucm_query::response));
     ids.id(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
-    match call.fields().u32(ucm_query::OPTION) {
+    match call.fields().u32(ucm_query::option) {
         option @ (0 | 2) => {
-            call.need_room(ucm_query_addr_resp::IBDEV_INDEX)?;
+            call.need_room(ucm_query_addr_resp::ibdev_index)?;
             call.respond(context.memory, response, &addresses(ids, id, option == 2))
         }
         1 => {
@@ -102,28 +102,28 @@ fn addresses(ids: &Ids, id: &Id, as_gids: bool) -> [u8; ucm_query_addr_resp::SIZ
     let mut answer = Writer::new();
     if let Some(device) = device(ids, id) {
         answer = answer
-            .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
-            .u8(at::PORT_NUM, device.port)
-            .bytes(at::PKEY, &PKEY.to_be_bytes())
-            .u32(at::IBDEV_INDEX, device.index.into());
+            .bytes(at::node_guid, &device.guid.to_be_bytes())
+            .u8(at::port_num, device.port)
+            .bytes(at::pkey, &PKEY.to_be_bytes())
+            .u32(at::ibdev_index, device.index.into());
     }
     if as_gids {
         let [source, destination] =
             [id.source, id.destination].map(|address| ids.gid_at(address).unwrap_or_default());
         let remote = u64::from(id.space) << 16 | u64::from(id.destination.port());
         return answer
-            .bytes(at::PKEY, &PKEY.to_be_bytes())
-            .u16(at::SRC_SIZE, Address::IB_BYTES)
-            .u16(at::DST_SIZE, Address::IB_BYTES)
-            .bytes(at::SRC, &Address::ib(source, service_id(id)))
-            .bytes(at::DST, &Address::ib(destination, remote))
+            .bytes(at::pkey, &PKEY.to_be_bytes())
+            .u16(at::src_size, Address::IB_BYTES)
+            .u16(at::dst_size, Address::IB_BYTES)
+            .bytes(at::src, &Address::ib(source, service_id(id)))
+            .bytes(at::dst, &Address::ib(destination, remote))
             .finish();
     }
     answer
-        .u16(at::SRC_SIZE, id.source.size() as u16)
-        .u16(at::DST_SIZE, id.destination.size() as u16)
-        .bytes(at::SRC, &id.source.write())
-        .bytes(at::DST, &id.destination.write())
+        .u16(at::src_size, id.source.size() as u16)
+        .u16(at::dst_size, id.destination.size() as u16)
+        .bytes(at::src, &id.source.write())
+        .bytes(at::dst, &id.destination.write())
         .finish()
 }
 
@@ -132,7 +132,7 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
     let device = device(ids, id).filter(|_| has_route(id));
     let count = u32::from(device.is_some());
     let mut answer = Writer::<{ ucm_query_path_resp::SIZE }>::new()
-        .u32(ucm_query_path_resp::NUM_PATHS, count)
+        .u32(ucm_query_path_resp::num_paths, count)
         .finish()
         .to_vec();
     if let Some(device) = device
@@ -157,8 +157,8 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
             .finish();
         answer.extend(
             Writer::<{ path_rec_data::SIZE }>::new()
-                .u32(path_rec_data::FLAGS, PATH_FLAGS)
-                .bytes(path_rec_data::PATH_REC, &record)
+                .u32(path_rec_data::flags, PATH_FLAGS)
+                .bytes(path_rec_data::path_rec, &record)
                 .finish(),
         );
     }
@@ -170,8 +170,8 @@ pub fn init_qp_attr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> An
     use uverbs_qp_attr as at;
     call.need_room(at::SIZE)?;
     let fields = call.fields();
-    let (number, response) = (fields.u32(ucm_init_qp_attr::ID), fields.u64(ucm_init_qp_attr::RESPONSE));
-    let state = fields.u32(ucm_init_qp_attr::QP_STATE);
+    let (number, response) = (fields.u32(ucm_init_qp_attr::id), fields.u64(ucm_init_qp_attr::response));
+    let state = fields.u32(ucm_init_qp_attr::qp_state);
     refuse_if!(state > 6, EINVAL, "QP state {state} does not exist");
     ids.id_with_device(context.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
@@ -179,7 +179,7 @@ pub fn init_qp_attr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> An
         Some(connection) if id.qp_type != qp_type::UD => connected(ids, id, connection, state)?,
         _ => unconnected(id, device(ids, id).map_or(1, |device| device.port))?,
     };
-    call.respond(context.memory, response, &answer.u32(at::STATE, state).finish())
+    call.respond(context.memory, response, &answer.u32(at::state, state).finish())
 }
 
 type Attributes = Writer<{ uverbs_qp_attr::SIZE }>;
@@ -192,15 +192,15 @@ fn mask(set: &[AttrMask]) -> u32 {
 fn unconnected(id: &Id, port: u8) -> Answer<Attributes> {
     use AttrMask as A;
     use uverbs_qp_attr as at;
-    let attributes = Writer::new().u8(at::PORT_NUM, port);
+    let attributes = Writer::new().u8(at::port_num, port);
     if id.qp_type != qp_type::UD {
-        return Ok(attributes.u32(at::MASK, mask(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])));
+        return Ok(attributes.u32(at::mask, mask(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])));
     }
     let qkey = match (id.qkey, id.space) {
         (0, space::UDP | space::IPOIB) => UDP_QKEY,
         (qkey, _) => qkey,
     };
-    Ok(attributes.u32(at::MASK, mask(&[A::PKEY_INDEX, A::PORT, A::QKEY])).u32(at::QKEY, qkey))
+    Ok(attributes.u32(at::mask, mask(&[A::PKEY_INDEX, A::PORT, A::QKEY])).u32(at::qkey, qkey))
 }
 
 /// As far as the connection is.
@@ -231,34 +231,34 @@ fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer
             /// REMOTE_WRITE, and with responder resources REMOTE_READ and REMOTE_ATOMIC.
             const ACCESS: [u32; 2] = [1 << 1, 1 << 1 | 1 << 2 | 1 << 3];
             Ok(Writer::new()
-                .u32(at::MASK, mask(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::PORT]))
-                .u32(at::ACCESS_FLAGS, ACCESS[usize::from(known.responder_resources > 0)])
-                .u8(at::PORT_NUM, device.port))
+                .u32(at::mask, mask(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::PORT]))
+                .u32(at::access_flags, ACCESS[usize::from(known.responder_resources > 0)])
+                .u8(at::port_num, device.port))
         }
         // RTR
         2 if goes_on => {
             let common = mask(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]);
             let more = if reliable { mask(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]) } else { 0 };
             Ok(Writer::new()
-                .u32(at::MASK, common | more)
-                .bytes(at::AH_ATTR, &address_vector(device, &known.path))
-                .u32(at::PATH_MTU, u32::from(known.path_mtu.min(device.mtu)))
-                .u32(at::DEST_QP_NUM, known.remote_qpn)
+                .u32(at::mask, common | more)
+                .bytes(at::ah_attr, &address_vector(device, &known.path))
+                .u32(at::path_mtu, u32::from(known.path_mtu.min(device.mtu)))
+                .u32(at::dest_qp_num, known.remote_qpn)
                 // Our own, also before the other end was told.
-                .u32(at::RQ_PSN, id.starting_psn)
-                .u8(at::MAX_DEST_RD_ATOMIC, known.responder_resources)
-                .u8(at::MIN_RNR_TIMER, 0))
+                .u32(at::rq_psn, id.starting_psn)
+                .u8(at::max_dest_rd_atomic, known.responder_resources)
+                .u8(at::min_rnr_timer, 0))
         }
         // RTS
         3 if goes_on => {
             let more = mask(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
             Ok(Writer::new()
-                .u32(at::MASK, mask(&[A::SQ_PSN]) | if reliable { more } else { 0 })
-                .u32(at::SQ_PSN, known.sq_psn)
-                .u8(at::TIMEOUT, known.ack_timeout)
-                .u8(at::RETRY_CNT, known.retry)
-                .u8(at::RNR_RETRY, known.rnr_retry)
-                .u8(at::MAX_RD_ATOMIC, known.initiator_depth))
+                .u32(at::mask, mask(&[A::SQ_PSN]) | if reliable { more } else { 0 })
+                .u32(at::sq_psn, known.sq_psn)
+                .u8(at::timeout, known.ack_timeout)
+                .u8(at::retry_cnt, known.retry)
+                .u8(at::rnr_retry, known.rnr_retry)
+                .u8(at::max_rd_atomic, known.initiator_depth))
         }
         _ => Err(too_early()),
     }

@@ -48,7 +48,7 @@ pub struct Queued {
 /// An event without parameters.
 pub fn event(id: u32, kind: u32, status: i32) -> Writer<{ ucm_event_resp::SIZE }> {
     use ucm_event_resp as at;
-    Writer::new().u32(at::ID, id).u32(at::EVENT, kind).u32(at::STATUS, status as u32)
+    Writer::new().u32(at::id, id).u32(at::event, kind).u32(at::status, status as u32)
 }
 
 #[derive(Debug)]

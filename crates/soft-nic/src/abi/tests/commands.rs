@@ -59,7 +59,10 @@ fn a_refused_command_has_a_reason_and_what_every_open_tries_has_none() {
     assert_eq!(Call::new(9, 1).run(&mut bench), Err(libc::EOPNOTSUPP));
     let failures = bench.server.events.1.failures();
     let first = &failures[0];
-    assert_eq!((&*first.kind, first.qpn, first.wqe, first.peer, first.more), ("command", None, None, None, 0));
+    assert_eq!(
+        (&*first.kind, first.qpn, first.wqe, first.peer, first.more),
+        ("command", None, None, None, 0)
+    );
     assert_eq!(first.text, "command refused: ALLOC_PD: as told (errno 16); destroy its users first");
     assert!(failures[1].text.starts_with("command refused: a call: FLOW method 0x1"), "{failures:?}");
 }
@@ -71,9 +74,9 @@ fn get_context_offers_dynamic_uars_and_version_1_cqes() {
     call.run(&mut bench).unwrap();
     use alloc_ucontext_resp as at;
     let answer = Reader(call.result(0x1001));
-    assert_eq!((answer.u32(at::TOT_BFREGS), answer.u32(at::NUM_DYN_BFREGS)), (0, 512));
-    assert_eq!((answer.u8(at::CQE_VERSION), answer.u8(at::ETH_MIN_INLINE)), (1, 1));
-    assert_eq!(answer.u32(at::RESPONSE_LENGTH), 72);
+    assert_eq!((answer.u32(at::tot_bfregs), answer.u32(at::num_dyn_bfregs)), (0, 512));
+    assert_eq!((answer.u8(at::cqe_version), answer.u8(at::eth_min_inline)), (1, 1));
+    assert_eq!(answer.u32(at::response_length), 72);
     assert_eq!(call.result(0), 4_u32.to_ne_bytes(), "completion vectors: one a processor");
 }
 
@@ -120,10 +123,10 @@ fn ports_show_the_configured_link_layer_and_model() {
         call.run(&mut Bench::open(&config)).unwrap();
         use query_port_resp as at;
         let port = Reader(call.result(1));
-        assert_eq!((port.u8(at::LINK_LAYER), port.u16(at::LID), port.u8(at::FLAGS)), (layer, lid, flags));
-        assert_eq!((port.u8(at::ACTIVE_SPEED), port.u8(at::ACTIVE_MTU), port.u8(at::STATE)), (speed, mtu, 4));
-        assert_eq!(port.u8(at::ACTIVE_WIDTH), 2, "4x");
-        assert_eq!((port.u32(at::GID_TBL_LEN), port.u16(at::PKEY_TBL_LEN)), (gids, 1));
+        assert_eq!((port.u8(at::link_layer), port.u16(at::lid), port.u8(at::flags)), (layer, lid, flags));
+        assert_eq!((port.u8(at::active_speed), port.u8(at::active_mtu), port.u8(at::state)), (speed, mtu, 4));
+        assert_eq!(port.u8(at::active_width), 2, "4x");
+        assert_eq!((port.u32(at::gid_tbl_len), port.u16(at::pkey_tbl_len)), (gids, 1));
     }
     for port in [0, 2, 255] {
         let mut call = Call::new(0, 2).input(0, &[port]).output(1, 48);
@@ -153,10 +156,10 @@ fn gid_entries_say_enodata_when_empty_and_einval_past_the_table() {
     let mut third = call(1, 3, 0);
     third.run(&mut bench).unwrap();
     let entry = Reader(third.result(3));
-    assert_eq!(entry.array::<16>(gid_entry::GID), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 1]);
+    assert_eq!(entry.array::<16>(gid_entry::gid), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 1]);
     let word = |at| entry.u32(at);
-    assert_eq!((word(gid_entry::GID_INDEX), word(gid_entry::GID_TYPE)), (3, 2));
-    assert_eq!((word(gid_entry::PORT_NUM), word(gid_entry::NETDEV_IFINDEX)), (1, 1));
+    assert_eq!((word(gid_entry::gid_index), word(gid_entry::gid_type)), (3, 2));
+    assert_eq!((word(gid_entry::port_num), word(gid_entry::netdev_ifindex)), (1, 1));
 }
 
 #[test]
@@ -190,10 +193,10 @@ fn query_device_gives_the_models_numbers_in_both_forms() {
     extended.run(&mut bench).unwrap();
     assert_eq!(plain.result(1), &extended.result(1)[..176]);
     let device = Reader(extended.result(1));
-    assert_eq!(device.u32(query_device_resp::VENDOR_PART_ID), 0x101d);
-    assert_eq!(device.u8(query_device_resp::PHYS_PORT_CNT), 1);
-    assert_eq!(device.u32(ex_query_device_resp::RESPONSE_LENGTH), 304);
-    assert_eq!(device.u64(ex_query_device_resp::HCA_CORE_CLOCK), 1_000_000);
+    assert_eq!(device.u32(query_device_resp::vendor_part_id), 0x101d);
+    assert_eq!(device.u8(query_device_resp::phys_port_cnt), 1);
+    assert_eq!(device.u32(ex_query_device_resp::response_length), 304);
+    assert_eq!(device.u64(ex_query_device_resp::hca_core_clock), 1_000_000);
     assert_eq!(Reader(extended.result(0x1001)).u32(4), 104);
     assert_eq!(Call::write(1).input(0, &[0; 8]).output(1, 100).run(&mut bench), Err(libc::ENOSPC));
     let mut mask = Call::write(0x8000_0001).input(0, &[1, 0, 0, 0, 0, 0, 0, 0]).output(1, 304);
@@ -509,35 +512,35 @@ fn shared_receive_queues_carry_every_field_in_both_forms() {
 fn modify_qp_carries_every_field() {
     let mut input = [0; modify_qp::SIZE];
     // The path first, then every field behind it with a value of its own.
-    input[qp_dest::DGID..][..16].copy_from_slice(&[0xaa; 16]);
-    input[qp_dest::FLOW_LABEL] = 1;
-    input[qp_dest::DLID] = 2;
-    input[qp_dest::SGID_INDEX] = 3;
-    input[qp_dest::HOP_LIMIT] = 4;
-    input[qp_dest::TRAFFIC_CLASS] = 5;
-    input[qp_dest::SL] = 6;
-    input[qp_dest::IS_GLOBAL] = 1;
-    input[qp_dest::PORT_NUM] = 7;
+    input[qp_dest::dgid..][..16].copy_from_slice(&[0xaa; 16]);
+    input[qp_dest::flow_label] = 1;
+    input[qp_dest::dlid] = 2;
+    input[qp_dest::sgid_index] = 3;
+    input[qp_dest::hop_limit] = 4;
+    input[qp_dest::traffic_class] = 5;
+    input[qp_dest::sl] = 6;
+    input[qp_dest::is_global] = 1;
+    input[qp_dest::port_num] = 7;
     use modify_qp as at;
     for (place, value) in [
-        (at::QP_HANDLE, 8),
-        (at::ATTR_MASK, 9),
-        (at::QKEY, 10),
-        (at::RQ_PSN, 11),
-        (at::SQ_PSN, 12),
-        (at::DEST_QP_NUM, 13),
-        (at::QP_ACCESS_FLAGS, 14),
-        (at::PKEY_INDEX, 15),
-        (at::QP_STATE, 16),
-        (at::CUR_QP_STATE, 17),
-        (at::PATH_MTU, 18),
-        (at::MAX_RD_ATOMIC, 19),
-        (at::MAX_DEST_RD_ATOMIC, 20),
-        (at::MIN_RNR_TIMER, 21),
-        (at::PORT_NUM, 22),
-        (at::TIMEOUT, 23),
-        (at::RETRY_CNT, 24),
-        (at::RNR_RETRY, 25),
+        (at::qp_handle, 8),
+        (at::attr_mask, 9),
+        (at::qkey, 10),
+        (at::rq_psn, 11),
+        (at::sq_psn, 12),
+        (at::dest_qp_num, 13),
+        (at::qp_access_flags, 14),
+        (at::pkey_index, 15),
+        (at::qp_state, 16),
+        (at::cur_qp_state, 17),
+        (at::path_mtu, 18),
+        (at::max_rd_atomic, 19),
+        (at::max_dest_rd_atomic, 20),
+        (at::min_rnr_timer, 21),
+        (at::port_num, 22),
+        (at::timeout, 23),
+        (at::retry_cnt, 24),
+        (at::rnr_retry, 25),
     ] {
         input[place] = value;
     }
@@ -557,7 +560,7 @@ fn modify_qp_carries_every_field() {
          max_dest_rd_atomic: 14, sq_draining: false }"
     );
     // A rate limit (bit 25) is the only attribute of the longer form, and the device has none.
-    input[at::ATTR_MASK + 3] = 2;
+    input[at::attr_mask + 3] = 2;
     assert_eq!(Call::write(0x8000_001a).input(0, &input).run(&mut bench), Err(libc::EOPNOTSUPP));
     assert_eq!(Call::write(0x1a).input(0, &input[..100]).run(&mut bench), Err(libc::ENOSPC));
 }
@@ -571,14 +574,14 @@ fn query_qp_gives_every_field_back() {
     call.run(&mut bench).unwrap();
     use query_qp_resp as at;
     let answer = Reader(call.result(1));
-    assert_eq!((answer.u8(at::QP_STATE), answer.u8(at::CUR_QP_STATE), answer.u8(at::SQ_SIG_ALL)), (3, 3, 1));
-    assert_eq!((answer.u32(at::DEST_QP_NUM), answer.u8(at::TIMEOUT)), (0x77, 14));
-    assert_eq!((answer.u32(at::MAX_SEND_WR), answer.u32(at::MAX_INLINE_DATA)), (11, 15));
+    assert_eq!((answer.u8(at::qp_state), answer.u8(at::cur_qp_state), answer.u8(at::sq_sig_all)), (3, 3, 1));
+    assert_eq!((answer.u32(at::dest_qp_num), answer.u8(at::timeout)), (0x77, 14));
+    assert_eq!((answer.u32(at::max_send_wr), answer.u32(at::max_inline_data)), (11, 15));
     assert_eq!(
-        (answer.u16(qp_dest::DLID), answer.u8(qp_dest::SL), answer.u8(qp_dest::IS_GLOBAL)),
+        (answer.u16(qp_dest::dlid), answer.u8(qp_dest::sl), answer.u8(qp_dest::is_global)),
         (0x1234, 3, 1)
     );
-    assert_eq!(answer.array::<16>(qp_dest::DGID), [9; 16]);
+    assert_eq!(answer.array::<16>(qp_dest::dgid), [9; 16]);
     assert_eq!(bench.asked(), ["query_qp 8"]);
 }
 

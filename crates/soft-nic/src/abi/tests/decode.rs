@@ -101,16 +101,16 @@ fn headers_are_checked_before_anything_else() {
     let mut bench = Bench::open(&Config::default());
     let good = Call::new(1, 0).handle(0, 4).encode();
     for (what, at, byte, expected) in [
-        ("as it should be", ioctl_hdr::LENGTH, good[ioctl_hdr::LENGTH], Ok(())),
-        ("a length that does not fit the count", ioctl_hdr::LENGTH, 24, Err(libc::EINVAL)),
-        ("a count beyond a page", ioctl_hdr::NUM_ATTRS + 1, 0xff, Err(libc::EINVAL)),
-        ("a reserved word", ioctl_hdr::RESERVED1, 1, Err(libc::EPROTONOSUPPORT)),
-        ("the other reserved word", ioctl_hdr::RESERVED2, 1, Err(libc::EPROTONOSUPPORT)),
-        ("another driver", ioctl_hdr::DRIVER, 2, Err(libc::EINVAL)),
-        ("an unknown object", ioctl_hdr::OBJECT, 0x40, Err(libc::EPROTONOSUPPORT)),
-        ("an unknown method", ioctl_hdr::METHOD, 0x40, Err(libc::EPROTONOSUPPORT)),
-        ("flows", ioctl_hdr::OBJECT, 9, Err(libc::EOPNOTSUPP)),
-        ("XRC domains", ioctl_hdr::OBJECT, 10, Err(libc::EOPNOTSUPP)),
+        ("as it should be", ioctl_hdr::length, good[ioctl_hdr::length], Ok(())),
+        ("a length that does not fit the count", ioctl_hdr::length, 24, Err(libc::EINVAL)),
+        ("a count beyond a page", ioctl_hdr::num_attrs + 1, 0xff, Err(libc::EINVAL)),
+        ("a reserved word", ioctl_hdr::reserved1, 1, Err(libc::EPROTONOSUPPORT)),
+        ("the other reserved word", ioctl_hdr::reserved2, 1, Err(libc::EPROTONOSUPPORT)),
+        ("another driver", ioctl_hdr::driver, 2, Err(libc::EINVAL)),
+        ("an unknown object", ioctl_hdr::object, 0x40, Err(libc::EPROTONOSUPPORT)),
+        ("an unknown method", ioctl_hdr::method, 0x40, Err(libc::EPROTONOSUPPORT)),
+        ("flows", ioctl_hdr::object, 9, Err(libc::EOPNOTSUPP)),
+        ("XRC domains", ioctl_hdr::object, 10, Err(libc::EOPNOTSUPP)),
     ] {
         let mut bytes = good.clone();
         bytes[at] = byte;

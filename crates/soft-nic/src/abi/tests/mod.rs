@@ -44,11 +44,11 @@ impl Call {
     /// An attribute as it stands.
     pub fn raw(mut self, id: u16, len: u16, flags: u16, reserved: u16, data: u64) -> Self {
         let mut bytes = [0; attr::SIZE];
-        bytes[attr::ID..][..2].copy_from_slice(&id.to_ne_bytes());
-        bytes[attr::LEN..][..2].copy_from_slice(&len.to_ne_bytes());
-        bytes[attr::FLAGS..][..2].copy_from_slice(&flags.to_ne_bytes());
-        bytes[attr::RESERVED..][..2].copy_from_slice(&reserved.to_ne_bytes());
-        bytes[attr::DATA..][..8].copy_from_slice(&data.to_ne_bytes());
+        bytes[attr::id..][..2].copy_from_slice(&id.to_ne_bytes());
+        bytes[attr::len..][..2].copy_from_slice(&len.to_ne_bytes());
+        bytes[attr::flags..][..2].copy_from_slice(&flags.to_ne_bytes());
+        bytes[attr::reserved..][..2].copy_from_slice(&reserved.to_ne_bytes());
+        bytes[attr::data..][..8].copy_from_slice(&data.to_ne_bytes());
         self.attributes.push(bytes);
         self
     }
@@ -89,11 +89,11 @@ impl Call {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; ioctl_hdr::SIZE];
         let length = ioctl_hdr::SIZE + self.attributes.len() * attr::SIZE;
-        bytes[ioctl_hdr::LENGTH..][..2].copy_from_slice(&(length as u16).to_ne_bytes());
-        bytes[ioctl_hdr::OBJECT..][..2].copy_from_slice(&self.object.to_ne_bytes());
-        bytes[ioctl_hdr::METHOD..][..2].copy_from_slice(&self.method.to_ne_bytes());
-        bytes[ioctl_hdr::NUM_ATTRS..][..2].copy_from_slice(&(self.attributes.len() as u16).to_ne_bytes());
-        bytes[ioctl_hdr::DRIVER..][..4].copy_from_slice(&1_u32.to_ne_bytes());
+        bytes[ioctl_hdr::length..][..2].copy_from_slice(&(length as u16).to_ne_bytes());
+        bytes[ioctl_hdr::object..][..2].copy_from_slice(&self.object.to_ne_bytes());
+        bytes[ioctl_hdr::method..][..2].copy_from_slice(&self.method.to_ne_bytes());
+        bytes[ioctl_hdr::num_attrs..][..2].copy_from_slice(&(self.attributes.len() as u16).to_ne_bytes());
+        bytes[ioctl_hdr::driver..][..4].copy_from_slice(&1_u32.to_ne_bytes());
         bytes.extend(self.attributes.concat());
         bytes
     }
@@ -105,7 +105,7 @@ impl Call {
             let address = base + bytes.len() as u64;
             let place = self.attributes.iter().position(|attribute| attribute[..2] == id.to_ne_bytes());
             let at =
-                ioctl_hdr::SIZE + place.expect("an attribute for every buffer") * attr::SIZE + attr::DATA;
+                ioctl_hdr::SIZE + place.expect("an attribute for every buffer") * attr::SIZE + attr::data;
             bytes[at..at + 8].copy_from_slice(&address.to_ne_bytes());
             bytes.extend(buffer.iter());
         }
@@ -135,8 +135,8 @@ impl Call {
     pub fn attribute(&self, id: u16) -> (u16, u64) {
         let of = |bytes: &&[u8; attr::SIZE]| u16::from_ne_bytes([bytes[0], bytes[1]]) == id;
         let bytes = self.attributes.iter().find(of).expect("an attribute with this number");
-        let flags = u16::from_ne_bytes([bytes[attr::FLAGS], bytes[attr::FLAGS + 1]]);
-        (flags, u64::from_ne_bytes(bytes[attr::DATA..].try_into().expect("eight bytes")))
+        let flags = u16::from_ne_bytes([bytes[attr::flags], bytes[attr::flags + 1]]);
+        (flags, u64::from_ne_bytes(bytes[attr::data..].try_into().expect("eight bytes")))
     }
 }
 

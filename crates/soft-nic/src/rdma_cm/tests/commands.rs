@@ -25,10 +25,10 @@ fn wrong_lengths_and_numbers_are_refused_as_a_kernel_does() {
         assert_eq!(program.write(&bytes).map_err(|error| error.errno), Err(errno), "{name}");
     }
     let create =
-        Writer::<24>::new().u64(ucm_create_id::RESPONSE, 8).u16(ucm_create_id::PS, space::TCP).finish();
+        Writer::<24>::new().u64(ucm_create_id::response, 8).u16(ucm_create_id::ps, space::TCP).finish();
     assert_eq!(program.write(&bytes_of(0, 4, &create)).unwrap_err().errno, libc::EFAULT);
     assert!(program.ids.ids.is_empty(), "and nothing is left");
-    let wrong = Writer::<24>::new().u16(ucm_create_id::PS, 7).finish();
+    let wrong = Writer::<24>::new().u16(ucm_create_id::ps, 7).finish();
     assert_eq!(program.write(&bytes_of(0, 4, &wrong)).unwrap_err().errno, libc::EINVAL, "no such port space");
 }
 
@@ -98,20 +98,20 @@ fn what_cannot_be_reached_is_an_event_and_the_wrong_order_an_error() {
 fn queries_tell_addresses_gids_and_the_one_path() {
     let [mut program, _] = programs(LinkLayer::Roce);
     let id = program.create(space::TCP, 5);
-    let query = |option| Writer::<16>::new().u32(ucm_query::ID, id).u32(ucm_query::OPTION, option).finish();
+    let query = |option| Writer::<16>::new().u32(ucm_query::id, id).u32(ucm_query::option, option).finish();
     use ucm_query_addr_resp as addr;
     let before: [u8; addr::SIZE] = program.ask(19, 0, &query(0)).unwrap();
-    assert_eq!((Reader(&before).u64(addr::NODE_GUID), Reader(&before).u16(addr::SRC_SIZE)), (0, 0));
+    assert_eq!((Reader(&before).u64(addr::node_guid), Reader(&before).u16(addr::src_size)), (0, 0));
     assert_eq!(program.resolve_addr(id, IP[1], 7174), 0);
     let told: [u8; addr::SIZE] = program.ask(19, 0, &query(0)).unwrap();
     let guid = program.ids.devices[1].guid;
-    assert_eq!(told[addr::NODE_GUID..addr::NODE_GUID + 8], guid.to_be_bytes());
-    assert_eq!((told[addr::PORT_NUM], Reader(&told).u16(addr::DST_SIZE)), (1, 16));
-    assert_eq!(told[addr::DST..addr::DST + 8], sockaddr(IP[1], 7174)[..8]);
-    assert_eq!(told[addr::SRC + 4..addr::SRC + 8], IP[1], "one's own address is reached from itself");
+    assert_eq!(told[addr::node_guid..addr::node_guid + 8], guid.to_be_bytes());
+    assert_eq!((told[addr::port_num], Reader(&told).u16(addr::dst_size)), (1, 16));
+    assert_eq!(told[addr::dst..addr::dst + 8], sockaddr(IP[1], 7174)[..8]);
+    assert_eq!(told[addr::src + 4..addr::src + 8], IP[1], "one's own address is reached from itself");
     let gids: [u8; addr::SIZE] = program.ask(19, 0, &query(2)).unwrap();
-    let destination = Address::read(&gids[addr::DST..]).unwrap();
-    assert_eq!((destination.size(), &gids[addr::DST + 20..addr::DST + 24]), (48, &IP[1][..]));
+    let destination = Address::read(&gids[addr::dst..]).unwrap();
+    assert_eq!((destination.size(), &gids[addr::dst + 20..addr::dst + 24]), (48, &IP[1][..]));
     let path: [u8; 80] = program.ask(19, 0, &query(1)).unwrap();
     assert_eq!(Reader(&path).u32(0), 0, "no route yet");
     assert_eq!(program.resolve_route(id), 0);
@@ -123,11 +123,11 @@ fn queries_tell_addresses_gids_and_the_one_path() {
     assert_eq!(record[54..57], [0x85, 0x90, 0x92]);
     use ucm_query_route_resp as route;
     let told: [u8; route::SIZE] = program.ask(5, 0, &query(0)).unwrap();
-    assert_eq!((Reader(&told).u32(route::NUM_PATHS), told[route::PORT_NUM]), (1, 1));
-    assert_eq!(told[route::DST..route::DST + 8], sockaddr(IP[1], 7174)[..8]);
-    let rec = route::IB_ROUTE;
+    assert_eq!((Reader(&told).u32(route::num_paths), told[route::port_num]), (1, 1));
+    assert_eq!(told[route::dst..route::dst + 8], sockaddr(IP[1], 7174)[..8]);
+    let rec = route::ib_route;
     assert_eq!(told[rec + 12..rec + 16], IP[1]);
-    assert_eq!((Reader(&told).u32(rec + user_path_rec::MTU), told[rec + user_path_rec::LIFE_TIME]), (5, 18));
+    assert_eq!((Reader(&told).u32(rec + user_path_rec::mtu), told[rec + user_path_rec::life_time]), (5, 18));
     assert_eq!(program.ask::<280>(19, 0, &query(3)), Err(libc::ENOSYS));
 }
 
@@ -137,9 +137,9 @@ fn the_newer_commands_say_how_long_addresses_are() {
     let bind = |id, size, address: &[u8]| {
         use ucm_bind as at;
         Writer::<{ at::SIZE }>::new()
-            .u32(at::ID, id)
-            .u16(at::ADDR_SIZE, size)
-            .bytes(at::ADDR, address)
+            .u32(at::id, id)
+            .u16(at::addr_size, size)
+            .bytes(at::addr, address)
             .finish()
     };
     let id = program.create(space::TCP, 5);
@@ -152,10 +152,10 @@ fn the_newer_commands_say_how_long_addresses_are() {
     use ucm_resolve_addr as at;
     let resolve = |source: u16, destination: u16| {
         Writer::<{ at::SIZE }>::new()
-            .u32(at::ID, id)
-            .u16(at::SRC_SIZE, source)
-            .u16(at::DST_SIZE, destination)
-            .bytes(at::DST, &sockaddr(IP[1], 7174))
+            .u32(at::id, id)
+            .u16(at::src_size, source)
+            .u16(at::dst_size, destination)
+            .bytes(at::dst, &sockaddr(IP[1], 7174))
             .finish()
     };
     assert_eq!(program.run(21, &resolve(0, 0)), libc::EINVAL);
@@ -172,11 +172,11 @@ fn options_are_checked_by_level_name_and_length() {
     let mut set = |id, level, name, len| {
         use ucm_set_option as at;
         let body = Writer::<{ at::SIZE }>::new()
-            .u64(at::OPTVAL, value.as_ptr() as u64)
-            .u32(at::ID, id)
-            .u32(at::LEVEL, level)
-            .u32(at::OPTNAME, name)
-            .u32(at::OPTLEN, len);
+            .u64(at::optval, value.as_ptr() as u64)
+            .u32(at::id, id)
+            .u32(at::level, level)
+            .u32(at::optname, name)
+            .u32(at::optlen, len);
         program.run(14, &body.finish())
     };
     for (name, level, option, len, errno) in [
@@ -200,11 +200,11 @@ fn options_are_checked_by_level_name_and_length() {
 fn groups_are_refused_as_by_a_device_without_multicast() {
     let [mut program, _] = programs(LinkLayer::Roce);
     let id = program.create(space::UDP, 5);
-    let join = Writer::<{ ucm_join_ip_mcast::SIZE }>::new().u32(ucm_join_ip_mcast::ID, id).finish();
+    let join = Writer::<{ ucm_join_ip_mcast::SIZE }>::new().u32(ucm_join_ip_mcast::id, id).finish();
     assert_eq!(program.run(16, &join), libc::EINVAL, "not bound to a device");
     assert_eq!(program.bind(id, IP[0], 0), 0);
     assert_eq!(program.run(16, &join), libc::ENOSYS);
-    let join = Writer::<{ ucm_join_mcast::SIZE }>::new().u32(ucm_join_mcast::ID, id).finish();
+    let join = Writer::<{ ucm_join_mcast::SIZE }>::new().u32(ucm_join_mcast::id, id).finish();
     assert_eq!(program.run(22, &join), libc::ENOSYS);
 }
 

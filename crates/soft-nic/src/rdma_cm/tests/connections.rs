@@ -52,25 +52,25 @@ fn a_connection_is_made_by_commands_and_both_queue_pairs_fit() {
     let asking = routed(&mut client, space::TCP);
     // Before it asks, a QP can be initialised and no more.
     let init = client.attributes(asking, 1).unwrap();
-    assert_eq!(Reader(&init).u32(uverbs_qp_attr::MASK), 0b11_1001);
+    assert_eq!(Reader(&init).u32(uverbs_qp_attr::mask), 0b11_1001);
     assert_eq!(client.connect(asking, 0x41, b"hello"), 0);
 
     let told = server.expect(CONNECT_REQUEST);
     use ucm_conn_param as conn;
     let fields = told.fields();
-    assert_eq!((told.uid, fields.u32(conn::QP_NUM)), (LISTENING, 0x41));
-    assert_eq!((fields.u8(conn::PRIVATE_DATA_LEN), &fields.array::<5>(conn::PRIVATE_DATA)), (56, b"hello"));
+    assert_eq!((told.uid, fields.u32(conn::qp_num)), (LISTENING, 0x41));
+    assert_eq!((fields.u8(conn::private_data_len), &fields.array::<5>(conn::private_data)), (56, b"hello"));
     // What they hold, we may have outstanding, and the other way round.
-    assert_eq!((fields.u8(conn::RESPONDER_RESOURCES), fields.u8(conn::INITIATOR_DEPTH)), (2, 3));
-    assert_eq!((fields.u8(conn::RETRY_COUNT), fields.u8(conn::RNR_RETRY_COUNT)), (7, 6));
+    assert_eq!((fields.u8(conn::responder_resources), fields.u8(conn::initiator_depth)), (2, 3));
+    assert_eq!((fields.u8(conn::retry_count), fields.u8(conn::rnr_retry_count)), (7, 6));
     let asked = told.id;
     let theirs = [1, 2, 3].map(|state| server.attributes(asked, state).unwrap());
     assert_eq!(server.accept(asked, ACCEPTED, 0x42, b"welcome"), 0);
 
     let told = client.expect(CONNECT_RESPONSE);
-    assert_eq!((told.uid, told.id, told.fields().u32(conn::QP_NUM)), (UID, asking, 0x42));
-    assert_eq!(told.fields().u8(conn::PRIVATE_DATA_LEN), 196);
-    assert_eq!(&told.fields().array::<7>(conn::PRIVATE_DATA), b"welcome");
+    assert_eq!((told.uid, told.id, told.fields().u32(conn::qp_num)), (UID, asking, 0x42));
+    assert_eq!(told.fields().u8(conn::private_data_len), 196);
+    assert_eq!(&told.fields().array::<7>(conn::private_data), b"welcome");
     let ours = [1, 2, 3].map(|state| client.attributes(asking, state).unwrap());
     assert_eq!(client.ready(asking), 0);
     assert_eq!((server.expect(ESTABLISHED).uid, client.event().is_none()), (ACCEPTED, true));
@@ -79,20 +79,20 @@ fn a_connection_is_made_by_commands_and_both_queue_pairs_fit() {
     for (name, mine, other, qpn) in [("client", &ours, &theirs, 0x42), ("server", &theirs, &ours, 0x41)] {
         let (init, rtr, rts) = (Reader(&mine[0]), Reader(&mine[1]), Reader(&mine[2]));
         // REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC, as there are responder resources.
-        assert_eq!((init.u32(at::ACCESS_FLAGS), init.u8(at::PORT_NUM)), (0b1110, 1), "{name}");
-        assert_eq!(rtr.u32(at::MASK), 0x12_9181, "{name}");
-        assert_eq!((rtr.u32(at::DEST_QP_NUM), rtr.u32(at::PATH_MTU)), (qpn, 5), "{name}");
-        assert_eq!(rts.u32(at::MASK), 0x1_2e01, "{name}");
-        assert_eq!((rts.u8(at::RETRY_CNT), rts.u8(at::RNR_RETRY)), (7, 6), "{name}");
+        assert_eq!((init.u32(at::access_flags), init.u8(at::port_num)), (0b1110, 1), "{name}");
+        assert_eq!(rtr.u32(at::mask), 0x12_9181, "{name}");
+        assert_eq!((rtr.u32(at::dest_qp_num), rtr.u32(at::path_mtu)), (qpn, 5), "{name}");
+        assert_eq!(rts.u32(at::mask), 0x1_2e01, "{name}");
+        assert_eq!((rts.u8(at::retry_cnt), rts.u8(at::rnr_retry)), (7, 6), "{name}");
         assert_eq!(
-            rts.u32(at::SQ_PSN),
-            Reader(&other[1]).u32(at::RQ_PSN),
+            rts.u32(at::sq_psn),
+            Reader(&other[1]).u32(at::rq_psn),
             "{name} sends what the other expects"
         );
         // At least twice the packet lifetime.
-        assert!(rts.u8(at::TIMEOUT) > 18, "{name}");
+        assert!(rts.u8(at::timeout) > 18, "{name}");
     }
-    let vector = |attributes: &[u8]| attributes[at::AH_ATTR..at::AH_ATTR + uverbs_ah_attr::SIZE].to_vec();
+    let vector = |attributes: &[u8]| attributes[at::ah_attr..at::ah_attr + uverbs_ah_attr::SIZE].to_vec();
     let (a, b) = (vector(&ours[1]), vector(&theirs[1]));
     assert_eq!(
         (&a[12..16], &b[12..16]),
@@ -100,7 +100,7 @@ fn a_connection_is_made_by_commands_and_both_queue_pairs_fit() {
         "one device has the address, and loops back"
     );
     assert_eq!(
-        (a[uverbs_ah_attr::SGID_INDEX], a[uverbs_ah_attr::IS_GLOBAL], a[uverbs_ah_attr::HOP_LIMIT]),
+        (a[uverbs_ah_attr::sgid_index], a[uverbs_ah_attr::is_global], a[uverbs_ah_attr::hop_limit]),
         (3, 1, 64)
     );
     assert_eq!(a[16..20], b[16..20], "one flow label both ways");
@@ -119,7 +119,7 @@ fn on_infiniband_an_address_leads_to_a_gid_and_lids() {
     client.expect(ROUTE_RESOLVED);
 
     let [source, destination] = [0, 1].map(|port: usize| client.ids.devices[port].gids[0].gid);
-    let query = Writer::<16>::new().u32(ucm_query::ID, asking).u32(ucm_query::OPTION, 1).finish();
+    let query = Writer::<16>::new().u32(ucm_query::id, asking).u32(ucm_query::option, 1).finish();
     let path: [u8; 80] = client.ask(19, 0, &query).unwrap();
     // DGID, SGID, DLID 2, SLID 1; no flow label, no hop; reversible, P_Key; MTU 4096, 200 Gb/s, lifetime 18, each «exactly».
     let record = &path[16..];
@@ -127,14 +127,14 @@ fn on_infiniband_an_address_leads_to_a_gid_and_lids() {
     assert_eq!(record[40..58], [0, 2, 0, 1, 0, 0, 0, 0, 0, 0x81, 0xff, 0xff, 0, 0, 0x85, 0x91, 0x92, 0]);
     use ucm_query_route_resp as route;
     let told: [u8; route::SIZE] = client.ask(5, 0, &query).unwrap();
-    let record = &told[route::IB_ROUTE..];
+    let record = &told[route::ib_route..];
     assert_eq!(
         (&record[..16], &record[16..36]),
         (&destination[..], &[&source[..], &[0, 2, 0, 1]].concat()[..])
     );
-    let gids = Writer::<16>::new().u32(ucm_query::ID, asking).u32(ucm_query::OPTION, 2).finish();
+    let gids = Writer::<16>::new().u32(ucm_query::id, asking).u32(ucm_query::option, 2).finish();
     let told: [u8; ucm_query_addr_resp::SIZE] = client.ask(19, 0, &gids).unwrap();
-    assert_eq!(told[ucm_query_addr_resp::DST + 8..][..16], destination);
+    assert_eq!(told[ucm_query_addr_resp::dst + 8..][..16], destination);
 
     assert_eq!(client.connect(asking, 0x41, b""), 0);
     let asked = server.expect(CONNECT_REQUEST).id;
@@ -142,8 +142,8 @@ fn on_infiniband_an_address_leads_to_a_gid_and_lids() {
     client.expect(CONNECT_RESPONSE);
     let mine = client.attributes(asking, 2).unwrap();
     for (attributes, dlid) in [(mine, 2), (server.attributes(asked, 2).unwrap(), 1)] {
-        let vector = Reader(&attributes[uverbs_qp_attr::AH_ATTR..]);
-        assert_eq!((vector.u16(uverbs_ah_attr::DLID), vector.u8(uverbs_ah_attr::IS_GLOBAL)), (dlid, 0));
+        let vector = Reader(&attributes[uverbs_qp_attr::ah_attr..]);
+        assert_eq!((vector.u16(uverbs_ah_attr::dlid), vector.u8(uverbs_ah_attr::is_global)), (dlid, 0));
     }
     let port = server.create(space::TCP, LISTENING);
     assert_eq!(server.bind(port, IP[1], 7174), libc::EADDRINUSE);
@@ -212,9 +212,9 @@ fn a_refusal_comes_with_its_reason_and_private_data() {
         assert_eq!(told.status, if refuser == "no listener" { 8 } else { 28 }, "{refuser}");
         let help = if refuser == "no listener" { "rdma_listen first" } else { "rejected by its program" };
         explained(&client, &["connection: 10.9.0.", " to 10.9.0.2:7174: ", help]);
-        let private = told.fields().array::<3>(ucm_conn_param::PRIVATE_DATA);
+        let private = told.fields().array::<3>(ucm_conn_param::private_data);
         assert_eq!(&private == b"why", refuser.starts_with("the program"), "{refuser}");
-        assert_eq!(told.fields().u8(ucm_conn_param::PRIVATE_DATA_LEN), 148, "{refuser}");
+        assert_eq!(told.fields().u8(ucm_conn_param::private_data_len), 148, "{refuser}");
         assert_eq!(client.ready(asking), libc::EINVAL, "{refuser}: it is no more");
         assert!(client.event().is_none(), "{refuser}: told once");
     }
@@ -244,17 +244,17 @@ fn a_datagram_service_is_found_by_its_port() {
     listening(&mut server, space::UDP);
     let asking = routed(&mut client, space::UDP);
     let attributes = client.attributes(asking, 1).unwrap();
-    assert_eq!(Reader(&attributes).u32(uverbs_qp_attr::QKEY), 0x0123_4567);
+    assert_eq!(Reader(&attributes).u32(uverbs_qp_attr::qkey), 0x0123_4567);
     assert_eq!(client.connect(asking, 0, b"who"), 0);
     let told = server.expect(CONNECT_REQUEST);
-    assert_eq!(told.fields().u8(ucm_ud_param::PRIVATE_DATA_LEN), 180);
-    assert_eq!(&told.fields().array::<3>(ucm_ud_param::PRIVATE_DATA), b"who");
+    assert_eq!(told.fields().u8(ucm_ud_param::private_data_len), 180);
+    assert_eq!(&told.fields().array::<3>(ucm_ud_param::private_data), b"who");
     assert_eq!(server.accept(told.id, ACCEPTED, 0x42, b"me"), 0);
     let told = client.expect(ESTABLISHED);
     use ucm_ud_param as at;
-    assert_eq!((told.fields().u32(at::QP_NUM), told.fields().u32(at::QKEY)), (0x42, 0x0123_4567));
-    assert_eq!(told.fields().array::<4>(at::AH_ATTR + 12), IP[1]);
-    assert_eq!(told.fields().u8(at::AH_ATTR + uverbs_ah_attr::IS_GLOBAL), 1);
+    assert_eq!((told.fields().u32(at::qp_num), told.fields().u32(at::qkey)), (0x42, 0x0123_4567));
+    assert_eq!(told.fields().array::<4>(at::ah_attr + 12), IP[1]);
+    assert_eq!(told.fields().u8(at::ah_attr + uverbs_ah_attr::is_global), 1);
     assert!(server.event().is_none(), "a datagram service hears no more");
 }
 
@@ -269,7 +269,7 @@ fn an_id_moves_to_another_file_with_its_events() {
     client.file = client.ids.open(queue);
     client.others.insert(77, old);
     use ucm_migrate_id as at;
-    let body = |fd| Writer::<{ at::SIZE }>::new().u32(at::ID, asking).u32(at::FD, fd).finish();
+    let body = |fd| Writer::<{ at::SIZE }>::new().u32(at::id, asking).u32(at::fd, fd).finish();
     assert_eq!(client.ask::<4>(18, 0, &body(78)), Err(libc::EINVAL), "a descriptor of something else");
     // ADDR_RESOLVED, ROUTE_RESOLVED, CONNECT_RESPONSE.
     assert_eq!(client.ask(18, 0, &body(77)).map(u32::from_ne_bytes), Ok(3));

@@ -199,9 +199,9 @@ impl Memory for Fenced {
 /// A write: header and command.
 pub fn bytes_of(command: u32, out: usize, body: &[u8]) -> Vec<u8> {
     let header = Writer::<{ ucm_hdr::SIZE }>::new()
-        .u32(ucm_hdr::CMD, command)
-        .u16(ucm_hdr::IN, body.len() as u16)
-        .u16(ucm_hdr::OUT, out as u16)
+        .u32(ucm_hdr::cmd, command)
+        .u16(ucm_hdr::len_in, body.len() as u16)
+        .u16(ucm_hdr::out, out as u16)
         .finish();
     [&header[..], body].concat()
 }
@@ -236,25 +236,25 @@ impl Program {
     pub fn create(&mut self, space: u16, uid: u64) -> u32 {
         use ucm_create_id as at;
         let body =
-            Writer::<{ at::SIZE }>::new().u64(at::UID, uid).u16(at::PS, space).u8(at::QP_TYPE, 2).finish();
-        u32::from_ne_bytes(self.ask(0, at::RESPONSE, &body).unwrap())
+            Writer::<{ at::SIZE }>::new().u64(at::uid, uid).u16(at::ps, space).u8(at::qp_type, 2).finish();
+        u32::from_ne_bytes(self.ask(0, at::response, &body).unwrap())
     }
 
     pub fn destroy(&mut self, id: u32) -> Result<u32, i32> {
-        let body = Writer::<16>::new().u32(ucm_destroy_id::ID, id).finish();
+        let body = Writer::<16>::new().u32(ucm_destroy_id::id, id).finish();
         self.ask(1, 0, &body).map(u32::from_ne_bytes)
     }
 
     pub fn bind(&mut self, id: u32, ip: [u8; 4], port: u16) -> i32 {
         use ucm_bind_ip as at;
         let body =
-            Writer::<{ at::SIZE }>::new().bytes(at::ADDR, &sockaddr(ip, port)).u32(at::ID, id).finish();
+            Writer::<{ at::SIZE }>::new().bytes(at::addr, &sockaddr(ip, port)).u32(at::id, id).finish();
         self.run(2, &body)
     }
 
     pub fn resolve_addr(&mut self, id: u32, ip: [u8; 4], port: u16) -> i32 {
         use ucm_resolve_ip as at;
-        let body = Writer::<{ at::SIZE }>::new().bytes(at::DST, &sockaddr(ip, port)).u32(at::ID, id).finish();
+        let body = Writer::<{ at::SIZE }>::new().bytes(at::dst, &sockaddr(ip, port)).u32(at::id, id).finish();
         self.run(3, &body)
     }
 
@@ -270,14 +270,14 @@ impl Program {
     pub fn param(qpn: u32, private: &[u8]) -> [u8; ucm_conn_param::SIZE] {
         use ucm_conn_param as at;
         Writer::new()
-            .u32(at::QP_NUM, qpn)
-            .bytes(at::PRIVATE_DATA, private)
-            .u8(at::PRIVATE_DATA_LEN, private.len() as u8)
-            .u8(at::RESPONDER_RESOURCES, 3)
-            .u8(at::INITIATOR_DEPTH, 2)
-            .u8(at::RETRY_COUNT, 7)
-            .u8(at::RNR_RETRY_COUNT, 6)
-            .u8(at::VALID, 1)
+            .u32(at::qp_num, qpn)
+            .bytes(at::private_data, private)
+            .u8(at::private_data_len, private.len() as u8)
+            .u8(at::responder_resources, 3)
+            .u8(at::initiator_depth, 2)
+            .u8(at::retry_count, 7)
+            .u8(at::rnr_retry_count, 6)
+            .u8(at::valid, 1)
             .finish()
     }
 
@@ -285,7 +285,7 @@ impl Program {
         let param = Self::param(qpn, private);
         self.run(
             6,
-            &Writer::<{ ucm_connect::SIZE }>::new().bytes(0, &param).u32(ucm_connect::ID, id).finish(),
+            &Writer::<{ ucm_connect::SIZE }>::new().bytes(0, &param).u32(ucm_connect::id, id).finish(),
         )
     }
 
@@ -293,22 +293,22 @@ impl Program {
         use ucm_accept as at;
         let param = Self::param(qpn, private);
         let body =
-            Writer::<{ at::SIZE }>::new().u64(at::UID, uid).bytes(at::CONN_PARAM, &param).u32(at::ID, id);
+            Writer::<{ at::SIZE }>::new().u64(at::uid, uid).bytes(at::conn_param, &param).u32(at::id, id);
         self.run(8, &body.finish())
     }
 
     /// ACCEPT of an answer, which has no parameters.
     pub fn ready(&mut self, id: u32) -> i32 {
-        self.run(8, &Writer::<{ ucm_accept::SIZE }>::new().u32(ucm_accept::ID, id).finish())
+        self.run(8, &Writer::<{ ucm_accept::SIZE }>::new().u32(ucm_accept::id, id).finish())
     }
 
     /// REJECT.
     pub fn reject(&mut self, id: u32, private: &[u8]) -> i32 {
         use ucm_reject as at;
         let body = Writer::<{ at::SIZE }>::new()
-            .u32(at::ID, id)
-            .u8(at::PRIVATE_DATA_LEN, private.len() as u8)
-            .bytes(at::PRIVATE_DATA, private);
+            .u32(at::id, id)
+            .u8(at::private_data_len, private.len() as u8)
+            .bytes(at::private_data, private);
         self.run(9, &body.finish())
     }
 
@@ -333,11 +333,11 @@ impl Program {
         let bytes: [u8; at::SIZE] = self.ask(12, 0, &[0; 8]).unwrap();
         let fields = Reader(&bytes);
         Some(Told {
-            uid: fields.u64(at::UID),
-            id: fields.u32(at::ID),
-            kind: fields.u32(at::EVENT),
-            status: fields.u32(at::STATUS) as i32,
-            param: bytes[at::PARAM..at::RESERVED].to_vec(),
+            uid: fields.u64(at::uid),
+            id: fields.u32(at::id),
+            kind: fields.u32(at::event),
+            status: fields.u32(at::status) as i32,
+            param: bytes[at::param..at::reserved].to_vec(),
         })
     }
 
@@ -351,6 +351,6 @@ impl Program {
     /// INIT_QP_ATTR.
     pub fn attributes(&mut self, id: u32, state: u32) -> Result<[u8; uverbs_qp_attr::SIZE], i32> {
         use ucm_init_qp_attr as at;
-        self.ask(11, 0, &Writer::<{ at::SIZE }>::new().u32(at::ID, id).u32(at::QP_STATE, state).finish())
+        self.ask(11, 0, &Writer::<{ at::SIZE }>::new().u32(at::id, id).u32(at::qp_state, state).finish())
     }
 }
