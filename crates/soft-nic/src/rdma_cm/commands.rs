@@ -30,22 +30,8 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
     match call.command {
         0 => create_id(call, ids, context),
         1 => destroy_id(call, ids, context),
-        2 => {
-            let id = fields.u32(ucm_bind_ip::id);
-            let address = call.sockaddr_in6(ucm_bind_ip::addr)?;
-            ids.id(file, id)?;
-            ids.bind(id, address)
-        }
-        3 => {
-            let id = fields.u32(ucm_resolve_ip::id);
-            let source = match fields.u16(ucm_resolve_ip::src) {
-                0 => Address::None,
-                _ => call.sockaddr_in6(ucm_resolve_ip::src)?,
-            };
-            let destination = call.sockaddr_in6(ucm_resolve_ip::dst)?;
-            ids.id(file, id)?;
-            ids.resolve_addr(id, source, destination)
-        }
+        2 | 20 => bind(call, ids, context),
+        3 | 21 => resolve_addr(call, ids, context),
         4 => resolve_route(call, ids, context),
         5 => query::route(call, ids, context),
         6 => {
@@ -85,8 +71,6 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
         17 => Err(refusal!(ENOENT, "no group was joined")),
         18 => migrate_id(call, ids, context),
         19 => query::query(call, ids, context),
-        20 => bind(call, ids, context),
-        21 => resolve_addr(call, ids, context),
         other => Err(refusal!(ENOSYS, "command {other}")),
     }
 }
@@ -104,26 +88,42 @@ fn accept(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     Ok(())
 }
 
+/// BIND_IP and BIND.
 fn bind(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
-    use ucm_bind as at;
     let fields = call.fields();
-    let number = fields.u32(at::id);
-    let address = call.sized(at::addr, fields.u16(at::addr_size))?;
-    refuse_if!(fields.u16(at::reserved) != 0, EINVAL, "BIND: the reserved word is not zero");
+    let (number, address) = if call.command == 2 {
+        use ucm_bind_ip as at;
+        (fields.u32(at::id), call.sockaddr_in6(at::addr)?)
+    } else {
+        use ucm_bind as at;
+        let address = call.sized(at::addr, fields.u16(at::addr_size))?;
+        refuse_if!(fields.u16(at::reserved) != 0, EINVAL, "BIND: the reserved word is not zero");
+        (fields.u32(at::id), address)
+    };
     ids.id(context.file, number)?;
     ids.bind(number, address)
 }
 
+/// RESOLVE_IP and RESOLVE_ADDR.
 fn resolve_addr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
-    use ucm_resolve_addr as at;
     let fields = call.fields();
-    let number = fields.u32(at::id);
-    let source = match fields.u16(at::src_size) {
-        0 => Address::None,
-        size => call.sized(at::src, size)?,
+    let (number, source, destination) = if call.command == 3 {
+        use ucm_resolve_ip as at;
+        let source = match fields.u16(at::src) {
+            0 => Address::None,
+            _ => call.sockaddr_in6(at::src)?,
+        };
+        (fields.u32(at::id), source, call.sockaddr_in6(at::dst)?)
+    } else {
+        use ucm_resolve_addr as at;
+        let source = match fields.u16(at::src_size) {
+            0 => Address::None,
+            size => call.sized(at::src, size)?,
+        };
+        let destination = call.sized(at::dst, fields.u16(at::dst_size))?;
+        refuse_if!(fields.u32(at::reserved) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
+        (fields.u32(at::id), source, destination)
     };
-    let destination = call.sized(at::dst, fields.u16(at::dst_size))?;
-    refuse_if!(fields.u32(at::reserved) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
     ids.id(context.file, number)?;
     ids.resolve_addr(number, source, destination)
 }
