@@ -86,13 +86,9 @@ impl Events {
             gone.retain(|(_, inode)| open.get(inode).is_none_or(|count| *count <= NIC_ENDS));
         }
         let mut pipes = locked(&self.0);
-        let closed: Vec<Channel> = gone
-            .iter()
-            .filter_map(|(id, _)| match pipes.channels.get(id) {
-                Some(channel) if channel.users == 0 => pipes.channels.remove(id),
-                _ => None,
-            })
-            .collect();
+        let is_gone = |id: &u32| gone.iter().any(|(gone, _)| gone == id);
+        let closed: Vec<_> =
+            pipes.channels.extract_if(.., |id, channel| channel.users == 0 && is_gone(id)).collect();
         pipes.left = pipes.channels.values().filter(|channel| channel.users == 0).count();
         // Closing comes back through the interposer: not with the lock held.
         drop(pipes);
@@ -134,16 +130,8 @@ impl Events {
     pub fn close_context(&self, context: ContextId) {
         let mut pipes = locked(&self.0);
         let asynchronous = pipes.asynchronous.remove(&context);
-        let mut channels = Vec::new();
-        let ids: Vec<u32> = pipes
-            .channels
-            .iter()
-            .filter(|(_, channel)| channel.owner == context)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
-            channels.push(pipes.channels.remove(&id));
-        }
+        let of_context = |_: &u32, channel: &mut Channel| channel.owner == context;
+        let channels: Vec<_> = pipes.channels.extract_if(.., of_context).collect();
         // Closing comes back through the interposer: not with the lock held.
         drop(pipes);
         drop((asynchronous, channels));
