@@ -232,7 +232,9 @@ impl Side {
         let sinks = Sinks::default();
         let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
         let nic = Nic::new(&NicConfig::default(), host, end, events, log, Now(0));
-        let mut driver = DriverOf::of(nic.expect("a NIC of the default settings"), sinks, 1_000_000);
+        let nic = nic.expect("a NIC of the default settings");
+        let port = nic.ports()[0].clone();
+        let mut driver = DriverOf::of(nic, Nic::poll, port, sinks, 1_000_000);
         let region = driver.region(REGION, 0xf);
         let cq = Some(driver.create_cq(CqShape::default()));
         let shape = QpShape { rq_entries: 0, rq_shift: 0, send_cq: cq, recv_cq: cq, ..QpShape::default() };

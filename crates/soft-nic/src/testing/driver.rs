@@ -5,7 +5,6 @@
 
 use std::sync::atomic::Ordering;
 
-use mlx5_device::carrier::Carrier;
 use mlx5_device::command::{
     AddressVector, CommandError, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr,
 };
@@ -78,32 +77,6 @@ pub fn transitions(service: ServiceType) -> [(u8, u32); 3] {
     [(1, init), (2, rtr), (3, rts)]
 }
 
-/// What a driver drives.
-pub trait Driven: Commands {
-    fn ports(&self) -> &[DeviceConfig];
-    fn poll(&mut self, now: Now) -> usize;
-}
-
-impl<M: Memory> Driven for Nic<M> {
-    fn ports(&self) -> &[DeviceConfig] {
-        Nic::ports(self)
-    }
-
-    fn poll(&mut self, now: Now) -> usize {
-        Nic::poll(self, now)
-    }
-}
-
-impl<M: Memory, C: Carrier> Driven for mlx5_device::Nic<M, C> {
-    fn ports(&self) -> &[DeviceConfig] {
-        mlx5_device::Nic::ports(self)
-    }
-
-    fn poll(&mut self, now: Now) -> usize {
-        mlx5_device::Nic::poll(self, now)
-    }
-}
-
 /// The driver of a NIC on a link.
 pub type Driver<M> = DriverOf<Nic<M>>;
 
@@ -111,6 +84,9 @@ pub type Driver<M> = DriverOf<Nic<M>>;
 pub struct DriverOf<N> {
     /// The NIC under test.
     pub nic: N,
+    poll: fn(&mut N, Now) -> usize,
+    /// Its first port.
+    port: DeviceConfig,
     /// Context that everything is made in.
     pub context: ContextId,
     pub pd: Handle,
@@ -141,7 +117,9 @@ impl<M: Memory> Driver<M> {
         let now = 1_000_000;
         let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
         let nic = Nic::new(&setup.config, setup.memory, link, events, log, Now(now));
-        DriverOf::of(nic.expect("a NIC of these settings"), sinks, now)
+        let nic = nic.expect("a NIC of these settings");
+        let port = nic.ports()[0].clone();
+        DriverOf::of(nic, Nic::poll, port, sinks, now)
     }
 
     /// The NIC's counters.
@@ -150,13 +128,19 @@ impl<M: Memory> Driver<M> {
     }
 }
 
-impl<N: Driven> DriverOf<N> {
-    /// Opens device 0 of a NIC that was made at this time, ns.
-    pub fn of(mut nic: N, sinks: Sinks, now: u64) -> DriverOf<N> {
+impl<N: Commands> DriverOf<N> {
+    /// Opens device 0 of a NIC that was made at this time, ns, with its first port and its round.
+    pub fn of(
+        mut nic: N,
+        poll: fn(&mut N, Now) -> usize,
+        port: DeviceConfig,
+        sinks: Sinks,
+        now: u64,
+    ) -> DriverOf<N> {
         let context = nic.open_context(0).expect("device 0 opens");
         let pd = nic.alloc_pd(context).expect("a PD").handle;
         let (pages, cqs, qps, srqs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        DriverOf { nic, context, pd, sinks, now, pages, cqs, qps, srqs }
+        DriverOf { nic, poll, port, context, pd, sinks, now, pages, cqs, qps, srqs }
     }
 
     // Objects.
@@ -279,17 +263,24 @@ impl<N: Driven> DriverOf<N> {
 
     /// Destroys a QP and the CQs that it completes to, and makes the same anew in its place. For QPs that share no CQ.
     pub fn replace_qp(&mut self, qp: QpId) {
+        self.remake_qp(qp, |driver, shape| {
+            for cq in [shape.send_cq, shape.recv_cq].into_iter().flatten() {
+                let (shape, handle) = (driver.cqs[cq.0].shape, driver.cqs[cq.0].handle);
+                driver.nic.destroy_cq(driver.context, handle).expect("nobody else uses the CQ");
+                driver.create_cq(shape);
+                driver.cqs.swap_remove(cq.0);
+            }
+        });
+    }
+
+    /// Destroys a QP, and makes the same anew in its place, on the same CQs; `between`: what else is made anew.
+    pub(super) fn remake_qp(&mut self, qp: QpId, between: impl FnOnce(&mut Self, &QpShape)) {
         let old = &self.qps[qp.0];
-        let (shape, page, handle) = (old.shape, old.page, old.handle);
-        let (send_cq, recv_cq) = (old.send_cq, old.recv_cq);
+        let (send_cq, recv_cq, page) = (Some(old.send_cq), Some(old.recv_cq), Some(old.page));
+        let (shape, handle) = (QpShape { send_cq, recv_cq, page, ..old.shape }, old.handle);
         self.nic.destroy_qp(self.context, handle).expect("the QP");
-        for cq in [send_cq, recv_cq] {
-            let (shape, handle) = (self.cqs[cq.0].shape, self.cqs[cq.0].handle);
-            self.nic.destroy_cq(self.context, handle).expect("nobody else uses the CQ");
-            self.create_cq(shape);
-            self.cqs.swap_remove(cq.0);
-        }
-        self.create_qp(QpShape { send_cq: Some(send_cq), recv_cq: Some(recv_cq), page: Some(page), ..shape });
+        between(self, &shape);
+        self.create_qp(shape);
         self.qps.swap_remove(qp.0);
     }
 
@@ -309,7 +300,7 @@ impl<N: Driven> DriverOf<N> {
 
     /// Address of a QPN on the first device, on either link layer.
     pub fn address(&self) -> AddressVector {
-        let device = &self.nic.ports()[0];
+        let device = &self.port;
         match device.link_layer {
             LinkLayer::Ib => AddressVector { dlid: device.lid, port: 1, ..AddressVector::default() },
             LinkLayer::Roce => {
@@ -461,7 +452,7 @@ impl<N: Driven> DriverOf<N> {
 
     pub fn poll(&mut self) -> usize {
         self.now += ROUND_NS;
-        self.nic.poll(Now(self.now))
+        (self.poll)(&mut self.nic, Now(self.now))
     }
 
     /// Rounds until nothing moved for as long as the NIC may take to notice a queue in the background.
@@ -484,7 +475,7 @@ impl<N: Driven> DriverOf<N> {
         let end = self.now + ns;
         while self.now < end {
             self.now += (end - self.now).min(1_000_000);
-            self.nic.poll(Now(self.now));
+            (self.poll)(&mut self.nic, Now(self.now));
         }
         self.settle()
     }

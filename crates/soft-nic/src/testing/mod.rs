@@ -12,7 +12,7 @@ mod windows;
 mod work;
 
 pub use blocks::{Block, RegisterPage};
-pub use driver::{Driven, Driver, DriverCq, DriverOf, DriverQp, transitions};
+pub use driver::{Driver, DriverCq, DriverOf, DriverQp, transitions};
 pub use shapes::{CqId, CqShape, QpId, QpShape, Region, Setup, SrqId};
 pub use shared_receive::DriverSrq;
 pub use sinks::{AsyncRecord, Sinks};

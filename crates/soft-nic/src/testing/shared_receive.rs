@@ -11,7 +11,7 @@ use mlx5_layout::srq_wqe::{self, SrqWqe};
 
 use super::blocks::Block;
 use super::driver::Driver;
-use super::shapes::{QpId, QpShape, SrqId};
+use super::shapes::{QpId, SrqId};
 
 #[derive(Debug)]
 pub struct DriverSrq {
@@ -110,18 +110,13 @@ impl<M: Memory> Driver<M> {
 
     /// Destroys the shared queue that a QP takes from, and the QP, and makes the same anew in their places. For queues of one QP.
     pub fn replace_shared(&mut self, qp: QpId) {
-        let old = &self.qps[qp.0];
-        let (shape, page, handle) = (old.shape, old.page, old.handle);
-        let (send_cq, recv_cq) = (old.send_cq, old.recv_cq);
-        self.nic.destroy_qp(self.context, handle).expect("the QP");
-        if let Some(srq) = shape.srq {
-            let DriverSrq { handle, max_wr, max_sge, .. } = self.srqs[srq.0];
-            self.nic.destroy_srq(self.context, handle).expect("nobody else uses the SRQ");
-            self.create_srq(max_wr, max_sge);
-            self.srqs.swap_remove(srq.0);
-        }
-        self.create_qp(QpShape { send_cq: Some(send_cq), recv_cq: Some(recv_cq), page: Some(page), ..shape });
-        self.qps.swap_remove(qp.0);
+        self.remake_qp(qp, |driver, shape| {
+            let Some(srq) = shape.srq else { return };
+            let DriverSrq { handle, max_wr, max_sge, .. } = driver.srqs[srq.0];
+            driver.nic.destroy_srq(driver.context, handle).expect("nobody else uses the SRQ");
+            driver.create_srq(max_wr, max_sge);
+            driver.srqs.swap_remove(srq.0);
+        });
     }
 
     /// Arms the limit event.

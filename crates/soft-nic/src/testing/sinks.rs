@@ -31,26 +31,27 @@ impl Sinks {
     fn records(&self) -> MutexGuard<'_, Records> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Takes the completion events so far: channel and user handle.
-    pub fn take_completions(&self) -> Vec<(u32, u64)> {
-        std::mem::take(&mut self.records().completions)
-    }
+/// Takes what came so far.
+macro_rules! takes {
+    ($($(#[$doc:meta])* $name:ident: $records:ident, $type:ty;)*) => {
+        impl Sinks {
+            $($(#[$doc])* pub fn $name(&self) -> Vec<$type> {
+                std::mem::take(&mut self.records().$records)
+            })*
+        }
+    };
+}
 
-    /// Takes the asynchronous events so far.
-    pub fn take_events(&self) -> Vec<AsyncRecord> {
-        std::mem::take(&mut self.records().events)
-    }
-
-    /// Takes the reasons so far why something failed.
-    pub fn take_reasons(&self) -> Vec<Reason> {
-        std::mem::take(&mut self.records().reasons)
-    }
-
-    /// Takes the log lines so far, reasons among them.
-    pub fn take_lines(&self) -> Vec<String> {
-        std::mem::take(&mut self.records().lines)
-    }
+takes! {
+    /// Completion events: channel and user handle.
+    take_completions: completions, (u32, u64);
+    take_events: events, AsyncRecord;
+    /// Why something failed.
+    take_reasons: reasons, Reason;
+    /// Log lines, reasons among them.
+    take_lines: lines, String;
 }
 
 impl EventSink for Sinks {
