@@ -24,10 +24,8 @@ fn forget_as(fd: c_int, was: Entry) {
         return;
     }
     table::set(fd, Entry::Foreign);
-    match was {
-        Entry::Command(number) => nic::release(number),
-        Entry::Manager(number) => manager::release(number),
-        Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
+    if was.is_file() {
+        nic::release(was);
     }
 }
 
@@ -50,12 +48,8 @@ fn duplicated(old: c_int, new: c_int) {
         return;
     }
     let entry = table::verified(old);
-    if table::set(new, entry) {
-        match entry {
-            Entry::Command(number) => nic::retain(number),
-            Entry::Manager(number) => manager::retain(number),
-            Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
-        }
+    if table::set(new, entry) && entry.is_file() {
+        nic::retain(entry);
     }
 }
 

@@ -1,11 +1,9 @@
 //! Open files of the connection manager: opened, written to, closed.
 
-use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::Mutex;
 
 use mlx5_device::commands::Answer;
-use soft_nic::os::{locked, log, log_enabled};
+use soft_nic::os::{log, log_enabled};
 
 use super::nic::{self, guarded};
 use super::raw::{self, fail, syscall};
@@ -13,9 +11,6 @@ use super::table::{self, Entry};
 
 /// Where the device is.
 pub const PATH: &str = "/dev/infiniband/rdma_cm";
-
-/// How many descriptors name each open file.
-static DESCRIPTORS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
 
 fn errno<T>(answer: Answer<T>) -> Result<T, c_int> {
     answer.map_err(|refused| {
@@ -36,41 +31,14 @@ pub fn open(flags: c_int) -> c_int {
         let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
         // SAFETY: as above.
         unsafe { syscall!(SYS_fcntl, fd, libc::F_SETFD, close_on_exec) };
-        locked(&DESCRIPTORS).insert(number, 1);
-        if table::set(fd, Entry::Manager(number)) {
+        if nic.give(fd, Entry::Manager(number)) {
             return Ok(fd);
         }
-        release(number);
+        nic::release(Entry::Manager(number));
         raw::close(fd);
         Err(libc::EMFILE)
     });
     opened.unwrap_or_else(fail)
-}
-
-/// A descriptor of this file was closed.
-pub fn release(number: u32) {
-    let Some(nic) = nic::get() else { return };
-    let last = match locked(&DESCRIPTORS).get_mut(&number) {
-        Some(count) => {
-            *count = count.saturating_sub(1);
-            *count == 0
-        }
-        None => false,
-    };
-    if last {
-        locked(&DESCRIPTORS).remove(&number);
-        let _ = guarded(|| {
-            nic.process.manage(|manager| manager.close(number));
-            Ok(())
-        });
-    }
-}
-
-/// A descriptor of this file was duplicated.
-pub fn retain(number: u32) {
-    if let Some(count) = locked(&DESCRIPTORS).get_mut(&number) {
-        *count += 1;
-    }
 }
 
 fn file_of(fd: c_int) -> Option<u32> {
@@ -81,11 +49,11 @@ fn file_of(fd: c_int) -> Option<u32> {
 }
 
 /// Ends a call's hold on an open file.
-struct Release(u32);
+struct Release(Entry);
 
 impl Drop for Release {
     fn drop(&mut self) {
-        release(self.0);
+        nic::release(self.0);
     }
 }
 
@@ -102,8 +70,8 @@ pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
         }
         errno(call.check_get_event())?;
         // As in a kernel, an open file lives as long as a call is in it: another thread may close its last descriptor meanwhile.
-        retain(number);
-        let _open = Release(number);
+        nic::retain(Entry::Manager(number));
+        let _open = Release(Entry::Manager(number));
         loop {
             // The event's byte: the kernel waits, or does not, as the program told its descriptor, and signals come through.
             let mut byte = 0_u8;

@@ -23,14 +23,10 @@ pub struct Nic {
     pid: i32,
     /// Server, device, link and thread.
     pub process: Process,
-    files: Mutex<BTreeMap<u32, Arc<File>>>,
+    files: Mutex<BTreeMap<u32, Arc<Mutex<OpenFile>>>>,
     next: AtomicU32,
-}
-
-struct File {
-    open: Mutex<OpenFile>,
-    /// Descriptors that name it.
-    descriptors: AtomicU32,
+    /// How many descriptors name each open file, of devices and of the connection manager.
+    descriptors: Mutex<BTreeMap<Entry, u32>>,
 }
 
 static NIC: AtomicPtr<Nic> = AtomicPtr::new(null_mut());
@@ -59,10 +55,6 @@ pub fn add_polled_ns(ns: u64) {
     POLLED_NS.fetch_add(ns, Ordering::Relaxed);
 }
 
-fn polled_ns() -> u64 {
-    POLLED_NS.load(Ordering::Relaxed)
-}
-
 /// The NIC, made if this is the first open.
 pub fn get_or_make() -> Result<&'static Nic, c_int> {
     let pid = raw::pid();
@@ -88,12 +80,13 @@ pub fn get_or_make() -> Result<&'static Nic, c_int> {
 
 fn make(pid: i32) -> Result<&'static Nic, c_int> {
     let world = virtual_tree();
-    let publish = |report: &Report| stats::append(report, polled_ns());
+    let publish = |report: &Report| stats::append(report, POLLED_NS.load(Ordering::Relaxed));
     let process = Process::start(world.config.clone(), world.machine.clone(), publish).map_err(|error| {
         log(&format!("{error}; the device cannot be opened"));
         libc::ENODEV
     })?;
-    let nic = Box::leak(Box::new(Nic { pid, process, files: Mutex::default(), next: AtomicU32::new(0) }));
+    let (files, descriptors) = (Mutex::default(), Mutex::default());
+    let nic = Box::leak(Box::new(Nic { pid, process, files, next: AtomicU32::new(0), descriptors }));
     NIC.store(nic, Ordering::Release);
     AT_FORK.install();
     Ok(nic)
@@ -113,8 +106,14 @@ pub fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
 }
 
 impl Nic {
-    fn file(&self, number: u32) -> Result<Arc<File>, c_int> {
+    fn file(&self, number: u32) -> Result<Arc<Mutex<OpenFile>>, c_int> {
         locked(&self.files).get(&number).cloned().ok_or(libc::EIO)
+    }
+
+    /// The program gets this descriptor of a new open file; false when it is too high to be ours.
+    pub fn give(&self, fd: c_int, entry: Entry) -> bool {
+        locked(&self.descriptors).insert(entry, 1);
+        table::set(fd, entry)
     }
 }
 
@@ -142,15 +141,13 @@ pub fn open(index: u8, flags: c_int) -> c_int {
             return Err(raw::errno());
         }
         let number = nic.next.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
-        let file = File { open: Mutex::new(OpenFile::new(index)), descriptors: AtomicU32::new(1) };
-        locked(&nic.files).insert(number, Arc::new(file));
-        if table::set(fd, Entry::Command(number)) {
-            Ok(fd)
-        } else {
-            locked(&nic.files).remove(&number);
-            raw::close(fd);
-            Err(libc::EMFILE)
+        locked(&nic.files).insert(number, Arc::new(Mutex::new(OpenFile::new(index))));
+        if nic.give(fd, Entry::Command(number)) {
+            return Ok(fd);
         }
+        release(Entry::Command(number));
+        raw::close(fd);
+        Err(libc::EMFILE)
     });
     opened.unwrap_or_else(fail)
 }
@@ -158,34 +155,51 @@ pub fn open(index: u8, flags: c_int) -> c_int {
 /// Which device this file is of, if it is open in this process.
 pub fn device_of(number: u32) -> Option<u8> {
     let file = get()?.file(number).ok()?;
-    let device = locked(&file.open).device;
+    let device = locked(&file).device;
     Some(device)
 }
 
-/// A descriptor of this file was closed.
-pub fn release(number: u32) {
+/// A descriptor of an open file was closed; with the last one goes the file.
+pub fn release(entry: Entry) {
     // Another process that shares our memory (a vfork child) closes its own descriptor, not our file.
     let Some(nic) = get() else { return };
-    let closed = guarded(|| {
-        let file = nic.file(number)?;
-        if file.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
-            return Ok(());
+    let mut descriptors = locked(&nic.descriptors);
+    if let Some(count) = descriptors.get_mut(&entry)
+        && *count > 1
+    {
+        *count -= 1;
+        return;
+    }
+    let was_open = descriptors.remove(&entry).is_some();
+    drop(descriptors);
+    if !was_open {
+        if log_enabled() {
+            log(&format!("close of {entry:?} that is not open"));
         }
-        locked(&nic.files).remove(&number);
-        let device = locked(&file.open).device;
-        let open = std::mem::replace(&mut *locked(&file.open), OpenFile::new(device));
-        nic.process.command(|server| server.close(open));
+        return;
+    }
+    let _ = guarded(|| {
+        match entry {
+            Entry::Command(number) => {
+                if let Some(file) = locked(&nic.files).remove(&number) {
+                    let device = locked(&file).device;
+                    let open = std::mem::replace(&mut *locked(&file), OpenFile::new(device));
+                    nic.process.command(|server| server.close(open));
+                }
+            }
+            Entry::Manager(number) => nic.process.manage(|manager| manager.close(number)),
+            Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
+        }
         Ok(())
     });
-    if closed.is_err() && log_enabled() {
-        log(&format!("close of device file {number} that is not open"));
-    }
 }
 
-/// A descriptor of this file was duplicated.
-pub fn retain(number: u32) {
-    if let Some(Ok(file)) = get().map(|nic| nic.file(number)) {
-        file.descriptors.fetch_add(1, Ordering::AcqRel);
+/// A descriptor of an open file was duplicated.
+pub fn retain(entry: Entry) {
+    if let Some(nic) = get()
+        && let Some(count) = locked(&nic.descriptors).get_mut(&entry)
+    {
+        *count += 1;
     }
 }
 
@@ -193,7 +207,7 @@ pub fn ioctl(number: u32, address: u64) -> c_int {
     let done = guarded(|| {
         let nic = get().ok_or(libc::EIO)?;
         let file = nic.file(number)?;
-        let mut open = locked(&file.open);
+        let mut open = locked(&file);
         nic.process
             .command(|server| soft_nic::abi::ioctl(server, &mut open, address))
             .map_err(|error| error.errno)
@@ -216,7 +230,7 @@ pub fn mmap(
     let mapped = guarded(|| {
         let nic = get().ok_or(libc::EIO)?;
         let file = nic.file(number)?;
-        let open = locked(&file.open);
+        let open = locked(&file);
         let found = uar::mapping(&open, offset as u64, length);
         let mapping = found.map_err(|error| {
             if log_enabled() {
@@ -267,7 +281,7 @@ pub fn end() {
     let Some(nic) = get() else { return };
     let _ = guarded(|| {
         if let Some(ended) = nic.process.end() {
-            stats::append(&ended, polled_ns());
+            stats::append(&ended, POLLED_NS.load(Ordering::Relaxed));
         }
         Ok(())
     });

@@ -15,10 +15,7 @@ pub fn fail(errno: c_int) -> c_int {
 
 /// The calling thread's `errno`.
 pub fn errno() -> c_int {
-    // SAFETY: takes nothing, and always gives a place.
-    let place = unsafe { libc::__errno_location() };
-    // SAFETY: the calling thread's own errno.
-    unsafe { *place }
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
 /// Puts `errno` back as it was when a hook began, so that a hook's own failures do not show.

@@ -49,7 +49,7 @@ pub fn is_ours() -> bool {
 }
 
 /// What a descriptor is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Entry {
     /// Not ours.
     Foreign,
@@ -64,6 +64,11 @@ pub enum Entry {
 }
 
 impl Entry {
+    /// Whether it is an open file of this process's NIC.
+    pub fn is_file(self) -> bool {
+        matches!(self, Self::Command(_) | Self::Manager(_))
+    }
+
     fn word(self) -> u32 {
         match self {
             Self::Foreign => 0,
