@@ -30,13 +30,13 @@ fn is_ours(stream: *mut libc::DIR) -> bool {
     COUNT.load(Ordering::Relaxed) > 0 && locked(&LISTINGS).contains(&(stream as usize))
 }
 
-/// The listing behind a stream.
+/// The listing behind a stream, if it is ours.
 ///
 /// # Safety
-/// `is_ours(stream)`, and no other thread uses the stream (POSIX leaves that to the program).
-unsafe fn listing<'a>(stream: *mut libc::DIR) -> &'a mut Listing {
+/// No other thread uses the stream (POSIX leaves that to the program).
+unsafe fn listing<'a>(stream: *mut libc::DIR) -> Option<&'a mut Listing> {
     // SAFETY: `is_ours` says that this is a box of ours which was not closed.
-    unsafe { &mut *stream.cast::<Listing>() }
+    is_ours(stream).then(|| unsafe { &mut *stream.cast::<Listing>() })
 }
 
 fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
@@ -107,87 +107,67 @@ hooks!(closedir => (stream: *mut libc::DIR) -> c_int, next or -1; {
     unsafe { next(stream) }
 });
 
-hooks!(readdir, readdir64 => (stream: *mut libc::DIR) -> *mut libc::dirent, next or std::ptr::null_mut(); {
-    if !is_ours(stream) {
-        // SAFETY: the program's own argument.
-        return unsafe { next(stream) };
-    }
-    // SAFETY: ours, as just seen.
-    let listing = unsafe { listing(stream) };
-    let position = listing.next;
-    listing.next += 1;
-    listing.entries.get_mut(position).map_or(std::ptr::null_mut(), std::ptr::from_mut)
-});
+/// Hooks of functions that take a stream: what each does with a listing, and gives where the C library has no such function.
+macro_rules! stream_hooks {
+    ($($($name:ident),+ => ($($argument:ident: $type:ty),*) -> $result:ty, or $failed:expr, $listing:ident => $does:expr;)*) => {$(
+        hooks!($($name),+ => (stream: *mut libc::DIR $(, $argument: $type)*) -> $result, next or $failed; {
+            // SAFETY: the program's own argument.
+            match unsafe { listing(stream) } {
+                Some($listing) => $does,
+                // SAFETY: the program's own arguments.
+                None => unsafe { next(stream $(, $argument)*) },
+            }
+        });
+    )*};
+}
 
-// The re-entrant form.
-hooks!(readdir_r, readdir64_r => (
-    stream: *mut libc::DIR, room: *mut libc::dirent, result: *mut *mut libc::dirent,
-) -> c_int, next or libc::ENOSYS; {
-    if !is_ours(stream) {
-        // SAFETY: the program's own arguments.
-        return unsafe { next(stream, room, result) };
+impl Listing {
+    fn next(&mut self) -> Option<&mut libc::dirent> {
+        let position = self.next;
+        self.next += 1;
+        self.entries.get_mut(position)
     }
-    // SAFETY: ours, as just seen.
-    let listing = unsafe { listing(stream) };
-    let found = listing.entries.get(listing.next).copied();
-    listing.next += 1;
-    let given = if let Some(found) = found {
-        // SAFETY: the program gave room for an entry.
-        unsafe { room.write(found) };
-        room
-    } else {
-        std::ptr::null_mut()
+
+    /// Its descriptor, or the failure to make one.
+    fn descriptor(&mut self) -> c_int {
+        if let Some(fd) = self.fd {
+            return fd;
+        }
+        let fd = table::open_directory(self.index, true);
+        self.fd = (fd >= 0).then_some(fd);
+        fd
+    }
+}
+
+/// The re-entrant `readdir`.
+///
+/// # Safety
+/// The program gave room for an entry and for a pointer.
+unsafe fn read_into(listing: &mut Listing, room: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int {
+    let given = match listing.next() {
+        Some(found) => {
+            // SAFETY: as the caller says.
+            unsafe { room.write(*found) };
+            room
+        }
+        None => std::ptr::null_mut(),
     };
-    // SAFETY: the program gave room for the pointer.
+    // SAFETY: as the caller says.
     unsafe { result.write(given) };
     0
-});
+}
 
-hooks!(dirfd => (stream: *mut libc::DIR) -> c_int, next or -1; {
-    if is_ours(stream) {
-        // SAFETY: ours, as just seen.
-        let listing = unsafe { listing(stream) };
-        if listing.fd.is_none() {
-            let fd = table::open_directory(listing.index, true);
-            if fd < 0 {
-                return fd;
-            }
-            listing.fd = Some(fd);
-        }
-        return listing.fd.unwrap_or(-1);
-    }
-    // SAFETY: the program's own argument.
-    unsafe { next(stream) }
-});
-
-hooks!(rewinddir => (stream: *mut libc::DIR) -> (), next or Default::default(); {
-    if is_ours(stream) {
-        // SAFETY: ours, as just seen.
-        unsafe { listing(stream) }.next = 0;
-        return;
-    }
-    // SAFETY: the program's own argument.
-    unsafe { next(stream) }
-});
-
-hooks!(seekdir => (stream: *mut libc::DIR, position: c_long) -> (), next or Default::default(); {
-    if is_ours(stream) {
-        // SAFETY: ours, as just seen.
-        unsafe { listing(stream) }.next = usize::try_from(position).unwrap_or(0);
-        return;
-    }
-    // SAFETY: the program's own arguments.
-    unsafe { next(stream, position) }
-});
-
-hooks!(telldir => (stream: *mut libc::DIR) -> c_long, next or -1; {
-    if is_ours(stream) {
-        // SAFETY: ours, as just seen.
-        return unsafe { listing(stream) }.next as c_long;
-    }
-    // SAFETY: the program's own argument.
-    unsafe { next(stream) }
-});
+stream_hooks! {
+    readdir, readdir64 => () -> *mut libc::dirent, or std::ptr::null_mut(),
+        listing => listing.next().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    readdir_r, readdir64_r => (room: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int, or libc::ENOSYS,
+        // SAFETY: the program's own arguments.
+        listing => unsafe { read_into(listing, room, result) };
+    dirfd => () -> c_int, or -1, listing => listing.descriptor();
+    rewinddir => () -> (), or Default::default(), listing => listing.next = 0;
+    seekdir => (position: c_long) -> (), or Default::default(), listing => listing.next = usize::try_from(position).unwrap_or(0);
+    telldir => () -> c_long, or -1, listing => listing.next as c_long;
+}
 
 type Filter = Option<unsafe extern "C" fn(*const libc::dirent) -> c_int>;
 type Compare = Option<unsafe extern "C" fn(*mut *const libc::dirent, *mut *const libc::dirent) -> c_int>;
@@ -201,8 +181,8 @@ unsafe fn scan(path: &str, list: *mut *mut *mut libc::dirent, filter: Filter, co
     if stream.is_null() {
         return -1;
     }
-    // SAFETY: just opened.
-    let entries = unsafe { listing(stream) }.entries.clone();
+    // SAFETY: just opened, and no other code has it.
+    let entries = unsafe { listing(stream) }.map(|listing| listing.entries.clone()).unwrap_or_default();
     // SAFETY: just opened, and no other code has it.
     unsafe { closedir(stream) };
     let mut kept: Vec<*mut libc::dirent> = Vec::new();
