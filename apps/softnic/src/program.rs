@@ -174,19 +174,14 @@ fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Kind {
         (2, 1, 62) => {}
         _ => return Kind::Foreign("a program for another machine"),
     }
-    let table = u64::from_le_bytes(head[32..40].try_into().unwrap_or_default());
-    let (size, count) = (u64::from(half(54)), u64::from(half(56)));
-    let mut segments = Vec::new();
-    for index in 0..count {
-        let mut entry = [0; 56];
-        if !read(table.saturating_add(index * size), &mut entry) {
-            return Kind::Unknown;
-        }
-        let kind = u32::from_le_bytes(entry[..4].try_into().unwrap_or_default());
-        let [offset, address, length] =
-            [8, 16, 32].map(|at| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default()));
-        segments.push(Segment { kind, offset, address, length });
-    }
+    let word = |at| word(at, &read);
+    let segment = |index: u64| {
+        let at = word(32)?.saturating_add(index * u64::from(half(54)));
+        let field = |offset| word(at.checked_add(offset)?);
+        Some(Segment { kind: field(0)? as u32, offset: field(8)?, address: field(16)?, length: field(32)? })
+    };
+    let segments = (0..u64::from(half(56))).map(segment).collect::<Option<Vec<_>>>();
+    let Some(segments) = segments else { return Kind::Unknown };
     let find = |kind| segments.iter().find(|segment| segment.kind == kind);
     let dynamic = find(PT_DYNAMIC).map(|at| entries(at, &read));
     if let Some(interpreter) = find(PT_INTERP) {
@@ -208,14 +203,17 @@ fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Kind {
     }
 }
 
+/// The eight bytes at an offset, if it has so many.
+fn word(at: u64, read: &impl Fn(u64, &mut [u8]) -> bool) -> Option<u64> {
+    let mut word = [0; 8];
+    read(at, &mut word).then(|| u64::from_le_bytes(word))
+}
+
 /// Tags and values of a dynamic section.
 fn entries(at: &Segment, read: &impl Fn(u64, &mut [u8]) -> bool) -> Vec<(u64, u64)> {
     let entry = |index: u64| {
-        let mut entry = [0; 16];
-        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        read(at.offset.checked_add(index * 16)?, &mut entry)
-            .then(|| (word(&entry[..8]), word(&entry[8..])))
-            .filter(|(tag, _)| *tag != 0)
+        let tag = at.offset.checked_add(index * 16)?;
+        Some((word(tag, read)?, word(tag.checked_add(8)?, read)?)).filter(|(tag, _)| *tag != 0)
     };
     (0..(at.length / 16).min(1024)).map_while(entry).collect()
 }
