@@ -12,8 +12,10 @@ use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, Parser, Subcommand};
-use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, LinkLayer, LinkPath, STATS_VARIABLE};
+use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use soft_nic::config::{
+    CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, Key, LinkLayer, LinkPath, STATS_VARIABLE,
+};
 use soft_nic::os::{Interface, interfaces};
 
 use crate::{ctl, program, replay};
@@ -54,54 +56,51 @@ struct Run {
     /// Configuration file; options on the command line override it [default: the file that SOFTNIC_NIC_TOML names, if it is set].
     #[arg(long, value_name = "NIC.TOML")]
     config: Option<PathBuf>,
-    /// Number of devices, 1 to 8: mlx5_0 upwards.
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    devices: Option<String>,
-    /// Ports of every device, 1 or 2; each has its own LID or address.
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    ports: Option<String>,
-    /// Which ConnectX the devices are: cx5, cx6, cx6dx or cx7.
-    #[arg(long, value_name = "MODEL")]
-    model: Option<String>,
-    /// Link layer: ib or roce.
-    #[arg(long, value_name = "LAYER")]
-    link_layer: Option<String>,
-    /// Path of messages: shm (shared memory within a fabric), wire (RoCEv2 over UDP), or auto (shm, and wire to other addresses).
-    #[arg(long, value_name = "PATH")]
-    path: Option<String>,
-    /// IPv4 address of mlx5_0, one of this host [default: 127.0.0.1; with --path wire that of the first interface that is up].
-    #[arg(long, value_name = "ADDRESS")]
-    ipv4: Option<String>,
-    /// IPv6 address of mlx5_0, beside the IPv4 address.
-    #[arg(long, value_name = "ADDRESS")]
-    ipv6: Option<String>,
-    /// Shape the link to this rate, in Gbit/s of wire bytes.
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
-    rate_gbps: Option<String>,
-    /// Probability, 0 to 1, that a packet that leaves is lost; in shared memory a message, however long, stands for a packet.
-    #[arg(long, value_name = "P", allow_hyphen_values = true)]
-    loss: Option<String>,
-    /// One-way delay of everything that the NIC sends, for example 250us or 1.5ms.
-    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
-    delay: Option<String>,
-    /// Active MTU of the ports: 256, 512, 1024, 2048 or 4096.
-    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
-    mtu: Option<String>,
+    #[command(flatten)]
+    keys: Options,
     /// Run the NIC from inside the program's own ibv_poll_cq too (for two busy programs on two cores).
     #[arg(long)]
     pump: bool,
-    /// Append one JSON line of counters to this file when a process exits.
-    #[arg(long, value_name = "FILE")]
-    stats: Option<String>,
-    /// Record all that goes into the NIC, for softnic replay and softnic trace; a second process of the program writes FILE.PID, or FILE.PID.2 where that is there.
-    #[arg(long, value_name = "FILE")]
-    record: Option<String>,
-    /// Fabric to join: only processes of one user that name the same fabric reach each other.
-    #[arg(long, value_name = "NAME")]
-    fabric: Option<String>,
     /// The program and its arguments.
     #[arg(value_name = "COMMAND", required = true, last = true)]
     command: Vec<OsString>,
+}
+
+/// The options that set keys of the configuration file: key, option and value.
+#[derive(Debug)]
+struct Options(Vec<(&'static str, &'static str, String)>);
+
+/// Keys with the option for each, and the name of its value.
+fn options() -> impl Iterator<Item = (&'static Key, &'static str, &'static str)> {
+    KEYS.iter().filter_map(|key| key.option.split_once(' ').map(|(option, value)| (key, option, value)))
+}
+
+impl Args for Options {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command.args(options().map(|(key, option, value)| {
+            // What is wrong with a negative number is for its key to say.
+            let is_number = ["N", "X", "P", "TIME", "BYTES"].contains(&value);
+            Arg::new(key.name).long(option).value_name(value).help(key.meaning).allow_hyphen_values(is_number)
+        }))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Options::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Options {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Options, clap::Error> {
+        let given = options().filter_map(|(key, option, _)| {
+            Some((key.name, option, matches.get_one::<String>(key.name)?.clone()))
+        });
+        Ok(Options(given.collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Options::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// Its own, and that of what processes of a fabric share.
@@ -232,25 +231,8 @@ fn configuration(run: &Run) -> Result<Config> {
             Config::parse(&text, &name)?
         }
     };
-    for (key, option, value) in [
-        ("devices", "--devices", &run.devices),
-        ("ports", "--ports", &run.ports),
-        ("model", "--model", &run.model),
-        ("link_layer", "--link-layer", &run.link_layer),
-        ("path", "--path", &run.path),
-        ("ipv4", "--ipv4", &run.ipv4),
-        ("ipv6", "--ipv6", &run.ipv6),
-        ("rate_gbps", "--rate-gbps", &run.rate_gbps),
-        ("loss", "--loss", &run.loss),
-        ("delay", "--delay", &run.delay),
-        ("mtu", "--mtu", &run.mtu),
-        ("fabric", "--fabric", &run.fabric),
-        ("stats", "--stats", &run.stats),
-        ("record", "--record", &run.record),
-    ] {
-        if let Some(value) = value {
-            config.set_text(key, value, option)?;
-        }
+    for (key, option, value) in &run.keys.0 {
+        config.set_text(key, value, &format!("--{option}"))?;
     }
     config.pump |= run.pump;
     prepare_wire(&mut config)?;

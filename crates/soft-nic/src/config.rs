@@ -41,13 +41,15 @@ pub struct Key {
     pub allowed: &'static str,
     /// What it sets.
     pub meaning: &'static str,
+    /// The launcher's option for it and the name of the option's value, with a space between; empty where there is none.
+    pub option: &'static str,
     set: fn(&mut Config, &toml::Value) -> Option<()>,
 }
 
 /// Makes [`Config`], its default and [`KEYS`] from one table. A row has a key's name, type, default, the function that reads
-/// an allowed value, and the texts `allowed` and `meaning` of [`Key`].
+/// an allowed value, and the texts `allowed`, `meaning` and `option` of [`Key`].
 macro_rules! settings {
-    ($($(#[$attribute:meta])* $name:ident: $type:ty = $default:expr, $read:expr, $allowed:literal, $meaning:literal;)+) => {
+    ($($(#[$attribute:meta])* $name:ident: $type:ty = $default:expr, $read:expr, $allowed:literal, $meaning:literal, $option:literal;)+) => {
         /// All settings of one NIC process; [`KEYS`] says what each one means.
         #[derive(Debug, Clone, PartialEq, serde::Serialize)]
         pub struct Config { $($(#[$attribute])* pub $name: $type),+ }
@@ -63,6 +65,7 @@ macro_rules! settings {
             name: stringify!($name),
             allowed: $allowed,
             meaning: $meaning,
+            option: $option,
             set: |config, value| {
                 let read: fn(&toml::Value) -> Option<$type> = $read;
                 config.$name = read(value)?;
@@ -75,76 +78,78 @@ macro_rules! settings {
 settings! {
     devices: u8 = 1, |value| within(1..=MAX_DEVICES, value),
         "a whole number from 1 to 8",
-        "devices shown, mlx5_0 upwards";
+        "devices shown, mlx5_0 upwards", "devices N";
     ports: u8 = 1, |value| within(1..=MAX_PORTS, value),
         "1 or 2",
-        "ports of every device";
+        "ports of every device", "ports N";
     model: Model = Model::default(), parsed,
         "\"cx5\", \"cx6\", \"cx6dx\" or \"cx7\"",
-        "which ConnectX the devices are";
+        "which ConnectX the devices are", "model MODEL";
     link_layer: LinkLayer = LinkLayer::default(), parsed,
         "\"ib\" or \"roce\"",
-        "link layer of the ports";
+        "link layer of the ports", "link-layer LAYER";
     path: LinkPath = LinkPath::default(), parsed,
         "\"shm\", \"wire\" or \"auto\"",
-        "path of messages: shm (shared memory within a fabric), wire (RoCEv2 over UDP) or auto (shm, and wire to other addresses)";
+        "path of messages: shm (shared memory within a fabric), wire (RoCEv2 over UDP) or auto (shm, and wire to other addresses)", "path PATH";
     /// Rate to shape to, in Gbit/s of wire bytes; none: as fast as memory is.
     rate_gbps: Option<f64> = None, |value| number(0.001..=1000.0, value).map(Some),
         "a number from 0.001 to 1000",
-        "rate to shape to, Gbit/s of wire bytes (absent: not shaped)";
+        "rate to shape to, Gbit/s of wire bytes (absent: not shaped)", "rate-gbps X";
     strict: bool = true, toml::Value::as_bool,
         "true or false",
-        "execute a send queue only as far as doorbell register writes cover it, if it has a register of its own";
+        "execute a send queue only as far as doorbell register writes cover it, if it has a register of its own", "";
     doorbell_order: DoorbellOrder = DoorbellOrder::default(), parsed,
         "\"strict\" or \"early\"",
-        "\"strict\": the doorbell record must be written before the register; \"early\": it may follow";
+        "\"strict\": the doorbell record must be written before the register; \"early\": it may follow", "";
     relaxed_ordering: bool = false, toml::Value::as_bool,
         "true or false",
-        "let the bytes of one WRITE become visible in any order, not only in increasing address order";
+        "let the bytes of one WRITE become visible in any order, not only in increasing address order", "";
     copy_threads: CopyThreads = CopyThreads::Count(0), copy_threads,
         "a whole number from 0 to 4, or \"auto\"",
-        "helper threads that copy payloads from 64 KiB on (auto: none below 8 cores, one from 8, two from 16)";
+        "helper threads that copy payloads from 64 KiB on (auto: none below 8 cores, one from 8, two from 16)", "";
     mtu: u16 = 4096, |value| whole(value).filter(|mtu| [256, 512, 1024, 2048, 4096].contains(mtu)),
         "256, 512, 1024, 2048 or 4096",
-        "active MTU of the ports in bytes";
+        "active MTU of the ports in bytes", "mtu BYTES";
     /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; the n-th port after it gets the n-th after it. Absent: the loopback interface's.
     ipv4: Option<Ipv4Addr> = None, |value| ipv4(value).map(Some),
         "a unicast IPv4 address, as \"192.168.1.10\", with room for all devices after it",
-        "IPv4 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address";
+        "IPv4 address of mlx5_0, port 1, one of this host, on RoCE in its GIDs; each further port has the next address (absent: 127.0.0.1; \
+         with path wire that of the first interface that is up)", "ipv4 ADDRESS";
     ipv6: Option<Ipv6Addr> = None, |value| ipv6(value).map(Some),
         "a unicast IPv6 address that is not link-local, as \"fd00::10\", with room for all devices after it",
-        "IPv6 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address";
+        "IPv6 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address", "ipv6 ADDRESS";
     loss: f64 = 0.0, |value| number(0.0..=1.0, value),
         "a number from 0 to 1",
-        "probability that a packet that leaves is lost; in shared memory a message, however long, stands for a packet";
+        "probability that a packet that leaves is lost; in shared memory a message, however long, stands for a packet", "loss P";
     reorder: f64 = 0.0, |value| number(0.0..=1.0, value),
         "a number from 0 to 1",
-        "probability that a packet that leaves is overtaken by up to three later ones; shared memory keeps its order";
+        "probability that a packet that leaves is overtaken by up to three later ones; shared memory keeps its order", "";
     seed: u64 = 1, whole,
         "a whole number from 0",
-        "seed of loss and reorder: with the same seed the same traffic from the same address loses the same packets";
+        "seed of loss and reorder: with the same seed the same traffic from the same address loses the same packets", "";
     cm_timeout: u8 = 20, |value| within(0..=31, value),
         "a whole number from 0 to 31",
-        "response time-out of a peer's connection manager: 4.096 us times 2 to the power of this";
+        "response time-out of a peer's connection manager: 4.096 us times 2 to the power of this", "";
     cm_retries: u8 = 15, |value| within(0..=15, value),
         "a whole number from 0 to 15",
-        "how often a request to a peer's connection manager is repeated after that time-out";
+        "how often a request to a peer's connection manager is repeated after that time-out", "";
     #[serde(skip_serializing_if = "Span::is_zero")]
     delay: Span = Span(0), |value| parsed(value).filter(|delay: &Span| delay.0 <= MAX_DELAY_NS),
         "a time from \"0\" to \"1s\", as \"250us\"",
-        "one-way delay of everything that the NIC sends";
+        "one-way delay of everything that the NIC sends", "delay TIME";
     pump: bool = false, toml::Value::as_bool,
         "true or false",
-        "run the NIC from inside the program's own ibv_poll_cq too";
+        "run the NIC from inside the program's own ibv_poll_cq too (for two busy programs on two cores)", "";
     fabric: String = "default".to_owned(), fabric,
         "1 to 64 of the characters a-z A-Z 0-9 . _ -",
-        "name of the fabric; only processes that name the same one reach each other";
+        "name of the fabric; only processes that name the same one reach each other", "fabric NAME";
     stats: Option<String> = None, |value| file_name(value).map(Some),
         "a file name without control characters",
-        "file to which each process appends one JSON line of counters when it exits";
+        "file to which each process appends one JSON line of counters when it exits", "stats FILE";
     record: Option<String> = None, |value| file_name(value).map(Some),
         "a file name without control characters",
-        "file that gets all that goes into the NIC of a process, for softnic replay";
+        "file that gets all that goes into the NIC of a process, for softnic replay and softnic trace; a second process of the program \
+         writes FILE.PID, or FILE.PID.2 where that is there", "record FILE";
 }
 
 /// Why a configuration was refused: always one line that says what, where and what to do.
