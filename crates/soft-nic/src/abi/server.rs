@@ -121,19 +121,13 @@ impl<D> Deref for Locked<'_, D> {
     type Target = D;
 
     fn deref(&self) -> &D {
-        match &*self.0 {
-            Some(nic) => nic,
-            None => unreachable!("looked when it was locked"),
-        }
+        self.0.as_ref().expect("looked when it was locked")
     }
 }
 
 impl<D> DerefMut for Locked<'_, D> {
     fn deref_mut(&mut self) -> &mut D {
-        match &mut *self.0 {
-            Some(nic) => nic,
-            None => unreachable!("looked when it was locked"),
-        }
+        self.0.as_mut().expect("looked when it was locked")
     }
 }
 
