@@ -97,7 +97,7 @@ pub fn query_port<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (place, device) = call.server.port(call.file, call.command.number(0).unwrap_or(0))?;
     let ethernet = device.link_layer == LinkLayer::Roce;
     let down = call.nic()?.port_is_down(usize::from(place));
-    let (state, physical) = port_state(device.link_layer, down);
+    let [(state, _), (physical, _)] = port_state(device.link_layer, down);
     use query_port_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
         .u32(at::port_cap_flags, port_capabilities(device.link_layer))

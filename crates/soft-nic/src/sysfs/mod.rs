@@ -201,25 +201,20 @@ fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
     }
 }
 
-/// `ib_port_state` of a port, and its physical state (`ib_port_phys_state`): without a link an Ethernet port shows Disabled,
-/// as mlx5_ib does, an InfiniBand port Polling.
-pub fn port_state(link_layer: LinkLayer, down: bool) -> (u8, u8) {
+/// `ib_port_state` of a port, and its physical state (`ib_port_phys_state`), with the kernel's words: without a link an Ethernet
+/// port shows Disabled, as mlx5_ib does, an InfiniBand port Polling.
+pub fn port_state(link_layer: LinkLayer, down: bool) -> [(u8, &'static str); 2] {
     match (down, link_layer) {
-        (false, _) => (4, 5),
-        (true, LinkLayer::Roce) => (1, 3),
-        (true, LinkLayer::Ib) => (1, 2),
+        (false, _) => [(4, "ACTIVE"), (5, "LinkUp")],
+        (true, LinkLayer::Roce) => [(1, "DOWN"), (3, "Disabled")],
+        (true, LinkLayer::Ib) => [(1, "DOWN"), (2, "Polling")],
     }
 }
 
 /// Content of a file that follows its port, as the kernel's `state_show` and `phys_state_show` print it.
-pub fn port_file(file: PortFile, link_layer: LinkLayer, down: bool) -> &'static str {
-    match (file, port_state(link_layer, down)) {
-        (PortFile::State, (4, _)) => "4: ACTIVE\n",
-        (PortFile::State, _) => "1: DOWN\n",
-        (PortFile::PhysicalState, (_, 5)) => "5: LinkUp\n",
-        (PortFile::PhysicalState, (_, 3)) => "3: Disabled\n",
-        (PortFile::PhysicalState, _) => "2: Polling\n",
-    }
+pub fn port_file(file: PortFile, link_layer: LinkLayer, down: bool) -> String {
+    let (number, word) = port_state(link_layer, down)[file as usize];
+    format!("{number}: {word}\n")
 }
 
 /// Capability bits of the port, `ib_port_capability_mask_bits`: on InfiniBand what a card shows behind a managed switch
@@ -330,7 +325,7 @@ mod tests {
             assert_eq!(files, [state, physical], "{layer:?}, down: {down}");
             let numbers = port_state(layer, down);
             let said = |text: &str| text.split(':').next().and_then(|number| number.parse().ok());
-            assert_eq!([said(state), said(physical)], [Some(numbers.0), Some(numbers.1)]);
+            assert_eq!([said(state), said(physical)], numbers.map(|(number, _)| Some(number)));
         }
     }
 
