@@ -345,7 +345,7 @@ impl Replay {
         answer
     }
 
-    /// The values of an answer that comes seldom.
+    /// The values of an answer that is seldom there.
     #[cold]
     pub fn seldom<const N: usize>(&mut self, tag: Tag, asked: &impl Question) -> Option<[u64; N]> {
         self.has_answer(tag, asked).then(|| {

@@ -56,7 +56,7 @@ macro_rules! ask {
 }
 pub(super) use ask;
 
-/// The same where there is seldom an answer: its bytes, if any.
+/// Asks for bytes that are seldom there, and records or replays them.
 macro_rules! ask_bytes {
     ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr) => {
         match $source {
