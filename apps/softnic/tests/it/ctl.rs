@@ -296,7 +296,7 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
     let view = views.iter().find(|view| view.name == fabric.name()).expect("the fabric");
     let member = view.members()[0];
     for (number, garbage) in
-        [&b"\0\0\0\0"[..], b"GET / HTTP/1.1\r\n\r\n", &encode(&Request::Counters)[..20]].iter().enumerate()
+        [&b"\0\0\0\0"[..], b"GET / HTTP/1.1\r\n\r\n", &encode(&Request::Counters)[..16]].iter().enumerate()
     {
         let call = u64::from(std::process::id()) << 32 | 0xffff_0000 | number as u64;
         let listener = listen(&socket_name(call));
