@@ -111,7 +111,7 @@ hooks!(closedir => (stream: *mut libc::DIR) -> c_int, next or -1; {
 macro_rules! stream_hooks {
     ($($($name:ident),+ => ($($argument:ident: $type:ty),*) -> $result:ty, or $failed:expr, $listing:ident => $does:expr;)*) => {$(
         hooks!($($name),+ => (stream: *mut libc::DIR $(, $argument: $type)*) -> $result, next or $failed; {
-            // SAFETY: the program's own argument.
+            // SAFETY: the program's own stream, which one thread uses at a time (readdir(3)).
             match unsafe { listing(stream) } {
                 Some($listing) => $does,
                 // SAFETY: the program's own arguments.

@@ -99,9 +99,9 @@ extern "C" fn forked() {
 }
 
 /// Runs something of the NIC; a panic in it is an I/O error to the program, and never unwinds into C. `errno` is left as it
-/// was, as by a system call that succeeds: libraries set it, clean up, and then return.
+/// was, as by a system call that succeeds: libraries set it, clean up, and then return. A cancelled thread ends behind it.
 pub fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
-    let _keep = raw::KeepErrno::new();
+    let _keep = (raw::KeepErrno::new(), raw::Uncancelled::new());
     catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(libc::EIO))
 }
 
@@ -163,6 +163,7 @@ pub fn device_of(number: u32) -> Option<u8> {
 pub fn release(entry: Entry) {
     // Another process that shares our memory (a vfork child) closes its own descriptor, not our file.
     let Some(nic) = get() else { return };
+    let _keep = raw::KeepErrno::new();
     let mut descriptors = locked(&nic.descriptors);
     if let Some(count) = descriptors.get_mut(&entry)
         && *count > 1
@@ -174,7 +175,8 @@ pub fn release(entry: Entry) {
     drop(descriptors);
     if !was_open {
         if log_enabled() {
-            log(&format!("close of {entry:?} that is not open"));
+            let what = if let Entry::Manager(_) = entry { "connection manager's" } else { "device" };
+            log(&format!("close of a {what} file that is not open: {entry:?}"));
         }
         return;
     }
@@ -285,4 +287,29 @@ pub fn end() {
         }
         Ok(())
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_cancelled_thread_ends_its_call_first() {
+        let calls = || {
+            // SAFETY: without arguments.
+            let this = unsafe { libc::pthread_self() };
+            // SAFETY: a thread that runs; it would end at the next point where threads are cancelled.
+            unsafe { libc::pthread_cancel(this) };
+            let done = guarded(|| {
+                std::thread::sleep(Duration::from_millis(1));
+                Ok(7)
+            });
+            // Nor does it end in what the test does behind it.
+            std::mem::forget(raw::Uncancelled::new());
+            done
+        };
+        assert_eq!(std::thread::spawn(calls).join().expect("a thread that ended by itself"), Ok(7));
+    }
 }

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::nic;
-use super::raw::{NextFunction, fail_null, hooks};
+use super::raw::{NextFunction, Uncancelled, fail_null, hooks};
 use super::virtual_tree::virtual_tree;
 
 /// Offset of `ops.poll_cq` in `struct ibv_context` (`infiniband/verbs.h`, rdma-core 39 to 64): after the device pointer,
@@ -68,6 +68,7 @@ unsafe extern "C" fn poll_cq(cq: *mut c_void, entries: c_int, completions: *mut 
         return found;
     }
     if let Some(nic) = nic::pumped() {
+        let _whole = Uncancelled::new();
         nic::add_polled_ns(nic.process.pump());
     }
     // SAFETY: the program's own arguments.

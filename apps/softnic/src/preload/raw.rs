@@ -34,6 +34,32 @@ impl Drop for KeepErrno {
     }
 }
 
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// Puts the end of a cancelled thread off. A verb is no point where a thread may be cancelled, while the NIC sleeps and reads in it
+/// (pthreads(7)); and what unwinds a cancelled thread cannot pass through a hook.
+pub struct Uncancelled(c_int);
+
+impl Uncancelled {
+    pub fn new() -> Self {
+        /// `PTHREAD_CANCEL_DISABLE` of glibc's `pthread.h`.
+        const DISABLED: c_int = 1;
+        let mut before = 0;
+        // SAFETY: `before` lives through the call, which changes this thread's own state.
+        unsafe { pthread_setcancelstate(DISABLED, &mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above; the state before is not asked for.
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
+}
+
 /// One system call with libc's convention (-1 and `errno`).
 ///
 /// # Safety
