@@ -1,7 +1,7 @@
 //! Kernel calls that the standard library has not, as safe functions: memfds, futexes, pidfds, thread tuning.
 //!
-//! By raw system calls where libc has a wrapper that the interposer hooks (`mmap`, `open`): the NIC must not come back
-//! through its own hooks while it holds its lock.
+//! By raw system calls where libc has a wrapper whose hook may wait for the NIC (`mmap`, `ioctl`): the NIC must not come back through
+//! it while it holds its lock. Hooks of paths and of directories wait for nothing that the NIC holds.
 
 use std::ffi::{CStr, CString};
 use std::io;

@@ -1,6 +1,6 @@
 //! Abstract stream sockets between two processes of one user, with a deadline on every call (unix(7)).
 //!
-//! By raw system calls, as in [`system`](super::system): one side is a thread within the user's program.
+//! One side is a thread within the user's program. The interposer hooks none of what std calls here but `close`.
 
 use std::ffi::c_long;
 use std::io::{self, Read};
@@ -9,6 +9,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::system::{self, check, new_descriptor};
+
+/// Bytes of one system call that sends.
+const PIECE: usize = 32 << 10;
 
 /// The process at the other end, as the kernel noted when the connection was made (`SO_PEERCRED`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +118,8 @@ impl Stream {
         Ok((Stream(stream), Peer { pid: credentials.pid as u32, user: credentials.uid }))
     }
 
-    /// Sends all of `bytes`, without a signal when the reader has closed its end.
+    /// Sends all of `bytes`, without a signal when the reader has closed its end. In pieces: the kernel counts its limit anew for each
+    /// buffer of some 32 KiB that it waits for.
     ///
     /// Errors: the kernel's, or `TimedOut`.
     pub fn send(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
@@ -123,7 +127,7 @@ impl Stream {
             let (fd, null) = (self.0.as_raw_fd(), std::ptr::null::<libc::sockaddr>());
             let sent = before(until, |left| {
                 self.0.set_write_timeout(Some(left))?;
-                let (at, len, flags) = (bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL);
+                let (at, len, flags) = (bytes.as_ptr(), bytes.len().min(PIECE), libc::MSG_NOSIGNAL);
                 // SAFETY: reads no more than the slice has; no address is given.
                 check(unsafe { libc::syscall(libc::SYS_sendto, fd, at, len, flags, null, 0) })
             })?;
@@ -186,6 +190,25 @@ mod tests {
         assert_eq!(full.kind(), io::ErrorKind::TimedOut, "nobody reads");
         drop(client);
         assert!(server.send(b"x", Instant::now() + SOON).is_err(), "an error, and no SIGPIPE");
+    }
+
+    #[test]
+    fn a_reader_that_is_slow_does_not_hold_a_sender_beyond_its_deadline() {
+        let name = name("slow");
+        let listener = Listener::bind(&name).unwrap();
+        let (client, _) = Stream::connect(&name, SOON).unwrap();
+        let (server, _) = listener.accept(SOON).unwrap().unwrap();
+        // Seconds, for all of it.
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 64 << 10];
+            while client.receive(&mut bytes, Instant::now() + 500 * SOON).is_ok() {
+                std::thread::sleep(SOON);
+            }
+        });
+        let late = server.send(&vec![0; 8 << 20], Instant::now() + 10 * SOON).map_err(|error| error.kind());
+        assert_eq!(late, Err(io::ErrorKind::TimedOut));
+        drop(server);
+        reader.join().unwrap();
     }
 
     #[test]
