@@ -80,7 +80,8 @@ impl Args for Options {
         command.args(options().map(|(key, option, value)| {
             // What is wrong with a negative number is for its key to say.
             let is_number = ["N", "X", "P", "TIME", "BYTES"].contains(&value);
-            Arg::new(key.name).long(option).value_name(value).help(key.meaning).allow_hyphen_values(is_number)
+            let help = format!("{} ({})", key.meaning, key.allowed);
+            Arg::new(key.name).long(option).value_name(value).help(help).allow_hyphen_values(is_number)
         }))
     }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use soft_nic::control::{CallError, Request};
 
-use super::nics::{RunningNics, Target, program_of, show};
+use super::nics::{RunningNics, Target, printable, program_of, show};
 
 /// The processes whose counters are shown, and how.
 #[derive(Debug, Args)]
@@ -112,7 +112,7 @@ fn text(options: &Show, nics: &RunningNics, target: &Target, counters: &[(String
         member.pid, member.slot
     );
     for (name, count) in counters.iter().filter(|(_, count)| *count > 0) {
-        text += &format!("  {name:<28} {count:>20}\n");
+        text += &format!("  {:<28} {count:>20}\n", printable(name));
     }
     text
 }

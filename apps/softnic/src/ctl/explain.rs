@@ -8,7 +8,7 @@ use serde_json::json;
 use soft_nic::abi::reasons::Failure;
 use soft_nic::control::Request;
 
-use super::nics::{RunningNics, Target, program_of, show};
+use super::nics::{RunningNics, Target, printable, program_of, show};
 
 /// The process whose failures are explained, and how.
 #[derive(Debug, Args)]
@@ -64,26 +64,27 @@ fn peers_reason(known: &Result<(u32, Vec<Failure>), String>, row: &Failure, peer
         its.qpn == Some(peer) && its.kind != "flush" && its.ns <= row.ns.saturating_add(1_000_000)
     };
     match rows.iter().rfind(is_it) {
-        Some(its) => format!("process {pid}: {}", shown(its)),
+        Some(its) => format!("process {pid}: {}", printable(&its.text)),
         None => format!("process {pid} has no reason of QP {peer:#x} among its last hundred"),
     }
-}
-
-/// Its line. What a terminal would take for a command came from another process.
-fn shown(row: &Failure) -> String {
-    row.text.replace(|c: char| c.is_control(), " ")
 }
 
 fn in_words(row: &Failure, told: Option<String>) -> String {
     let (us, s) = (row.ns / 1000 % 1_000_000, row.ns / 1_000_000_000);
     let more = if row.more > 0 { format!(" (and {} more)", row.more) } else { String::new() };
     let told = told.map_or(String::new(), |told| format!("{:17}{told}\n", ""));
-    format!("{:02}:{:02}:{:02}.{us:06}  {}{more}\n{told}", s / 3600 % 24, s / 60 % 60, s % 60, shown(row))
+    format!(
+        "{:02}:{:02}:{:02}.{us:06}  {}{more}\n{told}",
+        s / 3600 % 24,
+        s / 60 % 60,
+        s % 60,
+        printable(&row.text)
+    )
 }
 
 fn as_json(row: &Failure, told: Option<String>) -> String {
     let Failure { ns, kind, qpn, wqe, more, .. } = row;
-    let line = json!({"unix_ns": ns, "kind": kind, "qp": qpn, "wqe": wqe, "more": more, "why": shown(row), "peer": told});
+    let line = json!({"unix_ns": ns, "kind": kind, "qp": qpn, "wqe": wqe, "more": more, "why": printable(&row.text), "peer": told});
     format!("{line}\n")
 }
 

@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use soft_nic::control::{PortStatus, Request};
 
-use super::nics::{RunningNics, program_of, show};
+use super::nics::{RunningNics, printable, program_of, show};
 
 /// Which, and how it is shown.
 #[derive(Debug, Args)]
@@ -64,7 +64,7 @@ fn as_json(port: &PortStatus) -> Value {
 }
 
 fn in_words(port: &PortStatus) -> String {
-    let PortStatus { name, qps, delay, .. } = port;
+    let (name, PortStatus { qps, delay, .. }) = (printable(&port.name), port);
     let delay = if delay.is_zero() { String::new() } else { format!(", delay {delay}") };
     format!("{name} ({}, {qps}{delay})", state(port))
 }
@@ -79,8 +79,10 @@ mod tests {
             [("0", "mlx5_1 (down, 12)", 0), ("2ms", "mlx5_1 (down, 12, delay 2ms)", 2_000_000)]
         {
             let delay = delay.parse().unwrap();
-            let port = PortStatus { name: "mlx5_1".to_owned(), is_up: false, qps: 12, delay };
-            assert_eq!(in_words(&port), words);
+            let port = |name: &str| PortStatus { name: name.to_owned(), is_up: false, qps: 12, delay };
+            assert_eq!(in_words(&port("mlx5_1")), words);
+            assert_eq!(in_words(&port("mlx\u{1b}5_1")).split_once(' '), Some(("mlx", &words[3..])));
+            let port = port("mlx5_1");
             let wanted = json!({"name": "mlx5_1", "port": "down", "qps": 12, "delay_ns": delay_ns});
             assert_eq!(as_json(&port), wanted);
         }

@@ -45,6 +45,14 @@ fn wrong_options_are_named() {
 }
 
 #[test]
+fn short_help_says_what_an_option_may_be() {
+    let help = String::from_utf8(softnic(&["run", "-h"]).stdout).expect("text");
+    for allowed in ["\"cx6dx\"", "\"roce\"", "from 1 to 8", "250us"] {
+        assert!(help.contains(allowed), "{allowed}:\n{help}");
+    }
+}
+
+#[test]
 fn help_is_an_option_and_a_command() {
     for (command, option) in [
         (&["help"][..], &["--help"][..]),

@@ -91,6 +91,8 @@ fn understand<T: DeserializeOwned>(
         FrameError::Kernel(_) => CallError::Ended(pid),
         error => malformed(error),
     })?;
-    let value = answer.map_err(|reason| CallError::Refused { pid, reason })?;
+    // What a terminal would take for a command came from another process.
+    let refused = |reason: String| CallError::Refused { pid, reason: reason.replace(char::is_control, " ") };
+    let value = answer.map_err(refused)?;
     value_of(&value).map_err(malformed)
 }

@@ -39,7 +39,7 @@ pub(super) enum FrameError {
     Version(u32),
     #[error("a message of {length} bytes, {max} are allowed")]
     Length { length: usize, max: usize },
-    #[error("a message that makes no sense")]
+    #[error("a message that this softnic does not know; use the softnic that started the program")]
     Nonsense,
 }
 
