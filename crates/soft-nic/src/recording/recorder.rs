@@ -18,7 +18,7 @@ use roce::{Now, Packet};
 use serde::Serialize;
 
 use super::answer::{Answer, of_failure};
-use super::entry::{Digest, History, MOST_BYTES, Place, Question, Tag, WQE_WORDS};
+use super::entry::{Digest, History, MOST_BYTES, MOST_VALUES, Place, Question, Tag, WQE_WORDS};
 use super::format::{self, BLOCK_WORDS};
 use super::message;
 use crate::link::record::REQUEST_WORDS;
@@ -159,6 +159,7 @@ impl Recorder {
     /// The answer to it: an entry, unless it is as guessed.
     #[inline(always)]
     pub fn answer<const N: usize>(&self, tag: Tag, place: Place, answer: &impl Answer<N>) {
+        const { assert!(N <= MOST_VALUES) };
         match answer.values() {
             Ok(mut values) => self.values(tag, place, &mut values),
             Err(unsent) => self.put(Tag::Failed, &of_failure(unsent)),
@@ -177,6 +178,7 @@ impl Recorder {
     /// What comes seldom or unasked: an entry in any case.
     #[inline(always)]
     pub fn entry<const N: usize>(&self, tag: Tag, mut values: [u64; N]) {
+        const { assert!(N <= MOST_VALUES) };
         if self.history.is_as_guessed(Place::of(tag), &mut values) {
             values = [0; N];
         }

@@ -19,6 +19,7 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,7 @@ struct Line(AtomicU64);
 /// The helpers of this process, and the copy that is shared now.
 #[derive(Default)]
 struct Helpers {
+    /// A [`State`].
     word: Line,
     /// A helper's slice failed, in that copy.
     failed: AtomicBool,
@@ -86,7 +88,8 @@ struct Job<'a> {
 /// A helper in the word's count of those that copy now.
 const HELPER: u64 = 1 << 40;
 
-/// A value of the word.
+/// A value of the word, from the low bits on: the next slice (20 bits), the slices of the copy (20), helpers that copy now (8), and the
+/// most that may (8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct State(u64);
 
@@ -111,7 +114,11 @@ impl State {
     /// A helper takes it.
     fn joined(self) -> Option<State> {
         let joined = State(self.claimed()?.0 + HELPER);
-        (joined.under_way() <= (self.0 >> 48) as u8).then_some(joined)
+        (joined.under_way() <= self.most_helpers()).then_some(joined)
+    }
+
+    fn most_helpers(self) -> u8 {
+        (self.0 >> 48) as u8
     }
 
     /// A helper is done with its slice, and with the copy.
@@ -195,16 +202,16 @@ impl Cut {
 
 /// Permit to share a copy with the helpers, one in a process. Closed and released on drop, so that no helper is left behind when
 /// the caller unwinds.
-struct SharePermit(&'static Helpers);
+struct SharePermit<'a>(&'static Helpers, PhantomData<&'a Job<'a>>);
 
-impl SharePermit {
-    fn take() -> Option<SharePermit> {
+impl<'a> SharePermit<'a> {
+    fn take() -> Option<SharePermit<'a>> {
         let helpers = HELPERS.get();
-        (!helpers.permit_taken.swap(true, Ordering::Acquire)).then_some(SharePermit(helpers))
+        (!helpers.permit_taken.swap(true, Ordering::Acquire)).then_some(SharePermit(helpers, PhantomData))
     }
 
-    /// Offers the slices of `job`, which must stay until [`SharePermit::close`] has returned.
-    fn open(&self, job: &Job<'_>, slices: u32, most_helpers: u8) {
+    /// Offers the slices of `job`, which outlives the permit, and so the use of it: [`SharePermit::close`] ends that.
+    fn open(&self, job: &'a Job<'a>, slices: u32, most_helpers: u8) {
         self.0.failed.store(false, Ordering::Relaxed);
         self.0.job.store((&raw const *job).cast_mut().cast(), Ordering::Relaxed);
         let word = u64::from(slices) << 20 | u64::from(most_helpers) << 48;
@@ -228,7 +235,7 @@ impl SharePermit {
     }
 }
 
-impl Drop for SharePermit {
+impl Drop for SharePermit<'_> {
     fn drop(&mut self) {
         self.close();
         self.0.permit_taken.store(false, Ordering::Release);
