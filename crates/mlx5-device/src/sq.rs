@@ -170,6 +170,7 @@ impl Pool {
     #[inline(always)]
     pub(super) fn give(&mut self, mut request: Box<SendRequest>) {
         if self.0.len() < POOL_LIMIT {
+            request.length = 0;
             request.payload.inline.clear();
             request.payload.segments.clear();
             request.payload.keys.clear();

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5_device::Span;
+use mlx5_device::command::ModifyQp;
 use mlx5_layout::send_wqe::{AddressVector, DataPointer};
-use mlx5_layout::{CqeOpcode, SendOpcode};
+use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
+use roce::qp_state::{AttrMask, QpState};
 use soft_nic::config::{CopyThreads, LinkLayer, LinkPath};
 use soft_nic::dma::copiers;
 use soft_nic::testing::{CqShape, Driver, QpId, QpShape, Region, Setup, WorkRequest};
@@ -293,6 +295,53 @@ fn a_nop_completes_in_its_turn() {
         counters.push((cqe.wqe_counter(), cqe.send_opcode()));
     }
     assert_eq!(counters, [(0, 0), (1, 8), (2, 0)]);
+}
+
+#[test]
+fn nops_around_a_message_that_fails_keep_their_turn_and_have_no_bytes() {
+    for service in [ServiceType::Rc, ServiceType::Uc] {
+        let mut driver = Driver::new(Setup::new(&format!("nops-{service:?}")));
+        let (a, _) = driver.pair(QpShape { service, ..QpShape::default() });
+        let (from, to) = (driver.region(64, ALL), driver.region(64, ALL));
+        let nobody = Region { lkey: !from.lkey, ..from.clone() };
+        let (nop, good) = (WorkRequest::new(SendOpcode::Nop), WorkRequest::write(&from, 0, 8, &to, 0));
+        let bad = WorkRequest::write(&nobody, 0, 8, &to, 0);
+        let ends = |driver: &mut Driver<soft_nic::dma::Host>| {
+            let mut ends = Vec::new();
+            while let Some(cqe) = driver.poll_send(a) {
+                let failed = cqe.opcode() == Some(CqeOpcode::RequesterError);
+                let bytes = if failed { 0 } else { cqe.byte_count() };
+                ends.push((
+                    cqe.wqe_counter(),
+                    failed.then(|| crate::errors::syndrome(&cqe)).flatten(),
+                    bytes,
+                ));
+            }
+            ends
+        };
+        for request in [&nop, &good, &nop, &bad, &nop, &good, &nop] {
+            driver.lay(a, request);
+        }
+        driver.ring_doorbell(a).settle();
+        let (refused, flushed) = (Some(CqeSyndrome::LocalProtection), Some(CqeSyndrome::WrFlush));
+        let wanted = [
+            (0, None, 0),
+            (1, None, 8),
+            (2, None, 0),
+            (3, refused, 0),
+            (4, flushed, 0),
+            (5, flushed, 0),
+            (6, flushed, 0),
+        ];
+        assert_eq!(ends(&mut driver), wanted, "{service:?}");
+        if service == ServiceType::Uc {
+            let again =
+                ModifyQp { state: QpState::Rts.number(), mask: AttrMask::STATE.0, ..ModifyQp::default() };
+            driver.modify(a, &again).expect("an unreliable queue goes on from SQE");
+            driver.lay(a, &nop).lay(a, &good).lay(a, &nop).ring_doorbell(a).settle();
+            assert_eq!(ends(&mut driver), [(7, None, 0), (8, None, 8), (9, None, 0)]);
+        }
+    }
 }
 
 #[test]
