@@ -115,7 +115,8 @@ macro_rules! numbers {
 
 numbers! { u8: BitField; u16: BitField; u32: BitField; u64: ; }
 
-/// So many bits of the number at `at`, from bit `shift` on, where 0 is the lowest; the number has as many bytes as those bits need.
+/// So many bits of the number at `at`, from bit `shift` on, where 0 is the lowest; the number has as many bytes as those bits need. Same
+/// contract as [`array`].
 #[inline]
 pub fn bits(bytes: &[u8], at: usize, shift: u32, width: u32) -> u32 {
     let place = at..at + (shift + width).div_ceil(8) as usize;
@@ -123,13 +124,14 @@ pub fn bits(bytes: &[u8], at: usize, shift: u32, width: u32) -> u32 {
     number >> shift & (u32::MAX >> (32 - width))
 }
 
-/// Stores the low bits of `value` where [`bits`] reads them; they must be zero.
+/// Stores the low bits of `value` where [`bits`] reads them; the bits beside them stay. Same contract as [`array`].
 #[inline]
 pub fn put_bits(bytes: &mut [u8], at: usize, shift: u32, width: u32, value: u32) {
     let len = (shift + width).div_ceil(8) as usize;
-    let number = (value & (u32::MAX >> (32 - width))) << shift;
-    for (byte, part) in bytes[at..at + len].iter_mut().zip(&number.to_be_bytes()[4 - len..]) {
-        *byte |= part;
+    let mask = (u32::MAX >> (32 - width)) << shift;
+    let [mask, parts] = [mask, value << shift & mask].map(u32::to_be_bytes);
+    for (byte, (mask, part)) in bytes[at..at + len].iter_mut().zip(mask.iter().zip(parts).skip(4 - len)) {
+        *byte = *byte & !mask | part;
     }
 }
 

@@ -152,7 +152,7 @@ impl<M: Memory> Core<M> {
                 work += self.transmit(link, qp);
             }
         }
-        // The transport knows of nothing that is not outstanding here: the common look at a quiet queue ends soon.
+        // Nothing is outstanding in most looks: they end here.
         if !qp.sq.is_idle() {
             work += self.drain_completions(qp);
         }

@@ -53,8 +53,8 @@ struct Message<W> {
     work_request: W,
 }
 
-/// See the module. With each message it keeps what its caller has of the work request, `W`. Call order: `post`, then `next_packet` until `None`; after `handle_*`, `poll_completion` until
-/// `None`, and `next_packet` again.
+/// See the module. With each message it keeps what its caller has of the work request, `W`. Call order: `post_with`, then
+/// `next_packet` until `None`; after `handle_*`, `poll_completed` until `None`, and `next_packet` again.
 #[derive(Debug)]
 pub struct Requester<W = ()> {
     config: RequesterConfig,

@@ -1,4 +1,4 @@
-//! Retries of a reliable requester: the timer, the two counters, and the tables that give their codes a time.
+//! Retries of a reliable requester: the timer, the two counters, and the time of their codes.
 //!
 //! IBTA vol. 1 §9.7.5.2.8 (RNR NAK timer table) and §9.7.6 (time-outs and retry counters). Left out: the freedom to wait
 //! up to four times the ack time-out; this timer fires exactly when it says.

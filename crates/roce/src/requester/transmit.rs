@@ -68,7 +68,7 @@ impl<W> Requester<W> {
         let alone = opcode.wants_response();
         let mut fills_window = false;
         if let Some(window) = self.progress.window {
-            let oldest = self.oldest_psn()?;
+            let oldest = self.first_unacknowledged()?;
             let to_come = self.responses_to_come();
             let in_flight = psn.distance_from(oldest) + self.responses_outstanding - to_come;
             let full = self.allowed(window, oldest);
@@ -165,13 +165,15 @@ impl<W> Requester<W> {
     /// A packet was lost, and all behind it goes again. The next pass begins with as many packets as came through since the
     /// loss before, because what lies behind the next loss is sent for nothing.
     pub(super) fn shrink_window(&mut self) {
-        let (Some(oldest), Some(window)) = (self.oldest_psn(), self.progress.window) else { return };
+        let (Some(oldest), Some(window)) = (self.first_unacknowledged(), self.progress.window) else {
+            return;
+        };
         let through = self.progress.through(oldest, window.packets);
         (self.progress.after_loss, self.progress.lost_at) = (Some(through.max(FEWEST_IN_FLIGHT)), oldest);
     }
 
     /// The first PSN that is not acknowledged.
-    fn oldest_psn(&self) -> Option<Psn> {
+    fn first_unacknowledged(&self) -> Option<Psn> {
         self.message(self.done).map(|_| self.oldest_psn.plus(self.progress.acked))
     }
 }

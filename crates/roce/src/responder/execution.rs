@@ -36,6 +36,7 @@ impl Responder {
             self.assembly = Some(Assembly { first: self.at_work, region, next_offset: 0 });
         }
         if !matches!(opcode, Opcode::Write | Opcode::WriteImm) {
+            // A copy, so that `region` itself may stay in registers.
             return self.execute_other(packet, &Region { ..region });
         }
         let receive = self.held.filter(|_| last && opcode == Opcode::WriteImm);
