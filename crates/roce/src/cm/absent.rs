@@ -12,7 +12,7 @@ pub fn refuse(mad: &[u8]) -> Option<Box<[u8; MAD_BYTES]>> {
             Message::Rej(rej(ids, 0, reason::INVALID_SERVICE_ID, &[]))
         }
         Message::SidrReq { request, service, .. } => datagram::unsupported(request, service),
-        Message::Dreq { ids, .. } => Message::Drep(Ids { local: ids.remote, remote: ids.local }),
+        Message::Dreq { ids, .. } => Message::Drep(ids.turned()),
         _ => return None,
     };
     encode(mad.transaction, answer, &[]).ok()

@@ -8,38 +8,26 @@ impl Cm {
     ///
     /// Errors: too much private data, too many connections.
     pub fn connect(&mut self, now: Now, req: &Req, private: &[u8]) -> Result<ConnectionId, CmError> {
-        // Looked at before anything is changed.
-        encode(0, Message::Req(*req), private)?;
         let route = Route { local: req.primary.local_gid, remote: req.primary.remote_gid };
-        let limit = self.config.max_connections;
-        let id = self.open(State::ReqSent, route).ok_or(CmError::Full { limit })?;
-        let transaction = self.names.transaction(id);
-        let mad = encode(transaction, Message::Req(Req { local_id: id, ..*req }), private)?;
-        let Some(connection) = self.connections.get_mut(&id) else { return Err(CmError::Gone { id }) };
-        connection.transaction = transaction;
-        connection.local_qpn = req.qpn;
-        connection.service = req.service;
-        connection.ca_guid = req.ca_guid;
-        connection.attributes = of_req(req, true);
-        // Their time to answer, and the way there and back.
-        let lifetime = req.primary.ack_timeout.saturating_sub(1);
-        connection.response_ns = code_ns(req.remote_response_timeout) + 2 * code_ns(lifetime);
-        connection.retries = req.max_cm_retries;
-        let (timeout_ns, retries) = (connection.response_ns, connection.retries);
-        self.send_awaiting(now, id, mad, timeout_ns, retries);
-        Ok(ConnectionId(id))
+        let message = |id| Message::Req(Req { local_id: id, ..*req });
+        self.ask(now, (State::ReqSent, route), message, private, |connection| {
+            connection.local_qpn = req.qpn;
+            connection.service = req.service;
+            connection.ca_guid = req.ca_guid;
+            connection.attributes = of_req(req, true);
+            // Their time to answer, and the way there and back.
+            let lifetime = req.primary.ack_timeout.saturating_sub(1);
+            connection.response_ns = code_ns(req.remote_response_timeout) + 2 * code_ns(lifetime);
+            connection.retries = req.max_cm_retries;
+        })
     }
 
     /// Says that our end is ready, after [`Event::Replied`]. Up to 224 bytes of private data.
     ///
     /// Errors: no such connection, another state, too much private data.
     pub fn ready(&mut self, id: ConnectionId, private: &[u8]) -> Result<(), CmError> {
-        let connection = self.owned(id)?;
-        if connection.state != State::RepReceived {
-            return Err(CmError::State { id: id.0, state: connection.state, command: "RTU" });
-        }
-        let ids = Ids { local: id.0, remote: connection.remote_id.unwrap_or(0) };
-        let mad = encode(connection.transaction, Message::Rtu(ids), private)?;
+        let connection = self.owned_in(id, |state| state == State::RepReceived, "RTU")?;
+        let mad = encode(connection.transaction, Message::Rtu(connection.ids()), private)?;
         connection.state = State::Established;
         connection.answer = Some(mad.clone());
         let route = connection.route;
@@ -65,13 +53,11 @@ impl Cm {
         }
         if let Some(other) = self.by_qpn.get(&(route.remote, rep.qpn)).copied().filter(|other| *other != id) {
             // Their QP has another connection, as far as we know: one of both ends has begun anew.
-            let ids = Ids { local: id, remote: rep.ids.local };
-            let refusal = Message::Rej(rej(ids, 1, reason::STALE_CONNECTION, &[]));
-            self.send_message(route, mad.transaction, refusal);
+            let refusal = rej(rep.ids.turned(), 1, reason::STALE_CONNECTION, &[]);
+            self.send_message(route, mad.transaction, Message::Rej(refusal));
             self.end_stale(now, other);
-            let refusal =
-                Box::new(rej(Ids { local: rep.ids.local, remote: id }, 1, reason::STALE_CONNECTION, &[]));
-            self.tell(id, Event::Rejected { id: ConnectionId(id), rej: refusal, private: Vec::new() });
+            let rej = Box::new(Rej { ids: rep.ids, ..refusal });
+            self.tell(id, Event::Rejected { id: ConnectionId(id), rej, private: Vec::new() });
             self.remove(id);
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use super::{Route, State};
 use crate::Now;
 use crate::wire::Gid;
-use crate::wire::cm::{Path, Req};
+use crate::wire::cm::{Ids, Path, Req};
 use crate::wire::mad::MAD_BYTES;
 
 /// Name of a connection: its local communication id.
@@ -74,13 +74,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(id: u32, state: State, route: Route) -> Self {
+    pub(super) fn new(id: u32, state: State, route: Route, transaction: u64) -> Self {
         Self {
             id,
             remote_id: None,
             state,
             route,
-            transaction: 0,
+            transaction,
             local_qpn: 0,
             service: 0,
             ca_guid: 0,
@@ -94,6 +94,11 @@ impl Connection {
             owned: true,
             waits_at: None,
         }
+    }
+
+    /// Both ids, as a message of ours has them.
+    pub(super) fn ids(&self) -> Ids {
+        Ids { local: self.id, remote: self.remote_id.unwrap_or(0) }
     }
 }
 
@@ -110,31 +115,27 @@ pub(super) fn turned(path: &Path) -> Path {
 
 /// What each end knows of its QP from a REQ, before the REP changes some of it.
 pub(super) fn of_req(req: &Req, asks: bool) -> QpAttributes {
-    let common = QpAttributes {
+    let known = QpAttributes {
+        path: req.primary,
         path_mtu: req.path_mtu,
         ack_timeout: req.primary.ack_timeout,
         retry: req.retry,
         rnr_retry: req.rnr_retry,
+        responder_resources: req.responder_resources,
+        initiator_depth: req.initiator_depth,
         transport: req.transport,
         ..QpAttributes::default()
     };
     if asks {
-        QpAttributes {
-            rq_psn: req.starting_psn,
-            path: req.primary,
-            responder_resources: req.responder_resources,
-            initiator_depth: req.initiator_depth,
-            ..common
-        }
-    } else {
+        return QpAttributes { rq_psn: req.starting_psn, ..known };
+    }
+    QpAttributes {
+        remote_qpn: req.qpn,
+        sq_psn: req.starting_psn,
+        path: turned(&req.primary),
         // What they hold, we may have outstanding, and the other way round.
-        QpAttributes {
-            remote_qpn: req.qpn,
-            sq_psn: req.starting_psn,
-            path: turned(&req.primary),
-            responder_resources: req.initiator_depth,
-            initiator_depth: req.responder_resources,
-            ..common
-        }
+        responder_resources: req.initiator_depth,
+        initiator_depth: req.responder_resources,
+        ..known
     }
 }

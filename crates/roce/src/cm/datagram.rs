@@ -33,51 +33,37 @@ impl Cm {
         private: &[u8],
     ) -> Result<ConnectionId, CmError> {
         let SidrRequest { route, service, pkey, response_timeout, retries } = *request;
-        encode(0, Message::SidrReq { request: 0, pkey, service }, private)?;
-        let limit = self.config.max_connections;
-        let id = self.open(State::SidrReqSent, route).ok_or(CmError::Full { limit })?;
-        let transaction = self.names.transaction(id);
-        let mad = encode(transaction, Message::SidrReq { request: id, pkey, service }, private)?;
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.transaction = transaction;
+        let message = |request| Message::SidrReq { request, pkey, service };
+        self.ask(now, (State::SidrReqSent, route), message, private, |connection| {
             connection.service = service;
-        }
-        self.send_awaiting(now, id, mad, code_ns(response_timeout), retries);
-        Ok(ConnectionId(id))
+            connection.response_ns = code_ns(response_timeout);
+            connection.retries = retries;
+        })
     }
 
     /// Answers a SIDR_REQ; `rep` with all but `request` and `service`. Up to 136 bytes of private data.
     ///
     /// Errors: no such question, another state, too much private data.
     pub fn send_sidr_rep(&mut self, id: ConnectionId, rep: &SidrRep, private: &[u8]) -> Result<(), CmError> {
-        let connection = self.owned(id)?;
-        if connection.state != State::SidrReqReceived {
-            return Err(CmError::State { id: id.0, state: connection.state, command: "SIDR_REP" });
-        }
-        let (route, transaction) = (connection.route, connection.transaction);
-        let request = connection.remote_id.unwrap_or(0);
-        let rep = SidrRep { request, service: connection.service, ..*rep };
-        let mad = encode(transaction, Message::SidrRep(rep), private)?;
-        self.send_kept(SidrReqId { route, request, transaction }, mad);
-        self.remove(id.0);
-        Ok(())
+        self.owned_in(id, |state| state == State::SidrReqReceived, "SIDR_REP")?;
+        self.answer_sidr_req(id.0, rep, private)
     }
 
     /// Sends an answer, and keeps it for repeated requests.
-    fn send_kept(&mut self, question: SidrReqId, mad: Box<[u8; MAD_BYTES]>) {
-        self.send(question.route, mad.clone());
-        self.sidr_reps.keep(question, mad);
+    fn answer_sidr_req(&mut self, id: u32, rep: &SidrRep, private: &[u8]) -> Result<(), CmError> {
+        let connection = self.connections.get(&id).ok_or(CmError::Gone { id })?;
+        let (route, transaction) = (connection.route, connection.transaction);
+        let (request, service) = (connection.ids().remote, connection.service);
+        let mad = encode(transaction, Message::SidrRep(SidrRep { request, service, ..*rep }), private)?;
+        self.send(route, mad.clone());
+        self.sidr_reps.keep(SidrReqId { route, request, transaction }, mad);
+        self.remove(id);
+        Ok(())
     }
 
     /// The program lets a question go without an answer.
-    pub(super) fn refuse_datagram(&mut self, id: u32, service: u64) {
-        let Some(connection) = self.connections.get(&id) else { return };
-        let (route, transaction) = (connection.route, connection.transaction);
-        let request = connection.remote_id.unwrap_or(0);
-        if let Ok(mad) = encode(transaction, refusal(request, service, REFUSED), &[]) {
-            self.send_kept(SidrReqId { route, request, transaction }, mad);
-        }
-        self.remove(id);
+    pub(super) fn refuse_sidr_req(&mut self, id: u32) -> Result<(), CmError> {
+        self.answer_sidr_req(id, &refusal(0, 0, REFUSED), &[])
     }
 
     pub(super) fn take_sidr_req(
@@ -100,19 +86,8 @@ impl Cm {
             self.send_message(route, mad.transaction, unsupported(request, service));
             return Ok(());
         };
-        self.enter_backlog(key)?;
-        let Some(id) = self.open(State::SidrReqReceived, route) else {
-            self.release(Some(key));
-            return Err(CmDrop::Full);
-        };
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.remote_id = Some(request);
-            connection.transaction = mad.transaction;
-            connection.service = service;
-            connection.waits_at = Some(key);
-        }
-        self.by_peer.insert((route.remote, request), id);
-        let (id, private) = (ConnectionId(id), mad.private.to_vec());
+        let id = self.admit(key, (State::SidrReqReceived, route), request, mad.transaction, |_| {})?;
+        let private = mad.private.to_vec();
         self.tell(id.0, Event::SidrRequested { id, route, service, pkey, private });
         Ok(())
     }
@@ -138,9 +113,9 @@ impl Cm {
 
 /// A SIDR_REP that says that the service id has no listener.
 pub(super) fn unsupported(request: u32, service: u64) -> Message {
-    refusal(request, service, UNSUPPORTED)
+    Message::SidrRep(refusal(request, service, UNSUPPORTED))
 }
 
-fn refusal(request: u32, service: u64, status: u8) -> Message {
-    Message::SidrRep(SidrRep { request, status, info_bytes: 0, qpn: 0, service, qkey: 0, info: [0; 72] })
+fn refusal(request: u32, service: u64, status: u8) -> SidrRep {
+    SidrRep { request, status, info_bytes: 0, qpn: 0, service, qkey: 0, info: [0; 72] }
 }

@@ -19,26 +19,25 @@ impl Cm {
         info: &[u8],
         private: &[u8],
     ) -> Result<(), CmError> {
-        let connection = self.owned(id)?;
-        let state = connection.state;
-        if !state.may_reject() {
-            return Err(CmError::State { id: id.0, state, command: "REJ" });
-        }
-        let ids = Ids { local: id.0, remote: connection.remote_id.unwrap_or(0) };
-        let refused = match state {
+        self.owned_in(id, State::may_reject, "REJ")?;
+        self.send_rej(now, id.0, why, info, private)
+    }
+
+    fn send_rej(&mut self, now: Now, id: u32, why: u16, info: &[u8], private: &[u8]) -> Result<(), CmError> {
+        let connection = self.connections.get(&id).ok_or(CmError::Gone { id })?;
+        let refused = match connection.state {
             State::ReqReceived | State::ReqPostponed => OF_REQ,
             State::RepReceived => OF_REP,
             _ => OF_NONE,
         };
-        let mad = encode(connection.transaction, Message::Rej(rej(ids, refused, why, info)), private)?;
-        let route = connection.route;
-        self.send(route, mad);
+        let message = Message::Rej(rej(connection.ids(), refused, why, info));
+        let mad = encode(connection.transaction, message, private)?;
+        self.send(connection.route, mad);
         if refused == OF_REQ {
-            self.remove(id.0);
+            self.remove(id);
         } else {
             // The other end may have sent already.
-            self.answered(id.0);
-            self.rest(now, id.0);
+            self.rest(now, id);
         }
         Ok(())
     }
@@ -47,33 +46,30 @@ impl Cm {
     ///
     /// Errors: no such connection, another state, too much private data.
     pub fn disconnect(&mut self, now: Now, id: ConnectionId, private: &[u8]) -> Result<(), CmError> {
-        let connection = self.owned(id)?;
-        let ids = Ids { local: id.0, remote: connection.remote_id.unwrap_or(0) };
-        let (state, route) = (connection.state, connection.route);
-        match state {
-            State::Established => {
-                let qpn = connection.attributes.remote_qpn;
-                let transaction = self.names.transaction(id.0);
-                let mad = encode(transaction, Message::Dreq { ids, qpn }, private)?;
-                self.send_dreq(now, id.0, mad);
-                Ok(())
-            }
-            State::DreqReceived => {
-                let mad = encode(connection.transaction, Message::Drep(ids), private)?;
-                connection.answer = Some(mad.clone());
-                self.send(route, mad);
-                self.rest(now, id.0);
-                Ok(())
-            }
-            _ => Err(CmError::State { id: id.0, state, command: "DREQ" }),
+        match self.owned(id)?.state {
+            State::Established => self.send_dreq(now, id.0, private),
+            State::DreqReceived => self.send_drep(now, id.0, private),
+            state => Err(CmError::State { id: id.0, state, command: "DREQ" }),
         }
     }
 
-    fn send_dreq(&mut self, now: Now, id: u32, mad: Box<[u8; MAD_BYTES]>) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
+    fn send_dreq(&mut self, now: Now, id: u32, private: &[u8]) -> Result<(), CmError> {
+        let connection = self.connections.get_mut(&id).ok_or(CmError::Gone { id })?;
+        let message = Message::Dreq { ids: connection.ids(), qpn: connection.attributes.remote_qpn };
+        let mad = encode(self.names.transaction(id), message, private)?;
         connection.state = State::DreqSent;
-        let (timeout_ns, retries) = (connection.response_ns, connection.retries);
-        self.send_awaiting(now, id, mad, timeout_ns, retries);
+        self.send_awaiting(now, id, mad);
+        Ok(())
+    }
+
+    fn send_drep(&mut self, now: Now, id: u32, private: &[u8]) -> Result<(), CmError> {
+        let connection = self.connections.get_mut(&id).ok_or(CmError::Gone { id })?;
+        let mad = encode(connection.transaction, Message::Drep(connection.ids()), private)?;
+        connection.answer = Some(mad.clone());
+        let route = connection.route;
+        self.send(route, mad);
+        self.rest(now, id);
+        Ok(())
     }
 
     /// The program lets go: the other end is told what it must know, and no event of the connection follows.
@@ -81,62 +77,34 @@ impl Cm {
         let Ok(connection) = self.owned(id) else { return };
         connection.owned = false;
         let id = id.0;
-        let ids = Ids { local: id, remote: connection.remote_id.unwrap_or(0) };
-        let (state, route, transaction) = (connection.state, connection.route, connection.transaction);
-        let (qpn, service) = (connection.attributes.remote_qpn, connection.service);
         // A peer that times out before it knows our id is known by its HCA (IBTA vol. 1 §12.6.7.2, reason 4).
         let guid = connection.ca_guid.to_be_bytes();
-        let refuse = |cm: &mut Self, refused, why, info: &[u8]| {
-            cm.send_message(route, transaction, Message::Rej(rej(ids, refused, why, info)));
+        let state = connection.state;
+        let told = match state {
+            State::ReqSent | State::ReqAcknowledged => self.send_rej(now, id, reason::TIMEOUT, &guid, &[]),
+            State::ReqReceived
+            | State::ReqPostponed
+            | State::RepSent
+            | State::RepAcknowledged
+            | State::RepReceived => self.send_rej(now, id, reason::CONSUMER, &[], &[]),
+            State::Established => self.send_dreq(now, id, &[]),
+            State::DreqReceived => self.send_drep(now, id, &[]),
+            // The first two go on by themselves.
+            State::DreqSent | State::TimeWait | State::SidrReqSent => Ok(()),
+            State::SidrReqReceived => self.refuse_sidr_req(id),
         };
-        match state {
-            State::ReqSent | State::ReqAcknowledged => {
-                refuse(self, OF_NONE, reason::TIMEOUT, &guid);
-                self.remove(id);
-            }
-            State::ReqReceived | State::ReqPostponed => {
-                refuse(self, OF_REQ, reason::CONSUMER, &[]);
-                self.remove(id);
-            }
-            State::RepSent | State::RepAcknowledged | State::RepReceived => {
-                let refused = if state == State::RepReceived { OF_REP } else { OF_NONE };
-                refuse(self, refused, reason::CONSUMER, &[]);
-                self.answered(id);
-                self.rest(now, id);
-            }
-            State::Established => {
-                let transaction = self.names.transaction(id);
-                if let Ok(mad) = encode(transaction, Message::Dreq { ids, qpn }, &[]) {
-                    self.send_dreq(now, id, mad);
-                }
-            }
-            State::DreqReceived => {
-                if let Ok(mad) = encode(transaction, Message::Drep(ids), &[]) {
-                    if let Some(connection) = self.connections.get_mut(&id) {
-                        connection.answer = Some(mad.clone());
-                    }
-                    self.send(route, mad);
-                }
-                self.rest(now, id);
-            }
-            // Both go on by themselves.
-            State::DreqSent | State::TimeWait => {}
-            State::SidrReqSent => self.remove(id),
-            State::SidrReqReceived => self.refuse_datagram(id, service),
+        // No private data always fits.
+        debug_assert_eq!(told, Ok(()));
+        if matches!(state, State::ReqSent | State::ReqAcknowledged | State::SidrReqSent) {
+            self.remove(id);
         }
     }
 
     /// The other end's QP shows that it has forgotten this connection.
     pub(super) fn end_stale(&mut self, now: Now, id: u32) {
-        let Some(connection) = self.connections.get(&id) else { return };
-        if connection.state != State::Established {
-            return;
-        }
-        let ids = Ids { local: id, remote: connection.remote_id.unwrap_or(0) };
-        let qpn = connection.attributes.remote_qpn;
-        let transaction = self.names.transaction(id);
-        if let Ok(mad) = encode(transaction, Message::Dreq { ids, qpn }, &[]) {
-            self.send_dreq(now, id, mad);
+        if self.state(ConnectionId(id)) == Some(State::Established) {
+            let told = self.send_dreq(now, id, &[]);
+            debug_assert_eq!(told, Ok(()));
         }
     }
 
@@ -148,10 +116,10 @@ impl Cm {
         ids: Ids,
         qpn: u32,
     ) -> Result<(), CmDrop> {
+        let drep = Message::Drep(ids.turned());
         let Ok(connection) = self.named(route, ids) else {
             // The peer is to forget what we have forgotten.
-            let back = Ids { local: ids.remote, remote: ids.local };
-            self.send_message(route, mad.transaction, Message::Drep(back));
+            self.send_message(route, mad.transaction, drep);
             return Ok(());
         };
         let (id, state) = (connection.id, connection.state);
@@ -159,9 +127,8 @@ impl Cm {
             return Err(CmDrop::WrongQpn { id, qpn });
         }
         if state == State::TimeWait {
-            let back = Ids { local: id, remote: ids.local };
             self.counters.answered_again += 1;
-            self.send_message(route, mad.transaction, Message::Drep(back));
+            self.send_message(route, mad.transaction, drep);
             return Ok(());
         }
         if !state.takes_dreq() {
@@ -175,8 +142,7 @@ impl Cm {
             self.tell(id, Event::Disconnected { id: ConnectionId(id), how: Disconnect::Asked });
         } else {
             // Both ends ended it at once, and ours has no answer to send.
-            let back = Ids { local: id, remote: ids.local };
-            self.send_message(route, mad.transaction, Message::Drep(back));
+            self.send_message(route, mad.transaction, drep);
             self.rest(now, id);
         }
         Ok(())
@@ -188,7 +154,6 @@ impl Cm {
         if !state.takes_drep() {
             return Err(CmDrop::State { id, state });
         }
-        self.answered(id);
         if state == State::DreqSent {
             self.tell(id, Event::Disconnected { id: ConnectionId(id), how: Disconnect::Answered });
         }
@@ -224,7 +189,6 @@ impl Cm {
         if late || !(state.takes_rej() || state.rests_after_rej()) {
             return Err(CmDrop::State { id, state });
         }
-        self.answered(id);
         let (refusal, private) = (Box::new(*rej), private.to_vec());
         self.tell(id, Event::Rejected { id: ConnectionId(id), rej: refusal, private });
         if state.rests_after_rej() || rej.reason == reason::STALE_CONNECTION {

@@ -201,14 +201,34 @@ impl Cm {
         self.connections.len()
     }
 
-    /// Adds a connection with a fresh id; `None` when there are too many.
-    fn open(&mut self, state: State, route: Route) -> Option<u32> {
+    /// Adds a connection with a fresh id and a transaction of ours; `None` when there are too many.
+    fn open(&mut self, state: State, route: Route) -> Option<&mut Connection> {
         if self.connections.len() >= self.config.max_connections {
             return None;
         }
         let id = self.names.fresh(|id| self.connections.contains_key(&id))?;
-        self.connections.insert(id, Connection::new(id, state, route));
-        Some(id)
+        let connection = Connection::new(id, state, route, self.names.transaction(id));
+        Some(self.connections.entry(id).or_insert(connection))
+    }
+
+    /// Opens a connection by its first message, which `message` makes of its id; `fill` sets what is known of it.
+    fn ask(
+        &mut self,
+        now: Now,
+        (state, route): (State, Route),
+        message: impl Fn(u32) -> Message,
+        private: &[u8],
+        fill: impl FnOnce(&mut Connection),
+    ) -> Result<ConnectionId, CmError> {
+        // Looked at before anything is changed.
+        encode(0, message(0), private)?;
+        let limit = self.config.max_connections;
+        let connection = self.open(state, route).ok_or(CmError::Full { limit })?;
+        fill(connection);
+        let id = connection.id;
+        let mad = encode(connection.transaction, message(id), private)?;
+        self.send_awaiting(now, id, mad);
+        Ok(ConnectionId(id))
     }
 
     /// A connection that a message names by our id, if the message comes from its other end.
@@ -227,24 +247,30 @@ impl Cm {
         found.ok_or(CmError::Gone { id: id.0 })
     }
 
+    /// The same, of a command that goes with some states.
+    fn owned_in(
+        &mut self,
+        id: ConnectionId,
+        goes_with: impl Fn(State) -> bool,
+        command: &'static str,
+    ) -> Result<&mut Connection, CmError> {
+        let connection = self.owned(id)?;
+        let state = connection.state;
+        if goes_with(state) { Ok(connection) } else { Err(CmError::State { id: id.0, state, command }) }
+    }
+
     /// Forgets a connection with all its names.
     fn remove(&mut self, id: u32) {
         self.stop_timer(id);
         let Some(gone) = self.connections.remove(&id) else { return };
         self.release(gone.waits_at);
-        self.forget_names(&gone);
-    }
-
-    fn forget_names(&mut self, gone: &Connection) {
-        let remote = gone.route.remote;
-        if let Some(remote_id) = gone.remote_id
-            && self.by_peer.get(&(remote, remote_id)) == Some(&gone.id)
-        {
-            self.by_peer.remove(&(remote, remote_id));
-        }
-        let qpn = gone.attributes.remote_qpn;
-        if self.by_qpn.get(&(remote, qpn)) == Some(&gone.id) {
-            self.by_qpn.remove(&(remote, qpn));
+        let qpn = Some(gone.attributes.remote_qpn);
+        for (names, number) in [(&mut self.by_peer, gone.remote_id), (&mut self.by_qpn, qpn)] {
+            if let Some(name) = number.map(|number| (gone.route.remote, number))
+                && names.get(&name) == Some(&id)
+            {
+                names.remove(&name);
+            }
         }
     }
 
@@ -266,11 +292,11 @@ impl Cm {
         self.send(route, Box::new(encoded.expect("no private data always fits")));
     }
 
-    /// Sends a MAD of a connection and waits for its answer: `timeout_ns`, as often as `retries` says beyond the first.
-    fn send_awaiting(&mut self, now: Now, id: u32, mad: Box<[u8; MAD_BYTES]>, timeout_ns: u64, retries: u8) {
+    /// Sends a MAD of a connection and waits for its answer, as long and as often as the connection says.
+    fn send_awaiting(&mut self, now: Now, id: u32, mad: Box<[u8; MAD_BYTES]>) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        let route = connection.route;
-        connection.sent = Some(Sent { mad: mad.clone(), timeout_ns, retries_left: retries });
+        let (route, timeout_ns) = (connection.route, connection.response_ns);
+        connection.sent = Some(Sent { mad: mad.clone(), timeout_ns, retries_left: connection.retries });
         self.send(route, mad);
         self.start_timer(id, now.after(timeout_ns));
     }

@@ -8,21 +8,17 @@ impl Cm {
     ///
     /// Errors: no such connection, another state, too much private data.
     pub fn accept(&mut self, now: Now, id: ConnectionId, rep: &Rep, private: &[u8]) -> Result<(), CmError> {
-        let connection = self.owned(id)?;
-        if !connection.state.may_accept() {
-            return Err(CmError::State { id: id.0, state: connection.state, command: "REP" });
-        }
-        let ids = Ids { local: id.0, remote: connection.remote_id.unwrap_or(0) };
-        let mad = encode(connection.transaction, Message::Rep(Rep { ids, ..*rep }), private)?;
+        let connection = self.owned_in(id, State::may_accept, "REP")?;
+        let message = Message::Rep(Rep { ids: connection.ids(), ..*rep });
+        let mad = encode(connection.transaction, message, private)?;
         connection.state = State::RepSent;
         connection.local_qpn = rep.qpn;
         connection.attributes.rq_psn = rep.starting_psn;
         connection.attributes.responder_resources = rep.responder_resources;
         connection.attributes.initiator_depth = rep.initiator_depth;
-        let (timeout_ns, retries) = (connection.response_ns, connection.retries);
         let released = std::mem::take(&mut connection.waits_at);
         self.release(released);
-        self.send_awaiting(now, id.0, mad, timeout_ns, retries);
+        self.send_awaiting(now, id.0, mad);
         Ok(())
     }
 
@@ -30,10 +26,7 @@ impl Cm {
     ///
     /// Errors: no such connection, another state.
     pub fn postpone(&mut self, id: ConnectionId, timeout: u8) -> Result<(), CmError> {
-        let connection = self.owned(id)?;
-        if !connection.state.may_accept() {
-            return Err(CmError::State { id: id.0, state: connection.state, command: "MRA" });
-        }
+        let connection = self.owned_in(id, State::may_accept, "MRA")?;
         connection.state = State::ReqPostponed;
         connection.postponed = timeout & 31;
         Ok(())
@@ -43,11 +36,7 @@ impl Cm {
     ///
     /// Errors: no such connection, another state.
     pub fn establish(&mut self, id: ConnectionId) -> Result<(), CmError> {
-        let connection = self.owned(id)?;
-        if !connection.state.takes_rtu() {
-            return Err(CmError::State { id: id.0, state: connection.state, command: "data that came" });
-        }
-        connection.state = State::Established;
+        self.owned_in(id, State::takes_rtu, "data that came")?.state = State::Established;
         self.answered(id.0);
         self.tell(id.0, Event::Established { id, private: Vec::new() });
         Ok(())
@@ -76,32 +65,22 @@ impl Cm {
             self.send_message(route, mad.transaction, refusal);
             return Ok(());
         };
-        // Nothing is said when there is no room: it will be asked again.
-        self.enter_backlog(key)?;
-        let Some(id) = self.open(State::ReqReceived, route) else {
-            self.release(Some(key));
-            return Err(CmDrop::Full);
+        let fill = |connection: &mut Connection| {
+            connection.attributes = of_req(req, false);
+            connection.response_ns = code_ns(req.local_response_timeout);
+            connection.retries = req.max_cm_retries;
         };
-        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
-        connection.remote_id = Some(req.local_id);
-        connection.transaction = mad.transaction;
-        connection.service = req.service;
-        connection.attributes = of_req(req, false);
-        connection.response_ns = code_ns(req.local_response_timeout);
-        connection.retries = req.max_cm_retries;
-        connection.waits_at = Some(key);
-        self.by_peer.insert((route.remote, req.local_id), id);
-        self.by_qpn.insert((route.remote, req.qpn), id);
+        let id = self.admit(key, (State::ReqReceived, route), req.local_id, mad.transaction, fill)?;
+        self.by_qpn.insert((route.remote, req.qpn), id.0);
         let (req, private) = (Box::new(*req), mad.private.to_vec());
-        self.tell(id, Event::Requested { id: ConnectionId(id), route, req, private });
+        self.tell(id.0, Event::Requested { id, route, req, private });
         Ok(())
     }
 
     /// A REQ that came before.
     fn take_req_again(&mut self, route: Route, mad: &CmMad<'_>, id: u32) -> Result<(), CmDrop> {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDrop::NoConnection { id }) };
-        let ids = Ids { local: id, remote: connection.remote_id.unwrap_or(0) };
-        let (state, timeout) = (connection.state, connection.postponed);
+        let (ids, state, timeout) = (connection.ids(), connection.state, connection.postponed);
         let answer = match state {
             State::ReqPostponed => Message::Mra { ids, message: 0, timeout },
             State::TimeWait => Message::Rej(rej(ids, 0, reason::STALE_CONNECTION, &[])),
@@ -134,10 +113,29 @@ impl Cm {
         [(service, Some(address)), (service, None)].into_iter().find(|key| self.listeners.contains_key(key))
     }
 
-    /// Takes a place among the requests that wait.
-    pub(super) fn enter_backlog(&mut self, key: (u64, Option<Gid>)) -> Result<(), CmDrop> {
-        let room = self.listeners.get_mut(&key).filter(|listener| listener.waiting < listener.backlog);
-        room.map(|listener| listener.waiting += 1).ok_or(CmDrop::Full)
+    /// Opens a connection for a request that takes a place among those that wait at a listener; `fill` sets more of it.
+    pub(super) fn admit(
+        &mut self,
+        key: (u64, Option<Gid>),
+        (state, route): (State, Route),
+        remote_id: u32,
+        transaction: u64,
+        fill: impl FnOnce(&mut Connection),
+    ) -> Result<ConnectionId, CmDrop> {
+        // Nothing is said when there is no room: it will be asked again.
+        if self.listeners.get(&key).is_none_or(|listener| listener.waiting >= listener.backlog) {
+            return Err(CmDrop::Full);
+        }
+        let connection = self.open(state, route).ok_or(CmDrop::Full)?;
+        connection.remote_id = Some(remote_id);
+        connection.transaction = transaction;
+        connection.service = key.0;
+        connection.waits_at = Some(key);
+        fill(connection);
+        let id = connection.id;
+        self.by_peer.insert((route.remote, remote_id), id);
+        self.listeners.entry(key).and_modify(|listener| listener.waiting += 1);
+        Ok(ConnectionId(id))
     }
 
     /// Gives the place back.

@@ -35,22 +35,6 @@ pub enum State {
 }
 
 impl State {
-    pub const ALL: [Self; 13] = [
-        Self::ReqSent,
-        Self::ReqAcknowledged,
-        Self::ReqReceived,
-        Self::ReqPostponed,
-        Self::RepSent,
-        Self::RepAcknowledged,
-        Self::RepReceived,
-        Self::Established,
-        Self::DreqSent,
-        Self::DreqReceived,
-        Self::TimeWait,
-        Self::SidrReqSent,
-        Self::SidrReqReceived,
-    ];
-
     /// A REP answers what was sent.
     pub(super) const fn takes_rep(self) -> bool {
         matches!(self, Self::ReqSent | Self::ReqAcknowledged)
@@ -73,15 +57,7 @@ impl State {
 
     /// A REJ ends it before it stood.
     pub(super) const fn takes_rej(self) -> bool {
-        matches!(
-            self,
-            Self::ReqSent
-                | Self::ReqAcknowledged
-                | Self::ReqReceived
-                | Self::ReqPostponed
-                | Self::RepSent
-                | Self::RepAcknowledged
-        )
+        self.takes_rep() || self.may_accept() || self.takes_rtu()
     }
 
     /// A REJ ends it, and it may have stood on one side: its names rest.
@@ -96,15 +72,6 @@ impl State {
 
     /// The program may refuse what came.
     pub(super) const fn may_reject(self) -> bool {
-        matches!(
-            self,
-            Self::ReqSent
-                | Self::ReqAcknowledged
-                | Self::ReqReceived
-                | Self::ReqPostponed
-                | Self::RepReceived
-                | Self::RepSent
-                | Self::RepAcknowledged
-        )
+        self.takes_rej() || matches!(self, Self::RepReceived)
     }
 }

@@ -56,6 +56,13 @@ fields! {
     }
 }
 
+impl Ids {
+    /// The same in an answer.
+    pub const fn turned(self) -> Self {
+        Self { local: self.remote, remote: self.local }
+    }
+}
+
 fields! {
     /// Answer to a REQ: the other end's QP.
     #[derive(Default)]
