@@ -166,123 +166,17 @@ pub enum ModifyError {
     NotAllowed { from: QpState, to: QpState, excess: AttrMask },
 }
 
-/// What one move needs and allows besides `STATE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Move {
-    from: QpState,
-    to: QpState,
-    /// Needed and allowed, by service.
-    by_service: [Option<(AttrMask, AttrMask)>; 3],
-}
-
 use AttrMask as A;
 use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use ServiceType::{Rc, Uc, Ud};
 
-const PATH_RC_UC: AttrMask = A::all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]);
+const PATH_UC: AttrMask = A::all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]);
+const ARRIVES_CONNECTED: AttrMask = A::all(&[A::PKEY_INDEX, A::ACCESS_FLAGS, A::ALT_PATH]);
+const RETRY_RC: AttrMask = A::all(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
+const DRAINED_UC: AttrMask = ARRIVES_CONNECTED.with(A::AV).with(A::PATH_MIG_STATE);
 const LIVE_UC: AttrMask = A::all(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE]);
 const LIVE_RC: AttrMask = LIVE_UC.with(A::MIN_RNR_TIMER);
 const LIVE_UD: AttrMask = A::all(&[A::CUR_STATE, A::QKEY]);
-
-/// Every move but those to RESET and ERR, which any state makes without attributes. Columns: RC, UC, UD; in each what
-/// is needed, then what is allowed too (the table of `ibv_modify_qp(3)`).
-const MOVES: [Move; 9] = [
-    Move {
-        from: Reset,
-        to: Init,
-        by_service: [
-            Some((A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), A::NONE)),
-            Some((A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), A::NONE)),
-            Some((A::all(&[A::PKEY_INDEX, A::PORT, A::QKEY]), A::NONE)),
-        ],
-    },
-    Move {
-        from: Init,
-        to: Init,
-        by_service: [
-            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]))),
-            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]))),
-            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::QKEY]))),
-        ],
-    },
-    Move {
-        from: Init,
-        to: Rtr,
-        by_service: [
-            Some((
-                PATH_RC_UC.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER),
-                A::all(&[A::PKEY_INDEX, A::ACCESS_FLAGS, A::ALT_PATH]),
-            )),
-            Some((PATH_RC_UC, A::all(&[A::PKEY_INDEX, A::ACCESS_FLAGS, A::ALT_PATH]))),
-            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY]))),
-        ],
-    },
-    Move {
-        from: Rtr,
-        to: Rts,
-        by_service: [
-            Some((
-                A::all(&[A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]),
-                LIVE_RC,
-            )),
-            Some((A::SQ_PSN, LIVE_UC)),
-            Some((A::SQ_PSN, LIVE_UD)),
-        ],
-    },
-    Move {
-        from: Rts,
-        to: Rts,
-        by_service: [Some((A::NONE, LIVE_RC)), Some((A::NONE, LIVE_UC)), Some((A::NONE, LIVE_UD))],
-    },
-    Move {
-        from: Rts,
-        to: Sqd,
-        by_service: [
-            Some((A::NONE, A::EN_SQD_ASYNC_NOTIFY)),
-            Some((A::NONE, A::EN_SQD_ASYNC_NOTIFY)),
-            Some((A::NONE, A::EN_SQD_ASYNC_NOTIFY)),
-        ],
-    },
-    Move {
-        from: Sqd,
-        to: Rts,
-        by_service: [Some((A::NONE, LIVE_RC)), Some((A::NONE, LIVE_UC)), Some((A::NONE, LIVE_UD))],
-    },
-    Move {
-        from: Sqd,
-        to: Sqd,
-        by_service: [
-            Some((
-                A::NONE,
-                A::all(&[
-                    A::PORT,
-                    A::AV,
-                    A::TIMEOUT,
-                    A::RETRY_CNT,
-                    A::RNR_RETRY,
-                    A::MAX_QP_RD_ATOMIC,
-                    A::MAX_DEST_RD_ATOMIC,
-                    A::ALT_PATH,
-                    A::ACCESS_FLAGS,
-                    A::PKEY_INDEX,
-                    A::MIN_RNR_TIMER,
-                    A::PATH_MIG_STATE,
-                ]),
-            )),
-            Some((A::NONE, A::all(&[A::AV, A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDEX, A::PATH_MIG_STATE]))),
-            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY]))),
-        ],
-    },
-    // A reliable QP goes to ERR, never to SQE (IBTA §10.3).
-    Move {
-        from: Sqe,
-        to: Rts,
-        by_service: [
-            None,
-            Some((A::NONE, A::all(&[A::CUR_STATE, A::ACCESS_FLAGS]))),
-            Some((A::NONE, LIVE_UD)),
-        ],
-    },
-];
 
 /// Whether a QP in state `from` may be moved to `to` with the attributes of `mask`.
 ///
@@ -310,19 +204,35 @@ pub fn check_modify(
     }
 }
 
-/// What a move needs and what it allows besides; `None` when it does not exist.
+/// What a move needs, then what it allows besides, `STATE` apart; `None` when it does not exist (the table of
+/// `ibv_modify_qp(3)`).
 pub fn attributes_of(service: ServiceType, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
-    match (from, to) {
-        (_, Reset) => return Some((A::NONE, A::NONE)),
+    Some(match (from, to, service) {
+        (_, Reset, _) => (A::NONE, A::NONE),
         // IBTA §10.3: every state but RESET can be moved to ERR.
-        (Reset, Error) => return None,
-        (_, Error) => return Some((A::NONE, A::NONE)),
-        _ => {}
-    }
-    let column = match service {
-        ServiceType::Rc => 0,
-        ServiceType::Uc => 1,
-        ServiceType::Ud => 2,
-    };
-    MOVES.iter().find(|step| step.from == from && step.to == to).and_then(|step| step.by_service[column])
+        (Reset, Error, _) => return None,
+        (_, Error, _) => (A::NONE, A::NONE),
+        (Reset, Init, Rc | Uc) => (A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), A::NONE),
+        (Reset, Init, Ud) => (A::all(&[A::PKEY_INDEX, A::PORT, A::QKEY]), A::NONE),
+        (Init, Init, Rc | Uc) => (A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])),
+        (Init, Init, Ud) => (A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::QKEY])),
+        (Init, Rtr, Rc) => (PATH_UC.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER), ARRIVES_CONNECTED),
+        (Init, Rtr, Uc) => (PATH_UC, ARRIVES_CONNECTED),
+        (Init, Rtr, Ud) => (A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY])),
+        (Rtr, Rts, Rc) => (A::SQ_PSN.with(RETRY_RC), LIVE_RC),
+        (Rtr, Rts, Uc) => (A::SQ_PSN, LIVE_UC),
+        (Rtr, Rts, Ud) => (A::SQ_PSN, LIVE_UD),
+        (Rts | Sqd, Rts, Rc) => (A::NONE, LIVE_RC),
+        (Rts | Sqd, Rts, Uc) => (A::NONE, LIVE_UC),
+        (Rts | Sqd | Sqe, Rts, Ud) => (A::NONE, LIVE_UD),
+        (Rts, Sqd, _) => (A::NONE, A::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd, Rc) => {
+            (A::NONE, A::all(&[RETRY_RC, DRAINED_UC, A::PORT, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]))
+        }
+        (Sqd, Sqd, Uc) => (A::NONE, DRAINED_UC),
+        (Sqd, Sqd, Ud) => (A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY])),
+        // A reliable QP goes to ERR, never to SQE (IBTA §10.3).
+        (Sqe, Rts, Uc) => (A::NONE, A::CUR_STATE.with(A::ACCESS_FLAGS)),
+        _ => return None,
+    })
 }
