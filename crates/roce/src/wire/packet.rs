@@ -13,85 +13,54 @@ pub const MAX_PAYLOAD_BYTES: usize = 4096;
 
 pub const MAX_HEADER_BYTES: usize = Bth::BYTES + AtomicEth::BYTES;
 
-/// Extended headers, by [`HeaderSet`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extended {
-    Nothing,
-    Imm(ImmDt),
+/// Declares the headers of each [`HeaderSet`], in the order they are written.
+macro_rules! extended {
+    ($($(#[$doc:meta])* $set:ident $(($one:ident: $first:ident $(, $other:ident: $second:ident)?))?;)*) => {
+        /// Extended headers, by [`HeaderSet`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Extended { $($(#[$doc])* $set $(($first $(, $second)?))?,)* }
+
+        impl Extended {
+            /// Which headers these are.
+            pub const fn set(&self) -> HeaderSet {
+                match self { $(Self::$set { .. } => HeaderSet::$set,)* }
+            }
+
+            /// Reads the headers of `set` from the front of `bytes`. Error: the bytes end inside one of them.
+            pub fn parse(set: HeaderSet, bytes: &[u8]) -> Result<Self, WireError> {
+                let behind = |header: usize| bytes.get(header..).unwrap_or(&[]);
+                Ok(match set { $(HeaderSet::$set => Self::$set $((
+                    $first::parse(bytes)? $(, $second::parse(behind($first::BYTES))?)?
+                ))?,)* })
+            }
+
+            /// Writes the headers to the front of `out`, which has room for them.
+            fn emit(&self, out: &mut [u8]) {
+                match self { $(Self::$set $(($one $(, $other)?))? => {
+                    $(put(out, 0, $one.emit()); $(put(out, $first::BYTES, $other.emit());)?)?
+                })* }
+            }
+        }
+    };
+}
+
+extended! {
+    Nothing;
+    Imm(imm: ImmDt);
     /// An rkey to invalidate.
-    Ieth(Ieth),
-    Reth(Reth),
-    RethImm(Reth, ImmDt),
-    Aeth(Aeth),
-    AethAtomicAck(Aeth, AtomicAckEth),
-    Atomic(AtomicEth),
+    Ieth(ieth: Ieth);
+    Reth(reth: Reth);
+    RethImm(reth: Reth, imm: ImmDt);
+    Aeth(aeth: Aeth);
+    AethAtomicAck(aeth: Aeth, ack: AtomicAckEth);
+    Atomic(atomic: AtomicEth);
     /// A datagram's sender.
-    Deth(Deth),
+    Deth(deth: Deth);
     /// A datagram's sender and immediate data.
-    DethImm(Deth, ImmDt),
+    DethImm(deth: Deth, imm: ImmDt);
 }
 
 impl Extended {
-    /// Which headers these are.
-    pub const fn set(&self) -> HeaderSet {
-        match self {
-            Self::Nothing => HeaderSet::Nothing,
-            Self::Imm(_) => HeaderSet::Imm,
-            Self::Ieth(_) => HeaderSet::Ieth,
-            Self::Reth(_) => HeaderSet::Reth,
-            Self::RethImm(..) => HeaderSet::RethImm,
-            Self::Aeth(_) => HeaderSet::Aeth,
-            Self::AethAtomicAck(..) => HeaderSet::AethAtomicAck,
-            Self::Atomic(_) => HeaderSet::Atomic,
-            Self::Deth(_) => HeaderSet::Deth,
-            Self::DethImm(..) => HeaderSet::DethImm,
-        }
-    }
-
-    /// Reads the headers of `set` from the front of `bytes`. Error: the bytes end inside one of them.
-    pub fn parse(set: HeaderSet, bytes: &[u8]) -> Result<Self, WireError> {
-        let behind = |header: usize| bytes.get(header..).unwrap_or(&[]);
-        Ok(match set {
-            HeaderSet::Nothing => Self::Nothing,
-            HeaderSet::Imm => Self::Imm(ImmDt::parse(bytes)?),
-            HeaderSet::Ieth => Self::Ieth(Ieth::parse(bytes)?),
-            HeaderSet::Reth => Self::Reth(Reth::parse(bytes)?),
-            HeaderSet::RethImm => Self::RethImm(Reth::parse(bytes)?, ImmDt::parse(behind(Reth::BYTES))?),
-            HeaderSet::Aeth => Self::Aeth(Aeth::parse(bytes)?),
-            HeaderSet::AethAtomicAck => {
-                Self::AethAtomicAck(Aeth::parse(bytes)?, AtomicAckEth::parse(behind(Aeth::BYTES))?)
-            }
-            HeaderSet::Atomic => Self::Atomic(AtomicEth::parse(bytes)?),
-            HeaderSet::Deth => Self::Deth(Deth::parse(bytes)?),
-            HeaderSet::DethImm => Self::DethImm(Deth::parse(bytes)?, ImmDt::parse(behind(Deth::BYTES))?),
-        })
-    }
-
-    /// Writes the headers to the front of `out`, which has room for them.
-    fn emit(&self, out: &mut [u8]) {
-        match self {
-            Self::Nothing => {}
-            Self::Imm(imm) => put(out, 0, imm.emit()),
-            Self::Ieth(ieth) => put(out, 0, ieth.emit()),
-            Self::Reth(reth) => put(out, 0, reth.emit()),
-            Self::RethImm(reth, imm) => {
-                put(out, 0, reth.emit());
-                put(out, Reth::BYTES, imm.emit());
-            }
-            Self::Aeth(aeth) => put(out, 0, aeth.emit()),
-            Self::AethAtomicAck(aeth, ack) => {
-                put(out, 0, aeth.emit());
-                put(out, Aeth::BYTES, ack.emit());
-            }
-            Self::Atomic(atomic) => put(out, 0, atomic.emit()),
-            Self::Deth(deth) => put(out, 0, deth.emit()),
-            Self::DethImm(deth, imm) => {
-                put(out, 0, deth.emit());
-                put(out, Deth::BYTES, imm.emit());
-            }
-        }
-    }
-
     /// Remote memory, if there is some named by a RETH.
     pub const fn reth(&self) -> Option<Reth> {
         match self {
