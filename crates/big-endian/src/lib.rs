@@ -139,16 +139,16 @@ pub fn put_bits(bytes: &mut [u8], at: usize, shift: u32, width: u32, value: u32)
 /// offset, `at`; some bits as `at[shift, width]`, see [`bits`].
 #[macro_export]
 macro_rules! fields {
-    (@read $bytes:ident, $start:ident, $type:ty, $at:literal) => {
+    (@read $bytes:ident, $start:expr, $type:ty, $at:literal) => {
         <$type as $crate::Field>::read($bytes, $start + $at)
     };
-    (@read $bytes:ident, $start:ident, $type:ty, $at:literal, $shift:literal, $width:literal) => {
+    (@read $bytes:ident, $start:expr, $type:ty, $at:literal, $shift:literal, $width:literal) => {
         <$type as $crate::BitField>::of_bits($crate::bits($bytes, $start + $at, $shift, $width))
     };
-    (@write $bytes:ident, $start:ident, $value:expr, $at:literal) => {
+    (@write $bytes:ident, $start:expr, $value:expr, $at:literal) => {
         $crate::Field::write(&$value, $bytes, $start + $at)
     };
-    (@write $bytes:ident, $start:ident, $value:expr, $at:literal, $shift:literal, $width:literal) => {
+    (@write $bytes:ident, $start:expr, $value:expr, $at:literal, $shift:literal, $width:literal) => {
         $crate::put_bits($bytes, $start + $at, $shift, $width, $crate::BitField::to_bits(&$value))
     };
     ($(#[$doc:meta])* $name:ident($size:literal) {

@@ -4,7 +4,7 @@
 //! Left out: LAP and APR (alternate paths) and the service's other messages that librdmacm never sends. Reserved fields are
 //! written as zeroes and not looked at.
 
-use super::bytes::{Field, array, be16, be24, be32, be64, check, fields, put, put24};
+use super::bytes::{Field, array, be16, check, fields, put};
 use super::mad::{BODY_BYTES, MAD_BYTES, MadHeader};
 use super::{Gid, WireError};
 
@@ -17,19 +17,6 @@ pub const CLASS: u8 = 0x07;
 pub const CLASS_VERSION: u8 = 2;
 /// Method of all its messages.
 pub const SEND: u8 = 0x03;
-
-/// Attributes: which message it is.
-pub mod attribute {
-    pub const REQ: u16 = 0x10;
-    pub const MRA: u16 = 0x11;
-    pub const REJ: u16 = 0x12;
-    pub const REP: u16 = 0x13;
-    pub const RTU: u16 = 0x14;
-    pub const DREQ: u16 = 0x15;
-    pub const DREP: u16 = 0x16;
-    pub const SIDR_REQ: u16 = 0x17;
-    pub const SIDR_REP: u16 = 0x18;
-}
 
 /// Reasons of a REJ that our own code gives or looks at (IBTA vol. 1 §12.6.7.2).
 pub mod reason {
@@ -128,114 +115,102 @@ fields! {
     }
 }
 
-/// A message without its private data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Message {
-    /// Asks for a connection.
-    Req(Req),
-    /// Message received, the answer takes longer.
-    Mra {
-        ids: Ids,
-        /// What was received, 2 bits: 0 REQ, 1 REP, 2 LAP.
-        message: u8,
-        /// How long the answer may take, 5 bits: 4.096 us times 2 to this.
-        timeout: u8,
-    },
-    /// Refusal.
-    Rej(Rej),
-    /// Answer to a REQ.
-    Rep(Rep),
-    /// Ready to use: the connection stands.
-    Rtu(Ids),
-    /// Asks to end a connection.
-    Dreq {
-        ids: Ids,
-        /// The receiver's QPN, 24 bits.
-        qpn: u32,
-    },
-    /// Answer to a DREQ.
-    Drep(Ids),
-    /// Asks for the QP of a datagram service.
-    SidrReq {
-        request: u32,
-        /// P_Key.
-        pkey: u16,
-        /// Service id.
-        service: u64,
-    },
-    /// Answer to a SIDR_REQ.
-    SidrRep(SidrRep),
+/// Declares the messages with their attributes: those that have a structure, then the others with the places of their fields and,
+/// in brackets, of their private data.
+macro_rules! messages {
+    (
+        $($(#[$doc:meta])* $attribute:ident = $number:literal: $name:ident($type:ident),)*;
+        $($(#[$short_doc:meta])* $short_attribute:ident = $short_number:literal: $short:ident[$private_at:literal] {
+            $($(#[$field_doc:meta])* $field:ident: $field_type:ty = $at:literal $([$shift:literal, $width:literal])?,)*
+        },)*
+    ) => {
+        /// Attributes: which message it is.
+        pub mod attribute {
+            $(pub const $attribute: u16 = $number;)*
+            $(pub const $short_attribute: u16 = $short_number;)*
+        }
+
+        /// A message without its private data.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Message {
+            $($(#[$doc])* $name($type),)*
+            $($(#[$short_doc])* $short { $($(#[$field_doc])* $field: $field_type,)* },)*
+        }
+
+        impl Message {
+            pub const fn attribute(&self) -> u16 {
+                match self {
+                    $(Self::$name(_) => $number,)*
+                    $(Self::$short { .. } => $short_number,)*
+                }
+            }
+
+            /// Where in the body its private data begins; it goes on to the body's end.
+            pub const fn private_at(&self) -> usize {
+                match self {
+                    $(Self::$name(_) => $type::BYTES,)*
+                    $(Self::$short { .. } => $private_at,)*
+                }
+            }
+
+            fn parse(attribute: u16, body: &[u8; BODY_BYTES]) -> Result<Self, WireError> {
+                Ok(match attribute {
+                    $($number => Self::$name($type::read(body, 0)),)*
+                    $($short_number => Self::$short {
+                        $($field: fields!(@read body, 0, $field_type, $at $(, $shift, $width)?),)*
+                    },)*
+                    attribute => return Err(WireError::UnknownAttribute { attribute }),
+                })
+            }
+
+            fn emit(&self, body: &mut [u8; BODY_BYTES]) {
+                match self {
+                    $(Self::$name(message) => message.write(body, 0),)*
+                    $(Self::$short { $($field),* } => {
+                        $(fields!(@write body, 0, *$field, $at $(, $shift, $width)?);)*
+                    })*
+                }
+            }
+        }
+    };
 }
 
-impl Message {
-    pub const fn attribute(&self) -> u16 {
-        match self {
-            Self::Req(_) => attribute::REQ,
-            Self::Mra { .. } => attribute::MRA,
-            Self::Rej(_) => attribute::REJ,
-            Self::Rep(_) => attribute::REP,
-            Self::Rtu(_) => attribute::RTU,
-            Self::Dreq { .. } => attribute::DREQ,
-            Self::Drep(_) => attribute::DREP,
-            Self::SidrReq { .. } => attribute::SIDR_REQ,
-            Self::SidrRep(_) => attribute::SIDR_REP,
-        }
-    }
-
-    /// Where in the body its private data begins; it goes on to the body's end.
-    pub const fn private_at(&self) -> usize {
-        match self {
-            Self::Req(_) => Req::BYTES,
-            Self::Mra { .. } => 10,
-            Self::Rej(_) => Rej::BYTES,
-            Self::Rep(_) => Rep::BYTES,
-            Self::Rtu(_) | Self::Drep(_) => Ids::BYTES,
-            Self::Dreq { .. } => 12,
-            Self::SidrReq { .. } => 16,
-            Self::SidrRep(_) => SidrRep::BYTES,
-        }
-    }
-
-    fn parse(attribute: u16, body: &[u8; BODY_BYTES]) -> Result<Self, WireError> {
-        let ids = Ids::read(body, 0);
-        Ok(match attribute {
-            attribute::REQ => Self::Req(Req::read(body, 0)),
-            attribute::MRA => Self::Mra { ids, message: body[8] >> 6, timeout: body[9] >> 3 },
-            attribute::REJ => Self::Rej(Rej::read(body, 0)),
-            attribute::REP => Self::Rep(Rep::read(body, 0)),
-            attribute::RTU => Self::Rtu(ids),
-            attribute::DREQ => Self::Dreq { ids, qpn: be24(body, 8) },
-            attribute::DREP => Self::Drep(ids),
-            attribute::SIDR_REQ => {
-                Self::SidrReq { request: be32(body, 0), pkey: be16(body, 4), service: be64(body, 8) }
-            }
-            attribute::SIDR_REP => Self::SidrRep(SidrRep::read(body, 0)),
-            attribute => return Err(WireError::UnknownAttribute { attribute }),
-        })
-    }
-
-    fn emit(&self, body: &mut [u8; BODY_BYTES]) {
-        match self {
-            Self::Req(req) => req.write(body, 0),
-            Self::Mra { ids, message, timeout } => {
-                ids.write(body, 0);
-                put(body, 8, [message << 6, timeout << 3]);
-            }
-            Self::Rej(rej) => rej.write(body, 0),
-            Self::Rep(rep) => rep.write(body, 0),
-            Self::Rtu(ids) | Self::Drep(ids) => ids.write(body, 0),
-            Self::Dreq { ids, qpn } => {
-                ids.write(body, 0);
-                put24(body, 8, *qpn);
-            }
-            Self::SidrReq { request, pkey, service } => {
-                request.write(body, 0);
-                pkey.write(body, 4);
-                service.write(body, 8);
-            }
-            Self::SidrRep(rep) => rep.write(body, 0),
-        }
-    }
+messages! {
+    /// Asks for a connection.
+    REQ = 0x10: Req(Req),
+    /// Refusal.
+    REJ = 0x12: Rej(Rej),
+    /// Answer to a REQ.
+    REP = 0x13: Rep(Rep),
+    /// Ready to use: the connection stands.
+    RTU = 0x14: Rtu(Ids),
+    /// Answer to a DREQ.
+    DREP = 0x16: Drep(Ids),
+    /// Answer to a SIDR_REQ.
+    SIDR_REP = 0x18: SidrRep(SidrRep),
+    ;
+    /// Message received, the answer takes longer.
+    MRA = 0x11: Mra[10] {
+        ids: Ids = 0,
+        /// What was received, 2 bits: 0 REQ, 1 REP, 2 LAP.
+        message: u8 = 8[6, 2],
+        /// How long the answer may take, 5 bits: 4.096 us times 2 to this.
+        timeout: u8 = 9[3, 5],
+    },
+    /// Asks to end a connection.
+    DREQ = 0x15: Dreq[12] {
+        ids: Ids = 0,
+        /// The receiver's QPN, 24 bits.
+        qpn: u32 = 8[0, 24],
+    },
+    /// Asks for the QP of a datagram service.
+    SIDR_REQ = 0x17: SidrReq[16] {
+        request: u32 = 0,
+        /// P_Key.
+        pkey: u16 = 4,
+        /// Service id.
+        service: u64 = 8,
+    },
 }
 
 /// A message with its transaction and private data.
