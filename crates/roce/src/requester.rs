@@ -448,11 +448,6 @@ impl Requester {
         self.post_with(message, ())
     }
 
-    /// As [`Requester::post_failed_with`].
-    pub fn post_failed(&mut self, opcode: Opcode, status: Status) -> Ticket {
-        self.post_failed_with(opcode, status, ())
-    }
-
     /// As [`Requester::poll_completed`].
     pub fn poll_completion(&mut self) -> Option<Completion> {
         self.poll_completed().map(|(completion, ())| completion)

@@ -9,8 +9,6 @@
 //!   poll_event ◄── handle_packet ◄── wire ◄── poll_transmit
 //! ```
 
-use std::collections::VecDeque;
-
 use crate::packet::{Deth, Reth};
 use crate::{
     Completion, Content, Fragment, Now, Outcome, Outgoing, Packet, PayloadSource, PostedMessage, Psn,
@@ -59,12 +57,9 @@ pub enum Event {
 /// See the module. Call `poll_transmit` and `poll_event` until `None` after whatever else was called.
 #[derive(Debug)]
 pub struct Connection {
-    /// For commands and counters: posting and polling go through the connection, which keeps the headers of each message.
-    pub requester: Requester,
+    /// For commands and counters: posting and polling go through the connection, which makes each message's headers.
+    pub requester: Requester<Packet>,
     pub responder: Responder,
-    posted: VecDeque<Packet>,
-    /// Ticket of the front of `posted`.
-    first_ticket: u64,
     /// Bytes of one packet at most.
     most: u32,
     /// A packet of the responder's was polled last: the requester's turn.
@@ -92,27 +87,20 @@ impl Connection {
         Connection::of(most, Requester::new(requester), Responder::new(responder))
     }
 
-    fn of(most: u32, requester: Requester, responder: Responder) -> Connection {
-        Connection {
-            most,
-            requester,
-            responder,
-            posted: VecDeque::new(),
-            first_ticket: 0,
-            requester_first: false,
-        }
+    fn of(most: u32, requester: Requester<Packet>, responder: Responder) -> Connection {
+        Connection { most, requester, responder, requester_first: false }
     }
 
     /// Queues a message; ask [`Requester::can_post`] first.
     pub fn post(&mut self, work: WorkRequest) -> Ticket {
-        self.posted.push_back(self.whole(&work));
-        self.requester.post(work.message)
+        let whole = self.whole(&work);
+        self.requester.post_with(work.message, whole)
     }
 
-    /// Queues a message that failed already, see [`Requester::post_failed`].
+    /// Queues a message that failed already, see [`Requester::post_failed_with`].
     pub fn post_failed(&mut self, work: WorkRequest, status: Status) -> Ticket {
-        self.posted.push_back(self.whole(&work));
-        self.requester.post_failed(work.message.opcode, status)
+        let whole = self.whole(&work);
+        self.requester.post_failed_with(work.message.opcode, status, whole)
     }
 
     // Inputs.
@@ -150,10 +138,7 @@ impl Connection {
         if let Some(event) = self.responder.poll_event() {
             return Some(Event::Responder(event));
         }
-        let completion = self.requester.poll_completion()?;
-        self.posted.pop_front();
-        self.first_ticket += 1;
-        Some(Event::Sent(completion))
+        self.requester.poll_completed().map(|(completion, _)| Event::Sent(completion))
     }
 
     /// When to call `handle_timeout`, if nothing else happens first.
@@ -170,9 +155,7 @@ impl Connection {
     fn poll_request(&mut self, now: Now) -> Option<Outgoing> {
         let transmit = self.requester.next_packet(self.most)?;
         self.requester.sent_packet(now, &transmit, transmit.fragment.length);
-        let whole =
-            self.posted.get(usize::try_from(transmit.ticket.0.checked_sub(self.first_ticket)?).ok()?)?;
-        let packet = transmit.cut(whole);
+        let packet = transmit.cut(self.requester.work_request_mut(transmit.ticket)?);
         let carries = packet.payload.length > 0;
         let source = if carries { PayloadSource::Message(transmit.ticket) } else { PayloadSource::Nothing };
         Some(Outgoing { packet, source, retransmission: transmit.retransmission })

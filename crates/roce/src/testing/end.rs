@@ -7,8 +7,8 @@ use super::endpoint::{EndpointConfig, LocalWork, VA};
 use super::faults::Frame;
 use super::host::{Host, Received};
 use crate::{
-    Completion, Failure, Now, Outcome, Packet, PayloadSource, Placement, PostedMessage, Receive,
-    ReplyVerdict, ResponderEvent, ServiceType, Status, Ticket, Verdict,
+    Completion, Failure, Now, Outcome, PayloadSource, Placement, PostedMessage, Receive, ReplyVerdict,
+    ResponderEvent, ServiceType, Status, Ticket, Verdict,
 };
 
 #[derive(Debug)]
@@ -129,7 +129,9 @@ impl End {
         self.host.slice(start, payload.len()).copy_from_slice(payload);
     }
 
-    fn handle_packet(&mut self, now: Now, packet: &Packet, payload: &[u8]) {
+    /// Takes what arrived.
+    pub(super) fn handle_frame(&mut self, now: Now, frame: &Frame) {
+        let Frame { packet, payload } = frame;
         match self.connection.handle_packet(now, packet, &mut self.host) {
             Arrival::Request(Verdict::Execute(work)) => {
                 let service = self.config.service;
@@ -139,6 +141,7 @@ impl End {
             Arrival::Reply(ReplyVerdict::Place(placement)) => self.place(placement, payload),
             Arrival::Request(_) | Arrival::Reply(_) => {}
         }
+        self.collect_events();
     }
 
     /// An error of either half of a reliable QP moves the QP to ERR, which stops the other half and flushes.
@@ -196,13 +199,6 @@ impl End {
             self.naks_sent += u64::from(packet.is_nak());
             emit(Frame { packet, payload });
         }
-        self.collect_events();
-    }
-
-    /// Takes what arrived.
-    pub(super) fn handle_frame(&mut self, now: Now, frame: &Frame) {
-        let Frame { packet, payload } = frame;
-        self.handle_packet(now, packet, payload);
         self.collect_events();
     }
 

@@ -448,7 +448,7 @@ fn what_the_service_cannot_carry_fails_in_its_turn() {
 #[test]
 fn a_local_error_completes_in_its_turn() {
     let mut requester = requester(&[Write]);
-    requester.post_failed(Write, Status::LocalProtection);
+    requester.post_failed_with(Write, Status::LocalProtection, ());
     post(&mut requester, &[Write]);
     assert_eq!(sent(&mut requester, 0), [7]);
     take(&mut requester, 1, &reply(7, ACK));
