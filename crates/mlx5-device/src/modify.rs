@@ -119,15 +119,8 @@ impl<M: Memory> Core<M> {
             }
         }
         if let Some(responder) = &mut qp.responses.responder {
-            if changed(AttrMask::ACCESS_FLAGS) {
-                responder.set_access(Access(attributes.access & REMOTE.0));
-            }
-            if changed(AttrMask::MIN_RNR_TIMER) {
-                responder.set_min_rnr_timer(attributes.min_rnr_timer);
-            }
-            if changed(AttrMask::QKEY) {
-                responder.set_qkey(attributes.qkey);
-            }
+            let ModifyQp { access, min_rnr_timer, qkey, .. } = *attributes;
+            responder.set_attributes(Access(access & REMOTE.0), min_rnr_timer, qkey);
         }
     }
 }
@@ -195,7 +188,7 @@ impl ModifyQp {
 fn apply(to: &mut ModifyQp, request: &ModifyQp) {
     let named = |attribute: AttrMask| AttrMask(request.mask).contains(attribute);
     macro_rules! copy {
-        ($($bit:ident => $($field:ident),+;)*) => { $(if named(AttrMask::$bit) { $(to.$field = request.$field;)+ })* };
+        ($($bit:ident => $field:ident;)*) => { $(if named(AttrMask::$bit) { to.$field = request.$field; })* };
     }
     copy! {
         ACCESS_FLAGS => access;
@@ -211,13 +204,11 @@ fn apply(to: &mut ModifyQp, request: &ModifyQp) {
         MIN_RNR_TIMER => min_rnr_timer;
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
         DEST_QPN => dest_qpn;
+        RQ_PSN => rq_psn;
+        SQ_PSN => sq_psn;
     }
-    if named(AttrMask::RQ_PSN) {
-        to.rq_psn = request.rq_psn & 0xff_ffff;
-    }
-    if named(AttrMask::SQ_PSN) {
-        to.sq_psn = request.sq_psn & 0xff_ffff;
-    }
+    to.rq_psn &= 0xff_ffff;
+    to.sq_psn &= 0xff_ffff;
 }
 
 fn responder_config(qp: &Qp) -> ResponderConfig {

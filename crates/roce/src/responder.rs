@@ -193,16 +193,9 @@ impl Responder {
         self.held.take()
     }
 
-    pub fn set_access(&mut self, access: Access) {
-        self.config.access = access;
-    }
-
-    pub fn set_min_rnr_timer(&mut self, min_rnr_timer: u8) {
-        self.config.min_rnr_timer = min_rnr_timer;
-    }
-
-    pub fn set_qkey(&mut self, qkey: u32) {
-        self.config.qkey = qkey;
+    /// Changes what a modify may change.
+    pub fn set_attributes(&mut self, access: Access, min_rnr_timer: u8, qkey: u32) {
+        self.config = ResponderConfig { access, min_rnr_timer, qkey, ..self.config };
     }
 
     // Inputs.

@@ -322,7 +322,7 @@ fn an_operation_that_the_qp_does_not_grant_is_an_invalid_request() {
         (Opcode::FetchAdd, Access::REMOTE_ATOMIC),
     ] {
         let mut scene = scene(ServiceType::Rc, &[64]);
-        scene.responder.set_access(Access(ALL_ACCESS.0 & !missing.0));
+        scene.responder.set_attributes(Access(ALL_ACCESS.0 & !missing.0), 12, 0x1111);
         assert_eq!(scene.take(&request(opcode, 7)), "InvalidRequest7", "{opcode:?}");
         assert_eq!(scene.device.taken, 0, "{opcode:?} took a receive");
     }
