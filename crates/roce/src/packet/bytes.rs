@@ -105,13 +105,10 @@ fn content(kind: PacketKind, extended: &Extended) -> Option<Content> {
             let swap = kind.operation() == Operation::CompareSwap;
             if swap { Content::CompareSwap(eth) } else { Content::FetchAdd(eth) }
         }
-        Operation::ReadResponse => Content::ReadResponse {
-            position,
-            aeth: match aeth {
-                Some(aeth) => Some(aeth?),
-                None => None,
-            },
-        },
+        Operation::ReadResponse => {
+            let aeth = if let Some(aeth) = aeth { Some(aeth?) } else { None };
+            Content::ReadResponse { position, aeth }
+        }
         Operation::Acknowledge => Content::Acknowledge(aeth??),
         Operation::AtomicAcknowledge => {
             let Extended::AethAtomicAck(_, ack) = *extended else { return None };
