@@ -165,10 +165,8 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let key = self.contexts.find(id, ObjectKind::Mr, handle)?;
         self.core.mkeys.check_unused(key, handle)?;
         self.contexts.remove(id, ObjectKind::Mr, handle)?;
-        if let Some(pd) = self.core.mkeys.remove(key) {
-            self.pds.count(pd, -1);
-            self.qps.revoke(key);
-        }
+        self.pds.count(self.core.mkeys.remove(key), -1);
+        self.qps.revoke(key);
         Ok(())
     }
 
@@ -185,9 +183,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let key = self.contexts.remove(id, ObjectKind::Mw, handle)?;
         self.core.mkeys.close(key, None);
         self.qps.revoke_closed(&mut self.core.mkeys);
-        if let Some(pd) = self.core.mkeys.remove(key) {
-            self.pds.count(pd, -1);
-        }
+        self.pds.count(self.core.mkeys.remove(key), -1);
         Ok(())
     }
 
@@ -312,9 +308,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
 
     fn destroy_ah(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
         let place = self.contexts.remove(id, ObjectKind::Ah, handle)?;
-        if let Some(pd) = self.ahs.remove(place) {
-            self.pds.count(pd, -1);
-        }
+        self.pds.count(self.ahs.remove(place), -1);
         Ok(())
     }
 }

@@ -22,8 +22,8 @@ impl Pds {
     }
 
     /// One user of the PD more, or less.
-    pub(super) fn count(&mut self, pd: u32, change: i32) {
-        if let Some(users) = self.0.get_mut(pd) {
+    pub(super) fn count(&mut self, pd: impl Into<Option<u32>>, change: i32) {
+        if let Some(users) = pd.into().and_then(|pd| self.0.get_mut(pd)) {
             *users = users.saturating_add_signed(change);
         }
     }
