@@ -21,57 +21,51 @@ pub struct NicConfigError {
     pub allowed: &'static str,
 }
 
-/// What a NIC is made with: its devices, and how strict it is.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NicConfig {
-    pub devices: u8,
-    /// Ports of every device.
-    pub ports: u8,
-    pub model: Model,
-    pub link_layer: LinkLayer,
-    /// Active MTU of the ports in bytes.
-    pub mtu: u16,
-    /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; the n-th port after it has the n-th address after it.
-    pub ipv4: Ipv4Addr,
-    pub ipv6: Option<Ipv6Addr>,
-    pub path: LinkPath,
-    /// Rate to shape to, 10^9 bits a second of wire bytes; none: not shaped.
-    pub rate_gbps: Option<f64>,
-    /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message stands for a packet.
-    pub loss: f64,
-    /// Probability, 0 to 1, that a packet is overtaken by some that leave later; shared memory keeps its order.
-    pub reorder: f64,
-    /// Where the generator of losses begins.
-    pub seed: u64,
-    /// One-way delay of what leaves, ns.
-    pub delay_ns: u64,
-    /// A send queue with a register of its own is executed only as far as register writes cover it.
-    pub strict: bool,
-    pub doorbell_order: DoorbellOrder,
-    /// The bytes of one WRITE may become visible in any order.
-    pub relaxed_ordering: bool,
-}
+/// Declares a struct with the value that each of its fields has unless something else is said.
+macro_rules! defaults {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty = $value:expr,)* }) => {
+        $(#[$doc])*
+        pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
 
-impl Default for NicConfig {
-    fn default() -> Self {
-        NicConfig {
-            devices: 1,
-            ports: 1,
-            model: Model::default(),
-            link_layer: LinkLayer::default(),
-            mtu: 4096,
-            ipv4: Ipv4Addr::LOCALHOST,
-            ipv6: None,
-            path: LinkPath::default(),
-            rate_gbps: None,
-            loss: 0.0,
-            reorder: 0.0,
-            seed: 1,
-            delay_ns: 0,
-            strict: true,
-            doorbell_order: DoorbellOrder::default(),
-            relaxed_ordering: false,
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $value,)* }
+            }
         }
+    };
+}
+pub(crate) use defaults;
+
+defaults! {
+    /// What a NIC is made with: its devices, and how strict it is.
+    #[derive(Debug, Clone, PartialEq)]
+    NicConfig {
+        devices: u8 = 1,
+        /// Ports of every device.
+        ports: u8 = 1,
+        model: Model = Model::default(),
+        link_layer: LinkLayer = LinkLayer::default(),
+        /// Active MTU of the ports in bytes.
+        mtu: u16 = 4096,
+        /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; the n-th port after it has the n-th address after it.
+        ipv4: Ipv4Addr = Ipv4Addr::LOCALHOST,
+        ipv6: Option<Ipv6Addr> = None,
+        path: LinkPath = LinkPath::default(),
+        /// Rate to shape to, 10^9 bits a second of wire bytes; none: not shaped.
+        rate_gbps: Option<f64> = None,
+        /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message stands for a packet.
+        loss: f64 = 0.0,
+        /// Probability, 0 to 1, that a packet is overtaken by some that leave later; shared memory keeps its order.
+        reorder: f64 = 0.0,
+        /// Where the generator of losses begins.
+        seed: u64 = 1,
+        /// One-way delay of what leaves, ns.
+        delay_ns: u64 = 0,
+        /// A send queue with a register of its own is executed only as far as register writes cover it.
+        strict: bool = true,
+        doorbell_order: DoorbellOrder = DoorbellOrder::default(),
+        /// The bytes of one WRITE may become visible in any order.
+        relaxed_ordering: bool = false,
     }
 }
 

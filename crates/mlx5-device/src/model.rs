@@ -7,7 +7,7 @@
 use roce::wire::gid_of;
 
 use super::qpn::MAX_QP;
-use crate::config::{LinkLayer, Model, NicConfig};
+use crate::config::{LinkLayer, Model, NicConfig, defaults};
 
 /// The PCI vendor id of Mellanox Technologies.
 pub const PCI_VENDOR: u16 = 0x15b3;
@@ -61,35 +61,7 @@ impl Model {
 
     /// Limits and capability bits.
     pub fn capabilities(self) -> Capabilities {
-        let common = Capabilities {
-            max_mr_size: u64::MAX,
-            page_size_cap: 0xffff_ffff_ffff_f000,
-            max_qp: MAX_QP,
-            max_qp_wr: 32768,
-            // BAD_PKEY_CNTR, BAD_QKEY_CNTR, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, MEM_WINDOW, MEM_MGT_EXTENSIONS
-            // (invalidation, local and with a SEND), MEM_WINDOW_TYPE_2B.
-            device_cap_flags: 1 << 1 | 1 << 2 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 21 | 1 << 24,
-            max_sge: 30,
-            max_sge_rd: 30,
-            max_cq: 1 << 24,
-            max_cqe: (1 << 22) - 1,
-            max_srq: 1 << 23,
-            max_srq_wr: 32767,
-            max_srq_sge: 31,
-            max_mr: (1 << 24) - 0x10,
-            max_mw: (1 << 24) - 0x10,
-            max_pd: 1 << 23,
-            max_qp_rd_atom: 16,
-            max_qp_init_rd_atom: 16,
-            max_res_rd_atom: 16 * MAX_QP,
-            max_ah: i32::MAX as u32,
-            max_pkeys: 1,
-            local_ca_ack_delay: 16,
-            max_message_bytes: 1 << 30,
-            max_inline_data: 956,
-            max_send_descriptor_bytes: 1008,
-            max_recv_descriptor_bytes: 512,
-        };
+        let common = Capabilities::default();
         match self {
             Model::ConnectX5 => Capabilities { max_pd: 1 << 24, ..common },
             Model::ConnectX6 | Model::ConnectX6Dx | Model::ConnectX7 => common,
@@ -97,57 +69,61 @@ impl Model {
     }
 }
 
-/// What `ibv_query_device` shows and the device enforces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Longest region, bytes.
-    pub max_mr_size: u64,
-    /// Bit mask of page sizes.
-    pub page_size_cap: u64,
-    /// QPs of one NIC.
-    pub max_qp: u32,
-    /// Send blocks or receive entries of one QP.
-    pub max_qp_wr: u32,
-    /// `IBV_DEVICE_*` bits.
-    pub device_cap_flags: u32,
-    /// Scatter/gather entries of a request.
-    pub max_sge: u32,
-    /// Scatter/gather entries of a READ.
-    pub max_sge_rd: u32,
-    /// CQs of one NIC.
-    pub max_cq: u32,
-    /// Largest `cqe` of CQ creation (entries minus one).
-    pub max_cqe: u32,
-    /// Shared receive queues of one NIC.
-    pub max_srq: u32,
-    pub max_srq_wr: u32,
-    /// Scatter entries of one of these: one pointer's room is the link's.
-    pub max_srq_sge: u32,
-    /// Memory regions of one NIC, windows counted too: their keys are of one space.
-    pub max_mr: u32,
-    /// The same for windows.
-    pub max_mw: u32,
-    /// Protection domains of one NIC.
-    pub max_pd: u32,
-    /// READs and atomics outstanding as responder.
-    pub max_qp_rd_atom: u32,
-    /// READs and atomics outstanding as initiator.
-    pub max_qp_init_rd_atom: u32,
-    /// Responder resources of the NIC.
-    pub max_res_rd_atom: u32,
-    /// Address handles.
-    pub max_ah: u32,
-    /// P_Key table entries.
-    pub max_pkeys: u16,
-    /// Local CA ack delay, code.
-    pub local_ca_ack_delay: u8,
-    pub max_message_bytes: u32,
-    /// Largest inline payload of a send WQE.
-    pub max_inline_data: u32,
-    /// Largest send WQE: 63 units of 16 bytes.
-    pub max_send_descriptor_bytes: u32,
-    /// Largest receive WQE.
-    pub max_recv_descriptor_bytes: u32,
+defaults! {
+    /// What `ibv_query_device` shows and the device enforces. The values are those of most models.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    Capabilities {
+        /// Longest region, bytes.
+        max_mr_size: u64 = u64::MAX,
+        /// Bit mask of page sizes.
+        page_size_cap: u64 = 0xffff_ffff_ffff_f000,
+        /// QPs of one NIC.
+        max_qp: u32 = MAX_QP,
+        /// Send blocks or receive entries of one QP.
+        max_qp_wr: u32 = 32768,
+        /// `IBV_DEVICE_*` bits.
+        // BAD_PKEY_CNTR, BAD_QKEY_CNTR, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, MEM_WINDOW, MEM_MGT_EXTENSIONS
+        // (invalidation, local and with a SEND), MEM_WINDOW_TYPE_2B.
+        device_cap_flags: u32 = 1 << 1 | 1 << 2 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 21 | 1 << 24,
+        /// Scatter/gather entries of a request.
+        max_sge: u32 = 30,
+        /// Scatter/gather entries of a READ.
+        max_sge_rd: u32 = 30,
+        /// CQs of one NIC.
+        max_cq: u32 = 1 << 24,
+        /// Largest `cqe` of CQ creation (entries minus one).
+        max_cqe: u32 = (1 << 22) - 1,
+        /// Shared receive queues of one NIC.
+        max_srq: u32 = 1 << 23,
+        max_srq_wr: u32 = 32767,
+        /// Scatter entries of one of these: one pointer's room is the link's.
+        max_srq_sge: u32 = 31,
+        /// Memory regions of one NIC, windows counted too: their keys are of one space.
+        max_mr: u32 = (1 << 24) - 0x10,
+        /// The same for windows.
+        max_mw: u32 = (1 << 24) - 0x10,
+        /// Protection domains of one NIC.
+        max_pd: u32 = 1 << 23,
+        /// READs and atomics outstanding as responder.
+        max_qp_rd_atom: u32 = 16,
+        /// READs and atomics outstanding as initiator.
+        max_qp_init_rd_atom: u32 = 16,
+        /// Responder resources of the NIC.
+        max_res_rd_atom: u32 = 16 * MAX_QP,
+        /// Address handles.
+        max_ah: u32 = i32::MAX as u32,
+        /// P_Key table entries.
+        max_pkeys: u16 = 1,
+        /// Local CA ack delay, code.
+        local_ca_ack_delay: u8 = 16,
+        max_message_bytes: u32 = 1 << 30,
+        /// Largest inline payload of a send WQE.
+        max_inline_data: u32 = 956,
+        /// Largest send WQE: 63 units of 16 bytes.
+        max_send_descriptor_bytes: u32 = 1008,
+        /// Largest receive WQE.
+        max_recv_descriptor_bytes: u32 = 512,
+    }
 }
 
 /// `gid_type` of a GID table entry, with the number that `ib_uverbs_gid_entry` carries.
