@@ -24,16 +24,16 @@ const WINDOW_NS: u64 = GRACE_NS / 2;
 /// a hundred cores may need. Counted in windows, so that a process that was stopped for long is not accused for that.
 const MAX_WINDOWS: u32 = (1_000_000_000 / WINDOW_NS) as u32;
 
-/// What a driver did wrong with its doorbells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// What a driver did wrong with its doorbells: what happened, and what would help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Violation {
-    /// The record moved, the register was not written.
+    #[error("the record moved but no register was written; write it after the record")]
     Missing,
-    /// The register was written, but named another queue.
+    #[error("the register write named another QP; write what this QP's WQE begins with")]
     WrongQpn,
-    /// The register was written before the record.
+    #[error("the register was written before the record; fence between the two")]
     RecordLate,
-    /// The record is further ahead than the ring is long.
+    #[error("the record is further ahead than the ring is long; post less at a time")]
     RecordRange,
 }
 
@@ -41,20 +41,6 @@ impl Violation {
     /// Every kind, in the order of the counters.
     pub const ALL: [Violation; 4] =
         [Violation::Missing, Violation::WrongQpn, Violation::RecordLate, Violation::RecordRange];
-
-    /// What happened, and what would help.
-    pub fn sentence(self) -> &'static str {
-        match self {
-            Violation::Missing => "the record moved but no register was written; write it after the record",
-            Violation::WrongQpn => {
-                "the register write named another QP; write what this QP's WQE begins with"
-            }
-            Violation::RecordLate => "the register was written before the record; fence between the two",
-            Violation::RecordRange => {
-                "the record is further ahead than the ring is long; post less at a time"
-            }
-        }
-    }
 }
 
 /// The doorbell side of one send queue.

@@ -273,8 +273,7 @@ impl Uars {
         let (rung, record) = (fetched.wrapping_add(posted.available), posted.record.unwrap_or_default());
         let why = format!(
             "for 10 ms or more record {record}, rung up to {rung}, executed up to {fetched}, ring of {entries} blocks, and a card \
-             would not execute this: {}",
-            violation.sentence()
+             would not execute this: {violation}"
         );
         host.explain(About::Qp(qp.qpn, None), STALLED, why);
     }
