@@ -128,7 +128,9 @@ impl Cqs {
         let entries = (request.cqe + 1).next_power_of_two();
         if entries != cq.entries {
             cq.check_resize(memory, request, entries)?;
-            cq.write_resized(memory).map_err(CommandError::fault(format_args!("CQ {handle}")))?;
+            // The last CQE of the old ring, for which there is room: it was counted. What fails leaves everything as it was.
+            let mut last = CqeFields { opcode: CqeOpcode::ResizeCq, ..CqeFields::default() };
+            cq.write(memory, &mut last, None).map_err(CommandError::fault(format_args!("CQ {handle}")))?;
             cq.move_to(request.buffer, entries);
         }
         Ok(entries - 1)
@@ -245,13 +247,6 @@ impl Cq {
             "CQ {cqn:#x}: {waiting} CQEs wait, a ring of {entries} has no room for them"
         );
         Ok(())
-    }
-
-    /// The last CQE of the old ring. What fails leaves everything as it was.
-    fn write_resized<M: Memory>(&mut self, memory: &M) -> Result<(), Fault> {
-        let mut fields = CqeFields { opcode: CqeOpcode::ResizeCq, ..CqeFields::default() };
-        // There is room: it was counted.
-        self.write(memory, &mut fields, None).map(drop)
     }
 
     /// Everything that comes from now on goes there. What waits is carried over by the library, one index further on.

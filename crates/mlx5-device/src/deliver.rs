@@ -81,7 +81,7 @@ impl<M: Memory> Core<M> {
                 if let (Verdict::Answered, Content::ReadRequest(reth)) = (verdict, packet.content)
                     && (is_new || again > 0)
                 {
-                    qp.responses.hold_back(inbound.answer_from(qp.qpn));
+                    qp.responses.not_before = qp.responses.not_before.max(inbound.answer_from(qp.qpn));
                     if is_new {
                         self.host.counters.execute(true, reth.dma_bytes);
                     }

@@ -95,11 +95,6 @@ impl Responses {
         }
     }
 
-    /// Nothing is answered before this.
-    pub(super) fn hold_back(&mut self, until: Now) {
-        self.not_before = self.not_before.max(until);
-    }
-
     /// What was asked for through this key, and was not answered, is refused.
     pub(super) fn revoke(&mut self, key: u32) {
         if let Some(responder) = &mut self.responder {
