@@ -1,6 +1,6 @@
 //! Big-endian fields of a byte slice whose length has been checked.
 
-pub(crate) use big_endian::{Field, array, be16, be32, be64, fields, put};
+pub(crate) use big_endian::{BitField, Field, be16, be32, bits, fields, put};
 
 use crate::LayoutError;
 

@@ -4,7 +4,7 @@
 //! `mlx5_parse_cqe`, `get_sw_cqe`, `mlx5_copy_to_recv_wqe` of `cq.c` and `qp.c`. Left out: compressed CQEs, striding
 //! receive queues, tag matching, checksum and VLAN fields.
 
-use crate::bytes::{Field, array, be16, be32, be64, fields, put};
+use crate::bytes::{BitField, Field, bits, fields, put};
 use crate::{CqeOpcode, CqeSyndrome, LayoutError};
 
 pub const CQE_BYTES: usize = 64;
@@ -104,6 +104,22 @@ fn cqe_at(slot: usize) -> Result<usize, LayoutError> {
     }
 }
 
+/// Declares what is read of a CQE: a value of whole bytes with its place, or some bits from there, see [`bits`].
+macro_rules! accessors {
+    (@read $cqe:expr, $type:ty, $at:expr) => {
+        <$type as Field>::read($cqe, $at)
+    };
+    (@read $cqe:expr, $type:ty, $at:expr, $shift:literal, $width:literal) => {
+        <$type as BitField>::of_bits(bits($cqe, $at, $shift, $width))
+    };
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $at:expr $(, [$shift:literal, $width:literal])?;)*) => { $(
+        $(#[$doc])*
+        pub fn $name(&self) -> $type {
+            accessors!(@read self.cqe(), $type, $at $(, $shift, $width)?)
+        }
+    )* };
+}
+
 /// A CQE read in place. Read byte [`OP_OWN`] first and the rest after an acquire; then copy, then look.
 #[derive(Debug, Clone, Copy)]
 pub struct Cqe<B> {
@@ -132,74 +148,35 @@ impl<B: AsRef<[u8]>> Cqe<B> {
         self.op_own().opcode()
     }
 
-    /// Path bits of the receiver's port.
-    pub fn path_bits(&self) -> u8 {
-        self.cqe()[at::ML_PATH] & 0x7f
-    }
-
-    /// Sender's LID.
-    pub fn source_lid(&self) -> u16 {
-        be16(self.cqe(), at::SLID)
-    }
-
-    /// Sender's QPN, of a datagram.
-    pub fn source_qpn(&self) -> u32 {
-        be32(self.cqe(), at::FLAGS_RQPN) & 0xff_ffff
-    }
-
-    /// Service level of the packet.
-    pub fn service_level(&self) -> u8 {
-        (be32(self.cqe(), at::FLAGS_RQPN) >> 24) as u8 & 0xf
-    }
-
-    /// Whether a GRH came with the message (bits 29:28).
-    pub fn has_grh(&self) -> bool {
-        be32(self.cqe(), at::FLAGS_RQPN) >> 28 & 3 != 0
-    }
-
-    /// User index that the QP was created with (CQE version 1), or SRQ number; 24 bits.
-    pub fn user_index(&self) -> u32 {
-        be32(self.cqe(), at::SRQN_UIDX) & 0xff_ffff
-    }
-
-    /// Immediate data in network order, or the invalidated rkey in big-endian order.
-    pub fn immediate(&self) -> [u8; 4] {
-        array(self.cqe(), at::IMM_INVAL)
-    }
-
-    /// Bytes received; for an RDMA READ, bytes read.
-    pub fn byte_count(&self) -> u32 {
-        be32(self.cqe(), at::BYTE_CNT)
-    }
-
-    /// Device time.
-    pub fn timestamp(&self) -> u64 {
-        be64(self.cqe(), at::TIMESTAMP)
-    }
-
-    /// Opcode byte of the send WQE (requester CQEs).
-    pub fn send_opcode(&self) -> u8 {
-        self.cqe()[at::SOP_QPN]
-    }
-
-    /// Local QPN.
-    pub fn qpn(&self) -> u32 {
-        be32(self.cqe(), at::SOP_QPN) & 0xff_ffff
-    }
-
-    /// Index of the WQE's first block, or of the receive WQE; 16 bits.
-    pub fn wqe_counter(&self) -> u16 {
-        be16(self.cqe(), at::WQE_COUNTER)
-    }
-
-    /// Signature byte.
-    pub fn signature(&self) -> u8 {
-        self.cqe()[at::SIGNATURE]
-    }
-
-    /// Error of an error CQE.
-    pub fn error(&self) -> CqeError {
-        CqeError::read(self.cqe(), at::ERROR)
+    accessors! {
+        /// Path bits of the receiver's port.
+        path_bits: u8 = at::ML_PATH, [0, 7];
+        /// Sender's LID.
+        source_lid: u16 = at::SLID;
+        /// Sender's QPN, of a datagram.
+        source_qpn: u32 = at::FLAGS_RQPN + 1, [0, 24];
+        /// Service level of the packet.
+        service_level: u8 = at::FLAGS_RQPN, [0, 4];
+        /// Whether a GRH came with the message (bits 29:28).
+        has_grh: bool = at::FLAGS_RQPN, [4, 2];
+        /// User index that the QP was created with (CQE version 1), or SRQ number; 24 bits.
+        user_index: u32 = at::SRQN_UIDX + 1, [0, 24];
+        /// Immediate data in network order, or the invalidated rkey in big-endian order.
+        immediate: [u8; 4] = at::IMM_INVAL;
+        /// Bytes received; for an RDMA READ, bytes read.
+        byte_count: u32 = at::BYTE_CNT;
+        /// Device time.
+        timestamp: u64 = at::TIMESTAMP;
+        /// Opcode byte of the send WQE (requester CQEs).
+        send_opcode: u8 = at::SOP_QPN;
+        /// Local QPN.
+        qpn: u32 = at::SOP_QPN + 1, [0, 24];
+        /// Index of the WQE's first block, or of the receive WQE; 16 bits.
+        wqe_counter: u16 = at::WQE_COUNTER;
+        /// Signature byte.
+        signature: u8 = at::SIGNATURE;
+        /// Error of an error CQE.
+        error: CqeError = at::ERROR;
     }
 
     /// Payload that lies in the slot instead of the WQE's buffers. `None`: it is in the buffers. Error: the CQE says
