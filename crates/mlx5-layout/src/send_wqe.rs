@@ -6,6 +6,7 @@
 //! atomics.
 
 use crate::bytes::{Field, be32, check, put, segment};
+use crate::opcode::codes;
 use crate::umr::Umr;
 use crate::{LayoutError, SendOpcode};
 
@@ -27,34 +28,32 @@ pub const fn blocks(ds: u8) -> u16 {
     (ds as u16).div_ceil((BLOCK_BYTES / UNIT_BYTES) as u16)
 }
 
-/// When the device writes a CQE for the WQE (CE, bits 3:2 of `fm_ce_se`; `doca_gpunetio_verbs_def.h` has all four).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum CompletionMode {
-    /// Only if it fails.
-    OnError = 0x00,
-    /// Only if it is the first to fail.
-    OnFirstError = 0x04,
-    /// Always: `IBV_SEND_SIGNALED`, `MLX5_WQE_CTRL_CQ_UPDATE`.
-    Always = 0x08,
-    /// Always, with an event.
-    WithEvent = 0x0c,
+codes! {
+    /// When the device writes a CQE for the WQE (CE, bits 3:2 of `fm_ce_se`; `doca_gpunetio_verbs_def.h` has all four).
+    CompletionMode {
+        /// Only if it fails.
+        OnError = 0x00,
+        /// Only if it is the first to fail.
+        OnFirstError = 0x04,
+        /// Always: `IBV_SEND_SIGNALED`, `MLX5_WQE_CTRL_CQ_UPDATE`.
+        Always = 0x08,
+        /// Always, with an event.
+        WithEvent = 0x0c,
+    }
 }
 
-/// What the WQE waits for (FM, bits 7:5 of `fm_ce_se`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum FenceMode {
-    None = 0x00,
-    /// `MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`.
-    InitiatorSmall = 0x20,
-    Fence = 0x40,
-    /// Strong ordering.
-    Strong = 0x60,
-    /// Fence and small fence: what `IBV_SEND_FENCE` sets (`MLX5_WQE_CTRL_FENCE`).
-    FenceAndSmall = 0x80,
-    /// Reserved values.
-    Reserved = 0xe0,
+codes! {
+    /// What the WQE waits for (FM, bits 7:5 of `fm_ce_se`).
+    FenceMode {
+        None = 0x00,
+        /// `MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`.
+        InitiatorSmall = 0x20,
+        Fence = 0x40,
+        /// Strong ordering.
+        Strong = 0x60,
+        /// Fence and small fence: what `IBV_SEND_FENCE` sets (`MLX5_WQE_CTRL_FENCE`).
+        FenceAndSmall = 0x80,
+    }
 }
 
 /// Bit 1 of `fm_ce_se`: the receiver's completion is solicited.
@@ -90,13 +89,8 @@ impl Control {
     }
 
     /// When a CQE is wanted.
-    pub fn completion(&self) -> CompletionMode {
-        match self.fm_ce_se & 0x0c {
-            0x00 => CompletionMode::OnError,
-            0x04 => CompletionMode::OnFirstError,
-            0x08 => CompletionMode::Always,
-            _ => CompletionMode::WithEvent,
-        }
+    pub fn completion(&self) -> Option<CompletionMode> {
+        CompletionMode::from_u8(self.fm_ce_se & 0x0c)
     }
 
     /// Whether a CQE is wanted when the WQE ends well.
@@ -105,16 +99,9 @@ impl Control {
         self.fm_ce_se & 0x08 != 0
     }
 
-    /// What the WQE waits for.
-    pub fn fence(&self) -> FenceMode {
-        match self.fm_ce_se & 0xe0 {
-            0x00 => FenceMode::None,
-            0x20 => FenceMode::InitiatorSmall,
-            0x40 => FenceMode::Fence,
-            0x60 => FenceMode::Strong,
-            0x80 => FenceMode::FenceAndSmall,
-            _ => FenceMode::Reserved,
-        }
+    /// What the WQE waits for; `None` for a reserved value.
+    pub fn fence(&self) -> Option<FenceMode> {
+        FenceMode::from_u8(self.fm_ce_se & 0xe0)
     }
 
     /// Whether the receiver's completion is solicited.

@@ -116,7 +116,7 @@ fn a_write_with_immediate_names_remote_memory_and_two_pieces() {
     );
     assert_eq!(
         (control.completion(), control.fence(), control.is_solicited()),
-        (CompletionMode::Always, FenceMode::None, true)
+        (Some(CompletionMode::Always), Some(FenceMode::None), true)
     );
     assert_eq!((control.immediate, control.blocks()), ([0, 0, 0, 42], 1));
     assert_eq!((body.remote, body.atomic, body.datagram()), (Some(REMOTE), None, None));
@@ -136,7 +136,7 @@ fn inline_bytes_come_without_their_padding() {
 #[test]
 fn a_fenced_read_waits_for_everything() {
     let wqe = SendWqe::new(&READ_FENCED).unwrap();
-    assert_eq!(wqe.control().fence(), FenceMode::FenceAndSmall);
+    assert_eq!(wqe.control().fence(), Some(FenceMode::FenceAndSmall));
     assert_eq!(wqe.body(Addressing::Connected).unwrap().remote, Some(REMOTE));
 }
 
