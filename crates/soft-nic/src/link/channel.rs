@@ -14,7 +14,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Unattached;
 use super::delay::DelayLine;
@@ -82,41 +82,64 @@ pub struct Ends {
 }
 
 impl Ends {
-    fn slots(&self) -> u64 {
-        u64::from(self.from) | u64::from(self.to) << 32
-    }
-
-    fn generations(&self) -> u64 {
-        u64::from(self.from_generation) | u64::from(self.to_generation) << 32
+    /// The words of the first page that say so, and what each is called.
+    fn words(&self) -> [(usize, u64, &'static str); 4] {
+        let pair = |from: u32, to: u32| u64::from(from) | u64::from(to) << 32;
+        [
+            (at::MAGIC, MAGIC, "magic"),
+            (at::VERSION, record::VERSION.into(), "version"),
+            (at::SLOTS, pair(self.from.into(), self.to.into()), "slots"),
+            (at::GENERATIONS, pair(self.from_generation, self.to_generation), "generations"),
+        ]
     }
 }
 
-/// Sender's state of one ring.
+/// State of one ring at one end: its own position, and the other end's when last looked at.
 #[derive(Debug)]
-struct ProducerLane {
+struct LaneState {
     ring: RingMemory,
     head: u64,
-    published: u64,
-    /// The consumer's tail when last looked at.
     tail: u64,
+    /// The own position as the other end may see it.
+    published: u64,
 }
 
-impl ProducerLane {
+impl LaneState {
+    /// Those of both rings of a channel.
+    fn map(fd: &OwnedFd, capacity: usize) -> io::Result<[LaneState; 2]> {
+        let lane = |i: usize| -> io::Result<LaneState> {
+            let ring = RingMemory::map(fd, at::RINGS + i * capacity, capacity)?;
+            Ok(LaneState { ring, head: 0, tail: 0, published: 0 })
+        };
+        Ok([lane(0)?, lane(1)?])
+    }
+
     fn known_free(&self) -> usize {
         self.ring.capacity().saturating_sub(self.head.wrapping_sub(self.tail) as usize)
+    }
+
+    /// Shows the other end the own position in its word; true when it did not know it yet.
+    fn show(&mut self, word: &AtomicU64, position: u64) -> bool {
+        let moved = position != self.published;
+        if moved {
+            self.published = position;
+            word.store(position, Ordering::Release);
+        }
+        moved
     }
 }
 
 /// The sender's end.
 #[derive(Debug)]
 pub struct Producer {
-    fd: OwnedFd,
+    /// What the receiver opens through `/proc`.
+    pub fd: OwnedFd,
     control: SharedMemory,
-    lanes: [ProducerLane; 2],
+    lanes: [LaneState; 2],
     /// What is committed waits for [`Producer::pass`].
     pub holds: bool,
-    /// The producer writes no more records: the receiver broke the rules, or a copy into a ring failed.
-    closed: bool,
+    /// Nothing more is laid into the rings; what was sent goes on. The receiver broke the rules, or a copy into a ring failed.
+    pub closed: bool,
     /// Heads that are not shown yet, each lane's.
     under_way: DelayLine<[u64; 2]>,
 }
@@ -129,31 +152,12 @@ impl Producer {
         let name = format!("softnic-channel-{}-{}", ends.from, ends.to);
         let fd = system::memfd(&name, at::RINGS + 2 * capacity)?;
         let control = SharedMemory::map(&fd, at::RINGS)?;
-        for (offset, value) in [
-            (at::MAGIC, MAGIC),
-            (at::VERSION, u64::from(record::VERSION)),
-            (at::SLOTS, ends.slots()),
-            (at::GENERATIONS, ends.generations()),
-            (at::CAPACITIES, capacity as u64),
-        ] {
+        for (offset, value, _) in ends.words() {
             control.word(offset).store(value, Ordering::Release);
         }
-        let lane = |i: usize| -> io::Result<ProducerLane> {
-            let ring = RingMemory::map(&fd, at::RINGS + i * capacity, capacity)?;
-            Ok(ProducerLane { ring, head: 0, published: 0, tail: 0 })
-        };
-        let (lanes, under_way) = ([lane(0)?, lane(1)?], DelayLine::default());
-        Ok(Producer { fd, control, lanes, holds: false, closed: false, under_way })
-    }
-
-    /// Nothing more is laid into the rings; what was sent goes on.
-    pub fn close(&mut self) {
-        self.closed = true;
-    }
-
-    /// What the receiver opens through `/proc`.
-    pub fn fd(&self) -> &OwnedFd {
-        &self.fd
+        control.word(at::CAPACITIES).store(capacity as u64, Ordering::Release);
+        let lanes = LaneState::map(&fd, capacity)?;
+        Ok(Producer { fd, control, lanes, holds: false, closed: false, under_way: DelayLine::default() })
     }
 
     /// What the receiver says.
@@ -222,11 +226,8 @@ impl Producer {
     /// Shows the receiver the rings up to these heads.
     fn show(&mut self, heads: [u64; 2]) {
         for lane in [Lane::Reply, Lane::Request] {
-            let (state, head) = (&mut self.lanes[lane as usize], heads[lane as usize]);
-            if head != state.published {
-                state.published = head;
-                self.control.word(at::HEADS[lane as usize]).store(head, Ordering::Release);
-            }
+            let word = self.control.word(at::HEADS[lane as usize]);
+            self.lanes[lane as usize].show(word, heads[lane as usize]);
         }
     }
 
@@ -281,16 +282,6 @@ impl Producer {
     }
 }
 
-/// Receiver's state of one ring.
-#[derive(Debug)]
-struct ConsumerLane {
-    ring: RingMemory,
-    tail: u64,
-    published: u64,
-    /// The producer's head when last looked at.
-    head: u64,
-}
-
 /// A record that waits to be consumed.
 #[derive(Debug, Clone, Copy)]
 pub struct Record {
@@ -302,22 +293,11 @@ pub struct Record {
     pub words: [u64; record::REQUEST_WORDS],
 }
 
-/// A channel of a process to itself, both ends: a message to another queue of the process takes the same way as to a peer.
-///
-/// Errors: the kernel's.
-pub fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer, Consumer), Unattached> {
-    let ends = Ends { from: slot, to: slot, from_generation: generation, to_generation: generation };
-    let producer = Producer::create(ends, capacity)?;
-    let consumer = Consumer::attach(producer.fd(), ends)?;
-    consumer.set_state(ChannelState::Attached);
-    Ok((producer, consumer))
-}
-
 /// The receiver's end.
 #[derive(Debug)]
 pub struct Consumer {
     control: SharedMemory,
-    lanes: [ConsumerLane; 2],
+    lanes: [LaneState; 2],
     /// Requests up to the first of these positions were sent after all replies up to the second.
     order: [u64; 2],
     pub ends: Ends,
@@ -335,24 +315,15 @@ impl Consumer {
         let control = SharedMemory::map(fd, at::RINGS)?;
         let word = |offset| control.word(offset).load(Ordering::Acquire);
         let capacity = word(at::CAPACITIES) as usize;
-        for (holds, what) in [
-            (word(at::MAGIC) == MAGIC, "magic"),
-            (word(at::VERSION) == u64::from(record::VERSION), "version"),
-            (word(at::SLOTS) == ends.slots(), "slots"),
-            (word(at::GENERATIONS) == ends.generations(), "generations"),
+        let sizes = [
             (capacity.is_power_of_two() && capacity >= 2 * record::MAX_RECORD, "capacity"),
             (capacity.checked_mul(2).and_then(|c| c.checked_add(at::RINGS)) == Some(len), "length"),
-        ] {
-            if !holds {
-                return Err(Unattached::Foreign(what));
-            }
+        ];
+        let agreed = ends.words().map(|(offset, value, what)| (word(offset) == value, what));
+        match agreed.iter().chain(&sizes).find(|(holds, _)| !holds) {
+            Some((_, what)) => Err(Unattached::Foreign(what)),
+            None => Ok(Consumer { lanes: LaneState::map(fd, capacity)?, control, order: [0; 2], ends }),
         }
-        let lane = |i: usize| -> io::Result<ConsumerLane> {
-            let ring = RingMemory::map(fd, at::RINGS + i * capacity, capacity)?;
-            Ok(ConsumerLane { ring, tail: 0, published: 0, head: 0 })
-        };
-        let lanes = [lane(0)?, lane(1)?];
-        Ok(Consumer { control, lanes, order: [0; 2], ends })
     }
 
     /// Tells the sender how this channel is used.
@@ -432,11 +403,7 @@ impl Consumer {
         let mut moved = false;
         for lane in [Lane::Request, Lane::Reply] {
             let state = &mut self.lanes[lane as usize];
-            if state.tail != state.published {
-                state.published = state.tail;
-                self.control.word(at::TAILS[lane as usize]).store(state.tail, Ordering::Release);
-                moved = true;
-            }
+            moved |= state.show(self.control.word(at::TAILS[lane as usize]), state.tail);
         }
         moved
     }

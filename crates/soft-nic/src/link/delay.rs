@@ -17,15 +17,9 @@ use roce::Now;
 pub const MAX_BYTES: usize = 16 << 20;
 
 /// A queue of what waits, with the time at which each is due.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DelayLine<T> {
     waiting: VecDeque<(Now, T)>,
-}
-
-impl<T> Default for DelayLine<T> {
-    fn default() -> Self {
-        DelayLine { waiting: VecDeque::new() }
-    }
 }
 
 impl<T> DelayLine<T> {

@@ -1,9 +1,9 @@
 //! Channels to and from peers: made when first needed, watched, given up when their process ends.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::channel::{self, ChannelState, Consumer, Ends, Lane, Producer};
+use super::channel::{ChannelState, Consumer, Ends, Lane, Producer};
 use super::fabric::{Process, SLOTS, SlotOwner, is_shortage};
 use super::peer::{Incoming, Outgoing, Peer};
 use super::{Link, LinkEvent, NoPeer, ROOM, Room, Unattached};
@@ -94,20 +94,16 @@ impl Link {
             let errno = if let Unattached::Kernel(errno) = error { errno } else { 0 };
             NoPeer::Kernel { slot, errno }
         };
-        let producer = if slot == from {
-            let (producer, consumer) =
-                channel::loopback(from, from_generation, self.config.ring_bytes).map_err(failed)?;
-            self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
-            producer
-        } else {
-            let to_generation = self.meet(slot)?.generation;
-            let ends = Ends { from, to: slot, from_generation, to_generation };
-            let producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
-            self.fabric.publish_channel(slot, to_generation, producer.fd().as_raw_fd());
-            producer
-        };
-        let mut producer = producer;
+        // A message to another queue of this process takes the same way as to a peer.
+        let to_generation = if slot == from { from_generation } else { self.meet(slot)?.generation };
+        let ends = Ends { from, to: slot, from_generation, to_generation };
+        let mut producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
         producer.holds = self.delays;
+        if slot == from {
+            self.receive_from(&producer.fd, ends).map_err(failed)?;
+        } else {
+            self.fabric.publish_channel(slot, to_generation, producer.fd.as_raw_fd());
+        }
         self.serial = self.serial.wrapping_add(1);
         self.outgoing[index] =
             Some(Outgoing { producer, serial: self.serial, dirty: false, waits_since: [None; 2] });
@@ -174,22 +170,25 @@ impl Link {
         }
         let SlotOwner { pid, generation: from_generation, .. } = self.meet(slot)?;
         // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
-        if self.incoming.iter().any(|i| {
-            let ends = i.consumer.ends;
-            ends.from == slot && ends.from_generation == from_generation
-        }) {
+        let of_this_life = |ends: Ends| (ends.from, ends.from_generation) == (slot, from_generation);
+        if self.incoming.iter().any(|incoming| of_this_life(incoming.consumer.ends)) {
             return Err(Unattached::Foreign("there is one already"));
         }
         let fd = system::open_memfd(&format!("/proc/{pid}/fd/{descriptor}"))?;
         let ends =
             Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
-        let consumer = Consumer::attach(&fd, ends)?;
-        consumer.set_state(ChannelState::Attached);
-        // What an earlier owner published has had all the time in between to be taken.
-        self.incoming.retain(|i| i.consumer.ends.from != slot);
-        self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
+        self.receive_from(&fd, ends)?;
         // The sender may sleep until it can send.
         self.fabric.wake(slot);
+        Ok(())
+    }
+
+    fn receive_from(&mut self, fd: &OwnedFd, ends: Ends) -> Result<(), Unattached> {
+        let consumer = Consumer::attach(fd, ends)?;
+        consumer.set_state(ChannelState::Attached);
+        // What an earlier owner published has had all the time in between to be taken.
+        self.incoming.retain(|i| i.consumer.ends.from != ends.from);
+        self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
         Ok(())
     }
 

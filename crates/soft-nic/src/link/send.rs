@@ -19,7 +19,7 @@ impl Link {
         if let Some(outgoing) = &mut self.outgoing[usize::from(slot)]
             && outgoing.producer.next(lane).0.may_still_change()
         {
-            outgoing.producer.close();
+            outgoing.producer.closed = true;
             self.happened(LinkEvent::CopyGivenUp { slot });
         }
         Unsent::Fault(fault)

@@ -4,6 +4,15 @@ use super::*;
 
 const CAPACITY: usize = 512 * 1024;
 
+/// A channel of a process to itself, both ends.
+fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer, Consumer), Unattached> {
+    let ends = Ends { from: slot, to: slot, from_generation: generation, to_generation: generation };
+    let producer = Producer::create(ends, capacity)?;
+    let consumer = Consumer::attach(&producer.fd, ends)?;
+    consumer.set_state(ChannelState::Attached);
+    Ok((producer, consumer))
+}
+
 #[test]
 fn what_lies_in_a_closed_channel_counts_as_taken() {
     let (mut producer, consumer) = loopback(0, 1, CAPACITY).unwrap();
@@ -117,14 +126,14 @@ fn a_request_is_never_seen_before_a_reply_that_was_sent_first() {
 fn what_is_not_a_channel_of_these_two_is_not_attached() {
     let ends = Ends { from: 1, to: 2, from_generation: 3, to_generation: 4 };
     let producer = Producer::create(ends, CAPACITY).unwrap();
-    assert!(Consumer::attach(producer.fd(), ends).is_ok());
+    assert!(Consumer::attach(&producer.fd, ends).is_ok());
     for (name, other) in [
         ("another sender", Ends { from: 9, ..ends }),
         ("another receiver", Ends { to: 9, ..ends }),
         ("an earlier life of the sender", Ends { from_generation: 2, ..ends }),
         ("an earlier life of the receiver", Ends { to_generation: 3, ..ends }),
     ] {
-        assert!(matches!(Consumer::attach(producer.fd(), other), Err(Unattached::Foreign(_))), "{name}");
+        assert!(matches!(Consumer::attach(&producer.fd, other), Err(Unattached::Foreign(_))), "{name}");
     }
     for (name, offset, value) in [
         ("magic", at::MAGIC, 0),
@@ -135,7 +144,7 @@ fn what_is_not_a_channel_of_these_two_is_not_attached() {
     ] {
         let word = producer.control.word(offset);
         let good = word.swap(value, Ordering::Relaxed);
-        let attached = Consumer::attach(producer.fd(), ends);
+        let attached = Consumer::attach(&producer.fd, ends);
         assert!(matches!(attached, Err(Unattached::Foreign(_))), "{name}");
         word.store(good, Ordering::Relaxed);
     }

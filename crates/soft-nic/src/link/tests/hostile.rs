@@ -193,7 +193,7 @@ fn a_peer_that_publishes_again_and_again_keeps_one_channel() {
     let mut b = Link::join(config(&fabric)).unwrap();
     meet(&mut a, &mut b);
     let (slot, generation) = (b.slot(), b.fabric.generation());
-    let descriptor = a.outgoing[usize::from(slot)].as_ref().unwrap().producer.fd().as_raw_fd();
+    let descriptor = a.outgoing[usize::from(slot)].as_ref().unwrap().producer.fd.as_raw_fd();
     for round in 1..=5 {
         a.fabric.publish_channel(slot, generation, descriptor);
         assert_eq!(b.poll(1, |_| Disposition::Consumed), 0);
