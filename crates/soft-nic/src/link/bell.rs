@@ -118,7 +118,7 @@ impl Link {
         }
         self.counters.sleeps += 1;
         let packets_wait = self.has_packets_waiting() || self.has_delayed();
-        Some(Sleep { fabric: Arc::clone(&self.fabric), epoll: self.epoll.clone(), packets_wait })
+        Some(Sleep { fabric: Arc::clone(&self.fabric), epoll: self.epoll(), packets_wait })
     }
 
     /// Second half: peers need not ring any more.

@@ -134,8 +134,6 @@ pub struct Link {
     /// PSN of the last datagram from QP1.
     mad_psn: u32,
     wire: Option<Wire>,
-    /// Reports packets at the wire's sockets while we sleep.
-    epoll: Option<Arc<OneShotEpoll>>,
     port_watch: PortWatch,
     /// One-way delay of what leaves, ns.
     delay_ns: u64,
@@ -163,15 +161,9 @@ impl Link {
             [] => None,
             some => Some(Wire::open((fabric.slot(), fabric.key()), some)?),
         };
-        let epoll = match &wire {
-            None => None,
-            Some(wire) => {
-                fabric.publish_ports(wire.own_ports());
-                let epoll = OneShotEpoll::new().map_err(LinkError::OneShotEpoll)?;
-                wire.descriptors().try_for_each(|fd| epoll.add(fd)).map_err(LinkError::OneShotEpoll)?;
-                Some(Arc::new(epoll))
-            }
-        };
+        if let Some(wire) = &wire {
+            fabric.publish_ports(wire.own_ports());
+        }
         let mads = MadRouter::new(Arc::clone(&fabric), wire.is_some());
         Ok(Link {
             fabric,
@@ -197,7 +189,6 @@ impl Link {
             examined: 0,
             waiting: Vec::new(),
             wire,
-            epoll,
             port_watch: PortWatch::default(),
             delay_ns: 0,
             delays: false,
@@ -211,7 +202,7 @@ impl Link {
 
     /// The epoll over the wire's sockets: a thread waits there while this link sleeps, and then wakes it.
     pub fn epoll(&self) -> Option<Arc<OneShotEpoll>> {
-        self.epoll.clone()
+        self.wire.as_ref().map(|wire| Arc::clone(&wire.epoll))
     }
 
     /// Our slot: the upper bits of every QPN of this process.

@@ -208,7 +208,9 @@ impl Link {
             return;
         }
         self.watched_ns = now;
-        self.take_over_ports();
+        if let Some(wire) = &mut self.wire {
+            wire.take_over_ports();
+        }
         self.check_foreign_ports(now);
         for slot in 0..SLOTS as u8 {
             let Some(peer) = &self.peers[usize::from(slot)] else { continue };

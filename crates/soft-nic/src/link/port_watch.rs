@@ -3,16 +3,25 @@
 use std::net::IpAddr;
 use std::sync::mpsc::Receiver;
 
-use super::udp::Holder;
-
 /// A socket at an address's port: its inode.
 pub(super) type Socket = (IpAddr, u64);
+
+/// What is known of a socket at the port of one of our addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// A process of the fabric had it: it stays its own, and descriptors are not searched for it again.
+    Friend,
+    /// No process of the fabric had it at the last look: its process may have been about to end.
+    Suspect,
+    /// It was reported.
+    Reported,
+}
 
 /// The process that holds this NIC's UDP port.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) socket: Socket,
-    pub(super) holder: Holder,
+    pub(super) user: u32,
     pub(super) of_fabric: bool,
     /// Looked for only where it is to be reported.
     pub(super) pid: Option<u32>,
@@ -25,14 +34,8 @@ pub(super) struct PortWatch {
     pub(super) look: Option<Receiver<Vec<Found>>>,
     pub(super) due_ns: u64,
     pub(super) pause_ns: u64,
-    /// Sockets that no process of the fabric had at the last look: it may have been about to end.
-    pub(super) suspects: Vec<Socket>,
-    /// Sockets that a process of the fabric had: they stay its own, and descriptors are not searched for them again.
-    pub(super) friends: Vec<Socket>,
-    /// Those that were reported.
-    pub(super) reported: Vec<Socket>,
-    /// The epoll could not be told of a socket yet.
-    pub(super) refused_by_epoll: bool,
+    /// The sockets of the last look, behind those that were reported.
+    pub(super) known: Vec<(Socket, Standing)>,
 }
 
 impl PortWatch {

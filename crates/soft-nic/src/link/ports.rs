@@ -1,4 +1,4 @@
-//! Owners of the UDP ports of our addresses: a port is taken over when its owner ends, and reported when it is outside the fabric.
+//! Owners of the UDP ports of our addresses: one outside the fabric is reported.
 //!
 //! The process that owns the port of an address gets every packet for it, and hands on what is for other processes of its fabric. A process of
 //! another fabric, a plain socket or the kernel's own soft-RoCE does not, and then nothing ever comes here: no counter of ours moves.
@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::sync::mpsc::{TryRecvError, sync_channel};
 
-use super::port_watch::Found;
+use super::port_watch::{Found, Standing};
 use super::udp::{Holder, ROCE_PORT};
 use super::{Link, LinkEvent, SLOTS};
 use crate::os::signals::{NIC_THREAD, spawn};
@@ -18,17 +18,6 @@ const SOON_NS: u64 = 1_000_000_000;
 const SELDOM_NS: u64 = 64_000_000_000;
 
 impl Link {
-    /// An address whose owner has ended gets another.
-    pub(super) fn take_over_ports(&mut self) {
-        let (Some(wire), Some(epoll)) = (&mut self.wire, &self.epoll) else { return };
-        if wire.try_own() || self.port_watch.refused_by_epoll {
-            // Those that are heard already stay so. One that cannot be now is tried with every look: till then what comes there is
-            // found when something else ends a sleep.
-            let failed = wire.descriptors().filter(|fd| epoll.add(*fd).is_err()).count();
-            self.port_watch.refused_by_epoll = failed > 0;
-        }
-    }
-
     /// Reports, once, which process outside this fabric holds this NIC's UDP port. Waits for nothing.
     pub(super) fn check_foreign_ports(&mut self, now_ns: u64) {
         if let Some(look) = &self.port_watch.look {
@@ -51,19 +40,17 @@ impl Link {
         }
         let owners = (0..SLOTS as u8).filter_map(|slot| self.fabric.slot_owner(slot));
         let pids: Vec<u32> = owners.map(|owner| owner.pid).collect();
-        let watch = &self.port_watch;
-        let (friends, suspects, reported) =
-            (watch.friends.clone(), watch.suspects.clone(), watch.reported.clone());
+        let known = self.port_watch.known.clone();
         let look = move |address: IpAddr| {
             let holder = Holder::of(address, ROCE_PORT)?;
             let socket = (address, holder.inode);
-            if reported.contains(&socket) {
+            let is = |standing| known.contains(&(socket, standing));
+            if is(Standing::Reported) {
                 return None;
             }
-            let of_fabric = friends.contains(&socket) || is_of_fabric(&holder, &pids);
-            let is_to_report = !of_fabric && suspects.contains(&socket);
-            let pid = is_to_report.then(|| holder.process()).flatten();
-            Some(Found { socket, holder, of_fabric, pid })
+            let of_fabric = is(Standing::Friend) || is_of_fabric(&holder, &pids);
+            let pid = if !of_fabric && is(Standing::Suspect) { holder.process() } else { None };
+            Some(Found { socket, user: holder.user, of_fabric, pid })
         };
         let (result, taken) = sync_channel(1);
         // With the pump a thread of the program makes it.
@@ -75,28 +62,26 @@ impl Link {
 
     /// What a look found.
     fn judge(&mut self, found: Vec<Found>, now_ns: u64) {
-        let (mut friends, mut suspects) = (Vec::new(), Vec::new());
-        for Found { socket, holder, of_fabric, pid } in found {
-            if of_fabric {
-                friends.push(socket);
-            } else if self.port_watch.suspects.contains(&socket)
-                && self.happened(LinkEvent::PortTaken { address: socket.0, user: holder.user, pid })
-            {
-                self.port_watch.reported.push(socket);
-            } else {
-                suspects.push(socket);
-            }
-        }
-        let watch = &mut self.port_watch;
+        let before = std::mem::take(&mut self.port_watch.known);
+        let mut known: Vec<_> = before.iter().copied().filter(|(_, is)| *is == Standing::Reported).collect();
         // Taking an address from process to process is not to fill memory.
-        let forgotten = watch.reported.len().saturating_sub(SLOTS);
-        watch.reported.drain(..forgotten);
-        let pause_ns = match suspects.is_empty() {
-            true => (2 * watch.pause_ns).clamp(SOON_NS, SELDOM_NS),
-            false => SOON_NS,
-        };
-        (watch.friends, watch.suspects) = (friends, suspects);
-        watch.wait(now_ns, pause_ns);
+        known.drain(..known.len().saturating_sub(SLOTS));
+        let mut pause_ns = (2 * self.port_watch.pause_ns).clamp(SOON_NS, SELDOM_NS);
+        for Found { socket, user, of_fabric, pid } in found {
+            let standing = if of_fabric {
+                Standing::Friend
+            } else if before.contains(&(socket, Standing::Suspect))
+                && self.happened(LinkEvent::PortTaken { address: socket.0, user, pid })
+            {
+                Standing::Reported
+            } else {
+                pause_ns = SOON_NS;
+                Standing::Suspect
+            };
+            known.push((socket, standing));
+        }
+        self.port_watch.known = known;
+        self.port_watch.wait(now_ns, pause_ns);
     }
 }
 
@@ -120,10 +105,7 @@ mod tests {
         let fabric = format!("foreign-ports-{}", std::process::id());
         let mut link = Link::join(LinkConfig { fabric, ..LinkConfig::default() }).unwrap();
         let address = IpAddr::from([127, 0, 0, 9]);
-        let found = || {
-            let holder = Holder { inode: 4711, user: 7 };
-            vec![Found { socket: (address, 4711), holder, of_fabric: false, pid: Some(9) }]
-        };
+        let found = || vec![Found { socket: (address, 4711), user: 7, of_fabric: false, pid: Some(9) }];
         let told = |link: &mut Link| std::iter::from_fn(|| link.events.pop_front()).collect::<Vec<_>>();
         link.judge(found(), 0);
         assert_eq!(told(&mut link), [], "it may have been about to end");
@@ -133,9 +115,6 @@ mod tests {
         assert!(told(&mut link).iter().all(|event| *event == other));
         link.judge(found(), 2);
         assert_eq!(told(&mut link), [LinkEvent::PortTaken { address, user: 7, pid: Some(9) }]);
-        assert_eq!(
-            (&*link.port_watch.reported, &*link.port_watch.suspects),
-            (&[(address, 4711)][..], &[][..])
-        );
+        assert_eq!(link.port_watch.known, [((address, 4711), Standing::Reported)]);
     }
 }

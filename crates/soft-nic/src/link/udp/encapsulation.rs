@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use mlx5_device::carrier::{Icrc, Payload, Unsent};
 use roce::wire::bth::pkeys_match;
@@ -20,7 +20,7 @@ use crate::dma::Host;
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
 use crate::link::report::LinkError;
-use crate::os::system;
+use crate::os::{OneShotEpoll, system};
 
 /// Packets that may wait until [`Wire::poll`] takes them, so many as the socket's buffer holds short ones.
 const MOST_KEPT: usize = 4096;
@@ -42,6 +42,10 @@ type Dropped = fn(&mut WireCounters) -> &mut u64;
 #[derive(Debug)]
 pub struct Wire {
     ports: Vec<SharedPort>,
+    /// Reports packets at the sockets while the NIC sleeps.
+    pub epoll: Arc<OneShotEpoll>,
+    /// It could not be told of a socket yet.
+    refused_by_epoll: bool,
     counters: WireCounters,
     /// Packets that are taken in the next round.
     kept: VecDeque<Arrived<'static>>,
@@ -54,14 +58,18 @@ pub struct Wire {
 impl Wire {
     /// Opens a port at each of the addresses. `member`: our slot, and the fabric's key.
     ///
-    /// Errors: [`LinkError::Wire`].
+    /// Errors: [`LinkError::Wire`], [`LinkError::OneShotEpoll`].
     pub fn open(member: (u8, u64), addresses: &[IpAddr]) -> Result<Wire, LinkError> {
         let open = |address: IpAddr| {
             SharedPort::open(member, address).map_err(|error| LinkError::Wire { address, error })
         };
-        let ports = addresses.iter().copied().map(open).collect::<Result<_, _>>()?;
+        let ports = addresses.iter().copied().map(open).collect::<Result<Vec<_>, _>>()?;
+        let epoll = Arc::new(OneShotEpoll::new().map_err(LinkError::OneShotEpoll)?);
+        let hear = |port: &SharedPort| port.descriptors().try_for_each(|fd| epoll.add(fd));
+        ports.iter().try_for_each(hear).map_err(LinkError::OneShotEpoll)?;
         let counters = WireCounters::default();
-        Ok(Wire { ports, counters, kept: VecDeque::new(), capture: None, holds: false })
+        let kept = VecDeque::new();
+        Ok(Wire { ports, epoll, refused_by_epoll: false, counters, kept, capture: None, holds: false })
     }
 
     /// Each address with the port that an owner hands packets on to.
@@ -69,22 +77,21 @@ impl Wire {
         self.ports.iter().map(|port| (port.address, port.own_port()))
     }
 
-    /// Every socket, to be waited for.
-    pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
-        self.ports.iter().flat_map(SharedPort::descriptors)
-    }
-
-    /// Takes over ports whose owner has ended; to be called now and then. True: some port was taken.
-    pub fn try_own(&mut self) -> bool {
-        let counters = &mut self.counters;
+    /// Takes over ports whose owner has ended; to be called now and then.
+    pub fn take_over_ports(&mut self) {
         let mut taken = false;
         for port in self.ports.iter_mut().filter(|port| !port.is_owner()) {
             match port.try_own() {
                 Ok(owned) => taken |= owned,
-                Err(_) => counters.socket_errors += 1,
+                Err(_) => self.counters.socket_errors += 1,
             }
         }
-        taken
+        if taken || self.refused_by_epoll {
+            // Those that are heard already stay so. One that cannot be now is tried with every look: till then what comes there is
+            // found when something else ends a sleep.
+            let sockets = self.ports.iter().flat_map(SharedPort::descriptors);
+            self.refused_by_epoll = sockets.filter(|fd| self.epoll.add(*fd).is_err()).count() > 0;
+        }
     }
 
     /// Addresses whose port another process has.
