@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use mlx5_device::carrier::{Icrc, Payload, Unsent};
-use roce::wire::bth::pkeys_match;
+use roce::wire::bth::{Bth, DEFAULT_PKEY, pkeys_match};
 use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::{self, IpHeader, Udp, gid_of};
 use roce::{Now, Packet};
@@ -30,10 +30,7 @@ const WAITING_BYTES: usize = 256 * 1024;
 
 /// A congestion notification (Annex A17): BTH with this opcode, 16 bytes of nothing, ICRC.
 const CNP_OPCODE: u8 = 0x81;
-const CNP_BYTES: usize = 12 + 16 + ICRC_BYTES;
-
-/// The default partition, full member: the only one that ports of this NIC are in.
-const DEFAULT_PKEY: u16 = 0xffff;
+const CNP_BYTES: usize = Bth::BYTES + 16 + ICRC_BYTES;
 
 /// The counter of the reason why a packet was dropped before its destination was looked at.
 type Dropped = fn(&mut WireCounters) -> &mut u64;
@@ -292,6 +289,7 @@ fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<(Arrived<'_>, u16)
     }
     let decoded = wire::Packet::decode(bytes).map_err(|_| malformed)?;
     let identification = check()?;
+    // Ports of this NIC are in the default partition only.
     if !pkeys_match(decoded.bth.pkey, DEFAULT_PKEY) {
         return Err(|counters| &mut counters.pkey_violations);
     }

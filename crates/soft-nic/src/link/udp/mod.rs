@@ -16,7 +16,8 @@ use roce::Packet;
 pub use counters::WireCounters;
 pub use encapsulation::Wire;
 pub use holder::Holder;
-pub use port::{ROCE_PORT, SharedPort};
+pub use port::SharedPort;
+pub use roce::wire::udp::ROCE_PORT;
 
 /// A packet that came.
 #[derive(Debug)]

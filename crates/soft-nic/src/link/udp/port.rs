@@ -14,21 +14,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use roce::Now;
-use roce::wire::udp::DYNAMIC_PORTS;
+use roce::wire::bth::Bth;
+use roce::wire::mad::QP1;
+use roce::wire::udp::{DYNAMIC_PORTS, ROCE_PORT};
 
 use super::counters::WireCounters;
 use crate::link::delay::DelayLine;
 use crate::os::address::{ADDRESS_BYTES, from_bytes, to_bytes};
 use crate::os::datagrams::{Datagrams, Posted, SendBatch};
-
-/// The UDP port of RoCEv2 (IANA; IBTA Annex A17).
-pub const ROCE_PORT: u16 = 4791;
-
-/// Bytes of a BTH, the least that a packet has (IBTA vol. 1 §9.2).
-const BTH_BYTES: usize = 12;
-
-/// Queue pair of the connection managers.
-const GSI_QPN: u32 = 1;
 
 /// Bytes in front of a packet that is handed on: the address and port that it came from, the fabric's key.
 const HEAD_BYTES: usize = ADDRESS_BYTES + 8;
@@ -246,7 +239,7 @@ impl SharedPort {
                     return;
                 };
                 let to = mlx5_device::slot_of(qpn);
-                if qpn == GSI_QPN || to == *slot {
+                if qpn == QP1 || to == *slot {
                     deliver(from, packet);
                     return;
                 }
@@ -288,9 +281,9 @@ impl SharedPort {
     }
 }
 
-/// Destination QPN of a packet's BTH.
+/// Destination QPN of a packet's BTH, the least that a packet has.
 fn destination(packet: &[u8]) -> Option<u32> {
-    let bth = packet.get(..BTH_BYTES)?;
+    let bth = packet.get(..Bth::BYTES)?;
     Some(u32::from_be_bytes([0, bth[5], bth[6], bth[7]]))
 }
 

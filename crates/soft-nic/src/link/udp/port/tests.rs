@@ -15,7 +15,7 @@ fn packet(slot: u8, mark: u8) -> Vec<u8> {
 }
 
 fn packet_to(qpn: u32, mark: u8) -> Vec<u8> {
-    let mut packet = vec![mark; BTH_BYTES + 4];
+    let mut packet = vec![mark; Bth::BYTES + 4];
     packet[4..8].copy_from_slice(&qpn.to_be_bytes());
     packet
 }
@@ -64,7 +64,7 @@ fn polled(ports: &mut [&mut SharedPort], count: usize) -> Vec<Vec<(IpAddr, u8)>>
     while got.iter().map(Vec::len).sum::<usize>() < count && begun.elapsed() < PATIENCE {
         for (port, got) in ports.iter_mut().zip(&mut got) {
             port.poll((0, false), look_up(&directory), |from, packet| {
-                got.push((from.ip(), packet[BTH_BYTES]))
+                got.push((from.ip(), packet[Bth::BYTES]))
             })
             .unwrap();
         }
@@ -85,7 +85,7 @@ fn packets_reach_the_process_that_their_qpn_names_whoever_owns_the_port() {
     for (mark, slot) in [3, 9, 127, 9, 3].into_iter().enumerate() {
         send(&mut c, address, &packet(slot, mark as u8));
     }
-    send(&mut c, address, &packet_to(GSI_QPN, 99));
+    send(&mut c, address, &packet_to(QP1, 99));
     let got = marks(&mut [&mut a, &mut b, &mut c], 6);
     assert_eq!(got, [vec![0, 4, 99], vec![1, 3], vec![2]]);
     let counters = a.counters;
@@ -152,7 +152,7 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
     let address = place(5);
     let [mut owner, mut other] = [1, 2].map(|slot| SharedPort::open((slot, KEY), address).unwrap());
     let wire = std::net::UdpSocket::bind((address, 0)).unwrap();
-    for bytes in [&[][..], &[1; BTH_BYTES - 1], &[1; 5000]] {
+    for bytes in [&[][..], &[1; Bth::BYTES - 1], &[1; 5000]] {
         wire.send_to(bytes, (address, ROCE_PORT)).unwrap();
     }
     let head = origin_head((address, 1).into(), KEY);
@@ -191,7 +191,7 @@ fn an_owner_that_is_not_of_the_fabric_hands_nothing_on() {
         stranger.send_to(&datagram, (address, ours.own_port())).unwrap();
         let begun = Instant::now();
         while ours.counters.refused as usize + delivered.len() <= count && begun.elapsed() < PATIENCE {
-            let take = |from, packet: &[u8]| delivered.push((from, packet[BTH_BYTES]));
+            let take = |from, packet: &[u8]| delivered.push((from, packet[Bth::BYTES]));
             ours.poll((0, false), |_| None, take).unwrap();
         }
     }
