@@ -1,6 +1,6 @@
 //! A capture of what crosses the wire: packets in as a socket knows them, blocks of a pcapng file out.
 //!
-//! The NIC's thread puts packets into a bounded buffer ([`Capture`]), another thread takes blocks out ([`Captured`]): the NIC
+//! The NIC's thread puts packets into a bounded buffer ([`Capture`]), another thread takes blocks out ([`CaptureReader`]): the NIC
 //! never waits for a disk, and for the other thread no longer than two words are swapped. What finds no room is dropped and
 //! counted, in front of the next packet and in the statistics at the end. The frame around a packet is made here: a UDP socket
 //! shows neither Ethernet nor IP header. In it are true the addresses, the ports and the IPv4 identification. The UDP checksum is

@@ -28,8 +28,8 @@ pub(super) use layout::at::ALL as LAYOUT;
 pub use layout::{PORTS, SLOTS};
 use layout::{SERVICES, at, slot_at, slot_index};
 use process::Origin;
-pub use process::Process;
 pub(super) use process::is_shortage;
+pub use process::{Process, descriptors, descriptors_of};
 pub use services::{ServiceError, ServiceWord};
 pub use view::{FabricMember, FabricView};
 
@@ -220,7 +220,7 @@ impl Fabric {
     }
 
     fn port_word(&self, slot: u8, i: usize) -> &AtomicU64 {
-        self.directory.word(slot_at(slot) + at::PORTS + 8 * (i % PORTS))
+        self.word(slot, at::PORTS + 8 * (i % PORTS))
     }
 
     /// Publishes our channel to `slot`: descriptor and the generation it is meant for.
@@ -268,17 +268,13 @@ impl Fabric {
 
     /// Takes the call of a `softnic ctl`, if there is one.
     pub fn take_call(&self) -> Option<u64> {
-        let word = self.directory.word(slot_at(self.slot) + at::CALL);
-        // Almost always zero, and on the line that every round looks at anyway.
-        if word.load(Ordering::Relaxed) == 0 {
-            None
-        } else {
-            Some(word.swap(0, Ordering::AcqRel)).filter(|call| *call != 0)
-        }
+        let call = if self.has_call() { self.word(self.slot, at::CALL).swap(0, Ordering::AcqRel) } else { 0 };
+        (call != 0).then_some(call)
     }
 
+    /// Whether a `softnic ctl` calls: almost never, and in the cache line that every round looks at anyway.
     pub fn has_call(&self) -> bool {
-        self.directory.word(slot_at(self.slot) + at::CALL).load(Ordering::Relaxed) != 0
+        self.word(self.slot, at::CALL).load(Ordering::Relaxed) != 0
     }
 
     /// Prepares a sleep: from now on peers ring. True when [`Fabric::rouse`] was called since the last sleep; otherwise look
@@ -321,12 +317,16 @@ impl Fabric {
         self.directory.half(slot_at(slot) + at::BELL)
     }
 
+    fn word(&self, slot: u8, at: usize) -> &AtomicU64 {
+        self.directory.word(slot_at(slot) + at)
+    }
+
     fn channel_word(&self, from: u8, to: u8) -> &AtomicU64 {
-        self.directory.word(slot_at(from) + at::CHANNELS + 8 * slot_index(to))
+        self.word(from, at::CHANNELS + 8 * slot_index(to))
     }
 
     fn published_word(&self, slot: u8, i: usize) -> &AtomicU64 {
-        self.directory.word(slot_at(slot) + at::PUBLISHED + 8 * i)
+        self.word(slot, at::PUBLISHED + 8 * i)
     }
 }
 

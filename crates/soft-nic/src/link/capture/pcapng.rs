@@ -135,10 +135,7 @@ pub enum BlockKind {
 
 /// The first block of a stream of blocks; `None`: it is not whole yet. Errors: bytes that are no block, as a sentence.
 pub fn first_block(bytes: &[u8]) -> Result<Option<(BlockKind, &[u8])>, String> {
-    let word = |at: usize| {
-        let word = bytes.get(at..at + 4).and_then(|word| <[u8; 4]>::try_from(word).ok());
-        word.map(u32::from_le_bytes)
-    };
+    let word = |at: usize| bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes);
     let (Some(kind), Some(length)) = (word(0), word(4)) else { return Ok(None) };
     let length = length as usize;
     if !length.is_multiple_of(4) || !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&length) {

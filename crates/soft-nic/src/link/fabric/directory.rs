@@ -3,11 +3,13 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use super::super::record;
 use super::layout::{MAGIC, at};
+use super::process::{descriptors, descriptors_of};
 use crate::os::{SharedMemory, system};
 
 /// What all names begin with; the version follows. Every version keeps to this, and seals the memfd.
@@ -21,10 +23,7 @@ pub(super) fn full_name(name: &str) -> io::Result<String> {
 
 /// What the names of all fabrics begin with that a process like this one could join.
 pub(super) fn name_prefix() -> io::Result<String> {
-    let inode = |kind: &str| -> io::Result<String> {
-        let link = std::fs::read_link(format!("/proc/self/ns/{kind}"))?;
-        Ok(link.to_string_lossy().chars().filter(char::is_ascii_digit).collect())
-    };
+    let inode = |kind: &str| std::fs::metadata(format!("/proc/self/ns/{kind}")).map(|it| it.ino());
     let (version, user) = (record::VERSION, system::user());
     Ok(format!("{PREFIX}{version}-{user}-{}-{}-", inode("net")?, inode("pid")?))
 }
@@ -74,20 +73,8 @@ pub(super) fn find(full_name: &str) -> Result<Option<(OwnedFd, SharedMemory)>, (
 
 /// The version of a fabric's layout that the NIC of a process has, where it is not ours.
 pub fn other_version(pid: u32) -> Option<u32> {
-    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    let version = |target: &Path| version_and_place(target)?.0.parse().ok();
-    let targets = descriptors.flatten().filter_map(|it| std::fs::read_link(it.path()).ok());
-    targets.filter_map(|target| version(&target)).find(|version| *version != record::VERSION)
-}
-
-/// Every descriptor that this user may see: its process, its path below `/proc`, and what it leads to.
-pub(super) fn descriptors() -> impl Iterator<Item = (u32, PathBuf, PathBuf)> {
-    let entries = |path: String| std::fs::read_dir(path).into_iter().flatten().flatten();
-    let pids = entries("/proc".into()).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    // Processes of others, and those that end while we look, show none.
-    let all =
-        pids.flat_map(move |pid| entries(format!("/proc/{pid}/fd")).map(move |entry| (pid, entry.path())));
-    all.filter_map(|(pid, path)| std::fs::read_link(&path).ok().map(|target| (pid, path, target)))
+    let version = |(_, _, target): (u32, PathBuf, PathBuf)| version_and_place(&target)?.0.parse().ok();
+    descriptors_of(pid).ok()?.filter_map(version).find(|version| *version != record::VERSION)
 }
 
 pub(super) fn open_directory(path: &Path) -> Option<(OwnedFd, SharedMemory)> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 
 use crate::os::system;
 
@@ -57,6 +58,22 @@ impl Origin {
         };
         fields().ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
+}
+
+/// The descriptors of a process: its number, the path of each below `/proc`, and what that leads to.
+///
+/// Errors: they cannot be seen, or it has ended.
+pub fn descriptors_of(pid: u32) -> io::Result<impl Iterator<Item = (u32, PathBuf, PathBuf)>> {
+    let paths = std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().map(|entry| entry.path());
+    Ok(paths.filter_map(move |path| std::fs::read_link(&path).ok().map(|target| (pid, path, target))))
+}
+
+/// Every descriptor that this user may see.
+pub fn descriptors() -> impl Iterator<Item = (u32, PathBuf, PathBuf)> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // Processes of others, and those that end while we look, show none.
+    pids.flat_map(|pid| descriptors_of(pid).into_iter().flatten())
 }
 
 /// Whether we lack descriptors or memory: that says nothing of a process that was asked about.

@@ -8,8 +8,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use super::directory::{descriptors, name_prefix, open_directory};
+use super::directory::{name_prefix, open_directory};
 use super::layout::{SLOTS, at, slot_at};
+use super::process::descriptors;
 use super::{Process, SlotOwner, link_target, ring, slot_owner};
 use crate::os::SharedMemory;
 

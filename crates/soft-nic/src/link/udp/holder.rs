@@ -5,6 +5,9 @@
 use std::fs;
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
+
+use crate::link::fabric::{descriptors, descriptors_of};
 
 /// The process that receives what is sent to a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,18 +26,19 @@ impl Holder {
 
     /// Whether a process has the socket. Errors: its descriptors cannot be seen.
     pub fn is_of(&self, pid: u32) -> io::Result<bool> {
-        let wanted = format!("socket:[{}]", self.inode);
-        let is_it = |entry: fs::DirEntry| {
-            fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == wanted.as_str())
-        };
-        Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().any(is_it))
+        let wanted = self.link_target();
+        Ok(descriptors_of(pid)?.any(|(.., target)| target == wanted))
     }
 
     /// The process that has the socket, of those that can be seen.
     pub fn process(&self) -> Option<u32> {
-        let processes = fs::read_dir("/proc").ok()?.flatten();
-        let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.find(|pid| self.is_of(*pid).unwrap_or(false))
+        let wanted = self.link_target();
+        descriptors().find(|(.., target)| *target == wanted).map(|(pid, ..)| pid)
+    }
+
+    /// What `/proc` says of a descriptor of the socket.
+    fn link_target(&self) -> PathBuf {
+        format!("socket:[{}]", self.inode).into()
     }
 }
 
