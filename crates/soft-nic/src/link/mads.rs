@@ -97,13 +97,11 @@ pub struct MadRouter {
 
 impl MadRouter {
     pub(crate) fn new(fabric: Arc<Fabric>, has_wire: bool) -> MadRouter {
-        let for_wire = has_wire.then(Arc::default);
-        let (socket, unbound) = (Arc::default(), Arc::default());
         MadRouter {
             fabric,
-            socket,
-            unbound,
-            for_wire,
+            socket: Arc::default(),
+            unbound: Arc::default(),
+            for_wire: has_wire.then(Arc::default),
             tally: Arc::default(),
             local: Arc::default(),
             #[cfg(test)]
@@ -128,10 +126,11 @@ impl MadRouter {
     /// The one bound socket of this process, however many threads ask for it at once. Nothing is waited for under the lock.
     pub(crate) fn bound_socket(&self) -> io::Result<Arc<BoundSocket>> {
         let mut place = locked(&self.socket);
-        if place.is_none() {
-            *place = Some(Arc::new(BoundSocket::open(&self.name()?, self.fabric.key())?));
+        if let Some(open) = &*place {
+            return Ok(Arc::clone(open));
         }
-        place.clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        let open = Arc::new(BoundSocket::open(&self.name()?, self.fabric.key())?);
+        Ok(Arc::clone(place.insert(open)))
     }
 
     /// Without a name of its own, so that any thread may make it: the NIC's thread comes here, and never waits.
@@ -152,18 +151,22 @@ impl MadRouter {
         Ok(socket_name(self.slot(), &owner))
     }
 
+    /// The slot of the one process that a MAD for this address of ours goes to.
+    pub(crate) fn slot_for(&self, address: Address, to: Gid) -> Option<u8> {
+        match address {
+            Address::Service(service) => self.fabric.serving_slot(ServiceWord::new(service, Some(to))?),
+            Address::Id(id) => Some(roce::cm::slot_of(id)),
+            Address::All => None,
+        }
+    }
+
     /// A MAD came over the wire to the port that we own: hands it on, or says what its sender gets back.
     pub(crate) fn hand_on(&self, addressed: AddressedMad) -> Option<AddressedMad> {
-        let slot = match address(&addressed.mad) {
-            Some(Address::Service(service)) => ServiceWord::new(service, Some(addressed.to.0))
-                .and_then(|word| self.fabric.serving_slot(word)),
-            Some(Address::Id(id)) => Some(roce::cm::slot_of(id)),
-            Some(Address::All) => None,
-            None => {
-                self.tally.count(MadOutcome::Malformed);
-                return None;
-            }
+        let Some(address) = address(&addressed.mad) else {
+            self.tally.count(MadOutcome::Malformed);
+            return None;
         };
+        let slot = self.slot_for(address, addressed.to);
         let name = slot.and_then(|slot| self.fabric.slot_owner(slot).map(|owner| socket_name(slot, &owner)));
         let post = |name: String| self.unbound()?.post(&name, &head(&addressed), &*addressed.mad);
         let outcome = name.map_or(MadOutcome::Unclaimed, |name| MadOutcome::of(&post(name)));

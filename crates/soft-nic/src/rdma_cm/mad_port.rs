@@ -5,6 +5,7 @@
 //! manager.
 
 use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -59,15 +60,8 @@ pub trait MadPort: Send {
     }
 }
 
-/// A process of the fabric whose end is to be reported. The next process in its slot is another one.
-#[derive(Debug)]
-struct Watch {
-    slot: u8,
-    generation: u32,
-    process: Process,
-}
-
-type Watched = Arc<Mutex<Vec<Watch>>>;
+/// Processes of the fabric whose end is to be reported, by slot and its owner's generation: the next process in a slot is another one.
+type Watched = Arc<Mutex<BTreeMap<(u8, u32), Process>>>;
 
 /// Waits for MADs, without the port's lock.
 #[derive(Debug, Clone)]
@@ -80,7 +74,7 @@ pub struct MadWaiter {
 impl MadWaiter {
     /// Waits until a MAD comes, [`MadWaiter::ring`] is called, a process that is watched ends, or the time is over.
     pub fn wait(&self, max: Duration) {
-        let watched: Vec<_> = locked(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
+        let watched: Vec<_> = locked(&self.watched).values().map(AsRawFd::as_raw_fd).collect();
         self.socket.wait(&watched, max);
     }
 
@@ -132,14 +126,13 @@ impl FabricMads {
     /// Watched processes that have ended: slot and generation.
     fn ended(&self) -> Vec<(u8, u32)> {
         let watched = locked(&self.watched);
-        let ended = watched.iter().filter(|watch| watch.process.has_ended());
-        ended.map(|watch| (watch.slot, watch.generation)).collect()
+        watched.iter().filter(|(_, process)| process.has_ended()).map(|(known, _)| *known).collect()
     }
 
     /// Ends the watch of these processes and keeps what [`MadPort::departed`] says of them.
     fn depart(&mut self, ended: &[(u8, u32)]) {
         for &(slot, generation) in ended {
-            locked(&self.watched).retain(|watch| (watch.slot, watch.generation) != (slot, generation));
+            locked(&self.watched).remove(&(slot, generation));
             let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
             let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
             self.asked.retain(|asked| !is_its(&asked));
@@ -181,12 +174,12 @@ impl FabricMads {
         }
         let mut watched = locked(&self.watched);
         // One that has left the fabric, and goes on without, has told its peers; the end of one that has ended is still to be reported.
-        watched.retain(|known| {
-            known.slot != slot || known.generation == owner.generation || known.process.has_ended()
-        });
-        let is_known = watched.iter().any(|known| (known.slot, known.generation) == (slot, owner.generation));
-        if !is_known && let Ok(process) = self.router.fabric.watch(owner) {
-            watched.push(Watch { slot, generation: owner.generation, process });
+        let new = (slot, owner.generation);
+        watched.retain(|known, process| known.0 != slot || *known == new || process.has_ended());
+        if let Entry::Vacant(place) = watched.entry(new)
+            && let Ok(process) = self.router.fabric.watch(owner)
+        {
+            place.insert(process);
         }
     }
 
@@ -201,10 +194,6 @@ impl FabricMads {
     }
 }
 
-fn service_word(service: u64, address: Option<Gid>) -> Option<ServiceWord> {
-    ServiceWord::new(service, address.map(|gid| gid.0))
-}
-
 impl MadPort for FabricMads {
     fn send(&mut self, addressed: AddressedMad) {
         if let Some(for_wire) =
@@ -213,35 +202,29 @@ impl MadPort for FabricMads {
             if !for_wire.push(addressed) {
                 self.router.tally.count(MadOutcome::Full);
             }
-            if self.router.fabric.is_ours() {
-                self.router.fabric.rouse();
-            }
-            return;
+            return self.router.fabric.rouse();
         }
         if !self.router.fabric.is_ours() {
             return;
         }
         let slot_owner = |slot: u8| Some((slot, self.router.fabric.slot_owner(slot)?));
-        match address(&addressed.mad) {
-            Some(Address::Service(service)) => {
-                let word = ServiceWord::new(service, Some(addressed.to.0));
-                match word.and_then(|word| self.router.fabric.serving_slot(word)).and_then(slot_owner) {
-                    Some((slot, owner)) => {
-                        self.note(slot, &owner, &addressed);
-                        self.post(slot, &owner, addressed);
-                    }
-                    None => self.own.push(addressed),
+        let Some(address) = address(&addressed.mad) else {
+            return self.router.local.count(MadOutcome::Malformed);
+        };
+        if address == Address::All {
+            let all: Vec<_> = (0..SLOTS as u8).filter_map(slot_owner).collect();
+            return all.into_iter().for_each(|(slot, owner)| self.post(slot, &owner, addressed.clone()));
+        }
+        let asks = matches!(address, Address::Service(_));
+        match self.router.slot_for(address, addressed.to).and_then(slot_owner) {
+            Some((slot, owner)) => {
+                if asks {
+                    self.note(slot, &owner, &addressed);
                 }
+                self.post(slot, &owner, addressed);
             }
-            Some(Address::Id(id)) => match slot_owner(roce::cm::slot_of(id)) {
-                Some((slot, owner)) => self.post(slot, &owner, addressed),
-                None => self.router.local.count(MadOutcome::Unclaimed),
-            },
-            Some(Address::All) => {
-                let all: Vec<_> = (0..SLOTS as u8).filter_map(slot_owner).collect();
-                all.into_iter().for_each(|(slot, owner)| self.post(slot, &owner, addressed.clone()));
-            }
-            None => self.router.local.count(MadOutcome::Malformed),
+            None if asks => self.own.push(addressed),
+            None => self.router.local.count(MadOutcome::Unclaimed),
         }
     }
 
@@ -278,15 +261,16 @@ impl MadPort for FabricMads {
     }
 
     fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError> {
-        service_word(service, address).map_or(Ok(()), |word| self.router.fabric.announce(word))
+        ServiceWord::new(service, address).map_or(Ok(()), |word| self.router.fabric.announce(word))
     }
 
     fn withdraw(&mut self, service: u64, address: Option<Gid>) {
-        service_word(service, address).into_iter().for_each(|word| self.router.fabric.withdraw(word));
+        ServiceWord::new(service, address).into_iter().for_each(|word| self.router.fabric.withdraw(word));
     }
 
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
-        service_word(service, address).is_some_and(|word| self.router.fabric.clashing_slot(word).is_some())
+        ServiceWord::new(service, address)
+            .is_some_and(|word| self.router.fabric.clashing_slot(word).is_some())
     }
 
     fn departed(&mut self) -> Vec<EndedProcess> {

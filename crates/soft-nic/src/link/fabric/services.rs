@@ -7,8 +7,10 @@
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
-use super::layout::{SERVICES, SLOTS, at, slot_at};
-use super::{Fabric, Process};
+use roce::wire::Gid;
+
+use super::layout::{SERVICES, SLOTS, at};
+use super::{Fabric, Process, SlotOwner};
 
 const SERVICE_BITS: u32 = 25;
 const IN_USE: u64 = 1 << 63;
@@ -18,8 +20,8 @@ const IN_USE: u64 = 1 << 63;
 pub struct ServiceWord(u64);
 
 impl ServiceWord {
-    /// For this service id; `address` is a GID, `None` for every address. `None` when it is no service of IP.
-    pub fn new(service: u64, address: Option<[u8; 16]>) -> Option<ServiceWord> {
+    /// For this service id; `address`: `None` for every address. `None` when it is no service of IP.
+    pub fn new(service: u64, address: Option<Gid>) -> Option<ServiceWord> {
         (service >> SERVICE_BITS == 0).then(|| {
             let address = u64::from(address.map_or(0, folded));
             ServiceWord(IN_USE | address << SERVICE_BITS | service)
@@ -39,8 +41,8 @@ impl ServiceWord {
 }
 
 /// A GID as 32 bits: the address of a mapped IPv4 address, never 0.
-fn folded(gid: [u8; 16]) -> u32 {
-    (super::folded(IpAddr::from(gid).to_canonical()) as u32).max(1)
+fn folded(gid: Gid) -> u32 {
+    (super::folded(IpAddr::from(gid.0).to_canonical()) as u32).max(1)
 }
 
 /// Why a service was not announced.
@@ -93,25 +95,19 @@ impl Fabric {
         (0..SLOTS as u8).find(|slot| {
             let mut words = (0..SERVICES).filter_map(|index| self.service(*slot, index));
             // Asking the kernel whether a process runs costs five system calls, and any host of the network may make us ask.
-            words.any(|word| is_it(*slot, word)) && self.is_alive(*slot)
+            let is_alive = |owner: SlotOwner| Process::lives(owner.pid, owner.start);
+            words.any(|word| is_it(*slot, word)) && self.slot_owner(*slot).is_some_and(is_alive)
         })
     }
 
-    /// Whether a running process has that slot.
-    pub fn is_alive(&self, slot: u8) -> bool {
-        self.slot_owner(slot).is_some_and(|owner| Process::lives(owner.pid, owner.start))
-    }
-
     fn service(&self, slot: u8, index: usize) -> Option<ServiceWord> {
-        let word = self.directory.word(slot_at(slot) + at::SERVICES + 8 * index).load(Ordering::SeqCst);
+        let word = self.word(slot, at::SERVICES + 8 * index).load(Ordering::SeqCst);
         (word & IN_USE != 0).then_some(ServiceWord(word))
     }
 
     fn store_service(&self, index: usize, word: u64) {
         if self.is_ours() {
-            self.directory
-                .word(slot_at(self.slot()) + at::SERVICES + 8 * index)
-                .store(word, Ordering::SeqCst);
+            self.word(self.slot(), at::SERVICES + 8 * index).store(word, Ordering::SeqCst);
         }
     }
 }
@@ -120,8 +116,8 @@ impl Fabric {
 mod tests {
     use super::*;
 
-    fn mapped(last: u8) -> Option<[u8; 16]> {
-        Some([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, last])
+    fn mapped(last: u8) -> Option<Gid> {
+        Some(Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, last]))
     }
 
     #[test]

@@ -156,7 +156,7 @@ fn a_new_owner_of_a_dead_process_s_slot_is_watched_and_its_requests_stand() {
     let (slot, generation) = (routers[1].slot(), routers[1].fabric.generation());
     // The slot's owner before was asked too, and is killed.
     let mut before = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    locked(&a.watched).push(Watch { slot, generation: generation - 1, process: Process::of(before.id()) });
+    locked(&a.watched).insert((slot, generation - 1), Process::of(before.id()));
     a.asked.push_back((slot, generation - 1, 4));
     before.kill().unwrap();
     before.wait().unwrap();
@@ -167,7 +167,7 @@ fn a_new_owner_of_a_dead_process_s_slot_is_watched_and_its_requests_stand() {
     assert_eq!(a.receive(), []);
     assert_eq!(a.departed(), [EndedProcess { slot, asked: vec![4] }]);
     assert_eq!(a.departed(), []);
-    let still: Vec<_> = locked(&a.watched).iter().map(|watch| (watch.slot, watch.generation)).collect();
+    let still: Vec<_> = locked(&a.watched).keys().copied().collect();
     assert_eq!(still, [(slot, generation)]);
     assert_eq!(a.asked, [(slot, generation, 5)], "once, however often it is sent");
     // What goes to ourselves needs no watch.
@@ -183,7 +183,7 @@ fn an_ended_process_departs_after_its_last_mad() {
     let router = MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false);
     let (mut a, _) = FabricMads::open(router.clone(), vec![]).unwrap();
     let mut sender = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    locked(&a.watched).push(Watch { slot: 99, generation: 7, process: Process::of(sender.id()) });
+    locked(&a.watched).insert((99, 7), Process::of(sender.id()));
     let (unbound, to) = (UnboundSocket::open(router.fabric.key()).unwrap(), router.name().unwrap());
     let last = addressed(Message::Rtu(Ids { local: 1, remote: 2 }));
     let sent = (0..9).take_while(|_| unbound.post(&to, &head(&last), &*last.mad).is_ok()).count();
