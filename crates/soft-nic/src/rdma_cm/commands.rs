@@ -38,28 +38,19 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
             let id = fields.u32(ucm_connect::id);
             let param = ConnParam::read(fields.0);
             refuse_if!(!param.is_valid(), EINVAL, "CONNECT without parameters");
-            ids.id_with_device(file, id)?;
-            ids.connect(now, id, &param)
+            ids.connect(now, file, id, &param)
         }
-        7 => {
-            let id = fields.u32(ucm_listen::id);
-            ids.id(file, id)?;
-            ids.listen(id, fields.u32(ucm_listen::backlog))
-        }
+        7 => ids.listen(file, fields.u32(ucm_listen::id), fields.u32(ucm_listen::backlog)),
         8 => accept(call, ids, context),
         9 => reject(call, ids, context),
-        10 => {
-            let id = fields.u32(0);
-            ids.id_with_device(file, id)?;
-            ids.disconnect(now, id)
-        }
+        10 => ids.disconnect(now, file, fields.u32(0)),
         11 => query::init_qp_attr(call, ids, context),
         14 => set_option(call, ids, context),
         15 => {
             let id = fields.u32(ucm_notify::id);
             ids.id_with_device(file, id)?;
             match fields.u32(ucm_notify::event) {
-                EVENT_ESTABLISHED => ids.establish(id),
+                EVENT_ESTABLISHED => ids.establish(file, id),
                 _ => Ok(()),
             }
         }
@@ -79,11 +70,10 @@ fn accept(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_accept as at;
     let fields = call.fields();
     let number = fields.u32(at::id);
-    ids.id_with_device(context.file, number)?;
     let param = ConnParam::read(fields.0.get(at::conn_param..).unwrap_or_default());
-    ids.accept(context.now, number, &param)?;
+    ids.accept(context.now, context.file, number, &param)?;
     if param.is_valid() {
-        ids.id(context.file, number)?.uid = fields.u64(at::uid);
+        ids.id_mut(context.file, number)?.uid = fields.u64(at::uid);
     }
     Ok(())
 }
@@ -100,8 +90,7 @@ fn bind(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
         refuse_if!(fields.u16(at::reserved) != 0, EINVAL, "BIND: the reserved word is not zero");
         (fields.u32(at::id), address)
     };
-    ids.id(context.file, number)?;
-    ids.bind(number, address)
+    ids.bind(context.file, number, address)
 }
 
 /// RESOLVE_IP and RESOLVE_ADDR.
@@ -124,8 +113,7 @@ fn resolve_addr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer
         refuse_if!(fields.u32(at::reserved) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
         (fields.u32(at::id), source, destination)
     };
-    ids.id(context.file, number)?;
-    ids.resolve_addr(number, source, destination)
+    ids.resolve_addr(context.file, number, source, destination)
 }
 
 fn create_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
@@ -168,7 +156,7 @@ fn resolve_route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answe
         "RESOLVE_ROUTE of an id that is {:?}",
         id.stage
     );
-    id.stage = Stage::RouteResolved;
+    ids.id_mut(context.file, number)?.stage = Stage::RouteResolved;
     ids.tell(number, event::ROUTE_RESOLVED, 0);
     Ok(())
 }
@@ -186,16 +174,14 @@ fn reject(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     };
     let len = usize::from(fields.u8(at::private_data_len));
     let private = fields.0.get(at::private_data..at::private_data + len).unwrap_or_default().to_vec();
-    let number = fields.u32(at::id);
-    ids.id_with_device(context.file, number)?;
-    ids.reject(context.now, number, why, &private)
+    ids.reject(context.now, context.file, fields.u32(at::id), why, &private)
 }
 
 fn set_option(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_set_option as at;
     let fields = call.fields();
     let (number, len) = (fields.u32(at::id), fields.u32(at::optlen));
-    let id = ids.id(context.file, number)?;
+    let id = ids.id_mut(context.file, number)?;
     refuse_if!(len > MAX_OPTION_LEN, EINVAL, "an option of {len} bytes");
     let mut value = [0; MAX_OPTION];
     let known = (len as usize).min(MAX_OPTION);
@@ -222,7 +208,7 @@ fn migrate_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<(
     let from = (context.file_of)(fields.u32(at::fd) as i32)
         .filter(|from| ids.files.contains_key(from))
         .ok_or_else(|| refusal!(EINVAL, "MIGRATE_ID from a descriptor that is no connection manager"))?;
-    let id = ids.id(from, number)?;
+    let id = ids.id_mut(from, number)?;
     id.file = context.file;
     let reported = id.events_reported;
     let unread: Vec<Queued> = match ids.files.get_mut(&from) {

@@ -5,16 +5,17 @@
 use std::net::Ipv6Addr;
 
 use mlx5_device::Answer;
-use mlx5_device::command::{CommandError, refusal};
+use mlx5_device::command::{CommandError, refusal, refuse_if};
 use mlx5_device::model::DeviceConfig;
 use roce::Now;
 use roce::cm::{CmError, Disconnect, Event, Route, SidrRequest, ack_timeout};
 use roce::wire::Gid;
+use roce::wire::bth::DEFAULT_PKEY;
 use roce::wire::cm::{IpCm, Path, Rep, Req, SidrRep, reason};
 
 use super::address::Address;
-use super::ids::{Id, Ids, Stage, gid_index, port_gid, qp_type, space};
-use super::queue::{Queued, event};
+use super::ids::{Id, Ids, Stage, gid_index, port_gid, qp_type, service_id, space};
+use super::queue::event;
 use crate::abi::attributes::refuse;
 use crate::abi::layout::{
     Reader, Writer, ucm_conn_param as conn, ucm_event_resp, ucm_ud_param as ud, uverbs_ah_attr as ah,
@@ -30,8 +31,6 @@ const RATE_200_GBPS: u8 = 17;
 const RATE_400_GBPS: u8 = 21;
 /// Hop limit of RoCE v2.
 const HOP_LIMIT: u8 = 64;
-/// The one P_Key.
-pub const PKEY: u16 = 0xffff;
 /// `RDMA_UDP_QKEY`.
 pub const UDP_QKEY: u32 = 0x0123_4567;
 
@@ -124,22 +123,19 @@ fn ip_header(id: &Id) -> [u8; IpCm::BYTES] {
 }
 
 impl Ids {
-    pub fn connect(&mut self, now: Now, number: u32, param: &ConnParam<'_>) -> Answer<()> {
-        let Some(id) = self.ids.get(&number) else { return Ok(()) };
-        let device = id.device.and_then(|device| self.devices.get(device));
-        let Some(device) = device.filter(|_| id.stage == Stage::RouteResolved) else {
-            return Err(refusal!(EINVAL, "CONNECT of an id that is {:?}", id.stage));
-        };
+    pub fn connect(&mut self, now: Now, file: u32, number: u32, param: &ConnParam<'_>) -> Answer<()> {
+        let (id, device) = self.id_with_device(file, number)?;
+        refuse_if!(id.stage != Stage::RouteResolved, EINVAL, "CONNECT of an id that is {:?}", id.stage);
         let header = if id.space == space::IB { Vec::new() } else { ip_header(id).to_vec() };
         let private = [&header[..], param.private].concat();
-        let service = u64::from(id.space) << 16 | u64::from(id.destination.port());
+        let service = service_id(id.space, id.destination);
         let path = path(&self.devices, id, device);
         let made = if id.qp_type == qp_type::UD {
             let route = Route { local: path.local_gid, remote: path.remote_gid };
             let question = SidrRequest {
                 route,
                 service,
-                pkey: PKEY,
+                pkey: DEFAULT_PKEY,
                 response_timeout: self.timeouts.response_timeout,
                 retries: self.timeouts.max_retries,
             };
@@ -157,7 +153,7 @@ impl Ids {
                 starting_psn: id.starting_psn,
                 local_response_timeout: self.timeouts.response_timeout,
                 retry: param.fields.u8(conn::retry_count).min(7),
-                pkey: PKEY,
+                pkey: DEFAULT_PKEY,
                 path_mtu: device.mtu,
                 rnr_retry: param.fields.u8(conn::rnr_retry_count).min(7),
                 max_cm_retries: self.timeouts.max_retries,
@@ -169,22 +165,18 @@ impl Ids {
         };
         let connection = made.map_err(of_cm)?;
         self.of_connection.insert(connection, number);
-        if let Some(id) = self.ids.get_mut(&number) {
-            id.connection = Some(connection);
-            id.stage = Stage::Connected;
-        }
+        let id = self.id_mut(file, number)?;
+        id.connection = Some(connection);
+        id.stage = Stage::Connected;
         Ok(())
     }
 
     /// ACCEPT: of a request with a param, of an answer without one.
-    pub fn accept(&mut self, now: Now, number: u32, param: &ConnParam<'_>) -> Answer<()> {
-        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+    pub fn accept(&mut self, now: Now, file: u32, number: u32, param: &ConnParam<'_>) -> Answer<()> {
+        let (id, device) = self.id_with_device(file, number)?;
         let (Some(connection), Stage::Connected) = (id.connection, id.stage) else {
             return Err(refusal!(EINVAL, "ACCEPT of an id that is {:?}", id.stage));
         };
-        let device = id.device.and_then(|device| self.devices.get(device));
-        let (guid, delay) =
-            device.map_or((0, 0), |device| (device.guid, device.model.capabilities().local_ca_ack_delay));
         let qpn = param.fields.u32(conn::qp_num) & 0xff_ffff;
         let done = if !param.is_valid() {
             self.cm.ready(connection, &[])
@@ -201,11 +193,11 @@ impl Ids {
                 starting_psn: id.starting_psn,
                 responder_resources: param.fields.u8(conn::responder_resources),
                 initiator_depth: param.fields.u8(conn::initiator_depth),
-                target_ack_delay: delay,
+                target_ack_delay: device.model.capabilities().local_ca_ack_delay,
                 flow_control: param.fields.u8(conn::flow_control) != 0,
                 rnr_retry: param.fields.u8(conn::rnr_retry_count).min(7),
                 srq: param.fields.u8(conn::srq) != 0,
-                ca_guid: guid,
+                ca_guid: device.guid,
                 ..Rep::default()
             };
             self.cm.accept(now, connection, &rep, param.private)
@@ -217,8 +209,8 @@ impl Ids {
         })
     }
 
-    pub fn reject(&mut self, now: Now, number: u32, why: u16, private: &[u8]) -> Answer<()> {
-        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+    pub fn reject(&mut self, now: Now, file: u32, number: u32, why: u16, private: &[u8]) -> Answer<()> {
+        let (id, _) = self.id_with_device(file, number)?;
         let connection = id.connection.ok_or_else(|| refusal!(EINVAL, "REJECT of what was never asked"))?;
         if id.qp_type == qp_type::UD {
             let rep =
@@ -229,8 +221,8 @@ impl Ids {
     }
 
     /// DISCONNECT: asks, or answers. In any other state it is done already.
-    pub fn disconnect(&mut self, now: Now, number: u32) -> Answer<()> {
-        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+    pub fn disconnect(&mut self, now: Now, file: u32, number: u32) -> Answer<()> {
+        let (id, _) = self.id_with_device(file, number)?;
         let connection =
             id.connection.ok_or_else(|| refusal!(EINVAL, "DISCONNECT of what was never connected"))?;
         let _ = self.cm.disconnect(now, connection, &[]);
@@ -238,32 +230,32 @@ impl Ids {
     }
 
     /// NOTIFY that data came before the other end's last word.
-    pub fn establish(&mut self, number: u32) -> Answer<()> {
-        let connection = self.ids.get(&number).and_then(|id| id.connection);
+    pub fn establish(&mut self, file: u32, number: u32) -> Answer<()> {
+        let connection = self.id(file, number)?.connection;
         let connection = connection.ok_or_else(|| refusal!(EINVAL, "NOTIFY of what was never asked"))?;
         self.cm.establish(connection).map_err(of_cm)
     }
 
     /// Turns an event of the connection manager into the program's.
     pub fn take_event(&mut self, told: Event) {
-        let (connection, kind, status, stage) = match &told {
+        let (connection, kind, status) = match &told {
             Event::Requested { id, route, req, private } => {
                 return self.take_request(*id, *route, (req.service, req.pkey), private, Some(req));
             }
             Event::SidrRequested { id, route, service, pkey, private } => {
                 return self.take_request(*id, *route, (*service, *pkey), private, None);
             }
-            Event::Replied { id, .. } => (*id, event::CONNECT_RESPONSE, 0, None),
-            Event::Established { id, .. } => (*id, event::ESTABLISHED, 0, None),
-            Event::Rejected { id, rej, .. } => (*id, event::REJECTED, i32::from(rej.reason), None),
-            Event::Unreachable { id } => (*id, event::UNREACHABLE, -libc::ETIMEDOUT, None),
-            Event::Disconnected { id, how } => {
-                let status = if *how == Disconnect::Unanswered { -libc::ETIMEDOUT } else { 0 };
-                (*id, event::DISCONNECTED, status, Some(Stage::Disconnected))
+            Event::Replied { id, .. } => (*id, event::CONNECT_RESPONSE, 0),
+            Event::Established { id, .. } => (*id, event::ESTABLISHED, 0),
+            Event::Rejected { id, rej, .. } => (*id, event::REJECTED, i32::from(rej.reason)),
+            Event::Unreachable { id } => (*id, event::UNREACHABLE, -libc::ETIMEDOUT),
+            Event::Disconnected { id, how: Disconnect::Unanswered } => {
+                (*id, event::DISCONNECTED, -libc::ETIMEDOUT)
             }
-            Event::TimeWaitOver { id } => (*id, event::TIMEWAIT_EXIT, 0, None),
-            Event::SidrReplied { id, rep, .. } if rep.status == 0 => (*id, event::ESTABLISHED, 0, None),
-            Event::SidrReplied { id, rep, .. } => (*id, event::UNREACHABLE, i32::from(rep.status), None),
+            Event::Disconnected { id, .. } => (*id, event::DISCONNECTED, 0),
+            Event::TimeWaitOver { id } => (*id, event::TIMEWAIT_EXIT, 0),
+            Event::SidrReplied { id, rep, .. } if rep.status == 0 => (*id, event::ESTABLISHED, 0),
+            Event::SidrReplied { id, rep, .. } => (*id, event::UNREACHABLE, i32::from(rep.status)),
         };
         let Some(number) = self.of_connection.get(&connection).copied() else { return };
         let Some(id) = self.ids.get_mut(&number) else { return };
@@ -271,11 +263,11 @@ impl Ids {
             let (from, to) = (id.source, id.destination);
             self.reasons.note_connection(format!("{from} to {to}: {why}"));
         }
-        if let Some(stage) = stage {
+        if kind == event::DISCONNECTED {
             if id.stage != Stage::Connected {
                 return;
             }
-            id.stage = stage;
+            id.stage = Stage::Disconnected;
         }
         let device = id.device.and_then(|device| self.devices.get(device));
         let param = match &told {
@@ -290,8 +282,8 @@ impl Ids {
             }
             _ => Writer::new(),
         };
-        let bytes = event(number, kind, status).bytes(ucm_event_resp::param, &param.finish()).finish();
-        self.queue(number, Queued { owner: number, brings: None, bytes });
+        let told = event(number, kind, status).bytes(ucm_event_resp::param, &param.finish());
+        self.queue(number, None, told);
     }
 
     /// A connection request: a new id, which the program learns of through the listener's.
@@ -312,7 +304,7 @@ impl Ids {
             ));
             ids.cm.release_connection(Now(0), connection);
         };
-        let alien = (pkey ^ PKEY) & 0x7fff != 0;
+        let alien = (pkey ^ DEFAULT_PKEY) & 0x7fff != 0;
         if req.is_some_and(|req| alien || req.primary.remote_gid != route.local) {
             // `cm_init_av_by_path`: the port that is meant is named.
             let why = "its P_Key is not 0xffff, or it means another GID; resolve the address anew";
@@ -358,9 +350,8 @@ impl Ids {
             Some(req) => with_private(conn_param!(req).u8(conn::retry_count, req.retry), CONN_PRIVATE, own),
             None => with_private(Writer::new(), UD_PRIVATE, own),
         };
-        let bytes =
-            event(number, event::CONNECT_REQUEST, 0).bytes(ucm_event_resp::param, &param.finish()).finish();
-        if !self.queue(listening, Queued { owner: listening, brings: Some(number), bytes }) {
+        let told = event(number, event::CONNECT_REQUEST, 0).bytes(ucm_event_resp::param, &param.finish());
+        if !self.queue(listening, Some(number), told) {
             self.destroy(Now(0), number);
             return;
         }

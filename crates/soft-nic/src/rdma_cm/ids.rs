@@ -16,7 +16,7 @@ use roce::wire::ip_of;
 
 use super::address::Address;
 use super::mad_port::{EndedProcess, MadPort};
-use super::queue::{Queue, Queued, event};
+use super::queue::{EventWriter, Queue, Queued, event};
 use crate::abi::attributes::refuse;
 use crate::abi::layout::ucm_event_resp;
 use crate::abi::reasons::Reasons;
@@ -151,28 +151,36 @@ impl Ids {
 
     /// A file was closed: its ids go.
     pub fn close(&mut self, now: Now, file: u32) {
-        let mut brought: Vec<u32> = Vec::new();
-        if let Some(mut queue) = self.files.remove(&file) {
-            brought.extend(queue.drain().iter().filter_map(|queued| queued.brings));
-        }
-        let own: Vec<u32> =
-            self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number).collect();
-        for id in own.into_iter().chain(brought) {
+        let unread = self.files.remove(&file).map(Queue::into_events).unwrap_or_default();
+        let own = self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number);
+        let gone: Vec<u32> = own.chain(unread.iter().filter_map(|queued| queued.brings)).collect();
+        for id in gone {
             self.destroy(now, id);
         }
     }
 
     /// The id that a command names. Errors: `ENOENT`; `EINVAL` when it is of another file.
-    pub fn id(&mut self, file: u32, number: u32) -> Answer<&mut Id> {
-        let found = self.ids.get_mut(&number).ok_or_else(|| refusal!(ENOENT, "no id {number}"))?;
+    pub fn id(&self, file: u32, number: u32) -> Answer<&Id> {
+        let found = self.ids.get(&number).ok_or_else(|| refusal!(ENOENT, "no id {number}"))?;
         refuse_if!(found.file != file, EINVAL, "id {number} is of another file");
         Ok(found)
     }
 
-    pub fn id_with_device(&mut self, file: u32, number: u32) -> Answer<(&mut Id, usize)> {
+    /// As [`Ids::id`], to be changed.
+    pub fn id_mut(&mut self, file: u32, number: u32) -> Answer<&mut Id> {
+        self.id(file, number)?;
+        Ok(self.ids.get_mut(&number).expect("it was just found"))
+    }
+
+    /// As [`Ids::id`], with the device that it must have by now.
+    pub fn id_with_device(&self, file: u32, number: u32) -> Answer<(&Id, &DeviceConfig)> {
         let found = self.id(file, number)?;
-        let device = found.device.ok_or_else(|| refusal!(EINVAL, "id {number} has no device yet"))?;
+        let device = self.device(found).ok_or_else(|| refusal!(EINVAL, "id {number} has no device yet"))?;
         Ok((found, device))
+    }
+
+    pub fn device(&self, id: &Id) -> Option<&DeviceConfig> {
+        id.device.and_then(|device| self.devices.get(device))
     }
 
     /// A new id.
@@ -188,7 +196,7 @@ impl Ids {
     pub fn destroy(&mut self, now: Now, number: u32) -> u32 {
         let Some(id) = self.ids.remove(&number) else { return 0 };
         if id.stage == Stage::Listening {
-            let (service, address) = (service_id(&id), self.gid_at(id.source));
+            let (service, address) = (service_id(id.space, id.source), self.gid_at(id.source));
             self.cm.unlisten(service, address);
             self.port.withdraw(service, address);
         }
@@ -204,13 +212,13 @@ impl Ids {
     }
 
     /// BIND: an address of one's own.
-    pub fn bind(&mut self, number: u32, address: Address) -> Answer<()> {
+    pub fn bind(&mut self, file: u32, number: u32, address: Address) -> Answer<()> {
+        let id = self.id(file, number)?;
         let none = || refusal!(ENODEV, "no port has the address {address:?}");
         let device = address.gid().map(|gid| self.device_of(gid).ok_or_else(none)).transpose()?;
-        let id = self.ids.get(&number).ok_or_else(|| refusal!(ENOENT, "no such id"))?;
         refuse_if!(id.stage != Stage::Idle, EINVAL, "BIND of an id that is {:?}", id.stage);
-        let address = self.claim_port(number, address)?;
-        let Some(id) = self.ids.get_mut(&number) else { return Ok(()) };
+        let address = self.claim_port(number, (id.space, id.reuse), address)?;
+        let id = self.id_mut(file, number)?;
         id.source = address;
         id.device = device;
         id.stage = Stage::Bound;
@@ -218,12 +226,10 @@ impl Ids {
     }
 
     /// The address with a free port.
-    fn claim_port(&mut self, number: u32, address: Address) -> Answer<Address> {
+    fn claim_port(&mut self, number: u32, (space, reuse): (u16, bool), address: Address) -> Answer<Address> {
         if matches!(address, Address::Ib(_)) {
             return Ok(address);
         }
-        let Some(id) = self.ids.get(&number) else { return Ok(address) };
-        let (space, reuse) = (id.space, id.reuse);
         if address.port() != 0 {
             if self.port_is_taken(number, space, address, reuse) {
                 let port = address.port();
@@ -253,34 +259,38 @@ impl Ids {
                 && other.stage != Stage::Connected
                 && !(reuse && other.reuse && other.stage != Stage::Listening)
         });
-        let service = u64::from(space) << 16 | u64::from(address.port());
-        ours || self.port.is_taken(service, self.gid_at(address))
+        ours || self.port.is_taken(service_id(space, address), self.gid_at(address))
     }
 
     /// RESOLVE_ADDR: which device reaches the destination. What cannot be reached is an event.
-    pub fn resolve_addr(&mut self, number: u32, source: Address, destination: Address) -> Answer<()> {
-        let stage = self.ids.get(&number).map(|id| id.stage);
-        if stage == Some(Stage::Idle) {
+    pub fn resolve_addr(
+        &mut self,
+        file: u32,
+        number: u32,
+        source: Address,
+        destination: Address,
+    ) -> Answer<()> {
+        let stage = self.id(file, number)?.stage;
+        if stage == Stage::Idle {
             let any = match destination {
                 Address::Ip(SocketAddr::V6(_)) => Address::Ip((Ipv6Addr::UNSPECIFIED, 0).into()),
                 Address::Ib(bytes) => Address::Ib(bytes),
                 _ => Address::ANY_V4,
             };
-            self.bind(number, if source == Address::None { any } else { source })?;
-        } else if stage != Some(Stage::Bound) {
-            return Err(refusal!(EINVAL, "RESOLVE_ADDR of an id that is {stage:?}"));
+            self.bind(file, number, if source == Address::None { any } else { source })?;
+        } else {
+            refuse_if!(stage != Stage::Bound, EINVAL, "RESOLVE_ADDR of an id that is {stage:?}");
         }
-        let bound = self.ids.get(&number).map(|id| (id.source, id.device)).unwrap_or_default();
-        let reached = self.reach(bound.1, bound.0.gid(), destination);
-        let Some(id) = self.ids.get_mut(&number) else { return Ok(()) };
+        let id = self.id(file, number)?;
+        let reached = self.reach(id.device, id.source.gid(), destination);
+        let id = self.id_mut(file, number)?;
         id.destination = destination;
         let (kind, status) = match reached {
             Ok((device, gid, to)) => {
                 id.device = Some(device);
-                id.source = match bound.0.is_any() {
-                    true => Address::of_gid(gid, bound.0.port()),
-                    false => bound.0,
-                };
+                if id.source.is_any() {
+                    id.source = Address::of_gid(gid, id.source.port());
+                }
                 id.destination = Address::of_gid(to, destination.port());
                 id.stage = Stage::AddrResolved;
                 (event::ADDR_RESOLVED, 0)
@@ -321,19 +331,14 @@ impl Ids {
         };
         // All processes of a fabric have the same devices: the destination is of one of these, or somewhere on the wire.
         let (device, source) = match self.device_of(to) {
-            Some(device) => (device, None),
+            Some(device) => (device, to),
             None => {
                 let source = self.port.source_for(to, bound).ok_or(libc::EHOSTUNREACH)?;
-                (self.device_of(source).ok_or(libc::ENODEV)?, Some(source))
+                (self.device_of(source).ok_or(libc::ENODEV)?, source)
             }
         };
         let from = from.unwrap_or(device);
-        if let Some(source) = source {
-            let own = (from == device).then_some(source);
-            let gid = own.or_else(|| self.devices.get(from).and_then(ip_gid)).ok_or(libc::ENODEV)?;
-            return Ok((from, gid, to));
-        }
-        let gid = if from == device { Some(to) } else { self.devices.get(from).and_then(ip_gid) };
+        let gid = if from == device { Some(source) } else { self.devices.get(from).and_then(ip_gid) };
         Ok((from, gid.ok_or(libc::ENODEV)?, to))
     }
 
@@ -347,14 +352,14 @@ impl Ids {
         address.gid().map(|ip| port_gid(&self.devices, ip).0)
     }
 
-    pub fn listen(&mut self, number: u32, backlog: u32) -> Answer<()> {
-        if self.ids.get(&number).is_some_and(|id| id.stage == Stage::Idle) {
-            self.bind(number, Address::ANY_V4)?;
+    pub fn listen(&mut self, file: u32, number: u32, backlog: u32) -> Answer<()> {
+        if self.id(file, number)?.stage == Stage::Idle {
+            self.bind(file, number, Address::ANY_V4)?;
         }
-        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+        let id = self.id(file, number)?;
         refuse_if!(id.stage != Stage::Bound, EINVAL, "LISTEN of an id that is {:?}", id.stage);
         refuse_if!(matches!(id.source, Address::Ib(_)), EOPNOTSUPP, "LISTEN at an InfiniBand address");
-        let (service, address) = (service_id(id), self.gid_at(id.source));
+        let (service, address) = (service_id(id.space, id.source), self.gid_at(id.source));
         // `ucma.c`: none or too many is as many as there may be.
         let backlog = if (1..=1024).contains(&backlog) { backlog } else { 1024 };
         self.cm
@@ -365,16 +370,16 @@ impl Ids {
             let errno = if error == ServiceError::Full { libc::ENOSPC } else { libc::EADDRINUSE };
             return Err(refuse(errno, error.to_string()));
         }
-        if let Some(id) = self.ids.get_mut(&number) {
-            id.stage = Stage::Listening;
-        }
+        self.id_mut(file, number)?.stage = Stage::Listening;
         Ok(())
     }
 
     pub fn listener(&self, service: u64, address: Gid) -> Option<u32> {
         let find = |wanted: Option<Gid>| {
             self.ids.iter().find(|(_, id)| {
-                id.stage == Stage::Listening && service_id(id) == service && id.source.gid() == wanted
+                id.stage == Stage::Listening
+                    && service_id(id.space, id.source) == service
+                    && id.source.gid() == wanted
             })
         };
         find(Some(address)).or_else(|| find(None)).map(|(number, _)| *number)
@@ -382,15 +387,14 @@ impl Ids {
 
     /// Gives an id an event without parameters.
     pub fn tell(&mut self, number: u32, kind: u32, status: i32) {
-        let bytes = event(number, kind, status).finish();
-        self.queue(number, Queued { owner: number, brings: None, bytes });
+        self.queue(number, None, event(number, kind, status));
     }
 
-    /// Puts an event into the file of an id. Events of an id that the program has no name for are dropped, as a kernel does.
-    pub fn queue(&mut self, number: u32, mut queued: Queued) -> bool {
-        let Some(id) = self.ids.get(&number).filter(|id| id.uid != 0) else { return false };
-        queued.bytes[ucm_event_resp::uid..][..8].copy_from_slice(&id.uid.to_ne_bytes());
-        self.files.get_mut(&id.file).is_some_and(|queue| queue.push(queued))
+    /// Puts an event into the file of its id. Events of an id that the program has no name for are dropped, as a kernel does.
+    pub fn queue(&mut self, owner: u32, brings: Option<u32>, told: EventWriter) -> bool {
+        let Some(id) = self.ids.get(&owner).filter(|id| id.uid != 0) else { return false };
+        let bytes = told.u64(ucm_event_resp::uid, id.uid).finish();
+        self.files.get_mut(&id.file).is_some_and(|queue| queue.push(Queued { owner, brings, bytes }))
     }
 
     /// Goes on: takes what arrived, does what is due, sends what there is to say. When it is due again.
@@ -423,8 +427,9 @@ impl Ids {
     }
 }
 
-pub fn service_id(id: &Id) -> u64 {
-    u64::from(id.space) << 16 | u64::from(id.source.port())
+/// Service id of a port: of the space of an id, at its own address or at the other end's.
+pub fn service_id(space: u16, address: Address) -> u64 {
+    u64::from(space) << 16 | u64::from(address.port())
 }
 
 /// The GID and LID that an IP address leads to. On RoCE it is the GID itself, of any host. An InfiniBand fabric's addresses are all

@@ -7,11 +7,12 @@ use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::model::DeviceConfig;
 use roce::cm::{ConnectionId, State};
 use roce::qp_state::AttrMask;
+use roce::wire::bth::DEFAULT_PKEY;
 use roce::wire::cm::Path;
 
 use super::address::Address;
 use super::call::{Call, CallContext};
-use super::connect::{PKEY, UDP_QKEY, address_vector, life_time, path};
+use super::connect::{UDP_QKEY, address_vector, life_time, path};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
 use crate::abi::layout::{
     Writer, path_rec_data, ucm_init_qp_attr, ucm_query, ucm_query_addr_resp, ucm_query_path_resp,
@@ -23,10 +24,6 @@ const PATH_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 /// Selector «exactly».
 const EXACTLY: u8 = 2;
 
-fn device<'i>(ids: &'i Ids, id: &Id) -> Option<&'i DeviceConfig> {
-    id.device.and_then(|device| ids.devices.get(device))
-}
-
 /// Whether the id knows how to reach the other end.
 fn has_route(id: &Id) -> bool {
     matches!(id.stage, Stage::RouteResolved | Stage::Connected | Stage::Disconnected)
@@ -37,21 +34,20 @@ fn lids(path: &Path) -> [u16; 2] {
     [path.remote_lid, path.local_lid].map(|lid| if path.subnet_local { lid } else { 0 })
 }
 
-pub fn route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+pub fn route(call: &Call, ids: &Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_query_route_resp as at;
     call.need_room(at::ibdev_index)?;
     let (number, response) = (call.fields().u32(ucm_query::id), call.fields().u64(ucm_query::response));
-    ids.id(context.file, number)?;
-    let Some(id) = ids.ids.get(&number) else { return Ok(()) };
+    let id = ids.id(context.file, number)?;
     let mut answer = Writer::<{ at::SIZE }>::new()
         .bytes(at::src, &id.source.write()[..28])
         .bytes(at::dst, &id.destination.write()[..28]);
-    if let Some(device) = device(ids, id) {
+    if let Some(device) = ids.device(id) {
         let path = path(&ids.devices, id, device);
         let mut record = Writer::<{ user_path_rec::SIZE }>::new()
             .bytes(user_path_rec::dgid, &path.remote_gid.0)
             .bytes(user_path_rec::sgid, &path.local_gid.0)
-            .bytes(user_path_rec::pkey, &PKEY.to_be_bytes());
+            .bytes(user_path_rec::pkey, &DEFAULT_PKEY.to_be_bytes());
         if has_route(id) {
             let [dlid, slid] = lids(&path);
             record = record
@@ -79,10 +75,9 @@ pub fn route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()
     call.respond(context.memory, response, &answer.finish())
 }
 
-pub fn query(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+pub fn query(call: &Call, ids: &Ids, context: &CallContext<'_>) -> Answer<()> {
     let (number, response) = (call.fields().u32(ucm_query::id), call.fields().u64(ucm_query::response));
-    ids.id(context.file, number)?;
-    let Some(id) = ids.ids.get(&number) else { return Ok(()) };
+    let id = ids.id(context.file, number)?;
     match call.fields().u32(ucm_query::option) {
         option @ (0 | 2) => {
             call.need_room(ucm_query_addr_resp::ibdev_index)?;
@@ -100,23 +95,22 @@ pub fn query(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()
 fn addresses(ids: &Ids, id: &Id, as_gids: bool) -> [u8; ucm_query_addr_resp::SIZE] {
     use ucm_query_addr_resp as at;
     let mut answer = Writer::new();
-    if let Some(device) = device(ids, id) {
+    if let Some(device) = ids.device(id) {
         answer = answer
             .bytes(at::node_guid, &device.guid.to_be_bytes())
             .u8(at::port_num, device.port)
-            .bytes(at::pkey, &PKEY.to_be_bytes())
+            .bytes(at::pkey, &DEFAULT_PKEY.to_be_bytes())
             .u32(at::ibdev_index, device.index.into());
     }
     if as_gids {
         let [source, destination] =
             [id.source, id.destination].map(|address| ids.gid_at(address).unwrap_or_default());
-        let remote = u64::from(id.space) << 16 | u64::from(id.destination.port());
         return answer
-            .bytes(at::pkey, &PKEY.to_be_bytes())
+            .bytes(at::pkey, &DEFAULT_PKEY.to_be_bytes())
             .u16(at::src_size, Address::IB_BYTES)
             .u16(at::dst_size, Address::IB_BYTES)
-            .bytes(at::src, &Address::ib(source, service_id(id)))
-            .bytes(at::dst, &Address::ib(destination, remote))
+            .bytes(at::src, &Address::ib(source, service_id(id.space, id.source)))
+            .bytes(at::dst, &Address::ib(destination, service_id(id.space, id.destination)))
             .finish();
     }
     answer
@@ -129,7 +123,7 @@ fn addresses(ids: &Ids, id: &Id, as_gids: bool) -> [u8; ucm_query_addr_resp::SIZ
 
 /// The one path, as the subnet administrator's 64-byte record (IBTA vol. 1 §15.2.5.16), when there is one and room for it.
 fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
-    let device = device(ids, id).filter(|_| has_route(id));
+    let device = ids.device(id).filter(|_| has_route(id));
     let count = u32::from(device.is_some());
     let mut answer = Writer::<{ ucm_query_path_resp::SIZE }>::new()
         .u32(ucm_query_path_resp::num_paths, count)
@@ -150,7 +144,7 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
             .u8(48, path.traffic_class)
             // Reversible, one path.
             .u8(49, 0x81)
-            .bytes(50, &PKEY.to_be_bytes())
+            .bytes(50, &DEFAULT_PKEY.to_be_bytes())
             .u8(54, selected | device.mtu)
             .u8(55, selected | path.rate)
             .u8(56, selected | life_time(id))
@@ -166,18 +160,17 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
 }
 
 /// INIT_QP_ATTR: what a QP is to be set to for its next state.
-pub fn init_qp_attr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+pub fn init_qp_attr(call: &Call, ids: &Ids, context: &CallContext<'_>) -> Answer<()> {
     use uverbs_qp_attr as at;
     call.need_room(at::SIZE)?;
     let fields = call.fields();
     let (number, response) = (fields.u32(ucm_init_qp_attr::id), fields.u64(ucm_init_qp_attr::response));
     let state = fields.u32(ucm_init_qp_attr::qp_state);
     refuse_if!(state > 6, EINVAL, "QP state {state} does not exist");
-    ids.id_with_device(context.file, number)?;
-    let Some(id) = ids.ids.get(&number) else { return Ok(()) };
+    let (id, device) = ids.id_with_device(context.file, number)?;
     let answer = match id.connection {
-        Some(connection) if id.qp_type != qp_type::UD => connected(ids, id, connection, state)?,
-        _ => unconnected(id, device(ids, id).map_or(1, |device| device.port))?,
+        Some(connection) if id.qp_type != qp_type::UD => connected(ids, (id, device), connection, state)?,
+        _ => unconnected(id, device.port),
     };
     call.respond(context.memory, response, &answer.u32(at::state, state).finish())
 }
@@ -189,31 +182,32 @@ fn mask(set: &[AttrMask]) -> u32 {
 }
 
 /// Before there is a connection, and for datagrams: what INIT takes.
-fn unconnected(id: &Id, port: u8) -> Answer<Attributes> {
+fn unconnected(id: &Id, port: u8) -> Attributes {
     use AttrMask as A;
     use uverbs_qp_attr as at;
     let attributes = Writer::new().u8(at::port_num, port);
     if id.qp_type != qp_type::UD {
-        return Ok(attributes.u32(at::mask, mask(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])));
+        return attributes.u32(at::mask, mask(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]));
     }
     let qkey = match (id.qkey, id.space) {
         (0, space::UDP | space::IPOIB) => UDP_QKEY,
         (qkey, _) => qkey,
     };
-    Ok(attributes.u32(at::mask, mask(&[A::PKEY_INDEX, A::PORT, A::QKEY])).u32(at::qkey, qkey))
+    attributes.u32(at::mask, mask(&[A::PKEY_INDEX, A::PORT, A::QKEY])).u32(at::qkey, qkey)
 }
 
 /// As far as the connection is.
-fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer<Attributes> {
+fn connected(
+    ids: &Ids,
+    (id, device): (&Id, &DeviceConfig),
+    connection: ConnectionId,
+    state: u32,
+) -> Answer<Attributes> {
     use AttrMask as A;
     use uverbs_qp_attr as at;
-    let stands = ids.cm.state(connection);
-    let known = ids.cm.attributes(connection);
-    let device = device(ids, id);
-    let (Some(stands), Some(known), Some(device)) = (stands, known, device) else {
-        return Err(refusal!(EINVAL, "INIT_QP_ATTR of a connection that is no more"));
-    };
-    let too_early = || refusal!(EINVAL, "INIT_QP_ATTR for state {state} of a connection in {stands:?}");
+    let known = ids.cm.state(connection).zip(ids.cm.attributes(connection));
+    let (stands, known) =
+        known.ok_or_else(|| refusal!(EINVAL, "INIT_QP_ATTR of a connection that is no more"))?;
     let asking = matches!(stands, State::ReqSent | State::ReqAcknowledged);
     let goes_on = matches!(
         stands,
@@ -260,6 +254,6 @@ fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer
                 .u8(at::rnr_retry, known.rnr_retry)
                 .u8(at::max_rd_atomic, known.initiator_depth))
         }
-        _ => Err(too_early()),
+        _ => Err(refusal!(EINVAL, "INIT_QP_ATTR for state {state} of a connection in {stands:?}")),
     }
 }

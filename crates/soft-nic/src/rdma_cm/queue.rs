@@ -8,8 +8,8 @@ use std::os::fd::RawFd;
 use crate::abi::layout::{Writer, ucm_event_resp};
 use crate::os::pipe::Pipe;
 
-/// What GET_EVENT answers.
-pub type EventBytes = [u8; ucm_event_resp::SIZE];
+/// What GET_EVENT answers, as it is written.
+pub type EventWriter = Writer<{ ucm_event_resp::SIZE }>;
 
 /// Events of one file at most; more than its pipe holds cannot be announced.
 const MAX_EVENTS: usize = 16 * 1024;
@@ -42,11 +42,11 @@ pub struct Queued {
     /// The id that it brings, of a request: gone with the event when the program does not take it.
     pub brings: Option<u32>,
     /// What the program gets.
-    pub bytes: EventBytes,
+    pub bytes: [u8; ucm_event_resp::SIZE],
 }
 
 /// An event without parameters.
-pub fn event(id: u32, kind: u32, status: i32) -> Writer<{ ucm_event_resp::SIZE }> {
+pub fn event(id: u32, kind: u32, status: i32) -> EventWriter {
     use ucm_event_resp as at;
     Writer::new().u32(at::id, id).u32(at::event, kind).u32(at::status, status as u32)
 }
@@ -104,7 +104,7 @@ impl Queue {
     }
 
     /// All events, since the file is closed.
-    pub fn drain(&mut self) -> Vec<Queued> {
-        self.events.drain(..).collect()
+    pub fn into_events(self) -> VecDeque<Queued> {
+        self.events
     }
 }

@@ -249,7 +249,7 @@ fn what_is_elsewhere_is_reached_from_where_packets_leave() {
     ] {
         let [mut program, _] = programs_with_wire(LinkLayer::Roce, route);
         let id = program.create(space::TCP, 5);
-        program.ids.resolve_addr(id, bound, to).unwrap();
+        program.ids.resolve_addr(program.file, id, bound, to).unwrap();
         let told = program.event().unwrap();
         let found = &program.ids.ids[&id];
         let reached = match told.kind {
