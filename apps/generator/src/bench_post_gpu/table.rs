@@ -240,7 +240,7 @@ fn word(value: impl Serialize) -> String {
 
 /// What posts are made of, with names like `floor/wqe-fence`; measured with the ring in host memory.
 pub fn floors(quick: bool) -> impl Iterator<Item = (Floor, String)> {
-    let name = |floor: Floor| floor.kernel().replacen("bench_floor_", "floor/", 1).replace('_', "-");
+    let name = |floor: Floor| floor.kernel.replacen("bench_floor_", "floor/", 1).replace('_', "-");
     Floor::ALL.into_iter().filter(move |_| !quick).map(move |floor| (floor, name(floor)))
 }
 

@@ -89,54 +89,31 @@ pub enum Place {
 
 /// What posts are made of, done by itself by one thread on a queue of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Floor {
-    /// The stores of a WQE and of its slot.
-    Wqe,
-    /// With the fence in front of a doorbell, of system scope.
-    WqeFence,
-    /// With the fence in front of a shared queue's mark, of GPU scope.
-    WqeMarkFence,
-    /// A fence of system scope with nothing to wait for.
-    Fence,
-    /// Record and register, without fences.
-    Doorbell,
-    /// An atomic add in GPU memory, until its result is there.
-    Add,
-    /// The same with acquire and release.
-    AddAcqRel,
-    /// A relaxed load from GPU memory, likewise.
-    Load,
+pub struct Floor {
+    pub kernel: &'static str,
+    /// Whether it leaves WQEs in the ring.
+    pub(super) writes_wqes: bool,
 }
 
 impl Floor {
     pub const ALL: [Floor; 8] = [
-        Floor::Wqe,
-        Floor::WqeFence,
-        Floor::WqeMarkFence,
-        Floor::Fence,
-        Floor::Doorbell,
-        Floor::Add,
-        Floor::AddAcqRel,
-        Floor::Load,
+        // The stores of a WQE and of its slot.
+        Floor { kernel: "bench_floor_wqe", writes_wqes: true },
+        // With the fence in front of a doorbell, of system scope.
+        Floor { kernel: "bench_floor_wqe_fence", writes_wqes: true },
+        // With the fence in front of a shared queue's mark, of GPU scope.
+        Floor { kernel: "bench_floor_wqe_mark_fence", writes_wqes: true },
+        // A fence of system scope with nothing to wait for.
+        Floor { kernel: "bench_floor_fence", writes_wqes: false },
+        // Record and register, without fences.
+        Floor { kernel: "bench_floor_doorbell", writes_wqes: false },
+        // An atomic add in GPU memory, until its result is there.
+        Floor { kernel: "bench_floor_add", writes_wqes: false },
+        // The same with acquire and release.
+        Floor { kernel: "bench_floor_add_acq_rel", writes_wqes: false },
+        // A relaxed load from GPU memory, likewise.
+        Floor { kernel: "bench_floor_load", writes_wqes: false },
     ];
-
-    pub fn kernel(self) -> &'static str {
-        match self {
-            Floor::Wqe => "bench_floor_wqe",
-            Floor::WqeFence => "bench_floor_wqe_fence",
-            Floor::WqeMarkFence => "bench_floor_wqe_mark_fence",
-            Floor::Fence => "bench_floor_fence",
-            Floor::Doorbell => "bench_floor_doorbell",
-            Floor::Add => "bench_floor_add",
-            Floor::AddAcqRel => "bench_floor_add_acq_rel",
-            Floor::Load => "bench_floor_load",
-        }
-    }
-
-    /// Whether it leaves WQEs in the ring.
-    pub(super) fn writes_wqes(self) -> bool {
-        matches!(self, Floor::Wqe | Floor::WqeFence | Floor::WqeMarkFence)
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -163,15 +163,7 @@ impl GpuBench {
             true => self.time_steady(case, case.kernel())?,
             false => self.time(case, case.kernel())?,
         };
-        let expected = Expected {
-            queues: case.queues(),
-            blocks: case.blocks(),
-            start: case.start(),
-            posts: case.posts_of_all() / case.queues(),
-            in_order: case.sharing == Sharing::Exclusive,
-            signal_every: case.signal_every(),
-            reserved_free: case.is_peers(),
-        };
+        let expected = expected(case);
         // The played NIC has compared each; the ring holds its last lap.
         if !case.is_steady() {
             self.compare(case, &expected, case.kernel())?;
@@ -185,18 +177,10 @@ impl GpuBench {
         let poster = Poster::Shim(Order::Strict);
         let case = Case { poster, room: Room::Unchecked, place, posts, ..Case::LONE };
         self.memory.prepare(&case, &self.stream)?;
-        let sample = self.time(&case, floor.kernel())?;
-        if floor.writes_wqes() {
-            let expected = Expected {
-                queues: 1,
-                blocks: case.blocks(),
-                start: 0,
-                posts: case.posts_of_all(),
-                in_order: true,
-                signal_every: u32::MAX,
-                reserved_free: false,
-            };
-            self.compare(&case, &expected, floor.kernel())?;
+        let sample = self.time(&case, floor.kernel)?;
+        if floor.writes_wqes {
+            let expected = Expected { signal_every: u32::MAX, ..expected(&case) };
+            self.compare(&case, &expected, floor.kernel)?;
         }
         Ok(sample)
     }
@@ -368,5 +352,18 @@ impl GpuBench {
             }
         }
         Ok(())
+    }
+}
+
+/// What a case leaves in its rings.
+fn expected(case: &Case) -> Expected {
+    Expected {
+        queues: case.queues(),
+        blocks: case.blocks(),
+        start: case.start(),
+        posts: case.posts_of_all() / case.queues(),
+        in_order: case.sharing == Sharing::Exclusive,
+        signal_every: case.signal_every(),
+        reserved_free: case.is_peers(),
     }
 }
