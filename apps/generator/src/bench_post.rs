@@ -13,11 +13,11 @@ use rdma_shim::{Completion, Doorbell, Options, Order};
 use serde::Serialize;
 use verbs::connect::Path;
 use verbs::{
-    Context, Cq, Mr, Pages, Payload, Pd, Qp, QpBuilder, QpType, QueuePair, SendFlags, SendOperation,
-    SendOperations, SendRequest, Sge, WorkCompletion,
+    Context, Cq, Payload, Pd, Qp, QpBuilder, QpType, QueuePair, SendFlags, SendOperation, SendOperations,
+    SendRequest, Sge, WorkCompletion,
 };
 
-use crate::lane::ACCESS;
+use crate::lane::{ACCESS, memory};
 use crate::options::BenchPost;
 use crate::post_times::{PostTimes, Spread};
 use crate::poster::Lists;
@@ -53,18 +53,10 @@ struct Row {
 }
 
 /// The shim's choices, with their names; the first is its default.
-const CHOICES: [(Options, &str, &str); 3] = [
-    (
-        Options { order: Order::Strict, doorbell: Doorbell::EightBytes, signal_all: false },
-        "8-bytes",
-        "strict",
-    ),
-    (
-        Options { order: Order::Strict, doorbell: Doorbell::BlueFlame, signal_all: false },
-        "blueflame",
-        "strict",
-    ),
-    (Options { order: Order::Early, doorbell: Doorbell::EightBytes, signal_all: false }, "8-bytes", "early"),
+const CHOICES: [(Order, &str, Doorbell, &str); 3] = [
+    (Order::Strict, "strict", Doorbell::EightBytes, "8-bytes"),
+    (Order::Strict, "strict", Doorbell::BlueFlame, "blueflame"),
+    (Order::Early, "early", Doorbell::EightBytes, "8-bytes"),
 ];
 
 /// Measures every list length with every choice.
@@ -77,11 +69,13 @@ pub fn run(options: &BenchPost, stop: &AtomicBool) -> Result<u8> {
     }
     let (context, path) = options.nic.open("generator")?;
     let mut rows = Vec::new();
-    for (choice, doorbell, order) in CHOICES {
+    for (order, order_name, doorbell, doorbell_name) in CHOICES {
+        let choice = Options { order, doorbell, signal_all: false };
         for list in LISTS {
             let (libmlx5, shim) = measure(&context, &path, options, choice, list, stop)?;
             let ratio = shim.p50_ns / libmlx5.p50_ns;
-            let same_doorbell = list > 1 || choice.doorbell == Doorbell::BlueFlame;
+            let same_doorbell = list > 1 || doorbell == Doorbell::BlueFlame;
+            let (order, doorbell) = (order_name, doorbell_name);
             rows.push(Row { list, doorbell, order, same_doorbell, libmlx5, shim, ratio });
         }
     }
@@ -100,36 +94,21 @@ pub fn run(options: &BenchPost, stop: &AtomicBool) -> Result<u8> {
     Ok(if stop.load(Ordering::Relaxed) { crate::INTERRUPTED } else { 0 })
 }
 
-/// Two ends of one device: a poster, and a peer that only lends its memory.
-struct Peers {
-    pd: Pd,
-    memory: Mr<Pages>,
-    _targets: Vec<QueuePair>,
+/// Both ends' queue pairs.
+fn builder() -> QpBuilder {
+    QpBuilder::new(QpType::Rc)
+        .send_requests(2 * BURST as u32)
+        .receive_requests(0)
+        .operations(SendOperations::WRITE)
+        .own_register(true)
 }
 
-impl Peers {
-    fn new(context: &Context) -> Result<Peers> {
-        let pd = context.alloc_pd()?;
-        let memory = Mr::register(&pd, Pages::new(4 << 12).context("memory for messages")?, ACCESS)?;
-        Ok(Peers { pd, memory, _targets: Vec::new() })
-    }
-
-    fn builder() -> QpBuilder {
-        QpBuilder::new(QpType::Rc)
-            .send_requests(2 * BURST as u32)
-            .receive_requests(0)
-            .operations(SendOperations::WRITE)
-            .own_register(true)
-    }
-
-    /// Connects `qp` with a new queue pair of the same port.
-    fn connect(&mut self, path: &Path, qp: &Qp) -> Result<()> {
-        let cq = Cq::new(self.pd.context(), 1)?;
-        let target = Self::builder().build(&self.pd, &cq, &cq)?;
-        cli::connect_pair(path, ACCESS, qp, &target)?;
-        self._targets.push(target);
-        Ok(())
-    }
+/// Connects `qp` with a new queue pair of the same port, whose end only lends its memory.
+fn target(pd: &Pd, path: &Path, qp: &Qp) -> Result<QueuePair> {
+    let cq = Cq::new(pd.context(), 1)?;
+    let target = builder().build(pd, &cq, &cq)?;
+    cli::connect_pair(path, ACCESS, qp, &target)?;
+    Ok(target)
 }
 
 fn measure(
@@ -140,16 +119,15 @@ fn measure(
     list: usize,
     stop: &AtomicBool,
 ) -> Result<(Spread, Spread)> {
-    let mut peers = Peers::new(context)?;
+    let (pd, memory) = memory(context, 4 << 12)?;
     let mut cq = Cq::new(context, 2 * BURST as u32 + 16)?;
-    let mut libmlx5 = Peers::builder().build(&peers.pd, &cq, &cq)?;
-    peers.connect(path, &libmlx5)?;
+    let mut libmlx5 = builder().build(&pd, &cq, &cq)?;
     let shim_cq = Cq::new(context, 2 * BURST as u32 + 16)?.into_direct()?;
-    let mut shim = rdma_shim::QueuePair::create(&Peers::builder(), &peers.pd, shim_cq, None, choice)?;
-    peers.connect(path, shim.qp())?;
+    let mut shim = rdma_shim::QueuePair::create(&builder(), &pd, shim_cq, None, choice)?;
+    let _targets = [target(&pd, path, &libmlx5)?, target(&pd, path, shim.qp())?];
 
-    let entries = [peers.memory.sge(0..options.payload as usize)?];
-    let remote = peers.memory.remote(8192)?;
+    let entries = [memory.sge(0..options.payload as usize)?];
+    let remote = memory.remote(8192)?;
     let requests: Vec<_> = (0..BURST).map(|at| request(at, remote, &entries)).collect();
     let mut lists = Lists::new(&requests, list)?;
 
