@@ -46,10 +46,7 @@ pub fn run(options: &Baseline) -> Result<u8> {
         _ => bail!("--cores takes two numbers, as 0,1"),
     };
     let report = measure(options, cores)?;
-    crate::emit(options.json.as_deref(), &report)?;
-    if crate::speaks_to_people(options.json.as_deref()) {
-        print(&report);
-    }
+    crate::report::tell(options.json.as_deref(), &report, text)?;
     Ok(0)
 }
 
@@ -104,7 +101,7 @@ fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
     })
 }
 
-fn print(report: &Report) {
+fn text(report: &Report) -> String {
     let result = match (report.half_round_trip, report.gbps, report.per_second) {
         (Some(spread), _, _) => {
             format!("half round trip p50 {:.0} ns, p99 {:.0} ns", spread.p50_ns, spread.p99_ns)
@@ -113,5 +110,5 @@ fn print(report: &Report) {
         (_, _, rate) => format!("{:.2} M words a second", rate.unwrap_or(0.0) / 1e6),
     };
     let on = report.cores.map(|[one, other]| format!(" on cores {one} and {other}")).unwrap_or_default();
-    say!("{}{on}: {result}", report.what);
+    format!("{}{on}: {result}", report.what)
 }

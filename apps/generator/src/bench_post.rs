@@ -87,10 +87,7 @@ pub fn run(options: &BenchPost, stop: &AtomicBool) -> Result<u8> {
         rounds: options.rounds,
         rows,
     };
-    crate::emit(options.json.as_deref(), &report)?;
-    if crate::speaks_to_people(options.json.as_deref()) {
-        print(&report);
-    }
+    crate::report::tell(options.json.as_deref(), &report, text)?;
     Ok(if stop.load(Ordering::Relaxed) { crate::INTERRUPTED } else { 0 })
 }
 
@@ -185,11 +182,11 @@ fn wait(mut look: impl FnMut() -> Result<Option<(bool, String)>>) -> Result<()> 
     }
 }
 
-fn print(report: &Report) {
-    say!("{} bytes, bursts of {}, p50 of {} bursts", report.payload_bytes, report.burst, report.rounds);
-    for row in &report.rows {
-        say!(
-            "list {:>2}  {:<9}  {:<6}  libmlx5 {:>6.1} ns  shim {:>6.1} ns  ratio {:.2}{}",
+fn text(report: &Report) -> String {
+    let Report { payload_bytes, burst, rounds, .. } = report;
+    let row = |row: &Row| {
+        format!(
+            "\nlist {:>2}  {:<9}  {:<6}  libmlx5 {:>6.1} ns  shim {:>6.1} ns  ratio {:.2}{}",
             row.list,
             row.doorbell,
             row.order,
@@ -197,6 +194,8 @@ fn print(report: &Report) {
             row.shim.p50_ns,
             row.ratio,
             if row.same_doorbell { "" } else { ", libmlx5 by BlueFlame" }
-        );
-    }
+        )
+    };
+    let rows: String = report.rows.iter().map(row).collect();
+    format!("{payload_bytes} bytes, bursts of {burst}, p50 of {rounds} bursts{rows}")
 }

@@ -80,6 +80,11 @@ impl Received {
         self.error.is_none() && self.torn == 0 && self.lost == 0
     }
 
+    pub fn text(&self) -> String {
+        let Received { received, checked, verified, torn, lost, .. } = self;
+        format!("received {received}  verified {verified} of {checked}  torn {torn}  lost {lost}")
+    }
+
     /// Adds another queue pair's counts. Saturates: some of them rest on what the sender says.
     pub fn add(&mut self, other: &Received) {
         self.received = self.received.saturating_add(other.received);

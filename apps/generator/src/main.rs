@@ -111,11 +111,7 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         warm_up_seconds: warm_up.unwrap_or_default().as_secs_f64(),
     };
     let run = report::Run::new(kind, &plan, names, setup, context.name(), &path, &outcome);
-    let json = options.json.as_deref();
-    emit(json, &run)?;
-    if speaks_to_people(json) {
-        say!("{}", run.text());
-    }
+    report::tell(options.json.as_deref(), &run, report::Run::text)?;
     match (kind, &run.counts.error) {
         ("run", Some(error)) => complain!("generator: {error}"),
         ("run", None) => {}
@@ -178,17 +174,8 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
             continue;
         }
         worst = worst.max(if is_clean { 0 } else { FAILED });
-        if speaks_to_people(json) {
-            say!(
-                "received {}  verified {} of {}  torn {}  lost {}",
-                received.received,
-                received.verified,
-                received.checked,
-                received.torn,
-                received.lost
-            );
-        }
-        emit(json, &Line { kind: "received", received, interrupted: outcome.interrupted })?;
+        let line = Line { kind: "received", received, interrupted: outcome.interrupted };
+        report::tell(json, &line, |line| line.received.text())?;
         if outcome.interrupted || stop.load(Ordering::Relaxed) {
             return Ok(INTERRUPTED);
         }

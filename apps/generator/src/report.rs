@@ -1,5 +1,7 @@
 //! What a run says at the end: one JSON object, and the same for people.
 
+use anyhow::Result;
+use cli::{emit, speaks_to_people};
 use measure::Label;
 use serde::Serialize;
 use verbs::connect::Path;
@@ -9,6 +11,19 @@ use crate::plan::{Op, Plan};
 use crate::post_times::Spread;
 use crate::sender::Outcome;
 use crate::wire;
+
+/// Writes a line of JSON; where people read standard output, its text too.
+pub fn tell<T: Serialize>(
+    json: Option<&std::path::Path>,
+    line: &T,
+    text: impl FnOnce(&T) -> String,
+) -> Result<()> {
+    emit(json, line)?;
+    if speaks_to_people(json) {
+        say!("{}", text(line));
+    }
+    Ok(())
+}
 
 /// The sender's line. Fields are described in README.md.
 #[derive(Debug, Clone, Serialize)]
@@ -125,15 +140,10 @@ impl Run {
         let counts = &self.counts;
         let rates = rates(counts.received, [self.msgs_per_s, self.payload_gbps, self.wire_gbps]);
         let mut text = format!(
-            "posted {}  completed {}  received {}  verified {} of {}  torn {}  lost {}\n\
-             {:.3} s  {rates}  p50 {post} a post ({})",
+            "posted {}  completed {}  {}\n{:.3} s  {rates}  p50 {post} a post ({})",
             self.posted,
             self.completed,
-            counts.received,
-            counts.verified,
-            counts.checked,
-            counts.torn,
-            counts.lost,
+            counts.text(),
             self.seconds,
             self.names.poster,
         );

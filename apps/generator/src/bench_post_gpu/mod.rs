@@ -10,13 +10,14 @@ mod table;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
-use generator::kernel::post_bench::{Floor, GpuBench, GpuBenchError, PeerHeaders, Place};
+use cli::{FAILED, INTERRUPTED};
+use generator::kernel::post_bench::{Floor, GpuBench, GpuBenchError, PeerHeaders, Place, Sample};
 use gpu::cache::Cache;
 use gpu::{Gpu, ImageBuilder, Toolkit};
 use rdma_shim::Order;
 
 use crate::options::BenchPostGpu;
+use crate::report::tell;
 use report::{FloorLine, Machine, Measured, Sides, Spread};
 use table::{POSTS, Row, floors, rows};
 
@@ -50,11 +51,7 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
 
     let json = options.json.as_deref();
     let machine = Machine::of(gpu, &builder, peer.as_ref(), &bench, rounds, step_ns)?;
-    emit(json, &machine)?;
-    let people = speaks_to_people(json);
-    if people {
-        say!("{}", machine.text());
-    }
+    tell(json, &machine, Machine::text)?;
     let mut failed = false;
     for row in &rows {
         if stop.load(Ordering::Relaxed) {
@@ -67,10 +64,7 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
         let lost = matches!(&measured, Err(GpuBenchError::Gpu(error)) if error.is_context_lost());
         let line = Measured::new(row, bench.no_peer(), measured.map_err(|error| error.to_string()));
         failed |= line.error.is_some();
-        emit(json, &line)?;
-        if people {
-            say!("{}", line.text());
-        }
+        tell(json, &line, Measured::text)?;
         if lost {
             bail!(
                 "the GPU's context is lost, and with it the rows that were left: {}",
@@ -85,10 +79,7 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
         let measured = measure_floor(&mut bench, floor, rounds, step_ns);
         let line = FloorLine::new(name, measured.map_err(|error| error.to_string()));
         failed |= line.error.is_some();
-        emit(json, &line)?;
-        if people {
-            say!("{}", line.text());
-        }
+        tell(json, &line, FloorLine::text)?;
     }
     Ok(match (stop.load(Ordering::Relaxed), failed) {
         (true, _) => INTERRUPTED,
@@ -116,17 +107,12 @@ fn measure_floor(
     rounds: u32,
     step_ns: u64,
 ) -> Result<Option<Spread>, GpuBenchError> {
-    let mut samples = Vec::new();
-    for round in 0..=rounds {
-        let sample = bench.floor(floor, Place::Host, POSTS)?;
-        if sample.span_ns < STEPS * step_ns {
-            return Err(too_short(sample.posts, sample.span_ns, step_ns));
-        }
-        if round > 0 {
-            samples.push(sample);
-        }
-    }
-    Ok(Spread::of(&samples))
+    // A signal is looked at between floors.
+    let never = AtomicBool::new(false);
+    let samples = in_turn([Some(floor)], rounds, &never, |floor| {
+        long_enough(bench.floor(*floor, Place::Host, POSTS)?, step_ns)
+    })?;
+    Ok(samples.and_then(|[samples]| Spread::of(&samples)))
 }
 
 /// The three sides of a row; nothing when `stop` was set before all rounds were done.
@@ -140,13 +126,7 @@ fn measure(
     let absent = row.is_beside_peer() && bench.no_peer().is_some();
     let cases =
         [(!absent).then(|| row.theirs()), Some(row.ours(Order::Early)), Some(row.ours(Order::Strict))];
-    let samples = in_turn(cases, rounds, stop, |case| {
-        let sample = bench.run(case)?;
-        if sample.span_ns < STEPS * step_ns {
-            return Err(too_short(sample.posts, sample.span_ns, step_ns));
-        }
-        Ok(sample)
-    })?;
+    let samples = in_turn(cases, rounds, stop, |case| long_enough(bench.run(case)?, step_ns))?;
     Ok(samples.map(|[theirs, early, strict]| Sides {
         theirs: Spread::of(&theirs),
         early: Spread::of(&early),
@@ -177,10 +157,15 @@ fn in_turn<C, S, const N: usize>(
     Ok(Some(samples))
 }
 
-fn too_short(posts: u32, span_ns: u64, step_ns: u64) -> GpuBenchError {
-    GpuBenchError::Impossible(format!(
+/// An error unless a run took so many steps of the GPU's timer that its time can be relied on.
+fn long_enough(sample: Sample, step_ns: u64) -> Result<Sample, GpuBenchError> {
+    let Sample { posts, span_ns, .. } = sample;
+    if span_ns >= STEPS * step_ns {
+        return Ok(sample);
+    }
+    Err(GpuBenchError::Impossible(format!(
         "{posts} posts took {span_ns} ns, and the GPU's timer goes in steps of {step_ns} ns: no time to rely on"
-    ))
+    )))
 }
 
 #[cfg(test)]
