@@ -115,8 +115,8 @@ pub fn first_line<T: serde::de::DeserializeOwned>(
 }
 
 /// The sender's credit words, if they are enough.
-pub fn credit_words(plan: &Plan, offered: Option<&RegionOffer>) -> Result<RegionOffer> {
-    let credits = *offered.context("the sender offers no credit words")?;
+pub fn credit_words(plan: &Plan, offered: Option<RegionOffer>) -> Result<RegionOffer> {
+    let credits = offered.context("the sender offers no credit words")?;
     let needed = CREDIT_STRIDE * u64::from(plan.qps);
     if credits.bytes < needed || credits.address.checked_add(credits.bytes).is_none() {
         bail!("the sender's credit words are {credits:?}, {needed} bytes are needed");

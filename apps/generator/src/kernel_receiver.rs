@@ -9,11 +9,11 @@ use anyhow::{Context as _, Result, bail};
 use generator::kernel::receive::{self, Receive, Receivers, THREADS, Taken};
 use host_twin::MAX_LANES;
 use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
-use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
+use verbs::connect::{ConnectError, Path, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Pd, QpBuilder, Remote};
 
 use crate::control::{CREDIT_STRIDE, DRAIN_INTERRUPTED, GRACE, Received, SETUP, SenderEnd, credit_words};
-use crate::lane::{ACCESS, qp_type};
+use crate::lane::{ACCESS, connect, qp_type};
 use crate::payload;
 use crate::plan::{Plan, Service, Verify};
 
@@ -108,23 +108,19 @@ impl Prepared<'_> {
     }
 
     fn connect(self, session: &mut Session, path: &Path, stop: &AtomicBool) -> Result<Running<Receivers>> {
-        let setup = || Wait::at_most(SETUP).unless(stop);
         let Prepared { receiver, plan, region, queues } = self;
-        for queue in &queues {
-            path.to_init(queue.qp(), ACCESS, 0)?;
+        let qps: Vec<_> = queues.iter().map(Queue::qp).collect();
+        for qp in &qps {
+            path.to_init(qp, ACCESS, 0)?;
         }
-        let offers: Vec<_> = queues.iter().map(|queue| QpOffer::new(queue.qp())).collect();
-        let slots = vec![RegionOffer::new(region.mr())];
-        let ours = Hello::new(path, qp_type(plan.service), offers.clone(), slots, ());
-        let theirs = session.exchange(&ours, setup())?;
-        let credits = credit_words(&plan, theirs.regions.first())?;
-        let mut lanes = Vec::with_capacity(queues.len());
-        for (index, queue) in queues.into_iter().enumerate() {
-            path.connect(queue.qp(), offers[index], &theirs, theirs.queue_pairs[index])?;
+        let slots = RegionOffer::new(region.mr());
+        let credits = credit_words(&plan, connect(session, &plan, path, &qps, slots, stop)?)?;
+        let lane = |(index, queue): (usize, Queue)| {
             let word = credits.address + CREDIT_STRIDE * index as u64;
             let credits = Remote { address: word, rkey: credits.rkey };
-            lanes.push(receive::Lane { queue, slots_at: index * lane_bytes(&plan), credits });
-        }
+            receive::Lane { queue, slots_at: index * lane_bytes(&plan), credits }
+        };
+        let lanes = queues.into_iter().enumerate().map(lane).collect();
         let running = receiver.receive.start(&told(&plan), lanes, region)?;
         let since = Instant::now();
         while !running.held().is_some_and(Receivers::is_ready) {
@@ -132,7 +128,7 @@ impl Prepared<'_> {
                 bail!("the kernel that receives has not posted its receives within {SETUP:?}");
             }
         }
-        session.barrier(setup())?;
+        session.barrier(Wait::at_most(SETUP).unless(stop))?;
         Ok(running)
     }
 }

@@ -1,16 +1,16 @@
 //! One queue pair of the receiver: its receives, what arrived, and whether it is what was sent.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use anyhow::{Context as _, Result, bail};
 use verbs::code::Access;
-use verbs::connect::RegionOffer;
+use verbs::connect::{Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{
-    Context, Cq, InlineSlice, Mr, Pages, Payload, Pd, QpBuilder, QpType, QueuePair, ReceiveRequest, Remote,
-    SendOperation, SendRequest, WorkCompletion,
+    Context, Cq, InlineSlice, Mr, Pages, Payload, Pd, Qp, QpBuilder, QpType, QueuePair, ReceiveRequest,
+    Remote, SendOperation, SendRequest, WorkCompletion,
 };
 
-use crate::control::Received;
+use crate::control::{Received, SETUP};
 use crate::payload::Slots;
 use crate::plan::{Op, Plan, Service, Verify};
 
@@ -316,6 +316,24 @@ impl<'m> Lane<'m> {
     pub fn counts(&self) -> Received {
         self.counts.clone()
     }
+}
+
+/// Connects queue pairs that are in INIT, each with its peer, and brings them to RTS; gives the other end's region, if it has one.
+pub fn connect(
+    session: &mut Session,
+    plan: &Plan,
+    path: &Path,
+    qps: &[&Qp],
+    region: RegionOffer,
+    stop: &AtomicBool,
+) -> Result<Option<RegionOffer>> {
+    let offers: Vec<_> = qps.iter().map(|qp| QpOffer::new(qp)).collect();
+    let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![region], ());
+    let theirs = session.exchange(&ours, Wait::at_most(SETUP).unless(stop))?;
+    for (index, qp) in qps.iter().enumerate() {
+        path.connect(qp, offers[index], &theirs, theirs.queue_pairs[index])?;
+    }
+    Ok(theirs.regions.first().copied())
 }
 
 /// A domain and registered memory.

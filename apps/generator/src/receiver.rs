@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rdma_shim::kernel::{Machine, Place, Region};
-use verbs::connect::{ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, Session, Wait};
-use verbs::{Context, Mr, Pages, Pd};
+use verbs::connect::{ConnectError, Listener, Path, RegionOffer, Session, Wait};
+use verbs::{Context, Mr, Pages, Pd, Qp};
 
 use crate::control::{
     Answer, CREDIT_STRIDE, GRACE, Proposal, Received, SETUP, SenderEnd, VERSION, credit_words, first_line,
 };
 use crate::kernel_receiver::KernelReceiver;
-use crate::lane::{ACCESS, Lane, memory, qp_type};
+use crate::lane::{ACCESS, Lane, connect, memory};
 use crate::plan::{Op, Plan};
 
 /// Looks without a message before the control connection is looked at.
@@ -106,17 +106,12 @@ pub fn serve(
         }
         FirstSender::Stopped => return Ok(None),
     };
-    let setup = || Wait::at_most(SETUP).unless(stop);
-    if let Err(error) = plan.check() {
-        return refuse(session, anyhow::Error::msg(error));
-    }
+    plan.check().or_else(|error| refuse(&mut session, anyhow::Error::msg(error)))?;
     let gpu = match kind {
         // Nothing arrives that a kernel could look at.
         ReceiverKind::Kernel { receiver, gpu } if plan.op != Op::Write || plan.verify.uses_credits() => {
-            let prepared = match receiver.prepare(&plan, context) {
-                Ok(prepared) => prepared,
-                Err(error) => return refuse(session, error),
-            };
+            let prepared = receiver.prepare(&plan, context);
+            let prepared = prepared.or_else(|error| refuse(&mut session, error))?;
             session.send(&Answer { generator: VERSION, refusal: None })?;
             let (received, interrupted) = prepared.serve(&mut session, path, stop)?;
             // As in `receive`.
@@ -125,26 +120,17 @@ pub fn serve(
         }
         ReceiverKind::Kernel { gpu, .. } | ReceiverKind::Processor(gpu) => gpu.as_ref(),
     };
-    if let Err(error) = GpuTarget::check(gpu, &plan) {
-        return refuse(session, error);
-    }
+    GpuTarget::check(gpu, &plan).or_else(|error| refuse(&mut session, error))?;
     let lane_bytes = plan.slot_bytes() * plan.target_slots() as usize;
-    let (pd, region) = match memory(context, lane_bytes * plan.qps as usize) {
-        Ok(made) => made,
-        Err(error) => return refuse(session, error),
-    };
-    let target = match gpu.map(|gpu| gpu.region(&pd, region.len())).transpose() {
-        Ok(gpu) => Target { host: &region, gpu },
-        Err(error) => return refuse(session, error),
-    };
-    let lanes =
-        (0..plan.qps as usize).map(|lane| Lane::new(&plan, &pd, &region, lane * lane_bytes)).collect();
-    let mut lanes: Vec<Lane<'_>> = match lanes {
-        Ok(lanes) => lanes,
-        Err(error) => return refuse(session, error),
-    };
+    let memory = memory(context, lane_bytes * plan.qps as usize);
+    let (pd, region) = memory.or_else(|error| refuse(&mut session, error))?;
+    let gpu = gpu.map(|gpu| gpu.region(&pd, region.len())).transpose();
+    let target = Target { host: &region, gpu: gpu.or_else(|error| refuse(&mut session, error))? };
+    let lane = |lane| Lane::new(&plan, &pd, &region, lane * lane_bytes);
+    let lanes: Result<Vec<_>> = (0..plan.qps as usize).map(lane).collect();
+    let mut lanes = lanes.or_else(|error| refuse(&mut session, error))?;
     session.send(&Answer { generator: VERSION, refusal: None })?;
-    connect(&mut session, path, &plan, target.offer(), &mut lanes, setup)?;
+    join(&mut session, path, &plan, target.offer(), &mut lanes, stop)?;
     let (received, interrupted) = receive(&mut session, &plan, &mut lanes, &target, stop);
     Ok(Some(Outcome { received, interrupted, warm_up }))
 }
@@ -181,32 +167,30 @@ fn first_sender(listener: &Listener, limit: Option<Duration>, stop: &AtomicBool)
     }
 }
 
-fn refuse<T>(mut session: Session, error: anyhow::Error) -> Result<T> {
+fn refuse<T>(session: &mut Session, error: anyhow::Error) -> Result<T> {
     session.send(&Answer { generator: VERSION, refusal: Some(cli::sentence(&error)) })?;
     Err(error)
 }
 
-fn connect<'s>(
+/// Connects the lanes, their receives posted.
+fn join(
     session: &mut Session,
     path: &Path,
     plan: &Plan,
     slots: RegionOffer,
     lanes: &mut [Lane<'_>],
-    setup: impl Fn() -> Wait<'s>,
+    stop: &AtomicBool,
 ) -> Result<()> {
     for lane in lanes.iter_mut() {
         path.to_init(lane.qp(), ACCESS, 0)?;
         lane.post_receives()?;
     }
-    let offers: Vec<_> = lanes.iter().map(|lane| QpOffer::new(lane.qp())).collect();
-    let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![slots], ());
-    let theirs = session.exchange(&ours, setup())?;
-    let credits = credit_words(plan, theirs.regions.first())?;
+    let qps: Vec<&Qp> = lanes.iter().map(|lane| &**lane.qp()).collect();
+    let credits = credit_words(plan, connect(session, plan, path, &qps, slots, stop)?)?;
     for (index, lane) in lanes.iter_mut().enumerate() {
-        path.connect(lane.qp(), offers[index], &theirs, theirs.queue_pairs[index])?;
         lane.set_credit_word(credits, CREDIT_STRIDE * index as u64);
     }
-    Ok(session.barrier(setup())?)
+    Ok(session.barrier(Wait::at_most(SETUP).unless(stop))?)
 }
 
 /// Takes messages until the sender is through, is gone, or a signal comes: the counts, and whether it was a signal.

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use measure::timer;
-use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
+use verbs::connect::{ConnectError, Path, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Mr, Pages, Pd, Qp, QpBuilder, QpType, QueuePair, SendOperations};
 
 use crate::control::{
     Answer, CREDIT_STRIDE, DRAIN_INTERRUPTED, Proposal, Received, SETUP, SenderEnd, first_line,
 };
-use crate::lane::{ACCESS, memory, qp_type};
+use crate::lane::{ACCESS, connect, memory, qp_type};
 use crate::payload::Slots;
 use crate::plan::{Op, Plan};
 use crate::post_times::PostTimes;
@@ -213,22 +213,16 @@ pub fn join(
     credits: RegionOffer,
     stop: &AtomicBool,
 ) -> Result<RegionOffer> {
-    let setup = || Wait::at_most(SETUP).unless(stop);
     for qp in qps {
         path.to_init(qp, ACCESS, 0)?;
     }
-    let offers: Vec<_> = qps.iter().map(|qp| QpOffer::new(qp)).collect();
-    let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![credits], ());
-    let theirs = session.exchange(&ours, setup())?;
-    for (index, qp) in qps.iter().enumerate() {
-        path.connect(qp, offers[index], &theirs, theirs.queue_pairs[index])?;
-    }
-    let target = *theirs.regions.first().context("the receiver offers no slots")?;
+    let offered = connect(session, plan, path, qps, credits, stop)?;
+    let target = offered.context("the receiver offers no slots")?;
     let needed = plan.slot_bytes() as u64 * u64::from(plan.target_slots()) * u64::from(plan.qps);
     if target.bytes < needed || target.address.checked_add(target.bytes).is_none() {
         bail!("the receiver's slots are {target:?}, {needed} bytes are needed");
     }
-    session.barrier(setup())?;
+    session.barrier(Wait::at_most(SETUP).unless(stop))?;
     Ok(target)
 }
 
