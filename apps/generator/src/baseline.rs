@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use rdma_shim::baseline;
 use serde::Serialize;
 
-use crate::options::{Baseline, BaselineKind};
+use crate::options::{Baseline, BaselineKind, time};
 use crate::post_times::{PostTimes, Spread};
 use crate::udp;
 
@@ -26,9 +26,7 @@ struct Report {
 }
 
 pub fn run(options: &Baseline) -> Result<u8> {
-    if !(options.seconds > 0.0 && options.seconds <= 60.0) {
-        bail!("--seconds {} is out of range: above 0, to 60", options.seconds);
-    }
+    let time = time("--seconds", options.seconds, 60.0)?;
     if !(8..=1 << 30).contains(&options.bytes) {
         bail!("--bytes {} is out of range: 8 to 1 GiB", options.bytes);
     }
@@ -45,13 +43,12 @@ pub fn run(options: &Baseline) -> Result<u8> {
         [one, other] => [one, other],
         _ => bail!("--cores takes two numbers, as 0,1"),
     };
-    let report = measure(options, cores)?;
+    let report = measure(options, cores, time)?;
     crate::report::tell(options.json.as_deref(), &report, text)?;
     Ok(0)
 }
 
-fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
-    let time = Duration::from_secs_f64(options.seconds);
+fn measure(options: &Baseline, cores: [u32; 2], time: Duration) -> Result<Report> {
     let empty = Report {
         kind: "baseline",
         what: cli::name(options.what),

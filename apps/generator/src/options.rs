@@ -250,32 +250,19 @@ impl Transfer {
         match (self.count, self.seconds) {
             (Some(0), _) => bail!("--count 0 sends nothing: give 1 or more"),
             (Some(count), _) => Ok(StopCondition::Count(count)),
-            (None, Some(seconds)) if seconds > 0.0 && seconds <= 86400.0 => {
-                Ok(StopCondition::Elapsed(Duration::from_secs_f64(seconds)))
-            }
-            (None, Some(seconds)) => bail!("--seconds {seconds} is out of range: above 0, to 86400"),
+            (None, Some(seconds)) => Ok(StopCondition::Elapsed(time("--seconds", seconds, 86400.0)?)),
             (None, None) => Ok(StopCondition::Count(1_000_000)),
         }
     }
 
     /// Time of the warm-up.
     pub fn warm_up(&self) -> Result<Option<Duration>> {
-        match self.warm_up {
-            Some(seconds) if !(seconds > 0.0 && seconds <= 60.0) => {
-                bail!("--warm-up {seconds} is out of range: above 0, to 60 seconds")
-            }
-            warm_up => Ok(warm_up.map(Duration::from_secs_f64)),
-        }
+        self.warm_up.map(|seconds| time("--warm-up", seconds, 60.0)).transpose()
     }
 
     /// Idle time before each message.
     pub fn pause(&self) -> Result<Option<Duration>> {
-        match self.pause {
-            Some(seconds) if !(seconds > 0.0 && seconds <= 60.0) => {
-                bail!("--pause {seconds} is out of range: above 0, to 60 seconds")
-            }
-            pause => Ok(pause.map(Duration::from_secs_f64)),
-        }
+        self.pause.map(|seconds| time("--pause", seconds, 60.0)).transpose()
     }
 
     /// The code that posts. Errors: options that do not go together.
@@ -321,6 +308,14 @@ impl Transfer {
         };
         Ok((poster, names))
     }
+}
+
+/// The seconds of an option as a time. Error: too many, or none.
+pub fn time(option: &str, seconds: f64, most: f64) -> Result<Duration> {
+    if !(seconds > 0.0 && seconds <= most) {
+        bail!("{option} {seconds} is out of range: above 0, to {most} seconds");
+    }
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 /// Which code posts, and the machine that runs it.
