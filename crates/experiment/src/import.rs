@@ -1,7 +1,6 @@
 //! Results from another machine: the entry that `--record` would have written there.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -30,16 +29,9 @@ struct Summary {
 }
 
 /// The error of a run by the host twin: it tries a command, and its numbers say nothing of a GPU.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("it is a run by the host twin, whose numbers are neither judged nor recorded")]
 pub struct ByHostTwin;
-
-impl fmt::Display for ByHostTwin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it is a run by the host twin, whose numbers are neither judged nor recorded")
-    }
-}
-
-impl std::error::Error for ByHostTwin {}
 
 /// Reads the folder that a run's `--out` was; the experiment's name, the entry computed from its points, and what is to be said
 /// of a machine that was busy. With `part`, a way to the file that has other parts, series without a point are left out of what

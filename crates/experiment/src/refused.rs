@@ -1,9 +1,8 @@
 //! What a user can mend: one line that says what, where and what to do, and exit status 2.
 
-use std::fmt;
-
 /// The error that `main` turns into exit status 2.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct Refused(String);
 
 /// A refusal as an error.
@@ -26,14 +25,6 @@ pub fn nearest(name: &str, names: &[impl AsRef<str>]) -> String {
         _ => String::new(),
     }
 }
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Refused {}
 
 #[cfg(test)]
 mod tests {
