@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use measure::label::Part;
 
 use super::finding::Finding;
-use super::series::{divisor, each, each_of, named, pairs};
+use super::series::{self, divisor, each, each_of, named, pairs};
 use crate::by_x::{by_x, log_fit, medians};
 use crate::number::number;
 use crate::paper::{Claim, Rule};
@@ -20,31 +20,28 @@ pub fn asks_nothing(rule: &Rule) -> bool {
 
 /// What a claim's rule finds in `points`, thing by thing.
 pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
+    let each = |judge: &dyn Fn(&str) -> Finding| each(claim, points, judge);
+    let pairs = |judge: &dyn Fn([&str; 2]) -> Vec<Finding>| pairs(claim, points, judge);
     match &claim.rule {
         Rule::Background {} => Vec::new(),
         Rule::Differs { why } => vec![Finding::judged(false, why.clone())],
-        Rule::Saturates { at_least } => each(claim, points, &|series| saturates(points, series, *at_least)),
+        Rule::Saturates { at_least } => each(&|series| saturates(points, series, *at_least)),
         Rule::Fills { at_least, payload_bytes, posting } => each_of(claim, points, named, &|series| {
             fills(points, series, *at_least, *payload_bytes, *posting)
         }),
-        Rule::Linear { r_squared, below } => {
-            each(claim, points, &|series| linear(points, series, *r_squared, *below))
-        }
-        Rule::Equals { field, value } => each(claim, points, &|series| equals(points, series, field, *value)),
-        Rule::Flat { field, at_most } => each(claim, points, &|series| flat(points, series, field, *at_most)),
-        Rule::Falls { field, at_least } => {
-            each(claim, points, &|series| falls(points, series, field, *at_least))
-        }
+        Rule::Linear { r_squared, below } => each(&|series| linear(points, series, *r_squared, *below)),
+        Rule::Equals { field, value } => each(&|series| equals(points, series, field, *value)),
+        Rule::Flat { field, at_most } => each(&|series| flat(points, series, field, *at_most)),
+        Rule::Falls { field, at_least } => each(&|series| falls(points, series, field, *at_least)),
         Rule::Logarithmic { field, r_squared } => {
-            each(claim, points, &|series| logarithmic(points, series, field, *r_squared))
+            each(&|series| logarithmic(points, series, field, *r_squared))
         }
-        Rule::Grows { field, at_least } => {
-            each(claim, points, &|series| grows(points, series, field, *at_least))
-        }
-        Rule::Bound { field, by, at_least, at_most, below, parts } => each(claim, points, &|series| {
-            let found = match by {
+        Rule::Grows { field, at_least } => each(&|series| grows(points, series, field, *at_least)),
+        Rule::Bound { field, by, at_least, at_most, below, parts } => each(&|series| {
+            let by = by.as_ref().map(|by| divisor(claim, series, by));
+            let found = match &by {
                 None => own_values(points, series, field).into_values().collect(),
-                Some(by) => quotients(points, series, &divisor(claim, series, by), field),
+                Some(by) => quotients(points, series, by, field),
             };
             let Some(value) = median(&found) else { return Finding::missing(series, Vec::new()) };
             let keeps = [
@@ -52,7 +49,6 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
                 at_most.map(|aim| value <= aim),
                 below.map(|aim| value < aim),
             ];
-            let by = by.as_ref().map(|by| divisor(claim, series, by));
             let made = by.as_ref().and_then(|by| difference(points, series, by, parts)).unwrap_or_default();
             let by = by.map_or_else(String::new, |by| format!(" / {by}"));
             let holds = keeps.iter().flatten().copied().reduce(|one, other| one && other);
@@ -81,14 +77,10 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
             let mut own = claim.clone();
             own.series = claim.series.iter().flat_map(|pattern| named(pattern, points)).collect();
             own.series.retain(|series| bounds(series) != [None; 2]);
-            each(&own, points, &judged)
+            series::each(&own, points, &judged)
         }
-        Rule::Ratio { field, within } => {
-            pairs(claim, points, &|[one, other]| ratio(points, one, other, field, *within))
-        }
-        Rule::Order { field, below } => {
-            pairs(claim, points, &|[one, other]| order(points, one, other, field, *below))
-        }
+        Rule::Ratio { field, within } => pairs(&|[one, other]| ratio(points, one, other, field, *within)),
+        Rule::Order { field, below } => pairs(&|[one, other]| order(points, one, other, field, *below)),
     }
 }
 
