@@ -239,11 +239,7 @@ pub struct Grid {
     #[serde(skip)]
     x: Option<String>,
     #[serde(skip)]
-    own: BTreeMap<String, BTreeMap<String, Vec<u64>>>,
-    #[serde(skip)]
-    repeats: BTreeMap<String, u32>,
-    #[serde(skip)]
-    own_seconds: BTreeMap<String, f64>,
+    own: BTreeMap<String, Series>,
 }
 
 /// What `--quick` and `--full` put in the grid's place.
@@ -354,16 +350,12 @@ impl Spec {
     }
 
     pub fn grid(&self, extent: Extent) -> Grid {
-        let own = |series: &Series| series.factors.clone();
-        let own = self.series.iter().map(|(name, series)| (name.clone(), own(series))).collect();
-        let repeats = self.series.iter().filter_map(|(name, series)| Some((name.clone(), series.repeat?)));
-        let mut grid = Grid { x: self.x.clone(), own, repeats: repeats.collect(), ..self.grid.clone() };
-        if matches!(extent, Extent::Normal | Extent::Full) {
-            let seconds = |(name, series): (&String, &Series)| Some((name.clone(), series.seconds?));
-            grid.own_seconds = self.series.iter().filter_map(seconds).collect();
-        }
+        let mut grid = Grid { x: self.x.clone(), own: self.series.clone(), ..self.grid.clone() };
         let other = match extent {
-            Extent::Smoke | Extent::Quick => &self.quick,
+            Extent::Smoke | Extent::Quick => {
+                grid.own.values_mut().for_each(|own| own.seconds = None);
+                &self.quick
+            }
             Extent::Full => &self.full,
             Extent::Normal => return grid,
         };
@@ -393,7 +385,7 @@ impl Spec {
 impl Grid {
     /// How long a point of a series is measured.
     pub fn seconds_of(&self, series: &str) -> f64 {
-        self.own_seconds.get(series).copied().unwrap_or(self.seconds)
+        self.own.get(series).and_then(|own| own.seconds).unwrap_or(self.seconds)
     }
 
     /// Leaves out the series that need a GPU; which they were.
@@ -409,7 +401,7 @@ impl Grid {
 
     /// Whether a series is measured at this x, which is one of the grid's.
     fn takes(&self, series: &str, x: u64) -> bool {
-        let own = self.own.get(series).zip(self.x.as_ref()).and_then(|(own, name)| own.get(name));
+        let own = self.own.get(series).zip(self.x.as_ref()).and_then(|(own, name)| own.factors.get(name));
         own.is_none_or(|own| own.contains(&x))
     }
 
@@ -417,7 +409,7 @@ impl Grid {
     pub fn others(&self, series: &str) -> Vec<BTreeMap<String, u64>> {
         let mut all = vec![BTreeMap::new()];
         for (name, values) in self.factors.iter().filter(|(name, _)| Some(*name) != self.x.as_ref()) {
-            let values = self.own.get(series).and_then(|own| own.get(name)).unwrap_or(values);
+            let values = self.own.get(series).and_then(|own| own.factors.get(name)).unwrap_or(values);
             let with = |at: &BTreeMap<String, u64>, value: u64| {
                 let mut at = at.clone();
                 at.insert(name.clone(), value);
@@ -438,7 +430,8 @@ impl Grid {
         for repetition in 0..self.repeat {
             for x in self.xs() {
                 for at in &turns {
-                    let often = |series: &str| self.repeats.get(series).is_none_or(|most| repetition < *most);
+                    let most = |series: &str| self.own.get(series).and_then(|own| own.repeat);
+                    let often = |series: &str| most(series).is_none_or(|most| repetition < most);
                     let taking = others.iter().filter(|(series, others)| {
                         others.contains(at) && often(series) && self.takes(series, x)
                     });
