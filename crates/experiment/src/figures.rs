@@ -72,13 +72,9 @@ fn log_fits(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve
         let (fit, xs) = (log_fit(points, series, field)?, by_x(points, series, field, |_| true));
         let (first, last) = (*xs.keys().next()? as f64, *xs.keys().last()? as f64);
         let at = |step: u32| first + (last - first) * f64::from(step) / 40.0;
-        Some(Curve {
-            group: "fit a·log2(x) + k".into(),
-            label: format!("{}, R² {:.4}", label(experiment, series), fit.r_squared),
-            kind: Kind::Broken,
-            points: (0..=40).map(at).map(|x| [x, fit.at(x), fit.at(x), fit.at(x)]).collect(),
-            not_whole: Vec::new(),
-        })
+        let label = format!("{}, R² {:.4}", label(experiment, series), fit.r_squared);
+        let points = (0..=40).map(at).map(|x| (x, fit.at(x)));
+        Some(Curve::of("fit a·log2(x) + k", label, Kind::Broken, points))
     };
     experiment.spec.series.keys().filter_map(fit).collect()
 }
@@ -124,8 +120,7 @@ pub(crate) fn ours(points: &[Point]) -> String {
 /// A formula, finer than a pixel on both axes.
 fn formula(group: &str, label: String, of: impl Fn(f64) -> f64) -> Curve {
     let xs = (0..=700).map(|step| 64.0 * 2_f64.powf(f64::from(step) / 50.0));
-    let points = xs.map(|x| [x, of(x), of(x), of(x)]).collect();
-    Curve { group: group.into(), label, kind: Kind::Broken, points, not_whole: Vec::new() }
+    Curve::of(group, label, Kind::Broken, xs.map(|x| (x, of(x))))
 }
 
 /// The line of posts that were measured on a GPU.
@@ -138,11 +133,8 @@ fn drawn(modelled: &Modelled) -> Curve {
 fn models(fig5: &Paper) -> Vec<Curve> {
     let gpus = fig5.series.iter().filter(|curve| curve.name.starts_with("gpu-"));
     let model = |curve: &crate::paper::Curve| {
-        Some(formula(
-            "wire model of the paper's posts",
-            curve.label.clone(),
-            wire_model::of_published(curve)?,
-        ))
+        let of = wire_model::of_published(curve)?;
+        Some(formula("wire model of the paper's posts", curve.label.clone(), of))
     };
     gpus.filter_map(model).collect()
 }

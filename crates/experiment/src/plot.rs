@@ -58,6 +58,19 @@ pub struct Curve {
     pub not_whole: Vec<f64>,
 }
 
+impl Curve {
+    /// Of whole points without a range.
+    pub fn of(
+        group: impl Into<String>,
+        label: impl Into<String>,
+        kind: Kind,
+        points: impl IntoIterator<Item = (f64, f64)>,
+    ) -> Curve {
+        let points = points.into_iter().map(|(x, y)| [x, y, y, y]).collect();
+        Curve { group: group.into(), label: label.into(), kind, points, not_whole: Vec::new() }
+    }
+}
+
 /// Colour, dashes and marker of one curve among all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CurveStyle {

@@ -90,19 +90,12 @@ fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<C
         let quantiles: Vec<f64> =
             point.detail["quantiles_ns"].as_array()?.iter().filter_map(serde_json::Value::as_f64).collect();
         let last = quantiles.len().checked_sub(1).filter(|last| *last > 0)? as f64;
-        let at = |(place, ns): (usize, f64)| {
-            let share = 100.0 * place as f64 / last;
-            [ns / 1e6, share, share, share]
-        };
+        let at = |(place, ns): (usize, f64)| (ns / 1e6, 100.0 * place as f64 / last);
         let runs = point.detail["runs"].as_u64().unwrap_or_default();
         let beside = if point.x == 1 { "alone" } else { "at once" };
-        Some(Curve {
-            group: group(experiment, &point.series),
-            label: format!("{} {beside}, {runs} runs", point.x),
-            kind: Kind::Plain,
-            points: quantiles.into_iter().enumerate().map(at).collect(),
-            not_whole: Vec::new(),
-        })
+        let label = format!("{} {beside}, {runs} runs", point.x);
+        let points = quantiles.into_iter().enumerate().map(at);
+        Some(Curve::of(group(experiment, &point.series), label, Kind::Plain, points))
     };
     let without: Vec<Point> = without.into_iter().cloned().collect();
     whole.iter().filter_map(curve).chain(recorded_distributions(experiment, plot, &without)).collect()
@@ -122,15 +115,10 @@ fn recorded_distributions(experiment: &Experiment, plot: &Cdf, points: &[Point])
     let of = |series: &String| -> Vec<Curve> {
         let quantiles = QUANTILES.map(|(field, share)| (by_x(points, series, field, |_| true), share));
         let xs: Vec<u64> = quantiles[0].0.keys().copied().collect();
-        let curve = |x: &u64| Curve {
-            group: group(experiment, series),
-            label: format!("{x} at once: least, median, p99"),
-            kind: Kind::Measured,
-            points: quantiles
-                .iter()
-                .filter_map(|(by_x, share)| Some([by_x.get(x)?[0], *share, *share, *share]))
-                .collect(),
-            not_whole: Vec::new(),
+        let curve = |x: &u64| {
+            let points = quantiles.iter().filter_map(|(by_x, share)| Some((by_x.get(x)?[0], *share)));
+            let label = format!("{x} at once: least, median, p99");
+            Curve::of(group(experiment, series), label, Kind::Measured, points)
         };
         xs.iter().map(curve).collect()
     };
@@ -138,16 +126,9 @@ fn recorded_distributions(experiment: &Experiment, plot: &Cdf, points: &[Point])
 }
 
 fn published(paper: &Paper) -> impl Iterator<Item = Curve> + '_ {
-    paper.cdf.iter().map(|one| Curve {
-        group: "paper (hardware)".into(),
-        label: format!("{} at once", one.at),
-        kind: Kind::Published,
-        points: one
-            .points
-            .iter()
-            .map(|[ms, share]| [*ms, share * 100.0, share * 100.0, share * 100.0])
-            .collect(),
-        not_whole: Vec::new(),
+    paper.cdf.iter().map(|one| {
+        let points = one.points.iter().map(|[ms, share]| (*ms, share * 100.0));
+        Curve::of("paper (hardware)", format!("{} at once", one.at), Kind::Published, points)
     })
 }
 
@@ -187,14 +168,9 @@ fn timelines(experiment: &Experiment, plot: &Timeline, points: &[Point]) -> Vec<
     let curve = |point: &&Point| {
         let pairs = point.detail[plot.field.as_str()].as_array()?;
         let pair = |pair: &serde_json::Value| Some((pair[0].as_f64()?, pair[1].as_f64()?));
-        let points: Vec<[f64; 4]> = pairs.iter().filter_map(pair).map(|(x, y)| [x, y, y, y]).collect();
-        (!points.is_empty()).then(|| Curve {
-            group: group(experiment, &point.series),
-            label: format!("run {}", point.repetition + 1),
-            kind: Kind::Plain,
-            points,
-            not_whole: Vec::new(),
-        })
+        let (group, label) = (group(experiment, &point.series), format!("run {}", point.repetition + 1));
+        let curve = Curve::of(group, label, Kind::Plain, pairs.iter().filter_map(pair));
+        (!curve.points.is_empty()).then_some(curve)
     };
     own.iter().filter_map(curve).collect()
 }
@@ -205,11 +181,10 @@ fn phases(experiment: &Experiment, series: &str, points: &[Point]) -> Option<Cur
     let (mut drawn, mut from) = (Vec::new(), 0.0);
     for (seconds, number) in PHASES {
         let (to, y) = (from + median(seconds)?, median(number)?);
-        drawn.extend([from, to].map(|x| [x, y, y, y]));
+        drawn.extend([(from, y), (to, y)]);
         from = to;
     }
-    let (group, label) = (group(experiment, series), "medians of begin, serving, end".to_owned());
-    Some(Curve { group, label, kind: Kind::Plain, points: drawn, not_whole: Vec::new() })
+    Some(Curve::of(group(experiment, series), "medians of begin, serving, end", Kind::Plain, drawn))
 }
 
 fn published_timelines(experiment: &Experiment, plot: &Timeline) -> Result<Vec<Curve>> {
