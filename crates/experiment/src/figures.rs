@@ -9,21 +9,16 @@ use crate::Experiment;
 use crate::by_x::{by_x, log_fit};
 use crate::modelled::Modelled;
 use crate::paper::Paper;
+use crate::picture::RunPoints;
 use crate::plot::{Axis, Curve, Kind, LABEL_CHARACTERS, Panel, svg};
 use crate::point::{Point, crowded, disturbed, needs_gpu, provenance_of, revision};
 use crate::spec::{self, Formula, Plot};
 use crate::wire_model;
 
-/// Draws one plot of an experiment. `modelled`: lines of posts that were measured without a NIC; `unmeasured`: series without a
-/// point.
-pub fn plot(
-    experiment: &Experiment,
-    plot: &Plot,
-    points: &[Point],
-    modelled: &[Modelled],
-    unmeasured: &[String],
-) -> Result<String> {
-    let points: Vec<Point> = points.iter().filter(|point| ran_with(point, &plot.settings)).cloned().collect();
+/// Draws one plot of an experiment. `modelled`: lines of posts that were measured without a NIC.
+pub fn plot(run: RunPoints<'_>, plot: &Plot, modelled: &[Modelled]) -> Result<String> {
+    let (experiment, points) = (run.experiment, run.points.iter());
+    let points: Vec<Point> = points.filter(|point| ran_with(point, &plot.settings)).cloned().collect();
     let mut curves = measured(experiment, &points, &plot.y);
     for name in &plot.beside {
         curves.extend(published(experiment.paper(name)?));
@@ -52,7 +47,7 @@ pub fn plot(
         Panel { title: panel.title.clone(), x, y, marks }
     };
     let panels: Vec<Panel> = plot.panels.iter().map(panel).collect();
-    let mut caption = caption(experiment, &points, unmeasured, !plot.beside.is_empty());
+    let mut caption = caption(RunPoints { points: &points, ..run }, !plot.beside.is_empty());
     caption.extend(said_of(&windows));
     caption.extend(modelled.first().map(Modelled::caption));
     caption.extend(plot.notes.clone());
@@ -197,12 +192,8 @@ fn said_of(windows: &[(u64, u64, String)]) -> Option<String> {
 }
 
 /// What the numbers stand on, below every plot. `is_beside`: published ones are drawn too.
-pub(crate) fn caption(
-    experiment: &Experiment,
-    points: &[Point],
-    unmeasured: &[String],
-    is_beside: bool,
-) -> Vec<String> {
+pub(crate) fn caption(run: RunPoints<'_>, is_beside: bool) -> Vec<String> {
+    let RunPoints { experiment, points, unmeasured } = run;
     let published = is_beside.then(|| {
         "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
             .to_owned()
@@ -351,7 +342,8 @@ mod tests {
     fn drawn_as(name: &str, points: &[Point], missing: &[String]) -> Vec<String> {
         let experiment = experiment(name);
         let plots = experiment.spec.plots.iter();
-        plots.map(|one| plot(&experiment, one, points, &modelled::example(), missing).unwrap()).collect()
+        let run = RunPoints { experiment: &experiment, points, unmeasured: missing };
+        plots.map(|one| plot(run, one, &modelled::example()).unwrap()).collect()
     }
 
     /// The first series is a CPU's, mostly.
@@ -363,7 +355,10 @@ mod tests {
             point.provenance.gpu_device = "NVIDIA H200".into();
             point
         });
-        let line = |points: &[Point]| caption(&experiment("fig4"), points, &[], true).remove(0);
+        let experiment = experiment("fig4");
+        let line = |points: &[Point]| {
+            caption(RunPoints { experiment: &experiment, points, unmeasured: &[] }, true).remove(0)
+        };
         assert!(line(&both[..1]).contains("gpu: none, link"), "{}", line(&both[..1]));
         let said = line(&both);
         assert!(said.contains("gpu: hardware (NVIDIA H200), link"), "{said}");

@@ -55,7 +55,7 @@ pub use csv::csv;
 pub use experiment::{Experiment, names};
 pub use paper::Paper;
 pub use pdf::pdf;
-pub use picture::Picture;
+pub use picture::{Picture, RunPoints};
 pub use pictures::pictures;
 pub use png::png;
 pub use point::Point;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::modelled::Modelled;
-use crate::picture::Picture;
+use crate::picture::{Picture, RunPoints};
 use crate::point::Point;
 use crate::{Experiment, figures, runs};
 
@@ -15,14 +15,15 @@ pub fn pictures(
     modelled: &[Modelled],
     unmeasured: &[String],
 ) -> Result<Vec<Picture>> {
+    let run = RunPoints { experiment, points, unmeasured };
     let plots = experiment.spec.plots.iter();
     let plots = plots.filter(|plot| !points.is_empty() || !plot.beside.is_empty());
     let drawn = plots.map(|plot| {
-        let svg = figures::plot(experiment, plot, points, modelled, unmeasured)?;
+        let svg = figures::plot(run, plot, modelled)?;
         Ok(Picture { name: plot.name.clone(), title: plot.title.clone(), svg })
     });
     let mut all: Vec<Picture> = drawn.collect::<Result<_>>()?;
-    all.extend(runs::plots(experiment, points, unmeasured)?);
+    all.extend(runs::plots(run)?);
     Ok(all)
 }
 

@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use crate::by_x::by_x;
 use crate::colours::{COLOURS, FAINT, GRID, INK};
 use crate::figures::{self, caption, decades, label, ours, steps, wrapped};
-use crate::picture::Picture;
+use crate::picture::{Picture, RunPoints};
 use crate::plot::{Axis, Curve, FONT, Kind, LINE, Panel, drawing, svg};
 use crate::point::Point;
 use crate::spec::{Bars, Cdf, Timeline};
@@ -22,7 +22,8 @@ const PHASES: [(&str, &str); 3] =
     [("init_s", "init_cores"), ("serving_s", "serving_cores"), ("end_s", "end_cores")];
 
 /// All distributions and bars that there are points for; without any point the published ones alone.
-pub fn plots(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> Result<Vec<Picture>> {
+pub fn plots(run: RunPoints<'_>) -> Result<Vec<Picture>> {
+    let RunPoints { experiment, points, .. } = run;
     let mut drawn = Vec::new();
     let mut picture = |name: &String, title: &String, svg: String| {
         drawn.push(Picture { name: name.clone(), title: title.clone(), svg });
@@ -37,18 +38,18 @@ pub fn plots(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -
         let mut curves = distributions(experiment, plot, points);
         let beside = plot.beside.as_ref().map(|name| experiment.paper(name)).transpose()?;
         if alone(&mut curves, beside.into_iter().flat_map(published).collect()) {
-            picture(&plot.name, &plot.title, cdf(experiment, plot, &curves, points, unmeasured)?);
+            picture(&plot.name, &plot.title, cdf(run, plot, &curves)?);
         }
     }
     for plot in &experiment.spec.timelines {
         let mut curves = timelines(experiment, plot, points);
         if alone(&mut curves, published_timelines(experiment, plot)?) {
-            picture(&plot.name, &plot.title, timeline(experiment, plot, &curves, points, unmeasured)?);
+            picture(&plot.name, &plot.title, timeline(run, plot, &curves)?);
         }
     }
     for plot in &experiment.spec.stacks {
         let is_beside = stacks::published(experiment, plot)?.next().is_some();
-        let lines = text(experiment, points, unmeasured, &plot.notes, is_beside);
+        let lines = text(run, &plot.notes, is_beside);
         if let Some(drawing) = stacks::draw(experiment, plot, points, &lines)? {
             picture(&plot.name, &plot.title, drawing);
         }
@@ -56,7 +57,7 @@ pub fn plots(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -
     for plot in &experiment.spec.bars {
         let groups = groups(experiment, plot, points);
         if !groups.is_empty() {
-            let lines = text(experiment, points, unmeasured, &plot.notes, false);
+            let lines = text(run, &plot.notes, false);
             picture(&plot.name, &plot.title, bars(plot, &groups, &ours(points), &lines)?);
         }
     }
@@ -64,14 +65,8 @@ pub fn plots(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -
 }
 
 /// What the numbers stand on, and notes, cut for the width of a plot.
-fn text(
-    experiment: &Experiment,
-    points: &[Point],
-    unmeasured: &[String],
-    notes: &[String],
-    is_beside: bool,
-) -> Vec<String> {
-    let mut lines = caption(experiment, points, unmeasured, is_beside);
+fn text(run: RunPoints<'_>, notes: &[String], is_beside: bool) -> Vec<String> {
+    let mut lines = caption(run, is_beside);
     lines.extend(notes.iter().cloned());
     lines.iter().flat_map(|line| wrapped(line, 920 / 6)).collect()
 }
@@ -132,13 +127,7 @@ fn published(paper: &Paper) -> impl Iterator<Item = Curve> + '_ {
     })
 }
 
-fn cdf(
-    experiment: &Experiment,
-    plot: &Cdf,
-    curves: &[Curve],
-    points: &[Point],
-    unmeasured: &[String],
-) -> Result<String> {
+fn cdf(run: RunPoints<'_>, plot: &Cdf, curves: &[Curve]) -> Result<String> {
     let xs = || curves.iter().flat_map(|curve| &curve.points).map(|[ms, ..]| *ms);
     let (least, most) = (xs().fold(f64::INFINITY, f64::min).max(1e-6), xs().fold(1e-6, f64::max));
     // Runs of one level may take ten times as long as those of another.
@@ -154,7 +143,7 @@ fn cdf(
             "{count} of our curves: recorded without a distribution, three times joined by straight lines"
         )),
     };
-    let lines = text(experiment, points, unmeasured, note.as_slice(), has_published(curves));
+    let lines = text(run, note.as_slice(), has_published(curves));
     svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 
@@ -194,18 +183,12 @@ fn published_timelines(experiment: &Experiment, plot: &Timeline) -> Result<Vec<C
 }
 
 /// Draws runs over their time, from 0 on both axes.
-fn timeline(
-    experiment: &Experiment,
-    plot: &Timeline,
-    curves: &[Curve],
-    points: &[Point],
-    unmeasured: &[String],
-) -> Result<String> {
+fn timeline(run: RunPoints<'_>, plot: &Timeline, curves: &[Curve]) -> Result<String> {
     let most =
         |axis: usize| curves.iter().flat_map(|curve| &curve.points).map(|at| at[axis]).fold(1e-6, f64::max);
     let (x, y) = (steps("time since the process began, s", most(0)), steps(&plot.y_name, most(1)));
     let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
-    let lines = text(experiment, points, unmeasured, &plot.notes, has_published(curves));
+    let lines = text(run, &plot.notes, has_published(curves));
     svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 
@@ -381,7 +364,10 @@ mod tests {
         let [(whole, points), (_, three)] = &curves(&recorded)[..] else { panic!("two curves") };
         assert_eq!((&**whole, points.len(), three.len()), ("1 alone, 15482 runs", 1001, 3));
         let note = "1 of our curves: recorded without a distribution";
-        let drawn = |points: &[Point]| plots(&experiment, points, &[]).unwrap().remove(0).svg;
+        let drawn = |points: &[Point]| {
+            let run = RunPoints { experiment: &experiment, points, unmeasured: &[] };
+            plots(run).unwrap().remove(0).svg
+        };
         assert!(drawn(&recorded).contains(note) && !drawn(&recorded[..1]).contains("without a distribution"));
         // Figure 1 draws no distribution, and its rows keep none.
         let other = Experiment::read(&root.join("experiments"), "fig1").unwrap();

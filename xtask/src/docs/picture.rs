@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use experiment::measured::{Entry, Measured};
-use experiment::{Experiment, figures};
+use experiment::{Experiment, RunPoints, figures};
 
 pub const PATH: &str = "docs/figure4.svg";
 
@@ -21,5 +21,6 @@ pub fn figure4(root: &Path) -> Result<String> {
     let entry = measured.entries.iter().find(is_shaped);
     let entry = entry.context("no run on a shaped link of a machine with a GPU is recorded")?;
     let plot = experiment.spec.plots.first().context("figure 4 has no plot")?;
-    figures::plot(&experiment, plot, &entry.points("fig4"), &[], &[])
+    let run = RunPoints { experiment: &experiment, points: &entry.points("fig4"), unmeasured: &[] };
+    figures::plot(run, plot, &[])
 }
