@@ -85,23 +85,18 @@ impl KernelOptions {
 
     /// The kernel of this poster and its machine; `None` for a CPU thread. Errors: options that do not go together.
     pub fn kind(&self, poster: PosterName, options: Options, inline: bool) -> Result<Option<Kind>> {
-        let (host, style) = match poster {
-            PosterName::CpuIbverbs | PosterName::CpuShim => {
-                if self.payload_memory != Memory::Host {
-                    bail!(
-                        "--payload-memory {}: a processor cannot number messages there; use a gpu poster",
-                        name(self.payload_memory)
-                    );
-                }
-                return Ok(None);
+        let Some(style) = self.style(poster) else {
+            if self.payload_memory != Memory::Host {
+                bail!(
+                    "--payload-memory {}: a processor cannot number messages there; use a gpu poster",
+                    name(self.payload_memory)
+                );
             }
-            PosterName::GpuThread => (self.gpu(), Style::Thread),
-            PosterName::GpuWarp => (self.gpu(), Style::Warp),
-            PosterName::GpuShared => (self.gpu(), Style::Shared(self.producers)),
-            PosterName::GpuOriginal => (self.gpu(), Style::Original),
-            PosterName::HostTwin => (Host::Twin { seed: self.twin_seed }, self.twin_style()),
+            return Ok(None);
         };
-        if matches!(host, Host::Twin { .. }) && self.payload_memory != Memory::Host {
+        let is_twin = poster == PosterName::HostTwin;
+        let host = if is_twin { Host::Twin { seed: self.twin_seed } } else { self.gpu() };
+        if is_twin && self.payload_memory != Memory::Host {
             bail!("--payload-memory {}: the host twin has no GPU memory", name(self.payload_memory));
         }
         if inline && self.payload_memory != Memory::Host {
@@ -120,22 +115,21 @@ impl KernelOptions {
         Ok(Some(Kind { host, style, options, place: self.payload_memory.place() }))
     }
 
-    fn twin_style(&self) -> Style {
-        match self.kernel {
-            KernelName::Thread => Style::Thread,
-            KernelName::Warp => Style::Warp,
-            KernelName::Shared => Style::Shared(self.producers),
-            KernelName::Original => Style::Original,
-        }
+    /// The threads that post; `None` for a CPU thread.
+    fn style(&self, poster: PosterName) -> Option<Style> {
+        Some(match (poster, self.kernel) {
+            (PosterName::CpuIbverbs | PosterName::CpuShim, _) => return None,
+            (PosterName::GpuThread, _) | (PosterName::HostTwin, KernelName::Thread) => Style::Thread,
+            (PosterName::GpuWarp, _) | (PosterName::HostTwin, KernelName::Warp) => Style::Warp,
+            (PosterName::GpuShared, _) | (PosterName::HostTwin, KernelName::Shared) => {
+                Style::Shared(self.producers)
+            }
+            (PosterName::GpuOriginal, _) | (PosterName::HostTwin, KernelName::Original) => Style::Original,
+        })
     }
 
     /// Messages a doorbell when none are asked for.
     pub fn doorbell_batch(&self, poster: PosterName) -> u32 {
-        let warps = match poster {
-            PosterName::GpuWarp | PosterName::GpuShared => true,
-            PosterName::HostTwin => self.twin_style().threads() > 1,
-            _ => false,
-        };
-        if warps { WARP } else { 1 }
+        if self.style(poster).is_some_and(|style| style.threads() > 1) { WARP } else { 1 }
     }
 }
