@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use measure::timer;
 use rdma_shim::{Completion, Doorbell, Options, Order};
 use serde::Serialize;
@@ -61,12 +61,9 @@ const CHOICES: [(Order, &str, Doorbell, &str); 3] = [
 
 /// Measures every list length with every choice.
 pub fn run(options: &BenchPost, stop: &AtomicBool) -> Result<u8> {
-    if !(8..=4096).contains(&options.payload) {
-        bail!("--payload {} is out of range: 8 to 4096 bytes", options.payload);
-    }
-    if !(1..=1_000_000).contains(&options.rounds) {
-        bail!("--rounds {} is out of range: 1 to 1000000", options.rounds);
-    }
+    let BenchPost { payload, rounds, .. } = *options;
+    ensure!((8..=4096).contains(&payload), "--payload {payload} is out of range: 8 to 4096 bytes");
+    ensure!((1..=1_000_000).contains(&rounds), "--rounds {rounds} is out of range: 1 to 1000000");
     let (context, path) = options.nic.open("generator")?;
     let mut rows = Vec::new();
     for (order, order_name, doorbell, doorbell_name) in CHOICES {
@@ -82,9 +79,9 @@ pub fn run(options: &BenchPost, stop: &AtomicBool) -> Result<u8> {
     let report = Report {
         kind: "bench-post",
         device: context.name().into(),
-        payload_bytes: options.payload,
+        payload_bytes: payload,
         burst: BURST,
-        rounds: options.rounds,
+        rounds,
         rows,
     };
     crate::report::tell(options.json.as_deref(), &report, text)?;

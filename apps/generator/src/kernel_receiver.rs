@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use generator::kernel::receive::{self, Receive, Receivers, THREADS, Taken};
 use host_twin::MAX_LANES;
 use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
@@ -155,12 +155,8 @@ fn run(running: &Running<Receivers>, session: &mut Session, stop: &AtomicBool) -
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        if running.is_over()? {
-            bail!("the kernel that receives has ended");
-        }
-        if !session.is_alive() {
-            bail!("the sender is gone");
-        }
+        ensure!(!running.is_over()?, "the kernel that receives has ended");
+        ensure!(session.is_alive(), "the sender is gone");
         match session.receive::<SenderEnd>("the sender's counts", Wait::at_most(LOOK_EVERY)) {
             Ok(done) => break done,
             Err(ConnectError::Deadline { .. }) => {}

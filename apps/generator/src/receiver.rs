@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use rdma_shim::kernel::{Machine, Place, Region};
 use verbs::connect::{ConnectError, Listener, Path, RegionOffer, Session, Wait};
 use verbs::{Context, Mr, Pages, Pd, Qp};
@@ -274,9 +274,7 @@ fn look_until_done(
         }
         // On two cores the NICs and the sender need this one as well.
         std::thread::yield_now();
-        if !session.is_alive() {
-            bail!("the sender is gone");
-        }
+        ensure!(session.is_alive(), "the sender is gone");
         match session.receive::<SenderEnd>("the sender's counts", Wait::at_most(Duration::ZERO)) {
             Ok(done) => return Ok(Some(done)),
             Err(ConnectError::Deadline { .. }) => {}

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
 /// How long the answering side waits for a first message, and how long after the last one it goes on.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -59,9 +59,7 @@ pub fn ping(to: SocketAddr, time: Duration) -> Result<Vec<u64>> {
             }
         }
     }
-    if samples.is_empty() {
-        bail!("nothing came back");
-    }
+    ensure!(!samples.is_empty(), "nothing came back");
     Ok(samples)
 }
 

@@ -9,7 +9,7 @@ mod table;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cli::{FAILED, INTERRUPTED};
 use generator::kernel::post_bench::{Floor, GpuBench, GpuBenchError, PeerHeaders, Place, Sample};
 use gpu::cache::Cache;
@@ -29,9 +29,7 @@ const STEPS: u64 = 100;
 
 pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
     let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 7 });
-    if !(1..=1000).contains(&rounds) {
-        bail!("--rounds {rounds} is out of range: 1 to 1000");
-    }
+    ensure!((1..=1000).contains(&rounds), "--rounds {rounds} is out of range: 1 to 1000");
     let (rows, floors) = chosen(options)?;
     if options.list {
         rows.iter().for_each(|row| say!("{}", row.name()));
