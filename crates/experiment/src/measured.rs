@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use measure::{Label, Provenance, Revision};
 use serde::{Deserialize, Serialize};
 
@@ -140,24 +140,19 @@ impl Entry {
 
     /// Why its numbers say nothing, if they do not.
     fn empty(&self) -> Option<&'static str> {
-        match () {
-            () if self.rows.is_empty() => Some("has no points"),
-            () if !self.rows.iter().all(|row| row.content_ok) => {
-                Some("has points whose messages were not whole")
-            }
-            () => None,
+        if self.rows.is_empty() {
+            return Some("has no points");
         }
+        let is_whole = self.rows.iter().all(|row| row.content_ok);
+        (!is_whole).then_some("has points whose messages were not whole")
     }
 }
 
 /// Refuses a tree with changes: a recorded number must name the source that gave it.
 pub fn allowed(revision: &Revision) -> Result<()> {
-    match revision.dirty {
-        false => Ok(()),
-        true => {
-            Err(refused("--record: the tree has changes, so no revision names this source; commit first"))
-        }
-    }
+    let why = "--record: the tree has changes, so no revision names this source; commit first";
+    ensure!(!revision.dirty, refused(why));
+    Ok(())
 }
 
 /// Puts `entry` in the place of the one of the same machine, label, GPU and rate, or at the end. A quick run takes no other's

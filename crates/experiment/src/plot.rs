@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use plotters::chart::ChartContext;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
@@ -81,13 +81,8 @@ struct CurveStyle {
 
 /// A look for each curve: measured ones take colours and markers, broken ones colours and dashes. Error: more curves than colours.
 fn looks(curves: &[Curve]) -> Result<Vec<CurveStyle>> {
-    if curves.len() > COLOURS.len() {
-        return Err(anyhow!(
-            "{} curves in one plot, and {} colours to tell them apart",
-            curves.len(),
-            COLOURS.len()
-        ));
-    }
+    let (count, most) = (curves.len(), COLOURS.len());
+    ensure!(count <= most, "{count} curves in one plot, and {most} colours to tell them apart");
     let (mut solid, mut broken) = (0, 0);
     let look = |(curve, colour): (&Curve, &RGBColor)| {
         let count = if curve.kind.is_broken() { &mut broken } else { &mut solid };

@@ -312,20 +312,11 @@ impl Spec {
             ensure!(!values.is_empty(), "factor `{factor}` has no values");
         }
         ensure!(spec.values.contains(&spec.range), "`range` is none of `values`");
-        for field in spec
-            .plots
-            .iter()
-            .map(|plot| plot.y.as_str())
-            .chain(spec.bars.iter().flat_map(|bars| &bars.values).map(|(value, _)| value.as_str()))
-            .chain(spec.stacks.iter().flat_map(|stack| &stack.values).map(|(value, _)| value.as_str()))
-            .chain(spec.claims.iter().filter_map(|claim| claim.rule.field()))
-            .chain(
-                spec.parts
-                    .iter()
-                    .flat_map(|(name, parts)| [name].into_iter().chain(parts))
-                    .map(String::as_str),
-            )
-        {
+        let drawn = spec.bars.iter().flat_map(|bars| &bars.values);
+        let drawn = drawn.chain(spec.stacks.iter().flat_map(|stack| &stack.values)).map(|(value, _)| value);
+        let parts = spec.parts.iter().flat_map(|(name, parts)| [name].into_iter().chain(parts));
+        let named = spec.plots.iter().map(|plot| &plot.y).chain(drawn).chain(parts).map(String::as_str);
+        for field in named.chain(spec.claims.iter().filter_map(|claim| claim.rule.field())) {
             ensure!(spec.knows(field), "no number `{field}`; a point has {}", spec.values.join(", "));
         }
         for claim in &mut spec.claims {
