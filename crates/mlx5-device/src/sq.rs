@@ -258,7 +258,9 @@ impl SendQueue {
     /// The message fails on demand.
     #[cold]
     pub(super) fn fail_on_demand(&mut self, ticket: Ticket, syndrome: CqeSyndrome) {
-        if let Some(request) = self.message_mut(ticket) {
+        if let Some(request) =
+            self.requester.as_mut().and_then(|requester| requester.work_request_mut(ticket))
+        {
             request.kind = Kind::Injected(syndrome);
             request.why = "`softnic ctl inject error-cqe` asked for it".to_owned();
         }
@@ -275,12 +277,6 @@ impl SendQueue {
     /// Distance from the next block to read up to `to`.
     pub(super) fn distance(&self, to: u16) -> u16 {
         to.wrapping_sub(self.fetched)
-    }
-
-    /// The message with this ticket.
-    #[inline(always)]
-    pub(super) fn message_mut(&mut self, ticket: Ticket) -> Option<&mut SendRequest> {
-        self.requester.as_mut()?.work_request_mut(ticket).map(|request| &mut **request)
     }
 
     /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns how many it

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use soft_nic::control::{CallError, Request};
+use soft_nic::control::{CallError, Request, printable};
 
-use super::nics::{RunningNics, Target, printable, program_of, show};
+use super::nics::{RunningNics, Target, program_of, show};
 
 /// The processes whose counters are shown, and how.
 #[derive(Debug, Args)]

@@ -6,9 +6,9 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 use soft_nic::abi::reasons::Failure;
-use soft_nic::control::Request;
+use soft_nic::control::{Request, printable};
 
-use super::nics::{RunningNics, Target, printable, program_of, show};
+use super::nics::{RunningNics, Target, program_of, show};
 
 /// The process whose failures are explained, and how.
 #[derive(Debug, Args)]

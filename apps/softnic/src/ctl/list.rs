@@ -3,9 +3,9 @@
 use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
-use soft_nic::control::{PortStatus, Request};
+use soft_nic::control::{PortStatus, Request, printable};
 
-use super::nics::{RunningNics, printable, program_of, show};
+use super::nics::{RunningNics, program_of, show};
 
 /// Which, and how it is shown.
 #[derive(Debug, Args)]

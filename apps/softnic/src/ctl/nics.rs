@@ -71,15 +71,10 @@ fn why_not(pid: u32) -> String {
     }
 }
 
-/// Text that came from another process, on one line and without what a terminal takes for a command.
-pub fn printable(text: &str) -> String {
-    text.replace(|c: char| c.is_control(), " ")
-}
-
 /// Name of a process's program; empty when it has ended.
 pub fn program_of(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    printable(name.trim_end())
+    control::printable(name.trim_end())
 }
 
 /// Writes to stdout. False: a reader as `head` has closed it early and wants no more.

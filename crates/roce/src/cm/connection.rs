@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Both ids, as a message of ours has them.
+    /// Both ids, in the order of a message that this end sends.
     pub(super) fn ids(&self) -> Ids {
         Ids { local: self.id, remote: self.remote_id.unwrap_or(0) }
     }

@@ -201,7 +201,7 @@ impl Cm {
         self.connections.len()
     }
 
-    /// Adds a connection with a fresh id and a transaction of ours; `None` when there are too many.
+    /// Adds a connection with a fresh id and transaction id of this end; `None` when there are too many.
     fn open(&mut self, state: State, route: Route) -> Option<&mut Connection> {
         if self.connections.len() >= self.config.max_connections {
             return None;

@@ -33,6 +33,11 @@ pub enum CallError {
     Kernel { pid: u32, error: io::Error },
 }
 
+/// Text that came from another process, on one line and without what a terminal takes for a command.
+pub fn printable(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
 /// A number that no other client has: our process, and a count.
 fn fresh_call() -> u64 {
     static COUNT: AtomicU32 = AtomicU32::new(1);
@@ -91,8 +96,6 @@ fn understand<T: DeserializeOwned>(
         FrameError::Kernel(_) => CallError::Ended(pid),
         error => malformed(error),
     })?;
-    // What a terminal would take for a command came from another process.
-    let refused = |reason: String| CallError::Refused { pid, reason: reason.replace(char::is_control, " ") };
-    let value = answer.map_err(refused)?;
+    let value = answer.map_err(|reason| CallError::Refused { pid, reason: printable(&reason) })?;
     value_of(&value).map_err(malformed)
 }

@@ -151,7 +151,7 @@ impl MadRouter {
         Ok(socket_name(self.slot(), &owner))
     }
 
-    /// The slot of the one process that a MAD for this address of ours goes to.
+    /// The slot of the process that receives a MAD for this local address.
     pub(crate) fn slot_for(&self, address: Address, to: Gid) -> Option<u8> {
         match address {
             Address::Service(service) => self.fabric.serving_slot(ServiceWord::new(service, Some(to))?),

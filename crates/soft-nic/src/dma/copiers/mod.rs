@@ -220,7 +220,7 @@ impl<'a> SharePermit<'a> {
         self.0.wake_one();
     }
 
-    /// Ends the claims and waits for the slices that are under way: then no helper uses the job.
+    /// Ends the claims and waits for the slices under way. No helper uses the job after that.
     fn close(&self) {
         self.0.change(|state| Some(state.closed()));
         let mut looks = 0u32;
