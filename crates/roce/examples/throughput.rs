@@ -134,7 +134,7 @@ fn by_packet(opcode: Opcode, length: u32, packets: u64) -> u64 {
             while to.poll_event().is_some() {}
         }
     }
-    assert_eq!(a.requester.counters().retransmitted, 0);
+    assert_eq!(a.retransmitted, 0);
     carried
 }
 

@@ -74,9 +74,6 @@ pub enum ReplyVerdict {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequesterCounters {
-    /// Messages, or their packets, given to the link, resent ones included.
-    pub transmitted: u64,
-    pub retransmitted: u64,
     /// Replies that acknowledged something.
     pub useful_replies: u64,
     /// Replies ignored: PSN outside what is outstanding, repeated NAK, wrong peer.

@@ -125,8 +125,6 @@ impl<W> Requester<W> {
             self.progress.sent += packets;
         }
         self.progress.unasked = if ack_requested { 0 } else { self.progress.unasked + 1 };
-        self.counters.transmitted += 1;
-        self.counters.retransmitted += u64::from(transmit.retransmission);
         if self.config.service != ServiceType::Rc {
             self.set_done(self.next_send);
         } else if self.timer == crate::retry::Timer::Stopped {

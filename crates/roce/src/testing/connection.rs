@@ -60,6 +60,9 @@ pub struct Connection {
     /// For commands and counters: posting and polling go through the connection, which makes each message's headers.
     pub requester: Requester<Packet>,
     pub responder: Responder,
+    /// Request packets that were polled, resent ones included.
+    pub transmitted: u64,
+    pub retransmitted: u64,
     /// Bytes of one packet at most.
     most: u32,
     /// A packet of the responder's was polled last: the requester's turn.
@@ -88,7 +91,7 @@ impl Connection {
     }
 
     fn of(most: u32, requester: Requester<Packet>, responder: Responder) -> Connection {
-        Connection { most, requester, responder, requester_first: false }
+        Connection { most, requester, responder, transmitted: 0, retransmitted: 0, requester_first: false }
     }
 
     /// Queues a message; ask [`Requester::can_post`] first.
@@ -155,6 +158,8 @@ impl Connection {
     fn poll_request(&mut self, now: Now) -> Option<Outgoing> {
         let transmit = self.requester.next_packet(self.most)?;
         self.requester.sent_packet(now, &transmit, transmit.fragment.length);
+        self.transmitted += 1;
+        self.retransmitted += u64::from(transmit.retransmission);
         let packet = transmit.cut(self.requester.work_request_mut(transmit.ticket)?);
         let carries = packet.payload.length > 0;
         let source = if carries { PayloadSource::Message(transmit.ticket) } else { PayloadSource::Nothing };

@@ -241,7 +241,7 @@ fn hold_conversations(by_packet: bool) {
     let outcome = TestRunner::new(config).run(&setting(), |setting| {
         let pair = check(&setting, by_packet)?;
         whole.set(whole.get() + u32::from(statuses(&pair).iter().all(|status| *status == Status::Success)));
-        resent.set(resent.get() + pair.a.connection.requester.counters().retransmitted);
+        resent.set(resent.get() + pair.a.connection.retransmitted);
         Ok(())
     });
     if let Err(failure) = outcome {

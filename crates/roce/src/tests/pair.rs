@@ -68,7 +68,7 @@ fn every_operation_survives_every_single_loss_duplicate_and_delay() {
             run_everything(&format!("{name}, {fragment_bytes} bytes at once"), 1024, stack(way(config)))
         };
         let clean = run("no fault".into(), &|pair| pair);
-        assert_eq!(clean.a.connection.requester.counters().retransmitted, 0);
+        assert_eq!(clean.a.connection.retransmitted, 0);
         for n in 1..=frames {
             for (side, kind) in [(Side::A, Kind::Request), (Side::B, Kind::Reply)] {
                 let pick = || Pick::Nth(kind, n);
@@ -309,9 +309,9 @@ fn a_send_with_invalidate_invalidates_before_it_completes() {
 fn every_operation_takes_effect_once_at_every_path_mtu() {
     for mtu in crate::packet::PATH_MTU_BYTES {
         let pair = run_everything(&format!("path MTU {mtu}"), mtu as usize, Pair::by_packet(config(mtu)));
-        let counters = pair.a.connection.requester.counters();
+        let sent = &pair.a.connection;
         // 5 + 3 + 1 + 1 + 2 + 1 + 1 request packets.
-        assert_eq!((counters.transmitted, counters.retransmitted), (14, 0), "path MTU {mtu}");
+        assert_eq!((sent.transmitted, sent.retransmitted), (14, 0), "path MTU {mtu}");
         assert_eq!(pair.b.naks_sent, 0);
     }
 }
@@ -329,9 +329,10 @@ fn a_lost_packet_is_sent_again_from_its_own_psn_after_one_nak() {
     pair.a.post(LocalWork::write(0, &pattern(256 * 6, 1)));
     pair.run_until_idle();
     assert_eq!(pair.a.statuses(), [Status::Success]);
-    let counters = pair.a.connection.requester.counters();
+    let sender = &pair.a.connection;
     // Packet 2 is lost; 2, 3, 4, 5 go again.
-    assert_eq!((counters.transmitted, counters.retransmitted, counters.sequence_naks), (10, 4, 1));
+    let naks = sender.requester.counters().sequence_naks;
+    assert_eq!((sender.transmitted, sender.retransmitted, naks), (10, 4, 1));
     assert_eq!(sent(&pair, 'B').len(), 2, "one NAK, one ACK: {:?}", sent(&pair, 'B'));
     assert!(sent(&pair, 'B')[0].contains("Nak(PsnSequence)") && sent(&pair, 'B')[0].contains("0x000002"));
 }
@@ -386,7 +387,7 @@ fn no_more_packets_are_in_flight_than_the_window_allows() {
         );
         pair.run_until_idle();
         assert_eq!(pair.a.statuses(), [Status::Success]);
-        assert_eq!(pair.a.connection.requester.counters().retransmitted, 0);
+        assert_eq!(pair.a.connection.retransmitted, 0);
         assert!(pair.now() < Now(1_000_000), "no time-out was needed");
     }
 }
@@ -436,7 +437,7 @@ fn a_long_read_takes_one_place_in_the_window() {
         assert_eq!(sent(&pair, 'A').len(), 6);
         pair.run_until_idle();
         assert_eq!(pair.a.statuses(), [Status::Success; 3]);
-        assert_eq!(pair.a.connection.requester.counters().retransmitted, 0);
+        assert_eq!(pair.a.connection.retransmitted, 0);
         assert!(pair.now() < Now(1_000_000), "no time-out was needed");
     }
 }
@@ -454,7 +455,7 @@ fn no_further_read_is_sent_while_a_window_of_response_packets_is_to_come() {
         assert_eq!(sent(&pair, 'A').len(), first, "window {packets}");
         pair.run_until_idle();
         assert_eq!(pair.a.statuses(), [Status::Success; 4]);
-        assert_eq!(pair.a.connection.requester.counters().transmitted, 4);
+        assert_eq!(pair.a.connection.transmitted, 4);
     }
 }
 
@@ -494,7 +495,7 @@ fn damaged_bytes_are_lost_packets_and_nothing_worse() {
     for seed in 0..100 {
         let pair = on_wire(Pair::by_packet(config(256)), seed, 50, 20);
         let pair = run_everything(&format!("seed {seed}"), 256, pair);
-        resent += pair.a.connection.requester.counters().retransmitted;
+        resent += pair.a.connection.retransmitted;
     }
     assert!(resent > 300, "{resent}");
 }

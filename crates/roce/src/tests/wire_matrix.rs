@@ -73,8 +73,8 @@ fn converse(opcode: Opcode, size: usize, loss: u64, disorder: bool) -> Cell {
     let error = pair.a.statuses().get(well).copied();
     assert!(matches!(error, None | Some(Status::RetryExceeded)), "{opcode:?} {size} {loss}: {error:?}");
     check(&format!("{opcode:?} of {size} bytes, {loss}/1000 lost"), &pair, opcode, size, well);
-    let counters = pair.a.connection.requester.counters();
-    let mut text = format!("{}/{}/{}", counters.transmitted, counters.retransmitted, pair.b.naks_sent);
+    let sent = &pair.a.connection;
+    let mut text = format!("{}/{}/{}", sent.transmitted, sent.retransmitted, pair.b.naks_sent);
     if well < MESSAGES {
         write!(text, "!{well}").expect("a string takes all");
     }

@@ -235,7 +235,7 @@ impl End {
             ("RNR NAKs obeyed", requester.rnr_naks),
             ("time-outs", requester.timeouts),
             ("replies ignored", requester.ignored_replies),
-            ("packets sent again", requester.retransmitted),
+            ("packets sent again", self.connection.retransmitted),
         ] {
             *reached.entry(name.into()).or_default() += many;
         }
