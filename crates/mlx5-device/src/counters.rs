@@ -2,7 +2,7 @@
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, DropReason, Packet, Verdict, counters};
+use roce::{Content, DropReason, Packet, Verdict, count, counters};
 
 use super::doorbell::Violation;
 
@@ -57,11 +57,11 @@ counters! {
 counters! {
     /// Everything that one NIC process counted since it started.
     Counters [plain ""] {
-        /// Messages transmitted whole, without repetitions.
+        /// Messages transmitted whole, without repetitions: the sum of the ports', where they are counted.
         messages_sent,
         /// Their payload.
         bytes_sent,
-        /// What they took of the link, headers and gaps included.
+        /// What they took of the link, headers and gaps included: the sum of the ports'.
         wire_bytes_sent,
         /// Messages executed for a peer.
         messages_received,
@@ -166,11 +166,11 @@ pub fn syndrome_names() -> impl Iterator<Item = &'static str> {
 
 impl Counters {
     pub(super) fn post(&mut self, opcode: u8) {
-        self.posted[opcode_row(opcode)] += 1;
+        count(&mut self.posted[opcode_row(opcode)], 1);
     }
 
     pub(super) fn complete(&mut self, opcode: u8) {
-        self.completed[opcode_row(opcode)] += 1;
+        count(&mut self.completed[opcode_row(opcode)], 1);
     }
 
     pub(super) fn error(&mut self, syndrome: CqeSyndrome) {
@@ -181,8 +181,8 @@ impl Counters {
 
     /// Something was executed for a peer: `ends`, it is the last, or all, of its message; `length`: bytes that came with it.
     pub(super) fn execute(&mut self, ends: bool, length: u32) {
-        self.messages_received += u64::from(ends);
-        self.bytes_received += u64::from(length);
+        count(&mut self.messages_received, ends.into());
+        count(&mut self.bytes_received, length.into());
     }
 
     /// The transport answered or dropped a request by itself, so many of them `again`.
@@ -238,7 +238,7 @@ impl Counters {
     }
 
     /// Every counter with its name.
-    pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let posted = OPCODES.iter().map(|row| row.1).zip(self.posted);
         let completed = OPCODES.iter().map(|row| row.2).zip(self.completed);
         let errors = SYNDROMES.iter().map(|row| row.1).zip(self.errors);

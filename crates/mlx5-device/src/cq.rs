@@ -188,7 +188,7 @@ impl Cqs {
         fields.timestamp = host.now.0;
         let written = cq.write(&host.memory, &mut fields, payload);
         if written == Ok(true) {
-            host.counters.cqes += 1;
+            roce::count(&mut host.counters.cqes, 1);
             if fields.opcode.is_error() {
                 let syndrome = CqeSyndrome::from_u8(fields.error.syndrome);
                 host.counters.error(syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
@@ -278,9 +278,7 @@ impl Cq {
         let slot = self.buffer + u64::from(self.producer & (self.entries - 1)) * size as u64;
         // The owner bit is in the last word, which such a write stores last, with release.
         if payload.is_none() || !write_slot(memory, slot, size, *fields, payload)? {
-            let mut cqe = [0; CQE_BYTES];
-            fields.emit_into(&mut cqe);
-            memory.write(slot + (size - CQE_BYTES) as u64, &cqe, false)?;
+            memory.write(slot + (size - CQE_BYTES) as u64, &fields.emit(), false)?;
         }
         self.producer = self.producer.wrapping_add(1);
         Ok(true)

@@ -7,7 +7,7 @@ use roce::qp_state::QpState;
 use roce::{
     Access, AsyncEvent, Atomic, Content, Fragment, GRH_BYTES, Opcode, Outcome, Packet, Receive,
     ReceiveCompletion, Region, RegionError, Resources, ResponderCounters, ResponderEvent, ServiceType,
-    Verdict, Work,
+    Verdict, Work, count,
 };
 
 use super::command::event_type;
@@ -66,7 +66,7 @@ impl<M: Memory> Core<M> {
         // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
         match &responder.handle_packet(packet, &mut resources) {
             Verdict::Execute(work) => {
-                self.host.counters.packets_taken += 1;
+                count(&mut self.host.counters.packets_taken, 1);
                 let (ends, length) = (packet.content.position().ends(), packet.payload.length);
                 let outcome = self.execute(qp, work, ends, length, inbound);
                 if let Some(responder) = &mut qp.responses.responder {

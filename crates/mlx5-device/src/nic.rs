@@ -120,8 +120,13 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         lower(&mut self.core.capabilities);
     }
 
-    pub fn counters(&self) -> &Counters {
-        &self.core.host.counters
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.core.host.counters.clone();
+        for port in &self.core.ports.counters {
+            counters.messages_sent += port.messages_sent;
+            counters.wire_bytes_sent += port.wire_bytes_sent;
+        }
+        counters
     }
 
     /// QPs at the port of this place; a QP that was never told its port is at its device's first.

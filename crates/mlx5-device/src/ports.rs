@@ -2,8 +2,8 @@
 
 use core::net::IpAddr;
 
-use roce::Packet;
 use roce::wire::{Gid, ip_of};
+use roce::{Packet, count};
 
 use super::ah;
 use super::command::AddressVector;
@@ -22,6 +22,7 @@ pub(super) struct Ports {
     pub counters: Vec<PortCounters>,
     /// Ports of each device.
     pub each: u8,
+    link_layer: LinkLayer,
     path: LinkPath,
     /// Packets can leave.
     pub wire: bool,
@@ -34,6 +35,7 @@ impl Ports {
             counters: vec![PortCounters::default(); configs.len()],
             configs,
             each: config.ports,
+            link_layer: config.link_layer,
             path: config.path,
             wire,
         }
@@ -107,7 +109,7 @@ impl Ports {
         carried: u32,
         again: bool,
     ) {
-        let wire = wire::record_bytes(self.configs[port].link_layer, packet, carried, mtu);
+        let wire = wire::record_bytes(self.link_layer, packet, carried, mtu);
         let ends = packet.content.position().ends() && carried == packet.payload.length;
         self.count(counters, port, packet, (wire, carried), ends, again);
     }
@@ -124,14 +126,12 @@ impl Ports {
         again: bool,
     ) {
         let own = &mut self.counters[port];
-        counters.wire_bytes_sent += wire;
-        own.wire_bytes_sent += wire;
+        count(&mut own.wire_bytes_sent, wire);
         if again {
             counters.retransmissions += 1;
         } else if packet.content.is_request() {
-            counters.messages_sent += u64::from(ends);
-            own.messages_sent += u64::from(ends);
-            counters.bytes_sent += u64::from(carried);
+            count(&mut own.messages_sent, ends.into());
+            count(&mut counters.bytes_sent, carried.into());
         }
     }
 

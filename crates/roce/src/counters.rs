@@ -1,5 +1,11 @@
 //! Counters that are declared once: their fields, their names and their sum.
 
+/// Counts so many more. A counter goes round, as a card's do: a step is one instruction, and with a check of overflow four.
+#[inline(always)]
+pub const fn count(counter: &mut u64, more: u64) {
+    *counter = counter.wrapping_add(more);
+}
+
 /// Declares a struct of plain counters, which are named by their fields behind a prefix, and of others beside them.
 #[macro_export]
 macro_rules! counters {

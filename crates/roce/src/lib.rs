@@ -36,6 +36,7 @@ pub mod verdict;
 pub mod wire;
 pub mod work;
 
+pub use counters::count;
 pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Request};
 pub use packet::{Content, Outgoing, Packet, PayloadSource, Position};
 pub use posting::{

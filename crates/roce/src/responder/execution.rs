@@ -8,6 +8,7 @@ use crate::packet::Syndrome;
 use crate::{
     AsyncEvent, Atomic, Content, DropReason, FailedReceive, Failure, Fragment, NakCode, Opcode, Outcome,
     Packet, Psn, ReceiveCompletion, Refusal, Region, Request, Resources, ServiceType, Status, Verdict, Work,
+    count,
 };
 
 impl Responder {
@@ -101,7 +102,7 @@ impl Responder {
         if opcode.takes_receive() {
             self.held = None;
         }
-        self.counters.messages += 1;
+        count(&mut self.counters.messages, 1);
         self.msn = (self.msn + 1) & 0xff_ffff;
         self.expected_psn = psn.plus(psn_count(opcode, length, self.config.path_mtu_bytes));
         if self.config.service != ServiceType::Rc {

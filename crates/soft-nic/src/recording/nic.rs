@@ -163,7 +163,7 @@ looks! {
     ports() -> &[DeviceConfig];
     port_counters(place: usize) -> PortCounters;
     capabilities() -> &Capabilities;
-    counters() -> &Counters;
+    counters() -> Counters;
     open_qps(place: usize) -> usize;
     changes() -> &[String];
     is_waiting() -> bool;

@@ -123,7 +123,7 @@ impl<M: Memory> Driver<M> {
     }
 
     /// The NIC's counters.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> Counters {
         self.nic.counters()
     }
 }

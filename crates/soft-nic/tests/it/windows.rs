@@ -103,7 +103,7 @@ fn what_a_window_opens_a_peer_can_use() {
         let add = WorkRequest::fetch_add(&s.ours, 0, (&s.theirs, 64), 1).through(key);
         assert_eq!(s.done(s.a, &add), None);
         assert_eq!(s.theirs.block.bytes(64, 8), 42u64.to_ne_bytes(), "type {kind}");
-        assert_eq!(count(s.driver.counters(), "completed_umr"), 1);
+        assert_eq!(count(&s.driver.counters(), "completed_umr"), 1);
     }
 }
 
