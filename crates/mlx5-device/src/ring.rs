@@ -18,7 +18,9 @@ pub(super) struct Ring {
 impl Ring {
     /// Address of the entry with this running index.
     pub(super) fn entry(&self, index: u16) -> u64 {
-        self.address + (u64::from(u32::from(index) & self.entries.wrapping_sub(1)) << self.shift)
+        let place = u64::from(u32::from(index) & self.entries.wrapping_sub(1));
+        // It lies in the ring, which was probed whole.
+        self.address.wrapping_add(place.wrapping_shl(self.shift))
     }
 
     /// What the record says; none: it cannot be read.

@@ -16,11 +16,14 @@ struct Checks {
     store: Check,
 }
 
-static CHECKS: OnceLock<Option<Checks>> = OnceLock::new();
+/// Empty where the program is built without it.
+static CHECKS: OnceLock<Checks> = OnceLock::new();
 
 /// Looks for the library in this process.
 pub(super) fn find() {
-    CHECKS.get_or_init(|| Some(Checks { load: check(c"__asan_loadN")?, store: check(c"__asan_storeN")? }));
+    if let (Some(load), Some(store)) = (check(c"__asan_loadN"), check(c"__asan_storeN")) {
+        CHECKS.get_or_init(|| Checks { load, store });
+    }
 }
 
 fn check(name: &CStr) -> Option<Check> {
@@ -33,7 +36,7 @@ fn check(name: &CStr) -> Option<Check> {
 /// Reports what may not be read of `from`, or not written of `to`.
 #[inline]
 pub(super) fn copies(to: u64, from: u64, len: usize) {
-    if let Some(Some(checks)) = CHECKS.get() {
+    if let Some(checks) = CHECKS.get() {
         // SAFETY: reads the shadow of the range alone.
         unsafe { (checks.load)(from as usize, len) }
         // SAFETY: as above.
@@ -44,7 +47,7 @@ pub(super) fn copies(to: u64, from: u64, len: usize) {
 /// Reports these bytes if they may not be written.
 #[inline]
 pub(super) fn stores(addr: u64, len: usize) {
-    if let Some(Some(checks)) = CHECKS.get() {
+    if let Some(checks) = CHECKS.get() {
         // SAFETY: reads the shadow of the range alone.
         unsafe { (checks.store)(addr as usize, len) }
     }
