@@ -46,14 +46,15 @@ impl<M: Memory> Resources for QpResources<'_, M> {
 }
 
 impl<M: Memory> Core<M> {
-    /// A request arrived for a queue, from its peer.
-    #[inline(always)]
+    /// A request arrived for a queue, from its peer. By itself: in one function with the round's own, its queue would be loaded from
+    /// the stack again and again.
+    #[inline(never)]
     pub(super) fn respond(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
         if !qp.state.answers_requests() {
             self.host.counters.dropped_qp_state += 1;
             return;
         }
-        self.ports.counters[qp.path.port].requests_received += 1;
+        count(&mut self.ports.counters[qp.path.port].requests_received, 1);
         if !qp.is_from_peer(packet, inbound) {
             self.host.counters.dropped_peer += 1;
             return;

@@ -238,7 +238,13 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
         let unknown = LayoutError::UnknownSendOpcode { opcode, opmod };
         let opcode = control.send_opcode().ok_or(unknown)?;
         let mut rest = Rest { ds, bytes: &self.as_bytes()[Control::BYTES..] };
-        let mut body = Body { opcode, vector: &[], remote: None, atomic: None, data: DataSegments(rest) };
+        let mut body = Body {
+            opcode,
+            vector: &[],
+            remote: RemoteAddress { va: 0, rkey: 0 },
+            atomic: Atomic { swap_add: 0, compare: 0 },
+            data: DataSegments(rest),
+        };
         match opcode {
             SendOpcode::Nop => {
                 // NVSHMEM gives its NOPs ds 2: what follows the control segment means nothing.
@@ -251,14 +257,14 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
             }
             _ if opcode.has_remote_address() && addressing == Addressing::Connected => {
                 let bytes = rest.take(RemoteAddress::BYTES, "remote-address segment")?;
-                body.remote = Some(RemoteAddress::parse(bytes)?);
+                body.remote = RemoteAddress::parse(bytes)?;
                 match opcode {
                     SendOpcode::AtomicMaskedCompareSwap | SendOpcode::AtomicMaskedFetchAdd => {
                         return Err(unknown);
                     }
                     SendOpcode::AtomicCompareSwap | SendOpcode::AtomicFetchAdd => {
                         let bytes = rest.take(Atomic::BYTES, "atomic segment")?;
-                        body.atomic = Some(Atomic::parse(bytes)?);
+                        body.atomic = Atomic::parse(bytes)?;
                     }
                     _ => {}
                 }
@@ -276,9 +282,10 @@ pub struct Body<'a> {
     pub opcode: SendOpcode,
     /// Bytes of the address vector, which only a datagram has.
     vector: &'a [u8],
-    /// Remote memory of a one-sided operation.
-    pub remote: Option<RemoteAddress>,
-    pub atomic: Option<Atomic>,
+    /// Remote memory of a one-sided operation; zeros of another.
+    pub remote: RemoteAddress,
+    /// Zeros of what is no atomic.
+    pub atomic: Atomic,
     /// Local memory and inline bytes, in order.
     pub data: DataSegments<'a>,
 }

@@ -25,7 +25,7 @@ fn a_ring_holds_what_libmlx5_posted() {
     let wqe = SendWqe::new(&block).unwrap();
     let body = wqe.body(Addressing::Connected).unwrap();
     assert_eq!((wqe.control().qpn, body.opcode), (layout.number, SendOpcode::RdmaWrite));
-    assert_eq!(body.remote.map(|r| (r.va, r.rkey)), Some((remote.address, remote.rkey)));
+    assert_eq!((body.remote.va, body.remote.rkey), (remote.address, remote.rkey));
     let Some(Ok(DataSegment::Pointer(pointer))) = body.data.clone().next() else { panic!("no data segment") };
     assert_eq!((pointer.byte_count, pointer.va, pointer.lkey), (24, sges[0].address(), sges[0].lkey()));
     // SAFETY: the record lives as long as the queue pair.
