@@ -256,31 +256,29 @@ impl CqeFields {
     /// hold byte [`OP_OWN`], by one release store.
     #[inline]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
-        let mut out = [0; CQE_BYTES];
-        self.emit_into(&mut out);
-        out
-    }
-
-    /// [`CqeFields::emit`] in place. Bytes that no field takes stay as they are: zero in a CQE.
-    #[inline]
-    pub fn emit_into(&self, out: &mut [u8; CQE_BYTES]) {
-        out[at::ML_PATH] = self.path_bits & 0x7f;
-        put(out, at::SLID, self.source_lid.to_be_bytes());
         let flags = u32::from(self.grh) << 28 | u32::from(self.service_level & 0xf) << 24;
-        put(out, at::FLAGS_RQPN, (flags | self.source_qpn & 0xff_ffff).to_be_bytes());
-        put(out, at::SRQN_UIDX, (self.user_index & 0xff_ffff).to_be_bytes());
-        put(out, at::IMM_INVAL, self.immediate);
-        put(out, at::BYTE_CNT, self.byte_count.to_be_bytes());
-        if self.opcode.is_error() {
-            self.error.write(out, at::ERROR);
-        } else {
-            put(out, at::TIMESTAMP, self.timestamp.to_be_bytes());
-        }
-        // The opcode by itself: shifted into the word it would be loaded as one, and wait for the byte that was just stored.
-        put(out, at::SOP_QPN, (self.qpn & 0xff_ffff).to_be_bytes());
-        out[at::SOP_QPN] = self.send_opcode;
-        put(out, at::WQE_COUNTER, self.wqe_counter.to_be_bytes());
-        out[at::OP_OWN] = OpOwn::new(self.opcode, ScatterFormat::Buffers, self.solicited, self.owner).0;
+        let op_own = OpOwn::new(self.opcode, ScatterFormat::Buffers, self.solicited, self.owner).0;
+        let known = match self.opcode.is_error() {
+            true => u32::from_be_bytes(self.error.emit()).into(),
+            false => self.timestamp,
+        };
+        // By whole words: what copies the CQE loads words, and one that was stored in pieces it would wait for.
+        let mut words = [0_u64; CQE_BYTES / 8];
+        let mut at =
+            |at: usize, bytes: usize, value: u64| words[at / 8] |= value << (64 - 8 * (at % 8 + bytes));
+        at(at::ML_PATH, 1, (self.path_bits & 0x7f).into());
+        at(at::SLID, 2, self.source_lid.into());
+        at(at::FLAGS_RQPN, 4, (flags | self.source_qpn & 0xff_ffff).into());
+        at(at::SRQN_UIDX, 4, (self.user_index & 0xff_ffff).into());
+        at(at::IMM_INVAL, 4, u32::from_be_bytes(self.immediate).into());
+        at(at::BYTE_CNT, 4, self.byte_count.into());
+        at(at::TIMESTAMP, 8, known);
+        at(at::SOP_QPN, 4, (u32::from(self.send_opcode) << 24 | self.qpn & 0xff_ffff).into());
+        at(at::WQE_COUNTER, 2, self.wqe_counter.into());
+        at(at::OP_OWN, 1, op_own.into());
+        let mut out = [0; CQE_BYTES];
+        out.as_chunks_mut().0.iter_mut().zip(words).for_each(|(place, word)| *place = word.to_be_bytes());
+        out
     }
 
     /// Fills a slot of 64 or 128 bytes with the CQE, and with `payload` where that is given: up to 32 bytes go into the
