@@ -130,7 +130,8 @@ pub fn plan(suites: Vec<Suite>, extent: Extent) -> Vec<Job> {
             jobs.push(Job::new("headers", 1, &[TEST_PROGRAMS], Work::Step(headers)));
         }
     } else {
-        let packages: BTreeSet<&str> = suites.iter().map(|suite| suite.package.as_str()).collect();
+        let packages: BTreeSet<&str> =
+            suites.iter().flat_map(|suite| suites::builds(&suite.package)).collect();
         let mut words = words(&format!("cargo test --no-run --locked {message}"));
         words.extend(packages.iter().flat_map(|package| ["-p".to_owned(), (*package).to_owned()]));
         jobs.push(Job::new(TEST_PROGRAMS, 1, &[], Work::Build(words)));
@@ -456,6 +457,15 @@ mod tests {
         ] {
             assert!(said.status.success() && text.contains(words), "{words}: {text}");
         }
+    }
+
+    #[test]
+    fn a_named_suite_is_built_with_the_programs_that_its_tests_start() {
+        let suites = crate::test::suites::all(&["xtask"], Path::new("softnic"), Path::new("logs"));
+        let jobs = plan(suites, Extent { named: true, ..Extent::default() });
+        let built = jobs.iter().find(|job| job.name == TEST_PROGRAMS).unwrap();
+        let Work::Build(words) = &built.work else { panic!("no build") };
+        assert!(words.join(" ").ends_with("-p profiler -p xtask"), "{words:?}");
     }
 
     #[test]

@@ -32,6 +32,8 @@ struct RunOptions {
     toolkit: bool,
     /// The tests compare with ONNX Runtime, and may not skip for want of it.
     reference: bool,
+    /// Packages whose programs, of the same build, the tests start.
+    starts: Vec<String>,
 }
 
 /// By package.
@@ -40,6 +42,12 @@ static WAYS: LazyLock<BTreeMap<String, RunOptions>> =
 
 /// That of any other package.
 static PLAIN: LazyLock<RunOptions> = LazyLock::new(RunOptions::default);
+
+/// Packages that are built for a package's tests.
+pub fn builds(package: &str) -> impl Iterator<Item = &str> {
+    let starts = WAYS.get(package).map_or(&[][..], |way| &way.starts);
+    [package].into_iter().chain(starts.iter().map(String::as_str))
+}
 
 /// How the NIC carries messages from one queue to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
