@@ -56,6 +56,13 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     let path = format!("experiments/{experiment}/measured.json");
     let text = tree.get(&path).with_context(|| format!("{path} is missing"))?;
     let measured: Measured = serde_json::from_str(text).with_context(|| path.clone())?;
+    let is_number = |name: &&str| {
+        let mut rows = measured.entries.iter().flat_map(|entry| &entry.rows);
+        *name == "revision" || rows.any(|row| row.values.contains_key(*name))
+    };
+    if let Some(unknown) = numbers.iter().find(|name| !is_number(name)) {
+        bail!("{path}: no row has the number `{unknown}`, which table {name} lists");
+    }
     let rows = made(&measured.entries);
     if rows.len() < 2 {
         bail!("{path}: nothing for table {name} was found in it");
@@ -323,7 +330,8 @@ mod tests {
         let point = [("ours_us", 100.0), ("compiled_nhwc_us", 80.0), ("ratio", 1.25)];
         let point =
             point.iter().fold(example("gpu-fp16/a", 0), |point, (name, value)| point.with(name, *value));
-        let mut part = rows(&[Point { series: "gpu-fp32/a".into(), ..point.clone() }]).remove(0);
+        let compared = Point { series: "gpu-fp32/a".into(), ..point.clone() }.with("python_us", 90.0);
+        let mut part = rows(&[compared]).remove(0);
         let mut entry = entry(rows(&[point]));
         part.provenance = Some(entry.provenance.clone());
         (entry.provenance.revision.commit, part.provenance.as_mut().unwrap().revision.commit) =
@@ -334,10 +342,15 @@ mod tests {
         let numbers = "ours_us python_us compiled_nhwc_us ratio revision";
         let text = renewed(&tree, &format!("\n{BEGIN}bench-models by x: {numbers} -->\n{END}")).unwrap();
         assert!(text.contains("| on | series | x | ours_us |"), "{text}");
-        for (series, revision) in [("gpu-fp16/a", "0000000000"), ("gpu-fp32/a", "1111111111")] {
-            let line = format!("| m | `{series}` | 0 | 100 | — | 80.0 | 1.25 | `{revision}` |");
+        for (series, python, revision) in
+            [("gpu-fp16/a", "—", "0000000000"), ("gpu-fp32/a", "90.0", "1111111111")]
+        {
+            let line = format!("| m | `{series}` | 0 | 100 | {python} | 80.0 | 1.25 | `{revision}` |");
             assert!(text.contains(&line), "{text}");
         }
+        let misspelt = renewed(&tree, &format!("\n{BEGIN}bench-models: our_us -->\n{END}"));
+        let said = misspelt.unwrap_err().to_string();
+        assert!(said.ends_with("no row has the number `our_us`, which table bench-models lists"), "{said}");
     }
 
     #[test]
