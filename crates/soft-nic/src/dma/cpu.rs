@@ -6,9 +6,6 @@ use mlx5_device::memory::Fault;
 
 pub use super::guard::CpuMemory;
 
-/// Relaxed copies are in order below this length.
-const STRING_BYTES: usize = 512;
-
 impl CpuMemory {
     /// Copies a piece of a message; where it is `ordered` and the `last`, the last word goes by a release store.
     #[inline(always)]
@@ -42,23 +39,6 @@ impl CpuMemory {
     /// Stores the last `tail` bytes of a message of `len`, which lie at `word`, by a release store.
     pub(super) fn store_last(self, to: u64, len: u64, tail: u64, word: u64) -> Result<(), Fault> {
         if tail == 0 { Ok(()) } else { self.copy_piece(to + len - tail, word, tail, true, true) }
-    }
-
-    /// Copies forward; `ordered`: in increasing addresses.
-    #[inline(always)]
-    pub(super) fn copy_bytes(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
-        // A string instruction takes longer to start than a short copy to finish.
-        let ordered = ordered || len < STRING_BYTES;
-        // SAFETY: both sides are application memory, or a ring or bounce word that this module owns, as the device
-        // checked against its regions; that is what a NIC is for.
-        unsafe { self.copy(to, from, len, ordered) }
-    }
-
-    /// One release store of the low `size` bytes.
-    #[inline(always)]
-    pub(super) fn store(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
-        // SAFETY: application memory that the device may write, as above.
-        unsafe { self.store_word(addr, value, size) }
     }
 }
 

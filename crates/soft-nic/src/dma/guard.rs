@@ -212,7 +212,13 @@ unsafe extern "C" {
     fn softnic_guard_fetch_add64(addr: u64, add: u64) -> Outcome;
 }
 
+/// Relaxed copies are in order below this length: a string instruction takes longer to start than a short copy to finish.
+const STRING_BYTES: usize = 512;
+
 /// The process's memory, as its CPUs reach it; proof that the handler is installed. Cheap to copy.
+///
+/// What is written to is application memory that the device checked against its regions, a shared ring, or a buffer of the
+/// NIC's own: that is what a NIC is for. A wrong address is only caught when it is not mapped.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuMemory(());
 
@@ -229,15 +235,12 @@ impl CpuMemory {
         installed.map(|()| CpuMemory(())).map_err(std::io::Error::from)
     }
 
-    /// Copies forward; `ordered`: stores in increasing addresses, else by string instruction.
-    ///
-    /// # Safety
-    /// `to..to + len` must be memory that the caller may overwrite: application memory named in a work request, a
-    /// shared ring, or a buffer that the caller owns. A wrong address is only caught when it is not mapped.
-    pub(super) unsafe fn copy(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
+    /// Copies forward; `ordered`: stores in increasing addresses, else long ones by string instruction.
+    #[inline(always)]
+    pub(super) fn copy_bytes(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
         sanitizer::copies(to, from, len);
-        let outcome = if ordered {
-            // SAFETY: the routine keeps to the ABI and recovers from faults; the caller vouches for the destination.
+        let outcome = if ordered || len < STRING_BYTES {
+            // SAFETY: the routine keeps to the ABI and recovers from faults; the destination is as said above.
             unsafe { softnic_guard_copy(to, from, len as u64) }
         } else {
             // SAFETY: as above.
@@ -253,23 +256,18 @@ impl CpuMemory {
     }
 
     /// One release store (every x86 store is one) of the low `size` bytes: 1, 2, 4 or 8.
-    ///
-    /// # Safety
-    /// As [`CpuMemory::copy`].
-    pub(super) unsafe fn store_word(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
+    #[inline(always)]
+    pub(super) fn store(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
         sanitizer::stores(addr, size);
-        // SAFETY: the caller vouches for the destination; faults are recovered.
+        // SAFETY: as above.
         unsafe { softnic_guard_store(addr, value, size) }.check(addr).map(|_| ())
     }
 
     /// A locked operation; returns the old value.
-    ///
-    /// # Safety
-    /// As [`CpuMemory::copy`].
-    pub(super) unsafe fn atomic(self, addr: u64, operation: Atomic) -> Result<u64, Fault> {
+    pub(super) fn atomic(self, addr: u64, operation: Atomic) -> Result<u64, Fault> {
         sanitizer::stores(addr, operation.bytes() as usize);
         let outcome = match operation {
-            // SAFETY: the caller vouches for the address; faults are recovered.
+            // SAFETY: as above.
             Atomic::CompareSwap32 { compare, swap } => unsafe {
                 softnic_guard_compare_swap32(addr, compare.into(), swap.into())
             },

@@ -135,8 +135,7 @@ impl Host {
         if let Some(old) = gpu::atomic(self.cpu, addr, operation) {
             return old;
         }
-        // SAFETY: application memory that the device may write.
-        unsafe { self.cpu.atomic(addr, operation) }
+        self.cpu.atomic(addr, operation)
     }
 }
 
