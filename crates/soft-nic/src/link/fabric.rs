@@ -33,7 +33,7 @@ pub use process::{Process, descriptors, descriptors_of};
 pub use services::{ServiceError, ServiceWord};
 pub use view::{FabricMember, FabricView};
 
-use crate::os::{LockSocket, SharedMemory, fork_generation, system};
+use crate::os::{NoForkSocket, SharedMemory, fork_generation, system};
 
 /// How long joining waits for another process that is joining.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -374,11 +374,11 @@ fn slot_owner(directory: &SharedMemory, slot: u8) -> Option<SlotOwner> {
 
 /// The lock to join: an abstract socket that only one process can have. The user's number is in its name, so that no
 /// other user has it by accident. A fork child does not keep it.
-fn lock_to_join(name: &str, full_name: &str) -> Result<LockSocket, FabricError> {
+fn lock_to_join(name: &str, full_name: &str) -> Result<NoForkSocket, FabricError> {
     let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
     let begun = Instant::now();
     loop {
-        match LockSocket::bind(full_name).map_err(kernel)? {
+        match NoForkSocket::lock(full_name).map_err(kernel)? {
             Some(socket) => return Ok(socket),
             None if begun.elapsed() < JOIN_PATIENCE => std::thread::sleep(Duration::from_millis(1)),
             None => {
@@ -428,11 +428,11 @@ mod tests {
         let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn.as_raw_fd())).is_ok();
         assert!(listed());
         assert!(true_in_fork_child(|| !listed()));
-        assert!(LockSocket::bind(&name).unwrap().is_none(), "the parent still has it");
+        assert!(NoForkSocket::lock(&name).unwrap().is_none(), "the parent still has it");
         drop(turn);
         // A program that another test starts at this moment has the socket until it has begun.
         let begun = std::time::Instant::now();
-        while LockSocket::bind(&name).unwrap().is_none() {
+        while NoForkSocket::lock(&name).unwrap().is_none() {
             assert!(begun.elapsed() < Duration::from_secs(20), "the child keeps it");
         }
     }

@@ -80,6 +80,21 @@ impl NoForkSocket {
         made
     }
 
+    /// Binds an abstract name: only one process can have it, and the kernel frees it when that process ends. `None`: it is taken, or too
+    /// many threads of this process try at once.
+    ///
+    /// Errors: the kernel's, or a name that is too long.
+    pub fn lock(name: &str) -> io::Result<Option<NoForkSocket>> {
+        let bound = NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM)
+            .and_then(|socket| by_name(libc::SYS_bind, &socket, name).map(|()| Some(socket)));
+        match bound {
+            Err(error) if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::AddrInUse) => {
+                Ok(None)
+            }
+            bound => bound,
+        }
+    }
+
     /// Only with the lock.
     fn register(domain: libc::c_int, kind: libc::c_int) -> io::Result<NoForkSocket> {
         let Some(entry) = OWN.iter().position(|place| place.load(Ordering::Relaxed) == FREE) else {
@@ -112,39 +127,10 @@ impl Drop for NoForkSocket {
     }
 }
 
-/// A socket bound to an abstract name: only one process can have it, and the kernel frees it when that process ends.
-#[derive(Debug)]
-pub struct LockSocket {
-    _socket: NoForkSocket,
-}
-
-impl LockSocket {
-    /// Binds the name; `None` when it is taken, or too many threads of this process try at once.
-    ///
-    /// Errors: the kernel's, or a name that is too long.
-    pub fn bind(name: &str) -> io::Result<Option<LockSocket>> {
-        let socket = match NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(None),
-            made => made?,
-        };
-        match by_name(libc::SYS_bind, &socket, name) {
-            Ok(()) => Ok(Some(LockSocket { _socket: socket })),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::os::testing::true_in_fork_child;
-
-    impl AsRawFd for LockSocket {
-        fn as_raw_fd(&self) -> RawFd {
-            self._socket.as_raw_fd()
-        }
-    }
 
     fn is_open(raw: RawFd) -> bool {
         // SAFETY: asks for a flag of a descriptor that this process may not have.

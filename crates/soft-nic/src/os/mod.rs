@@ -20,7 +20,7 @@ pub mod unix_stream;
 
 pub use device_pages::{DevicePages, UarPage};
 pub use epoll::OneShotEpoll;
-pub use forks::{LockSocket, fork_generation};
+pub use forks::{NoForkSocket, fork_generation};
 pub use interfaces::{Interface, interfaces};
 pub use per_process::{ForgetInChild, PerProcess, locked};
 pub use shared_memory::SharedMemory;
