@@ -11,7 +11,6 @@
 //! `nvidia_peermem`; queues in a GPU's memory, which need DEVX.
 
 mod card;
-mod contexts;
 mod counts;
 mod engine;
 mod host_pages;

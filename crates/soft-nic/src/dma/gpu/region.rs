@@ -5,8 +5,7 @@ use std::time::Duration;
 use gpu::Allocation;
 
 use super::card::{NicGpu, cards};
-use super::contexts::GpuContexts;
-use super::engine::LIMIT;
+use super::engine::{GpuContexts, LIMIT};
 use super::ranges::{self, Kind, Known};
 use super::threads::threads;
 use super::timed_out;
