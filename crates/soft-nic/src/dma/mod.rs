@@ -9,7 +9,6 @@
 
 mod atomic;
 pub mod copiers;
-mod cpu;
 pub mod dma_buf;
 pub mod gpu;
 mod guard;

@@ -29,7 +29,7 @@ use mlx5_device::memory::Fault;
 
 use self::card::{LAGGED, cards};
 use super::atomic::Atomic;
-use super::cpu::CpuMemory;
+use super::guard::CpuMemory;
 
 pub use counts::counters;
 pub use host_pages::HostPages;
