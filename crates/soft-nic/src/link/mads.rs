@@ -4,12 +4,10 @@
 //! communication id that it names. On the wire a MAD goes to an address: the NIC sends it with its packets, and at the other end
 //! the owner of the port, whose QP1 is the address's, hands it on, and refuses what no process takes.
 
-mod tally;
-
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use roce::packet::{Deth, Trailer};
@@ -21,9 +19,6 @@ use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 use super::fabric::{Fabric, ServiceWord, SlotOwner};
 use crate::os::unix_datagram::{BoundSocket, UnboundSocket};
 use crate::os::{locked, system};
-
-pub use tally::MadCounters;
-pub(crate) use tally::{MadOutcome, Tally};
 
 /// Both addresses, then the MAD.
 pub(crate) const ADDRESSED_BYTES: usize = 32 + MAD_BYTES;
@@ -248,4 +243,70 @@ pub(crate) fn address(mad: &[u8; MAD_BYTES]) -> Option<Address> {
             id => Address::Id(id),
         },
     })
+}
+
+roce::counters! {
+    /// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it; or of those
+    /// within the fabric.
+    #[derive(Copy)]
+    MadCounters [fields "wire_mads_"] {
+        /// Handed on to the process that they are for.
+        handed_on,
+        /// No process listens, or the one that they are for has ended: refused with an answer.
+        refused,
+        /// Dropped: no process takes them, and there is nothing to answer.
+        unclaimed,
+        /// Dropped: of QP1, but no MAD of a connection manager (service, length, Q_Key, version, class).
+        malformed,
+        /// Dropped: the socket of the process that they are for was full, or too many wait for the wire.
+        full,
+        /// Not sent: no header says that, or no port has that address.
+        unsent,
+        /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. No request is refused for that.
+        failed,
+    }
+}
+
+/// [`MadCounters`] while they count, one place for each [`MadOutcome`].
+#[derive(Debug, Default)]
+pub(crate) struct Tally([AtomicU64; 7]);
+
+/// Place in a [`Tally`], in the order of [`MadCounters`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum MadOutcome {
+    HandedOn,
+    Refused,
+    Unclaimed,
+    Malformed,
+    Full,
+    Unsent,
+    Failed,
+}
+
+impl MadOutcome {
+    /// What became of what was sent to a socket. One that is full loses it, as a wire does: its sender asks again.
+    pub fn of(posted: &io::Result<()>) -> MadOutcome {
+        match posted.as_ref().map_err(io::Error::kind) {
+            Ok(()) => MadOutcome::HandedOn,
+            Err(io::ErrorKind::WouldBlock) => MadOutcome::Full,
+            Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => MadOutcome::Unclaimed,
+            Err(_) => MadOutcome::Failed,
+        }
+    }
+}
+
+impl Tally {
+    pub fn count(&self, outcome: MadOutcome) {
+        self.add(outcome, 1);
+    }
+
+    pub fn add(&self, outcome: MadOutcome, more: u64) {
+        self.0[outcome as usize].fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub fn counters(&self) -> MadCounters {
+        let [handed_on, refused, unclaimed, malformed, full, unsent, failed] =
+            self.0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        MadCounters { handed_on, refused, unclaimed, malformed, full, unsent, failed }
+    }
 }

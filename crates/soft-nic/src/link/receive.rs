@@ -4,9 +4,8 @@ use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition};
 
 use super::channel::{ChannelState, Lane};
 use super::inbound::{Body, Inbound};
-use super::peer::Incoming;
 use super::record::{self, RecordError};
-use super::{Link, LinkEvent};
+use super::{Incoming, Link, LinkEvent};
 
 /// The room of a record from this length on is given back at once.
 const LONG_RECORD: usize = 16 * 1024;
