@@ -9,10 +9,10 @@ use std::sync::{Mutex, PoisonError};
 
 use mlx5_device::memory::{Fault, Memory, Order, Segment, Segments};
 
-use super::atomic::Atomic;
 use super::copiers::{Copiers, Cut, SHARED_FROM};
 use super::dma_buf;
 use super::gpu;
+use super::guard::Atomic;
 use super::guard::CpuMemory;
 use crate::os::locked;
 use crate::os::system::PAGE;

@@ -28,7 +28,7 @@ use gpu::Allocation;
 use mlx5_device::memory::Fault;
 
 use self::card::{LAGGED, cards};
-use super::atomic::Atomic;
+use super::guard::Atomic;
 use super::guard::CpuMemory;
 
 pub use counts::counters;
