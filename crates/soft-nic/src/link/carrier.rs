@@ -9,7 +9,7 @@ use mlx5_device::memory::{Fault, Segment};
 use roce::{Fragment, Now, Packet};
 
 use super::channel::{ChannelState, Lane};
-use super::inbound::Body;
+use super::receive::Body;
 use super::record::{self, MAX_FRAGMENT, MAX_GPU_FRAGMENT};
 use super::udp::{Arrived, Wire};
 use super::{Inbound, Link, LinkEvent, MAX_INLINE, Outgoing, Room, SLOTS, path_of_wire};
