@@ -17,7 +17,7 @@ use roce::wire::{Gid, gid_of};
 use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
 use super::fabric::{Fabric, ServiceWord, SlotOwner};
-use crate::os::unix_datagram::{BoundSocket, UnboundSocket};
+use crate::os::unix_datagram::KeyedSocket;
 use crate::os::{locked, system};
 
 /// Both addresses, then the MAD.
@@ -77,10 +77,10 @@ impl ForWire {
 pub struct MadRouter {
     pub(crate) fabric: Arc<Fabric>,
     /// The connection manager's, once there is one.
-    socket: Arc<Mutex<Option<Arc<BoundSocket>>>>,
+    socket: Arc<Mutex<Option<Arc<KeyedSocket>>>>,
     /// Sends what the owner of a port hands on. A process without a connection manager has no bound socket, since datagrams for it
     /// would never be received.
-    unbound: Arc<OnceLock<UnboundSocket>>,
+    unbound: Arc<OnceLock<KeyedSocket>>,
     /// `None` without a wire.
     pub(crate) for_wire: Option<Arc<ForWire>>,
     pub(crate) tally: Arc<Tally>,
@@ -119,17 +119,17 @@ impl MadRouter {
     }
 
     /// The one bound socket of this process, however many threads ask for it at once. Nothing is waited for under the lock.
-    pub(crate) fn bound_socket(&self) -> io::Result<Arc<BoundSocket>> {
+    pub(crate) fn bound_socket(&self) -> io::Result<Arc<KeyedSocket>> {
         let mut place = locked(&self.socket);
         if let Some(open) = &*place {
             return Ok(Arc::clone(open));
         }
-        let open = Arc::new(BoundSocket::open(&self.name()?, self.fabric.key())?);
+        let open = Arc::new(KeyedSocket::bound(&self.name()?, self.fabric.key())?);
         Ok(Arc::clone(place.insert(open)))
     }
 
     /// Without a name of its own, so that any thread may make it: the NIC's thread comes here, and never waits.
-    fn unbound(&self) -> io::Result<&UnboundSocket> {
+    fn unbound(&self) -> io::Result<&KeyedSocket> {
         #[cfg(test)]
         if let Some(errno) = self.poor {
             return Err(io::Error::from_raw_os_error(errno));
@@ -137,7 +137,7 @@ impl MadRouter {
         if let Some(made) = self.unbound.get() {
             return Ok(made);
         }
-        let made = UnboundSocket::open(self.fabric.key())?;
+        let made = KeyedSocket::unbound(self.fabric.key())?;
         Ok(self.unbound.get_or_init(|| made))
     }
 
