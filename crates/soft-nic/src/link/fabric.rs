@@ -360,15 +360,16 @@ fn folded(address: IpAddr) -> u64 {
 }
 
 fn slot_owner(directory: &SharedMemory, slot: u8) -> Option<SlotOwner> {
-    let base = slot_at(slot);
-    let pid = directory.half(base + at::PID).load(Ordering::Acquire);
+    let half = |at| directory.half(slot_at(slot) + at).load(Ordering::Acquire);
+    let word = |at| directory.word(slot_at(slot) + at).load(Ordering::Acquire);
+    let pid = half(at::PID);
     (pid != 0).then(|| SlotOwner {
         pid,
-        generation: directory.half(base + at::GENERATION).load(Ordering::Acquire),
-        start: directory.word(base + at::START).load(Ordering::Acquire),
-        stack: directory.word(base + at::STACK).load(Ordering::Acquire),
-        cookie: directory.word(base + at::COOKIE).load(Ordering::Acquire),
-        descriptor: directory.half(base + at::DESCRIPTOR).load(Ordering::Acquire),
+        generation: half(at::GENERATION),
+        start: word(at::START),
+        stack: word(at::STACK),
+        cookie: word(at::COOKIE),
+        descriptor: half(at::DESCRIPTOR),
     })
 }
 
@@ -395,24 +396,23 @@ fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<
     let free =
         |slot: &u8| slot_owner(directory, *slot).is_none_or(|owner| !Process::lives(owner.pid, owner.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
-    let base = slot_at(slot);
+    let half = |at, value| directory.half(slot_at(slot) + at).store(value, Ordering::SeqCst);
+    let word = |at, value| directory.word(slot_at(slot) + at).store(value, Ordering::SeqCst);
     // First no process, then all the rest, then ours: a peer that looks now sees a whole entry or none.
-    directory.half(base + at::PID).store(0, Ordering::SeqCst);
+    half(at::PID, 0);
     let ours = generation(slot).wrapping_add(1);
-    directory.half(base + at::GENERATION).store(ours, Ordering::Release);
+    half(at::GENERATION, ours);
     let lists =
         [(at::CHANNELS, SLOTS), (at::SERVICES, SERVICES), (at::PUBLISHED, 2), (at::BELL, 1), (at::CALL, 1)];
     for offset in lists.into_iter().flat_map(|(first, count)| (0..count).map(move |i| first + 8 * i)) {
-        directory.word(base + offset).store(0, Ordering::Release);
+        word(offset, 0);
     }
     let pid = std::process::id();
-    let Origin { start, stack } = *origin;
-    let cookie = system::monotonic_ns() ^ u64::from(pid) << 40;
-    directory.word(base + at::START).store(start, Ordering::Release);
-    directory.word(base + at::STACK).store(stack, Ordering::Release);
-    directory.word(base + at::COOKIE).store(cookie, Ordering::Release);
-    directory.half(base + at::DESCRIPTOR).store(fd.as_raw_fd() as u32 + 1, Ordering::Release);
-    directory.half(base + at::PID).store(pid, Ordering::SeqCst);
+    word(at::START, origin.start);
+    word(at::STACK, origin.stack);
+    word(at::COOKIE, system::monotonic_ns() ^ u64::from(pid) << 40);
+    half(at::DESCRIPTOR, fd.as_raw_fd() as u32 + 1);
+    half(at::PID, pid);
     Some((slot, ours))
 }
 
