@@ -189,9 +189,8 @@ impl CopyEngine {
         if self.failed && !self.is_idle()? {
             return Err(refused("an earlier copy has not ended"));
         }
-        if !job.begin() {
-            return Err(refused("it was cancelled"));
-        }
+        let begin = || if job.begin() { Ok(()) } else { Err(refused("it was cancelled")) };
+        begin()?;
         self.shared.check()?;
         self.failed = true;
         let (copies, tails) = (&self.copies, &self.tails);
@@ -203,9 +202,7 @@ impl CopyEngine {
                 continue;
             }
             // The call before may have blocked for longer than the NIC waits.
-            if !job.begin() {
-                return Err(refused("it was cancelled"));
-            }
+            begin()?;
             let by_rows = match (offset, copy.way) {
                 (0, Way::FromHost) if bytes < ROWS_BELOW => rows_of(bytes).map(Vec::from),
                 (_, Way::FromHost) if offset > 0 => last_row(copy.len, bytes).map(|row| vec![row]),
@@ -213,9 +210,7 @@ impl CopyEngine {
             };
             if let Some(rows) = by_rows {
                 for Rows { at, width, pitch } in rows {
-                    if !job.begin() {
-                        return Err(refused("it was cancelled"));
-                    }
+                    begin()?;
                     let (to, from) = (copy.to + at, copy.from + at);
                     // SAFETY: as below; all rows lie in the copy.
                     unsafe { copies.copy_rows_from_host(to, from, width as usize, pitch as usize) }?;
