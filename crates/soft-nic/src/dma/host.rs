@@ -116,14 +116,14 @@ impl Host {
         last: bool,
     ) -> Result<(), Fault> {
         let ordered = order == Order::Increasing;
-        if let Some(done) = gpu::copy(self.cpu, to, from, len, ordered && last) {
+        if let Some(done) = gpu::copy(to, from, len, ordered && last) {
             return done;
         }
         self.cpu.copy_piece(to, from, len, ordered, last)
     }
 
     pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
-        if let Some(done) = gpu::copy(self.cpu, to, from, len as u64, false) {
+        if let Some(done) = gpu::copy(to, from, len as u64, false) {
             return done;
         }
         self.cpu.copy_bytes(to, from, len, ordered)
@@ -132,7 +132,7 @@ impl Host {
     #[inline]
     fn atomic(&self, addr: u64, operation: Atomic) -> Result<u64, Fault> {
         aligned(addr, operation.bytes())?;
-        if let Some(old) = gpu::atomic(self.cpu, addr, operation) {
+        if let Some(old) = gpu::atomic(addr, operation) {
             return old;
         }
         self.cpu.atomic(addr, operation)
@@ -184,7 +184,7 @@ impl Memory for Host {
 
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
         aligned(addr, 4)?;
-        gpu::copy(self.cpu, addr, &raw const value as u64, 4, true)
+        gpu::copy(addr, &raw const value as u64, 4, true)
             .unwrap_or_else(|| self.cpu.store(addr, value.into(), 4))
     }
 
