@@ -39,7 +39,6 @@ impl RingMemory {
         Ok(RingMemory { pages: OnceLock::new(), memory, capacity })
     }
 
-    /// Bytes in the ring.
     pub fn capacity(&self) -> usize {
         self.capacity
     }

@@ -68,16 +68,12 @@ pub enum ChannelState {
     Closed = 2,
 }
 
-/// Sender and receiver of a channel, as the memfd's first page says.
+/// Slots of a channel's sender and receiver, and the generations of these, as the memfd's first page says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
-    /// Slot of the sender.
     pub from: u8,
-    /// Slot of the receiver.
     pub to: u8,
-    /// Generation of the sender's slot.
     pub from_generation: u32,
-    /// Generation of the receiver's slot.
     pub to_generation: u32,
 }
 
@@ -160,7 +156,6 @@ impl Producer {
         Ok(Producer { fd, control, lanes, holds: false, closed: false, under_way: DelayLine::default() })
     }
 
-    /// What the receiver says.
     pub fn state(&self) -> ChannelState {
         if self.closed {
             return ChannelState::Closed;
@@ -414,7 +409,6 @@ impl Consumer {
         self.pending_in(Lane::Request) || self.pending_in(Lane::Reply)
     }
 
-    /// Whether something lies unconsumed in one of the rings.
     pub fn pending_in(&self, lane: Lane) -> bool {
         self.control.word(at::HEADS[lane as usize]).load(Ordering::Acquire) != self.taken(lane)
     }

@@ -27,11 +27,8 @@ pub(crate) const MAX_WAITING: usize = 4096;
 /// A MAD with the addresses of both QP1s.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressedMad {
-    /// Address of the sender.
     pub from: Gid,
-    /// Address of the receiver.
     pub to: Gid,
-    /// The datagram.
     pub mad: Box<[u8; MAD_BYTES]>,
 }
 

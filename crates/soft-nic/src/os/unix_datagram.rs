@@ -21,7 +21,6 @@ const KEY: usize = 8;
 /// Datagrams that one call received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReceiveCounts {
-    /// Datagrams handed on.
     pub datagrams: usize,
     /// Datagrams longer than [`MAX_UNIX_DATAGRAM`], or without the key where the kernel has not dropped them.
     pub refused: usize,

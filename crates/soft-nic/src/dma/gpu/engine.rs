@@ -44,7 +44,6 @@ impl Copy {
     }
 }
 
-/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Out of a GPU into pages that it sees.
