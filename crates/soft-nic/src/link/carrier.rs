@@ -13,7 +13,7 @@ use super::receive::Body;
 use super::record::{self, MAX_FRAGMENT, MAX_GPU_FRAGMENT};
 use super::udp::{Arrived, Wire};
 use super::{Inbound, Link, LinkEvent, MAX_INLINE, Outgoing, Room, SLOTS, path_of_wire};
-use crate::dma::{Host, RingMemory, gpu};
+use crate::dma::{RingMemory, gpu};
 
 /// A payload that is not as long as announced.
 const NO_SUCH_PAYLOAD: Unsent = Unsent::Fault(Fault { addr: 0 });
@@ -124,7 +124,7 @@ impl Carrier for Link {
         }
         let (ring, at) = outgoing.producer.next(lane);
         if carried > 0
-            && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, carried)
+            && let Err(fault) = fill(ring, at + head as u64, payload, offset, carried)
         {
             return Err(self.copy_failed(slot, lane, fault));
         }
@@ -279,21 +279,12 @@ fn room_for(
 
 /// Lays the bytes from `offset` on into a record.
 #[inline]
-fn fill(
-    ring: &RingMemory,
-    host: &Host,
-    at: u64,
-    payload: Payload<'_>,
-    offset: u32,
-    len: u32,
-) -> Result<(), Fault> {
+fn fill(ring: &RingMemory, at: u64, payload: Payload<'_>, offset: u32, len: u32) -> Result<(), Fault> {
     match payload {
-        Payload::Segments(from) | Payload::Mixed(from) => {
-            ring.gather(host, at, from, offset.into(), len as usize)
-        }
+        Payload::Segments(from) | Payload::Mixed(from) => ring.gather(at, from, offset.into(), len as usize),
         Payload::Inline(bytes) => {
             match bytes.get(offset as usize..).and_then(|rest| rest.get(..len as usize)) {
-                Some(bytes) => ring.put(host, at, bytes),
+                Some(bytes) => ring.put(at, bytes),
                 None => Err(Fault { addr: 0 }),
             }
         }

@@ -92,7 +92,8 @@ impl Link {
         // A message to another queue of this process takes the same way as to a peer.
         let to_generation = if slot == from { from_generation } else { self.meet(slot)?.generation };
         let ends = Ends { from, to: slot, from_generation, to_generation };
-        let mut producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
+        let mut producer =
+            Producer::create(self.host, ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
         producer.holds = self.delays;
         if slot == from {
             self.receive_from(&producer.fd, ends).map_err(failed)?;
@@ -179,7 +180,7 @@ impl Link {
     }
 
     fn receive_from(&mut self, fd: &OwnedFd, ends: Ends) -> Result<(), Unattached> {
-        let consumer = Consumer::attach(fd, ends)?;
+        let consumer = Consumer::attach(self.host, fd, ends)?;
         consumer.set_state(ChannelState::Attached);
         // What an earlier owner published has had all the time in between to be taken.
         self.incoming.retain(|i| i.consumer.ends.from != ends.from);

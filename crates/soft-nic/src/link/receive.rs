@@ -74,7 +74,7 @@ impl carrier::Inbound for Inbound<'_> {
             }
             Body::Ring(ring, at) => {
                 self.counters.payload_bytes += len;
-                let copied = ring.scatter(self.host, at, to, len as usize, order);
+                let copied = ring.scatter(at, to, len as usize, order);
                 self.given_up |= copied.is_err() && ring.may_still_change();
                 copied
             }
@@ -92,7 +92,7 @@ impl carrier::Inbound for Inbound<'_> {
             }
             Body::Ring(ring, at) => {
                 self.counters.payload_bytes += u64::from(self.packet.payload.length);
-                ring.take(self.host, at, out)
+                ring.take(at, out)
             }
         }
     }
@@ -116,7 +116,7 @@ impl Link {
         if self.fabric.has_published() {
             self.attach_published();
         }
-        let mut consumed = 0;
+        let mut left = budget;
         self.copies_left = COPIED_AT_ONCE;
         let count = self.incoming.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
@@ -127,8 +127,8 @@ impl Link {
             if !incoming.ended && !incoming.consumer.pending() {
                 continue;
             }
-            let before = consumed;
-            let result = self.poll_channel(index, budget, &mut consumed, &mut handler);
+            let before = left;
+            let result = self.poll_channel(index, &mut left, &mut handler);
             let incoming = &mut self.incoming[index];
             let slot = incoming.consumer.ends.from;
             if incoming.consumer.publish() && incoming.consumer.notify_wanted() {
@@ -141,12 +141,13 @@ impl Link {
                 self.happened(LinkEvent::BadRecord { slot, error });
             }
             let incoming = &self.incoming[index];
-            finished |= incoming.closed || (incoming.ended && consumed == before);
+            finished |= incoming.closed || (incoming.ended && left == before);
         }
         if finished {
             let keeps = |i: &Incoming| !i.closed && (!i.ended || i.consumer.pending());
             self.incoming.retain(keeps);
         }
+        let consumed = budget - left;
         self.counters.received += consumed as u64;
         consumed
     }
@@ -154,8 +155,7 @@ impl Link {
     fn poll_channel(
         &mut self,
         index: usize,
-        budget: usize,
-        consumed: &mut usize,
+        left: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
         let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
@@ -167,7 +167,7 @@ impl Link {
             // Behind replies requests are taken when there are no more of them, or not at all: the round's
             // budget is for both.
             let lane = if requests { Lane::Request } else { Lane::Reply };
-            self.poll_lane(index, lane, budget, consumed, handler)?;
+            self.poll_lane(index, lane, left, handler)?;
         }
         let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
         *neglected = consumer.taken(Lane::Request) == before && consumer.pending_in(Lane::Request);
@@ -178,13 +178,12 @@ impl Link {
         &mut self,
         index: usize,
         lane: Lane,
-        budget: usize,
-        consumed: &mut usize,
+        left: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
         let Incoming { consumer, closed, .. } = &mut self.incoming[index];
         let from = consumer.ends.from;
-        while *consumed < budget && self.copies_left > 0 && !*closed {
+        while *left > 0 && self.copies_left > 0 && !*closed {
             let Some(record) = consumer.next(lane)? else { break };
             let ring = consumer.ring(lane);
             let packet = &record::decode(&record.words, record.len, lane == Lane::Request)?;
@@ -215,7 +214,7 @@ impl Link {
                 // Its room is never given back: what came to lie there would be copied in its stead.
                 consumer.set_state(ChannelState::Closed);
                 *closed = true;
-                *consumed += 1;
+                *left -= 1;
                 self.happened(LinkEvent::CopyGivenUp { slot: from });
                 return Ok(());
             }
@@ -223,7 +222,7 @@ impl Link {
                 break;
             }
             consumer.advance(lane, record.len);
-            *consumed += 1;
+            *left -= 1;
             // A long message goes on in the room of this one while the next one is copied.
             if record.len >= LONG_RECORD && consumer.publish() && consumer.notify_wanted() {
                 self.to_notify.push(from);
