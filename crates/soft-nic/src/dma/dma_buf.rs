@@ -6,17 +6,19 @@
 //! populated in advance. So the ranges of all mappings are known here ([`probe`]). Left out: buffers in a GPU's memory, which are
 //! not to be mapped: `gpu` finds those.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Mutex;
 
 use mlx5_device::memory::Fault;
+use nix::sys::statfs::{FsType, fstatfs};
+use nix::unistd::{Whence, lseek};
 
 use crate::os::shared_memory::{BOTH, LOADS, SharedMemory};
-use crate::os::system::{PAGE, check, duplicate};
+use crate::os::system::{PAGE, duplicate};
 use crate::os::{PerProcess, fork_generation, locked};
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
-const DMA_BUF_MAGIC: i64 = 0x444d_4142;
+const DMA_BUF_MAGIC: FsType = FsType(0x444d_4142);
 
 /// Mappings that one process may have at a time; each registration is compared with all of them.
 pub const MAX_DMA_BUFS: usize = 256;
@@ -61,11 +63,7 @@ pub type Recognise = fn(&OwnedFd) -> bool;
 
 /// Whether this is one: by the file system that it is of.
 pub fn is_dma_buf(fd: &OwnedFd) -> bool {
-    // SAFETY: plain old data.
-    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `about` lives through the call.
-    let done = unsafe { libc::syscall(libc::SYS_fstatfs, fd.as_raw_fd(), &mut about) };
-    done == 0 && about.f_type == DMA_BUF_MAGIC
+    fstatfs(fd).is_ok_and(|about| about.filesystem_type() == DMA_BUF_MAGIC)
 }
 
 /// A piece of a dma-buf, mapped. Holds the buffer until it is dropped, whatever becomes of the descriptor.
@@ -96,7 +94,8 @@ impl DmaBuf {
         if !recognise(&buffer) {
             return Err(DmaBufError::NoDmaBuf { fd });
         }
-        let size = size_of(&buffer).ok_or(DmaBufError::NoDmaBuf { fd })?;
+        let size = lseek(&buffer, 0, Whence::SeekEnd).ok().and_then(|end| u64::try_from(end).ok());
+        let size = size.ok_or(DmaBufError::NoDmaBuf { fd })?;
         let outside = DmaBufError::Range { offset, length, size };
         let end = offset.checked_add(length).filter(|end| *end <= size);
         let page = PAGE as u64;
@@ -127,12 +126,6 @@ impl DmaBuf {
     pub fn address(&self) -> u64 {
         self.memory.address() + self.skip as u64
     }
-}
-
-fn size_of(fd: &OwnedFd) -> Option<u64> {
-    // SAFETY: plain system call on our descriptor.
-    let end = check(unsafe { libc::syscall(libc::SYS_lseek, fd.as_raw_fd(), 0, libc::SEEK_END) }).ok()?;
-    u64::try_from(end).ok()
 }
 
 /// First byte, byte after the last, and whether the NIC may write there.

@@ -12,7 +12,6 @@ use std::sync::OnceLock;
 use mlx5_device::memory::Fault;
 use nix::errno::Errno;
 
-use super::atomic::Atomic;
 use super::sanitizer;
 
 // Two registers come back: rax = 1 on a fault, rdx = the value, or the faulting address.
@@ -179,6 +178,30 @@ global_asm!(
     "#
 );
 
+/// What is done atomically; only the NIC does RDMA atomics, so that it is atomic among them whether mover or copy engine does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Atomic {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+    CompareSwap32 { compare: u32, swap: u32 },
+}
+
+impl Atomic {
+    /// How many it changes.
+    pub fn bytes(self) -> u64 {
+        if matches!(self, Atomic::CompareSwap32 { .. }) { 4 } else { 8 }
+    }
+
+    /// What is stored where `old` stands; `None`: that stays.
+    pub fn of(self, old: u64) -> Option<u64> {
+        match self {
+            Atomic::CompareSwap { compare, swap } => (old == compare).then_some(swap),
+            Atomic::FetchAdd { add } => Some(old.wrapping_add(add)),
+            Atomic::CompareSwap32 { compare, swap } => (old == u64::from(compare)).then_some(swap.into()),
+        }
+    }
+}
+
 /// What a guarded routine returns in rax and rdx.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -212,7 +235,13 @@ unsafe extern "C" {
     fn softnic_guard_fetch_add64(addr: u64, add: u64) -> Outcome;
 }
 
+/// Relaxed copies are in order below this length: a string instruction takes longer to start than a short copy to finish.
+const STRING_BYTES: usize = 512;
+
 /// The process's memory, as its CPUs reach it; proof that the handler is installed. Cheap to copy.
+///
+/// What is written to is application memory that the device checked against its regions, a shared ring, or a buffer of the
+/// NIC's own: that is what a NIC is for. A wrong address is only caught when it is not mapped.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuMemory(());
 
@@ -229,15 +258,12 @@ impl CpuMemory {
         installed.map(|()| CpuMemory(())).map_err(std::io::Error::from)
     }
 
-    /// Copies forward; `ordered`: stores in increasing addresses, else by string instruction.
-    ///
-    /// # Safety
-    /// `to..to + len` must be memory that the caller may overwrite: application memory named in a work request, a
-    /// shared ring, or a buffer that the caller owns. A wrong address is only caught when it is not mapped.
-    pub(super) unsafe fn copy(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
+    /// Copies forward; `ordered`: stores in increasing addresses, else long ones by string instruction.
+    #[inline(always)]
+    pub(super) fn copy_bytes(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
         sanitizer::copies(to, from, len);
-        let outcome = if ordered {
-            // SAFETY: the routine keeps to the ABI and recovers from faults; the caller vouches for the destination.
+        let outcome = if ordered || len < STRING_BYTES {
+            // SAFETY: the routine keeps to the ABI and recovers from faults; the destination is as said above.
             unsafe { softnic_guard_copy(to, from, len as u64) }
         } else {
             // SAFETY: as above.
@@ -253,23 +279,18 @@ impl CpuMemory {
     }
 
     /// One release store (every x86 store is one) of the low `size` bytes: 1, 2, 4 or 8.
-    ///
-    /// # Safety
-    /// As [`CpuMemory::copy`].
-    pub(super) unsafe fn store_word(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
+    #[inline(always)]
+    pub(super) fn store(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
         sanitizer::stores(addr, size);
-        // SAFETY: the caller vouches for the destination; faults are recovered.
+        // SAFETY: as above.
         unsafe { softnic_guard_store(addr, value, size) }.check(addr).map(|_| ())
     }
 
     /// A locked operation; returns the old value.
-    ///
-    /// # Safety
-    /// As [`CpuMemory::copy`].
-    pub(super) unsafe fn atomic(self, addr: u64, operation: Atomic) -> Result<u64, Fault> {
+    pub(super) fn atomic(self, addr: u64, operation: Atomic) -> Result<u64, Fault> {
         sanitizer::stores(addr, operation.bytes() as usize);
         let outcome = match operation {
-            // SAFETY: the caller vouches for the address; faults are recovered.
+            // SAFETY: as above.
             Atomic::CompareSwap32 { compare, swap } => unsafe {
                 softnic_guard_compare_swap32(addr, compare.into(), swap.into())
             },
@@ -282,6 +303,52 @@ impl CpuMemory {
         };
         outcome.check(addr)
     }
+
+    /// Copies a piece of a message; where it is `ordered` and the `last`, the last word goes by a release store.
+    #[inline(always)]
+    pub(super) fn copy_piece(
+        self,
+        to: u64,
+        from: u64,
+        len: u64,
+        ordered: bool,
+        last: bool,
+    ) -> Result<(), Fault> {
+        if !(ordered && last) {
+            return self.copy_bytes(to, from, len as usize, ordered);
+        }
+        if ends_with_its_last_word(to, len) {
+            return self.copy_bytes(to, from, len as usize, true);
+        }
+        self.copy_then_word(to, from, len)
+    }
+
+    /// Copies all but the last word, and stores that by a release store.
+    #[inline(never)]
+    fn copy_then_word(self, to: u64, from: u64, len: u64) -> Result<(), Fault> {
+        let word = last_word(to, len);
+        self.copy_bytes(to, from, len as usize - word, true)?;
+        let mut value = [0; 8];
+        self.copy_bytes(value.as_mut_ptr() as u64, from + len - word as u64, word, true)?;
+        self.store(to + len - word as u64, u64::from_le_bytes(value), word)
+    }
+
+    /// Stores the last `tail` bytes of a message of `len`, which lie at `word`, by a release store.
+    pub(super) fn store_last(self, to: u64, len: u64, tail: u64, word: u64) -> Result<(), Fault> {
+        if tail == 0 { Ok(()) } else { self.copy_piece(to + len - tail, word, tail, true, true) }
+    }
+}
+
+/// Whether the guarded copy by itself stores the last word last and whole, and every store of an x86 is a release: one word,
+/// and a CQE or a WQE.
+pub(super) fn ends_with_its_last_word(to: u64, len: u64) -> bool {
+    (len == 8 && to.is_multiple_of(8)) || (len == 64 && to.is_multiple_of(16))
+}
+
+/// Bytes of the last naturally aligned word (8, 4, 2 or 1) of `addr..addr + len`; `len` must not be 0.
+pub(super) fn last_word(addr: u64, len: u64) -> usize {
+    let end = addr.wrapping_add(len);
+    1 << end.trailing_zeros().min(len.ilog2()).min(3)
 }
 
 /// The handler of SIGSEGV before ours. Written once, before our handler can run.

@@ -9,11 +9,11 @@ use std::sync::{Mutex, PoisonError};
 
 use mlx5_device::memory::{Fault, Memory, Order, Segment, Segments};
 
-use super::atomic::Atomic;
 use super::copiers::{Copiers, Cut, SHARED_FROM};
-use super::cpu::CpuMemory;
 use super::dma_buf;
 use super::gpu;
+use super::guard::Atomic;
+use super::guard::CpuMemory;
 use crate::os::locked;
 use crate::os::system::PAGE;
 
@@ -116,14 +116,14 @@ impl Host {
         last: bool,
     ) -> Result<(), Fault> {
         let ordered = order == Order::Increasing;
-        if let Some(done) = gpu::copy(self.cpu, to, from, len, ordered && last) {
+        if let Some(done) = gpu::copy(to, from, len, ordered && last) {
             return done;
         }
         self.cpu.copy_piece(to, from, len, ordered, last)
     }
 
     pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
-        if let Some(done) = gpu::copy(self.cpu, to, from, len as u64, false) {
+        if let Some(done) = gpu::copy(to, from, len as u64, false) {
             return done;
         }
         self.cpu.copy_bytes(to, from, len, ordered)
@@ -132,11 +132,10 @@ impl Host {
     #[inline]
     fn atomic(&self, addr: u64, operation: Atomic) -> Result<u64, Fault> {
         aligned(addr, operation.bytes())?;
-        if let Some(old) = gpu::atomic(self.cpu, addr, operation) {
+        if let Some(old) = gpu::atomic(addr, operation) {
             return old;
         }
-        // SAFETY: application memory that the device may write.
-        unsafe { self.cpu.atomic(addr, operation) }
+        self.cpu.atomic(addr, operation)
     }
 }
 
@@ -185,7 +184,7 @@ impl Memory for Host {
 
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
         aligned(addr, 4)?;
-        gpu::copy(self.cpu, addr, &raw const value as u64, 4, true)
+        gpu::copy(addr, &raw const value as u64, 4, true)
             .unwrap_or_else(|| self.cpu.store(addr, value.into(), 4))
     }
 

@@ -7,9 +7,7 @@
 //! any, first store all but the last 1 KiB, in any order. In a GPU's memory only the last word is stored last. With
 //! `Relaxed` any order is allowed.
 
-mod atomic;
 pub mod copiers;
-mod cpu;
 pub mod dma_buf;
 pub mod gpu;
 mod guard;

@@ -21,6 +21,8 @@ const STRING_BYTES: usize = 4096;
 /// Positions count bytes for ever (they would wrap after 2^64); their low bits are the offset.
 #[derive(Debug)]
 pub struct RingMemory {
+    /// The other end of each copy.
+    host: Host,
     /// Shown to a GPU when the ring first carries something of one. It is unmapped when the GPU sees it no more.
     pages: OnceLock<Option<HostPages>>,
     memory: ManuallyDrop<SharedMemory>,
@@ -31,15 +33,14 @@ impl RingMemory {
     /// Maps `capacity` bytes (a power of two, whole pages) from `offset` of the memfd.
     ///
     /// Errors: the kernel's, or `InvalidInput` for another capacity.
-    pub fn map(fd: &OwnedFd, offset: usize, capacity: usize) -> io::Result<RingMemory> {
+    pub fn map(host: Host, fd: &OwnedFd, offset: usize, capacity: usize) -> io::Result<RingMemory> {
         if !capacity.is_power_of_two() || capacity < PAGE {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         let memory = ManuallyDrop::new(SharedMemory::map_twice(fd, offset, capacity)?);
-        Ok(RingMemory { pages: OnceLock::new(), memory, capacity })
+        Ok(RingMemory { host, pages: OnceLock::new(), memory, capacity })
     }
 
-    /// Bytes in the ring.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -74,13 +75,13 @@ impl RingMemory {
     }
 
     /// Copies bytes of ours into the ring.
-    pub fn put(&self, host: &Host, position: u64, bytes: &[u8]) -> Result<(), Fault> {
-        host.copy_bytes(self.at(position, bytes.len()), bytes.as_ptr() as u64, bytes.len(), true)
+    pub fn put(&self, position: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.host.copy_bytes(self.at(position, bytes.len()), bytes.as_ptr() as u64, bytes.len(), true)
     }
 
     /// Copies bytes of the ring into a buffer of ours, each loaded once.
-    pub fn take(&self, host: &Host, position: u64, out: &mut [u8]) -> Result<(), Fault> {
-        host.copy_bytes(out.as_mut_ptr() as u64, self.at(position, out.len()), out.len(), true)
+    pub fn take(&self, position: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.host.copy_bytes(out.as_mut_ptr() as u64, self.at(position, out.len()), out.len(), true)
     }
 
     #[inline(always)]
@@ -99,44 +100,30 @@ impl RingMemory {
 
     /// Gathers `len` bytes of the application's memory, from `skip` bytes into the segments, into the ring.
     #[inline(always)]
-    pub fn gather(
-        &self,
-        host: &Host,
-        position: u64,
-        from: &[Segment],
-        skip: u64,
-        len: usize,
-    ) -> Result<(), Fault> {
+    pub fn gather(&self, position: u64, from: &[Segment], skip: u64, len: usize) -> Result<(), Fault> {
         let to = self.at(position, len);
         self.show_to_gpu(from);
         // In any order: no reader looks at a record before it is published. A string instruction is the faster for long pieces.
         let target = [Segment { addr: to, len: len as u64 }];
-        if host.is_helped(len as u64) && host.share(&target, from, skip, len as u64)? {
+        if self.host.is_helped(len as u64) && self.host.share(&target, from, skip, len as u64)? {
             return Ok(());
         }
         // One piece from its start, as of almost every small message, needs no walk.
         if let ([only], 0) = (from, skip)
             && len as u64 <= only.len
         {
-            return host.copy_bytes(to, only.addr, len, len < STRING_BYTES);
+            return self.host.copy_bytes(to, only.addr, len, len < STRING_BYTES);
         }
         in_pieces((&target, 0), (from, skip), len as u64, |to, from, piece, _| {
-            host.copy_bytes(to, from, piece as usize, piece < STRING_BYTES as u64)
+            self.host.copy_bytes(to, from, piece as usize, piece < STRING_BYTES as u64)
         })
     }
 
     /// Scatters `len` bytes of the ring into the application's memory; see [`Order::Increasing`] for what helpers do to it.
-    pub fn scatter(
-        &self,
-        host: &Host,
-        position: u64,
-        to: &[Segment],
-        len: usize,
-        order: Order,
-    ) -> Result<(), Fault> {
+    pub fn scatter(&self, position: u64, to: &[Segment], len: usize, order: Order) -> Result<(), Fault> {
         self.show_to_gpu(to);
         let from = [Segment { addr: self.at(position, len), len: len as u64 }];
-        host.copy(to, &from, len as u64, order)
+        self.host.copy(to, &from, len as u64, order)
     }
 }
 

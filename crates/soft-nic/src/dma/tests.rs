@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use mlx5_device::memory::{Fault, Memory, Order, Registers, Segment, Segments};
 
 use super::Host;
-use super::cpu::last_word;
+use super::guard::last_word;
 use super::testing::{is_leased, lease};
 use crate::os::testing::true_in_fork_child;
 use crate::os::{DevicePages, UarPage, fork_generation, system};

@@ -31,7 +31,6 @@ const IPV6: [u8; 2] = [0x86, 0xdd];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WirePacket<'a> {
     pub source: IpAddr,
-    /// UDP port there.
     pub source_port: u16,
     pub destination: IpAddr,
     /// Identification in its IPv4 header, told or found from the ICRC; IPv6 has none.

@@ -1,19 +1,22 @@
-//! The link as the device's carrier.
+//! The link as the device's carrier: packets go into the ring of the peer's channel, or to the wire.
 
 use std::net::IpAddr;
 
 use mlx5_device::carrier::{
     Carrier, Disposition, Icrc, MAX_DELAY_NS, PathAddress, Payload, Position, Sent, Unsent,
 };
-use mlx5_device::memory::Fault;
+use mlx5_device::memory::{Fault, Segment};
 use roce::{Fragment, Now, Packet};
 
 use super::channel::{ChannelState, Lane};
-use super::inbound::Body;
-use super::record;
-use super::send::{NO_SUCH_PAYLOAD, fill, room_for};
+use super::receive::Body;
+use super::record::{self, MAX_FRAGMENT, MAX_GPU_FRAGMENT};
 use super::udp::{Arrived, Wire};
-use super::{Inbound, Link, LinkEvent, MAX_INLINE, Room, SLOTS, path_of_wire};
+use super::{Inbound, Link, LinkEvent, MAX_INLINE, Outgoing, Room, SLOTS, path_of_wire};
+use crate::dma::{RingMemory, gpu};
+
+/// A payload that is not as long as announced.
+const NO_SUCH_PAYLOAD: Unsent = Unsent::Fault(Fault { addr: 0 });
 
 impl Carrier for Link {
     type Inbound<'a> = Inbound<'a>;
@@ -97,7 +100,11 @@ impl Carrier for Link {
     ) -> Result<Sent, Unsent> {
         let slot = mlx5_device::slot_of(packet.dst_qpn);
         let lane = if packet.content.is_request() { Lane::Request } else { Lane::Reply };
-        self.need_room(slot, lane)?;
+        match self.lane_room(slot, lane) {
+            Room::Yes => {}
+            Room::Full => return Err(Unsent::Full),
+            Room::NoPeer(_) => return Err(Unsent::Unreachable),
+        }
         let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(Unsent::Full) };
         let head = record::head_bytes(packet);
         let Fragment { offset, length } = packet.payload;
@@ -117,7 +124,7 @@ impl Carrier for Link {
         }
         let (ring, at) = outgoing.producer.next(lane);
         if carried > 0
-            && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, carried)
+            && let Err(fault) = fill(ring, at + head as u64, payload, offset, carried)
         {
             return Err(self.copy_failed(slot, lane, fault));
         }
@@ -220,5 +227,67 @@ impl Carrier for Link {
             Ok(false) => format!("process {pid}, which had such QP numbers there, has ended"),
             Err(error) => format!("process {pid} there has such QP numbers, and cannot be watched: {error}"),
         }
+    }
+}
+
+impl Link {
+    /// A payload was not laid into the ring. A GPU may do so later, over whatever lies there then: so nothing does.
+    #[cold]
+    fn copy_failed(&mut self, slot: u8, lane: Lane, fault: Fault) -> Unsent {
+        if let Some(outgoing) = &mut self.outgoing[usize::from(slot)]
+            && outgoing.producer.next(lane).0.may_still_change()
+        {
+            outgoing.producer.closed = true;
+            self.happened(LinkEvent::CopyGivenUp { slot });
+        }
+        Unsent::Fault(fault)
+    }
+}
+
+/// How many of `rest` bytes the next record takes: all of a short payload, of a long one what there is room for. The ring is given
+/// time to empty, since long pieces are faster; until other queues' records have taken as much room as the
+/// shortest piece needs.
+#[inline]
+fn room_for(
+    outgoing: &mut Outgoing,
+    lane: Lane,
+    head: usize,
+    from: &[Segment],
+    rest: u32,
+) -> Result<u32, Unsent> {
+    if rest as usize <= MAX_INLINE {
+        return Ok(rest);
+    }
+    let most = if gpu::touched_by(from) { MAX_GPU_FRAGMENT } else { MAX_FRAGMENT };
+    let most = most.min(rest as usize);
+    let Some(free) = outgoing.producer.free(lane, head + most.next_multiple_of(8)).checked_sub(head) else {
+        // There was room a moment ago, and a closer look at the receiver's tail found none: it wrote one that cannot be.
+        return Err(match outgoing.producer.state() {
+            ChannelState::Closed => Unsent::Unreachable,
+            _ => Unsent::Full,
+        });
+    };
+    let stretch = most.min(MAX_FRAGMENT / 2).min(outgoing.producer.next(lane).0.capacity() / 4);
+    let head = outgoing.producer.next(lane).1;
+    let since = &mut outgoing.waits_since[lane as usize];
+    if free < stretch && head.wrapping_sub(*since.get_or_insert(head)) < MAX_INLINE as u64 {
+        return Err(Unsent::Full);
+    }
+    *since = None;
+    Ok(most.min(free & !7) as u32)
+}
+
+/// Lays the bytes from `offset` on into a record.
+#[inline]
+fn fill(ring: &RingMemory, at: u64, payload: Payload<'_>, offset: u32, len: u32) -> Result<(), Fault> {
+    match payload {
+        Payload::Segments(from) | Payload::Mixed(from) => ring.gather(at, from, offset.into(), len as usize),
+        Payload::Inline(bytes) => {
+            match bytes.get(offset as usize..).and_then(|rest| rest.get(..len as usize)) {
+                Some(bytes) => ring.put(at, bytes),
+                None => Err(Fault { addr: 0 }),
+            }
+        }
+        Payload::Nothing => Ok(()),
     }
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Unattached;
 use super::delay::DelayLine;
 use super::record::{self, RecordError};
-use crate::dma::RingMemory;
+use crate::dma::{Host, RingMemory};
 use crate::os::{SharedMemory, system};
 use roce::Now;
 
@@ -68,16 +68,12 @@ pub enum ChannelState {
     Closed = 2,
 }
 
-/// Sender and receiver of a channel, as the memfd's first page says.
+/// Slots of a channel's sender and receiver, and the generations of these, as the memfd's first page says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
-    /// Slot of the sender.
     pub from: u8,
-    /// Slot of the receiver.
     pub to: u8,
-    /// Generation of the sender's slot.
     pub from_generation: u32,
-    /// Generation of the receiver's slot.
     pub to_generation: u32,
 }
 
@@ -106,9 +102,9 @@ struct LaneState {
 
 impl LaneState {
     /// Those of both rings of a channel.
-    fn map(fd: &OwnedFd, capacity: usize) -> io::Result<[LaneState; 2]> {
+    fn map(host: Host, fd: &OwnedFd, capacity: usize) -> io::Result<[LaneState; 2]> {
         let lane = |i: usize| -> io::Result<LaneState> {
-            let ring = RingMemory::map(fd, at::RINGS + i * capacity, capacity)?;
+            let ring = RingMemory::map(host, fd, at::RINGS + i * capacity, capacity)?;
             Ok(LaneState { ring, head: 0, tail: 0, published: 0 })
         };
         Ok([lane(0)?, lane(1)?])
@@ -148,7 +144,7 @@ impl Producer {
     /// Makes a channel; it still has to be published in the directory. `capacity`: bytes of each ring.
     ///
     /// Errors: the kernel's (descriptor limit, memory limit).
-    pub fn create(ends: Ends, capacity: usize) -> io::Result<Producer> {
+    pub fn create(host: Host, ends: Ends, capacity: usize) -> io::Result<Producer> {
         let name = format!("softnic-channel-{}-{}", ends.from, ends.to);
         let fd = system::memfd(&name, at::RINGS + 2 * capacity)?;
         let control = SharedMemory::map(&fd, at::RINGS)?;
@@ -156,11 +152,10 @@ impl Producer {
             control.word(offset).store(value, Ordering::Release);
         }
         control.word(at::CAPACITIES).store(capacity as u64, Ordering::Release);
-        let lanes = LaneState::map(&fd, capacity)?;
+        let lanes = LaneState::map(host, &fd, capacity)?;
         Ok(Producer { fd, control, lanes, holds: false, closed: false, under_way: DelayLine::default() })
     }
 
-    /// What the receiver says.
     pub fn state(&self) -> ChannelState {
         if self.closed {
             return ChannelState::Closed;
@@ -307,7 +302,7 @@ impl Consumer {
     /// Attaches to what a peer published, after checking that it is what it should be.
     ///
     /// Errors: the kernel's, or `Foreign` with what was wrong.
-    pub fn attach(fd: &OwnedFd, ends: Ends) -> Result<Consumer, Unattached> {
+    pub fn attach(host: Host, fd: &OwnedFd, ends: Ends) -> Result<Consumer, Unattached> {
         let len = system::sealed_len(fd).ok_or(Unattached::Foreign("not a sealed memfd of this user"))?;
         if len < at::RINGS {
             return Err(Unattached::Foreign("too short"));
@@ -322,7 +317,7 @@ impl Consumer {
         let agreed = ends.words().map(|(offset, value, what)| (word(offset) == value, what));
         match agreed.iter().chain(&sizes).find(|(holds, _)| !holds) {
             Some((_, what)) => Err(Unattached::Foreign(what)),
-            None => Ok(Consumer { lanes: LaneState::map(fd, capacity)?, control, order: [0; 2], ends }),
+            None => Ok(Consumer { lanes: LaneState::map(host, fd, capacity)?, control, order: [0; 2], ends }),
         }
     }
 
@@ -414,7 +409,6 @@ impl Consumer {
         self.pending_in(Lane::Request) || self.pending_in(Lane::Reply)
     }
 
-    /// Whether something lies unconsumed in one of the rings.
     pub fn pending_in(&self, lane: Lane) -> bool {
         self.control.word(at::HEADS[lane as usize]).load(Ordering::Acquire) != self.taken(lane)
     }

@@ -33,7 +33,7 @@ pub use process::{Process, descriptors, descriptors_of};
 pub use services::{ServiceError, ServiceWord};
 pub use view::{FabricMember, FabricView};
 
-use crate::os::{LockSocket, SharedMemory, fork_generation, system};
+use crate::os::{NoForkSocket, SharedMemory, fork_generation, system};
 
 /// How long joining waits for another process that is joining.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -360,25 +360,26 @@ fn folded(address: IpAddr) -> u64 {
 }
 
 fn slot_owner(directory: &SharedMemory, slot: u8) -> Option<SlotOwner> {
-    let base = slot_at(slot);
-    let pid = directory.half(base + at::PID).load(Ordering::Acquire);
+    let half = |at| directory.half(slot_at(slot) + at).load(Ordering::Acquire);
+    let word = |at| directory.word(slot_at(slot) + at).load(Ordering::Acquire);
+    let pid = half(at::PID);
     (pid != 0).then(|| SlotOwner {
         pid,
-        generation: directory.half(base + at::GENERATION).load(Ordering::Acquire),
-        start: directory.word(base + at::START).load(Ordering::Acquire),
-        stack: directory.word(base + at::STACK).load(Ordering::Acquire),
-        cookie: directory.word(base + at::COOKIE).load(Ordering::Acquire),
-        descriptor: directory.half(base + at::DESCRIPTOR).load(Ordering::Acquire),
+        generation: half(at::GENERATION),
+        start: word(at::START),
+        stack: word(at::STACK),
+        cookie: word(at::COOKIE),
+        descriptor: half(at::DESCRIPTOR),
     })
 }
 
 /// The lock to join: an abstract socket that only one process can have. The user's number is in its name, so that no
 /// other user has it by accident. A fork child does not keep it.
-fn lock_to_join(name: &str, full_name: &str) -> Result<LockSocket, FabricError> {
+fn lock_to_join(name: &str, full_name: &str) -> Result<NoForkSocket, FabricError> {
     let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
     let begun = Instant::now();
     loop {
-        match LockSocket::bind(full_name).map_err(kernel)? {
+        match NoForkSocket::lock(full_name).map_err(kernel)? {
             Some(socket) => return Ok(socket),
             None if begun.elapsed() < JOIN_PATIENCE => std::thread::sleep(Duration::from_millis(1)),
             None => {
@@ -395,24 +396,23 @@ fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<
     let free =
         |slot: &u8| slot_owner(directory, *slot).is_none_or(|owner| !Process::lives(owner.pid, owner.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
-    let base = slot_at(slot);
+    let half = |at, value| directory.half(slot_at(slot) + at).store(value, Ordering::SeqCst);
+    let word = |at, value| directory.word(slot_at(slot) + at).store(value, Ordering::SeqCst);
     // First no process, then all the rest, then ours: a peer that looks now sees a whole entry or none.
-    directory.half(base + at::PID).store(0, Ordering::SeqCst);
+    half(at::PID, 0);
     let ours = generation(slot).wrapping_add(1);
-    directory.half(base + at::GENERATION).store(ours, Ordering::Release);
+    half(at::GENERATION, ours);
     let lists =
         [(at::CHANNELS, SLOTS), (at::SERVICES, SERVICES), (at::PUBLISHED, 2), (at::BELL, 1), (at::CALL, 1)];
     for offset in lists.into_iter().flat_map(|(first, count)| (0..count).map(move |i| first + 8 * i)) {
-        directory.word(base + offset).store(0, Ordering::Release);
+        word(offset, 0);
     }
     let pid = std::process::id();
-    let Origin { start, stack } = *origin;
-    let cookie = system::monotonic_ns() ^ u64::from(pid) << 40;
-    directory.word(base + at::START).store(start, Ordering::Release);
-    directory.word(base + at::STACK).store(stack, Ordering::Release);
-    directory.word(base + at::COOKIE).store(cookie, Ordering::Release);
-    directory.half(base + at::DESCRIPTOR).store(fd.as_raw_fd() as u32 + 1, Ordering::Release);
-    directory.half(base + at::PID).store(pid, Ordering::SeqCst);
+    word(at::START, origin.start);
+    word(at::STACK, origin.stack);
+    word(at::COOKIE, system::monotonic_ns() ^ u64::from(pid) << 40);
+    half(at::DESCRIPTOR, fd.as_raw_fd() as u32 + 1);
+    half(at::PID, pid);
     Some((slot, ours))
 }
 
@@ -428,11 +428,11 @@ mod tests {
         let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn.as_raw_fd())).is_ok();
         assert!(listed());
         assert!(true_in_fork_child(|| !listed()));
-        assert!(LockSocket::bind(&name).unwrap().is_none(), "the parent still has it");
+        assert!(NoForkSocket::lock(&name).unwrap().is_none(), "the parent still has it");
         drop(turn);
         // A program that another test starts at this moment has the socket until it has begun.
         let begun = std::time::Instant::now();
-        while LockSocket::bind(&name).unwrap().is_none() {
+        while NoForkSocket::lock(&name).unwrap().is_none() {
             assert!(begun.elapsed() < Duration::from_secs(20), "the child keeps it");
         }
     }

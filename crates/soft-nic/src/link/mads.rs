@@ -4,12 +4,10 @@
 //! communication id that it names. On the wire a MAD goes to an address: the NIC sends it with its packets, and at the other end
 //! the owner of the port, whose QP1 is the address's, hands it on, and refuses what no process takes.
 
-mod tally;
-
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use roce::packet::{Deth, Trailer};
@@ -19,11 +17,8 @@ use roce::wire::{Gid, gid_of};
 use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
 use super::fabric::{Fabric, ServiceWord, SlotOwner};
-use crate::os::unix_datagram::{BoundSocket, UnboundSocket};
+use crate::os::unix_datagram::KeyedSocket;
 use crate::os::{locked, system};
-
-pub use tally::MadCounters;
-pub(crate) use tally::{MadOutcome, Tally};
 
 /// Both addresses, then the MAD.
 pub(crate) const ADDRESSED_BYTES: usize = 32 + MAD_BYTES;
@@ -32,11 +27,8 @@ pub(crate) const MAX_WAITING: usize = 4096;
 /// A MAD with the addresses of both QP1s.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressedMad {
-    /// Address of the sender.
     pub from: Gid,
-    /// Address of the receiver.
     pub to: Gid,
-    /// The datagram.
     pub mad: Box<[u8; MAD_BYTES]>,
 }
 
@@ -82,10 +74,10 @@ impl ForWire {
 pub struct MadRouter {
     pub(crate) fabric: Arc<Fabric>,
     /// The connection manager's, once there is one.
-    socket: Arc<Mutex<Option<Arc<BoundSocket>>>>,
+    socket: Arc<Mutex<Option<Arc<KeyedSocket>>>>,
     /// Sends what the owner of a port hands on. A process without a connection manager has no bound socket, since datagrams for it
     /// would never be received.
-    unbound: Arc<OnceLock<UnboundSocket>>,
+    unbound: Arc<OnceLock<KeyedSocket>>,
     /// `None` without a wire.
     pub(crate) for_wire: Option<Arc<ForWire>>,
     pub(crate) tally: Arc<Tally>,
@@ -124,17 +116,17 @@ impl MadRouter {
     }
 
     /// The one bound socket of this process, however many threads ask for it at once. Nothing is waited for under the lock.
-    pub(crate) fn bound_socket(&self) -> io::Result<Arc<BoundSocket>> {
+    pub(crate) fn bound_socket(&self) -> io::Result<Arc<KeyedSocket>> {
         let mut place = locked(&self.socket);
         if let Some(open) = &*place {
             return Ok(Arc::clone(open));
         }
-        let open = Arc::new(BoundSocket::open(&self.name()?, self.fabric.key())?);
+        let open = Arc::new(KeyedSocket::bound(&self.name()?, self.fabric.key())?);
         Ok(Arc::clone(place.insert(open)))
     }
 
     /// Without a name of its own, so that any thread may make it: the NIC's thread comes here, and never waits.
-    fn unbound(&self) -> io::Result<&UnboundSocket> {
+    fn unbound(&self) -> io::Result<&KeyedSocket> {
         #[cfg(test)]
         if let Some(errno) = self.poor {
             return Err(io::Error::from_raw_os_error(errno));
@@ -142,7 +134,7 @@ impl MadRouter {
         if let Some(made) = self.unbound.get() {
             return Ok(made);
         }
-        let made = UnboundSocket::open(self.fabric.key())?;
+        let made = KeyedSocket::unbound(self.fabric.key())?;
         Ok(self.unbound.get_or_init(|| made))
     }
 
@@ -248,4 +240,70 @@ pub(crate) fn address(mad: &[u8; MAD_BYTES]) -> Option<Address> {
             id => Address::Id(id),
         },
     })
+}
+
+roce::counters! {
+    /// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it; or of those
+    /// within the fabric.
+    #[derive(Copy)]
+    MadCounters [fields "wire_mads_"] {
+        /// Handed on to the process that they are for.
+        handed_on,
+        /// No process listens, or the one that they are for has ended: refused with an answer.
+        refused,
+        /// Dropped: no process takes them, and there is nothing to answer.
+        unclaimed,
+        /// Dropped: of QP1, but no MAD of a connection manager (service, length, Q_Key, version, class).
+        malformed,
+        /// Dropped: the socket of the process that they are for was full, or too many wait for the wire.
+        full,
+        /// Not sent: no header says that, or no port has that address.
+        unsent,
+        /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. No request is refused for that.
+        failed,
+    }
+}
+
+/// [`MadCounters`] while they count, one place for each [`MadOutcome`].
+#[derive(Debug, Default)]
+pub(crate) struct Tally([AtomicU64; 7]);
+
+/// Place in a [`Tally`], in the order of [`MadCounters`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum MadOutcome {
+    HandedOn,
+    Refused,
+    Unclaimed,
+    Malformed,
+    Full,
+    Unsent,
+    Failed,
+}
+
+impl MadOutcome {
+    /// What became of what was sent to a socket. One that is full loses it, as a wire does: its sender asks again.
+    pub fn of(posted: &io::Result<()>) -> MadOutcome {
+        match posted.as_ref().map_err(io::Error::kind) {
+            Ok(()) => MadOutcome::HandedOn,
+            Err(io::ErrorKind::WouldBlock) => MadOutcome::Full,
+            Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => MadOutcome::Unclaimed,
+            Err(_) => MadOutcome::Failed,
+        }
+    }
+}
+
+impl Tally {
+    pub fn count(&self, outcome: MadOutcome) {
+        self.add(outcome, 1);
+    }
+
+    pub fn add(&self, outcome: MadOutcome, more: u64) {
+        self.0[outcome as usize].fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub fn counters(&self) -> MadCounters {
+        let [handed_on, refused, unclaimed, malformed, full, unsent, failed] =
+            self.0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        MadCounters { handed_on, refused, unclaimed, malformed, full, unsent, failed }
+    }
 }

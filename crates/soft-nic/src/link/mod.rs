@@ -14,16 +14,13 @@ mod carrier;
 mod channel;
 pub mod delay;
 pub(crate) mod fabric;
-mod inbound;
 pub mod mads;
-mod peer;
 mod peers;
 mod port_watch;
 mod ports;
 mod receive;
 pub(crate) mod record;
 mod report;
-mod send;
 #[cfg(any(test, feature = "testing"))]
 mod testing;
 #[cfg(test)]
@@ -41,12 +38,12 @@ use roce::wire::{gid_of, ip_of};
 use crate::dma::{Copiers, Host};
 use crate::os::OneShotEpoll;
 use capture::{Capture, CaptureReader};
-use fabric::Fabric;
+use channel::{Consumer, Producer};
+use fabric::{Fabric, Process, SlotOwner};
 pub use fabric::{FabricError, FabricMember, FabricView, SLOTS, ServiceError, other_version};
-pub use inbound::Inbound;
 use mads::{MadOutcome, MadRouter};
-use peer::{Incoming, Outgoing, Peer};
 use port_watch::PortWatch;
+pub use receive::Inbound;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, Unattached};
 use udp::Wire;
@@ -98,6 +95,37 @@ pub enum Room {
     Full,
     /// No process is there to receive it.
     NoPeer(NoPeer),
+}
+
+/// A peer that we have a channel with.
+#[derive(Debug)]
+struct Peer {
+    owner: SlotOwner,
+    process: Process,
+}
+
+/// A channel from a peer, or from ourselves.
+#[derive(Debug)]
+struct Incoming {
+    consumer: Consumer,
+    /// The sender has ended: drop the channel when it is empty.
+    ended: bool,
+    /// It sent a record that cannot be.
+    closed: bool,
+    /// Requests waited in the last round, and none was taken.
+    neglected: bool,
+}
+
+/// A channel to a peer, or to ourselves.
+#[derive(Debug)]
+struct Outgoing {
+    producer: Producer,
+    /// Number of the channel among all that this link has made.
+    serial: u32,
+    /// Whether it is in the link's list of channels to publish.
+    dirty: bool,
+    /// Where each lane ended when it first had too little room for a long piece that waits.
+    waits_since: [Option<u64>; 2],
 }
 
 /// A process's slot on the fabric with its channels. One thread at a time uses it.

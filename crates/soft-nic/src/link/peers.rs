@@ -5,8 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::channel::{ChannelState, Consumer, Ends, Lane, Producer};
 use super::fabric::{Process, SLOTS, SlotOwner, is_shortage};
-use super::peer::{Incoming, Outgoing, Peer};
-use super::{Link, LinkEvent, NoPeer, ROOM, Room, Unattached};
+use super::{Incoming, Link, LinkEvent, NoPeer, Outgoing, Peer, ROOM, Room, Unattached};
 use crate::os::system;
 
 /// Most events that were not polled yet.
@@ -40,19 +39,15 @@ impl Link {
         }
     }
 
-    /// The common case of [`Link::lane_room`]: a channel that the receiver has attached to, with room.
-    #[inline]
-    fn has_room(&mut self, slot: u8, lane: Lane) -> bool {
-        self.fabric.is_ours()
-            && self.outgoing[usize::from(slot) % SLOTS].as_mut().is_some_and(|outgoing| {
-                outgoing.producer.state() == ChannelState::Attached && outgoing.producer.has_room(lane, ROOM)
-            })
-    }
-
     /// Whether a message can be sent to a slot now. Makes the channel when there is none.
     #[inline]
     pub(super) fn lane_room(&mut self, slot: u8, lane: Lane) -> Room {
-        if self.has_room(slot, lane) { Room::Yes } else { self.closer_room(slot, lane) }
+        // The common case: a channel that the receiver has attached to, with room.
+        let outgoing = self.outgoing[usize::from(slot) % SLOTS].as_mut().filter(|_| self.fabric.is_ours());
+        let has_room = outgoing.is_some_and(|outgoing| {
+            outgoing.producer.state() == ChannelState::Attached && outgoing.producer.has_room(lane, ROOM)
+        });
+        if has_room { Room::Yes } else { self.closer_room(slot, lane) }
     }
 
     fn closer_room(&mut self, slot: u8, lane: Lane) -> Room {
@@ -97,7 +92,8 @@ impl Link {
         // A message to another queue of this process takes the same way as to a peer.
         let to_generation = if slot == from { from_generation } else { self.meet(slot)?.generation };
         let ends = Ends { from, to: slot, from_generation, to_generation };
-        let mut producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
+        let mut producer =
+            Producer::create(self.host, ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
         producer.holds = self.delays;
         if slot == from {
             self.receive_from(&producer.fd, ends).map_err(failed)?;
@@ -184,7 +180,7 @@ impl Link {
     }
 
     fn receive_from(&mut self, fd: &OwnedFd, ends: Ends) -> Result<(), Unattached> {
-        let consumer = Consumer::attach(fd, ends)?;
+        let consumer = Consumer::attach(self.host, fd, ends)?;
         consumer.set_state(ChannelState::Attached);
         // What an earlier owner published has had all the time in between to be taken.
         self.incoming.retain(|i| i.consumer.ends.from != ends.from);

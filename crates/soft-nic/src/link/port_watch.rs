@@ -13,7 +13,6 @@ pub(super) enum Standing {
     Friend,
     /// No process of the fabric had it at the last look: its process may have been about to end.
     Suspect,
-    /// It was reported.
     Reported,
 }
 

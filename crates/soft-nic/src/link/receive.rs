@@ -1,15 +1,102 @@
-//! Messages that arrived: records taken from the rings, checked, and handed on.
+//! Messages that arrived: records taken from the rings, checked, and handed on, their payload still in the ring or in the packet.
 
-use mlx5_device::carrier::{COPIED_AT_ONCE, Disposition};
+use std::net::IpAddr;
+
+use mlx5_device::carrier::{self, COPIED_AT_ONCE, Disposition, PathAddress};
+use mlx5_device::memory::{Fault, Order, Segment};
+use roce::Packet;
 
 use super::channel::{ChannelState, Lane};
-use super::inbound::{Body, Inbound};
-use super::peer::Incoming;
-use super::record::{self, RecordError};
-use super::{Link, LinkEvent};
+use super::record::{self, REQUEST_WORDS, RecordError};
+use super::{Incoming, Link, LinkCounters, LinkEvent};
+use crate::dma::{Host, RingMemory};
 
 /// The room of a record from this length on is given back at once.
 const LONG_RECORD: usize = 16 * 1024;
+
+/// Where the payload of a message is.
+#[derive(Debug)]
+pub(super) enum Body<'a> {
+    /// Here: a packet was received.
+    Here(&'a [u8]),
+    /// In a record, from this position of the ring on.
+    Ring(&'a RingMemory, u64),
+}
+
+/// A message and the way to its payload; lives as long as the handler's call.
+#[derive(Debug)]
+pub struct Inbound<'a> {
+    pub packet: &'a Packet,
+    /// The header of its record as it came; of a packet of the wire zeros.
+    pub words: &'a [u64; REQUEST_WORDS],
+    /// Of a packet of the wire: where it came from, and our address that it came to.
+    pub addresses: Option<(IpAddr, IpAddr)>,
+    /// Where a datagram came from; `None` for connected services.
+    pub path: Option<PathAddress>,
+    /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
+    pub to_port: Option<u8>,
+    pub(super) body: Body<'a>,
+    pub(super) host: &'a Host,
+    pub(super) counters: &'a mut LinkCounters,
+    /// Set when a copy out of the ring was given up and may still be under way.
+    pub(super) given_up: bool,
+}
+
+impl carrier::Inbound for Inbound<'_> {
+    fn path(&self) -> Option<PathAddress> {
+        self.path
+    }
+
+    fn to_port(&self) -> Option<u8> {
+        self.to_port
+    }
+
+    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        self.addresses
+    }
+
+    fn payload_len(&self) -> u32 {
+        self.packet.payload.length
+    }
+
+    fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
+        let len = u64::from(self.packet.payload.length);
+        if len == 0 {
+            return Ok(());
+        }
+        if order == Order::Relaxed {
+            self.counters.relaxed_bytes += len;
+        }
+        match self.body {
+            Body::Here(bytes) => {
+                let from = [Segment { addr: bytes.as_ptr() as u64, len }];
+                self.host.copy(to, &from, len, order)
+            }
+            Body::Ring(ring, at) => {
+                self.counters.payload_bytes += len;
+                let copied = ring.scatter(at, to, len as usize, order);
+                self.given_up |= copied.is_err() && ring.may_still_change();
+                copied
+            }
+        }
+    }
+
+    fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault> {
+        if out.len() != self.packet.payload.length as usize {
+            return Err(Fault { addr: 0 });
+        }
+        match self.body {
+            Body::Here(bytes) => {
+                out.copy_from_slice(bytes);
+                Ok(())
+            }
+            Body::Ring(ring, at) => {
+                self.counters.payload_bytes += u64::from(self.packet.payload.length);
+                ring.take(at, out)
+            }
+        }
+    }
+}
 
 impl Link {
     /// Hands up to `budget` messages that came through shared memory to `handler`, fewer when their payloads are long; returns how
@@ -29,7 +116,7 @@ impl Link {
         if self.fabric.has_published() {
             self.attach_published();
         }
-        let mut consumed = 0;
+        let mut left = budget;
         self.copies_left = COPIED_AT_ONCE;
         let count = self.incoming.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
@@ -40,8 +127,8 @@ impl Link {
             if !incoming.ended && !incoming.consumer.pending() {
                 continue;
             }
-            let before = consumed;
-            let result = self.poll_channel(index, budget, &mut consumed, &mut handler);
+            let before = left;
+            let result = self.poll_channel(index, &mut left, &mut handler);
             let incoming = &mut self.incoming[index];
             let slot = incoming.consumer.ends.from;
             if incoming.consumer.publish() && incoming.consumer.notify_wanted() {
@@ -54,12 +141,13 @@ impl Link {
                 self.happened(LinkEvent::BadRecord { slot, error });
             }
             let incoming = &self.incoming[index];
-            finished |= incoming.closed || (incoming.ended && consumed == before);
+            finished |= incoming.closed || (incoming.ended && left == before);
         }
         if finished {
             let keeps = |i: &Incoming| !i.closed && (!i.ended || i.consumer.pending());
             self.incoming.retain(keeps);
         }
+        let consumed = budget - left;
         self.counters.received += consumed as u64;
         consumed
     }
@@ -67,8 +155,7 @@ impl Link {
     fn poll_channel(
         &mut self,
         index: usize,
-        budget: usize,
-        consumed: &mut usize,
+        left: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
         let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
@@ -80,7 +167,7 @@ impl Link {
             // Behind replies requests are taken when there are no more of them, or not at all: the round's
             // budget is for both.
             let lane = if requests { Lane::Request } else { Lane::Reply };
-            self.poll_lane(index, lane, budget, consumed, handler)?;
+            self.poll_lane(index, lane, left, handler)?;
         }
         let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
         *neglected = consumer.taken(Lane::Request) == before && consumer.pending_in(Lane::Request);
@@ -91,13 +178,12 @@ impl Link {
         &mut self,
         index: usize,
         lane: Lane,
-        budget: usize,
-        consumed: &mut usize,
+        left: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
         let Incoming { consumer, closed, .. } = &mut self.incoming[index];
         let from = consumer.ends.from;
-        while *consumed < budget && self.copies_left > 0 && !*closed {
+        while *left > 0 && self.copies_left > 0 && !*closed {
             let Some(record) = consumer.next(lane)? else { break };
             let ring = consumer.ring(lane);
             let packet = &record::decode(&record.words, record.len, lane == Lane::Request)?;
@@ -128,7 +214,7 @@ impl Link {
                 // Its room is never given back: what came to lie there would be copied in its stead.
                 consumer.set_state(ChannelState::Closed);
                 *closed = true;
-                *consumed += 1;
+                *left -= 1;
                 self.happened(LinkEvent::CopyGivenUp { slot: from });
                 return Ok(());
             }
@@ -136,7 +222,7 @@ impl Link {
                 break;
             }
             consumer.advance(lane, record.len);
-            *consumed += 1;
+            *left -= 1;
             // A long message goes on in the room of this one while the next one is copied.
             if record.len >= LONG_RECORD && consumer.publish() && consumer.notify_wanted() {
                 self.to_notify.push(from);

@@ -40,11 +40,7 @@ pub enum NoPeer {
     #[error("the channel to slot {0} of the fabric is refused or closed")]
     Closed(u8),
     #[error("no channel to slot {slot} of the fabric: errno {errno}")]
-    Kernel {
-        slot: u8,
-        /// What the kernel said.
-        errno: i32,
-    },
+    Kernel { slot: u8, errno: i32 },
     #[error("a fork child cannot use its parent's link")]
     Forked,
 }

@@ -139,7 +139,6 @@ impl SendBatch {
 /// What became of a [`SendBatch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Posted {
-    /// Datagrams that the kernel took.
     pub taken: usize,
     /// Datagrams that it refused, with the last reason (an errno): lost, as on a wire.
     pub lost: usize,
@@ -213,7 +212,6 @@ impl Datagrams {
         self.socket.as_raw_fd()
     }
 
-    /// Where it is bound.
     pub fn local(&self) -> SocketAddr {
         self.local
     }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use super::per_process::locked;
+use super::forks::locked;
 use super::system::{check, moved_high, new_descriptor};
 
 #[derive(Debug)]

@@ -1,11 +1,14 @@
-//! What a fork child must not have of its parent: it learns that it is one, and closes the sockets that have an address.
+//! What a fork child must not have of its parent: it learns that it is one, closes the sockets that have an address, and begins
+//! per-process singletons anew.
 //!
-//! A child has the memory and the descriptors of its parent, and none of its threads. A socket that is bound to an address
+//! A child has the memory and the descriptors of its parent, and none of its threads: one that held a lock holds it for ever. A socket that is bound to an address
 //! would keep that address for as long as the child lives.
 
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use super::system::{moved_high, new_descriptor};
 use super::unix_stream::by_name;
@@ -14,7 +17,7 @@ use super::unix_stream::by_name;
 /// another number and keeps away from its parent's rings.
 pub fn fork_generation() -> u32 {
     static GENERATION: AtomicU32 = AtomicU32::new(0);
-    static HOOKED: std::sync::Once = std::sync::Once::new();
+    static HOOKED: Once = Once::new();
     extern "C" fn before() {
         lock_forks();
     }
@@ -80,6 +83,21 @@ impl NoForkSocket {
         made
     }
 
+    /// Binds an abstract name: only one process can have it, and the kernel frees it when that process ends. `None`: it is taken, or too
+    /// many threads of this process try at once.
+    ///
+    /// Errors: the kernel's, or a name that is too long.
+    pub fn lock(name: &str) -> io::Result<Option<NoForkSocket>> {
+        let bound = NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM)
+            .and_then(|socket| by_name(libc::SYS_bind, &socket, name).map(|()| Some(socket)));
+        match bound {
+            Err(error) if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::AddrInUse) => {
+                Ok(None)
+            }
+            bound => bound,
+        }
+    }
+
     /// Only with the lock.
     fn register(domain: libc::c_int, kind: libc::c_int) -> io::Result<NoForkSocket> {
         let Some(entry) = OWN.iter().position(|place| place.load(Ordering::Relaxed) == FREE) else {
@@ -112,39 +130,66 @@ impl Drop for NoForkSocket {
     }
 }
 
-/// A socket bound to an abstract name: only one process can have it, and the kernel frees it when that process ends.
-#[derive(Debug)]
-pub struct LockSocket {
-    _socket: NoForkSocket,
+/// What fork children forget of their parent, once that is there.
+pub struct ForgetInChild(extern "C" fn(), Once);
+
+impl ForgetInChild {
+    /// `forget` only uses atomics and plain system calls: it runs in the child before `fork` returns there.
+    pub const fn new(forget: extern "C" fn()) -> ForgetInChild {
+        ForgetInChild(forget, Once::new())
+    }
+
+    /// From here on every fork child forgets.
+    pub fn install(&self) {
+        // SAFETY: the handler is safe in a fork child, as its maker said.
+        self.1.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(self.0)) });
+    }
 }
 
-impl LockSocket {
-    /// Binds the name; `None` when it is taken, or too many threads of this process try at once.
-    ///
-    /// Errors: the kernel's, or a name that is too long.
-    pub fn bind(name: &str) -> io::Result<Option<LockSocket>> {
-        let socket = match NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(None),
-            made => made?,
-        };
-        match by_name(libc::SYS_bind, &socket, name) {
-            Ok(()) => Ok(Some(LockSocket { _socket: socket })),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
-            Err(error) => Err(error),
+/// A singleton of one process, made when it is first asked for, and never freed: in a fork child the parent's stays where it is, and
+/// is not used again.
+pub struct PerProcess<T>(AtomicPtr<Made<T>>);
+
+struct Made<T> {
+    /// Process that it is of.
+    generation: u32,
+    value: T,
+}
+
+impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+    pub const fn empty() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(null_mut()))
+    }
+
+    /// This process's.
+    pub fn get(&self) -> &'static T {
+        let generation = fork_generation();
+        loop {
+            let at = self.0.load(Ordering::Acquire);
+            // SAFETY: null, or made by a box and never freed.
+            if let Some(made) = unsafe { at.as_ref() }
+                && made.generation == generation
+            {
+                return &made.value;
+            }
+            let new = Box::into_raw(Box::new(Made { generation, value: T::default() }));
+            if self.0.compare_exchange(at, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // SAFETY: made just now, and no other thread has seen it.
+                drop(unsafe { Box::from_raw(new) });
+            }
         }
     }
+}
+
+/// What a lock holds is whole whatever a panicking thread did.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::os::testing::true_in_fork_child;
-
-    impl AsRawFd for LockSocket {
-        fn as_raw_fd(&self) -> RawFd {
-            self._socket.as_raw_fd()
-        }
-    }
 
     fn is_open(raw: RawFd) -> bool {
         // SAFETY: asks for a flag of a descriptor that this process may not have.

@@ -12,7 +12,6 @@ use super::system::{check, new_descriptor};
 pub struct Interface {
     /// `eth0`.
     pub name: String,
-    /// The kernel's number for it.
     pub index: u32,
     pub address: IpAddr,
     /// Largest IP packet, bytes; what the kernel does not say counts as Ethernet's 1500.

@@ -6,7 +6,6 @@ mod device_pages;
 mod epoll;
 mod forks;
 mod interfaces;
-mod per_process;
 pub mod pipe;
 pub mod shared_memory;
 pub mod signals;
@@ -20,9 +19,8 @@ pub mod unix_stream;
 
 pub use device_pages::{DevicePages, UarPage};
 pub use epoll::OneShotEpoll;
-pub use forks::{LockSocket, fork_generation};
+pub use forks::{ForgetInChild, NoForkSocket, PerProcess, fork_generation, locked};
 pub use interfaces::{Interface, interfaces};
-pub use per_process::{ForgetInChild, PerProcess, locked};
 pub use shared_memory::SharedMemory;
 pub use stderr::{log, log_enabled};
 pub use threads::OwnThreads;

@@ -50,7 +50,6 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Where it lies.
     pub fn address(&self) -> u64 {
         self.base as u64
     }

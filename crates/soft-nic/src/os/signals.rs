@@ -1,6 +1,5 @@
 //! Signal masks of threads: the NIC's threads take no signal of the program, and a command's faults come through.
 
-use std::cell::Cell;
 use std::io;
 use std::thread::JoinHandle;
 
@@ -51,16 +50,10 @@ impl Drop for MaskBefore {
 /// Whether this thread lets fault signals through; asked of the kernel once a thread, since the pump is for polling.
 pub fn faults_recoverable() -> bool {
     thread_local! {
-        static KNOWN: Cell<Option<bool>> = const { Cell::new(None) };
+        static KNOWN: bool = SigSet::thread_get_mask()
+            .is_ok_and(|mask| !FAULTS.into_iter().any(|signal| mask.contains(signal)));
     }
-    KNOWN.with(|known| {
-        known.get().unwrap_or_else(|| {
-            let mask = SigSet::thread_get_mask();
-            let clear = mask.is_ok_and(|mask| !FAULTS.into_iter().any(|signal| mask.contains(signal)));
-            known.set(Some(clear));
-            clear
-        })
-    })
+    KNOWN.with(|known| *known)
 }
 
 #[cfg(test)]

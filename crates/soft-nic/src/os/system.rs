@@ -5,14 +5,17 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use nix::sys::prctl::set_timerslack;
 use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage};
-use nix::unistd::Pid;
+use nix::time::ClockId;
+use nix::unistd::{Pid, ftruncate};
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
@@ -37,12 +40,12 @@ macro_rules! new_descriptor {
 pub(in crate::os) use new_descriptor;
 
 pub fn monotonic_ns() -> u64 {
-    clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)
+    clock_ns(ClockId::CLOCK_MONOTONIC).unwrap_or(0)
 }
 
 /// CPU time of the calling thread in ns. A system call, about 0.2 µs.
 pub fn thread_cpu_ns() -> u64 {
-    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
+    clock_ns(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
 }
 
 /// How often the calling thread was taken off its core while it could have gone on (involuntary context switches).
@@ -52,11 +55,8 @@ pub fn thread_preemptions() -> u64 {
 
 /// Time of a clock, ns; `None`: there is none, as of a thread that has ended.
 #[inline]
-pub(super) fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` lives through the call.
-    let result = unsafe { libc::clock_gettime(clock, &mut time) };
-    (result == 0).then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+pub(super) fn clock_ns(clock: ClockId) -> Option<u64> {
+    clock.now().ok().map(|time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
 /// Makes a memfd of `len` bytes whose size can never change again, so that a mapping of it cannot fault.
@@ -77,8 +77,7 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
             "{len} bytes of shared memory are above this process's limit of file sizes, {limit} (ulimit -f): raise it"
         )));
     }
-    // SAFETY: plain system call on our descriptor.
-    check(unsafe { libc::syscall(libc::SYS_ftruncate, fd.as_raw_fd(), len) })?;
+    ftruncate(&fd, len as i64)?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     // SAFETY: plain system call on our descriptor.
     check(unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
@@ -212,11 +211,10 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
 }
 
 /// Whether a read would not wait; of a pidfd: its process has ended. About 0.2 µs.
-pub fn is_readable(fd: &impl AsRawFd) -> bool {
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid entry, no wait.
-    let ready = unsafe { libc::syscall(libc::SYS_poll, &mut poll, 1, 0) };
-    ready == 1 && poll.revents & libc::POLLIN != 0
+pub fn is_readable(fd: &impl AsFd) -> bool {
+    let mut entry = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+    let ready = poll(&mut entry, PollTimeout::ZERO) == Ok(1);
+    ready && entry[0].revents().is_some_and(|events| events.contains(PollFlags::POLLIN))
 }
 
 /// Tunes the calling thread for short sleeps: timers to the nanosecond instead of 50 µs late, and a scheduling slice of
@@ -226,8 +224,7 @@ pub fn is_readable(fd: &impl AsRawFd) -> bool {
 /// running one preempts it at once; before, and for refusals, the thread just runs with the usual slice. No rights
 /// are needed, the priority stays what it was.
 pub fn tune_thread() {
-    // SAFETY: sets an attribute of the thread, touches no memory.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+    let _ = set_timerslack(1);
     let size = size_of::<libc::sched_attr>() as u32;
     // SAFETY: plain old data.
     let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };

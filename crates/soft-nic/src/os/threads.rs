@@ -8,6 +8,7 @@ use std::fs::{File, read_dir};
 use std::io::Read;
 
 use mlx5_device::threads::{ThreadTime, Threads};
+use nix::time::ClockId;
 
 use super::system::clock_ns;
 
@@ -54,7 +55,7 @@ fn parse(line: &str) -> Option<(&str, char)> {
 /// CPU time of a thread of this process, ns; none when it has ended.
 fn cpu_ns(tid: u32) -> Option<u64> {
     // `make_thread_cpuclock` of the kernel: the inverted number, and 4 | 2 for «one thread, by the scheduler».
-    clock_ns((!(tid as i32) << 3) | 6)
+    clock_ns(ClockId::from_raw((!(tid as i32) << 3) | 6))
 }
 
 #[cfg(test)]

@@ -21,26 +21,39 @@ const KEY: usize = 8;
 /// Datagrams that one call received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReceiveCounts {
-    /// Datagrams handed on.
     pub datagrams: usize,
     /// Datagrams longer than [`MAX_UNIX_DATAGRAM`], or without the key where the kernel has not dropped them.
     pub refused: usize,
 }
 
-/// A socket without a name, which sends only: it cannot be answered.
+/// A socket for datagrams with a key, which other users must not know. Without a name it sends only: it cannot be answered.
 #[derive(Debug)]
-pub struct UnboundSocket {
+pub struct KeyedSocket {
     socket: NoForkSocket,
     key: [u8; KEY],
 }
 
-impl UnboundSocket {
+impl KeyedSocket {
     /// Opens a socket that sends to bound sockets with this key. Does not wait.
     ///
     /// Errors: what the kernel says.
-    pub fn open(key: u64) -> io::Result<UnboundSocket> {
+    pub fn unbound(key: u64) -> io::Result<KeyedSocket> {
         let socket = NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
-        Ok(UnboundSocket { socket, key: key.to_be_bytes() })
+        Ok(KeyedSocket { socket, key: key.to_be_bytes() })
+    }
+
+    /// Binds this abstract name, which other processes send to. Does not wait, so that it can be opened under
+    /// a lock: a name may outlive its socket for a moment, while a program that another thread is starting holds copies of all
+    /// descriptors.
+    ///
+    /// Errors: what the kernel says; `AddrInUse`: a socket has that name.
+    pub fn bound(name: &str, key: u64) -> io::Result<KeyedSocket> {
+        let unbound = KeyedSocket::unbound(key)?;
+        let mut program = accepting(key);
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        system::set_option(&unbound.socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter)?;
+        by_name(libc::SYS_bind, &unbound.socket, name)?;
+        Ok(unbound)
     }
 
     /// Sends a datagram, in two pieces, to the socket of that name; a socket with another key drops it. Does not wait.
@@ -56,39 +69,11 @@ impl UnboundSocket {
         system::check(unsafe { libc::syscall(libc::SYS_sendto, fd, at, whole.len(), flags, &address, len) })
             .map(|_| ())
     }
-}
-
-/// A socket bound to an abstract name, which other processes send to.
-#[derive(Debug)]
-pub struct BoundSocket {
-    unbound: UnboundSocket,
-}
-
-impl BoundSocket {
-    /// Binds this name for datagrams with this key, which other users must not know. Does not wait, so that it can be opened under
-    /// a lock: a name may outlive its socket for a moment, while a program that another thread is starting holds copies of all
-    /// descriptors.
-    ///
-    /// Errors: what the kernel says; `AddrInUse`: a socket has that name.
-    pub fn open(name: &str, key: u64) -> io::Result<BoundSocket> {
-        let unbound = UnboundSocket::open(key)?;
-        let socket = &unbound.socket;
-        let mut program = accepting(key);
-        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        system::set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter)?;
-        by_name(libc::SYS_bind, socket, name)?;
-        Ok(BoundSocket { unbound })
-    }
-
-    /// Sends a datagram to another socket, or to this one; see [`UnboundSocket::post`].
-    pub fn post(&self, to: &str, head: &[u8], bytes: &[u8]) -> io::Result<()> {
-        self.unbound.post(to, head, bytes)
-    }
 
     /// Waits until something is there, one of the other descriptors can be read, or the time is over.
     pub fn wait(&self, others: &[RawFd], max: Duration) {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let own = self.unbound.socket.as_raw_fd();
+        let own = self.socket.as_raw_fd();
         let mut entries: Vec<_> = std::iter::once(own).chain(others.iter().copied()).map(entry).collect();
         let milliseconds = max.as_micros().div_ceil(1000).min(60_000) as libc::c_int;
         let (first, count) = (entries.as_mut_ptr(), entries.len());
@@ -101,7 +86,7 @@ impl BoundSocket {
         let mut inbox = [0_u8; KEY + MAX_UNIX_DATAGRAM];
         let mut collected = ReceiveCounts::default();
         while collected.datagrams + collected.refused < budget {
-            let (number, fd) = (libc::SYS_recvfrom, self.unbound.socket.as_raw_fd());
+            let (number, fd) = (libc::SYS_recvfrom, self.socket.as_raw_fd());
             let (to, flags, null) =
                 (inbox.as_mut_ptr(), libc::MSG_DONTWAIT | libc::MSG_TRUNC, std::ptr::null::<u8>());
             // SAFETY: one place of the length that it says; no address is asked for.
@@ -112,7 +97,7 @@ impl BoundSocket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             };
-            match inbox.get(..len).and_then(|datagram| datagram.strip_prefix(&self.unbound.key)) {
+            match inbox.get(..len).and_then(|datagram| datagram.strip_prefix(&self.key)) {
                 Some(datagram) => {
                     collected.datagrams += 1;
                     each(datagram);
@@ -152,8 +137,8 @@ mod tests {
 
     #[test]
     fn datagrams_of_this_user_arrive_whole_and_in_order() {
-        let theirs = BoundSocket::open(&name("theirs"), KEY_OF_TESTS).unwrap();
-        let ours = BoundSocket::open(&name("ours"), KEY_OF_TESTS).unwrap();
+        let theirs = KeyedSocket::bound(&name("theirs"), KEY_OF_TESTS).unwrap();
+        let ours = KeyedSocket::bound(&name("ours"), KEY_OF_TESTS).unwrap();
         for number in 0..5u8 {
             ours.post(&name("theirs"), &[number], &vec![number; 100 * usize::from(number)]).unwrap();
         }
@@ -166,23 +151,23 @@ mod tests {
 
     #[test]
     fn too_long_a_datagram_is_refused_and_a_free_name_is_an_error() {
-        let theirs = BoundSocket::open(&name("long"), KEY_OF_TESTS).unwrap();
+        let theirs = KeyedSocket::bound(&name("long"), KEY_OF_TESTS).unwrap();
         theirs.post(&name("long"), &[1], &[0; MAX_UNIX_DATAGRAM]).unwrap();
         let collected = theirs.collect(9, |_| unreachable!()).unwrap();
         assert_eq!(collected, ReceiveCounts { datagrams: 0, refused: 1 });
         let refused = theirs.post(&name("nobody"), &[], &[]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(
-            BoundSocket::open(&name("long"), KEY_OF_TESTS).unwrap_err().kind(),
+            KeyedSocket::bound(&name("long"), KEY_OF_TESTS).unwrap_err().kind(),
             io::ErrorKind::AddrInUse
         );
-        assert!(BoundSocket::open(&"x".repeat(200), KEY_OF_TESTS).is_err());
+        assert!(KeyedSocket::bound(&"x".repeat(200), KEY_OF_TESTS).is_err());
     }
 
     #[test]
     fn a_full_socket_loses_and_does_not_wait() {
-        let theirs = BoundSocket::open(&name("full"), KEY_OF_TESTS).unwrap();
-        let ours = BoundSocket::open(&name("sender"), KEY_OF_TESTS).unwrap();
+        let theirs = KeyedSocket::bound(&name("full"), KEY_OF_TESTS).unwrap();
+        let ours = KeyedSocket::bound(&name("sender"), KEY_OF_TESTS).unwrap();
         let sent = (0..10_000).take_while(|_| ours.post(&name("full"), &[7], &[7; 400]).is_ok()).count();
         assert!(sent < 10_000, "it never filled");
         let mut left = 0;
@@ -192,7 +177,7 @@ mod tests {
     }
 
     /// Sends a file along with a datagram and keeps no copy.
-    fn send_file(socket: &UnboundSocket, to: &str, key: u64, file: OwnedFd) {
+    fn send_file(socket: &KeyedSocket, to: &str, key: u64, file: OwnedFd) {
         let (mut address, len) = abstract_address(to).unwrap();
         let bytes = key.to_be_bytes();
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -214,8 +199,8 @@ mod tests {
     /// The receiver of a datagram closes the files that came with it, and waits as long as their closing does.
     #[test]
     fn a_stranger_s_datagram_and_its_files_end_in_the_stranger_s_own_call() {
-        let theirs = BoundSocket::open(&name("strange"), KEY_OF_TESTS).unwrap();
-        let stranger = UnboundSocket::open(0).unwrap();
+        let theirs = KeyedSocket::bound(&name("strange"), KEY_OF_TESTS).unwrap();
+        let stranger = KeyedSocket::unbound(0).unwrap();
         for (key, taken) in
             [(KEY_OF_TESTS, true), (KEY_OF_TESTS ^ 1, false), (KEY_OF_TESTS ^ 1 << 63, false), (0, false)]
         {
@@ -244,8 +229,8 @@ mod tests {
 
     #[test]
     fn a_fork_child_does_not_keep_the_name() {
-        let theirs = BoundSocket::open(&name("forked"), KEY_OF_TESTS).unwrap();
-        let raw = theirs.unbound.socket.as_raw_fd();
+        let theirs = KeyedSocket::bound(&name("forked"), KEY_OF_TESTS).unwrap();
+        let raw = theirs.socket.as_raw_fd();
         assert!(true_in_fork_child(|| {
             // SAFETY: asks for a flag of a descriptor that this process may not have.
             unsafe { libc::fcntl(raw, libc::F_GETFD) == -1 }
@@ -253,7 +238,7 @@ mod tests {
         drop(theirs);
         // A program that another test starts may hold a copy for a moment.
         let begun = Instant::now();
-        while let Err(error) = BoundSocket::open(&name("forked"), KEY_OF_TESTS) {
+        while let Err(error) = KeyedSocket::bound(&name("forked"), KEY_OF_TESTS) {
             assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -261,15 +246,15 @@ mod tests {
 
     #[test]
     fn what_has_no_name_sends_and_a_name_that_is_taken_is_refused_at_once() {
-        let theirs = BoundSocket::open(&name("taken"), KEY_OF_TESTS).unwrap();
-        UnboundSocket::open(KEY_OF_TESTS).unwrap().post(&name("taken"), &[1], &[2]).unwrap();
+        let theirs = KeyedSocket::bound(&name("taken"), KEY_OF_TESTS).unwrap();
+        KeyedSocket::unbound(KEY_OF_TESTS).unwrap().post(&name("taken"), &[1], &[2]).unwrap();
         let mut got = Vec::new();
         let collected = theirs.collect(9, |datagram| got.extend(datagram)).unwrap();
         assert_eq!((collected, got), (ReceiveCounts { datagrams: 1, refused: 0 }, vec![1, 2]));
         let begun = Instant::now();
         for _ in 0..100 {
             assert_eq!(
-                BoundSocket::open(&name("taken"), KEY_OF_TESTS).unwrap_err().kind(),
+                KeyedSocket::bound(&name("taken"), KEY_OF_TESTS).unwrap_err().kind(),
                 io::ErrorKind::AddrInUse
             );
         }

@@ -22,7 +22,7 @@ use crate::link::mads::{
 };
 use crate::link::udp::ROCE_PORT;
 use crate::os::locked;
-use crate::os::unix_datagram::BoundSocket;
+use crate::os::unix_datagram::KeyedSocket;
 
 /// MADs that one look takes.
 const BUDGET: usize = 256;
@@ -66,7 +66,7 @@ type Watched = Arc<Mutex<BTreeMap<(u8, u32), Process>>>;
 /// Waits for MADs, without the port's lock.
 #[derive(Debug, Clone)]
 pub struct MadWaiter {
-    socket: Arc<BoundSocket>,
+    socket: Arc<KeyedSocket>,
     name: String,
     watched: Watched,
 }
@@ -89,7 +89,7 @@ impl MadWaiter {
 #[derive(Debug)]
 pub struct FabricMads {
     router: MadRouter,
-    socket: Arc<BoundSocket>,
+    socket: Arc<KeyedSocket>,
     addresses: Vec<Gid>,
     watched: Watched,
     /// Requests without a listener, which this process refuses.

@@ -187,7 +187,6 @@ impl Cut {
         Cut { len, slice, before: to % PAGE }
     }
 
-    /// Slices.
     pub fn count(&self) -> u32 {
         // Below MOST_SLICES, as the length of a slice was chosen.
         (self.len + self.before).div_ceil(self.slice) as u32
@@ -273,7 +272,6 @@ impl Helpers {
         }
     }
 
-    /// A helper's life.
     fn help(&self) {
         system::tune_thread();
         let mut since = Instant::now();

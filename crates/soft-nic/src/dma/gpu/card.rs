@@ -16,8 +16,8 @@ use super::state::{Event, State};
 use super::threads::Threads;
 use super::timed_out::{self, By};
 use super::worker::Ticket;
-use crate::dma::atomic::Atomic;
-use crate::dma::cpu::{CpuMemory, last_word};
+use crate::dma::guard::Atomic;
+use crate::dma::guard::{CpuMemory, last_word};
 use crate::os::{PerProcess, locked, log};
 
 /// Longest message that the mover takes by way of the NIC's pages.
@@ -41,6 +41,7 @@ pub static LAGGED: AtomicBool = AtomicBool::new(false);
 /// What the NIC's thread has of one GPU.
 pub struct NicGpu {
     card: u32,
+    host: CpuMemory,
     threads: &'static Threads,
     pub shared: Shared,
     mover: Mover,
@@ -62,11 +63,11 @@ struct InFlightCopy {
 }
 
 impl NicGpu {
-    pub fn new(card: u32, threads: &'static Threads, shared: Shared) -> NicGpu {
+    pub fn new(card: u32, host: CpuMemory, threads: &'static Threads, shared: Shared) -> NicGpu {
         // For tests on few cores, where a stand-in's threads begin late and are slow.
         let patient = std::env::var_os("SOFTNIC_GPU").is_some_and(|value| value == "patient");
         let mover = Mover::new(shared.mail.clone(), patient);
-        NicGpu { card, threads, shared, mover, said: Vec::new() }
+        NicGpu { card, host, threads, shared, mover, said: Vec::new() }
     }
 
     fn say_once(&mut self, what: &'static str, detail: &str) {
@@ -79,7 +80,6 @@ impl NicGpu {
     /// Copies between places of which one at least is on this GPU.
     pub fn copy(
         &mut self,
-        host: CpuMemory,
         (to, target): (u64, Option<Place>),
         (from, source): (u64, Option<Place>),
         len: u64,
@@ -97,8 +97,8 @@ impl NicGpu {
         let copied = match (target, source) {
             _ if reset.is_err() => reset,
             (Some(target), Some(source)) => self.within(target, source, len, last),
-            (Some(target), None) => self.inward(host, target, from, len, last),
-            (None, Some(source)) => self.outward(host, to, source, len, last),
+            (Some(target), None) => self.inward(target, from, len, last),
+            (None, Some(source)) => self.outward(to, source, len, last),
             (None, None) => Err(Fault { addr: to }),
         };
         LAGGED.fetch_or(since.elapsed() > LAG, Ordering::Relaxed);
@@ -106,14 +106,7 @@ impl NicGpu {
     }
 
     /// From the host into the GPU.
-    fn inward(
-        &mut self,
-        host: CpuMemory,
-        target: Place,
-        from: u64,
-        len: u64,
-        last: bool,
-    ) -> Result<(), Fault> {
+    fn inward(&mut self, target: Place, from: u64, len: u64, last: bool) -> Result<(), Fault> {
         let to = target.addr;
         let tail = if last { last_word(to, len) as u64 } else { 0 };
         let access = self.gpu_access(from, len, target);
@@ -122,7 +115,7 @@ impl NicGpu {
         if len <= longest(direct) && self.mover_may_use(&[target], len)? {
             let stage = if direct { from } else { self.shared.short() + to % 16 };
             if !direct {
-                host.copy_bytes(stage, from, len as usize, true)?;
+                self.host.copy_bytes(stage, from, len as usize, true)?;
             }
             if self.command(Command::Copy { to, from: stage, len, tail, bring: false }, to)?.is_some() {
                 return Ok(());
@@ -137,7 +130,7 @@ impl NicGpu {
         let mut done = 0;
         while done < len {
             let (stage, piece) = self.stage(done, len);
-            let staged = host.copy_bytes(stage, from + done, piece as usize, true);
+            let staged = self.host.copy_bytes(stage, from + done, piece as usize, true);
             if let Some(copy) = before.take() {
                 self.settle(copy, to)?;
             }
@@ -151,14 +144,7 @@ impl NicGpu {
     }
 
     /// Out of the GPU to the host.
-    fn outward(
-        &mut self,
-        host: CpuMemory,
-        to: u64,
-        source: Place,
-        len: u64,
-        last: bool,
-    ) -> Result<(), Fault> {
+    fn outward(&mut self, to: u64, source: Place, len: u64, last: bool) -> Result<(), Fault> {
         let from = source.addr;
         let tail = if last { last_word(to, len) as u64 } else { 0 };
         let access = self.gpu_access(to, len, source);
@@ -168,15 +154,15 @@ impl NicGpu {
             let brought = if direct { tail } else { 0 };
             let command = Command::Copy { to: stage, from, len, tail: brought, bring: true };
             match self.command(command, from)? {
-                Some(_) if !direct => return host.copy_piece(to, stage, len, true, last),
-                Some(word) => return host.store_last(to, len, tail, &raw const word as u64),
+                Some(_) if !direct => return self.host.copy_piece(to, stage, len, true, last),
+                Some(word) => return self.host.store_last(to, len, tail, &raw const word as u64),
                 None => {}
             }
         }
         if access != GpuAccess::None {
             let tail_to = self.shared.half(0);
             self.engine(Copy { tail, tail_to, ..Copy::new(Way::ToHost, to, from, len) }, source)?;
-            return host.store_last(to, len, tail, tail_to);
+            return self.host.store_last(to, len, tail, tail_to);
         }
         let begin = |nic_gpu: &mut Self, done: u64| {
             let (stage, piece) = nic_gpu.stage(done, len);
@@ -189,7 +175,7 @@ impl NicGpu {
             let (stage, piece) = self.stage(done, len);
             // The next piece is on its way while this one is stored.
             let next = if done + piece < len { Some(begin(self, done + piece)?) } else { None };
-            let stored = host.copy_piece(to + done, stage, piece, true, last && next.is_none());
+            let stored = self.host.copy_piece(to + done, stage, piece, true, last && next.is_none());
             let Some(next) = next else { return stored };
             if stored.is_err() {
                 return self.settle(next, from).and(stored);
@@ -239,7 +225,7 @@ impl NicGpu {
     }
 
     /// An atomic: the old value.
-    pub fn atomic(&mut self, host: CpuMemory, place: Place, operation: Atomic) -> Result<u64, Fault> {
+    pub fn atomic(&mut self, place: Place, operation: Atomic) -> Result<u64, Fault> {
         let (addr, bytes) = (place.addr, operation.bytes());
         if bytes > place.end - addr {
             return Err(Fault { addr });
@@ -254,10 +240,10 @@ impl NicGpu {
         let stage = self.shared.half(0);
         self.engine(Copy::new(Way::ToHost, stage, addr, bytes), place)?;
         let mut word = [0; 8];
-        host.copy_bytes(word.as_mut_ptr() as u64, stage, bytes as usize, true)?;
+        self.host.copy_bytes(word.as_mut_ptr() as u64, stage, bytes as usize, true)?;
         let old = u64::from_le_bytes(word);
         if let Some(new) = operation.of(old) {
-            host.copy_bytes(stage, new.to_le_bytes().as_ptr() as u64, bytes as usize, true)?;
+            self.host.copy_bytes(stage, new.to_le_bytes().as_ptr() as u64, bytes as usize, true)?;
             self.engine(Copy::new(Way::FromHost, addr, stage, bytes), place)?;
         }
         Ok(old)

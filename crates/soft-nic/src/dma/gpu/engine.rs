@@ -5,13 +5,17 @@
 //! neither be taken back nor be left to end later. Kernels run in the program's context: those of two contexts have the GPU in turns.
 
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{Allocation, Arguments, Context, Function, Gpu, Module, PinnedMemory, Priority, Shape, Stream};
+use gpu::{
+    Allocation, Arguments, Context, Function, Gpu, How, Kind, Module, PinnedMemory, Priority, Registered,
+    Shape, Stream,
+};
 
 use super::mover::{ASSEMBLY, IDLE_NS, LIFE_NS, MAIL_BYTES, THREADS};
-use super::worker::JobState;
+use super::worker::{JobState, Worker};
 
 /// The longest that a copy, or a wait of the driver's, may take.
 pub const LIMIT: Duration = Duration::from_secs(2);
@@ -40,7 +44,6 @@ impl Copy {
     }
 }
 
-/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Out of a GPU into pages that it sees.
@@ -185,9 +188,8 @@ impl CopyEngine {
         if self.failed && !self.is_idle()? {
             return Err(refused("an earlier copy has not ended"));
         }
-        if !job.begin() {
-            return Err(refused("it was cancelled"));
-        }
+        let begin = || if job.begin() { Ok(()) } else { Err(refused("it was cancelled")) };
+        begin()?;
         self.shared.check()?;
         self.failed = true;
         let (copies, tails) = (&self.copies, &self.tails);
@@ -199,9 +201,7 @@ impl CopyEngine {
                 continue;
             }
             // The call before may have blocked for longer than the NIC waits.
-            if !job.begin() {
-                return Err(refused("it was cancelled"));
-            }
+            begin()?;
             let by_rows = match (offset, copy.way) {
                 (0, Way::FromHost) if bytes < ROWS_BELOW => rows_of(bytes).map(Vec::from),
                 (_, Way::FromHost) if offset > 0 => last_row(copy.len, bytes).map(|row| vec![row]),
@@ -209,9 +209,7 @@ impl CopyEngine {
             };
             if let Some(rows) = by_rows {
                 for Rows { at, width, pitch } in rows {
-                    if !job.begin() {
-                        return Err(refused("it was cancelled"));
-                    }
+                    begin()?;
                     let (to, from) = (copy.to + at, copy.from + at);
                     // SAFETY: as below; all rows lie in the copy.
                     unsafe { copies.copy_rows_from_host(to, from, width as usize, pitch as usize) }?;
@@ -262,6 +260,62 @@ impl Kernels {
             Some((stream, _)) if self.shared.is_there() => stream.is_idle(),
             _ => Ok(true),
         }
+    }
+}
+
+/// The contexts of all GPUs that this process has had regions in. To make one and to register pages takes the driver long: a thread of
+/// its own does both, so that no copy waits behind it.
+#[derive(Default)]
+pub struct GpuContexts {
+    cards: BTreeMap<u32, (Context, Shared)>,
+}
+
+impl GpuContexts {
+    /// Makes what the NIC needs of a GPU, the first time; the threads that copy and launch have it then.
+    ///
+    /// Errors: the driver's; the context that all was made in is lost, or the program has reset it.
+    pub fn open(
+        &mut self,
+        gpu: Gpu,
+        copies: &Worker<Cards<CopyEngine>>,
+        launches: &Worker<Cards<Kernels>>,
+    ) -> Result<(Context, Shared), gpu::Error> {
+        let ordinal = gpu.ordinal();
+        if let Some((context, shared)) = self.cards.get(&ordinal) {
+            let refused = |why: &str| {
+                let sentence = "a process that is to register memory there begins anew";
+                Err(gpu::Error::Refused(format!("GPU {ordinal}: {why}: {sentence}")))
+            };
+            if !shared.is_there() {
+                return refused("the program has reset it, and the NIC's part of it is gone");
+            }
+            return match copies.post(move |cards, _| on_card(cards, ordinal)?.state()).wait(LIMIT) {
+                Some(Err(error)) => refused(&format!("the NIC's context there is lost ({error})")),
+                // While the driver does not answer, nothing says that it is.
+                _ => Ok((context.clone(), shared.clone())),
+            };
+        }
+        let (context, engine, kernels) = open(gpu)?;
+        let shared = engine.shared.clone();
+        // Before whatever is copied: jobs are done in their order.
+        copies.post(move |cards, _| _ = cards.insert(ordinal, engine));
+        launches.post(move |cards, _| _ = cards.insert(ordinal, kernels));
+        self.cards.insert(ordinal, (context.clone(), shared.clone()));
+        Ok((context, shared))
+    }
+
+    /// Lets every GPU see pages of the host. Says too whether the NIC may use that: not where the program has registered some of them
+    /// and may let them go, nor where they are several runs, of which no copy of the engine's may use two.
+    pub fn register(&mut self, ordinal: u32, start: u64, len: u64) -> Result<(Registered, bool), gpu::Error> {
+        let refused = |why: &str| gpu::Error::Refused(why.to_owned());
+        let (context, _) = self.cards.get(&ordinal).ok_or_else(|| refused("this GPU is gone"))?;
+        let first = NonNull::new(std::ptr::with_exposed_provenance_mut(start as usize));
+        let first = first.ok_or_else(|| refused("no memory"))?;
+        // SAFETY: a region of the program's, which stays until it is deregistered, where this registration ends as soon as the
+        // driver lets it, and nothing of the NIC's uses it from then on; or a ring of the NIC's, which stays that long.
+        let registered = unsafe { Registered::new(context, first, len as usize, Kind::Memory) }?;
+        let usable = registered.how() == [How::Memory] && registered.device_address() == start;
+        Ok((registered, usable))
     }
 }
 

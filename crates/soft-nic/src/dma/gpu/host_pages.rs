@@ -80,8 +80,6 @@ struct Registrations {
     /// By first byte and length.
     entries: BTreeMap<(u64, u64), Entry>,
     unregistering: Vec<Weak<Unregistering>>,
-    /// Runs of pages that GPUs see because of this.
-    usable: usize,
 }
 
 static REGISTRATIONS: PerProcess<Mutex<Registrations>> = PerProcess::empty();
@@ -134,10 +132,7 @@ impl HostPages {
             match state {
                 State::Plain | State::Theirs(_) | State::Refused => {}
                 State::Asked(ticket) => asked.push(ticket),
-                State::Ours(registered, usable) => {
-                    registrations.usable -= usize::from(usable);
-                    ours.push(registered);
-                }
+                State::Ours(registered, _) => ours.push(registered),
             }
         }
         if asked.is_empty() && ours.is_empty() {
@@ -203,7 +198,7 @@ impl Drop for HostPages {
 /// program's context takes calls, since a registration that waits for that context's lock holds one that copies wait for, in any context.
 pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
     let mut registrations = registrations();
-    let Registrations { entries, unregistering, usable, .. } = &mut *registrations;
+    let Registrations { entries, unregistering } = &mut *registrations;
     let end = addr.saturating_add(len);
     let mut plain = None;
     // Regions may lie in each other; the one that begins last is looked at first.
@@ -216,7 +211,7 @@ pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
             continue;
         }
         let state = entry.pieces.entry(piece.0).or_insert(State::Plain);
-        *usable += usize::from(state.look());
+        state.look();
         match state {
             State::Ours(_, true) => return GpuAccess::Kernels,
             State::Theirs(number) if Allocation::id_at(addr) == Some(*number) => return GpuAccess::Engine,
@@ -251,12 +246,13 @@ pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
 }
 
 impl State {
-    /// Takes the driver's answer, when it has come. True: from now on the NIC may use the pages.
-    fn look(&mut self) -> bool {
-        let State::Asked(ticket) = self else { return false };
-        let Some(answer) = ticket.take() else { return false };
-        *self = answer.map_or(State::Refused, |(registered, usable)| State::Ours(registered, usable));
-        matches!(self, State::Ours(_, true))
+    /// Takes the driver's answer, when it has come.
+    fn look(&mut self) {
+        if let State::Asked(ticket) = self
+            && let Some(answer) = ticket.take()
+        {
+            *self = answer.map_or(State::Refused, |(registered, usable)| State::Ours(registered, usable));
+        }
     }
 }
 
@@ -281,7 +277,9 @@ fn pages_of((start, len): (u64, u64)) -> (u64, u64) {
 
 /// Runs of pages that GPUs see because of this.
 pub fn registered() -> usize {
-    registrations().usable
+    let registrations = registrations();
+    let states = registrations.entries.values().flat_map(|entry| entry.pieces.values());
+    states.filter(|state| matches!(state, State::Ours(_, true))).count()
 }
 
 #[cfg(test)]

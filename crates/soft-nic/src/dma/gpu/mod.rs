@@ -11,7 +11,6 @@
 //! `nvidia_peermem`; queues in a GPU's memory, which need DEVX.
 
 mod card;
-mod contexts;
 mod counts;
 mod engine;
 mod host_pages;
@@ -29,8 +28,7 @@ use gpu::Allocation;
 use mlx5_device::memory::Fault;
 
 use self::card::{LAGGED, cards};
-use super::atomic::Atomic;
-use super::cpu::CpuMemory;
+use super::guard::Atomic;
 
 pub use counts::counters;
 pub use host_pages::HostPages;
@@ -60,25 +58,25 @@ pub fn has_lagged() -> bool {
 
 /// Copies where an end is a GPU's memory. `None`: none is. `last`: the last word goes last, by a release store.
 #[inline(always)]
-pub(super) fn copy(host: CpuMemory, to: u64, from: u64, len: u64, last: bool) -> Option<Result<(), Fault>> {
-    if exist() { copy_on_gpu(host, to, from, len, last) } else { None }
+pub(super) fn copy(to: u64, from: u64, len: u64, last: bool) -> Option<Result<(), Fault>> {
+    if exist() { copy_on_gpu(to, from, len, last) } else { None }
 }
 
 #[inline(never)]
-fn copy_on_gpu(host: CpuMemory, to: u64, from: u64, len: u64, last: bool) -> Option<Result<(), Fault>> {
+fn copy_on_gpu(to: u64, from: u64, len: u64, last: bool) -> Option<Result<(), Fault>> {
     let (target, source) = (ranges::find(to, len), ranges::find(from, len));
     let place = target.or(source)?;
     let mut cards = cards();
     let Some(nic_gpu) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr: place.start })) };
-    Some(nic_gpu.copy(host, (to, target), (from, source), len, last))
+    Some(nic_gpu.copy((to, target), (from, source), len, last))
 }
 
 /// An atomic in a GPU's memory: the old value. `None`: the address is none of a GPU's.
-pub(super) fn atomic(host: CpuMemory, addr: u64, operation: Atomic) -> Option<Result<u64, Fault>> {
+pub(super) fn atomic(addr: u64, operation: Atomic) -> Option<Result<u64, Fault>> {
     let place = ranges::find(addr, 8)?;
     let mut cards = cards();
     let Some(nic_gpu) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr })) };
-    Some(nic_gpu.atomic(host, place, operation))
+    Some(nic_gpu.atomic(place, operation))
 }
 
 /// Addresses that count as a GPU's for as long as this lives: for tests where there is none.

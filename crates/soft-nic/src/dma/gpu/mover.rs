@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use gpu::PinnedMemory;
 
-use super::super::atomic::Atomic;
+use super::super::guard::Atomic;
 use super::state::{Event, Seen, State, StateMachine};
 use super::worker::Ticket;
 

@@ -2,23 +2,22 @@
 //! piece by piece into a range of addresses that was reserved (`cuMemMap`). Of that the driver tells no piece's bounds.
 //!
 //! Every access of the NIC to the program's memory asks here, so that a program without CUDA pays one relaxed load. Words only:
-//! a fork child, which has no GPU, empties the table, whichever thread was changing it at that moment.
+//! a fork child, which has no GPU, empties the table, whichever thread was changing it at that moment. One thread at a time
+//! changes it.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use gpu::Allocation;
 use mlx5_device::memory::Segment;
 
-use crate::os::ForgetInChild;
+use crate::os::{ForgetInChild, PerProcess, locked};
 
 /// Allocations with regions, and regions in mapped pieces, that one process may have at a time; a message to or from the host is compared with all of them.
 pub const MAX_ALLOCATIONS: usize = 512;
 
-/// Use of an entry: free, being changed, in use by that many regions (from 2 on, one more than there are).
-const FREE: u32 = 0;
-const CHANGING: u32 = 1;
-
 struct Entry {
+    /// Regions in it; 0: it is free, or being changed.
     users: AtomicU32,
     start: AtomicU64,
     end: AtomicU64,
@@ -28,17 +27,6 @@ struct Entry {
     card: AtomicU32,
     /// Instance of the mover under which the allocation was last seen to be there still.
     seen_by: AtomicU32,
-}
-
-impl Entry {
-    /// Gives a share back, with the last one the place.
-    fn leave(&self) {
-        if self.users.fetch_sub(1, Ordering::AcqRel) == CHANGING + 1 {
-            self.end.store(0, Ordering::Relaxed);
-            self.start.store(0, Ordering::Relaxed);
-            self.users.store(FREE, Ordering::Release);
-        }
-    }
 }
 
 const KERNELS: u32 = 1 << 31;
@@ -65,7 +53,7 @@ pub fn chunks(start: u64, end: u64) -> impl Iterator<Item = u64> {
 
 static TABLE: [Entry; MAX_ALLOCATIONS] = [const {
     Entry {
-        users: AtomicU32::new(FREE),
+        users: AtomicU32::new(0),
         start: AtomicU64::new(0),
         end: AtomicU64::new(0),
         id: AtomicU64::new(0),
@@ -76,6 +64,9 @@ static TABLE: [Entry; MAX_ALLOCATIONS] = [const {
 
 /// Entries of the table that may be in use: all behind are free.
 static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Held while the table is changed.
+static CHANGE: PerProcess<Mutex<()>> = PerProcess::empty();
 
 /// Whether this process has regions in a GPU's memory at all.
 #[inline(always)]
@@ -135,7 +126,7 @@ pub fn find(addr: u64, len: u64) -> Option<Place> {
     let holding = (0..used).filter_map(|entry| {
         let of = &TABLE[entry];
         let (start, end) = (of.start.load(Ordering::Relaxed), of.end.load(Ordering::Relaxed));
-        if !(start..end).contains(&addr) || of.users.load(Ordering::Acquire) <= CHANGING {
+        if !(start..end).contains(&addr) || of.users.load(Ordering::Acquire) == 0 {
             return None;
         }
         let card = of.card.load(Ordering::Relaxed);
@@ -161,24 +152,18 @@ impl Known {
     /// `None`: the table is full.
     pub fn new(start: u64, end: u64, id: u64, card: u32, kind: Kind) -> Option<Known> {
         FORGETS.install();
-        for (entry, of) in TABLE.iter().enumerate() {
-            let same = || {
-                let range = (of.start.load(Ordering::Relaxed), of.end.load(Ordering::Relaxed));
-                of.id.load(Ordering::Relaxed) == id && range == (start, end)
-            };
-            let join = |users| (users > CHANGING).then_some(users + 1);
-            if same() && of.users.fetch_update(Ordering::AcqRel, Ordering::Relaxed, join).is_ok() {
-                // Given back and taken anew by another between look and share, it is that one's.
-                if same() {
-                    return Some(Known { entry, id });
-                }
-                of.leave();
-            }
-        }
-        let free = |of: &Entry| {
-            of.users.compare_exchange(FREE, CHANGING, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let _change = locked(CHANGE.get());
+        let is_same = |of: &Entry| {
+            let range = (of.start.load(Ordering::Relaxed), of.end.load(Ordering::Relaxed));
+            of.users.load(Ordering::Relaxed) > 0
+                && of.id.load(Ordering::Relaxed) == id
+                && range == (start, end)
         };
-        let entry = TABLE.iter().position(free)?;
+        if let Some(entry) = TABLE.iter().position(is_same) {
+            TABLE[entry].users.fetch_add(1, Ordering::Relaxed);
+            return Some(Known { entry, id });
+        }
+        let entry = TABLE.iter().position(|of| of.users.load(Ordering::Relaxed) == 0)?;
         let of = &TABLE[entry];
         of.start.store(start, Ordering::Relaxed);
         of.end.store(end, Ordering::Relaxed);
@@ -186,7 +171,7 @@ impl Known {
         let kind = if kind.kernels { KERNELS } else { 0 } | if kind.mapped { MAPPED } else { 0 };
         of.card.store(card | kind, Ordering::Relaxed);
         of.seen_by.store(0, Ordering::Relaxed);
-        of.users.store(CHANGING + 1, Ordering::Release);
+        of.users.store(1, Ordering::Release);
         USED.fetch_max(entry + 1, Ordering::AcqRel);
         Some(Known { entry, id })
     }
@@ -194,12 +179,18 @@ impl Known {
 
 impl Drop for Known {
     fn drop(&mut self) {
+        let _change = locked(CHANGE.get());
         let of = &TABLE[self.entry];
-        // In a fork child the place may be another's by now.
-        if of.id.load(Ordering::Relaxed) != self.id || of.users.load(Ordering::Acquire) <= CHANGING {
+        // In a fork child the place may be free, or another's by now.
+        let users = of.users.load(Ordering::Relaxed);
+        if of.id.load(Ordering::Relaxed) != self.id || users == 0 {
             return;
         }
-        of.leave();
+        if users == 1 {
+            of.end.store(0, Ordering::Relaxed);
+            of.start.store(0, Ordering::Relaxed);
+        }
+        of.users.store(users - 1, Ordering::Release);
     }
 }
 
@@ -209,7 +200,7 @@ static FORGETS: ForgetInChild = ForgetInChild::new(forget_all);
 extern "C" fn forget_all() {
     USED.store(0, Ordering::Relaxed);
     for of in &TABLE {
-        of.users.store(FREE, Ordering::Relaxed);
+        of.users.store(0, Ordering::Relaxed);
         of.start.store(0, Ordering::Relaxed);
         of.end.store(0, Ordering::Relaxed);
         of.id.store(0, Ordering::Relaxed);

@@ -5,12 +5,12 @@ use std::time::Duration;
 use gpu::Allocation;
 
 use super::card::{NicGpu, cards};
-use super::contexts::GpuContexts;
-use super::engine::LIMIT;
+use super::engine::{GpuContexts, LIMIT};
 use super::ranges::{self, Kind, Known};
 use super::threads::threads;
 use super::timed_out;
 use super::worker::JobState;
+use crate::dma::guard::CpuMemory;
 use crate::os::{fork_generation, log};
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
@@ -76,6 +76,7 @@ impl GpuRegion {
         }
         let told = |error: gpu::Error| GpuError::Driver(error.to_string());
         let gpu = allocation.gpu().map_err(told)?;
+        let host = CpuMemory::new().map_err(|_| GpuError::Exhausted)?;
         let threads = threads().map_err(|_| GpuError::Exhausted)?;
         let open = move |contexts: &mut GpuContexts, _: &JobState| {
             contexts.open(gpu, &threads.copies, &threads.launches)
@@ -104,7 +105,7 @@ impl GpuRegion {
             if let Some(reason) = &shared.no_mover {
                 log(&format!("GPU {card}: the copy engine moves all messages: {reason}"));
             }
-            cards.insert(card, NicGpu::new(card, threads, shared));
+            cards.insert(card, NicGpu::new(card, host, threads, shared));
         }
         let known = Known::new(start, end, id, card, kind).ok_or(GpuError::Exhausted)?;
         Ok(Some(GpuRegion { _known: known, addr, len: length, generation: fork_generation() }))

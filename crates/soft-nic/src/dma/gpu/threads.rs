@@ -6,8 +6,7 @@
 use std::io;
 use std::sync::OnceLock;
 
-use super::contexts::GpuContexts;
-use super::engine::{Cards, CopyEngine, Kernels};
+use super::engine::{Cards, CopyEngine, GpuContexts, Kernels};
 use super::worker::Worker;
 use crate::os::PerProcess;
 

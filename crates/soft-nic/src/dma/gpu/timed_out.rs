@@ -16,7 +16,6 @@ const ANSWER: Duration = Duration::from_millis(250);
 /// The engine that executes the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// The GPU's copy engine.
     Engine,
     Mover,
 }

@@ -65,7 +65,6 @@ impl<R> Ticket<R> {
         Ticket(Arc::new(Slot { state: JobState::default(), answer: Mutex::new(None) }))
     }
 
-    /// Whether the job has been done.
     pub fn is_done(&self) -> bool {
         self.0.state.is_done()
     }

@@ -4,11 +4,15 @@ use super::*;
 
 const CAPACITY: usize = 512 * 1024;
 
+fn host() -> Host {
+    Host::new().unwrap()
+}
+
 /// A channel of a process to itself, both ends.
 fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer, Consumer), Unattached> {
     let ends = Ends { from: slot, to: slot, from_generation: generation, to_generation: generation };
-    let producer = Producer::create(ends, capacity)?;
-    let consumer = Consumer::attach(&producer.fd, ends)?;
+    let producer = Producer::create(host(), ends, capacity)?;
+    let consumer = Consumer::attach(host(), &producer.fd, ends)?;
     consumer.set_state(ChannelState::Attached);
     Ok((producer, consumer))
 }
@@ -125,15 +129,18 @@ fn a_request_is_never_seen_before_a_reply_that_was_sent_first() {
 #[test]
 fn what_is_not_a_channel_of_these_two_is_not_attached() {
     let ends = Ends { from: 1, to: 2, from_generation: 3, to_generation: 4 };
-    let producer = Producer::create(ends, CAPACITY).unwrap();
-    assert!(Consumer::attach(&producer.fd, ends).is_ok());
+    let producer = Producer::create(host(), ends, CAPACITY).unwrap();
+    assert!(Consumer::attach(host(), &producer.fd, ends).is_ok());
     for (name, other) in [
         ("another sender", Ends { from: 9, ..ends }),
         ("another receiver", Ends { to: 9, ..ends }),
         ("an earlier life of the sender", Ends { from_generation: 2, ..ends }),
         ("an earlier life of the receiver", Ends { to_generation: 3, ..ends }),
     ] {
-        assert!(matches!(Consumer::attach(&producer.fd, other), Err(Unattached::Foreign(_))), "{name}");
+        assert!(
+            matches!(Consumer::attach(host(), &producer.fd, other), Err(Unattached::Foreign(_))),
+            "{name}"
+        );
     }
     for (name, offset, value) in [
         ("magic", at::MAGIC, 0),
@@ -144,13 +151,16 @@ fn what_is_not_a_channel_of_these_two_is_not_attached() {
     ] {
         let word = producer.control.word(offset);
         let good = word.swap(value, Ordering::Relaxed);
-        let attached = Consumer::attach(&producer.fd, ends);
+        let attached = Consumer::attach(host(), &producer.fd, ends);
         assert!(matches!(attached, Err(Unattached::Foreign(_))), "{name}");
         word.store(good, Ordering::Relaxed);
     }
     let short = system::memfd("softnic-test", 4096).unwrap();
-    assert!(matches!(Consumer::attach(&short, ends), Err(Unattached::Foreign(_))), "one page of nothing");
+    assert!(
+        matches!(Consumer::attach(host(), &short, ends), Err(Unattached::Foreign(_))),
+        "one page of nothing"
+    );
     // A file that can shrink would make the receiver's loads fault.
     let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
-    assert!(matches!(Consumer::attach(&file, ends), Err(Unattached::Foreign(_))), "not sealed");
+    assert!(matches!(Consumer::attach(host(), &file, ends), Err(Unattached::Foreign(_))), "not sealed");
 }

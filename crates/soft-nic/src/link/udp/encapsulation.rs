@@ -14,8 +14,7 @@ use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::{self, IpHeader, Udp, gid_of};
 use roce::{Now, Packet};
 
-use super::counters::WireCounters;
-use super::{Arrived, SharedPort};
+use super::{Arrived, SharedPort, WireCounters};
 use crate::dma::Host;
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;

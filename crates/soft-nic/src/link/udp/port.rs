@@ -18,7 +18,7 @@ use roce::wire::bth::Bth;
 use roce::wire::mad::QP1;
 use roce::wire::udp::{DYNAMIC_PORTS, ROCE_PORT};
 
-use super::counters::WireCounters;
+use super::WireCounters;
 use crate::link::delay::DelayLine;
 use crate::os::address::{ADDRESS_BYTES, from_bytes, to_bytes};
 use crate::os::datagrams::{Datagrams, Posted, SendBatch};

@@ -10,7 +10,7 @@ use roce::wire::mad::QP1_QKEY;
 use super::*;
 use crate::link::fabric::Fabric;
 use crate::link::mads::{MadCounters, packet};
-use crate::os::unix_datagram::UnboundSocket;
+use crate::os::unix_datagram::KeyedSocket;
 
 fn addressed(message: Message) -> AddressedMad {
     let mad = CmMad { transaction: 1, message, private: &[] }.encode().unwrap();
@@ -184,7 +184,7 @@ fn an_ended_process_departs_after_its_last_mad() {
     let (mut a, _) = FabricMads::open(router.clone(), vec![]).unwrap();
     let mut sender = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     locked(&a.watched).insert((99, 7), Process::of(sender.id()));
-    let (unbound, to) = (UnboundSocket::open(router.fabric.key()).unwrap(), router.name().unwrap());
+    let (unbound, to) = (KeyedSocket::unbound(router.fabric.key()).unwrap(), router.name().unwrap());
     let last = addressed(Message::Rtu(Ids { local: 1, remote: 2 }));
     let sent = (0..9).take_while(|_| unbound.post(&to, &head(&last), &*last.mad).is_ok()).count();
     assert!(sent > 3, "a socket holds ten");
@@ -218,7 +218,7 @@ fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
     assert_eq!(routers[0].local_counters(), counted);
     // Those that come and are none: too short, too long. A bell is neither.
     let (mut b, bell) = FabricMads::open(routers[1].clone(), vec![]).unwrap();
-    let (stranger, to) = (UnboundSocket::open(routers[1].fabric.key()).unwrap(), routers[1].name().unwrap());
+    let (stranger, to) = (KeyedSocket::unbound(routers[1].fabric.key()).unwrap(), routers[1].name().unwrap());
     for len in [1, ADDRESSED_BYTES - 1, ADDRESSED_BYTES + 1, 513] {
         stranger.post(&to, &[], &vec![0; len]).unwrap();
     }
