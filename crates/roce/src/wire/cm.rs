@@ -263,16 +263,6 @@ impl<'a> CmMad<'a> {
     }
 }
 
-/// Service id of a port of IP: the fixed prefix, the protocol, the port (Annex A11).
-pub const fn ip_service(protocol: u8, port: u16) -> u64 {
-    1 << 24 | (protocol as u64) << 16 | port as u64
-}
-
-/// Protocol and port of a service id of IP, `None` for another's.
-pub const fn ip_service_port(service: u64) -> Option<(u8, u16)> {
-    if service >> 24 == 1 { Some(((service >> 16) as u8, service as u16)) } else { None }
-}
-
 /// Head of the private data of a REQ or SIDR_REQ for a service of IP: client and server, 36 bytes (Annex A11).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpCm {

@@ -6,9 +6,10 @@
 
 use roce::Now;
 use roce::cm::{Cm, CmConfig, ConnectionId, Disconnect, Event, Route, SidrRequest};
+use roce::testing::frame::Frame;
+use roce::wire::Gid;
 use roce::wire::cm::{CmMad, Ids, Message};
 use roce::wire::mad::{MAD_BYTES, QP1};
-use roce::wire::{Frame, Gid};
 
 use crate::pcap::packets;
 

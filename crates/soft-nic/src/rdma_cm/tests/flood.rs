@@ -53,7 +53,7 @@ impl Flooder {
         let mut bytes = Vec::new();
         Packet { bth, extended, payload }.append_to(&mut bytes).unwrap();
         let source_port = self.socket.local_addr().unwrap().port();
-        let udp = Udp { source_port, bytes: (Udp::BYTES + bytes.len() + ICRC_BYTES) as u16, checksum: 0 };
+        let udp = Udp::new(source_port, (Udp::BYTES + bytes.len() + ICRC_BYTES) as u16);
         let ip = IpHeader::between(gid_of(self.from), gid_of(self.at), udp.bytes).unwrap();
         bytes.extend(icrc::stored(icrc::compute(&ip, &udp, &bytes).unwrap()));
         self.socket.send_to(&bytes, (self.at, 4791)).unwrap();
