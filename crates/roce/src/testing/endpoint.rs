@@ -52,10 +52,7 @@ impl Default for EndpointConfig {
             rd_atomic: 4,
             min_rnr_timer: 12,
             window_messages: 64,
-            access: Access::LOCAL_WRITE
-                .with(Access::REMOTE_WRITE)
-                .with(Access::REMOTE_READ)
-                .with(Access::REMOTE_ATOMIC),
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
             memory_bytes: 64 << 10,
             fragment_bytes: u32::MAX,
             send_window: SendWindow::default(),
