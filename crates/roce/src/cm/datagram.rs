@@ -33,7 +33,7 @@ impl Cm {
         private: &[u8],
     ) -> Result<ConnectionId, CmError> {
         let SidrRequest { route, service, pkey, response_timeout, retries } = *request;
-        let message = |request| Message::SidrReq { request, pkey, service };
+        let message = |request| Message::SidrReq(SidrReq { request, pkey, service });
         self.ask(now, (State::SidrReqSent, route), message, private, |connection| {
             connection.service = service;
             connection.response_ns = code_ns(response_timeout);
@@ -70,10 +70,9 @@ impl Cm {
         &mut self,
         route: Route,
         mad: &CmMad<'_>,
-        request: u32,
-        pkey: u16,
-        service: u64,
+        req: &SidrReq,
     ) -> Result<(), CmDrop> {
+        let SidrReq { request, pkey, service } = *req;
         let question = SidrReqId { route, request, transaction: mad.transaction };
         if let Some(answer) = self.sidr_reps.of(question).copied().map(Box::new) {
             return self.answer_again(route, answer);

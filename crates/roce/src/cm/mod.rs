@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::Now;
 use crate::wire::Gid;
-use crate::wire::cm::{CmMad, Ids, Message, Rej, Rep, Req, SidrRep, reason};
+use crate::wire::cm::{CmMad, Dreq, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, reason};
 use crate::wire::mad::MAD_BYTES;
 
 pub use absent::refuse;
@@ -154,15 +154,13 @@ impl Cm {
     fn take(&mut self, now: Now, route: Route, mad: &CmMad<'_>) -> Result<(), CmDrop> {
         match &mad.message {
             Message::Req(req) => self.take_req(now, route, mad, req),
-            Message::Mra { ids, message, timeout } => self.take_mra(now, route, *ids, *message, *timeout),
+            Message::Mra(mra) => self.take_mra(now, route, mra),
             Message::Rej(rej) => self.take_rej(now, route, rej, mad.private),
             Message::Rep(rep) => self.take_rep(now, route, mad, rep),
             Message::Rtu(ids) => self.take_rtu(route, *ids, mad.private),
-            Message::Dreq { ids, qpn } => self.take_dreq(now, route, mad, *ids, *qpn),
+            Message::Dreq(dreq) => self.take_dreq(now, route, mad, dreq),
             Message::Drep(ids) => self.take_drep(now, route, *ids),
-            Message::SidrReq { request, pkey, service } => {
-                self.take_sidr_req(route, mad, *request, *pkey, *service)
-            }
+            Message::SidrReq(req) => self.take_sidr_req(route, mad, req),
             Message::SidrRep(rep) => self.take_sidr_rep(route, rep, mad.private),
         }
     }

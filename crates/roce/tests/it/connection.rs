@@ -2,7 +2,7 @@
 
 use roce::testing::frame::{Frame, port_of_flow_label};
 use roce::wire::Gid;
-use roce::wire::cm::{CmMad, IpCm, Message, Path};
+use roce::wire::cm::{CmMad, Dreq, IpCm, Message, Path};
 use roce::wire::mad::{QP1, QP1_QKEY};
 
 use crate::pcap::{packets, text};
@@ -103,7 +103,7 @@ fn lines(mad: &CmMad<'_>) -> Vec<String> {
             ]);
         }
         Message::Rtu(both) | Message::Drep(both) => lines.extend(ids(both)),
-        Message::Dreq { ids: both, qpn } => {
+        Message::Dreq(Dreq { ids: both, qpn }) => {
             lines.extend(ids(both));
             lines.push(format!("Remote QPN/EECN: 0x{qpn:06x}"));
         }
@@ -115,7 +115,7 @@ fn lines(mad: &CmMad<'_>) -> Vec<String> {
                 format!("Reason: 0x{:04x}", rej.reason),
             ]);
         }
-        Message::SidrReq { .. } | Message::SidrRep(_) | Message::Mra { .. } => {}
+        Message::SidrReq(_) | Message::SidrRep(_) | Message::Mra(_) => {}
     }
     lines
 }

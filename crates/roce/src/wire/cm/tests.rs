@@ -54,16 +54,16 @@ fn golden_bytes_are_read_and_written() {
     for (attribute, hex, message) in [
         (0x13, "5bb752ee8c99929700000000000011000000000001d75000010178e0505400fffe00000a", rep()),
         (0x14, "8c9992975bb752ee", Message::Rtu(back)),
-        (0x15, "8c9992975bb752ee000011", Message::Dreq { ids: back, qpn: 0x11 }),
+        (0x15, "8c9992975bb752ee000011", Message::Dreq(Dreq { ids: back, qpn: 0x11 })),
         (0x16, "5bb752ee8c999297", Message::Drep(IDS)),
         (0x12, "000000008899929700000008", Message::Rej(rej)),
         (
             0x17,
             "8f999297ffff00000000000001111c06",
-            Message::SidrReq { request: 0x8f99_9297, pkey: 0xffff, service: 0x0111_1c06 },
+            Message::SidrReq(SidrReq { request: 0x8f99_9297, pkey: 0xffff, service: 0x0111_1c06 }),
         ),
         (0x18, "8f99929700000000000014000000000001111c0601234567", Message::SidrRep(sidr_rep)),
-        (0x11, "5bb752ee8c99929740a0", Message::Mra { ids: IDS, message: 1, timeout: 20 }),
+        (0x11, "5bb752ee8c99929740a0", Message::Mra(Mra { ids: IDS, message: 1, timeout: 20 })),
     ] {
         let golden = mad(attribute, hex);
         let read = CmMad::decode(&golden).unwrap();
@@ -144,12 +144,12 @@ fn every_field_has_room_of_its_own() {
 fn private_data_fills_its_room_and_no_more() {
     for (message, room) in [
         (Message::Req(Req::default()), 92),
-        (Message::Mra { ids: IDS, message: 0, timeout: 0 }, 222),
+        (Message::Mra(Mra { ids: IDS, message: 0, timeout: 0 }), 222),
         (rep(), 196),
         (Message::Rtu(IDS), 224),
-        (Message::Dreq { ids: IDS, qpn: 1 }, 220),
+        (Message::Dreq(Dreq { ids: IDS, qpn: 1 }), 220),
         (Message::Drep(IDS), 224),
-        (Message::SidrReq { request: 1, pkey: 1, service: 1 }, 216),
+        (Message::SidrReq(SidrReq { request: 1, pkey: 1, service: 1 }), 216),
     ] {
         let private = [0xab; BODY_BYTES];
         let fits = CmMad { transaction: 1, message, private: &private[..room] };
