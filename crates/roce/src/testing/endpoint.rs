@@ -62,7 +62,7 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    pub(super) fn requester(&self) -> RequesterConfig {
+    pub fn requester(&self) -> RequesterConfig {
         RequesterConfig {
             service: self.service,
             first_psn: self.first_psn,
@@ -76,7 +76,7 @@ impl EndpointConfig {
     }
 
     /// The responder half of a QP whose peer is `peer_qpn`.
-    pub(super) fn responder(&self, peer_qpn: u32) -> ResponderConfig {
+    pub fn responder(&self, peer_qpn: u32) -> ResponderConfig {
         ResponderConfig {
             service: self.service,
             peer_qpn: (self.service != ServiceType::Ud).then_some(peer_qpn),
