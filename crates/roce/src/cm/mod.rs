@@ -19,8 +19,6 @@ mod ending;
 mod names;
 mod passive;
 mod peer;
-mod route;
-mod sidr_reps;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -34,14 +32,12 @@ use crate::wire::cm::{CmMad, Dreq, Ids, Message, Mra, Rej, Rep, Req, SidrRep, Si
 use crate::wire::mad::MAD_BYTES;
 
 pub use absent::refuse;
-use connection::{Connection, Sent};
-pub use connection::{ConnectionId, QpAttributes};
+use connection::{Connection, Sent, SidrReqId};
+pub use connection::{ConnectionId, QpAttributes, Route};
 pub use datagram::SidrRequest;
 use names::Names;
 pub use names::slot_of;
 pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
-pub use route::Route;
-use sidr_reps::SidrReps;
 pub use state::State;
 
 /// What a time code multiplies (IBTA vol. 1 §12.6).
@@ -103,7 +99,8 @@ pub struct Cm {
     /// By the other end's address and QPN.
     by_qpn: BTreeMap<(Gid, u32), u32>,
     timers: BTreeSet<(Now, u32)>,
-    sidr_reps: SidrReps,
+    /// The latest SIDR_REPs, the oldest first, for SIDR_REQs that come again.
+    sidr_reps: VecDeque<(SidrReqId, Box<[u8; MAD_BYTES]>)>,
     outgoing: VecDeque<CmTransmit>,
     events: VecDeque<Event>,
     counters: CmCounters,
@@ -120,7 +117,7 @@ impl Cm {
             by_peer: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             timers: BTreeSet::new(),
-            sidr_reps: SidrReps::default(),
+            sidr_reps: VecDeque::new(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
