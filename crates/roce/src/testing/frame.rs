@@ -4,7 +4,9 @@
 //! 8200; Annex A17 (RoCEv2). Left out: Ethernet, IPv4 options and IPv6 extension headers (RoCEv2 sends none).
 
 use crate::wire::packet::MAX_HEADER_BYTES;
-use crate::wire::{Gid, IpHeader, Ipv4, Ipv6, Packet, Udp, WireError, icrc, ipv4, udp};
+use crate::wire::{
+    Gid, IpHeader, Ipv4, Ipv6, Operation, Packet, PacketKind, Udp, WireError, icrc, ipv4, udp,
+};
 
 /// Why bytes are not the packet they were taken for, or a packet cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -201,6 +203,20 @@ impl Udp {
             return Err(FrameError::Length { what: "the UDP header", says, have: bytes.len() });
         }
         Ok(header)
+    }
+}
+
+impl Operation {
+    /// Whether a responder sends it.
+    pub const fn is_response(self) -> bool {
+        matches!(self, Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge)
+    }
+}
+
+impl PacketKind {
+    /// Whether an ImmDt follows.
+    pub const fn has_immediate(self) -> bool {
+        matches!(self, Self::SendLastImm | Self::SendOnlyImm | Self::WriteLastImm | Self::WriteOnlyImm)
     }
 }
 
