@@ -30,12 +30,6 @@ pub fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(array(bytes, at))
 }
 
-/// The 64 bits at `at`, same contract as [`array`].
-#[inline]
-pub fn be64(bytes: &[u8], at: usize) -> u64 {
-    u64::from_be_bytes(array(bytes, at))
-}
-
 /// Stores `value` at `at`, same contract as [`array`].
 #[inline]
 pub fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
@@ -256,7 +250,7 @@ mod tests {
     fn numbers_of_each_width_are_big_endian() {
         let mut bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9];
         assert_eq!((be16(&bytes, 1), be24(&bytes, 1)), (0x0203, 0x02_0304));
-        assert_eq!((be32(&bytes, 1), be64(&bytes, 1)), (0x0203_0405, 0x0203_0405_0607_0809));
+        assert_eq!((be32(&bytes, 1), u64::read(&bytes, 1)), (0x0203_0405, 0x0203_0405_0607_0809));
         put24(&mut bytes, 0, 0xff0a_0b0c);
         assert_eq!(bytes[..4], [0x0a, 0x0b, 0x0c, 4]);
     }

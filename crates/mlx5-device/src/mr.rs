@@ -25,7 +25,8 @@ mod access {
 }
 
 /// What a peer may be allowed to do.
-pub(super) const REMOTE: Access = Access::REMOTE_WRITE.with(Access::REMOTE_READ).with(Access::REMOTE_ATOMIC);
+pub(super) const REMOTE: Access =
+    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 const PAGE: u64 = 4096;
 

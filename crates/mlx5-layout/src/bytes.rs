@@ -1,6 +1,8 @@
 //! Big-endian fields of a byte slice whose length has been checked.
 
-pub(crate) use big_endian::{BitField, Field, be16, be32, bits, fields, put};
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use big_endian::{BitField, bits};
+pub(crate) use big_endian::{Field, be16, be24, be32, fields, put};
 
 use crate::LayoutError;
 

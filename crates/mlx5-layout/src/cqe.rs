@@ -4,8 +4,8 @@
 //! `mlx5_parse_cqe`, `get_sw_cqe`, `mlx5_copy_to_recv_wqe` of `cq.c` and `qp.c`. Left out: compressed CQEs, striding
 //! receive queues, tag matching, checksum and VLAN fields.
 
-use crate::bytes::{BitField, Field, bits, fields, put};
-use crate::{CqeOpcode, CqeSyndrome, LayoutError};
+use crate::bytes::{Field, be16, be24, fields, put};
+use crate::{CqeOpcode, LayoutError};
 
 pub const CQE_BYTES: usize = 64;
 /// Size of the larger slot, whose second half is the CQE.
@@ -17,7 +17,7 @@ pub const INLINE_32: usize = 32;
 /// Most payload that a 128-byte slot carries, in its first half.
 pub const INLINE_64: usize = 64;
 
-mod at {
+pub(crate) mod at {
     pub const ML_PATH: usize = 17;
     pub const SLID: usize = 22;
     pub const FLAGS_RQPN: usize = 24;
@@ -28,7 +28,6 @@ mod at {
     pub const ERROR: usize = 52;
     pub const SOP_QPN: usize = 56;
     pub const WQE_COUNTER: usize = 60;
-    pub const SIGNATURE: usize = 62;
     pub const OP_OWN: usize = super::OP_OWN;
 }
 
@@ -67,31 +66,6 @@ impl OpOwn {
     pub const fn opcode(self) -> Option<CqeOpcode> {
         CqeOpcode::from_u8(self.0 >> 4)
     }
-
-    /// Bits 3:2.
-    pub const fn format(self) -> ScatterFormat {
-        match self.0 & 0xc {
-            0x0 => ScatterFormat::Buffers,
-            0x4 => ScatterFormat::Inline32,
-            0x8 => ScatterFormat::Inline64,
-            _ => ScatterFormat::Compressed,
-        }
-    }
-
-    /// Bit 1.
-    pub const fn is_solicited(self) -> bool {
-        self.0 & 2 != 0
-    }
-
-    /// Bit 0.
-    pub const fn owner(self) -> bool {
-        self.0 & 1 != 0
-    }
-
-    /// Whether the slot holds the CQE with this running index, in a ring of `entries` (`get_sw_cqe`).
-    pub const fn is_valid(self, index: u32, entries: u32) -> bool {
-        self.0 >> 4 != CqeOpcode::Invalid.to_u8() && self.owner() == owner_bit(index, entries)
-    }
 }
 
 /// Where in a slot of that size the CQE begins.
@@ -104,27 +78,12 @@ fn cqe_at(slot: usize) -> Result<usize, LayoutError> {
     }
 }
 
-/// Declares what is read of a CQE: a value of whole bytes with its place, or some bits from there, see [`bits`].
-macro_rules! accessors {
-    (@read $cqe:expr, $type:ty, $at:expr) => {
-        <$type as Field>::read($cqe, $at)
-    };
-    (@read $cqe:expr, $type:ty, $at:expr, $shift:literal, $width:literal) => {
-        <$type as BitField>::of_bits(bits($cqe, $at, $shift, $width))
-    };
-    ($($(#[$doc:meta])* $name:ident: $type:ty = $at:expr $(, [$shift:literal, $width:literal])?;)*) => { $(
-        $(#[$doc])*
-        pub fn $name(&self) -> $type {
-            accessors!(@read self.cqe(), $type, $at $(, $shift, $width)?)
-        }
-    )* };
-}
-
 /// A CQE read in place. Read byte [`OP_OWN`] first and the rest after an acquire; then copy, then look.
 #[derive(Debug, Clone, Copy)]
 pub struct Cqe<B> {
-    slot: B,
-    at: usize,
+    pub(crate) slot: B,
+    /// Where in the slot it begins.
+    pub(crate) at: usize,
 }
 
 impl<B: AsRef<[u8]>> Cqe<B> {
@@ -134,7 +93,7 @@ impl<B: AsRef<[u8]>> Cqe<B> {
         Ok(Self { slot, at })
     }
 
-    fn cqe(&self) -> &[u8] {
+    pub(crate) fn cqe(&self) -> &[u8] {
         &self.slot.as_ref()[self.at..]
     }
 
@@ -148,49 +107,14 @@ impl<B: AsRef<[u8]>> Cqe<B> {
         self.op_own().opcode()
     }
 
-    accessors! {
-        /// Path bits of the receiver's port.
-        path_bits: u8 = at::ML_PATH, [0, 7];
-        /// Sender's LID.
-        source_lid: u16 = at::SLID;
-        /// Sender's QPN, of a datagram.
-        source_qpn: u32 = at::FLAGS_RQPN + 1, [0, 24];
-        /// Service level of the packet.
-        service_level: u8 = at::FLAGS_RQPN, [0, 4];
-        /// Whether a GRH came with the message (bits 29:28).
-        has_grh: bool = at::FLAGS_RQPN, [4, 2];
-        /// User index that the QP was created with (CQE version 1), or SRQ number; 24 bits.
-        user_index: u32 = at::SRQN_UIDX + 1, [0, 24];
-        /// Immediate data in network order, or the invalidated rkey in big-endian order.
-        immediate: [u8; 4] = at::IMM_INVAL;
-        /// Bytes received; for an RDMA READ, bytes read.
-        byte_count: u32 = at::BYTE_CNT;
-        /// Device time.
-        timestamp: u64 = at::TIMESTAMP;
-        /// Opcode byte of the send WQE (requester CQEs).
-        send_opcode: u8 = at::SOP_QPN;
-        /// Local QPN.
-        qpn: u32 = at::SOP_QPN + 1, [0, 24];
-        /// Index of the WQE's first block, or of the receive WQE; 16 bits.
-        wqe_counter: u16 = at::WQE_COUNTER;
-        /// Signature byte.
-        signature: u8 = at::SIGNATURE;
-        /// Error of an error CQE.
-        error: CqeError = at::ERROR;
+    /// Local QPN.
+    pub fn qpn(&self) -> u32 {
+        be24(self.cqe(), at::SOP_QPN + 1)
     }
 
-    /// Payload that lies in the slot instead of the WQE's buffers. `None`: it is in the buffers. Error: the CQE says
-    /// that it carries more than its place holds, or is compressed.
-    pub fn inline_payload(&self) -> Result<Option<&[u8]>, LayoutError> {
-        let slot = self.slot.as_ref();
-        let len = self.byte_count() as usize;
-        let misfit = LayoutError::NotInline { len, slot: slot.len() };
-        match self.op_own().format() {
-            ScatterFormat::Buffers => Ok(None),
-            ScatterFormat::Inline32 if len <= INLINE_32 => Ok(Some(&self.cqe()[..len])),
-            ScatterFormat::Inline64 if self.at != 0 && len <= INLINE_64 => Ok(Some(&slot[..len])),
-            _ => Err(misfit),
-        }
+    /// Index of the WQE's first block, or of the receive WQE; 16 bits.
+    pub fn wqe_counter(&self) -> u16 {
+        be16(self.cqe(), at::WQE_COUNTER)
     }
 }
 
@@ -205,12 +129,6 @@ fields! {
         /// Vendor syndrome.
         vendor: u8 = 2,
         syndrome: u8 = 3,
-    }
-}
-
-impl CqeError {
-    pub fn known(&self) -> Option<CqeSyndrome> {
-        CqeSyndrome::from_u8(self.syndrome)
     }
 }
 

@@ -4,11 +4,9 @@
 //! follow `post_send_db` (`qp.c`), `mlx5_arm_cq` (`cq.c`), `MLX5_BF_OFFSET` (`mlx5.h`) and `MLX5_CQ_DOORBELL`
 //! (`mlx5dv.h`). Left out: the record-less doorbell at 0x600 of newer cards.
 
-use crate::bytes::{Field, fields, put};
+use crate::bytes::{Field, fields};
 use crate::send_wqe::{MAX_DS, blocks};
 
-/// Offset of the CQ arm register in a UAR page.
-pub const CQ_ARM_OFFSET: usize = 0x20;
 /// Size of a doorbell record, of QPs and of CQs: two words.
 pub const RECORD_BYTES: usize = 8;
 /// Word of a QP's record that counts posted receives.
@@ -17,25 +15,12 @@ pub const RECEIVE_WORD: usize = 0;
 pub const SEND_WORD: usize = 1;
 /// Word of a CQ's record that counts consumed CQEs.
 pub const CONSUMER_WORD: usize = 0;
-/// Word of a CQ's record that arms it.
-pub const ARM_WORD: usize = 1;
-
 /// Bits of a CQ's consumer index that count.
 pub const CONSUMER_MASK: u32 = 0xff_ffff;
-
-/// Word of a QP's record (either) for a counter: 16 bits of it. A word with more bits is not what the device expects.
-pub const fn counter_word(counter: u32) -> [u8; 4] {
-    (counter & 0xffff).to_be_bytes()
-}
 
 /// The counter in a word of a QP's record; upper bits are ignored.
 pub const fn counter_of(word: [u8; 4]) -> u16 {
     u32::from_be_bytes(word) as u16
-}
-
-/// Consumer word of a CQ's record: 24 bits.
-pub const fn consumer_word(index: u32) -> [u8; 4] {
-    (index & CONSUMER_MASK).to_be_bytes()
 }
 
 /// The 24-bit consumer index in a CQ's record.
@@ -64,11 +49,6 @@ fields! {
 }
 
 impl Doorbell {
-    /// The convention of gpunetio and NVSHMEM: only the next index and the QPN.
-    pub const fn of_next_index(next_index: u16, qpn: u32) -> Self {
-        Self { opmod: 0, index: next_index, opcode: 0, qpn, ds: 0 }
-    }
-
     /// Reads what was stored, in either convention.
     pub fn parse(stored: [u8; Self::BYTES]) -> Self {
         Self::read(&stored, 0)
@@ -101,36 +81,18 @@ pub struct Arm {
 }
 
 impl Arm {
-    pub const REGISTER_BYTES: usize = 8;
-
-    pub const fn word(&self) -> [u8; 4] {
-        let solicited = match self.what {
-            ArmFor::Any => 0,
-            ArmFor::Solicited => 1,
-        };
-        ((self.sequence as u32 & 3) << 28 | solicited << 24 | self.consumer_index & CONSUMER_MASK)
-            .to_be_bytes()
-    }
-
     /// Reads an arm word; bits 27:25 and 31:30 are ignored.
     pub const fn of_word(word: [u8; 4]) -> Self {
         let word = u32::from_be_bytes(word);
         let what = if word & 1 << 24 != 0 { ArmFor::Solicited } else { ArmFor::Any };
         Self { sequence: (word >> 28 & 3) as u8, what, consumer_index: word & CONSUMER_MASK }
     }
-
-    /// The 8 bytes for the register at [`CQ_ARM_OFFSET`].
-    pub fn register(&self, cqn: u32) -> [u8; Self::REGISTER_BYTES] {
-        let mut out = [0; Self::REGISTER_BYTES];
-        put(&mut out, 0, self.word());
-        put(&mut out, 4, cqn.to_be_bytes());
-        out
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{consumer_word, counter_word};
 
     /// libmlx5 44: record of a send queue after its ninth post, the one before last having taken two blocks.
     const SEND_RECORD: [u8; 8] = [0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x0a];

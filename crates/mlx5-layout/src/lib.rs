@@ -18,6 +18,8 @@ pub mod opcode;
 pub mod recv_wqe;
 pub mod send_wqe;
 pub mod srq_wqe;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod umr;
 
 pub use cqe::{Cqe, CqeFields};
@@ -39,9 +41,6 @@ pub enum LayoutError {
     /// The WQE's own length field is 0, or lets it end inside one of its segments.
     #[error("a WQE of ds {ds} (16-byte units) has no room for its {segment}")]
     WqeEndsEarly { ds: u8, segment: &'static str },
-    /// More segments than the 6-bit length field, or the caller's buffer, can hold.
-    #[error("a WQE of {units} 16-byte units is above the limit of {limit}")]
-    WqeTooLong { units: usize, limit: usize },
     /// The opcode has segments that this crate does not describe.
     #[error("send opcode {opcode:#04x} with opmod {opmod:#04x} is not described here")]
     UnknownSendOpcode { opcode: u8, opmod: u8 },

@@ -27,7 +27,6 @@ macro_rules! codes {
         }
     };
 }
-pub(crate) use codes;
 
 codes! {
     /// Opcode of a send WQE (byte 3 of its control segment).

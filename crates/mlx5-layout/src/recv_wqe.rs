@@ -6,7 +6,7 @@
 //! shared receive queues start with a link: `srq_wqe`.
 
 use crate::LayoutError;
-use crate::bytes::{check, put};
+use crate::bytes::check;
 use crate::send_wqe::DataPointer;
 
 /// Key that ends the list early (`MLX5_INVALID_LKEY`).
@@ -42,22 +42,10 @@ impl<B: AsRef<[u8]>> RecvWqe<B> {
     }
 }
 
-/// Writes an entry: the pointers, then the terminator if the entry has room for it. Bytes behind the terminator stay.
-pub fn emit(entry: &mut [u8], pointers: &[DataPointer]) -> Result<(), LayoutError> {
-    check("a receive WQE", entry, MIN_STRIDE.max(pointers.len() * DataPointer::BYTES))?;
-    for (index, pointer) in pointers.iter().enumerate() {
-        put(entry, index * DataPointer::BYTES, pointer.emit());
-    }
-    let end = pointers.len() * DataPointer::BYTES;
-    if end + DataPointer::BYTES <= entry.len() {
-        put(entry, end, DataPointer { byte_count: 0, lkey: INVALID_LKEY, va: 0 }.emit());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::emit_receive;
 
     /// libmlx5 44: one pointer of 256 bytes posted to a queue of two pointers an entry, lkey 0x15a.
     const ONE_OF_TWO: [u8; 32] = [
@@ -87,14 +75,14 @@ mod tests {
     #[test]
     fn emitted_bytes_are_the_library_s() {
         let mut entry = [0xee; 32];
-        emit(&mut entry, &[POINTER]).unwrap();
+        emit_receive(&mut entry, &[POINTER]).unwrap();
         assert_eq!(entry, ONE_OF_TWO);
     }
 
     #[test]
     fn a_full_entry_carries_no_terminator() {
         let mut entry = [0xee; 32];
-        emit(&mut entry, &[POINTER, POINTER]).unwrap();
+        emit_receive(&mut entry, &[POINTER, POINTER]).unwrap();
         assert_eq!(RecvWqe::new(&entry).unwrap().segments().count(), 2);
     }
 
@@ -102,8 +90,8 @@ mod tests {
     fn one_byte_short_is_an_error() {
         let short = LayoutError::TooShort { what: "a receive WQE", need: 16, have: 15 };
         assert_eq!(RecvWqe::new(&ONE_OF_TWO[..15]).unwrap_err(), short);
-        assert_eq!(emit(&mut [0; 15], &[]).unwrap_err(), short);
-        assert!(emit(&mut [0; 31], &[POINTER, POINTER]).is_err());
+        assert_eq!(emit_receive(&mut [0; 15], &[]).unwrap_err(), short);
+        assert!(emit_receive(&mut [0; 31], &[POINTER, POINTER]).is_err());
     }
 
     #[test]

@@ -5,8 +5,7 @@
 //! that is already in one piece. UMR is in [`crate::umr`]. Left out: segments of raw-packet, DC and XRC queues, 4-byte masked
 //! atomics.
 
-use crate::bytes::{Field, be32, check, put, segment};
-use crate::opcode::codes;
+use crate::bytes::{Field, be32, check, segment};
 use crate::umr::Umr;
 use crate::{LayoutError, SendOpcode};
 
@@ -28,33 +27,13 @@ pub const fn blocks(ds: u8) -> u16 {
     (ds as u16).div_ceil((BLOCK_BYTES / UNIT_BYTES) as u16)
 }
 
-codes! {
-    /// When the device writes a CQE for the WQE (CE, bits 3:2 of `fm_ce_se`; `doca_gpunetio_verbs_def.h` has all four).
-    CompletionMode {
-        /// Only if it fails.
-        OnError = 0x00,
-        /// Only if it is the first to fail.
-        OnFirstError = 0x04,
-        /// Always: `IBV_SEND_SIGNALED`, `MLX5_WQE_CTRL_CQ_UPDATE`.
-        Always = 0x08,
-        /// Always, with an event.
-        WithEvent = 0x0c,
-    }
-}
+/// Bit 3 of `fm_ce_se` (of CE, bits 3:2; `doca_gpunetio_verbs_def.h` has all four): the device writes a CQE when the WQE ends,
+/// not only when it fails. `IBV_SEND_SIGNALED`, `MLX5_WQE_CTRL_CQ_UPDATE`.
+pub const CQ_UPDATE: u8 = 0x08;
 
-codes! {
-    /// What the WQE waits for (FM, bits 7:5 of `fm_ce_se`).
-    FenceMode {
-        None = 0x00,
-        /// `MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`.
-        InitiatorSmall = 0x20,
-        Fence = 0x40,
-        /// Strong ordering.
-        Strong = 0x60,
-        /// Fence and small fence: what `IBV_SEND_FENCE` sets (`MLX5_WQE_CTRL_FENCE`).
-        FenceAndSmall = 0x80,
-    }
-}
+/// Fence and small fence in FM, bits 7:5 of `fm_ce_se`, which say what the WQE waits for: what `IBV_SEND_FENCE` sets
+/// (`MLX5_WQE_CTRL_FENCE`).
+pub const FENCE: u8 = 0x80;
 
 /// Bit 1 of `fm_ce_se`: the receiver's completion is solicited.
 pub const SOLICITED: u8 = 0x02;
@@ -88,20 +67,10 @@ impl Control {
         SendOpcode::from_u8(self.opcode)
     }
 
-    /// When a CQE is wanted.
-    pub fn completion(&self) -> Option<CompletionMode> {
-        CompletionMode::from_u8(self.fm_ce_se & 0x0c)
-    }
-
     /// Whether a CQE is wanted when the WQE ends well.
     #[inline]
     pub fn is_signalled(&self) -> bool {
-        self.fm_ce_se & 0x08 != 0
-    }
-
-    /// What the WQE waits for; `None` for a reserved value.
-    pub fn fence(&self) -> Option<FenceMode> {
-        FenceMode::from_u8(self.fm_ce_se & 0xe0)
+        self.fm_ce_se & CQ_UPDATE != 0
     }
 
     /// Whether the receiver's completion is solicited.
@@ -354,64 +323,6 @@ impl<'a> Rest<'a> {
         let padded = (INLINE_HEADER_BYTES + len).next_multiple_of(UNIT_BYTES);
         let bytes = self.take(padded, "inline data")?;
         Ok(DataSegment::Inline(&bytes[INLINE_HEADER_BYTES..INLINE_HEADER_BYTES + len]))
-    }
-}
-
-/// Writes a send WQE into a buffer of its own, segment by segment, in the order they are added.
-///
-/// For tests and the mock driver: it lets any order and any value through, so that wrong WQEs can be made too.
-#[derive(Debug, Clone)]
-pub struct SendWqeBuilder {
-    control: Control,
-    bytes: Vec<u8>,
-}
-
-impl SendWqeBuilder {
-    /// Starts with the control segment; its `ds` is filled in by [`Self::finish`].
-    pub fn new(control: Control) -> Self {
-        Self { control, bytes: vec![0; Control::BYTES] }
-    }
-
-    pub fn datagram(self, vector: &AddressVector) -> Self {
-        self.raw(&vector.emit())
-    }
-
-    pub fn remote(self, va: u64, rkey: u32) -> Self {
-        self.raw(&RemoteAddress { va, rkey }.emit())
-    }
-
-    pub fn atomic(self, swap_add: u64, compare: u64) -> Self {
-        self.raw(&Atomic { swap_add, compare }.emit())
-    }
-
-    pub fn pointer(self, byte_count: u32, lkey: u32, va: u64) -> Self {
-        self.raw(&DataPointer { byte_count, lkey, va }.emit())
-    }
-
-    /// Adds inline bytes with their header, padded with zeroes to 16 bytes.
-    pub fn inline(self, data: &[u8]) -> Self {
-        let header = INLINE_FLAG | (data.len() as u32 & !INLINE_FLAG);
-        let mut filled = self.raw(&header.to_be_bytes()).raw(data);
-        filled.bytes.resize(filled.bytes.len().next_multiple_of(UNIT_BYTES), 0);
-        filled
-    }
-
-    /// Adds bytes as they are.
-    pub fn raw(mut self, bytes: &[u8]) -> Self {
-        self.bytes.extend_from_slice(bytes);
-        self
-    }
-
-    /// The WQE, padded to 16 bytes, with its length in `ds`. Error: more than 63 units.
-    pub fn finish(mut self) -> Result<Vec<u8>, LayoutError> {
-        self.bytes.resize(self.bytes.len().next_multiple_of(UNIT_BYTES), 0);
-        let units = self.bytes.len() / UNIT_BYTES;
-        match u8::try_from(units) {
-            Ok(ds) if ds <= MAX_DS => self.control.ds = ds,
-            _ => return Err(LayoutError::WqeTooLong { units, limit: usize::from(MAX_DS) }),
-        }
-        put(&mut self.bytes, 0, self.control.emit());
-        Ok(self.bytes)
     }
 }
 

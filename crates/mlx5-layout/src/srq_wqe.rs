@@ -6,8 +6,8 @@
 //! the count of posts (16 bits of it), and the list of pointers ends with the invalid key. Left out: signatures.
 
 use crate::LayoutError;
-use crate::bytes::{be16, check, put};
-use crate::recv_wqe::{self, RecvWqe};
+use crate::bytes::{be16, check};
+use crate::recv_wqe::RecvWqe;
 use crate::send_wqe::DataPointer;
 
 /// Bytes of the link in front of the pointers.
@@ -17,7 +17,7 @@ pub const NEXT_BYTES: usize = 16;
 pub const MIN_STRIDE: usize = 32;
 
 /// Place of the link's index, 16 bits.
-const NEXT_INDEX: usize = 2;
+pub(crate) const NEXT_INDEX: usize = 2;
 
 /// Entry size that libmlx5 and the kernel give a queue of `max_sge` pointers: the next power of two, link included
 /// (`mlx5_alloc_srq_buf`; `mlx5_ib_create_srq` of Linux).
@@ -48,22 +48,10 @@ impl<B: AsRef<[u8]>> SrqWqe<B> {
     }
 }
 
-/// Writes the link of an entry; the rest stays.
-pub fn link(entry: &mut [u8], next_index: u16) -> Result<(), LayoutError> {
-    check("a shared receive WQE", entry, MIN_STRIDE)?;
-    put(entry, NEXT_INDEX, next_index.to_be_bytes());
-    Ok(())
-}
-
-/// Writes the pointers of an entry, with their terminator if there is room; the link stays.
-pub fn emit(entry: &mut [u8], pointers: &[DataPointer]) -> Result<(), LayoutError> {
-    check("a shared receive WQE", entry, MIN_STRIDE)?;
-    recv_wqe::emit(&mut entry[NEXT_BYTES..], pointers)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{emit_shared_receive, link_shared_receive};
 
     /// libmlx5 44: the first entry of a fresh queue of three pointers an entry, one pointer of 256 bytes posted, lkey 0x1000.
     const FIRST: [u8; 64] = [
@@ -106,8 +94,8 @@ mod tests {
     fn emitted_bytes_are_the_library_s() {
         for (golden, next, count) in [(FIRST, 1, 1), (SECOND, 2, 3)] {
             let mut entry = [0; 64];
-            link(&mut entry, next).unwrap();
-            emit(&mut entry, &(0..count).map(pointer).collect::<Vec<_>>()).unwrap();
+            link_shared_receive(&mut entry, next).unwrap();
+            emit_shared_receive(&mut entry, &(0..count).map(pointer).collect::<Vec<_>>()).unwrap();
             assert_eq!(entry, golden);
         }
     }
@@ -116,9 +104,9 @@ mod tests {
     fn one_byte_short_is_an_error() {
         let short = LayoutError::TooShort { what: "a shared receive WQE", need: 32, have: 31 };
         assert_eq!(SrqWqe::new(&FIRST[..31]).unwrap_err(), short);
-        assert_eq!(link(&mut [0; 31], 0).unwrap_err(), short);
-        assert_eq!(emit(&mut [0; 31], &[]).unwrap_err(), short);
-        assert!(emit(&mut [0; 32], &[pointer(0), pointer(1)]).is_err());
+        assert_eq!(link_shared_receive(&mut [0; 31], 0).unwrap_err(), short);
+        assert_eq!(emit_shared_receive(&mut [0; 31], &[]).unwrap_err(), short);
+        assert!(emit_shared_receive(&mut [0; 32], &[pointer(0), pointer(1)]).is_err());
     }
 
     #[test]

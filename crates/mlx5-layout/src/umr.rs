@@ -121,13 +121,6 @@ impl Umr {
         let klm = rest.get(..Klm::BYTES).map(Klm::parse).transpose()?;
         Ok(Self { control: UmrControl::parse(control)?, context: KeyContext::parse(context)?, klm })
     }
-
-    /// The bytes behind the control segment.
-    pub fn emit(&self) -> Vec<u8> {
-        let mut out = [&self.control.emit()[..], &self.context.emit()].concat();
-        out.extend(self.klm.iter().flat_map(Klm::emit));
-        out
-    }
 }
 
 fn split<'b>(

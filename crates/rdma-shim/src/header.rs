@@ -4,7 +4,7 @@
 //! changed, and the first byte that differs is where the field lies.
 
 use mlx5_layout::cqe::{CqeError, CqeFields, OpOwn, ScatterFormat};
-use mlx5_layout::send_wqe::{Atomic, CompletionMode, Control, DataPointer, FenceMode, RemoteAddress};
+use mlx5_layout::send_wqe::{Atomic, Control, DataPointer, RemoteAddress};
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode, cqe, doorbell, recv_wqe, send_wqe};
 
 /// File that holds the constants, relative to the crate.
@@ -65,9 +65,9 @@ fn control() -> Constants {
         ("CTRL_QPN_DS", at(Control { qpn: 0xff_ffff, ..zero() })),
         ("CTRL_FM_CE_SE", at(Control { fm_ce_se: 1, ..zero() })),
         ("CTRL_IMMEDIATE", at(Control { immediate: [1; 4], ..zero() })),
-        ("CTRL_CE_ALWAYS", CompletionMode::Always as usize),
+        ("CTRL_CE_ALWAYS", usize::from(send_wqe::CQ_UPDATE)),
         ("CTRL_SOLICITED", usize::from(send_wqe::SOLICITED)),
-        ("CTRL_FENCE", FenceMode::FenceAndSmall as usize),
+        ("CTRL_FENCE", usize::from(send_wqe::FENCE)),
     ]
 }
 

@@ -10,11 +10,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use roce::packet::Reth;
-use roce::testing::{Arrival, Connection, WorkRequest};
+use roce::testing::{Arrival, Connection, EndpointConfig, WorkRequest};
 use roce::{
-    Access, Content, Fragment, Now, Opcode, Outcome, Packet, PostedMessage, Psn, Receive, Region,
-    RegionError, Requester, RequesterConfig, Resources, Responder, ResponderConfig, SendWindow, ServiceType,
-    Verdict,
+    Access, Content, Fragment, Now, Opcode, Outcome, Packet, PostedMessage, Receive, Region, RegionError,
+    Requester, Resources, Responder, SendWindow, Verdict,
 };
 
 const ROUNDS: usize = 7;
@@ -37,35 +36,20 @@ impl Resources for UnlimitedHost {
     }
 }
 
-fn requester() -> RequesterConfig {
-    RequesterConfig {
-        service: ServiceType::Rc,
-        first_psn: Psn::new(0),
+fn config() -> EndpointConfig {
+    EndpointConfig {
         path_mtu_bytes: PATH_MTU_BYTES,
-        retry_count: 7,
-        rnr_retry: 7,
         timeout: 14,
-        max_rd_atomic: 16,
+        rd_atomic: 16,
         window_messages: 128,
-    }
-}
-
-fn responder(peer_qpn: u32) -> ResponderConfig {
-    ResponderConfig {
-        service: ServiceType::Rc,
-        peer_qpn: Some(peer_qpn),
-        expected_psn: Psn::new(0),
-        path_mtu_bytes: PATH_MTU_BYTES,
-        access: Access(0xf),
-        max_dest_rd_atomic: 16,
-        min_rnr_timer: 12,
-        qkey: 0,
+        ..EndpointConfig::default()
     }
 }
 
 /// `messages` of 8 bytes in bursts of 32, as shared memory carries them; returns how many completed.
 fn shared(opcode: Opcode, messages: u64) -> u64 {
-    let (mut requester, mut responder) = (Requester::new(requester()), Responder::new(responder(1)));
+    let (mut requester, mut responder) =
+        (Requester::new(config().requester()), Responder::new(config().responder(1)));
     let reth = Reth { va: 0x1000, rkey: 1, dma_bytes: 8 };
     let mut packet = Packet {
         dst_qpn: 2,
@@ -102,22 +86,19 @@ fn shared(opcode: Opcode, messages: u64) -> u64 {
 
 /// Messages of one kind and length without end, until `packets` have gone one way or the other; returns how many have.
 fn by_packet(opcode: Opcode, length: u32, packets: u64) -> u64 {
-    let connection = |peer| Connection::new(requester(), SendWindow::default(), responder(peer), 16);
+    let connection =
+        |peer| Connection::new(config().requester(), SendWindow::default(), config().responder(peer), 16);
     let (mut a, mut b) = (connection(2), connection(1));
     let (mut carried, mut now) = (0, Now(0));
     while carried < packets {
         while a.requester.can_post(opcode, false) {
             a.post(WorkRequest {
                 message: PostedMessage { opcode, length, fence: false },
-                solicited: false,
-                imm: [0; 4],
                 remote_va: 0x1000,
                 rkey: 1,
-                swap_add: 0,
-                compare: 0,
                 src_qpn: 1,
                 dst_qpn: 2,
-                qkey: 0,
+                ..WorkRequest::default()
             });
         }
         now = now.after(1000);

@@ -58,34 +58,17 @@ pub use work::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access(pub u32);
 
-impl Access {
-    /// `IBV_ACCESS_LOCAL_WRITE`.
-    pub const LOCAL_WRITE: Access = Access(1);
-    /// `IBV_ACCESS_REMOTE_WRITE`.
-    pub const REMOTE_WRITE: Access = Access(1 << 1);
-    /// `IBV_ACCESS_REMOTE_READ`.
-    pub const REMOTE_READ: Access = Access(1 << 2);
-    /// `IBV_ACCESS_REMOTE_ATOMIC`.
-    pub const REMOTE_ATOMIC: Access = Access(1 << 3);
-    /// `IBV_ACCESS_MW_BIND`.
-    pub const MW_BIND: Access = Access(1 << 4);
-    /// `IBV_ACCESS_ZERO_BASED`.
-    pub const ZERO_BASED: Access = Access(1 << 5);
-    /// `IBV_ACCESS_ON_DEMAND`.
-    pub const ON_DEMAND: Access = Access(1 << 6);
-    /// `IBV_ACCESS_HUGETLB`.
-    pub const HUGETLB: Access = Access(1 << 7);
-    /// `IBV_ACCESS_RELAXED_ORDERING`.
-    pub const RELAXED_ORDERING: Access = Access(1 << 20);
-
-    /// Whether every bit of `need` is granted.
-    pub const fn contains(self, need: Access) -> bool {
-        self.0 & need.0 == need.0
-    }
-
-    /// Both sets together.
-    pub const fn with(self, more: Access) -> Access {
-        Access(self.0 | more.0)
+bitflags::bitflags! {
+    impl Access: u32 {
+        const LOCAL_WRITE = 1 << 0;
+        const REMOTE_WRITE = 1 << 1;
+        const REMOTE_READ = 1 << 2;
+        const REMOTE_ATOMIC = 1 << 3;
+        const MW_BIND = 1 << 4;
+        const ZERO_BASED = 1 << 5;
+        const ON_DEMAND = 1 << 6;
+        const HUGETLB = 1 << 7;
+        const RELAXED_ORDERING = 1 << 20;
     }
 }
 

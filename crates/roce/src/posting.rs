@@ -27,7 +27,7 @@ pub struct RequesterConfig {
     pub window_messages: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PostedMessage {
     pub opcode: Opcode,
     /// Payload bytes; 8 for atomics.

@@ -73,85 +73,42 @@ impl QpState {
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttrMask(pub u32);
 
-macro_rules! attributes {
-    ($($name:ident = $bit:expr;)*) => {
-        impl AttrMask {
-            $(pub const $name: AttrMask = AttrMask(1 << $bit);)*
-
-            const NAMES: &'static [(AttrMask, &'static str)] = &[$((AttrMask::$name, stringify!($name))),*];
-        }
-    };
-}
-
-attributes! {
-    STATE = 0;
-    CUR_STATE = 1;
-    EN_SQD_ASYNC_NOTIFY = 2;
-    ACCESS_FLAGS = 3;
-    PKEY_INDEX = 4;
-    PORT = 5;
-    QKEY = 6;
-    AV = 7;
-    PATH_MTU = 8;
-    TIMEOUT = 9;
-    RETRY_CNT = 10;
-    RNR_RETRY = 11;
-    RQ_PSN = 12;
-    MAX_QP_RD_ATOMIC = 13;
-    ALT_PATH = 14;
-    MIN_RNR_TIMER = 15;
-    SQ_PSN = 16;
-    MAX_DEST_RD_ATOMIC = 17;
-    PATH_MIG_STATE = 18;
-    CAP = 19;
-    DEST_QPN = 20;
-    RATE_LIMIT = 25;
-}
-
-impl AttrMask {
-    /// The empty set.
-    pub const NONE: AttrMask = AttrMask(0);
-
-    /// Whether every bit of `other` is here.
-    pub const fn contains(self, other: AttrMask) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// What is here and not in `other`.
-    #[must_use]
-    pub const fn without(self, other: AttrMask) -> AttrMask {
-        AttrMask(self.0 & !other.0)
-    }
-
-    /// Both sets together.
-    #[must_use]
-    pub const fn with(self, other: AttrMask) -> AttrMask {
-        AttrMask(self.0 | other.0)
-    }
-
-    const fn all(sets: &[AttrMask]) -> AttrMask {
-        let mut union = 0;
-        let mut i = 0;
-        while i < sets.len() {
-            union |= sets[i].0;
-            i += 1;
-        }
-        AttrMask(union)
+bitflags::bitflags! {
+    impl AttrMask: u32 {
+        const STATE = 1 << 0;
+        const CUR_STATE = 1 << 1;
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        const ACCESS_FLAGS = 1 << 3;
+        const PKEY_INDEX = 1 << 4;
+        const PORT = 1 << 5;
+        const QKEY = 1 << 6;
+        const AV = 1 << 7;
+        const PATH_MTU = 1 << 8;
+        const TIMEOUT = 1 << 9;
+        const RETRY_CNT = 1 << 10;
+        const RNR_RETRY = 1 << 11;
+        const RQ_PSN = 1 << 12;
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        const ALT_PATH = 1 << 14;
+        const MIN_RNR_TIMER = 1 << 15;
+        const SQ_PSN = 1 << 16;
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        const PATH_MIG_STATE = 1 << 18;
+        const CAP = 1 << 19;
+        const DEST_QPN = 1 << 20;
+        const RATE_LIMIT = 1 << 25;
     }
 }
 
 impl fmt::Debug for AttrMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = *self;
-        for (bit, name) in AttrMask::NAMES.iter().filter(|(bit, _)| self.contains(*bit)) {
-            let separator = if rest == *self { "" } else { "|" };
-            write!(f, "{separator}{name}")?;
-            rest = rest.without(*bit);
+        let mut bits = self.iter_names();
+        let mut names: Vec<String> = bits.by_ref().map(|(name, _)| name.to_owned()).collect();
+        let unknown = bits.remaining().0;
+        if unknown != 0 || names.is_empty() {
+            names.push(format!("{unknown:#x}"));
         }
-        match rest.0 {
-            0 if self.0 != 0 => Ok(()),
-            unknown => write!(f, "{}{unknown:#x}", if rest == *self { "" } else { "|" }),
-        }
+        f.write_str(&names.join("|"))
     }
 }
 
@@ -170,13 +127,13 @@ use AttrMask as A;
 use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use ServiceType::{Rc, Uc, Ud};
 
-const PATH_UC: AttrMask = A::all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]);
-const ARRIVES_CONNECTED: AttrMask = A::all(&[A::PKEY_INDEX, A::ACCESS_FLAGS, A::ALT_PATH]);
-const RETRY_RC: AttrMask = A::all(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
-const DRAINED_UC: AttrMask = ARRIVES_CONNECTED.with(A::AV).with(A::PATH_MIG_STATE);
-const LIVE_UC: AttrMask = A::all(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE]);
-const LIVE_RC: AttrMask = LIVE_UC.with(A::MIN_RNR_TIMER);
-const LIVE_UD: AttrMask = A::all(&[A::CUR_STATE, A::QKEY]);
+const PATH_UC: AttrMask = A::AV.union(A::PATH_MTU).union(A::DEST_QPN).union(A::RQ_PSN);
+const ARRIVES_CONNECTED: AttrMask = A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH);
+const RETRY_RC: AttrMask = A::TIMEOUT.union(A::RETRY_CNT).union(A::RNR_RETRY).union(A::MAX_QP_RD_ATOMIC);
+const DRAINED_UC: AttrMask = ARRIVES_CONNECTED.union(A::AV).union(A::PATH_MIG_STATE);
+const LIVE_UC: AttrMask = A::CUR_STATE.union(A::ACCESS_FLAGS).union(A::ALT_PATH).union(A::PATH_MIG_STATE);
+const LIVE_RC: AttrMask = LIVE_UC.union(A::MIN_RNR_TIMER);
+const LIVE_UD: AttrMask = A::CUR_STATE.union(A::QKEY);
 
 /// Whether a QP in state `from` may be moved to `to` with the attributes of `mask`.
 ///
@@ -194,45 +151,44 @@ pub fn check_modify(
         return Err(ModifyError::NotAllowed { from, to, excess: A::CUR_STATE });
     }
     let (needed, allowed) = attributes_of(service, from, to).ok_or(no_such_move)?;
-    let missing = needed.without(mask);
-    if missing != A::NONE {
+    let missing = needed - mask;
+    if !missing.is_empty() {
         return Err(ModifyError::Missing { from, to, missing });
     }
-    match mask.without(needed).without(allowed).without(A::STATE) {
-        A::NONE => Ok(()),
-        excess => Err(ModifyError::NotAllowed { from, to, excess }),
-    }
+    let excess = mask - needed - allowed - A::STATE;
+    if excess.is_empty() { Ok(()) } else { Err(ModifyError::NotAllowed { from, to, excess }) }
 }
 
 /// What a move needs, then what it allows besides, `STATE` apart; `None` when it does not exist (the table of
 /// `ibv_modify_qp(3)`).
 pub fn attributes_of(service: ServiceType, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     Some(match (from, to, service) {
-        (_, Reset, _) => (A::NONE, A::NONE),
+        (_, Reset, _) => (A::empty(), A::empty()),
         // IBTA §10.3: every state but RESET can be moved to ERR.
         (Reset, Error, _) => return None,
-        (_, Error, _) => (A::NONE, A::NONE),
-        (Reset, Init, Rc | Uc) => (A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), A::NONE),
-        (Reset, Init, Ud) => (A::all(&[A::PKEY_INDEX, A::PORT, A::QKEY]), A::NONE),
-        (Init, Init, Rc | Uc) => (A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])),
-        (Init, Init, Ud) => (A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::QKEY])),
-        (Init, Rtr, Rc) => (PATH_UC.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER), ARRIVES_CONNECTED),
+        (_, Error, _) => (A::empty(), A::empty()),
+        (Reset, Init, Rc | Uc) => (A::PKEY_INDEX.union(A::PORT).union(A::ACCESS_FLAGS), A::empty()),
+        (Reset, Init, Ud) => (A::PKEY_INDEX.union(A::PORT).union(A::QKEY), A::empty()),
+        (Init, Init, Rc | Uc) => (A::empty(), A::PKEY_INDEX.union(A::PORT).union(A::ACCESS_FLAGS)),
+        (Init, Init, Ud) => (A::empty(), A::PKEY_INDEX.union(A::PORT).union(A::QKEY)),
+        (Init, Rtr, Rc) => (PATH_UC.union(A::MAX_DEST_RD_ATOMIC).union(A::MIN_RNR_TIMER), ARRIVES_CONNECTED),
         (Init, Rtr, Uc) => (PATH_UC, ARRIVES_CONNECTED),
-        (Init, Rtr, Ud) => (A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY])),
-        (Rtr, Rts, Rc) => (A::SQ_PSN.with(RETRY_RC), LIVE_RC),
+        (Init, Rtr, Ud) => (A::empty(), A::PKEY_INDEX.union(A::QKEY)),
+        (Rtr, Rts, Rc) => (A::SQ_PSN.union(RETRY_RC), LIVE_RC),
         (Rtr, Rts, Uc) => (A::SQ_PSN, LIVE_UC),
         (Rtr, Rts, Ud) => (A::SQ_PSN, LIVE_UD),
-        (Rts | Sqd, Rts, Rc) => (A::NONE, LIVE_RC),
-        (Rts | Sqd, Rts, Uc) => (A::NONE, LIVE_UC),
-        (Rts | Sqd | Sqe, Rts, Ud) => (A::NONE, LIVE_UD),
-        (Rts, Sqd, _) => (A::NONE, A::EN_SQD_ASYNC_NOTIFY),
-        (Sqd, Sqd, Rc) => {
-            (A::NONE, A::all(&[RETRY_RC, DRAINED_UC, A::PORT, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]))
-        }
-        (Sqd, Sqd, Uc) => (A::NONE, DRAINED_UC),
-        (Sqd, Sqd, Ud) => (A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY])),
+        (Rts | Sqd, Rts, Rc) => (A::empty(), LIVE_RC),
+        (Rts | Sqd, Rts, Uc) => (A::empty(), LIVE_UC),
+        (Rts | Sqd | Sqe, Rts, Ud) => (A::empty(), LIVE_UD),
+        (Rts, Sqd, _) => (A::empty(), A::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd, Rc) => (
+            A::empty(),
+            RETRY_RC.union(DRAINED_UC).union(A::PORT).union(A::MAX_DEST_RD_ATOMIC).union(A::MIN_RNR_TIMER),
+        ),
+        (Sqd, Sqd, Uc) => (A::empty(), DRAINED_UC),
+        (Sqd, Sqd, Ud) => (A::empty(), A::PKEY_INDEX.union(A::QKEY)),
         // A reliable QP goes to ERR, never to SQE (IBTA §10.3).
-        (Sqe, Rts, Uc) => (A::NONE, A::CUR_STATE.with(A::ACCESS_FLAGS)),
+        (Sqe, Rts, Uc) => (A::empty(), A::CUR_STATE.union(A::ACCESS_FLAGS)),
         _ => return None,
     })
 }

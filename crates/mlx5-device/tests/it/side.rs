@@ -7,9 +7,9 @@ use mlx5_device::command::{AddressVector, ContextId, CreateCq, CreateQp, Handle,
 use mlx5_device::commands::*;
 use mlx5_device::config::{LinkLayer, LinkPath, NicConfig};
 use mlx5_device::{Nic, UarKind};
-use mlx5_layout::doorbell::{consumer_word, counter_word};
-use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, DataPointer, SendWqeBuilder};
-use mlx5_layout::{Cqe, SendOpcode, recv_wqe};
+use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, DataPointer};
+use mlx5_layout::testing::{SendWqeBuilder, consumer_word, counter_word, emit_receive};
+use mlx5_layout::{Cqe, SendOpcode};
 use roce::qp_state::AttrMask;
 use roce::{Now, ServiceType};
 
@@ -186,7 +186,7 @@ impl Side {
     pub fn post_receive(&mut self, offset: u64, len: u32) {
         let mut entry = [0; RECEIVE_BYTES];
         let pointer = DataPointer { byte_count: len, lkey: self.key, va: self.region + offset };
-        recv_wqe::emit(&mut entry, &[pointer]).unwrap();
+        emit_receive(&mut entry, &[pointer]).unwrap();
         let index = u64::from(self.received) % u64::from(RECEIVES);
         self.memory.store(self.receive_ring + index * RECEIVE_BYTES as u64, &entry);
         self.received = self.received.wrapping_add(1);

@@ -2,6 +2,7 @@
 //! the same kind of fields, and compares.
 
 use super::*;
+use crate::CqeSyndrome;
 
 /// A WRITE of QP 0x40, user index 0x12, at block 7 ended well; second lap. By hand after `struct mlx5_cqe64`.
 const WRITE_DONE: [u8; 64] = [

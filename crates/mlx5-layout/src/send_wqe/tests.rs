@@ -1,6 +1,7 @@
 //! Golden WQEs dumped from rings that libmlx5 44 wrote (lkey and rkey 0x15a, QP 0x40), read and written again.
 
 use super::*;
+use crate::testing::{SendWqeBuilder, WqeTooLong};
 
 /// mlx5dv setter `mlx5dv_set_ctrl_seg`: RDMA WRITE with immediate 42, WQE 0x0102 of QP 0xa7, 3 units, CQE wanted.
 const WRITE_IMM_CTRL: [u8; 16] =
@@ -114,10 +115,7 @@ fn a_write_with_immediate_names_remote_memory_and_two_pieces() {
         (control.send_opcode(), control.wqe_index, control.qpn),
         (Some(SendOpcode::RdmaWriteImm), 1, 0x40)
     );
-    assert_eq!(
-        (control.completion(), control.fence(), control.is_solicited()),
-        (Some(CompletionMode::Always), Some(FenceMode::None), true)
-    );
+    assert_eq!((control.is_signalled(), control.fm_ce_se & FENCE, control.is_solicited()), (true, 0, true));
     assert_eq!((control.immediate, control.blocks()), ([0, 0, 0, 42], 1));
     assert_eq!((body.remote, body.atomic.swap_add, body.datagram()), (REMOTE, 0, None));
     let piece = |byte_count, va| DataPointer { byte_count, lkey: 0x15a, va };
@@ -136,7 +134,7 @@ fn inline_bytes_come_without_their_padding() {
 #[test]
 fn a_fenced_read_waits_for_everything() {
     let wqe = SendWqe::new(&READ_FENCED).unwrap();
-    assert_eq!(wqe.control().fence(), Some(FenceMode::FenceAndSmall));
+    assert_eq!(wqe.control().fm_ce_se & FENCE, FENCE);
     assert_eq!(wqe.body(Addressing::Connected).unwrap().remote, REMOTE);
 }
 
@@ -292,7 +290,7 @@ fn lengths_round_up_to_blocks_and_end_at_63_units() {
     }
     let longest = SendWqeBuilder::new(control(SendOpcode::Send, 0)).inline(&[7; 62 * 16 - 4]);
     assert_eq!(longest.clone().finish().unwrap().len(), 63 * 16);
-    assert_eq!(longest.raw(&[0]).finish(), Err(LayoutError::WqeTooLong { units: 64, limit: 63 }));
+    assert_eq!(longest.raw(&[0]).finish(), Err(WqeTooLong { units: 64 }));
 }
 
 #[test]

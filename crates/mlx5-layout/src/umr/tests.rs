@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::SendOpcode;
-use crate::send_wqe::{Control, SendWqe, SendWqeBuilder};
+use crate::send_wqe::{Control, SendWqe};
+use crate::testing::SendWqeBuilder;
 
 /// libmlx5 44: `IBV_WR_BIND_MW` of a type-2 window to 128 bytes with all rights under the key 0x1201, at block 0.
 const BIND_TYPE_2: [u8; 192] = [

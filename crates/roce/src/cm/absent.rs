@@ -11,8 +11,8 @@ pub fn refuse(mad: &[u8]) -> Option<Box<[u8; MAD_BYTES]>> {
             let ids = Ids { local: 0, remote: req.local_id };
             Message::Rej(rej(ids, 0, reason::INVALID_SERVICE_ID, &[]))
         }
-        Message::SidrReq { request, service, .. } => datagram::unsupported(request, service),
-        Message::Dreq { ids, .. } => Message::Drep(ids.turned()),
+        Message::SidrReq(SidrReq { request, service, .. }) => datagram::unsupported(request, service),
+        Message::Dreq(Dreq { ids, .. }) => Message::Drep(ids.turned()),
         _ => return None,
     };
     encode(mad.transaction, answer, &[]).ok()
@@ -37,7 +37,7 @@ impl Cm {
                 let ids = Ids { local: connection.remote_id.unwrap_or(0), remote: connection.id };
                 let words = match connection.state {
                     State::ReqSent => Message::Rej(rej(ids, 0, reason::CONSUMER, &[])),
-                    State::Established => Message::Dreq { ids, qpn: connection.local_qpn },
+                    State::Established => Message::Dreq(Dreq { ids, qpn: connection.local_qpn }),
                     State::DreqSent => Message::Drep(ids),
                     state if state.may_reject() => Message::Rej(rej(ids, 2, reason::CONSUMER, &[])),
                     _ => return None,

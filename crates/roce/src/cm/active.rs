@@ -81,14 +81,8 @@ impl Cm {
     }
 
     /// The other end has what we sent, and takes its time: nothing is sent again before that is over.
-    pub(super) fn take_mra(
-        &mut self,
-        now: Now,
-        route: Route,
-        ids: Ids,
-        message: u8,
-        timeout: u8,
-    ) -> Result<(), CmDrop> {
+    pub(super) fn take_mra(&mut self, now: Now, route: Route, mra: &Mra) -> Result<(), CmDrop> {
+        let Mra { ids, message, timeout } = *mra;
         let connection = self.named(route, ids)?;
         let (id, state) = (connection.id, connection.state);
         connection.state = match (message, state) {

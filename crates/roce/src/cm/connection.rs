@@ -1,10 +1,17 @@
 //! One connection, or one question after a datagram service's QP.
 
-use super::{Route, State};
+use super::State;
 use crate::Now;
 use crate::wire::Gid;
 use crate::wire::cm::{Ids, Path, Req};
 use crate::wire::mad::MAD_BYTES;
+
+/// Both ends of a MAD's way, seen from here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Route {
+    pub local: Gid,
+    pub remote: Gid,
+}
 
 /// Name of a connection: its local communication id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +42,15 @@ pub struct QpAttributes {
     pub initiator_depth: u8,
     /// Service of the REQ: 0 RC, 1 UC.
     pub transport: u8,
+}
+
+/// What tells one SIDR_REQ from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SidrReqId {
+    pub route: Route,
+    /// The asking end's number of the request.
+    pub request: u32,
+    pub transaction: u64,
 }
 
 /// A MAD that waits for its answer.

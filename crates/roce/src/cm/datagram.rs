@@ -1,7 +1,9 @@
 //! Datagram services: which QP and Q_Key a service id has (SIDR, IBTA vol. 1 §12.11).
 
-use super::sidr_reps::SidrReqId;
 use super::*;
+
+/// Most SIDR_REPs that are kept; a new one takes the place of the oldest.
+const KEPT: usize = 64;
 
 /// `status` of a SIDR_REP: the service id has no listener.
 const UNSUPPORTED: u8 = 1;
@@ -33,7 +35,7 @@ impl Cm {
         private: &[u8],
     ) -> Result<ConnectionId, CmError> {
         let SidrRequest { route, service, pkey, response_timeout, retries } = *request;
-        let message = |request| Message::SidrReq { request, pkey, service };
+        let message = |request| Message::SidrReq(SidrReq { request, pkey, service });
         self.ask(now, (State::SidrReqSent, route), message, private, |connection| {
             connection.service = service;
             connection.response_ns = code_ns(response_timeout);
@@ -56,7 +58,10 @@ impl Cm {
         let (request, service) = (connection.ids().remote, connection.service);
         let mad = encode(transaction, Message::SidrRep(SidrRep { request, service, ..*rep }), private)?;
         self.send(route, mad.clone());
-        self.sidr_reps.keep(SidrReqId { route, request, transaction }, mad);
+        if self.sidr_reps.len() >= KEPT {
+            self.sidr_reps.pop_front();
+        }
+        self.sidr_reps.push_back((SidrReqId { route, request, transaction }, mad));
         self.remove(id);
         Ok(())
     }
@@ -70,13 +75,12 @@ impl Cm {
         &mut self,
         route: Route,
         mad: &CmMad<'_>,
-        request: u32,
-        pkey: u16,
-        service: u64,
+        req: &SidrReq,
     ) -> Result<(), CmDrop> {
+        let SidrReq { request, pkey, service } = *req;
         let question = SidrReqId { route, request, transaction: mad.transaction };
-        if let Some(answer) = self.sidr_reps.of(question).copied().map(Box::new) {
-            return self.answer_again(route, answer);
+        if let Some((_, answer)) = self.sidr_reps.iter().find(|(kept, _)| *kept == question) {
+            return self.answer_again(route, answer.clone());
         }
         if let Some(id) = self.by_peer.get(&(route.remote, request)).copied() {
             let state = self.state(ConnectionId(id)).unwrap_or(State::SidrReqReceived);

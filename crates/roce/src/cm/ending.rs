@@ -55,7 +55,7 @@ impl Cm {
 
     fn send_dreq(&mut self, now: Now, id: u32, private: &[u8]) -> Result<(), CmError> {
         let connection = self.connections.get_mut(&id).ok_or(CmError::Gone { id })?;
-        let message = Message::Dreq { ids: connection.ids(), qpn: connection.attributes.remote_qpn };
+        let message = Message::Dreq(Dreq { ids: connection.ids(), qpn: connection.attributes.remote_qpn });
         let mad = encode(self.names.transaction(id), message, private)?;
         connection.state = State::DreqSent;
         self.send_awaiting(now, id, mad);
@@ -113,9 +113,9 @@ impl Cm {
         now: Now,
         route: Route,
         mad: &CmMad<'_>,
-        ids: Ids,
-        qpn: u32,
+        dreq: &Dreq,
     ) -> Result<(), CmDrop> {
+        let Dreq { ids, qpn } = *dreq;
         let drep = Message::Drep(ids.turned());
         let Ok(connection) = self.named(route, ids) else {
             // The peer is to forget what we have forgotten.

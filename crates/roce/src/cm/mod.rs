@@ -19,8 +19,6 @@ mod ending;
 mod names;
 mod passive;
 mod peer;
-mod route;
-mod sidr_reps;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -30,18 +28,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::Now;
 use crate::wire::Gid;
-use crate::wire::cm::{CmMad, Ids, Message, Rej, Rep, Req, SidrRep, reason};
+use crate::wire::cm::{CmMad, Dreq, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, reason};
 use crate::wire::mad::MAD_BYTES;
 
 pub use absent::refuse;
-use connection::{Connection, Sent};
-pub use connection::{ConnectionId, QpAttributes};
+use connection::{Connection, Sent, SidrReqId};
+pub use connection::{ConnectionId, QpAttributes, Route};
 pub use datagram::SidrRequest;
 use names::Names;
 pub use names::slot_of;
 pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
-pub use route::Route;
-use sidr_reps::SidrReps;
 pub use state::State;
 
 /// What a time code multiplies (IBTA vol. 1 §12.6).
@@ -103,7 +99,8 @@ pub struct Cm {
     /// By the other end's address and QPN.
     by_qpn: BTreeMap<(Gid, u32), u32>,
     timers: BTreeSet<(Now, u32)>,
-    sidr_reps: SidrReps,
+    /// The latest SIDR_REPs, the oldest first, for SIDR_REQs that come again.
+    sidr_reps: VecDeque<(SidrReqId, Box<[u8; MAD_BYTES]>)>,
     outgoing: VecDeque<CmTransmit>,
     events: VecDeque<Event>,
     counters: CmCounters,
@@ -120,7 +117,7 @@ impl Cm {
             by_peer: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             timers: BTreeSet::new(),
-            sidr_reps: SidrReps::default(),
+            sidr_reps: VecDeque::new(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
@@ -154,15 +151,13 @@ impl Cm {
     fn take(&mut self, now: Now, route: Route, mad: &CmMad<'_>) -> Result<(), CmDrop> {
         match &mad.message {
             Message::Req(req) => self.take_req(now, route, mad, req),
-            Message::Mra { ids, message, timeout } => self.take_mra(now, route, *ids, *message, *timeout),
+            Message::Mra(mra) => self.take_mra(now, route, mra),
             Message::Rej(rej) => self.take_rej(now, route, rej, mad.private),
             Message::Rep(rep) => self.take_rep(now, route, mad, rep),
             Message::Rtu(ids) => self.take_rtu(route, *ids, mad.private),
-            Message::Dreq { ids, qpn } => self.take_dreq(now, route, mad, *ids, *qpn),
+            Message::Dreq(dreq) => self.take_dreq(now, route, mad, dreq),
             Message::Drep(ids) => self.take_drep(now, route, *ids),
-            Message::SidrReq { request, pkey, service } => {
-                self.take_sidr_req(route, mad, *request, *pkey, *service)
-            }
+            Message::SidrReq(req) => self.take_sidr_req(route, mad, req),
             Message::SidrRep(rep) => self.take_sidr_rep(route, rep, mad.private),
         }
     }

@@ -82,7 +82,7 @@ impl Cm {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDrop::NoConnection { id }) };
         let (ids, state, timeout) = (connection.ids(), connection.state, connection.postponed);
         let answer = match state {
-            State::ReqPostponed => Message::Mra { ids, message: 0, timeout },
+            State::ReqPostponed => Message::Mra(Mra { ids, message: 0, timeout }),
             State::TimeWait => Message::Rej(rej(ids, 0, reason::STALE_CONNECTION, &[])),
             // Linux leaves this one to the REP's own timer.
             State::RepSent if connection.sent.is_some() => {

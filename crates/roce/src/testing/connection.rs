@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A message as posted, with what its packets say of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WorkRequest {
     /// Operation, length, fence.
     pub message: PostedMessage,

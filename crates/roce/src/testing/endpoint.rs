@@ -52,10 +52,7 @@ impl Default for EndpointConfig {
             rd_atomic: 4,
             min_rnr_timer: 12,
             window_messages: 64,
-            access: Access::LOCAL_WRITE
-                .with(Access::REMOTE_WRITE)
-                .with(Access::REMOTE_READ)
-                .with(Access::REMOTE_ATOMIC),
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
             memory_bytes: 64 << 10,
             fragment_bytes: u32::MAX,
             send_window: SendWindow::default(),
@@ -65,7 +62,7 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    pub(super) fn requester(&self) -> RequesterConfig {
+    pub fn requester(&self) -> RequesterConfig {
         RequesterConfig {
             service: self.service,
             first_psn: self.first_psn,
@@ -79,7 +76,7 @@ impl EndpointConfig {
     }
 
     /// The responder half of a QP whose peer is `peer_qpn`.
-    pub(super) fn responder(&self, peer_qpn: u32) -> ResponderConfig {
+    pub fn responder(&self, peer_qpn: u32) -> ResponderConfig {
         ResponderConfig {
             service: self.service,
             peer_qpn: (self.service != ServiceType::Ud).then_some(peer_qpn),

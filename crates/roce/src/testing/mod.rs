@@ -7,6 +7,7 @@ mod connection;
 mod end;
 mod endpoint;
 pub mod faults;
+pub mod frame;
 mod host;
 mod on_wire;
 mod pair;

@@ -4,7 +4,8 @@
 //! not matter.
 
 use super::faults::{Frame, Link, Rng};
-use crate::wire::{self, FrameBuilder, Gid, IpHeader};
+use super::frame::{self, FrameBuilder};
+use crate::wire::{Gid, IpHeader};
 use crate::{Now, Packet};
 
 pub struct OnWire {
@@ -39,7 +40,7 @@ impl Link for OnWire {
         if self.rng.below(1000) < self.cut {
             bytes.truncate(self.rng.below(bytes.len() as u64) as usize);
         }
-        let Ok(read) = wire::Frame::decode(&bytes) else { return };
+        let Ok(read) = frame::Frame::decode(&bytes) else { return };
         let packet = Packet::from_wire(&read.packet).expect("what was sent has a meaning");
         let payload = read.packet.payload.to_vec();
         self.below.carry(now, Frame { packet, payload }, deliver);

@@ -7,7 +7,7 @@ use crate::qp_state::{AttrMask as A, ModifyError, QpState, check_modify};
 const SERVICES: [crate::ServiceType; 3] = [Rc, Uc, Ud];
 
 fn set(attributes: &[A]) -> A {
-    attributes.iter().fold(A::NONE, |set, one| set.with(*one))
+    attributes.iter().copied().collect()
 }
 
 /// The «Required Attributes» of the manual page's three tables.
@@ -30,10 +30,10 @@ fn each_move_needs_the_attributes_of_the_manual_page() {
         (Rc, Rtr, Rts, vec![A::SQ_PSN, A::MAX_QP_RD_ATOMIC, A::RETRY_CNT, A::RNR_RETRY, A::TIMEOUT]),
     ];
     for (service, from, to, required) in rows {
-        let all = set(&required).with(A::STATE);
+        let all = set(&required) | A::STATE;
         assert_eq!(check_modify(service, from, to, all), Ok(()), "{service:?} {from:?} to {to:?}");
         for one in required {
-            let refused = check_modify(service, from, to, all.without(one));
+            let refused = check_modify(service, from, to, all - one);
             assert_eq!(
                 refused,
                 Err(ModifyError::Missing { from, to, missing: one }),
@@ -103,7 +103,7 @@ fn the_moves_are_those_of_the_state_diagram() {
     for service in SERVICES {
         for (from, moves) in diagram {
             for (to, exists) in QpState::ALL.into_iter().zip(moves) {
-                let refused = check_modify(service, from, to, A::NONE);
+                let refused = check_modify(service, from, to, A::empty());
                 let no_such_move = matches!(refused, Err(ModifyError::NoSuchMove { .. }));
                 // A reliable QP has no SQE.
                 let expected = exists && !(service == Rc && from == Sqe && to == Rts);
@@ -153,12 +153,12 @@ fn state_numbers_are_those_of_verbs() {
 
 #[test]
 fn a_refusal_names_the_attributes() {
-    let refused = check_modify(Rc, Init, Rtr, A::STATE.with(A::AV).with(A::RQ_PSN)).unwrap_err();
+    let refused = check_modify(Rc, Init, Rtr, A::STATE | A::AV | A::RQ_PSN).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "moving from Init to Rtr needs PATH_MTU|MIN_RNR_TIMER|MAX_DEST_RD_ATOMIC|DEST_QPN too"
     );
-    let excess = A(1 << 30).with(A::CAP);
+    let excess = A(1 << 30) | A::CAP;
     let refused = check_modify(Rc, Rts, Rts, excess).unwrap_err();
     assert_eq!(refused.to_string(), "moving from Rts to Rts cannot change CAP|0x40000000");
 }

@@ -1,6 +1,6 @@
 //! Big-endian fields of a byte slice whose length has been checked.
 
-pub(super) use big_endian::{Field, array, be16, be24, be32, put, put24};
+pub(super) use big_endian::{Field, array, be16, be24, put, put24};
 
 use super::WireError;
 

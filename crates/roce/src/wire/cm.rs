@@ -115,102 +115,87 @@ fields! {
     }
 }
 
-/// Declares the messages with their attributes: those that have a structure, then the others with the places of their fields and,
-/// in brackets, of their private data.
+fields! {
+    /// Message received, the answer takes longer.
+    Mra(10) {
+        ids: Ids = 0,
+        /// What was received, 2 bits: 0 REQ, 1 REP, 2 LAP.
+        message: u8 = 8[6, 2],
+        /// How long the answer may take, 5 bits: 4.096 us times 2 to this.
+        timeout: u8 = 9[3, 5],
+    }
+}
+
+fields! {
+    /// Asks to end a connection.
+    Dreq(12) {
+        ids: Ids = 0,
+        /// The receiver's QPN, 24 bits.
+        qpn: u32 = 8[0, 24],
+    }
+}
+
+fields! {
+    /// Asks for the QP of a datagram service.
+    SidrReq(16) {
+        request: u32 = 0,
+        /// P_Key.
+        pkey: u16 = 4,
+        /// Service id.
+        service: u64 = 8,
+    }
+}
+
+/// Declares the messages with their attributes and structures. What follows a structure in the body is private data.
 macro_rules! messages {
-    (
-        $($(#[$doc:meta])* $attribute:ident = $number:literal: $name:ident($type:ident),)*;
-        $($(#[$short_doc:meta])* $short_attribute:ident = $short_number:literal: $short:ident[$private_at:literal] {
-            $($(#[$field_doc:meta])* $field:ident: $field_type:ty = $at:literal $([$shift:literal, $width:literal])?,)*
-        },)*
-    ) => {
+    ($($(#[$doc:meta])* $attribute:ident = $number:literal: $name:ident($type:ident),)*) => {
         /// Attributes: which message it is.
         pub mod attribute {
             $(pub const $attribute: u16 = $number;)*
-            $(pub const $short_attribute: u16 = $short_number;)*
         }
 
         /// A message without its private data.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Message {
             $($(#[$doc])* $name($type),)*
-            $($(#[$short_doc])* $short { $($(#[$field_doc])* $field: $field_type,)* },)*
         }
 
         impl Message {
             pub const fn attribute(&self) -> u16 {
-                match self {
-                    $(Self::$name(_) => $number,)*
-                    $(Self::$short { .. } => $short_number,)*
-                }
+                match self { $(Self::$name(_) => $number,)* }
             }
 
             /// Where in the body its private data begins; it goes on to the body's end.
             pub const fn private_at(&self) -> usize {
-                match self {
-                    $(Self::$name(_) => $type::BYTES,)*
-                    $(Self::$short { .. } => $private_at,)*
-                }
+                match self { $(Self::$name(_) => $type::BYTES,)* }
             }
 
             fn parse(attribute: u16, body: &[u8; BODY_BYTES]) -> Result<Self, WireError> {
                 Ok(match attribute {
                     $($number => Self::$name($type::read(body, 0)),)*
-                    $($short_number => Self::$short {
-                        $($field: fields!(@read body, 0, $field_type, $at $(, $shift, $width)?),)*
-                    },)*
                     attribute => return Err(WireError::UnknownAttribute { attribute }),
                 })
             }
 
             fn emit(&self, body: &mut [u8; BODY_BYTES]) {
-                match self {
-                    $(Self::$name(message) => message.write(body, 0),)*
-                    $(Self::$short { $($field),* } => {
-                        $(fields!(@write body, 0, *$field, $at $(, $shift, $width)?);)*
-                    })*
-                }
+                match self { $(Self::$name(message) => message.write(body, 0),)* }
             }
         }
     };
 }
 
 messages! {
-    /// Asks for a connection.
     REQ = 0x10: Req(Req),
-    /// Refusal.
+    MRA = 0x11: Mra(Mra),
     REJ = 0x12: Rej(Rej),
-    /// Answer to a REQ.
     REP = 0x13: Rep(Rep),
     /// Ready to use: the connection stands.
     RTU = 0x14: Rtu(Ids),
+    DREQ = 0x15: Dreq(Dreq),
     /// Answer to a DREQ.
     DREP = 0x16: Drep(Ids),
-    /// Answer to a SIDR_REQ.
+    SIDR_REQ = 0x17: SidrReq(SidrReq),
     SIDR_REP = 0x18: SidrRep(SidrRep),
-    ;
-    /// Message received, the answer takes longer.
-    MRA = 0x11: Mra[10] {
-        ids: Ids = 0,
-        /// What was received, 2 bits: 0 REQ, 1 REP, 2 LAP.
-        message: u8 = 8[6, 2],
-        /// How long the answer may take, 5 bits: 4.096 us times 2 to this.
-        timeout: u8 = 9[3, 5],
-    },
-    /// Asks to end a connection.
-    DREQ = 0x15: Dreq[12] {
-        ids: Ids = 0,
-        /// The receiver's QPN, 24 bits.
-        qpn: u32 = 8[0, 24],
-    },
-    /// Asks for the QP of a datagram service.
-    SIDR_REQ = 0x17: SidrReq[16] {
-        request: u32 = 0,
-        /// P_Key.
-        pkey: u16 = 4,
-        /// Service id.
-        service: u64 = 8,
-    },
 }
 
 /// A message with its transaction and private data.
@@ -261,16 +246,6 @@ impl<'a> CmMad<'a> {
         put(&mut mad, MadHeader::BYTES, body);
         Ok(mad)
     }
-}
-
-/// Service id of a port of IP: the fixed prefix, the protocol, the port (Annex A11).
-pub const fn ip_service(protocol: u8, port: u16) -> u64 {
-    1 << 24 | (protocol as u64) << 16 | port as u64
-}
-
-/// Protocol and port of a service id of IP, `None` for another's.
-pub const fn ip_service_port(service: u64) -> Option<(u8, u16)> {
-    if service >> 24 == 1 { Some(((service >> 16) as u8, service as u16)) } else { None }
 }
 
 /// Head of the private data of a REQ or SIDR_REQ for a service of IP: client and server, 36 bytes (Annex A11).

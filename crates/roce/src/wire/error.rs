@@ -13,26 +13,9 @@ pub enum WireError {
         need: usize,
         have: usize,
     },
-    /// The first nibble names another IP version than the header that was asked for, or neither 4 nor 6.
+    /// The first nibble is neither 4 nor 6.
     #[error("IP version {version} where a RoCEv2 packet has 4 or 6")]
     IpVersion { version: u8 },
-    /// An IPv4 header with options, or one shorter than a header can be.
-    #[error("an IPv4 header of {words} words, RoCEv2 has 5 (no options)")]
-    Ipv4HeaderWords {
-        /// The field, in words of 4 bytes.
-        words: u8,
-    },
-    /// A fragment, or the reserved flag is set: RoCEv2 packets are whole.
-    #[error("IPv4 flags and fragment offset {field:#06x}: only DF (0x4000) may be set")]
-    Fragment { field: u16 },
-    #[error("IPv4 header checksum {found:#06x}, the header's is {computed:#06x}")]
-    Ipv4Checksum { found: u16, computed: u16 },
-    #[error("IP protocol {protocol} where RoCEv2 has 17 (UDP)")]
-    NotUdp { protocol: u8 },
-    #[error("UDP port {port} where RoCEv2 has 4791")]
-    NotRoce { port: u16 },
-    #[error("{what} says {says} bytes, {have} are there")]
-    Length { what: &'static str, says: usize, have: usize },
     #[error("BTH opcode {opcode:#04x} is none of RC, UC or UD")]
     UnknownOpcode { opcode: u8 },
     #[error("BTH version {version} where 0 is the only one")]

@@ -8,62 +8,39 @@
 //!
 //! A UDP socket does not say which IPv4 identification a packet had, and the ICRC covers it: [`check_any_identification`].
 
-use super::{Bth, IpHeader, Ipv4, Udp, WireError};
+use super::bytes;
+use super::{Bth, IpHeader, Ipv4, Ipv6, Udp, WireError};
 
 pub const ICRC_BYTES: usize = 4;
 
 /// Offset, in the BTH, of the byte that routers may change.
 const CONGESTION: usize = 4;
 const LRH_BYTES: usize = 8;
-const HEAD_BYTES: usize = LRH_BYTES + IpHeader::MAX_BYTES + Udp::BYTES + Bth::BYTES;
+const HEAD_BYTES: usize = LRH_BYTES + Ipv6::BYTES + Udp::BYTES + Bth::BYTES;
 
-/// The CRC while it is computed: headers first, then the rest in pieces of any size.
-///
-/// For payload that is not in one piece, or not in one piece with its headers, as when one call to the system sends many
-/// packets out of one buffer; a clone continues from where the original was.
-#[derive(Debug, Clone)]
-pub struct Icrc(crc32fast::Hasher);
-
-impl Icrc {
-    /// Takes in the headers up to the BTH. Both length fields have to be those of the packet.
-    pub fn begin(ip: &IpHeader, udp: &Udp, bth: &[u8; Bth::BYTES]) -> Self {
-        // In one piece, since a CRC library is slow on short ones.
-        let mut head = [0xff; HEAD_BYTES];
-        let ip_bytes = ip.header_bytes();
-        let after_ip = &mut head[LRH_BYTES..];
-        match ip {
-            IpHeader::V4(header) => after_ip[..ip_bytes].copy_from_slice(&header.masked()),
-            IpHeader::V6(header) => after_ip[..ip_bytes].copy_from_slice(&header.masked()),
-        }
-        let after_ip = &mut after_ip[ip_bytes..];
-        after_ip[..Udp::BYTES].copy_from_slice(&udp.masked());
-        after_ip[Udp::BYTES..Udp::BYTES + Bth::BYTES].copy_from_slice(bth);
-        after_ip[Udp::BYTES + CONGESTION] = 0xff;
-        let mut crc = crc32fast::Hasher::new();
-        crc.update(&head[..LRH_BYTES + ip_bytes + Udp::BYTES + Bth::BYTES]);
-        Self(crc)
-    }
-
-    /// Takes in what follows: extended headers, payload, padding.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The CRC.
-    pub fn finish(self) -> u32 {
-        self.0.finalize()
-    }
-}
-
-/// The ICRC of a datagram whose UDP payload, without the ICRC, is `transport`. Error: too short for a BTH.
+/// The ICRC of a datagram whose UDP payload, without the ICRC, is `transport`. Both length fields have to be those of the
+/// packet. Error: too short for a BTH.
 pub fn compute(ip: &IpHeader, udp: &Udp, transport: &[u8]) -> Result<u32, WireError> {
-    let need = Bth::BYTES;
-    let Some((bth, rest)) = transport.split_first_chunk::<{ Bth::BYTES }>() else {
-        return Err(WireError::Truncated { what: "a BTH", need, have: transport.len() });
+    bytes::check("a BTH", transport, Bth::BYTES)?;
+    let (bth, rest) = transport.split_at(Bth::BYTES);
+    // In one piece, since a CRC library is slow on short ones.
+    let mut head = [0xff; HEAD_BYTES];
+    let mut end = LRH_BYTES;
+    let mut append = |bytes: &[u8]| {
+        head[end..end + bytes.len()].copy_from_slice(bytes);
+        end += bytes.len();
     };
-    let mut icrc = Icrc::begin(ip, udp, bth);
-    icrc.update(rest);
-    Ok(icrc.finish())
+    match ip {
+        IpHeader::V4(header) => append(&header.masked()),
+        IpHeader::V6(header) => append(&header.masked()),
+    }
+    append(&udp.masked());
+    append(bth);
+    head[end - Bth::BYTES + CONGESTION] = 0xff;
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&head[..end]);
+    crc.update(rest);
+    Ok(crc.finalize())
 }
 
 /// Splits a UDP payload into the transport's part and the ICRC behind it.

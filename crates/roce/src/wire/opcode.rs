@@ -37,13 +37,6 @@ pub enum Operation {
     FetchAdd,
 }
 
-impl Operation {
-    /// Whether a responder sends it.
-    pub const fn is_response(self) -> bool {
-        matches!(self, Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge)
-    }
-}
-
 /// Which packet of its message it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Position {
@@ -151,11 +144,6 @@ impl PacketKind {
         matches!(self.operation(), Operation::Send | Operation::Write | Operation::ReadResponse)
     }
 
-    /// Whether an ImmDt follows.
-    pub const fn has_immediate(self) -> bool {
-        matches!(self.connected_headers(), HeaderSet::Imm | HeaderSet::RethImm)
-    }
-
     /// The SEND or WRITE packet at `position`; an immediate or an rkey to invalidate rides on the packet that ends the
     /// message. `None` for operations of one packet, and for an invalidating WRITE.
     pub const fn request(operation: Operation, position: Position, tail: Tail) -> Option<PacketKind> {
@@ -218,17 +206,14 @@ impl PacketOpcode {
     #[inline]
     pub const fn from_u8(opcode: u8) -> Result<Self, WireError> {
         let service = match opcode >> 5 {
-            0 => Service::Rc,
-            1 => Service::Uc,
-            3 => Service::Ud,
-            _ => return Err(WireError::UnknownOpcode { opcode }),
+            0 => Some(Service::Rc),
+            1 => Some(Service::Uc),
+            3 => Some(Service::Ud),
+            _ => None,
         };
-        let Some(kind) = PacketKind::from_bits(opcode & 0x1f) else {
-            return Err(WireError::UnknownOpcode { opcode });
-        };
-        match Self::new(service, kind) {
-            Some(known) => Ok(known),
-            None => Err(WireError::UnknownOpcode { opcode }),
+        match (service, PacketKind::from_bits(opcode & 0x1f)) {
+            (Some(service), Some(kind)) if kind.allowed_on(service) => Ok(Self { service, kind }),
+            _ => Err(WireError::UnknownOpcode { opcode }),
         }
     }
 

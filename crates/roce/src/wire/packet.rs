@@ -156,17 +156,6 @@ impl<'a> Packet<'a> {
         self.extended.emit(&mut out[Bth::BYTES..]);
         Ok(need)
     }
-
-    /// Appends everything but the ICRC. Errors: those of [`Packet::emit_headers`]; `out` is as before then.
-    pub fn append_to(&self, out: &mut Vec<u8>) -> Result<(), WireError> {
-        let mut headers = [0; MAX_HEADER_BYTES];
-        let length = self.emit_headers(&mut headers)?;
-        out.reserve(self.wire_bytes());
-        out.extend_from_slice(&headers[..length]);
-        out.extend_from_slice(self.payload);
-        out.extend_from_slice(&[0; 3][..self.pad_bytes()]);
-        Ok(())
-    }
 }
 
 fn check_payload(opcode: PacketOpcode, bytes: usize) -> Result<(), WireError> {

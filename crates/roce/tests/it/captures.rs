@@ -2,9 +2,10 @@
 
 use sha2::{Digest, Sha256};
 
+use roce::testing::frame::{Frame, port_of_flow_label};
 use roce::wire::icrc::{self, check_any_identification};
-use roce::wire::udp::{DYNAMIC_PORTS, port_of_flow_label};
-use roce::wire::{Frame, IpHeader, Service, Udp};
+use roce::wire::udp::DYNAMIC_PORTS;
+use roce::wire::{IpHeader, Service, Udp};
 
 use crate::pcap::{CAPTURES, packets, path, text};
 
@@ -44,9 +45,9 @@ fn the_identification_of_every_ipv4_packet_is_found_from_its_crc() {
     let mut found = 0;
     for (name, _) in CAPTURES {
         for (index, bytes) in packets(name).iter().enumerate() {
-            let IpHeader::V4(ip) = IpHeader::parse(bytes).unwrap() else { continue };
+            let IpHeader::V4(ip) = IpHeader::decode(bytes).unwrap() else { continue };
             let datagram = &bytes[20..];
-            let (udp, payload) = (Udp::parse(datagram).unwrap(), &datagram[Udp::BYTES..]);
+            let (udp, payload) = (Udp::decode(datagram).unwrap(), &datagram[Udp::BYTES..]);
             // What a UDP socket knows of it: neither identification nor what is masked.
             let known = roce::wire::Ipv4 { identification: 0, ttl: 0, tos: 0, ..ip };
             let got = check_any_identification(&known, &udp, payload);

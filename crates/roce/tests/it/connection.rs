@@ -1,9 +1,9 @@
 //! The connection manager's datagrams in `rxe-cm.pcap`: as tshark read them, and as the traffic behind them says.
 
-use roce::wire::cm::{CmMad, IpCm, Message, Path, ip_service_port};
+use roce::testing::frame::{Frame, port_of_flow_label};
+use roce::wire::Gid;
+use roce::wire::cm::{CmMad, Dreq, IpCm, Message, Path};
 use roce::wire::mad::{QP1, QP1_QKEY};
-use roce::wire::udp::port_of_flow_label;
-use roce::wire::{Frame, Gid};
 
 use crate::pcap::{packets, text};
 
@@ -48,7 +48,9 @@ fn lines(mad: &CmMad<'_>) -> Vec<String> {
     ];
     match &mad.message {
         Message::Req(req) => {
-            let (protocol, port) = ip_service_port(req.service).unwrap();
+            // Service ids of IP (Annex A11): 1, the protocol, the port.
+            assert_eq!(req.service >> 24, 1);
+            let (protocol, port) = ((req.service >> 16) as u8, req.service as u16);
             lines.extend([
                 id("Local", req.local_id),
                 format!("Protocol: 0x{protocol:02x}"),
@@ -101,7 +103,7 @@ fn lines(mad: &CmMad<'_>) -> Vec<String> {
             ]);
         }
         Message::Rtu(both) | Message::Drep(both) => lines.extend(ids(both)),
-        Message::Dreq { ids: both, qpn } => {
+        Message::Dreq(Dreq { ids: both, qpn }) => {
             lines.extend(ids(both));
             lines.push(format!("Remote QPN/EECN: 0x{qpn:06x}"));
         }
@@ -113,7 +115,7 @@ fn lines(mad: &CmMad<'_>) -> Vec<String> {
                 format!("Reason: 0x{:04x}", rej.reason),
             ]);
         }
-        Message::SidrReq { .. } | Message::SidrRep(_) | Message::Mra { .. } => {}
+        Message::SidrReq(_) | Message::SidrRep(_) | Message::Mra(_) => {}
     }
     lines
 }

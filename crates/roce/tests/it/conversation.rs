@@ -7,8 +7,9 @@ use std::collections::HashMap;
 
 use roce::packet::{Aeth, Trailer};
 use roce::testing::WorkRequest;
+use roce::testing::frame::{Frame, FrameBuilder};
+use roce::wire::Gid;
 use roce::wire::mad::QP1;
-use roce::wire::{Frame, Gid};
 use roce::{Content, Now, Opcode, Packet, PostedMessage, Psn, ServiceType};
 
 use crate::pcap::{text, timed_packets};
@@ -45,7 +46,7 @@ impl Captured {
     pub fn rewritten(&self, packet: &Packet, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let packet = packet.to_wire(payload).unwrap();
-        roce::wire::FrameBuilder { packet, ..self.frame().builder() }.append_to(&mut bytes).unwrap();
+        FrameBuilder { packet, ..self.frame().builder() }.append_to(&mut bytes).unwrap();
         bytes
     }
 }

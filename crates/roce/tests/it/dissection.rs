@@ -5,7 +5,9 @@
 
 use std::fmt::Write;
 
-use roce::wire::{Extended, Frame, Gid, IpHeader, Operation, Position, Service, Syndrome};
+use roce::testing::frame::Frame;
+use roce::wire::ipv4::DONT_FRAGMENT;
+use roce::wire::{Extended, Gid, IpHeader, Operation, Position, Service, Syndrome};
 
 use crate::pcap::{packets, text};
 
@@ -118,7 +120,7 @@ fn every_field_is_what_another_dissector_saw() {
                 index + 1
             );
             if let IpHeader::V4(ip) = frame.ip {
-                assert_eq!((ip.dont_fragment, ip.ttl), (true, 64), "{name} {}", index + 1);
+                assert_eq!((ip.fragment, ip.ttl), (DONT_FRAGMENT, 64), "{name} {}", index + 1);
             }
             compared += 1;
         }

@@ -6,9 +6,10 @@
 
 use roce::Now;
 use roce::cm::{Cm, CmConfig, ConnectionId, Disconnect, Event, Route, SidrRequest};
-use roce::wire::cm::{CmMad, Ids, Message};
+use roce::testing::frame::Frame;
+use roce::wire::Gid;
+use roce::wire::cm::{CmMad, Dreq, Ids, Message, SidrReq};
 use roce::wire::mad::{MAD_BYTES, QP1};
-use roce::wire::{Frame, Gid};
 
 use crate::pcap::packets;
 
@@ -31,11 +32,11 @@ impl CapturedMad {
     fn conversation(&self) -> u32 {
         match self.message() {
             Message::Req(req) => req.local_id,
-            Message::SidrReq { request, .. } => request,
+            Message::SidrReq(SidrReq { request, .. }) => request,
             Message::SidrRep(rep) => rep.request,
             Message::Rej(rej) => rej.ids.remote,
             Message::Rep(rep) => rep.ids.remote,
-            Message::Rtu(ids) | Message::Dreq { ids, .. } => ids.local,
+            Message::Rtu(ids) | Message::Dreq(Dreq { ids, .. }) => ids.local,
             Message::Drep(ids) => ids.remote,
             other => panic!("{other:?}"),
         }
@@ -121,10 +122,10 @@ impl LocalManager {
             Message::Req(req) => self.id = Some(self.cm.connect(now, &req, private).unwrap()),
             Message::Rep(rep) => self.cm.accept(now, self.id.unwrap(), &rep, private).unwrap(),
             Message::Rtu(Ids { .. }) => self.cm.ready(self.id.unwrap(), private).unwrap(),
-            Message::Dreq { .. } | Message::Drep(_) => {
+            Message::Dreq(_) | Message::Drep(_) => {
                 self.cm.disconnect(now, self.id.unwrap(), private).unwrap();
             }
-            Message::SidrReq { pkey, service, .. } => {
+            Message::SidrReq(SidrReq { pkey, service, .. }) => {
                 let question =
                     SidrRequest { route: self.route, service, pkey, response_timeout: 20, retries: 15 };
                 self.id = Some(self.cm.send_sidr_req(now, &question, private).unwrap());
@@ -143,7 +144,7 @@ fn replay(conversation: &[CapturedMad], client: bool) -> Vec<Event> {
     let refused = conversation.iter().any(|seen| matches!(seen.message(), Message::Rej(_)));
     let service = match conversation[0].message() {
         Message::Req(req) => req.service,
-        Message::SidrReq { service, .. } => service,
+        Message::SidrReq(SidrReq { service, .. }) => service,
         other => panic!("{other:?}"),
     };
     if !client && !refused {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use roce::testing::frame::{Frame, FrameError};
 use roce::wire::icrc::{self, check_any_identification};
-use roce::wire::{Frame, IpHeader, Ipv4, Packet, Udp, WireError};
+use roce::wire::{IpHeader, Packet, Udp, WireError};
 
 use crate::pcap::{CAPTURES, packets};
 
@@ -78,16 +79,16 @@ fn repair(bytes: &mut [u8]) {
         bytes[4..6].copy_from_slice(&((length - 40) as u16).to_be_bytes());
     } else {
         bytes[2..4].copy_from_slice(&(length as u16).to_be_bytes());
-        let (found, computed) = match Ipv4::parse(bytes) {
-            Err(WireError::Ipv4Checksum { found, computed }) => (found, computed),
+        let (found, computed) = match IpHeader::decode(bytes) {
+            Err(FrameError::Ipv4Checksum { found, computed }) => (found, computed),
             _ => (0, 0),
         };
         if found != computed {
             bytes[10..12].copy_from_slice(&computed.to_be_bytes());
         }
     }
-    let Ok(ip) = IpHeader::parse(bytes) else { return };
-    let Ok(udp) = Udp::parse(&bytes[udp_at..]) else { return };
+    let Ok(ip) = IpHeader::decode(bytes) else { return };
+    let Ok(udp) = Udp::decode(&bytes[udp_at..]) else { return };
     let end = length - icrc::ICRC_BYTES;
     if let Some(transport) = bytes.get(udp_at + Udp::BYTES..end)
         && let Ok(icrc) = icrc::compute(&ip, &udp, transport)
@@ -96,16 +97,19 @@ fn repair(bytes: &mut [u8]) {
     }
 }
 
-fn cause(error: &WireError) -> &'static str {
+fn cause(error: &FrameError) -> &'static str {
+    let error = match error {
+        FrameError::Ipv4HeaderWords { .. } => return "IPv4 header words",
+        FrameError::Fragment { .. } => return "fragment",
+        FrameError::Ipv4Checksum { .. } => return "IPv4 checksum",
+        FrameError::NotUdp { .. } => return "not UDP",
+        FrameError::NotRoce { .. } => return "not port 4791",
+        FrameError::Length { .. } => return "length",
+        FrameError::Wire(error) => error,
+    };
     match error {
         WireError::Truncated { .. } => "truncated",
         WireError::IpVersion { .. } => "IP version",
-        WireError::Ipv4HeaderWords { .. } => "IPv4 header words",
-        WireError::Fragment { .. } => "fragment",
-        WireError::Ipv4Checksum { .. } => "IPv4 checksum",
-        WireError::NotUdp { .. } => "not UDP",
-        WireError::NotRoce { .. } => "not port 4791",
-        WireError::Length { .. } => "length",
         WireError::UnknownOpcode { .. } => "unknown opcode",
         WireError::TransportVersion { .. } => "transport version",
         WireError::Misaligned { .. } => "misaligned",
@@ -167,8 +171,8 @@ fn mutants_of_real_packets_are_refused_by_cause_or_written_back() {
         reached.entry(outcome).or_default()[repaired] += 1;
         // The other ways in, with the same bytes: none may panic.
         let _ = Packet::decode(&bytes);
-        if let Ok(IpHeader::V4(ip)) = IpHeader::parse(&bytes)
-            && let Ok(udp) = Udp::parse(&bytes[20..usize::from(ip.total_bytes)])
+        if let Ok(IpHeader::V4(ip)) = IpHeader::decode(&bytes)
+            && let Ok(udp) = Udp::decode(&bytes[20..usize::from(ip.total_bytes)])
         {
             let payload = &bytes[28..usize::from(ip.total_bytes)];
             let any = check_any_identification(&ip, &udp, payload);

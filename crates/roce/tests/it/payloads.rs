@@ -1,6 +1,7 @@
 //! Payload of the captures against its description: byte i of a message is (7 i + s) mod 256, `s` listed by step.
 
-use roce::wire::{Frame, Operation, Position};
+use roce::testing::frame::Frame;
+use roce::wire::{Operation, Position};
 
 use crate::pcap::{packets, text};
 

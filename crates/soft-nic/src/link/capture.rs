@@ -52,11 +52,9 @@ impl WirePacket<'_> {
         out.extend(mac(destination));
         out.extend(mac(source));
         out.extend(if source.ipv4().is_some() { IPV4 } else { IPV6 });
-        let start = out.len();
-        out.resize(start + ip.header_bytes(), 0);
-        ip.emit(&mut out[start..]).expect("room for the header was just made");
+        ip.append_to(out);
         let checksum = checksum(source, destination, udp_bytes, self.source_port, self.bytes);
-        out.extend(Udp { source_port: self.source_port, bytes: udp_bytes, checksum }.emit());
+        out.extend(Udp { checksum, ..Udp::new(self.source_port, udp_bytes) }.emit());
         out.extend(self.bytes);
         true
     }
@@ -78,7 +76,7 @@ fn checksum(source: Gid, destination: Gid, udp_bytes: u16, source_port: u16, pay
         pairs.map(|pair| u64::from(u16::from_be_bytes(pair))).sum()
     };
     let address = |gid: Gid| gid.ipv4().map_or_else(|| words(&gid.0), |address| words(&address));
-    let header = Udp { source_port, bytes: udp_bytes, checksum: 0 }.emit();
+    let header = Udp::new(source_port, udp_bytes).emit();
     const UDP: u64 = 17;
     let mut sum = address(source) + address(destination) + UDP + u64::from(udp_bytes);
     sum += words(&header) + words(payload);

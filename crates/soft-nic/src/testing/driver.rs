@@ -12,9 +12,10 @@ use mlx5_device::commands::*;
 use mlx5_device::memory::Memory;
 use mlx5_device::model::DeviceConfig;
 use mlx5_device::{Counters, UarKind};
-use mlx5_layout::doorbell::{Arm, Doorbell, counter_word};
+use mlx5_layout::Cqe;
+use mlx5_layout::doorbell::{Arm, Doorbell};
 use mlx5_layout::send_wqe::{BLOCK_BYTES, DataPointer};
-use mlx5_layout::{Cqe, recv_wqe};
+use mlx5_layout::testing::{consumer_word, counter_word, emit_receive};
 use roce::qp_state::AttrMask;
 use roce::{Now, ServiceType};
 
@@ -440,7 +441,7 @@ impl<N: Commands> DriverOf<N> {
         let entry = 1usize << qp.shape.rq_shift;
         let index = usize::from(qp.received) & (qp.shape.rq_entries as usize - 1);
         let mut bytes = vec![0; entry];
-        recv_wqe::emit(&mut bytes, pointers).expect("the pointers fit");
+        emit_receive(&mut bytes, pointers).expect("the pointers fit");
         qp.ring.write(index * entry, &bytes);
         qp.received = qp.received.wrapping_add(1);
         let word = u32::from_ne_bytes(counter_word(qp.received.into()));
@@ -487,7 +488,7 @@ impl<N: Commands> DriverOf<N> {
         let cqe = self.peek_cq(cq)?;
         let cq = &mut self.cqs[cq.0];
         cq.consumer = cq.consumer.wrapping_add(1) & 0xff_ffff;
-        let word = u32::from_ne_bytes(mlx5_layout::doorbell::consumer_word(cq.consumer));
+        let word = u32::from_ne_bytes(consumer_word(cq.consumer));
         cq.record.word(0).store(word, Ordering::Release);
         Some(cqe)
     }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use mlx5_device::command::{CommandError, CreateSrq, Handle, ModifySrq};
 use mlx5_device::commands::*;
 use mlx5_device::memory::Memory;
-use mlx5_layout::doorbell::counter_word;
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::srq_wqe::{self, SrqWqe};
+use mlx5_layout::testing::{counter_word, emit_shared_receive, link_shared_receive};
 
 use super::blocks::Block;
 use super::driver::Driver;
@@ -41,7 +41,7 @@ impl<M: Memory> Driver<M> {
         let (ring, record) = (Block::new(entries * stride), Block::new(64));
         for index in 0..entries - 1 {
             let mut entry = ring.bytes(index * stride, stride);
-            srq_wqe::link(&mut entry, index as u16 + 1).expect("a whole entry");
+            link_shared_receive(&mut entry, index as u16 + 1).expect("a whole entry");
             ring.write(index * stride, &entry);
         }
         let user_handle = 0xd0_0000 + self.srqs.len() as u64;
@@ -77,7 +77,7 @@ impl<M: Memory> Driver<M> {
         assert_ne!(queue.head, queue.tail, "the queue is full");
         let (index, at) = (queue.head, usize::from(queue.head) * queue.stride);
         let mut entry = queue.ring.bytes(at, queue.stride);
-        srq_wqe::emit(&mut entry, pointers).expect("the pointers fit");
+        emit_shared_receive(&mut entry, pointers).expect("the pointers fit");
         queue.ring.write(at, &entry);
         queue.head = SrqWqe::new(&entry).expect("a whole entry").next_index();
         queue.posted = queue.posted.wrapping_add(1);
@@ -97,7 +97,7 @@ impl<M: Memory> Driver<M> {
         let queue = &self.srqs[srq.0];
         let at = usize::from(index) * queue.stride;
         let mut entry = queue.ring.bytes(at, queue.stride);
-        srq_wqe::link(&mut entry, next).expect("a whole entry");
+        link_shared_receive(&mut entry, next).expect("a whole entry");
         queue.ring.write(at, &entry);
     }
 

@@ -1,8 +1,9 @@
 //! Work requests of the mock driver, and their WQEs.
 
-use mlx5_layout::send_wqe::{AddressVector, Control, DataPointer, SOLICITED, SendWqeBuilder};
+use mlx5_layout::SendOpcode;
+use mlx5_layout::send_wqe::{AddressVector, CQ_UPDATE, Control, DataPointer, FENCE, SOLICITED};
+use mlx5_layout::testing::{SendWqeBuilder, WqeTooLong};
 use mlx5_layout::umr::Umr;
-use mlx5_layout::{LayoutError, SendOpcode};
 
 use super::shapes::Region;
 
@@ -112,10 +113,10 @@ impl WorkRequest {
     }
 
     /// The WQE's bytes: whole 16-byte units.
-    pub fn wqe(&self, qpn: u32, wqe_index: u16) -> Result<Vec<u8>, LayoutError> {
-        let mut fm_ce_se = if self.signalled { 0x08 } else { 0 };
+    pub fn wqe(&self, qpn: u32, wqe_index: u16) -> Result<Vec<u8>, WqeTooLong> {
+        let mut fm_ce_se = if self.signalled { CQ_UPDATE } else { 0 };
         fm_ce_se |= if self.solicited { SOLICITED } else { 0 };
-        fm_ce_se |= if self.fence { 0x80 } else { 0 };
+        fm_ce_se |= if self.fence { FENCE } else { 0 };
         let control = Control {
             wqe_index,
             opcode: self.opcode.to_u8(),

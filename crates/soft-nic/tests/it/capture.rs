@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use mlx5_device::faults::{Injection, InjectionKind};
-use roce::wire::{Frame, Gid};
+use roce::testing::frame::Frame;
+use roce::wire::Gid;
 use roce::{Now, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::link::capture::pcapng::{BlockKind, first_block};

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use mlx5_device::command::ModifyQp;
 use mlx5_device::commands::*;
-use mlx5_layout::doorbell::counter_word;
 use mlx5_layout::send_wqe::{AddressVector, BLOCK_BYTES, DataPointer};
+use mlx5_layout::testing::counter_word;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use soft_nic::dma::Host;

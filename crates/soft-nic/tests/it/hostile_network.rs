@@ -158,7 +158,7 @@ fn deliver(from: &UdpSocket, to: Ipv4Addr, mut bytes: Vec<u8>) -> bool {
     let IpAddr::V4(address) = source.ip() else { panic!("{source} is not IPv4") };
     let [near, far] = [address, to].map(|address| Gid::from_ipv4(address.octets()));
     let length = (Udp::BYTES + bytes.len() + icrc::ICRC_BYTES) as u16;
-    let udp = Udp { source_port: source.port(), bytes: length, checksum: 0 };
+    let udp = Udp::new(source.port(), length);
     let ip = IpHeader::between(near, far, length).expect("IPv4");
     let icrc = icrc::compute(&ip, &udp, &bytes).unwrap_or(0);
     bytes.extend(icrc::stored(icrc));

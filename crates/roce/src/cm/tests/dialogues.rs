@@ -303,10 +303,10 @@ fn the_owner_of_qp1_refuses_for_who_is_not_there() {
     }
     let ids = Ids { local: 1, remote: 2 };
     assert!(matches!(of(Message::Req(request())), Some(("REJ", Message::Rej(Rej { reason: 8, .. })))));
-    let question = Message::SidrReq { request: 7, pkey: 0xffff, service: SERVICE };
+    let question = Message::SidrReq(SidrReq { request: 7, pkey: 0xffff, service: SERVICE });
     assert!(matches!(of(question), Some((_, Message::SidrRep(SidrRep { request: 7, status: 1, .. })))));
     let over = Message::Drep(Ids { local: 2, remote: 1 });
-    assert_eq!(of(Message::Dreq { ids, qpn: 3 }), Some(("DREP", over)));
+    assert_eq!(of(Message::Dreq(Dreq { ids, qpn: 3 })), Some(("DREP", over)));
     assert_eq!(of(Message::Rtu(ids)), None);
     assert_eq!(refuse(&[7; 256]), None);
 }

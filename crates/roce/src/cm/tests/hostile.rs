@@ -19,13 +19,13 @@ fn random_bytes_and_damaged_messages_are_dropped_by_cause_or_taken() {
     let sidr = SidrRep { request: 1, status: 0, info_bytes: 0, qpn: 1, service: 1, qkey: 1, info: [0; 72] };
     let kinds = [
         Message::Req(Req { local_id: 77, qpn: 99, ..request() }),
-        Message::Mra { ids, message: 0, timeout: 31 },
+        Message::Mra(Mra { ids, message: 0, timeout: 31 }),
         Message::Rej(rej(ids, 0, 28, &[])),
         Message::Rep(Rep { ids, ..reply() }),
         Message::Rtu(ids),
-        Message::Dreq { ids, qpn: QPNS[0] },
+        Message::Dreq(Dreq { ids, qpn: QPNS[0] }),
         Message::Drep(ids),
-        Message::SidrReq { request: 3, pkey: 0xffff, service: SERVICE },
+        Message::SidrReq(SidrReq { request: 3, pkey: 0xffff, service: SERVICE }),
         Message::SidrRep(sidr),
     ];
     let (mut taken, mut dropped) = (0, 0);
@@ -85,9 +85,9 @@ fn a_stranger_ends_nobody_s_connection() {
     let stranger = Route { local: gid(0), remote: gid(8) };
     let wrong = Ids { local: asked.0 + 1, ..ids };
     for (name, from, message) in [
-        ("DREQ from elsewhere", stranger, Message::Dreq { ids, qpn: QPNS[0] }),
-        ("DREQ with another id", route(0), Message::Dreq { ids: wrong, qpn: QPNS[0] }),
-        ("DREQ for another QP", route(0), Message::Dreq { ids, qpn: QPNS[0] + 1 }),
+        ("DREQ from elsewhere", stranger, Message::Dreq(Dreq { ids, qpn: QPNS[0] })),
+        ("DREQ with another id", route(0), Message::Dreq(Dreq { ids: wrong, qpn: QPNS[0] })),
+        ("DREQ for another QP", route(0), Message::Dreq(Dreq { ids, qpn: QPNS[0] + 1 })),
         ("REJ from elsewhere", stranger, Message::Rej(rej(ids, 2, 28, &[]))),
         ("REJ of the REQ, late", route(0), Message::Rej(rej(ids, 0, 10, &[]))),
         (
@@ -97,7 +97,7 @@ fn a_stranger_ends_nobody_s_connection() {
         ),
         ("DREP without a DREQ", route(0), Message::Drep(ids)),
         ("RTU to the side that sends it", route(0), Message::Rtu(ids)),
-        ("MRA of a REQ, late", route(0), Message::Mra { ids, message: 0, timeout: 3 }),
+        ("MRA of a REQ, late", route(0), Message::Mra(Mra { ids, message: 0, timeout: 3 })),
     ] {
         let _ = net.ends[0].handle_mad(net.now, from, &mad_of(message, 1));
         assert_eq!(net.ends[0].state(asking), Some(State::Established), "{name}");
@@ -126,10 +126,10 @@ fn each_state_takes_its_messages_and_no_other() {
             let mad = match message {
                 "REP" => Message::Rep(Rep { ids, ..reply() }),
                 "RTU" => Message::Rtu(ids),
-                "MRA0" => Message::Mra { ids, message: 0, timeout: 20 },
-                "MRA1" => Message::Mra { ids, message: 1, timeout: 20 },
+                "MRA0" => Message::Mra(Mra { ids, message: 0, timeout: 20 }),
+                "MRA1" => Message::Mra(Mra { ids, message: 1, timeout: 20 }),
                 "REJ" => Message::Rej(rej(ids, 2, 28, &[])),
-                "DREQ" => Message::Dreq { ids, qpn },
+                "DREQ" => Message::Dreq(Dreq { ids, qpn }),
                 _ => Message::Drep(ids),
             };
             let taken = end.1.handle_mad(Now(5_000), route(end.0), &mad_of(mad, 1)).is_ok();

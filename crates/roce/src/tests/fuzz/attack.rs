@@ -3,7 +3,8 @@
 use super::world::{Flying, REGIONS, Reached, VA, count};
 use crate::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer};
 use crate::testing::Rng;
-use crate::wire::{self, FrameBuilder, Gid, IpHeader, Position, Udp, icrc};
+use crate::testing::frame::{Frame, FrameBuilder, FrameError};
+use crate::wire::{Gid, IpHeader, Position, Udp, icrc};
 use crate::{Content, Fragment, NakCode, Packet, Psn, ServiceType};
 
 /// Longest payload made up; the wire has 4096.
@@ -214,11 +215,11 @@ fn repair(bytes: &mut [u8]) {
         return;
     };
     let Ok(ip) = fresh.with_payload_bytes(udp_bytes) else { return };
-    let udp = Udp { source_port: 0xc000, bytes: udp_bytes as u16, checksum: 0 };
-    if ip.emit(bytes).is_err() {
-        return;
-    }
-    bytes[start..start + Udp::BYTES].copy_from_slice(&udp.emit());
+    let udp = Udp::new(0xc000, udp_bytes as u16);
+    let mut headers = Vec::new();
+    ip.append_to(&mut headers);
+    headers.extend(udp.emit());
+    bytes[..headers.len()].copy_from_slice(&headers);
     let end = length - icrc::ICRC_BYTES;
     if let Ok(icrc) = icrc::compute(&ip, &udp, &bytes[start + Udp::BYTES..end]) {
         bytes[end..].copy_from_slice(&icrc::stored(icrc));
@@ -227,10 +228,13 @@ fn repair(bytes: &mut [u8]) {
 
 /// What a device makes of bytes: the packet, or a count of why not.
 pub(super) fn read(bytes: &[u8], reached: &mut Reached) -> Option<Flying> {
-    let frame = match wire::Frame::decode(bytes) {
+    let frame = match Frame::decode(bytes) {
         Ok(frame) => frame,
         Err(error) => {
-            let error = format!("{error:?}");
+            let error = match error {
+                FrameError::Wire(error) => format!("{error:?}"),
+                error => format!("{error:?}"),
+            };
             count(reached, format!("refuses {}", error.split([' ', '{']).next().unwrap_or("")));
             return None;
         }

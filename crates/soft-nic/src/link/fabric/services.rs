@@ -1,7 +1,7 @@
 //! Which services the connection managers of a fabric listen to: words of each slot, written by its own process alone.
 //!
 //! A word is 0, or: bit 63 set, bits 25 to 56 the address (IPv4, or what an IPv6 address is folded into; 0 for every
-//! address), bits 0 to 24 the service id. Service ids of IP are below 2^25 (`wire::cm::ip_service`); others are not
+//! address), bits 0 to 24 the service id. Service ids of IP are below 2^25 (1, the protocol, the port: Annex A11); others are not
 //! announced.
 
 use std::net::IpAddr;

@@ -136,7 +136,7 @@ impl Wire {
         let carried = packet.payload.length as usize;
         let transport = headers + carried.next_multiple_of(4);
         let len = transport + ICRC_BYTES;
-        let udp = Udp { source_port: port.own_port(), bytes: udp_bytes(len), checksum: 0 };
+        let udp = Udp::new(port.own_port(), udp_bytes(len));
         let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or(Unsent::Unreachable)?;
         let write = |bytes: &mut [u8], identification| -> Result<(), Unsent> {
             let (head, rest) = bytes.split_at_mut(headers);
@@ -273,7 +273,7 @@ fn udp_bytes(len: usize) -> u16 {
 
 /// Takes the headers off; checks all that does not depend on a queue. Also returns the identification of its IPv4 header.
 fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<(Arrived<'_>, u16), Dropped> {
-    let udp = Udp { source_port: from.port(), bytes: udp_bytes(bytes.len()), checksum: 0 };
+    let udp = Udp::new(from.port(), udp_bytes(bytes.len()));
     let malformed: Dropped = |counters| &mut counters.malformed;
     let ip = IpHeader::between(gid_of(from.ip()), gid_of(at), udp.bytes).ok_or(malformed)?;
     let check = || -> Result<u16, Dropped> {

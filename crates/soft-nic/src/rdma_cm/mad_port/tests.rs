@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use roce::Packet;
 use roce::packet::Deth;
-use roce::wire::cm::{CmMad, Ids, Message, Req};
+use roce::wire::cm::{CmMad, Dreq, Ids, Message, Req};
 use roce::wire::mad::QP1_QKEY;
 
 use super::*;
@@ -58,7 +58,7 @@ fn what_comes_over_the_wire_is_handed_on_or_refused_and_what_is_for_others_waits
     assert_eq!((rej.reason, rej.ids.remote), (8, 5));
     // Of a process that is gone: its connections are over.
     let gone = Ids { local: 9, remote: 99 << 25 | 1 };
-    let over = routers[0].hand_on(addressed(Message::Dreq { ids: gone, qpn: 1 })).unwrap();
+    let over = routers[0].hand_on(addressed(Message::Dreq(Dreq { ids: gone, qpn: 1 }))).unwrap();
     let ended = Message::Drep(Ids { local: gone.remote, remote: gone.local });
     assert_eq!(CmMad::decode(&*over.mad).unwrap().message, ended);
     assert_eq!(routers[0].hand_on(addressed(Message::Rtu(gone))), None, "nothing to be said");
@@ -137,7 +137,7 @@ fn many_that_ask_for_the_socket_at_once_get_one_and_handing_on_makes_none() {
     let owner = MadRouter::new(fabric(), true);
     let ids = Ids { local: 9, remote: u32::from(owner.slot()) << 25 | 1 };
     for _ in 0..20 {
-        let over = owner.hand_on(addressed(Message::Dreq { ids, qpn: 1 })).expect("an answer");
+        let over = owner.hand_on(addressed(Message::Dreq(Dreq { ids, qpn: 1 }))).expect("an answer");
         let ended = Message::Drep(Ids { local: ids.remote, remote: ids.local });
         assert_eq!(CmMad::decode(&*over.mad).unwrap().message, ended);
     }

@@ -7,7 +7,7 @@ use mlx5_device::carrier::{Carrier as _, Disposition};
 use mlx5_device::random;
 use roce::Now;
 use roce::cm::{Cm, CmConfig, ConnectionId, Event, Route};
-use roce::wire::cm::{CmMad, Ids, Message, Path, Rej, Rep, Req, reason};
+use roce::wire::cm::{CmMad, Dreq, Ids, Message, Path, Rej, Rep, Req, SidrReq, reason};
 use roce::wire::gid_of;
 use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::mad::{MAD_BYTES, QP1, QP1_QKEY};
@@ -53,7 +53,7 @@ impl Flooder {
         let mut bytes = Vec::new();
         Packet { bth, extended, payload }.append_to(&mut bytes).unwrap();
         let source_port = self.socket.local_addr().unwrap().port();
-        let udp = Udp { source_port, bytes: (Udp::BYTES + bytes.len() + ICRC_BYTES) as u16, checksum: 0 };
+        let udp = Udp::new(source_port, (Udp::BYTES + bytes.len() + ICRC_BYTES) as u16);
         let ip = IpHeader::between(gid_of(self.from), gid_of(self.at), udp.bytes).unwrap();
         bytes.extend(icrc::stored(icrc::compute(&ip, &udp, &bytes).unwrap()));
         self.socket.send_to(&bytes, (self.at, 4791)).unwrap();
@@ -103,13 +103,13 @@ impl Flooder {
             4 | 5 => self.request(id, SERVICE),
             6 => self.request(id, NOBODYS),
             7 => Message::Rtu(ids),
-            8 => Message::Dreq { ids, qpn: other & 0xff_ffff },
+            8 => Message::Dreq(Dreq { ids, qpn: other & 0xff_ffff }),
             9 => Message::Rep(Rep { ids, ..Rep::default() }),
             10 => {
                 let (reason, info) = ((other % 40) as u16, [0; 72]);
                 Message::Rej(Rej { ids, message: (other & 3) as u8, reason, info_bytes: 0, info })
             }
-            _ => Message::SidrReq { request: id, pkey: 0xffff, service: NOBODYS },
+            _ => Message::SidrReq(SidrReq { request: id, pkey: 0xffff, service: NOBODYS }),
         };
         let is_request = matches!(message, Message::Req(_));
         let mut mad = CmMad { transaction: id.into(), message, private: &[] }.encode().unwrap();

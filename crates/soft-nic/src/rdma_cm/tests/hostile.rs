@@ -92,7 +92,7 @@ fn a_listener_that_nobody_serves_takes_what_its_backlog_allows() {
 
 #[test]
 fn a_question_after_a_datagram_service_has_to_have_the_port_s_p_key() {
-    use roce::wire::cm::{CmMad, IpCm, Message};
+    use roce::wire::cm::{CmMad, IpCm, Message, SidrReq};
     let [mut client, mut server] = programs(LinkLayer::Ib);
     let id = server.create(space::UDP, 1);
     assert_eq!((server.bind(id, [0; 4], 7174), server.listen(id)), (0, 0));
@@ -100,7 +100,7 @@ fn a_question_after_a_datagram_service_has_to_have_the_port_s_p_key() {
     let [from, to] = [source, destination].map(|ip| super::super::ids::port_gid(&server.ids.devices, ip).0);
     let header = IpCm { version: 0, ip_version: 4, source_port: 1, source, destination }.emit();
     for (request, pkey, status) in [(1, 0x8001, Some(2)), (2, 0xffff, None)] {
-        let message = Message::SidrReq { request, pkey, service: 0x0111_1c06 };
+        let message = Message::SidrReq(SidrReq { request, pkey, service: 0x0111_1c06 });
         let mad = CmMad { transaction: 1, message, private: &header }.encode().unwrap();
         client.ids.port.send(AddressedMad { from, to, mad: Box::new(mad) });
         assert_eq!(server.event().is_some(), status.is_none(), "{pkey:#x}");

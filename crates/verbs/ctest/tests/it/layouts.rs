@@ -1,11 +1,12 @@
 //! What `mlx5-layout` emits is what the header's structs hold after C filled them with the same values.
 
 use mlx5_layout::cqe::{Cqe, CqeError, ScatterFormat};
-use mlx5_layout::doorbell::{ARM_WORD, Arm, ArmFor, CONSUMER_WORD, CQ_ARM_OFFSET, RECEIVE_WORD, SEND_WORD};
+use mlx5_layout::doorbell::{Arm, ArmFor, CONSUMER_WORD, RECEIVE_WORD, SEND_WORD};
 use mlx5_layout::recv_wqe::INVALID_LKEY;
 use mlx5_layout::send_wqe::{
-    AddressVector, Atomic, BLOCK_BYTES, Control, DataPointer, INLINE_FLAG, RemoteAddress, SendWqeBuilder,
+    AddressVector, Atomic, BLOCK_BYTES, Control, DataPointer, INLINE_FLAG, RemoteAddress,
 };
+use mlx5_layout::testing::{ARM_WORD, CQ_ARM_OFFSET, SendWqeBuilder};
 use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome, SendOpcode};
 
 use verbs_ctest as _;

@@ -208,7 +208,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
     deliver("one byte fewer", &good[..good.len() - 1], |c| c.malformed += 1);
     // Another partition, in a packet that is whole otherwise.
     let mut stranger = changed(3, 0x01);
-    let udp = Udp { source_port: port, bytes: udp_bytes(stranger.len()), checksum: 0 };
+    let udp = Udp::new(port, udp_bytes(stranger.len()));
     let ip = IpHeader::between(gid_of(ours), gid_of(theirs), udp.bytes).unwrap();
     let (covered, place) = stranger.split_at_mut(76);
     place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered).unwrap()));
@@ -217,7 +217,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
     let mut cnp = vec![0; 28];
     cnp[..12].copy_from_slice(&good[..12]);
     (cnp[0], cnp[1]) = (CNP_OPCODE, 0);
-    let udp = Udp { source_port: port, bytes: udp_bytes(cnp.len() + ICRC_BYTES), checksum: 0 };
+    let udp = Udp::new(port, udp_bytes(cnp.len() + ICRC_BYTES));
     let ip = IpHeader::between(gid_of(ours), gid_of(theirs), udp.bytes).unwrap();
     let icrc = icrc::stored(icrc::compute(&ip, &udp, &cnp).unwrap());
     cnp.extend(icrc);
