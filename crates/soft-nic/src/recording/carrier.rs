@@ -14,7 +14,7 @@ use super::events::{Event, Objects};
 use super::message::Facts;
 use super::recorder::Recorder;
 use super::replayer::Replay;
-use super::source::{Source, ask, ask_bytes};
+use super::source::{Source, ask, ask_bytes, asked};
 use crate::link::Link;
 use crate::link::record::REQUEST_WORDS;
 use crate::os::locked;
@@ -124,12 +124,14 @@ macro_rules! does {
 impl Carrier for Source<Link> {
     type Inbound<'a> = Arrived<'a>;
 
-    fn slot(&self) -> u8 {
-        ask!(self, Tag::Slot, (), link => Carrier::slot(link))
-    }
-
-    fn has_wire(&self) -> bool {
-        ask!(self, Tag::HasWire, (), link => link.has_wire())
+    asked! { self:
+        fn slot(&) -> u8 = Slot;
+        fn has_wire(&) -> bool = HasWire;
+        fn replies_wait(&; slot: u8) -> bool = RepliesWait;
+        fn has_reply_room(&mut; slot: u8) -> bool = ReplyRoom;
+        fn consumed(&mut; slot: u8; position: Position) -> bool = Consumed;
+        fn has_wire_room(&mut; from: IpAddr) -> bool = WireRoom;
+        fn has_packets_waiting(&) -> bool = PacketsWait;
     }
 
     fn set_delay(&mut self, delay_ns: u64) {
@@ -163,10 +165,6 @@ impl Carrier for Source<Link> {
         }
     }
 
-    fn replies_wait(&self, slot: u8) -> bool {
-        ask!(self, Tag::RepliesWait, slot, link => link.replies_wait(slot))
-    }
-
     fn poll_event(&mut self) -> Option<String> {
         ask_bytes!(self, Tag::LinkEvent, (), link => link.poll_event().map(String::into_bytes)).map(text)
     }
@@ -183,18 +181,6 @@ impl Carrier for Source<Link> {
         let asked = (packet, mtu, path.to_port, datagram, payload);
         let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_record(packet, sent);
         ask!(self, Tag::SendRecord, asked, link => link.send_record(packet, mtu, path, payload), event)
-    }
-
-    fn has_reply_room(&mut self, slot: u8) -> bool {
-        ask!(self, Tag::ReplyRoom, slot, link => link.has_reply_room(slot))
-    }
-
-    fn consumed(&mut self, slot: u8, position: Position) -> bool {
-        ask!(self, Tag::Consumed, (slot, position), link => link.consumed(slot, position))
-    }
-
-    fn has_wire_room(&mut self, from: IpAddr) -> bool {
-        ask!(self, Tag::WireRoom, from, link => link.has_wire_room(from))
     }
 
     fn send_packet(
@@ -227,10 +213,6 @@ impl Carrier for Source<Link> {
         let lost = Err::<usize, _>(Unsent::Unreachable);
         let event = |_: &Objects, sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
         let _ = ask!(self, Tag::SendPacket, asked, _link => lost, event);
-    }
-
-    fn has_packets_waiting(&self) -> bool {
-        ask!(self, Tag::PacketsWait, (), link => link.has_packets_waiting())
     }
 
     /// The device does not go by it.
