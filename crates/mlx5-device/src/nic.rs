@@ -67,7 +67,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         memory: M,
         link: C,
         events: Box<dyn EventSink>,
-        log: Box<dyn LogSink>,
+        log: LogSink,
         now: Now,
     ) -> Result<Nic<M, C>, NicConfigError> {
         config.check()?;

@@ -230,7 +230,7 @@ impl Side {
         let host = Host::new().expect("the fault handler can be installed");
         let end = End { slot, from_peer, to_peer, host };
         let sinks = Sinks::default();
-        let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
+        let (events, log) = (Box::new(sinks.clone()), sinks.log());
         let nic = Nic::new(&NicConfig::default(), host, end, events, log, Now(0));
         let nic = nic.expect("a NIC of the default settings");
         let port = nic.ports()[0].clone();

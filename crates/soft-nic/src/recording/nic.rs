@@ -65,7 +65,7 @@ impl<M: Memory> Nic<M> {
         memory: M,
         link: Link,
         events: Box<dyn EventSink>,
-        log: Box<dyn LogSink>,
+        log: LogSink,
         now: Now,
     ) -> Result<Nic<M>, NicConfigError> {
         let Some(recorder) = recorder(config, now) else {
