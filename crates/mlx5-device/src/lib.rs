@@ -34,7 +34,6 @@ mod modify;
 pub mod mr;
 pub mod nic;
 mod payload_scatter;
-mod pd;
 mod poll;
 mod ports;
 pub mod qp;

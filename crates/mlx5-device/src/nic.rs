@@ -14,7 +14,6 @@ use super::faults::{Injection, Settings};
 use super::host::{EventTarget, HostInterface, LogSink};
 use super::impairment::Impairment;
 use super::model::{Capabilities, DeviceConfig};
-use super::pd::Pds;
 use super::qps::Qps;
 use super::table::Table;
 use crate::carrier::Carrier;
@@ -48,7 +47,8 @@ pub(super) use on_carrier;
 pub struct Nic<M: Memory, C: Carrier> {
     pub(super) link: C,
     pub(super) contexts: Contexts,
-    pub(super) pds: Pds,
+    /// Protection domains, with what belongs to each as its users.
+    pub(super) pds: Table<()>,
     /// Address handles: the protection domain of each.
     pub(super) ahs: Table<u32>,
     pub(super) qps: Qps,
@@ -75,7 +75,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         let host = HostInterface { memory, events, log, counters, now, clock: Box::new(Now::default) };
         let mut nic = Nic {
             contexts: Contexts::default(),
-            pds: Pds::default(),
+            pds: Table::default(),
             ahs: Table::default(),
             qps: Qps::new(link.slot()),
             core: Core::new(config, host, link.has_wire()),
