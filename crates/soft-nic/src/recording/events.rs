@@ -14,7 +14,6 @@ use serde::Deserialize;
 
 /// Numbers of the commands that are told apart.
 pub mod number {
-    pub const OPEN: u64 = 1;
     pub const CLOSE: u64 = 2;
     pub const ALLOC_UAR: u64 = 3;
     pub const CREATE_QP: u64 = 13;
