@@ -14,7 +14,7 @@ use super::events::{Event, Objects};
 use super::message::Facts;
 use super::recorder::Recorder;
 use super::replayer::Replay;
-use super::source::{Source, ask, ask_bytes, asked};
+use super::source::{Source, ask, asked, unrecorded};
 use crate::link::Link;
 use crate::link::record::REQUEST_WORDS;
 use crate::os::locked;
@@ -108,17 +108,19 @@ pub(super) fn replayed(
     messages.wrapping_add(locked(replay).ask(tag, Place::of(tag), &(), |_, _| None))
 }
 
-/// Has the link do something that has no answer.
-macro_rules! does {
-    ($source:expr, $tag:expr, $asked:expr, $link:ident => $does:expr) => {
-        match $source {
-            Source::Recorded($link, recorder) => {
-                $does;
-                recorder.note($tag, &$asked);
+/// Methods that have the link do something that has no answer.
+macro_rules! done {
+    ($self:ident: $(fn $name:ident(&mut $(; $arg:ident: $type:ty)*) = $tag:ident;)*) => { $(
+        fn $name(&mut $self $(, $arg: $type)*) {
+            match $self {
+                Source::Recorded(link, recorder) => {
+                    link.$name($($arg),*);
+                    recorder.note(Tag::$tag, &($($arg),*));
+                }
+                Source::Replayed(replay) => locked(replay).note(Tag::$tag, &($($arg),*)),
             }
-            Source::Replayed(replay) => locked(replay).note($tag, &$asked),
         }
-    };
+    )* };
 }
 
 impl Carrier for Source<Link> {
@@ -134,8 +136,16 @@ impl Carrier for Source<Link> {
         fn has_packets_waiting(&) -> bool = PacketsWait;
     }
 
-    fn set_delay(&mut self, delay_ns: u64) {
-        does!(self, Tag::Delay, delay_ns, link => link.set_delay(delay_ns))
+    done! { self:
+        fn set_delay(&mut; delay_ns: u64) = Delay;
+        fn ring_bells(&mut) = Bells;
+    }
+
+    unrecorded! { self:
+        fn has_delayed(&) -> bool = false;
+        fn poll_event(&mut) -> Option<String> = None;
+        fn fabric_in_words(&) -> String = String::new();
+        fn peer_in_words(&; slot: u8) -> String = String::new();
     }
 
     fn poll_rings(
@@ -163,10 +173,6 @@ impl Carrier for Source<Link> {
             }),
             Source::Replayed(replay) => replayed(replay, Tag::Wire, &mut handler),
         }
-    }
-
-    fn poll_event(&mut self) -> Option<String> {
-        ask_bytes!(self, Tag::LinkEvent, (), link => link.poll_event().map(String::into_bytes)).map(text)
     }
 
     fn send_record(
@@ -214,30 +220,4 @@ impl Carrier for Source<Link> {
         let event = |_: &Objects, sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
         let _ = ask!(self, Tag::SendPacket, asked, _link => lost, event);
     }
-
-    /// The device does not go by it.
-    fn has_delayed(&self) -> bool {
-        match self {
-            Source::Recorded(link, _) => link.has_delayed(),
-            Source::Replayed(_) => false,
-        }
-    }
-
-    fn ring_bells(&mut self) {
-        does!(self, Tag::Bells, (), link => link.ring_bells())
-    }
-
-    fn fabric_in_words(&self) -> String {
-        let words = ask_bytes!(self, Tag::Words, (), link => Some(link.fabric_in_words().into_bytes()));
-        words.map(text).unwrap_or_default()
-    }
-
-    fn peer_in_words(&self, slot: u8) -> String {
-        let words = ask_bytes!(self, Tag::Words, slot, link => Some(link.peer_in_words(slot).into_bytes()));
-        words.map(text).unwrap_or_default()
-    }
-}
-
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8_lossy(&bytes).into_owned()
 }

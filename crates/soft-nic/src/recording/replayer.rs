@@ -5,6 +5,7 @@ use std::panic::resume_unwind;
 
 use mlx5_device::carrier::Unsent;
 use mlx5_device::memory::Fault;
+use mlx5_device::threads::ThreadTime;
 use roce::{Now, Packet};
 
 use super::answer::{Answer, failure_of};
@@ -221,19 +222,6 @@ impl Replay {
         fault
     }
 
-    /// Whether a question that seldom has an answer has one: the next entry.
-    fn has_answer(&mut self, tag: Tag, asked: &impl Question) -> bool {
-        self.note(tag, asked);
-        match self.peek() {
-            None => {
-                self.guessed += 1;
-                false
-            }
-            Some(next) if next == tag => true,
-            next => self.unexpected(next, tag),
-        }
-    }
-
     /// Compares what the device did with what was recorded: so many digits of the digest.
     fn compare(&self, recorded: u64, own: u64, digits: usize) {
         if recorded != own {
@@ -328,19 +316,31 @@ impl Replay {
     /// The values of an answer that is seldom there.
     #[cold]
     pub fn seldom<const N: usize>(&mut self, tag: Tag, asked: &impl Question) -> Option<[u64; N]> {
-        self.has_answer(tag, asked).then(|| {
-            let values = self.values(tag, Place::of(tag));
-            let values: [u64; N] = values.try_into().unwrap_or_else(|_| self.unreadable(tag));
-            if let (Tag::TakeRegister, [register, ..]) = (tag, &values[..]) {
-                self.happened(Some(Event::doorbell(register.to_be_bytes())));
+        self.note(tag, asked);
+        match self.peek() {
+            None => {
+                self.guessed += 1;
+                return None;
             }
-            values
-        })
+            Some(next) if next == tag => {}
+            next => self.unexpected(next, tag),
+        }
+        let values: Result<[u64; N], _> = self.values(tag, Place::of(tag)).try_into();
+        let values = values.unwrap_or_else(|_| self.unreadable(tag));
+        if let (Tag::TakeRegister, [register, ..]) = (tag, &values[..]) {
+            self.happened(Some(Event::doorbell(register.to_be_bytes())));
+        }
+        Some(values)
     }
 
-    #[cold]
-    pub fn bytes(&mut self, tag: Tag, asked: &impl Question) -> Option<Vec<u8>> {
-        self.has_answer(tag, asked).then(|| self.take_bytes(tag))
+    pub fn threads(&mut self) -> Vec<ThreadTime> {
+        self.note(Tag::Threads, &());
+        let next = self.peek();
+        if next != Some(Tag::Threads) {
+            self.unexpected(next, Tag::Threads);
+        }
+        let bytes = self.take_bytes(Tag::Threads);
+        postcard::from_bytes(&bytes).unwrap_or_else(|_| self.unreadable(Tag::Threads))
     }
 
     /// Bytes that the memory, or a message, gave.

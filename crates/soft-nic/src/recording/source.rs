@@ -66,26 +66,18 @@ macro_rules! asked {
 }
 pub(super) use asked;
 
-/// Asks for bytes that are seldom there, and records or replays them.
-macro_rules! ask_bytes {
-    ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr) => {
-        match $source {
-            $crate::recording::source::Source::Recorded($part, recorder) => {
-                let answer: Option<Vec<u8>> = $answer;
-                recorder.note($tag, &$asked);
-                match &answer {
-                    None => recorder.guessed(),
-                    Some(bytes) => recorder.bytes($tag, bytes),
-                }
-                answer
-            }
-            $crate::recording::source::Source::Replayed(replay) => {
-                $crate::os::locked(replay).bytes($tag, &$asked)
+/// Methods whose answer the device does not go by: no recording has it, and a replay has this instead.
+macro_rules! unrecorded {
+    ($self:ident: $(fn $name:ident(& $($mut:ident)? $(; $arg:ident: $type:ty)*) -> $answer:ty = $replayed:expr;)*) => { $(
+        fn $name(& $($mut)? $self $(, $arg: $type)*) -> $answer {
+            match $self {
+                $crate::recording::source::Source::Recorded(part, _) => part.$name($($arg),*),
+                $crate::recording::source::Source::Replayed(_) => $replayed,
             }
         }
-    };
+    )* };
 }
-pub(super) use ask_bytes;
+pub(super) use unrecorded;
 
 /// A question that seldom has an answer.
 #[inline(always)]
@@ -118,6 +110,10 @@ impl<M: Memory> Memory for Source<M> {
         fn probe(&; addr: u64; len: u64; write: bool) -> Result<(), Fault> = Probe;
     }
 
+    unrecorded! { self:
+        fn prefetch(&; addr: u64) -> () = ();
+    }
+
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
         match self {
             Source::Recorded(memory, recorder) => {
@@ -143,12 +139,6 @@ impl<M: Memory> Memory for Source<M> {
         };
         let asked = (addr, bytes, relaxed);
         ask!(self, Tag::Write, asked, memory => memory.write(addr, bytes, relaxed), completion)
-    }
-
-    fn prefetch(&self, addr: u64) {
-        if let Source::Recorded(memory, _) = self {
-            memory.prefetch(addr);
-        }
     }
 
     #[inline]
@@ -178,24 +168,22 @@ impl EventSink for Source<Box<dyn EventSink>> {
         fn withdraw_asynchronous(&mut; context: ContextId; element: u64) -> u32 = Withdraw;
     }
 
-    fn explain(&mut self, reason: Reason) {
-        if let Source::Recorded(events, _) = self {
-            events.explain(reason);
-        }
+    unrecorded! { self:
+        fn explain(&mut; reason: Reason) -> () = ();
     }
 }
 
 impl Threads for Source<Box<dyn Threads>> {
     fn look(&mut self) -> Vec<ThreadTime> {
-        let bytes = ask_bytes!(self, Tag::Threads, (), threads => {
-            let mut times = threads.look();
-            times.truncate(MAX_THREADS);
-            Some(encoded(&times))
-        });
-        let times = bytes.and_then(|bytes| postcard::from_bytes(&bytes).ok());
-        times.unwrap_or_else(|| match self {
-            Source::Recorded(..) => Vec::new(),
-            Source::Replayed(replay) => locked(replay).damaged("times of threads cannot be read".to_owned()),
-        })
+        match self {
+            Source::Recorded(threads, recorder) => {
+                let mut times = threads.look();
+                times.truncate(MAX_THREADS);
+                recorder.note(Tag::Threads, &());
+                recorder.bytes(Tag::Threads, &encoded(&times));
+                times
+            }
+            Source::Replayed(replay) => locked(replay).threads(),
+        }
     }
 }
