@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use mlx5_device::command::EventSink;
-use mlx5_device::threads::Threads;
 
 use super::events::Observer;
 use super::format::{Reader, RecordingError};
@@ -65,7 +64,8 @@ fn run_steps(replay: &Arc<Mutex<Replay>>, config: &Config) {
     let silent = Box::new(|_: &str| ());
     let device = Device::new(&config.nic(), memory, link, events, silent, now);
     let mut device = device.unwrap_or_else(|error| locked(replay).damaged(error.to_string()));
-    device.excuse(Box::new(Source::<Box<dyn Threads>>::Replayed(replay.clone())));
+    let threads = replay.clone();
+    device.excuse(move || locked(&threads).threads());
     let clock = replay.clone();
     device.stamp_by(move || locked(&clock).stamp());
     loop {

@@ -5,16 +5,12 @@ use std::sync::{Arc, Mutex};
 use mlx5_device::Reason;
 use mlx5_device::command::{ContextId, EventSink};
 use mlx5_device::memory::{Fault, Memory, Registers};
-use mlx5_device::threads::{ThreadTime, Threads};
 
 use super::entry::{Place, Question, Tag};
 use super::events::{Event, Objects};
-use super::recorder::{Recorder, encoded};
+use super::recorder::Recorder;
 use super::replayer::Replay;
 use crate::os::locked;
-
-/// Most threads that one look at them keeps.
-const MAX_THREADS: usize = 1024;
 
 /// A part of the host.
 pub enum Source<T> {
@@ -170,20 +166,5 @@ impl EventSink for Source<Box<dyn EventSink>> {
 
     unrecorded! { self:
         fn explain(&mut; reason: Reason) -> () = ();
-    }
-}
-
-impl Threads for Source<Box<dyn Threads>> {
-    fn look(&mut self) -> Vec<ThreadTime> {
-        match self {
-            Source::Recorded(threads, recorder) => {
-                let mut times = threads.look();
-                times.truncate(MAX_THREADS);
-                recorder.note(Tag::Threads, &());
-                recorder.bytes(Tag::Threads, &encoded(&times));
-                times
-            }
-            Source::Replayed(replay) => locked(replay).threads(),
-        }
     }
 }

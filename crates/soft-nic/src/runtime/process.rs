@@ -64,7 +64,7 @@ impl Process {
         let events = Events::default();
         let now = Now(system::monotonic_ns());
         let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(log), now)?;
-        nic.excuse(Box::new(OwnThreads::without(NIC_THREAD)));
+        nic.excuse(|| OwnThreads::without(NIC_THREAD).look());
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         let timeouts = CmTimeouts { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
