@@ -9,10 +9,9 @@ use mlx5_device::threads::ThreadTime;
 use roce::{Now, Packet};
 
 use super::answer::{Answer, failure_of};
-use super::decoder::{Body, Decoder, Entry};
 use super::entry::{Digest, History, Place, Question, Tag};
 use super::events::{Event, Objects, Observer, Transfer};
-use super::format::{Reader, RecordingError};
+use super::format::{Body, Entry, Reader, RecordingError};
 use super::message::{self, Facts};
 
 /// Longest account of a step, bytes.
@@ -49,7 +48,7 @@ pub enum ReplayError {
 
 /// A recording as the device's host. What it answers is cold: its code must not weigh on a device that is recorded.
 pub struct Replay {
-    decoder: Decoder,
+    reader: Reader,
     /// The next entry, where it was looked at already.
     next: Option<Entry>,
     /// Answers as guessed since the last entry.
@@ -80,7 +79,7 @@ impl Replay {
     pub fn new(reader: Reader, told_step: Option<u64>, observer: Option<Observer>) -> Replay {
         let now = reader.start_ns;
         Replay {
-            decoder: Decoder::new(reader),
+            reader,
             next: None,
             guessed: 0,
             history: History::default(),
@@ -115,7 +114,7 @@ impl Replay {
 
     /// Ends the replay: the recording cannot be used.
     pub fn damaged(&self, what: String) -> ! {
-        self.refuse(self.decoder.reader.damaged(what))
+        self.refuse(self.reader.damaged(what))
     }
 
     fn unreadable(&self, tag: Tag) -> ! {
@@ -145,7 +144,7 @@ impl Replay {
 
     /// Takes the next entry out.
     fn next_entry(&mut self) -> Entry {
-        let next = self.next.take().map_or_else(|| self.decoder.next_entry(), Ok);
+        let next = self.next.take().map_or_else(|| self.reader.next_entry(), Ok);
         next.unwrap_or_else(|error| self.refuse(error))
     }
 
@@ -266,7 +265,7 @@ impl Replay {
                 let values = self.values(tag, Place::of(tag));
                 let [digest] = values[..] else { self.unreadable(tag) };
                 self.compare(digest, self.digest.0, 16);
-                match self.decoder.is_at_end() {
+                match self.reader.is_at_end() {
                     Ok(true) => return Step::End,
                     Ok(false) => self.damaged("something follows the end".to_owned()),
                     Err(error) => self.refuse(error),
@@ -275,7 +274,7 @@ impl Replay {
             _ => self.differs(tag.name().to_owned(), "the end of the step".to_owned()),
         };
         self.replayed.steps += 1;
-        let at_ms = self.now.saturating_sub(self.decoder.reader.start_ns) as f64 / 1e6;
+        let at_ms = self.now.saturating_sub(self.reader.start_ns) as f64 / 1e6;
         self.step = format!("{} at {at_ms:.6} ms", tag.name());
         self.account.clear();
         step

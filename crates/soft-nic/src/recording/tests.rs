@@ -14,7 +14,6 @@ use mlx5_device::faults::{Injection, InjectionKind, Settings};
 use mlx5_layout::SendOpcode;
 use roce::{Now, Packet};
 
-use super::decoder::Decoder;
 use super::entry::{Form, MOST_BYTES, Tag};
 use super::events::{Event, Transfer};
 use super::format::{self, BLOCK_WORDS, Reader};
@@ -231,10 +230,10 @@ fn an_entry_that_is_too_long_ends_the_recording_before_it() {
         recorder.bytes(Tag::ReadLong, &vec![0xff; len]);
         recorder.time(Tag::Round, Now(3));
         drop(recorder);
-        let mut decoder = Decoder::new(Reader::open(&file).unwrap());
+        let mut reader = Reader::open(&file).unwrap();
         let mut tags = Vec::new();
         let error = loop {
-            match decoder.next_entry() {
+            match reader.next_entry() {
                 Ok(entry) => tags.push(entry.tag),
                 Err(error) => break error.to_string(),
             }
@@ -388,8 +387,8 @@ fn all_until_a_panic_is_in_the_file_though_nothing_runs_after_it() {
     }));
     panicked.unwrap_err();
     std::mem::forget(recorder);
-    let mut decoder = Decoder::new(Reader::open(&file).unwrap());
-    let tags: Vec<_> = std::iter::from_fn(|| decoder.next_entry().ok().map(|entry| entry.tag)).collect();
+    let mut reader = Reader::open(&file).unwrap();
+    let tags: Vec<_> = std::iter::from_fn(|| reader.next_entry().ok().map(|entry| entry.tag)).collect();
     assert_eq!(tags, [Tag::Round, Tag::Guessed]);
 }
 
