@@ -139,11 +139,6 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         &mut self.link
     }
 
-    /// The sink of events, for completion channels made later.
-    pub fn events(&mut self) -> &mut dyn EventSink {
-        &mut *self.core.host.events
-    }
-
     // What `softnic ctl` asks for.
 
     /// Takes a port of a device, by its number, down, or up again; the contexts of the device get the event. Nothing happens when it
