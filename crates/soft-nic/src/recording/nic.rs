@@ -156,23 +156,23 @@ impl<M: Memory> Nic<M> {
 
 /// What only looks, and is not recorded.
 macro_rules! looks {
-    ($($name:ident($($arg:ident: $type:ty)?) -> $answer:ty;)*) => {
-        impl<M: Memory> Nic<M> {
-            $(pub fn $name(&self, $($arg: $type)?) -> $answer {
-                of_device!(&self.0, device => device.$name($($arg)?))
-            })*
-        }
+    ($($vis:vis fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {
+        $($vis fn $name(&self, $($arg: $type),*) -> $answer {
+            of_device!(&self.0, device => device.$name($($arg),*))
+        })*
     };
 }
 
-looks! {
-    ports() -> &[DeviceConfig];
-    port_counters(place: usize) -> PortCounters;
-    capabilities() -> &Capabilities;
-    counters() -> Counters;
-    open_qps(place: usize) -> usize;
-    changes() -> &[String];
-    is_waiting() -> bool;
+impl<M: Memory> Nic<M> {
+    looks! {
+        pub fn ports() -> &[DeviceConfig];
+        pub fn port_counters(place: usize) -> PortCounters;
+        pub fn capabilities() -> &Capabilities;
+        pub fn counters() -> Counters;
+        pub fn open_qps(place: usize) -> usize;
+        pub fn changes() -> &[String];
+        pub fn is_waiting() -> bool;
+    }
 }
 
 /// Methods for commands by number: arguments that are copied, then the one by reference.
@@ -224,16 +224,10 @@ macro_rules! commands {
                 }
             }
 
-            fn port_is_down(&self, place: usize) -> bool {
-                of_device!(&self.0, device => device.port_is_down(place))
-            }
-
-            fn query_qp(&self, context: ContextId, qp: Handle) -> Answer<QueriedQp> {
-                of_device!(&self.0, device => device.query_qp(context, qp))
-            }
-
-            fn query_srq(&self, context: ContextId, srq: Handle) -> Answer<QueriedSrq> {
-                of_device!(&self.0, device => device.query_srq(context, srq))
+            looks! {
+                fn port_is_down(place: usize) -> bool;
+                fn query_qp(context: ContextId, qp: Handle) -> Answer<QueriedQp>;
+                fn query_srq(context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
             }
         }
 
