@@ -126,12 +126,15 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
 
     fn alloc_pd(&mut self, id: ContextId) -> Answer<AllocatedPd> {
         self.contexts.device(id)?;
-        let pdn = self.pds.alloc(self.core.capabilities.max_pd)?;
+        self.pds.check_room("protection domains", self.core.capabilities.max_pd)?;
+        let pdn = self.pds.insert(());
         Ok(AllocatedPd { handle: self.contexts.insert(id, ObjectKind::Pd, pdn)?, pdn })
     }
 
     fn dealloc_pd(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
-        self.pds.dealloc(self.contexts.find(id, ObjectKind::Pd, handle)?, handle)?;
+        let pd = self.contexts.find(id, ObjectKind::Pd, handle)?;
+        self.pds.check_unused(pd, "PD", handle, "regions, windows, queues or address handles")?;
+        self.pds.remove(pd);
         self.contexts.remove(id, ObjectKind::Pd, handle).map(drop)
     }
 
@@ -140,7 +143,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         self.core.mkeys.check_room(self.core.capabilities.max_mr)?;
         let region = MemoryRegion::register(&self.core.host.memory, pd, request)?;
         let key = self.core.mkeys.insert(|key| Mkey::Region(MemoryRegion { key, ..region }));
-        self.pds.count(pd, 1);
+        self.pds.count_user(pd, 1);
         Ok(MrKeys { handle: self.contexts.insert(id, ObjectKind::Mr, key)?, lkey: key, rkey: key })
     }
 
@@ -155,8 +158,8 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
             _ => self.contexts.find(id, ObjectKind::Pd, request.pd)?,
         };
         self.core.mkeys.replace(old.reregister(&self.core.host.memory, pd, request)?);
-        self.pds.count(old.pd, -1);
-        self.pds.count(pd, 1);
+        self.pds.count_user(old.pd, -1);
+        self.pds.count_user(pd, 1);
         self.qps.revoke(key);
         Ok(MrKeys { handle, lkey: key, rkey: key })
     }
@@ -165,7 +168,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let key = self.contexts.find(id, ObjectKind::Mr, handle)?;
         self.core.mkeys.check_unused(key, handle)?;
         self.contexts.remove(id, ObjectKind::Mr, handle)?;
-        self.pds.count(self.core.mkeys.remove(key), -1);
+        self.pds.count_user(self.core.mkeys.remove(key), -1);
         self.qps.revoke(key);
         Ok(())
     }
@@ -175,7 +178,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let kind = WindowKind::of(request.kind)?;
         self.core.mkeys.check_room(self.core.capabilities.max_mw)?;
         let rkey = self.core.mkeys.insert(|key| Mkey::Window(Window { key, pd, kind, bound: None }));
-        self.pds.count(pd, 1);
+        self.pds.count_user(pd, 1);
         Ok(AllocatedMw { handle: self.contexts.insert(id, ObjectKind::Mw, rkey)?, rkey })
     }
 
@@ -183,7 +186,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let key = self.contexts.remove(id, ObjectKind::Mw, handle)?;
         self.core.mkeys.close(key, None);
         self.qps.revoke_closed(&mut self.core.mkeys);
-        self.pds.count(self.core.mkeys.remove(key), -1);
+        self.pds.count_user(self.core.mkeys.remove(key), -1);
         Ok(())
     }
 
@@ -211,7 +214,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
         let limits = &self.core.capabilities;
         let (place, created) = self.core.srqs.create(&self.core.host.memory, id, pd, request, limits)?;
-        self.pds.count(pd, 1);
+        self.pds.count_user(pd, 1);
         Ok(CreatedSrq { handle: self.contexts.insert(id, ObjectKind::Srq, place)?, ..created })
     }
 
@@ -227,7 +230,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     fn destroy_srq(&mut self, id: ContextId, handle: Handle) -> Answer<u32> {
         let place = self.contexts.find(id, ObjectKind::Srq, handle)?;
         let (pd, events_read) = self.core.srqs.destroy(&mut self.core.host, place, handle)?;
-        self.pds.count(pd, -1);
+        self.pds.count_user(pd, -1);
         self.contexts.remove(id, ObjectKind::Srq, handle)?;
         Ok(events_read)
     }
@@ -252,7 +255,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let made = self.qps.insert(limit, qp);
         let made = made.ok_or_else(|| CommandError::exhausted("queue pairs", limit))?;
         let (place, qpn, cap) = (made.sched.place, made.qpn, request.cap);
-        self.pds.count(pd, 1);
+        self.pds.count_user(pd, 1);
         core.cqs.count_users(cqs, 1);
         core.srqs.count_user(srq.map(|(place, _)| place), 1);
         core.uars.join(&mut self.qps, page, place);
@@ -285,7 +288,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         core.mkeys.release_windows(qp.qpn);
         core.schedule.forget_qp(place);
         self.impairment.forget_qp(qp.qpn);
-        self.pds.count(qp.pd, -1);
+        self.pds.count_user(qp.pd, -1);
         core.cqs.count_users([qp.sq.cq, qp.rq.cq], -1);
         core.srqs.count_user(qp.rq.srq, -1);
         core.uars.leave(qp.sq.doorbell.page, place);
@@ -302,13 +305,13 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let to = ah::resolve(&ports.configs, from, vector.dlid, vector.dgid.as_ref());
         let dmac = to.map_or([0; 6], |port| ports.configs[port].mac);
         let place = self.ahs.insert(pd);
-        self.pds.count(pd, 1);
+        self.pds.count_user(pd, 1);
         Ok(CreatedAh { handle: self.contexts.insert(id, ObjectKind::Ah, place)?, dmac })
     }
 
     fn destroy_ah(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
         let place = self.contexts.remove(id, ObjectKind::Ah, handle)?;
-        self.pds.count(self.ahs.remove(place), -1);
+        self.pds.count_user(self.ahs.remove(place), -1);
         Ok(())
     }
 }

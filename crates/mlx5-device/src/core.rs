@@ -10,7 +10,6 @@ use super::ports::Ports;
 use super::schedule::Schedule;
 use super::srq::Srqs;
 use super::uar::Uars;
-use super::unreachable::Unreachable;
 use crate::config::NicConfig;
 
 pub(super) struct Core<M> {
@@ -24,7 +23,8 @@ pub(super) struct Core<M> {
     pub schedule: Schedule,
     pub wqe_fetch: WqeFetch,
     pub payload_scatter: PayloadScatter,
-    pub unreachable: Unreachable,
+    /// The line about a missing route was logged.
+    pub logged_no_route: bool,
 }
 
 impl<M> Core<M> {
@@ -40,7 +40,7 @@ impl<M> Core<M> {
             schedule: Schedule::default(),
             wqe_fetch: WqeFetch::default(),
             payload_scatter: PayloadScatter::new(config.relaxed_ordering),
-            unreachable: Unreachable::default(),
+            logged_no_route: false,
         }
     }
 }

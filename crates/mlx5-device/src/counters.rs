@@ -227,11 +227,6 @@ impl Counters {
         self.completed[opcode_row(opcode.to_u8())]
     }
 
-    /// Error CQEs with this syndrome.
-    pub fn errors(&self, syndrome: CqeSyndrome) -> u64 {
-        SYNDROMES.iter().position(|(s, _)| *s == syndrome).map_or(0, |row| self.errors[row])
-    }
-
     /// Doorbell violations of this kind.
     pub fn violations(&self, violation: Violation) -> u64 {
         self.violations[violation as usize]

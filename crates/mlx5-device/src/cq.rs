@@ -36,8 +36,6 @@ struct Cq {
     buffer: u64,
     record: u64,
     channel: Option<u32>,
-    /// Queues that complete here, counted once for each of their two sides.
-    users: u32,
     /// A full ring is overwritten and no error.
     ignore_overrun: bool,
     /// Overrun or unreachable: takes nothing more.
@@ -98,7 +96,6 @@ impl Cqs {
             buffer,
             record,
             channel: request.channel,
-            users: 0,
             ignore_overrun: request.ignore_overrun,
             dead: false,
             completion_events: 0,
@@ -143,9 +140,7 @@ impl Cqs {
         place: u32,
         handle: Handle,
     ) -> Answer<DestroyedCq> {
-        if self.table.get(place).is_some_and(|cq| cq.users > 0) {
-            return Err(CommandError::busy("CQ", handle, "queue pairs"));
-        }
+        self.table.check_unused(place, "CQ", handle, "queue pairs")?;
         self.channels.retain(|p| *p != place);
         let Some(cq) = self.table.remove(place) else { return Ok(DestroyedCq::default()) };
         // The library waits until the program has acknowledged what is reported here, so what nobody can read any more
@@ -161,11 +156,7 @@ impl Cqs {
 
     /// Queues that complete in these two, one more or one less.
     pub(super) fn count_users(&mut self, places: [u32; 2], change: i32) {
-        for place in places {
-            if let Some(cq) = self.table.get_mut(place) {
-                cq.users = cq.users.saturating_add_signed(change);
-            }
-        }
+        places.into_iter().for_each(|place| self.table.count_user(place, change));
     }
 
     /// Bytes of an entry of the CQ here.

@@ -6,11 +6,8 @@ use super::command::{ContextId, EventSink};
 use super::counters::Counters;
 use crate::reason::{About, Reason};
 
-/// Where log lines go: stderr for a process, a vector for tests.
-pub trait LogSink: Send {
-    /// One line, without a newline at its end.
-    fn line(&mut self, text: &str);
-}
+/// Gets each log line, without a newline at its end: stderr for a process, a vector for tests.
+pub type LogSink = Box<dyn FnMut(&str) + Send>;
 
 /// A message of so many bytes takes long enough to copy that its completion needs the time anew; reading the clock takes 20 ns.
 const LONG_BYTES: u32 = 4096;
@@ -18,7 +15,7 @@ const LONG_BYTES: u32 = 4096;
 pub(super) struct HostInterface<M> {
     pub memory: M,
     pub events: Box<dyn EventSink>,
-    pub log: Box<dyn LogSink>,
+    pub log: LogSink,
     pub counters: Counters,
     pub now: Now,
     /// The time now, within a round.
@@ -27,7 +24,7 @@ pub(super) struct HostInterface<M> {
 
 impl<M> HostInterface<M> {
     pub(super) fn log_line(&mut self, what: &str) {
-        self.log.line(&format!("softnic: {what}"));
+        (self.log)(what);
     }
 
     /// Something failed, for this reason.

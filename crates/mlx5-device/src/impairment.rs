@@ -49,10 +49,9 @@ pub(super) struct Impairment {
     random: u64,
     drawn: u64,
     link_layer: LinkLayer,
-    rate_gbps: Option<f64>,
     /// One a port.
     shapers: Vec<TokenBucket>,
-    pace: Option<TokenBucket>,
+    pace: TokenBucket,
     /// A bit for each port that is down.
     down: u16,
     waiting: Vec<Injection>,
@@ -99,9 +98,8 @@ impl Impairment {
             random,
             drawn: random,
             link_layer: config.link_layer,
-            rate_gbps: config.rate_gbps,
             shapers: (0..config.all_ports()).map(shaper).collect(),
-            pace: None,
+            pace: TokenBucket::of_messages(None, now),
             down: 0,
             waiting: Vec::new(),
             overtaken: None,
@@ -116,8 +114,9 @@ impl Impairment {
     pub(super) fn acts(&self) -> bool {
         self.loss > 0.0
             || self.reorder > 0.0
-            || self.rate_gbps.is_some()
-            || self.pace.is_some()
+            // All ports have the same rate.
+            || self.shapers.first().is_some_and(TokenBucket::is_limited)
+            || self.pace.is_limited()
             || self.down != 0
             || !self.waiting.is_empty()
             || self.has_overtaken()
@@ -143,11 +142,10 @@ impl Impairment {
         self.loss = settings.loss.unwrap_or(self.loss);
         self.random = settings.seed.map_or(self.random, |seed| seed ^ self.address);
         if let Some(rate) = settings.rate_gbps {
-            self.rate_gbps = rate;
             self.shapers.fill(TokenBucket::new(rate, now));
         }
         if let Some(pace) = settings.messages_per_second {
-            self.pace = pace.map(|pace| TokenBucket::of_messages(Some(pace), now));
+            self.pace = TokenBucket::of_messages(pace, now);
         }
     }
 
@@ -192,7 +190,7 @@ impl Impairment {
 
     /// Whether the rates have room for what the sender sends.
     fn has_room(&mut self) -> bool {
-        let paced = self.sender.is_requester && self.pace.as_mut().is_some_and(|pace| !pace.allows(self.now));
+        let paced = self.sender.is_requester && !self.pace.allows(self.now);
         !paced && (!self.sender.is_shaped || self.shapers[self.sender.port].allows(self.now))
     }
 
@@ -240,19 +238,14 @@ impl Impairment {
     fn charge(&mut self, wire: u64, whole: bool) {
         self.random = self.drawn;
         self.shapers[self.sender.port].spend(wire);
-        if let Some(pace) = self.pace.as_mut().filter(|_| whole) {
-            pace.spend(1);
-        }
+        self.pace.spend(whole.into());
     }
 
     /// A READ is answered: when it may be.
     fn delay_answer(&mut self, qpn: u32) -> Now {
-        let mut earliest = Now::default();
-        if let Some(pace) = &mut self.pace {
-            pace.allows(self.now);
-            pace.spend(1);
-            earliest = pace.ready_at().unwrap_or_default();
-        }
+        self.pace.allows(self.now);
+        self.pace.spend(1);
+        let mut earliest = self.pace.ready_at().unwrap_or_default();
         let delays = |kind| matches!(kind, InjectionKind::DelayRead(_));
         if let Some(InjectionKind::DelayRead(us)) = self.take(qpn, delays) {
             self.counts.injected_read_delays += 1;

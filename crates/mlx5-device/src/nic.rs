@@ -14,13 +14,12 @@ use super::faults::{Injection, Settings};
 use super::host::{EventTarget, HostInterface, LogSink};
 use super::impairment::Impairment;
 use super::model::{Capabilities, DeviceConfig};
-use super::pd::Pds;
 use super::qps::Qps;
 use super::table::Table;
 use crate::carrier::Carrier;
 use crate::config::{NicConfig, NicConfigError};
 use crate::memory::Memory;
-use crate::threads::{ThreadSampler, Threads};
+use crate::threads::{ThreadSampler, ThreadTime};
 
 /// Arrivals taken in one round: acknowledgements leave at its end, and a sender with a short queue waits for them.
 const ARRIVALS: usize = 32;
@@ -48,7 +47,8 @@ pub(super) use on_carrier;
 pub struct Nic<M: Memory, C: Carrier> {
     pub(super) link: C,
     pub(super) contexts: Contexts,
-    pub(super) pds: Pds,
+    /// Protection domains, with what belongs to each as its users.
+    pub(super) pds: Table<()>,
     /// Address handles: the protection domain of each.
     pub(super) ahs: Table<u32>,
     pub(super) qps: Qps,
@@ -67,7 +67,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         memory: M,
         link: C,
         events: Box<dyn EventSink>,
-        log: Box<dyn LogSink>,
+        log: LogSink,
         now: Now,
     ) -> Result<Nic<M, C>, NicConfigError> {
         config.check()?;
@@ -75,7 +75,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         let host = HostInterface { memory, events, log, counters, now, clock: Box::new(Now::default) };
         let mut nic = Nic {
             contexts: Contexts::default(),
-            pds: Pds::default(),
+            pds: Table::default(),
             ahs: Table::default(),
             qps: Qps::new(link.slot()),
             core: Core::new(config, host, link.has_wire()),
@@ -87,9 +87,9 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         Ok(nic)
     }
 
-    /// From now on a late doorbell is excused while one of these threads has no core; before, no thread is looked at.
-    pub fn excuse(&mut self, threads: Box<dyn Threads>) {
-        self.core.uars.threads = ThreadSampler::new(threads);
+    /// From now on a late doorbell is excused while one of the program's threads has no core; before, no thread is looked at.
+    pub fn excuse(&mut self, look: impl FnMut() -> Vec<ThreadTime> + Send + 'static) {
+        self.core.uars.threads = ThreadSampler::new(Box::new(look));
     }
 
     /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.
@@ -137,11 +137,6 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
     /// The link, for sleeping and its counters.
     pub fn link(&mut self) -> &mut C {
         &mut self.link
-    }
-
-    /// The sink of events, for completion channels made later.
-    pub fn events(&mut self) -> &mut dyn EventSink {
-        &mut *self.core.host.events
     }
 
     // What `softnic ctl` asks for.

@@ -88,7 +88,7 @@ impl<M: Memory> Core<M> {
         if requester.poll_timeout().is_some_and(|due| due <= self.host.now) {
             requester.handle_timeout(self.host.now);
             if requester.is_failed() && !self.host.counters.loses_on_demand() {
-                let why = self.unreachable.explain_silence(&self.ports, link, qp);
+                let why = self.explain_silence(link, qp);
                 // All before it are done.
                 let mut requests = qp.sq.requester.iter_mut().flat_map(|r| r.work_requests_mut());
                 if let Some(request) = requests.find(|request| request.is_message()) {
@@ -210,7 +210,7 @@ impl<M: Memory> Core<M> {
         };
         self.ports.count_record(counters, port, mtu, packet, carried, retransmission);
         if way == Way::Nowhere && datagram {
-            self.unreachable.log_no_route(&mut self.host, &self.ports, qp.qpn, port, &request.path);
+            self.log_no_route(qp.qpn, port, &request.path);
         }
         // Of a READ the request has left, which has none of its bytes.
         Ok(if packet.payload.length > 0 { carried } else { length })

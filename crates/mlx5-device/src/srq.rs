@@ -47,8 +47,6 @@ pub(super) struct Srq {
     event_target: EventTarget,
     srqn: u32,
     pub pd: u32,
-    /// QPs that take from it.
-    users: u32,
     ring: Ring,
     max_sge: u32,
     /// Entry to be consumed next, as the last link said it: checked when it is used.
@@ -147,9 +145,7 @@ impl Srqs {
 
     /// QPs that take from this one, one more or one less.
     pub(super) fn count_user(&mut self, place: Option<u32>, change: i32) {
-        if let Some(srq) = place.and_then(|place| self.table.get_mut(place)) {
-            srq.users = srq.users.saturating_add_signed(change);
-        }
+        self.table.count_user(place, change);
     }
 
     /// Makes an SRQ in protection domain `pd`; returns its place, and the answer but for its handle.
@@ -179,7 +175,6 @@ impl Srqs {
             event_target: EventTarget::new(id, request.user_handle),
             srqn,
             pd,
-            users: 0,
             ring: Ring { address: ring, entries, shift: stride.ilog2(), record },
             max_sge: sge,
             next: 0,
@@ -227,9 +222,7 @@ impl Srqs {
         place: u32,
         handle: Handle,
     ) -> Answer<(u32, u32)> {
-        if self.table.get(place).is_some_and(|srq| srq.users > 0) {
-            return Err(CommandError::busy("SRQ", handle, "queue pairs"));
-        }
+        self.table.check_unused(place, "SRQ", handle, "queue pairs")?;
         let srq = self.table.remove(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
         Ok((srq.pd, srq.event_target.withdraw(host)))
     }

@@ -1,17 +1,19 @@
 //! Object tables: small integers to objects, as the kernel's handles are.
 
-use super::command::{Answer, CommandError};
+use super::command::{Answer, CommandError, Handle};
 
 /// A table whose handles are the lowest free integers from 0.
 #[derive(Debug)]
 pub struct Table<T> {
     slots: Vec<Option<T>>,
     free: Vec<u32>,
+    /// How many others use the object in each place; shorter where none was ever used.
+    users: Vec<u32>,
 }
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Table { slots: Vec::new(), free: Vec::new() }
+        Table { slots: Vec::new(), free: Vec::new(), users: Vec::new() }
     }
 }
 
@@ -40,6 +42,19 @@ impl<T> Table<T> {
         let object = self.slots.get_mut(handle as usize)?.take()?;
         self.free.push(handle);
         Some(object)
+    }
+
+    /// One user of the object here, if there is one, more or less.
+    pub fn count_user(&mut self, place: impl Into<Option<u32>>, change: i32) {
+        let Some(place) = place.into().map(|place| place as usize) else { return };
+        self.users.resize(self.users.len().max(place + 1), 0);
+        self.users[place] = self.users[place].saturating_add_signed(change);
+    }
+
+    /// Refuses to destroy an object, in words with its `handle` in its context, that `users` still use.
+    pub fn check_unused(&self, place: u32, what: &str, handle: Handle, users: &str) -> Answer<()> {
+        let used = self.users.get(place as usize).is_some_and(|users| *users > 0);
+        if used { Err(CommandError::busy(what, handle, users)) } else { Ok(()) }
     }
 
     /// The object of this handle.

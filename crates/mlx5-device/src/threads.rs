@@ -14,11 +14,8 @@ pub struct ThreadTime {
     pub cpu_ns: u64,
 }
 
-/// The threads of the program on this NIC, without the NIC's own.
-pub trait Threads: Send {
-    /// How they stand now; what cannot be read is left out.
-    fn look(&mut self) -> Vec<ThreadTime>;
-}
+/// How the threads of the program on this NIC stand now, without the NIC's own; what cannot be read is left out.
+pub type Look = Box<dyn FnMut() -> Vec<ThreadTime> + Send>;
 
 /// Whether some thread of `before` could have gone on since, but had no core.
 pub fn any_starved(before: &[ThreadTime], now: &[ThreadTime]) -> bool {
@@ -30,13 +27,13 @@ pub fn any_starved(before: &[ThreadTime], now: &[ThreadTime]) -> bool {
 /// The states of the program's threads, sampled once a round however many queues ask.
 #[derive(Default)]
 pub(super) struct ThreadSampler {
-    threads: Option<Box<dyn Threads>>,
+    look: Option<Look>,
     last: Option<(Now, Arc<[ThreadTime]>)>,
 }
 
 impl ThreadSampler {
-    pub(super) fn new(threads: Box<dyn Threads>) -> ThreadSampler {
-        ThreadSampler { threads: Some(threads), last: None }
+    pub(super) fn new(look: Look) -> ThreadSampler {
+        ThreadSampler { look: Some(look), last: None }
     }
 
     /// How they stand in the round of this time.
@@ -44,8 +41,7 @@ impl ThreadSampler {
         match &self.last {
             Some((at, threads)) if *at == now => threads.clone(),
             _ => {
-                let threads = self.threads.as_mut().map(|threads| threads.look()).unwrap_or_default();
-                let threads: Arc<[_]> = threads.into();
+                let threads: Arc<[_]> = self.look.as_mut().map(|look| look()).unwrap_or_default().into();
                 self.last = Some((now, threads.clone()));
                 threads
             }

@@ -37,6 +37,10 @@ impl TokenBucket {
         TokenBucket { per_s, burst, tokens: burst, filled: now }
     }
 
+    pub fn is_limited(&self) -> bool {
+        self.per_s.is_some()
+    }
+
     /// Whether a message may be sent now.
     pub fn allows(&mut self, now: Now) -> bool {
         self.fill(now);

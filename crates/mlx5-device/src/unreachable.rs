@@ -8,37 +8,26 @@ use core::net::Ipv6Addr;
 use roce::wire::Gid;
 use roce::wire::ip_of;
 
-use super::host::HostInterface;
+use super::core::Core;
 use super::model::GidKind;
-use super::ports::Ports;
 use super::qp::Qp;
 use crate::carrier::{Carrier, PathAddress};
 use crate::config::LinkLayer;
 
-/// Whether the line about a missing route was logged.
-#[derive(Debug, Default)]
-pub(super) struct Unreachable {
-    logged: bool,
-}
-
-impl Unreachable {
+impl<M> Core<M> {
     /// Logs once that no route leads from a GID of this port to that of a peer, and which GID may have one.
     #[cold]
-    pub(super) fn log_no_route<M>(
-        &mut self,
-        host: &mut HostInterface<M>,
-        ports: &Ports,
-        qpn: u32,
-        port: usize,
-        path: &PathAddress,
-    ) {
-        let gids = &ports.configs[port].gids;
+    pub(super) fn log_no_route(&mut self, qpn: u32, port: usize, path: &PathAddress) {
+        let gids = &self.ports.configs[port].gids;
         let is_way =
             |index: &usize| gids[*index].kind == GidKind::RoceV2 && ip_of(Gid(gids[*index].gid)).is_some();
-        let Some(index) = (0..gids.len()).find(is_way).filter(|_| ports.wire && !self.logged) else { return };
+        let Some(index) = (0..gids.len()).find(is_way).filter(|_| self.ports.wire && !self.logged_no_route)
+        else {
+            return;
+        };
         let [from, to] = [path.sgid, path.dgid].map(Ipv6Addr::from);
-        self.logged = true;
-        host.log_line(&format!(
+        self.logged_no_route = true;
+        self.host.log_line(&format!(
             "QP {qpn:#x}: nothing reaches {to} from {from}: the packets of this NIC are RoCE v2 between IP addresses. Use a \
              GID such as index {index} at both ends (`-x {index}` of perftest); index 0, which many programs take, is RoCE v1"
         ));
@@ -46,9 +35,9 @@ impl Unreachable {
 
     /// Why a peer let all retries of a queue time out.
     #[cold]
-    pub(super) fn explain_silence(&self, ports: &Ports, link: &impl Carrier, qp: &Qp) -> String {
+    pub(super) fn explain_silence(&self, link: &impl Carrier, qp: &Qp) -> String {
         let (peer, fabric) = (qp.attributes.dest_qpn, link.fabric_in_words());
-        let address = match ports.configs[qp.path.port].link_layer {
+        let address = match self.ports.configs[qp.path.port].link_layer {
             LinkLayer::Ib => format!("LID {}", qp.path.address.dlid),
             LinkLayer::Roce => Ipv6Addr::from(qp.path.address.dgid).to_string(),
         };

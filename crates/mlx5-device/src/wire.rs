@@ -7,6 +7,7 @@ use core::net::IpAddr;
 
 use roce::packet::Trailer;
 use roce::wire::icrc::ICRC_BYTES;
+use roce::wire::{Gid, Ipv4, Ipv6};
 use roce::{Content, GRH_BYTES, Packet, ServiceType};
 
 use super::model::{DeviceConfig, GidKind};
@@ -81,10 +82,10 @@ pub(super) enum L3Header {
 
 fn l3_header(device: &DeviceConfig, path: &PathAddress) -> L3Header {
     let roce_v2 = device.gids.iter().any(|e| e.gid == path.dgid && e.kind == GidKind::RoceV2);
-    match path.dgid[..10] == [0; 10] && path.dgid[10..12] == [0xff; 2] {
+    match Gid(path.dgid).ipv4() {
         _ if !roce_v2 => L3Header::Grh,
-        true => L3Header::Ipv4,
-        false => L3Header::Ipv6,
+        Some(_) => L3Header::Ipv4,
+        None => L3Header::Ipv6,
     }
 }
 
@@ -107,33 +108,25 @@ pub(super) fn grh(
     if !path.grh {
         return None;
     }
-    let mut out = [0; GRH_BYTES as usize];
+    let PathAddress { sgid, dgid, flow_label, traffic_class, hop_limit, .. } = *path;
     let header = l3_header(device, path);
     let transport = (BTH + DETH + ICRC) as u32 + payload;
     if header == L3Header::Ipv4 {
-        let total = (20 + 8 + transport) as u16;
-        let header = &mut out[20..];
-        header[..2].copy_from_slice(&[0x45, path.traffic_class]);
-        header[2..4].copy_from_slice(&total.to_be_bytes());
-        // Do not fragment; UDP.
-        header[6] = 0x40;
-        header[8..10].copy_from_slice(&[path.hop_limit, 17]);
-        header[12..16].copy_from_slice(&path.sgid[12..]);
-        header[16..20].copy_from_slice(&path.dgid[12..]);
-        let sum = header.chunks_exact(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum::<u32>();
-        let folded = (sum & 0xffff) + (sum >> 16);
-        let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
-        header[10..12].copy_from_slice(&checksum.to_be_bytes());
+        let [source, destination] = [sgid, dgid].map(|[.., a, b, c, d]| [a, b, c, d]);
+        let (tos, ttl, total_bytes) = (traffic_class, hop_limit, (20 + 8 + transport) as u16);
+        let ip = Ipv4 { tos, total_bytes, identification: 0, dont_fragment: true, ttl, source, destination };
+        let mut out = [0; GRH_BYTES as usize];
+        out[20..].copy_from_slice(&ip.emit());
         return Some(out);
     }
-    let (next_header, length) =
-        if header == L3Header::Ipv6 { (17, 8 + transport) } else { (0x1b, transport) };
-    let first = 6 << 28 | u32::from(path.traffic_class) << 20 | path.flow_label & 0xf_ffff;
-    out[..4].copy_from_slice(&first.to_be_bytes());
-    out[4..6].copy_from_slice(&(length as u16).to_be_bytes());
-    out[6..8].copy_from_slice(&[next_header, path.hop_limit]);
-    out[8..24].copy_from_slice(&path.sgid);
-    out[24..].copy_from_slice(&path.dgid);
+    // A GRH is an IPv6 header with no UDP behind it.
+    let is_grh = header == L3Header::Grh;
+    let payload_bytes = (transport + if is_grh { 0 } else { 8 }) as u16;
+    let [source, destination] = [sgid, dgid].map(Gid);
+    let mut out = Ipv6 { traffic_class, flow_label, payload_bytes, hop_limit, source, destination }.emit();
+    if is_grh {
+        out[6] = 0x1b;
+    }
     Some(out)
 }
 

@@ -4,7 +4,7 @@
 //! `mlx5_parse_cqe`, `get_sw_cqe`, `mlx5_copy_to_recv_wqe` of `cq.c` and `qp.c`. Left out: compressed CQEs, striding
 //! receive queues, tag matching, checksum and VLAN fields.
 
-use crate::bytes::{Field, be16, be24, fields, put};
+use crate::bytes::{be16, be24, fields, put};
 use crate::{CqeOpcode, LayoutError};
 
 pub const CQE_BYTES: usize = 64;

@@ -76,15 +76,34 @@ impl End {
     }
 }
 
+/// Methods that have one answer: there is no wire, and nothing ever waits.
+macro_rules! constant {
+    ($(fn $name:ident(& $($mut:ident)? $(, $type:ty)*) -> $answer:ty = $value:expr;)*) => {
+        $(fn $name(& $($mut)? self $(, _: $type)*) -> $answer {
+            $value
+        })*
+    };
+}
+
 impl Carrier for End {
     type Inbound<'a> = Arrived<'a>;
 
-    fn slot(&self) -> u8 {
-        self.slot
+    constant! {
+        fn has_wire(&) -> bool = false;
+        fn replies_wait(&, u8) -> bool = false;
+        fn poll_event(&mut) -> Option<String> = None;
+        fn has_reply_room(&mut, u8) -> bool = true;
+        fn consumed(&mut, u8, Position) -> bool = true;
+        fn has_wire_room(&mut, IpAddr) -> bool = false;
+        fn send_packet(&mut, IpAddr, IpAddr, &Packet, Icrc, Payload<'_>) -> Result<usize, Unsent> = Err(Unsent::Unreachable);
+        fn read_payload(&mut, Fragment, Payload<'_>) -> Result<Vec<u8>, Fault> = Ok(Vec::new());
+        fn has_packets_waiting(&) -> bool = false;
+        fn has_delayed(&) -> bool = false;
+        fn fabric_in_words(&) -> String = "one process".to_owned();
     }
 
-    fn has_wire(&self) -> bool {
-        false
+    fn slot(&self) -> u8 {
+        self.slot
     }
 
     fn set_delay(&mut self, _delay_ns: u64) {}
@@ -116,14 +135,6 @@ impl Carrier for End {
         0
     }
 
-    fn replies_wait(&self, _slot: u8) -> bool {
-        false
-    }
-
-    fn poll_event(&mut self) -> Option<String> {
-        None
-    }
-
     fn send_record(
         &mut self,
         packet: &Packet,
@@ -134,46 +145,7 @@ impl Carrier for End {
         self.send(payload, packet)
     }
 
-    fn has_reply_room(&mut self, _slot: u8) -> bool {
-        true
-    }
-
-    fn consumed(&mut self, _slot: u8, _position: Position) -> bool {
-        true
-    }
-
-    fn has_wire_room(&mut self, _from: std::net::IpAddr) -> bool {
-        false
-    }
-
-    fn send_packet(
-        &mut self,
-        _from: IpAddr,
-        _to: IpAddr,
-        _packet: &Packet,
-        _icrc: Icrc,
-        _payload: Payload<'_>,
-    ) -> Result<usize, Unsent> {
-        Err(Unsent::Unreachable)
-    }
-
-    fn read_payload(&mut self, _part: Fragment, _payload: Payload<'_>) -> Result<Vec<u8>, Fault> {
-        Ok(Vec::new())
-    }
-
-    fn has_packets_waiting(&self) -> bool {
-        false
-    }
-
-    fn has_delayed(&self) -> bool {
-        false
-    }
-
     fn ring_bells(&mut self) {}
-
-    fn fabric_in_words(&self) -> String {
-        "one process".to_owned()
-    }
 
     fn peer_in_words(&self, slot: u8) -> String {
         format!("device {slot} is silent")
@@ -230,7 +202,7 @@ impl Side {
         let host = Host::new().expect("the fault handler can be installed");
         let end = End { slot, from_peer, to_peer, host };
         let sinks = Sinks::default();
-        let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
+        let (events, log) = (Box::new(sinks.clone()), sinks.log());
         let nic = Nic::new(&NicConfig::default(), host, end, events, log, Now(0));
         let nic = nic.expect("a NIC of the default settings");
         let port = nic.ports()[0].clone();

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use mlx5_device::UarKind;
-use mlx5_device::command::{CreateQp, Handle, ModifyQp, QpCap};
+use mlx5_device::command::{CreateQp, ModifyQp, QpCap};
 use mlx5_device::commands::*;
 use roce::{Now, ServiceType};
 use soft_nic::dma::Host;
@@ -34,68 +34,28 @@ fn resident_bytes() -> u64 {
     pages * 4096
 }
 
-/// What all queues share.
-struct Stage {
-    driver: Driver<Host>,
-    cq: Handle,
-    page: u32,
-    ring: Block,
+/// Makes a queue that is connected to itself, in RTS.
+fn make(driver: &mut Driver<Host>, request: &CreateQp) {
+    let created = driver.nic.create_qp(driver.context, request).expect("a QP");
+    let attributes = driver.attributes(created.qpn);
+    for (state, mask) in transitions(ServiceType::Rc) {
+        let change = ModifyQp { state, mask, ..attributes };
+        driver.nic.modify_qp(driver.context, created.handle, &change).expect("the QP moves");
+    }
 }
 
-impl Stage {
-    fn new() -> Stage {
-        let mut driver = Driver::new(Setup::new("idle-queues"));
-        let cq = driver.create_cq(CqShape::default());
-        let cq = driver.cq(cq).handle;
-        let page = Box::new(RegisterPage::default());
-        let page =
-            driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, page).expect("a UAR page").page_id;
-        // Nothing is ever posted: one ring does for all.
-        Stage { driver, cq, page, ring: Block::new(2 * RING_BYTES) }
-    }
-
-    /// A queue that is connected to itself, in RTS.
-    fn make(&mut self, record: u64) {
-        let Stage { driver, cq, page, ring } = self;
-        let request = CreateQp {
-            service: ServiceType::Rc,
-            pd: driver.pd,
-            send_cq: *cq,
-            recv_cq: *cq,
-            srq: None,
-            cap: QpCap::default(),
-            user_handle: 0,
-            signal_all: false,
-            buffer: ring.address(),
-            record,
-            sq_wqe_count: (RING_BYTES / 64) as u32,
-            rq_wqe_count: (RING_BYTES / 64) as u32,
-            rq_wqe_shift: 6,
-            mlx5_flags: USES_PAGE_INDEX,
-            user_index: 0,
-            uar_page: Some(*page),
-        };
-        let created = driver.nic.create_qp(driver.context, &request).expect("a QP");
-        let attributes = driver.attributes(created.qpn);
-        for (state, mask) in transitions(ServiceType::Rc) {
-            let change = ModifyQp { state, mask, ..attributes };
-            driver.nic.modify_qp(driver.context, created.handle, &change).expect("the QP moves");
-        }
-    }
-
-    /// ns for the walk to go round once, and for all else that is in such a round: the median of [`WALKS`].
-    fn walk(&mut self) -> f64 {
-        let mut times: Vec<u64> = (0..WALKS)
-            .map(|_| {
-                self.driver.now += ROUND_NS;
-                let (begun, now) = (Instant::now(), Now(self.driver.now));
-                self.driver.nic.poll(now);
-                begun.elapsed().as_nanos() as u64
-            })
-            .collect();
-        times.sort_unstable();
-        times[times.len() / 2] as f64
-    }
+/// ns for the walk to go round once, and for all else that is in such a round: the median of [`WALKS`].
+fn walk(driver: &mut Driver<Host>) -> f64 {
+    let mut times: Vec<u64> = (0..WALKS)
+        .map(|_| {
+            driver.now += ROUND_NS;
+            let (begun, now) = (Instant::now(), Now(driver.now));
+            driver.nic.poll(now);
+            begun.elapsed().as_nanos() as u64
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() / 2] as f64
 }
 
 fn main() {
@@ -104,18 +64,42 @@ fn main() {
         eprintln!("idle_queues: how many queues? 1 to {MAX_QUEUES}");
         std::process::exit(2);
     };
-    let mut stage = Stage::new();
+    let mut driver = Driver::new(Setup::new("idle-queues"));
+    let cq = driver.create_cq(CqShape::default());
+    let cq = driver.cq(cq).handle;
+    let page = Box::new(RegisterPage::default());
+    let page = driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, page).expect("a UAR page").page_id;
+    // Nothing is ever posted: one ring does for all.
+    let ring = Block::new(2 * RING_BYTES);
     let records = Block::new(64 * queues);
     records.write(0, &vec![0; 64 * queues]);
-    let without = stage.walk();
+    let shared = CreateQp {
+        service: ServiceType::Rc,
+        pd: driver.pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        cap: QpCap::default(),
+        user_handle: 0,
+        signal_all: false,
+        buffer: ring.address(),
+        record: records.address(),
+        sq_wqe_count: (RING_BYTES / 64) as u32,
+        rq_wqe_count: (RING_BYTES / 64) as u32,
+        rq_wqe_shift: 6,
+        mlx5_flags: USES_PAGE_INDEX,
+        user_index: 0,
+        uar_page: Some(page),
+    };
+    let without = walk(&mut driver);
     let before = resident_bytes();
-    for queue in 0..queues {
-        stage.make(records.address() + 64 * queue as u64);
+    for queue in 0..queues as u64 {
+        make(&mut driver, &CreateQp { record: shared.record + 64 * queue, ..shared });
     }
     let bytes = resident_bytes().saturating_sub(before) as f64 / queues as f64;
     // They were hot when they were made.
-    stage.driver.advance(10_000_000);
-    let scan_ns = (stage.walk() - without).max(0.0) / queues as f64;
+    driver.advance(10_000_000);
+    let scan_ns = (walk(&mut driver) - without).max(0.0) / queues as f64;
     println!(
         "{{\"kind\":\"idle-queues\",\"queues\":{queues},\"bytes_each\":{bytes:.1},\"scan_ns_each\":{scan_ns:.3}}}"
     );

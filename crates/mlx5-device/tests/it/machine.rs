@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use mlx5_device::Reason;
 use mlx5_device::command::{ContextId, EventSink};
 use mlx5_device::memory::{Fault, Memory, Registers};
-use mlx5_device::{LogSink, Reason};
 
 /// Address of the first byte.
 const BASE: u64 = 0x1_0000;
@@ -146,11 +146,5 @@ impl EventSink for Quiet {
 
     fn withdraw_asynchronous(&mut self, _context: ContextId, _element: u64) -> u32 {
         0
-    }
-}
-
-impl LogSink for Quiet {
-    fn line(&mut self, text: &str) {
-        panic!("the device logs: {text}");
     }
 }

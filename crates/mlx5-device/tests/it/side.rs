@@ -61,7 +61,8 @@ impl Side {
             ..NicConfig::default()
         };
         let end = End { side, wire: wire.clone(), memory: memory.clone() };
-        let nic = Nic::new(&config, memory.clone(), end, Box::new(Quiet), Box::new(Quiet), Now(0));
+        let log = Box::new(|text: &str| panic!("the device logs: {text}"));
+        let nic = Nic::new(&config, memory.clone(), end, Box::new(Quiet), log, Now(0));
         let mut nic = nic.unwrap();
         let context = nic.open_context(0).unwrap();
         let pd = nic.alloc_pd(context).unwrap().handle;

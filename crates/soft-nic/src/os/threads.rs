@@ -7,7 +7,7 @@
 use std::fs::{File, read_dir};
 use std::io::Read;
 
-use mlx5_device::threads::{ThreadTime, Threads};
+use mlx5_device::threads::ThreadTime;
 use nix::time::ClockId;
 
 use super::system::clock_ns;
@@ -35,10 +35,9 @@ impl OwnThreads {
         (name != self.without).then_some(())?;
         Some(ThreadTime { tid, runnable: state == 'R', cpu_ns: cpu_ns(tid)? })
     }
-}
 
-impl Threads for OwnThreads {
-    fn look(&mut self) -> Vec<ThreadTime> {
+    /// How they stand now; what cannot be read is left out.
+    pub fn look(&self) -> Vec<ThreadTime> {
         let tasks = read_dir("/proc/self/task").into_iter().flatten().flatten();
         let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
         tids.take(MAX_THREADS).filter_map(|tid| self.thread(tid)).collect()
@@ -124,7 +123,7 @@ mod tests {
                 scope.spawn(|| spin(libc::SCHED_OTHER, &AtomicU32::new(0)));
             }
             let end = Instant::now() + Duration::from_secs(10);
-            let mut threads = OwnThreads::without("softnic-nic");
+            let threads = OwnThreads::without("softnic-nic");
             while Instant::now() < end && !(starved && seen > 20) {
                 let before = threads.look();
                 std::thread::sleep(Duration::from_millis(5));

@@ -14,7 +14,7 @@ use super::events::{Event, Objects};
 use super::message::Facts;
 use super::recorder::Recorder;
 use super::replayer::Replay;
-use super::source::{Source, ask, ask_bytes};
+use super::source::{Source, ask, asked, unrecorded};
 use crate::link::Link;
 use crate::link::record::REQUEST_WORDS;
 use crate::os::locked;
@@ -108,32 +108,44 @@ pub(super) fn replayed(
     messages.wrapping_add(locked(replay).ask(tag, Place::of(tag), &(), |_, _| None))
 }
 
-/// Has the link do something that has no answer.
-macro_rules! does {
-    ($source:expr, $tag:expr, $asked:expr, $link:ident => $does:expr) => {
-        match $source {
-            Source::Recorded($link, recorder) => {
-                $does;
-                recorder.note($tag, &$asked);
+/// Methods that have the link do something that has no answer.
+macro_rules! done {
+    ($self:ident: $(fn $name:ident(&mut $(; $arg:ident: $type:ty)*) = $tag:ident;)*) => { $(
+        fn $name(&mut $self $(, $arg: $type)*) {
+            match $self {
+                Source::Recorded(link, recorder) => {
+                    link.$name($($arg),*);
+                    recorder.note(Tag::$tag, &($($arg),*));
+                }
+                Source::Replayed(replay) => locked(replay).note(Tag::$tag, &($($arg),*)),
             }
-            Source::Replayed(replay) => locked(replay).note($tag, &$asked),
         }
-    };
+    )* };
 }
 
 impl Carrier for Source<Link> {
     type Inbound<'a> = Arrived<'a>;
 
-    fn slot(&self) -> u8 {
-        ask!(self, Tag::Slot, (), link => Carrier::slot(link))
+    asked! { self:
+        fn slot(&) -> u8 = Slot;
+        fn has_wire(&) -> bool = HasWire;
+        fn replies_wait(&; slot: u8) -> bool = RepliesWait;
+        fn has_reply_room(&mut; slot: u8) -> bool = ReplyRoom;
+        fn consumed(&mut; slot: u8; position: Position) -> bool = Consumed;
+        fn has_wire_room(&mut; from: IpAddr) -> bool = WireRoom;
+        fn has_packets_waiting(&) -> bool = PacketsWait;
     }
 
-    fn has_wire(&self) -> bool {
-        ask!(self, Tag::HasWire, (), link => link.has_wire())
+    done! { self:
+        fn set_delay(&mut; delay_ns: u64) = Delay;
+        fn ring_bells(&mut) = Bells;
     }
 
-    fn set_delay(&mut self, delay_ns: u64) {
-        does!(self, Tag::Delay, delay_ns, link => link.set_delay(delay_ns))
+    unrecorded! { self:
+        fn has_delayed(&) -> bool = false;
+        fn poll_event(&mut) -> Option<String> = None;
+        fn fabric_in_words(&) -> String = String::new();
+        fn peer_in_words(&; slot: u8) -> String = String::new();
     }
 
     fn poll_rings(
@@ -163,14 +175,6 @@ impl Carrier for Source<Link> {
         }
     }
 
-    fn replies_wait(&self, slot: u8) -> bool {
-        ask!(self, Tag::RepliesWait, slot, link => link.replies_wait(slot))
-    }
-
-    fn poll_event(&mut self) -> Option<String> {
-        ask_bytes!(self, Tag::LinkEvent, (), link => link.poll_event().map(String::into_bytes)).map(text)
-    }
-
     fn send_record(
         &mut self,
         packet: &Packet,
@@ -183,18 +187,6 @@ impl Carrier for Source<Link> {
         let asked = (packet, mtu, path.to_port, datagram, payload);
         let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_record(packet, sent);
         ask!(self, Tag::SendRecord, asked, link => link.send_record(packet, mtu, path, payload), event)
-    }
-
-    fn has_reply_room(&mut self, slot: u8) -> bool {
-        ask!(self, Tag::ReplyRoom, slot, link => link.has_reply_room(slot))
-    }
-
-    fn consumed(&mut self, slot: u8, position: Position) -> bool {
-        ask!(self, Tag::Consumed, (slot, position), link => link.consumed(slot, position))
-    }
-
-    fn has_wire_room(&mut self, from: IpAddr) -> bool {
-        ask!(self, Tag::WireRoom, from, link => link.has_wire_room(from))
     }
 
     fn send_packet(
@@ -228,34 +220,4 @@ impl Carrier for Source<Link> {
         let event = |_: &Objects, sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
         let _ = ask!(self, Tag::SendPacket, asked, _link => lost, event);
     }
-
-    fn has_packets_waiting(&self) -> bool {
-        ask!(self, Tag::PacketsWait, (), link => link.has_packets_waiting())
-    }
-
-    /// The device does not go by it.
-    fn has_delayed(&self) -> bool {
-        match self {
-            Source::Recorded(link, _) => link.has_delayed(),
-            Source::Replayed(_) => false,
-        }
-    }
-
-    fn ring_bells(&mut self) {
-        does!(self, Tag::Bells, (), link => link.ring_bells())
-    }
-
-    fn fabric_in_words(&self) -> String {
-        let words = ask_bytes!(self, Tag::Words, (), link => Some(link.fabric_in_words().into_bytes()));
-        words.map(text).unwrap_or_default()
-    }
-
-    fn peer_in_words(&self, slot: u8) -> String {
-        let words = ask_bytes!(self, Tag::Words, slot, link => Some(link.peer_in_words(slot).into_bytes()));
-        words.map(text).unwrap_or_default()
-    }
-}
-
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8_lossy(&bytes).into_owned()
 }

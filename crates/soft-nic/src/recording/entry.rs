@@ -88,7 +88,6 @@ tags! {
     CopyInto = 19, Values, "a copy of payload to memory";
     CopyToBuffer = 20, Bytes, "a copy of payload to a CQE";
     RepliesWait = 21, Values, "the question whether replies wait";
-    LinkEvent = 22, Bytes, "an event of the link";
     SendRecord = 23, Values, "a packet to send through shared memory";
     ReplyRoom = 25, Values, "the question for room of a reply";
     Consumed = 26, Values, "the question whether a request was taken";
@@ -96,7 +95,6 @@ tags! {
     SendPacket = 28, Values, "a packet to send";
     ReadPayload = 29, Values, "the payload of a packet that is sent later";
     PacketsWait = 30, Values, "the question whether packets wait";
-    Words = 31, Bytes, "words about a peer";
     Slot = 32, Values, "the slot";
     HasWire = 33, Values, "the question for a wire";
     Completion = 34, Values, "a completion event";

@@ -10,11 +10,9 @@ use mlx5_layout::send_wqe::{BLOCK_BYTES, Control};
 use mlx5_layout::{Cqe, CqeOpcode, SendOpcode};
 use roce::qp_state::{AttrMask, QpState};
 use roce::{Packet, Psn};
-use serde::Deserialize;
 
 /// Numbers of the commands that are told apart.
 pub mod number {
-    pub const OPEN: u64 = 1;
     pub const CLOSE: u64 = 2;
     pub const ALLOC_UAR: u64 = 3;
     pub const CREATE_QP: u64 = 13;
@@ -112,22 +110,14 @@ impl Event {
     }
 }
 
-/// A value, and what follows it.
-fn taken<'a, T: Deserialize<'a>>(bytes: &mut &'a [u8]) -> Option<T> {
-    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
-    *bytes = rest;
-    Some(value)
-}
-
 impl Objects {
     /// Takes a command with its answer. Returns the numbers of the queue pairs that it resets.
-    pub fn answered(&mut self, mut command: &[u8], mut answer: &[u8]) -> Option<Vec<u32>> {
-        let command = &mut command;
-        let answer = &mut answer;
-        match taken::<u64>(command)? {
+    pub fn answered(&mut self, command: &[u8], answer: &[u8]) -> Option<Vec<u32>> {
+        let (number, command) = postcard::take_from_bytes(command).ok()?;
+        match number {
             number::CREATE_QP => {
-                let (context, wanted): (ContextId, CreateQp) = taken(command)?;
-                let created = taken::<Answer<CreatedQp>>(answer)?.ok()?;
+                let (context, wanted): (ContextId, CreateQp) = postcard::from_bytes(command).ok()?;
+                let created = postcard::from_bytes::<Answer<CreatedQp>>(answer).ok()?.ok()?;
                 let shared = wanted.srq.is_some() || wanted.rq_wqe_count == 0;
                 let receives = if shared {
                     0
@@ -139,20 +129,21 @@ impl Objects {
                 self.qps.insert((context, created.handle), Queue { qpn: created.qpn, sends });
             }
             number::MODIFY_QP => {
-                let (context, qp, wanted): (ContextId, Handle, ModifyQp) = taken(command)?;
-                taken::<Answer<()>>(answer)?.ok()?;
+                let (context, qp, wanted): (ContextId, Handle, ModifyQp) =
+                    postcard::from_bytes(command).ok()?;
+                postcard::from_bytes::<Answer<()>>(answer).ok()?.ok()?;
                 if AttrMask(wanted.mask).contains(AttrMask::STATE) && wanted.state == QpState::Reset.number()
                 {
                     return Some(vec![self.qps.get(&(context, qp))?.qpn]);
                 }
             }
             number::DESTROY_QP => {
-                let object: (ContextId, Handle) = taken(command)?;
-                taken::<Answer<u32>>(answer)?.ok()?;
+                let object: (ContextId, Handle) = postcard::from_bytes(command).ok()?;
+                postcard::from_bytes::<Answer<u32>>(answer).ok()?.ok()?;
                 return Some(vec![self.qps.remove(&object)?.qpn]);
             }
             number::CLOSE => {
-                let closed: ContextId = taken(command)?;
+                let closed: ContextId = postcard::from_bytes(command).ok()?;
                 let gone = self.qps.extract_if(.., |(context, _), _| *context == closed);
                 return Some(gone.map(|(_, queue)| queue.qpn).collect());
             }

@@ -11,12 +11,13 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use super::entry::{Form, MOST_BYTES, MOST_VALUES, Tag};
 use crate::link::record;
 
 const MAGIC: [u8; 8] = *b"\x89softnic";
 
 /// Version of the format, and of what the entries in it mean; messages of shared memory are as in its records.
-pub const VERSION: u64 = 5 << 32 | record::VERSION as u64;
+pub const VERSION: u64 = 6 << 32 | record::VERSION as u64;
 
 fn shown(version: u64) -> String {
     format!("{}.{}", version >> 32, version as u32)
@@ -79,6 +80,25 @@ pub fn block(words: impl ExactSizeIterator<Item = u64>, out: &mut Vec<u8>) {
     head[8..].copy_from_slice(&sum.to_le_bytes());
 }
 
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub tag: Tag,
+    /// Answers as guessed before it.
+    pub guessed: u32,
+    pub body: Body,
+}
+
+#[derive(Debug, Clone)]
+pub enum Body {
+    /// Differences from the guesses.
+    Values(Vec<u64>),
+    Bytes(Vec<u8>),
+    Time {
+        passed_ns: u32,
+        digest: u16,
+    },
+}
+
 /// A recording that is read from its start.
 pub struct Reader {
     input: BufReader<File>,
@@ -87,6 +107,8 @@ pub struct Reader {
     pub at: u64,
     pub settings: String,
     pub start_ns: u64,
+    /// What follows of the block that was read last.
+    rest: std::vec::IntoIter<u64>,
 }
 
 impl Reader {
@@ -97,12 +119,13 @@ impl Reader {
             Ok(input) => BufReader::new(input),
             Err(error) => return Err(RecordingError::Unreadable { file, error }),
         };
-        let mut reader = Reader { input, file, at: 0, settings: String::new(), start_ns: 0 };
+        let mut reader =
+            Reader { input, file, at: 0, settings: String::new(), start_ns: 0, rest: Vec::new().into_iter() };
         if reader.next(MAGIC.len())? != MAGIC {
             return Err(RecordingError::Foreign { file: reader.file });
         }
-        let header = reader.words::<4>("its header is not whole")?;
-        let [version, len, start_ns, sum] = header;
+        let header = reader.next(32)?;
+        let [version, len, start_ns, sum] = reader.words(&header, "its header is not whole")?;
         if version != VERSION {
             return Err(RecordingError::Version { file: reader.file, found: version });
         }
@@ -127,12 +150,13 @@ impl Reader {
         if first.is_empty() {
             return Ok(None);
         }
-        let [first] = self.words_of(&first, "a block's first word is not whole")?;
+        let [first] = self.words(&first, "a block's first word is not whole")?;
         let (mark, count) = (first & 0xffff_ffff, first >> 32);
         if mark != BLOCK || !(1..=BLOCK_WORDS as u64).contains(&count) {
             return Err(self.damaged(format!("{first:#x} is no block's beginning")));
         }
-        let [sum] = self.words("a block's checksum is not whole")?;
+        let sum = self.next(8)?;
+        let [sum] = self.words(&sum, "a block's checksum is not whole")?;
         let bytes = self.next(8 * count as usize)?;
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|eight| u64::from_le_bytes(*eight)).collect();
         if words.len() < count as usize {
@@ -144,16 +168,61 @@ impl Reader {
         Ok(Some(words))
     }
 
-    fn words<const N: usize>(&mut self, short: &'static str) -> Result<[u64; N], RecordingError> {
-        let bytes = self.next(8 * N)?;
-        self.words_of(&bytes, short)
+    /// The next word; reads a further block where that is needed.
+    fn next_word(&mut self) -> Result<Option<u64>, RecordingError> {
+        loop {
+            if let Some(word) = self.rest.next() {
+                return Ok(Some(word));
+            }
+            let Some(block) = self.block()? else { return Ok(None) };
+            self.rest = block.into_iter();
+        }
     }
 
-    fn words_of<const N: usize>(
-        &self,
-        bytes: &[u8],
-        short: &'static str,
-    ) -> Result<[u64; N], RecordingError> {
+    fn word(&mut self) -> Result<u64, RecordingError> {
+        self.next_word()?.ok_or_else(|| self.cut_off("the end mark is missing"))
+    }
+
+    /// Whether nothing follows.
+    pub fn is_at_end(&mut self) -> Result<bool, RecordingError> {
+        Ok(self.next_word()?.is_none())
+    }
+
+    pub fn next_entry(&mut self) -> Result<Entry, RecordingError> {
+        let head = self.word()?;
+        let [kind, guessed, count, ..] = head.to_le_bytes();
+        let unknown = || self.damaged(format!("an entry of unknown kind {kind}"));
+        let tag = Tag::of(kind).ok_or_else(unknown)?;
+        let body = match tag.form() {
+            Form::Time => Body::Time { passed_ns: (head >> 32) as u32, digest: (head >> 16) as u16 },
+            Form::Bytes => self.bytes((head >> 32) as usize)?,
+            Form::Values => self.values(count.into(), (head >> 24) as u16)?,
+        };
+        Ok(Entry { tag, guessed: guessed.into(), body })
+    }
+
+    fn bytes(&mut self, len: usize) -> Result<Body, RecordingError> {
+        if len > MOST_BYTES {
+            return Err(self.damaged(format!("an entry of {len} bytes, at most {MOST_BYTES} can be")));
+        }
+        let mut bytes = Vec::new();
+        while bytes.len() < len {
+            bytes.extend(self.word()?.to_le_bytes());
+        }
+        bytes.truncate(len);
+        Ok(Body::Bytes(bytes))
+    }
+
+    fn values(&mut self, count: usize, missed: u16) -> Result<Body, RecordingError> {
+        if count > MOST_VALUES {
+            let what = format!("an entry of {count} values, at most {MOST_VALUES} can be");
+            return Err(self.damaged(what));
+        }
+        let difference = |at| if missed >> at & 1 == 0 { Ok(0) } else { self.word() };
+        Ok(Body::Values((0..count).map(difference).collect::<Result<_, _>>()?))
+    }
+
+    fn words<const N: usize>(&self, bytes: &[u8], short: &'static str) -> Result<[u64; N], RecordingError> {
         let words = bytes.as_chunks().0.first_chunk();
         words.map(|words| words.map(u64::from_le_bytes)).ok_or_else(|| self.cut_off(short))
     }

@@ -10,7 +10,6 @@
 
 mod answer;
 mod carrier;
-mod decoder;
 mod entry;
 mod events;
 mod format;

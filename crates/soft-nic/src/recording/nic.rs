@@ -9,13 +9,13 @@ use mlx5_device::counters::PortCounters;
 use mlx5_device::faults::{Injection, Settings};
 use mlx5_device::memory::{Memory, Registers};
 use mlx5_device::model::{Capabilities, DeviceConfig};
-use mlx5_device::threads::Threads;
+use mlx5_device::threads::ThreadTime;
 use mlx5_device::{Commands, Counters, LogSink, UarKind};
 use roce::Now;
 
 use super::entry::Tag;
 use super::events::number;
-use super::recorder::Recorder;
+use super::recorder::{Recorder, encoded};
 use super::replayer::Replay;
 use super::source::Source;
 use crate::config::Config;
@@ -65,7 +65,7 @@ impl<M: Memory> Nic<M> {
         memory: M,
         link: Link,
         events: Box<dyn EventSink>,
-        log: Box<dyn LogSink>,
+        log: LogSink,
         now: Now,
     ) -> Result<Nic<M>, NicConfigError> {
         let Some(recorder) = recorder(config, now) else {
@@ -80,11 +80,17 @@ impl<M: Memory> Nic<M> {
     }
 
     /// As [`mlx5_device::Nic::excuse`].
-    pub fn excuse(&mut self, threads: Box<dyn Threads>) {
+    pub fn excuse(&mut self, mut look: impl FnMut() -> Vec<ThreadTime> + Send + 'static) {
         match &mut self.0 {
-            Recording::Off(device) => device.excuse(threads),
+            Recording::Off(device) => device.excuse(look),
             Recording::On(device, recorder) => {
-                device.excuse(Box::new(Source::Recorded(threads, recorder.clone())));
+                let recorder = recorder.clone();
+                device.excuse(move || {
+                    let threads = look();
+                    recorder.note(Tag::Threads, &());
+                    recorder.bytes(Tag::Threads, &encoded(&threads));
+                    threads
+                });
             }
         }
     }
@@ -150,48 +156,56 @@ impl<M: Memory> Nic<M> {
 
 /// What only looks, and is not recorded.
 macro_rules! looks {
-    ($($name:ident($($arg:ident: $type:ty)?) -> $answer:ty;)*) => {
-        impl<M: Memory> Nic<M> {
-            $(pub fn $name(&self, $($arg: $type)?) -> $answer {
-                of_device!(&self.0, device => device.$name($($arg)?))
-            })*
-        }
+    ($($vis:vis fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {
+        $($vis fn $name(&self, $($arg: $type),*) -> $answer {
+            of_device!(&self.0, device => device.$name($($arg),*))
+        })*
     };
 }
 
-looks! {
-    ports() -> &[DeviceConfig];
-    port_counters(place: usize) -> PortCounters;
-    capabilities() -> &Capabilities;
-    counters() -> Counters;
-    open_qps(place: usize) -> usize;
-    changes() -> &[String];
-    is_waiting() -> bool;
+impl<M: Memory> Nic<M> {
+    looks! {
+        pub fn ports() -> &[DeviceConfig];
+        pub fn port_counters(place: usize) -> PortCounters;
+        pub fn capabilities() -> &Capabilities;
+        pub fn counters() -> Counters;
+        pub fn open_qps(place: usize) -> usize;
+        pub fn changes() -> &[String];
+        pub fn is_waiting() -> bool;
+    }
 }
 
-/// Commands by number: arguments that are copied, then the one by reference.
-macro_rules! commands {
-    (
-        trait { $($number:pat, $n:expr, $name:ident($($arg:ident: $type:ty),*; $($by:ident: $by_type:ty)?) -> $answer:ty;)* }
-        own { $($own_n:literal $own:ident($($own_arg:ident: $own_type:ty),*; $($own_by:ident: $own_by_type:ty)?);)* }
-    ) => {
-        impl<M: Memory> Commands for Nic<M> {
-            $(fn $name(&mut self, $($arg: $type,)* $($by: &$by_type)?) -> Answer<$answer> {
-                match &mut self.0 {
-                    Recording::Off(device) => device.$name($($arg,)* $($by)?),
-                    Recording::On(device, recorder) => recorder
-                        .command($n, &($($arg,)* $($by,)?), || device.$name($($arg,)* $($by)?)),
-                }
-            })*
-
-            fn close_context(&mut self, context: ContextId) {
-                match &mut self.0 {
-                    Recording::Off(device) => device.close_context(context),
-                    Recording::On(device, recorder) => {
-                        recorder.command(number::CLOSE, &context, || device.close_context(context));
-                    }
-                }
+/// Methods for commands by number: arguments that are copied, then the one by reference.
+macro_rules! methods {
+    ($($vis:vis fn $name:ident($($arg:ident: $type:ty),*; $($by:ident: $by_type:ty)?) -> $answer:ty = $number:expr;)*) => { $(
+        $vis fn $name(&mut self, $($arg: $type,)* $($by: &$by_type)?) -> $answer {
+            match &mut self.0 {
+                Recording::Off(device) => device.$name($($arg,)* $($by)?),
+                Recording::On(device, recorder) => recorder
+                    .command($number, &($($arg,)* $($by,)?), || device.$name($($arg,)* $($by)?)),
             }
+        }
+    )* };
+}
+
+/// Gives a device the command with this number. The bytes of its answer.
+macro_rules! replay {
+    (
+        $device:ident, $wanted:ident, $bytes:ident:
+        $($vis:vis fn $name:ident($($arg:ident: $type:ty),*; $($by:ident: $by_type:ty)?) -> $answer:ty = $number:expr;)*
+    ) => { $(
+        if $wanted == $number {
+            let ($($arg,)* $($by,)?): ($($type,)* $($by_type,)?) = postcard::from_bytes($bytes).ok()?;
+            return postcard::to_allocvec(&$device.$name($($arg,)* $(&$by)?)).ok();
+        }
+    )* };
+}
+
+/// All commands: those of the trait, and the device's own.
+macro_rules! commands {
+    (trait { $($of_trait:tt)* } own { $($own:tt)* }) => {
+        impl<M: Memory> Commands for Nic<M> {
+            methods! { $($of_trait)* }
 
             fn alloc_uar(
                 &mut self,
@@ -210,82 +224,58 @@ macro_rules! commands {
                 }
             }
 
-            fn port_is_down(&self, place: usize) -> bool {
-                of_device!(&self.0, device => device.port_is_down(place))
-            }
-
-            fn query_qp(&self, context: ContextId, qp: Handle) -> Answer<QueriedQp> {
-                of_device!(&self.0, device => device.query_qp(context, qp))
-            }
-
-            fn query_srq(&self, context: ContextId, srq: Handle) -> Answer<QueriedSrq> {
-                of_device!(&self.0, device => device.query_srq(context, srq))
+            looks! {
+                fn port_is_down(place: usize) -> bool;
+                fn query_qp(context: ContextId, qp: Handle) -> Answer<QueriedQp>;
+                fn query_srq(context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
             }
         }
 
         impl<M: Memory> Nic<M> {
-            $(pub fn $own(&mut self, $($own_arg: $own_type,)* $($own_by: &$own_by_type)?) -> Result<(), String> {
-                match &mut self.0 {
-                    Recording::Off(device) => device.$own($($own_arg,)* $($own_by)?),
-                    Recording::On(device, recorder) => recorder
-                        .command($own_n, &($($own_arg,)* $($own_by,)?), || device.$own($($own_arg,)* $($own_by)?)),
-                }
-            })*
+            methods! { $($own)* }
         }
 
         /// Gives the device a command of a recording. The bytes of its answer; `None` when there is no such command.
         pub fn replay_command(device: &mut Device<Host>, replay: &Arc<Mutex<Replay>>, bytes: &[u8]) -> Option<Vec<u8>> {
-            let (number, bytes) = postcard::take_from_bytes::<u64>(bytes).ok()?;
-            match number {
-                $($number => {
-                    let ($($arg,)* $($by,)?): ($($type,)* $($by_type,)?) = postcard::from_bytes(bytes).ok()?;
-                    postcard::to_allocvec(&device.$name($($arg,)* $(&$by)?)).ok()
-                })*
-                $($own_n => {
-                    let ($($own_arg,)* $($own_by,)?): ($($own_type,)* $($own_by_type,)?) = postcard::from_bytes(bytes).ok()?;
-                    postcard::to_allocvec(&device.$own($($own_arg,)* $(&$own_by)?)).ok()
-                })*
-                number::CLOSE => {
-                    device.close_context(postcard::from_bytes(bytes).ok()?);
-                    Some(Vec::new())
-                }
-                number::ALLOC_UAR => {
-                    let (context, kind) = postcard::from_bytes(bytes).ok()?;
-                    let registers = Source::<Box<dyn Registers>>::Replayed(replay.clone());
-                    postcard::to_allocvec(&device.alloc_uar(context, kind, Box::new(registers))).ok()
-                }
-                _ => None,
+            let (wanted, bytes) = postcard::take_from_bytes::<u64>(bytes).ok()?;
+            if wanted == number::ALLOC_UAR {
+                let (context, kind) = postcard::from_bytes(bytes).ok()?;
+                let registers = Source::<Box<dyn Registers>>::Replayed(replay.clone());
+                return postcard::to_allocvec(&device.alloc_uar(context, kind, Box::new(registers))).ok();
             }
+            replay! { device, wanted, bytes: $($of_trait)* $($own)* }
+            None
         }
     };
 }
 
 commands! {
     trait {
-        number::OPEN, number::OPEN, open_context(device: usize;) -> ContextId;
-        4, 4, free_uar(context: ContextId, uar: Handle;) -> ();
-        5, 5, alloc_pd(context: ContextId;) -> AllocatedPd;
-        6, 6, dealloc_pd(context: ContextId, pd: Handle;) -> ();
-        7, 7, reg_mr(context: ContextId; command: RegMr) -> MrKeys;
-        8, 8, rereg_mr(context: ContextId; command: ReregMr) -> MrKeys;
-        9, 9, dereg_mr(context: ContextId, mr: Handle;) -> ();
-        10, 10, create_cq(context: ContextId; command: CreateCq) -> CreatedCq;
-        11, 11, resize_cq(context: ContextId, cq: Handle; command: ResizeCq) -> u32;
-        12, 12, destroy_cq(context: ContextId, cq: Handle;) -> DestroyedCq;
-        number::CREATE_QP, number::CREATE_QP, create_qp(context: ContextId; command: CreateQp) -> CreatedQp;
-        number::MODIFY_QP, number::MODIFY_QP, modify_qp(context: ContextId, qp: Handle; command: ModifyQp) -> ();
-        number::DESTROY_QP, number::DESTROY_QP, destroy_qp(context: ContextId, qp: Handle;) -> u32;
-        16, 16, create_srq(context: ContextId; command: CreateSrq) -> CreatedSrq;
-        17, 17, modify_srq(context: ContextId, srq: Handle; command: ModifySrq) -> ();
-        18, 18, destroy_srq(context: ContextId, srq: Handle;) -> u32;
-        19, 19, create_ah(context: ContextId, pd: Handle; address: AddressVector) -> CreatedAh;
-        20, 20, destroy_ah(context: ContextId, ah: Handle;) -> ();
-        21, 21, alloc_mw(context: ContextId; command: AllocMw) -> AllocatedMw;
-        22, 22, dealloc_mw(context: ContextId, mw: Handle;) -> ();
+        fn open_context(device: usize;) -> Answer<ContextId> = 1;
+        fn close_context(context: ContextId;) -> () = number::CLOSE;
+        fn free_uar(context: ContextId, uar: Handle;) -> Answer<()> = 4;
+        fn alloc_pd(context: ContextId;) -> Answer<AllocatedPd> = 5;
+        fn dealloc_pd(context: ContextId, pd: Handle;) -> Answer<()> = 6;
+        fn reg_mr(context: ContextId; command: RegMr) -> Answer<MrKeys> = 7;
+        fn rereg_mr(context: ContextId; command: ReregMr) -> Answer<MrKeys> = 8;
+        fn dereg_mr(context: ContextId, mr: Handle;) -> Answer<()> = 9;
+        fn create_cq(context: ContextId; command: CreateCq) -> Answer<CreatedCq> = 10;
+        fn resize_cq(context: ContextId, cq: Handle; command: ResizeCq) -> Answer<u32> = 11;
+        fn destroy_cq(context: ContextId, cq: Handle;) -> Answer<DestroyedCq> = 12;
+        fn create_qp(context: ContextId; command: CreateQp) -> Answer<CreatedQp> = number::CREATE_QP;
+        fn modify_qp(context: ContextId, qp: Handle; command: ModifyQp) -> Answer<()> = number::MODIFY_QP;
+        fn destroy_qp(context: ContextId, qp: Handle;) -> Answer<u32> = number::DESTROY_QP;
+        fn create_srq(context: ContextId; command: CreateSrq) -> Answer<CreatedSrq> = 16;
+        fn modify_srq(context: ContextId, srq: Handle; command: ModifySrq) -> Answer<()> = 17;
+        fn destroy_srq(context: ContextId, srq: Handle;) -> Answer<u32> = 18;
+        fn create_ah(context: ContextId, pd: Handle; address: AddressVector) -> Answer<CreatedAh> = 19;
+        fn destroy_ah(context: ContextId, ah: Handle;) -> Answer<()> = 20;
+        fn alloc_mw(context: ContextId; command: AllocMw) -> Answer<AllocatedMw> = 21;
+        fn dealloc_mw(context: ContextId, mw: Handle;) -> Answer<()> = 22;
     }
     own {
-        30 set_link(device: usize, port: u8, up: bool;);
-        31 set(; settings: Settings);
-        32 inject(injection: Injection;);
+        pub fn set_link(device: usize, port: u8, up: bool;) -> Result<(), String> = 30;
+        pub fn set(; settings: Settings) -> Result<(), String> = 31;
+        pub fn inject(injection: Injection;) -> Result<(), String> = 32;
     }
 }

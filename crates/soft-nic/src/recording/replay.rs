@@ -4,9 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use mlx5_device::LogSink;
 use mlx5_device::command::EventSink;
-use mlx5_device::threads::Threads;
 
 use super::events::Observer;
 use super::format::{Reader, RecordingError};
@@ -15,13 +13,6 @@ use super::replayer::{Replay, ReplayError, Replayed, Step};
 use super::source::Source;
 use crate::config::Config;
 use crate::os::locked;
-
-/// A replayed device logs nothing.
-struct Silent;
-
-impl LogSink for Silent {
-    fn line(&mut self, _text: &str) {}
-}
 
 /// Runs a recording again.
 ///
@@ -70,9 +61,11 @@ fn run_steps(replay: &Arc<Mutex<Replay>>, config: &Config) {
     let (memory, link) = (Source::Replayed(replay.clone()), Source::Replayed(replay.clone()));
     let now = locked(replay).now();
     let events = Box::new(Source::<Box<dyn EventSink>>::Replayed(replay.clone()));
-    let device = Device::new(&config.nic(), memory, link, events, Box::new(Silent), now);
+    let silent = Box::new(|_: &str| ());
+    let device = Device::new(&config.nic(), memory, link, events, silent, now);
     let mut device = device.unwrap_or_else(|error| locked(replay).damaged(error.to_string()));
-    device.excuse(Box::new(Source::<Box<dyn Threads>>::Replayed(replay.clone())));
+    let threads = replay.clone();
+    device.excuse(move || locked(&threads).threads());
     let clock = replay.clone();
     device.stamp_by(move || locked(&clock).stamp());
     loop {

@@ -5,13 +5,13 @@ use std::panic::resume_unwind;
 
 use mlx5_device::carrier::Unsent;
 use mlx5_device::memory::Fault;
+use mlx5_device::threads::ThreadTime;
 use roce::{Now, Packet};
 
 use super::answer::{Answer, failure_of};
-use super::decoder::{Body, Decoder, Entry};
 use super::entry::{Digest, History, Place, Question, Tag};
 use super::events::{Event, Objects, Observer, Transfer};
-use super::format::{Reader, RecordingError};
+use super::format::{Body, Entry, Reader, RecordingError};
 use super::message::{self, Facts};
 
 /// Longest account of a step, bytes.
@@ -48,9 +48,9 @@ pub enum ReplayError {
 
 /// A recording as the device's host. What it answers is cold: its code must not weigh on a device that is recorded.
 pub struct Replay {
-    decoder: Decoder,
-    /// The next entry, or why there is none.
-    next: Result<Entry, Option<RecordingError>>,
+    reader: Reader,
+    /// The next entry, where it was looked at already.
+    next: Option<Entry>,
     /// Answers as guessed since the last entry.
     guessed: u32,
     history: History,
@@ -78,9 +78,9 @@ impl Replay {
     /// `told_step`: the step of which a difference has an account.
     pub fn new(reader: Reader, told_step: Option<u64>, observer: Option<Observer>) -> Replay {
         let now = reader.start_ns;
-        let mut replay = Replay {
-            decoder: Decoder::new(reader),
-            next: Err(None),
+        Replay {
+            reader,
+            next: None,
             guessed: 0,
             history: History::default(),
             digest: Digest::default(),
@@ -91,9 +91,7 @@ impl Replay {
             account: String::new(),
             told_step,
             observer,
-        };
-        replay.read_next();
-        replay
+        }
     }
 
     pub fn now(&self) -> Now {
@@ -103,10 +101,6 @@ impl Replay {
     /// The step that is run, and what was replayed so far.
     pub fn standing(&self) -> (String, Replayed) {
         (self.step.clone(), self.replayed.clone())
-    }
-
-    fn read_next(&mut self) {
-        self.next = self.decoder.next_entry().map_err(Some);
     }
 
     /// Ends the replay: unwinds out of the device, without a panic.
@@ -120,7 +114,7 @@ impl Replay {
 
     /// Ends the replay: the recording cannot be used.
     pub fn damaged(&self, what: String) -> ! {
-        self.refuse(self.decoder.reader.damaged(what))
+        self.refuse(self.reader.damaged(what))
     }
 
     fn unreadable(&self, tag: Tag) -> ! {
@@ -148,17 +142,18 @@ impl Replay {
         if self.account.is_empty() { tag.name().to_owned() } else { self.account.clone() }
     }
 
+    /// Takes the next entry out.
+    fn next_entry(&mut self) -> Entry {
+        let next = self.next.take().map_or_else(|| self.reader.next_entry(), Ok);
+        next.unwrap_or_else(|error| self.refuse(error))
+    }
+
     /// Kind of the next entry; `None`: an answer as guessed goes before it.
     fn peek(&mut self) -> Option<Tag> {
         loop {
-            let (tag, guessed) = match &mut self.next {
-                Ok(entry) => (entry.tag, entry.guessed),
-                Err(error) => {
-                    let error = error.take();
-                    let error = error.unwrap_or_else(|| self.decoder.reader.cut_off("nothing follows"));
-                    self.refuse(error)
-                }
-            };
+            let entry = self.next_entry();
+            let (tag, guessed) = (entry.tag, entry.guessed);
+            self.next = Some(entry);
             match tag {
                 _ if self.guessed < guessed => return None,
                 Tag::Guessed => drop(self.consume()),
@@ -169,26 +164,12 @@ impl Replay {
 
     /// Takes the next entry, before which all answers as guessed must have been asked for.
     fn consume(&mut self) -> Body {
-        let entry = match std::mem::replace(&mut self.next, Err(None)) {
-            Ok(entry) => entry,
-            Err(error) => {
-                self.next = Err(error);
-                self.peek();
-                unreachable!("there is no entry")
-            }
-        };
+        let entry = self.next_entry();
         if entry.guessed != self.guessed {
             let expected = format!("{} questions before {}", entry.guessed, entry.tag.name());
             self.differs(expected, format!("{} questions", self.guessed));
         }
         self.guessed = 0;
-        if entry.tag == Tag::End {
-            let ended = self.decoder.is_at_end();
-            let more = || self.decoder.reader.damaged("something follows the end".to_owned());
-            self.next = Err(ended.map_or_else(Some, |ended| (!ended).then(more)));
-        } else {
-            self.read_next();
-        }
         entry.body
     }
 
@@ -204,10 +185,8 @@ impl Replay {
     }
 
     fn take_bytes(&mut self, tag: Tag) -> Vec<u8> {
-        match self.consume() {
-            Body::Bytes(bytes) => bytes,
-            _ => self.unreadable(tag),
-        }
+        let Body::Bytes(bytes) = self.consume() else { self.unreadable(tag) };
+        bytes
     }
 
     /// The device asks what was not recorded here.
@@ -240,19 +219,6 @@ impl Replay {
     fn fault(&mut self, tag: Tag, failure: Unsent) -> Fault {
         let Unsent::Fault(fault) = failure else { self.unreadable(tag) };
         fault
-    }
-
-    /// Whether a question that seldom has an answer has one: the next entry.
-    fn has_answer(&mut self, tag: Tag, asked: &impl Question) -> bool {
-        self.note(tag, asked);
-        match self.peek() {
-            None => {
-                self.guessed += 1;
-                false
-            }
-            Some(next) if next == tag => true,
-            next => self.unexpected(next, tag),
-        }
     }
 
     /// Compares what the device did with what was recorded: so many digits of the digest.
@@ -299,15 +265,16 @@ impl Replay {
                 let values = self.values(tag, Place::of(tag));
                 let [digest] = values[..] else { self.unreadable(tag) };
                 self.compare(digest, self.digest.0, 16);
-                if let Err(Some(_)) = self.next {
-                    self.peek();
+                match self.reader.is_at_end() {
+                    Ok(true) => return Step::End,
+                    Ok(false) => self.damaged("something follows the end".to_owned()),
+                    Err(error) => self.refuse(error),
                 }
-                return Step::End;
             }
             _ => self.differs(tag.name().to_owned(), "the end of the step".to_owned()),
         };
         self.replayed.steps += 1;
-        let at_ms = self.now.saturating_sub(self.decoder.reader.start_ns) as f64 / 1e6;
+        let at_ms = self.now.saturating_sub(self.reader.start_ns) as f64 / 1e6;
         self.step = format!("{} at {at_ms:.6} ms", tag.name());
         self.account.clear();
         step
@@ -348,19 +315,31 @@ impl Replay {
     /// The values of an answer that is seldom there.
     #[cold]
     pub fn seldom<const N: usize>(&mut self, tag: Tag, asked: &impl Question) -> Option<[u64; N]> {
-        self.has_answer(tag, asked).then(|| {
-            let values = self.values(tag, Place::of(tag));
-            let values: [u64; N] = values.try_into().unwrap_or_else(|_| self.unreadable(tag));
-            if let (Tag::TakeRegister, [register, ..]) = (tag, &values[..]) {
-                self.happened(Some(Event::doorbell(register.to_be_bytes())));
+        self.note(tag, asked);
+        match self.peek() {
+            None => {
+                self.guessed += 1;
+                return None;
             }
-            values
-        })
+            Some(next) if next == tag => {}
+            next => self.unexpected(next, tag),
+        }
+        let values: Result<[u64; N], _> = self.values(tag, Place::of(tag)).try_into();
+        let values = values.unwrap_or_else(|_| self.unreadable(tag));
+        if let (Tag::TakeRegister, [register, ..]) = (tag, &values[..]) {
+            self.happened(Some(Event::doorbell(register.to_be_bytes())));
+        }
+        Some(values)
     }
 
-    #[cold]
-    pub fn bytes(&mut self, tag: Tag, asked: &impl Question) -> Option<Vec<u8>> {
-        self.has_answer(tag, asked).then(|| self.take_bytes(tag))
+    pub fn threads(&mut self) -> Vec<ThreadTime> {
+        self.note(Tag::Threads, &());
+        let next = self.peek();
+        if next != Some(Tag::Threads) {
+            self.unexpected(next, Tag::Threads);
+        }
+        let bytes = self.take_bytes(Tag::Threads);
+        postcard::from_bytes(&bytes).unwrap_or_else(|_| self.unreadable(Tag::Threads))
     }
 
     /// Bytes that the memory, or a message, gave.

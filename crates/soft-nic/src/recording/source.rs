@@ -5,16 +5,12 @@ use std::sync::{Arc, Mutex};
 use mlx5_device::Reason;
 use mlx5_device::command::{ContextId, EventSink};
 use mlx5_device::memory::{Fault, Memory, Registers};
-use mlx5_device::threads::{ThreadTime, Threads};
 
 use super::entry::{Place, Question, Tag};
 use super::events::{Event, Objects};
-use super::recorder::{Recorder, encoded};
+use super::recorder::Recorder;
 use super::replayer::Replay;
 use crate::os::locked;
-
-/// Most threads that one look at them keeps.
-const MAX_THREADS: usize = 1024;
 
 /// A part of the host.
 pub enum Source<T> {
@@ -56,26 +52,28 @@ macro_rules! ask {
 }
 pub(super) use ask;
 
-/// Asks for bytes that are seldom there, and records or replays them.
-macro_rules! ask_bytes {
-    ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr) => {
-        match $source {
-            $crate::recording::source::Source::Recorded($part, recorder) => {
-                let answer: Option<Vec<u8>> = $answer;
-                recorder.note($tag, &$asked);
-                match &answer {
-                    None => recorder.guessed(),
-                    Some(bytes) => recorder.bytes($tag, bytes),
-                }
-                answer
-            }
-            $crate::recording::source::Source::Replayed(replay) => {
-                $crate::os::locked(replay).bytes($tag, &$asked)
+/// Methods that ask the part of the host by its method of the same name; the arguments are the question.
+macro_rules! asked {
+    ($self:ident: $(fn $name:ident(& $($mut:ident)? $(; $arg:ident: $type:ty)*) -> $answer:ty = $tag:ident;)*) => { $(
+        fn $name(& $($mut)? $self $(, $arg: $type)*) -> $answer {
+            $crate::recording::source::ask!($self, Tag::$tag, ($($arg),*), part => part.$name($($arg),*))
+        }
+    )* };
+}
+pub(super) use asked;
+
+/// Methods whose answer the device does not go by: no recording has it, and a replay has this instead.
+macro_rules! unrecorded {
+    ($self:ident: $(fn $name:ident(& $($mut:ident)? $(; $arg:ident: $type:ty)*) -> $answer:ty = $replayed:expr;)*) => { $(
+        fn $name(& $($mut)? $self $(, $arg: $type)*) -> $answer {
+            match $self {
+                $crate::recording::source::Source::Recorded(part, _) => part.$name($($arg),*),
+                $crate::recording::source::Source::Replayed(_) => $replayed,
             }
         }
-    };
+    )* };
 }
-pub(super) use ask_bytes;
+pub(super) use unrecorded;
 
 /// A question that seldom has an answer.
 #[inline(always)]
@@ -100,6 +98,18 @@ fn seldom<T, const N: usize>(
 }
 
 impl<M: Memory> Memory for Source<M> {
+    asked! { self:
+        fn store32(&; addr: u64; value: u32) -> Result<(), Fault> = Store;
+        fn compare_swap32(&; addr: u64; compare: u32; swap: u32) -> Result<u32, Fault> = Swap32;
+        fn compare_swap64(&; addr: u64; compare: u64; swap: u64) -> Result<u64, Fault> = Swap64;
+        fn fetch_add64(&; addr: u64; add: u64) -> Result<u64, Fault> = Add64;
+        fn probe(&; addr: u64; len: u64; write: bool) -> Result<(), Fault> = Probe;
+    }
+
+    unrecorded! { self:
+        fn prefetch(&; addr: u64) -> () = ();
+    }
+
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
         match self {
             Source::Recorded(memory, recorder) => {
@@ -118,10 +128,6 @@ impl<M: Memory> Memory for Source<M> {
         loaded.map(u32::swap_bytes)
     }
 
-    fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
-        ask!(self, Tag::Store, (addr, value), memory => memory.store32(addr, value))
-    }
-
     fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
         // Of what the device itself writes in order only CQEs are so long.
         let completion = |_: &Objects, written: &Result<(), Fault>| {
@@ -131,33 +137,9 @@ impl<M: Memory> Memory for Source<M> {
         ask!(self, Tag::Write, asked, memory => memory.write(addr, bytes, relaxed), completion)
     }
 
-    fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
-        let asked = (addr, compare, swap);
-        ask!(self, Tag::Swap32, asked, memory => memory.compare_swap32(addr, compare, swap))
-    }
-
-    fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        let asked = (addr, compare, swap);
-        ask!(self, Tag::Swap64, asked, memory => memory.compare_swap64(addr, compare, swap))
-    }
-
-    fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
-        ask!(self, Tag::Add64, (addr, add), memory => memory.fetch_add64(addr, add))
-    }
-
-    fn prefetch(&self, addr: u64) {
-        if let Source::Recorded(memory, _) = self {
-            memory.prefetch(addr);
-        }
-    }
-
     #[inline]
     fn has_lagged(&self) -> bool {
         seldom(self, Tag::Lagged, &(), |memory| memory.has_lagged().then_some([])).is_some()
-    }
-
-    fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
-        ask!(self, Tag::Probe, (addr, len, write), memory => memory.probe(addr, len, write))
     }
 }
 
@@ -175,44 +157,14 @@ impl Registers for Source<Box<dyn Registers>> {
 }
 
 impl EventSink for Source<Box<dyn EventSink>> {
-    fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
-        let asked = (channel, cq_user_handle);
-        ask!(self, Tag::Completion, asked, events => events.completion(channel, cq_user_handle))
+    asked! { self:
+        fn completion(&mut; channel: u32; cq_user_handle: u64) -> bool = Completion;
+        fn asynchronous(&mut; context: ContextId; element: u64; event_type: u32) -> bool = Asynchronous;
+        fn withdraw_completions(&mut; channel: u32; cq_user_handle: u64) -> u32 = Withdraw;
+        fn withdraw_asynchronous(&mut; context: ContextId; element: u64) -> u32 = Withdraw;
     }
 
-    fn asynchronous(&mut self, context: ContextId, element: u64, event_type: u32) -> bool {
-        let asked = (context, element, event_type);
-        ask!(self, Tag::Asynchronous, asked, events => events.asynchronous(context, element, event_type))
-    }
-
-    fn explain(&mut self, reason: Reason) {
-        if let Source::Recorded(events, _) = self {
-            events.explain(reason);
-        }
-    }
-
-    fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32 {
-        let asked = (channel, cq_user_handle);
-        ask!(self, Tag::Withdraw, asked, events => events.withdraw_completions(channel, cq_user_handle))
-    }
-
-    fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32 {
-        let asked = (context, element);
-        ask!(self, Tag::Withdraw, asked, events => events.withdraw_asynchronous(context, element))
-    }
-}
-
-impl Threads for Source<Box<dyn Threads>> {
-    fn look(&mut self) -> Vec<ThreadTime> {
-        let bytes = ask_bytes!(self, Tag::Threads, (), threads => {
-            let mut times = threads.look();
-            times.truncate(MAX_THREADS);
-            Some(encoded(&times))
-        });
-        let times = bytes.and_then(|bytes| postcard::from_bytes(&bytes).ok());
-        times.unwrap_or_else(|| match self {
-            Source::Recorded(..) => Vec::new(),
-            Source::Replayed(replay) => locked(replay).damaged("times of threads cannot be read".to_owned()),
-        })
+    unrecorded! { self:
+        fn explain(&mut; reason: Reason) -> () = ();
     }
 }

@@ -11,11 +11,9 @@ use mlx5_device::Commands;
 use mlx5_device::carrier::Unsent;
 use mlx5_device::command::{AddressVector, CreateCq, ModifyQp, QpCap, RegMr};
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
-use mlx5_device::threads::{ThreadTime, Threads};
 use mlx5_layout::SendOpcode;
 use roce::{Now, Packet};
 
-use super::decoder::Decoder;
 use super::entry::{Form, MOST_BYTES, Tag};
 use super::events::{Event, Transfer};
 use super::format::{self, BLOCK_WORDS, Reader};
@@ -52,16 +50,10 @@ fn recorder(name: &str, file: &Path) -> Driver<Host> {
 
 /// A driver of a device that is recorded; a replay has a clock and threads.
 fn recorded(setup: Setup<Host>, file: &Path) -> Driver<Host> {
-    struct NoThreads;
-    impl Threads for NoThreads {
-        fn look(&mut self) -> Vec<ThreadTime> {
-            Vec::new()
-        }
-    }
     let mut driver =
         Driver::new(setup.with(|config| config.record = Some(file.to_str().unwrap().to_owned())));
     driver.nic.stamp_by(Now::default);
-    driver.nic.excuse(Box::new(NoThreads));
+    driver.nic.excuse(Vec::new);
     driver
 }
 
@@ -238,10 +230,10 @@ fn an_entry_that_is_too_long_ends_the_recording_before_it() {
         recorder.bytes(Tag::ReadLong, &vec![0xff; len]);
         recorder.time(Tag::Round, Now(3));
         drop(recorder);
-        let mut decoder = Decoder::new(Reader::open(&file).unwrap());
+        let mut reader = Reader::open(&file).unwrap();
         let mut tags = Vec::new();
         let error = loop {
-            match decoder.next_entry() {
+            match reader.next_entry() {
                 Ok(entry) => tags.push(entry.tag),
                 Err(error) => break error.to_string(),
             }
@@ -360,7 +352,7 @@ fn a_file_that_is_cut_off_damaged_or_foreign_is_refused_in_one_line() {
     let mut newer = whole;
     let of_records = crate::link::VERSION;
     newer[8] = of_records as u8 + 1;
-    let words = format!("a recording of version 5.{}, and this softnic reads 5.{of_records}", of_records + 1);
+    let words = format!("a recording of version 6.{}, and this softnic reads 6.{of_records}", of_records + 1);
     assert!(refused(&newer, "newer").contains(&words));
 }
 
@@ -395,8 +387,8 @@ fn all_until_a_panic_is_in_the_file_though_nothing_runs_after_it() {
     }));
     panicked.unwrap_err();
     std::mem::forget(recorder);
-    let mut decoder = Decoder::new(Reader::open(&file).unwrap());
-    let tags: Vec<_> = std::iter::from_fn(|| decoder.next_entry().ok().map(|entry| entry.tag)).collect();
+    let mut reader = Reader::open(&file).unwrap();
+    let tags: Vec<_> = std::iter::from_fn(|| reader.next_entry().ok().map(|entry| entry.tag)).collect();
     assert_eq!(tags, [Tag::Round, Tag::Guessed]);
 }
 
@@ -522,7 +514,7 @@ fn commands_are_encoded_as_in_this_version_of_the_format() {
     let bytes =
         postcard::to_allocvec(&(shape, cq, mr, modify, settings, Injection { qpn: 7, kind })).unwrap();
     let sum = format::checksum(bytes.iter().map(|byte| u64::from(*byte)));
-    assert_eq!((format::VERSION >> 32, bytes.len(), sum), (5, 77, 11_380_349_224_754_604_792));
+    assert_eq!((format::VERSION >> 32, bytes.len(), sum), (6, 77, 11_380_349_224_754_604_792));
     let back: (QpCap, CreateCq, RegMr, ModifyQp, Settings, Injection) = postcard::from_bytes(&bytes).unwrap();
     assert_eq!((back.0, back.4, back.5), (shape, settings, Injection { qpn: 7, kind }));
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mlx5_device::{Answer, LogSink};
+use mlx5_device::Answer;
 use roce::Now;
 
 use super::thread::{LINGERING, PATIENCE, Report, Shared, leaving};
@@ -63,8 +63,8 @@ impl Process {
         let (waker, epoll, router) = (link.waker(), link.epoll(), link.mad_router());
         let events = Events::default();
         let now = Now(system::monotonic_ns());
-        let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now)?;
-        nic.excuse(Box::new(OwnThreads::without(NIC_THREAD)));
+        let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(log), now)?;
+        nic.excuse(|| OwnThreads::without(NIC_THREAD).look());
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         let timeouts = CmTimeouts { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
@@ -170,14 +170,5 @@ impl Process {
             std::thread::sleep(Duration::from_micros(50));
         }
         Some(self.shared.report(self.shared.thread_ns.load(Ordering::Acquire), deadline, || ()))
-    }
-}
-
-/// The device's log lines go to stderr.
-struct Stderr;
-
-impl LogSink for Stderr {
-    fn line(&mut self, text: &str) {
-        log(text.trim_start_matches("softnic: "));
     }
 }

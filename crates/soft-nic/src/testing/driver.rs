@@ -116,7 +116,7 @@ impl<M: Memory> Driver<M> {
         let link = Link::join(link_config);
         let link = link.expect("a fabric can be joined");
         let now = 1_000_000;
-        let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
+        let (events, log) = (Box::new(sinks.clone()), sinks.log());
         let nic = Nic::new(&setup.config, setup.memory, link, events, log, Now(now));
         let nic = nic.expect("a NIC of these settings");
         let port = nic.ports()[0].clone();

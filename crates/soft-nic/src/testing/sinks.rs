@@ -31,6 +31,12 @@ impl Sinks {
     fn records(&self) -> MutexGuard<'_, Records> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Collects the device's log lines.
+    pub fn log(&self) -> LogSink {
+        let sinks = self.clone();
+        Box::new(move |line| sinks.records().lines.push(line.to_owned()))
+    }
 }
 
 /// Takes what came so far.
@@ -83,11 +89,5 @@ impl EventSink for Sinks {
         let before = records.events.len();
         records.events.retain(|event| event.context != context || event.element != element);
         (before - records.events.len()) as u32
-    }
-}
-
-impl LogSink for Sinks {
-    fn line(&mut self, text: &str) {
-        self.records().lines.push(text.to_owned());
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use mlx5_device::command::event_type;
-use mlx5_device::threads::{ThreadTime, Threads};
+use mlx5_device::threads::ThreadTime;
 use mlx5_device::{UarKind, Violation};
 use mlx5_layout::SendOpcode;
 use mlx5_layout::doorbell::Doorbell;
@@ -129,20 +129,22 @@ impl Planted {
     fn looks(&self) -> u32 {
         self.0.lock().expect("one thread").1
     }
-}
 
-impl Threads for Planted {
-    fn look(&mut self) -> Vec<ThreadTime> {
-        let mut planted = self.0.lock().expect("one thread");
-        planted.1 += 1;
-        planted.0.clone()
+    /// For a NIC that looks at them.
+    fn look(&self) -> impl FnMut() -> Vec<ThreadTime> + use<> {
+        let planted = self.clone();
+        move || {
+            let mut planted = planted.0.lock().expect("one thread");
+            planted.1 += 1;
+            planted.0.clone()
+        }
     }
 }
 
 /// A record without its doorbell, and a poster that is as `thread` says at each ms; the ms at which it is accused.
 fn accused_at(name: &str, thread: impl Fn(&Planted, u64)) -> Option<u64> {
     let (mut driver, planted) = (Driver::new(Setup::new(name)), Planted::default());
-    driver.nic.excuse(Box::new(planted.clone()));
+    driver.nic.excuse(planted.look());
     let (qp, _) = driver.pair(QpShape::default());
     driver.lay(qp, &nop()).write_record(qp);
     for ms in 0..3000 {
@@ -175,7 +177,7 @@ fn a_poster_without_a_core_is_excused_until_it_ran_and_for_a_second_at_most() {
 #[test]
 fn a_poster_that_rings_when_it_has_a_core_again_is_never_accused() {
     let (mut driver, planted) = (Driver::new(Setup::new("starved")), Planted::default());
-    driver.nic.excuse(Box::new(planted.clone()));
+    driver.nic.excuse(planted.look());
     let (qp, _) = driver.pair(QpShape::default());
     for round in 1..4 {
         planted.set(true, round);
@@ -193,7 +195,7 @@ fn a_poster_that_rings_when_it_has_a_core_again_is_never_accused() {
 #[test]
 fn a_doorbell_between_the_last_look_and_the_verdict_is_in_time() {
     let (mut driver, planted) = (Driver::new(Setup::new("last-look")), Planted::default());
-    driver.nic.excuse(Box::new(planted.clone()));
+    driver.nic.excuse(planted.look());
     let (qp, _) = driver.pair(QpShape::default());
     driver.lay(qp, &nop()).write_record(qp);
     while planted.looks() < 2 {
@@ -208,7 +210,7 @@ fn a_doorbell_between_the_last_look_and_the_verdict_is_in_time() {
 #[test]
 fn threads_are_not_looked_at_while_doorbells_come_in_time() {
     let (mut driver, planted) = (Driver::new(Setup::new("no-looks")), Planted::default());
-    driver.nic.excuse(Box::new(planted.clone()));
+    driver.nic.excuse(planted.look());
     let (qp, _) = driver.pair(QpShape::default());
     for _ in 0..50 {
         driver.lay(qp, &nop()).write_record(qp).advance(4_000_000);
