@@ -245,6 +245,9 @@ impl<D: Commands> Server<D> {
     }
 }
 
+/// What answers a command.
+pub(super) type Handler<D> = fn(&mut Call<'_, D>) -> Answer<()>;
+
 /// One command of a program: the open file that it came by, and what it says.
 pub(super) struct Call<'c, D> {
     pub server: &'c Server<D>,
