@@ -30,8 +30,8 @@ pub struct OpenFile {
     /// The device's context, once GET_CONTEXT made it.
     pub context: Option<ContextId>,
     pub uars: BTreeMap<u32, Arc<UarPage>>,
-    /// Completion channels of CQs, by the CQ's handle.
-    pub cq_channels: BTreeMap<u32, u32>,
+    /// What CQs hold of their completion channels, by the CQ's handle.
+    pub cq_channels: BTreeMap<u32, Arc<()>>,
     /// What lies beneath regions, by their handles.
     pub backing: BTreeMap<u32, Backing>,
 }
