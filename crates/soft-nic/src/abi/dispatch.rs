@@ -11,7 +11,7 @@ use super::attributes::{
     ANY_OUT, Command, Kind, Method, Spec, UHW, UHW_IN, UHW_OUT, bytes, may, must, out, refuse,
 };
 use super::layout::{Reader, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, query_port_resp};
-use super::refusals::is_probe;
+use super::reasons::is_probe;
 use super::server::{Call, Handler, OpenFile, Server};
 use super::{context, cq, mr, qp, srq, uar, write};
 use crate::os::{log, log_enabled};
@@ -88,7 +88,7 @@ pub fn ioctl<D: Commands>(server: &Server<D>, file: &mut OpenFile, address: u64)
         Err(error) => Err(error.clone()),
     };
     if let Err(CommandError { errno: libc::EOPNOTSUPP | libc::EPROTONOSUPPORT, reason }) = &answer {
-        server.refusals.note(reason, &format!("not supported: {reason}"));
+        server.events.1.count_refusal(reason, &format!("not supported: {reason}"));
     }
     if let Err(error) = &answer
         && !is_probe(&error.reason)

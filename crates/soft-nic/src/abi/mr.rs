@@ -59,7 +59,7 @@ pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         pd: input.u32(reg_mr::pd_handle),
         access: input.u32(reg_mr::access_flags),
     };
-    let backing = backing::of_addresses(&server.refusals, request.start, request.length)?;
+    let backing = backing::of_addresses(&server.events.1, request.start, request.length)?;
     // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
     // and finds them there; whatever is wrong is its to say, in its order.
     let _ =
@@ -88,7 +88,7 @@ pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     };
     let moves = request.flags & change::TRANSLATION != 0;
     let backing =
-        if moves { backing::of_addresses(&server.refusals, request.start, request.length)? } else { None };
+        if moves { backing::of_addresses(&server.events.1, request.start, request.length)? } else { None };
     let keys = server.nic()?.rereg_mr(call.context()?, &request)?;
     if moves {
         // Other memory from now on; what it was in until now has no user any more.
@@ -116,7 +116,7 @@ pub fn reg_dma_buf<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let fd = command.number32(dma_buf::FD).map_or(-1, |number| number as i32);
     let write = access & ACCESS_LOCAL_WRITE != 0;
     let piece = (offset, length, iova);
-    let (start, buffer) = backing::of_dma_buf(&server.refusals, server.is_dma_buf, fd, piece, write)?;
+    let (start, buffer) = backing::of_dma_buf(&server.events.1, server.is_dma_buf, fd, piece, write)?;
     let request = RegMr { start, length, iova, pd, access };
     let keys = server.nic()?.reg_mr(context, &request)?;
     let give = || {

@@ -18,7 +18,6 @@ use super::backing::Backing;
 use super::clock::Clock;
 use super::events::Events;
 use super::layout::Reader;
-use super::refusals::Refusals;
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
 use crate::os::{DevicePages, UarPage, locked};
@@ -100,11 +99,6 @@ impl<D> Shared<D> {
         }))
         .is_ok()
     }
-
-    /// Takes the NIC out for good, whatever state a panic left it in.
-    fn take(&self) -> Option<D> {
-        locked(&self.nic).take()
-    }
 }
 
 #[derive(Debug)]
@@ -153,7 +147,6 @@ pub struct Server<D> {
     pub(super) memory: Box<dyn Memory + Sync>,
     /// Tells dma-bufs; tests take other descriptors for one.
     pub(super) is_dma_buf: Recognise,
-    pub refusals: Refusals,
 }
 
 impl<D: Commands> Server<D> {
@@ -171,18 +164,7 @@ impl<D: Commands> Server<D> {
         let nic = Shared { nic: Mutex::new(Some(nic)), waiting: AtomicU32::new(0) };
         let pages = Arc::new(DevicePages::new()?);
         let clock = Clock::new(&pages)?;
-        Ok(Self {
-            nic,
-            events,
-            clock,
-            pages,
-            machine,
-            ports,
-            ports_each,
-            memory,
-            is_dma_buf,
-            refusals: Refusals::default(),
-        })
+        Ok(Self { nic, events, clock, pages, machine, ports, ports_each, memory, is_dma_buf })
     }
 
     /// Writes the answer of a command that made something, which is taken back when that fails.
@@ -226,7 +208,7 @@ impl<D: Commands> Server<D> {
     /// An internal error: the NIC is gone for good. Peers see it leave, every open context gets `IBV_EVENT_DEVICE_FATAL`,
     /// and commands answer `EIO`.
     pub fn stop(&self) {
-        let nic = self.nic.take();
+        let nic = locked(&self.nic.nic).take();
         if nic.is_some() {
             self.events.fatal();
         }
@@ -241,7 +223,6 @@ impl<D: Commands> Server<D> {
             nic.close_context(context);
         }
         self.events.close_context(context);
-        drop(file);
     }
 }
 

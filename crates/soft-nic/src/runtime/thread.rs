@@ -81,7 +81,7 @@ impl Shared {
     /// Lets answers that are due go out, and reports.
     pub fn report(&self, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
         let server = &*self.control.server;
-        let mut report = Report { refused: server.refusals.counts(), thread_ns, ..Report::default() };
+        let mut report = Report { refused: server.events.1.refusals(), thread_ns, ..Report::default() };
         let mut held = lock_by(server, deadline);
         // A peer waits for the acknowledgement of what this program has seen arrive.
         let flushed = catch_unwind(AssertUnwindSafe(|| {
