@@ -71,7 +71,7 @@ fn find<D: Commands>(number: u32) -> Answer<(&'static str, usize, usize, Handler
         0x20 => ("CREATE_SRQ", create_srq::SIZE, create_srq_resp::SIZE, srq::create_plain),
         0x21 => ("MODIFY_SRQ", modify_srq::SIZE, 0, srq::modify),
         0x22 => ("QUERY_SRQ", query_srq::SIZE, query_srq_resp::SIZE, srq::query),
-        0x23 => ("DESTROY_SRQ", destroy_srq::SIZE, destroy_srq_resp::SIZE, srq::destroy_plain),
+        0x23 => ("DESTROY_SRQ", destroy_srq::SIZE, destroy_srq_resp::SIZE, |call| srq::destroy(call, call.core_in.u32(destroy_srq::srq_handle))),
         0x8000_001a => ("EX_MODIFY_QP", modify_qp::SIZE, 0, qp::ex_modify),
         _ => return Err(unknown(number)),
     })
