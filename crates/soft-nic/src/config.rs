@@ -216,7 +216,7 @@ impl Config {
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
             origin: origin.to_owned(),
-            line: 1 + error.span().map_or(0, |span| newlines(&text[..span.start.min(text.len())])),
+            line: error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
             reason: one_line(error.message()),
         })?;
         let mut config = Self::default();
@@ -329,10 +329,6 @@ fn file_name(value: &toml::Value) -> Option<String> {
     let name = value.as_str()?;
     let good = !name.is_empty() && name.len() < 4096 && !name.chars().any(char::is_control);
     good.then(|| name.to_owned())
-}
-
-fn newlines(text: &str) -> usize {
-    text.bytes().filter(|&byte| byte == b'\n').count()
 }
 
 fn one_line(text: &str) -> String {
