@@ -157,11 +157,9 @@ fn named_command(words: &[OsString]) -> String {
 
 /// What clap says, without its usage and tips.
 fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
-    if is_ctl && error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "no command given, the usage is softnic ctl COMMAND".to_owned();
-    }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "no command given, the usage is softnic run [OPTIONS] -- COMMAND…".to_owned();
+        let usage = if is_ctl { "ctl COMMAND" } else { "run [OPTIONS] -- COMMAND…" };
+        return format!("no command given, the usage is softnic {usage}");
     }
     let text = error.render().to_string();
     let paragraph = text.split("\n\n").next().unwrap_or_default();
